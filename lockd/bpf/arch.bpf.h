@@ -1,0 +1,79 @@
+/* What differs between architectures: the saved user registers and system-call numbers. */
+
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+#define NR_FUTEX 98
+#define NR_RESTART_SYSCALL 128
+
+#else
+#define NR_FUTEX 202
+#define NR_RESTART_SYSCALL 219
+
+#define USER64_CODE_SEGMENT 0x33
+#endif
+
+#define THREAD_BYTES 16384 /* THREAD_SIZE */
+
+/* The same number on every architecture (5.16 and 6.7). */
+#define NR_FUTEX_WAITV 449
+#define NR_FUTEX_WAKE 454
+#define NR_FUTEX_WAIT 455
+#define NR_FUTEX_REQUEUE 456
+
+/* Instead of a system-call number. */
+#define NR_NONE (-1)   /* a user thread outside any system call: a page fault or another trap */
+#define NR_KERNEL (-2) /* a kernel thread */
+#define NR_COMPAT (-3) /* a system call of a 32-bit program: its numbers mean something else */
+
+/* Saved user registers of the current thread. The helper (5.15) knows where the kernel
+ * put them; before it they are at the very top of the stack, as FRED's padding (6.9)
+ * did not exist yet. */
+static __always_inline struct pt_regs *user_regs(void)
+{
+#ifdef HAVE_TASK_PT_REGS
+    return (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
+#else
+    u64 stack = 0;
+    bpf_probe_read_kernel(&stack, sizeof(stack),
+                          (void *)(bpf_get_current_task() + TASK_STACK));
+    return (struct pt_regs *)(stack + THREAD_BYTES - sizeof(struct pt_regs));
+#endif
+}
+
+/* Number of the system call that the current user thread is in. */
+static __always_inline s16 current_syscall(void)
+{
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+    s32 nr = NR_NONE;
+    bpf_probe_read_kernel(&nr, sizeof(nr), &user_regs()->syscallno);
+    return nr;
+#else
+    struct {
+        u64 orig_ax, ip, cs;
+    } regs = {};
+    bpf_probe_read_kernel(&regs, sizeof(regs), &user_regs()->orig_ax);
+    if ((s64)regs.orig_ax < 0)
+        return NR_NONE;
+    return (u16)regs.cs == USER64_CODE_SEGMENT ? (s16)regs.orig_ax : NR_COMPAT;
+#endif
+}
+
+static __always_inline u64 user_first_argument(void)
+{
+    u64 argument = 0;
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+    bpf_probe_read_kernel(&argument, sizeof(argument), &user_regs()->orig_x0);
+#else
+    bpf_probe_read_kernel(&argument, sizeof(argument), &user_regs()->di);
+#endif
+    return argument;
+}
+
+/* read, write, pread64, pwrite64, readv, writev: what they wait for depends on the file. */
+static __always_inline bool is_read_or_write(s16 nr)
+{
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+    return nr >= 63 && nr <= 68;
+#else
+    return nr == 0 || nr == 1 || (nr >= 17 && nr <= 20);
+#endif
+}

@@ -1,0 +1,187 @@
+/* What all programs share: maps that come in pairs, identities, slots, and what was lost.
+ *
+ * An aggregate lives in two hash maps, `NAME_0` and `NAME_1`, behind an array of maps
+ * `NAME`. Programs write the one that `control.window` names; the sampler drains the
+ * other. Keys contain the thread id, so that an entry has one writer and needs no atomics.
+ * When a map is full, the event goes to the pair `NAME_over`, whose keys leave out
+ * everything of many values (atomics there: many writers); what finds no place there
+ * either is counted in `losses`. */
+
+#include <linux/types.h>
+#include <uapi/linux/ptrace.h>
+
+#ifndef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+#endif
+
+#define COMM_LEN 16
+#define NS_PER_US 1000
+
+/* What could not be counted (LOSS), and what was counted without its names (OVER).
+ * Python reads the names: map and reason for LOSS_<map>__<reason>, map for OVER_<map>. */
+enum loss {
+    LOSS_FUTEX__UNMATCHED, /* a call ended whose start was not seen or found no place */
+    LOSS_FUTEX__FULL,
+    LOSS_OFFCPU__THREADS_FULL,
+    LOSS_OFFCPU__FULL,
+    LOSS_KERNEL_LOCKS__WAITS_FULL,
+    LOSS_KERNEL_LOCKS__FULL,
+    LOSS_STACKS__FULL,
+    LOSS_STACKS__UNREADABLE,
+    OVER_FUTEX,
+    OVER_OFFCPU,
+    OVER_KERNEL_LOCKS,
+    LOSSES
+};
+
+/* Who an entry is about, noted when the entry is created. */
+struct who {
+    u64 cgroup; /* id in the unified hierarchy */
+    char comm[COMM_LEN]; /* of the thread-group leader */
+    char thread_comm[COMM_LEN];
+    u32 tgid;
+    u32 kernel_thread;
+};
+
+/* A futex call in progress. */
+struct call {
+    u64 since; /* 0: none */
+    u64 uaddr;
+    u32 tid;
+    u8 kind; /* enum futex_kind */
+    u8 pad[3];
+};
+
+enum state { STATE_RUNNABLE, STATE_INTERRUPTIBLE, STATE_UNINTERRUPTIBLE, STATE_OTHER };
+
+/* A thread that was switched out at least once; written by the thread itself, but for
+ * `woken_at` and `waker`, which its waker writes. */
+struct thread {
+    u64 off_since; /* switched out at; 0: on a CPU */
+    u64 woken_at; /* 0: not yet */
+    struct call call; /* moved here from the CPU's slot when it blocks in a call */
+    u64 call_blocked; /* so far in this call */
+    u32 tgid;
+    u32 waker; /* thread group that woke it; 0: the idle task, that is an interrupt */
+    s16 nr; /* system call it is in */
+    u8 state; /* enum state; STATE_RUNNABLE: preempted */
+    u8 iowait;
+    u8 detail; /* of the system call: enum futex_kind or enum file_kind */
+    u8 restart; /* its futex call is to go on as restart_syscall() */
+    u8 pad[2];
+};
+
+struct control {
+    u32 window; /* which map of every pair the programs write: 0 or 1 */
+};
+
+BPF_ARRAY(control, struct control, 1);
+BPF_PERCPU_ARRAY(losses, u64, LOSSES);
+BPF_TABLE("hash", u32, struct thread, threads, THREADS_ENTRIES);
+
+static __always_inline int current_window(void)
+{
+    u32 zero = 0;
+    struct control *c = control.lookup(&zero);
+    return c ? c->window & 1 : 0;
+}
+
+static __always_inline void lose(u32 what)
+{
+    u64 *count = losses.lookup(&what);
+    if (count)
+        *count += 1;
+}
+
+static __always_inline void raise_to(u64 *max, u64 value)
+{
+    if (value > *max)
+        *max = value;
+}
+
+#define READ_TASK(task, offset, to) \
+    bpf_probe_read_kernel(&(to), sizeof(to), (void *)((u64)(task) + (offset)))
+
+static __always_inline void identify(u64 task, struct who *who)
+{
+    u64 leader = 0, css_set = 0, cgroup = 0, node = 0;
+    u32 flags = 0;
+
+    READ_TASK(task, TASK_TGID, who->tgid);
+    READ_TASK(task, TASK_COMM, who->thread_comm);
+    READ_TASK(task, TASK_GROUP_LEADER, leader);
+    READ_TASK(leader, TASK_COMM, who->comm);
+    READ_TASK(task, TASK_FLAGS, flags);
+    who->kernel_thread = !!(flags & 0x00200000); /* PF_KTHREAD */
+    READ_TASK(task, TASK_CGROUPS, css_set);
+    READ_TASK(css_set, CSS_SET_DFL_CGRP, cgroup);
+    READ_TASK(cgroup, CGROUP_KN, node);
+    READ_TASK(node, KERNFS_NODE_ID, who->cgroup);
+}
+
+/* Slot i of a histogram holds (2^(i-1), 2^i] us, slot 0 all up to 1 us and the last all
+ * above: the upper edge is inclusive, as `le` is. */
+#define SLOTS 28
+#define SLOT_NONE 255
+
+static __always_inline u8 slot_of(u64 ns)
+{
+    u64 us = ns ? (ns - 1) / NS_PER_US : 0;
+    u64 slot = us ? bpf_log2l(us) : 0; /* bcc's bpf_log2l(2^k) is k + 1 */
+    return slot < SLOTS ? slot : SLOTS - 1;
+}
+
+/* Whether a wait is one that the configuration asks for (filter.min_block, max_block). */
+static __always_inline bool is_wanted(u64 ns)
+{
+    return ns >= MIN_BLOCK_NS && ns <= MAX_BLOCK_NS;
+}
+
+/* Stacks: taken only when an aggregate entry is created, that is once per thread, lock
+ * and window; a pair of their own, so that there are no ids to collide or to run out. */
+#define KERNEL_FRAMES 20
+#define USER_FRAMES 24
+
+struct stack_key {
+    u64 address;
+    u32 tid;
+    u32 kernel_lock; /* 0: a futex */
+};
+
+struct stack {
+    u64 kernel[KERNEL_FRAMES]; /* innermost first, 0 ends */
+    u64 user[USER_FRAMES];
+};
+
+BPF_TABLE("hash", struct stack_key, struct stack, stacks_0, STACKS_ENTRIES);
+BPF_TABLE("hash", struct stack_key, struct stack, stacks_1, STACKS_ENTRIES);
+BPF_ARRAY_OF_MAPS(stacks, "stacks_0", 2);
+BPF_ARRAY(no_stack, struct stack, 1);
+
+static __always_inline void keep_stack(void *ctx, int window, u64 address, u32 tid, bool kernel_lock)
+{
+    struct stack_key key = {.address = address, .tid = tid, .kernel_lock = kernel_lock};
+    u32 zero = 0;
+    void *map = stacks.lookup(&window);
+    struct stack *blank = no_stack.lookup(&zero);
+
+    if (!map || !blank)
+        return;
+    struct stack *kept = bpf_map_lookup_elem(map, &key);
+    if (kept)
+        return;
+    if (bpf_map_update_elem(map, &key, blank, BPF_NOEXIST)) {
+        lose(LOSS_STACKS__FULL);
+        return;
+    }
+    kept = bpf_map_lookup_elem(map, &key);
+    if (!kept)
+        return;
+    int got;
+    if (kernel_lock)
+        got = bpf_get_stack(ctx, kept->kernel, sizeof(kept->kernel), 0);
+    else
+        got = bpf_get_stack(ctx, kept->user, sizeof(kept->user), BPF_F_USER_STACK);
+    if (got < 0)
+        lose(LOSS_STACKS__UNREADABLE);
+}

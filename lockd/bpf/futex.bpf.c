@@ -1,0 +1,292 @@
+/* Futex calls: what each one asked for, how it ended, how long it was blocked. */
+
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+
+enum futex_kind { KIND_LOCK, KIND_PI, KIND_COND, KIND_OTHER, KIND_WAKE, KIND_NONE };
+
+struct futex_key {
+    u64 uaddr;
+    u32 tid;
+    u8 kind; /* enum futex_kind */
+    u8 slot; /* of the blocked time; SLOT_NONE: did not block */
+    u8 error; /* errno; 0: success */
+    u8 pad;
+};
+
+struct futex_value {
+    u64 calls;
+    u64 blocked_ns;
+    u64 max_blocked_ns; /* of calls that came back: a killed thread's wait got nothing */
+    u64 sys_ns;
+    u64 max_sys_ns;
+    struct who who;
+};
+
+BPF_TABLE("hash", struct futex_key, struct futex_value, futex_0, ENTRIES);
+BPF_TABLE("hash", struct futex_key, struct futex_value, futex_1, ENTRIES);
+BPF_ARRAY_OF_MAPS(futex, "futex_0", 2);
+BPF_TABLE("hash", struct futex_key, struct futex_value, futex_over_0, OVER_ENTRIES);
+BPF_TABLE("hash", struct futex_key, struct futex_value, futex_over_1, OVER_ENTRIES);
+BPF_ARRAY_OF_MAPS(futex_over, "futex_over_0", 2);
+
+/* The call of the thread that runs on this CPU. sched_switch moves it to the thread's own
+ * entry if the thread is switched out, so that it never outlives a migration; a call that
+ * does not block touches no hash but its aggregate. */
+BPF_PERCPU_ARRAY(running_call, struct call, 1);
+
+/* Operations (include/uapi/linux/futex.h). */
+#define FUTEX_WAIT 0
+#define FUTEX_WAKE 1
+#define FUTEX_REQUEUE 3
+#define FUTEX_CMP_REQUEUE 4
+#define FUTEX_WAKE_OP 5
+#define FUTEX_LOCK_PI 6
+#define FUTEX_UNLOCK_PI 7
+#define FUTEX_WAIT_BITSET 9
+#define FUTEX_WAKE_BITSET 10
+#define FUTEX_WAIT_REQUEUE_PI 11
+#define FUTEX_CMP_REQUEUE_PI 12
+#define FUTEX_LOCK_PI2 13
+#define FUTEX_PRIVATE_FLAG 128
+#define FUTEX_CLOCK_REALTIME 256
+
+/* glibc's low-level lock and Rust's mutex wait for the value 2, musl's for the owner with
+ * the top bit set; -1 is a parked thread. */
+static __always_inline u8 kind_of_value(u32 value)
+{
+    bool musl = (value & 0x80000000) && value != 0xffffffff;
+    return value == 2 || musl ? KIND_LOCK : KIND_COND;
+}
+
+static __always_inline u8 kind_of_call(u32 op, u32 value, u64 timeout)
+{
+    switch (op & ~(FUTEX_PRIVATE_FLAG | FUTEX_CLOCK_REALTIME)) {
+    case FUTEX_WAIT:
+        return kind_of_value(value);
+    case FUTEX_WAIT_BITSET:
+        /* glibc waits so for everything but low-level locks, naming the realtime clock
+         * even without a timeout; Rust's std, for all, without. */
+        if (value == 2 && !timeout && !(op & FUTEX_CLOCK_REALTIME))
+            return KIND_LOCK;
+        return KIND_COND;
+    case FUTEX_WAIT_REQUEUE_PI:
+        return KIND_COND;
+    case FUTEX_LOCK_PI:
+    case FUTEX_LOCK_PI2:
+        return KIND_PI;
+    case FUTEX_WAKE:
+    case FUTEX_REQUEUE:
+    case FUTEX_CMP_REQUEUE:
+    case FUTEX_WAKE_OP:
+    case FUTEX_UNLOCK_PI:
+    case FUTEX_WAKE_BITSET:
+    case FUTEX_CMP_REQUEUE_PI:
+        return KIND_WAKE;
+    default:
+        return KIND_NONE;
+    }
+}
+
+/* Wakes are not per lock in any output: one entry per thread is enough. */
+static __always_inline bool has_address(u8 kind)
+{
+    return kind != KIND_WAKE && kind != KIND_NONE;
+}
+
+static __always_inline void futex_overflow(int window, struct futex_key *key, u64 blocked, u64 max_blocked,
+                                           u64 sys)
+{
+    struct futex_key rest = {.kind = key->kind, .slot = key->slot, .error = key->error};
+    void *map = futex_over.lookup(&window);
+
+    if (!map)
+        return;
+    struct futex_value *v = bpf_map_lookup_elem(map, &rest);
+    if (!v) {
+        struct futex_value fresh = {};
+        bpf_map_update_elem(map, &rest, &fresh, BPF_NOEXIST);
+        v = bpf_map_lookup_elem(map, &rest);
+    }
+    if (!v) {
+        lose(LOSS_FUTEX__FULL);
+        return;
+    }
+    lose(OVER_FUTEX);
+    __sync_fetch_and_add(&v->calls, 1);
+    __sync_fetch_and_add(&v->blocked_ns, blocked);
+    __sync_fetch_and_add(&v->sys_ns, sys);
+    raise_to(&v->max_blocked_ns, max_blocked);
+    raise_to(&v->max_sys_ns, sys);
+}
+
+/* Count one ended call. `killed`: its thread died inside it. */
+static __always_inline void count_call(void *ctx, struct call *call, u64 now, u64 blocked, u8 error, bool killed)
+{
+    u64 took = now - call->since;
+    u64 sys = took > blocked ? took - blocked : 0;
+    bool did_block = blocked && call->kind < KIND_WAKE && is_wanted(blocked);
+    u64 counted = did_block ? blocked : 0;
+    u64 max_blocked = killed ? 0 : counted;
+    int window = current_window();
+    void *map = futex.lookup(&window);
+    struct futex_key key = {.tid = call->tid, .kind = call->kind, .error = error};
+
+    key.slot = did_block ? slot_of(blocked) : SLOT_NONE;
+    key.uaddr = has_address(call->kind) ? call->uaddr : 0;
+    if (!map)
+        return;
+    struct futex_value *v = bpf_map_lookup_elem(map, &key);
+    if (!v) {
+        struct futex_value fresh = {};
+        identify(bpf_get_current_task(), &fresh.who);
+        if (bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST)) {
+            futex_overflow(window, &key, counted, max_blocked, sys);
+            return;
+        }
+        if (did_block && !killed)
+            keep_stack(ctx, window, key.uaddr, key.tid, false);
+        v = bpf_map_lookup_elem(map, &key);
+        if (!v) {
+            lose(LOSS_FUTEX__FULL);
+            return;
+        }
+    }
+    v->calls += 1;
+    v->blocked_ns += counted;
+    v->sys_ns += sys;
+    raise_to(&v->max_blocked_ns, max_blocked);
+    raise_to(&v->max_sys_ns, sys);
+}
+
+struct sys_enter {
+    u64 common;
+    s64 nr;
+    u64 args[6];
+};
+
+struct sys_exit {
+    u64 common;
+    s64 nr;
+    s64 ret;
+};
+
+struct futex_waiter { /* struct futex_waitv of the uapi */
+    u64 value, uaddr;
+    u32 flags, reserved;
+};
+
+/* Attached to sys_enter_futex, _futex_wait, _futex_waitv, _futex_wake, _futex_requeue. */
+int futex_enter(struct sys_enter *ctx)
+{
+    struct call call = {.tid = bpf_get_current_pid_tgid()};
+    u32 zero = 0;
+    struct call *running = running_call.lookup(&zero);
+
+    if (!running)
+        return 0;
+    call.uaddr = ctx->args[0];
+    if (ctx->nr == NR_FUTEX) {
+        call.kind = kind_of_call(ctx->args[1], ctx->args[2], ctx->args[3]);
+    } else if (ctx->nr == NR_FUTEX_WAIT) {
+        call.kind = kind_of_value(ctx->args[1]);
+    } else if (ctx->nr == NR_FUTEX_WAITV) {
+        struct futex_waiter first = {};
+        bpf_probe_read_user(&first, sizeof(first), (void *)ctx->args[0]);
+        call.kind = KIND_OTHER; /* waits for any of several: no one lock */
+        call.uaddr = first.uaddr;
+    } else {
+        call.kind = KIND_WAKE;
+    }
+    call.since = bpf_ktime_get_ns();
+    *running = call;
+    return 0;
+}
+
+/* Attached to sys_enter_restart_syscall: after SIGCONT the kernel goes on with a timed
+ * wait that a stop interrupted, as a call of another number. */
+int futex_restart(struct sys_enter *ctx)
+{
+    u32 zero = 0, tid = bpf_get_current_pid_tgid();
+    struct call *running = running_call.lookup(&zero);
+    struct thread *t = threads.lookup(&tid);
+
+    if (!running || !t || !t->restart)
+        return 0;
+    t->restart = 0;
+    *running = t->call;
+    running->since = bpf_ktime_get_ns();
+    t->call.since = 0;
+    return 0;
+}
+
+#define ERESTARTSYS 512
+#define ERESTART_RESTARTBLOCK 516
+#define EINTR 4
+
+/* Attached to the sys_exit_ of the above. */
+int futex_exit(struct sys_exit *ctx)
+{
+    u32 zero = 0, tid = bpf_get_current_pid_tgid();
+    struct call *running = running_call.lookup(&zero);
+    u64 now = bpf_ktime_get_ns();
+    s64 ret = ctx->ret;
+    /* Codes from 512 stay in the kernel: a signal interrupted the call, and whether it
+     * is called again is decided later; a call that is, counts again. */
+    u8 error = ret >= 0 ? 0 : ret <= -ERESTARTSYS ? EINTR : -ret;
+
+    if (running && running->tid == tid && running->since) {
+        struct call call = *running;
+        running->since = 0;
+        count_call(ctx, &call, now, 0, error, false);
+        return 0;
+    }
+    struct thread *t = threads.lookup(&tid);
+    if (!t || !t->call.since || t->restart) {
+        if (ctx->nr != NR_RESTART_SYSCALL) /* else another call's: a sleep, a poll */
+            lose(LOSS_FUTEX__UNMATCHED);
+        return 0;
+    }
+    struct call call = t->call;
+    u64 blocked = t->call_blocked;
+    t->call_blocked = 0;
+    if (ret == -ERESTART_RESTARTBLOCK)
+        t->restart = 1;
+    else
+        t->call.since = 0;
+    count_call(ctx, &call, now, blocked, error, false);
+    return 0;
+}
+
+/* sched_switch: the thread is leaving this CPU inside a call. */
+static __always_inline void futex_switched_out(struct thread *t, u32 tid)
+{
+    u32 zero = 0;
+    struct call *running = running_call.lookup(&zero);
+
+    if (!running || running->tid != tid || !running->since)
+        return;
+    t->call = *running;
+    t->call_blocked = 0;
+    t->restart = 0;
+    running->since = 0;
+}
+
+/* sched_switch: there is no entry to move the call to; its exit will count the loss. */
+static __always_inline void running_call_lost(u32 tid)
+{
+    u32 zero = 0;
+    struct call *running = running_call.lookup(&zero);
+
+    if (running && running->tid == tid)
+        running->since = 0;
+}
+
+/* sched_switch: the thread is leaving in another system call, or for good, and the call it
+ * was in never came to its exit: it was killed in it. */
+static __always_inline void futex_abandoned(void *ctx, struct thread *t, u64 now)
+{
+    if (t->call.since && !t->restart)
+        count_call(ctx, &t->call, now, t->call_blocked, 0, true);
+    t->call.since = 0;
+    t->restart = 0;
+}

@@ -1,0 +1,1 @@
+/* Stub: named by bcc, which brings its own copy of the definitions. */

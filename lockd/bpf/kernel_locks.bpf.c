@@ -1,0 +1,189 @@
+/* Contended kernel locks: from asking until getting the lock or giving up (5.19 and later). */
+
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+
+/* Python reads the names as the label lock_type. */
+enum lock_type {
+    LOCK_MUTEX,
+    LOCK_RWSEM_READ,
+    LOCK_RWSEM_WRITE,
+    LOCK_SEMAPHORE,
+    LOCK_RTMUTEX,
+    LOCK_PERCPU_RWSEM_READ,
+    LOCK_PERCPU_RWSEM_WRITE,
+    LOCK_SPINLOCK,
+    LOCK_RWLOCK_READ,
+    LOCK_RWLOCK_WRITE
+};
+
+struct kernel_lock_key {
+    u64 lock;
+    u32 tid;
+    u8 type; /* enum lock_type */
+    u8 slot;
+    u16 pad;
+};
+
+struct kernel_lock_value {
+    u64 waits;
+    u64 wait_ns;
+    u64 max_wait_ns;
+    u64 is_mmap_lock; /* of the waiter's own address space */
+    struct who who;
+};
+
+/* A wait in progress. A thread that spins may be interrupted by code that waits for
+ * another lock, so the key holds the lock as well. */
+struct kernel_wait_key {
+    u64 lock;
+    u32 tid;
+    u32 cpu; /* of a spinning CPU, plus 1; 0: the wait sleeps and belongs to the thread */
+};
+
+struct kernel_wait {
+    u64 since;
+    u32 tgid;
+    u32 type; /* enum lock_type */
+};
+
+BPF_TABLE("hash", struct kernel_lock_key, struct kernel_lock_value, kernel_locks_0, ENTRIES);
+BPF_TABLE("hash", struct kernel_lock_key, struct kernel_lock_value, kernel_locks_1, ENTRIES);
+BPF_ARRAY_OF_MAPS(kernel_locks, "kernel_locks_0", 2);
+BPF_TABLE("hash", struct kernel_lock_key, struct kernel_lock_value, kernel_locks_over_0, OVER_ENTRIES);
+BPF_TABLE("hash", struct kernel_lock_key, struct kernel_lock_value, kernel_locks_over_1, OVER_ENTRIES);
+BPF_ARRAY_OF_MAPS(kernel_locks_over, "kernel_locks_over_0", 2);
+BPF_TABLE("hash", struct kernel_wait_key, struct kernel_wait, kernel_waits, WAITS_ENTRIES);
+
+/* Flags of contention_begin (include/trace/events/lock.h). */
+#define LCB_F_SPIN 0x01
+#define LCB_F_READ 0x02
+#define LCB_F_WRITE 0x04
+#define LCB_F_RT 0x08
+#define LCB_F_PERCPU 0x10
+#define LCB_F_MUTEX 0x20
+
+static __always_inline u32 type_of(u32 flags)
+{
+    if (flags & LCB_F_MUTEX)
+        return LOCK_MUTEX; /* with SPIN: spins for the owner before it sleeps */
+    if (flags & LCB_F_RT) /* on PREEMPT_RT the sleeping spin- and rwlocks are these as well */
+        return flags & LCB_F_READ ? LOCK_RWSEM_READ : flags & LCB_F_WRITE ? LOCK_RWSEM_WRITE : LOCK_RTMUTEX;
+    if (flags & LCB_F_PERCPU)
+        return flags & LCB_F_WRITE ? LOCK_PERCPU_RWSEM_WRITE : LOCK_PERCPU_RWSEM_READ;
+    if (flags & LCB_F_SPIN)
+        return flags & LCB_F_READ ? LOCK_RWLOCK_READ : flags & LCB_F_WRITE ? LOCK_RWLOCK_WRITE : LOCK_SPINLOCK;
+    if (flags & LCB_F_READ)
+        return LOCK_RWSEM_READ;
+    return flags & LCB_F_WRITE ? LOCK_RWSEM_WRITE : LOCK_SEMAPHORE;
+}
+
+static __always_inline struct kernel_wait_key wait_key(u64 lock, bool spins)
+{
+    struct kernel_wait_key key = {.lock = lock};
+
+    if (spins)
+        key.cpu = bpf_get_smp_processor_id() + 1;
+    else
+        key.tid = bpf_get_current_pid_tgid();
+    return key;
+}
+
+/* Raw tracepoint: lock, flags. */
+int on_contention_begin(struct bpf_raw_tracepoint_args *ctx)
+{
+    u32 type = type_of(ctx->args[1]);
+    struct kernel_wait_key key = wait_key(ctx->args[0], type >= LOCK_SPINLOCK);
+    struct kernel_wait wait = {
+        .since = bpf_ktime_get_ns(),
+        .tgid = bpf_get_current_pid_tgid() >> 32,
+        .type = type,
+    };
+
+    /* Since dc1f7893a70f (5.19) a mutex begins again each time it stops or starts to
+     * spin: the wait began with the first. */
+    if (kernel_waits.lookup(&key))
+        return 0;
+    if (kernel_waits.insert(&key, &wait))
+        lose(LOSS_KERNEL_LOCKS__WAITS_FULL);
+    return 0;
+}
+
+static __always_inline void kernel_lock_overflow(int window, struct kernel_lock_key *key, u64 waited)
+{
+    struct kernel_lock_key rest = {.type = key->type, .slot = key->slot};
+    void *map = kernel_locks_over.lookup(&window);
+
+    if (!map)
+        return;
+    struct kernel_lock_value *v = bpf_map_lookup_elem(map, &rest);
+    if (!v) {
+        struct kernel_lock_value fresh = {};
+        bpf_map_update_elem(map, &rest, &fresh, BPF_NOEXIST);
+        v = bpf_map_lookup_elem(map, &rest);
+    }
+    if (!v) {
+        lose(LOSS_KERNEL_LOCKS__FULL);
+        return;
+    }
+    lose(OVER_KERNEL_LOCKS);
+    __sync_fetch_and_add(&v->waits, 1);
+    __sync_fetch_and_add(&v->wait_ns, waited);
+    raise_to(&v->max_wait_ns, waited);
+}
+
+static __always_inline u64 own_mmap_lock(void)
+{
+    u64 mm = 0;
+
+    READ_TASK(bpf_get_current_task(), TASK_MM, mm);
+    return mm ? mm + MM_MMAP_LOCK : 0;
+}
+
+/* Raw tracepoint: lock, result. */
+int on_contention_end(struct bpf_raw_tracepoint_args *ctx)
+{
+    struct kernel_wait_key at = wait_key(ctx->args[0], false);
+    struct kernel_wait *wait = kernel_waits.lookup(&at);
+    u64 now = bpf_ktime_get_ns();
+
+    if (!wait) {
+        at = wait_key(ctx->args[0], true);
+        wait = kernel_waits.lookup(&at);
+    }
+    if (!wait)
+        return 0; /* began before lockd did, or found no place */
+    u64 waited = now > wait->since ? now - wait->since : 0;
+    struct kernel_lock_key key = {
+        .lock = at.lock,
+        .tid = bpf_get_current_pid_tgid(),
+        .type = wait->type,
+        .slot = slot_of(waited),
+    };
+    kernel_waits.delete(&at);
+    if (!is_wanted(waited))
+        return 0;
+    int window = current_window();
+    void *map = kernel_locks.lookup(&window);
+    if (!map)
+        return 0;
+    struct kernel_lock_value *v = bpf_map_lookup_elem(map, &key);
+    if (!v) {
+        struct kernel_lock_value fresh = {};
+        identify(bpf_get_current_task(), &fresh.who);
+        fresh.is_mmap_lock = key.lock == own_mmap_lock();
+        if (bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST)) {
+            kernel_lock_overflow(window, &key, waited);
+            return 0;
+        }
+        keep_stack(ctx, window, key.lock, key.tid, true);
+        v = bpf_map_lookup_elem(map, &key);
+        if (!v) {
+            lose(LOSS_KERNEL_LOCKS__FULL);
+            return 0;
+        }
+    }
+    v->waits += 1;
+    v->wait_ns += waited;
+    raise_to(&v->max_wait_ns, waited);
+    return 0;
+}

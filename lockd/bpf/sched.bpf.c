@@ -1,0 +1,299 @@
+/* Switches and wake-ups: time off the CPU, time on the run queue, and blocked futex calls. */
+
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+
+/* One entry per kind of wait, its two slots in the key: a switch-in is one map operation. */
+struct offcpu_key {
+    u32 tid;
+    u32 waker; /* thread group that ended the wait; 0: an interrupt on an idle CPU */
+    s16 nr; /* system call, or NR_* */
+    u8 state; /* enum state */
+    u8 iowait;
+    u8 blocked_slot; /* SLOT_NONE: was preempted, did not wait */
+    u8 run_slot; /* SLOT_NONE: the wake-up was not seen */
+    u8 detail; /* of the system call: enum futex_kind or enum file_kind */
+    u8 pad;
+};
+
+struct offcpu_value {
+    u64 count;
+    u64 blocked_ns;
+    u64 max_blocked_ns;
+    u64 run_ns;
+    u64 max_run_ns;
+    struct who who;
+};
+
+BPF_TABLE("hash", struct offcpu_key, struct offcpu_value, offcpu_0, ENTRIES);
+BPF_TABLE("hash", struct offcpu_key, struct offcpu_value, offcpu_1, ENTRIES);
+BPF_ARRAY_OF_MAPS(offcpu, "offcpu_0", 2);
+BPF_TABLE("hash", struct offcpu_key, struct offcpu_value, offcpu_over_0, OVER_ENTRIES);
+BPF_TABLE("hash", struct offcpu_key, struct offcpu_value, offcpu_over_1, OVER_ENTRIES);
+BPF_ARRAY_OF_MAPS(offcpu_over, "offcpu_over_0", 2);
+
+#define TASK_INTERRUPTIBLE 0x1
+#define TASK_UNINTERRUPTIBLE 0x2
+#define TASK_DEAD 0x80
+#define TASK_NOLOAD 0x400 /* TASK_IDLE: uninterruptible, but waits for nothing in particular */
+
+static __always_inline u8 state_of(u64 task_state)
+{
+    if (task_state & TASK_INTERRUPTIBLE)
+        return STATE_INTERRUPTIBLE;
+    if ((task_state & TASK_UNINTERRUPTIBLE) && !(task_state & TASK_NOLOAD))
+        return STATE_UNINTERRUPTIBLE;
+    return STATE_OTHER;
+}
+
+#ifdef WITH_OFFCPU
+static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, u64 blocked, u64 run)
+{
+    /* Two entries, for what is known of the wait and for the run queue: far fewer keys
+     * than their product. */
+    struct offcpu_key rest[2] = {
+        {.nr = key->nr, .state = key->state, .iowait = key->iowait, .detail = key->detail,
+         .blocked_slot = key->blocked_slot, .run_slot = SLOT_NONE},
+        {.state = STATE_RUNNABLE, .blocked_slot = SLOT_NONE, .run_slot = key->run_slot},
+    };
+    void *map = offcpu_over.lookup(&window);
+    bool placed = true;
+
+    if (!map)
+        return false;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if ((i ? rest[i].run_slot : rest[i].blocked_slot) == SLOT_NONE)
+            continue;
+        struct offcpu_value *v = bpf_map_lookup_elem(map, &rest[i]);
+        if (!v) {
+            struct offcpu_value fresh = {};
+            bpf_map_update_elem(map, &rest[i], &fresh, BPF_NOEXIST);
+            v = bpf_map_lookup_elem(map, &rest[i]);
+        }
+        if (!v) {
+            placed = false;
+            continue;
+        }
+        __sync_fetch_and_add(&v->count, 1);
+        if (i) {
+            __sync_fetch_and_add(&v->run_ns, run);
+            raise_to(&v->max_run_ns, run);
+        } else {
+            __sync_fetch_and_add(&v->blocked_ns, blocked);
+            raise_to(&v->max_blocked_ns, blocked);
+        }
+    }
+    return placed;
+}
+
+/* Count one ended absence from the CPU of the thread that is about to run. */
+static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u64 now)
+{
+    bool waited = t->state != STATE_RUNNABLE;
+    /* A wake-up that came while the thread was still being switched out is not seen
+     * (it finds the thread on the CPU): all the time is then the run queue's. */
+    u64 ready = !waited || t->woken_at < t->off_since ? t->off_since : t->woken_at;
+    u64 blocked = ready - t->off_since;
+    u64 run = now > ready ? now - ready : 0;
+    int window = current_window();
+    void *map = offcpu.lookup(&window);
+    struct offcpu_key key = {.tid = tid, .state = t->state, .run_slot = slot_of(run)};
+
+#ifndef HAVE_WAKING
+    if (waited) {
+        blocked = now - t->off_since;
+        run = 0;
+        key.run_slot = SLOT_NONE;
+    }
+#endif
+    key.blocked_slot = SLOT_NONE;
+    if (waited && is_wanted(blocked)) {
+        key.nr = t->nr;
+        key.iowait = t->iowait;
+        key.detail = t->detail;
+        key.waker = t->waker;
+        key.blocked_slot = slot_of(blocked);
+    } else {
+        key.state = STATE_RUNNABLE;
+        blocked = 0;
+    }
+    if (!map)
+        return;
+    struct offcpu_value *v = bpf_map_lookup_elem(map, &key);
+    if (!v) {
+        struct offcpu_value fresh = {};
+        identify(task, &fresh.who);
+        if (bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST)) {
+            lose(offcpu_overflow(window, &key, blocked, run) ? OVER_OFFCPU : LOSS_OFFCPU__FULL);
+            return;
+        }
+        v = bpf_map_lookup_elem(map, &key);
+        if (!v) {
+            lose(LOSS_OFFCPU__FULL);
+            return;
+        }
+    }
+    v->count += 1;
+    v->blocked_ns += blocked;
+    v->run_ns += run;
+    raise_to(&v->max_blocked_ns, blocked);
+    raise_to(&v->max_run_ns, run);
+}
+#endif
+
+static __always_inline void switched_in(u64 task, u32 tid, u64 now)
+{
+    struct thread *t = threads.lookup(&tid);
+
+    if (!t || !t->off_since)
+        return;
+#ifdef WITH_FUTEX
+    if (t->call.since && t->state != STATE_RUNNABLE)
+        t->call_blocked += now - t->off_since;
+#endif
+#ifdef WITH_OFFCPU
+    count_absence(task, tid, t, now);
+#endif
+    t->off_since = 0;
+}
+
+static __always_inline bool is_futex_wait(s16 nr)
+{
+    return nr == NR_FUTEX || nr == NR_FUTEX_WAIT || nr == NR_FUTEX_WAITV || nr == NR_RESTART_SYSCALL;
+}
+
+enum file_kind { FILE_OTHER, FILE_REGULAR, FILE_PIPE, FILE_SOCKET, FILE_DEVICE };
+
+/* What the descriptor in the first argument of the current thread's system call is. */
+static __always_inline u8 file_kind(u64 task)
+{
+    u64 files = 0, table = 0, array = 0, file = 0, inode = 0;
+    u64 fd = (u32)user_first_argument();
+    u16 mode = 0;
+
+    READ_TASK(task, TASK_FILES, files);
+    READ_TASK(files, FILES_FDT, table);
+    READ_TASK(table, FDTABLE_FD, array);
+    READ_TASK(array, fd * sizeof(u64), file);
+    READ_TASK(file, FILE_INODE, inode);
+    READ_TASK(inode, INODE_MODE, mode);
+    switch (mode & 0170000) { /* S_IFMT */
+    case 0100000:
+        return FILE_REGULAR;
+    case 0010000:
+        return FILE_PIPE;
+    case 0140000:
+        return FILE_SOCKET;
+    case 0020000:
+        return FILE_DEVICE;
+    default:
+        return FILE_OTHER;
+    }
+}
+
+static __always_inline void switched_out(void *ctx, bool preempted, u64 task_state, u64 now)
+{
+    u64 task = bpf_get_current_task(), id = bpf_get_current_pid_tgid();
+    u32 tid = id;
+    struct thread *t = threads.lookup(&tid);
+
+    if (!t) {
+        struct thread fresh = {.tgid = id >> 32};
+        if (task_state & TASK_DEAD)
+            goto gone;
+        threads.insert(&tid, &fresh);
+        t = threads.lookup(&tid);
+        if (!t) {
+#ifdef WITH_FUTEX
+            running_call_lost(tid);
+#endif
+            if (!preempted && task_state)
+                lose(LOSS_OFFCPU__THREADS_FULL);
+            return;
+        }
+    }
+#ifdef WITH_FUTEX
+    futex_switched_out(t, tid);
+#endif
+    if (task_state & TASK_DEAD) {
+#ifdef WITH_FUTEX
+        futex_abandoned(ctx, t, now);
+#endif
+    gone:
+        threads.delete(&tid);
+        return;
+    }
+    u32 flags = 0;
+    READ_TASK(task, TASK_FLAGS, flags);
+    t->nr = flags & 0x00200000 /* PF_KTHREAD */ ? NR_KERNEL : current_syscall();
+#ifdef WITH_FUTEX
+    if (t->call.since && !is_futex_wait(t->nr))
+        futex_abandoned(ctx, t, now);
+#endif
+    t->detail = 0;
+    if (is_read_or_write(t->nr))
+        t->detail = file_kind(task);
+#ifdef WITH_FUTEX
+    if (t->call.since)
+        t->detail = t->call.kind;
+#endif
+    t->state = preempted || !task_state ? STATE_RUNNABLE : state_of(task_state);
+    t->iowait = 0;
+#ifdef TASK_IN_IOWAIT
+    READ_TASK(task, TASK_IN_IOWAIT, t->iowait);
+    t->iowait = (t->iowait >> TASK_IN_IOWAIT_BIT) & 1;
+#endif
+    t->waker = 0;
+    t->woken_at = 0;
+    t->off_since = now;
+}
+
+/* Raw tracepoint: preempt, prev, next and, since 5.18, prev's state as it was before a
+ * waker could change it. */
+int on_sched_switch(struct bpf_raw_tracepoint_args *ctx)
+{
+    u64 now = bpf_ktime_get_ns();
+    u64 next = ctx->args[2], task_state = 0;
+    u32 next_tid = 0;
+
+#ifdef HAVE_PREV_STATE
+    task_state = (u32)ctx->args[3];
+#else
+    READ_TASK(ctx->args[1], TASK_STATE, task_state);
+#if TASK_STATE_BYTES == 4 /* an int since 5.14 */
+    task_state &= 0xffffffff;
+#endif
+#endif
+    if ((u32)bpf_get_current_pid_tgid())
+        switched_out(ctx, ctx->args[0] & 1, task_state, now);
+    READ_TASK(next, TASK_PID, next_tid);
+    if (next_tid)
+        switched_in(next, next_tid, now);
+    return 0;
+}
+
+/* Raw tracepoint: the thread that is being woken; runs on the waker's CPU. */
+int on_sched_waking(struct bpf_raw_tracepoint_args *ctx)
+{
+    u32 tid = 0;
+
+    READ_TASK(ctx->args[0], TASK_PID, tid);
+    struct thread *t = threads.lookup(&tid);
+    if (!t || !t->off_since || t->woken_at)
+        return 0;
+    t->waker = bpf_get_current_pid_tgid() >> 32;
+    t->woken_at = bpf_ktime_get_ns();
+    return 0;
+}
+
+/* Raw tracepoint: task, old_pid. A thread that is not the leader takes over the leader's
+ * id when it calls exec. */
+int on_sched_process_exec(struct bpf_raw_tracepoint_args *ctx)
+{
+    u32 old_tid = ctx->args[1], tid = bpf_get_current_pid_tgid();
+
+    if (old_tid == tid)
+        return 0;
+    threads.delete(&old_tid);
+    return 0;
+}

@@ -1,0 +1,94 @@
+"""The two other processes: the loader, which hands over and exits, and the exporter."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from lockd.errors import HostError, LockdError
+from lockd.load import handover
+from lockd.load.settings import LoadSettings
+from lockd.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+LOADER_TIMEOUT = 60.0
+ENDING_SECONDS = 3.0
+
+
+def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
+    """Compile and attach in a child; its manifest and descriptors. Raises LockdError with its words."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "lockd.load", str(theirs.fileno())],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        assert child.stdin
+        with child.stdin:
+            child.stdin.write(settings.to_json())
+        child.stdin = None  # else communicate() flushes it once more
+        ours.settimeout(LOADER_TIMEOUT)
+        try:
+            result = handover.receive(ours)
+        except TimeoutError:
+            child.kill()
+            raise LockdError(f"loader: nothing handed over within {LOADER_TIMEOUT:g} s") from None
+        except LockdError:
+            _, errors = child.communicate()
+            words = errors.decode(errors="replace").strip() or f"ended with code {child.returncode}"
+            kind = HostError if child.returncode == HostError.exit_code else LockdError
+            raise kind(words) from None
+        _, errors = child.communicate(timeout=LOADER_TIMEOUT)
+        if errors.strip():
+            log.debug("loader: %s", errors.decode(errors="replace").strip())
+        return result
+
+
+class Exporter:
+    """The exporter process, and our end of its control socket."""
+
+    def __init__(self, listening: list[socket.socket], web_config: Path | None, log_level: str) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            arguments = [sys.executable, "-m", "lockd.export", "--control-fd", str(theirs.fileno())]
+            for each in listening:
+                arguments += ["--listen-fd", str(each.fileno())]
+            if web_config:
+                arguments += ["--web-config", str(web_config)]
+            fds = [theirs.fileno(), *(each.fileno() for each in listening)]
+            self._child = subprocess.Popen([*arguments, "--log-level", log_level], pass_fds=fds)
+
+    def end(self) -> int:
+        """Let it end, which it does when its control socket closes; its exit code, -1 if it does not end."""
+        self.control.close()
+        try:
+            return self._child.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            log.warning("exporter: process %d does not end", self._child.pid)
+            return -1
+
+
+def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:
+    """A listening socket for each address. Raises LockdError that names the one that cannot be had."""
+    sockets: list[socket.socket] = []
+    for host, port in addresses:
+        try:
+            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family = found[0][0]
+            sock = socket.create_server(found[0][4], family=family, backlog=128)
+        except OSError as error:
+            for one in sockets:
+                one.close()
+            raise LockdError(
+                f"{host}:{port}: cannot listen there: {error.strerror or error}: "
+                "choose another with --web.listen-address=HOST:PORT or web.listen"
+            ) from error
+        sockets.append(sock)
+    return sockets

@@ -1,0 +1,53 @@
+"""The C library libbpf, with the types of the functions that lockd calls."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+from lockd.errors import HostError
+
+_INT, _U32, _PTR, _STR = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
+
+_PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
+    # libbpf.h, btf.h
+    "btf__load_vmlinux_btf": (_PTR, ()),
+    "btf__free": (None, (_PTR,)),
+    "btf__find_by_name_kind": (_INT, (_PTR, _STR, _U32)),
+    "btf__type_by_id": (_PTR, (_PTR, _U32)),
+    "btf__resolve_type": (_INT, (_PTR, _U32)),
+    "btf__name_by_offset": (_STR, (_PTR, _U32)),
+    # bpf.h
+    "bpf_map_update_elem": (_INT, (_INT, _PTR, _PTR, ctypes.c_uint64)),
+    "bpf_map_lookup_elem": (_INT, (_INT, _PTR, _PTR)),
+    "bpf_map_delete_elem": (_INT, (_INT, _PTR)),
+    "bpf_map_get_next_key": (_INT, (_INT, _PTR, _PTR)),
+    "bpf_map_lookup_and_delete_batch": (_INT, (_INT, _PTR, _PTR, _PTR, _PTR, _PTR, _PTR)),
+    "bpf_map_lookup_batch": (_INT, (_INT, _PTR, _PTR, _PTR, _PTR, _PTR, _PTR)),
+    "bpf_obj_get_info_by_fd": (_INT, (_INT, _PTR, _PTR)),
+}
+
+
+@functools.cache
+def libbpf() -> ctypes.CDLL:
+    """The library, errno kept (see last_error).
+
+    Raises HostError if it is not installed.
+    """
+    for name in ("libbpf.so.1", "libbpf.so.0"):
+        try:
+            library = ctypes.CDLL(name, use_errno=True)
+            break
+        except OSError:
+            continue
+    else:
+        raise HostError("libbpf: not found: install the package libbpf1 (libbpf0 on older systems)")
+    for function, (result, arguments) in _PROTOTYPES.items():
+        prototype = getattr(library, function)
+        prototype.restype, prototype.argtypes = result, arguments
+    return library
+
+
+def last_error() -> int:
+    """errno of the call that just failed; every version sets it."""
+    return ctypes.get_errno()

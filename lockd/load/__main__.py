@@ -1,0 +1,29 @@
+"""The loader process: settings on standard input, result on the socket named in its arguments.
+
+Exit codes are lockd's own; what went wrong is on standard error.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+from lockd.errors import LockdError
+from lockd.load import handover
+from lockd.load.loader import load
+from lockd.load.settings import LoadSettings
+
+
+def main() -> int:
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        loaded = load(LoadSettings.from_json(sys.stdin.buffer.read()))
+        handover.send(sock, loaded.manifest, loaded.fds)
+    except LockdError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""What the loader tells the sampler about what it attached: hooks, maps and their layouts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Layout = dict[str, Any]
+"""A C struct as numpy.dtype() takes it: names, formats (nested for structs), offsets, itemsize."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One place in the kernel that a program wants to be called from."""
+
+    program: str
+    hook: str
+    mechanism: str
+    attached: bool
+    reason: str = ""
+    """Why not, in words; empty if attached."""
+
+
+@dataclass(frozen=True)
+class MapInfo:
+    """One BPF map; its descriptor is the one of the same position in the hand-over."""
+
+    name: str
+    entries: int
+    key: Layout | str
+    value: Layout | str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Sent by the loader, with the descriptors of `maps`, then `functions`, then the attachments."""
+
+    source_hash: str
+    """Of everything that was compiled: what may be adopted by a later start."""
+    attached_ns: int
+    """Monotonic clock; waits that are older were not seen to begin."""
+    hooks: tuple[Hook, ...]
+    maps: tuple[MapInfo, ...]
+    functions: tuple[tuple[str, str], ...]
+    """(program, function) of every BPF function loaded."""
+    enums: dict[str, tuple[str, ...]]
+    """C enumerations by name, members in order."""
+    constants: dict[str, int]
+    """Plain integer #defines of the programs."""
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def from_json(text: bytes) -> Manifest:
+        raw = json.loads(text)
+        return Manifest(
+            source_hash=raw["source_hash"],
+            attached_ns=raw["attached_ns"],
+            hooks=tuple(Hook(**hook) for hook in raw["hooks"]),
+            maps=tuple(MapInfo(**one) for one in raw["maps"]),
+            functions=tuple((program, name) for program, name in raw["functions"]),
+            enums={name: tuple(members) for name, members in raw["enums"].items()},
+            constants=raw["constants"],
+        )

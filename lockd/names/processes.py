@@ -1,0 +1,78 @@
+"""Processes by thread-group id: the unit and comm that label what their threads do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from lockd.names.units import Units
+
+KERNEL = "kernel"
+"""The unit of kernel threads."""
+
+POOLED = re.compile(r"^(kworker)/.*|/\d+$")
+"""Kernel threads come in pools and one per CPU; they are one process to the reader."""
+
+Name = tuple[str, str]
+"""(unit, comm)"""
+
+
+def text(comm: bytes) -> str:
+    """A comm as the kernel keeps it: up to the first NUL, any bytes, made printable."""
+    name = comm.split(b"\0", 1)[0].decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else "?" for c in name)
+
+
+class Processes:
+    """Names of processes, told by the kernel as events happen, else by procfs."""
+
+    def __init__(self, units: Units, procfs: Path = Path("/proc")) -> None:
+        self._units = units
+        self._procfs = procfs
+        self._known: dict[int, Name] = {}
+
+    def tell(self, tgid: int, cgroup: int, comm: bytes, kernel_thread: bool) -> Name:
+        """What the kernel said of a thread group when one of its events was first counted."""
+        name = self._kernel(text(comm)) if kernel_thread else (self._units.unit(cgroup, tgid), text(comm))
+        self._known[tgid] = name
+        return name
+
+    def name(self, tgid: int) -> Name:
+        """The name of a process, asked of procfs if none of its events was seen; ("", "") if it is gone."""
+        known = self._known.get(tgid)
+        if known is None:
+            known = self._ask(tgid)
+            self._known[tgid] = known
+        return known
+
+    def comm(self, tgid: int) -> str:
+        return self.name(tgid)[1]
+
+    def thread_comm(self, tgid: int, tid: int) -> str:
+        """The name of one live thread; empty if it is gone."""
+        try:
+            return text((self._procfs / str(tgid) / "task" / str(tid) / "comm").read_bytes().rstrip(b"\n"))
+        except OSError:
+            return ""
+
+    def keep(self, alive: set[int]) -> None:
+        """Forget all others: their ids will be used again."""
+        for tgid in self._known.keys() - alive:
+            del self._known[tgid]
+
+    def _ask(self, tgid: int) -> Name:
+        try:
+            comm = text((self._procfs / str(tgid) / "comm").read_bytes().rstrip(b"\n"))
+            is_kernel = not (self._procfs / str(tgid) / "cmdline").read_bytes() and self._is_kthread(tgid)
+        except OSError:
+            return ("", "")
+        return self._kernel(comm) if is_kernel else (self._units.unit(0, tgid), comm)
+
+    def _is_kthread(self, tgid: int) -> bool:
+        """Children of kthreadd (2), and itself."""
+        stat = (self._procfs / str(tgid) / "stat").read_text()
+        return tgid == 2 or stat.rpartition(")")[2].split()[1] == "2"
+
+    @staticmethod
+    def _kernel(comm: str) -> Name:
+        return (KERNEL, POOLED.sub(lambda m: m[1] or "", comm))

@@ -1,0 +1,57 @@
+"""The block that answers a scrape, put together metric by metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd import snapshot
+
+US_PER_SECOND = 1e6
+NS_PER_SECOND = 1e9
+
+
+class Block:
+    """Metrics of one moment. `buckets_us` are the upper edges exported, `slots` what programs count in."""
+
+    def __init__(self, buckets_us: Sequence[int], slots: int) -> None:
+        self._head: dict[str, Any] = {"metrics": [], "buckets": [us / US_PER_SECOND for us in buckets_us]}
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        # Slot i ends at 2^i us; the last has no end.
+        ends = 2.0 ** np.arange(slots)
+        ends[-1] = np.inf
+        bucket_of = np.searchsorted(np.array(buckets_us, np.float64), ends)
+        self._fold = np.zeros((slots, len(buckets_us) + 1), np.int64)
+        self._fold[np.arange(slots), bucket_of] = 1
+
+    def add(self, name: str, labels: Sequence[Sequence[str]], values: npt.ArrayLike) -> None:
+        """A counter or gauge: one value for each label set."""
+        self._head["metrics"].append({"name": name, "labels": labels})
+        self._arrays[name] = np.ascontiguousarray(values, np.float64)
+
+    def add_histogram(
+        self,
+        name: str,
+        labels: Sequence[Sequence[str]],
+        slots: npt.NDArray[np.int64],
+        sum_ns: npt.NDArray[np.int64],
+    ) -> None:
+        """A histogram in seconds: one row of slots and one sum for each label set."""
+        self._head["metrics"].append({"name": name, "labels": labels})
+        self._arrays[f"{name}.buckets"] = np.ascontiguousarray(slots @ self._fold)
+        self._arrays[f"{name}.sum"] = sum_ns / NS_PER_SECOND
+
+    def pack(self) -> bytes:
+        return snapshot.pack(self._head, self._arrays)
+
+
+def with_windows(
+    labels: Sequence[tuple[str, ...]], maxima: dict[str, npt.NDArray[np.int64]]
+) -> tuple[list[tuple[str, ...]], npt.NDArray[np.float64]]:
+    """Label sets with the label `window` added, and the maxima (ns by window) in microseconds."""
+    rows = [(*label, window) for window in maxima for label in labels]
+    values = np.concatenate(list(maxima.values())) if maxima else np.empty(0)
+    return rows, values / 1000.0

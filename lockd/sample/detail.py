@@ -1,0 +1,182 @@
+"""The aggregates behind the metrics: what each thread and each lock waited, bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd import snapshot
+from lockd.names.processes import Name, text
+from lockd.sample.index import Groups, Hashes, Rows, mix
+from lockd.sample.table import Table
+
+PROGRAMS = ("futex", "offcpu", "kernel_locks")
+MIN_ROWS = 20_000
+FORGET_AFTER = 3600.0
+"""Seconds after which a thread or lock with nothing new is forgotten."""
+RECENT = 60.0
+"""Seconds: the threads of a lock are those that blocked on it so recently."""
+SHOWN = 1000
+"""Rows that one answer to /api/v1 holds at most."""
+
+
+class Detail:
+    """Threads, locks, and which threads blocked on which lock."""
+
+    def __init__(self, thread_comm: Callable[[int, int], str], entries: int) -> None:
+        """`thread_comm(tgid, tid)` names a live thread whose name no event told; a window
+        has at most `entries` rows.
+        """
+        rows = max(MIN_ROWS, 2 * entries)
+        self._thread_comm = thread_comm
+        waits = {"blocked_ns": np.int64, "count": np.int64, "max_ns": np.int64, "waiting_ns": np.int64}
+        about = {"program": np.int8, "kind": object, "process": object, "tgid": np.int64}
+        self.threads = Table(
+            {**waits, **about, "tid": np.int64, "thread_comm": object, "lock_row": np.int64}, rows
+        )
+        self.locks = Table(
+            {
+                **waits,
+                **about,
+                "address": np.uint64,
+                "waiting": np.int64,
+                "lock": object,
+                "site": object,
+                "stack": object,
+                "series_code": np.uint64,
+                "series_row": np.int64,
+            },
+            rows,
+        )
+        self._pairs = Table({"lock_row": np.int64}, rows)
+
+    def thread_rows(
+        self, program: str, who: npt.NDArray[Any], tids: npt.NDArray[Any], kinds: npt.NDArray[Any],
+        kind_name: Callable[[int], str], process: Callable[[int], Name], now: float,
+    ) -> Rows:  # fmt: skip
+        """The row of each thread and kind of wait; `process(i)` and `kind_name(kinds[i])` are asked for new ones."""
+        number = PROGRAMS.index(program)
+
+        def describe(rows: Rows, positions: Rows) -> None:
+            table = self.threads
+            table["program"][rows] = number
+            table["tid"][rows] = tids[positions]
+            table["tgid"][rows] = who["tgid"][positions]
+            table["lock_row"][rows] = -1
+            for row, i in zip(rows, positions, strict=True):
+                table["kind"][row] = kind_name(int(kinds[i]))
+                table["process"][row] = process(int(i))
+                told = text(bytes(who["thread_comm"][i]))
+                table["thread_comm"][row] = told or self._thread_comm(int(who["tgid"][i]), int(tids[i]))
+
+        keys = mix(tids, who["tgid"], kinds, np.full(len(tids), number))
+        return self.threads.rows(keys, now, describe)
+
+    def add(
+        self, table: Table, rows: Rows, blocked_ns: npt.NDArray[Any], count: npt.NDArray[Any],
+        max_ns: npt.NDArray[Any],
+    ) -> None:  # fmt: skip
+        """Add waits to rows, which may repeat; rows below 0 are left out."""
+        found = rows >= 0
+        groups = Groups(rows[found])
+        table["blocked_ns"][groups.rows] += groups.sum(blocked_ns[found])
+        table["count"][groups.rows] += groups.sum(count[found])
+        table["max_ns"][groups.rows] = np.maximum(table["max_ns"][groups.rows], groups.max(max_ns[found]))
+
+    def note_threads_of(self, lock_rows: Rows, tids: npt.NDArray[Any], now: float) -> None:
+        """Remember which threads blocked on which lock."""
+        keys = mix(lock_rows, tids)
+
+        def describe(rows: Rows, positions: Rows) -> None:
+            self._pairs["lock_row"][rows] = lock_rows[positions]
+
+        self._pairs.rows(keys, now, describe)
+
+    def threads_by_lock(self, now: float) -> npt.NDArray[np.int64]:
+        """Distinct threads that blocked on each lock in the last minute, by row of `locks`."""
+        recent = self._pairs.used & (self._pairs["seen"] >= now - RECENT)
+        return np.bincount(self._pairs["lock_row"][recent], minlength=len(self.locks.used))
+
+    def clear_waiting(self, program: str) -> None:
+        """Before the waits that go on at this moment are noted anew."""
+        number = PROGRAMS.index(program)
+        self.threads["waiting_ns"][self.threads["program"] == number] = 0
+        of_program = self.locks["program"] == number
+        self.locks["waiting_ns"][of_program] = 0
+        self.locks["waiting"][of_program] = 0
+
+    def expire(self, now: float) -> None:
+        self._pairs.forget_unseen(now - RECENT)
+        self.threads.forget_unseen(now - FORGET_AFTER)
+        self.locks.forget_unseen(now - FORGET_AFTER)
+
+    def pack(self, now: float, wall: float) -> bytes:
+        """The block behind /api/v1: the rows with the most blocked time, waits still going on included."""
+        tables: dict[str, Any] = {}
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        threads = _top(self.threads)
+        lock_of = self.threads["lock_row"][threads]
+        locks = self.locks
+        lock_names = [
+            str(locks["lock"][row] or "") if row >= 0 and locks.used[row] else "" for row in lock_of
+        ]
+        tables["threads"] = {
+            "text": {
+                **_about(self.threads, threads),
+                "thread_comm": [str(comm) for comm in self.threads["thread_comm"][threads]],
+                "lock": lock_names,
+            },
+            "numbers": _numbers("threads", self.threads, threads, ("tid", "tgid"), arrays),
+            "lists": {},
+        }
+        rows = _top(locks)
+        by_lock = self.threads_by_lock(now)
+        arrays["locks.threads"] = by_lock[rows].astype(np.int64)
+        tables["locks"] = {
+            "text": {
+                **_about(locks, rows),
+                "lock": [str(name or "") for name in locks["lock"][rows]],
+                "site": [str(site or "") for site in locks["site"][rows]],
+                "address": [f"{address:#x}" for address in locks["address"][rows]],
+            },
+            "numbers": ["threads", *_numbers("locks", locks, rows, ("tgid", "waiting"), arrays)],
+            "lists": {"stack": [list(stack or ()) for stack in locks["stack"][rows]]},
+        }
+        return snapshot.pack({"tables": tables, "time": wall}, arrays)
+
+
+def lock_key(program: str, tgids: npt.NDArray[Any], addresses: npt.NDArray[Any], *rest: npt.NDArray[Any]) -> Hashes:
+    """What tells locks apart: program, process, address, and what else the program says."""
+    return mix(np.full(len(addresses), PROGRAMS.index(program)), tgids, addresses, *rest)
+
+
+def _top(table: Table) -> Rows:
+    live = np.flatnonzero(table.used)
+    weight = table["blocked_ns"][live] + table["waiting_ns"][live]
+    return live[np.argsort(-weight, kind="stable")[:SHOWN]]
+
+
+def _about(table: Table, rows: Rows) -> dict[str, list[str]]:
+    processes: Sequence[Name] = list(table["process"][rows])
+    return {
+        "program": [PROGRAMS[number] for number in table["program"][rows]],
+        "unit": [unit for unit, _ in processes],
+        "comm": [comm for _, comm in processes],
+        "kind": [str(kind) for kind in table["kind"][rows]],
+    }
+
+
+def _numbers(
+    name: str, table: Table, rows: Rows, plain: tuple[str, ...], arrays: dict[str, npt.NDArray[Any]]
+) -> list[str]:
+    for column in plain:
+        arrays[f"{name}.{column}"] = table[column][rows].astype(np.int64)
+    arrays[f"{name}.blocked_count"] = table["count"][rows]
+    for column, source in (("blocked_us", "blocked_ns"), ("max_blocked_us", "max_ns"), ("waiting_us", "waiting_ns")):
+        arrays[f"{name}.{column}"] = table[source][rows] / 1000.0
+    longest = np.maximum(table["max_ns"][rows], table["waiting_ns"][rows])
+    arrays[f"{name}.max_blocked_us"] = longest / 1000.0
+    return [*plain, "blocked_count", "blocked_us", "max_blocked_us", "waiting_us"]

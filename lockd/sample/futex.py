@@ -1,0 +1,197 @@
+"""Futex calls: windows folded into series per process and kind, per process, and per lock."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd.manifest import Manifest
+from lockd.names.resolver import Request, Resolver
+from lockd.sample.block import Block, with_windows
+from lockd.sample.detail import Detail, lock_key
+from lockd.sample.index import Groups, Rows, mix
+from lockd.sample.inflight import Waiting
+from lockd.sample.limits import Limits
+from lockd.sample.locks import LockSeries
+from lockd.sample.series import Series
+from lockd.sample.window import Stacks, Window
+
+
+class FutexAggregates:
+    """Everything exported about futex calls."""
+
+    def __init__(self, manifest: Manifest, limits: Limits, detail: Detail, resolver: Resolver) -> None:
+        kinds = manifest.enums["futex_kind"]
+        self._kind_names = [name.removeprefix("KIND_").lower() for name in kinds]
+        self._wake = kinds.index("KIND_WAKE")
+        self._slots, self._no_slot = manifest.constants["SLOTS"], manifest.constants["SLOT_NONE"]
+        self._detail = detail
+        windows = dict(limits.windows)
+        self.by_kind = Series(
+            "futex",
+            {"waits": np.int64, "slots": (np.int64, (self._slots,)), "blocked_ns": np.int64,
+             "waiting": np.int64, "waiting_ns": np.int64},
+            names=(0, 1), lines=limits.histogram_lines + 2 + limits.max_gauges,
+            quota=limits.quota("futex"), others=4, maxima=("blocked",), windows=windows,
+        )  # fmt: skip
+        self.by_process = Series(
+            "futex_process", {"wakes": np.int64, "sys_ns": np.int64},
+            names=(0, 1), lines=2 + limits.max_gauges,
+            quota=limits.quota("futex_process"), others=1, maxima=("sys",), windows=windows,
+        )  # fmt: skip
+        self.errors = Series(
+            "futex_error", {"errors": np.int64},
+            names=(0, 1), lines=1, quota=limits.quota("futex_error"), others=16,
+        )  # fmt: skip
+        per_lock = 4 + limits.max_gauges
+        locks = Series(
+            "futex_lock",
+            {"count": np.int64, "blocked_ns": np.int64, "waiting": np.int64, "waiting_ns": np.int64},
+            names=(0, 1, 3), lines=per_lock,
+            quota=min(limits.quota("futex_lock"), (limits.top_locks + 4) * per_lock), others=4,
+            maxima=("blocked",), windows=windows,
+        )  # fmt: skip
+        self.locks = LockSeries("futex", detail, resolver, locks, has_site=False)
+        self.series = [self.by_kind, self.by_process, self.errors, locks]
+
+    def fold(self, window: Window, stacks: Stacks, now: float) -> None:
+        """Add one window; `now` is the monotonic clock in seconds."""
+        keys, values = window.keys, window.values
+        kind, calls, blocked = keys["kind"].astype(np.int64), values["calls"], values["blocked_ns"]
+
+        rows = self.by_process.rows(window.codes, lambda i: (*window.names(i),), blocked, now)
+        groups = Groups(rows)
+        self.by_process["sys_ns"][groups.rows] += groups.sum(values["sys_ns"])
+        self.by_process["wakes"][groups.rows] += groups.sum(np.where(kind == self._wake, calls, 0))
+        self.by_process.note_max("sys", groups.rows, groups.max(values["max_sys_ns"]))
+
+        failed = window.where(keys["error"] > 0)
+        if len(failed):
+            codes = failed.keys["error"]
+            rows = self.errors.rows(
+                mix(failed.codes, codes),
+                lambda i: (*failed.names(i), errno.errorcode.get(int(codes[i]), str(codes[i]))),
+                failed.values["blocked_ns"],
+                now,
+            )
+            groups = Groups(rows)
+            self.errors["errors"][groups.rows] += groups.sum(failed.values["calls"])
+
+        waits = window.where(kind < self._wake)
+        if len(waits):
+            self._fold_waits(waits, stacks, now)
+
+    def _fold_waits(self, waits: Window, stacks: Stacks, now: float) -> None:
+        kind, calls = waits.keys["kind"], waits.values["calls"]
+        blocked_ns, max_ns = waits.values["blocked_ns"], waits.values["max_blocked_ns"]
+        rows = self.by_kind.rows(
+            mix(waits.codes, kind),
+            lambda i: (*waits.names(i), self._kind_names[kind[i]]),
+            blocked_ns,
+            now,
+        )
+        groups = Groups(rows)
+        self.by_kind["waits"][groups.rows] += groups.sum(calls)
+        self.by_kind["blocked_ns"][groups.rows] += groups.sum(blocked_ns)
+        self.by_kind.note_max("blocked", groups.rows, groups.max(max_ns))
+        blocked = waits.keys["slot"] != self._no_slot
+        cells = Groups(rows[blocked] * self._slots + waits.keys["slot"][blocked])
+        self.by_kind["slots"].reshape(-1)[cells.rows] += cells.sum(calls[blocked])
+        if blocked.any() and not waits.overflowed:
+            self._fold_detail(waits.where(blocked), stacks, now)
+
+    def _fold_detail(self, blocked: Window, stacks: Stacks, now: float) -> None:
+        keys, values, who = blocked.keys, blocked.values, blocked.values["who"]
+        detail, kind, tids = self._detail, keys["kind"], keys["tid"]
+        numbers = values["blocked_ns"], values["calls"], values["max_blocked_ns"]
+        threads = detail.thread_rows(
+            "futex", who, tids, kind, lambda k: self._kind_names[k], blocked.names, now
+        )
+        lock_rows = self._lock_rows(who["tgid"], keys["uaddr"], kind, blocked.names, now)
+        detail.add(detail.threads, threads, *numbers)
+        detail.add(detail.locks, lock_rows, *numbers)
+        detail.threads["lock_row"][threads[threads >= 0]] = lock_rows[threads >= 0]
+        detail.note_threads_of(lock_rows, tids, now)
+        self.locks.add(lock_rows, values["calls"], values["blocked_ns"], values["max_blocked_ns"], now)
+        self._keep_stacks(lock_rows, stacks.find(keys["uaddr"], tids, kernel=False), stacks)
+
+    def _keep_stacks(self, lock_rows: Rows, found: Rows, stacks: Stacks) -> None:
+        """The first stack seen of each lock is kept with it."""
+        column = self._detail.locks["stack"]
+        for i in np.flatnonzero(found >= 0):
+            row = lock_rows[i]
+            if row >= 0 and not column[row]:
+                column[row] = tuple(f"{address:#x}" for address in stacks.user(int(found[i])))
+
+    def _lock_rows(
+        self, tgids: npt.NDArray[Any], addresses: npt.NDArray[Any], kinds: npt.NDArray[Any], names: Any,
+        now: float,
+    ) -> Rows:  # fmt: skip
+        return self.locks.lock_rows(
+            lock_key("futex", tgids, addresses, kinds),
+            tgids,
+            addresses,
+            lambda i: self._kind_names[kinds[i]],
+            names,
+            lambda i: Request(int(tgids[i]), int(addresses[i])),
+            now,
+        )
+
+    def note_waiting(self, waiting: Waiting, now: float) -> None:
+        """Replace what is known of the calls that are blocked at this moment."""
+        for series in (self.by_kind, self.locks.series):
+            series.clear_waiting()
+        self._detail.clear_waiting("futex")
+        if not len(waiting):
+            return
+        kind = waiting.kinds
+        rows = self.by_kind.rows(
+            mix(waiting.codes, kind),
+            lambda i: (*waiting.names(i), self._kind_names[kind[i]]),
+            waiting.waited_ns,
+            now,
+        )
+        lock_rows = self._lock_rows(waiting.tgids, waiting.addresses, kind, waiting.names, now)
+        waiting.put(self.by_kind, rows)
+        waiting.put(self.locks.series, self.locks.rows(lock_rows, waiting.waited_ns, now))
+        groups = Groups(lock_rows)
+        self._detail.locks["waiting"][groups.rows] = groups.sum(np.ones(len(lock_rows)))
+        self._detail.locks["waiting_ns"][groups.rows] = groups.max(waiting.waited_ns)
+        self._detail.note_threads_of(lock_rows, waiting.tids, now)
+        threads = self._detail.thread_rows(
+            "futex", waiting.who, waiting.tids, kind, lambda k: self._kind_names[k], waiting.names, now
+        )
+        self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
+        self._detail.threads["lock_row"][threads] = lock_rows
+
+    def export(self, block: Block, now: float) -> None:
+        """Write every series to a block."""
+        series = self.by_kind
+        rows, labels = series.live()
+        block.add_histogram(
+            "lockd_futex_blocked_seconds", labels, series["slots"][rows], series["blocked_ns"][rows]
+        )
+        block.add("lockd_futex_waits_total", labels, series["waits"][rows])
+        block.add("lockd_futex_waiting", labels, series["waiting"][rows])
+        block.add("lockd_futex_max_blocked_us", *with_windows(labels, series.current_max("blocked", rows)))
+
+        series = self.by_process
+        rows, labels = series.live()
+        block.add("lockd_futex_wakes_total", labels, series["wakes"][rows])
+        block.add("lockd_futex_sys_seconds_total", labels, series["sys_ns"][rows] / 1e9)
+        block.add("lockd_futex_max_sys_us", *with_windows(labels, series.current_max("sys", rows)))
+
+        rows, labels = self.errors.live()
+        block.add("lockd_futex_errors_total", labels, self.errors["errors"][rows])
+
+        series = self.locks.series
+        rows, labels = series.live()
+        block.add("lockd_futex_lock_blocked_seconds_total", labels, series["blocked_ns"][rows] / 1e9)
+        block.add("lockd_futex_lock_blocked_total", labels, series["count"][rows])
+        block.add("lockd_futex_lock_waiting", labels, series["waiting"][rows])
+        block.add("lockd_futex_lock_threads", labels, self.locks.threads(now)[rows])
+        maxima = series.current_max("blocked", rows)
+        block.add("lockd_futex_lock_max_blocked_us", *with_windows(labels, maxima))

@@ -1,0 +1,89 @@
+"""Waits that have not ended: read from the programs' own tables, once a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd.names.processes import Name
+from lockd.sample.identities import Identities, code_of
+from lockd.sample.index import Groups, Hashes, Rows, mix
+from lockd.sample.maps import Buffers, HashMap
+from lockd.sample.series import Series
+
+Columns = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The waits of one program at one moment, those of unwanted processes left out."""
+
+    tids: Columns
+    tgids: Columns
+    kinds: Columns
+    """An enumerator: the futex kind, the lock type; for off-CPU a reason's number."""
+    addresses: Columns
+    waited_ns: npt.NDArray[np.int64]
+    codes: Hashes
+    names: Callable[[int], Name]
+    who: Columns
+    """tgid and thread_comm, for the table of threads."""
+
+    def __len__(self) -> int:
+        return len(self.tids)
+
+    def put(self, series: Series, rows: Rows) -> None:
+        """Set `waiting` (threads) and `waiting_ns` (the longest) of the series."""
+        groups = Groups(rows)
+        series["waiting"][groups.rows] = groups.sum(np.ones(len(rows)))
+        series["waiting_ns"][groups.rows] = groups.max(self.waited_ns)
+
+
+def waiting_of(
+    tids: Columns, tgids: Columns, kinds: Columns, addresses: Columns, waited_ns: Columns,
+    identities: Identities,
+) -> Waiting:  # fmt: skip
+    """Name the processes of waits and leave out the unwanted."""
+    processes, which = np.unique(tgids, return_inverse=True)
+    named = [identities.of_process(int(tgid)) for tgid in processes]
+    wanted = np.array([wants for _, wants in named], np.bool_)[which]
+    codes = np.array([code_of(name) for name, _ in named], np.uint64)
+    which = which[wanted]
+    who = np.zeros(len(which), [("tgid", np.uint32), ("thread_comm", "S16")])
+    who["tgid"] = tgids[wanted]
+    return Waiting(
+        tids[wanted],
+        tgids[wanted],
+        kinds[wanted],
+        addresses[wanted],
+        waited_ns[wanted].astype(np.int64),
+        codes[which],
+        lambda i: named[which[i]][0],
+        who,
+    )
+
+
+def read_steady(table: HashMap, buffers: Buffers) -> tuple[Columns, Columns]:
+    """All entries of a table that programs write to at this moment, less those seen to change.
+
+    An entry is written in several steps; one read half-way could join the start of an old
+    wait to the kind of a new one, and page somebody. Entries that are the same in two reads
+    were written before the first.
+    """
+    keys, values = (columns.copy() for columns in table.read(buffers))
+    keys_again, values_again = table.read(buffers)
+    _, at, at_again = np.intersect1d(
+        _scalar(keys), _scalar(keys_again), assume_unique=True, return_indices=True
+    )
+    whole = f"V{values.dtype.itemsize}"
+    same = values[at].view(whole) == values_again[at_again].view(whole)
+    return keys[at][same], values[at][same]
+
+
+def _scalar(keys: Columns) -> Columns:
+    """Keys as one number each."""
+    return mix(*(keys[name] for name in keys.dtype.names)) if keys.dtype.names else keys

@@ -1,0 +1,119 @@
+"""Waits for kernel locks: windows folded into series per process and type, and per lock and site."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockd.manifest import Manifest
+from lockd.names.resolver import Request, Resolver
+from lockd.sample.block import Block, with_windows
+from lockd.sample.detail import Detail, lock_key
+from lockd.sample.index import Groups, mix
+from lockd.sample.inflight import Waiting
+from lockd.sample.limits import Limits
+from lockd.sample.locks import LockSeries
+from lockd.sample.series import Series
+from lockd.sample.window import Stacks, Window
+
+
+class KernelLockAggregates:
+    """Everything exported about kernel locks."""
+
+    def __init__(self, manifest: Manifest, limits: Limits, detail: Detail, resolver: Resolver) -> None:
+        types = manifest.enums["lock_type"]
+        self._types = [name.removeprefix("LOCK_").lower() for name in types]
+        self._slots = manifest.constants["SLOTS"]
+        self._detail = detail
+        self.by_type = Series(
+            "kernel_lock",
+            {"slots": (np.int64, (self._slots,)), "wait_ns": np.int64,
+             "waiting": np.int64, "waiting_ns": np.int64},
+            names=(0, 1), lines=limits.histogram_lines + 1 + limits.max_gauges,
+            quota=limits.quota("kernel_lock"), others=len(types),
+            maxima=("wait",), windows=dict(limits.windows),
+        )  # fmt: skip
+        sites = Series(
+            "kernel_lock_site", {"count": np.int64, "blocked_ns": np.int64},
+            names=(0, 1, 3, 4), lines=2, quota=limits.quota("kernel_lock_site"), others=len(types),
+        )  # fmt: skip
+        self.sites = LockSeries("kernel_locks", detail, resolver, sites, has_site=True)
+        self.series = [self.by_type, sites]
+
+    def fold(self, window: Window, stacks: Stacks, now: float) -> None:
+        """Add one window; `now` is the monotonic clock in seconds."""
+        types, values = window.keys["type"], window.values
+        rows = self.by_type.rows(
+            mix(window.codes, types),
+            lambda i: (*window.names(i), self._types[types[i]]),
+            values["wait_ns"],
+            now,
+        )
+        groups = Groups(rows)
+        self.by_type["wait_ns"][groups.rows] += groups.sum(values["wait_ns"])
+        self.by_type.note_max("wait", groups.rows, groups.max(values["max_wait_ns"]))
+        cells = Groups(rows * self._slots + window.keys["slot"])
+        self.by_type["slots"].reshape(-1)[cells.rows] += cells.sum(values["waits"])
+        if not window.overflowed and len(window):
+            self._fold_detail(window, stacks, now)
+
+    def _fold_detail(self, window: Window, stacks: Stacks, now: float) -> None:
+        keys, values, who = window.keys, window.values, window.values["who"]
+        numbers = values["wait_ns"], values["waits"], values["max_wait_ns"]
+        found = stacks.find(keys["lock"], keys["tid"], kernel=True)
+        # The same lock waited for from two places is two rows: their sites differ.
+        lock_rows = self.sites.lock_rows(
+            lock_key("kernel_locks", window.codes, keys["lock"], keys["type"], stacks.hashes(found)),
+            np.zeros(len(keys), np.int64),
+            keys["lock"],
+            lambda i: self._types[keys["type"][i]],
+            window.names,
+            lambda i: Request(
+                0,
+                int(keys["lock"][i]),
+                stacks.kernel(int(found[i])) if found[i] >= 0 else (),
+                bool(values["is_mmap_lock"][i]),
+            ),
+            now,
+        )
+        detail = self._detail
+        threads = detail.thread_rows(
+            "kernel_locks", who, keys["tid"], keys["type"], self._types.__getitem__, window.names, now
+        )
+        detail.add(detail.threads, threads, *numbers)
+        detail.add(detail.locks, lock_rows, *numbers)
+        detail.threads["lock_row"][threads] = lock_rows
+        detail.note_threads_of(lock_rows, keys["tid"], now)
+        self.sites.add(lock_rows, values["waits"], values["wait_ns"], values["max_wait_ns"], now)
+
+    def note_waiting(self, waiting: Waiting, now: float) -> None:
+        """Replace what is known of the waits that go on at this moment."""
+        self.by_type.clear_waiting()
+        self._detail.clear_waiting("kernel_locks")
+        if not len(waiting):
+            return
+        types = waiting.kinds
+        rows = self.by_type.rows(
+            mix(waiting.codes, types),
+            lambda i: (*waiting.names(i), self._types[types[i]]),
+            waiting.waited_ns,
+            now,
+        )
+        waiting.put(self.by_type, rows)
+        threads = self._detail.thread_rows(
+            "kernel_locks", waiting.who, waiting.tids, types, self._types.__getitem__, waiting.names, now
+        )
+        self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
+
+    def export(self, block: Block, now: float) -> None:
+        """Write every series to a block."""
+        series = self.by_type
+        rows, labels = series.live()
+        block.add_histogram(
+            "lockd_kernel_lock_wait_seconds", labels, series["slots"][rows], series["wait_ns"][rows]
+        )
+        block.add("lockd_kernel_lock_waiting", labels, series["waiting"][rows])
+        block.add("lockd_kernel_lock_max_wait_us", *with_windows(labels, series.current_max("wait", rows)))
+        series = self.sites.series
+        rows, labels = series.live()
+        block.add("lockd_kernel_lock_site_wait_seconds_total", labels, series["blocked_ns"][rows] / 1e9)
+        block.add("lockd_kernel_lock_site_waits_total", labels, series["count"][rows])

@@ -1,0 +1,46 @@
+"""How the lines of exposition are shared out among the families, and the windows of the maxima."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+RESERVED_LINES = 400
+"""For lockd's own metrics and for HELP and TYPE."""
+
+SHARES = {
+    "futex": 0.34,
+    "futex_process": 0.06,
+    "futex_error": 0.02,
+    "futex_lock": 0.08,
+    "offcpu": 0.28,
+    "offcpu_runqueue": 0.08,
+    "offcpu_waker": 0.02,
+    "kernel_lock": 0.08,
+    "kernel_lock_site": 0.04,
+}
+"""Of what `series.max` leaves."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what is exported and remembered."""
+
+    max_lines: int = 10_000
+    idle_seconds: float = 3600.0
+    top_locks: int = 50
+    buckets_us: Sequence[int] = tuple(4**i for i in range(14))
+    windows: tuple[tuple[str, float], ...] = (("1m", 60.0), ("5m", 300.0))
+
+    @property
+    def histogram_lines(self) -> int:
+        """Every bucket, +Inf, sum and count."""
+        return len(self.buckets_us) + 3
+
+    @property
+    def max_gauges(self) -> int:
+        return len(self.windows)
+
+    def quota(self, family: str) -> int:
+        """Lines that `family` may take."""
+        return int(max(self.max_lines - RESERVED_LINES, 0) * SHARES[family])

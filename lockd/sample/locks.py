@@ -1,0 +1,113 @@
+"""Series per lock: which locks have one, under the names that the resolver finds for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd.names.processes import Name
+from lockd.names.resolver import Answer, Request, Resolver
+from lockd.sample.detail import PROGRAMS, Detail
+from lockd.sample.identities import code_of
+from lockd.sample.index import Groups, Hashes, Rows
+from lockd.sample.series import OTHER, Series
+
+Columns = npt.NDArray[Any]
+
+
+class LockSeries:
+    """Joins one program's rows of `detail.locks` with the series they count in.
+
+    Labels of the series are unit, comm, kind, lock and, with `has_site`, site. A lock that
+    has no name yet counts as `other`: names are found off the sampling path.
+    """
+
+    def __init__(
+        self, program: str, detail: Detail, resolver: Resolver, series: Series, has_site: bool
+    ) -> None:
+        self.series = series
+        self._program = PROGRAMS.index(program)
+        self._detail = detail
+        self._resolver = resolver
+        self._has_site = has_site
+        self._others: dict[str, int] = {}
+
+    def lock_rows(
+        self,
+        keys: Hashes,
+        tgids: Columns,
+        addresses: Columns,
+        kind_of: Callable[[int], str],
+        process_of: Callable[[int], Name],
+        request_of: Callable[[int], Request],
+        now: float,
+    ) -> Rows:
+        """The row in `detail.locks` of each key; new ones are described and their names asked for."""
+        locks = self._detail.locks
+
+        def describe(rows: Rows, positions: Rows) -> None:
+            locks["program"][rows] = self._program
+            locks["address"][rows], locks["tgid"][rows] = addresses[positions], tgids[positions]
+            locks["series_row"][rows] = -1
+            for row, i in zip(rows, positions, strict=True):
+                locks["process"][row], locks["kind"][row] = process_of(int(i)), kind_of(int(i))
+                self._resolver.ask(int(keys[i]), request_of(int(i)))
+
+        return locks.rows(keys, now, describe)
+
+    def add(self, lock_rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns, now: float) -> None:
+        """Count waits on locks."""
+        groups = Groups(self.rows(lock_rows, blocked_ns, now))
+        self.series["blocked_ns"][groups.rows] += groups.sum(blocked_ns)
+        self.series["count"][groups.rows] += groups.sum(count)
+        if self.series.maxima:
+            self.series.note_max("blocked", groups.rows, groups.max(max_ns))
+
+    def rows(self, lock_rows: Rows, blocked_ns: Columns, now: float) -> Rows:
+        """The series of each lock row."""
+        locks = self._detail.locks
+        codes = locks["series_code"][lock_rows]
+        for i in np.flatnonzero(codes == 0):
+            kind = str(locks["kind"][lock_rows[i]])
+            codes[i] = self._others.setdefault(kind, len(self._others) + 1)
+        found = self.series.rows(codes, lambda i: self._labels(int(lock_rows[i])), blocked_ns, now)
+        locks["series_row"][lock_rows] = found
+        return found
+
+    def threads(self, now: float) -> npt.NDArray[np.int64]:
+        """Distinct threads that blocked in the last minute on the locks of each series."""
+        locks = self._detail.locks
+        by_lock = self._detail.threads_by_lock(now)
+        mine = np.flatnonzero((locks["program"] == self._program) & (by_lock > 0) & (locks["series_row"] >= 0))
+        size = len(self.series.seen)
+        counts = np.bincount(locks["series_row"][mine], weights=by_lock[mine], minlength=size)
+        return counts.astype(np.int64)
+
+    def _labels(self, row: int) -> tuple[str, ...]:
+        locks = self._detail.locks
+        if locks["series_code"][row] == 0:
+            return (OTHER, OTHER, str(locks["kind"][row]), *([OTHER] * (1 + self._has_site)))
+        return labels_of_lock(self._detail, row, self._has_site)
+
+
+def labels_of_lock(detail: Detail, row: int, has_site: bool) -> tuple[str, ...]:
+    """unit, comm, kind, lock and perhaps site of a named lock."""
+    locks = detail.locks
+    name = (*locks["process"][row], locks["kind"][row], locks["lock"][row])
+    return (*name, locks["site"][row]) if has_site else name
+
+
+def name_lock(detail: Detail, answer: Answer) -> None:
+    """Give the lock that was asked for its name, if it is still in the table."""
+    locks = detail.locks
+    row = int(locks.find(np.array([answer.key], np.uint64))[0])
+    if row < 0:
+        return
+    locks["lock"][row], locks["site"][row] = answer.lock, answer.site
+    if answer.stack:
+        locks["stack"][row] = answer.stack
+    has_site = PROGRAMS[locks["program"][row]] == "kernel_locks"
+    locks["series_code"][row] = code_of(labels_of_lock(detail, row, has_site))

@@ -1,0 +1,98 @@
+"""The loop of the sampling process: ticks on time, and in between answers to the exporter."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+
+from lockd.sample.sampler import NS, Sampler
+from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, to_memfd
+
+log = logging.getLogger(__name__)
+
+MESSAGE_BYTES = 64
+
+
+class Loop:
+    """Runs `sampler` every `period_ns` until stop(); single-threaded, so that nothing waits for a lock.
+
+    `on_message(bytes)` gets what the exporter says besides requests, b"" when its end is
+    closed; `each_tick()` is called after every tick.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        period_ns: int,
+        on_message: Callable[[bytes], None],
+        each_tick: Callable[[], None],
+        wakeup: socket.socket,
+    ) -> None:
+        self._sampler = sampler
+        self._period_ns = period_ns
+        self._on_message = on_message
+        self._each_tick = each_tick
+        self._wakeup = wakeup
+        self._stopped = False
+        self.control: socket.socket | None = None
+        """The socket to the exporter; None while there is none."""
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def run(self) -> None:
+        """Until stop() is called, by a signal handler for instance."""
+        due = time.monotonic_ns()
+        while not self._stopped:
+            self._wait_until(due)
+            if self._stopped:
+                break
+            started = time.monotonic_ns()
+            self._sampler.tick()
+            ended = time.monotonic_ns()
+            cost = self._sampler.own_cost
+            cost.ticks += 1
+            cost.late.note(started - due)
+            cost.work.note(ended - started)
+            self._each_tick()
+            # A tick that is missed is not made up for: its window was only longer.
+            due += self._period_ns * max((ended - due) // self._period_ns + 1, 1)
+
+    def _wait_until(self, due: int) -> None:
+        while not self._stopped:
+            left = (due - time.monotonic_ns()) / NS
+            waiting = [self._wakeup, *([self.control] if self.control else [])]
+            ready, _, _ = select.select(waiting, [], [], max(left, 0))
+            if self._wakeup in ready:
+                self._wakeup.recv(MESSAGE_BYTES)
+            if self.control and self.control in ready:
+                self._answer(self.control)
+            elif left <= 0:
+                return
+
+    def _answer(self, control: socket.socket) -> None:
+        try:
+            message = control.recv(MESSAGE_BYTES)
+        except OSError as error:
+            log.warning("control socket to the exporter: %s", error)
+            message = b""
+        if message == REQUEST_METRICS:
+            self._send(control, self._sampler.metrics())
+        elif message == REQUEST_DETAIL:
+            self._send(control, self._sampler.details())
+        else:
+            self._on_message(message)
+
+    @staticmethod
+    def _send(control: socket.socket, block: bytes) -> None:
+        fd = to_memfd(block)
+        try:
+            socket.send_fds(control, [b"ok"], [fd])
+        except OSError as error:  # it is gone: its end of the socket will say so
+            log.warning("control socket to the exporter: %s", error)
+        finally:
+            os.close(fd)

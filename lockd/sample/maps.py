@@ -1,0 +1,178 @@
+"""The one door to the kernel's maps: batch operations of libbpf into numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd.errors import LockdError
+from lockd.libbpf import last_error, libbpf
+from lockd.manifest import MapInfo
+
+MEMBARRIER_CALL = {"x86_64": 324, "aarch64": 283}[os.uname().machine]
+MEMBARRIER_CMD_GLOBAL = 1
+LONGEST_PROGRAM = 0.05
+"""Seconds; a BPF program runs for some microseconds, with preemption disabled."""
+
+
+class HashMap:
+    """A hash map, read whole. `key` and `value` are numpy dtypes with the C structs' layout."""
+
+    def __init__(self, fd: int, info: MapInfo, batch: bool = True) -> None:
+        self.fd, self.name, self.entries = fd, info.name, info.entries
+        self.key, self.value = np.dtype(info.key), np.dtype(info.value)  # type: ignore[arg-type]
+        self.batch = batch
+        """Whether the kernel has batch operations (5.6); found out by the first that fails."""
+        self._lib = libbpf()
+
+    def read(self, buffers: Buffers) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Keys and values of all entries; the arrays are `buffers` and hold until its next use."""
+        return self._all(self._lib.bpf_map_lookup_batch, buffers, delete=False)
+
+    def drain(self, buffers: Buffers) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The same, and delete them. No program may be writing to the map any more."""
+        return self._all(self._lib.bpf_map_lookup_and_delete_batch, buffers, delete=True)
+
+    def _all(
+        self, operation: Any, buffers: Buffers, delete: bool
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        keys, values = buffers.for_map(self)
+        if not self.batch:
+            return self._one_by_one(keys, values, delete)
+        count, total = ctypes.c_uint32(), 0
+        token = (ctypes.c_char * 16)()
+        since: Any = None
+        while total < len(keys):
+            count.value = len(keys) - total
+            failed = operation(
+                self.fd,
+                since,
+                token,
+                keys.ctypes.data + total * self.key.itemsize,
+                values.ctypes.data + total * self.value.itemsize,
+                ctypes.byref(count),
+                None,
+            )
+            code = last_error() if failed else 0
+            if code in (errno.EINVAL, errno.EOPNOTSUPP) and since is None:
+                self.batch = False
+                return self._one_by_one(keys, values, delete)
+            if code not in (0, errno.ENOENT):
+                raise LockdError(f"map {self.name}: reading a batch: {os.strerror(code)}")
+            total += count.value
+            if code == errno.ENOENT:
+                break
+            since = token
+        return keys[:total], values[:total]
+
+    def _one_by_one(
+        self, keys: npt.NDArray[Any], values: npt.NDArray[Any], delete: bool
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        at, previous = 0, None
+        while at < len(keys):
+            key = keys.ctypes.data + at * self.key.itemsize
+            if self._lib.bpf_map_get_next_key(self.fd, previous, key):
+                break
+            value = values.ctypes.data + at * self.value.itemsize
+            if not self._lib.bpf_map_lookup_elem(self.fd, key, value):
+                at += 1
+            if delete:  # then the first key is always the next
+                self._lib.bpf_map_delete_elem(self.fd, key)
+            else:
+                previous = key
+        return keys[:at], values[:at]
+
+
+class Buffers:
+    """Memory that all maps are read into, one after another; made once, as large as any needs."""
+
+    def __init__(self, maps: list[HashMap]) -> None:
+        self._keys = np.empty(max(m.entries * m.key.itemsize for m in maps), np.uint8)
+        self._values = np.empty(max(m.entries * m.value.itemsize for m in maps), np.uint8)
+
+    def for_map(self, map_: HashMap) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        keys = self._keys[: map_.entries * map_.key.itemsize].view(map_.key)
+        values = self._values[: map_.entries * map_.value.itemsize].view(map_.value)
+        return keys, values
+
+
+class Control:
+    """Which map of every pair the programs write to."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lib = libbpf()
+        self.window = 0
+
+    def flip(self) -> None:
+        """Let the programs write to the other maps. Raises LockdError."""
+        key, value = ctypes.c_uint32(0), ctypes.c_uint32(1 - self.window)
+        if self._lib.bpf_map_update_elem(self._fd, ctypes.byref(key), ctypes.byref(value), 0):
+            raise LockdError(f"map control: flipping the window: {os.strerror(last_error())}")
+        self.window = 1 - self.window
+
+
+class PerCpuCounters:
+    """A per-CPU array of u64 counters that only grow."""
+
+    def __init__(self, fd: int, info: MapInfo) -> None:
+        self._fd, self._entries = fd, info.entries
+        cpus = np.dtype(info.value).itemsize // 8  # type: ignore[arg-type]
+        self._values = np.zeros(cpus, np.uint64)
+        self._lib = libbpf()
+
+    def read(self) -> npt.NDArray[np.int64]:
+        """Each counter, summed over the CPUs."""
+        totals = np.zeros(self._entries, np.int64)
+        for index in range(self._entries):
+            key = ctypes.c_uint32(index)
+            if self._lib.bpf_map_lookup_elem(self._fd, ctypes.byref(key), self._values.ctypes.data):
+                raise LockdError(f"map losses: reading: {os.strerror(last_error())}")
+            totals[index] = int(self._values.sum())
+        return totals
+
+
+class GracePeriod:
+    """Waits in a thread of its own until no program can still be using what it had before.
+
+    A program may hold an entry of the map that was just flipped away. Programs run inside
+    RCU read-side sections, and membarrier's global command waits for all of them (5 to
+    20 ms), which the 50 ms loop must not.
+    """
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._asked = threading.Event()
+        self._over = threading.Event()
+        self._over.set()
+        offered = self._libc.syscall(MEMBARRIER_CALL, 0, 0, 0)
+        self._has_membarrier = offered > 0 and bool(offered & MEMBARRIER_CMD_GLOBAL)
+        threading.Thread(target=self._run, name="lockd-grace", daemon=True).start()
+
+    def begin(self) -> None:
+        self._over.clear()
+        self._asked.set()
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    def wait(self) -> None:
+        self._over.wait()
+
+    def _run(self) -> None:
+        while True:
+            self._asked.wait()
+            self._asked.clear()
+            if self._has_membarrier:
+                self._libc.syscall(MEMBARRIER_CALL, MEMBARRIER_CMD_GLOBAL, 0, 0)
+            else:  # not with nohz_full CPUs; no program runs for as long as this
+                time.sleep(LONGEST_PROGRAM)
+            self._over.set()

@@ -1,0 +1,147 @@
+"""What lockd itself did and cost: ticks, hooks, maps, losses, programs' run time, CPU and memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import lockd
+from lockd.libbpf import libbpf
+from lockd.manifest import Manifest
+from lockd.sample.block import Block
+from lockd.sample.maps import PerCpuCounters
+from lockd.sample.series import Series
+
+PROG_INFO_BYTES = 232
+RUN_TIME_NS, RUN_COUNT, RECURSION_MISSES = 192, 200, 208
+"""Offsets in struct bpf_prog_info (include/uapi/linux/bpf.h); it only grows at its end."""
+
+
+class TickTimes:
+    """Durations counted in the programs' own slots: (2^(i-1), 2^i] us."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = np.zeros(slots, np.int64)
+        self.sum_ns = 0
+
+    def note(self, ns: int) -> None:
+        us = max(ns - 1, 0) // 1000
+        self.slots[min(us.bit_length(), len(self.slots) - 1)] += 1
+        self.sum_ns += max(ns, 0)
+
+
+class Losses:
+    """What the programs could not count, and what they counted without names."""
+
+    def __init__(self, manifest: Manifest, counters: PerCpuCounters) -> None:
+        self._members = manifest.enums["loss"][:-1]  # the last is their number
+        self._counters = counters
+
+    def read(self) -> tuple[dict[tuple[str, str], int], dict[str, int], dict[str, int]]:
+        """Dropped events by (map, reason); events counted as `other` by map; stack misses by reason."""
+        counts = self._counters.read()
+        dropped: dict[tuple[str, str], int] = {}
+        overflowed: dict[str, int] = {}
+        stacks: dict[str, int] = {}
+        for member, count in zip(self._members, counts, strict=True):
+            kind, _, what = member.lower().partition("_")
+            if kind == "over":
+                overflowed[what] = int(count)
+            else:
+                where, _, reason = what.partition("__")
+                if where == "stacks":
+                    stacks[reason] = int(count)
+                else:
+                    dropped[where, reason] = int(count)
+        return dropped, overflowed, stacks
+
+
+class OwnCost:
+    """Metrics about lockd. `functions` are (program, descriptor) of every BPF function."""
+
+    def __init__(
+        self, manifest: Manifest, losses: Losses, functions: list[tuple[str, int]],
+        capacities: dict[str, int], procfs: Path = Path("/proc"),
+    ) -> None:  # fmt: skip
+        slots = manifest.constants["SLOTS"]
+        self._manifest = manifest
+        self._losses = losses
+        self._functions = functions
+        self._capacities = capacities
+        self._procfs = procfs
+        self._started = time.time()
+        self.entries = dict.fromkeys(capacities, 0)
+        """Entries of each map when it was last read."""
+        self.work, self.late = TickTimes(slots), TickTimes(slots)
+        self.ticks = 0
+        self.exporter_restarts = 0
+
+    def export(self, block: Block, families: list[Series]) -> None:
+        """Write every metric to a block."""
+        block.add("lockd_build_info", [(lockd.__version__, platform.python_version(), os.uname().release)], [1])
+        block.add("lockd_start_time_seconds", [()], [self._started])
+        hooks = self._manifest.hooks
+        block.add(
+            "lockd_hook_attached",
+            [(hook.program, hook.hook, hook.mechanism) for hook in hooks],
+            [hook.attached for hook in hooks],
+        )
+        maps = list(self._capacities)
+        block.add("lockd_map_entries", [(name,) for name in maps], [self.entries[name] for name in maps])
+        block.add("lockd_map_capacity", [(name,) for name in maps], [self._capacities[name] for name in maps])
+        block.add("lockd_ticks_total", [()], [self.ticks])
+        for name, times in (("lockd_tick_seconds", self.work), ("lockd_tick_late_seconds", self.late)):
+            block.add_histogram(name, [()], times.slots[None, :], np.array([times.sum_ns]))
+        names = [(series.family,) for series in families]
+        block.add("lockd_series", names, [series.exported_lines for series in families])
+        block.add("lockd_series_overflow_total", names, [series.overflowed for series in families])
+        block.add("lockd_series_retired_total", names, [series.retired for series in families])
+        block.add("lockd_exporter_restarts_total", [()], [self.exporter_restarts])
+        self._export_programs(block)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        block.add("lockd_cpu_seconds_total", [("sampler",)], [usage.ru_utime + usage.ru_stime])
+        block.add("lockd_resident_bytes", [("sampler",)], [self._resident_bytes()])
+
+    def _export_programs(self, block: Block) -> None:
+        dropped, overflowed, stacks = self._losses.read()
+        runs: dict[str, npt.NDArray[np.int64]] = {}
+        for program, fd in self._functions:
+            runs[program] = runs.get(program, 0) + _program_info(fd)
+        # Since 9ed9e9ba2337 (5.12) a program called while it runs on the same CPU, or while
+        # that CPU changes a map, is left out and counted.
+        for program, (_, _, missed) in runs.items():
+            dropped[program, "recursion"] = int(missed)
+        block.add("lockd_dropped_events_total", list(dropped), list(dropped.values()))
+        block.add("lockd_overflow_events_total", [(name,) for name in overflowed], list(overflowed.values()))
+        block.add("lockd_stack_misses_total", [(reason,) for reason in stacks], list(stacks.values()))
+        if self._kernel_keeps_statistics():
+            names = [(program,) for program in runs]
+            block.add("lockd_program_runs_total", names, [count for _, count, _ in runs.values()])
+            block.add("lockd_program_run_seconds_total", names, [ns / 1e9 for ns, _, _ in runs.values()])
+
+    def _kernel_keeps_statistics(self) -> bool:
+        try:
+            return (self._procfs / "sys/kernel/bpf_stats_enabled").read_text().strip() == "1"
+        except OSError:
+            return False
+
+    def _resident_bytes(self) -> int:
+        pages = int((self._procfs / "self/statm").read_text().split()[1])
+        return pages * resource.getpagesize()
+
+
+def _program_info(fd: int) -> npt.NDArray[np.int64]:
+    """Run time (ns), runs and missed runs of a BPF function; zeros where the kernel keeps none."""
+    info = (ctypes.c_uint8 * PROG_INFO_BYTES)()
+    size = ctypes.c_uint32(PROG_INFO_BYTES)
+    if libbpf().bpf_obj_get_info_by_fd(fd, info, ctypes.byref(size)):
+        return np.zeros(3, np.int64)
+    words = np.frombuffer(info, np.int64)
+    return words[[RUN_TIME_NS // 8, RUN_COUNT // 8, RECURSION_MISSES // 8]].copy()

@@ -1,0 +1,203 @@
+"""The exported series: which label sets have one of their own, and their numbers.
+
+Totals are exact and bounded: what has no series of its own is counted in the one whose
+name labels say `other`. An increment goes to one series, chosen when it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd.sample.index import Hashes, Index, Rows
+from lockd.sample.maxima import Maxima
+
+OTHER = "other"
+OPEN_SHARE = 0.75
+"""Up to this part of its quota a family gives every label set a series at once."""
+EARNED_NS = 5_000_000
+"""Beyond it a label set must have shown so much waiting in one window (of 50 ms)."""
+
+
+class Series:
+    """One group of metrics with the same labels: a row per label set, numpy columns for its numbers.
+
+    `names` are the positions of the labels that become `other`; `lines` is what one row
+    costs in lines of exposition, of which there may be `quota`, with room kept for `others`
+    rows of `other`; `maxima` are the names of sliding maxima, each kept over
+    every window in `windows` (seconds by label).
+    """
+
+    def __init__(
+        self,
+        family: str,
+        columns: Mapping[str, Any],
+        *,
+        names: tuple[int, ...],
+        lines: int,
+        quota: int,
+        others: int,
+        maxima: tuple[str, ...] = (),
+        windows: Mapping[str, float] | None = None,
+    ) -> None:
+        self.family = family
+        self.lines = lines
+        self.overflowed = 0
+        """How often a label set was refused a series of its own."""
+        self.retired = 0
+        self.labels: list[tuple[str, ...] | None] = []
+        self.columns = {name: np.zeros((64, *_shape(kind)), _dtype(kind)) for name, kind in columns.items()}
+        self.maxima = {
+            name: {window: Maxima(seconds) for window, seconds in (windows or {}).items()} for name in maxima
+        }
+        self.seen = np.zeros(64)
+        self.names = names
+        self._quota = max(quota // lines - others, 1)
+        self._named = 0
+        self._row_of: dict[tuple[str, ...], int] = {}
+        self._index = Index()
+        self._refused: list[int] = []
+        self._free: list[int] = []
+
+    def __getitem__(self, column: str) -> npt.NDArray[Any]:
+        return self.columns[column]
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    @property
+    def exported_lines(self) -> int:
+        return len(self) * self.lines
+
+    def rows(
+        self, keys: Hashes, labels: Callable[[int], tuple[str, ...]], weights: npt.NDArray[Any], now: float
+    ) -> Rows:
+        """The row of each key, where `labels(i)` names the i-th and `weights` is its waiting in ns."""
+        found = self._index.find(keys)
+        if (found < 0).any():
+            unknown = np.flatnonzero(found < 0)
+            fresh, first, inverse = np.unique(keys[unknown], return_index=True, return_inverse=True)
+            weight = np.bincount(inverse, weights=weights[unknown])
+            rows = np.array(
+                [
+                    self._admit(labels(int(unknown[position])), float(weight[i]))
+                    for i, position in enumerate(first)
+                ],
+                np.int64,
+            )
+            self._index.add(fresh, rows)
+            found[unknown] = rows[inverse]
+        self.seen[found] = now
+        return found
+
+    def row(self, labels: tuple[str, ...], now: float) -> int:
+        """The row of one label set, admitted if there is room."""
+        row = self._admit(labels, 0.0)
+        self.seen[row] = now
+        return row
+
+    def reconsider(self) -> None:
+        """Let refused label sets ask again; once a second."""
+        if self._refused and self._named < self._quota:
+            wanted = np.ones(len(self.labels) or 1, np.bool_)
+            wanted[self._refused] = False
+            self._index.keep(wanted)
+            self._refused = []
+
+    def retire(self, before: float, is_alive: Callable[[tuple[str, ...]], bool]) -> None:
+        """Drop the rows with nothing new since `before` whose process lives no more."""
+        gone = [
+            row
+            for labels, row in self._row_of.items()
+            if self.seen[row] < before and not self._is_other(labels) and not is_alive(labels)
+        ]
+        if not gone:
+            return
+        for row in gone:
+            labels = self.labels[row]
+            assert labels is not None
+            del self._row_of[labels]
+            self.labels[row] = None
+        self.retired += len(gone)
+        self._named -= len(gone)
+        wanted = np.array([labels is not None for labels in self.labels])
+        self._index.keep(wanted)
+        rows = np.array(gone, np.int64)
+        for column in self.columns.values():
+            column[rows] = 0
+        for windows in self.maxima.values():
+            for maxima in windows.values():
+                maxima.forget(rows)
+        self._free += gone
+
+    def note_max(self, name: str, rows: Rows, values: npt.NDArray[np.int64]) -> None:
+        for maxima in self.maxima[name].values():
+            maxima.note(rows, values)
+
+    def advance(self, now: float) -> None:
+        for windows in self.maxima.values():
+            for maxima in windows.values():
+                maxima.advance(now)
+
+    def clear_waiting(self) -> None:
+        """Before the waits that go on at this moment are noted anew."""
+        self.columns["waiting"][:] = 0
+        self.columns["waiting_ns"][:] = 0
+
+    def current_max(self, name: str, rows: Rows) -> dict[str, npt.NDArray[np.int64]]:
+        """By window, the largest that ended in it or still goes on (column `waiting_ns`, if there is one)."""
+        waiting = self.columns["waiting_ns"][rows] if "waiting_ns" in self.columns else 0
+        return {window: np.maximum(maxima.of(rows), waiting) for window, maxima in self.maxima[name].items()}
+
+    def live(self) -> tuple[Rows, list[tuple[str, ...]]]:
+        """Rows in use and their labels."""
+        labels = list(self._row_of)
+        return np.fromiter(self._row_of.values(), np.int64, len(labels)), labels
+
+    def _is_other(self, labels: tuple[str, ...]) -> bool:
+        return all(labels[position] == OTHER for position in self.names)
+
+    def _admit(self, labels: tuple[str, ...], weight: float) -> int:
+        row = self._row_of.get(labels)
+        if row is not None:
+            return row
+        filled = self._named / self._quota
+        has_room = filled < OPEN_SHARE or (filled < 1 and weight >= EARNED_NS)
+        if has_room or self._is_other(labels):
+            return self._new_row(labels)
+        self.overflowed += 1
+        other = tuple(OTHER if i in self.names else label for i, label in enumerate(labels))
+        row = self._row_of.get(other)
+        if row is None:
+            row = self._new_row(other)
+        self._refused.append(row)
+        return row
+
+    def _new_row(self, labels: tuple[str, ...]) -> int:
+        if self._free:
+            row = self._free.pop()
+            self.labels[row] = labels
+        else:
+            row = len(self.labels)
+            self.labels.append(labels)
+            if row >= len(self.seen):
+                self._grow()
+        self._row_of[labels] = row
+        self._named += not self._is_other(labels)
+        return row
+
+    def _grow(self) -> None:
+        self.seen = np.concatenate([self.seen, np.zeros(len(self.seen))])
+        for name, column in self.columns.items():
+            self.columns[name] = np.concatenate([column, np.zeros_like(column)])
+
+
+def _shape(kind: Any) -> tuple[int, ...]:
+    return kind[1] if isinstance(kind, tuple) else ()
+
+
+def _dtype(kind: Any) -> Any:
+    return kind[0] if isinstance(kind, tuple) else kind

@@ -1,0 +1,91 @@
+"""One drained window: rows as columns, with their process, and the stacks that belong to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd.names.processes import Name
+from lockd.sample.identities import OVERFLOWED, Identities
+from lockd.sample.index import Hashes, Index, Rows, mix
+
+Columns = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Keys and values of one program's entries, those of unwanted processes left out."""
+
+    keys: Columns
+    values: Columns
+    codes: Hashes
+    """Of the process (unit, comm) of each row."""
+    numbers: Rows
+    """Of its identity."""
+    names: Callable[[int], Name]
+    """The process of the i-th row."""
+    overflowed: bool
+    """Entries whose names were lost because a map was full."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> Window:
+        """The rows that `mask` chooses."""
+        chosen = np.flatnonzero(mask)
+        return Window(
+            self.keys[chosen],
+            self.values[chosen],
+            self.codes[chosen],
+            self.numbers[chosen],
+            lambda i: self.names(int(chosen[i])),
+            self.overflowed,
+        )
+
+
+def window_of(keys: Columns, values: Columns, identities: Identities, overflowed: bool) -> Window:
+    """A window of the rows whose processes are wanted."""
+    if overflowed:
+        numbers = np.full(len(keys), OVERFLOWED, np.int64)
+    else:
+        numbers = identities.of(values["who"])
+    names = identities.names
+    window = Window(
+        keys, values, identities.codes[numbers], numbers, lambda i: names[numbers[i]], overflowed
+    )
+    wanted = identities.wanted[numbers]
+    return window if wanted.all() else window.where(wanted)
+
+
+class Stacks:
+    """The stacks kept in one window, by address and thread."""
+
+    def __init__(self, keys: Columns, values: Columns) -> None:
+        self._values = values
+        self._index = Index()
+        if len(keys):
+            hashes = mix(keys["address"], keys["tid"], keys["kernel_lock"])
+            self._index.add(hashes, np.arange(len(keys)))
+
+    def find(self, addresses: Columns, tids: Columns, kernel: bool) -> Rows:
+        """Positions of the stacks of these locks and threads, -1 where there is none."""
+        return self._index.find(mix(addresses, tids, np.full(len(addresses), int(kernel))))
+
+    def hashes(self, positions: Rows) -> Hashes:
+        """A number that stands for each kernel stack; 0 where there is none."""
+        hashed = np.zeros(len(positions), np.uint64)
+        there = positions >= 0
+        if there.any():
+            frames = self._values["kernel"][positions[there]]
+            hashed[there] = mix(*(frames[:, i] for i in range(frames.shape[1])))
+        return hashed
+
+    def kernel(self, position: int) -> tuple[int, ...]:
+        return tuple(int(address) for address in self._values["kernel"][position] if address)
+
+    def user(self, position: int) -> tuple[int, ...]:
+        return tuple(int(address) for address in self._values["user"][position] if address)
