@@ -20,7 +20,7 @@
 /* What could not be counted (LOSS), and what was counted without its names (OVER).
  * Python reads the names: map and reason for LOSS_<map>__<reason>, map for OVER_<map>. */
 enum loss {
-    LOSS_FUTEX__UNMATCHED, /* a call ended whose start was not seen or found no place */
+    LOSS_FUTEX__THREADS_FULL,
     LOSS_FUTEX__FULL,
     LOSS_OFFCPU__THREADS_FULL,
     LOSS_OFFCPU__FULL,

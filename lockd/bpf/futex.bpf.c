@@ -160,13 +160,15 @@ static __always_inline void count_call(void *ctx, struct call *call, u64 now, u6
 
 struct sys_enter {
     u64 common;
-    s64 nr;
+    s32 nr;
+    u32 undefined; /* padding that the kernel leaves as it is */
     u64 args[6];
 };
 
 struct sys_exit {
     u64 common;
-    s64 nr;
+    s32 nr;
+    u32 undefined;
     s64 ret;
 };
 
@@ -223,6 +225,14 @@ int futex_restart(struct sys_enter *ctx)
 #define ERESTART_RESTARTBLOCK 516
 #define EINTR 4
 
+static __always_inline bool is_being_killed(void)
+{
+    u64 pending = 0;
+
+    READ_TASK(bpf_get_current_task(), TASK_PENDING_SIGNAL, pending);
+    return pending & (1 << (9 - 1)); /* SIGKILL, which every thread of a dying process gets */
+}
+
 /* Attached to the sys_exit_ of the above. */
 int futex_exit(struct sys_exit *ctx)
 {
@@ -233,19 +243,24 @@ int futex_exit(struct sys_exit *ctx)
     /* Codes from 512 stay in the kernel: a signal interrupted the call, and whether it
      * is called again is decided later; a call that is, counts again. */
     u8 error = ret >= 0 ? 0 : ret <= -ERESTARTSYS ? EINTR : -ret;
+    bool killed = false;
+
+    if (ret <= -ERESTARTSYS && is_being_killed()) {
+        error = 0; /* nobody gets to see it */
+        killed = true;
+    }
 
     if (running && running->tid == tid && running->since) {
         struct call call = *running;
         running->since = 0;
-        count_call(ctx, &call, now, 0, error, false);
+        count_call(ctx, &call, now, 0, error, killed);
         return 0;
     }
     struct thread *t = threads.lookup(&tid);
-    if (!t || !t->call.since || t->restart) {
-        if (ctx->nr != NR_RESTART_SYSCALL) /* else another call's: a sleep, a poll */
-            lose(LOSS_FUTEX__UNMATCHED);
+    /* Began before lockd did, is counted as lost already, or goes on with another call
+     * (restart_syscall() after a sleep or a poll). */
+    if (!t || !t->call.since || t->restart)
         return 0;
-    }
     struct call call = t->call;
     u64 blocked = t->call_blocked;
     t->call_blocked = 0;
@@ -253,7 +268,7 @@ int futex_exit(struct sys_exit *ctx)
         t->restart = 1;
     else
         t->call.since = 0;
-    count_call(ctx, &call, now, blocked, error, false);
+    count_call(ctx, &call, now, blocked, error, killed);
     return 0;
 }
 
@@ -271,14 +286,16 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid)
     running->since = 0;
 }
 
-/* sched_switch: there is no entry to move the call to; its exit will count the loss. */
+/* sched_switch: there is no entry to move the call to. */
 static __always_inline void running_call_lost(u32 tid)
 {
     u32 zero = 0;
     struct call *running = running_call.lookup(&zero);
 
-    if (running && running->tid == tid)
+    if (running && running->tid == tid && running->since) {
         running->since = 0;
+        lose(LOSS_FUTEX__THREADS_FULL);
+    }
 }
 
 /* sched_switch: the thread is leaving in another system call, or for good, and the call it

@@ -15,7 +15,7 @@ class _Type(ctypes.Structure):
 
     @property
     def members(self) -> int:
-        return self.info & 0xFFFF
+        return int(self.info & 0xFFFF)
 
     @property
     def is_bitfield_struct(self) -> bool:

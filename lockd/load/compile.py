@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -21,10 +22,10 @@ class Module:
     def __init__(self, source: Source) -> None:
         os.environ["BCC_KERNEL_SOURCE"] = str(HEADERS)
         try:
-            from bcc import BPF
+            from bcc import BPF  # type: ignore[import-untyped,unused-ignore]
         except ImportError as error:
             raise HostError(
-                f"bcc: cannot be imported by {os.sys.executable}: {error}; install the package "  # type: ignore[attr-defined]
+                f"bcc: cannot be imported by {sys.executable}: {error}; install the package "
                 "python3-bpfcc, and run lockd with the system's own python3"
             ) from error
         self._types = {"tracepoint": BPF.TRACEPOINT, "raw_tracepoint": BPF.RAW_TRACEPOINT}

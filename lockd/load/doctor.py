@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from typing import TypeVar
 
 from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
 from lockd.load.host import Candidate, candidates, ensure_tracefs, require_privileges, unavailable
 
+Found = TypeVar("Found")
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 
 
@@ -49,22 +52,25 @@ def _table(programs: tuple[str, ...]) -> int:
 def _probe(wanted: Iterable[Candidate]) -> tuple[dict[Candidate, str], list[tuple[str, str]]]:
     """Why each candidate is not available (empty: it is), and words about the host in general."""
     general: list[tuple[str, str]] = []
-    found = []
-    for what, probe in (("privileges", require_privileges), ("BTF", KernelTypes), ("tracefs", ensure_tracefs)):
+
+    def probe(what: str, how: Callable[[], Found]) -> Found | None:
         try:
-            found.append(probe())
-            general.append((what, "yes"))
+            found = how()
         except HostError as error:
             general.append((what, f"no: {error}"))
+            return None
+        general.append((what, "yes"))
+        return found
+
+    probe("privileges", require_privileges)
+    types = probe("BTF", KernelTypes)
+    trace = probe("tracefs", ensure_tracefs)
     general.append(("bcc", _bcc()))
-    failed = [what for what, words in general if words.startswith("no")]
-    if failed:
-        return dict.fromkeys(wanted, f"{', '.join(failed)} missing, see above"), general
-    _, types, trace = found
+    missing = [what for what, words in general if words.startswith("no")]
+    if types is None or trace is None or missing:
+        return dict.fromkeys(wanted, f"{', '.join(missing)} missing, see above"), general
     return {one: unavailable(one, types, trace) for one in wanted}, general
 
 
 def _bcc() -> str:
-    from importlib.util import find_spec
-
     return "yes" if find_spec("bcc") else "no: python3-bpfcc is not installed for this Python"

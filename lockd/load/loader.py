@@ -51,6 +51,7 @@ def source_for(settings: LoadSettings, types: KernelTypes) -> Source:
         "TASK_MM": types.offset("task_struct", "mm"),
         # Was mmap_sem before c1e8d7c6a7a6 (5.8).
         "MM_MMAP_LOCK": types.offset("mm_struct", "mmap_lock"),
+        "TASK_PENDING_SIGNAL": types.offset("task_struct", "pending.signal"),
         "TASK_FILES": types.offset("task_struct", "files"),
         "FILES_FDT": types.offset("files_struct", "fdt"),
         "FDTABLE_FD": types.offset("fdtable", "fd"),

@@ -1,0 +1,119 @@
+"""A real daemon on this host's kernel, and its /metrics as numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 60.0
+SETTLE_SECONDS = 0.6
+"""Two windows of 50 ms until an event is folded, a second for waits in progress, and the
+exporter may repeat an answer for 200 ms."""
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Metrics:
+    """One scrape: samples by name, as Prometheus would store them."""
+
+    def __init__(self, text: str) -> None:
+        self.samples: dict[str, dict[Labels, float]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                key = tuple(sorted(sample.labels.items()))
+                self.samples.setdefault(sample.name, {})[key] = sample.value
+
+    def sum(self, name: str, **labels: str) -> float:
+        """Of all series of `name` that have these labels; 0 if there are none."""
+        wanted = set(labels.items())
+        return sum(value for key, value in self.samples.get(name, {}).items() if wanted <= set(key))
+
+    def max(self, name: str, **labels: str) -> float:
+        wanted = set(labels.items())
+        values = [value for key, value in self.samples.get(name, {}).items() if wanted <= set(key)]
+        return max(values, default=0.0)
+
+    def labels(self, name: str, **labels: str) -> list[dict[str, str]]:
+        wanted = set(labels.items())
+        return [dict(key) for key in self.samples.get(name, {}) if wanted <= set(key)]
+
+    @property
+    def dropped(self) -> float:
+        return self.sum("lockd_dropped_events_total")
+
+
+class Lockd:
+    """`lockd run` with `config` over the defaults, on a port that the kernel chooses."""
+
+    def __init__(self, directory: Path, config: dict[str, Any] | None = None) -> None:
+        path = directory / "lockd.yaml"
+        path.write_text(yaml.safe_dump(config or {}))
+        self.process = subprocess.Popen(
+            [
+                "/usr/bin/python3", "-m", "lockd", "run",
+                f"--config.file={path}", "--web.listen-address=127.0.0.1:0",
+            ],
+            cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.log: list[str] = []
+        self._serving = threading.Event()
+        self.address = ""
+        threading.Thread(target=self._read_log, daemon=True).start()
+        if not self._serving.wait(START_SECONDS) or not self.address:
+            self.process.kill()
+            raise AssertionError("lockd did not start:\n" + "".join(self.log))
+
+    def _read_log(self) -> None:
+        assert self.process.stderr
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"serving on (\S+)", line):
+                self.address = found[1]
+                self._serving.set()
+        self._serving.set()
+
+    def get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=30) as answer:
+            body: bytes = answer.read()
+        return body
+
+    def metrics(self, settled: bool = True) -> Metrics:
+        """The metrics now; if `settled`, with everything that happened before the call."""
+        if settled:
+            time.sleep(SETTLE_SECONDS)
+        return Metrics(self.get("/metrics").decode())
+
+    def api(self, what: str, **query: str) -> list[dict[str, Any]]:
+        text = "&".join(f"{key}={value}" for key, value in query.items())
+        rows: list[dict[str, Any]] = json.loads(self.get(f"/api/v1/{what}?{text}"))[what]
+        return rows
+
+    def until(self, holds: Callable[[Metrics], bool], seconds: float) -> Metrics:
+        """Scrape until `holds`; the scrape for which it did. Fails after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            metrics = self.metrics(settled=False)
+            if holds(metrics):
+                return metrics
+            assert time.monotonic() < deadline, f"not so within {seconds:g} s"
+            time.sleep(0.1)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
