@@ -39,7 +39,7 @@ class Systemd:
         if not self._is_there:
             return
         try:
-            from systemd import daemon
+            from systemd import daemon  # type: ignore[import-untyped,unused-ignore]
         except ImportError:
             return
         daemon.notify(text)

@@ -31,6 +31,7 @@ enum loss {
     OVER_FUTEX,
     OVER_OFFCPU,
     OVER_KERNEL_LOCKS,
+    UNSEEN_SWITCH, /* counted, but not for how long it was on the run queue */
     LOSSES
 };
 

@@ -233,6 +233,8 @@ static __always_inline bool is_being_killed(void)
     return pending & (1 << (9 - 1)); /* SIGKILL, which every thread of a dying process gets */
 }
 
+static __always_inline void came_back_unseen(u32 tid, struct thread *t, u64 now);
+
 /* Attached to the sys_exit_ of the above. */
 int futex_exit(struct sys_exit *ctx)
 {
@@ -261,6 +263,8 @@ int futex_exit(struct sys_exit *ctx)
      * (restart_syscall() after a sleep or a poll). */
     if (!t || !t->call.since || t->restart)
         return 0;
+    if (t->off_since)
+        came_back_unseen(tid, t, now);
     struct call call = t->call;
     u64 blocked = t->call_blocked;
     t->call_blocked = 0;

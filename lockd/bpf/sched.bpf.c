@@ -34,6 +34,7 @@ BPF_ARRAY_OF_MAPS(offcpu_over, "offcpu_over_0", 2);
 #define TASK_INTERRUPTIBLE 0x1
 #define TASK_UNINTERRUPTIBLE 0x2
 #define TASK_DEAD 0x80
+#define TASK_WAKING 0x200
 #define TASK_NOLOAD 0x400 /* TASK_IDLE: uninterruptible, but waits for nothing in particular */
 
 static __always_inline u8 state_of(u64 task_state)
@@ -86,27 +87,22 @@ static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, 
     return placed;
 }
 
-/* Count one ended absence from the CPU of the thread that is about to run. */
-static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u64 now)
+/* Count one ended absence from the CPU of the thread that is about to run. If its switch-in
+ * was not `seen` it has run for a while, and its time on the run queue cannot be told. */
+static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u64 now, bool seen)
 {
     bool waited = t->state != STATE_RUNNABLE;
-    /* A wake-up that came while the thread was still being switched out is not seen
-     * (it finds the thread on the CPU): all the time is then the run queue's. */
-    u64 ready = !waited || t->woken_at < t->off_since ? t->off_since : t->woken_at;
+    bool wakeup_seen = !waited || t->woken_at >= t->off_since;
+    u64 ready = !waited ? t->off_since : wakeup_seen ? t->woken_at : now;
     u64 blocked = ready - t->off_since;
     u64 run = now > ready ? now - ready : 0;
     int window = current_window();
     void *map = offcpu.lookup(&window);
-    struct offcpu_key key = {.tid = tid, .state = t->state, .run_slot = slot_of(run)};
+    struct offcpu_key key = {.tid = tid, .state = t->state, .blocked_slot = SLOT_NONE};
 
-#ifndef HAVE_WAKING
-    if (waited) {
-        blocked = now - t->off_since;
+    key.run_slot = seen && wakeup_seen ? slot_of(run) : SLOT_NONE;
+    if (key.run_slot == SLOT_NONE)
         run = 0;
-        key.run_slot = SLOT_NONE;
-    }
-#endif
-    key.blocked_slot = SLOT_NONE;
     if (waited && is_wanted(blocked)) {
         key.nr = t->nr;
         key.iowait = t->iowait;
@@ -117,7 +113,7 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
         key.state = STATE_RUNNABLE;
         blocked = 0;
     }
-    if (!map)
+    if (!map || (key.blocked_slot == SLOT_NONE && key.run_slot == SLOT_NONE))
         return;
     struct offcpu_value *v = bpf_map_lookup_elem(map, &key);
     if (!v) {
@@ -141,20 +137,32 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
 }
 #endif
 
-static __always_inline void switched_in(u64 task, u32 tid, u64 now)
+static __always_inline void came_back(u64 task, u32 tid, struct thread *t, u64 now, bool seen)
 {
-    struct thread *t = threads.lookup(&tid);
-
-    if (!t || !t->off_since)
-        return;
 #ifdef WITH_FUTEX
     if (t->call.since && t->state != STATE_RUNNABLE)
         t->call_blocked += now - t->off_since;
 #endif
 #ifdef WITH_OFFCPU
-    count_absence(task, tid, t, now);
+    count_absence(task, tid, t, now, seen);
 #endif
     t->off_since = 0;
+}
+
+static __always_inline void switched_in(u64 task, u32 tid, u64 now)
+{
+    struct thread *t = threads.lookup(&tid);
+
+    if (t && t->off_since)
+        came_back(task, tid, t, now, true);
+}
+
+/* The current thread is on a CPU but counted as off it: no program was called when it was
+ * switched in. There are kernels that hide the switches of some other threads. */
+static __always_inline void came_back_unseen(u32 tid, struct thread *t, u64 now)
+{
+    lose(UNSEEN_SWITCH);
+    came_back(bpf_get_current_task(), tid, t, now, false);
 }
 
 static __always_inline bool is_futex_wait(s16 nr)
@@ -212,6 +220,8 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
             return;
         }
     }
+    if (t->off_since)
+        came_back_unseen(tid, t, now);
 #ifdef WITH_FUTEX
     futex_switched_out(t, tid);
 #endif
@@ -246,6 +256,12 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
     t->waker = 0;
     t->woken_at = 0;
     t->off_since = now;
+    /* A wake-up that comes while the thread is still being switched out finds it on the CPU
+     * and is passed over by on_sched_waking(); it has changed the state by now. */
+    u32 state_now = 0;
+    READ_TASK(task, TASK_STATE, state_now);
+    if (t->state != STATE_RUNNABLE && (!state_now || state_now & TASK_WAKING))
+        t->woken_at = now;
 }
 
 /* Raw tracepoint: preempt, prev, next and, since 5.18, prev's state as it was before a

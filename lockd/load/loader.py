@@ -70,8 +70,6 @@ def source_for(settings: LoadSettings, types: KernelTypes) -> Source:
     # A fourth argument, the state before a waker could change it: fa2c3254d7cf (5.18).
     if (types.tracepoint_args("sched_switch") or 0) >= 4:
         defines["HAVE_PREV_STATE"] = None
-    if types.tracepoint_args("sched_waking") is not None:
-        defines["HAVE_WAKING"] = None
     if types.has_helper("task_pt_regs"):
         defines["HAVE_TASK_PT_REGS"] = None
 

@@ -14,6 +14,8 @@ from lockd.sample.index import Groups, Hashes, Rows, mix
 from lockd.sample.table import Table
 
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
+OFFCPU = PROGRAMS.index("offcpu")
+NOT_CONTENTION = ("cond", "other")
 MIN_ROWS = 20_000
 FORGET_AFTER = 3600.0
 """Seconds after which a thread or lock with nothing new is forgotten."""
@@ -156,7 +158,11 @@ def lock_key(program: str, tgids: npt.NDArray[Any], addresses: npt.NDArray[Any],
 def _top(table: Table) -> Rows:
     live = np.flatnonzero(table.used)
     weight = table["blocked_ns"][live] + table["waiting_ns"][live]
-    return live[np.argsort(-weight, kind="stable")[:SHOWN]]
+    # What is stuck now must not be cut off by what waited much before.
+    is_contended = np.isin(table["kind"][live].astype(str), NOT_CONTENTION, invert=True)
+    is_stuck = (table["waiting_ns"][live] > 0) & (table["program"][live] != OFFCPU) & is_contended
+    rows: Rows = live[np.lexsort((-weight, ~is_stuck))[:SHOWN]]
+    return rows
 
 
 def _about(table: Table, rows: Rows) -> dict[str, list[str]]:

@@ -19,6 +19,9 @@ from lockd.sample.locks import LockSeries
 from lockd.sample.series import Series
 from lockd.sample.window import Stacks, Window
 
+ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK", errno.EOPNOTSUPP: "EOPNOTSUPP"}
+"""Names of errors; of several the one in futex(2), where Python has EDEADLOCK and ENOTSUP."""
+
 
 class FutexAggregates:
     """Everything exported about futex calls."""
@@ -73,7 +76,7 @@ class FutexAggregates:
             codes = failed.keys["error"]
             rows = self.errors.rows(
                 mix(failed.codes, codes),
-                lambda i: (*failed.names(i), errno.errorcode.get(int(codes[i]), str(codes[i]))),
+                lambda i: (*failed.names(i), ERRORS.get(int(codes[i]), str(codes[i]))),
                 failed.values["blocked_ns"],
                 now,
             )

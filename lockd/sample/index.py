@@ -87,4 +87,5 @@ class Groups:
         if not len(self.rows):
             return np.empty(0, np.int64)
         ends = np.concatenate([self._starts[1:], [len(self._order)]]) - 1
-        return self._order[ends]
+        last: Rows = self._order[ends]
+        return last

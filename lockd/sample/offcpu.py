@@ -127,7 +127,8 @@ class OffcpuAggregates:
 
     def reasons_of_threads(self, threads: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Reason and state of threads that are off the CPU: reason * 256 + state."""
-        return self._reasons_of(threads) * 256 + threads["state"]
+        both: npt.NDArray[np.int64] = self._reasons_of(threads) * 256 + threads["state"]
+        return both
 
     def note_waiting(self, waiting: Waiting, now: float) -> None:
         """Replace what is known of the threads that are off the CPU; kinds as reasons_of_threads()."""

@@ -44,15 +44,20 @@ class Losses:
         self._members = manifest.enums["loss"][:-1]  # the last is their number
         self._counters = counters
 
-    def read(self) -> tuple[dict[tuple[str, str], int], dict[str, int], dict[str, int]]:
-        """Dropped events by (map, reason); events counted as `other` by map; stack misses by reason."""
+    def read(self) -> tuple[dict[tuple[str, str], int], dict[str, int], dict[str, int], int]:
+        """Dropped events by (map, reason); events counted as `other` by map; stack misses by
+        reason; switch-ins that no program was called for.
+        """
         counts = self._counters.read()
         dropped: dict[tuple[str, str], int] = {}
         overflowed: dict[str, int] = {}
         stacks: dict[str, int] = {}
+        unseen = 0
         for member, count in zip(self._members, counts, strict=True):
             kind, _, what = member.lower().partition("_")
-            if kind == "over":
+            if kind == "unseen":
+                unseen = int(count)
+            elif kind == "over":
                 overflowed[what] = int(count)
             else:
                 where, _, reason = what.partition("__")
@@ -60,7 +65,7 @@ class Losses:
                     stacks[reason] = int(count)
                 else:
                     dropped[where, reason] = int(count)
-        return dropped, overflowed, stacks
+        return dropped, overflowed, stacks, unseen
 
 
 class OwnCost:
@@ -110,7 +115,7 @@ class OwnCost:
         block.add("lockd_resident_bytes", [("sampler",)], [self._resident_bytes()])
 
     def _export_programs(self, block: Block) -> None:
-        dropped, overflowed, stacks = self._losses.read()
+        dropped, overflowed, stacks, unseen = self._losses.read()
         runs: dict[str, npt.NDArray[np.int64]] = {}
         for program, fd in self._functions:
             runs[program] = runs.get(program, 0) + _program_info(fd)
@@ -121,6 +126,7 @@ class OwnCost:
         block.add("lockd_dropped_events_total", list(dropped), list(dropped.values()))
         block.add("lockd_overflow_events_total", [(name,) for name in overflowed], list(overflowed.values()))
         block.add("lockd_stack_misses_total", [(reason,) for reason in stacks], list(stacks.values()))
+        block.add("lockd_unseen_switches_total", [()], [unseen])
         if self._kernel_keeps_statistics():
             names = [(program,) for program in runs]
             block.add("lockd_program_runs_total", names, [count for _, count, _ in runs.values()])
@@ -139,9 +145,8 @@ class OwnCost:
 
 def _program_info(fd: int) -> npt.NDArray[np.int64]:
     """Run time (ns), runs and missed runs of a BPF function; zeros where the kernel keeps none."""
-    info = (ctypes.c_uint8 * PROG_INFO_BYTES)()
+    words = np.zeros(PROG_INFO_BYTES // 8, np.int64)
     size = ctypes.c_uint32(PROG_INFO_BYTES)
-    if libbpf().bpf_obj_get_info_by_fd(fd, info, ctypes.byref(size)):
+    if libbpf().bpf_obj_get_info_by_fd(fd, words.ctypes.data, ctypes.byref(size)):
         return np.zeros(3, np.int64)
-    words = np.frombuffer(info, np.int64)
-    return words[[RUN_TIME_NS // 8, RUN_COUNT // 8, RECURSION_MISSES // 8]].copy()
+    return np.array([words[at // 8] for at in (RUN_TIME_NS, RUN_COUNT, RECURSION_MISSES)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,11 +43,11 @@ def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
 
 @pytest.fixture
 def workload() -> Iterator[Start]:
-    """Start a workload by name and arguments; `comm` tells it from all others."""
+    """Start a workload by name and arguments; `comm` tells it from all others on this host."""
     started: list[Workload] = []
 
     def start(name: str, *arguments: object, comm: str = "") -> Workload:
-        one = Workload(name, *arguments, comm=comm or f"{name[:8]}.{next(NUMBERS)}")
+        one = Workload(name, *arguments, comm=comm or f"{name[:5]}.{os.getpid():x}.{next(NUMBERS)}")
         started.append(one)
         return one
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,22 @@ MISSING = 77
 
 
 class Workload:
-    """One run of a workload under a process name of its own."""
+    """One run of a workload under a process name of its own.
+
+    Its stdin is a socket: reading it is a wait of its own kind, which no workload's truth is about.
+    """
 
     def __init__(self, name: str, *arguments: object, comm: str) -> None:
         self.comm = comm
-        self.process = subprocess.Popen(
-            [BUILD / name, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "LOCKD_COMM": comm},
-            text=True,
-        )
+        self._stdin, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [BUILD / name, *map(str, arguments)],
+                stdin=theirs,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "LOCKD_COMM": comm},
+                text=True,
+            )
         line = self._line()
         if self.process.poll() == MISSING:
             pytest.skip(f"host: this kernel lacks what {name} needs")
@@ -35,9 +41,15 @@ class Workload:
 
     def run(self) -> dict[str, Any]:
         """Let it do its work; the truth."""
-        assert self.process.stdin
-        self.process.stdin.write("g")
-        self.process.stdin.flush()
+        self.go()
+        return self.truth()
+
+    def go(self) -> None:
+        """Let it begin its work."""
+        self._stdin.send(b"g")
+
+    def truth(self) -> dict[str, Any]:
+        """Wait for the end of its work."""
         line = self._line()
         if self.process.poll() == MISSING:
             pytest.skip(f"host: this kernel lacks what the workload {self.comm} needs")
@@ -46,13 +58,14 @@ class Workload:
 
     def finish(self) -> None:
         """Let it end, and see that it was content."""
-        assert self.process.stdin
-        self.process.stdin.close()
+        self._stdin.close()
         assert self.process.wait(30) == 0
 
     def kill(self) -> None:
+        """End it, whatever it does."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(30)
+        self._stdin.close()
 
     def _line(self) -> str:
         assert self.process.stdout

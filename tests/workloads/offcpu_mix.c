@@ -1,8 +1,9 @@
 /* K waits off the CPU for each reason, one phase after the other, each phase in a thread of its own:
  * sleep (nanosleep of 2 ms), pipe (a read answered 1 ms after the reader sleeps), poll (1 ms timeout),
  * lock (futex timeout of 1 ms) and disk (O_DIRECT reads of a file in DIR; left out where DIR has no
- * O_DIRECT). "phases" is per thread; "offcpu" is the whole process from the start byte on, so its sleeps
- * include the coordination's. Not in it: the reads of stdin. A count is of waits that blocked. */
+ * O_DIRECT). "phases" is per thread, and its times leave out the run queue; "offcpu" is the whole process
+ * from the start byte on, so its sleeps include the coordination's, which is why the "queued_us" that it spent
+ * on the run queue may be in them. Not in it: the reads of stdin. A count is of waits that blocked. */
 #include "workload.h"
 #include <poll.h>
 
@@ -17,6 +18,7 @@ struct phase {
 };
 
 static long k;
+static _Atomic int64_t queued;	/* by threads that ended */
 static int pipe_fd[2], disk_fd = -1;
 static char *block;
 
@@ -76,10 +78,13 @@ static void *run(void *p)
 	for (long i = 0; i < k; i++) {
 		if (me->once == pipe_once)
 			wait_until(&me->asked, i + 1);
+		int64_t was_queued = queued_ns();
 		struct before b = before();
 		me->once(i);
+		b.ns += queued_ns() - was_queued;
 		after(&me->waits, b);
 	}
+	queued += queued_ns();
 	me->finished = 1;
 	return NULL;
 }
@@ -102,6 +107,7 @@ int main(int argc, char **argv)
 	check(pipe2(pipe_fd, O_CLOEXEC), "pipe");
 	int with_disk = make_file(argc > 2 ? argv[2] : ".");
 	ready();
+	queued = -queued_ns();
 	for (struct phase *p = phases; p < phases + count - !with_disk; p++) {
 		p->tid = spawn(run, p);
 		for (long i = 0; p->once == pipe_once && i < k; i++) {
@@ -124,7 +130,7 @@ int main(int argc, char **argv)
 		say("}, {");
 		say_offcpu(p->state, p->reason, &p->waits);
 	}
-	say("}], \"futex\": {");
+	say("}], \"queued_us\": %ld, \"futex\": {", (long)((queued + queued_ns()) / 1000));
 	say_futex("lock", &phases[3].waits);
 	say("}, \"wakes\": 0, \"errors\": {\"ETIMEDOUT\": %ld}}", k);
 	finish();

@@ -104,6 +104,20 @@ void add_waits(struct waits *sum, const struct waits *w)
 	raise_to(&sum->max_ns, w->max_ns);
 }
 
+/* The second number of schedstat, which is there if the kernel has CONFIG_SCHED_INFO. */
+int64_t queued_ns(void)
+{
+	long long running, queued = 0;
+	char text[64] = "";
+	int fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return 0;
+	check(read(fd, text, sizeof text - 1), "read schedstat");
+	close(fd);
+	sscanf(text, "%lld %lld", &running, &queued);
+	return queued;
+}
+
 /* Fault in what measuring needs: a fault can block too. */
 static void warm_up(void)
 {
@@ -171,11 +185,11 @@ void wait_until(_Atomic long *value, long least)
 		nap(50);
 }
 
-/* /proc/self/task/TID/syscall is "running", or begins with the number of the call it sleeps in. */
+/* /proc/TID/syscall is "running", or begins with the number of the call it sleeps in. */
 void wait_asleep(pid_t tid, long syscall_nr)
 {
 	char path[64], text[32];
-	snprintf(path, sizeof path, "/proc/self/task/%d/syscall", tid);
+	snprintf(path, sizeof path, "/proc/%d/syscall", tid);
 	for (;; nap(50)) {
 		int fd = check(open(path, O_RDONLY | O_CLOEXEC), path);
 		ssize_t size = check(read(fd, text, sizeof text - 1), path);

@@ -57,6 +57,7 @@ extern struct waits naps;
 struct before before(void);
 void after(struct waits *w, struct before b);
 void add_waits(struct waits *sum, const struct waits *w);
+int64_t queued_ns(void);		/* what this thread ever spent on the run queue; 0 if not known */
 void say_futex(const char *kind, const struct waits *w);	/* "kind": {...} */
 void say_offcpu(const char *state, const char *reason, const struct waits *w);
 void say_kernel(const char *lock_type, const struct waits *w);
@@ -64,7 +65,7 @@ void say_kernel(const char *lock_type, const struct waits *w);
 /* Threads. They are never joined: a join is a futex wait. */
 pid_t spawn(void *(*run)(void *), void *arg);	/* returns once the thread runs; its tid */
 void wait_until(_Atomic long *value, long least);	/* polls until *value >= least */
-void wait_asleep(pid_t tid, long syscall_nr);	/* polls until that thread of this process sleeps in the call */
+void wait_asleep(pid_t tid, long syscall_nr);	/* polls until that thread sleeps in the call */
 
 /* A lock handed over `rounds` times. The owner takes it; the asker asks; `hold_us` after the asker
  * is seen asleep the owner gives it away. So every ask is one wait, and every wait blocks. */

@@ -1,0 +1,191 @@
+"""The command line: reads flags and the configuration, then calls the part that does the work."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from lockd import __version__
+from lockd.errors import LockdError, UsageError
+
+if TYPE_CHECKING:
+    from lockd.config import Config
+
+INTERRUPTED = 130
+"""What a shell reports for a program that Ctrl-C ended."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are reported like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}\nsee: {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code: 0 done, 1 failed, 2 bad usage, 3 host cannot."""
+    try:
+        code = _command(_parser().parse_args(argv))
+        sys.stdout.flush()
+        return code
+    except LockdError as error:
+        for line in str(error).splitlines():
+            print(f"lockd: error: {line}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `lockd check | head`: nobody reads on. Python would complain once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return LockdError.exit_code
+
+
+def _command(args: argparse.Namespace) -> int:
+    # Imported late, so that each command starts at once and needs only what it uses.
+    if args.command == "top":
+        from lockd import top
+
+        return top.run(top.options(args))
+
+    config = None if args.command == "doctor" else _config(args)
+    from lockd import service
+
+    if config is None:
+        return service.doctor()
+    if args.command == "check":
+        return service.check(config)
+    return service.run(config, list(config.web.listen), config.web.config_file, args.strict)
+
+
+def _config(args: argparse.Namespace) -> Config:
+    """The configuration file, with what the flags say instead."""
+    from lockd.config import Log, Web, load
+
+    config = load(args.config_file)
+    listen = tuple(args.listen or config.web.listen)
+    if len(set(listen)) < len(listen):
+        raise UsageError("argument --web.listen-address: the same address is given twice")
+    web = Web(listen=listen, config_file=args.web_config or config.web.config_file)
+    log = Log(level=args.level or config.log.level)
+    return dataclasses.replace(config, web=web, log=log)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="lockd",
+        description="Measures where threads wait for locks, for how long, and who makes them wait.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, does: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=does, description=f"{does}.", allow_abbrev=False)
+
+    run = command("run", "Measure, and serve the metrics: the daemon")
+    _daemon_flags(run)
+    run.add_argument("--strict", action="store_true", help="fail if a hook is missing")
+    _daemon_flags(command("check", "Validate a configuration and say what would be measured"))
+    command("doctor", "Say which hooks this host has, and why not the others")
+    _top_flags(command("top", "Show live who is blocked most, and on what"))
+    return parser
+
+
+def _version() -> str:
+    return f"lockd {__version__}, Python {platform.python_version()}"
+
+
+def _daemon_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that Prometheus exporters have; they win over the configuration."""
+    parser.add_argument(
+        "--config.file",
+        dest="config_file",
+        metavar="FILE",
+        type=Path,
+        help="the configuration (YAML); without it, the defaults",
+    )
+    parser.add_argument(
+        "--web.listen-address",
+        dest="listen",
+        metavar="HOST:PORT",
+        action="append",
+        type=_address,
+        help="where to serve; can be given more than once (default: 127.0.0.1:9776)",
+    )
+    parser.add_argument(
+        "--web.config.file",
+        dest="web_config",
+        metavar="FILE",
+        type=Path,
+        help="TLS and passwords, in the format of the exporter-toolkit",
+    )
+    parser.add_argument(
+        "--log.level",
+        dest="level",
+        choices=("debug", "info", "warning", "error"),
+        help="the least important messages that are logged (default: info)",
+    )
+
+
+def _top_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url",
+        default="http://127.0.0.1:9776",
+        help="the daemon; may hold a user name and password (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--interval",
+        metavar="DURATION",
+        type=_interval,
+        default="1s",
+        help="time between two looks, from 100ms to 1h (default: %(default)s)",
+    )
+    parser.add_argument("--once", action="store_true", help="print once, after one interval")
+    parser.add_argument(
+        "--sort",
+        choices=("blocked", "max", "waiting"),
+        default="blocked",
+        help="by time blocked now, longest wait since the daemon started, or waiting now",
+    )
+    parser.add_argument(
+        "--kind",
+        metavar="KINDS",
+        default="lock,pi",
+        help="kinds of futex waits: lock, pi, cond, other with commas between; `all` shows these "
+        "and off-CPU time (default: %(default)s and kernel locks)",
+    )
+    parser.add_argument("--limit", metavar="N", type=_limit, help="rows in each table")
+    parser.add_argument(
+        "--insecure", action="store_true", help="take any TLS certificate, checking nothing"
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    from lockd.config_rules import ADDRESS_WANTS, parse_address
+
+    try:
+        return parse_address(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {ADDRESS_WANTS}") from None
+
+
+def _interval(text: str) -> int:
+    from lockd.config_rules import parse_duration, within
+
+    try:
+        return within(parse_duration(text), parse_duration("100ms"), parse_duration("1h"))
+    except ValueError:
+        wants = "a duration from 100ms to 1h, such as 1s"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wants}") from None
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 10000")
+    return int(text)

@@ -1,0 +1,105 @@
+"""HTTP on sockets that are already listening, with limits for slow, many and broken clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from tornado.http1connection import HTTP1ServerConnection
+from tornado.httpserver import HTTPServer
+from tornado.iostream import IOStream, SSLIOStream
+from tornado.netutil import add_accept_handler, ssl_wrap_socket
+
+from lockd.export.handlers import Service, application
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 256
+HEADER_TIMEOUT = 10.0
+"""Seconds from the connection, or the answer before, to the end of the next request's headers."""
+LARGEST_HEADER = 16_384
+_LIMITS: dict[str, int] = {
+    "max_buffer_size": 4 * LARGEST_HEADER,
+    "read_chunk_size": LARGEST_HEADER,
+}
+_GRACE = 2.0
+"""Seconds that requests have to be answered after the end has been asked for."""
+
+
+class Server(HTTPServer):
+    """Accepts connections and, when there are too many, closes the one that waits longest.
+
+    Many clients that never finish a request can thus not keep out one that does. TLS is decided
+    for each connection, so new certificates need no restart.
+    """
+
+    def initialize(self, service: Service) -> None:  # type: ignore[override]  # tornado's own way
+        super().initialize(
+            application(service),
+            max_header_size=LARGEST_HEADER,
+            # Bodies are refused before they are read, so their size never matters.
+            max_body_size=1 << 40,
+            idle_connection_timeout=HEADER_TIMEOUT,
+            body_timeout=HEADER_TIMEOUT,
+        )
+        self._service = service
+        self._open: dict[IOStream, None] = {}  # the oldest first
+        self._stop_accepting: list[Callable[[], None]] = []
+
+    def serve(self, listening: socket.socket) -> None:
+        """Accept connections from now on."""
+        listening.setblocking(False)
+        self._stop_accepting.append(add_accept_handler(listening, self._accept))
+        log.info("listening on %s", _text(listening.getsockname()))
+
+    async def finish(self) -> None:
+        """Accept nothing more, answer what has been asked, close all connections."""
+        for stop in self._stop_accepting:
+            stop()
+        end = asyncio.get_running_loop().time() + _GRACE
+        while self._service.busy and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.01)
+        await self.close_all_connections()
+        self._service.close()
+
+    def _accept(self, connection: socket.socket, address: Any) -> None:
+        if len(self._open) >= MOST_CONNECTIONS and not self._close_oldest():
+            log.debug("%s: refused, all connections are busy", _text(address))
+            connection.close()
+            return
+        tls = self._service.web.current().tls
+        try:
+            if tls is None:
+                stream = IOStream(connection, **_LIMITS)
+            else:
+                wrapped = ssl_wrap_socket(
+                    connection, tls, server_side=True, do_handshake_on_connect=False
+                )
+                stream = SSLIOStream(wrapped, ssl_options=tls, **_LIMITS)
+        except OSError as error:  # it is gone already
+            log.debug("%s: %s", _text(address), error)
+            connection.close()
+            return
+        self._open[stream] = None
+        self.handle_stream(stream, address)
+
+    def _close_oldest(self) -> bool:
+        idle = next((stream for stream in self._open if stream not in self._service.busy), None)
+        if idle is None:
+            return False
+        del self._open[idle]
+        idle.close()
+        return True
+
+    def on_close(self, server_conn: object) -> None:
+        super().on_close(server_conn)
+        assert isinstance(server_conn, HTTP1ServerConnection)
+        self._open.pop(server_conn.stream, None)
+        self._service.busy.discard(server_conn.stream)
+
+
+def _text(address: Any) -> str:
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
