@@ -154,7 +154,7 @@ class Series:
     """Bounds on what Prometheus gets to store."""
 
     max: int = key(
-        integer(100, 1_000_000),
+        integer(1_000, 1_000_000),
         "10000",
         "The most lines /metrics ever has; what gets no series of its own is counted under `other`.",
     )

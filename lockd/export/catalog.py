@@ -12,7 +12,6 @@ from typing import Literal
 
 Kind = Literal["histogram", "counter", "gauge", "info"]
 
-FUTEX_KINDS = ("lock", "pi", "cond", "other")
 """The values of the label `kind`."""
 
 _BLOCKED = (
@@ -131,7 +130,7 @@ def _itself() -> Iterator[Metric]:
                  " some threads): the wait is counted, with the time until the thread was next"
                  " seen if its wake-up was not seen either; its runqueue time is not.")
     yield metric("stack_misses_total", "counter", "reason", "Stacks that could not be kept.")
-    yield metric("ticks_total", "counter", "", "Sampling periods done.")
+    yield metric("ticks_total", "counter", "", "Sampling periods done: windows drained from the kernel's maps.")
     yield metric("tick_seconds", "histogram", "",
                  "Time the work of one sampling period took. In seconds.")
     yield metric("tick_late_seconds", "histogram", "",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockd.errors import LockdError
-from lockd.export.catalog import FUTEX_KINDS
 
 MOST_ROWS = 1000
 _DEFAULT_ROWS = 100
@@ -44,9 +43,6 @@ def parse_query(arguments: Mapping[str, list[bytes]]) -> Query:
         raise QueryError(
             f'parameter limit: "{limit[:40]}"; rule: a whole number from 1 to {MOST_ROWS}'
         )
-    kind = values.get("kind")
-    if kind is not None and kind not in FUTEX_KINDS:
-        raise QueryError(f'parameter kind: "{kind[:40]}"; rule: one of {", ".join(FUTEX_KINDS)}')
     return Query(int(limit), values)
 
 

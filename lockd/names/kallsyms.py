@@ -33,6 +33,8 @@ class KernelSymbols:
         self._kinds = bytes(kinds)
         # One bytes object: a list of 200,000 small ones would take ten times the memory.
         self._ends = np.cumsum([len(name) for name in names], dtype=np.uint32)
+        # Without CONFIG_KALLSYMS_ALL only a few marks are listed, and what lies behind one is anything.
+        self._has_variables = b"init_task" in names
         self._text = b"".join(names)
 
     def function(self, address: int) -> str:
@@ -42,6 +44,8 @@ class KernelSymbols:
 
     def variable(self, address: int) -> str:
         """The variable at `address` or into which it points; empty if it is no static data."""
+        if not self._has_variables:
+            return ""
         at = self._at(address)
         if at < 0 or self._kinds[at] not in b"bBdDrRvV" or address - int(self._addresses[at]) > 65536:
             return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 from lockd.names.units import Units
@@ -15,6 +16,12 @@ POOLED = re.compile(r"^(kworker)/.*|/\d+$")
 
 Name = tuple[str, str]
 """(unit, comm)"""
+
+NS = 1_000_000_000
+TOLD_LATE_NS = 3 * NS
+"""An event tells a name at most so long after it was read."""
+ASKS_PER_SECOND = 200
+"""How often procfs is asked again what a process is called: each takes some 20 us."""
 
 
 def text(comm: bytes) -> str:
@@ -30,20 +37,38 @@ class Processes:
         self._units = units
         self._procfs = procfs
         self._known: dict[int, Name] = {}
+        self._learnt: dict[int, int] = {}
+        self._second = self._asks = 0
 
     def tell(self, tgid: int, cgroup: int, comm: bytes, kernel_thread: bool) -> Name:
         """What the kernel said of a thread group when one of its events was first counted."""
         name = self._kernel(text(comm)) if kernel_thread else (self._units.unit(cgroup, tgid), text(comm))
-        self._known[tgid] = name
+        self._know(tgid, name, time.monotonic_ns() - TOLD_LATE_NS)
         return name
 
-    def name(self, tgid: int) -> Name:
-        """The name of a process, asked of procfs if none of its events was seen; ("", "") if it is gone."""
+    def name(self, tgid: int, since: int = 0) -> Name:
+        """The name of a process, asked of procfs if none of its events was seen; ("", "") if it is gone.
+
+        A name learnt before `since` (monotonic clock in ns) is asked for again: processes
+        rename themselves, by exec for one, and one that waits ever since has no event to tell it.
+        """
         known = self._known.get(tgid)
-        if known is None:
-            known = self._ask(tgid)
-            self._known[tgid] = known
+        if known is None or (self._learnt[tgid] < since and self._may_ask_again()):
+            now = time.monotonic_ns()
+            asked = self._ask(tgid)
+            known = known if known and not asked[1] else asked
+            self._know(tgid, known, now)
         return known
+
+    def _know(self, tgid: int, name: Name, since: int) -> None:
+        self._known[tgid], self._learnt[tgid] = name, since
+
+    def _may_ask_again(self) -> bool:
+        second = time.monotonic_ns() // NS
+        if second != self._second:
+            self._second, self._asks = second, 0
+        self._asks += 1
+        return self._asks <= ASKS_PER_SECOND
 
     def comm(self, tgid: int) -> str:
         return self.name(tgid)[1]
@@ -58,7 +83,7 @@ class Processes:
     def keep(self, alive: set[int]) -> None:
         """Forget all others: their ids will be used again."""
         for tgid in self._known.keys() - alive:
-            del self._known[tgid]
+            del self._known[tgid], self._learnt[tgid]
 
     def _ask(self, tgid: int) -> Name:
         try:

@@ -49,7 +49,12 @@ class Units:
         self._controllers_are_v1 = self._has_v1()
 
     def unit(self, cgroup_id: int, tgid: int) -> str:
-        """The unit of a thread; empty if it is in none, or ended before it could be told."""
+        """The unit of a thread; empty if it is in none, or ended before it could be told.
+
+        A `cgroup_id` of 0 is not known.
+        """
+        if not cgroup_id:
+            return self._by_process(tgid)
         if cgroup_id in self._by_id:
             unit = self._by_id[cgroup_id]
         else:

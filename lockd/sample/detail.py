@@ -28,11 +28,11 @@ SHOWN = 1000
 class Detail:
     """Threads, locks, and which threads blocked on which lock."""
 
-    def __init__(self, thread_comm: Callable[[int, int], str], entries: int) -> None:
-        """`thread_comm(tgid, tid)` names a live thread whose name no event told; a window
-        has at most `entries` rows.
+    def __init__(self, thread_comm: Callable[[int, int], str], at_once: int) -> None:
+        """`thread_comm(tgid, tid)` names a live thread whose name no event told; at most
+        `at_once` rows are added in one go.
         """
-        rows = max(MIN_ROWS, 2 * entries)
+        rows = max(MIN_ROWS, at_once)
         self._thread_comm = thread_comm
         waits = {"blocked_ns": np.int64, "count": np.int64, "max_ns": np.int64, "waiting_ns": np.int64}
         about = {"program": np.int8, "kind": object, "process": object, "tgid": np.int64}

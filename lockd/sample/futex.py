@@ -14,7 +14,7 @@ from lockd.sample.block import Block, with_windows
 from lockd.sample.detail import Detail, lock_key
 from lockd.sample.index import Groups, Rows, mix
 from lockd.sample.inflight import Waiting
-from lockd.sample.limits import Limits
+from lockd.sample.limits import Budget, Limits
 from lockd.sample.locks import LockSeries
 from lockd.sample.series import Series
 from lockd.sample.window import Stacks, Window
@@ -26,7 +26,7 @@ ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK", errno.EOPNOTSUPP: "EOPNOT
 class FutexAggregates:
     """Everything exported about futex calls."""
 
-    def __init__(self, manifest: Manifest, limits: Limits, detail: Detail, resolver: Resolver) -> None:
+    def __init__(self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver) -> None:
         kinds = manifest.enums["futex_kind"]
         self._kind_names = [name.removeprefix("KIND_").lower() for name in kinds]
         self._wake = kinds.index("KIND_WAKE")
@@ -38,23 +38,23 @@ class FutexAggregates:
             {"waits": np.int64, "slots": (np.int64, (self._slots,)), "blocked_ns": np.int64,
              "waiting": np.int64, "waiting_ns": np.int64},
             names=(0, 1), lines=limits.histogram_lines + 2 + limits.max_gauges,
-            quota=limits.quota("futex"), others=4, maxima=("blocked",), windows=windows,
+            budget=budget, others=4, maxima=("blocked",), windows=windows,
         )  # fmt: skip
         self.by_process = Series(
             "futex_process", {"wakes": np.int64, "sys_ns": np.int64},
             names=(0, 1), lines=2 + limits.max_gauges,
-            quota=limits.quota("futex_process"), others=1, maxima=("sys",), windows=windows,
+            budget=budget, others=1, maxima=("sys",), windows=windows,
         )  # fmt: skip
         self.errors = Series(
             "futex_error", {"errors": np.int64},
-            names=(0, 1), lines=1, quota=limits.quota("futex_error"), others=16,
+            names=(0, 1), lines=1, budget=budget, others=16,
         )  # fmt: skip
         per_lock = 4 + limits.max_gauges
         locks = Series(
             "futex_lock",
             {"count": np.int64, "blocked_ns": np.int64, "waiting": np.int64, "waiting_ns": np.int64},
             names=(0, 1, 3), lines=per_lock,
-            quota=min(limits.quota("futex_lock"), (limits.top_locks + 4) * per_lock), others=4,
+            budget=budget, others=4, most=limits.top_locks,
             maxima=("blocked",), windows=windows,
         )  # fmt: skip
         self.locks = LockSeries("futex", detail, resolver, locks, has_site=False)

@@ -74,9 +74,9 @@ class Identities:
             found = self._index.find(keys)
         return found
 
-    def of_process(self, tgid: int) -> tuple[Name, bool]:
-        """The name of a live process that may have had no event yet, and whether it is wanted."""
-        name = self._processes.name(tgid)
+    def of_process(self, tgid: int, since: int) -> tuple[Name, bool]:
+        """The name of a live process that has had no event since then, and whether it is wanted."""
+        name = self._processes.name(tgid, since)
         return name, self._filter.wants(tgid, name)
 
     def _learn(self, who: Any) -> int:

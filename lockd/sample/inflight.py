@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from lockd.sample.maps import Buffers, HashMap
 from lockd.sample.series import Series
 
 Columns = npt.NDArray[Any]
+
+LASTING_NS = 1_000_000_000
+"""Of waits that have lasted so long it is made sure that the process still has the name that is known."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,10 @@ def waiting_of(
 ) -> Waiting:  # fmt: skip
     """Name the processes of waits and leave out the unwanted."""
     processes, which = np.unique(tgids, return_inverse=True)
-    named = [identities.of_process(int(tgid)) for tgid in processes]
+    began = np.where(waited_ns >= LASTING_NS, time.monotonic_ns() - waited_ns, 0)
+    newest = np.zeros(len(processes), np.int64)
+    np.maximum.at(newest, which, began)
+    named = [identities.of_process(int(tgid), int(at)) for tgid, at in zip(processes, newest, strict=True)]
     wanted = np.array([wants for _, wants in named], np.bool_)[which]
     codes = np.array([code_of(name) for name, _ in named], np.uint64)
     which = which[wanted]

@@ -10,7 +10,7 @@ from lockd.sample.block import Block, with_windows
 from lockd.sample.detail import Detail, lock_key
 from lockd.sample.index import Groups, mix
 from lockd.sample.inflight import Waiting
-from lockd.sample.limits import Limits
+from lockd.sample.limits import Budget, Limits
 from lockd.sample.locks import LockSeries
 from lockd.sample.series import Series
 from lockd.sample.window import Stacks, Window
@@ -19,7 +19,7 @@ from lockd.sample.window import Stacks, Window
 class KernelLockAggregates:
     """Everything exported about kernel locks."""
 
-    def __init__(self, manifest: Manifest, limits: Limits, detail: Detail, resolver: Resolver) -> None:
+    def __init__(self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver) -> None:
         types = manifest.enums["lock_type"]
         self._types = [name.removeprefix("LOCK_").lower() for name in types]
         self._slots = manifest.constants["SLOTS"]
@@ -29,12 +29,13 @@ class KernelLockAggregates:
             {"slots": (np.int64, (self._slots,)), "wait_ns": np.int64,
              "waiting": np.int64, "waiting_ns": np.int64},
             names=(0, 1), lines=limits.histogram_lines + 1 + limits.max_gauges,
-            quota=limits.quota("kernel_lock"), others=len(types),
+            budget=budget, others=len(types),
             maxima=("wait",), windows=dict(limits.windows),
         )  # fmt: skip
         sites = Series(
             "kernel_lock_site", {"count": np.int64, "blocked_ns": np.int64},
-            names=(0, 1, 3, 4), lines=2, quota=limits.quota("kernel_lock_site"), others=len(types),
+            names=(0, 1, 3, 4), lines=2, budget=budget, others=len(types),
+            most=limits.top_locks,
         )  # fmt: skip
         self.sites = LockSeries("kernel_locks", detail, resolver, sites, has_site=True)
         self.series = [self.by_type, sites]

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 RESERVED_LINES = 400
 """For lockd's own metrics and for HELP and TYPE."""
 
+OPEN_SHARE = 0.75
+"""Up to this part of what there is, every label set gets a series at once."""
+
 SHARES = {
     "futex": 0.34,
     "futex_process": 0.06,
@@ -41,6 +44,23 @@ class Limits:
     def max_gauges(self) -> int:
         return len(self.windows)
 
+
+class Budget:
+    """Lines of exposition left for all families together; one for each sampler.
+
+    A family has its share for itself, and may take more while there is plenty: what one
+    host needs for locks, another needs for wakers.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._all = max(limits.max_lines - RESERVED_LINES, 0)
+        self.left = self._all
+
     def quota(self, family: str) -> int:
-        """Lines that `family` may take."""
-        return int(max(self.max_lines - RESERVED_LINES, 0) * SHARES[family])
+        """Lines that `family` may take in any case."""
+        return int(self._all * SHARES[family])
+
+    @property
+    def is_plentiful(self) -> bool:
+        """Whether less than OPEN_SHARE of all lines are taken."""
+        return self.left > (1 - OPEN_SHARE) * self._all

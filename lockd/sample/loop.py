@@ -55,7 +55,6 @@ class Loop:
             self._sampler.tick()
             ended = time.monotonic_ns()
             cost = self._sampler.own_cost
-            cost.ticks += 1
             cost.late.note(started - due)
             cost.work.note(ended - started)
             self._each_tick()

@@ -18,7 +18,7 @@ from lockd.manifest import MapInfo
 
 MEMBARRIER_CALL = {"x86_64": 324, "aarch64": 283}[os.uname().machine]
 MEMBARRIER_CMD_GLOBAL = 1
-LONGEST_PROGRAM = 0.05
+LONGEST_PROGRAM = 0.25
 """Seconds; a BPF program runs for some microseconds, with preemption disabled."""
 
 
@@ -64,6 +64,8 @@ class HashMap:
             if code in (errno.EINVAL, errno.EOPNOTSUPP) and since is None:
                 self.batch = False
                 return self._one_by_one(keys, values, delete)
+            if code == errno.ENOSPC:
+                break  # was full and changed while it was read: what comes next has no room here
             if code not in (0, errno.ENOENT):
                 raise LockdError(f"map {self.name}: reading a batch: {os.strerror(code)}")
             total += count.value
@@ -143,36 +145,34 @@ class GracePeriod:
     """Waits in a thread of its own until no program can still be using what it had before.
 
     A program may hold an entry of the map that was just flipped away. Programs run inside
-    RCU read-side sections, and membarrier's global command waits for all of them (5 to
-    20 ms), which the 50 ms loop must not.
+    RCU read-side sections, and membarrier's global command waits for all of them, which the
+    50 ms loop must not: it takes 5 to 20 ms, but a second on a host that forks a lot. As no
+    program runs for more than microseconds, a quarter of a second is enough without it.
     """
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._asked = threading.Event()
-        self._over = threading.Event()
-        self._over.set()
         offered = self._libc.syscall(MEMBARRIER_CALL, 0, 0, 0)
-        self._has_membarrier = offered > 0 and bool(offered & MEMBARRIER_CMD_GLOBAL)
-        threading.Thread(target=self._run, name="lockd-grace", daemon=True).start()
+        self._begun = self._over = 0
+        self._began_at = 0.0
+        self._asked = threading.Event()
+        if offered > 0 and offered & MEMBARRIER_CMD_GLOBAL:  # not with nohz_full CPUs
+            threading.Thread(target=self._run, name="lockd-grace", daemon=True).start()
 
     def begin(self) -> None:
-        self._over.clear()
+        self._begun += 1
+        self._began_at = time.monotonic()
         self._asked.set()
 
     @property
     def over(self) -> bool:
-        return self._over.is_set()
-
-    def wait(self) -> None:
-        self._over.wait()
+        """Whether the period that was begun last is over; True if none was."""
+        return self._over == self._begun or time.monotonic() - self._began_at >= LONGEST_PROGRAM
 
     def _run(self) -> None:
         while True:
             self._asked.wait()
             self._asked.clear()
-            if self._has_membarrier:
-                self._libc.syscall(MEMBARRIER_CALL, MEMBARRIER_CMD_GLOBAL, 0, 0)
-            else:  # not with nohz_full CPUs; no program runs for as long as this
-                time.sleep(LONGEST_PROGRAM)
-            self._over.set()
+            begun = self._begun
+            self._libc.syscall(MEMBARRIER_CALL, MEMBARRIER_CMD_GLOBAL, 0, 0)
+            self._over = begun

@@ -14,7 +14,7 @@ from lockd.sample.block import Block, with_windows
 from lockd.sample.detail import Detail
 from lockd.sample.index import Groups, Rows, mix
 from lockd.sample.inflight import Waiting
-from lockd.sample.limits import Limits
+from lockd.sample.limits import Budget, Limits
 from lockd.sample.series import Series
 from lockd.sample.window import Window
 
@@ -26,7 +26,7 @@ REASON_NAMES = list(REASONS)
 class OffcpuAggregates:
     """Everything exported about time off the CPU and on the run queue."""
 
-    def __init__(self, manifest: Manifest, limits: Limits, detail: Detail, processes: Processes) -> None:
+    def __init__(self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, processes: Processes) -> None:
         self._states = [name.removeprefix("STATE_").lower() for name in manifest.enums["state"]]
         self._slots, self._no_slot = manifest.constants["SLOTS"], manifest.constants["SLOT_NONE"]
         self._reasons = Reasons(manifest.enums, manifest.constants)
@@ -38,15 +38,15 @@ class OffcpuAggregates:
         self.blocked = Series(
             "offcpu", {**histogram, "waiting": np.int64, "waiting_ns": np.int64},
             names=(0, 1, 3), lines=limits.histogram_lines + limits.max_gauges,
-            quota=limits.quota("offcpu"), others=3, maxima=("blocked",), windows=windows,
+            budget=budget, others=3, maxima=("blocked",), windows=windows,
         )  # fmt: skip
         self.runqueue = Series(
             "offcpu_runqueue", histogram,
-            names=(0, 1), lines=limits.histogram_lines, quota=limits.quota("offcpu_runqueue"), others=1,
+            names=(0, 1), lines=limits.histogram_lines, budget=budget, others=1,
         )  # fmt: skip
         self.wakers = Series(
             "offcpu_waker", {"sum_ns": np.int64},
-            names=(0, 1, 2), lines=1, quota=limits.quota("offcpu_waker"), others=1,
+            names=(0, 1, 2), lines=1, budget=budget, others=1,
         )  # fmt: skip
         self.series = [self.blocked, self.runqueue, self.wakers]
 

@@ -16,6 +16,7 @@ import lockd
 from lockd.libbpf import libbpf
 from lockd.manifest import Manifest
 from lockd.sample.block import Block
+from lockd.sample.collect import Collector
 from lockd.sample.maps import PerCpuCounters
 from lockd.sample.series import Series
 
@@ -72,18 +73,16 @@ class OwnCost:
     """Metrics about lockd. `functions` are (program, descriptor) of every BPF function."""
 
     def __init__(
-        self, manifest: Manifest, losses: Losses, functions: list[tuple[str, int]],
-        capacities: dict[str, int], procfs: Path = Path("/proc"),
+        self, manifest: Manifest, collector: Collector, functions: list[tuple[str, int]],
+        procfs: Path = Path("/proc"),
     ) -> None:  # fmt: skip
         slots = manifest.constants["SLOTS"]
         self._manifest = manifest
-        self._losses = losses
+        self._losses = Losses(manifest, collector.losses)
+        self._collector = collector
         self._functions = functions
-        self._capacities = capacities
         self._procfs = procfs
         self._started = time.time()
-        self.entries = dict.fromkeys(capacities, 0)
-        """Entries of each map when it was last read."""
         self.work, self.late = TickTimes(slots), TickTimes(slots)
         self.ticks = 0
         self.exporter_restarts = 0
@@ -98,9 +97,11 @@ class OwnCost:
             [(hook.program, hook.hook, hook.mechanism) for hook in hooks],
             [hook.attached for hook in hooks],
         )
-        maps = list(self._capacities)
-        block.add("lockd_map_entries", [(name,) for name in maps], [self.entries[name] for name in maps])
-        block.add("lockd_map_capacity", [(name,) for name in maps], [self._capacities[name] for name in maps])
+        for metric, by_map in (
+            ("lockd_map_entries", self._collector.entries),
+            ("lockd_map_capacity", self._collector.capacities),
+        ):
+            block.add(metric, [(name,) for name in by_map], list(by_map.values()))
         block.add("lockd_ticks_total", [()], [self.ticks])
         for name, times in (("lockd_tick_seconds", self.work), ("lockd_tick_late_seconds", self.late)):
             block.add_histogram(name, [()], times.slots[None, :], np.array([times.sum_ns]))

@@ -8,22 +8,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from lockd.manifest import Manifest
 from lockd.names.processes import Processes
 from lockd.names.resolver import Resolver
 from lockd.names.units import Units
 from lockd.sample.block import Block
+from lockd.sample.collect import Collector
 from lockd.sample.detail import Detail
 from lockd.sample.futex import FutexAggregates
 from lockd.sample.identities import Filter, Identities
-from lockd.sample.inflight import read_steady, waiting_of
+from lockd.sample.inflight import waiting_of
 from lockd.sample.kernel_locks import KernelLockAggregates
-from lockd.sample.limits import Limits
+from lockd.sample.limits import Budget, Limits
 from lockd.sample.locks import name_lock
-from lockd.sample.maps import Buffers, Control, GracePeriod, HashMap, PerCpuCounters
 from lockd.sample.offcpu import OffcpuAggregates
-from lockd.sample.own_cost import Losses, OwnCost
+from lockd.sample.own_cost import OwnCost
 from lockd.sample.series import Series
 from lockd.sample.window import Stacks, window_of
 
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
 HOUSEKEEPING_SECONDS = 10.0
+FOLDED_ROWS = 8192
+"""So many rows are folded at once, without waiting for the second to end."""
 
 
 @dataclass(frozen=True)
@@ -51,47 +54,31 @@ class Sampler:
     def __init__(
         self, manifest: Manifest, fds: list[int], settings: SamplerSettings, procfs: Path = Path("/proc")
     ) -> None:
-        infos = {info.name: (fd, info) for fd, info in zip(fds, manifest.maps, strict=False)}
-        functions = fds[len(manifest.maps) : len(manifest.maps) + len(manifest.functions)]
-        hashes = {
-            name: HashMap(fd, info) for name, (fd, info) in infos.items() if name not in ("control", "losses")
-        }
-        self._threads, self._kernel_waits = hashes["threads"], hashes.get("kernel_waits")
-        self._pairs = {
-            name.removesuffix("_0"): (one, hashes[name.removesuffix("_0") + "_1"])
-            for name, one in hashes.items()
-            if name.endswith("_0")
-        }
         self._manifest = manifest
-        self._buffers = Buffers(list(hashes.values()))
-        self._control = Control(infos["control"][0])
-        self._grace = GracePeriod()
+        self._collector = Collector(manifest, fds)
+        functions = fds[len(manifest.maps) : len(manifest.maps) + len(manifest.functions)]
         self._processes = Processes(Units(procfs), procfs)
         self._identities = Identities(self._processes, settings.filter)
         self._resolver = Resolver(procfs)
-        entries = max(pair[0].entries for pair in self._pairs.values())
-        self.detail = Detail(self._processes.thread_comm, entries)
+        self.detail = Detail(self._processes.thread_comm, FOLDED_ROWS + 2 * self._collector.largest)
         self._limits = settings.limits
         self.futex: FutexAggregates | None = None
         self.offcpu: OffcpuAggregates | None = None
         self.kernel_locks: KernelLockAggregates | None = None
-        shared = (manifest, settings.limits, self.detail)
-        if "futex" in self._pairs:
+        shared = (manifest, settings.limits, Budget(settings.limits), self.detail)
+        if "futex" in self._collector.capacities:
             self.futex = FutexAggregates(*shared, self._resolver)
-        if "offcpu" in self._pairs:
+        if "offcpu" in self._collector.capacities:
             self.offcpu = OffcpuAggregates(*shared, self._processes)
-        if "kernel_locks" in self._pairs:
+        if "kernel_locks" in self._collector.capacities:
             self.kernel_locks = KernelLockAggregates(*shared, self._resolver)
-        capacities = {name: pair[0].entries for name, pair in self._pairs.items()}
-        capacities["threads"] = self._threads.entries
         self.own_cost = OwnCost(
             manifest,
-            Losses(manifest, PerCpuCounters(*infos["losses"])),
+            self._collector,
             [(program, fd) for (program, _), fd in zip(manifest.functions, functions, strict=True)],
-            capacities,
             procfs,
         )
-        self._alive: set[tuple[str, str]] = set()
+        self._tgids_alive: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
         self._next_second = self._next_housekeeping = 0.0
 
     @property
@@ -103,51 +90,39 @@ class Sampler:
         return [series for one in self._aggregates for series in one.series]
 
     def tick(self) -> None:
-        """Fold the window that ended one period ago, and end the current one."""
+        """Drain what was counted in the last period; fold it and look around once a second."""
         now = time.monotonic()
-        if self._grace.over:  # else no program may be disturbed yet: next time
-            for series in self._series:
-                series.advance(now)
-            self._fold_idle_window(now)
-            self._control.flip()
-            self._grace.begin()
+        self.own_cost.ticks += self._collector.collect()
         if now >= self._next_second:
             self._next_second = now + 1.0
+            self.fold()
             self._each_second(now)
+        elif self._collector.kept_rows >= FOLDED_ROWS:
+            self.fold()
         if now >= self._next_housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_SECONDS
             self._housekeeping(now)
 
-    def drain(self) -> None:
-        """Fold everything that the programs have counted until now; waits for grace periods."""
-        for _ in range(2):
-            self._grace.wait()
-            self._fold_idle_window(time.monotonic())
-            self._control.flip()
-            self._grace.begin()
-
-    def _fold_idle_window(self, now: float) -> None:
-        idle = 1 - self._control.window
-        stacks = Stacks(*(columns.copy() for columns in self._drain("stacks", idle)))
+    def fold(self) -> None:
+        """Add all that was drained to the aggregates."""
+        now = time.monotonic()
+        for series in self._series:
+            series.advance(now)
+        taken = self._collector.take()
+        stacks = Stacks(*taken["stacks"]) if "stacks" in taken else Stacks.none()
         for name, aggregates in (
             ("futex", self.futex),
             ("offcpu", self.offcpu),
             ("kernel_locks", self.kernel_locks),
         ):
-            for pair in (name, f"{name}_over") if aggregates else ():
-                keys, values = self._drain(pair, idle)
-                if not len(keys):
+            for pair in (name, f"{name}_over"):
+                if pair not in taken or not aggregates:
                     continue
-                window = window_of(keys, values, self._identities, overflowed=pair.endswith("_over"))
+                window = window_of(*taken[pair], self._identities, overflowed=pair.endswith("_over"))
                 if isinstance(aggregates, OffcpuAggregates):
                     aggregates.fold(window, now)
-                elif aggregates:
+                else:
                     aggregates.fold(window, stacks, now)
-
-    def _drain(self, pair: str, index: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-        keys, values = self._pairs[pair][index].drain(self._buffers)
-        self.own_cost.entries[pair] = len(keys)
-        return keys, values
 
     def _each_second(self, now: float) -> None:
         for answer in self._resolver.answers():
@@ -159,8 +134,7 @@ class Sampler:
     def _note_waiting(self, now: float) -> None:
         """The waits that go on: of threads that are off the CPU, and for kernel locks."""
         clock = time.monotonic_ns()
-        tids, threads = read_steady(self._threads, self._buffers)
-        self.own_cost.entries["threads"] = len(tids)
+        tids, threads = self._collector.threads()
         self._tgids_alive = np.unique(threads["tgid"])
         runnable = self._manifest.enums["state"].index("STATE_RUNNABLE")
         off = (threads["off_since"] > 0) & (threads["state"] != runnable)
@@ -194,8 +168,9 @@ class Sampler:
                 ),
                 now,
             )
-        if self.kernel_locks and self._kernel_waits:
-            keys, waits = read_steady(self._kernel_waits, self._buffers)
+        in_kernel = self._collector.kernel_waits()
+        if self.kernel_locks and in_kernel:
+            keys, waits = in_kernel
             waited = np.maximum(clock - waits["since"].astype(np.int64), 0)
             self.kernel_locks.note_waiting(
                 waiting_of(keys["tid"], waits["tgid"], waits["type"], keys["lock"], waited, self._identities),
@@ -212,6 +187,7 @@ class Sampler:
 
     def metrics(self) -> bytes:
         """The block behind /metrics."""
+        self.fold()
         block = Block(self._limits.buckets_us, self._manifest.constants["SLOTS"])
         now = time.monotonic()
         for one in self._aggregates:
@@ -221,4 +197,5 @@ class Sampler:
 
     def details(self) -> bytes:
         """The block behind /api/v1."""
+        self.fold()
         return self.detail.pack(time.monotonic(), time.time())

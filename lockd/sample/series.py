@@ -13,21 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from lockd.sample.index import Hashes, Index, Rows
+from lockd.sample.limits import OPEN_SHARE, Budget
 from lockd.sample.maxima import Maxima
 
 OTHER = "other"
-OPEN_SHARE = 0.75
-"""Up to this part of its quota a family gives every label set a series at once."""
 EARNED_NS = 5_000_000
-"""Beyond it a label set must have shown so much waiting in one window (of 50 ms)."""
+"""Beyond OPEN_SHARE a label set must have shown so much waiting since the last fold."""
 
 
 class Series:
     """One group of metrics with the same labels: a row per label set, numpy columns for its numbers.
 
     `names` are the positions of the labels that become `other`; `lines` is what one row
-    costs in lines of exposition, of which there may be `quota`, with room kept for `others`
-    rows of `other`; `maxima` are the names of sliding maxima, each kept over
+    costs in lines of exposition, taken from `budget`; room is kept for `others` rows of
+    `other`, and there are never more than `most` rows besides them; `maxima` are the names of sliding maxima, each kept over
     every window in `windows` (seconds by label).
     """
 
@@ -38,8 +37,9 @@ class Series:
         *,
         names: tuple[int, ...],
         lines: int,
-        quota: int,
+        budget: Budget,
         others: int,
+        most: int | None = None,
         maxima: tuple[str, ...] = (),
         windows: Mapping[str, float] | None = None,
     ) -> None:
@@ -55,7 +55,10 @@ class Series:
         }
         self.seen = np.zeros(64)
         self.names = names
-        self._quota = max(quota // lines - others, 1)
+        self._budget = budget
+        self._quota = budget.quota(family) // lines
+        self._most = most
+        budget.left -= others * lines
         self._named = 0
         self._row_of: dict[tuple[str, ...], int] = {}
         self._index = Index()
@@ -101,7 +104,7 @@ class Series:
 
     def reconsider(self) -> None:
         """Let refused label sets ask again; once a second."""
-        if self._refused and self._named < self._quota:
+        if self._refused and self._budget.left >= self.lines:
             wanted = np.ones(len(self.labels) or 1, np.bool_)
             wanted[self._refused] = False
             self._index.keep(wanted)
@@ -122,6 +125,7 @@ class Series:
             del self._row_of[labels]
             self.labels[row] = None
         self.retired += len(gone)
+        self._budget.left += len(gone) * self.lines
         self._named -= len(gone)
         wanted = np.array([labels is not None for labels in self.labels])
         self._index.keep(wanted)
@@ -164,9 +168,7 @@ class Series:
         row = self._row_of.get(labels)
         if row is not None:
             return row
-        filled = self._named / self._quota
-        has_room = filled < OPEN_SHARE or (filled < 1 and weight >= EARNED_NS)
-        if has_room or self._is_other(labels):
+        if self._is_other(labels) or self._has_room(weight):
             return self._new_row(labels)
         self.overflowed += 1
         other = tuple(OTHER if i in self.names else label for i, label in enumerate(labels))
@@ -175,6 +177,14 @@ class Series:
             row = self._new_row(other)
         self._refused.append(row)
         return row
+
+    def _has_room(self, weight: float) -> bool:
+        """Whether a label set with so much waiting gets a row; `other` rows always do."""
+        if self._budget.left < self.lines or (self._most is not None and self._named >= self._most):
+            return False
+        if self._budget.is_plentiful or self._named < OPEN_SHARE * self._quota:
+            return True
+        return weight >= EARNED_NS and self._named < self._quota
 
     def _new_row(self, labels: tuple[str, ...]) -> int:
         if self._free:
@@ -186,7 +196,9 @@ class Series:
             if row >= len(self.seen):
                 self._grow()
         self._row_of[labels] = row
-        self._named += not self._is_other(labels)
+        if not self._is_other(labels):
+            self._named += 1
+            self._budget.left -= self.lines
         return row
 
     def _grow(self) -> None:

@@ -67,9 +67,15 @@ class Stacks:
     def __init__(self, keys: Columns, values: Columns) -> None:
         self._values = values
         self._index = Index()
-        if len(keys):
-            hashes = mix(keys["address"], keys["tid"], keys["kernel_lock"])
-            self._index.add(hashes, np.arange(len(keys)))
+        hashes = mix(keys["address"], keys["tid"], keys["kernel_lock"])
+        hashes, first = np.unique(hashes, return_index=True)  # of several windows, the earliest
+        self._index.add(hashes, first)
+
+    @classmethod
+    def none(cls) -> Stacks:
+        """No stacks at all."""
+        key = np.dtype([("address", np.uint64), ("tid", np.uint32), ("kernel_lock", np.uint32)])
+        return cls(np.empty(0, key), np.empty(0, np.uint64))
 
     def find(self, addresses: Columns, tids: Columns, kernel: bool) -> Rows:
         """Positions of the stacks of these locks and threads, -1 where there is none."""

@@ -13,6 +13,8 @@ from lockd_process import ROOT, Lockd
 from workload import Workload
 
 Start = Callable[..., Workload]
+CROWD = "mp[0-9]*"
+"""Thousands of processes of one test, which would leave no series to the others."""
 NUMBERS = itertools.count()
 
 
@@ -35,8 +37,17 @@ def host() -> None:
 
 @pytest.fixture(scope="session")
 def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
-    """One daemon with the default configuration for all tests; it must end well."""
-    daemon = Lockd(tmp_path_factory.mktemp("lockd"))
+    """One daemon for all tests, with the default configuration but for CROWD; it must end well."""
+    daemon = Lockd(tmp_path_factory.mktemp("lockd"), {"filter": {"exclude_comms": [CROWD]}})
+    yield daemon
+    assert daemon.stop() == 0, "".join(daemon.log)
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
+    """A daemon that counts only the workloads of these tests, and has series for all their locks."""
+    config = {"filter": {"comms": [f"*.{os.getpid():x}.*"]}, "series": {"top_locks": 1000}}
+    daemon = Lockd(tmp_path_factory.mktemp("narrow"), config)
     yield daemon
     assert daemon.stop() == 0, "".join(daemon.log)
 

@@ -18,9 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
-SETTLE_SECONDS = 0.6
-"""Two windows of 50 ms until an event is folded, a second for waits in progress, and the
-exporter may repeat an answer for 200 ms."""
+WINDOWS = 3
+"""Until an event is counted: its window ends, waits for a grace period, is drained."""
+REPEATED_SECONDS = 0.25
+"""The exporter may repeat an answer for 200 ms."""
+SETTLED_SECONDS = 30.0
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -91,9 +93,12 @@ class Lockd:
 
     def metrics(self, settled: bool = True) -> Metrics:
         """The metrics now; if `settled`, with everything that happened before the call."""
-        if settled:
-            time.sleep(SETTLE_SECONDS)
-        return Metrics(self.get("/metrics").decode())
+        if not settled:
+            return Metrics(self.get("/metrics").decode())
+        time.sleep(REPEATED_SECONDS)
+        first = self.metrics(settled=False).sum("lockd_ticks_total")
+        time.sleep(REPEATED_SECONDS)
+        return self.until(lambda metrics: metrics.sum("lockd_ticks_total") >= first + WINDOWS, SETTLED_SECONDS)
 
     def api(self, what: str, **query: str) -> list[dict[str, Any]]:
         text = "&".join(f"{key}={value}" for key, value in query.items())

@@ -5,30 +5,46 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from checks import about
 from conftest import Start
 from lockd_process import Lockd, Metrics
 
-SHARE = 0.03
-PER_WAIT_US = 300
-"""Tolerance of times: 3% or 300 us a wait, whichever is more."""
+TRIES = 5
+"""The programs time their calls from outside, so that being preempted in one adds to their
+truth but, by definition, not to blocked time. Counts must be exact every time, blocked time
+never more than the truth; that it is as much must hold in one undisturbed run of so many."""
 
 
-def check_futex(metrics: Metrics, comm: str, truth: dict[str, Any]) -> None:
-    """Counts exact, times within tolerance, for every kind that the truth names."""
+def check_counts(metrics: Metrics, comm: str, truth: dict[str, Any]) -> None:
+    """Every count that the truth names, exactly; and no more time than there was."""
     for kind, told in truth["futex"].items():
         labels = {"comm": comm, "kind": kind}
         assert metrics.sum("lockd_futex_waits_total", **labels) == told["waits"], kind
         assert metrics.sum("lockd_futex_blocked_seconds_count", **labels) == told["blocked"], kind
-        blocked_us = metrics.sum("lockd_futex_blocked_seconds_sum", **labels) * 1e6
-        allowed = max(SHARE * told["blocked_us"], PER_WAIT_US * told["blocked"])
-        assert blocked_us == pytest.approx(told["blocked_us"], abs=allowed), kind
-        if told["blocked"]:
-            longest = metrics.max("lockd_futex_max_blocked_us", window="1m", **labels)
-            assert longest == pytest.approx(told["max_us"], rel=SHARE, abs=PER_WAIT_US), kind
+        assert blocked_us(metrics, **labels) <= told["blocked_us"] + told["blocked"], kind
+        assert longest_us(metrics, **labels) <= told["max_us"] + 1, kind
     if "wakes" in truth:
         assert metrics.sum("lockd_futex_wakes_total", comm=comm) == truth["wakes"]
     for error, count in truth.get("errors", {}).items():
         assert metrics.sum("lockd_futex_errors_total", comm=comm, error=error) == count, error
+    assert metrics.dropped == 0
+
+
+def times_agree(metrics: Metrics, comm: str, truth: dict[str, Any]) -> bool:
+    """Whether sums and maxima of blocked time are within tolerance for every kind."""
+    return all(
+        blocked_us(metrics, comm=comm, kind=kind) == about(told["blocked_us"], told["blocked"])
+        and longest_us(metrics, comm=comm, kind=kind) == about(told["max_us"])
+        for kind, told in truth["futex"].items()
+    )
+
+
+def blocked_us(metrics: Metrics, **labels: str) -> float:
+    return metrics.sum("lockd_futex_blocked_seconds_sum", **labels) * 1e6
+
+
+def longest_us(metrics: Metrics, **labels: str) -> float:
+    return metrics.max("lockd_futex_max_blocked_us", window="1m", **labels)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +65,23 @@ def check_futex(metrics: Metrics, comm: str, truth: dict[str, Any]) -> None:
 def test_counts_are_exact_and_times_right(
     lockd: Lockd, workload: Start, program: str, arguments: tuple[int, ...]
 ) -> None:
-    one = workload(program, *arguments)
-    truth = one.run()
+    seen = []
+    for _ in range(TRIES):
+        one = workload(program, *arguments)
+        truth = one.run()
+        metrics = lockd.metrics()
+        check_counts(metrics, one.comm, truth)
+        one.finish()
+        if times_agree(metrics, one.comm, truth):
+            return
+        seen.append((truth["futex"], blocked_us(metrics, comm=one.comm), longest_us(metrics, comm=one.comm)))
+    pytest.fail(f"times of {program} are off in each of {TRIES} runs (truth, blocked us, longest us): {seen}")
+
+
+def test_a_condition_variable_is_never_a_lock(lockd: Lockd, workload: Start) -> None:
+    one = workload("idle_pool", 8, 3)
+    one.run()
     metrics = lockd.metrics()
-    check_futex(metrics, one.comm, truth)
-    assert metrics.dropped == 0
-    one.finish()
+    assert longest_us(metrics, comm=one.comm, kind="cond") >= 3e6
+    assert longest_us(metrics, comm=one.comm, kind="lock") == 0
+    assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == 0

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checks import about, at_rest
 from conftest import Start
 from lockd_process import Lockd, Metrics
-from tolerance import about
 from workload import Workload
 
 COUNT, SUM = "lockd_kernel_lock_wait_seconds_count", "lockd_kernel_lock_wait_seconds_sum"
@@ -58,7 +58,7 @@ def sites_of(metrics: Metrics, one: Workload, lock_type: str) -> dict[tuple[str,
 def test_counts_are_exact_and_times_right(lockd: Lockd, workload: Start, scratch: Path) -> None:
     one = workload("kernel_locks", 50, 3000, scratch)
     truth = one.run()
-    metrics = lockd.until(lambda m: m.sum(WAITING, comm=one.comm) == 0, 5)
+    metrics = at_rest(lockd, one.comm)
     check_kernel_locks(metrics, one.comm, truth)
     assert metrics.dropped == 0
     one.finish()
@@ -73,7 +73,7 @@ def test_waits_that_go_on_and_where_they_happen(lockd: Lockd, workload: Start, s
     for waits in ({"mutex"}, {"rwsem_write"}, {"rwsem_write", "rwsem_read"}):
         lockd.until(lambda m, waits=waits: all(is_waited_for(m, one, kind) for kind in waits), 15)
     truth = one.truth()
-    metrics = lockd.until(lambda m: m.sum(WAITING, comm=one.comm) == 0, 5)
+    metrics = at_rest(lockd, one.comm)
     check_kernel_locks(metrics, one.comm, truth)
     for lock_type, expected in SITES.items():
         sites = sites_of(metrics, one, lock_type)
@@ -99,7 +99,7 @@ def test_the_lock_of_an_address_space(lockd: Lockd, workload: Start) -> None:
     rounds = 400
     one = workload("mmap_lock", rounds, 256)
     truth = one.run()
-    metrics = lockd.until(lambda m: m.sum(WAITING, comm=one.comm) == 0, 5)
+    metrics = at_rest(lockd, one.comm)
     told = truth["kernel"]["rwsem_read"]
     labels = {"comm": one.comm, "lock_type": "rwsem_read"}
     # The lock may come free between asking for it and going to sleep: a wait that the truth lacks.

@@ -1,13 +1,14 @@
 /* K waits off the CPU for each reason, one phase after the other, each phase in a thread of its own:
  * sleep (nanosleep of 2 ms), pipe (a read answered 1 ms after the reader sleeps), poll (1 ms timeout),
- * lock (futex timeout of 1 ms) and disk (O_DIRECT reads of a file in DIR; left out where DIR has no
- * O_DIRECT). "phases" is per thread, and its times leave out the run queue; "offcpu" is the whole process
- * from the start byte on, so its sleeps include the coordination's, which is why the "queued_us" that it spent
- * on the run queue may be in them. Not in it: the reads of stdin. A count is of waits that blocked. */
+ * lock (futex timeout of 1 ms), the last of each 100 ms, and disk (O_DIRECT reads of a file in DIR; left
+ * out where DIR has no O_DIRECT). "phases" is per thread, and its times leave out the run queue; "offcpu" is
+ * the whole process from the start byte on, so its sleeps include the coordination's, and "queued_us" that
+ * the process spent on the run queue may be in their time. Not in it: the reads of stdin. A count is of
+ * waits that blocked. */
 #include "workload.h"
 #include <poll.h>
 
-enum { BLOCK = 4096 };
+enum { BLOCK = 4096, LAST_US = 100000 };
 
 struct phase {
 	const char *state, *reason;
@@ -22,10 +23,14 @@ static _Atomic int64_t queued;	/* by threads that ended */
 static int pipe_fd[2], disk_fd = -1;
 static char *block;
 
+static bool is_last(long i)
+{
+	return i == k - 1;
+}
+
 static void sleep_once(long i)
 {
-	(void)i;
-	nap(2000);
+	nap(is_last(i) ? LAST_US : 2000);
 }
 
 static void pipe_once(long i)
@@ -37,15 +42,13 @@ static void pipe_once(long i)
 
 static void poll_once(long i)
 {
-	(void)i;
-	check(poll(&(struct pollfd){ .fd = pipe_fd[0], .events = POLLIN }, 1, 1), "poll");
+	check(poll(&(struct pollfd){ .fd = pipe_fd[0], .events = POLLIN }, 1, is_last(i) ? LAST_US / 1000 : 1), "poll");
 }
 
 static void futex_once(long i)
 {
 	static uint32_t two = 2;
-	(void)i;
-	if (futex_wait_2(&two, 1000) != ETIMEDOUT)
+	if (futex_wait_2(&two, is_last(i) ? LAST_US : 1000) != ETIMEDOUT)
 		die("futex: no timeout");
 }
 
@@ -113,7 +116,7 @@ int main(int argc, char **argv)
 		for (long i = 0; p->once == pipe_once && i < k; i++) {
 			p->asked = i + 1;
 			wait_asleep(p->tid, SYS_read);
-			nap(1000);
+			nap(is_last(i) ? LAST_US : 1000);
 			check(write(pipe_fd[1], "x", 1), "write pipe");
 		}
 		wait_until(&p->finished, 1);

@@ -12,7 +12,7 @@ struct writer {
 };
 
 static long rounds;
-static _Atomic long asked;
+static _Atomic long held, asked;	/* rounds that may begin: the holder's, the writers' */
 static int pipe_fd[2];
 static char *page;	/* the missing one */
 
@@ -20,7 +20,7 @@ static void *hold(void *p)
 {
 	struct writer *me = p;
 	for (long i = 1; i <= rounds; i++) {
-		wait_until(&me->waits.waits, i);
+		wait_until(&held, i);
 		check(write(pipe_fd[1], page, 1), "write pipe");
 		me->finished = i;
 	}
@@ -78,7 +78,7 @@ int main(int argc, char **argv)
 			.dst = (uintptr_t)page, .src = (uintptr_t)zeroes, .len = page_size,
 		};
 		check(madvise(page, page_size, MADV_DONTNEED), "madvise");
-		holder.waits.waits = i;
+		held = i;
 		check(read(uffd, &fault, sizeof fault), "read userfaultfd");
 		asked = i;
 		for (long n = 0; n < threads; n++)

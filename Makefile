@@ -1,0 +1,92 @@
+# For Debian 12 and later and Ubuntu 22.04 and later. `make help` lists what there is.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# The system's own, whatever comes first on PATH: only it has bcc.
+PYTHON := /usr/bin/python3
+# Tools of the tests only.
+VENV := .venv
+TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+C_FILES = $(shell find lockd tests -name '*.[ch]')
+
+# What lockd needs, and what its tests need besides. `a|b`: whichever the release has.
+RUN_PACKAGES := python3 python3-bcrypt python3-bpfcc python3-numpy python3-prometheus-client \
+	python3-rich python3-systemd python3-tornado python3-yaml 'libbpf1|libbpf0'
+TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd \
+	'bpftool|linux-tools-common' e2fsprogs mmdebstrap qemu-system-x86
+
+# Where `make install` puts things; DESTDIR is the root directory of another system, if it is for one.
+PREFIX := /usr
+SYSCONFDIR := /etc
+DESTDIR :=
+LIB := $(PREFIX)/lib/lockd
+UNIT := $(PREFIX)/lib/systemd/system/lockd.service
+
+as_root = [ "$$(id -u)" = 0 ] || { echo "make $@: needs root, to $(1): sudo make $@" >&2; exit 1; }
+
+.PHONY: help run test unit lint format packages workloads install uninstall
+
+help: ## this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+
+# With a terminal the daemon gets it for itself (set -m), so that Ctrl-C ends the daemon and not make. The
+# `exit` keeps bash: it would run a last command in its own place.
+run: ## install what lockd needs and run it on this host until Ctrl-C (ARGS='more flags')
+	@$(call as_root,install packages and load BPF programs)
+	@deploy/apt-need $(RUN_PACKAGES)
+	@if [ -t 0 ]; then set -m; fi; $(PYTHON) -m lockd run --config.file=config/lockd.yaml $(ARGS); exit
+
+test: ## install what the tests need and run them all (ARGS='more flags of pytest')
+	@$(call as_root,install packages and trace the kernel)
+	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES)
+	@$(MAKE) --no-print-directory lint workloads
+	@$(TOOLS) $(VENV)/bin/pytest $(ARGS)
+
+unit: $(VENV)/made ## run the tests that need neither root nor BPF
+	@$(TOOLS) $(VENV)/bin/pytest tests/unit $(ARGS)
+
+lint: $(VENV)/made ## check the style of all code, and the types of the package
+	$(VENV)/bin/ruff check --quiet
+	$(VENV)/bin/ruff format --check --quiet
+	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
+
+format: $(VENV)/made ## put all code into that style
+	$(VENV)/bin/ruff check --fix-only --quiet
+	$(VENV)/bin/ruff format
+	$(VENV)/bin/clang-format -i $(C_FILES)
+
+packages:
+	@echo $(RUN_PACKAGES)
+
+workloads:
+	@$(MAKE) --no-print-directory -s -C tests/workloads
+
+$(VENV)/made: tests/requirements.txt
+	$(PYTHON) -m venv --clear --system-site-packages $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
+	command -v promtool >/dev/null || tests/get-promtool $(VENV)/bin
+	touch $@
+
+install: ## install lockd and its systemd unit (PREFIX, SYSCONFDIR, DESTDIR)
+	@$(if $(DESTDIR),,$(call as_root,install files); deploy/apt-need $(RUN_PACKAGES))
+	install -d $(addprefix $(DESTDIR),$(LIB) $(PREFIX)/bin $(SYSCONFDIR)/lockd $(dir $(UNIT)))
+	rm -rf $(DESTDIR)$(LIB)/lockd
+	tar -c --exclude=__pycache__ --owner=0 --group=0 --mode=u=rwX,go=rX lockd | tar -x -C $(DESTDIR)$(LIB)
+	$(PYTHON) -m compileall -q -s "$(DESTDIR)" $(DESTDIR)$(LIB)
+	sed 's|@LIB@|$(LIB)|' deploy/lockd.sh >$(DESTDIR)$(PREFIX)/bin/lockd
+	chmod 755 $(DESTDIR)$(PREFIX)/bin/lockd
+	[ -e $(DESTDIR)$(SYSCONFDIR)/lockd/lockd.yaml ] || \
+		install -m 644 config/lockd.yaml $(DESTDIR)$(SYSCONFDIR)/lockd/
+	sed 's|/usr/bin/lockd|$(PREFIX)/bin/lockd|; s|/etc/lockd/|$(SYSCONFDIR)/lockd/|' \
+		deploy/systemd/lockd.service >$(DESTDIR)$(UNIT)
+	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
+	@echo "installed; start it with: systemctl enable --now lockd"
+
+uninstall: ## stop lockd and remove what `make install` put there, except its configuration
+	@$(if $(DESTDIR),,$(call as_root,remove files))
+	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl disable --now lockd; fi
+	rm -rf $(DESTDIR)$(LIB) $(DESTDIR)$(PREFIX)/bin/lockd $(DESTDIR)$(UNIT)
+	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
+	@echo "uninstalled; $(SYSCONFDIR)/lockd stays"

@@ -1,0 +1,92 @@
+"""From the kernel's maps to rows in memory, every period: flip, drain, keep until they are folded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd.manifest import Manifest
+from lockd.sample.inflight import read_steady
+from lockd.sample.maps import Buffers, Control, GracePeriod, HashMap, PerCpuCounters
+
+Columns = npt.NDArray[Any]
+Rows = tuple[Columns, Columns]
+"""Keys and values."""
+
+
+class Collector:
+    """The maps of `manifest`, whose descriptors come first in `fds`.
+
+    Draining must happen every period, or maps fill up. Folding has a fixed cost, much of it
+    numpy's, so drained rows are kept and folded together: after a second, or when there are
+    many, or when somebody asks.
+    """
+
+    def __init__(self, manifest: Manifest, fds: list[int]) -> None:
+        infos = {info.name: (fd, info) for fd, info in zip(fds, manifest.maps, strict=False)}
+        hashes = {
+            name: HashMap(fd, info) for name, (fd, info) in infos.items() if name not in ("control", "losses")
+        }
+        self._threads, self._kernel_waits = hashes["threads"], hashes.get("kernel_waits")
+        self._pairs = {
+            name.removesuffix("_0"): (one, hashes[name.removesuffix("_0") + "_1"])
+            for name, one in hashes.items()
+            if name.endswith("_0")
+        }
+        self._buffers = Buffers(list(hashes.values()))
+        self._control = Control(infos["control"][0])
+        self._grace = GracePeriod()
+        self._kept: dict[str, list[Rows]] = {pair: [] for pair in self._pairs}
+        self.losses = PerCpuCounters(*infos["losses"])
+        self.kept_rows = 0
+        """Drained and not yet taken."""
+        self.capacities = {name: pair[0].entries for name, pair in self._pairs.items()}
+        self.capacities["threads"] = self._threads.entries
+        self.entries = dict.fromkeys(self.capacities, 0)
+        """Of each map, when it was last read."""
+
+    @property
+    def largest(self) -> int:
+        """Entries of the largest pair."""
+        return max(pair[0].entries for pair in self._pairs.values())
+
+    def collect(self) -> bool:
+        """Drain the window that ended one period ago, and end the current one; whether it did.
+
+        If a program may still be writing to it (no grace period has passed), it waits for
+        the next time, and the current window goes on.
+        """
+        if not self._grace.over:
+            return False
+        for name, pair in self._pairs.items():
+            keys, values = pair[1 - self._control.window].drain(self._buffers)
+            self.entries[name] = len(keys)
+            if len(keys):
+                self._kept[name].append((keys.copy(), values.copy()))
+                self.kept_rows += len(keys)
+        self._control.flip()
+        self._grace.begin()
+        return True
+
+    def take(self) -> dict[str, Rows]:
+        """All rows kept, by pair; pairs without rows are left out."""
+        taken = {
+            name: (np.concatenate([keys for keys, _ in kept]), np.concatenate([values for _, values in kept]))
+            for name, kept in self._kept.items()
+            if kept
+        }
+        self._kept = {pair: [] for pair in self._pairs}
+        self.kept_rows = 0
+        return taken
+
+    def threads(self) -> Rows:
+        """Every thread that was switched out since lockd started and lives."""
+        tids, threads = read_steady(self._threads, self._buffers)
+        self.entries["threads"] = len(tids)
+        return tids, threads
+
+    def kernel_waits(self) -> Rows | None:
+        """Waits for kernel locks that go on; None if they are not measured."""
+        return read_steady(self._kernel_waits, self._buffers) if self._kernel_waits else None

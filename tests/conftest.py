@@ -1,0 +1,55 @@
+"""What holds for all tiers: which tests belong to one, and when a test may be skipped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+TIERS = {"kernel", "system"}
+HERE = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-skips-allowed",
+        action="store_true",
+        default=os.environ.get("CI", "") not in ("", "0", "false"),
+        help="a skip fails unless its reason starts with `host:`, that is unless this host cannot do it;"
+        " on by itself where CI is set",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test of a tier has its marker, for `pytest -m 'not system'`."""
+    for item in items:
+        if HERE in item.path.parents and (tier := item.path.relative_to(HERE).parts[0]) in TIERS:
+            item.add_marker(tier)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _judge_skip(report, item.config)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _judge_skip(report, collector.config)
+    return report
+
+
+def _judge_skip(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config) -> None:
+    if report.outcome != "skipped" or hasattr(report, "wasxfail") or not config.getoption("no_skips_allowed"):
+        return
+    assert isinstance(report.longrepr, tuple)
+    file, line, reason = report.longrepr
+    if not reason.removeprefix("Skipped: ").startswith("host:"):
+        report.outcome = "failed"
+        report.longrepr = f"{file}:{line}: {reason}\nno fault of the host, so it must not be skipped here"

@@ -1,0 +1,195 @@
+"""`series.max` holds whatever the host does: 5,000 processes that contend, each with a name of its own.
+
+The daemons count only these processes, and their maps have room for every wait of the whole run even if
+nothing were drained meanwhile: so nothing else is in `other`, and sums over all series must be the truth.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lockd_process import Lockd, Metrics
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+from workload import Workload
+
+from lockd.export.catalog import CATALOG
+
+PROCESSES, ROUNDS = 5000, 2
+ENTRIES = 65536
+"""More than twice the threads, and so than the keys of their calls: two kinds, the blocked ones each in a slot."""
+CAUGHT_UP_SECONDS = 60.0
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+DEFAULT_MAX = 10_000
+MEASURING = ("lockd_futex_", "lockd_offcpu_", "lockd_kernel_lock_")
+"""What the metrics that measure the host begin with; all others are about lockd itself."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one daemon says after the workload has run, and the most lines it ever had."""
+
+    most: int
+    most_seen: int
+    text: str
+    openmetrics: str
+    metrics: Metrics
+    truth: dict[str, Any]
+
+
+class Observed:
+    """A daemon with its own series.max, looked at all the time."""
+
+    def __init__(self, directory: Path, most: int) -> None:
+        self.most, self.most_seen = most, 0
+        series = {} if most == DEFAULT_MAX else {"series": {"max": most}}
+        self.lockd = Lockd(
+            directory, {"filter": {"comms": ["mp[0-9]*"]}, "maps": {"entries": ENTRIES}, **series}
+        )
+
+    def look(self) -> str:
+        """/metrics now; empty if the sampler cannot answer in time, which is no matter here."""
+        try:
+            text = self.lockd.get("/metrics").decode()
+        except urllib.error.HTTPError:
+            return ""
+        self.most_seen = max(self.most_seen, len(lines(text)))
+        return text
+
+    def caught_up(self, truth: dict[str, Any]) -> Run:
+        """What it says when it has counted all that happened."""
+        waits = truth["futex"]["lock"]["waits"]
+        self.lockd.until(lambda m: m.sum("lockd_futex_waits_total") >= waits, CAUGHT_UP_SECONDS)
+        self.lockd.metrics()  # would see more, were there more to come
+        text = self.look()
+        return Run(
+            self.most, self.most_seen, text, get_openmetrics(self.lockd), Metrics(text), truth
+        )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, host: None) -> dict[int, Run]:
+    """One run of the workload, seen by a daemon for each value of series.max."""
+    with ExitStack() as stack:
+        observed = [Observed(tmp_path_factory.mktemp("lockd"), most) for most in (DEFAULT_MAX, 2000)]
+        for one in observed:
+            stack.callback(one.lockd.process.kill)
+        workload = Workload("many_procs", PROCESSES, ROUNDS, comm="mp-parent")
+        stack.callback(workload.kill)
+        truths: list[dict[str, Any]] = []
+        running = threading.Thread(target=lambda: truths.append(workload.run()))
+        running.start()
+        while running.is_alive():
+            for one in observed:
+                one.look()
+        found = {one.most: one.caught_up(truths[0]) for one in observed}
+        workload.finish()
+        assert [one.lockd.stop() for one in observed] == [0, 0]
+    return found
+
+
+@pytest.fixture(params=[DEFAULT_MAX, 2000])
+def run(request: pytest.FixtureRequest, runs: dict[int, Run]) -> Run:
+    return runs[request.param]
+
+
+def get_openmetrics(daemon: Lockd) -> str:
+    request = urllib.request.Request(f"http://{daemon.address}/metrics", headers={"Accept": OPENMETRICS})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        return str(answer.read().decode())
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def test_there_are_never_more_lines(run: Run) -> None:
+    assert run.most * 0.6 < len(lines(run.text)) <= run.most_seen <= run.most
+    assert len(lines(run.openmetrics)) == len(lines(run.text))
+
+
+def test_sums_over_all_series_are_the_truth(run: Run) -> None:
+    metrics, told = run.metrics, run.truth["futex"]["lock"]
+    assert metrics.sum("lockd_dropped_events_total", map="futex") == 0
+    assert metrics.sum("lockd_overflow_events_total", map="futex") == 0
+    for name, truth in {
+        "lockd_futex_waits_total": told["waits"],
+        "lockd_futex_blocked_seconds_count": told["blocked"],
+        "lockd_futex_lock_blocked_total": told["blocked"],
+        "lockd_futex_wakes_total": run.truth["wakes"],
+    }.items():
+        assert metrics.sum(name) == truth, name
+    assert metrics.sum("lockd_futex_errors_total") == 0
+    blocked_us = metrics.sum("lockd_futex_blocked_seconds_sum") * 1e6
+    assert blocked_us == pytest.approx(told["blocked_us"], rel=0.03)
+    by_lock = metrics.sum("lockd_futex_lock_blocked_seconds_total") * 1e6
+    assert by_lock == pytest.approx(blocked_us)
+
+
+def test_what_got_no_series_is_counted_as_such(run: Run) -> None:
+    metrics = run.metrics
+    refused = "lockd_series_overflow_total"
+    for family, name in {
+        "futex": "lockd_futex_waits_total",
+        "futex_process": "lockd_futex_wakes_total",
+        "offcpu": "lockd_offcpu_blocked_seconds_count",
+        "offcpu_runqueue": "lockd_offcpu_runqueue_seconds_count",
+    }.items():
+        processes = {labels["comm"] for labels in metrics.labels(name)}
+        assert "other" in processes, family
+        assert len(processes) < PROCESSES, family
+        assert metrics.sum(name, comm="other") > 0, family
+        # A name that was lost on the way already is not refused: the maps of offcpu may have overflowed.
+        lost = family.startswith("offcpu")
+        assert metrics.sum(refused, family=family) >= (1 if lost else PROCESSES - len(processes) + 1), family
+
+
+def test_a_series_is_either_of_its_own_or_other(run: Run) -> None:
+    """All names of a label set are `other`, or none is."""
+    for name in run.metrics.samples:
+        if name.startswith(MEASURING):
+            for labels in run.metrics.labels(name):
+                assert (labels["unit"] == "other") == (labels["comm"] == "other"), (name, labels)
+                if "lock" in labels and labels["comm"] == "other":
+                    assert labels["lock"] == "other", (name, labels)
+
+
+def test_lockd_series_sums_to_the_lines(run: Run) -> None:
+    measuring = [line for line in lines(run.text) if line.startswith(MEASURING)]
+    told = Metrics(run.text).sum("lockd_series")
+    assert len(measuring) == told
+
+
+def test_both_formats_parse_and_agree(run: Run) -> None:
+    found = []
+    for parse, text in (
+        (text_string_to_metric_families, run.text),
+        (openmetrics.text_string_to_metric_families, run.openmetrics),
+    ):
+        samples = [sample for family in parse(text) for sample in family.samples]
+        sets = {(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples}
+        assert len(sets) == len(samples) == len(lines(text))
+        found.append(sets)
+    # Between the two scrapes lockd's own figures have changed, not what there is.
+    assert found[0] == found[1]
+
+
+def test_promtool_warns_of_nothing_but_microseconds(run: Run) -> None:
+    """Names in _us are part of the contract: users' alerts are written on max_blocked_us."""
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=run.text, capture_output=True, text=True, check=False
+    )
+    exported = {name for name in CATALOG if name.endswith("_us") and run.metrics.labels(name)}
+    assert exported
+    warned = [line for line in (checked.stdout + checked.stderr).splitlines() if line]
+    expected = {f'{name} metric names should not contain abbreviated units' for name in exported}
+    assert sorted(warned) == sorted(expected)

@@ -1,0 +1,63 @@
+"""Reading a real map: every entry once, in batches and one by one, and never a failure for want of room."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from lockd.libbpf import libbpf
+from lockd.manifest import MapInfo
+from lockd.sample.maps import Buffers, HashMap
+
+BPF_MAP_TYPE_HASH = 1
+ENTRIES = 64
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    """A full hash map of the numbers below 64 and their squares."""
+    create = ctypes.CDLL(libbpf()._name).bpf_map_create
+    fd = create(BPF_MAP_TYPE_HASH, b"lockd_test", 4, 8, ENTRIES, None)
+    assert fd >= 0
+    fill(fd)
+    yield fd
+    os.close(fd)
+
+
+def fill(fd: int) -> None:
+    for number in range(ENTRIES):
+        key, value = ctypes.c_uint32(number), ctypes.c_uint64(number * number)
+        assert libbpf().bpf_map_update_elem(fd, ctypes.byref(key), ctypes.byref(value), 0) == 0
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_a_full_map_is_read_and_drained_whole(fd: int, batch: bool) -> None:
+    table = HashMap(fd, MapInfo("test", ENTRIES, "u4", "u8"), batch)
+    buffers = Buffers([table])
+    for take in (table.read, table.drain):
+        keys, values = take(buffers)
+        assert sorted(keys.tolist()) == list(range(ENTRIES))
+        assert (values == keys.astype(int) ** 2).all()
+    assert [len(columns) for columns in table.drain(buffers)] == [0, 0]
+    assert table.batch == batch
+
+
+@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("room", range(1, ENTRIES, 7))
+def test_more_entries_than_room_is_no_error(fd: int, batch: bool, room: int) -> None:
+    """A full map that programs write to can show more entries during one reading than it can hold."""
+    table = HashMap(fd, MapInfo("test", room, "u4", "u8"), batch)
+    buffers = Buffers([table])
+    keys, _ = table.read(buffers)
+    assert len(set(keys.tolist())) == len(keys) <= room
+    seen: list[int] = []
+    while len(keys):
+        keys, values = table.drain(buffers)
+        assert (values == keys.astype(int) ** 2).all()
+        seen += keys.tolist()
+    # A bucket of several entries that has no room stays as a whole; what is drained is drained once.
+    assert len(set(seen)) == len(seen)
+    assert table.batch == batch

@@ -1,0 +1,178 @@
+"""A real exporter process on a real socket, with a small sampler at its other end."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import http.client
+import os
+import select
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lockd.export.catalog import CATALOG
+from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, pack, to_memfd
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EDGES = [4**i / 1e6 for i in range(14)]
+
+
+def full_block(rows: int = 2, comm: str = "comm") -> bytes:
+    """A block with every metric of the catalogue, each of its rows with other values."""
+    metrics: list[dict[str, Any]] = []
+    arrays: dict[str, array.array[Any]] = {}
+    for at, metric in enumerate(CATALOG.values()):
+        n = rows if metric.labels else 1
+        labels = [
+            [f"{comm}-{row}" if label == "comm" else f"{label}-{row}" for label in metric.labels]
+            for row in range(n)
+        ]
+        metrics.append({"name": metric.name, "labels": labels})
+        if metric.kind == "histogram":
+            counts = [at + row + slot for row in range(n) for slot in range(len(EDGES) + 1)]
+            arrays[f"{metric.name}.buckets"] = array.array("q", counts)
+            arrays[f"{metric.name}.sum"] = array.array("d", [at + row + 0.25 for row in range(n)])
+        else:
+            arrays[metric.name] = array.array("d", [1000.0 * at + row + 0.5 for row in range(n)])
+    return pack({"metrics": metrics, "buckets": EDGES}, arrays)
+
+
+def detail_block(rows: int = 3) -> bytes:
+    tables = {
+        name: {
+            "text": {
+                "unit": [f"unit-{row % 2}" for row in range(rows)],
+                "comm": [f"comm-{row}" for row in range(rows)],
+                "kind": ["lock" if row % 2 else "cond" for row in range(rows)],
+            },
+            "numbers": ["tid", "blocked_us"],
+            "lists": {"stack": [["main", f"f{row}"] for row in range(rows)]},
+        }
+        for name in ("threads", "locks")
+    }
+    arrays: dict[str, array.array[Any]] = {}
+    for name in tables:
+        arrays[f"{name}.tid"] = array.array("q", range(rows))
+        arrays[f"{name}.blocked_us"] = array.array("d", [row + 0.5 for row in range(rows)])
+    return pack({"tables": tables, "time": 1700000000.25}, arrays)
+
+
+class Sampler:
+    """Answers the exporter's requests from a thread, or holds the answers back."""
+
+    def __init__(self, blocks: Mapping[bytes, bytes]) -> None:
+        self.blocks = dict(blocks)
+        self.requests: list[bytes] = []
+        self.answers = threading.Event()
+        self.answers.set()
+        self.serving = threading.Event()
+        self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                message = self.ours.recv(64)
+            except OSError:
+                return
+            if not message:
+                return
+            if message == b"serving":
+                self.serving.set()
+                continue
+            self.requests.append(message)
+            self.answers.wait()
+            fd = to_memfd(self.blocks[message])
+            try:
+                socket.send_fds(self.ours, [b"ok"], [fd])
+            except OSError:
+                return
+            finally:
+                os.close(fd)
+
+    def leave(self) -> None:
+        self.answers.set()
+        with contextlib.suppress(OSError):
+            self.ours.shutdown(socket.SHUT_RDWR)
+        self._thread.join(5)
+        self.ours.close()
+
+
+class Exporter:
+    def __init__(self, process: subprocess.Popen[bytes], port: int, sampler: Sampler) -> None:
+        self.process = process
+        self.port = port
+        self.sampler = sampler
+        self.tls: ssl.SSLContext | None = None
+
+    def ask(
+        self, path: str, method: str = "GET", headers: Mapping[str, str] | None = None,
+        body: bytes | None = None, timeout: float = 15,
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        if self.tls:
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                "127.0.0.1", self.port, timeout=timeout, context=self.tls
+            )
+        else:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            connection.request(method, path, body=body, headers=dict(headers or {}))
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+        finally:
+            connection.close()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=15)
+
+    def status(self) -> dict[str, str]:
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+    def stderr(self) -> str:
+        """What it has logged so far; empties the pipe."""
+        assert self.process.stderr
+        text = b""
+        while select.select([self.process.stderr], [], [], 0)[0]:
+            piece = os.read(self.process.stderr.fileno(), 65536)
+            if not piece:
+                break
+            text += piece
+        return text.decode()
+
+
+@contextmanager
+def exporter(*options: str, blocks: Mapping[bytes, bytes] | None = None) -> Iterator[Exporter]:
+    sampler = Sampler(
+        blocks or {REQUEST_METRICS: full_block(), REQUEST_DETAIL: detail_block()}
+    )
+    listening = socket.create_server(("127.0.0.1", 0), backlog=512)
+    fds = [sampler.theirs.fileno(), listening.fileno()]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lockd.export", f"--control-fd={fds[0]}", f"--listen-fd={fds[1]}",
+         *options],
+        pass_fds=fds, cwd=REPOSITORY, stderr=subprocess.PIPE,
+    )
+    sampler.theirs.close()
+    running = Exporter(process, listening.getsockname()[1], sampler)
+    listening.close()
+    try:
+        while process.poll() is None and not sampler.serving.wait(0.05):
+            pass
+        if not sampler.serving.is_set():
+            raise AssertionError(f"the exporter did not start: {running.stderr()}")
+        yield running
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr:
+            process.stderr.close()
+        sampler.leave()

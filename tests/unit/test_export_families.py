@@ -1,0 +1,147 @@
+"""A block's values come out of both exposition formats as they went in."""
+
+from __future__ import annotations
+
+import array
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exporter_process import EDGES, full_block
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from lockd.export.catalog import CATALOG
+from lockd.export.families import Families, SnapshotError, own_usage
+from lockd.snapshot import pack, unpack
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+@pytest.fixture
+def procfs(tmp_path: Path) -> Path:
+    (tmp_path / "self").mkdir()
+    before = " ".join(["S", *["0"] * 10])
+    (tmp_path / "self" / "stat").write_text(f"7 (a) b) {before} 250 50 0 0 20 0 1 0 100 1 1\n")
+    (tmp_path / "self" / "statm").write_text("1000 25 3 1 0 9 0\n")
+    return tmp_path
+
+
+def expose(block: bytes, procfs: Path, accept: str = "") -> str:
+    registry = CollectorRegistry()
+    registry.register(Families(*unpack(memoryview(block)), procfs=procfs))
+    return choose_encoder(accept)[0](registry).decode()
+
+
+def samples(text: str, accept: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    parse: Any = text_string_to_metric_families
+    if accept:
+        parse = openmetrics.text_string_to_metric_families
+    found = {}
+    for family in parse(text):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+def test_every_value_comes_out_as_it_went_in(procfs: Path, accept: str) -> None:
+    found = samples(expose(full_block(), procfs, accept), accept)
+    for at, metric in enumerate(CATALOG.values()):
+        for row in range(2 if metric.labels else 1):
+            labels = {label: f"{label}-{row}" for label in metric.labels}
+            key = tuple(sorted(labels.items()))
+            if metric.kind == "histogram":
+                assert found.pop((f"{metric.name}_sum", key)) == at + row + 0.25
+                total = 0
+                for slot, edge in enumerate([*EDGES, float("inf")]):
+                    total += at + row + slot
+                    le = "+Inf" if slot == len(EDGES) else repr(edge)
+                    bucket = tuple(sorted({**labels, "le": le}.items()))
+                    assert found.pop((f"{metric.name}_bucket", bucket)) == total
+                assert found.pop((f"{metric.name}_count", key)) == total
+            else:
+                expected = 1 if metric.kind == "info" else 1000.0 * at + row + 0.5
+                assert found.pop((metric.name, key)) == expected
+    own = (("process", "exporter"),)
+    assert found == {
+        ("lockd_cpu_seconds_total", own): 3.0,
+        ("lockd_resident_bytes", own): 25 * 4096,
+    }
+
+
+def test_own_usage_without_anything_from_the_sampler(procfs: Path) -> None:
+    text = expose(pack({"metrics": [], "buckets": EDGES}, {}), procfs)
+    assert 'lockd_cpu_seconds_total{process="exporter"} 3.0' in text
+    assert own_usage(Path("/proc"))["lockd_resident_bytes"] > 1 << 20
+
+
+def test_promtool_has_nothing_to_say_but_about_microseconds(procfs: Path) -> None:
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=expose(full_block(), procfs).encode(),
+        capture_output=True, check=False,
+    )
+    said = (checked.stdout + checked.stderr).decode().splitlines()
+    # Names in _us are part of the contract (users' alerts are written on max_blocked_us).
+    assert [line for line in said if not line.split()[0].endswith("_us")] == []
+
+
+def test_every_metric_has_a_family_even_before_there_are_rows(procfs: Path) -> None:
+    described = {
+        f"{family.name}_total" if family.type == "counter"
+        else f"{family.name}_info" if family.type == "info" else family.name
+        for family in Families({"metrics": [], "buckets": []}, {}, procfs).describe()
+    }
+    assert described == set(CATALOG)
+
+
+def test_help_defines_its_terms_in_the_words_of_the_contract() -> None:
+    blocked = (
+        "from the thread being switched out inside a futex wait call until it runs again, summed"
+        " over the call; preemption (switched out while runnable) is not blocking"
+    )
+    assert blocked in CATALOG["lockd_futex_blocked_seconds"].help
+    assert "never reset by a scrape" in CATALOG["lockd_offcpu_max_blocked_us"].help
+    for metric in CATALOG.values():
+        if "seconds" in metric.name and metric.name != "lockd_start_time_seconds":
+            assert "In seconds." in metric.help, metric.name
+        if metric.name.endswith("_us"):
+            assert "In microseconds." in metric.help, metric.name
+
+
+@pytest.mark.parametrize("name", ["a\\b", 'a"b', "a\nb", "a\rb", "Ünïcode", "\udc80\udcff", ""])
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+def test_any_process_name_survives(procfs: Path, name: str, accept: str) -> None:
+    text = expose(full_block(1, comm=name), procfs, accept)
+    comms = {dict(key).get("comm") for _, key in samples(text, accept)}
+    expected = "\\udc80\\udcff" if name.startswith("\udc80") else name
+    assert comms == {None, f"{expected}-0"}
+
+
+@pytest.mark.parametrize(
+    ("head", "arrays", "says"),
+    [
+        ({"metrics": [{"name": "lockd_nonsense", "labels": []}]}, {}, "lockd_nonsense"),
+        ({"metrics": [{"name": "lockd_ticks_total", "labels": [[]]}]}, {}, "lockd_ticks_total"),
+        (
+            {"metrics": [{"name": "lockd_series", "labels": [["a", "b"]]}]},
+            {"lockd_series": array.array("d", [1])},
+            "family",
+        ),
+        (
+            {"metrics": [{"name": "lockd_tick_seconds", "labels": [[]]}]},
+            {"lockd_tick_seconds.buckets": array.array("q", [1, 2])},
+            "lockd_tick_seconds.buckets",
+        ),
+    ],
+)
+def test_a_wrong_block_is_an_error_that_names_what_is_wrong(
+    procfs: Path, head: dict[str, Any], arrays: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(SnapshotError, match=says):
+        expose(pack({**head, "buckets": EDGES}, arrays), procfs)

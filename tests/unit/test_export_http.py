@@ -1,0 +1,280 @@
+"""The exporter process over HTTP: what it answers, its limits, its end, its privileges."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pwd
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from exporter_process import REPOSITORY, Exporter, exporter
+from prometheus_client.parser import text_string_to_metric_families
+
+from lockd.snapshot import REQUEST_METRICS, pack
+
+ROOT = os.geteuid() == 0
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Exporter]:
+    with exporter() as one:
+        yield one
+
+
+def test_metrics_as_text_and_as_openmetrics(running: Exporter) -> None:
+    status, headers, body = running.ask("/metrics")
+    assert status == 200
+    assert headers["Content-Type"].startswith("text/plain; version=")
+    assert "Content-Encoding" not in headers
+    parse: Any = text_string_to_metric_families
+    families = {family.name: family for family in parse(body.decode())}
+    assert families["lockd_resident_bytes"].samples[-1].labels == {"process": "exporter"}
+    assert families["lockd_resident_bytes"].samples[-1].value > 10 << 20
+    status, headers, body = running.ask(
+        "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
+    assert headers["Content-Type"].startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+def test_gzip_if_asked_for(running: Exporter) -> None:
+    plain = running.ask("/metrics")[2]
+    _, headers, body = running.ask("/metrics", headers={"Accept-Encoding": "br, gzip"})
+    assert headers["Content-Encoding"] == "gzip"
+    assert len(body) < len(plain) / 5
+    assert gzip.decompress(body).splitlines()[0] == plain.splitlines()[0]
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/-/healthy", "/-/ready", "/api/v1/locks"])
+def test_head_has_the_headers_of_get_and_no_body(running: Exporter, path: str) -> None:
+    status, headers, body = running.ask(path)
+    assert (status, len(body)) == (200, int(headers["Content-Length"]))
+    assert headers["Server"] == "lockd"
+    with running.connect() as client:
+        client.sendall(f"HEAD {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"Content-Length: " in head
+    assert rest == b""
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "NONSENSE"])
+@pytest.mark.parametrize("path", ["/metrics", "/api/v1/locks", "/nothing"])
+def test_other_methods(running: Exporter, method: str, path: str) -> None:
+    status, headers, _ = running.ask(path, method)
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_bodies_are_refused_unread(running: Exporter) -> None:
+    assert running.ask("/metrics", "POST", body=b"x" * 100)[0] == 405
+    assert running.ask("/metrics", "GET", body=b"x" * 100)[0] == 413
+    with running.connect() as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 405")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_what_is_not_there(running: Exporter) -> None:
+    status, headers, body = running.ask("/nothing")
+    assert (status, body) == (404, b"Not Found\n")
+    assert headers["Content-Type"].startswith("text/plain")
+    status, headers, body = running.ask("/api/v1/nothing")
+    assert (status, json.loads(body)) == (404, {"error": "Not Found"})
+    assert headers["Content-Type"] == "application/json"
+
+
+def test_page_links_to_what_there_is(running: Exporter) -> None:
+    page = running.ask("/")[2].decode()
+    for path in ("metrics", "api/v1/locks", "api/v1/threads", "-/healthy", "-/ready"):
+        assert f'href="{path}"' in page
+        assert running.ask(f"/{path}")[0] == 200
+
+
+def test_tables(running: Exporter) -> None:
+    status, headers, body = running.ask("/api/v1/threads")
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    answer = json.loads(body)
+    assert answer["time"] == 1700000000.25
+    assert answer["threads"][1] == {
+        "unit": "unit-1", "comm": "comm-1", "kind": "lock", "tid": 1, "blocked_us": 1.5,
+        "stack": ["main", "f1"],
+    }
+    assert list(answer["threads"][0])[:4] == ["unit", "comm", "kind", "tid"]
+    found = json.loads(running.ask("/api/v1/locks?kind=cond&unit=unit-0&unknown=1&limit=1")[2])
+    assert [row["tid"] for row in found["locks"]] == [0]
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("limit=0", 'parameter limit: "0"; rule: a whole number from 1 to 1000'),
+        ("limit=1001", "rule: a whole number from 1 to 1000"),
+        ("limit=-5", "parameter limit"),
+        ("limit=x", 'parameter limit: "x"'),
+        ("limit=%C2%B2", "parameter limit"),
+        ("limit=", "parameter limit"),
+        ("limit=1&limit=2", "parameter limit: given 2 times; rule: once"),
+        ("comm=%FF", "parameter comm"),
+    ],
+)
+def test_bad_queries_say_what_is_wrong(running: Exporter, query: str, says: str) -> None:
+    status, _, body = running.ask(f"/api/v1/threads?{query}")
+    assert status == 400
+    assert says in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n", b"\x16\x03\x01\x00\r\n\r\n",
+     b"GET / HTTP/1.1\r\nA: " + b"a" * 20_000 + b"\r\n\r\n"],
+)
+def test_broken_clients_are_closed(running: Exporter, request_bytes: bytes) -> None:
+    with running.connect() as client:
+        client.sendall(request_bytes)
+        client.settimeout(5)
+        try:
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        except ConnectionResetError:
+            answer = b""
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+    assert running.ask("/-/healthy")[0] == 200
+
+
+def test_two_hundred_scrapes_at_once_share_snapshots(running: Exporter) -> None:
+    running.ask("/metrics")
+    before, began = len(running.sampler.requests), time.monotonic()
+    with ThreadPoolExecutor(200) as pool:
+        answers = list(pool.map(lambda _: running.ask("/metrics"), range(200)))
+    assert {status for status, _, _ in answers} == {200}
+    periods = (time.monotonic() - began) / 0.2
+    assert len(running.sampler.requests) - before <= periods + 1
+
+
+def test_slow_clients_neither_delay_others_nor_stay() -> None:
+    with exporter() as running:
+        slow = []
+        for _ in range(300):  # more than there are connections
+            slow.append(running.connect())
+            slow[-1].sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+        began = time.monotonic()
+        assert running.ask("/metrics")[0] == 200
+        assert time.monotonic() - began < 2
+        gone_at = time.monotonic() + 14
+        while time.monotonic() < gone_at and not _gone(slow[-1]):
+            time.sleep(0.5)
+            try:
+                slow[-1].sendall(b"a")  # a byte now and then does not help
+            except OSError:
+                break
+        assert all(_gone(client) for client in slow)
+        for client in slow:
+            client.close()
+
+
+def _gone(client: socket.socket) -> bool:
+    client.setblocking(False)
+    try:
+        return client.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_ready_only_while_the_sampler_answers() -> None:
+    with exporter() as running:
+        assert running.ask("/-/ready")[0] == 200
+        time.sleep(0.3)
+        running.sampler.answers.clear()
+        began = time.monotonic()
+        with ThreadPoolExecutor(3) as pool:
+            asked = [pool.submit(running.ask, path) for path in ("/-/ready", "/metrics")]
+            assert running.ask("/-/healthy")[0] == 200
+            assert time.monotonic() - began < 1
+            for each in asked:
+                status, _, body = each.result()
+                assert status == 503
+                assert b"no answer on the control socket within 5 s" in body
+        assert 4.5 < time.monotonic() - began < 7
+        running.sampler.answers.set()
+        assert running.ask("/metrics")[0] == 200
+
+
+def test_sampler_gone_is_503_and_then_the_end() -> None:
+    with exporter() as running:
+        running.sampler.answers.clear()
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(running.ask, "/metrics")
+            while REQUEST_METRICS not in running.sampler.requests:
+                time.sleep(0.01)
+            running.sampler.ours.shutdown(socket.SHUT_RDWR)
+            running.sampler.answers.set()
+            status, _, body = asked.result()
+        assert status == 503
+        assert b"sampler: gone" in body
+        assert running.process.wait(5) == 0
+        assert "Traceback" not in running.stderr()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ends_cleanly_when_asked_to(number: signal.Signals) -> None:
+    with exporter() as running:
+        idle = running.connect()
+        assert running.ask("/metrics")[0] == 200
+        running.process.send_signal(number)
+        assert running.process.wait(5) == 0
+        assert idle.recv(1) == b""
+        assert "Traceback" not in running.stderr()
+        idle.close()
+
+
+@pytest.mark.skipif(not ROOT, reason="needs root: gives privileges up")
+def test_no_privileges_are_left(running: Exporter) -> None:
+    status = running.status()
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(status[name], 16) == 0, name
+    assert status["NoNewPrivs"] == "1"
+    try:
+        user = pwd.getpwnam("lockd")
+    except KeyError:
+        user = pwd.getpwnam("nobody")
+    assert set(status["Uid"].split()) == {str(user.pw_uid)}
+    assert set(status["Gid"].split()) == {str(user.pw_gid)}
+    assert status["Groups"].strip() == ""
+
+
+def test_a_block_it_does_not_understand_is_500_and_in_the_log() -> None:
+    block = pack({"metrics": [{"name": "lockd_nonsense", "labels": []}], "buckets": []}, {})
+    with exporter(blocks={REQUEST_METRICS: block}) as running:
+        status, _, body = running.ask("/metrics")
+        assert status == 500
+        assert b"lockd_nonsense" in body
+        assert "lockd_nonsense" in running.stderr()
+
+
+def test_wrong_descriptors_are_an_error_without_a_traceback() -> None:
+    with socket.socketpair()[0] as deaf:
+        fd = str(deaf.fileno())
+        for control, listen, says in (
+            ("77", fd, "--control-fd: 77: Bad file descriptor; rule: an open socket"),
+            (fd, fd, f"--listen-fd: {fd}: it does not listen; rule: a listening socket"),
+        ):
+            done = subprocess.run(
+                [sys.executable, "-m", "lockd.export", "--control-fd", control,
+                 "--listen-fd", listen],
+                cwd=REPOSITORY, capture_output=True, text=True, check=False, pass_fds=[int(fd)],
+            )
+            assert done.returncode == 1
+            assert says in done.stderr
+            assert "Traceback" not in done.stderr

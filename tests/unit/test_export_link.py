@@ -1,0 +1,121 @@
+"""The exporter's end of the control socket: order, sharing, and answers that are late or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from lockd.export import sampler_link
+from lockd.export.sampler_link import SamplerError, SamplerLink
+from lockd.snapshot import to_memfd
+
+Test = Callable[[SamplerLink, socket.socket], Coroutine[Any, Any, None]]
+
+
+def play(test: Test) -> None:
+    async def run() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            await asyncio.wait_for(test(SamplerLink(theirs), ours), 10)
+
+    before = os.listdir("/proc/self/fd")
+    asyncio.run(run())
+    assert len(os.listdir("/proc/self/fd")) <= len(before)  # no descriptor of an answer stays
+
+
+def answer(sampler: socket.socket, block: bytes) -> None:
+    fd = to_memfd(block)
+    socket.send_fds(sampler, [b"ok"], [fd])
+    os.close(fd)
+
+
+def waiting(sampler: socket.socket) -> bytes:
+    """The request that has been sent, if there is one."""
+    try:
+        return sampler.recv(16, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return b""
+
+
+def test_same_requests_share_one_answer_and_others_wait() -> None:
+    async def test(link: SamplerLink, sampler: socket.socket) -> None:
+        asked = [asyncio.ensure_future(link.ask(what)) for what in (b"m", b"d", b"m", b"d", b"m")]
+        await asyncio.sleep(0.01)
+        assert (waiting(sampler), waiting(sampler)) == (b"m", b"")
+        answer(sampler, b"metrics")
+        await asyncio.sleep(0.01)
+        assert (waiting(sampler), waiting(sampler)) == (b"d", b"")
+        answer(sampler, b"detail")
+        answers = [(await each).block.tobytes() for each in asked]
+        assert answers == [b"metrics", b"detail", b"metrics", b"detail", b"metrics"]
+        assert await link.ask(b"m") is await asked[0]  # still young
+        await asyncio.sleep(sampler_link.REUSE + 0.05)
+        later = asyncio.ensure_future(link.ask(b"m"))
+        await asyncio.sleep(0.01)
+        assert waiting(sampler) == b"m"
+        answer(sampler, b"newer")
+        assert (await later).block.tobytes() == b"newer"
+
+    play(test)
+
+
+def test_late_answers_are_not_taken_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_link, "TIMEOUT", 0.1)
+
+    async def test(link: SamplerLink, sampler: socket.socket) -> None:
+        for what in (b"m", b"d", b"m"):
+            with pytest.raises(SamplerError, match="no answer on the control socket within"):
+                await link.ask(what)
+        assert (waiting(sampler), waiting(sampler)) == (b"m", b"")  # asked once, however often
+        detail = asyncio.ensure_future(link.ask(b"d"))
+        await asyncio.sleep(0)
+        answer(sampler, b"metrics")
+        await asyncio.sleep(0.01)
+        assert waiting(sampler) == b"d"
+        answer(sampler, b"detail")
+        assert (await detail).block.tobytes() == b"detail"
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    ("send", "says"),
+    [
+        (lambda s: s.send(b"ok"), "b'ok' with 0 descriptors; rule: b'ok' with one memfd"),
+        (lambda s: s.send(b"no"), "b'no' with 0 descriptors"),
+        (lambda s: answer(s, b""), "sampler: "),
+        (lambda s: s.shutdown(socket.SHUT_RDWR), "sampler: gone: the sampler has closed it"),
+    ],
+)
+def test_wrong_answers_are_errors(send: Callable[[socket.socket], object], says: str) -> None:
+    async def test(link: SamplerLink, sampler: socket.socket) -> None:
+        asked = asyncio.ensure_future(link.ask(b"m"))
+        await asyncio.sleep(0.01)
+        send(sampler)
+        with pytest.raises(SamplerError) as raised:
+            await asked
+        assert says in str(raised.value)
+        if link.closed.is_set():
+            with pytest.raises(SamplerError, match="sampler: gone"):
+                await link.ask(b"m")
+
+    play(test)
+
+
+def test_what_nobody_asked_for_is_dropped() -> None:
+    async def test(link: SamplerLink, sampler: socket.socket) -> None:
+        link.say_serving()
+        assert waiting(sampler) == b"serving"
+        answer(sampler, b"unasked")
+        await asyncio.sleep(0.01)
+        asked = asyncio.ensure_future(link.ask(b"m"))
+        await asyncio.sleep(0.01)
+        answer(sampler, b"asked")
+        assert (await asked).block.tobytes() == b"asked"
+
+    play(test)

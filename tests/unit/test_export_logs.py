@@ -1,0 +1,48 @@
+"""Log lines go where the process's stderr goes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = (
+    "import logging, os, sys\n"
+    "status = os.fstat(2)\n"
+    "if sys.argv[1] == 'journal':\n"
+    "    os.environ['JOURNAL_STREAM'] = f'{status.st_dev}:{status.st_ino}'\n"
+    "from lockd import logs\n"
+    "logs.setup('info', process='exporter')\n"
+    "logging.getLogger('lockd.test').info('hello %s', 'world')\n"
+    "logging.getLogger('lockd.test').debug('too much')\n"
+    "print(type(logging.getLogger().handlers[0]).__name__)\n"
+)
+
+
+def run(argument: str, **environment: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, argument], cwd=ROOT, capture_output=True, text=True,
+        check=True, env={**os.environ, **environment},
+    )
+    return done.stdout.strip(), done.stderr
+
+
+def test_plain_text_on_stderr() -> None:
+    handler, said = run("text", JOURNAL_STREAM="1:2")  # somebody else's stream
+    assert handler == "StreamHandler"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d info hello world\n", said)
+
+
+def test_the_journal_if_stderr_is_its_stream() -> None:
+    handler, said = run("journal")
+    assert (handler, said) == ("JournalHandler", "")
+
+
+def test_without_systemds_module(tmp_path: Path) -> None:
+    (tmp_path / "systemd.py").write_text("raise ImportError\n")
+    handler, said = run("journal", PYTHONPATH=str(tmp_path))
+    assert handler == "StreamHandler"
+    assert "hello world" in said

@@ -1,0 +1,203 @@
+"""HTTPS and passwords of the exporter process, and what happens when their files change."""
+
+from __future__ import annotations
+
+import base64
+import os
+import ssl
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import bcrypt
+import pytest
+from exporter_process import Exporter, exporter
+
+
+def certificate(directory: Path, name: str, *options: str) -> Path:
+    """A self-signed certificate for localhost, readable by everybody, and its key."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-days", "2", "-subj", f"/CN={name}",
+         "-addext", f"subjectAltName=DNS:{name},IP:127.0.0.1",
+         "-keyout", directory / f"{name}.key", "-out", directory / f"{name}.crt", *options],
+        check=True, capture_output=True,
+    )
+    (directory / f"{name}.key").chmod(0o644)
+    return directory / f"{name}.crt"
+
+
+def password_hash(password: str, rounds: int = 4) -> str:
+    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(rounds)).decode()
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def trusting(path: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(path))
+
+
+def replace(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.chmod(0o644)
+    new.rename(path)
+
+
+@pytest.fixture
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that the exporter's user can read too."""
+    directory = tmp_path_factory.mktemp("web")
+    for each in (directory, *directory.parents):
+        if each.stat().st_uid == os.geteuid() and each != Path("/"):
+            each.chmod(each.stat().st_mode | 0o055)
+    return directory
+
+
+def test_https_with_passwords(shared: Path) -> None:
+    trusted = certificate(shared, "localhost")
+    config = shared / "web.yml"
+    config.write_text(
+        "tls_server_config:\n  cert_file: localhost.crt\n  key_file: localhost.key\n"
+        "  min_version: TLS13\n"
+        "http_server_config:\n  headers:\n    Strict-Transport-Security: max-age=60\n"
+        f"basic_auth_users:\n  alice: {password_hash('secret')}\n"
+    )
+    with exporter(f"--web-config={config}") as running:
+        running.tls = trusting(trusted)
+        for path in ("/metrics", "/-/healthy", "/nothing", "/"):
+            status, headers, _ = running.ask(path)
+            assert (status, headers["WWW-Authenticate"]) == (401, 'Basic realm="lockd"')
+            assert headers["Strict-Transport-Security"] == "max-age=60"
+            assert running.ask(path, headers=basic("alice", "wrong"))[0] == 401
+            assert running.ask(path, headers=basic("bob", "secret"))[0] == 401
+        for wrong in ("Basic", "Basic !", "Bearer x", "Basic YQ==", "Basic //8="):
+            assert running.ask("/metrics", headers={"Authorization": wrong})[0] == 401
+        status, headers, body = running.ask("/metrics", headers=basic("alice", "secret"))
+        assert (status, headers["Strict-Transport-Security"]) == (200, "max-age=60")
+        assert b"lockd_futex_waits_total" in body
+        older = trusting(trusted)
+        older.maximum_version = ssl.TLSVersion.TLSv1_2
+        running.tls = older
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            running.ask("/-/healthy")
+        running.tls = None
+        with pytest.raises(OSError):  # plain HTTP on the same port
+            running.ask("/-/healthy")
+        assert "Traceback" not in running.stderr()
+
+
+def test_clients_that_never_shake_hands_delay_nobody(shared: Path) -> None:
+    trusted = certificate(shared, "localhost")
+    config = shared / "web.yml"
+    config.write_text("tls_server_config: {cert_file: localhost.crt, key_file: localhost.key}\n")
+    with exporter(f"--web-config={config}") as running:
+        silent = [running.connect() for _ in range(50)]
+        running.tls = trusting(trusted)
+        began = time.monotonic()
+        assert running.ask("/metrics")[0] == 200
+        assert time.monotonic() - began < 2
+        for client in silent:
+            client.settimeout(15)
+            assert client.recv(1) == b""
+            client.close()
+
+
+def test_clients_with_certificates(shared: Path) -> None:
+    trusted = certificate(shared, "localhost")
+    certificate(shared, "prometheus.example")
+    certificate(shared, "other.example")
+    signers = shared / "ca.crt"
+    signers.write_text("".join((shared / f"{name}.example.crt").read_text()
+                               for name in ("prometheus", "other")))
+    config = shared / "web.yml"
+    config.write_text(
+        "tls_server_config:\n  cert_file: localhost.crt\n  key_file: localhost.key\n"
+        "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"
+        "  client_allowed_sans: [prometheus.example]\n"
+    )
+    with exporter(f"--web-config={config}") as running:
+        running.tls = trusting(trusted)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            running.ask("/metrics")
+        for name, status in (("prometheus", 200), ("other", 403)):
+            running.tls = trusting(trusted)
+            running.tls.load_cert_chain(shared / f"{name}.example.crt",
+                                        shared / f"{name}.example.key")
+            assert running.ask("/metrics")[0] == status
+
+
+def test_changes_are_taken_up_and_mistakes_are_not(shared: Path) -> None:
+    first = certificate(shared, "localhost")
+    config = shared / "web.yml"
+    tls = "tls_server_config: {cert_file: localhost.crt, key_file: localhost.key}\n"
+    config.write_text(tls)
+    config.chmod(0o644)
+    with exporter(f"--web-config={config}") as running:
+        running.tls = trusting(first)
+        assert running.ask("/metrics")[0] == 200
+
+        replace(config, tls + "nonsense: 1\n")
+        assert running.ask("/metrics")[0] == 200
+        assert running.ask("/metrics")[0] == 200
+        said = running.stderr()
+        assert said.count("nonsense: unknown key") == 1
+        assert "stays in use" in said
+
+        replace(config, tls)
+        (shared / "second").mkdir(mode=0o755)
+        second = certificate(shared / "second", "localhost")
+        (shared / "second" / "localhost.key").rename(shared / "localhost.key")
+        assert running.ask("/metrics")[0] == 200  # the old pair, while the files do not match
+        second.rename(first)
+        running.tls = trusting(first)
+        assert running.ask("/metrics")[0] == 200
+
+        replace(config, f"basic_auth_users: {{alice: {password_hash('one')}}}\n")
+        running.tls = None
+        assert running.ask("/metrics")[0] == 401
+        assert running.ask("/metrics", headers=basic("alice", "one"))[0] == 200
+        replace(config, f"basic_auth_users: {{alice: {password_hash('two')}}}\n")
+        assert running.ask("/metrics", headers=basic("alice", "one"))[0] == 401
+        assert running.ask("/metrics", headers=basic("alice", "two"))[0] == 200
+        config.unlink()
+        assert running.ask("/metrics", headers=basic("alice", "two"))[0] == 200
+        assert "cannot read this configuration" in running.stderr()
+
+
+def test_a_right_password_is_checked_once_and_wrong_ones_do_not_delay_it(shared: Path) -> None:
+    config = shared / "web.yml"
+    config.write_text(f"basic_auth_users: {{alice: {password_hash('secret', 11)}}}\n")
+    with exporter(f"--web-config={config}") as running:
+        assert _seconds(running, "secret") > 0.05
+        assert _seconds(running, "secret") < 0.05
+        with ThreadPoolExecutor(60) as pool:
+            wrong = [pool.submit(running.ask, "/metrics", headers=basic("alice", str(n)))
+                     for n in range(60)]
+            time.sleep(0.3)
+            assert _seconds(running, "secret") < 0.5
+            statuses = [each.result()[0] for each in wrong]
+        assert set(statuses) == {401, 503}
+
+
+def _seconds(running: Exporter, password: str) -> float:
+    began = time.monotonic()
+    assert running.ask("/-/healthy", headers=basic("alice", password))[0] == 200
+    return time.monotonic() - began
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes another user")
+def test_a_key_that_the_exporters_user_cannot_read_is_explained(shared: Path) -> None:
+    certificate(shared, "localhost")
+    (shared / "localhost.key").chmod(0o600)
+    config = shared / "web.yml"
+    config.write_text("tls_server_config: {cert_file: localhost.crt, key_file: localhost.key}\n")
+    with pytest.raises(AssertionError) as failed, exporter(f"--web-config={config}"):
+        pass
+    said = str(failed.value)
+    assert f"tls_server_config.key_file: cannot read {shared}/localhost.key as user" in said
+    assert "Permission denied; rule: the process that answers the network runs as this" in said
+    assert "Traceback" not in said

@@ -1,0 +1,105 @@
+"""What the web configuration file may say, and what is said about mistakes in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockd.errors import ConfigError
+from lockd.export.web_config import Settings, WebConfig
+
+HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
+
+
+def read(tmp_path: Path, text: str) -> Settings:
+    path = tmp_path / "web.yml"
+    path.write_text(text)
+    return WebConfig(path).current()
+
+
+def problems(tmp_path: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        read(tmp_path, text)
+    return str(raised.value).replace(f"{tmp_path}/", "").splitlines()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "{}", "tls_server_config:\n",
+                                  "http_server_config: {http2: false}\n", "basic_auth_users: {}"])
+def test_nothing_is_plain_http_for_everybody(tmp_path: Path, text: str) -> None:
+    settings = read(tmp_path, text)
+    assert (settings.tls, dict(settings.users), dict(settings.headers)) == (None, {}, {})
+    assert WebConfig(None).current().tls is None
+
+
+def test_users_and_headers(tmp_path: Path) -> None:
+    settings = read(
+        tmp_path,
+        f"basic_auth_users:\n  alice: {HASH}\n"
+        "http_server_config:\n  http2: true\n  headers:\n    X-Frame-Options: deny\n",
+    )
+    assert settings.users == {"alice": HASH}
+    assert settings.headers == {"X-Frame-Options": "deny"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("basic_auth_user: {}", 'web.yml:1: basic_auth_user: unknown key; did you mean'
+                                ' "basic_auth_users"?'),
+        ("tls_server_config: {certfile: a}",
+         'web.yml:1: tls_server_config.certfile: unknown key; did you mean "cert_file"?'),
+        ("tls_server_config: {cert_file: a}",
+         "web.yml:1: tls_server_config: {cert_file: a} has one of cert_file and key_file;"
+         " TLS needs both"),
+        ("tls_server_config: {min_version: TLS14}", "min_version: TLS14 is not one of TLS10"),
+        ("tls_server_config: {min_version: TLS13, max_version: TLS12}",
+         "min_version: TLS13 is above max_version, TLS12"),
+        ("tls_server_config: {client_auth_type: RequireAnyClientCert}",
+         "client_auth_type: RequireAnyClientCert is not in this release"),
+        ("tls_server_config: {cert_file: a, key_file: b,"
+         " client_auth_type: RequireAndVerifyClientCert}",
+         "client_auth_type: RequireAndVerifyClientCert needs a client_ca_file"),
+        ("tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}",
+         "client_ca_file: c needs a client_auth_type"),
+        ("tls_server_config: {client_ca_file: c}", "asks clients for certificates"),
+        ("tls_server_config: {client_allowed_sans: [a]}", "client_allowed_sans: [a] needs"),
+        ("tls_server_config: {cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]}",
+         "cipher_suites[0]: TLS_RSA_WITH_RC4_128_SHA is not one of"),
+        ("tls_server_config: {curve_preferences: [X25519, CurveP256]}", "at most one curve"),
+        ("tls_server_config: {cert: abc}", "cert: abc cannot be given to lockd: use cert_file"),
+        ("rate_limit: {burst: 1}", "rate_limit: {burst: 1} cannot be given to lockd"),
+        ("http_server_config: {headers: {X-Frame-Option: deny}}",
+         'X-Frame-Option is not one of the headers that can be set; did you mean'
+         ' "X-Frame-Options"?'),
+        ("http_server_config: {headers: {X-Frame-Options: never}}",
+         "headers.X-Frame-Options: never is not deny or sameorigin"),
+        ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb"}}', "one line of text"),
+        ("basic_auth_users: [alice]", "is not a mapping of user names to bcrypt hashes"),
+        (f"basic_auth_users: {{'a:b': {HASH}}}", "is not a user name: text without a colon"),
+        (f"basic_auth_users: {{a: {HASH}, a: {HASH}}}", "a is given twice"),
+        ("a: b: c", "not valid YAML"),
+        ("- a", "is not a section"),
+    ],
+)
+def test_mistakes_are_named_with_their_rule(tmp_path: Path, text: str, says: str) -> None:
+    (line,) = problems(tmp_path, text)
+    assert says in line
+
+
+def test_all_mistakes_at_once_and_no_password_among_them(tmp_path: Path) -> None:
+    found = problems(tmp_path, "basic_auth_users: {alice: hunter2, bob: $2y$10$short}\nfoo: 1\n")
+    assert len(found) == 3
+    assert "alice has no bcrypt hash of a password" in found[0]
+    assert "hunter2" not in "".join(found)
+
+
+def test_files_that_are_not_certificates(tmp_path: Path) -> None:
+    config = "tls_server_config: {cert_file: cert.pem, key_file: key.pem}"
+    (missing,) = problems(tmp_path, config)
+    assert "tls_server_config.cert_file: cannot read cert.pem as user" in missing
+    assert "No such file or directory" in missing
+    (tmp_path / "cert.pem").write_text("nonsense")
+    (tmp_path / "key.pem").write_text("nonsense")
+    (wrong,) = problems(tmp_path, config)
+    assert "cannot use cert.pem with key.pem" in wrong
