@@ -161,9 +161,7 @@ def _top_flags(parser: argparse.ArgumentParser) -> None:
         "and off-CPU time (default: %(default)s and kernel locks)",
     )
     parser.add_argument("--limit", metavar="N", type=_limit, help="rows in each table")
-    parser.add_argument(
-        "--insecure", action="store_true", help="take any TLS certificate, checking nothing"
-    )
+    parser.add_argument("--insecure", action="store_true", help="take any TLS certificate, checking nothing")
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF009 -- key() and section() make fields, as dataclasses.field() does
+
 """lockd's configuration: what can be set, its defaults, and reading it from a YAML file.
 
 Each key is described once, by the field that holds it: its type and rule, its default as one
@@ -121,9 +121,7 @@ class Filter:
         "[]",
         "Only these processes.",
     )
-    min_block_ns: int = key(
-        duration("0", "24h"), "0", "Leave out waits that were shorter than this."
-    )
+    min_block_ns: int = key(duration("0", "24h"), "0", "Leave out waits that were shorter than this.")
     max_block_ns: int | None = key(
         or_none(duration("1us", "24h"), "none"), "none", "Leave out waits that were longer."
     )
@@ -177,12 +175,8 @@ class Maps:
         "16384",
         "Threads and locks with waits in one period, for each program.",
     )
-    threads: int = key(
-        power_of_two(64, LARGEST_MAP), "16384", "Threads that wait at the same moment."
-    )
-    stacks: int = key(
-        power_of_two(64, LARGEST_MAP), "1024", "Different call stacks within one period."
-    )
+    threads: int = key(power_of_two(64, LARGEST_MAP), "16384", "Threads that wait at the same moment.")
+    stacks: int = key(power_of_two(64, LARGEST_MAP), "1024", "Different call stacks within one period.")
 
 
 @dataclass(frozen=True)

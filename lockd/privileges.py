@@ -107,9 +107,7 @@ def _account(user: str) -> pwd.struct_passwd:
     try:
         return pwd.getpwnam(user)
     except KeyError:
-        raise HostError(
-            f'privileges: no user "{user}" on this host; rule: the user must exist'
-        ) from None
+        raise HostError(f'privileges: no user "{user}" on this host; rule: the user must exist') from None
 
 
 def _become(account: pwd.struct_passwd) -> None:

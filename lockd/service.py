@@ -131,7 +131,7 @@ class Daemon:
 
     def _on_message(self, message: bytes) -> None:
         if message == b"serving":
-            places = ", ".join("%s:%d" % sock.getsockname()[:2] for sock in self._listening)
+            places = ", ".join(_place(sock) for sock in self._listening)
             log.info("serving on %s", places)
             if not self._is_ready:
                 self._is_ready = True
@@ -152,6 +152,11 @@ class Daemon:
         self._systemd.alive()
         if not self._exporter and time.monotonic() >= self._start_exporter_at:
             self._start_exporter()
+
+
+def _place(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _report_hooks(manifest: Manifest, strict: bool) -> None:

@@ -95,16 +95,12 @@ class Client:
             return Table(float(found["time"]), rows, complete=len(found[name]) < MOST_ROWS)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             says = f"{type(error).__name__}: {error}"
-            raise LockdError(
-                f"{self.url}/api/v1/{name} is not an answer of lockd: {says}"
-            ) from None
+            raise LockdError(f"{self.url}/api/v1/{name} is not an answer of lockd: {says}") from None
 
     def _get(self, path: str) -> bytes:
         # http.client follows no redirect, so the password goes nowhere else, and uses no proxy.
         connection = (
-            http.client.HTTPSConnection(
-                self._host, self._port, timeout=TIMEOUT_S, context=self._tls
-            )
+            http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=self._tls)
             if self._tls
             else http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         )
@@ -122,9 +118,7 @@ class Client:
             raise LockdError(f"{self.url}: its certificate is not trusted: {says}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             says = str(error) or type(error).__name__
-            raise LockdError(
-                f"no daemon answers at {self.url}: {says}; start it with: lockd run"
-            ) from None
+            raise LockdError(f"no daemon answers at {self.url}: {says}; start it with: lockd run") from None
         finally:
             connection.close()
         if response.status == 401:
@@ -174,9 +168,7 @@ def _rated(row: Row, before: Row | None, seconds: float) -> Row:
     if before is not None and count >= before.count:
         # A wait that a filter leaves out at its end takes back what it counted while it lasted.
         blocked, count = max(0, blocked - before.blocked_us), count - before.count
-    return dataclasses.replace(
-        row, blocked_rate=blocked / 1e6 / seconds, count_rate=count / seconds
-    )
+    return dataclasses.replace(row, blocked_rate=blocked / 1e6 / seconds, count_rate=count / seconds)
 
 
 def _merged(rows: Iterable[Row]) -> Iterable[Row]:

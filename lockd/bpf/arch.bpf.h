@@ -20,7 +20,7 @@
 #define NR_FUTEX_REQUEUE 456
 
 /* Instead of a system-call number. */
-#define NR_NONE (-1)   /* a user thread outside any system call: a page fault or another trap */
+#define NR_NONE (-1) /* a user thread outside any system call: a page fault or another trap */
 #define NR_KERNEL (-2) /* a kernel thread */
 #define NR_COMPAT (-3) /* a system call of a 32-bit program: its numbers mean something else */
 
@@ -33,8 +33,7 @@ static __always_inline struct pt_regs *user_regs(void)
     return (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
 #else
     u64 stack = 0;
-    bpf_probe_read_kernel(&stack, sizeof(stack),
-                          (void *)(bpf_get_current_task() + TASK_STACK));
+    bpf_probe_read_kernel(&stack, sizeof(stack), (void *)(bpf_get_current_task() + TASK_STACK));
     return (struct pt_regs *)(stack + THREAD_BYTES - sizeof(struct pt_regs));
 #endif
 }

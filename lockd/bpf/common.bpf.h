@@ -100,8 +100,7 @@ static __always_inline void raise_to(u64 *max, u64 value)
         *max = value;
 }
 
-#define READ_TASK(task, offset, to) \
-    bpf_probe_read_kernel(&(to), sizeof(to), (void *)((u64)(task) + (offset)))
+#define READ_TASK(task, offset, to) bpf_probe_read_kernel(&(to), sizeof(to), (void *)((u64)(task) + (offset)))
 
 static __always_inline void identify(u64 task, struct who *who)
 {

@@ -120,7 +120,8 @@ static __always_inline void futex_overflow(int window, struct futex_key *key, u6
 }
 
 /* Count one ended call. `killed`: its thread died inside it. */
-static __always_inline void count_call(void *ctx, struct call *call, u64 now, u64 blocked, u8 error, bool killed)
+static __always_inline void count_call(void *ctx, struct call *call, u64 now, u64 blocked, u8 error,
+                                       bool killed)
 {
     u64 took = now - call->since;
     u64 sys = took > blocked ? took - blocked : 0;

@@ -71,7 +71,9 @@ static __always_inline u32 type_of(u32 flags)
     if (flags & LCB_F_PERCPU)
         return flags & LCB_F_WRITE ? LOCK_PERCPU_RWSEM_WRITE : LOCK_PERCPU_RWSEM_READ;
     if (flags & LCB_F_SPIN)
-        return flags & LCB_F_READ ? LOCK_RWLOCK_READ : flags & LCB_F_WRITE ? LOCK_RWLOCK_WRITE : LOCK_SPINLOCK;
+        return flags & LCB_F_READ    ? LOCK_RWLOCK_READ
+               : flags & LCB_F_WRITE ? LOCK_RWLOCK_WRITE
+                                     : LOCK_SPINLOCK;
     if (flags & LCB_F_READ)
         return LOCK_RWSEM_READ;
     return flags & LCB_F_WRITE ? LOCK_RWSEM_WRITE : LOCK_SEMAPHORE;

@@ -52,8 +52,12 @@ static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, 
     /* Two entries, for what is known of the wait and for the run queue: far fewer keys
      * than their product. */
     struct offcpu_key rest[2] = {
-        {.nr = key->nr, .state = key->state, .iowait = key->iowait, .detail = key->detail,
-         .blocked_slot = key->blocked_slot, .run_slot = SLOT_NONE},
+        {.nr = key->nr,
+         .state = key->state,
+         .iowait = key->iowait,
+         .detail = key->detail,
+         .blocked_slot = key->blocked_slot,
+         .run_slot = SLOT_NONE},
         {.state = STATE_RUNNABLE, .blocked_slot = SLOT_NONE, .run_slot = key->run_slot},
     };
     void *map = offcpu_over.lookup(&window);

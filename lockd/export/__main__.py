@@ -26,12 +26,12 @@ def main() -> int:
     """Until the end of the exporter; its exit code."""
     parser = argparse.ArgumentParser(prog="lockd.export", description=__doc__)
     parser.add_argument("--control-fd", type=int, required=True, help="socket to the sampler")
-    parser.add_argument("--listen-fd", type=int, required=True, action="append",
-                        help="listening socket; repeatable")
+    parser.add_argument(
+        "--listen-fd", type=int, required=True, action="append", help="listening socket; repeatable"
+    )
     parser.add_argument("--web-config", type=Path, help="the exporter-toolkit's file")
     parser.add_argument("--procfs", type=Path, default=Path("/proc"))
-    parser.add_argument("--log-level", default="info",
-                        choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     args = parser.parse_args()
     logs.setup(args.log_level, process="exporter")
     parent = os.getppid()

@@ -21,15 +21,10 @@ _BLOCKED = (
 )
 _SYS = "Sys time of a futex call: the call's duration minus its blocked time."
 _OFFCPU = (
-    "Off-CPU time: from a voluntary switch-out until the wake-up: the time somebody else was"
-    " waited for."
+    "Off-CPU time: from a voluntary switch-out until the wake-up: the time somebody else was waited for."
 )
-_RUNQUEUE = (
-    "Runqueue time: from the wake-up (or from an involuntary switch-out) until running."
-)
-_KERNEL_WAIT = (
-    "Kernel-lock wait: from asking for a contended lock until getting it (or giving up)."
-)
+_RUNQUEUE = "Runqueue time: from the wake-up (or from an involuntary switch-out) until running."
+_KERNEL_WAIT = "Kernel-lock wait: from asking for a contended lock until getting it (or giving up)."
 _MAX = (
     "Max over the window W: the largest single wait that ended in the last W, or is still going"
     " on; the same for every scraper, never reset by a scrape."
@@ -38,7 +33,7 @@ _FUTEX_KIND = (
     "Kind: lock: a mutex-like lock; pi: a priority-inheritance lock; cond: condition variables,"
     " semaphores, thread joins, parked workers: waits for work or an event; other."
 )
-_TOP = "For the most contended locks; all others are in the lock \"other\"."
+_TOP = 'For the most contended locks; all others are in the lock "other".'
 _US = "In microseconds."
 _S = "In seconds."
 
@@ -57,98 +52,161 @@ def _futex() -> Iterator[Metric]:
     def metric(name: str, kind: Kind, labels: str, *text: str) -> Metric:
         return Metric(f"lockd_futex_{name}", kind, _labels(labels), " ".join(text))
 
-    yield metric("blocked_seconds", "histogram", "kind",
-                 _BLOCKED, "One observation per wait that blocked.", _S, _FUTEX_KIND)
+    yield metric(
+        "blocked_seconds",
+        "histogram",
+        "kind",
+        _BLOCKED,
+        "One observation per wait that blocked.",
+        _S,
+        _FUTEX_KIND,
+    )
     yield metric("waits_total", "counter", "kind", "Futex calls that asked to wait.", _FUTEX_KIND)
     yield metric("wakes_total", "counter", "", "Futex calls that wake or requeue.")
-    yield metric("errors_total", "counter", "error",
-                 "Failed futex calls by errno name (EAGAIN, ETIMEDOUT, EINTR and so on).")
+    yield metric(
+        "errors_total",
+        "counter",
+        "error",
+        "Failed futex calls by errno name (EAGAIN, ETIMEDOUT, EINTR and so on).",
+    )
     yield metric("sys_seconds_total", "counter", "", _SYS, _S)
     yield metric("max_blocked_us", "gauge", "kind window", _BLOCKED, _MAX, _US)
     yield metric("max_sys_us", "gauge", "window", _SYS, _MAX, _US)
     yield metric("waiting", "gauge", "kind", "Threads blocked in a futex wait now.", _FUTEX_KIND)
     yield metric("lock_blocked_seconds_total", "counter", "kind lock", _BLOCKED, _S, _TOP)
-    yield metric("lock_blocked_total", "counter", "kind lock",
-                 "Futex waits that blocked, by lock.", _TOP)
+    yield metric("lock_blocked_total", "counter", "kind lock", "Futex waits that blocked, by lock.", _TOP)
     yield metric("lock_max_blocked_us", "gauge", "kind lock window", _BLOCKED, _MAX, _US, _TOP)
     yield metric("lock_waiting", "gauge", "kind lock", "Threads blocked on the lock now.", _TOP)
-    yield metric("lock_threads", "gauge", "kind lock",
-                 "Distinct threads that blocked on the lock in the last minute.", _TOP)
+    yield metric(
+        "lock_threads",
+        "gauge",
+        "kind lock",
+        "Distinct threads that blocked on the lock in the last minute.",
+        _TOP,
+    )
 
 
 def _kernel_lock() -> Iterator[Metric]:
     def metric(name: str, kind: Kind, labels: str, *text: str) -> Metric:
         return Metric(f"lockd_kernel_lock_{name}", kind, _labels(labels), " ".join(text))
 
-    sites = "For the most contended locks and call sites; all others are in \"other\"."
-    yield metric("wait_seconds", "histogram", "lock_type",
-                 _KERNEL_WAIT, "One observation per wait.", _S)
+    sites = 'For the most contended locks and call sites; all others are in "other".'
+    yield metric("wait_seconds", "histogram", "lock_type", _KERNEL_WAIT, "One observation per wait.", _S)
     yield metric("max_wait_us", "gauge", "lock_type window", _KERNEL_WAIT, _MAX, _US)
     yield metric("waiting", "gauge", "lock_type", "Threads waiting for a kernel lock now.")
-    yield metric("site_wait_seconds_total", "counter", "lock_type lock site",
-                 _KERNEL_WAIT, _S, sites)
-    yield metric("site_waits_total", "counter", "lock_type lock site",
-                 "Contended kernel-lock waits by lock and call site.", sites)
+    yield metric("site_wait_seconds_total", "counter", "lock_type lock site", _KERNEL_WAIT, _S, sites)
+    yield metric(
+        "site_waits_total",
+        "counter",
+        "lock_type lock site",
+        "Contended kernel-lock waits by lock and call site.",
+        sites,
+    )
 
 
 def _offcpu() -> Iterator[Metric]:
     def metric(name: str, kind: Kind, labels: str, *text: str) -> Metric:
         return Metric(f"lockd_offcpu_{name}", kind, _labels(labels), " ".join(text))
 
-    yield metric("blocked_seconds", "histogram", "state reason",
-                 _OFFCPU, "One observation per wait.", _S)
-    yield metric("runqueue_seconds", "histogram", "",
-                 _RUNQUEUE, "One observation each time a thread gets to run.", _S)
+    yield metric("blocked_seconds", "histogram", "state reason", _OFFCPU, "One observation per wait.", _S)
+    yield metric(
+        "runqueue_seconds", "histogram", "", _RUNQUEUE, "One observation each time a thread gets to run.", _S
+    )
     yield metric("max_blocked_us", "gauge", "state reason window", _OFFCPU, _MAX, _US)
-    yield metric("waker_seconds_total", "counter", "waker", _OFFCPU,
-                 "By the comm that ended it, for the largest; all others are in \"other\".", _S)
+    yield metric(
+        "waker_seconds_total",
+        "counter",
+        "waker",
+        _OFFCPU,
+        'By the comm that ended it, for the largest; all others are in "other".',
+        _S,
+    )
 
 
 def _itself() -> Iterator[Metric]:
     def metric(name: str, kind: Kind, labels: str, text: str) -> Metric:
         return Metric(f"lockd_{name}", kind, tuple(labels.split()), text)
 
-    yield metric("build_info", "info", "version python kernel",
-                 "Version of lockd, of the Python that runs it and of the kernel; always 1.")
-    yield metric("start_time_seconds", "gauge", "",
-                 "When lockd started, in seconds since the Unix epoch.")
-    yield metric("hook_attached", "gauge", "program hook mechanism",
-                 "1 if the hook is attached by this mechanism, 0 if it could not be.")
-    yield metric("program_runs_total", "counter", "program",
-                 "Runs of the BPF program (where the kernel keeps them).")
-    yield metric("program_run_seconds_total", "counter", "program",
-                 "Time spent in the BPF program (where the kernel keeps it). In seconds.")
+    yield metric(
+        "build_info",
+        "info",
+        "version python kernel",
+        "Version of lockd, of the Python that runs it and of the kernel; always 1.",
+    )
+    yield metric("start_time_seconds", "gauge", "", "When lockd started, in seconds since the Unix epoch.")
+    yield metric(
+        "hook_attached",
+        "gauge",
+        "program hook mechanism",
+        "1 if the hook is attached by this mechanism, 0 if it could not be.",
+    )
+    yield metric(
+        "program_runs_total", "counter", "program", "Runs of the BPF program (where the kernel keeps them)."
+    )
+    yield metric(
+        "program_run_seconds_total",
+        "counter",
+        "program",
+        "Time spent in the BPF program (where the kernel keeps it). In seconds.",
+    )
     yield metric("map_entries", "gauge", "map", "Entries in the BPF map when it was last drained.")
     yield metric("map_capacity", "gauge", "map", "Entries the BPF map can hold.")
-    yield metric("dropped_events_total", "counter", "map reason",
-                 "Events that are in no series: what the totals lack.")
-    yield metric("overflow_events_total", "counter", "map",
-                 "Events of which only the totals were kept because the map was full: they are in"
-                 " series whose labels say \"other\", not dropped.")
-    yield metric("unseen_switches_total", "counter", "",
-                 "Returns to a CPU of which the kernel told no program (there are kernels that hide"
-                 " some threads): the wait is counted, with the time until the thread was next"
-                 " seen if its wake-up was not seen either; its runqueue time is not.")
+    yield metric(
+        "dropped_events_total", "counter", "map reason", "Events that are in no series: what the totals lack."
+    )
+    yield metric(
+        "overflow_events_total",
+        "counter",
+        "map",
+        "Events of which only the totals were kept because the map was full: they are in"
+        ' series whose labels say "other", not dropped.',
+    )
+    yield metric(
+        "unseen_switches_total",
+        "counter",
+        "",
+        "Returns to a CPU of which the kernel told no program (there are kernels that hide"
+        " some threads): the wait is counted, with the time until the thread was next"
+        " seen if its wake-up was not seen either; its runqueue time is not.",
+    )
     yield metric("stack_misses_total", "counter", "reason", "Stacks that could not be kept.")
-    yield metric("ticks_total", "counter", "", "Sampling periods done: windows drained from the kernel's maps.")
-    yield metric("tick_seconds", "histogram", "",
-                 "Time the work of one sampling period took. In seconds.")
-    yield metric("tick_late_seconds", "histogram", "",
-                 "How late a sampling period began. In seconds.")
-    yield metric("series", "gauge", "family",
-                 "Series of the family, in lines of exposition (a histogram's lines all count).")
-    yield metric("series_overflow_total", "counter", "family",
-                 "Label sets that got no series of their own because series.max was reached;"
-                 " their events are in series whose labels say \"other\".")
-    yield metric("series_retired_total", "counter", "family",
-                 "Series retired because they had nothing new for series.idle and no live"
-                 " process.")
-    yield metric("cpu_seconds_total", "counter", "process",
-                 "CPU time, user and system, of lockd's own process. In seconds.")
-    yield metric("resident_bytes", "gauge", "process",
-                 "Resident memory of lockd's own process. In bytes.")
-    yield metric("exporter_restarts_total", "counter", "",
-                 "Times the process that answers HTTP had to be started again.")
+    yield metric(
+        "ticks_total", "counter", "", "Sampling periods done: windows drained from the kernel's maps."
+    )
+    yield metric("tick_seconds", "histogram", "", "Time the work of one sampling period took. In seconds.")
+    yield metric("tick_late_seconds", "histogram", "", "How late a sampling period began. In seconds.")
+    yield metric(
+        "series",
+        "gauge",
+        "family",
+        "Series of the family, in lines of exposition (a histogram's lines all count).",
+    )
+    yield metric(
+        "series_overflow_total",
+        "counter",
+        "family",
+        "Label sets that got no series of their own because series.max was reached;"
+        ' their events are in series whose labels say "other".',
+    )
+    yield metric(
+        "series_retired_total",
+        "counter",
+        "family",
+        "Series retired because they had nothing new for series.idle and no live process.",
+    )
+    yield metric(
+        "cpu_seconds_total",
+        "counter",
+        "process",
+        "CPU time, user and system, of lockd's own process. In seconds.",
+    )
+    yield metric("resident_bytes", "gauge", "process", "Resident memory of lockd's own process. In bytes.")
+    yield metric(
+        "exporter_restarts_total",
+        "counter",
+        "",
+        "Times the process that answers HTTP had to be started again.",
+    )
 
 
 def _labels(names: str) -> tuple[str, ...]:
@@ -156,7 +214,5 @@ def _labels(names: str) -> tuple[str, ...]:
 
 
 CATALOG: dict[str, Metric] = {
-    metric.name: metric
-    for group in (_futex, _kernel_lock, _offcpu, _itself)
-    for metric in group()
+    metric.name: metric for group in (_futex, _kernel_lock, _offcpu, _itself) for metric in group()
 }

@@ -38,9 +38,7 @@ class Families(Collector):
     NAME.sum (seconds).
     """
 
-    def __init__(
-        self, head: Mapping[str, Any], arrays: Mapping[str, memoryview], procfs: Path
-    ) -> None:
+    def __init__(self, head: Mapping[str, Any], arrays: Mapping[str, memoryview], procfs: Path) -> None:
         self._metrics: list[dict[str, Any]] = head["metrics"]
         self._edges = [repr(float(edge)) for edge in head["buckets"]] + ["+Inf"]
         self._arrays = arrays
@@ -123,6 +121,5 @@ def _empty(metric: Metric) -> Family:
 def _clean(values: Sequence[str]) -> list[str]:
     """Label values that can be encoded: names of processes need not be UTF-8."""
     return [
-        value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-        for value in values
+        value if value.isascii() else value.encode("utf-8", "backslashreplace").decode() for value in values
     ]

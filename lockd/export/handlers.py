@@ -87,9 +87,7 @@ class Service:
             answer.made[key] = asyncio.ensure_future(make)
         return await asyncio.shield(answer.made[key]), content_type
 
-    def _expose(
-        self, answer: Answer, encode: Callable[[CollectorRegistry], bytes], zipped: bool
-    ) -> bytes:
+    def _expose(self, answer: Answer, encode: Callable[[CollectorRegistry], bytes], zipped: bool) -> bytes:
         registry = CollectorRegistry()
         registry.register(Families(*unpack(answer.block), procfs=self._procfs))
         text = encode(registry)
@@ -210,9 +208,7 @@ class Table(Handler):
     async def get(self, name: str) -> None:
         query = parse_query(self.request.query_arguments)
         answer = await self.service.link.ask(REQUEST_DETAIL)
-        body = await self.service.render(
-            lambda: render_table(name, *unpack(answer.block), query=query)
-        )
+        body = await self.service.render(lambda: render_table(name, *unpack(answer.block), query=query))
         await self.reply(body, "application/json")
 
 
@@ -254,8 +250,14 @@ def application(service: Service) -> Application:
 
 def _log(handler: RequestHandler) -> None:
     request = handler.request
-    log.debug("%s %s %s: %s in %.0f ms", request.remote_ip, request.method, request.uri,
-              handler.get_status(), 1000 * request.request_time())
+    log.debug(
+        "%s %s %s: %s in %.0f ms",
+        request.remote_ip,
+        request.method,
+        request.uri,
+        handler.get_status(),
+        1000 * request.request_time(),
+    )
 
 
 def _names(request: HTTPServerRequest) -> set[str]:

@@ -94,9 +94,7 @@ class SamplerLink:
 
     def _receive(self) -> None:
         try:
-            message, fds, _, _ = socket.recv_fds(
-                self._control, 256, 1, socket.MSG_CMSG_CLOEXEC
-            )
+            message, fds, _, _ = socket.recv_fds(self._control, 256, 1, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError as error:
@@ -134,8 +132,7 @@ def _answer(message: bytes, fds: list[int]) -> Answer:
         for fd in fds:
             os.close(fd)
         raise SamplerError(
-            f"the answer is {message[:100]!r} with {len(fds)} descriptors;"
-            " rule: b'ok' with one memfd"
+            f"the answer is {message[:100]!r} with {len(fds)} descriptors; rule: b'ok' with one memfd"
         )
     return Answer(from_memfd(fds[0]))
 

@@ -75,9 +75,7 @@ class Server(HTTPServer):
             if tls is None:
                 stream = IOStream(connection, **_LIMITS)
             else:
-                wrapped = ssl_wrap_socket(
-                    connection, tls, server_side=True, do_handshake_on_connect=False
-                )
+                wrapped = ssl_wrap_socket(connection, tls, server_side=True, do_handshake_on_connect=False)
                 stream = SSLIOStream(wrapped, ssl_options=tls, **_LIMITS)
         except OSError as error:  # it is gone already
             log.debug("%s: %s", _text(address), error)

@@ -38,17 +38,12 @@ def parse_query(arguments: Mapping[str, list[bytes]]) -> Query:
         except UnicodeDecodeError:
             raise QueryError(f"parameter {name}: {several[0]!r}; rule: UTF-8") from None
     limit = values.pop("limit", str(_DEFAULT_ROWS))
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 9
-            and 1 <= int(limit) <= MOST_ROWS):
-        raise QueryError(
-            f'parameter limit: "{limit[:40]}"; rule: a whole number from 1 to {MOST_ROWS}'
-        )
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= MOST_ROWS):
+        raise QueryError(f'parameter limit: "{limit[:40]}"; rule: a whole number from 1 to {MOST_ROWS}')
     return Query(int(limit), values)
 
 
-def render_table(
-    name: str, head: Mapping[str, Any], arrays: Mapping[str, memoryview], query: Query
-) -> bytes:
+def render_table(name: str, head: Mapping[str, Any], arrays: Mapping[str, memoryview], query: Query) -> bytes:
     """One table of the block: {"time": seconds, NAME: [{column: value, ...}, ...]}.
 
     The head is {"time": ..., "tables": {NAME: {"text": {column: [value, ...]},

@@ -49,8 +49,7 @@ class WebConfig:
         if self._path and any(_signature(path) != was for path, was in self._seen.items()):
             try:
                 self._settings = self._read(self._path)
-                log.info("%s: read again, because it or a file that it names has changed",
-                         self._path)
+                log.info("%s: read again, because it or a file that it names has changed", self._path)
             except ConfigError as error:
                 log.error("the web configuration before this one stays in use: %s", error)
         return self._settings

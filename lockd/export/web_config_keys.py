@@ -80,7 +80,8 @@ def _pairs(wants: str, check: Callable[[yaml.Node, yaml.Node], Iterator[Fault]])
         names = [name.value for name, _ in node.value]
         faults += [
             Fault(name, "is given twice")
-            for at, (name, _) in enumerate(node.value) if name.value in names[:at]
+            for at, (name, _) in enumerate(node.value)
+            if name.value in names[:at]
         ]
         if faults:
             raise Broken(*faults)

@@ -72,9 +72,7 @@ class KernelTypes:
 
     def tracepoint_args(self, name: str) -> int | None:
         """How many arguments a raw tracepoint has; None if the kernel does not have it."""
-        typedef = self._lib.btf__find_by_name_kind(
-            self._btf, f"btf_trace_{name}".encode(), BTF_KIND_TYPEDEF
-        )
+        typedef = self._lib.btf__find_by_name_kind(self._btf, f"btf_trace_{name}".encode(), BTF_KIND_TYPEDEF)
         if typedef < 0:
             return None
         pointer = self._type(typedef).size_or_type

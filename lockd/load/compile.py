@@ -54,9 +54,7 @@ class Module:
             return
         with _native_stderr() as printed:
             try:
-                loaded = self._bpf.load_func(
-                    candidate.function.encode(), self._types[candidate.mechanism]
-                )
+                loaded = self._bpf.load_func(candidate.function.encode(), self._types[candidate.mechanism])
             except Exception as error:
                 words = "\n".join(printed().splitlines()[-12:])
                 raise HostError(f"{candidate.function}: the kernel refuses it: {error}\n{words}") from error

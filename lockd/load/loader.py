@@ -83,7 +83,9 @@ def source_for(settings: LoadSettings, types: KernelTypes) -> Source:
         files.append("sched.bpf.c")
     if "kernel_locks" in settings.programs:
         files.append("kernel_locks.bpf.c")
-    bounds = f"#define MIN_BLOCK_NS {settings.min_block_ns}ULL\n#define MAX_BLOCK_NS {settings.max_block_ns}ULL\n"
+    bounds = (
+        f"#define MIN_BLOCK_NS {settings.min_block_ns}ULL\n#define MAX_BLOCK_NS {settings.max_block_ns}ULL\n"
+    )
     source = assemble(files, defines)
     return Source(bounds + source.text, source.enums, source.constants)
 

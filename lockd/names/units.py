@@ -108,7 +108,5 @@ class Units:
 def unit_of_cgroup_file(lines: list[str]) -> str:
     """The unit in /proc/PID/cgroup: systemd's own hierarchy first, then any controller's."""
     hierarchies = [line.split(":", 2) for line in lines]
-    known = sorted(
-        (h for h in hierarchies if len(h) == 3), key=lambda h: h[1] not in ("name=systemd", "")
-    )
+    known = sorted((h for h in hierarchies if len(h) == 3), key=lambda h: h[1] not in ("name=systemd", ""))
     return next((unit for _, _, path in known if (unit := unit_of(path))), "")

@@ -59,7 +59,7 @@ class Detail:
         self, program: str, who: npt.NDArray[Any], tids: npt.NDArray[Any], kinds: npt.NDArray[Any],
         kind_name: Callable[[int], str], process: Callable[[int], Name], now: float,
     ) -> Rows:  # fmt: skip
-        """The row of each thread and kind of wait; `process(i)` and `kind_name(kinds[i])` are asked for new ones."""
+        """The row of each thread and kind of wait; new ones ask `process(i)` and `kind_name(kinds[i])`."""
         number = PROGRAMS.index(program)
 
         def describe(rows: Rows, positions: Rows) -> None:
@@ -150,7 +150,9 @@ class Detail:
         return snapshot.pack({"tables": tables, "time": wall}, arrays)
 
 
-def lock_key(program: str, tgids: npt.NDArray[Any], addresses: npt.NDArray[Any], *rest: npt.NDArray[Any]) -> Hashes:
+def lock_key(
+    program: str, tgids: npt.NDArray[Any], addresses: npt.NDArray[Any], *rest: npt.NDArray[Any]
+) -> Hashes:
     """What tells locks apart: program, process, address, and what else the program says."""
     return mix(np.full(len(addresses), PROGRAMS.index(program)), tgids, addresses, *rest)
 
@@ -181,7 +183,11 @@ def _numbers(
     for column in plain:
         arrays[f"{name}.{column}"] = table[column][rows].astype(np.int64)
     arrays[f"{name}.blocked_count"] = table["count"][rows]
-    for column, source in (("blocked_us", "blocked_ns"), ("max_blocked_us", "max_ns"), ("waiting_us", "waiting_ns")):
+    for column, source in (
+        ("blocked_us", "blocked_ns"),
+        ("max_blocked_us", "max_ns"),
+        ("waiting_us", "waiting_ns"),
+    ):
         arrays[f"{name}.{column}"] = table[source][rows] / 1000.0
     longest = np.maximum(table["max_ns"][rows], table["waiting_ns"][rows])
     arrays[f"{name}.max_blocked_us"] = longest / 1000.0

@@ -26,7 +26,9 @@ ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK", errno.EOPNOTSUPP: "EOPNOT
 class FutexAggregates:
     """Everything exported about futex calls."""
 
-    def __init__(self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver) -> None:
+    def __init__(
+        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver
+    ) -> None:
         kinds = manifest.enums["futex_kind"]
         self._kind_names = [name.removeprefix("KIND_").lower() for name in kinds]
         self._wake = kinds.index("KIND_WAKE")

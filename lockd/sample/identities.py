@@ -81,9 +81,7 @@ class Identities:
 
     def _learn(self, who: Any) -> int:
         tgid = int(who["tgid"])
-        name = self._processes.tell(
-            tgid, int(who["cgroup"]), bytes(who["comm"]), bool(who["kernel_thread"])
-        )
+        name = self._processes.tell(tgid, int(who["cgroup"]), bytes(who["comm"]), bool(who["kernel_thread"]))
         return self._add(name, self._filter.wants(tgid, name))
 
     def _add(self, name: Name, wanted: bool) -> int:

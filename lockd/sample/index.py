@@ -68,7 +68,9 @@ class Groups:
     def __init__(self, rows: Rows) -> None:
         self._order = np.argsort(rows, kind="stable")
         ordered = rows[self._order]
-        self._starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(rows) else rows
+        self._starts = (
+            np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(rows) else rows
+        )
         self.rows: Rows = ordered[self._starts]
         """Each row that occurs, once, ascending."""
 

@@ -19,7 +19,9 @@ from lockd.sample.window import Stacks, Window
 class KernelLockAggregates:
     """Everything exported about kernel locks."""
 
-    def __init__(self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver) -> None:
+    def __init__(
+        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver
+    ) -> None:
         types = manifest.enums["lock_type"]
         self._types = [name.removeprefix("LOCK_").lower() for name in types]
         self._slots = manifest.constants["SLOTS"]

@@ -81,7 +81,9 @@ class LockSeries:
         """Distinct threads that blocked in the last minute on the locks of each series."""
         locks = self._detail.locks
         by_lock = self._detail.threads_by_lock(now)
-        mine = np.flatnonzero((locks["program"] == self._program) & (by_lock > 0) & (locks["series_row"] >= 0))
+        mine = np.flatnonzero(
+            (locks["program"] == self._program) & (by_lock > 0) & (locks["series_row"] >= 0)
+        )
         size = len(self.series.seen)
         counts = np.bincount(locks["series_row"][mine], weights=by_lock[mine], minlength=size)
         return counts.astype(np.int64)

@@ -26,7 +26,9 @@ REASON_NAMES = list(REASONS)
 class OffcpuAggregates:
     """Everything exported about time off the CPU and on the run queue."""
 
-    def __init__(self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, processes: Processes) -> None:
+    def __init__(
+        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, processes: Processes
+    ) -> None:
         self._states = [name.removeprefix("STATE_").lower() for name in manifest.enums["state"]]
         self._slots, self._no_slot = manifest.constants["SLOTS"], manifest.constants["SLOT_NONE"]
         self._reasons = Reasons(manifest.enums, manifest.constants)
@@ -159,7 +161,10 @@ class OffcpuAggregates:
         block.add("lockd_offcpu_max_blocked_us", *with_windows(labels, maxima))
         rows, labels = self.runqueue.live()
         block.add_histogram(
-            "lockd_offcpu_runqueue_seconds", labels, self.runqueue["slots"][rows], self.runqueue["sum_ns"][rows]
+            "lockd_offcpu_runqueue_seconds",
+            labels,
+            self.runqueue["slots"][rows],
+            self.runqueue["sum_ns"][rows],
         )
         rows, labels = self.wakers.live()
         block.add("lockd_offcpu_waker_seconds_total", labels, self.wakers["sum_ns"][rows] / 1e9)

@@ -89,7 +89,9 @@ class OwnCost:
 
     def export(self, block: Block, families: list[Series]) -> None:
         """Write every metric to a block."""
-        block.add("lockd_build_info", [(lockd.__version__, platform.python_version(), os.uname().release)], [1])
+        block.add(
+            "lockd_build_info", [(lockd.__version__, platform.python_version(), os.uname().release)], [1]
+        )
         block.add("lockd_start_time_seconds", [()], [self._started])
         hooks = self._manifest.hooks
         block.add(

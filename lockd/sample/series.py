@@ -26,8 +26,8 @@ class Series:
 
     `names` are the positions of the labels that become `other`; `lines` is what one row
     costs in lines of exposition, taken from `budget`; room is kept for `others` rows of
-    `other`, and there are never more than `most` rows besides them; `maxima` are the names of sliding maxima, each kept over
-    every window in `windows` (seconds by label).
+    `other`, and there are never more than `most` rows besides them; `maxima` are the names
+    of sliding maxima, each kept over every window in `windows` (seconds by label).
     """
 
     def __init__(

