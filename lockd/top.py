@@ -197,6 +197,11 @@ class Column:
     number: bool = False
 
 
+def _process(row: Row) -> str:
+    """A kernel lock's row is about all processes of one name: it has no id."""
+    return f"{row.comm}[{row.tgid}]" if row.tgid else row.comm
+
+
 NUMBERS = (
     Column("BLOCKED/S", lambda r: duration(r.blocked_rate * 1e6), number=True),
     Column("WAITS/S", lambda r: _number(r.count_rate), 60, number=True),
@@ -209,7 +214,7 @@ LOCK_COLUMNS = (
     Column("KIND", lambda r: r.kind, 70),
     Column("LOCK", lambda r: r.lock),
     Column("SITE", lambda r: r.site, 130),
-    Column("PROCESS", lambda r: f"{r.comm}[{r.tgid}]", 60),
+    Column("PROCESS", _process, 60),
     Column("UNIT", lambda r: r.unit, 110),
 )
 THREAD_COLUMNS = (
@@ -218,7 +223,7 @@ THREAD_COLUMNS = (
     Column("KIND", lambda r: r.kind, 70),
     Column("THREAD", lambda r: f"{r.thread_comm}[{r.tid}]"),
     Column("WAITS FOR", lambda r: r.lock),
-    Column("PROCESS", lambda r: f"{r.comm}[{r.tgid}]", 90),
+    Column("PROCESS", _process, 90),
     Column("UNIT", lambda r: r.unit, 110),
 )
 

@@ -41,9 +41,14 @@ class Processes:
         self._second = self._asks = 0
 
     def tell(self, tgid: int, cgroup: int, comm: bytes, kernel_thread: bool) -> Name:
-        """What the kernel said of a thread group when one of its events was first counted."""
+        """What the kernel said of a thread group when one of its events was first counted.
+
+        Events under an old and a new name come in any order: which is the new one, procfs knows.
+        """
         name = self._kernel(text(comm)) if kernel_thread else (self._units.unit(cgroup, tgid), text(comm))
-        self._know(tgid, name, time.monotonic_ns() - TOLD_LATE_NS)
+        known = self._known.get(tgid, name)
+        if known[1] == name[1] or self._comm_now(tgid) != known[1]:
+            self._know(tgid, name, time.monotonic_ns() - TOLD_LATE_NS)
         return name
 
     def name(self, tgid: int, since: int = 0) -> Name:
@@ -85,9 +90,16 @@ class Processes:
         for tgid in self._known.keys() - alive:
             del self._known[tgid], self._learnt[tgid]
 
-    def _ask(self, tgid: int) -> Name:
+    def _comm_now(self, tgid: int) -> str:
+        """Empty if the process is gone."""
         try:
-            comm = text((self._procfs / str(tgid) / "comm").read_bytes().rstrip(b"\n"))
+            return text((self._procfs / str(tgid) / "comm").read_bytes().rstrip(b"\n"))
+        except OSError:
+            return ""
+
+    def _ask(self, tgid: int) -> Name:
+        comm = self._comm_now(tgid)
+        try:
             is_kernel = not (self._procfs / str(tgid) / "cmdline").read_bytes() and self._is_kthread(tgid)
         except OSError:
             return ("", "")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lockd.manifest import Manifest
+from lockd.names.processes import Name
 from lockd.names.resolver import Request, Resolver
 from lockd.sample.block import Block, with_windows
 from lockd.sample.detail import Detail, lock_key
-from lockd.sample.index import Groups, Rows, mix
+from lockd.sample.index import Groups, Hashes, Rows, mix
 from lockd.sample.inflight import Waiting
 from lockd.sample.limits import Budget, Limits
 from lockd.sample.locks import LockSeries
@@ -105,7 +107,12 @@ class FutexAggregates:
         blocked = waits.keys["slot"] != self._no_slot
         cells = Groups(rows[blocked] * self._slots + waits.keys["slot"][blocked])
         self.by_kind["slots"].reshape(-1)[cells.rows] += cells.sum(calls[blocked])
-        if blocked.any() and not waits.overflowed:
+        if not blocked.any():
+            return
+        if waits.overflowed:
+            kinds = [self._kind_names[number] for number in kind[blocked]]
+            self.locks.add_nameless(kinds, calls[blocked], blocked_ns[blocked], max_ns[blocked], now)
+        else:
             self._fold_detail(waits.where(blocked), stacks, now)
 
     def _fold_detail(self, blocked: Window, stacks: Stacks, now: float) -> None:
@@ -115,7 +122,7 @@ class FutexAggregates:
         threads = detail.thread_rows(
             "futex", who, tids, kind, lambda k: self._kind_names[k], blocked.names, now
         )
-        lock_rows = self._lock_rows(who["tgid"], keys["uaddr"], kind, blocked.names, now)
+        lock_rows = self._lock_rows(who["tgid"], keys["uaddr"], kind, blocked.codes, blocked.names, now)
         detail.add(detail.threads, threads, *numbers)
         detail.add(detail.locks, lock_rows, *numbers)
         detail.threads["lock_row"][threads[threads >= 0]] = lock_rows[threads >= 0]
@@ -132,11 +139,11 @@ class FutexAggregates:
                 column[row] = tuple(f"{address:#x}" for address in stacks.user(int(found[i])))
 
     def _lock_rows(
-        self, tgids: npt.NDArray[Any], addresses: npt.NDArray[Any], kinds: npt.NDArray[Any], names: Any,
-        now: float,
+        self, tgids: npt.NDArray[Any], addresses: npt.NDArray[Any], kinds: npt.NDArray[Any],
+        codes: Hashes, names: Callable[[int], Name], now: float,
     ) -> Rows:  # fmt: skip
         return self.locks.lock_rows(
-            lock_key("futex", tgids, addresses, kinds),
+            lock_key("futex", tgids, addresses, kinds, codes),
             tgids,
             addresses,
             lambda i: self._kind_names[kinds[i]],
@@ -159,7 +166,9 @@ class FutexAggregates:
             waiting.waited_ns,
             now,
         )
-        lock_rows = self._lock_rows(waiting.tgids, waiting.addresses, kind, waiting.names, now)
+        lock_rows = self._lock_rows(
+            waiting.tgids, waiting.addresses, kind, waiting.codes, waiting.names, now
+        )
         waiting.put(self.by_kind, rows)
         waiting.put(self.locks.series, self.locks.rows(lock_rows, waiting.waited_ns, now))
         groups = Groups(lock_rows)

@@ -56,7 +56,11 @@ class KernelLockAggregates:
         self.by_type.note_max("wait", groups.rows, groups.max(values["max_wait_ns"]))
         cells = Groups(rows * self._slots + window.keys["slot"])
         self.by_type["slots"].reshape(-1)[cells.rows] += cells.sum(values["waits"])
-        if not window.overflowed and len(window):
+        if window.overflowed:
+            kinds = [self._types[number] for number in types]
+            numbers = values["waits"], values["wait_ns"], values["max_wait_ns"]
+            self.sites.add_nameless(kinds, *numbers, now)
+        elif len(window):
             self._fold_detail(window, stacks, now)
 
     def _fold_detail(self, window: Window, stacks: Stacks, now: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,17 @@ class LockSeries:
 
     def add(self, lock_rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns, now: float) -> None:
         """Count waits on locks."""
-        groups = Groups(self.rows(lock_rows, blocked_ns, now))
+        self._count(self.rows(lock_rows, blocked_ns, now), count, blocked_ns, max_ns)
+
+    def add_nameless(
+        self, kinds: Sequence[str], count: Columns, blocked_ns: Columns, max_ns: Columns, now: float
+    ) -> None:
+        """Count waits of which nothing is known but their kind."""
+        rows = np.array([self.series.row(self._other(kind), now) for kind in kinds], np.int64)
+        self._count(rows, count, blocked_ns, max_ns)
+
+    def _count(self, rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns) -> None:
+        groups = Groups(rows)
         self.series["blocked_ns"][groups.rows] += groups.sum(blocked_ns)
         self.series["count"][groups.rows] += groups.sum(count)
         if self.series.maxima:
@@ -91,8 +101,11 @@ class LockSeries:
     def _labels(self, row: int) -> tuple[str, ...]:
         locks = self._detail.locks
         if locks["series_code"][row] == 0:
-            return (OTHER, OTHER, str(locks["kind"][row]), *([OTHER] * (1 + self._has_site)))
+            return self._other(str(locks["kind"][row]))
         return labels_of_lock(self._detail, row, self._has_site)
+
+    def _other(self, kind: str) -> tuple[str, ...]:
+        return (OTHER, OTHER, kind, *([OTHER] * (1 + self._has_site)))
 
 
 def labels_of_lock(detail: Detail, row: int, has_site: bool) -> tuple[str, ...]:

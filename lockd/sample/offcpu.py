@@ -12,10 +12,11 @@ from lockd.names.processes import Processes
 from lockd.names.reasons import REASONS, Reasons
 from lockd.sample.block import Block, with_windows
 from lockd.sample.detail import Detail
+from lockd.sample.identities import code_of
 from lockd.sample.index import Groups, Rows, mix
 from lockd.sample.inflight import Waiting
 from lockd.sample.limits import Budget, Limits
-from lockd.sample.series import Series
+from lockd.sample.series import OTHER, Series
 from lockd.sample.window import Window
 
 INTERRUPT = "irq"
@@ -84,10 +85,14 @@ class OffcpuAggregates:
             self._detail.add(self._detail.threads, threads, blocked_ns, count, max_ns)
 
     def _fold_wakers(self, blocked: Window, now: float) -> None:
-        wakers, blocked_ns = blocked.keys["waker"], blocked.values["blocked_ns"]
+        # By name: a process renames itself, and its id is used again.
+        tgids, which = np.unique(blocked.keys["waker"], return_inverse=True)
+        wakers = [OTHER if blocked.overflowed else self._waker(int(tgid)) for tgid in tgids]
+        codes = np.array([code_of((waker,)) for waker in wakers], np.uint64)
+        blocked_ns = blocked.values["blocked_ns"]
         rows = self.wakers.rows(
-            mix(blocked.codes, wakers),
-            lambda i: (*blocked.names(i), self._waker(int(wakers[i]))),
+            mix(blocked.codes, codes[which]),
+            lambda i: (*blocked.names(i), wakers[which[i]]),
             blocked_ns,
             now,
         )

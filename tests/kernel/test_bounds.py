@@ -25,7 +25,7 @@ from lockd.export.catalog import CATALOG
 
 PROCESSES, ROUNDS = 5000, 2
 ENTRIES = 65536
-"""More than twice the threads, and so than the keys of their calls: two kinds, the blocked ones each in a slot."""
+"""Of maps: far more than the keys of all calls, which are one for each wait and one for each waking thread."""
 CAUGHT_UP_SECONDS = 60.0
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 DEFAULT_MAX = 10_000
@@ -70,9 +70,7 @@ class Observed:
         self.lockd.until(lambda m: m.sum("lockd_futex_waits_total") >= waits, CAUGHT_UP_SECONDS)
         self.lockd.metrics()  # would see more, were there more to come
         text = self.look()
-        return Run(
-            self.most, self.most_seen, text, get_openmetrics(self.lockd), Metrics(text), truth
-        )
+        return Run(self.most, self.most_seen, text, get_openmetrics(self.lockd), Metrics(text), truth)
 
 
 @pytest.fixture(scope="module")
@@ -191,5 +189,5 @@ def test_promtool_warns_of_nothing_but_microseconds(run: Run) -> None:
     exported = {name for name in CATALOG if name.endswith("_us") and run.metrics.labels(name)}
     assert exported
     warned = [line for line in (checked.stdout + checked.stderr).splitlines() if line]
-    expected = {f'{name} metric names should not contain abbreviated units' for name in exported}
+    expected = {f"{name} metric names should not contain abbreviated units" for name in exported}
     assert sorted(warned) == sorted(expected)

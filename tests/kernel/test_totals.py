@@ -21,6 +21,16 @@ from lockd_process import Lockd
 from workload import Workload
 
 
+AGREEING = {
+    "lockd_futex_lock_blocked_total": "lockd_futex_blocked_seconds_count",
+    "lockd_futex_lock_blocked_seconds_total": "lockd_futex_blocked_seconds_sum",
+    "lockd_kernel_lock_site_waits_total": "lockd_kernel_lock_wait_seconds_count",
+    "lockd_kernel_lock_site_wait_seconds_total": "lockd_kernel_lock_wait_seconds_sum",
+    "lockd_offcpu_waker_seconds_total": "lockd_offcpu_blocked_seconds_sum",
+}
+"""Families that count the same by other labels."""
+
+
 class Comparison:
     """A workload between two scrapes of two daemons: one with small maps, one that has room for all."""
 
@@ -31,6 +41,9 @@ class Comparison:
         self.truth = one.run()
         self._small = small.metrics()
         self._large = large.metrics()
+        for metrics in (self._small, self._large):
+            for one_family, another in AGREEING.items():
+                assert metrics.sum(one_family) == pytest.approx(metrics.sum(another), rel=1e-9), one_family
 
     def counted(self, name: str, **labels: str) -> float:
         """By the small daemon: this process's, and what was added to `other`."""
@@ -130,5 +143,4 @@ def test_threads_that_find_no_place(
     run.check("offcpu", truth, name, reason="lock")
     dropped = run.dropped("offcpu", reason="threads_full")
     assert truth <= run.counted(name, reason="lock") + dropped <= truth + run.foreign(name)
-    print(entries, counted, truth, dropped, foreign)
     one.finish()

@@ -97,7 +97,7 @@ def test_every_shipped_value_can_be_changed_on_its_own() -> None:
         "filter.max_block": "1s",
         "windows": "[10s]",
         "histogram.buckets_us": "[1, 2]",
-        "series.max": "500",
+        "series.max": "5000",
         "series.idle": "2h",
         "series.top_locks": "7",
         "maps.entries": "64",
@@ -156,7 +156,7 @@ def test_values_of_every_type() -> None:
           max_block: 1h30m
         windows: [10s, 90s, 1d]
         histogram: {buckets_us: [2, 8, 67108864]}
-        series: {max: 500, idle: 2d}
+        series: {max: 5000, idle: 2d}
         maps: {entries: 64, stacks: 1048576}
         web: {listen: ["[::1]:80", ":9776", "lock-host.example:0"], config_file: /etc/web.yml}
         log: {level: debug}
@@ -173,7 +173,7 @@ def test_values_of_every_type() -> None:
     assert [w.name for w in config.windows] == ["10s", "90s", "1d"]
     assert config.windows[1].ns == 90 * S
     assert config.histogram.buckets_us == (2, 8, 67108864)
-    assert (config.series.max, config.series.idle_ns) == (500, 48 * HOUR)
+    assert (config.series.max, config.series.idle_ns) == (5000, 48 * HOUR)
     assert (config.maps.entries, config.maps.stacks) == (64, 1048576)
     assert config.web.listen == (("::1", 80), ("", 9776), ("lock-host.example", 0))
     assert config.web.config_file == Path("/etc/web.yml")

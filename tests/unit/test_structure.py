@@ -114,7 +114,11 @@ def test_the_rules_name_nothing_that_is_not_there() -> None:
         ("export/new.py", "from lockd import sample", "export imports lockd.sample"),
         ("export/new.py", "from ..sample.maps import X", "export imports lockd.sample.maps"),
         ("export/new.py", "from .. import names", "export imports lockd.names"),
-        ("export/new.py", "import importlib\nimportlib.import_module('lockd.load')", "export imports lockd.load"),
+        (
+            "export/new.py",
+            "import importlib\nimportlib.import_module('lockd.load')",
+            "export imports lockd.load",
+        ),
         ("export/new.py", "__import__('lockd.' + 'load')", "export imports lockd.?"),
         ("load/new.py", "import lockd.sample.maps", "load imports lockd.sample.maps"),
         ("load/new.py", "from lockd.names import units", "load imports lockd.names.units"),
@@ -155,7 +159,5 @@ def test_a_violation_is_seen(tmp_path: Path, file: str, text: str, says: str) ->
 def test_nothing_comes_in_by_the_way(module: str, forbidden: set[str]) -> None:
     """What a process has loaded in the end, through other libraries as well."""
     code = f"import sys, {module}; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert forbidden & set(done.stdout.split()) == set()
