@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -86,8 +87,11 @@ def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:
         except OSError as error:
             for one in sockets:
                 one.close()
+            # Python adds to strerror what is said already; a host name's error is no errno.
+            is_name = isinstance(error, socket.gaierror)
+            reason = error.strerror if is_name else os.strerror(error.errno or 0)
             raise LockdError(
-                f"{host}:{port}: cannot listen there: {error.strerror or error}: "
+                f"{host}:{port}: cannot listen there: {reason}: "
                 "choose another with --web.listen-address=HOST:PORT or web.listen"
             ) from error
         sockets.append(sock)

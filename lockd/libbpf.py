@@ -42,6 +42,7 @@ def libbpf() -> ctypes.CDLL:
             continue
     else:
         raise HostError("libbpf: not found: install the package libbpf1 (libbpf0 on older systems)")
+    library.libbpf_set_print(None)  # its own words on stderr; ours say what and where
     for function, (result, arguments) in _PROTOTYPES.items():
         prototype = getattr(library, function)
         prototype.restype, prototype.argtypes = result, arguments

@@ -102,10 +102,11 @@ int on_contention_begin(struct bpf_raw_tracepoint_args *ctx)
     };
 
     /* Since dc1f7893a70f (5.19) a mutex begins again each time it stops or starts to
-     * spin: the wait began with the first. */
-    if (kernel_waits.lookup(&key))
+     * spin: the wait began with the first. A CPU that spins begins but once: what is there
+     * already is a wait whose end was left out, as it interrupted this program. */
+    if (type < LOCK_SPINLOCK && kernel_waits.lookup(&key))
         return 0;
-    if (kernel_waits.insert(&key, &wait))
+    if (kernel_waits.update(&key, &wait))
         lose(LOSS_KERNEL_LOCKS__WAITS_FULL);
     return 0;
 }

@@ -79,8 +79,11 @@ def require_privileges() -> None:
 
 
 def tracefs() -> Path | None:
-    """Where tracefs is mounted, if it is."""
-    return next((Path(place) for place in TRACEFS_PLACES if Path(place, "events").is_dir()), None)
+    """Where tracefs is mounted, if it is. Raises HostError if this user may not look."""
+    try:
+        return next((Path(place) for place in TRACEFS_PLACES if Path(place, "events").is_dir()), None)
+    except PermissionError as error:
+        raise HostError(f"{error.filename}: {error.strerror}: tracefs is root's: run it with sudo") from error
 
 
 def mount_tracefs_privately() -> Path:

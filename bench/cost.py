@@ -1,0 +1,246 @@
+"""What lockd costs on this host under a mixed load: `sudo .venv/bin/python bench/cost.py`, a Markdown table.
+
+All figures are lockd's own metrics, and beside them what /proc says about its processes. The load is
+tests/workloads/load.c: threads that share a contended mutex, play ping-pong on condition variables and
+through pipes, and sleep, each with a pause between its operations. Run it on an otherwise idle host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/kernel")]
+
+from lockd_process import Lockd, Metrics  # noqa: E402
+from workload import Workload  # noqa: E402
+
+FINE = {"histogram": {"buckets_us": [2**power for power in range(27)]}}
+"""Every slot a bucket: quantiles are twice as fine as with the default buckets."""
+FORBIDDEN = ("libclang", "libbcc", "libLLVM")
+"""Libraries that the loader alone may have in memory."""
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Process:
+    """One process of lockd: its own figures and the kernel's."""
+
+    name: str
+    """As in the label `process`."""
+    pid: int
+    cpu_told: float = 0.0
+    cpu_stat: float = 0.0
+    """CPU seconds under load, by lockd's metrics and by /proc/PID/stat."""
+    resident_told: float = 0.0
+    resident_smaps: float = 0.0
+    pss: float = 0.0
+    """Bytes, by lockd's metrics and by /proc/PID/smaps_rollup."""
+    forbidden: list[str] = field(default_factory=list)
+    """Mapped libraries that it should not have."""
+
+
+@dataclass
+class Figures:
+    """One measurement under load."""
+
+    seconds: float
+    ticks: float
+    late: dict[float, float]
+    work: dict[float, float]
+    """Seconds by quantile: how late ticks began, how long their work took."""
+    scrapes: list[float]
+    """Seconds each scrape took."""
+    lines: int
+    events: dict[str, float]
+    """Counted per second, by program."""
+    dropped: float
+    overflowed: float
+    load: dict[str, Any]
+    processes: list[Process]
+    children: dict[int, str]
+    """Every child of the daemon and its command line."""
+
+
+def measure(seconds: float, threads: int, pause_us: int, scrape_every: float) -> Figures:
+    """Run a daemon with its default configuration but for finer buckets, put load on it, look at it."""
+    with tempfile.TemporaryDirectory() as directory:
+        daemon = Lockd(Path(directory), FINE)
+        load = Workload("load", int(seconds), threads, pause_us, comm="load")
+        try:
+            return _measure(daemon, load, scrape_every)
+        finally:
+            load.kill()
+            if (code := daemon.stop()) != 0:
+                raise RuntimeError(f"lockd ended with code {code}:\n" + "".join(daemon.log))
+
+
+def _measure(daemon: Lockd, load: Workload, scrape_every: float) -> Figures:
+    told: list[dict[str, Any]] = []
+    running = threading.Thread(target=lambda: told.append(load.run()))
+    children = children_of(daemon.process.pid)
+    processes = [Process("sampler", daemon.process.pid)]
+    processes += [Process("exporter", pid) for pid in children]
+    before, used_before = daemon.metrics(), [cpu_seconds(one.pid) for one in processes]
+    began = time.monotonic()
+    running.start()
+    scrapes: list[float] = []
+    while running.is_alive():
+        running.join(scrape_every)
+        start = time.monotonic()
+        text = daemon.get("/metrics").decode()
+        scrapes.append(time.monotonic() - start)
+    seconds = time.monotonic() - began
+    after = daemon.metrics(settled=False)
+    for one, used in zip(processes, used_before, strict=True):
+        one.cpu_stat = cpu_seconds(one.pid) - used
+        one.cpu_told = since(before, after, "lockd_cpu_seconds_total", process=one.name)
+        one.resident_told = after.sum("lockd_resident_bytes", process=one.name)
+        one.resident_smaps, one.pss = memory(one.pid)
+        one.forbidden = forbidden_libraries(one.pid)
+    return Figures(
+        seconds=seconds,
+        ticks=since(before, after, "lockd_ticks_total"),
+        late=quantiles(before, after, "lockd_tick_late_seconds"),
+        work=quantiles(before, after, "lockd_tick_seconds"),
+        scrapes=scrapes,
+        lines=sum(not line.startswith("#") for line in text.splitlines()),
+        events={
+            program: sum(since(before, after, name) for name in names) / seconds
+            for program, names in {
+                "futex": ("lockd_futex_waits_total", "lockd_futex_wakes_total"),
+                "offcpu": ("lockd_offcpu_blocked_seconds_count",),
+                "kernel_locks": ("lockd_kernel_lock_wait_seconds_count",),
+            }.items()
+        },
+        dropped=since(before, after, "lockd_dropped_events_total"),
+        overflowed=since(before, after, "lockd_overflow_events_total"),
+        load=told[0],
+        processes=processes,
+        children=children_of(daemon.process.pid),
+    )
+
+
+def since(before: Metrics, after: Metrics, name: str, **labels: str) -> float:
+    return after.sum(name, **labels) - before.sum(name, **labels)
+
+
+def quantiles(before: Metrics, after: Metrics, name: str) -> dict[float, float]:
+    """Of what a histogram counted between two scrapes, by linear interpolation in a bucket."""
+    edges = sorted(float(labels["le"]) for labels in after.labels(f"{name}_bucket"))
+    counts = {float(labels["le"]): labels["le"] for labels in after.labels(f"{name}_bucket")}
+    cumulative = [since(before, after, f"{name}_bucket", le=counts[edge]) for edge in edges]
+    return {share: quantile(edges, cumulative, share) for share in (0.5, 0.99, 1.0)}
+
+
+def quantile(edges: list[float], cumulative: list[float], share: float) -> float:
+    """The value below which `share` of all lie; in the last bucket, which has no end, its beginning."""
+    wanted = share * cumulative[-1]
+    low, below = 0.0, 0.0
+    for edge, count in zip(edges, cumulative, strict=True):
+        if count >= wanted and count > below:
+            return low if edge == float("inf") else low + (edge - low) * (wanted - below) / (count - below)
+        low, below = edge, count
+    return low
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of all threads of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def memory(pid: int) -> tuple[int, int]:
+    """Resident and proportional set size of a process in bytes."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    kilobytes = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
+    return kilobytes["Rss"] * 1024, kilobytes["Pss"] * 1024
+
+
+def forbidden_libraries(pid: int) -> list[str]:
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return [name for name in FORBIDDEN if name in maps]
+
+
+def children_of(parent: int) -> dict[int, str]:
+    """The live children of a process and their command lines."""
+    found: dict[int, str] = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (directory / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent:
+                found[int(directory.name)] = (directory / "cmdline").read_text().replace("\0", " ").strip()
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def table(figures: Figures) -> Iterator[str]:
+    """The figures as a Markdown table."""
+
+    def row(what: str, value: str, check: str = "") -> str:
+        return f"| {what} | {value} | {check} |"
+
+    def times(by_share: dict[float, float]) -> str:
+        return " / ".join(f"{seconds * 1000:.2f}" for seconds in by_share.values()) + " ms"
+
+    yield row("", "lockd says", "/proc says")
+    yield "|---|---|---|"
+    host = (
+        f"Linux {os.uname().release}, {os.cpu_count()} CPUs, {figures.seconds:.0f} s, {figures.lines} lines"
+    )
+    yield row("host, time, lines of /metrics", host)
+    events = ", ".join(f"{name} {rate:,.0f}/s" for name, rate in figures.events.items())
+    yield row("events counted", events)
+    yield row("events dropped; counted as `other` because a map was full",
+              f"{figures.dropped:.0f}; {figures.overflowed:.0f}")  # fmt: skip
+    yield row("ticks", f"{figures.ticks:.0f}", f"{figures.seconds / 0.05:.0f} periods of 50 ms")
+    yield row("tick lateness, median / p99 / max", times(figures.late))
+    yield row("tick work, median / p99 / max", times(figures.work))
+    scrapes = sorted(figures.scrapes)
+    yield row(
+        "a scrape, median / max", f"{scrapes[len(scrapes) // 2] * 1000:.0f} / {scrapes[-1] * 1000:.0f} ms"
+    )
+    for one in figures.processes:
+        share = one.cpu_told / figures.seconds
+        yield row(
+            f"CPU of the {one.name}",
+            f"{one.cpu_told:.2f} s ({share:.2%} of one CPU)",
+            f"{one.cpu_stat:.2f} s",
+        )
+    for one in figures.processes:
+        yield row(
+            f"memory of the {one.name}",
+            f"{one.resident_told / 1e6:.1f} MB",
+            f"{one.resident_smaps / 1e6:.1f} MB, its share of shared pages {one.pss / 1e6:.1f} MB (PSS)",
+        )
+    loaders = [command for command in figures.children.values() if "lockd.load" in command]
+    yield row("loader", "", f"still there: {', '.join(loaders)}" if loaders else "gone")
+    mapped = {one.name: one.forbidden for one in figures.processes if one.forbidden}
+    yield row(f"{', '.join(FORBIDDEN)} mapped", "", str(mapped) if mapped else "in no process")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=16, help="threads of the load")
+    parser.add_argument("--pause-us", type=int, default=200, help="pause of each thread between operations")
+    parser.add_argument("--scrape-every", type=float, default=15.0, help="seconds between two scrapes")
+    given = parser.parse_args()
+    subprocess.run(["make", "-s", "-C", ROOT / "tests/workloads"], check=True)
+    figures = measure(given.seconds, given.threads, given.pause_us, given.scrape_every)
+    print("\n".join(table(figures)))
+
+
+if __name__ == "__main__":
+    main()
