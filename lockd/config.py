@@ -1,4 +1,3 @@
-
 """lockd's configuration: what can be set, its defaults, and reading it from a YAML file.
 
 Each key is described once, by the field that holds it: its type and rule, its default as one

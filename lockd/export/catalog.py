@@ -12,8 +12,6 @@ from typing import Literal
 
 Kind = Literal["histogram", "counter", "gauge", "info"]
 
-"""The values of the label `kind`."""
-
 _BLOCKED = (
     "Blocked time of a futex wait: from the thread being switched out inside a futex wait call"
     " until it runs again, summed over the call; preemption (switched out while runnable) is not"

@@ -37,7 +37,7 @@ class Detail:
         waits = {"blocked_ns": np.int64, "count": np.int64, "max_ns": np.int64, "waiting_ns": np.int64}
         about = {"program": np.int8, "kind": object, "process": object, "tgid": np.int64}
         self.threads = Table(
-            {**waits, **about, "tid": np.int64, "thread_comm": object, "lock_row": np.int64}, rows
+            {**waits, **about, "tid": np.int64, "thread_comm": "S16", "lock_row": np.int64}, rows
         )
         self.locks = Table(
             {
@@ -45,6 +45,11 @@ class Detail:
                 **about,
                 "address": np.uint64,
                 "waiting": np.int64,
+                "key": np.uint64,
+                "kind_number": np.int16,
+                "is_mmap_lock": np.bool_,
+                "frames": object,
+                "is_asked": np.bool_,
                 "lock": object,
                 "site": object,
                 "stack": object,
@@ -57,9 +62,9 @@ class Detail:
 
     def thread_rows(
         self, program: str, who: npt.NDArray[Any], tids: npt.NDArray[Any], kinds: npt.NDArray[Any],
-        kind_name: Callable[[int], str], process: Callable[[int], Name], now: float,
+        kind_names: npt.NDArray[Any], codes: Hashes, processes: npt.NDArray[Any], now: float,
     ) -> Rows:  # fmt: skip
-        """The row of each thread and kind of wait; new ones ask `process(i)` and `kind_name(kinds[i])`."""
+        """The row of each thread and kind of wait; `kind_names` are by kind, the rest by row."""
         number = PROGRAMS.index(program)
 
         def describe(rows: Rows, positions: Rows) -> None:
@@ -68,13 +73,11 @@ class Detail:
             table["tid"][rows] = tids[positions]
             table["tgid"][rows] = who["tgid"][positions]
             table["lock_row"][rows] = -1
-            for row, i in zip(rows, positions, strict=True):
-                table["kind"][row] = kind_name(int(kinds[i]))
-                table["process"][row] = process(int(i))
-                told = text(bytes(who["thread_comm"][i]))
-                table["thread_comm"][row] = told or self._thread_comm(int(who["tgid"][i]), int(tids[i]))
+            table["kind"][rows] = kind_names[kinds[positions]]
+            table["process"][rows] = processes[positions]
+            table["thread_comm"][rows] = who["thread_comm"][positions]
 
-        keys = mix(tids, who["tgid"], kinds, np.full(len(tids), number))
+        keys = mix(tids, who["tgid"], codes, kinds, np.full(len(tids), number))
         return self.threads.rows(keys, now, describe)
 
     def add(
@@ -115,6 +118,11 @@ class Detail:
         self.threads.forget_unseen(now - FORGET_AFTER)
         self.locks.forget_unseen(now - FORGET_AFTER)
 
+    def _name_of_thread(self, row: int) -> str:
+        table = self.threads
+        told = text(bytes(table["thread_comm"][row]))
+        return told or self._thread_comm(int(table["tgid"][row]), int(table["tid"][row]))
+
     def pack(self, now: float, wall: float) -> bytes:
         """The block behind /api/v1: the rows with the most blocked time, waits still going on included."""
         tables: dict[str, Any] = {}
@@ -128,7 +136,7 @@ class Detail:
         tables["threads"] = {
             "text": {
                 **_about(self.threads, threads),
-                "thread_comm": [str(comm) for comm in self.threads["thread_comm"][threads]],
+                "thread_comm": [self._name_of_thread(row) for row in threads],
                 "lock": lock_names,
             },
             "numbers": _numbers("threads", self.threads, threads, ("tid", "tgid"), arrays),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lockd.manifest import Manifest
-from lockd.names.processes import Name
-from lockd.names.resolver import Request, Resolver
+from lockd.names.resolver import Resolver
 from lockd.sample.block import Block, with_windows
 from lockd.sample.detail import Detail, lock_key
 from lockd.sample.index import Groups, Hashes, Rows, mix
@@ -33,6 +31,7 @@ class FutexAggregates:
     ) -> None:
         kinds = manifest.enums["futex_kind"]
         self._kind_names = [name.removeprefix("KIND_").lower() for name in kinds]
+        self._kinds = np.array(self._kind_names, object)
         self._wake = kinds.index("KIND_WAKE")
         self._slots, self._no_slot = manifest.constants["SLOTS"], manifest.constants["SLOT_NONE"]
         self._detail = detail
@@ -61,7 +60,7 @@ class FutexAggregates:
             budget=budget, others=4, most=limits.top_locks,
             maxima=("blocked",), windows=windows,
         )  # fmt: skip
-        self.locks = LockSeries("futex", detail, resolver, locks, has_site=False)
+        self.locks = LockSeries("futex", detail, resolver, locks, self._kind_names, has_site=False)
         self.series = [self.by_kind, self.by_process, self.errors, locks]
 
     def fold(self, window: Window, stacks: Stacks, now: float) -> None:
@@ -69,7 +68,7 @@ class FutexAggregates:
         keys, values = window.keys, window.values
         kind, calls, blocked = keys["kind"].astype(np.int64), values["calls"], values["blocked_ns"]
 
-        rows = self.by_process.rows(window.codes, lambda i: (*window.names(i),), blocked, now)
+        rows = self.by_process.rows(window.codes, window.processes.__getitem__, blocked, now)
         groups = Groups(rows)
         self.by_process["sys_ns"][groups.rows] += groups.sum(values["sys_ns"])
         self.by_process["wakes"][groups.rows] += groups.sum(np.where(kind == self._wake, calls, 0))
@@ -80,7 +79,7 @@ class FutexAggregates:
             codes = failed.keys["error"]
             rows = self.errors.rows(
                 mix(failed.codes, codes),
-                lambda i: (*failed.names(i), ERRORS.get(int(codes[i]), str(codes[i]))),
+                lambda i: (*failed.processes[i], ERRORS.get(int(codes[i]), str(codes[i]))),
                 failed.values["blocked_ns"],
                 now,
             )
@@ -96,7 +95,7 @@ class FutexAggregates:
         blocked_ns, max_ns = waits.values["blocked_ns"], waits.values["max_blocked_ns"]
         rows = self.by_kind.rows(
             mix(waits.codes, kind),
-            lambda i: (*waits.names(i), self._kind_names[kind[i]]),
+            lambda i: (*waits.processes[i], self._kind_names[kind[i]]),
             blocked_ns,
             now,
         )
@@ -120,15 +119,16 @@ class FutexAggregates:
         detail, kind, tids = self._detail, keys["kind"], keys["tid"]
         numbers = values["blocked_ns"], values["calls"], values["max_blocked_ns"]
         threads = detail.thread_rows(
-            "futex", who, tids, kind, lambda k: self._kind_names[k], blocked.names, now
+            "futex", who, tids, kind, self._kinds, blocked.codes, blocked.processes, now
         )
-        lock_rows = self._lock_rows(who["tgid"], keys["uaddr"], kind, blocked.codes, blocked.names, now)
+        lock_rows = self._lock_rows(who["tgid"], keys["uaddr"], kind, blocked.codes, blocked.processes, now)
         detail.add(detail.threads, threads, *numbers)
         detail.add(detail.locks, lock_rows, *numbers)
         detail.threads["lock_row"][threads[threads >= 0]] = lock_rows[threads >= 0]
         detail.note_threads_of(lock_rows, tids, now)
         self.locks.add(lock_rows, values["calls"], values["blocked_ns"], values["max_blocked_ns"], now)
         self._keep_stacks(lock_rows, stacks.find(keys["uaddr"], tids, kernel=False), stacks)
+        self.locks.ask_names()
 
     def _keep_stacks(self, lock_rows: Rows, found: Rows, stacks: Stacks) -> None:
         """The first stack seen of each lock is kept with it."""
@@ -140,15 +140,14 @@ class FutexAggregates:
 
     def _lock_rows(
         self, tgids: npt.NDArray[Any], addresses: npt.NDArray[Any], kinds: npt.NDArray[Any],
-        codes: Hashes, names: Callable[[int], Name], now: float,
+        codes: Hashes, processes: npt.NDArray[Any], now: float,
     ) -> Rows:  # fmt: skip
         return self.locks.lock_rows(
             lock_key("futex", tgids, addresses, kinds, codes),
             tgids,
             addresses,
-            lambda i: self._kind_names[kinds[i]],
-            names,
-            lambda i: Request(int(tgids[i]), int(addresses[i])),
+            kinds,
+            processes,
             now,
         )
 
@@ -162,12 +161,12 @@ class FutexAggregates:
         kind = waiting.kinds
         rows = self.by_kind.rows(
             mix(waiting.codes, kind),
-            lambda i: (*waiting.names(i), self._kind_names[kind[i]]),
+            lambda i: (*waiting.processes[i], self._kind_names[kind[i]]),
             waiting.waited_ns,
             now,
         )
         lock_rows = self._lock_rows(
-            waiting.tgids, waiting.addresses, kind, waiting.codes, waiting.names, now
+            waiting.tgids, waiting.addresses, kind, waiting.codes, waiting.processes, now
         )
         waiting.put(self.by_kind, rows)
         waiting.put(self.locks.series, self.locks.rows(lock_rows, waiting.waited_ns, now))
@@ -176,10 +175,11 @@ class FutexAggregates:
         self._detail.locks["waiting_ns"][groups.rows] = groups.max(waiting.waited_ns)
         self._detail.note_threads_of(lock_rows, waiting.tids, now)
         threads = self._detail.thread_rows(
-            "futex", waiting.who, waiting.tids, kind, lambda k: self._kind_names[k], waiting.names, now
+            "futex", waiting.who, waiting.tids, kind, self._kinds, waiting.codes, waiting.processes, now
         )
         self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
         self._detail.threads["lock_row"][threads] = lock_rows
+        self.locks.ask_names()
 
     def export(self, block: Block, now: float) -> None:
         """Write every series to a block."""

@@ -53,7 +53,9 @@ class Identities:
         self._processes = processes
         self._filter = wanted
         self._index = Index()
-        self.names: list[Name] = []
+        self.names: npt.NDArray[Any] = np.empty(256, object)
+        """(unit, comm) of each."""
+        self._count = 0
         self.codes: Hashes = np.zeros(256, np.uint64)
         self.wanted: npt.NDArray[np.bool_] = np.zeros(256, np.bool_)
         self._forget()
@@ -64,7 +66,7 @@ class Identities:
         keys = mix(who["tgid"], who["cgroup"], comm[:, 0], comm[:, 1], who["kernel_thread"])
         found = self._index.find(keys)
         if (found < 0).any():
-            if len(self.names) > MAX_KNOWN:
+            if self._count > MAX_KNOWN:
                 self._forget()
                 found[:] = -1
             fresh, first = np.unique(keys[found < 0], return_index=True)
@@ -85,16 +87,18 @@ class Identities:
         return self._add(name, self._filter.wants(tgid, name))
 
     def _add(self, name: Name, wanted: bool) -> int:
-        number = len(self.names)
+        number = self._count
+        self._count += 1
         if number == len(self.codes):
+            self.names = np.concatenate([self.names, np.empty_like(self.names)])
             self.codes = np.concatenate([self.codes, np.zeros_like(self.codes)])
             self.wanted = np.concatenate([self.wanted, np.zeros_like(self.wanted)])
-        self.names.append(name)
+        self.names[number] = name
         self.codes[number] = code_of(name)
         self.wanted[number] = wanted
         return number
 
     def _forget(self) -> None:
         self._index.clear()
-        self.names.clear()
+        self._count = 0
         self._add((OTHER, OTHER), wanted=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lockd.names.processes import Name
 from lockd.sample.identities import Identities, code_of
 from lockd.sample.index import Groups, Hashes, Rows, mix
 from lockd.sample.maps import Buffers, HashMap
@@ -33,7 +31,8 @@ class Waiting:
     addresses: Columns
     waited_ns: npt.NDArray[np.int64]
     codes: Hashes
-    names: Callable[[int], Name]
+    processes: Columns
+    """(unit, comm) of each."""
     who: Columns
     """tgid and thread_comm, for the table of threads."""
 
@@ -58,6 +57,8 @@ def waiting_of(
     np.maximum.at(newest, which, began)
     named = [identities.of_process(int(tgid), int(at)) for tgid, at in zip(processes, newest, strict=True)]
     wanted = np.array([wants for _, wants in named], np.bool_)[which]
+    names = np.empty(len(named), object)
+    names[:] = [name for name, _ in named]
     codes = np.array([code_of(name) for name, _ in named], np.uint64)
     which = which[wanted]
     who = np.zeros(len(which), [("tgid", np.uint32), ("thread_comm", "S16")])
@@ -69,7 +70,7 @@ def waiting_of(
         addresses[wanted],
         waited_ns[wanted].astype(np.int64),
         codes[which],
-        lambda i: named[which[i]][0],
+        names[which],
         who,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lockd.manifest import Manifest
-from lockd.names.resolver import Request, Resolver
+from lockd.names.resolver import Resolver
 from lockd.sample.block import Block, with_windows
 from lockd.sample.detail import Detail, lock_key
 from lockd.sample.index import Groups, mix
@@ -24,6 +24,7 @@ class KernelLockAggregates:
     ) -> None:
         types = manifest.enums["lock_type"]
         self._types = [name.removeprefix("LOCK_").lower() for name in types]
+        self._type_names = np.array(self._types, object)
         self._slots = manifest.constants["SLOTS"]
         self._detail = detail
         self.by_type = Series(
@@ -39,7 +40,7 @@ class KernelLockAggregates:
             names=(0, 1, 3, 4), lines=2, budget=budget, others=len(types),
             most=limits.top_locks,
         )  # fmt: skip
-        self.sites = LockSeries("kernel_locks", detail, resolver, sites, has_site=True)
+        self.sites = LockSeries("kernel_locks", detail, resolver, sites, self._types, has_site=True)
         self.series = [self.by_type, sites]
 
     def fold(self, window: Window, stacks: Stacks, now: float) -> None:
@@ -47,7 +48,7 @@ class KernelLockAggregates:
         types, values = window.keys["type"], window.values
         rows = self.by_type.rows(
             mix(window.codes, types),
-            lambda i: (*window.names(i), self._types[types[i]]),
+            lambda i: (*window.processes[i], self._types[types[i]]),
             values["wait_ns"],
             now,
         )
@@ -72,25 +73,31 @@ class KernelLockAggregates:
             lock_key("kernel_locks", window.codes, keys["lock"], keys["type"], stacks.hashes(found)),
             np.zeros(len(keys), np.int64),
             keys["lock"],
-            lambda i: self._types[keys["type"][i]],
-            window.names,
-            lambda i: Request(
-                0,
-                int(keys["lock"][i]),
-                stacks.kernel(int(found[i])) if found[i] >= 0 else (),
-                bool(values["is_mmap_lock"][i]),
-            ),
+            keys["type"],
+            window.processes,
             now,
         )
         detail = self._detail
+        detail.locks["is_mmap_lock"][lock_rows] = values["is_mmap_lock"]
+        frames = detail.locks["frames"]
+        for i in np.flatnonzero(found >= 0):
+            frames[lock_rows[i]] = frames[lock_rows[i]] or stacks.kernel(int(found[i]))
         threads = detail.thread_rows(
-            "kernel_locks", who, keys["tid"], keys["type"], self._types.__getitem__, window.names, now
+            "kernel_locks",
+            who,
+            keys["tid"],
+            keys["type"],
+            self._type_names,
+            window.codes,
+            window.processes,
+            now,
         )
         detail.add(detail.threads, threads, *numbers)
         detail.add(detail.locks, lock_rows, *numbers)
         detail.threads["lock_row"][threads] = lock_rows
         detail.note_threads_of(lock_rows, keys["tid"], now)
         self.sites.add(lock_rows, values["waits"], values["wait_ns"], values["max_wait_ns"], now)
+        self.sites.ask_names()
 
     def note_waiting(self, waiting: Waiting, now: float) -> None:
         """Replace what is known of the waits that go on at this moment."""
@@ -101,13 +108,20 @@ class KernelLockAggregates:
         types = waiting.kinds
         rows = self.by_type.rows(
             mix(waiting.codes, types),
-            lambda i: (*waiting.names(i), self._types[types[i]]),
+            lambda i: (*waiting.processes[i], self._types[types[i]]),
             waiting.waited_ns,
             now,
         )
         waiting.put(self.by_type, rows)
         threads = self._detail.thread_rows(
-            "kernel_locks", waiting.who, waiting.tids, types, self._types.__getitem__, waiting.names, now
+            "kernel_locks",
+            waiting.who,
+            waiting.tids,
+            types,
+            self._type_names,
+            waiting.codes,
+            waiting.processes,
+            now,
         )
         self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
 

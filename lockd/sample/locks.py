@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lockd.names.processes import Name
 from lockd.names.resolver import Answer, Request, Resolver
 from lockd.sample.detail import PROGRAMS, Detail
 from lockd.sample.identities import code_of
@@ -16,6 +15,8 @@ from lockd.sample.index import Groups, Hashes, Rows
 from lockd.sample.series import OTHER, Series
 
 Columns = npt.NDArray[Any]
+ASKED_AT_ONCE = 100
+"""Names asked for after one fold: each takes some 100 us of the resolver's thread."""
 
 
 class LockSeries:
@@ -26,37 +27,61 @@ class LockSeries:
     """
 
     def __init__(
-        self, program: str, detail: Detail, resolver: Resolver, series: Series, has_site: bool
+        self,
+        program: str,
+        detail: Detail,
+        resolver: Resolver,
+        series: Series,
+        kind_names: Sequence[str],
+        has_site: bool,
     ) -> None:
         self.series = series
         self._program = PROGRAMS.index(program)
         self._detail = detail
         self._resolver = resolver
         self._has_site = has_site
-        self._others: dict[str, int] = {}
+        self._kind_names = np.array(kind_names, object)
 
     def lock_rows(
         self,
         keys: Hashes,
         tgids: Columns,
         addresses: Columns,
-        kind_of: Callable[[int], str],
-        process_of: Callable[[int], Name],
-        request_of: Callable[[int], Request],
+        kinds: Columns,
+        processes: Columns,
         now: float,
     ) -> Rows:
-        """The row in `detail.locks` of each key; new ones are described and their names asked for."""
+        """The row in `detail.locks` of each key; the other columns describe new ones."""
         locks = self._detail.locks
 
         def describe(rows: Rows, positions: Rows) -> None:
             locks["program"][rows] = self._program
             locks["address"][rows], locks["tgid"][rows] = addresses[positions], tgids[positions]
             locks["series_row"][rows] = -1
-            for row, i in zip(rows, positions, strict=True):
-                locks["process"][row], locks["kind"][row] = process_of(int(i)), kind_of(int(i))
-                self._resolver.ask(int(keys[i]), request_of(int(i)))
+            locks["key"][rows] = keys[positions]
+            locks["kind_number"][rows] = kinds[positions]
+            locks["kind"][rows] = self._kind_names[kinds[positions]]
+            locks["process"][rows] = processes[positions]
 
         return locks.rows(keys, now, describe)
+
+    def ask_names(self) -> None:
+        """Have the locks named on which most time was lost, some at a time."""
+        locks = self._detail.locks
+        rows = np.flatnonzero(locks.used & (locks["program"] == self._program) & ~locks["is_asked"])
+        weight = locks["blocked_ns"][rows] + locks["waiting_ns"][rows]
+        if len(rows) > ASKED_AT_ONCE:
+            rows = rows[np.argpartition(-weight, ASKED_AT_ONCE)[:ASKED_AT_ONCE]]
+        for row in rows:
+            request = Request(
+                int(locks["tgid"][row]),
+                int(locks["address"][row]),
+                tuple(locks["frames"][row] or ()),
+                bool(locks["is_mmap_lock"][row]),
+            )
+            if not self._resolver.ask(int(locks["key"][row]), request):
+                return
+            locks["is_asked"][row] = True
 
     def add(self, lock_rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns, now: float) -> None:
         """Count waits on locks."""
@@ -80,9 +105,8 @@ class LockSeries:
         """The series of each lock row."""
         locks = self._detail.locks
         codes = locks["series_code"][lock_rows]
-        for i in np.flatnonzero(codes == 0):
-            kind = str(locks["kind"][lock_rows[i]])
-            codes[i] = self._others.setdefault(kind, len(self._others) + 1)
+        # No name's code is as small as these.
+        codes = np.where(codes == 0, locks["kind_number"][lock_rows].astype(np.uint64) + np.uint64(1), codes)
         found = self.series.rows(codes, lambda i: self._labels(int(lock_rows[i])), blocked_ns, now)
         locks["series_row"][lock_rows] = found
         return found

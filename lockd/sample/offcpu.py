@@ -33,6 +33,7 @@ class OffcpuAggregates:
         self._states = [name.removeprefix("STATE_").lower() for name in manifest.enums["state"]]
         self._slots, self._no_slot = manifest.constants["SLOTS"], manifest.constants["SLOT_NONE"]
         self._reasons = Reasons(manifest.enums, manifest.constants)
+        self._reason_names = np.array(REASON_NAMES, object)
         self._known_reasons: dict[tuple[int, int, int, int], int] = {}
         self._detail = detail
         self._processes = processes
@@ -58,7 +59,7 @@ class OffcpuAggregates:
         queued = window.where(window.keys["run_slot"] != self._no_slot)
         if len(queued):
             run_ns = queued.values["run_ns"]
-            rows = self.runqueue.rows(queued.codes, lambda i: (*queued.names(i),), run_ns, now)
+            rows = self.runqueue.rows(queued.codes, queued.processes.__getitem__, run_ns, now)
             self._add_histogram(self.runqueue, rows, queued.keys["run_slot"], queued.values["count"], run_ns)
         blocked = window.where(window.keys["blocked_slot"] != self._no_slot)
         if len(blocked):
@@ -70,7 +71,7 @@ class OffcpuAggregates:
         states, reasons = keys["state"], self._reasons_of(keys)
         rows = self.blocked.rows(
             mix(blocked.codes, states, reasons),
-            lambda i: (*blocked.names(i), self._states[states[i]], REASON_NAMES[reasons[i]]),
+            lambda i: (*blocked.processes[i], self._states[states[i]], REASON_NAMES[reasons[i]]),
             blocked_ns,
             now,
         )
@@ -80,7 +81,14 @@ class OffcpuAggregates:
         self._fold_wakers(blocked, now)
         if not blocked.overflowed:
             threads = self._detail.thread_rows(
-                "offcpu", values["who"], keys["tid"], reasons, REASON_NAMES.__getitem__, blocked.names, now
+                "offcpu",
+                values["who"],
+                keys["tid"],
+                reasons,
+                self._reason_names,
+                blocked.codes,
+                blocked.processes,
+                now,
             )
             self._detail.add(self._detail.threads, threads, blocked_ns, count, max_ns)
 
@@ -92,7 +100,7 @@ class OffcpuAggregates:
         blocked_ns = blocked.values["blocked_ns"]
         rows = self.wakers.rows(
             mix(blocked.codes, codes[which]),
-            lambda i: (*blocked.names(i), wakers[which[i]]),
+            lambda i: (*blocked.processes[i], wakers[which[i]]),
             blocked_ns,
             now,
         )
@@ -146,13 +154,20 @@ class OffcpuAggregates:
         reasons, states = waiting.kinds // 256, waiting.kinds % 256
         rows = self.blocked.rows(
             mix(waiting.codes, states, reasons),
-            lambda i: (*waiting.names(i), self._states[states[i]], REASON_NAMES[reasons[i]]),
+            lambda i: (*waiting.processes[i], self._states[states[i]], REASON_NAMES[reasons[i]]),
             waiting.waited_ns,
             now,
         )
         waiting.put(self.blocked, rows)
         threads = self._detail.thread_rows(
-            "offcpu", waiting.who, waiting.tids, reasons, REASON_NAMES.__getitem__, waiting.names, now
+            "offcpu",
+            waiting.who,
+            waiting.tids,
+            reasons,
+            self._reason_names,
+            waiting.codes,
+            waiting.processes,
+            now,
         )
         self._detail.threads["waiting_ns"][threads[threads >= 0]] = waiting.waited_ns[threads >= 0]
 

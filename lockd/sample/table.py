@@ -32,8 +32,8 @@ class Table:
     def rows(self, keys: Hashes, now: float, describe: Callable[[Rows, Rows], None]) -> Rows:
         """The row of each key. New rows are zeroed and handed to `describe(rows, positions in keys)`.
 
-        A table that is full gives up its longest unseen rows, a tenth at a time; `capacity`
-        must be more than one call's keys.
+        A table that is full gives up its longest unseen rows, a tenth at a time, but none that
+        was asked for `now`: those are in use, and `capacity` must be enough for them.
         """
         found = self._index.find(keys)
         self.columns["seen"][found[found >= 0]] = now  # before any row has to go
@@ -41,7 +41,7 @@ class Table:
             fresh, first = np.unique(keys[found < 0], return_index=True)
             positions = np.flatnonzero(found < 0)[first]
             if len(self._index) + len(fresh) > self.capacity:
-                self._make_room(len(fresh))
+                self._make_room(len(fresh), now)
             rows = self._take(len(fresh))
             self._index.add(fresh, rows)
             describe(rows, positions)
@@ -67,11 +67,10 @@ class Table:
             self.used &= ~gone
             self._index.keep(self.used)
 
-    def _make_room(self, wanted: int) -> None:
-        live = np.flatnonzero(self.used)
-        count = min(len(live), max(wanted, self.capacity // 10))
-        oldest = live[np.argsort(self.columns["seen"][live], kind="stable")[:count]]
-        self.drop(oldest)
+    def _make_room(self, wanted: int, now: float) -> None:
+        idle = np.flatnonzero(self.used & (self.columns["seen"] < now))
+        count = max(len(self._index) + wanted - self.capacity, self.capacity // 10)
+        self.drop(idle[np.argsort(self.columns["seen"][idle], kind="stable")[:count]])
 
     def _take(self, count: int) -> Rows:
         free = np.flatnonzero(~self.used)

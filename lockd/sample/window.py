@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lockd.names.processes import Name
 from lockd.sample.identities import OVERFLOWED, Identities
 from lockd.sample.index import Hashes, Index, Rows, mix
 
@@ -26,8 +24,8 @@ class Window:
     """Of the process (unit, comm) of each row."""
     numbers: Rows
     """Of its identity."""
-    names: Callable[[int], Name]
-    """The process of the i-th row."""
+    processes: Columns
+    """(unit, comm) of each row."""
     overflowed: bool
     """Entries whose names were lost because a map was full."""
 
@@ -36,13 +34,15 @@ class Window:
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Window:
         """The rows that `mask` chooses."""
+        if mask.all():
+            return self
         chosen = np.flatnonzero(mask)
         return Window(
             self.keys[chosen],
             self.values[chosen],
             self.codes[chosen],
             self.numbers[chosen],
-            lambda i: self.names(int(chosen[i])),
+            self.processes[chosen],
             self.overflowed,
         )
 
@@ -53,8 +53,7 @@ def window_of(keys: Columns, values: Columns, identities: Identities, overflowed
         numbers = np.full(len(keys), OVERFLOWED, np.int64)
     else:
         numbers = identities.of(values["who"])
-    names = identities.names
-    window = Window(keys, values, identities.codes[numbers], numbers, lambda i: names[numbers[i]], overflowed)
+    window = Window(keys, values, identities.codes[numbers], numbers, identities.names[numbers], overflowed)
     wanted = identities.wanted[numbers]
     return window if wanted.all() else window.where(wanted)
 

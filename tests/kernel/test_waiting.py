@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -86,6 +88,20 @@ def test_an_idle_pool_is_no_contention(narrow: Lockd, workload: Start) -> None:
     for metrics in (first, second, last):
         assert metrics.max(MAX, **lock) == metrics.sum(WAITS, **lock) == 0
     one.finish()
+
+
+def test_a_process_that_has_renamed_itself(lockd: Lockd) -> None:
+    # It sleeps under two names: an event tells the first, and only procfs the second.
+    lines = "import os, time; time.sleep(0.1); os.execv('/bin/sleep', ['sleep', '60'])"
+    with subprocess.Popen([sys.executable, "-c", lines]) as process:
+        deadline = time.monotonic() + GONE_SECONDS
+        comms: set[str] = set()
+        while comms != {"sleep"}:
+            assert time.monotonic() < deadline, comms
+            time.sleep(0.1)
+            rows = lockd.api("threads", limit="1000")
+            comms = {row["comm"] for row in rows if row["tid"] == process.pid and row["waiting_us"]}
+        process.kill()
 
 
 def stop(one: Workload) -> None:

@@ -4,11 +4,11 @@
 
 int main(int argc, char **argv)
 {
-	static uint32_t two = 2;
-	long ms = arg(argc, argv, 1, 3000);
-	ready();
-	int64_t start = now_ns();
-	int error = futex_wait_2(&two, ms * 1000);
-	say("{\"us\": %ld, \"errno\": %d}", (long)((now_ns() - start) / 1000), error);
-	finish();
+    static uint32_t two = 2;
+    long ms = arg(argc, argv, 1, 3000);
+    ready();
+    int64_t start = now_ns();
+    int error = futex_wait_2(&two, ms * 1000);
+    say("{\"us\": %ld, \"errno\": %d}", (long)((now_ns() - start) / 1000), error);
+    finish();
 }

@@ -9,48 +9,47 @@ static int pipe_fd[2];
 
 static _Noreturn void child(const char *name, struct waits *waits)
 {
-	char byte;
-	prctl(PR_SET_NAME, name);
-	for (long i = 0; i < k; i++) {
-		int64_t was_queued = queued_ns();
-		struct before b = before();
-		check(read(pipe_fd[0], &byte, 1), "read pipe");
-		b.ns += queued_ns() - was_queued;
-		after(waits, b);
-	}
-	_exit(0);
+    char byte;
+    prctl(PR_SET_NAME, name);
+    for (long i = 0; i < k; i++) {
+        int64_t was_queued = queued_ns();
+        struct before b = before();
+        check(read(pipe_fd[0], &byte, 1), "read pipe");
+        b.ns += queued_ns() - was_queued;
+        after(waits, b);
+    }
+    _exit(0);
 }
 
 int main(int argc, char **argv)
 {
-	char name[16];
-	int status;
-	k = arg(argc, argv, 1, 50);
-	struct waits *waits = mmap(NULL, sizeof *waits, PROT_READ | PROT_WRITE,
-				   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (waits == MAP_FAILED)
-		die("mmap");
-	check(pipe2(pipe_fd, O_CLOEXEC), "pipe");
-	ready();
-	prctl(PR_GET_NAME, name);
-	name[0] = 'W';
-	pid_t pid = check(fork(), "fork");
-	if (!pid)
-		child(name, waits);
-	for (long i = 0; i < k; i++) {
-		long last = i;
-		wait_until(&waits->waits, last);
-		wait_asleep(pid, SYS_read);
-		nap(1000);
-		check(write(pipe_fd[1], "x", 1), "write pipe");
-	}
-	check(waitpid(pid, &status, 0), "waitpid");
-	if (status) {
-		fprintf(stderr, "the child ended with status %#x\n", status);
-		return 1;
-	}
-	say("{\"waiter\": \"%s\", \"pid\": %d, ", name, pid);
-	say_offcpu("interruptible", "pipe", waits);
-	say("}");
-	finish();
+    char name[16];
+    int status;
+    k = arg(argc, argv, 1, 50);
+    struct waits *waits =
+        mmap(NULL, sizeof *waits, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (waits == MAP_FAILED)
+        die("mmap");
+    check(pipe2(pipe_fd, O_CLOEXEC), "pipe");
+    ready();
+    prctl(PR_GET_NAME, name);
+    name[0] = 'W';
+    pid_t pid = check(fork(), "fork");
+    if (!pid)
+        child(name, waits);
+    for (long i = 0; i < k; i++) {
+        wait_until(&waits->waits, i);
+        wait_asleep(pid, SYS_read);
+        nap(1000);
+        check(write(pipe_fd[1], "x", 1), "write pipe");
+    }
+    check(waitpid(pid, &status, 0), "waitpid");
+    if (status) {
+        fprintf(stderr, "the child ended with status %#x\n", status);
+        return 1;
+    }
+    say("{\"waiter\": \"%s\", \"pid\": %d, ", name, pid);
+    say_offcpu("interruptible", "pipe", waits);
+    say("}");
+    finish();
 }

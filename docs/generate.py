@@ -1,0 +1,150 @@
+"""Writes docs/metrics.md from the catalogue of metrics and the lists of label values.
+
+`python3 docs/generate.py > docs/metrics.md` after a change there; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from lockd.export.catalog import CATALOG, Metric  # noqa: E402
+from lockd.load.source import assemble  # noqa: E402
+from lockd.names.reasons import REASONS  # noqa: E402
+from lockd.sample.limits import SHARES  # noqa: E402
+
+HEAD = """\
+# Metrics
+
+<!-- Made by docs/generate.py from lockd/export/catalog.py; change it there. -->
+
+The metrics of a host all have the labels `unit` (systemd unit or container of the thread's cgroup,
+`kernel` for kernel threads, empty if unknown) and `comm` (name of the process, that is of its thread-group
+leader, not of the thread), and besides those in the column *labels*. Names that end in `_us` are in
+microseconds, all others in base units.
+
+Totals are exact: for each metric, the sum over all label sets is what happened, less what
+`lockd_dropped_events_total` says. There are never more lines than `series.max` (10,000): what has no series
+of its own is counted in the one whose names are `other`. So is what found no place in a map of the kernel
+(`lockd_overflow_events_total`); as its process is not known, no filter applies to it.
+"""
+
+GROUPS = {
+    "lockd_futex_": ("Futex waits: locks, condition variables and whatever else user space waits with", True),
+    "lockd_kernel_lock_": ("Locks inside the kernel", True),
+    "lockd_offcpu_": ("Threads off the CPU", True),
+    "lockd_": ("lockd itself", False),
+}
+"""By the beginning of a name, the first that fits: title, and whether it has the base labels."""
+BASE = ("unit", "comm")
+
+KINDS = {
+    "lock": "a mutex-like lock",
+    "pi": "a priority-inheritance lock",
+    "cond": "condition variables, semaphores, thread joins, parked workers: waits for work or an event",
+    "other": "futex_waitv, which waits for any of several",
+}
+STATES = {
+    "interruptible": "asleep until something happens or a signal comes",
+    "uninterruptible": "asleep until something happens, mostly for a moment: I/O, a kernel lock",
+    "other": "stopped, traced, frozen, or idle as kernel threads are",
+}
+LOCK_TYPES = {
+    "mutex": "struct mutex, also ww_mutex",
+    "rwsem_read": "a reader of struct rw_semaphore",
+    "rwsem_write": "a writer of struct rw_semaphore",
+    "semaphore": "struct semaphore",
+    "rtmutex": "struct rt_mutex; on a PREEMPT_RT kernel most other locks are one",
+    "percpu_rwsem_read": "a reader of struct percpu_rw_semaphore",
+    "percpu_rwsem_write": "a writer of struct percpu_rw_semaphore",
+    "spinlock": "a queued spinlock: its waiter spins",
+    "rwlock_read": "a reader of a queued rwlock: its waiter spins",
+    "rwlock_write": "a writer of a queued rwlock: its waiter spins",
+}
+DROPS = {
+    "threads_full": "the thread found no place among those that are followed: raise `maps.threads`",
+    "full": "neither the map nor the one for what does not fit had room: raise `maps.entries`",
+    "waits_full": "more waits for kernel locks at one moment than can be followed",
+    "recursion": "the program was called while it ran on the same CPU, which the kernel does not do",
+}
+STACK_MISSES = {
+    "full": "more stacks in one period than there is room for: raise `maps.stacks`",
+    "unreadable": "the kernel could not walk it",
+}
+PROCESSES = {"sampler": "counts and names", "exporter": "answers HTTP"}
+FAMILIES = {
+    "futex": "futex waits by process and kind",
+    "futex_process": "wakes and sys time by process",
+    "futex_error": "errors by process",
+    "futex_lock": "futex waits by lock",
+    "offcpu": "off-CPU time by process, state and reason",
+    "offcpu_runqueue": "runqueue time by process",
+    "offcpu_waker": "off-CPU time by process and waker",
+    "kernel_lock": "kernel-lock waits by process and type",
+    "kernel_lock_site": "kernel-lock waits by lock and site",
+}
+
+
+def as_markdown() -> str:
+    """The whole file."""
+    return "\n".join([HEAD, *_metrics(), *_values()])
+
+
+def group_of(metric: Metric) -> str:
+    return next(prefix for prefix in GROUPS if metric.name.startswith(prefix))
+
+
+def _metrics() -> Iterator[str]:
+    for prefix, (title, has_base) in GROUPS.items():
+        yield f"## {title}\n"
+        yield "| metric | kind | labels | definition |"
+        yield "|---|---|---|---|"
+        for metric in CATALOG.values():
+            if group_of(metric) == prefix:
+                labels = metric.labels[len(BASE) :] if has_base else metric.labels
+                named = ", ".join(f"`{label}`" for label in labels)
+                yield f"| `{metric.name}` | {metric.kind} | {named} | {metric.help} |"
+        yield ""
+
+
+def _values() -> Iterator[str]:
+    yield "## Values of labels\n"
+    yield from _table("`kind` of a futex wait", KINDS)
+    yield from _table("`state` of a thread off the CPU", STATES)
+    yield from _table("`reason` of a thread to be off the CPU", REASONS)
+    yield from _table("`lock_type` of a kernel lock", LOCK_TYPES)
+    yield from _table("`reason` of `lockd_dropped_events_total`", DROPS)
+    yield from _table("`reason` of `lockd_stack_misses_total`", STACK_MISSES)
+    yield from _table("`process` of lockd", PROCESSES)
+    yield from _table("`family` of series", FAMILIES)
+
+
+def _table(title: str, values: Mapping[str, str]) -> Iterator[str]:
+    yield f"### {title}\n"
+    yield "| value | meaning |"
+    yield "|---|---|"
+    yield from (f"| `{value}` | {meaning} |" for value, meaning in values.items())
+    yield ""
+
+
+def values_in_the_code() -> dict[str, set[str]]:
+    """By the name of a table above, the values that the programs and the sampler really use."""
+    enums = assemble(["common.bpf.h", "futex.bpf.c", "kernel_locks.bpf.c"], {}).enums
+    kinds = [name.removeprefix("KIND_").lower() for name in enums["futex_kind"]]
+    losses = [name.lower().removeprefix("loss_").split("__") for name in enums["loss"] if "__" in name]
+    return {
+        "KINDS": set(kinds[: kinds.index("wake")]),  # the others are no waits
+        "STATES": {name.removeprefix("STATE_").lower() for name in enums["state"]} - {"runnable"},
+        "LOCK_TYPES": {name.removeprefix("LOCK_").lower() for name in enums["lock_type"]},
+        "DROPS": {reason for where, reason in losses if where != "stacks"} | {"recursion"},
+        "STACK_MISSES": {reason for where, reason in losses if where == "stacks"},
+        "FAMILIES": set(SHARES),
+    }
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

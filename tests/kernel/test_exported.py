@@ -1,0 +1,43 @@
+"""What a running daemon exports is what the catalogue has: no name more, and after some work none less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conftest import Start
+from lockd_process import Lockd
+from prometheus_client.parser import text_string_to_metric_families
+
+from lockd.export.catalog import CATALOG
+
+STATISTICS = {"lockd_program_runs_total", "lockd_program_run_seconds_total"}
+"""Only where the kernel keeps them (kernel.bpf_stats_enabled)."""
+SUFFIXES = {"counter": "_total", "info": "_info"}
+
+
+def test_the_catalogue_is_what_is_exported(lockd: Lockd, workload: Start, scratch: Path) -> None:
+    for name, arguments in {
+        "mutex_handover": (5, 2000),  # waits, wakes, maxima, and locks by name
+        "futex_errors": (1, 1, 1, 1000),
+        "kernel_locks": (2, 3000, scratch),
+        "offcpu_mix": (2, scratch),
+    }.items():
+        one = workload(name, *arguments)
+        one.run()
+        one.finish()
+    lockd.metrics()  # everything is counted now
+
+    names, samples = set(), set()
+    for family in text_string_to_metric_families(lockd.get("/metrics").decode()):
+        # Its parser takes `_total` off a name; an info metric is a gauge in this format.
+        name = family.name if family.name in CATALOG else family.name + SUFFIXES.get(family.type, "")
+        names.add(name)
+        if family.samples:
+            samples.add(name)
+        assert family.documentation == CATALOG[name].help
+        for sample in family.samples:
+            assert sample.labels.keys() - {"le"} == set(CATALOG[name].labels), sample
+    has_statistics = Path("/proc/sys/kernel/bpf_stats_enabled").read_text().strip() == "1"
+    expected = CATALOG.keys() - (set() if has_statistics else STATISTICS)
+    assert names <= CATALOG.keys()
+    assert samples == expected

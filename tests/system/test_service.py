@@ -1,0 +1,201 @@
+"""lockd as a service of a real systemd: from boot to stop, in the order of a machine's life.
+
+One machine for all tests. A failure of type VmLost says that the machine stopped answering, not what lockd did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from guest import Guest, booted
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = pytest.mark.timeout(900)
+
+URL = "http://127.0.0.1:9776"
+START_SECONDS = 240
+"""A start compiles for half a minute there, and longer beside a busy neighbour."""
+CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
+
+
+@pytest.fixture(scope="module")
+def guest() -> Iterator[Guest]:
+    if platform.machine() != "x86_64":
+        pytest.skip("host: the guest is built for x86_64")
+    if os.geteuid():
+        pytest.skip("host: building the guest needs root")
+    for program in ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "systemctl", "gcc"):
+        if not shutil.which(program):
+            pytest.skip(f"{program} is not installed; `make test` installs it")
+    with booted() as machine:
+        yield machine
+
+
+def until(holds: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(1)
+
+
+def show(guest: Guest, name: str) -> str:
+    """A property of the service."""
+    return guest.shell(f"systemctl show lockd -p {name} --value")
+
+
+def is_active(guest: Guest) -> bool:
+    return show(guest, "ActiveState") == "active"
+
+
+def processes(guest: Guest) -> dict[str, int]:
+    """Process id of the sampler and the exporter (those that live)."""
+    script = (
+        "for p in $(cat /sys/fs/cgroup/system.slice/lockd.service/cgroup.procs); do"
+        ' echo "$p $(tr "\\0" " " <"/proc/$p/cmdline")"; done'
+    )
+    found = {}
+    for line in guest.shell(script).splitlines():
+        pid, _, command = line.partition(" ")
+        found["exporter" if "lockd.export" in command else "sampler"] = int(pid)
+    return found
+
+
+def programs(guest: Guest) -> list[str]:
+    """BPF programs that trace; systemd itself has some of other types."""
+    loaded = json.loads(guest.shell("bpftool prog show -j"))
+    return sorted(one["name"] for one in loaded if "trace" in one["type"] or one["type"] == "kprobe")
+
+
+def journal(guest: Guest, *arguments: str) -> list[dict[str, str]]:
+    done = guest.run("journalctl", "-u", "lockd", "-o", "json", "--no-pager", *arguments)
+    assert done.code == 0, done.out
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
+def samples(guest: Guest, **labels: str) -> dict[str, float]:
+    """Sum of each metric over its series that have these labels."""
+    answer = guest.get(f"{URL}/metrics")
+    assert answer.code == 0, answer.out
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(answer.out):
+        for sample in family.samples:
+            if labels.items() <= sample.labels.items():
+                sums[sample.name] = sums.get(sample.name, 0) + sample.value
+    return sums
+
+
+def test_it_is_active_after_boot(guest: Guest) -> None:
+    until(lambda: is_active(guest), "active")
+    assert show(guest, "NRestarts") == "0"
+    status = guest.run("systemctl", "status", "--no-pager", "lockd").out
+    assert "Active: active (running)" in status
+    assert 'Status: "sampling; metrics on 127.0.0.1:9776"' in status
+
+
+def test_journal_has_fields_of_both_processes(guest: Guest) -> None:
+    own = [entry for entry in journal(guest, "-b") if entry["_PID"] != "1"]
+    assert {entry["SYSLOG_IDENTIFIER"] for entry in own} == {"lockd"}
+    assert {entry["LOCKD_PROCESS"] for entry in own} == {"sampler", "exporter"}
+    attached = [entry for entry in own if re.search(r"attached \d+ of \d+ hooks", entry["MESSAGE"])]
+    assert [(entry["PRIORITY"], entry["LOCKD_PROCESS"]) for entry in attached] == [("6", "sampler")]
+    assert attached[0]["MESSAGE"].startswith("attached"), "level and logger are fields, not part of the words"
+
+
+def test_no_process_keeps_what_loading_needed(guest: Guest) -> None:
+    release = tuple(int(number) for number in guest.shell("uname -r").split("-")[0].split(".")[:2])
+    pids = processes(guest)
+    assert set(pids) == {"sampler", "exporter"}
+    for name, pid in pids.items():
+        text = guest.shell(f"cat /proc/{pid}/status")
+        status = dict(re.findall(r"^(\w+):\s*(.*)$", text, re.MULTILINE))
+        for which in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+            bits = int(status[which], 16)
+            if name == "exporter":
+                assert bits == 0, which
+            elif release >= (5, 19):
+                assert not [cap for cap, bit in CAPABILITIES.items() if bits >> bit & 1], which
+        assert status["NoNewPrivs"] == "1"
+        assert (status["Uid"].split()[0] == "0") == (name == "sampler")
+
+
+def test_a_workload_in_the_guest_is_measured(guest: Guest) -> None:
+    command = "printf g | LOCKD_COMM=handed_over /usr/lib/lockd-tests/mutex_handover 20 20000"
+    truth = json.loads(guest.shell(command).splitlines()[-1])["futex"]["lock"]
+    labels = {"comm": "handed_over", "unit": "lockd-agent.service"}
+    until(lambda: "lockd_futex_waits_total" in samples(guest, **labels), "series of the workload", 30)
+    time.sleep(2)
+    seen = samples(guest, **labels)
+    of_lock = samples(guest, kind="lock", **labels)
+    assert of_lock["lockd_futex_waits_total"] == truth["waits"] == 20
+    assert of_lock["lockd_futex_blocked_seconds_count"] == truth["blocked"] == 20
+    # By construction 20 ms or more a wait; the program's own clock runs round the whole call.
+    assert 20 * 0.02 <= of_lock["lockd_futex_blocked_seconds_sum"] <= truth["blocked_us"] / 1e6
+    assert seen["lockd_offcpu_blocked_seconds_count"] >= 20
+    assert seen["lockd_offcpu_blocked_seconds_sum"] >= 20 * 0.02
+
+
+def test_another_exporter_comes_and_counts_go_on(guest: Guest) -> None:
+    before = processes(guest)
+    waits = samples(guest, comm="handed_over")["lockd_futex_waits_total"]
+    guest.shell(f"kill -KILL {before['exporter']}")
+    until(lambda: processes(guest).get("exporter", before["exporter"]) != before["exporter"], "new exporter", 60)
+    until(lambda: guest.get(f"{URL}/-/ready").code == 0, "answers", 60)
+    assert processes(guest)["sampler"] == before["sampler"]
+    assert samples(guest, comm="handed_over")["lockd_futex_waits_total"] == waits
+    assert is_active(guest)
+
+
+def test_a_sampler_that_hangs_is_started_again(guest: Guest) -> None:
+    attached = programs(guest)
+    pid = int(show(guest, "MainPID"))
+    assert pid
+    guest.shell(f"kill -STOP {pid}")
+    until(lambda: is_active(guest) and show(guest, "MainPID") != str(pid), "active again", START_SECONDS + 60)
+    assert show(guest, "NRestarts") == "1"
+    words = [entry["MESSAGE"] for entry in journal(guest, "-b") if entry["_PID"] == "1"]
+    assert any("Watchdog timeout" in line for line in words)
+    assert guest.get(f"{URL}/metrics").code == 0
+    assert programs(guest) == attached, "one of each, as before"
+
+
+def test_stop_is_clean(guest: Guest) -> None:
+    assert programs(guest)
+    guest.shell("systemctl stop lockd")
+    assert show(guest, "Result") == "success"
+    assert (show(guest, "ExecMainCode"), show(guest, "ExecMainStatus")) == ("1", "0"), "exited with 0"
+    assert programs(guest) == []
+    assert guest.get(f"{URL}/metrics").code == -1
+
+
+def test_a_wrong_configuration_is_said_once(guest: Guest) -> None:
+    guest.shell("cp /etc/lockd/lockd.yaml /root/ && echo 'perid: 10ms' >/etc/lockd/lockd.yaml")
+    assert guest.run("systemctl", "start", "lockd", seconds=START_SECONDS).code != 0
+    time.sleep(8)  # RestartSec and more
+    assert (show(guest, "ActiveState"), show(guest, "ExecMainStatus")) == ("failed", "2")
+    assert show(guest, "NRestarts") == "0"
+    assert any("perid" in entry["MESSAGE"] and "period" in entry["MESSAGE"] for entry in journal(guest, "-b"))
+    guest.shell("mv /root/lockd.yaml /etc/lockd/ && systemctl reset-failed lockd")
+
+
+def test_ready_means_that_the_port_answers(guest: Guest) -> None:
+    guest.shell("systemctl start --no-block lockd")
+    stages: list[str] = []
+    deadline = time.monotonic() + START_SECONDS
+    while True:  # as often as the guest can say
+        told = guest.shell("systemctl show lockd -p ActiveState,StatusText")
+        now = dict(line.split("=", 1) for line in told.splitlines())
+        stages.append(now["StatusText"])
+        if now["ActiveState"] == "active":
+            break
+        assert time.monotonic() < deadline, f"still {now}"
+    answer = guest.get(f"{URL}/metrics")
+    assert answer.code == 0, f"the first request after READY: {answer.out}"
+    assert "compiling and attaching the BPF programs" in stages
+    assert stages[-1].startswith("sampling")

@@ -1,0 +1,61 @@
+"""Every metric and every label value is documented with its definition, and nothing else is."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lockd.export.catalog import CATALOG, Metric
+
+ROOT = Path(__file__).resolve().parents[2]
+METRICS = ROOT / "docs/metrics.md"
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+ROW = re.compile(r"\| `(?P<name>lockd_\w+)` \| (?P<kind>\w+) \| (?P<labels>.*?) \| (?P<definition>.*) \|")
+NAME = re.compile(r"\blockd_[a-z0-9_]*[a-z0-9]\b(?!\.|/|\*)")
+PARTS = ("_bucket", "_sum", "_count")
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    """docs/generate.py, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_up_to_date(generate: ModuleType) -> None:
+    assert METRICS.read_text() == generate.as_markdown(), "run: python3 docs/generate.py > docs/metrics.md"
+
+
+@pytest.mark.parametrize("metric", CATALOG.values(), ids=CATALOG)
+def test_every_metric_is_documented_with_its_definition(metric: Metric) -> None:
+    rows = [row for line in METRICS.read_text().splitlines() if (row := ROW.fullmatch(line))]
+    (row,) = [row for row in rows if row["name"] == metric.name]
+    assert row["kind"] == metric.kind
+    assert row["definition"] == metric.help
+    labels = re.findall(r"`(\w+)`", row["labels"])
+    base = ["unit", "comm"] if list(metric.labels[:2]) == ["unit", "comm"] else []
+    assert base + labels == list(metric.labels)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_no_page_names_a_metric_that_is_not(page: Path) -> None:
+    for name in NAME.findall(page.read_text()):
+        whole = next((name.removesuffix(part) for part in PARTS if name.endswith(part)), name)
+        assert name in CATALOG or CATALOG[whole].kind == "histogram", name
+
+
+def test_every_label_value_is_documented(generate: ModuleType) -> None:
+    for table, values in generate.values_in_the_code().items():
+        assert set(getattr(generate, table)) == values, table
+
+
+def test_every_group_has_metrics(generate: ModuleType) -> None:
+    assert {generate.group_of(metric) for metric in CATALOG.values()} == set(generate.GROUPS)

@@ -1,0 +1,82 @@
+"""Look-ups by hash and sums by row against plain dictionaries."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockd.sample.index import Groups, Index, mix
+
+U64 = st.integers(0, 2**64 - 1)
+FEW = st.integers(0, 20)
+"""Few values, so that keys meet."""
+
+
+def hashes(values: list[int]) -> np.ndarray:
+    return np.array(values, np.uint64)
+
+
+def numbers(values: list[int]) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+@given(st.lists(st.tuples(st.dictionaries(FEW | U64, st.integers(0, 2**31)), st.lists(FEW | U64))))
+def test_an_index_finds_what_a_dict_finds(steps: list[tuple[dict[int, int], list[int]]]) -> None:
+    index, model = Index(), {}
+    for added, asked in steps:
+        fresh = {key: value for key, value in added.items() if key not in model}
+        model |= fresh
+        index.add(hashes(list(fresh)), numbers(list(fresh.values())))
+        assert index.find(hashes(asked)).tolist() == [model.get(key, -1) for key in asked]
+        assert len(index) == len(model)
+
+
+@given(st.dictionaries(U64, FEW), st.sets(FEW))
+def test_an_index_forgets_numbers(model: dict[int, int], forgotten: set[int]) -> None:
+    index = Index()
+    index.add(hashes(list(model)), numbers(list(model.values())))
+    index.keep(np.array([number not in forgotten for number in range(21)]))
+    expected = [-1 if number in forgotten else number for number in model.values()]
+    assert index.find(hashes(list(model))).tolist() == expected
+    index.clear()
+    assert len(index) == 0
+    assert (index.find(hashes(list(model))) == -1).all()
+
+
+@given(st.lists(st.tuples(FEW, st.integers(0, 2**40))))
+def test_groups_are_what_a_loop_makes(pairs: list[tuple[int, int]]) -> None:
+    sums: dict[int, int] = defaultdict(int)
+    largest: dict[int, int] = defaultdict(int)
+    last: dict[int, int] = {}
+    for position, (row, value) in enumerate(pairs):
+        sums[row] += value
+        largest[row] = max(largest[row], value)
+        last[row] = position
+    groups = Groups(numbers([row for row, _ in pairs]))
+    values = np.array([value for _, value in pairs], np.uint64)
+    rows = groups.rows.tolist()
+    assert rows == sorted(sums)
+    assert groups.sum(values).tolist() == [sums[row] for row in rows]
+    assert groups.max(values).tolist() == [largest[row] for row in rows]
+    assert groups.last().tolist() == [last[row] for row in rows]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), U64), unique=True))
+def test_different_rows_have_different_hashes(rows: list[tuple[int, int, int]]) -> None:
+    columns = [hashes([row[i] for row in rows]) for i in range(3)]
+    assert len(np.unique(mix(*columns))) == len(rows)
+
+
+def test_a_million_neighbours_have_different_hashes() -> None:
+    thread, address = np.arange(1000).repeat(1000), np.tile(np.arange(1000) * 64, 1000)
+    hashed = mix(thread, address)
+    assert len(np.unique(hashed)) == 1_000_000
+    assert len(np.unique(mix(address, thread))) == 1_000_000
+    assert (mix(thread, address) == hashed).all()
+
+
+def test_the_order_of_columns_matters() -> None:
+    assert mix(numbers([1]), numbers([2])) != mix(numbers([2]), numbers([1]))
