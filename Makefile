@@ -50,7 +50,7 @@ lint: $(VENV)/made ## check the style of all code, and the types of the package
 	$(VENV)/bin/ruff check --quiet
 	$(VENV)/bin/ruff format --check --quiet
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
+	$(VENV)/bin/clang-format --dry-run -Werror --ferror-limit=1 $(C_FILES)
 
 format: $(VENV)/made ## put all code into that style
 	$(VENV)/bin/ruff check --fix-only --quiet

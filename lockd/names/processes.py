@@ -27,7 +27,7 @@ ASKS_PER_SECOND = 200
 def text(comm: bytes) -> str:
     """A comm as the kernel keeps it: up to the first NUL, any bytes, made printable."""
     name = comm.split(b"\0", 1)[0].decode("utf-8", "replace")
-    return "".join(c if c.isprintable() else "?" for c in name)
+    return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
 
 
 class Processes:
@@ -107,8 +107,8 @@ class Processes:
 
     def _is_kthread(self, tgid: int) -> bool:
         """Children of kthreadd (2), and itself."""
-        stat = (self._procfs / str(tgid) / "stat").read_text()
-        return tgid == 2 or stat.rpartition(")")[2].split()[1] == "2"
+        stat = (self._procfs / str(tgid) / "stat").read_bytes()
+        return tgid == 2 or stat.rpartition(b")")[2].split()[1] == b"2"
 
     @staticmethod
     def _kernel(comm: str) -> Name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 UNIT = re.compile(r"^.+\.(?:service|scope)$")
@@ -44,6 +45,7 @@ class Units:
     def __init__(self, procfs: Path = Path("/proc")) -> None:
         self._procfs = procfs
         self._by_id: dict[int, str | None] = {}
+        self._by_file: dict[bytes, str] = {}
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._mount = self._open_cgroup2()
         self._controllers_are_v1 = self._has_v1()
@@ -76,33 +78,46 @@ class Units:
         if fd < 0:
             return None
         try:
-            path = os.readlink(f"/proc/self/fd/{fd}")
+            path = os.readlink(b"/proc/self/fd/%d" % fd)
         finally:
             os.close(fd)
-        return unit_of(path)
+        return unit_of(path.decode("utf-8", "backslashreplace"))  # anybody may name a cgroup
 
     def _by_process(self, tgid: int) -> str:
         try:
-            lines = (self._procfs / str(tgid) / "cgroup").read_text().splitlines()
+            with open(f"{self._procfs}/{tgid}/cgroup", "rb") as file:
+                text = file.read()
         except OSError:
             return ""
-        return unit_of_cgroup_file(lines)
+        # Thousands of processes share a few cgroups: their files are the same.
+        unit = self._by_file.get(text)
+        if unit is None:
+            if len(self._by_file) >= MAX_CACHED:
+                self._by_file.clear()
+            unit = unit_of_cgroup_file(text.decode("utf-8", "backslashreplace").splitlines())
+            self._by_file[text] = unit
+        return unit
 
     def _open_cgroup2(self) -> int:
-        place = next((fields[4] for fields in self._mounts() if "cgroup2" in fields), None)
+        place = next(self._mounts("cgroup2"), None)
         try:
             return os.open(place, os.O_RDONLY | os.O_DIRECTORY) if place else -1
         except OSError:
             return -1
 
     def _has_v1(self) -> bool:
-        return any("cgroup" in fields for fields in self._mounts())
+        return any(self._mounts("cgroup"))
 
-    def _mounts(self) -> list[list[str]]:
+    def _mounts(self, kind: str) -> Iterator[str]:
+        """Where file systems of this kind are mounted."""
         try:
-            return [line.split() for line in (self._procfs / "self/mountinfo").read_text().splitlines()]
+            lines = (self._procfs / "self/mountinfo").read_text("utf-8", "surrogateescape").split("\n")
         except OSError:
-            return []
+            return
+        for line in lines:
+            fields, _, about = line.partition(" - ")
+            if about.split(" ")[0] == kind:
+                yield fields.split(" ")[4]
 
 
 def unit_of_cgroup_file(lines: list[str]) -> str:

@@ -49,7 +49,8 @@ def name_in(maps: Iterable[Mapping], address: int) -> str:
 def name_of_user_lock(procfs: Path, tgid: int, address: int) -> str:
     """The name of the lock at `address` of a process; `anon` as well if the process is gone."""
     try:
-        with open(procfs / str(tgid) / "maps") as maps:
+        path = procfs / str(tgid) / "maps"
+        with path.open(encoding="utf-8", errors="backslashreplace", newline="\n") as maps:
             return name_in(mappings(maps), address)
     except OSError:
         return ANON

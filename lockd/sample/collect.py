@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from lockd.manifest import Manifest
+from lockd.sample import structs
 from lockd.sample.inflight import read_steady
 from lockd.sample.maps import Buffers, Control, GracePeriod, HashMap, PerCpuCounters
 
@@ -64,7 +64,7 @@ class Collector:
             keys, values = pair[1 - self._control.window].drain(self._buffers)
             self.entries[name] = len(keys)
             if len(keys):
-                self._kept[name].append((keys.copy(), values.copy()))
+                self._kept[name].append((structs.copy(keys), structs.copy(values)))
                 self.kept_rows += len(keys)
         self._control.flip()
         self._grace.begin()
@@ -73,7 +73,10 @@ class Collector:
     def take(self) -> dict[str, Rows]:
         """All rows kept, by pair; pairs without rows are left out."""
         taken = {
-            name: (np.concatenate([keys for keys, _ in kept]), np.concatenate([values for _, values in kept]))
+            name: (
+                structs.concatenate([keys for keys, _ in kept]),
+                structs.concatenate([values for _, values in kept]),
+            )
             for name, kept in self._kept.items()
             if kept
         }

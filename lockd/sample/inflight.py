@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lockd.sample import structs
 from lockd.sample.identities import Identities, code_of
 from lockd.sample.index import Groups, Hashes, Rows, mix
 from lockd.sample.maps import Buffers, HashMap
@@ -82,14 +83,13 @@ def read_steady(table: HashMap, buffers: Buffers) -> tuple[Columns, Columns]:
     wait to the kind of a new one, and page somebody. Entries that are the same in two reads
     were written before the first.
     """
-    keys, values = (columns.copy() for columns in table.read(buffers))
+    keys, values = (structs.copy(columns) for columns in table.read(buffers))
     keys_again, values_again = table.read(buffers)
     _, at, at_again = np.intersect1d(
         _scalar(keys), _scalar(keys_again), assume_unique=True, return_indices=True
     )
-    whole = f"V{values.dtype.itemsize}"
-    same = values[at].view(whole) == values_again[at_again].view(whole)
-    return keys[at][same], values[at][same]
+    same = structs.equal(structs.take(values, at), structs.take(values_again, at_again))
+    return structs.take(keys, at[same]), structs.take(values, at[same])
 
 
 def _scalar(keys: Columns) -> Columns:

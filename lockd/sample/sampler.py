@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
 HOUSEKEEPING_SECONDS = 10.0
-FOLDED_ROWS = 8192
+FOLDED_ROWS = 4096
 """So many rows are folded at once, without waiting for the second to end."""
 
 

@@ -20,6 +20,9 @@ OTHER = "other"
 EARNED_NS = 5_000_000
 """Beyond OPEN_SHARE a label set must have shown so much waiting since the last fold."""
 
+MOST_REFUSED = 50_000
+"""So many refused label sets are remembered, not every name that a host ever had."""
+
 
 class Series:
     """One group of metrics with the same labels: a row per label set, numpy columns for its numbers.
@@ -103,8 +106,8 @@ class Series:
         return row
 
     def reconsider(self) -> None:
-        """Let refused label sets ask again; once a second."""
-        if self._refused and self._budget.left >= self.lines:
+        """Let refused label sets ask again, or forget that they did; once a second."""
+        if self._refused and (self._budget.left >= self.lines or len(self._refused) > MOST_REFUSED):
             wanted = np.ones(len(self.labels) or 1, np.bool_)
             wanted[self._refused] = False
             self._index.keep(wanted)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lockd.sample import structs
 from lockd.sample.identities import OVERFLOWED, Identities
 from lockd.sample.index import Hashes, Index, Rows, mix
 
@@ -38,8 +39,8 @@ class Window:
             return self
         chosen = np.flatnonzero(mask)
         return Window(
-            self.keys[chosen],
-            self.values[chosen],
+            structs.take(self.keys, chosen),
+            structs.take(self.values, chosen),
             self.codes[chosen],
             self.numbers[chosen],
             self.processes[chosen],

@@ -47,7 +47,8 @@ def in_one_of_some_tries(attempt: Callable[[], list[str]]) -> None:
 
 
 def off(what: str, seen_us: float, told_us: float, waits: float = 1) -> list[str]:
-    """Words if a time is not about the truth; more than that it must never be."""
+    """Words if a time is less than about the truth; more it must never be."""
     words = f"{what}: {seen_us:.0f} us, truth {told_us:.0f} us"
-    assert seen_us <= told_us + waits, words  # both are rounded
-    return [] if seen_us == about(told_us, waits) else [words]
+    is_about = seen_us == about(told_us, waits)
+    assert is_about or seen_us < told_us, words
+    return [] if is_about else [words]

@@ -1,4 +1,4 @@
-"""Runs in the guest: does what the test asks for over a virtio port, one line of JSON a request and an answer."""
+"""Runs in the guest: does what the test asks for, by lines of JSON over a virtio port."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """lockd as a service of a real systemd: from boot to stop, in the order of a machine's life.
 
-One machine for all tests. A failure of type VmLost says that the machine stopped answering, not what lockd did.
+One machine for all tests. A failure of type VmLost says that the machine stopped answering, and nothing
+about lockd.
 """
 
 from __future__ import annotations
@@ -145,7 +146,8 @@ def test_another_exporter_comes_and_counts_go_on(guest: Guest) -> None:
     before = processes(guest)
     waits = samples(guest, comm="handed_over")["lockd_futex_waits_total"]
     guest.shell(f"kill -KILL {before['exporter']}")
-    until(lambda: processes(guest).get("exporter", before["exporter"]) != before["exporter"], "new exporter", 60)
+    old = before["exporter"]
+    until(lambda: processes(guest).get("exporter", old) != old, "another exporter", 60)
     until(lambda: guest.get(f"{URL}/-/ready").code == 0, "answers", 60)
     assert processes(guest)["sampler"] == before["sampler"]
     assert samples(guest, comm="handed_over")["lockd_futex_waits_total"] == waits

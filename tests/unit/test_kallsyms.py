@@ -1,0 +1,140 @@
+"""Kernel symbols: functions of a stack, static locks, and the place that locks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockd.names.kallsyms import KernelSymbols
+
+TEXT = """\
+ffffffff81000000 T _stext
+ffffffff81001000 T vfs_read
+ffffffff81002000 t pipe_write
+ffffffff81003000 T mutex_lock
+ffffffff81003100 t __mutex_lock.constprop.0
+ffffffff81003200 T down_read
+ffffffff81003300 t rwsem_down_read_slowpath
+ffffffff81003400 T _raw_spin_lock
+ffffffff81003500 T native_queued_spin_lock_slowpath
+ffffffff81003600 t __traceiter_contention_begin
+ffffffff81003700 T bpf_trace_run2
+ffffffff81003800 T downgrade_things
+ffffffff81003900 T lockup_detector
+ffffffff81004000 t do_work.isra.0.cold
+ffffffff81004100 W weak_function
+ffffffff82000000 D init_task
+ffffffff82000100 d tasklist_lock
+ffffffff82000200 B big_table
+ffffffff82000300 R constant
+ffffffff90000000 b far_away
+ffffffffc0000000 t module_function\t[nfs]
+"""
+
+
+@pytest.fixture
+def symbols(tmp_path: Path) -> KernelSymbols:
+    path = tmp_path / "kallsyms"
+    path.write_text("".join(sorted(TEXT.splitlines(keepends=True), reverse=True)))
+    return KernelSymbols(path)
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        (0xFFFFFFFF81001000, "vfs_read"),
+        (0xFFFFFFFF81001FFF, "vfs_read"),
+        (0xFFFFFFFF81002010, "pipe_write"),
+        (0xFFFFFFFF81003110, "__mutex_lock"),
+        (0xFFFFFFFF81004010, "do_work"),
+        (0xFFFFFFFF81004110, "weak_function"),
+        (0xFFFFFFFFC0000010, "module_function"),
+        (0xFFFFFFFF82000000, ""),  # data
+        (0xFFFFFFFF80000000, ""),  # before everything
+        (0, ""),
+    ],
+)
+def test_functions(symbols: KernelSymbols, address: int, name: str) -> None:
+    assert symbols.function(address) == name
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        (0xFFFFFFFF82000100, "tasklist_lock"),
+        (0xFFFFFFFF82000110, "tasklist_lock+0x10"),
+        (0xFFFFFFFF82000200, "big_table"),
+        (0xFFFFFFFF82000300, "constant"),
+        (0xFFFFFFFF82000300 + 65537, ""),  # too far from any variable: memory that was allocated
+        (0xFFFFFFFF81001000, ""),  # a function
+        (0xFFFF888000000000, ""),  # the heap
+        (0, ""),
+    ],
+)
+def test_variables(symbols: KernelSymbols, address: int, name: str) -> None:
+    assert symbols.variable(address) == name
+
+
+@pytest.mark.parametrize(
+    ("stack", "site"),
+    [
+        (("bpf_trace_run2", "__traceiter_contention_begin", "__mutex_lock", "pipe_write"), "pipe_write"),
+        (("rwsem_down_read_slowpath", "down_read", "vfs_read"), "vfs_read"),
+        (("native_queued_spin_lock_slowpath", "_raw_spin_lock", "do_work"), "do_work"),
+        (("mutex_lock", "downgrade_things", "vfs_read"), "downgrade_things"),
+        (("mutex_lock", "lockup_detector"), "lockup_detector"),
+        (("mutex_lock",), ""),
+        ((), ""),
+    ],
+)  # fmt: skip
+def test_the_site_is_the_first_function_that_is_not_locking(
+    symbols: KernelSymbols, stack: tuple[str, ...], site: str
+) -> None:
+    addresses = tuple(address_of(name) + 4 for name in stack)
+    assert symbols.site(addresses) == site
+    assert symbols.site((0xFFFF888000000000, *addresses)) == site  # one frame without a name
+
+
+def test_a_stack_is_shown_without_the_tracing(symbols: KernelSymbols) -> None:
+    stack = [
+        address_of(name)
+        for name in ("bpf_trace_run2", "__traceiter_contention_begin", "mutex_lock", "vfs_read")
+    ]
+    assert symbols.describe(tuple(stack)) == ("mutex_lock", "vfs_read")
+    assert symbols.describe((address_of("vfs_read"), 0xFFFF888000000000)) == (
+        "vfs_read",
+        "0xffff888000000000",
+    )
+    assert len(symbols.describe((address_of("vfs_read"),) * 40)) == 16
+    assert symbols.describe(()) == ()
+
+
+def test_hidden_addresses_are_nobodys(tmp_path: Path) -> None:
+    """kptr_restrict shows every symbol at 0."""
+    path = tmp_path / "kallsyms"
+    path.write_text("".join(f"{0:016x} T {line.split()[2]}\n" for line in TEXT.splitlines()))
+    symbols = KernelSymbols(path)
+    assert symbols.function(0xFFFFFFFF81001000) == ""
+    assert symbols.variable(0xFFFFFFFF82000100) == ""
+    assert symbols.site((0xFFFFFFFF81001000,)) == ""
+
+
+def test_without_kallsyms_all_no_lock_is_a_variable(tmp_path: Path) -> None:
+    path = tmp_path / "kallsyms"
+    path.write_text("ffffffff81000000 T _stext\nffffffff82000000 D __per_cpu_start\n")
+    assert KernelSymbols(path).variable(0xFFFFFFFF82000100) == ""
+
+
+def test_an_empty_file_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "kallsyms"
+    path.write_text("")
+    assert KernelSymbols(path).function(0xFFFFFFFF81001000) == ""
+
+
+def address_of(name: str) -> int:
+    for line in TEXT.splitlines():
+        fields = line.split()
+        if fields[2].split(".")[0] == name:
+            return int(fields[0], 16)
+    raise KeyError(name)
