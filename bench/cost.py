@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/kernel")]
 
-from lockd_process import Lockd, Metrics  # noqa: E402
+from lockd_process import REPEATED_SECONDS, Lockd, Metrics  # noqa: E402
 from workload import Workload  # noqa: E402
 
 FINE = {"histogram": {"buckets_us": [2**power for power in range(27)]}}
@@ -40,8 +40,8 @@ class Process:
     """As in the label `process`."""
     pid: int
     cpu_told: float = 0.0
-    cpu_stat: float = 0.0
-    """CPU seconds under load, by lockd's metrics and by /proc/PID/stat."""
+    cpu_stat: tuple[float, float] = (0.0, 0.0)
+    """CPU seconds under load, by lockd's metrics and, at least and at most, by /proc/PID/stat."""
     resident_told: float = 0.0
     resident_smaps: float = 0.0
     pss: float = 0.0
@@ -91,19 +91,19 @@ def _measure(daemon: Lockd, load: Workload, scrape_every: float) -> Figures:
     children = children_of(daemon.process.pid)
     processes = [Process("sampler", daemon.process.pid)]
     processes += [Process("exporter", pid) for pid in children]
-    before, used_before = daemon.metrics(), [cpu_seconds(one.pid) for one in processes]
+    before, used_before = look(daemon, processes)
     began = time.monotonic()
     running.start()
     scrapes: list[float] = []
     while running.is_alive():
         running.join(scrape_every)
         start = time.monotonic()
-        text = daemon.get("/metrics").decode()
+        lines = daemon.get("/metrics").splitlines()
         scrapes.append(time.monotonic() - start)
     seconds = time.monotonic() - began
-    after = daemon.metrics(settled=False)
-    for one, used in zip(processes, used_before, strict=True):
-        one.cpu_stat = cpu_seconds(one.pid) - used
+    after, used_after = look(daemon, processes)
+    for one, (low, high), (low_after, high_after) in zip(processes, used_before, used_after, strict=True):
+        one.cpu_stat = low_after - high, high_after - low
         one.cpu_told = since(before, after, "lockd_cpu_seconds_total", process=one.name)
         one.resident_told = after.sum("lockd_resident_bytes", process=one.name)
         one.resident_smaps, one.pss = memory(one.pid)
@@ -114,7 +114,7 @@ def _measure(daemon: Lockd, load: Workload, scrape_every: float) -> Figures:
         late=quantiles(before, after, "lockd_tick_late_seconds"),
         work=quantiles(before, after, "lockd_tick_seconds"),
         scrapes=scrapes,
-        lines=sum(not line.startswith("#") for line in text.splitlines()),
+        lines=sum(not line.startswith(b"#") for line in lines),
         events={
             program: sum(since(before, after, name) for name in names) / seconds
             for program, names in {
@@ -129,6 +129,15 @@ def _measure(daemon: Lockd, load: Workload, scrape_every: float) -> Figures:
         processes=processes,
         children=children_of(daemon.process.pid),
     )
+
+
+def look(daemon: Lockd, processes: list[Process]) -> tuple[Metrics, list[tuple[float, float]]]:
+    """A scrape, and the CPU seconds of each process right before and after it."""
+    time.sleep(REPEATED_SECONDS)  # or it could be answered from before
+    low = [cpu_seconds(one.pid) for one in processes]
+    text = daemon.get("/metrics").decode()
+    high = [cpu_seconds(one.pid) for one in processes]
+    return Metrics(text), list(zip(low, high, strict=True))
 
 
 def since(before: Metrics, after: Metrics, name: str, **labels: str) -> float:
@@ -216,7 +225,7 @@ def table(figures: Figures) -> Iterator[str]:
         yield row(
             f"CPU of the {one.name}",
             f"{one.cpu_told:.2f} s ({share:.2%} of one CPU)",
-            f"{one.cpu_stat:.2f} s",
+            " to ".join(f"{seconds:.2f}" for seconds in one.cpu_stat) + " s",
         )
     for one in figures.processes:
         yield row(

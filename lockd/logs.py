@@ -39,4 +39,5 @@ def _journal(process: str) -> logging.Handler | None:
     except (OSError, ValueError, AttributeError, ImportError):
         return None
     handler: logging.Handler = JournalHandler(SYSLOG_IDENTIFIER="lockd", LOCKD_PROCESS=process)
+    handler.setFormatter(logging.Formatter("%(message)s"))  # the rest are fields
     return handler

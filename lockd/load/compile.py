@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,7 +99,7 @@ def _is_signed(ctype: Any) -> bool:
 def _native_stderr() -> Iterator[Any]:
     """Catch what clang and the verifier print to descriptor 2, to show it only with an error."""
     saved = os.dup(2)
-    with tempfile.TemporaryFile() as caught:
+    with os.fdopen(os.memfd_create("stderr"), "w+b") as caught:
         os.dup2(caught.fileno(), 2)
 
         def printed() -> str:

@@ -37,7 +37,9 @@ def test_it_ran_under_load(figures: Figures) -> None:
 
 
 def test_cpu_time_is_what_the_kernel_says(process: Process) -> None:
-    assert process.cpu_told == pytest.approx(process.cpu_stat, rel=CPU_SHARE, abs=CPU_SECONDS)
+    low, high = process.cpu_stat
+    slack = max(CPU_SHARE * high, CPU_SECONDS)
+    assert low - slack <= process.cpu_told <= high + slack
 
 
 def test_resident_memory_is_what_the_kernel_says(process: Process) -> None:

@@ -30,12 +30,12 @@ def lock_labels(one: Workload) -> dict[str, str]:
     return {"comm": one.comm, "kind": "lock"}
 
 
-def test_a_call_whose_thread_is_killed_in_it(lockd: Lockd, workload: Start) -> None:
+def test_a_call_whose_thread_is_killed_in_it(narrow: Lockd, workload: Start) -> None:
     one = workload("exit_in_call", 8)
     labels = lock_labels(one)
     truth = one.run()
     told = truth["futex"]["lock"]
-    metrics = at_rest(lockd, one.comm)
+    metrics = at_rest(narrow, one.comm)
     assert metrics.sum(WAITS, **labels) == told["waits"]
     assert metrics.sum(COUNT, **labels) == told["blocked"]
     assert metrics.sum(SUM, **labels) * 1e6 >= told["blocked"] * truth["held_us"]
@@ -44,7 +44,7 @@ def test_a_call_whose_thread_is_killed_in_it(lockd: Lockd, workload: Start) -> N
     one.finish()
 
 
-def test_exec_by_a_thread_that_is_not_the_leader(lockd: Lockd, workload: Start) -> None:
+def test_exec_by_a_thread_that_is_not_the_leader(narrow: Lockd, workload: Start) -> None:
     others = 4
 
     def attempt() -> list[str]:
@@ -53,11 +53,11 @@ def test_exec_by_a_thread_that_is_not_the_leader(lockd: Lockd, workload: Start) 
         truth = one.run()
         told = truth["futex"]["lock"]
         assert truth["tid"] == one.pid
-        metrics = at_rest(lockd, one.comm)
+        metrics = at_rest(narrow, one.comm)
         assert metrics.sum(WAITS, **labels) == told["waits"] + others
         assert metrics.sum(COUNT, **labels) == told["blocked"] + others
         assert metrics.sum(ERRORS, comm=one.comm) == truth["errors"]["ETIMEDOUT"]
-        threads = lockd.api("threads", comm=one.comm, kind="lock", limit="1000")
+        threads = narrow.api("threads", comm=one.comm, kind="lock", limit="1000")
         rows = {row["tid"]: row for row in threads if row["program"] == "futex"}
         assert {row["tgid"] for row in rows.values()} == {one.pid}
         assert sum(row["blocked_count"] for row in rows.values()) == told["blocked"] + others
@@ -115,23 +115,23 @@ def resident_mib(metrics: Metrics) -> float:
     return metrics.sum("lockd_resident_bytes", process="sampler") / 2**20
 
 
-def test_a_storm_of_short_lived_processes(lockd: Lockd, workload: Start) -> None:
-    before = lockd.metrics()
+def test_a_storm_of_short_lived_processes(narrow: Lockd, workload: Start) -> None:
+    before = narrow.metrics()
     one = workload("fork_storm", 20_000)
     truth = one.run()
     one.finish()
-    after = once_nothing_is_left(lockd, one)
+    after = once_nothing_is_left(narrow, one)
     check_totals(before, after, one, truth)
     check_bounds(after, one)
     assert resident_mib(after) - resident_mib(before) < MOST_GROWN_MIB
 
 
-def test_a_churn_of_short_lived_threads(lockd: Lockd, workload: Start) -> None:
-    before = lockd.metrics()
+def test_a_churn_of_short_lived_threads(narrow: Lockd, workload: Start) -> None:
+    before = narrow.metrics()
     one = workload("clone_churn", 100_000)
     truth = one.run()
     one.finish()
-    after = once_nothing_is_left(lockd, one)
+    after = once_nothing_is_left(narrow, one)
     check_totals(before, after, one, truth)
     check_bounds(after, one)
     assert resident_mib(after) - resident_mib(before) < MOST_GROWN_MIB

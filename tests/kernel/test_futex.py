@@ -27,7 +27,7 @@ def check_counts(metrics: Metrics, comm: str, truth: dict[str, Any]) -> None:
         assert metrics.sum("lockd_futex_wakes_total", comm=comm) == truth["wakes"]
     for error, count in truth.get("errors", {}).items():
         assert metrics.sum("lockd_futex_errors_total", comm=comm, error=error) == count, error
-    assert metrics.dropped == 0
+    assert metrics.sum("lockd_dropped_events_total", map="futex") == 0
 
 
 def times_agree(metrics: Metrics, comm: str, truth: dict[str, Any]) -> bool:

@@ -1,13 +1,18 @@
 /* A process that waits and the one that wakes it: K times a child reads a pipe, and its parent writes to it
  * 1 ms after it sees the child asleep. The child's name is the parent's with W for its first letter. Its
- * waits leave out the run queue. */
+ * waits leave out the "queued_us" that it spent on the run queue. */
 #include "workload.h"
 #include <sys/prctl.h>
 
 static long k;
 static int pipe_fd[2];
 
-static _Noreturn void child(const char *name, struct waits *waits)
+struct child {
+    struct waits waits;
+    int64_t queued;
+};
+
+static _Noreturn void child(const char *name, struct child *me)
 {
     char byte;
     prctl(PR_SET_NAME, name);
@@ -15,8 +20,10 @@ static _Noreturn void child(const char *name, struct waits *waits)
         int64_t was_queued = queued_ns();
         struct before b = before();
         check(read(pipe_fd[0], &byte, 1), "read pipe");
-        b.ns += queued_ns() - was_queued;
-        after(waits, b);
+        was_queued = queued_ns() - was_queued;
+        me->queued += was_queued;
+        b.ns += was_queued;
+        after(&me->waits, b);
     }
     _exit(0);
 }
@@ -26,9 +33,9 @@ int main(int argc, char **argv)
     char name[16];
     int status;
     k = arg(argc, argv, 1, 50);
-    struct waits *waits =
-        mmap(NULL, sizeof *waits, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (waits == MAP_FAILED)
+    struct child *shared =
+        mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED)
         die("mmap");
     check(pipe2(pipe_fd, O_CLOEXEC), "pipe");
     ready();
@@ -36,9 +43,9 @@ int main(int argc, char **argv)
     name[0] = 'W';
     pid_t pid = check(fork(), "fork");
     if (!pid)
-        child(name, waits);
+        child(name, shared);
     for (long i = 0; i < k; i++) {
-        wait_until(&waits->waits, i);
+        wait_until(&shared->waits.waits, i);
         wait_asleep(pid, SYS_read);
         nap(1000);
         check(write(pipe_fd[1], "x", 1), "write pipe");
@@ -48,8 +55,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "the child ended with status %#x\n", status);
         return 1;
     }
-    say("{\"waiter\": \"%s\", \"pid\": %d, ", name, pid);
-    say_offcpu("interruptible", "pipe", waits);
+    say("{\"waiter\": \"%s\", \"pid\": %d, \"queued_us\": %ld, ", name, pid, (long)(shared->queued / 1000));
+    say_offcpu("interruptible", "pipe", &shared->waits);
     say("}");
     finish();
 }
