@@ -98,7 +98,9 @@ class Lockd:
         time.sleep(REPEATED_SECONDS)
         first = self.metrics(settled=False).sum("lockd_ticks_total")
         time.sleep(REPEATED_SECONDS)
-        return self.until(lambda metrics: metrics.sum("lockd_ticks_total") >= first + WINDOWS, SETTLED_SECONDS)
+        return self.until(
+            lambda metrics: metrics.sum("lockd_ticks_total") >= first + WINDOWS, SETTLED_SECONDS
+        )
 
     def api(self, what: str, **query: str) -> list[dict[str, Any]]:
         text = "&".join(f"{key}={value}" for key, value in query.items())

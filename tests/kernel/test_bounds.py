@@ -25,7 +25,7 @@ from lockd.export.catalog import CATALOG
 
 PROCESSES, ROUNDS = 5000, 2
 ENTRIES = 65536
-"""Of maps: far more than the keys of all calls, which are one for each wait and one for each waking thread."""
+"""Of maps: far more than the keys of all calls, one for each wait and one for each waking thread."""
 CAUGHT_UP_SECONDS = 60.0
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 DEFAULT_MAX = 10_000

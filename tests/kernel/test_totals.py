@@ -20,7 +20,6 @@ from conftest import Start
 from lockd_process import Lockd
 from workload import Workload
 
-
 AGREEING = {
     "lockd_futex_lock_blocked_total": "lockd_futex_blocked_seconds_count",
     "lockd_futex_lock_blocked_seconds_total": "lockd_futex_blocked_seconds_sum",

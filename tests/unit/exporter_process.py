@@ -114,8 +114,12 @@ class Exporter:
         self.tls: ssl.SSLContext | None = None
 
     def ask(
-        self, path: str, method: str = "GET", headers: Mapping[str, str] | None = None,
-        body: bytes | None = None, timeout: float = 15,
+        self,
+        path: str,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        timeout: float = 15,
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
         if self.tls:
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
@@ -151,15 +155,14 @@ class Exporter:
 
 @contextmanager
 def exporter(*options: str, blocks: Mapping[bytes, bytes] | None = None) -> Iterator[Exporter]:
-    sampler = Sampler(
-        blocks or {REQUEST_METRICS: full_block(), REQUEST_DETAIL: detail_block()}
-    )
+    sampler = Sampler(blocks or {REQUEST_METRICS: full_block(), REQUEST_DETAIL: detail_block()})
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
     fds = [sampler.theirs.fileno(), listening.fileno()]
     process = subprocess.Popen(
-        [sys.executable, "-m", "lockd.export", f"--control-fd={fds[0]}", f"--listen-fd={fds[1]}",
-         *options],
-        pass_fds=fds, cwd=REPOSITORY, stderr=subprocess.PIPE,
+        [sys.executable, "-m", "lockd.export", f"--control-fd={fds[0]}", f"--listen-fd={fds[1]}", *options],
+        pass_fds=fds,
+        cwd=REPOSITORY,
+        stderr=subprocess.PIPE,
     )
     sampler.theirs.close()
     running = Exporter(process, listening.getsockname()[1], sampler)

@@ -143,9 +143,7 @@ def test_ctrl_c_is_silent(tmp_path: Path) -> None:
     fifo = tmp_path / "config"
     os.mkfifo(fifo)
     command = [PYTHON, "-m", "lockd", "check", f"--config.file={fifo}"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as child:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         writer = _open_once_read(fifo)  # nothing is written: lockd waits for its configuration
         child.send_signal(signal.SIGINT)
         assert child.communicate(timeout=60) == (b"", b"")

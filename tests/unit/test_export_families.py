@@ -83,8 +83,10 @@ def test_own_usage_without_anything_from_the_sampler(procfs: Path) -> None:
 
 def test_promtool_has_nothing_to_say_but_about_microseconds(procfs: Path) -> None:
     checked = subprocess.run(
-        ["promtool", "check", "metrics"], input=expose(full_block(), procfs).encode(),
-        capture_output=True, check=False,
+        ["promtool", "check", "metrics"],
+        input=expose(full_block(), procfs).encode(),
+        capture_output=True,
+        check=False,
     )
     said = (checked.stdout + checked.stderr).decode().splitlines()
     # Names in _us are part of the contract (users' alerts are written on max_blocked_us).
@@ -93,8 +95,11 @@ def test_promtool_has_nothing_to_say_but_about_microseconds(procfs: Path) -> Non
 
 def test_every_metric_has_a_family_even_before_there_are_rows(procfs: Path) -> None:
     described = {
-        f"{family.name}_total" if family.type == "counter"
-        else f"{family.name}_info" if family.type == "info" else family.name
+        f"{family.name}_total"
+        if family.type == "counter"
+        else f"{family.name}_info"
+        if family.type == "info"
+        else family.name
         for family in Families({"metrics": [], "buckets": []}, {}, procfs).describe()
     }
     assert described == set(CATALOG)

@@ -107,7 +107,11 @@ def test_tables(running: Exporter) -> None:
     answer = json.loads(body)
     assert answer["time"] == 1700000000.25
     assert answer["threads"][1] == {
-        "unit": "unit-1", "comm": "comm-1", "kind": "lock", "tid": 1, "blocked_us": 1.5,
+        "unit": "unit-1",
+        "comm": "comm-1",
+        "kind": "lock",
+        "tid": 1,
+        "blocked_us": 1.5,
         "stack": ["main", "f1"],
     }
     assert list(answer["threads"][0])[:4] == ["unit", "comm", "kind", "tid"]
@@ -136,8 +140,12 @@ def test_bad_queries_say_what_is_wrong(running: Exporter, query: str, says: str)
 
 @pytest.mark.parametrize(
     "request_bytes",
-    [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n", b"\x16\x03\x01\x00\r\n\r\n",
-     b"GET / HTTP/1.1\r\nA: " + b"a" * 20_000 + b"\r\n\r\n"],
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        b"\x16\x03\x01\x00\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: " + b"a" * 20_000 + b"\r\n\r\n",
+    ],
 )
 def test_broken_clients_are_closed(running: Exporter, request_bytes: bytes) -> None:
     with running.connect() as client:
@@ -271,9 +279,12 @@ def test_wrong_descriptors_are_an_error_without_a_traceback() -> None:
             (fd, fd, f"--listen-fd: {fd}: it does not listen; rule: a listening socket"),
         ):
             done = subprocess.run(
-                [sys.executable, "-m", "lockd.export", "--control-fd", control,
-                 "--listen-fd", listen],
-                cwd=REPOSITORY, capture_output=True, text=True, check=False, pass_fds=[int(fd)],
+                [sys.executable, "-m", "lockd.export", "--control-fd", control, "--listen-fd", listen],
+                cwd=REPOSITORY,
+                capture_output=True,
+                text=True,
+                check=False,
+                pass_fds=[int(fd)],
             )
             assert done.returncode == 1
             assert says in done.stderr

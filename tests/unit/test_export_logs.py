@@ -24,8 +24,12 @@ SCRIPT = (
 
 def run(argument: str, **environment: str) -> tuple[str, str]:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, argument], cwd=ROOT, capture_output=True, text=True,
-        check=True, env={**os.environ, **environment},
+        [sys.executable, "-c", SCRIPT, argument],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
     )
     return done.stdout.strip(), done.stderr
 

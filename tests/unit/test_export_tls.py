@@ -18,11 +18,29 @@ from exporter_process import Exporter, exporter
 def certificate(directory: Path, name: str, *options: str) -> Path:
     """A self-signed certificate for localhost, readable by everybody, and its key."""
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-nodes", "-days", "2", "-subj", f"/CN={name}",
-         "-addext", f"subjectAltName=DNS:{name},IP:127.0.0.1",
-         "-keyout", directory / f"{name}.key", "-out", directory / f"{name}.crt", *options],
-        check=True, capture_output=True,
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            f"/CN={name}",
+            "-addext",
+            f"subjectAltName=DNS:{name},IP:127.0.0.1",
+            "-keyout",
+            directory / f"{name}.key",
+            "-out",
+            directory / f"{name}.crt",
+            *options,
+        ],
+        check=True,
+        capture_output=True,
     )
     (directory / f"{name}.key").chmod(0o644)
     return directory / f"{name}.crt"
@@ -111,8 +129,9 @@ def test_clients_with_certificates(shared: Path) -> None:
     certificate(shared, "prometheus.example")
     certificate(shared, "other.example")
     signers = shared / "ca.crt"
-    signers.write_text("".join((shared / f"{name}.example.crt").read_text()
-                               for name in ("prometheus", "other")))
+    signers.write_text(
+        "".join((shared / f"{name}.example.crt").read_text() for name in ("prometheus", "other"))
+    )
     config = shared / "web.yml"
     config.write_text(
         "tls_server_config:\n  cert_file: localhost.crt\n  key_file: localhost.key\n"
@@ -125,8 +144,7 @@ def test_clients_with_certificates(shared: Path) -> None:
             running.ask("/metrics")
         for name, status in (("prometheus", 200), ("other", 403)):
             running.tls = trusting(trusted)
-            running.tls.load_cert_chain(shared / f"{name}.example.crt",
-                                        shared / f"{name}.example.key")
+            running.tls.load_cert_chain(shared / f"{name}.example.crt", shared / f"{name}.example.key")
             assert running.ask("/metrics")[0] == status
 
 
@@ -175,8 +193,7 @@ def test_a_right_password_is_checked_once_and_wrong_ones_do_not_delay_it(shared:
         assert _seconds(running, "secret") > 0.05
         assert _seconds(running, "secret") < 0.05
         with ThreadPoolExecutor(60) as pool:
-            wrong = [pool.submit(running.ask, "/metrics", headers=basic("alice", str(n)))
-                     for n in range(60)]
+            wrong = [pool.submit(running.ask, "/metrics", headers=basic("alice", str(n))) for n in range(60)]
             time.sleep(0.3)
             assert _seconds(running, "secret") < 0.5
             statuses = [each.result()[0] for each in wrong]

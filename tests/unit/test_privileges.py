@@ -19,7 +19,10 @@ def run(script: str, *before: str) -> dict[str, str]:
     """The /proc/self/status of a process after it has run `script`."""
     text = f"from lockd.privileges import *\n{script}\nprint(open('/proc/self/status').read())"
     done = subprocess.run(
-        [*before, sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True,
+        [*before, sys.executable, "-c", text],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -59,14 +62,16 @@ def test_drop_all_leaves_nothing() -> None:
 
 @needs_root
 def test_drop_all_of_an_ambient_capability_without_being_root() -> None:
-    setpriv = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=+syslog",
-               "--ambient-caps=+syslog"]
+    setpriv = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=+syslog", "--ambient-caps=+syslog"]
     before = sets(run("", *setpriv))
     assert before["CapEff"] == before["CapAmb"] == 1 << privileges.NUMBERS["CAP_SYSLOG"]
     after = sets(run("drop_all()", *setpriv))
     # Only CAP_SETPCAP may cut the bounding set; with no_new_privs it gives nothing.
     assert {name: bits for name, bits in after.items() if name != "CapBnd"} == {
-        "CapInh": 0, "CapPrm": 0, "CapEff": 0, "CapAmb": 0
+        "CapInh": 0,
+        "CapPrm": 0,
+        "CapEff": 0,
+        "CapAmb": 0,
     }
 
 
@@ -75,8 +80,7 @@ def test_keep_only() -> None:
     kept = {"CAP_SYS_PTRACE", "CAP_SYSLOG"}
     status = run(f"keep_only({kept}); assert capabilities() == {kept}, capabilities()")
     bits = sum(1 << privileges.NUMBERS[name] for name in kept)
-    assert sets(status) == {"CapInh": 0, "CapPrm": bits, "CapEff": bits, "CapBnd": bits,
-                            "CapAmb": 0}
+    assert sets(status) == {"CapInh": 0, "CapPrm": bits, "CapEff": bits, "CapBnd": bits, "CapAmb": 0}
     assert set(sets(run("keep_only(set())")).values()) == {0}
 
 
@@ -94,13 +98,16 @@ def test_a_program_that_is_executed_gets_no_more() -> None:
     ("script", "says"),
     [
         ("drop_all('no-such-user')", 'privileges: no user "no-such-user" on this host'),
-        ("keep_only({'CAP_SYSLOG'}); keep_only({'CAP_BPF'})",
-         "privileges: cannot keep CAP_BPF: this process does not have it; rule:"),
-        ("keep_only(set()); drop_all('nobody')",
-         "privileges: cannot become user nobody (uid 65534): Operation not permitted; rule:"
-         " this needs CAP_SETUID and CAP_SETGID"),
-        ("keep_only({'CAP_PTRACE'})", 'no capability is called "CAP_PTRACE"; did you mean'
-                                      ' "CAP_SYS_PTRACE"?'),
+        (
+            "keep_only({'CAP_SYSLOG'}); keep_only({'CAP_BPF'})",
+            "privileges: cannot keep CAP_BPF: this process does not have it; rule:",
+        ),
+        (
+            "keep_only(set()); drop_all('nobody')",
+            "privileges: cannot become user nobody (uid 65534): Operation not permitted; rule:"
+            " this needs CAP_SETUID and CAP_SETGID",
+        ),
+        ("keep_only({'CAP_PTRACE'})", 'no capability is called "CAP_PTRACE"; did you mean "CAP_SYS_PTRACE"?'),
     ],
 )
 def test_errors_say_what_and_why(script: str, says: str) -> None:

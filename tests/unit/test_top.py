@@ -231,9 +231,7 @@ def test_kinds(daemon: Daemon, flag: list[str], expected: set[str]) -> None:
     def threads(n: int) -> list[dict[str, Any]]:
         some = [thread(kind=kind, blocked_us=n, blocked_count=n) for kind in KINDS]
         some.append(thread(program="kernel_locks", kind="mutex", blocked_us=n, blocked_count=n))
-        some.append(
-            thread(program="offcpu", kind="interruptible", blocked_us=n * SECOND, blocked_count=n)
-        )
+        some.append(thread(program="offcpu", kind="interruptible", blocked_us=n * SECOND, blocked_count=n))
         return some
 
     daemon.threads = threads
@@ -304,8 +302,7 @@ def test_a_daemon_whose_numbers_stand_still(daemon: Daemon) -> None:
     done = top("--once", f"--url={daemon.url}")
     assert done.returncode == 1
     assert done.stderr == (
-        f"lockd: error: the numbers of {daemon.url} do not change: 6 looks, 0.1s apart,"
-        " found the same time\n"
+        f"lockd: error: the numbers of {daemon.url} do not change: 6 looks, 0.1s apart, found the same time\n"
     )
 
 

@@ -3,6 +3,7 @@
 Every metric and label in these files must exist in the catalogue, every panel must show something when lockd
 exports something, and no idle worker may appear as contention.
 """
+
 from __future__ import annotations
 
 import json
@@ -54,7 +55,9 @@ def panels_by_row():
 
 PANELS = list(panels_by_row())
 VARIABLES = dashboard()["templating"]["list"]
-ALERTS = [rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+ALERTS = [
+    rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]
+]
 TESTS = yaml.safe_load(RULE_TESTS.read_text(encoding="utf-8"))["tests"]
 
 
@@ -175,7 +178,7 @@ def test_every_label_exists(where, expr):
 @pytest.mark.parametrize("where, expr", EXPRESSIONS, ids=ids(EXPRESSIONS))
 def test_counters_are_rated_and_gauges_are_not(where, expr):
     for m in SELECTOR.finditer(expr):
-        name, before, after = m[1], expr[:m.start()], expr[m.end():]
+        name, before, after = m[1], expr[: m.start()], expr[m.end() :]
         rated = re.search(r"\b(?:rate|increase)\($", before) is not None
         counter = metric_of(name).kind == "counter" or metric_of(name).kind == "histogram"
         if where.startswith("variable") or " unless " in expr or "offset" in after[:8]:
@@ -218,8 +221,11 @@ def test_dashboard_variables():
     assert used - {"__rate_interval", "__range"} == set(variables) - {"datasource"}
 
 
-@pytest.mark.parametrize("panel, target", [(p, t) for _, p, t in panel_queries()],
-                         ids=[f"{p['title']} {t['refId']}" for _, p, t in panel_queries()])
+@pytest.mark.parametrize(
+    "panel, target",
+    [(p, t) for _, p, t in panel_queries()],
+    ids=[f"{p['title']} {t['refId']}" for _, p, t in panel_queries()],
+)
 def test_panel_query(panel, target):
     expr = target["expr"]
     used = selectors(expr)
@@ -228,10 +234,14 @@ def test_panel_query(panel, target):
         assert pairs["instance"] == "$instance", name
         if {"unit", "comm"} <= labels_of(name):
             assert (pairs["unit"], pairs["comm"]) == ("$unit", "$comm"), name
-    assert set(re.findall(r"\[([^\]]+)\]", expr)) <= ({"$__range"} if target["instant"] else {"$__rate_interval"})
+    assert set(re.findall(r"\[([^\]]+)\]", expr)) <= (
+        {"$__range"} if target["instant"] else {"$__rate_interval"}
+    )
     if panel["type"] == "heatmap":
         assert target["format"] == "heatmap" and target["legendFormat"] == "{{le}}"
-        assert re.fullmatch(r"sum by \(le\) \(increase\(lockd_\w+_bucket\{[^}]*\}\[\$__rate_interval\]\)\)", expr)
+        assert re.fullmatch(
+            r"sum by \(le\) \(increase\(lockd_\w+_bucket\{[^}]*\}\[\$__rate_interval\]\)\)", expr
+        )
         assert panel["options"]["calculate"] is False and panel["options"]["yAxis"]["unit"] == "s"
     elif panel["type"] != "table":
         legend = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
@@ -242,15 +252,22 @@ def test_panel_query(panel, target):
 
 def test_table_columns():
     for panel, field, title in columns():
-        values = {f"Value #{t['refId']}" for t in panel["targets"]} if len(panel["targets"]) > 1 else {"Value"}
+        values = (
+            {f"Value #{t['refId']}" for t in panel["targets"]} if len(panel["targets"]) > 1 else {"Value"}
+        )
         labels = set.union(*(result_labels(t["expr"]) for t in panel["targets"]))
         assert field in values | labels, panel["title"]
         if not field.startswith("Value"):
             continue
         target = next(t for t in panel["targets"] if field in ("Value", f"Value #{t['refId']}"))
         microseconds = any(name.endswith("_us") for name, _ in selectors(target["expr"]))
-        units = {prop["value"] for o in panel["fieldConfig"]["overrides"] if o["matcher"]["options"] == title
-                 for prop in o["properties"] if prop["id"] == "unit"}
+        units = {
+            prop["value"]
+            for o in panel["fieldConfig"]["overrides"]
+            if o["matcher"]["options"] == title
+            for prop in o["properties"]
+            if prop["id"] == "unit"
+        }
         assert (units == {"µs"}) == microseconds, f"{panel['title']}: {title}"
 
 
@@ -290,19 +307,27 @@ def test_alerts_say_what_to_do():
 
 def test_rules_have_the_promised_alerts():
     assert {(r["alert"], r["labels"]["severity"]) for r in ALERTS} == {
-        ("LockdLockWaitLong", "warning"), ("LockdLockWaitLong", "critical"),
-        ("LockdKernelLockWaitLong", "warning"), ("LockdKernelLockWaitLong", "critical"),
+        ("LockdLockWaitLong", "warning"),
+        ("LockdLockWaitLong", "critical"),
+        ("LockdKernelLockWaitLong", "warning"),
+        ("LockdKernelLockWaitLong", "critical"),
         ("LockdThreadStuck", "critical"),
-        ("LockdDown", "warning"), ("LockdHookMissing", "warning"), ("LockdDroppedEvents", "warning"),
-        ("LockdTicksLate", "warning"), ("LockdTicksLate", "critical"),
+        ("LockdDown", "warning"),
+        ("LockdHookMissing", "warning"),
+        ("LockdDroppedEvents", "warning"),
+        ("LockdTicksLate", "warning"),
+        ("LockdTicksLate", "critical"),
     }
 
 
 def test_every_alert_fires_in_one_test_and_is_silent_in_another():
     fires, silent = set(), set()
     for test in TESTS:
-        loud = {(c["alertname"], a["exp_labels"]["severity"], a["exp_labels"].get("program", ""))
-                for c in test["alert_rule_test"] for a in c["exp_alerts"]}
+        loud = {
+            (c["alertname"], a["exp_labels"]["severity"], a["exp_labels"].get("program", ""))
+            for c in test["alert_rule_test"]
+            for a in c["exp_alerts"]
+        }
         quiet = {c["alertname"] for c in test["alert_rule_test"] if not c["exp_alerts"]}
         fires |= loud
         silent |= quiet - {name for name, _, _ in loud}
@@ -341,8 +366,15 @@ def promtool(capsys):
         pytest.skip(reason)
 
     def run(*args, cwd=PROMETHEUS):
-        done = subprocess.run(["promtool", *map(str, args)], cwd=cwd, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=120)
+        done = subprocess.run(
+            ["promtool", *map(str, args)],
+            cwd=cwd,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stdout
         return done.stdout
 
@@ -355,7 +387,8 @@ def test_promtool_accepts_the_scrape_config(promtool):
 
 def test_promtool_accepts_the_rules(promtool):
     assert f"SUCCESS: {len(ALERTS)} rules found" in promtool(
-        "check", "rules", "--lint=all", "--lint-fatal", RULES.name)
+        "check", "rules", "--lint=all", "--lint-fatal", RULES.name
+    )
 
 
 def test_promtool_rule_tests_pass(promtool):
@@ -372,8 +405,12 @@ def synthetic(metric, **values):
         return {"series": f"{metric.name}{suffix}{{{inner}}}", "values": f"0+{step}x40"}
 
     if metric.kind == "histogram":
-        return [series("_bucket", 6, le="0.001"), series("_bucket", 10, le="+Inf"), series("_sum", 1),
-                series("_count", 10)]
+        return [
+            series("_bucket", 6, le="0.001"),
+            series("_bucket", 10, le="+Inf"),
+            series("_sum", 1),
+            series("_count", 10),
+        ]
     return [series("", 10)]
 
 
@@ -391,15 +428,21 @@ def check_panels(promtool, tmp_path, metrics, expected, **values):
     test = {
         "rule_files": ["panels.yml"],
         "evaluation_interval": "15s",
-        "tests": [{
-            "interval": "15s",
-            "input_series": [s for m in metrics for s in synthetic(m, **values)],
-            "promql_expr_test": [{
-                "expr": 'group by (__name__) ({__name__=~"panel_.+"})',
-                "eval_time": "10m",
-                "exp_samples": [{"labels": f'{{__name__="{name}"}}', "value": 1} for name in sorted(expected)],
-            }],
-        }],
+        "tests": [
+            {
+                "interval": "15s",
+                "input_series": [s for m in metrics for s in synthetic(m, **values)],
+                "promql_expr_test": [
+                    {
+                        "expr": 'group by (__name__) ({__name__=~"panel_.+"})',
+                        "eval_time": "10m",
+                        "exp_samples": [
+                            {"labels": f'{{__name__="{name}"}}', "value": 1} for name in sorted(expected)
+                        ],
+                    }
+                ],
+            }
+        ],
     }
     (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
     promtool("test", "rules", "test.yml", cwd=tmp_path)
@@ -411,14 +454,18 @@ def record(panel, target):
 
 def test_every_panel_shows_what_lockd_exports(promtool, tmp_path):
     everything = {record(p, t) for _, p, t in panel_queries()}
-    check_panels(promtool, tmp_path, CATALOG.values(), everything,
-                 kind="lock", window="1m", state="uninterruptible")
+    check_panels(
+        promtool, tmp_path, CATALOG.values(), everything, kind="lock", window="1m", state="uninterruptible"
+    )
 
 
 @pytest.mark.parametrize("kind", ["cond", "other"])
 def test_idle_workers_appear_in_no_contention_panel(promtool, tmp_path, kind):
     metrics = [m for m in CATALOG.values() if "kind" in m.labels]
-    shown = {record(p, t) for row, p, t in panel_queries()
-             if row == ALL_FUTEX_ROW and all("kind" in labels_of(n) for n, _ in selectors(t["expr"]))}
+    shown = {
+        record(p, t)
+        for row, p, t in panel_queries()
+        if row == ALL_FUTEX_ROW and all("kind" in labels_of(n) for n, _ in selectors(t["expr"]))
+    }
     assert len(shown) == 2
     check_panels(promtool, tmp_path, metrics, shown, kind=kind, window="1m")

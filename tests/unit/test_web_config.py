@@ -24,8 +24,17 @@ def problems(tmp_path: Path, text: str) -> list[str]:
     return str(raised.value).replace(f"{tmp_path}/", "").splitlines()
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "{}", "tls_server_config:\n",
-                                  "http_server_config: {http2: false}\n", "basic_auth_users: {}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# nothing\n",
+        "{}",
+        "tls_server_config:\n",
+        "http_server_config: {http2: false}\n",
+        "basic_auth_users: {}",
+    ],
+)
 def test_nothing_is_plain_http_for_everybody(tmp_path: Path, text: str) -> None:
     settings = read(tmp_path, text)
     assert (settings.tls, dict(settings.users), dict(settings.headers)) == (None, {}, {})
@@ -45,35 +54,49 @@ def test_users_and_headers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("basic_auth_user: {}", 'web.yml:1: basic_auth_user: unknown key; did you mean'
-                                ' "basic_auth_users"?'),
-        ("tls_server_config: {certfile: a}",
-         'web.yml:1: tls_server_config.certfile: unknown key; did you mean "cert_file"?'),
-        ("tls_server_config: {cert_file: a}",
-         "web.yml:1: tls_server_config: {cert_file: a} has one of cert_file and key_file;"
-         " TLS needs both"),
+        ("basic_auth_user: {}", 'web.yml:1: basic_auth_user: unknown key; did you mean "basic_auth_users"?'),
+        (
+            "tls_server_config: {certfile: a}",
+            'web.yml:1: tls_server_config.certfile: unknown key; did you mean "cert_file"?',
+        ),
+        (
+            "tls_server_config: {cert_file: a}",
+            "web.yml:1: tls_server_config: {cert_file: a} has one of cert_file and key_file; TLS needs both",
+        ),
         ("tls_server_config: {min_version: TLS14}", "min_version: TLS14 is not one of TLS10"),
-        ("tls_server_config: {min_version: TLS13, max_version: TLS12}",
-         "min_version: TLS13 is above max_version, TLS12"),
-        ("tls_server_config: {client_auth_type: RequireAnyClientCert}",
-         "client_auth_type: RequireAnyClientCert is not in this release"),
-        ("tls_server_config: {cert_file: a, key_file: b,"
-         " client_auth_type: RequireAndVerifyClientCert}",
-         "client_auth_type: RequireAndVerifyClientCert needs a client_ca_file"),
-        ("tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}",
-         "client_ca_file: c needs a client_auth_type"),
+        (
+            "tls_server_config: {min_version: TLS13, max_version: TLS12}",
+            "min_version: TLS13 is above max_version, TLS12",
+        ),
+        (
+            "tls_server_config: {client_auth_type: RequireAnyClientCert}",
+            "client_auth_type: RequireAnyClientCert is not in this release",
+        ),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}",
+            "client_auth_type: RequireAndVerifyClientCert needs a client_ca_file",
+        ),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}",
+            "client_ca_file: c needs a client_auth_type",
+        ),
         ("tls_server_config: {client_ca_file: c}", "asks clients for certificates"),
         ("tls_server_config: {client_allowed_sans: [a]}", "client_allowed_sans: [a] needs"),
-        ("tls_server_config: {cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]}",
-         "cipher_suites[0]: TLS_RSA_WITH_RC4_128_SHA is not one of"),
+        (
+            "tls_server_config: {cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]}",
+            "cipher_suites[0]: TLS_RSA_WITH_RC4_128_SHA is not one of",
+        ),
         ("tls_server_config: {curve_preferences: [X25519, CurveP256]}", "at most one curve"),
         ("tls_server_config: {cert: abc}", "cert: abc cannot be given to lockd: use cert_file"),
         ("rate_limit: {burst: 1}", "rate_limit: {burst: 1} cannot be given to lockd"),
-        ("http_server_config: {headers: {X-Frame-Option: deny}}",
-         'X-Frame-Option is not one of the headers that can be set; did you mean'
-         ' "X-Frame-Options"?'),
-        ("http_server_config: {headers: {X-Frame-Options: never}}",
-         "headers.X-Frame-Options: never is not deny or sameorigin"),
+        (
+            "http_server_config: {headers: {X-Frame-Option: deny}}",
+            'X-Frame-Option is not one of the headers that can be set; did you mean "X-Frame-Options"?',
+        ),
+        (
+            "http_server_config: {headers: {X-Frame-Options: never}}",
+            "headers.X-Frame-Options: never is not deny or sameorigin",
+        ),
         ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb"}}', "one line of text"),
         ("basic_auth_users: [alice]", "is not a mapping of user names to bcrypt hashes"),
         (f"basic_auth_users: {{'a:b': {HASH}}}", "is not a user name: text without a colon"),

@@ -6,42 +6,42 @@
 enum { SLOTS = 8, STACK = 16 << 10 };
 
 static struct slot {
-	_Atomic pid_t tid;	/* the kernel clears it when the thread has ended */
-	char *stack;
+    _Atomic pid_t tid; /* the kernel clears it when the thread has ended */
+    char *stack;
 } slots[SLOTS];
 static uint32_t zero;
 
 static int thread(void *unused)
 {
-	(void)unused;
-	futex_wait_2(&zero, -1);	/* errno is shared, so nobody looks at it */
-	return 0;
+    (void)unused;
+    futex_wait_2(&zero, -1); /* errno is shared, so nobody looks at it */
+    return 0;
 }
 
 int main(int argc, char **argv)
 {
-	const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM |
-			  CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
-	long n = arg(argc, argv, 1, 100000);
-	for (int i = 0; i < SLOTS; i++) {
-		slots[i].stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE,
-				      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-		if (slots[i].stack == MAP_FAILED)
-			die("mmap");
-	}
-	ready();
-	int64_t start = now_ns();
-	for (long i = 0; i < n; i++) {
-		struct slot *s = &slots[i % SLOTS];
-		while (s->tid)
-			sched_yield();
-		check(clone(thread, s->stack + STACK, flags, NULL, &s->tid, NULL, &s->tid), "clone");
-	}
-	for (int i = 0; i < SLOTS; i++)
-		while (slots[i].tid)
-			sched_yield();
-	say("{\"threads\": %ld, \"us\": %ld, \"futex\": {\"lock\": {\"waits\": %ld, \"blocked\": 0, "
-	    "\"blocked_us\": 0, \"max_us\": 0}}, \"wakes\": 0, \"errors\": {\"EAGAIN\": %ld}}",
-	    n, (long)((now_ns() - start) / 1000), n, n);
-	finish();
+    const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM |
+                      CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
+    long n = arg(argc, argv, 1, 100000);
+    for (int i = 0; i < SLOTS; i++) {
+        slots[i].stack =
+            mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+        if (slots[i].stack == MAP_FAILED)
+            die("mmap");
+    }
+    ready();
+    int64_t start = now_ns();
+    for (long i = 0; i < n; i++) {
+        struct slot *s = &slots[i % SLOTS];
+        while (s->tid)
+            sched_yield();
+        check(clone(thread, s->stack + STACK, flags, NULL, &s->tid, NULL, &s->tid), "clone");
+    }
+    for (int i = 0; i < SLOTS; i++)
+        while (slots[i].tid)
+            sched_yield();
+    say("{\"threads\": %ld, \"us\": %ld, \"futex\": {\"lock\": {\"waits\": %ld, \"blocked\": 0, "
+        "\"blocked_us\": 0, \"max_us\": 0}}, \"wakes\": 0, \"errors\": {\"EAGAIN\": %ld}}",
+        n, (long)((now_ns() - start) / 1000), n, n);
+    finish();
 }

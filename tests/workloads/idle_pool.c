@@ -12,35 +12,35 @@ static struct waits waits;
 
 static void *worker(void *unused)
 {
-	pthread_mutex_lock(&mutex);
-	while (!tasks) {
-		struct before b = before();
-		pthread_cond_wait(&cond, &mutex);
-		after(&waits, b);
-	}
-	tasks--;
-	pthread_mutex_unlock(&mutex);
-	spin(200);
-	finished++;
-	return unused;
+    pthread_mutex_lock(&mutex);
+    while (!tasks) {
+        struct before b = before();
+        pthread_cond_wait(&cond, &mutex);
+        after(&waits, b);
+    }
+    tasks--;
+    pthread_mutex_unlock(&mutex);
+    spin(200);
+    finished++;
+    return unused;
 }
 
 int main(int argc, char **argv)
 {
-	long n = arg(argc, argv, 1, 8), seconds = arg(argc, argv, 2, 5);
-	ready();
-	for (long i = 0; i < n; i++)
-		wait_asleep(spawn(worker, NULL), SYS_futex);
-	nap(seconds * 1000000);
-	for (long i = 1; i <= n; i++) {
-		pthread_mutex_lock(&mutex);
-		tasks++;
-		pthread_mutex_unlock(&mutex);
-		pthread_cond_signal(&cond);
-		wait_until(&finished, i);
-	}
-	say("{\"futex\": {");
-	say_futex("cond", &waits);
-	say("}, \"wakes\": %ld, \"errors\": {}}", 2 * n);
-	finish();
+    long n = arg(argc, argv, 1, 8), seconds = arg(argc, argv, 2, 5);
+    ready();
+    for (long i = 0; i < n; i++)
+        wait_asleep(spawn(worker, NULL), SYS_futex);
+    nap(seconds * 1000000);
+    for (long i = 1; i <= n; i++) {
+        pthread_mutex_lock(&mutex);
+        tasks++;
+        pthread_mutex_unlock(&mutex);
+        pthread_cond_signal(&cond);
+        wait_until(&finished, i);
+    }
+    say("{\"futex\": {");
+    say_futex("cond", &waits);
+    say("}, \"wakes\": %ld, \"errors\": {}}", 2 * n);
+    finish();
 }

@@ -10,41 +10,41 @@ static _Atomic long asked, finished;
 
 static void *reader(void *unused)
 {
-	unsigned char resident;
-	for (long i = 1; i <= k; i++) {
-		while (asked < i)	/* awake, or it would come too late */
-			;
-		spin(300);
-		struct before b = before();
-		check(mincore(pages, 1, &resident), "mincore");
-		after(&waits, b);
-		finished = i;
-	}
-	pause();	/* for ever: a thread's exit asks for mmap_lock */
-	return unused;
+    unsigned char resident;
+    for (long i = 1; i <= k; i++) {
+        while (asked < i) /* awake, or it would come too late */
+            ;
+        spin(300);
+        struct before b = before();
+        check(mincore(pages, 1, &resident), "mincore");
+        after(&waits, b);
+        finished = i;
+    }
+    pause(); /* for ever: a thread's exit asks for mmap_lock */
+    return unused;
 }
 
 int main(int argc, char **argv)
 {
-	size_t size = arg(argc, argv, 2, 256) << 20;
-	k = arg(argc, argv, 1, 50);
-	pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (pages == MAP_FAILED)
-		die("mmap");
-	madvise(pages, size, MADV_NOHUGEPAGE);
-	memset(pages, 1, size);
-	ready();
-	spawn(reader, NULL);
-	int64_t held = 0;
-	for (long i = 1; i <= k; i++) {
-		int64_t start = now_ns();
-		asked = i;
-		check(mprotect(pages, size, i % 2 ? PROT_READ : PROT_READ | PROT_WRITE), "mprotect");
-		held += now_ns() - start;
-		wait_until(&finished, i);
-	}
-	say("{\"held_us\": %ld, \"kernel\": {", (long)(held / 1000));
-	say_kernel("rwsem_read", &waits);
-	say("}}");
-	finish();
+    size_t size = arg(argc, argv, 2, 256) << 20;
+    k = arg(argc, argv, 1, 50);
+    pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED)
+        die("mmap");
+    madvise(pages, size, MADV_NOHUGEPAGE);
+    memset(pages, 1, size);
+    ready();
+    spawn(reader, NULL);
+    int64_t held = 0;
+    for (long i = 1; i <= k; i++) {
+        int64_t start = now_ns();
+        asked = i;
+        check(mprotect(pages, size, i % 2 ? PROT_READ : PROT_READ | PROT_WRITE), "mprotect");
+        held += now_ns() - start;
+        wait_until(&finished, i);
+    }
+    say("{\"held_us\": %ld, \"kernel\": {", (long)(held / 1000));
+    say_kernel("rwsem_read", &waits);
+    say("}}");
+    finish();
 }

@@ -6,32 +6,35 @@ static pthread_mutex_t mutex;
 
 static void lock(void *m)
 {
-	pthread_mutex_lock(m);
+    pthread_mutex_lock(m);
 }
 
 static void unlock(void *m)
 {
-	pthread_mutex_unlock(m);
+    pthread_mutex_unlock(m);
 }
 
 int main(int argc, char **argv)
 {
-	struct handover h = {
-		.lock = &mutex,
-		.rounds = arg(argc, argv, 1, 100),
-		.hold_us = arg(argc, argv, 2, 2000),
-		.take = lock, .give = unlock, .ask = lock, .done = unlock,
-	};
-	pthread_mutexattr_t attr;
-	pthread_mutexattr_init(&attr);
-	pthread_mutexattr_setprotocol(&attr, PTHREAD_PRIO_INHERIT);
-	errno = pthread_mutex_init(&mutex, &attr);
-	if (errno)
-		die("pthread_mutex_init");
-	ready();
-	hand_over(&h);
-	say("{\"futex\": {");
-	say_futex("pi", &h.waits);
-	say("}, \"wakes\": %ld, \"errors\": {}}", 2 * h.rounds);
-	finish();
+    struct handover h = {
+        .lock = &mutex,
+        .rounds = arg(argc, argv, 1, 100),
+        .hold_us = arg(argc, argv, 2, 2000),
+        .take = lock,
+        .give = unlock,
+        .ask = lock,
+        .done = unlock,
+    };
+    pthread_mutexattr_t attr;
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_setprotocol(&attr, PTHREAD_PRIO_INHERIT);
+    errno = pthread_mutex_init(&mutex, &attr);
+    if (errno)
+        die("pthread_mutex_init");
+    ready();
+    hand_over(&h);
+    say("{\"futex\": {");
+    say_futex("pi", &h.waits);
+    say("}, \"wakes\": %ld, \"errors\": {}}", 2 * h.rounds);
+    finish();
 }

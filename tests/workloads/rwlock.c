@@ -7,36 +7,39 @@ static pthread_rwlock_t rwlock = PTHREAD_RWLOCK_INITIALIZER;
 
 static void read_lock(void *lock)
 {
-	pthread_rwlock_rdlock(lock);
+    pthread_rwlock_rdlock(lock);
 }
 
 static void write_lock(void *lock)
 {
-	pthread_rwlock_wrlock(lock);
+    pthread_rwlock_wrlock(lock);
 }
 
 static void unlock(void *lock)
 {
-	pthread_rwlock_unlock(lock);
+    pthread_rwlock_unlock(lock);
 }
 
 int main(int argc, char **argv)
 {
-	struct handover reader_waits = {
-		.lock = &rwlock,
-		.rounds = arg(argc, argv, 1, 100),
-		.hold_us = arg(argc, argv, 2, 2000),
-		.take = write_lock, .give = unlock, .ask = read_lock, .done = unlock,
-	};
-	struct handover writer_waits = reader_waits;
-	writer_waits.take = read_lock;
-	writer_waits.ask = write_lock;
-	ready();
-	hand_over(&reader_waits);
-	hand_over(&writer_waits);
-	add_waits(&reader_waits.waits, &writer_waits.waits);
-	say("{\"futex\": {");
-	say_futex("cond", &reader_waits.waits);
-	say("}, \"wakes\": %ld, \"errors\": {}}", 2 * reader_waits.rounds);
-	finish();
+    struct handover reader_waits = {
+        .lock = &rwlock,
+        .rounds = arg(argc, argv, 1, 100),
+        .hold_us = arg(argc, argv, 2, 2000),
+        .take = write_lock,
+        .give = unlock,
+        .ask = read_lock,
+        .done = unlock,
+    };
+    struct handover writer_waits = reader_waits;
+    writer_waits.take = read_lock;
+    writer_waits.ask = write_lock;
+    ready();
+    hand_over(&reader_waits);
+    hand_over(&writer_waits);
+    add_waits(&reader_waits.waits, &writer_waits.waits);
+    say("{\"futex\": {");
+    say_futex("cond", &reader_waits.waits);
+    say("}, \"wakes\": %ld, \"errors\": {}}", 2 * reader_waits.rounds);
+    finish();
 }

@@ -7,19 +7,19 @@ static _Atomic int64_t since;
 
 static void *waiter(void *unused)
 {
-	since = now_ns();
-	pthread_mutex_lock(&stuck_mutex);
-	return unused;
+    since = now_ns();
+    pthread_mutex_lock(&stuck_mutex);
+    return unused;
 }
 
 int main(void)
 {
-	ready();
-	pthread_mutex_lock(&stuck_mutex);
-	pid_t tid = spawn(waiter, NULL);
-	wait_asleep(tid, SYS_futex);
-	say("{\"tid\": %d, \"owner_tid\": %d, \"addr\": \"%p\", \"since_monotonic_ns\": %lld, "
-	    "\"futex\": {\"lock\": {\"waits\": 1}}, \"wakes\": 0, \"errors\": {}}",
-	    tid, getpid(), (void *)&stuck_mutex, (long long)since);
-	finish();
+    ready();
+    pthread_mutex_lock(&stuck_mutex);
+    pid_t tid = spawn(waiter, NULL);
+    wait_asleep(tid, SYS_futex);
+    say("{\"tid\": %d, \"owner_tid\": %d, \"addr\": \"%p\", \"since_monotonic_ns\": %lld, "
+        "\"futex\": {\"lock\": {\"waits\": 1}}, \"wakes\": 0, \"errors\": {}}",
+        tid, getpid(), (void *)&stuck_mutex, (long long)since);
+    finish();
 }

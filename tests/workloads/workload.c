@@ -9,258 +9,258 @@ static size_t length;
 
 void die(const char *what)
 {
-	fprintf(stderr, "%s: %s\n", what, strerror(errno));
-	_exit(1);
+    fprintf(stderr, "%s: %s\n", what, strerror(errno));
+    _exit(1);
 }
 
 long arg(int argc, char **argv, int index, long otherwise)
 {
-	if (index >= argc)
-		return otherwise;
-	char *end;
-	long value = strtol(argv[index], &end, 10);
-	if (end == argv[index] || *end || value < 0) {
-		fprintf(stderr, "argument %d: not a number >= 0: %s\n", index, argv[index]);
-		_exit(1);
-	}
-	return value;
+    if (index >= argc)
+        return otherwise;
+    char *end;
+    long value = strtol(argv[index], &end, 10);
+    if (end == argv[index] || *end || value < 0) {
+        fprintf(stderr, "argument %d: not a number >= 0: %s\n", index, argv[index]);
+        _exit(1);
+    }
+    return value;
 }
 
 void say(const char *format, ...)
 {
-	va_list list;
-	va_start(list, format);
-	length += vsnprintf(line + length, sizeof line - length, format, list);
-	va_end(list);
-	if (length >= sizeof line) {
-		errno = ENOBUFS;
-		die("say");
-	}
+    va_list list;
+    va_start(list, format);
+    length += vsnprintf(line + length, sizeof line - length, format, list);
+    va_end(list);
+    if (length >= sizeof line) {
+        errno = ENOBUFS;
+        die("say");
+    }
 }
 
 void publish(void)
 {
-	if (!length)
-		return;
-	line[length++] = '\n';
-	for (size_t sent = 0; sent < length;)
-		sent += check(write(1, line + sent, length - sent), "write stdout");
-	length = 0;
+    if (!length)
+        return;
+    line[length++] = '\n';
+    for (size_t sent = 0; sent < length;)
+        sent += check(write(1, line + sent, length - sent), "write stdout");
+    length = 0;
 }
 
 void finish(void)
 {
-	char byte;
-	publish();
-	while (check(read(0, &byte, 1), "read stdin") > 0)
-		;
-	_exit(0);
+    char byte;
+    publish();
+    while (check(read(0, &byte, 1), "read stdin") > 0)
+        ;
+    _exit(0);
 }
 
 int64_t now_ns(void)
 {
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000LL + t.tv_nsec;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
 static long switches(void)
 {
-	struct rusage usage;
-	getrusage(RUSAGE_THREAD, &usage);
-	return usage.ru_nvcsw;
+    struct rusage usage;
+    getrusage(RUSAGE_THREAD, &usage);
+    return usage.ru_nvcsw;
 }
 
 struct before before(void)
 {
-	long count = switches();
-	return (struct before){ now_ns(), count };
+    long count = switches();
+    return (struct before){now_ns(), count};
 }
 
 static void raise_to(_Atomic int64_t *max, int64_t value)
 {
-	int64_t old = *max;
-	while (old < value && !atomic_compare_exchange_weak(max, &old, value))
-		;
+    int64_t old = *max;
+    while (old < value && !atomic_compare_exchange_weak(max, &old, value))
+        ;
 }
 
 void after(struct waits *w, struct before b)
 {
-	int64_t ns = now_ns() - b.ns;
-	bool blocked = switches() != b.switches;
-	w->waits++;
-	if (!blocked)
-		return;
-	w->blocked++;
-	w->sum_ns += ns;
-	raise_to(&w->max_ns, ns);
+    int64_t ns = now_ns() - b.ns;
+    bool blocked = switches() != b.switches;
+    w->waits++;
+    if (!blocked)
+        return;
+    w->blocked++;
+    w->sum_ns += ns;
+    raise_to(&w->max_ns, ns);
 }
 
 void add_waits(struct waits *sum, const struct waits *w)
 {
-	sum->waits += w->waits;
-	sum->blocked += w->blocked;
-	sum->sum_ns += w->sum_ns;
-	raise_to(&sum->max_ns, w->max_ns);
+    sum->waits += w->waits;
+    sum->blocked += w->blocked;
+    sum->sum_ns += w->sum_ns;
+    raise_to(&sum->max_ns, w->max_ns);
 }
 
 /* The second number of schedstat, which is there if the kernel has CONFIG_SCHED_INFO. */
 int64_t queued_ns(void)
 {
-	long long running, queued = 0;
-	char text[64] = "";
-	int fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return 0;
-	check(read(fd, text, sizeof text - 1), "read schedstat");
-	close(fd);
-	sscanf(text, "%lld %lld", &running, &queued);
-	return queued;
+    long long running, queued = 0;
+    char text[64] = "";
+    int fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    check(read(fd, text, sizeof text - 1), "read schedstat");
+    close(fd);
+    sscanf(text, "%lld %lld", &running, &queued);
+    return queued;
 }
 
 /* Fault in what measuring needs: a fault can block too. */
 static void warm_up(void)
 {
-	struct waits nobody = { 0 };
-	struct before b = before();
-	syscall(-1);	/* fails, which writes errno */
-	after(&nobody, b);
+    struct waits nobody = {0};
+    struct before b = before();
+    syscall(-1); /* fails, which writes errno */
+    after(&nobody, b);
 }
 
 void ready(void)
 {
-	const char *comm = getenv("LOCKD_COMM");
-	char byte;
-	if (comm)
-		prctl(PR_SET_NAME, comm);
-	warm_up();
-	say("ready %d", getpid());
-	publish();
-	if (check(read(0, &byte, 1), "read stdin") == 0)
-		_exit(1);	/* the test went away */
+    const char *comm = getenv("LOCKD_COMM");
+    char byte;
+    if (comm)
+        prctl(PR_SET_NAME, comm);
+    warm_up();
+    say("ready %d", getpid());
+    publish();
+    if (check(read(0, &byte, 1), "read stdin") == 0)
+        _exit(1); /* the test went away */
 }
 
 static long us(int64_t ns)
 {
-	return ns / 1000;
+    return ns / 1000;
 }
 
 void say_futex(const char *kind, const struct waits *w)
 {
-	say("\"%s\": {\"waits\": %ld, \"blocked\": %ld, \"blocked_us\": %ld, \"max_us\": %ld}",
-	    kind, w->waits, w->blocked, us(w->sum_ns), us(w->max_ns));
+    say("\"%s\": {\"waits\": %ld, \"blocked\": %ld, \"blocked_us\": %ld, \"max_us\": %ld}", kind, w->waits,
+        w->blocked, us(w->sum_ns), us(w->max_ns));
 }
 
 void say_offcpu(const char *state, const char *reason, const struct waits *w)
 {
-	say("\"state\": \"%s\", \"reason\": \"%s\", \"count\": %ld, \"sum_us\": %ld, \"max_us\": %ld",
-	    state, reason, w->blocked, us(w->sum_ns), us(w->max_ns));
+    say("\"state\": \"%s\", \"reason\": \"%s\", \"count\": %ld, \"sum_us\": %ld, \"max_us\": %ld", state,
+        reason, w->blocked, us(w->sum_ns), us(w->max_ns));
 }
 
 void say_kernel(const char *lock_type, const struct waits *w)
 {
-	say("\"%s\": {\"waits\": %ld, \"wait_us\": %ld, \"max_us\": %ld}",
-	    lock_type, w->blocked, us(w->sum_ns), us(w->max_ns));
+    say("\"%s\": {\"waits\": %ld, \"wait_us\": %ld, \"max_us\": %ld}", lock_type, w->blocked, us(w->sum_ns),
+        us(w->max_ns));
 }
 
 struct waits naps;
 
 void nap(long us)
 {
-	struct timespec t = { us / 1000000, us % 1000000 * 1000 };
-	struct before b = before();
-	check(nanosleep(&t, NULL), "nanosleep");
-	after(&naps, b);
+    struct timespec t = {us / 1000000, us % 1000000 * 1000};
+    struct before b = before();
+    check(nanosleep(&t, NULL), "nanosleep");
+    after(&naps, b);
 }
 
 void spin(long us)
 {
-	for (int64_t end = now_ns() + us * 1000; now_ns() < end;)
-		;
+    for (int64_t end = now_ns() + us * 1000; now_ns() < end;)
+        ;
 }
 
 void wait_until(_Atomic long *value, long least)
 {
-	while (*value < least)
-		nap(50);
+    while (*value < least)
+        nap(50);
 }
 
 /* /proc/TID/syscall is "running", or begins with the number of the call it sleeps in. */
 void wait_asleep(pid_t tid, long syscall_nr)
 {
-	char path[64], text[32];
-	snprintf(path, sizeof path, "/proc/%d/syscall", tid);
-	for (;; nap(50)) {
-		int fd = check(open(path, O_RDONLY | O_CLOEXEC), path);
-		ssize_t size = check(read(fd, text, sizeof text - 1), path);
-		close(fd);
-		text[size] = 0;
-		if (isdigit(text[0]) && strtol(text, NULL, 10) == syscall_nr)
-			return;
-	}
+    char path[64], text[32];
+    snprintf(path, sizeof path, "/proc/%d/syscall", tid);
+    for (;; nap(50)) {
+        int fd = check(open(path, O_RDONLY | O_CLOEXEC), path);
+        ssize_t size = check(read(fd, text, sizeof text - 1), path);
+        close(fd);
+        text[size] = 0;
+        if (isdigit(text[0]) && strtol(text, NULL, 10) == syscall_nr)
+            return;
+    }
 }
 
 struct start {
-	void *(*run)(void *);
-	void *arg;
-	_Atomic long tid;
+    void *(*run)(void *);
+    void *arg;
+    _Atomic long tid;
 };
 
 static void *started(void *p)
 {
-	struct start *s = p;
-	void *(*run)(void *) = s->run, *arg = s->arg;
-	s->tid = gettid();	/* now spawn() returns and *s is gone */
-	return run(arg);
+    struct start *s = p;
+    void *(*run)(void *) = s->run, *arg = s->arg;
+    s->tid = gettid(); /* now spawn() returns and *s is gone */
+    return run(arg);
 }
 
 pid_t spawn(void *(*run)(void *), void *arg)
 {
-	struct start s = { run, arg, 0 };
-	pthread_attr_t attr;
-	pthread_t thread;
-	pthread_attr_init(&attr);
-	pthread_attr_setstacksize(&attr, 256 << 10);
-	errno = pthread_create(&thread, &attr, started, &s);
-	if (errno)
-		die("pthread_create");
-	wait_until(&s.tid, 1);
-	return s.tid;
+    struct start s = {run, arg, 0};
+    pthread_attr_t attr;
+    pthread_t thread;
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, 256 << 10);
+    errno = pthread_create(&thread, &attr, started, &s);
+    if (errno)
+        die("pthread_create");
+    wait_until(&s.tid, 1);
+    return s.tid;
 }
 
 static void *asker(void *p)
 {
-	struct handover *h = p;
-	for (long i = 1; i <= h->rounds; i++) {
-		wait_until(&h->asked, i);
-		struct before b = before();
-		h->ask(h->lock);
-		after(&h->waits, b);
-		h->done(h->lock);
-		h->finished = i;
-	}
-	return NULL;
+    struct handover *h = p;
+    for (long i = 1; i <= h->rounds; i++) {
+        wait_until(&h->asked, i);
+        struct before b = before();
+        h->ask(h->lock);
+        after(&h->waits, b);
+        h->done(h->lock);
+        h->finished = i;
+    }
+    return NULL;
 }
 
 void hand_over(struct handover *h)
 {
-	pid_t tid = spawn(asker, h);
-	for (long i = 1; i <= h->rounds; i++) {
-		h->take(h->lock);
-		h->asked = i;
-		wait_asleep(tid, SYS_futex);
-		if (h->busy)
-			spin(h->hold_us);
-		else
-			nap(h->hold_us);
-		h->give(h->lock);
-		wait_until(&h->finished, i);
-	}
+    pid_t tid = spawn(asker, h);
+    for (long i = 1; i <= h->rounds; i++) {
+        h->take(h->lock);
+        h->asked = i;
+        wait_asleep(tid, SYS_futex);
+        if (h->busy)
+            spin(h->hold_us);
+        else
+            nap(h->hold_us);
+        h->give(h->lock);
+        wait_until(&h->finished, i);
+    }
 }
 
 int futex_wait_2(void *word, long timeout_us)
 {
-	struct timespec t = { timeout_us / 1000000, timeout_us % 1000000 * 1000 };
-	long result = futex(word, FUTEX_WAIT_PRIVATE, 2, timeout_us < 0 ? NULL : &t, NULL, 0);
-	return result < 0 ? errno : 0;
+    struct timespec t = {timeout_us / 1000000, timeout_us % 1000000 * 1000};
+    long result = futex(word, FUTEX_WAIT_PRIVATE, 2, timeout_us < 0 ? NULL : &t, NULL, 0);
+    return result < 0 ? errno : 0;
 }

@@ -21,21 +21,21 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MISSING 77	/* exit code: this kernel lacks what the program needs */
+#define MISSING 77 /* exit code: this kernel lacks what the program needs */
 
 /* Protocol. */
-long arg(int argc, char **argv, int index, long otherwise);	/* a number >= 0 */
-void ready(void);			/* name the process, say "ready PID", wait for a byte */
-void say(const char *format, ...) __attribute__((format(printf, 1, 2)));	/* add to the line */
-void publish(void);			/* send the line */
-_Noreturn void finish(void);		/* publish what is left, wait for the end of stdin, exit 0 */
-_Noreturn void die(const char *what);	/* message with errno, exit 1 */
+long arg(int argc, char **argv, int index, long otherwise); /* a number >= 0 */
+void ready(void); /* name the process, say "ready PID", wait for a byte */
+void say(const char *format, ...) __attribute__((format(printf, 1, 2))); /* add to the line */
+void publish(void); /* send the line */
+_Noreturn void finish(void); /* publish what is left, wait for the end of stdin, exit 0 */
+_Noreturn void die(const char *what); /* message with errno, exit 1 */
 
 static inline long check(long result, const char *what)
 {
-	if (result < 0)
-		die(what);
-	return result;
+    if (result < 0)
+        die(what);
+    return result;
 }
 
 /* Time. Every sleep of a workload goes through nap(), so that `naps` knows them all. */
@@ -46,44 +46,44 @@ void spin(long us);
 /* Waits, measured by the waiter. A wait blocked if the thread was switched out voluntarily,
  * which the kernel counts (ru_nvcsw); only those add to the times. */
 struct waits {
-	_Atomic long waits, blocked;
-	_Atomic int64_t sum_ns, max_ns;
+    _Atomic long waits, blocked;
+    _Atomic int64_t sum_ns, max_ns;
 };
 struct before {
-	int64_t ns;
-	long switches;
+    int64_t ns;
+    long switches;
 };
 extern struct waits naps;
 struct before before(void);
 void after(struct waits *w, struct before b);
 void add_waits(struct waits *sum, const struct waits *w);
-int64_t queued_ns(void);		/* what this thread ever spent on the run queue; 0 if not known */
-void say_futex(const char *kind, const struct waits *w);	/* "kind": {...} */
+int64_t queued_ns(void); /* what this thread ever spent on the run queue; 0 if not known */
+void say_futex(const char *kind, const struct waits *w); /* "kind": {...} */
 void say_offcpu(const char *state, const char *reason, const struct waits *w);
 void say_kernel(const char *lock_type, const struct waits *w);
 
 /* Threads. They are never joined: a join is a futex wait. */
-pid_t spawn(void *(*run)(void *), void *arg);	/* returns once the thread runs; its tid */
-void wait_until(_Atomic long *value, long least);	/* polls until *value >= least */
-void wait_asleep(pid_t tid, long syscall_nr);	/* polls until that thread sleeps in the call */
+pid_t spawn(void *(*run)(void *), void *arg); /* returns once the thread runs; its tid */
+void wait_until(_Atomic long *value, long least); /* polls until *value >= least */
+void wait_asleep(pid_t tid, long syscall_nr); /* polls until that thread sleeps in the call */
 
 /* A lock handed over `rounds` times. The owner takes it; the asker asks; `hold_us` after the asker
  * is seen asleep the owner gives it away. So every ask is one wait, and every wait blocks. */
 struct handover {
-	void *lock;
-	long rounds, hold_us;
-	bool busy;		/* hold spinning instead of sleeping */
-	void (*take)(void *), (*give)(void *);	/* by the owner, that is the caller */
-	void (*ask)(void *), (*done)(void *);	/* by the asker, a thread of its own */
-	struct waits waits;
-	_Atomic long asked, finished;
+    void *lock;
+    long rounds, hold_us;
+    bool busy; /* hold spinning instead of sleeping */
+    void (*take)(void *), (*give)(void *); /* by the owner, that is the caller */
+    void (*ask)(void *), (*done)(void *); /* by the asker, a thread of its own */
+    struct waits waits;
+    _Atomic long asked, finished;
 };
 void hand_over(struct handover *h);
 
-static inline long futex(void *word, int op, uint32_t value, const struct timespec *timeout,
-			 void *word2, uint32_t value3)
+static inline long futex(void *word, int op, uint32_t value, const struct timespec *timeout, void *word2,
+                         uint32_t value3)
 {
-	return syscall(SYS_futex, word, op, value, timeout, word2, value3);
+    return syscall(SYS_futex, word, op, value, timeout, word2, value3);
 }
 
 /* FUTEX_WAIT for the value 2 (kind lock); 0 or the errno. timeout_us < 0: for ever. */
