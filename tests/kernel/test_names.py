@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from lockd_process import Lockd
@@ -35,13 +36,22 @@ def leaderless() -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
+@pytest.fixture
+def lockd(tmp_path: Path, host: None) -> Iterator[Lockd]:
+    """One of its own: should it not survive, it is missed nowhere else."""
+    daemon = Lockd(tmp_path, {"filter": {"comms": ["lockd?*"]}})
+    yield daemon
+    assert daemon.stop() == 0, "".join(daemon.log)
+
+
 def test_a_name_of_any_bytes_and_no_command_line(lockd: Lockd, leaderless: subprocess.Popen[str]) -> None:
     assert leaderless.stdout
     assert leaderless.stdout.readline() == f"{leaderless.pid}\n"
     comm = "lockd\ufffd??"
     lockd.until(lambda m: m.sum("lockd_futex_waiting", comm=comm, kind="lock") == 1, SEEN_SECONDS)
     threads = lockd.api("threads", kind="lock", limit="1000")
-    (row,) = [row for row in threads if row["comm"] == comm and row["program"] == "futex"]
+    mine = [row for row in threads if row["comm"] == comm and row["program"] == "futex"]
+    (row,) = [row for row in mine if row["waiting_us"]]
     assert row["tgid"] == leaderless.pid
     waiting = {"comm": comm, "kind": "lock"}
     lockd.until(lambda m: m.max("lockd_futex_max_blocked_us", **waiting) > ASKED_AGAIN_US, SEEN_SECONDS)

@@ -74,6 +74,14 @@ class Comparison:
         return self._small.sum(name, **labels) - self._small_before.sum(name, **labels)
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
+    """The daemon with room for everybody."""
+    config = {"maps": {"entries": 32_768, "threads": 32_768}, "series": {"max": 1_000_000}}
+    with daemon(tmp_path_factory.mktemp("large"), **config) as lockd:
+        yield lockd
+
+
 @contextmanager
 def daemon(directory: Path, **config: Any) -> Iterator[Lockd]:
     """One with a configuration of its own, which must end well."""
@@ -82,10 +90,10 @@ def daemon(directory: Path, **config: Any) -> Iterator[Lockd]:
     assert lockd.stop() == 0, "".join(lockd.log)
 
 
-def test_futex_waits_that_find_no_place(lockd: Lockd, workload: Start, tmp_path: Path) -> None:
+def test_futex_waits_that_find_no_place(large: Lockd, workload: Start, tmp_path: Path) -> None:
     one = workload("many_addrs", 5000, 500, 1)
     with daemon(tmp_path, maps={"entries": 64}, filter={"comms": [one.comm]}) as small:
-        run = Comparison(small, lockd, one)
+        run = Comparison(small, large, one)
     for kind, told in run.truth["futex"].items():
         run.check("futex", told["waits"], "lockd_futex_waits_total", kind=kind)
         run.check("futex", told["blocked"], "lockd_futex_blocked_seconds_count", kind=kind)
@@ -95,10 +103,10 @@ def test_futex_waits_that_find_no_place(lockd: Lockd, workload: Start, tmp_path:
     one.finish()
 
 
-def test_absences_that_find_no_place(lockd: Lockd, workload: Start, tmp_path: Path) -> None:
+def test_absences_that_find_no_place(large: Lockd, workload: Start, tmp_path: Path) -> None:
     one = workload("crowd", 300, 50, 20_000)
     with daemon(tmp_path, maps={"entries": 64}, filter={"comms": [one.comm]}) as small:
-        run = Comparison(small, lockd, one)
+        run = Comparison(small, large, one)
     for told in run.truth["offcpu"]:
         labels = {"state": told["state"], "reason": told["reason"]}
         run.check("offcpu", told["count"], "lockd_offcpu_blocked_seconds_count", **labels)
@@ -106,10 +114,10 @@ def test_absences_that_find_no_place(lockd: Lockd, workload: Start, tmp_path: Pa
     one.finish()
 
 
-def test_kernel_lock_waits_that_find_no_place(lockd: Lockd, workload: Start, tmp_path: Path) -> None:
+def test_kernel_lock_waits_that_find_no_place(large: Lockd, workload: Start, tmp_path: Path) -> None:
     one = workload("pipe_crowd", 200, 5, 3000)
     with daemon(tmp_path, maps={"entries": 64}, filter={"comms": [one.comm]}) as small:
-        run = Comparison(small, lockd, one)
+        run = Comparison(small, large, one)
     for lock_type, told in run.truth["kernel"].items():
         run.check("kernel_locks", told["waits"], "lockd_kernel_lock_wait_seconds_count", lock_type=lock_type)
     assert run.overflowed("kernel_locks") > 100
@@ -124,12 +132,12 @@ def test_kernel_lock_waits_that_find_no_place(lockd: Lockd, workload: Start, tmp
     ],
 )
 def test_threads_that_find_no_place(
-    lockd: Lockd, workload: Start, tmp_path: Path, entries: int, threads: int
+    large: Lockd, workload: Start, tmp_path: Path, entries: int, threads: int
 ) -> None:
     """A drop has no label at all: anybody's futex call may be one of them, even a wake."""
     one = workload("crowd", threads, 50, 20_000, 1)
     with daemon(tmp_path, maps={"threads": entries}, filter={"comms": [one.comm]}) as small:
-        run = Comparison(small, lockd, one)
+        run = Comparison(small, large, one)
     truth = run.truth["futex"]["lock"]["waits"]
     run.check("futex", truth, "lockd_futex_waits_total", kind="lock")
     dropped = run.dropped("futex", reason="threads_full")
