@@ -83,11 +83,3 @@ class Groups:
         if not len(self.rows):
             return np.empty(0, np.int64)
         return np.maximum.reduceat(column[self._order].astype(np.int64), self._starts)
-
-    def last(self) -> Rows:
-        """For each of `rows`, the position of its last occurrence."""
-        if not len(self.rows):
-            return np.empty(0, np.int64)
-        ends = np.concatenate([self._starts[1:], [len(self._order)]]) - 1
-        last: Rows = self._order[ends]
-        return last

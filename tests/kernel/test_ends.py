@@ -92,7 +92,7 @@ def check_totals(before: Metrics, after: Metrics, one: Workload, truth: dict[str
 
 
 def live_threads() -> int:
-    return sum(1 for _ in Path("/proc").glob("[0-9]*/task/*"))
+    return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
 
 
 def once_nothing_is_left(lockd: Lockd, one: Workload) -> Metrics:

@@ -116,7 +116,8 @@ open("/proc/self/comm", "w").write("{before}")
 time.sleep(0.1)
 os.execv("{tmp_path / after}", ["sleep", "60"])
 """
-    with subprocess.Popen([sys.executable, "-c", lines]) as process:
+    process = subprocess.Popen([sys.executable, "-c", lines])
+    try:
         deadline, names = time.monotonic() + PATIENCE_SECONDS, {}
         while names != {before: 1, after: 0}:  # waits that have ended
             assert time.monotonic() < deadline, names
@@ -127,7 +128,9 @@ os.execv("{tmp_path / after}", ["sleep", "60"])
         assert {row["comm"] for row in sleeps if row["waiting_us"]} == {after}
         metrics = narrow.metrics(settled=False)
         assert metrics.max("lockd_offcpu_max_blocked_us", comm=after, reason="sleep") > 0
+    finally:
         process.kill()
+        process.wait()
 
 
 def stop(one: Workload) -> None:

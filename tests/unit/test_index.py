@@ -50,18 +50,15 @@ def test_an_index_forgets_numbers(model: dict[int, int], forgotten: set[int]) ->
 def test_groups_are_what_a_loop_makes(pairs: list[tuple[int, int]]) -> None:
     sums: dict[int, int] = defaultdict(int)
     largest: dict[int, int] = defaultdict(int)
-    last: dict[int, int] = {}
-    for position, (row, value) in enumerate(pairs):
+    for row, value in pairs:
         sums[row] += value
         largest[row] = max(largest[row], value)
-        last[row] = position
     groups = Groups(numbers([row for row, _ in pairs]))
     values = np.array([value for _, value in pairs], np.uint64)
     rows = groups.rows.tolist()
     assert rows == sorted(sums)
     assert groups.sum(values).tolist() == [sums[row] for row in rows]
     assert groups.max(values).tolist() == [largest[row] for row in rows]
-    assert groups.last().tolist() == [last[row] for row in rows]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), U64), unique=True))
