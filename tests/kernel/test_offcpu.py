@@ -96,11 +96,11 @@ def test_a_thread_that_spins_waits_for_the_cpu_only(narrow: Lockd, workload: Sta
         for thread in truth["threads"]:
             assert waits_us.get(thread["tid"], 0) < 0.01 * told_us or thread["voluntary_switches"]
         one.finish()
-        # Wall less CPU time holds what the hypervisor and interrupts took as well.
+        # Wall less CPU time holds what the hypervisor and interrupts took as well; the process has a
+        # thread more, which only starts and ends the others.
         seen_us, lost_us = metrics.sum(RUNQUEUE, comm=one.comm) * 1e6, stolen_us() - stolen_before_us
         words = f"run queue: {seen_us:.0f} us, truth {told_us} us, stolen {lost_us:.0f} us"
-        assert seen_us <= (1 + SHARE) * told_us, words
-        return [] if seen_us >= (1 - SHARE) * told_us - lost_us else [words]
+        return [] if (1 - SHARE) * told_us - lost_us <= seen_us <= (1 + SHARE) * told_us else [words]
 
     in_one_of_some_tries(attempt)
 

@@ -160,7 +160,8 @@ def test_a_sampler_that_hangs_is_started_again(guest: Guest) -> None:
     assert pid
     guest.shell(f"kill -STOP {pid}")
     until(lambda: is_active(guest) and show(guest, "MainPID") != str(pid), "active again", START_SECONDS + 60)
-    assert show(guest, "NRestarts") == "1"
+    # Once, or more often: a guest on a loaded host may itself stall for longer than the watchdog waits.
+    assert int(show(guest, "NRestarts")) >= 1
     words = [entry["MESSAGE"] for entry in journal(guest, "-b") if entry["_PID"] == "1"]
     assert any("Watchdog timeout" in line for line in words)
     assert guest.get(f"{URL}/metrics").code == 0
