@@ -8,9 +8,14 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 TIERS = {"kernel", "system"}
 HERE = Path(__file__).parent
+
+# Exactly, and however slow the machine is at the moment.
+settings.register_profile("lockd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("lockd")
 
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
