@@ -51,35 +51,37 @@ def _window(text: str) -> Window:
 
 
 @dataclass(frozen=True)
-class Futex:
+class Program:
+    """What can be set for every program."""
+
+    enabled: bool = key(boolean(), "true", "Whether this program runs.")
+    mechanism: str = key(
+        choice("auto", "tracepoint", "fentry", "kprobe"),
+        "auto",
+        "How the kernel is hooked; `auto` takes the best that this kernel has (see `lockd doctor`).",
+    )
+
+
+@dataclass(frozen=True)
+class Futex(Program):
     """Waits for user-space locks, through the futex system calls."""
 
-    enabled: bool = key(boolean(), "true", "Whether this program runs.")
-
 
 @dataclass(frozen=True)
-class Offcpu:
+class Offcpu(Program):
     """Everything else that takes a thread off the CPU, and who ends the wait."""
 
-    enabled: bool = key(boolean(), "true", "Whether this program runs.")
-
 
 @dataclass(frozen=True)
-class KernelLocks:
+class KernelLocks(Program):
     """Waits for locks inside the kernel."""
 
-    enabled: bool = key(boolean(), "true", "Whether this program runs.")
     mode: str = key(
-        choice("contention", not_yet=("all",)),
+        choice("contention", "all"),
         "contention",
         "What is counted: `contention` counts the acquisitions that have to wait, which costs "
         "nothing while there is no contention; `all` counts every acquisition and how long the "
-        "lock is held.",
-    )
-    mechanism: str = key(
-        choice("auto", "tracepoint", not_yet=("fentry", "kprobe")),
-        "auto",
-        "How the kernel is hooked; `auto` takes the best that this kernel has.",
+        "lock is held, at a cost for each of them.",
     )
 
 
@@ -120,7 +122,11 @@ class Filter:
         "[]",
         "Only these processes.",
     )
-    min_block_ns: int = key(duration("0", "24h"), "0", "Leave out waits that were shorter than this.")
+    min_block_ns: int = key(
+        duration("0", "24h"),
+        "0",
+        "Leave out waits that were shorter than this. Acquisitions and holds always count.",
+    )
     max_block_ns: int | None = key(
         or_none(duration("1us", "24h"), "none"), "none", "Leave out waits that were longer."
     )

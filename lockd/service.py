@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lockd import logs, privileges
 from lockd.children import Exporter, listen, run_loader
-from lockd.config import Config
+from lockd.config import Config, Program
 from lockd.errors import HostError
 from lockd.libbpf import libbpf
 from lockd.load import doctor as host_doctor
@@ -54,19 +54,23 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
 
 def load_settings(config: Config) -> LoadSettings:
     """The part of the configuration that is compiled into the programs."""
-    programs = {
-        "futex": config.programs.futex.enabled,
-        "offcpu": config.programs.offcpu.enabled,
-        "kernel_locks": config.programs.kernel_locks.enabled,
+    asked = config.programs
+    programs: dict[str, Program] = {
+        "futex": asked.futex,
+        "offcpu": asked.offcpu,
+        "kernel_locks": asked.kernel_locks,
     }
+    enabled = {name: program for name, program in programs.items() if program.enabled}
     longest = config.filter.max_block_ns
     return LoadSettings(
-        programs=tuple(name for name, enabled in programs.items() if enabled),
+        programs=tuple(enabled),
         entries=config.maps.entries,
         threads=config.maps.threads,
         stacks=config.maps.stacks,
         min_block_ns=config.filter.min_block_ns,
         max_block_ns=LONGEST if longest is None else longest,
+        lock_mode=asked.kernel_locks.mode,
+        mechanisms=tuple((name, program.mechanism) for name, program in enabled.items()),
     )
 
 

@@ -20,7 +20,11 @@ class LoadSettings:
     """Stacks kept in one window."""
     min_block_ns: int
     max_block_ns: int
-    """Shorter and longer waits are not counted as such."""
+    """Shorter and longer waits are not counted as such; holds of kernel locks always are."""
+    lock_mode: str
+    """Of kernel locks: `contention` or `all`."""
+    mechanisms: tuple[tuple[str, str], ...]
+    """For each of `programs` (program, mechanism): `auto`, `tracepoint`, `fentry` or `kprobe`."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -28,4 +32,6 @@ class LoadSettings:
     @staticmethod
     def from_json(text: bytes) -> LoadSettings:
         raw = json.loads(text)
-        return LoadSettings(**{**raw, "programs": tuple(raw["programs"])})
+        raw["programs"] = tuple(raw["programs"])
+        raw["mechanisms"] = tuple((program, mechanism) for program, mechanism in raw["mechanisms"])
+        return LoadSettings(**raw)

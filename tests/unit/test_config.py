@@ -16,6 +16,8 @@ from lockd.config import Config, Window, default, load
 from lockd.config_reader import Key, all_keys, read_text
 from lockd.config_rules import UNITS_NS, parse_address, parse_duration
 from lockd.errors import ConfigError
+from lockd.load.settings import LoadSettings
+from lockd.service import load_settings
 
 SHIPPED = Path(__file__).parents[2] / "config" / "lockd.yaml"
 MS, S, MINUTE, HOUR = 10**6, 10**9, 60 * 10**9, 3600 * 10**9
@@ -87,7 +89,9 @@ def test_every_shipped_value_can_be_changed_on_its_own() -> None:
         "programs.futex.enabled": "false",
         "programs.offcpu.enabled": "false",
         "programs.kernel_locks.enabled": "false",
-        "programs.kernel_locks.mode": None,  # has one value in this release
+        "programs.futex.mechanism": "kprobe",
+        "programs.offcpu.mechanism": "fentry",
+        "programs.kernel_locks.mode": "all",
         "programs.kernel_locks.mechanism": "tracepoint",
         "filter.units": '["nginx.service"]',
         "filter.comms": "[nginx]",
@@ -110,8 +114,6 @@ def test_every_shipped_value_can_be_changed_on_its_own() -> None:
     assert set(others) == {name for name, about in all_keys(Config) if isinstance(about, Key)}
     before = dataclasses.asdict(default())
     for name, value in others.items():
-        if value is None:
-            continue
         text = value
         for part in reversed(name.split(".")):
             text = f"{{{part}: {text}}}"
@@ -190,6 +192,26 @@ def test_anchors_work() -> None:
     assert config.filter.exclude_comms == ("x",)
 
 
+def test_what_the_loader_is_asked_for_survives_the_way_there() -> None:
+    config = parse(
+        """
+        programs:
+          futex: {mechanism: kprobe}
+          offcpu: {enabled: false, mechanism: tracepoint}
+          kernel_locks: {mode: all, mechanism: fentry}
+        filter: {min_block: 1ms}
+        maps: {entries: 128, threads: 256, stacks: 64}
+        """
+    )
+    settings = load_settings(config)
+    assert settings.programs == ("futex", "kernel_locks")
+    assert settings.mechanisms == (("futex", "kprobe"), ("kernel_locks", "fentry"))
+    assert settings.lock_mode == "all"
+    assert (settings.entries, settings.threads, settings.stacks) == (128, 256, 64)
+    assert (settings.min_block_ns, settings.max_block_ns) == (MS, 2**63 - 1)
+    assert LoadSettings.from_json(settings.to_json()) == settings
+
+
 # --- Bad values -----------------------------------------------------------------------------------
 
 DURATION = "such as 50ms or 1h30m"
@@ -219,22 +241,14 @@ ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for eve
         ("period: {a: 1}", f"period: {{a: 1}} {PERIOD}"),
         ("programs: {futex: {enabled: yes}}", "programs.futex.enabled: yes is not true or false"),
         ("programs: {futex: {enabled: 1}}", "programs.futex.enabled: 1 is not true or false"),
-        ("programs: {futex: true}", "programs.futex: true is not a section with the keys enabled"),
+        ("programs: {futex: true}", "programs.futex: true is not a section with the keys enabled, mechanism"),
         (
             "programs: {kernel_locks: {mode: al}}",
-            "programs.kernel_locks.mode: al is not one of contention (all: not in this release)",
+            "programs.kernel_locks.mode: al is not one of contention, all",
         ),
         (
-            "programs: {kernel_locks: {mode: all}}",
-            "programs.kernel_locks.mode: all is not in this release: use contention",
-        ),
-        (
-            "programs: {kernel_locks: {mechanism: kprobe}}",
-            "programs.kernel_locks.mechanism: kprobe is not in this release: use auto or tracepoint",
-        ),
-        (
-            "programs: {kernel_locks: {mechanism: fentry}}",
-            "programs.kernel_locks.mechanism: fentry is not in this release: use auto or tracepoint",
+            "programs: {offcpu: {mechanism: kprobes}}",
+            "programs.offcpu.mechanism: kprobes is not one of auto, tracepoint, fentry, kprobe",
         ),
         (
             f"programs: {{futex: {OFF}, offcpu: {OFF}, kernel_locks: {OFF}}}",
