@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +57,19 @@ class Metrics:
 
 
 class Lockd:
-    """`lockd run` with `config` over the defaults, on a port that the kernel chooses."""
+    """`lockd run` with `config` over the defaults, on a port that the kernel chooses.
 
-    def __init__(self, directory: Path, config: dict[str, Any] | None = None) -> None:
+    `command` goes before it, and must become it: signals are for its process.
+    """
+
+    def __init__(
+        self, directory: Path, config: dict[str, Any] | None = None, command: Sequence[str | Path] = ()
+    ) -> None:
         path = directory / "lockd.yaml"
         path.write_text(yaml.safe_dump(config or {}))
         self.process = subprocess.Popen(
             [
-                "/usr/bin/python3", "-m", "lockd", "run",
+                *command, "/usr/bin/python3", "-m", "lockd", "run",
                 f"--config.file={path}", "--web.listen-address=127.0.0.1:0",
             ],
             cwd=ROOT, stderr=subprocess.PIPE, text=True,

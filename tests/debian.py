@@ -1,0 +1,92 @@
+"""Root directories of Debian's releases with what lockd needs, kept in LOCKD_CACHE.
+
+A root is made anew once a month, for what is new in the release, and when the list of packages changes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = Path(os.environ.get("LOCKD_CACHE", "/var/cache/lockd-tests")) / "roots"
+USELESS = ("doc", "locale", "man")
+"""Parts of /usr/share."""
+
+ENTER = """
+for part in usr etc; do mount -o bind,ro "$1/$part" "/$part"; done
+mount -o bind,ro "$2" "$2"
+cd "$2"
+shift 2
+exec "$@"
+"""
+
+
+def inside(root: Path) -> list[str | Path]:
+    """What to put before a command so that it runs on the programs and libraries of `root`.
+
+    It sees its /usr and /etc in place of this host's, in mounts of its own; all else, as /proc, /sys and
+    /tmp, is this host's. Its directory is the checkout, read-only.
+    """
+    return ["unshare", "--mount", "sh", "-ec", ENTER, "-", root, ROOT]
+
+
+def root_of(suite: str) -> Path:
+    """A root of `suite` with the packages that lockd needs. Skips where there is no mirror of Debian."""
+    packages = _packages()
+    recipe = hashlib.sha256(repr((packages, USELESS)).encode()).hexdigest()[:16]
+    wanted = CACHE / f"{suite}-{recipe}-{date.today():%Y-%m}"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if wanted.exists():
+            return wanted
+        with tempfile.TemporaryDirectory(prefix="new-", dir=CACHE) as new:
+            try:
+                _make(suite, packages, Path(new, "root"))
+            except subprocess.CalledProcessError:
+                if older := sorted(CACHE.glob(f"{suite}-{recipe}-*")):
+                    return older[-1]  # without the network last month's will do
+                raise
+            Path(new, "root").rename(wanted)
+        for old in CACHE.glob(f"{suite}-*"):
+            if old != wanted:
+                shutil.rmtree(old)
+    return wanted
+
+
+def _packages() -> list[str]:
+    listed = subprocess.check_output(["make", "-s", "-C", ROOT, "packages"], text=True)
+    return [word.partition("|")[0] for word in listed.split()]
+
+
+def _make(suite: str, packages: Sequence[str], root: Path) -> None:
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(packages)}"]
+    command += [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in USELESS]
+    # A mirror that stands still is signed all the same.
+    command += ['--aptopt=Acquire::Check-Valid-Until "false"']
+    command += [f"--aptopt={line}" for line in _apt_proxies()]
+    subprocess.run([*command, suite, root, f"deb {_mirror()} {suite} main"], check=True)
+
+
+def _mirror() -> str:
+    """Where this host's own packages come from, if it is a Debian; all suites are there."""
+    shape = ["--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian", "Label: Debian"]
+    found = subprocess.check_output(["apt-get", "indextargets", *shape], text=True).split()
+    if not found:
+        pytest.skip("host: its package sources have no Debian")
+    return found[0]
+
+
+def _apt_proxies() -> list[str]:
+    settings = subprocess.check_output(["apt-config", "dump"], text=True).splitlines()
+    return [line for line in settings if line.startswith("Acquire::") and "::Proxy " in line]

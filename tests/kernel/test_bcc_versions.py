@@ -1,0 +1,94 @@
+"""lockd with the bcc of other releases of Debian, on the running kernel."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conftest import Start
+from debian import inside, root_of
+from lockd_process import ROOT, Lockd
+
+PYTHON = "/usr/bin/python3"
+OLDEST_BCC = {"bookworm": (0, 26), "trixie": (0, 31), "sid": (0, 37)}
+"""By release. sid has the newest there is."""
+
+pytestmark = pytest.mark.timeout(600)  # a root may have to be made
+
+
+@pytest.fixture(scope="module", params=OLDEST_BCC)
+def suite(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def command(suite: str) -> list[str | Path]:
+    """What to put before a command of that release; nothing where it is this host's own."""
+    if os.geteuid():
+        pytest.skip("host: making a root directory needs root")
+    if platform.freedesktop_os_release().get("VERSION_CODENAME") == suite:
+        return []
+    if not shutil.which("mmdebstrap"):
+        pytest.skip("mmdebstrap is not installed; `make test` installs it")
+    return inside(root_of(suite))
+
+
+def said(command: Sequence[str | Path], *arguments: str) -> str:
+    """What that release's Python prints; it must end well."""
+    done = subprocess.run([*command, PYTHON, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_it_has_another_bcc(
+    command: Sequence[str | Path], suite: str, record_property: pytest.RecordProperty
+) -> None:
+    """Else the tests below would say nothing about it."""
+    version = said(command, "-c", "import bcc; print(bcc.__version__)").strip()
+    record_property("bcc", version)
+    seen = tuple(int(part) for part in version.split(".")[:2])
+    if suite == "sid":
+        assert seen >= OLDEST_BCC[suite]
+    else:
+        assert seen == OLDEST_BCC[suite]
+
+
+@pytest.mark.parametrize("what", ["check", "doctor"])
+def test_the_host_offers_the_same(command: Sequence[str | Path], what: str) -> None:
+    def table(command: Sequence[str | Path]) -> str:
+        return said(command, "-m", "lockd", what).partition("PROGRAM")[2]
+
+    assert "kernel_locks" in table([])
+    assert table(command) == table([])
+
+
+def test_it_attaches_everything_and_counts_exactly(
+    command: Sequence[str | Path], lockd: Lockd, workload: Start, tmp_path: Path
+) -> None:
+    daemon = Lockd(tmp_path, command=command)
+    try:
+        one = workload("mutex_handover", 50, 2000)
+        truth = one.run()["futex"]["lock"]
+        metrics = daemon.metrics()
+        one.finish()
+    finally:
+        code = daemon.stop()
+    assert code == 0, "".join(daemon.log)
+    hooks = metrics.samples["lockd_hook_attached"]
+    assert hooks == lockd.metrics().samples["lockd_hook_attached"]
+    assert {dict(labels)["program"] for labels in hooks} == {"futex", "offcpu", "kernel_locks"}
+
+    labels = {"comm": one.comm, "kind": "lock"}
+    assert metrics.sum("lockd_futex_waits_total", **labels) == truth["waits"] == 50
+    assert metrics.sum("lockd_futex_blocked_seconds_count", **labels) == truth["blocked"] == 50
+    # The program's clock runs round the whole call.
+    blocked = metrics.sum("lockd_futex_blocked_seconds_sum", **labels)
+    assert 50 * 0.002 <= blocked <= (truth["blocked_us"] + truth["blocked"]) / 1e6
+    assert metrics.sum("lockd_dropped_events_total", map="futex") == 0
+    assert metrics.sum("lockd_offcpu_blocked_seconds_count", comm=one.comm) >= truth["blocked"]
