@@ -41,7 +41,8 @@ def command(suite: str) -> list[str | Path]:
 
 def said(command: Sequence[str | Path], *arguments: str) -> str:
     """What that release's Python prints; it must end well."""
-    done = subprocess.run([*command, PYTHON, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    whole = [*command, PYTHON, *arguments]
+    done = subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
