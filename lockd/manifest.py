@@ -23,6 +23,19 @@ class Hook:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """How one part of a program's work is done."""
+
+    program: str
+    what: str
+    """`calls`, `switches`, `waits` or `holds`."""
+    mechanism: str
+    """`tracepoint`, `fentry` or `kprobe`; empty if it cannot be done."""
+    instead_of: str
+    """Why not by a mechanism that would be preferred, in words; empty if none would."""
+
+
+@dataclass(frozen=True)
 class MapInfo:
     """One BPF map; its descriptor is the one of the same position in the hand-over."""
 
@@ -40,6 +53,7 @@ class Manifest:
     """Of everything that was compiled: what may be adopted by a later start."""
     attached_ns: int
     """Monotonic clock; waits that are older were not seen to begin."""
+    chosen: tuple[Chosen, ...]
     hooks: tuple[Hook, ...]
     maps: tuple[MapInfo, ...]
     functions: tuple[tuple[str, str], ...]
@@ -58,6 +72,7 @@ class Manifest:
         return Manifest(
             source_hash=raw["source_hash"],
             attached_ns=raw["attached_ns"],
+            chosen=tuple(Chosen(**one) for one in raw["chosen"]),
             hooks=tuple(Hook(**hook) for hook in raw["hooks"]),
             maps=tuple(MapInfo(**one) for one in raw["maps"]),
             functions=tuple((program, name) for program, name in raw["functions"]),

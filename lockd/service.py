@@ -170,6 +170,9 @@ def _report_hooks(manifest: Manifest, strict: bool) -> None:
         raise HostError("--strict: hooks are missing:\n" + "\n".join(words))
     for line in words:
         log.warning("hook missing: %s", line)
+    for one in manifest.chosen:
+        if one.mechanism and one.instead_of:
+            log.info("%s: %s by %s, not by %s", one.program, one.what, one.mechanism, one.instead_of)
     log.info("attached %d of %d hooks", len(manifest.hooks) - len(missing), len(manifest.hooks))
 
 
@@ -201,7 +204,7 @@ def _maps_readable_without_privileges(fd: int) -> bool:
 
 def check(config: Config) -> int:
     """Say what would be attached with a (valid) configuration; 3 if a program cannot run here."""
-    return host_doctor.check(load_settings(config).programs)
+    return host_doctor.check(load_settings(config))
 
 
 def doctor() -> int:

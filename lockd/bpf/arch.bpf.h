@@ -76,3 +76,18 @@ static __always_inline bool is_read_or_write(s16 nr)
     return nr == 0 || nr == 1 || (nr >= 17 && nr <= 20);
 #endif
 }
+
+/* kprobe at the entry of a function: where it will return to. */
+static __always_inline u64 return_address(struct pt_regs *ctx)
+{
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+    return ctx->regs[30];
+#else
+    u64 address = 0;
+    bpf_probe_read_kernel(&address, sizeof(address), (void *)ctx->sp);
+    return address;
+#endif
+}
+
+/* bpf_get_func_ret() of 5.17 (f92c1e183604); older headers of bcc do not know it. */
+static long (*func_ret)(void *ctx, u64 *value) = (void *)184;

@@ -26,11 +26,19 @@ enum loss {
     LOSS_OFFCPU__FULL,
     LOSS_KERNEL_LOCKS__WAITS_FULL,
     LOSS_KERNEL_LOCKS__FULL,
+    LOSS_KERNEL_LOCKS__RETURN_MISSED, /* by a kretprobe, which has room for few at a time */
+    LOSS_KERNEL_HOLDS__HOLDING_FULL,
+    LOSS_KERNEL_HOLDS__FULL,
+    LOSS_KERNEL_HOLDS__RETURN_MISSED, /* of a try, or of a wait: a taking, or only its hold */
+    LOSS_KERNEL_HOLDS__RELEASE_MISSED, /* the thread takes again what it holds */
+    LOSS_KERNEL_HOLDS__TAKEN_UNSEEN, /* released, and nobody is known to hold it */
+    LOSS_KERNEL_HOLDS__TOO_NESTED,
     LOSS_STACKS__FULL,
     LOSS_STACKS__UNREADABLE,
     OVER_FUTEX,
     OVER_OFFCPU,
     OVER_KERNEL_LOCKS,
+    OVER_KERNEL_HOLDS,
     UNSEEN_SWITCH, /* counted, but not for how long it was on the run queue */
     LOSSES
 };

@@ -1,4 +1,4 @@
-/* Contended kernel locks: from asking until getting the lock or giving up (5.19 and later). */
+/* Contended kernel locks: from asking until getting the lock or giving up. */
 
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 
@@ -54,31 +54,6 @@ BPF_TABLE("hash", struct kernel_lock_key, struct kernel_lock_value, kernel_locks
 BPF_ARRAY_OF_MAPS(kernel_locks_over, "kernel_locks_over_0", 2);
 BPF_TABLE("hash", struct kernel_wait_key, struct kernel_wait, kernel_waits, WAITS_ENTRIES);
 
-/* Flags of contention_begin (include/trace/events/lock.h). */
-#define LCB_F_SPIN 0x01
-#define LCB_F_READ 0x02
-#define LCB_F_WRITE 0x04
-#define LCB_F_RT 0x08
-#define LCB_F_PERCPU 0x10
-#define LCB_F_MUTEX 0x20
-
-static __always_inline u32 type_of(u32 flags)
-{
-    if (flags & LCB_F_MUTEX)
-        return LOCK_MUTEX; /* with SPIN: spins for the owner before it sleeps */
-    if (flags & LCB_F_RT) /* on PREEMPT_RT the sleeping spin- and rwlocks are these as well */
-        return flags & LCB_F_READ ? LOCK_RWSEM_READ : flags & LCB_F_WRITE ? LOCK_RWSEM_WRITE : LOCK_RTMUTEX;
-    if (flags & LCB_F_PERCPU)
-        return flags & LCB_F_WRITE ? LOCK_PERCPU_RWSEM_WRITE : LOCK_PERCPU_RWSEM_READ;
-    if (flags & LCB_F_SPIN)
-        return flags & LCB_F_READ    ? LOCK_RWLOCK_READ
-               : flags & LCB_F_WRITE ? LOCK_RWLOCK_WRITE
-                                     : LOCK_SPINLOCK;
-    if (flags & LCB_F_READ)
-        return LOCK_RWSEM_READ;
-    return flags & LCB_F_WRITE ? LOCK_RWSEM_WRITE : LOCK_SEMAPHORE;
-}
-
 static __always_inline struct kernel_wait_key wait_key(u64 lock, bool spins)
 {
     struct kernel_wait_key key = {.lock = lock};
@@ -90,11 +65,15 @@ static __always_inline struct kernel_wait_key wait_key(u64 lock, bool spins)
     return key;
 }
 
-/* Raw tracepoint: lock, flags. */
-int on_contention_begin(struct bpf_raw_tracepoint_args *ctx)
+#ifdef WITH_ASKED_HOLDS
+static __always_inline void hold_waits(u64 lock);
+static __always_inline void hold_settled(u64 lock, u64 now, s64 result);
+static __always_inline void hold_untimed(u64 lock);
+#endif
+
+static __always_inline void wait_began(u64 lock, u32 type)
 {
-    u32 type = type_of(ctx->args[1]);
-    struct kernel_wait_key key = wait_key(ctx->args[0], type >= LOCK_SPINLOCK);
+    struct kernel_wait_key key = wait_key(lock, type >= LOCK_SPINLOCK);
     struct kernel_wait wait = {
         .since = bpf_ktime_get_ns(),
         .tgid = bpf_get_current_pid_tgid() >> 32,
@@ -105,10 +84,13 @@ int on_contention_begin(struct bpf_raw_tracepoint_args *ctx)
      * spin: the wait began with the first. A CPU that spins begins but once: what is there
      * already is a wait whose end was left out, as it interrupted this program. */
     if (type < LOCK_SPINLOCK && kernel_waits.lookup(&key))
-        return 0;
+        return;
     if (kernel_waits.update(&key, &wait))
         lose(LOSS_KERNEL_LOCKS__WAITS_FULL);
-    return 0;
+#ifdef WITH_ASKED_HOLDS
+    if (type == LOCK_SEMAPHORE)
+        hold_waits(lock);
+#endif
 }
 
 static __always_inline void kernel_lock_overflow(int window, struct kernel_lock_key *key, u64 waited)
@@ -142,33 +124,23 @@ static __always_inline u64 own_mmap_lock(void)
     return mm ? mm + MM_MMAP_LOCK : 0;
 }
 
-/* Raw tracepoint: lock, result. */
-int on_contention_end(struct bpf_raw_tracepoint_args *ctx)
+/* Count the current thread's wait that ended at `now`; `at` is its key in kernel_waits. */
+static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, struct kernel_wait *wait,
+                                       u64 now)
 {
-    struct kernel_wait_key at = wait_key(ctx->args[0], false);
-    struct kernel_wait *wait = kernel_waits.lookup(&at);
-    u64 now = bpf_ktime_get_ns();
-
-    if (!wait) {
-        at = wait_key(ctx->args[0], true);
-        wait = kernel_waits.lookup(&at);
-    }
-    if (!wait)
-        return 0; /* began before lockd did, or found no place */
     u64 waited = now > wait->since ? now - wait->since : 0;
+    int window = current_window();
+    void *map = kernel_locks.lookup(&window);
     struct kernel_lock_key key = {
-        .lock = at.lock,
+        .lock = at->lock,
         .tid = bpf_get_current_pid_tgid(),
         .type = wait->type,
         .slot = slot_of(waited),
     };
-    kernel_waits.delete(&at);
-    if (!is_wanted(waited))
-        return 0;
-    int window = current_window();
-    void *map = kernel_locks.lookup(&window);
-    if (!map)
-        return 0;
+
+    kernel_waits.delete(at);
+    if (!map || !is_wanted(waited))
+        return;
     struct kernel_lock_value *v = bpf_map_lookup_elem(map, &key);
     if (!v) {
         struct kernel_lock_value fresh = {};
@@ -176,17 +148,16 @@ int on_contention_end(struct bpf_raw_tracepoint_args *ctx)
         fresh.is_mmap_lock = key.lock == own_mmap_lock();
         if (bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST)) {
             kernel_lock_overflow(window, &key, waited);
-            return 0;
+            return;
         }
         keep_stack(ctx, window, key.lock, key.tid, true);
         v = bpf_map_lookup_elem(map, &key);
         if (!v) {
             lose(LOSS_KERNEL_LOCKS__FULL);
-            return 0;
+            return;
         }
     }
     v->waits += 1;
     v->wait_ns += waited;
     raise_to(&v->max_wait_ns, waited);
-    return 0;
 }

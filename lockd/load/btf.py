@@ -7,7 +7,7 @@ import ctypes
 from lockd.errors import HostError
 from lockd.libbpf import libbpf
 
-BTF_KIND_STRUCT, BTF_KIND_ENUM, BTF_KIND_TYPEDEF = 4, 6, 8
+BTF_KIND_STRUCT, BTF_KIND_ENUM, BTF_KIND_TYPEDEF, BTF_KIND_FUNC = 4, 6, 8, 12
 
 
 class _Type(ctypes.Structure):
@@ -78,6 +78,11 @@ class KernelTypes:
         pointer = self._type(typedef).size_or_type
         prototype = self._type(pointer).size_or_type
         return self._type(prototype).members - 1  # the first is the tracepoint's own data
+
+    def function(self, name: str) -> int | None:
+        """The id of a function of the kernel; None if there is none that could be traced by its type."""
+        index = int(self._lib.btf__find_by_name_kind(self._btf, name.encode(), BTF_KIND_FUNC))
+        return index if index > 0 else None
 
     def has_helper(self, name: str) -> bool:
         """Whether the kernel knows the BPF helper `name` (an enumerator BPF_FUNC_name)."""

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from lockd.errors import HostError, LockdError
-from lockd.load.host import Candidate
+from lockd.load import attach
+from lockd.load.btf import KernelTypes
+from lockd.load.hooks import Candidate
 from lockd.load.source import HEADERS, Source
 from lockd.manifest import Layout, MapInfo
 
@@ -27,14 +29,16 @@ class Module:
                 f"bcc: cannot be imported by {sys.executable}: {error}; install the package "
                 "python3-bpfcc, and run lockd with the system's own python3"
             ) from error
-        self._types = {"tracepoint": BPF.TRACEPOINT, "raw_tracepoint": BPF.RAW_TRACEPOINT}
+        self._types = {
+            "tracepoint": BPF.TRACEPOINT, "raw_tracepoint": BPF.RAW_TRACEPOINT,
+            "kprobe": BPF.KPROBE, "kretprobe": BPF.KPROBE,
+        }  # fmt: skip
         with _native_stderr() as printed:
             try:
                 self._bpf: Any = BPF(text=source.text)
             except Exception as error:
                 raise LockdError(f"the BPF programs do not compile: {error}\n{printed()}") from error
-        self.functions: dict[str, int] = {}
-        """Descriptor of every function loaded."""
+        self._loaded: dict[str, int] = {}
 
     def map_fd(self, name: str) -> int:
         return int(self._bpf[name].map_fd)
@@ -43,34 +47,56 @@ class Module:
         table = self._bpf[name]
         return MapInfo(name, int(table.max_entries), layout_of(table.Key), layout_of(table.Leaf))
 
+    def set(self, name: str, value: int) -> None:
+        """The only element of an array of 64-bit numbers."""
+        self._bpf[name][ctypes.c_int(0)] = ctypes.c_uint64(value)
+
     def put_map(self, outer: str, index: int, inner: str) -> None:
         """Let slot `index` of an array of maps be the map `inner`."""
         self._bpf[outer][ctypes.c_int(index)] = ctypes.c_int(self.map_fd(inner))
 
-    def load(self, candidate: Candidate) -> None:
-        """Load one function into the kernel. Raises HostError with the verifier's last words."""
-        if candidate.function in self.functions:
-            return
-        with _native_stderr() as printed:
-            try:
-                loaded = self._bpf.load_func(candidate.function.encode(), self._types[candidate.mechanism])
-            except Exception as error:
-                words = "\n".join(printed().splitlines()[-12:])
-                raise HostError(f"{candidate.function}: the kernel refuses it: {error}\n{words}") from error
-        self.functions[candidate.function] = int(loaded.fd)
-
-    def attach(self, candidate: Candidate) -> int:
-        """Load and attach; the descriptor that keeps it attached. Raises HostError."""
-        self.load(candidate)
+    def attach(self, candidate: Candidate, types: KernelTypes) -> tuple[int, int]:
+        """Load and attach; descriptors of the program and of what keeps it attached. Raises HostError."""
+        if candidate.mechanism in attach.ATTACH_TYPES:
+            return self._attach_tracing(candidate, types)
+        program = self._load(candidate)
+        if candidate.mechanism in ("kprobe", "kretprobe"):
+            return program, attach.attach_kprobe(program, candidate.hook, candidate.mechanism)
         with _native_stderr() as printed:
             try:
                 if candidate.mechanism == "raw_tracepoint":
                     self._bpf.attach_raw_tracepoint(tp=candidate.hook, fn_name=candidate.function)
-                    return int(self._bpf.raw_tracepoint_fds[candidate.hook.encode()])
+                    return program, int(self._bpf.raw_tracepoint_fds[candidate.hook.encode()])
                 self._bpf.attach_tracepoint(tp=candidate.hook, fn_name=candidate.function)
-                return int(self._bpf.tracepoint_fds[candidate.hook.encode()])
+                return program, int(self._bpf.tracepoint_fds[candidate.hook.encode()])
             except Exception as error:
                 raise HostError(f"{candidate.hook}: cannot be attached: {error} {printed()}") from error
+
+    def _load(self, candidate: Candidate) -> int:
+        """Load one function into the kernel, once. Raises HostError with the verifier's last words."""
+        name = candidate.function
+        if name not in self._loaded:
+            with _native_stderr() as printed:
+                try:
+                    loaded = self._bpf.load_func(name.encode(), self._types[candidate.mechanism])
+                except Exception as error:
+                    words = "\n".join(printed().splitlines()[-12:])
+                    raise HostError(f"{name}: the kernel refuses it: {error}\n{words}") from error
+            self._loaded[name] = int(loaded.fd)
+        return self._loaded[name]
+
+    def _attach_tracing(self, candidate: Candidate, types: KernelTypes) -> tuple[int, int]:
+        """Load the function anew for the kernel function that it is to be called from."""
+        btf_id = types.function(candidate.hook)
+        if btf_id is None:
+            raise HostError(f"{candidate.hook}: the kernel's BTF does not describe it")
+        code = self._bpf.dump_func(candidate.function.encode())
+        program = attach.load_tracing(code, candidate.function, candidate.mechanism, btf_id)
+        try:
+            return program, attach.attach_tracing(program)
+        except HostError as error:
+            os.close(program)
+            raise HostError(f"{candidate.hook}: {error}") from error
 
 
 def layout_of(ctype: Any) -> Layout | str:

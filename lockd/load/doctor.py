@@ -1,76 +1,116 @@
-"""A table of what this host offers, hook by hook, and in words why not what it does not."""
+"""A table of what this host offers, way by way and hook by hook, and in words why not what it does not."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TypeVar
 
 from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
-from lockd.load.host import Candidate, candidates, ensure_tracefs, require_privileges, unavailable
+from lockd.load.choose import Choice, available, choose
+from lockd.load.hooks import Part, Way, parts_of
+from lockd.load.host import Host, ensure_tracefs, require_privileges
+from lockd.load.settings import LoadSettings
 
 Found = TypeVar("Found")
+Row = tuple[str, str, str, str, str]
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
+HEAD: Row = ("PROGRAM", "PART", "BY", "HOOK", "AVAILABLE")
+OF_MODE_ALL = "holds"
 
 
 def report() -> int:
-    """Everything about this host; 3 if any program cannot run."""
+    """Everything about this host; 3 if any program cannot run as it does by default."""
     release = os.uname()
     print(f"kernel      {release.release} {release.machine}")
-    return _table(PROGRAMS)
-
-
-def check(programs: tuple[str, ...]) -> int:
-    """What would be attached for `programs`; 3 if any of them cannot run."""
-    print("configuration: valid")
-    return _table(programs)
-
-
-def _table(programs: tuple[str, ...]) -> int:
-    wanted = [one for program in PROGRAMS if program in programs for one in candidates((program,))]
-    reasons, general = _probe(wanted)
-    for what, words in general:
-        print(f"{what:<11} {words}")
-    print()
-    rows = [("PROGRAM", "HOOK", "MECHANISM", "AVAILABLE")]
-    for one in wanted:
-        reason = reasons[one]
-        verdict = "yes" if not reason else f"not needed: {reason}" if one.optional else f"no: {reason}"
-        rows.append((one.program, one.hook, one.mechanism, verdict))
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip())
-    unusable = sorted({one.program for one in wanted if one.required and reasons[one]})
-    if unusable:
-        print(f"\ncannot run here: {', '.join(unusable)}")
+    host = _general()
+    if host is None:
         return HostError.exit_code
-    return 0
+    parts = parts_of(PROGRAMS, "all")
+    _print_table([(part, way) for part in parts for way in part.ways], host)
+    return _print_choices([choose(part, "auto", host) for part in parts], optional=OF_MODE_ALL)
 
 
-def _probe(wanted: Iterable[Candidate]) -> tuple[dict[Candidate, str], list[tuple[str, str]]]:
-    """Why each candidate is not available (empty: it is), and words about the host in general."""
-    general: list[tuple[str, str]] = []
+def check(settings: LoadSettings) -> int:
+    """What would be attached with `settings`; 3 if any of its programs cannot run."""
+    print("configuration: valid")
+    host = _general()
+    if host is None:
+        return HostError.exit_code
+    mechanisms = dict(settings.mechanisms)
+    choices = [
+        choose(part, mechanisms.get(part.program, "auto"), host)
+        for part in parts_of(settings.programs, settings.lock_mode)
+    ]
+    _print_table([(choice.part, choice.way) for choice in choices if choice.way], host)
+    return _print_choices(choices)
+
+
+def _general() -> Host | None:
+    """Print what every program needs; None if something of it is missing."""
+    complete = True
 
     def probe(what: str, how: Callable[[], Found]) -> Found | None:
+        nonlocal complete
         try:
             found = how()
         except HostError as error:
-            general.append((what, f"no: {error}"))
+            print(f"{what:<11} no: {error}")
+            complete = False
             return None
-        general.append((what, "yes"))
+        print(f"{what:<11} yes")
         return found
 
     probe("privileges", require_privileges)
     types = probe("BTF", KernelTypes)
     trace = probe("tracefs", ensure_tracefs)
-    general.append(("bcc", _bcc()))
-    missing = [what for what, words in general if words.startswith("no")]
-    if types is None or trace is None or missing:
-        return dict.fromkeys(wanted, f"{', '.join(missing)} missing, see above"), general
-    return {one: unavailable(one, types, trace) for one in wanted}, general
+    probe("bcc", _bcc)
+    print()
+    if types is None or trace is None or not complete:
+        print("nothing can run here")
+        return None
+    return Host(types, trace)
 
 
-def _bcc() -> str:
-    return "yes" if find_spec("bcc") else "no: python3-bpfcc is not installed for this Python"
+def _bcc() -> None:
+    if not find_spec("bcc"):
+        raise HostError("python3-bpfcc is not installed for this Python")
+
+
+def _print_table(ways: list[tuple[Part, Way]], host: Host) -> None:
+    rows = [HEAD, *(row for part, way in ways for row in _rows(part, way, host))]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip())
+    print()
+
+
+def _rows(part: Part, way: Way, host: Host) -> list[Row]:
+    """A row for each hook, or one for all of them if none is available for the same reason."""
+    hooks = available(way, host)
+    reasons = {reason for _, reason in hooks}
+    if len(reasons) == 1 and "" not in reasons and len(hooks) > 1:
+        return [(part.program, part.what, way.mechanism, f"all {len(hooks)}", f"no: {reasons.pop()}")]
+    rows = []
+    for hook, reason in hooks:
+        verdict = "yes" if not reason else f"not needed: {reason}" if hook.optional else f"no: {reason}"
+        rows.append((part.program, part.what, way.mechanism, f"{hook.mechanism} {hook.hook}", verdict))
+    return rows
+
+
+def _print_choices(choices: list[Choice], optional: str = "") -> int:
+    """How each part will be done; 3 if one cannot be that is not `optional`."""
+    impossible = False
+    for choice in choices:
+        name = f"{choice.part.program} {choice.part.what}:"
+        if choice.way:
+            because = f" (not by {choice.instead_of})" if choice.instead_of else ""
+            print(f"{name:<20} by {choice.way.mechanism}{because}")
+            continue
+        why = choice.instead_of or choice.hooks[0][1]
+        needed_for = " (only mode all needs it)" if choice.part.what == optional else ""
+        print(f"{name:<20} cannot be measured here{needed_for}: {why}")
+        impossible = impossible or choice.part.what != optional
+    return HostError.exit_code if impossible else 0

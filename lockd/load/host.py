@@ -5,65 +5,29 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
-from dataclasses import dataclass
+import re
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from lockd.errors import HostError
+from lockd.load import attach
 from lockd.load.btf import KernelTypes
+from lockd.load.hooks import Candidate
 
 CLONE_NEWNS = 0x00020000
 MS_REC_PRIVATE = 0x4000 | 0x40000
 TRACEFS_PLACES = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 
-FUTEX_CALLS = ("futex", "futex_wait", "futex_waitv", "futex_wake", "futex_requeue")
-"""The last four are futex2: waitv since 5.16, the others since 6.7."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A BPF function and the place it can be attached to."""
-
-    program: str
-    function: str
-    mechanism: str
-    """`tracepoint` (hook is CATEGORY:EVENT) or `raw_tracepoint` (hook is the event)."""
-    hook: str
-    required: bool = True
-    """Whether the program measures wrongly, not just less, without it."""
-    optional: bool = False
-    """Whether a kernel without it has nothing there to be measured: a newer system call."""
-
-
-def candidates(programs: tuple[str, ...]) -> list[Candidate]:
-    """Every hook that the programs want, in the order of attachment: ends before beginnings.
-
-    A call seen to end but not to begin is recognised; one seen to begin but not to end
-    would look like a wait that goes on.
-    """
-    wanted: list[Candidate] = []
-    if "kernel_locks" in programs:
-        wanted += [
-            Candidate("kernel_locks", "on_contention_end", "raw_tracepoint", "contention_end"),
-            Candidate("kernel_locks", "on_contention_begin", "raw_tracepoint", "contention_begin"),
-        ]
-    if "futex" in programs:
-        for call in (*FUTEX_CALLS, "restart_syscall"):
-            enter = "futex_restart" if call == "restart_syscall" else "futex_enter"
-            newer = call not in ("futex", "restart_syscall")
-            for function, hook in (("futex_exit", "exit"), (enter, "enter")):
-                event = f"syscalls:sys_{hook}_{call}"
-                wanted.append(
-                    Candidate("futex", function, "tracepoint", event, call == "futex", optional=newer)
-                )
-    if "futex" in programs or "offcpu" in programs:
-        sched = "offcpu" if "offcpu" in programs else "futex"
-        wanted += [
-            Candidate(sched, "on_sched_process_exec", "raw_tracepoint", "sched_process_exec", False),
-            Candidate(sched, "on_sched_switch", "raw_tracepoint", "sched_switch"),
-        ]
-    if "offcpu" in programs:
-        wanted.append(Candidate("offcpu", "on_sched_waking", "raw_tracepoint", "sched_waking", False))
-    return wanted
+TRIED_FUNCTION = "down_read_killable"
+RETURN_TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
+"""Of 6.1 (f3a112c0c40d), 5.15 (adf8a61a940c) and before."""
+SYMBOL = re.compile(
+    rb"^([0-9a-f]+) [tTwW] ((?:\w*(?:mutex|rwsem|down|up|futex|osq)\w*|downgrade_write|finish_task_switch"
+    rb"|try_to_wake_up|\w*(?:kretprobe|rethook)_trampoline)(?:\.(?:isra|constprop|part|llvm)[.\w]*)?)$",
+    re.MULTILINE,
+)
+"""Lines of kallsyms about functions that can be hooked (modules have one more field), with copies."""
 
 
 def require_privileges() -> None:
@@ -111,18 +75,110 @@ def ensure_tracefs() -> Path:
     return tracefs() or mount_tracefs_privately()
 
 
-def unavailable(candidate: Candidate, types: KernelTypes, trace: Path) -> str:
-    """Why `candidate` cannot be attached here, in words; empty if it can, as far as the host tells."""
-    if candidate.mechanism == "raw_tracepoint":
-        if types.tracepoint_args(candidate.hook) is None:
-            return f"this kernel has no tracepoint {candidate.hook}{_since(candidate.hook)}"
+class Host:
+    """What of the hooks this host has. Symbols and trampolines are looked for once, when first asked for."""
+
+    def __init__(self, types: KernelTypes, trace: Path, kallsyms: Path = Path("/proc/kallsyms")) -> None:
+        self.types = types
+        self._trace = trace
+        self._kallsyms = kallsyms
+
+    def resolve(self, wanted: Candidate) -> list[Candidate]:
+        """`wanted` for every copy that the compiler made of its function; as it is if there is none."""
+        if not wanted.variants:
+            return [wanted]
+        names = self._names(wanted.hook)
+        return [replace(wanted, hook=name) for name in names] or [wanted]
+
+    def unavailable(self, wanted: Candidate) -> str:
+        """Why a resolved candidate cannot be attached here, in words; empty if it can, as far as one can
+        tell without trying."""
+        match wanted.mechanism:
+            case "raw_tracepoint":
+                return self._no_raw_tracepoint(wanted.hook)
+            case "tracepoint":
+                return self._no_tracepoint(wanted.hook)
+            case "kprobe" | "kretprobe":
+                return self._no_kprobe(wanted)
+        return self._no_fentry(wanted.hook)
+
+    @property
+    def return_trampoline(self) -> int:
+        """The address that a kretprobe puts in place of a function's return address; 0 if not to be had."""
+        return next(
+            (addresses[0] for name in RETURN_TRAMPOLINES if (addresses := self._symbols.get(name))), 0
+        )
+
+    def _no_raw_tracepoint(self, event: str) -> str:
+        if self.types.tracepoint_args(event) is None:
+            return f"this kernel has no tracepoint {event}{_since(event)}"
         return ""
-    category, event = candidate.hook.split(":")
-    if not (trace / "events" / category).is_dir():
-        return f"this kernel has no tracepoints {category} (CONFIG_FTRACE_SYSCALLS)"
-    if not (trace / "events" / category / event / "id").exists():
-        return f"this kernel has no tracepoint {candidate.hook}{_since(candidate.hook)}"
-    return ""
+
+    def _no_tracepoint(self, hook: str) -> str:
+        category, event = hook.split(":")
+        if not (self._trace / "events" / category).is_dir():
+            return f"this kernel has no tracepoints {category} (CONFIG_FTRACE_SYSCALLS)"
+        if not (self._trace / "events" / category / event / "id").exists():
+            return f"this kernel has no tracepoint {hook}{_since(hook)}"
+        return ""
+
+    def _no_kprobe(self, wanted: Candidate) -> str:
+        if not attach.KPROBE_TYPE.exists():
+            return f"this kernel has no kprobes ({attach.KPROBE_TYPE} is missing: CONFIG_KPROBE_EVENTS)"
+        if reason := self._no_function(wanted.hook):
+            return reason
+        if not self.return_trampoline:
+            return (
+                "the address of the return trampoline is hidden (kernel.kptr_restrict), without which "
+                "missed returns could not be told"
+            )
+        return ""
+
+    def _no_fentry(self, function: str) -> str:
+        if self._fentry_refused:
+            return self._fentry_refused
+        if reason := self._no_function(function):
+            return reason
+        if self.types.function(function) is None:
+            return f"the kernel's BTF does not describe {function}()"
+        return ""
+
+    def _no_function(self, name: str) -> str:
+        if not self._symbols:
+            return f"{self._kallsyms}: the kernel hides its functions (kernel.kptr_restrict) or lists none"
+        addresses = self._symbols.get(name, [])
+        if not addresses:
+            return f"this kernel has no function {name}(), or the compiler has inlined it{_since(name)}"
+        if len(addresses) > 1:
+            return (
+                f"{len(addresses)} functions of this kernel are named {name}(), which one is not to be told"
+            )
+        return ""
+
+    def _names(self, function: str) -> list[str]:
+        copies = [name for name in self._symbols if name.startswith(f"{function}.")]
+        return sorted([function] * (function in self._symbols) + copies)
+
+    @cached_property
+    def _symbols(self) -> dict[str, list[int]]:
+        """Addresses of the kernel's own functions that could be hooked, by name."""
+        found: dict[str, list[int]] = {}
+        for address, name in SYMBOL.findall(self._kallsyms.read_bytes()):
+            if value := int(address, 16):
+                found.setdefault(name.decode(), []).append(value)
+        return found
+
+    @cached_property
+    def _fentry_refused(self) -> str:
+        """Found out by trying, with a function that every kernel has: what a kernel is built for does not
+        tell what it allows."""
+        btf_id = self.types.function(TRIED_FUNCTION)
+        if btf_id is None:
+            return f"the kernel's BTF does not describe functions ({TRIED_FUNCTION}())"
+        reason = attach.try_tracing(btf_id)
+        if not reason and not self.types.has_helper("get_func_ret"):
+            reason = "programs cannot read what a function returns (Linux 5.17 and later: get_func_ret)"
+        return reason and f"fentry: {reason}"
 
 
 def _since(hook: str) -> str:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
+from lockd.load.choose import Choice, choose
 from lockd.load.compile import Module
-from lockd.load.host import Candidate, candidates, ensure_tracefs, require_privileges, unavailable
+from lockd.load.hooks import Candidate, parts_of
+from lockd.load.host import Host, ensure_tracefs, require_privileges
 from lockd.load.settings import LoadSettings
 from lockd.load.source import Source, assemble
-from lockd.manifest import Hook, Manifest
+from lockd.manifest import Chosen, Hook, Manifest
 
-AGGREGATES = {
-    "futex": ("futex", "futex_over"),
-    "offcpu": ("offcpu", "offcpu_over"),
-    "kernel_locks": ("kernel_locks", "kernel_locks_over"),
-}
 OVER_ENTRIES = 2048
 """Keys of an overflow map: every system call, state and slot that occur; more is counted as lost."""
 WAITS_ENTRIES = 4096
@@ -33,14 +29,16 @@ class Loaded:
     fds: list[int]
 
 
-def source_for(settings: LoadSettings, types: KernelTypes) -> Source:
+def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Source:
     """The program text for this host: offsets and features from BTF, sizes from the configuration."""
+    types = host.types
     defines: dict[str, int | None] = {
         "ENTRIES": settings.entries,
         "OVER_ENTRIES": OVER_ENTRIES,
         "THREADS_ENTRIES": settings.threads,
         "STACKS_ENTRIES": settings.stacks,
         "WAITS_ENTRIES": WAITS_ENTRIES,
+        "HOLDING_ENTRIES": settings.entries,
         "TASK_PID": types.offset("task_struct", "pid"),
         "TASK_TGID": types.offset("task_struct", "tgid"),
         "TASK_COMM": types.offset("task_struct", "comm"),
@@ -73,16 +71,20 @@ def source_for(settings: LoadSettings, types: KernelTypes) -> Source:
     if types.has_helper("task_pt_regs"):
         defines["HAVE_TASK_PT_REGS"] = None
 
+    # Not with PREEMPT_RT, where a mutex is an rt_mutex; osq only where writers spin.
+    if types.has_member("mutex", "owner") and types.has_member("rw_semaphore", "owner"):
+        defines["MUTEX_OWNER"] = types.offset("mutex", "owner")
+        defines["RWSEM_OWNER"] = types.offset("rw_semaphore", "owner")
+    if types.has_member("rw_semaphore", "osq"):
+        defines["RWSEM_OSQ"] = types.offset("rw_semaphore", "osq")
+    ways = [choice.way for choice in choices if choice.way]
+    if any(hook.mechanism == "kretprobe" for way in ways for hook in way.hooks):
+        defines["RETURN_TRAMPOLINE"] = host.return_trampoline
+    defines.update((f"WITH_{program.upper()}", None) for program in settings.programs)
+    defines.update((name, None) for way in ways for name in way.defines)
     files = ["common.bpf.h", "arch.bpf.h"]
-    if "futex" in settings.programs:
-        defines["WITH_FUTEX"] = None
-        files.append("futex.bpf.c")
-    if "offcpu" in settings.programs:
-        defines["WITH_OFFCPU"] = None
-    if "futex" in settings.programs or "offcpu" in settings.programs:
-        files.append("sched.bpf.c")
-    if "kernel_locks" in settings.programs:
-        files.append("kernel_locks.bpf.c")
+    for choice in choices:
+        files += [*choice.part.files, *(choice.way.files if choice.way else ())]
     bounds = (
         f"#define MIN_BLOCK_NS {settings.min_block_ns}ULL\n#define MAX_BLOCK_NS {settings.max_block_ns}ULL\n"
     )
@@ -93,61 +95,89 @@ def source_for(settings: LoadSettings, types: KernelTypes) -> Source:
 def load(settings: LoadSettings) -> Loaded:
     """Compile and attach what this host can do of `settings.programs`.
 
-    A hook that is missing is in the manifest with its reason; a program whose required hook
-    is missing is not attached at all. Raises HostError if nothing can be.
+    A hook that is missing is in the manifest with its reason; a part whose required hook is
+    missing is not attached at all. Raises HostError if nothing can be.
     """
     require_privileges()
-    trace = ensure_tracefs()
-    types = KernelTypes()
-    source = source_for(settings, types)
+    host = Host(KernelTypes(), ensure_tracefs())
+    mechanisms = dict(settings.mechanisms)
+    parts = parts_of(settings.programs, settings.lock_mode)
+    choices = [choose(part, mechanisms.get(part.program, "auto"), host) for part in parts]
+    source = source_for(settings, choices, host)
     module = Module(source)
-    pairs = ["stacks", *(pair for program in settings.programs for pair in AGGREGATES[program])]
+    pairs, plain = _maps(settings, choices)
     for pair in pairs:
         for index in (0, 1):
             module.put_map(pair, index, f"{pair}_{index}")
-    plain = ["control", "losses", "threads"]
-    if "kernel_locks" in settings.programs:
-        plain.append("kernel_waits")
     maps = plain + [f"{pair}_{index}" for pair in pairs for index in (0, 1)]
 
     started = time.monotonic_ns()
-    hooks, attachments, functions = _attach_all(module, candidates(settings.programs), types, trace)
-    if not attachments:
-        reasons = "; ".join(f"{hook.hook}: {hook.reason}" for hook in hooks if hook.reason)
+    attached = Attached()
+    for choice in reversed(choices):  # kernel locks first: attaching takes them
+        attached.add(module, choice, host.types)
+    if not attached.attachments:
+        reasons = "; ".join(f"{hook.hook}: {hook.reason}" for hook in attached.hooks if hook.reason)
         raise HostError(f"none of the programs {', '.join(settings.programs)} can be attached: {reasons}")
+    if "kernel_holding" in plain:
+        module.set("armed", time.monotonic_ns())
     manifest = Manifest(
         source_hash=source.hash,
         attached_ns=started,
-        hooks=tuple(hooks),
+        chosen=tuple(
+            Chosen(choice.part.program, choice.part.what, choice.way.mechanism if choice.way else "",
+                   choice.instead_of)
+            for choice in choices
+        ),
+        hooks=tuple(attached.hooks),
         maps=tuple(module.map_info(name) for name in maps),
-        functions=tuple(functions),
+        functions=tuple((program, name) for program, name, _ in attached.functions),
         enums=source.enums,
         constants=source.constants,
-    )
+    )  # fmt: skip
     fds = [module.map_fd(name) for name in maps]
-    fds += [module.functions[name] for _, name in functions] + attachments
+    fds += [fd for _, _, fd in attached.functions] + attached.attachments
     return Loaded(manifest, fds)
 
 
-def _attach_all(
-    module: Module, wanted: list[Candidate], types: KernelTypes, trace: Path
-) -> tuple[list[Hook], list[int], list[tuple[str, str]]]:
-    reasons = {one: unavailable(one, types, trace) for one in wanted}
-    hooks: list[Hook] = []
-    attachments: list[int] = []
-    functions: dict[str, str] = {}
-    crippled = {one.program: one.hook for one in wanted if one.required and reasons[one]}
-    for one in wanted:
-        reason = reasons[one]
-        if reason and one.optional:
-            continue
-        if not reason and one.program in crippled:
-            reason = f"of no use without {crippled[one.program]}"
-        if not reason:
-            try:
-                attachments.append(module.attach(one))
-                functions.setdefault(one.function, one.program)
-            except HostError as error:
-                reason = str(error)
-        hooks.append(Hook(one.program, one.hook, one.mechanism, not reason, reason))
-    return hooks, attachments, [(program, name) for name, program in functions.items()]
+def _maps(settings: LoadSettings, choices: list[Choice]) -> tuple[list[str], list[str]]:
+    """The maps that the sampler reads: pairs, and others."""
+    pairs, plain = ["stacks"], ["control", "losses", "threads"]
+    for program in settings.programs:
+        pairs += [program, f"{program}_over"]
+    if "kernel_locks" in settings.programs:
+        plain.append("kernel_waits")
+    if any(choice.way and choice.part.what == "holds" for choice in choices):
+        pairs += ["kernel_holds", "kernel_holds_over"]
+        plain.append("kernel_holding")
+    return pairs, plain
+
+
+@dataclass
+class Attached:
+    """What has been attached, in order."""
+
+    hooks: list[Hook] = field(default_factory=list)
+    attachments: list[int] = field(default_factory=list)
+    functions: list[tuple[str, str, int]] = field(default_factory=list)
+    """(program, function, descriptor) of everything loaded."""
+
+    def add(self, module: Module, choice: Choice, types: KernelTypes) -> None:
+        """Attach one part of the work, or say why not."""
+        crippled = "" if choice.way else choice.instead_of
+        for hook, reason in choice.hooks:
+            if reason and hook.optional:
+                continue
+            if not reason and crippled:
+                reason = f"of no use, as the way it belongs to cannot be taken: {crippled}"
+            if not reason:
+                try:
+                    self._attach(module, hook, types)
+                except HostError as error:
+                    reason = str(error)
+            self.hooks.append(Hook(hook.program, hook.hook, hook.mechanism, not reason, reason))
+
+    def _attach(self, module: Module, hook: Candidate, types: KernelTypes) -> None:
+        program, attachment = module.attach(hook, types)
+        self.attachments.append(attachment)
+        if program not in (fd for _, _, fd in self.functions):
+            self.functions.append((hook.program, hook.function, program))

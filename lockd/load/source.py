@@ -28,7 +28,7 @@ class Source:
 
 def assemble(files: Sequence[str], defines: Mapping[str, int | None]) -> Source:
     """Join `files` of lockd/bpf; a define of None is defined as empty."""
-    parts = [f"#define {name} {'' if value is None else value}" for name, value in defines.items()]
+    parts = [f"#define {name} {'' if value is None else hex(value)}" for name, value in defines.items()]
     body = ""
     for name in files:
         text = (BPF_DIR / name).read_text()

@@ -1,0 +1,19 @@
+/* For the programs that follow: called by trampolines (fentry and fexit). These see every
+ * return of a function. */
+
+#undef BY_FENTRY
+#undef probed
+#undef ARGUMENT
+#undef RETURNED
+#undef RETURN_WILL_BE_SEEN
+
+#define BY_FENTRY
+#define probed struct bpf_raw_tracepoint_args
+#define ARGUMENT(ctx) ((ctx)->args[0])
+#define RETURN_WILL_BE_SEEN(ctx) true
+#define RETURNED(ctx)                                                                                        \
+    ({                                                                                                       \
+        u64 value = 0;                                                                                       \
+        func_ret(ctx, &value);                                                                               \
+        (s64) value;                                                                                         \
+    })

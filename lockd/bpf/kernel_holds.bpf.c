@@ -1,0 +1,571 @@
+/* Every taking and every hold of mutexes, rwsems and semaphores (mode `all`).
+ *
+ * Where trampolines can be had (FENTRY) the return of a function that takes a lock says
+ * that it was taken. With kprobes that would need a kretprobe on functions that sleep, so a
+ * thread is noted as asking for the lock at the entry, and what follows settles it: the end
+ * of a wait for it, an end of spinning, or its release, when it has been held since it was
+ * asked for. Only functions that try and never sleep have kretprobes. */
+
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+
+struct kernel_hold_key {
+    u64 lock;
+    u32 tid; /* of the thread that took it, whoever released it */
+    u8 type; /* enum lock_type */
+    u8 slot; /* of the hold; SLOT_NONE: of takings only */
+    u16 pad;
+};
+
+struct kernel_hold_value {
+    u64 acquisitions;
+    u64 holds; /* that ended */
+    u64 hold_ns;
+    u64 max_hold_ns;
+    u64 is_mmap_lock; /* of the holder's own address space */
+    struct who who; /* without names if another thread released it */
+};
+
+#define NESTED 4 /* a thread may read, or take a counting semaphore, several times */
+
+struct kernel_holding_key {
+    u64 lock;
+    u32 tid;
+    u32 pad;
+};
+
+/* Locks that a thread holds or asks for. */
+struct kernel_holding {
+    u64 since[NESTED]; /* the first `depth` count, and one more if asked */
+    u32 tgid;
+    u8 depth;
+    u8 type; /* enum lock_type */
+    u8 asked; /* 1: asked for once more, and not known yet to be held */
+    u8 untimed; /* what was asked for is held since nobody knows when */
+};
+
+BPF_TABLE("hash", struct kernel_hold_key, struct kernel_hold_value, kernel_holds_0, ENTRIES);
+BPF_TABLE("hash", struct kernel_hold_key, struct kernel_hold_value, kernel_holds_1, ENTRIES);
+BPF_ARRAY_OF_MAPS(kernel_holds, "kernel_holds_0", 2);
+BPF_TABLE("hash", struct kernel_hold_key, struct kernel_hold_value, kernel_holds_over_0, OVER_ENTRIES);
+BPF_TABLE("hash", struct kernel_hold_key, struct kernel_hold_value, kernel_holds_over_1, OVER_ENTRIES);
+BPF_ARRAY_OF_MAPS(kernel_holds_over, "kernel_holds_over_0", 2);
+BPF_TABLE("hash", struct kernel_holding_key, struct kernel_holding, kernel_holding, HOLDING_ENTRIES);
+
+/* When everything was attached; 0: what happens is not counted yet. */
+BPF_ARRAY(armed, u64, 1);
+
+/* Locks that were taken before that are released without being known, for so long. */
+#define OLD_HOLDS_NS 10000000000ULL
+
+static __always_inline u64 armed_at(void)
+{
+    u32 zero = 0;
+    u64 *at = armed.lookup(&zero);
+    return at ? *at : 0;
+}
+
+/* Threads that hold a semaphore, since any thread may release it; 0: none. */
+#define TAKERS 8
+
+struct takers {
+    u32 tids[TAKERS];
+};
+
+BPF_TABLE("hash", u64, struct takers, semaphore_takers, WAITS_ENTRIES);
+
+/* Put `to` in the first place that holds `from`. */
+static __always_inline void replace_taker(u64 lock, u32 from, u32 to)
+{
+    struct takers *takers = semaphore_takers.lookup(&lock);
+
+    if (!takers) {
+        struct takers fresh = {.tids = {to}};
+        if (to && semaphore_takers.update(&lock, &fresh))
+            lose(LOSS_KERNEL_HOLDS__HOLDING_FULL);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < TAKERS; i++) {
+        if (takers->tids[i] == from) {
+            takers->tids[i] = to;
+            return;
+        }
+    }
+}
+
+static __always_inline u32 any_taker(u64 lock)
+{
+    struct takers *takers = semaphore_takers.lookup(&lock);
+
+    if (!takers)
+        return 0;
+#pragma unroll
+    for (int i = 0; i < TAKERS; i++) {
+        if (takers->tids[i])
+            return takers->tids[i];
+    }
+    return 0;
+}
+
+static __always_inline void kernel_hold_overflow(int window, struct kernel_hold_key *key, u64 taken, u64 held,
+                                                 bool is_hold)
+{
+    struct kernel_hold_key rest = {.type = key->type, .slot = key->slot};
+    void *map = kernel_holds_over.lookup(&window);
+
+    if (!map)
+        return;
+    struct kernel_hold_value *v = bpf_map_lookup_elem(map, &rest);
+    if (!v) {
+        struct kernel_hold_value fresh = {};
+        bpf_map_update_elem(map, &rest, &fresh, BPF_NOEXIST);
+        v = bpf_map_lookup_elem(map, &rest);
+    }
+    if (!v) {
+        lose(LOSS_KERNEL_HOLDS__FULL);
+        return;
+    }
+    lose(OVER_KERNEL_HOLDS);
+    __sync_fetch_and_add(&v->acquisitions, taken);
+    if (is_hold) {
+        __sync_fetch_and_add(&v->holds, 1);
+        __sync_fetch_and_add(&v->hold_ns, held);
+        raise_to(&v->max_hold_ns, held);
+    }
+}
+
+/* Add to the aggregates: a lock was `taken` (0 or 1 times), and was `held` if `is_hold`. */
+static __always_inline void count_hold(struct kernel_holding_key *at, struct kernel_holding *holding,
+                                       u64 taken, u64 held, bool is_hold)
+{
+    int window = current_window();
+    void *map = kernel_holds.lookup(&window);
+    struct kernel_hold_key key = {.lock = at->lock, .tid = at->tid, .type = holding->type};
+    bool is_own = at->tid == (u32)bpf_get_current_pid_tgid();
+
+    key.slot = is_hold ? slot_of(held) : SLOT_NONE;
+    if (!map)
+        return;
+    struct kernel_hold_value *v = bpf_map_lookup_elem(map, &key);
+    if (!v) {
+        struct kernel_hold_value fresh = {};
+        if (is_own) {
+            identify(bpf_get_current_task(), &fresh.who);
+            fresh.is_mmap_lock = key.lock == own_mmap_lock();
+        } else {
+            fresh.who.tgid = holding->tgid;
+        }
+        if (bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST)) {
+            kernel_hold_overflow(window, &key, taken, held, is_hold);
+            return;
+        }
+        v = bpf_map_lookup_elem(map, &key);
+        if (!v) {
+            lose(LOSS_KERNEL_HOLDS__FULL);
+            return;
+        }
+    }
+    /* The thread that took it and one that releases it may count at the same time. */
+    __sync_fetch_and_add(&v->acquisitions, taken);
+    if (is_hold) {
+        __sync_fetch_and_add(&v->holds, 1);
+        __sync_fetch_and_add(&v->hold_ns, held);
+        raise_to(&v->max_hold_ns, held);
+    }
+}
+
+static __always_inline bool can_nest(u32 type)
+{
+    return type == LOCK_RWSEM_READ || type == LOCK_SEMAPHORE;
+}
+
+static __always_inline struct kernel_holding *holding_of(struct kernel_holding_key *at, u32 type)
+{
+    struct kernel_holding *holding = kernel_holding.lookup(at);
+
+    if (holding) {
+        holding->type = type;
+        return holding;
+    }
+    struct kernel_holding fresh = {.tgid = bpf_get_current_pid_tgid() >> 32, .type = type};
+    if (kernel_holding.update(at, &fresh)) {
+        lose(LOSS_KERNEL_HOLDS__HOLDING_FULL);
+        return NULL;
+    }
+    return kernel_holding.lookup(at);
+}
+
+/* The lock has been held `since`: one level more. */
+static __always_inline void hold_began(struct kernel_holding_key *at, struct kernel_holding *holding,
+                                       u64 since)
+{
+    u32 depth = holding->depth;
+
+    if (depth && !can_nest(holding->type)) {
+        lose(LOSS_KERNEL_HOLDS__RELEASE_MISSED);
+        depth = 0;
+    }
+    if (depth >= NESTED) { /* the oldest gives way */
+        lose(LOSS_KERNEL_HOLDS__TOO_NESTED);
+        holding->since[0] = holding->since[1];
+        holding->since[1] = holding->since[2];
+        holding->since[2] = holding->since[3];
+        depth = NESTED - 1;
+    }
+    holding->since[depth & (NESTED - 1)] = since;
+    holding->depth = depth + 1;
+    if (holding->type == LOCK_SEMAPHORE && !holding->asked)
+        replace_taker(at->lock, 0, at->tid);
+    holding->asked = 0;
+}
+
+/* What the current thread asked for turns out to be held since then. */
+static __always_inline void promote(struct kernel_holding_key *at, struct kernel_holding *holding)
+{
+    u64 since = holding->since[holding->depth & (NESTED - 1)];
+
+    hold_began(at, holding, since);
+    count_hold(at, holding, 1, 0, false);
+}
+
+/* The current thread has taken the lock at this moment. */
+static __always_inline void took(u64 lock, u32 type)
+{
+    struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
+    struct kernel_holding *holding = armed_at() ? holding_of(&at, type) : NULL;
+
+    if (!holding)
+        return;
+    if (holding->asked && can_nest(type))
+        promote(&at, holding);
+    hold_began(&at, holding, bpf_ktime_get_ns());
+    count_hold(&at, holding, 1, 0, false);
+}
+
+/* The current thread asks for the lock. */
+static __always_inline int asked(u64 lock, u32 type)
+{
+    struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
+    struct kernel_holding *holding = armed_at() ? holding_of(&at, type) : NULL;
+
+    if (!holding)
+        return 0;
+    if (holding->asked && can_nest(type))
+        promote(&at, holding);
+    if (holding->depth && !can_nest(type)) {
+        lose(LOSS_KERNEL_HOLDS__RELEASE_MISSED);
+        holding->depth = 0;
+    }
+    holding->since[holding->depth & (NESTED - 1)] = bpf_ktime_get_ns();
+    holding->asked = 1;
+    holding->untimed = 0;
+    if (type == LOCK_SEMAPHORE)
+        replace_taker(lock, 0, at.tid);
+    return 0;
+}
+
+/* The thread that holds a lock which the current thread releases without having taken it. */
+static __always_inline u32 holder_of(u64 lock, u32 type)
+{
+    u64 owner = 0;
+    u32 tid = 0;
+
+    if (type == LOCK_SEMAPHORE)
+        return any_taker(lock);
+#ifdef MUTEX_OWNER
+    bpf_probe_read_kernel(&owner, sizeof(owner),
+                          (void *)(lock + (type == LOCK_MUTEX ? MUTEX_OWNER : RWSEM_OWNER)));
+#endif
+    owner &= ~7ULL; /* flags; of several readers it is the last */
+    if (owner)
+        READ_TASK(owner, TASK_PID, tid);
+    return tid;
+}
+
+static __always_inline int released(u64 lock, u32 type)
+{
+    u64 now = bpf_ktime_get_ns();
+    struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
+    struct kernel_holding *holding = kernel_holding.lookup(&at);
+
+    if (!holding) {
+        at.tid = holder_of(lock, type);
+        holding = kernel_holding.lookup(&at);
+    }
+    if (!holding) {
+        u64 since = armed_at();
+        if (since && now > since + OLD_HOLDS_NS)
+            lose(LOSS_KERNEL_HOLDS__TAKEN_UNSEEN);
+        return 0;
+    }
+    u32 was_asked = holding->asked;
+    u32 depth = holding->depth + (was_asked ? 0 : -1);
+    u64 since = holding->since[depth & (NESTED - 1)];
+    bool is_timed = !(was_asked && holding->untimed);
+
+    if (!is_timed)
+        lose(LOSS_KERNEL_HOLDS__RETURN_MISSED);
+    count_hold(&at, holding, was_asked, now > since ? now - since : 0, is_timed);
+    if (depth) {
+        holding->depth = depth;
+        holding->asked = 0;
+    } else {
+        kernel_holding.delete(&at);
+    }
+    if (type == LOCK_SEMAPHORE)
+        replace_taker(lock, at.tid, 0);
+    return 0;
+}
+
+/* A writer becomes a reader, without asking. */
+static __always_inline int downgraded(u64 lock)
+{
+    released(lock, LOCK_RWSEM_WRITE);
+    took(lock, LOCK_RWSEM_READ);
+    return 0;
+}
+
+int mutex_released(probed *ctx)
+{
+    return released(ARGUMENT(ctx), LOCK_MUTEX);
+}
+
+int rwsem_read_released(probed *ctx)
+{
+    return released(ARGUMENT(ctx), LOCK_RWSEM_READ);
+}
+
+int rwsem_write_released(probed *ctx)
+{
+    return released(ARGUMENT(ctx), LOCK_RWSEM_WRITE);
+}
+
+int rwsem_downgraded(probed *ctx)
+{
+    return downgraded(ARGUMENT(ctx));
+}
+
+int semaphore_released(probed *ctx)
+{
+    return released(ARGUMENT(ctx), LOCK_SEMAPHORE);
+}
+
+int mutex_asked(probed *ctx)
+{
+    return asked(ARGUMENT(ctx), LOCK_MUTEX);
+}
+
+#ifdef BY_FENTRY
+
+static __always_inline int took_if(probed *ctx, bool did, u32 type)
+{
+    if (did)
+        took(ARGUMENT(ctx), type);
+    return 0;
+}
+
+int mutex_taken(probed *ctx)
+{
+    return took_if(ctx, true, LOCK_MUTEX);
+}
+
+/* mutex_lock_io() calls mutex_lock(), which the compiler may have inlined: what is still
+ * asked for was not seen to be taken there. */
+int mutex_taken_if_asked(probed *ctx)
+{
+    struct kernel_holding_key at = {.lock = ARGUMENT(ctx), .tid = bpf_get_current_pid_tgid()};
+    struct kernel_holding *holding = kernel_holding.lookup(&at);
+
+    return took_if(ctx, holding && holding->asked, LOCK_MUTEX);
+}
+
+int mutex_taken_if_0(probed *ctx)
+{
+    return took_if(ctx, !(s32)RETURNED(ctx), LOCK_MUTEX);
+}
+
+int mutex_taken_if_1(probed *ctx)
+{
+    return took_if(ctx, (s32)RETURNED(ctx) == 1, LOCK_MUTEX);
+}
+
+int rwsem_read_taken(probed *ctx)
+{
+    return took_if(ctx, true, LOCK_RWSEM_READ);
+}
+
+int rwsem_read_taken_if_0(probed *ctx)
+{
+    return took_if(ctx, !(s32)RETURNED(ctx), LOCK_RWSEM_READ);
+}
+
+int rwsem_read_taken_if_1(probed *ctx)
+{
+    return took_if(ctx, (s32)RETURNED(ctx) == 1, LOCK_RWSEM_READ);
+}
+
+int rwsem_write_taken(probed *ctx)
+{
+    return took_if(ctx, true, LOCK_RWSEM_WRITE);
+}
+
+int rwsem_write_taken_if_0(probed *ctx)
+{
+    return took_if(ctx, !(s32)RETURNED(ctx), LOCK_RWSEM_WRITE);
+}
+
+int rwsem_write_taken_if_1(probed *ctx)
+{
+    return took_if(ctx, (s32)RETURNED(ctx) == 1, LOCK_RWSEM_WRITE);
+}
+
+int semaphore_taken(probed *ctx)
+{
+    return took_if(ctx, true, LOCK_SEMAPHORE);
+}
+
+int semaphore_taken_if_0(probed *ctx)
+{
+    return took_if(ctx, !(s32)RETURNED(ctx), LOCK_SEMAPHORE);
+}
+
+#else
+
+int rwsem_read_asked(probed *ctx)
+{
+    return asked(ARGUMENT(ctx), LOCK_RWSEM_READ);
+}
+
+int rwsem_write_asked(probed *ctx)
+{
+    return asked(ARGUMENT(ctx), LOCK_RWSEM_WRITE);
+}
+
+int semaphore_asked(probed *ctx)
+{
+    return asked(ARGUMENT(ctx), LOCK_SEMAPHORE);
+}
+
+/* The end of a wait: the current thread has the lock now, or gave up (`result` not 0). */
+static __always_inline void hold_settled(u64 lock, u64 now, s64 result)
+{
+    struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
+    struct kernel_holding *holding = kernel_holding.lookup(&at);
+
+    if (!holding || !holding->asked)
+        return;
+    holding->asked = 0;
+    if (!result) {
+        hold_began(&at, holding, now);
+        count_hold(&at, holding, 1, 0, false);
+    } else if (!holding->depth) {
+        kernel_holding.delete(&at);
+    }
+}
+
+/* The current thread does not have the semaphore that it asked for. */
+static __always_inline void hold_waits(u64 lock)
+{
+    replace_taker(lock, bpf_get_current_pid_tgid(), 0);
+}
+
+/* The current thread waits for the lock, and the end will not be seen. */
+static __always_inline void hold_untimed(u64 lock)
+{
+    struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
+    struct kernel_holding *holding = kernel_holding.lookup(&at);
+
+    if (holding)
+        holding->untimed = 1;
+}
+
+/* osq_unlock(): the end of spinning for an rwsem, before which no tracepoint is called. What
+ * the thread asked for it has now, or goes on to wait for. */
+int rwsem_spun(probed *ctx)
+{
+    struct kernel_holding_key at = {
+        .lock = ARGUMENT(ctx) - RWSEM_OSQ,
+        .tid = bpf_get_current_pid_tgid(),
+    };
+    struct kernel_holding *holding = kernel_holding.lookup(&at);
+
+    if (holding && holding->asked)
+        holding->since[holding->depth & (NESTED - 1)] = bpf_ktime_get_ns();
+    return 0;
+}
+
+/* The lock that a thread tries to take, by type: an interrupt may try another. */
+struct trying_key {
+    u32 tid;
+    u32 type; /* enum lock_type */
+};
+
+BPF_TABLE("hash", struct trying_key, u64, trying, WAITS_ENTRIES);
+
+static __always_inline int tries(probed *ctx, u32 type)
+{
+    struct trying_key key = {.tid = bpf_get_current_pid_tgid(), .type = type};
+    u64 lock = ARGUMENT(ctx);
+
+    if (!RETURN_WILL_BE_SEEN(ctx))
+        lose(LOSS_KERNEL_HOLDS__RETURN_MISSED);
+    else if (trying.update(&key, &lock))
+        lose(LOSS_KERNEL_HOLDS__HOLDING_FULL);
+    return 0;
+}
+
+static __always_inline int tried(bool did, u32 type)
+{
+    struct trying_key key = {.tid = bpf_get_current_pid_tgid(), .type = type};
+    u64 *lock = trying.lookup(&key);
+
+    if (!lock)
+        return 0;
+    u64 taken = *lock;
+    trying.delete(&key);
+    if (did)
+        took(taken, type);
+    return 0;
+}
+
+int mutex_tries(probed *ctx)
+{
+    return tries(ctx, LOCK_MUTEX);
+}
+
+int mutex_tried(probed *ctx)
+{
+    return tried((s32)RETURNED(ctx) == 1, LOCK_MUTEX);
+}
+
+int rwsem_read_tries(probed *ctx)
+{
+    return tries(ctx, LOCK_RWSEM_READ);
+}
+
+int rwsem_read_tried(probed *ctx)
+{
+    return tried((s32)RETURNED(ctx) == 1, LOCK_RWSEM_READ);
+}
+
+int rwsem_write_tries(probed *ctx)
+{
+    return tries(ctx, LOCK_RWSEM_WRITE);
+}
+
+int rwsem_write_tried(probed *ctx)
+{
+    return tried((s32)RETURNED(ctx) == 1, LOCK_RWSEM_WRITE);
+}
+
+int semaphore_tries(probed *ctx)
+{
+    return tries(ctx, LOCK_SEMAPHORE);
+}
+
+int semaphore_tried(probed *ctx)
+{
+    return tried(!(s32)RETURNED(ctx), LOCK_SEMAPHORE);
+}
+
+#endif

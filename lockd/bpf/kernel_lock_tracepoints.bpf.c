@@ -1,0 +1,56 @@
+/* Waits for kernel locks by the tracepoints lock:contention_begin and _end (5.19 and later). */
+
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+
+/* Flags of contention_begin (include/trace/events/lock.h). */
+#define LCB_F_SPIN 0x01
+#define LCB_F_READ 0x02
+#define LCB_F_WRITE 0x04
+#define LCB_F_RT 0x08
+#define LCB_F_PERCPU 0x10
+#define LCB_F_MUTEX 0x20
+
+static __always_inline u32 type_of(u32 flags)
+{
+    if (flags & LCB_F_MUTEX)
+        return LOCK_MUTEX; /* with SPIN: spins for the owner before it sleeps */
+    if (flags & LCB_F_RT) /* on PREEMPT_RT the sleeping spin- and rwlocks are these as well */
+        return flags & LCB_F_READ ? LOCK_RWSEM_READ : flags & LCB_F_WRITE ? LOCK_RWSEM_WRITE : LOCK_RTMUTEX;
+    if (flags & LCB_F_PERCPU)
+        return flags & LCB_F_WRITE ? LOCK_PERCPU_RWSEM_WRITE : LOCK_PERCPU_RWSEM_READ;
+    if (flags & LCB_F_SPIN)
+        return flags & LCB_F_READ    ? LOCK_RWLOCK_READ
+               : flags & LCB_F_WRITE ? LOCK_RWLOCK_WRITE
+                                     : LOCK_SPINLOCK;
+    if (flags & LCB_F_READ)
+        return LOCK_RWSEM_READ;
+    return flags & LCB_F_WRITE ? LOCK_RWSEM_WRITE : LOCK_SEMAPHORE;
+}
+
+/* Raw tracepoint: lock, flags. */
+int on_contention_begin(struct bpf_raw_tracepoint_args *ctx)
+{
+    wait_began(ctx->args[0], type_of(ctx->args[1]));
+    return 0;
+}
+
+/* Raw tracepoint: lock, result. */
+int on_contention_end(struct bpf_raw_tracepoint_args *ctx)
+{
+    struct kernel_wait_key at = wait_key(ctx->args[0], false);
+    struct kernel_wait *wait = kernel_waits.lookup(&at);
+    u64 now = bpf_ktime_get_ns();
+
+    if (!wait) {
+        at = wait_key(ctx->args[0], true);
+        wait = kernel_waits.lookup(&at);
+    }
+    if (!wait)
+        return 0; /* began before lockd did, or found no place */
+#ifdef WITH_ASKED_HOLDS
+    if (!at.cpu)
+        hold_settled(at.lock, now, (s32)ctx->args[1]);
+#endif
+    count_wait(ctx, &at, wait, now);
+    return 0;
+}

@@ -1,0 +1,56 @@
+"""Choose among the ways to do a part of the work: the first that this host has, or the one asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockd.load.hooks import Candidate, Part, Way
+from lockd.load.host import Host
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A part and how it will be done here."""
+
+    part: Part
+    way: Way | None
+    """None if this host has no way, or not the one asked for."""
+    hooks: tuple[tuple[Candidate, str], ...]
+    """Of that way, or of the preferred one if there is none, in the order of attachment; with each
+    the reason why it is not available, empty if it is."""
+    instead_of: str
+    """Why not a way that would have been preferred, in words; empty if none would."""
+
+
+def choose(part: Part, mechanism: str, host: Host) -> Choice:
+    """The choice for `part`; `mechanism` as in the configuration, `auto` for any."""
+    allowed = [way for way in part.ways if mechanism in ("auto", way.mechanism)]
+    if not allowed:
+        known = " or ".join(way.mechanism for way in part.ways)
+        reason = (
+            f"programs.{part.program}.mechanism: {mechanism}: its {part.what} are measured by {known} only"
+        )
+        return Choice(part, None, tuple((hook, reason) for hook in part.ways[0].hooks), "")
+    refused: list[str] = []
+    preferred = None
+    for way in allowed:
+        hooks = tuple(available(way, host))
+        preferred = preferred or hooks
+        if reason := why_not(hooks):
+            refused.append(f"{way.mechanism}: {reason}")
+        else:
+            return Choice(part, way, hooks, "; ".join(refused))
+    return Choice(part, None, preferred or (), "; ".join(refused))
+
+
+def available(way: Way, host: Host) -> list[tuple[Candidate, str]]:
+    """Every hook of a way, for every copy of its function, and why it is not available, if so."""
+    return [(hook, host.unavailable(hook)) for wanted in way.hooks for hook in host.resolve(wanted)]
+
+
+def why_not(hooks: tuple[tuple[Candidate, str], ...]) -> str:
+    """Why a way with these hooks cannot be taken; empty if it can."""
+    missing = next((reason for hook, reason in hooks if reason and hook.required), "")
+    if not missing and all(reason for _, reason in hooks):
+        missing = hooks[0][1]
+    return missing

@@ -1,0 +1,209 @@
+"""What the programs want to be called from: for each part of the work the ways to do it, best first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FUTEX_CALLS = ("futex", "futex_wait", "futex_waitv", "futex_wake", "futex_requeue")
+"""The last four are futex2: waitv since 5.16, the others since 6.7."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A BPF function and a place that it can be attached to."""
+
+    program: str
+    function: str
+    mechanism: str
+    """`tracepoint` (hook is CATEGORY:EVENT), `raw_tracepoint` (the event), or `kprobe`, `kretprobe`,
+    `fentry`, `fexit` (a function of the kernel)."""
+    hook: str
+    required: bool = True
+    """Whether the program measures wrongly, not just less, without it."""
+    optional: bool = False
+    """Whether a kernel without it has nothing there to be measured, or has it by another name."""
+    variants: bool = False
+    """Whether copies that the compiler made of the function (`.isra.0` and the like) are meant as well."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of doing a part, with one mechanism as the configuration calls it."""
+
+    mechanism: str
+    hooks: tuple[Candidate, ...]
+    """In the order of attachment."""
+    files: tuple[str, ...]
+    """Of lockd/bpf, in the order of compilation."""
+    defines: tuple[str, ...] = ()
+    """For all files."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something to be observed, and the ways to do it, the preferred one first."""
+
+    program: str
+    what: str
+    ways: tuple[Way, ...]
+    files: tuple[str, ...] = ()
+    """Of lockd/bpf, whichever way is taken."""
+
+
+def parts_of(programs: tuple[str, ...], lock_mode: str) -> list[Part]:
+    """Everything that the programs consist of, in the order of compilation."""
+    parts = []
+    if "futex" in programs:
+        parts.append(_futex_calls())
+    if "futex" in programs or "offcpu" in programs:
+        parts.append(_switches(programs))
+    if "kernel_locks" in programs:
+        parts.append(_lock_waits())
+        if lock_mode == "all":
+            parts.append(_lock_holds())
+    return parts
+
+
+def _futex_calls() -> Part:
+    """Ends before beginnings: a call seen to end but not to begin is recognised; one seen to begin but
+    not to end would look like a wait that goes on."""
+    hooks = []
+    for call in (*FUTEX_CALLS, "restart_syscall"):
+        enter = "futex_restart" if call == "restart_syscall" else "futex_enter"
+        newer = call not in ("futex", "restart_syscall")
+        for function, hook in (("futex_exit", "exit"), (enter, "enter")):
+            event = f"syscalls:sys_{hook}_{call}"
+            hooks.append(Candidate("futex", function, "tracepoint", event, call == "futex", newer))
+    return Part("futex", "calls", (Way("tracepoint", tuple(hooks), ("futex.bpf.c",)),))
+
+
+def _switches(programs: tuple[str, ...]) -> Part:
+    """Served to both programs that need it; it is the off-CPU program's if that runs."""
+    program = "offcpu" if "offcpu" in programs else "futex"
+    hooks = [
+        Candidate(program, "on_sched_process_exec", "raw_tracepoint", "sched_process_exec", required=False),
+        Candidate(program, "on_sched_switch", "raw_tracepoint", "sched_switch"),
+    ]
+    if "offcpu" in programs:
+        waking = Candidate(program, "on_sched_waking", "raw_tracepoint", "sched_waking", required=False)
+        hooks.append(waking)
+    return Part(program, "switches", (Way("tracepoint", tuple(hooks), ("sched.bpf.c",)),))
+
+
+SLOW_PATHS = (
+    ("mutex", "lock", "__mutex_lock_slowpath"),
+    ("mutex", "status", "__mutex_lock_interruptible_slowpath"),
+    ("mutex", "status", "__mutex_lock_killable_slowpath"),
+    ("mutex", "status", "__ww_mutex_lock_slowpath"),
+    ("mutex", "status", "__ww_mutex_lock_interruptible_slowpath"),
+    ("rwsem_read", "pointer", "rwsem_down_read_slowpath"),
+    ("rwsem_write", "pointer", "rwsem_down_write_slowpath"),
+    ("semaphore", "lock", "__down"),
+    ("semaphore", "status", "__down_interruptible"),
+    ("semaphore", "status", "__down_killable"),
+    ("semaphore", "status", "__down_timeout"),
+)
+"""Lock type, what tells success (it always does, a status of 0, a pointer), function called if contended."""
+
+
+def _lock_waits() -> Part:
+    tracepoint = Way(
+        "tracepoint",
+        (
+            Candidate("kernel_locks", "on_contention_end", "raw_tracepoint", "contention_end"),
+            Candidate("kernel_locks", "on_contention_begin", "raw_tracepoint", "contention_begin"),
+        ),
+        ("kernel_lock_tracepoints.bpf.c",),
+    )
+    fentry, kprobe = [], []
+    for lock_type, tells, name in SLOW_PATHS:
+        enter, leave = f"{lock_type}_slow_path", f"slow_path_left_with_{tells}"
+        fentry += [_probe(leave, "fexit", name, variants=True), _probe(enter, "fentry", name, variants=True)]
+        # See kprobe.bpf.h for this order.
+        kprobe += [
+            _probe(enter, "kprobe", name, variants=True),
+            _probe(leave, "kretprobe", name, variants=True),
+        ]
+    slow_paths = "kernel_lock_slow_paths.bpf.c"
+    return Part(
+        "kernel_locks",
+        "waits",
+        (
+            tracepoint,
+            Way("fentry", tuple(fentry), ("fentry.bpf.h", slow_paths)),
+            Way("kprobe", tuple(kprobe), ("kprobe.bpf.h", slow_paths)),
+        ),
+        ("kernel_locks.bpf.c",),
+    )
+
+
+ONLY_DEBUGGED = ("_nested", "_non_owner", "_nest_lock")
+"""So end functions that only kernels with CONFIG_DEBUG_LOCK_ALLOC have."""
+TAKING = (
+    ("mutex", "", "mutex_lock mutex_lock_nested _mutex_lock_nest_lock"),
+    ("mutex", "_if_0", "mutex_lock_interruptible mutex_lock_interruptible_nested"),
+    ("mutex", "_if_0", "mutex_lock_killable mutex_lock_killable_nested _mutex_lock_killable"),
+    ("mutex", "_if_0", "ww_mutex_lock ww_mutex_lock_interruptible"),
+    ("rwsem_read", "", "down_read down_read_nested down_read_non_owner"),
+    ("rwsem_read", "_if_0", "down_read_interruptible down_read_killable down_read_killable_nested"),
+    ("rwsem_write", "", "down_write down_write_nested _down_write_nest_lock"),
+    ("rwsem_write", "_if_0", "down_write_killable down_write_killable_nested"),
+    ("semaphore", "", "down"),
+    ("semaphore", "_if_0", "down_interruptible down_killable down_timeout"),
+)
+"""Lock type, when it was taken (always, if 0 is returned), functions that may sleep."""
+TRYING = (
+    ("mutex", "_if_1", "mutex_trylock _mutex_trylock_nest_lock ww_mutex_trylock"),
+    ("rwsem_read", "_if_1", "down_read_trylock"),
+    ("rwsem_write", "_if_1", "down_write_trylock"),
+    ("semaphore", "_if_0", "down_trylock"),
+)
+"""The same of functions that never sleep."""
+TAKING_BY_ANOTHER = ("mutex_lock_io", "mutex_lock_io_nested")
+"""They call mutex_lock(), unless the compiler has inlined it."""
+RELEASING = (
+    ("mutex_released", "mutex_unlock"),
+    ("rwsem_read_released", "up_read"),
+    ("rwsem_read_released", "up_read_non_owner"),
+    ("rwsem_write_released", "up_write"),
+    ("rwsem_downgraded", "downgrade_write"),
+    ("semaphore_released", "up"),
+)
+
+
+def _lock_holds() -> Part:
+    fentry, kprobe = [], []
+    for function, name in RELEASING:
+        required = name != "up_read_non_owner"
+        fentry.append(_probe(function, "fentry", name, required))
+        kprobe.append(_probe(function, "kprobe", name, required))
+    for lock_type, when, names in (*TAKING, *TRYING):
+        fentry += [_probe(f"{lock_type}_taken{when}", "fexit", name) for name in names.split()]
+    for lock_type, _, names in TAKING:
+        kprobe += [_probe(f"{lock_type}_asked", "kprobe", name) for name in names.split()]
+    for lock_type, _, names in TRYING:
+        for name in names.split():
+            kprobe.append(_probe(f"{lock_type}_tries", "kprobe", name))
+            kprobe.append(_probe(f"{lock_type}_tried", "kretprobe", name))
+    for name in TAKING_BY_ANOTHER:
+        fentry.append(_probe("mutex_taken_if_asked", "fexit", name))
+        fentry.append(_probe("mutex_asked", "fentry", name))
+        kprobe.append(_probe("mutex_asked", "kprobe", name))
+    kprobe.append(_probe("rwsem_spun", "kprobe", "osq_unlock"))
+    holds = "kernel_holds.bpf.c"
+    return Part(
+        "kernel_locks",
+        "holds",
+        (
+            Way("fentry", tuple(fentry), ("fentry.bpf.h", holds), ("WITH_HOLDS",)),
+            Way("kprobe", tuple(kprobe), ("kprobe.bpf.h", holds), ("WITH_HOLDS", "WITH_ASKED_HOLDS")),
+        ),
+    )
+
+
+def _probe(
+    function: str, mechanism: str, hook: str, required: bool = False, variants: bool = False
+) -> Candidate:
+    newer = hook == "down_read_interruptible"  # 31784cff7ee0 (5.11)
+    optional = newer or hook.startswith(("_mutex", "_down", "ww_", "__ww_")) or hook.endswith(ONLY_DEBUGGED)
+    return Candidate("kernel_locks", function, mechanism, hook, required, optional, variants)
