@@ -6,9 +6,9 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
+from lockd import isolated
 from lockd.errors import HostError, LockdError
 from lockd.load import handover
 from lockd.load.settings import LoadSettings
@@ -25,7 +25,7 @@ def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         child = subprocess.Popen(
-            [sys.executable, "-m", "lockd.load", str(theirs.fileno())],
+            [*isolated.command("lockd.load"), str(theirs.fileno())],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
@@ -58,7 +58,7 @@ class Exporter:
     def __init__(self, listening: list[socket.socket], web_config: Path | None, log_level: str) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            arguments = [sys.executable, "-m", "lockd.export", "--control-fd", str(theirs.fileno())]
+            arguments = [*isolated.command("lockd.export"), "--control-fd", str(theirs.fileno())]
             for each in listening:
                 arguments += ["--listen-fd", str(each.fileno())]
             if web_config:

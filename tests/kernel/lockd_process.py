@@ -17,6 +17,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
+CHECKOUT = ("/usr/bin/python3", "-m", "lockd")
+"""What starts the lockd of the checkout, if that is the current directory."""
 START_SECONDS = 60.0
 WINDOWS = 3
 """Until an event is counted: its window ends, waits for a grace period, is drained."""
@@ -59,21 +61,22 @@ class Metrics:
 class Lockd:
     """`lockd run` with `config` over the defaults, on a port that the kernel chooses.
 
-    `command` goes before it, and must become it: signals are for its process.
+    `program` is what starts lockd; signals go to its process. `how` is for Popen.
     """
 
     def __init__(
-        self, directory: Path, config: dict[str, Any] | None = None, command: Sequence[str | Path] = ()
+        self,
+        directory: Path,
+        config: dict[str, Any] | None = None,
+        program: Sequence[str | Path] = CHECKOUT,
+        **how: Any,
     ) -> None:
         path = directory / "lockd.yaml"
         path.write_text(yaml.safe_dump(config or {}))
         self.process = subprocess.Popen(
-            [
-                *command, "/usr/bin/python3", "-m", "lockd", "run",
-                f"--config.file={path}", "--web.listen-address=127.0.0.1:0",
-            ],
-            cwd=ROOT, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [*program, "run", f"--config.file={path}", "--web.listen-address=127.0.0.1:0"],
+            **{"cwd": ROOT, "stderr": subprocess.PIPE, "text": True, **how},
+        )
         self.log: list[str] = []
         self._serving = threading.Event()
         self.address = ""

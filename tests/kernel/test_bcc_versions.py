@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import Start
 from debian import inside, root_of
-from lockd_process import ROOT, Lockd
+from lockd_process import CHECKOUT, ROOT, Lockd
 
 PYTHON = "/usr/bin/python3"
 OLDEST_BCC = {"bookworm": (0, 26), "trixie": (0, 31), "sid": (0, 37)}
@@ -72,7 +72,7 @@ def test_the_host_offers_the_same(command: Sequence[str | Path], what: str) -> N
 def test_it_attaches_everything_and_counts_exactly(
     command: Sequence[str | Path], lockd: Lockd, workload: Start, tmp_path: Path
 ) -> None:
-    daemon = Lockd(tmp_path, command=command)
+    daemon = Lockd(tmp_path, program=[*command, *CHECKOUT])
     try:
         one = workload("mutex_handover", 50, 2000)
         truth = one.run()["futex"]["lock"]
