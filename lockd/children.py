@@ -64,7 +64,10 @@ class Exporter:
             if web_config:
                 arguments += ["--web-config", str(web_config)]
             fds = [theirs.fileno(), *(each.fileno() for each in listening)]
-            self._child = subprocess.Popen([*arguments, "--log-level", log_level], pass_fds=fds)
+            # A session of its own: Ctrl-C on a terminal is for the sampler, which ends it.
+            self._child = subprocess.Popen(
+                [*arguments, "--log-level", log_level], pass_fds=fds, start_new_session=True
+            )
 
     def end(self) -> int:
         """Let it end, which it does when its control socket closes; its exit code, -1 if it does not end."""

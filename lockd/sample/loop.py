@@ -68,6 +68,7 @@ class Loop:
             ready, _, _ = select.select(waiting, [], [], max(left, 0))
             if self._wakeup in ready:
                 self._wakeup.recv(MESSAGE_BYTES)
+                continue  # if that was stop(), an exporter that has ended too is no news
             if self.control and self.control in ready:
                 self._answer(self.control)
             elif left <= 0:

@@ -1,0 +1,100 @@
+"""The end of lockd by signals: without an error, and without another exporter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from lockd_process import CHECKOUT, Lockd
+
+SECONDS = 20.0
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """The keyboard's and the program's end of a terminal."""
+    ends = os.openpty()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.fixture
+def lockd(tmp_path: Path, terminal: tuple[int, int]) -> Iterator[Lockd]:
+    """A daemon in the foreground of a terminal."""
+    daemon = Lockd(tmp_path, program=["setsid", "--ctty", *CHECKOUT], stdin=terminal[1])
+    yield daemon
+    if daemon.process.poll() is None:
+        daemon.process.kill()
+    daemon.process.wait()
+
+
+def exporter_of(lockd: Lockd) -> int:
+    pids = Path(f"/proc/{lockd.process.pid}/task/{lockd.process.pid}/children").read_text().split()
+    (pid,) = pids
+    return int(pid)
+
+
+def state_of(pid: int) -> str:
+    """A letter of proc(5), or nothing if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {SECONDS:g} s: {what}"
+        time.sleep(0.02)
+
+
+def pause(lockd: Lockd) -> None:
+    """Let the exporter be the first to notice anything."""
+    lockd.process.send_signal(signal.SIGSTOP)
+    until(lambda: state_of(lockd.process.pid) == "T", "the sampler stands still")
+
+
+def check_end(lockd: Lockd, exporter: int) -> None:
+    assert lockd.process.wait(SECONDS) == 0, "".join(lockd.log)
+    until(lambda: not state_of(exporter), "the exporter is gone")
+    log = "".join(lockd.log)
+    assert log.count("serving on") == 1
+    assert "starting another" not in log
+    assert " error " not in log
+    assert "Traceback" not in log
+
+
+def test_ctrl_c_reaches_the_sampler_alone(lockd: Lockd, terminal: tuple[int, int]) -> None:
+    exporter = exporter_of(lockd)
+    pause(lockd)
+    os.write(terminal[0], b"\x03")
+    time.sleep(1)
+    assert state_of(exporter) == "S", "it waits to be ended"
+    lockd.process.send_signal(signal.SIGCONT)
+    check_end(lockd, exporter)
+    assert any("SIGINT" in line for line in lockd.log)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_exporter_that_ends_first_is_not_replaced(lockd: Lockd, number: signal.Signals) -> None:
+    """As with a supervisor that sends the signal to every process of a service."""
+    exporter = exporter_of(lockd)
+    pause(lockd)
+    lockd.process.send_signal(number)
+    os.kill(exporter, number)
+    until(lambda: state_of(exporter) == "Z", "the exporter has ended")
+    lockd.process.send_signal(signal.SIGCONT)
+    check_end(lockd, exporter)
+
+
+def test_the_exporter_ends_when_the_sampler_is_killed(lockd: Lockd) -> None:
+    exporter = exporter_of(lockd)
+    lockd.process.kill()
+    assert lockd.process.wait(SECONDS) == -signal.SIGKILL
+    until(lambda: not state_of(exporter), "the exporter is gone")
