@@ -71,6 +71,12 @@ class Futex(Program):
 class Offcpu(Program):
     """Everything else that takes a thread off the CPU, and who ends the wait."""
 
+    mechanism: str = key(
+        choice("auto", "tracepoint"),
+        "auto",
+        "How the kernel is hooked: by tracepoints, which every kernel has that BPF programs can trace.",
+    )
+
 
 @dataclass(frozen=True)
 class KernelLocks(Program):
@@ -83,6 +89,10 @@ class KernelLocks(Program):
         "nothing while there is no contention; `all` counts every acquisition and how long the "
         "lock is held, at a cost for each of them.",
     )
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        if self.mode == "all" and self.mechanism == "tracepoint":
+            yield "mechanism", "does not do for mode all: no tracepoint tells every acquisition"
 
 
 @dataclass(frozen=True)

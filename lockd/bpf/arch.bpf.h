@@ -56,6 +56,33 @@ static __always_inline s16 current_syscall(void)
 #endif
 }
 
+struct system_call {
+    u32 nr;
+    u64 args[4];
+};
+
+/* The system call that these user registers were saved for. */
+static __always_inline struct system_call saved_call(struct pt_regs *saved)
+{
+    struct system_call call = {};
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+    bpf_probe_read_kernel(&call.args, sizeof(call.args), &saved->regs[0]);
+    bpf_probe_read_kernel(&call.args[0], sizeof(u64), &saved->orig_x0);
+    bpf_probe_read_kernel(&call.nr, sizeof(call.nr), &saved->syscallno);
+#else
+    struct {
+        u64 r10, r9, r8, ax, cx, dx, si, di, orig_ax;
+    } regs = {};
+    bpf_probe_read_kernel(&regs, sizeof(regs), &saved->r10);
+    call.nr = regs.orig_ax;
+    call.args[0] = regs.di;
+    call.args[1] = regs.si;
+    call.args[2] = regs.dx;
+    call.args[3] = regs.r10;
+#endif
+    return call;
+}
+
 static __always_inline u64 user_first_argument(void)
 {
     u64 argument = 0;

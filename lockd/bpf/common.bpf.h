@@ -17,16 +17,18 @@
 #define COMM_LEN 16
 #define NS_PER_US 1000
 
-/* What could not be counted (LOSS), and what was counted without its names (OVER).
+/* What could not be counted (LOSS), and what was counted without its names (OVER). A return
+ * is missed by a kretprobe, which has room for few calls at a time.
  * Python reads the names: map and reason for LOSS_<map>__<reason>, map for OVER_<map>. */
 enum loss {
     LOSS_FUTEX__THREADS_FULL,
     LOSS_FUTEX__FULL,
+    LOSS_FUTEX__RETURN_MISSED,
     LOSS_OFFCPU__THREADS_FULL,
     LOSS_OFFCPU__FULL,
     LOSS_KERNEL_LOCKS__WAITS_FULL,
     LOSS_KERNEL_LOCKS__FULL,
-    LOSS_KERNEL_LOCKS__RETURN_MISSED, /* by a kretprobe, which has room for few at a time */
+    LOSS_KERNEL_LOCKS__RETURN_MISSED,
     LOSS_KERNEL_HOLDS__HOLDING_FULL,
     LOSS_KERNEL_HOLDS__FULL,
     LOSS_KERNEL_HOLDS__RETURN_MISSED, /* of a try, or of a wait: a taking, or only its hold */

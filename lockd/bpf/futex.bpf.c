@@ -159,44 +159,29 @@ static __always_inline void count_call(void *ctx, struct call *call, u64 now, u6
     raise_to(&v->max_sys_ns, sys);
 }
 
-struct sys_enter {
-    u64 common;
-    s32 nr;
-    u32 undefined; /* padding that the kernel leaves as it is */
-    u64 args[6];
-};
-
-struct sys_exit {
-    u64 common;
-    s32 nr;
-    u32 undefined;
-    s64 ret;
-};
-
 struct futex_waiter { /* struct futex_waitv of the uapi */
     u64 value, uaddr;
     u32 flags, reserved;
 };
 
-/* Attached to sys_enter_futex, _futex_wait, _futex_waitv, _futex_wake, _futex_requeue. */
-int futex_enter(struct sys_enter *ctx)
+/* The current thread has called a futex system call with these arguments. */
+static __always_inline int futex_began(u32 nr, u64 first, u64 second, u64 third, u64 fourth)
 {
-    struct call call = {.tid = bpf_get_current_pid_tgid()};
+    struct call call = {.uaddr = first, .tid = bpf_get_current_pid_tgid()};
     u32 zero = 0;
     struct call *running = running_call.lookup(&zero);
 
     if (!running)
         return 0;
-    call.uaddr = ctx->args[0];
-    if (ctx->nr == NR_FUTEX) {
-        call.kind = kind_of_call(ctx->args[1], ctx->args[2], ctx->args[3]);
-    } else if (ctx->nr == NR_FUTEX_WAIT) {
-        call.kind = kind_of_value(ctx->args[1]);
-    } else if (ctx->nr == NR_FUTEX_WAITV) {
-        struct futex_waiter first = {};
-        bpf_probe_read_user(&first, sizeof(first), (void *)ctx->args[0]);
+    if (nr == NR_FUTEX) {
+        call.kind = kind_of_call(second, third, fourth);
+    } else if (nr == NR_FUTEX_WAIT) {
+        call.kind = kind_of_value(second);
+    } else if (nr == NR_FUTEX_WAITV) {
+        struct futex_waiter waiter = {};
+        bpf_probe_read_user(&waiter, sizeof(waiter), (void *)first);
         call.kind = KIND_OTHER; /* waits for any of several: no one lock */
-        call.uaddr = first.uaddr;
+        call.uaddr = waiter.uaddr;
     } else {
         call.kind = KIND_WAKE;
     }
@@ -205,9 +190,9 @@ int futex_enter(struct sys_enter *ctx)
     return 0;
 }
 
-/* Attached to sys_enter_restart_syscall: after SIGCONT the kernel goes on with a timed
- * wait that a stop interrupted, as a call of another number. */
-int futex_restart(struct sys_enter *ctx)
+/* It has called restart_syscall(): after SIGCONT the kernel goes on with a timed wait that a
+ * stop interrupted, as a call of another number. */
+static __always_inline int futex_restarted(void)
 {
     u32 zero = 0, tid = bpf_get_current_pid_tgid();
     struct call *running = running_call.lookup(&zero);
@@ -236,13 +221,12 @@ static __always_inline bool is_being_killed(void)
 
 static __always_inline void came_back_unseen(u32 tid, struct thread *t, u64 now);
 
-/* Attached to the sys_exit_ of the above. */
-int futex_exit(struct sys_exit *ctx)
+/* One of these calls ends. */
+static __always_inline int futex_ended(void *ctx, s64 ret)
 {
     u32 zero = 0, tid = bpf_get_current_pid_tgid();
     struct call *running = running_call.lookup(&zero);
     u64 now = bpf_ktime_get_ns();
-    s64 ret = ctx->ret;
     /* Codes from 512 stay in the kernel: a signal interrupted the call, and whether it
      * is called again is decided later; a call that is, counts again. */
     u8 error = ret >= 0 ? 0 : ret <= -ERESTARTSYS ? EINTR : -ret;

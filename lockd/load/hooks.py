@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 
 FUTEX_CALLS = ("futex", "futex_wait", "futex_waitv", "futex_wake", "futex_requeue")
 """The last four are futex2: waitv since 5.16, the others since 6.7."""
+SYSTEM_CALL = {"aarch64": "__arm64_sys_"}.get(platform.machine(), "__x64_sys_")
+"""So begin the names of the functions of system calls."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +67,46 @@ def parts_of(programs: tuple[str, ...], lock_mode: str) -> list[Part]:
     return parts
 
 
+def hooked_functions() -> list[str]:
+    """The functions of the kernel that any way may hook."""
+    ways = [way for part in parts_of(("futex", "offcpu", "kernel_locks"), "all") for way in part.ways]
+    return sorted({hook.hook for way in ways if way.mechanism != "tracepoint" for hook in way.hooks})
+
+
 def _futex_calls() -> Part:
     """Ends before beginnings: a call seen to end but not to begin is recognised; one seen to begin but
     not to end would look like a wait that goes on."""
-    hooks = []
+    tracepoint: list[Candidate] = []
+    fentry: list[Candidate] = []
+    kprobe: list[Candidate] = []
     for call in (*FUTEX_CALLS, "restart_syscall"):
-        enter = "futex_restart" if call == "restart_syscall" else "futex_enter"
-        newer = call not in ("futex", "restart_syscall")
-        for function, hook in (("futex_exit", "exit"), (enter, "enter")):
+        restarts, newer = call == "restart_syscall", call not in ("futex", "restart_syscall")
+        for function, hook in (
+            ("futex_exit", "exit"),
+            ("futex_restart" if restarts else "futex_enter", "enter"),
+        ):
             event = f"syscalls:sys_{hook}_{call}"
-            hooks.append(Candidate("futex", function, "tracepoint", event, call == "futex", newer))
-    return Part("futex", "calls", (Way("tracepoint", tuple(hooks), ("futex.bpf.c",)),))
+            tracepoint.append(Candidate("futex", function, "tracepoint", event, call == "futex", newer))
+        enter, name = "futex_reentered" if restarts else "futex_entered", f"{SYSTEM_CALL}{call}"
+        for hooks, function, mechanism in (
+            (fentry, "futex_left", "fexit"),
+            (fentry, enter, "fentry"),
+            # See kprobe.bpf.h for this order.
+            (kprobe, enter, "kprobe"),
+            (kprobe, "futex_left", "kretprobe"),
+        ):
+            hooks.append(Candidate("futex", function, mechanism, name, call == "futex", newer))
+    probes = "futex_probes.bpf.c"
+    return Part(
+        "futex",
+        "calls",
+        (
+            Way("tracepoint", tuple(tracepoint), ("futex_tracepoints.bpf.c",)),
+            Way("fentry", tuple(fentry), ("fentry.bpf.h", probes)),
+            Way("kprobe", tuple(kprobe), ("kprobe.bpf.h", probes)),
+        ),
+        ("futex.bpf.c",),
+    )
 
 
 def _switches(programs: tuple[str, ...]) -> Part:
@@ -87,7 +119,7 @@ def _switches(programs: tuple[str, ...]) -> Part:
     if "offcpu" in programs:
         waking = Candidate(program, "on_sched_waking", "raw_tracepoint", "sched_waking", required=False)
         hooks.append(waking)
-    return Part(program, "switches", (Way("tracepoint", tuple(hooks), ("sched.bpf.c",)),))
+    return Part(program, "switches", (Way("tracepoint", tuple(hooks), ()),), ("sched.bpf.c",))
 
 
 SLOW_PATHS = (

@@ -13,7 +13,7 @@ from pathlib import Path
 from lockd.errors import HostError
 from lockd.load import attach
 from lockd.load.btf import KernelTypes
-from lockd.load.hooks import Candidate
+from lockd.load.hooks import Candidate, hooked_functions
 
 CLONE_NEWNS = 0x00020000
 MS_REC_PRIVATE = 0x4000 | 0x40000
@@ -22,12 +22,8 @@ TRACEFS_PLACES = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 TRIED_FUNCTION = "down_read_killable"
 RETURN_TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 """Of 6.1 (f3a112c0c40d), 5.15 (adf8a61a940c) and before."""
-SYMBOL = re.compile(
-    rb"^([0-9a-f]+) [tTwW] ((?:\w*(?:mutex|rwsem|down|up|futex|osq)\w*|downgrade_write|finish_task_switch"
-    rb"|try_to_wake_up|\w*(?:kretprobe|rethook)_trampoline)(?:\.(?:isra|constprop|part|llvm)[.\w]*)?)$",
-    re.MULTILINE,
-)
-"""Lines of kallsyms about functions that can be hooked (modules have one more field), with copies."""
+COPY = rb"(?:\.(?:isra|constprop|part|llvm)\b[.\w]*)?"
+"""What compilers append to the names of copies of a function."""
 
 
 def require_privileges() -> None:
@@ -161,9 +157,12 @@ class Host:
 
     @cached_property
     def _symbols(self) -> dict[str, list[int]]:
-        """Addresses of the kernel's own functions that could be hooked, by name."""
+        """Addresses of the kernel's own functions that could be hooked and their copies, by name."""
+        names = b"|".join(name.encode() for name in (*hooked_functions(), *RETURN_TRAMPOLINES))
+        # Modules' functions have one more field.
+        line = re.compile(rb"^([0-9a-f]+) [tTwW] ((?:" + names + rb")" + COPY + rb")$", re.MULTILINE)
         found: dict[str, list[int]] = {}
-        for address, name in SYMBOL.findall(self._kallsyms.read_bytes()):
+        for address, name in line.findall(self._kallsyms.read_bytes()):
             if value := int(address, 16):
                 found.setdefault(name.decode(), []).append(value)
         return found

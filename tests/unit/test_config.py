@@ -90,7 +90,7 @@ def test_every_shipped_value_can_be_changed_on_its_own() -> None:
         "programs.offcpu.enabled": "false",
         "programs.kernel_locks.enabled": "false",
         "programs.futex.mechanism": "kprobe",
-        "programs.offcpu.mechanism": "fentry",
+        "programs.offcpu.mechanism": "tracepoint",
         "programs.kernel_locks.mode": "all",
         "programs.kernel_locks.mechanism": "tracepoint",
         "filter.units": '["nginx.service"]',
@@ -247,8 +247,13 @@ ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for eve
             "programs.kernel_locks.mode: al is not one of contention, all",
         ),
         (
-            "programs: {offcpu: {mechanism: kprobes}}",
-            "programs.offcpu.mechanism: kprobes is not one of auto, tracepoint, fentry, kprobe",
+            "programs: {futex: {mechanism: kprobes}}",
+            "programs.futex.mechanism: kprobes is not one of auto, tracepoint, fentry, kprobe",
+        ),
+        (
+            "programs: {kernel_locks: {mode: all, mechanism: tracepoint}}",
+            "programs.kernel_locks.mechanism: tracepoint does not do for mode all: no tracepoint tells "
+            "every acquisition",
         ),
         (
             f"programs: {{futex: {OFF}, offcpu: {OFF}, kernel_locks: {OFF}}}",

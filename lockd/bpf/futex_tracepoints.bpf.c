@@ -1,0 +1,35 @@
+/* Futex calls by the tracepoints of system calls. */
+
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+
+struct sys_enter {
+    u64 common;
+    s32 nr;
+    u32 undefined; /* padding that the kernel leaves as it is */
+    u64 args[6];
+};
+
+struct sys_exit {
+    u64 common;
+    s32 nr;
+    u32 undefined;
+    s64 ret;
+};
+
+/* Attached to sys_enter_futex, _futex_wait, _futex_waitv, _futex_wake, _futex_requeue. */
+int futex_enter(struct sys_enter *ctx)
+{
+    return futex_began(ctx->nr, ctx->args[0], ctx->args[1], ctx->args[2], ctx->args[3]);
+}
+
+/* Attached to sys_enter_restart_syscall. */
+int futex_restart(struct sys_enter *ctx)
+{
+    return futex_restarted();
+}
+
+/* Attached to the sys_exit_ of the above. */
+int futex_exit(struct sys_exit *ctx)
+{
+    return futex_ended(ctx, ctx->ret);
+}
