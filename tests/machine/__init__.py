@@ -1,0 +1,1 @@
+"""Emulated machines for the tests: userland, kernels, and the words with a program inside."""

@@ -1,0 +1,86 @@
+"""Runs in a machine: does what the test asks for, by lines of JSON over a virtio port.
+
+An answer is any number of lines with `more` of a program's output, then one line with `code` and `out`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import urllib.request
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+NAME = "lockd-test"
+PORTS = Path("/sys/class/virtio-ports")
+
+
+class Port:
+    """The line to the host."""
+
+    def __init__(self) -> None:
+        (place,) = (port for port in PORTS.iterdir() if (port / "name").read_text().strip() == NAME)
+        self._file: FileIO = open(f"/dev/{place.name}", "r+b", buffering=0)
+
+    def send(self, **answer: Any) -> None:
+        line = json.dumps(answer).encode() + b"\n"
+        while line:  # a raw write may be short
+            line = line[self._file.write(line) :]
+
+    def request(self) -> dict[str, Any]:
+        line = b""
+        while not line.endswith(b"\n"):
+            line += self._file.read(65536) or b""
+        request: dict[str, Any] = json.loads(line)
+        return request
+
+
+def run(port: Port, argv: list[str], seconds: float, cwd: str, env: dict[str, str]) -> None:
+    """Run a program in a session of its own, all of which ends with it."""
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=cwd or None,
+        env={**os.environ, **env},
+        start_new_session=True,
+    ) as process:
+        late = threading.Timer(seconds, kill, (process.pid,))
+        late.start()
+        assert process.stdout
+        while text := os.read(process.stdout.fileno(), 1 << 16):
+            port.send(more=text.decode(errors="replace"))
+        code = process.wait()
+        in_time = late.is_alive()
+        late.cancel()
+    port.send(code=code if in_time else -1, out="" if in_time else f"TimeoutExpired: {seconds:g} s")
+
+
+def kill(session: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(session, signal.SIGKILL)
+
+
+def get(port: Port, url: str, seconds: float) -> None:
+    with urllib.request.urlopen(url, timeout=seconds) as answer:
+        port.send(code=0, out=answer.read().decode())
+
+
+def main() -> None:
+    port = Port()
+    port.send(code=0, out="up")
+    while True:
+        request = port.request()
+        try:
+            {"run": run, "get": get}[request.pop("do")](port, **request)
+        except OSError as error:
+            port.send(code=-1, out=f"{type(error).__name__}: {error}")
+
+
+main()

@@ -1,0 +1,45 @@
+"""Where machines' parts are kept between runs, and the package sources they come from."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CACHE = Path(os.environ.get("LOCKD_CACHE", "/var/cache/lockd-tests"))
+
+
+class NoSource(Exception):
+    """This host's package sources do not lead to what is asked for."""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Alone with what the lock file `path` stands for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def sources(suite: str) -> str:
+    """Lines of sources.list for `suite`, from the mirrors this host itself uses. Raises NoSource."""
+    shape = "$(REPO_URI) $(ORIGIN) $(RELEASE)"
+    listed = subprocess.check_output(
+        ["apt-get", "indextargets", "--format", shape, "Created-By: Packages"], text=True
+    )
+    for line in sorted(listed.splitlines()):
+        mirror, origin, release = line.split(" ")
+        # Security updates have a mirror of their own.
+        if origin == "Debian" and release.endswith("-security") == suite.endswith("-security"):
+            return f"deb {mirror} {suite} main\n"
+    raise NoSource(f"host: none of its package sources is a mirror of Debian with {suite}")
+
+
+def proxies() -> list[str]:
+    """How apt reaches the network here, as options."""
+    dump = subprocess.check_output(["apt-config", "dump"], text=True).splitlines()
+    return [line for line in dump if line.startswith("Acquire::") and "::Proxy " in line]

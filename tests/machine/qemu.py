@@ -1,0 +1,158 @@
+"""A machine that QEMU emulates, without KVM, and the words with the agent in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BOOT_SECONDS = 300.0
+SLACK_SECONDS = 60.0
+"""An emulated machine is slow: how much longer than asked for an answer may take."""
+
+
+class VmLost(Exception):
+    """The machine gave no answer in time: nothing is said about lockd."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command in the machine came to; code -1: it could not be run, or not in time."""
+
+    code: int
+    out: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a machine is started with. `init` as the kernel understands it; by default that of init.c."""
+
+    image: Path
+    initrd: Path
+    init: str = ""
+
+
+class Machine:
+    """A running machine.
+
+    `disks`: the first is its root, the second, if any, comes to be at /work. Nothing is written into them.
+    """
+
+    def __init__(self, directory: Path, kernel: Kernel, disks: list[Path], memory: str = "1500") -> None:
+        self._console = directory / "console.log"
+        self._rest = b""
+        control = directory / "port"
+        append = "rw console=ttyS0 quiet mitigations=off panic=-1"
+        self._qemu = subprocess.Popen(
+            [
+                "setpriv", "--pdeathsig", "KILL",  # it must not outlive whoever wanted it
+                "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off",
+                "-smp", "2", "-m", memory, "-nodefaults", "-display", "none", "-no-reboot",
+                "-kernel", kernel.image, "-initrd", kernel.initrd,
+                "-append", f"{append} init={kernel.init}" if kernel.init else append,
+                *(
+                    word
+                    for disk in disks
+                    for word in ("-drive", f"file={disk},format=raw,if=virtio,snapshot=on,cache=unsafe")
+                ),
+                "-device", "virtio-rng-pci", "-serial", f"file:{self._console}",
+                "-device", "virtio-serial-pci",
+                "-chardev", f"socket,id=port,path={control},server=on,wait=off",
+                "-device", "virtserialport,chardev=port,name=lockd-test",
+            ],
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        self._port = socket.socket(socket.AF_UNIX)
+        deadline = time.monotonic() + 30
+        while self._port.connect_ex(str(control)):
+            if self._qemu.poll() is not None or time.monotonic() > deadline:
+                raise VmLost("QEMU does not start")
+            time.sleep(0.05)
+        self._answer("boot", BOOT_SECONDS, _ignore)
+
+    def run(
+        self,
+        *argv: object,
+        seconds: float = 60,
+        cwd: str = "",
+        env: dict[str, str] | None = None,
+        more: Callable[[str], None] | None = None,
+    ) -> Done:
+        """Run a program in the machine, `seconds` at most; `more` is given its output as it comes."""
+        words = [str(word) for word in argv]
+        return self._ask(more or _ignore, do="run", argv=words, seconds=seconds, cwd=cwd, env=env or {})
+
+    def shell(self, text: str, seconds: float = 60) -> str:
+        """What a shell command that must succeed prints."""
+        done = self.run("sh", "-c", text, seconds=seconds)
+        assert done.code == 0, f"{text}: exit code {done.code}: {done.out}"
+        return done.out.strip()
+
+    def get(self, url: str, seconds: float = 60) -> Done:
+        """What an HTTP server in the machine answers; code -1 if nothing."""
+        return self._ask(_ignore, do="get", url=url, seconds=seconds)
+
+    def console(self) -> str:
+        return self._console.read_text(errors="replace")
+
+    def end(self) -> None:
+        self._qemu.kill()
+        self._qemu.wait()
+        self._port.close()
+
+    def _ask(self, more: Callable[[str], None], **request: Any) -> Done:
+        what = str(request.get("argv") or request.get("url"))
+        try:
+            self._port.sendall(json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            raise self._lost(f"{what}: cannot be asked: {error}") from None
+        return self._answer(what, request["seconds"] + SLACK_SECONDS, more)
+
+    def _answer(self, what: str, seconds: float, more: Callable[[str], None]) -> Done:
+        deadline = time.monotonic() + seconds
+        out: list[str] = []
+        while True:
+            answer = json.loads(self._line(what, seconds, deadline))
+            if "code" in answer:
+                return Done(answer["code"], "".join(out) + answer["out"])
+            out.append(answer["more"])
+            more(answer["more"])
+
+    def _line(self, what: str, seconds: float, deadline: float) -> bytes:
+        while b"\n" not in self._rest:
+            if not select.select([self._port], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise self._lost(f"{what}: no answer in {seconds:g} s")
+            received = self._port.recv(1 << 20)
+            if not received:
+                raise self._lost(f"{what}: the machine ended")
+            self._rest += received
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _lost(self, why: str) -> VmLost:
+        self.end()  # whoever asks next hears at once
+        tail = "\n".join(self.console().splitlines()[-25:])
+        return VmLost(f"VM lost: {why}\nits console:\n{tail}")
+
+
+def _ignore(_text: str) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def booted(kernel: Kernel, disks: list[Path], memory: str = "1500") -> Iterator[Machine]:
+    """A machine that has booted."""
+    with tempfile.TemporaryDirectory(prefix="lockd-machine-", dir="/var/tmp") as name:
+        machine = Machine(Path(name), kernel, disks, memory)
+        try:
+            yield machine
+        finally:
+            machine.end()

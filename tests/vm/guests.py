@@ -1,0 +1,64 @@
+"""Machines that run the tested kernels, with this checkout at /work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from kernels import Kernel
+from machine import initrd, kernel, qemu
+from machine.base import ROOT, base, make_image
+
+PARTS = ("lockd", "tests", "config", "pyproject.toml")
+"""What tests/kernel needs of a checkout. By name, since there may be no .git to tell."""
+NOT_PARTS = shutil.ignore_patterns("__pycache__", ".*", "*.o")
+WORK = "/work"
+
+
+@contextlib.contextmanager
+def checkout() -> Iterator[Path]:
+    """A disk with the checkout as it is now and its workloads built."""
+    with tempfile.TemporaryDirectory(prefix="lockd-checkout-", dir="/var/tmp") as name:
+        root, disk = Path(name) / "root", Path(name) / "disk"
+        make_checkout(root)
+        make_image(root, disk, "256M")
+        yield disk
+
+
+def make_checkout(root: Path) -> None:
+    subprocess.run(["make", "-s", "-C", ROOT / "tests/workloads"], check=True)
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, root / part, ignore=NOT_PARTS)
+        else:
+            shutil.copy2(ROOT / part, root / part)
+    if _newer_libc():
+        workloads = root / "tests/workloads"
+        subprocess.run(["make", "-s", "-C", workloads, "clean"], check=True)
+        subprocess.run(["make", "-s", "-C", workloads, "LDFLAGS=-static"], check=True)
+    # Compiling is slow in there. Of use if the host has the same Python.
+    subprocess.run(["/usr/bin/python3", "-m", "compileall", "-q", root], check=True)
+
+
+def _newer_libc() -> bool:
+    """Whether programs built here may not run in a machine."""
+    here = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()[-1]
+    query = ["dpkg-query", f"--admindir={base() / 'root/var/lib/dpkg'}", "-W", "-f=${Version}", "libc6"]
+    there = subprocess.check_output(query, text=True).partition("-")[0]
+    return [int(part) for part in here.split(".")] > [int(part) for part in there.split(".")]
+
+
+@contextlib.contextmanager
+def booted(tested: Kernel, disk: Path) -> Iterator[qemu.Machine]:
+    """A machine that has booted this kernel; `disk` is what checkout() gave."""
+    found = kernel.unpacked(tested.series, tested.suite)
+    with tempfile.NamedTemporaryFile(prefix="lockd-initrd-", dir="/var/tmp") as file:
+        first = Path(file.name)
+        initrd.build(found.modules, first)
+        with qemu.booted(qemu.Kernel(found.image, first), [base() / "image", disk], memory="2G") as machine:
+            yield machine

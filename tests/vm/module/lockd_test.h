@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Locks that threads take as a script says, and the truth about it (see README.md). */
+#include <linux/atomic.h>
+#include <linux/ktime.h>
+#include <linux/sched.h>
+#include <linux/spinlock.h>
+#include <linux/wait.h>
+
+#define MAX_THREADS 1000
+#define MAX_ROLES 8
+#define MAX_STEPS 24 /* of a role */
+#define MAX_HOLDS 8 /* of a thread at a time */
+#define DEADLINE_SECONDS 90 /* less than after what a kernel complains about a hung task */
+
+enum lock_kind { MUTEX, RWSEM, SEMAPHORE };
+
+/* As lockd's label lock_type. */
+enum lock_type { TYPE_MUTEX, TYPE_RWSEM_READ, TYPE_RWSEM_WRITE, TYPE_SEMAPHORE, TYPES };
+
+/* What became of a type's locks; times in ns. */
+struct truth {
+    u64 acquisitions;
+    u64 failed; /* tries that did not get it, and waits that gave up */
+    u64 holds, hold_ns, max_hold_ns; /* those that ended */
+    u64 waits, wait_ns, max_wait_ns; /* calls that slept */
+    u64 spins, spin_ns; /* calls for what another thread held, that did not sleep */
+};
+
+/* A lock, and who holds it, as far as a script's threads have returned from taking it. */
+struct lock {
+    const char *name;
+    enum lock_kind kind;
+    void *address; /* struct mutex, rw_semaphore or semaphore */
+    int room; /* how many may hold it (but readers) */
+    int held; /* under `book` */
+    int written; /* of them, by writers */
+};
+
+struct hold {
+    struct lock *lock; /* NULL: none */
+    enum lock_type type;
+    u64 since;
+};
+
+struct step {
+    const struct op *op;
+    struct lock *lock;
+    struct role *role;
+    unsigned int number;
+};
+
+/* What some threads do, in each round. */
+struct role {
+    char *name;
+    unsigned int threads;
+    unsigned int count; /* of steps */
+    struct step steps[MAX_STEPS];
+};
+
+struct thread {
+    struct run *run;
+    struct role *role;
+    struct task_struct *task;
+    bool is_caller; /* of write(): not a kernel thread of ours */
+    struct lock *calling; /* the lock it is in a call for */
+    unsigned long switches; /* voluntary ones before that call */
+    struct hold holds[MAX_HOLDS]; /* under `book` */
+    struct truth truth[TYPES];
+};
+
+/* One script being run. */
+struct run {
+    char *text;
+    char comm[TASK_COMM_LEN];
+    unsigned int rounds;
+    unsigned int role_count, thread_count;
+    struct role roles[MAX_ROLES];
+    struct thread *threads;
+    unsigned long deadline; /* in jiffies */
+    bool failed;
+    atomic_long_t met; /* threads that have ended a round, over all rounds */
+    atomic_t ended; /* threads that have ended */
+};
+
+/* An operation that a step may name. */
+struct op {
+    const char *name;
+    enum { NUMBER = 1, LOCK = 2, ROLE = 4 } wants; /* in this order */
+    enum lock_kind kind; /* of the lock that it is for */
+    enum { TAKES, RELEASES, DOWNGRADES, OTHER } does;
+    enum lock_type type;
+    int (*take)(void *address, unsigned int number); /* 0: got it */
+    void (*release)(void *address);
+    void (*other)(struct thread *me, const struct step *step);
+};
+
+/* script.c */
+int parse(struct run *run); /* -EINVAL, with the reason in the kernel's log */
+
+/* steps.c */
+extern const struct op ops[];
+void do_step(struct thread *me, const struct step *step);
+void release_all(struct thread *me);
+void go_on(void);
+
+/* locks.c */
+extern spinlock_t book;
+extern wait_queue_head_t changed; /* who holds what, or run->failed */
+struct lock *lock_named(const char *name);
+int make_locks(void);
+void free_locks(void);
+
+/* run.c */
+void fail(struct run *run, const char *why, const char *what);
