@@ -69,6 +69,13 @@ DROPS = {
     "threads_full": "the thread found no place among those that are followed: raise `maps.threads`",
     "full": "neither the map nor the one for what does not fit had room: raise `maps.entries`",
     "waits_full": "more waits for kernel locks at one moment than can be followed",
+    "holding_full": "more kernel locks held, or tried, at one moment than can be followed",
+    "release_missed": "the thread takes a lock again that it holds: the end of the first hold was not seen",
+    "taken_unseen": "a lock was released that nobody was seen to take: its acquisition and hold",
+    "too_nested": "the thread holds a lock more than four times: the oldest of these holds",
+    "return_missed": "the kernel did not say when the function returned, as it was in it too often at a time"
+    " (kprobes only)",
+    "holder_gone": "the thread ended with the lock: a hold that will never end (looked for after a minute)",
     "recursion": "the program was called while it ran on the same CPU, which the kernel does not do",
 }
 STACK_MISSES = {
@@ -86,6 +93,7 @@ FAMILIES = {
     "offcpu_waker": "off-CPU time by process and waker",
     "kernel_lock": "kernel-lock waits by process and type",
     "kernel_lock_site": "kernel-lock waits by lock and site",
+    "kernel_hold": "kernel-lock acquisitions and holds by process and type, in mode `all`",
 }
 
 
@@ -140,7 +148,7 @@ def values_in_the_code() -> dict[str, set[str]]:
         "KINDS": set(kinds[: kinds.index("wake")]),  # the others are no waits
         "STATES": {name.removeprefix("STATE_").lower() for name in enums["state"]} - {"runnable"},
         "LOCK_TYPES": {name.removeprefix("LOCK_").lower() for name in enums["lock_type"]},
-        "DROPS": {reason for where, reason in losses if where != "stacks"} | {"recursion"},
+        "DROPS": {reason for where, reason in losses if where != "stacks"} | {"recursion", "holder_gone"},
         "STACK_MISSES": {reason for where, reason in losses if where == "stacks"},
         "FAMILIES": set(SHARES),
     }

@@ -23,6 +23,11 @@ _OFFCPU = (
 )
 _RUNQUEUE = "Runqueue time: from the wake-up (or from an involuntary switch-out) until running."
 _KERNEL_WAIT = "Kernel-lock wait: from asking for a contended lock until getting it (or giving up)."
+_KERNEL_HOLD = "Kernel-lock hold: from getting the lock until releasing it, whoever releases it."
+_ALL = (
+    "Only in mode all, and of mutexes, rwsems and semaphores only; filter.min_block and max_block do"
+    " not apply."
+)
 _MAX = (
     "Max over the window W: the largest single wait that ended in the last W, or is still going"
     " on; the same for every scraper, never reset by a scrape."
@@ -90,6 +95,22 @@ def _kernel_lock() -> Iterator[Metric]:
 
     sites = 'For the most contended locks and call sites; all others are in "other".'
     yield metric("wait_seconds", "histogram", "lock_type", _KERNEL_WAIT, "One observation per wait.", _S)
+    yield metric(
+        "acquisitions_total",
+        "counter",
+        "lock_type",
+        "Kernel locks taken, whether they were waited for or not.",
+        _ALL,
+    )
+    yield metric(
+        "hold_seconds",
+        "histogram",
+        "lock_type",
+        _KERNEL_HOLD,
+        "One observation per hold that ended.",
+        _S,
+        _ALL,
+    )
     yield metric("max_wait_us", "gauge", "lock_type window", _KERNEL_WAIT, _MAX, _US)
     yield metric("waiting", "gauge", "lock_type", "Threads waiting for a kernel lock now.")
     yield metric("site_wait_seconds_total", "counter", "lock_type lock site", _KERNEL_WAIT, _S, sites)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -84,6 +85,22 @@ class Processes:
             return text((self._procfs / str(tgid) / "task" / str(tid) / "comm").read_bytes().rstrip(b"\n"))
         except OSError:
             return ""
+
+    def has_thread(self, tgid: int, tid: int, since: int) -> bool:
+        """Whether a thread that was there at `since` (monotonic clock in ns) has not ended.
+
+        Its id may have been given to another since then, which then started later.
+        """
+        try:
+            stat = (self._procfs / str(tgid) / "task" / str(tid) / "stat").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        except OSError:
+            return True
+        tick = NS // os.sysconf("SC_CLK_TCK")
+        started = int(stat.rpartition(b")")[2].split()[19]) * tick  # counts while the host is suspended
+        suspended = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+        return started - suspended < since + tick
 
     def keep(self, alive: set[int]) -> None:
         """Forget all others: their ids will be used again."""

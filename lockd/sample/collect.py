@@ -30,6 +30,9 @@ class Collector:
             name: HashMap(fd, info) for name, (fd, info) in infos.items() if name not in ("control", "losses")
         }
         self._threads, self._kernel_waits = hashes["threads"], hashes.get("kernel_waits")
+        self._kernel_holding = hashes.get("kernel_holding")
+        self.abandoned = 0
+        """Holds of kernel locks that will never end: their threads are gone."""
         self._pairs = {
             name.removesuffix("_0"): (one, hashes[name.removesuffix("_0") + "_1"])
             for name, one in hashes.items()
@@ -43,7 +46,9 @@ class Collector:
         self.kept_rows = 0
         """Drained and not yet taken."""
         self.capacities = {name: pair[0].entries for name, pair in self._pairs.items()}
-        self.capacities["threads"] = self._threads.entries
+        for table in (self._threads, self._kernel_holding):
+            if table:
+                self.capacities[table.name] = table.entries
         self.entries = dict.fromkeys(self.capacities, 0)
         """Of each map, when it was last read."""
 
@@ -93,3 +98,17 @@ class Collector:
     def kernel_waits(self) -> Rows | None:
         """Waits for kernel locks that go on; None if they are not measured."""
         return read_steady(self._kernel_waits, self._buffers) if self._kernel_waits else None
+
+    def kernel_holding(self) -> Rows | None:
+        """Kernel locks that are held or asked for; None if holds are not measured."""
+        if not self._kernel_holding:
+            return None
+        keys, holding = read_steady(self._kernel_holding, self._buffers)
+        self.entries["kernel_holding"] = len(keys)
+        return keys, holding
+
+    def forget_holding(self, keys: Columns, holds: int) -> None:
+        """Delete what is held by threads that are gone; `holds` says how many holds that are."""
+        assert self._kernel_holding
+        self._kernel_holding.delete(keys)
+        self.abandoned += holds

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from lockd import snapshot
 from lockd.names.processes import Name, text
+from lockd.sample.held import HeldLocks
 from lockd.sample.index import Groups, Hashes, Rows, mix
 from lockd.sample.table import Table
 
@@ -23,6 +24,8 @@ RECENT = 60.0
 """Seconds: the threads of a lock are those that blocked on it so recently."""
 SHOWN = 1000
 """Rows that one answer to /api/v1 holds at most."""
+SHOWN_UNCONTENDED = 250
+"""Of them for locks that were held and not waited for, whatever else there is."""
 
 
 class Detail:
@@ -59,6 +62,8 @@ class Detail:
             rows,
         )
         self._pairs = Table({"lock_row": np.int64}, rows)
+        self.held: HeldLocks | None = None
+        """What is known of holds, in mode `all`."""
 
     def thread_rows(
         self, program: str, who: npt.NDArray[Any], tids: npt.NDArray[Any], kinds: npt.NDArray[Any],
@@ -117,6 +122,8 @@ class Detail:
         self._pairs.forget_unseen(now - RECENT)
         self.threads.forget_unseen(now - FORGET_AFTER)
         self.locks.forget_unseen(now - FORGET_AFTER)
+        if self.held:
+            self.held.expire(now - FORGET_AFTER)
 
     def _name_of_thread(self, row: int) -> str:
         table = self.threads
@@ -143,6 +150,11 @@ class Detail:
             "lists": {},
         }
         rows = _top(locks)
+        if self.held:
+            first = rows[: SHOWN - SHOWN_UNCONTENDED]
+            known = locks["process"][first], locks["address"][first], locks["kind_number"][first]
+            shown = self.held.shown(*known, most=SHOWN - len(first))
+            rows = rows[: SHOWN - len(shown.alone)]
         by_lock = self.threads_by_lock(now)
         arrays["locks.threads"] = by_lock[rows].astype(np.int64)
         tables["locks"] = {
@@ -155,6 +167,8 @@ class Detail:
             "numbers": ["threads", *_numbers("locks", locks, rows, ("tgid", "waiting"), arrays)],
             "lists": {"stack": [list(stack or ()) for stack in locks["stack"][rows]]},
         }
+        if self.held:
+            shown.add_to(tables["locks"], arrays)
         return snapshot.pack({"tables": tables, "time": wall}, arrays)
 
 

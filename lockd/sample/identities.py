@@ -46,6 +46,11 @@ def code_of(name: tuple[str, ...]) -> int:
     return int.from_bytes(digest, "little")
 
 
+def _is_untold(who: Any) -> Any:
+    """Whether the program could only tell the id: another thread did what was counted."""
+    return (who["cgroup"] == 0) & (who["comm"] == b"")
+
+
 class Identities:
     """Numbers for `struct who`; arrays below are indexed by them."""
 
@@ -64,6 +69,9 @@ class Identities:
         """The number of each `struct who`."""
         comm = np.ascontiguousarray(who["comm"]).view(np.uint64).reshape(-1, 2)
         keys = mix(who["tgid"], who["cgroup"], comm[:, 0], comm[:, 1], who["kernel_thread"])
+        untold = _is_untold(who)
+        if untold.any():
+            keys[untold] = self._keys_by_name(who["tgid"][untold])
         found = self._index.find(keys)
         if (found < 0).any():
             if self._count > MAX_KNOWN:
@@ -81,9 +89,20 @@ class Identities:
         name = self._processes.name(tgid, since)
         return name, self._filter.wants(tgid, name)
 
+    def _keys_by_name(self, tgids: npt.NDArray[Any]) -> Hashes:
+        """Keys that change when the process is called something else, which no event may tell."""
+        processes, which = np.unique(tgids, return_inverse=True)
+        codes = [code_of(self._processes.name(int(tgid))) for tgid in processes]
+        return mix(tgids, np.array(codes, np.uint64)[which])
+
     def _learn(self, who: Any) -> int:
         tgid = int(who["tgid"])
-        name = self._processes.tell(tgid, int(who["cgroup"]), bytes(who["comm"]), bool(who["kernel_thread"]))
+        if _is_untold(who):
+            name = self._processes.name(tgid)
+        else:
+            name = self._processes.tell(
+                tgid, int(who["cgroup"]), bytes(who["comm"]), bool(who["kernel_thread"])
+            )
         return self._add(name, self._filter.wants(tgid, name))
 
     def _add(self, name: Name, wanted: bool) -> int:

@@ -12,15 +12,16 @@ OPEN_SHARE = 0.75
 """Up to this part of what there is, every label set gets a series at once."""
 
 SHARES = {
-    "futex": 0.34,
+    "futex": 0.31,
     "futex_process": 0.06,
     "futex_error": 0.02,
     "futex_lock": 0.08,
-    "offcpu": 0.28,
-    "offcpu_runqueue": 0.08,
+    "offcpu": 0.25,
+    "offcpu_runqueue": 0.06,
     "offcpu_waker": 0.02,
     "kernel_lock": 0.08,
     "kernel_lock_site": 0.04,
+    "kernel_hold": 0.08,
 }
 """Of what `series.max` leaves."""
 

@@ -144,6 +144,8 @@ def name_lock(detail: Detail, answer: Answer) -> None:
     locks = detail.locks
     row = int(locks.find(np.array([answer.key], np.uint64))[0])
     if row < 0:
+        if detail.held:
+            detail.held.name(answer)
         return
     locks["lock"][row], locks["site"][row] = answer.lock, answer.site
     if answer.stack:

@@ -40,6 +40,11 @@ class HashMap:
         """The same, and delete them. No program may be writing to the map any more."""
         return self._all(self._lib.bpf_map_lookup_and_delete_batch, buffers, delete=True)
 
+    def delete(self, keys: npt.NDArray[Any]) -> None:
+        """Delete entries, one by one; those that are gone already are no error."""
+        for at in range(len(keys)):
+            self._lib.bpf_map_delete_elem(self.fd, keys.ctypes.data + at * self.key.itemsize)
+
     def _all(
         self, operation: Any, buffers: Buffers, delete: bool
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -126,6 +126,8 @@ class OwnCost:
         # that CPU changes a map, is left out and counted.
         for program, (_, _, missed) in runs.items():
             dropped[program, "recursion"] = int(missed)
+        if "kernel_holding" in self._collector.capacities:
+            dropped["kernel_holds", "holder_gone"] = self._collector.abandoned
         block.add("lockd_dropped_events_total", list(dropped), list(dropped.values()))
         block.add("lockd_overflow_events_total", [(name,) for name in overflowed], list(overflowed.values()))
         block.add("lockd_stack_misses_total", [(reason,) for reason in stacks], list(stacks.values()))

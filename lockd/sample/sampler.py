@@ -20,6 +20,7 @@ from lockd.sample.detail import Detail
 from lockd.sample.futex import FutexAggregates
 from lockd.sample.identities import Filter, Identities
 from lockd.sample.inflight import waiting_of
+from lockd.sample.kernel_holds import KernelHoldAggregates
 from lockd.sample.kernel_locks import KernelLockAggregates
 from lockd.sample.limits import Budget, Limits
 from lockd.sample.locks import name_lock
@@ -44,6 +45,9 @@ class SamplerSettings:
     filter: Filter = field(default_factory=Filter)
 
 
+Aggregates = FutexAggregates | OffcpuAggregates | KernelLockAggregates | KernelHoldAggregates
+
+
 class Sampler:
     """Aggregates of everything that the programs of `manifest` count.
 
@@ -65,6 +69,7 @@ class Sampler:
         self.futex: FutexAggregates | None = None
         self.offcpu: OffcpuAggregates | None = None
         self.kernel_locks: KernelLockAggregates | None = None
+        self.kernel_holds: KernelHoldAggregates | None = None
         shared = (manifest, settings.limits, Budget(settings.limits), self.detail)
         if "futex" in self._collector.capacities:
             self.futex = FutexAggregates(*shared, self._resolver)
@@ -72,6 +77,8 @@ class Sampler:
             self.offcpu = OffcpuAggregates(*shared, self._processes)
         if "kernel_locks" in self._collector.capacities:
             self.kernel_locks = KernelLockAggregates(*shared, self._resolver)
+        if "kernel_holds" in self._collector.capacities:
+            self.kernel_holds = KernelHoldAggregates(*shared, self._resolver, self._processes)
         self.own_cost = OwnCost(
             manifest,
             self._collector,
@@ -82,8 +89,8 @@ class Sampler:
         self._next_second = self._next_housekeeping = 0.0
 
     @property
-    def _aggregates(self) -> list[FutexAggregates | OffcpuAggregates | KernelLockAggregates]:
-        return [one for one in (self.futex, self.offcpu, self.kernel_locks) if one]
+    def _aggregates(self) -> list[Aggregates]:
+        return [one for one in (self.futex, self.offcpu, self.kernel_locks, self.kernel_holds) if one]
 
     @property
     def _series(self) -> list[Series]:
@@ -114,12 +121,13 @@ class Sampler:
             ("futex", self.futex),
             ("offcpu", self.offcpu),
             ("kernel_locks", self.kernel_locks),
+            ("kernel_holds", self.kernel_holds),
         ):
             for pair in (name, f"{name}_over"):
                 if pair not in taken or not aggregates:
                     continue
                 window = window_of(*taken[pair], self._identities, overflowed=pair.endswith("_over"))
-                if isinstance(aggregates, OffcpuAggregates):
+                if isinstance(aggregates, OffcpuAggregates | KernelHoldAggregates):
                     aggregates.fold(window, now)
                 else:
                     aggregates.fold(window, stacks, now)
@@ -176,6 +184,10 @@ class Sampler:
                 waiting_of(keys["tid"], waits["tgid"], waits["type"], keys["lock"], waited, self._identities),
                 now,
             )
+        holding = self._collector.kernel_holding()
+        if self.kernel_holds and holding and in_kernel:
+            clock = time.monotonic_ns()  # none of them was taken later
+            self.kernel_holds.note_holding(*holding, in_kernel[0], self._identities, clock)
 
     def _housekeeping(self, now: float) -> None:
         alive = {int(tgid) for tgid in self._tgids_alive}
@@ -184,6 +196,8 @@ class Sampler:
         for series in self._series:
             series.retire(now - self._limits.idle_seconds, lambda labels: labels[:2] in names)
         self.detail.expire(now)
+        if self.kernel_holds and (abandoned := self.kernel_holds.abandoned()):
+            self._collector.forget_holding(*abandoned)
 
     def metrics(self) -> bytes:
         """The block behind /metrics."""
