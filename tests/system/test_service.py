@@ -160,10 +160,11 @@ def test_a_sampler_that_hangs_is_started_again(guest: Guest) -> None:
     assert pid
     guest.shell(f"kill -STOP {pid}")
     until(lambda: is_active(guest) and show(guest, "MainPID") != str(pid), "active again", START_SECONDS + 60)
-    # Once, or more often: a guest on a loaded host may itself stall for longer than the watchdog waits.
-    assert int(show(guest, "NRestarts")) >= 1
-    words = [entry["MESSAGE"] for entry in journal(guest, "-b") if entry["_PID"] == "1"]
-    assert any("Watchdog timeout" in line for line in words)
+    # Once, or more often: a guest on a loaded host may itself stall for longer than the watchdog waits. But
+    # every time for that reason.
+    restarts = int(show(guest, "NRestarts"))
+    log = guest.run("journalctl", "-u", "lockd", "-b", "--no-pager").out
+    assert restarts == log.count("Watchdog timeout") >= 1, log
     assert guest.get(f"{URL}/metrics").code == 0
     assert programs(guest) == attached, "one of each, as before"
 
