@@ -149,9 +149,10 @@ def _top_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print once, after one interval")
     parser.add_argument(
         "--sort",
-        choices=("blocked", "max", "waiting"),
+        choices=("blocked", "max", "waiting", "held"),
         default="blocked",
-        help="by time blocked now, longest wait since the daemon started, or waiting now",
+        help="by time blocked now, longest wait since the daemon started, waiting now, or the time "
+        "kernel locks are held (mode all)",
     )
     parser.add_argument(
         "--kind",

@@ -22,6 +22,7 @@ from lockd.errors import LockdError, UsageError
 from lockd.top_rates import Client, Rates, Row, Table
 
 KINDS = ("lock", "pi", "cond", "other")
+BLOCKED, HELD = "blocked", "held"
 PIPE_WIDTH = 500
 """Columns where the output is not a terminal: names are for grep then and stay whole."""
 PIPE_ROWS = 20
@@ -89,6 +90,11 @@ class Watch:
 
     def look(self) -> None:
         locks, threads = self._client.locks(), self._client.threads()
+        if self.options.sort == HELD and locks.rows and not locks.has_holds:
+            raise LockdError(
+                f"{self.url} does not say how long locks are held: "
+                "it needs programs.kernel_locks.mode: all in its configuration"
+            )
         self.locks = self._lock_rates.feed(locks) or self.locks
         self.threads = self._thread_rates.feed(threads) or self.threads
 
@@ -101,18 +107,21 @@ class Watch:
             return Group(Text(f"lockd top  {self.url}  {problem or 'measuring ...'}"))
         locks = [row for row in self.locks.rows if shown(row, self.options.kinds)]
         threads = [row for row in self.threads.rows if shown(row, self.options.kinds)]
+        by_hold, sort = self.options.sort == HELD, self.options.sort
         return Group(
             Text(f"lockd top  {self.url}  {_totals(threads)}", no_wrap=True),
             Text(problem, style="bold red", no_wrap=True),
-            _grid("locks", LOCK_COLUMNS, self._top(locks, rows), width),
+            _grid("locks", HELD_COLUMNS if by_hold else LOCK_COLUMNS, self._top(locks, rows, sort), width),
             Text(""),
-            _grid("threads", THREAD_COLUMNS, self._top(threads, rows), width),
+            _grid("threads", THREAD_COLUMNS, self._top(threads, rows, BLOCKED if by_hold else sort), width),
         )
 
-    def _top(self, rows: Iterable[Row], most: int) -> list[Row]:
-        """The first rows in the order asked for, without those where nothing happened."""
-        sort = self.options.sort
-        some = (r for r in rows if sort == "max" or r.blocked_rate or r.count_rate or r.waiting)
+    def _top(self, rows: Iterable[Row], most: int, sort: str) -> list[Row]:
+        """The first rows in that order, without those where nothing happened."""
+        if sort == HELD:
+            some = (r for r in rows if r.held_rate or r.acquired_rate or r.holding_us)
+        else:
+            some = (r for r in rows if sort == "max" or r.blocked_rate or r.count_rate or r.waiting)
         return sorted(some, key=ORDERS[sort], reverse=True)[: self.options.limit or most]
 
 
@@ -181,9 +190,10 @@ def _blocked(row: Row) -> float:
 
 
 ORDERS: dict[str, Callable[[Row], tuple[float, ...]]] = {
-    "blocked": lambda row: (_blocked(row), row.waiting_us, row.max_us),
+    BLOCKED: lambda row: (_blocked(row), row.waiting_us, row.max_us),
     "max": lambda row: (row.max_us, row.blocked_rate),
     "waiting": lambda row: (row.waiting_us, row.waiting, row.blocked_rate),
+    HELD: lambda row: (row.held_rate, row.holding_us, row.acquired_rate),
 }
 
 
@@ -207,15 +217,26 @@ NUMBERS = (
     Column("WAITS/S", lambda r: _number(r.count_rate), 60, number=True),
     Column("MAX", lambda r: duration(r.max_us), 50, number=True),
 )
-LOCK_COLUMNS = (
-    *NUMBERS,
-    Column("WAITING", lambda r: str(r.waiting), number=True),
-    Column("THREADS", lambda r: str(r.threads), 90, number=True),
+WHICH_LOCK = (
     Column("KIND", lambda r: r.kind, 70),
     Column("LOCK", lambda r: r.lock),
     Column("SITE", lambda r: r.site, 130),
     Column("PROCESS", _process, 60),
     Column("UNIT", lambda r: r.unit, 110),
+)
+LOCK_COLUMNS = (
+    *NUMBERS,
+    Column("WAITING", lambda r: str(r.waiting), number=True),
+    Column("THREADS", lambda r: str(r.threads), 90, number=True),
+    *WHICH_LOCK,
+)
+HELD_COLUMNS = (
+    Column("HELD/S", lambda r: duration(r.held_rate * 1e6), number=True),
+    Column("TAKEN/S", lambda r: _number(r.acquired_rate), 60, number=True),
+    Column("MAX HELD", lambda r: duration(r.max_held_us), 50, number=True),
+    Column("HOLDING", lambda r: duration(r.holding_us) if r.holding_us else "-", number=True),
+    Column("BLOCKED/S", lambda r: duration(r.blocked_rate * 1e6), 90, number=True),
+    *WHICH_LOCK,
 )
 THREAD_COLUMNS = (
     *NUMBERS,

@@ -46,9 +46,18 @@ class Row:
     site: str = ""
     tid: int = 0
     thread_comm: str = ""
+    held_us: int = 0
+    """How long a kernel lock was held, and still is."""
+    acquired: int = 0
+    max_held_us: int = 0
+    holding_us: int = 0
+    """How long the lock has been held by who has held it longest; 0: nobody holds it."""
     blocked_rate: float = 0.0
     """Seconds blocked a second, which is how many threads were blocked on average."""
     count_rate: float = 0.0
+    held_rate: float = 0.0
+    """Seconds held a second; of readers there may be many at a time."""
+    acquired_rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,8 @@ class Table:
     rows: tuple[Row, ...]
     complete: bool = True
     """Whether the daemon had no more rows than these."""
+    has_holds: bool = False
+    """Whether the daemon says how long locks are held: it runs in mode `all`."""
 
 
 class Client:
@@ -92,7 +103,8 @@ class Client:
         try:
             found = json.loads(answer)
             rows = tuple(_merged(map(row, found[name])))
-            return Table(float(found["time"]), rows, complete=len(found[name]) < MOST_ROWS)
+            has_holds = any("held_us" in each for each in found[name])
+            return Table(float(found["time"]), rows, len(found[name]) < MOST_ROWS, has_holds)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             says = f"{type(error).__name__}: {error}"
             raise LockdError(f"{self.url}/api/v1/{name} is not an answer of lockd: {says}") from None
@@ -168,7 +180,17 @@ def _rated(row: Row, before: Row | None, seconds: float) -> Row:
     if before is not None and count >= before.count:
         # A wait that a filter leaves out at its end takes back what it counted while it lasted.
         blocked, count = max(0, blocked - before.blocked_us), count - before.count
-    return dataclasses.replace(row, blocked_rate=blocked / 1e6 / seconds, count_rate=count / seconds)
+    held, acquired = row.held_us, row.acquired
+    if before is not None and acquired >= before.acquired:
+        # Of several holds that go on only the longest is known.
+        held, acquired = max(0, held - before.held_us), acquired - before.acquired
+    return dataclasses.replace(
+        row,
+        blocked_rate=blocked / 1e6 / seconds,
+        count_rate=count / seconds,
+        held_rate=held / 1e6 / seconds,
+        acquired_rate=acquired / seconds,
+    )
 
 
 def _merged(rows: Iterable[Row]) -> Iterable[Row]:
@@ -177,13 +199,17 @@ def _merged(rows: Iterable[Row]) -> Iterable[Row]:
     for row in rows:
         same = merged.get(row.key)
         if same is not None:
-            most = max(same, row, key=lambda r: (r.waiting_us, r.blocked_us))
+            most = max(same, row, key=lambda r: (r.waiting_us, r.blocked_us, r.held_us))
             row = dataclasses.replace(
                 most,
                 blocked_us=same.blocked_us + row.blocked_us,
                 count=same.count + row.count,
                 max_us=max(same.max_us, row.max_us),
                 waiting=same.waiting + row.waiting,
+                held_us=same.held_us + row.held_us,
+                acquired=same.acquired + row.acquired,
+                max_held_us=max(same.max_held_us, row.max_held_us),
+                holding_us=max(same.holding_us, row.holding_us),
             )
         merged[row.key] = row
     return merged.values()
@@ -203,11 +229,16 @@ def _thread(raw: dict[str, Any]) -> Row:
 
 def _lock(raw: dict[str, Any]) -> Row:
     key = (raw["program"], int(raw["tgid"]), raw["address"], raw["kind"])
+    holding_us = int(raw.get("holding_us") or 0)
     return Row(
         **_common(raw, key, int(raw.get("waiting_us") or 0)),
         waiting=int(raw["waiting"]),
         threads=int(raw["threads"]),
         site=str(raw["site"] or ""),
+        held_us=int(raw.get("held_us") or 0) + holding_us,
+        acquired=int(raw.get("acquisitions") or 0),
+        max_held_us=int(raw.get("max_held_us") or 0),
+        holding_us=holding_us,
     )
 
 

@@ -256,6 +256,37 @@ def test_order(daemon: Daemon, sort: str, order: list[int]) -> None:
     assert [row["THREAD"] for row in shown["threads"]] == [f"worker[{tid}]" for tid in order]
 
 
+def test_how_long_kernel_locks_are_held(daemon: Daemon) -> None:
+    def held(address: str, taken: int, us: float, **more: Any) -> dict[str, Any]:
+        numbers = {"acquisitions": taken, "holds": taken, "held_us": us, "max_held_us": us, "holding_us": 0}
+        return lock(address, program="kernel_locks", kind="mutex", tgid=0) | numbers | more
+
+    daemon.locks = lambda n: [
+        held("0x1", 10 * n, 250_000 * n, lock="busy", blocked_us=100_000 * n, blocked_count=n),
+        held("0x1", 5 * n, 125_000 * n, lock="busy too", comm="other"),  # the same lock
+        held("0x2", 1, 0, lock="stuck", max_held_us=9 * SECOND, holding_us=(8 + n) * SECOND),
+        held("0x3", 7, 70, lock="idle"),
+        lock("0x4", lock="of user space", blocked_us=n * SECOND),
+    ]
+    daemon.threads = lambda n: [thread(tid, blocked_us=n * tid) for tid in (1, 3, 2)]
+    shown = tables(top("--once", f"--url={daemon.url}", "--sort=held").stdout)
+    columns = ("LOCK", "HELD/S", "TAKEN/S", "MAX HELD", "HOLDING", "BLOCKED/S", "PROCESS")
+    assert [tuple(row[column] for column in columns) for row in shown["locks"]] == [
+        ("stuck", "1.00s", "0.0", "9.00s", "9.00s", "0", "shopd"),
+        ("busy", "375.0ms", "15.0", "250.0ms", "-", "100.0ms", "shopd"),
+    ]
+    assert [row["THREAD"] for row in shown["threads"]] == ["worker[3]", "worker[2]", "worker[1]"]
+
+
+def test_a_daemon_that_does_not_say_how_long_locks_are_held(daemon: Daemon) -> None:
+    assert top("--once", f"--url={daemon.url}", "--sort=held").returncode == 0  # there are none
+    daemon.locks = lambda n: [lock()]
+    message = fails(f"--url={daemon.url}", "--sort=held")
+    assert (
+        f"{daemon.url} does not say how long locks are held: it needs programs.kernel_locks.mode" in message
+    )
+
+
 def test_limit(daemon: Daemon) -> None:
     daemon.threads = lambda n: [thread(tid, blocked_us=n * tid) for tid in range(1, 40)]
     daemon.locks = lambda n: [lock(hex(at), blocked_us=n * at) for at in range(1, 40)]
