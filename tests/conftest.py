@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -40,20 +41,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(tier)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    _judge_skip(report, item.config)
-    return report
+# Wrappers of the old kind, which pytest 7 of Debian 12 knows too: the tier vm runs under it.
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    outcome = yield
+    _judge_skip(outcome.get_result(), item.config)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    report = yield
-    _judge_skip(report, collector.config)
-    return report
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, None]:
+    outcome = yield
+    _judge_skip(outcome.get_result(), collector.config)
 
 
 def _judge_skip(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config) -> None:
