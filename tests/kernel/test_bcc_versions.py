@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import platform
 import shutil
@@ -28,15 +30,15 @@ def suite(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def command(suite: str) -> list[str | Path]:
+def command(suite: str) -> tuple[str | Path, ...]:
     """What to put before a command of that release; nothing where it is this host's own."""
     if os.geteuid():
         pytest.skip("host: making a root directory needs root")
     if platform.freedesktop_os_release().get("VERSION_CODENAME") == suite:
-        return []
+        return ()
     if not shutil.which("mmdebstrap"):
         pytest.skip("mmdebstrap is not installed; `make test` installs it")
-    return inside(root_of(suite))
+    return tuple(inside(root_of(suite)))
 
 
 def said(command: Sequence[str | Path], *arguments: str) -> str:
@@ -47,8 +49,14 @@ def said(command: Sequence[str | Path], *arguments: str) -> str:
     return done.stdout
 
 
+@functools.cache
+def table_of(command: tuple[str | Path, ...], what: str) -> str:
+    """The hooks that `lockd check` or `lockd doctor` shows there."""
+    return said(command, "-m", "lockd", what).partition("PROGRAM")[2]
+
+
 def test_it_has_another_bcc(
-    command: Sequence[str | Path], suite: str, record_property: pytest.RecordProperty
+    command: tuple[str | Path, ...], suite: str, record_property: pytest.RecordProperty
 ) -> None:
     """Else the tests below would say nothing about it."""
     version = said(command, "-c", "import bcc; print(bcc.__version__)").strip()
@@ -61,16 +69,20 @@ def test_it_has_another_bcc(
 
 
 @pytest.mark.parametrize("what", ["check", "doctor"])
-def test_the_host_offers_the_same(command: Sequence[str | Path], what: str) -> None:
-    def table(command: Sequence[str | Path]) -> str:
-        return said(command, "-m", "lockd", what).partition("PROGRAM")[2]
+def test_the_host_offers_the_same(command: tuple[str | Path, ...], what: str) -> None:
+    table, own_table = table_of(command, what), table_of((), what)
+    assert "kernel_locks" in own_table
+    assert table == own_table
 
-    assert "kernel_locks" in table([])
-    assert table(command) == table([])
+
+def test_the_kernel_takes_the_programs_of_other_mechanisms_too(command: tuple[str | Path, ...]) -> None:
+    loaded = json.loads(said(command, "-m", "tests.kernel.load_probes"))
+    assert {"futex_left", "slow_path_left_with_status", "mutex_taken_if_0"} <= set(loaded["fentry"])
+    assert {"futex_left", "slow_path_left_with_status", "mutex_tried"} <= set(loaded["kprobe"])
 
 
 def test_it_attaches_everything_and_counts_exactly(
-    command: Sequence[str | Path], lockd: Lockd, workload: Start, tmp_path: Path
+    command: tuple[str | Path, ...], lockd: Lockd, workload: Start, tmp_path: Path
 ) -> None:
     daemon = Lockd(tmp_path, program=[*command, *CHECKOUT])
     try:
