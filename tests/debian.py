@@ -1,4 +1,4 @@
-"""Root directories of Debian's releases with what lockd needs, kept in LOCKD_CACHE.
+"""Root directories of Debian's releases with what a test needs, kept in LOCKD_CACHE.
 
 A root is made anew once a month, for what is new in the release, and when the list of packages changes.
 """
@@ -40,25 +40,28 @@ def inside(root: Path) -> list[str | Path]:
     return ["unshare", "--mount", "sh", "-ec", ENTER, "-", root, ROOT]
 
 
-def root_of(suite: str) -> Path:
-    """A root of `suite` with the packages that lockd needs. Skips where there is no mirror of Debian."""
-    packages = _packages()
+def root_of(suite: str, packages: Sequence[str] = (), place: Path = CACHE) -> Path:
+    """A root of `suite` with these packages, by default those lockd needs; `place` keeps one a suite.
+
+    Skips where there is no mirror of Debian.
+    """
+    packages = packages or _packages()
     recipe = hashlib.sha256(repr((packages, USELESS)).encode()).hexdigest()[:16]
-    wanted = CACHE / f"{suite}-{recipe}-{date.today():%Y-%m}"
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with open(CACHE / "lock", "w") as lock:
+    wanted = place / f"{suite}-{recipe}-{date.today():%Y-%m}"
+    place.mkdir(parents=True, exist_ok=True)
+    with open(place / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if wanted.exists():
             return wanted
-        with tempfile.TemporaryDirectory(prefix="new-", dir=CACHE) as new:
+        with tempfile.TemporaryDirectory(prefix="new-", dir=place) as new:
             try:
                 _make(suite, packages, Path(new, "root"))
             except subprocess.CalledProcessError:
-                if older := sorted(CACHE.glob(f"{suite}-{recipe}-*")):
+                if older := sorted(place.glob(f"{suite}-{recipe}-*")):
                     return older[-1]  # without the network last month's will do
                 raise
             Path(new, "root").rename(wanted)
-        for old in CACHE.glob(f"{suite}-*"):
+        for old in place.glob(f"{suite}-*"):
             if old != wanted:
                 shutil.rmtree(old)
     return wanted

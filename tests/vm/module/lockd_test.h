@@ -10,7 +10,7 @@
 #define MAX_ROLES 8
 #define MAX_STEPS 24 /* of a role */
 #define MAX_HOLDS 8 /* of a thread at a time */
-#define DEADLINE_SECONDS 90 /* less than after what a kernel complains about a hung task */
+#define DEADLINE_SECONDS 60 /* less than after what a kernel complains about a hung task */
 
 enum lock_kind { MUTEX, RWSEM, SEMAPHORE };
 
@@ -73,6 +73,7 @@ struct run {
     char *text;
     char comm[TASK_COMM_LEN];
     unsigned int rounds;
+    unsigned int linger_ms; /* after the last round, before threads end */
     unsigned int role_count, thread_count;
     struct role roles[MAX_ROLES];
     struct thread *threads;
@@ -86,9 +87,8 @@ struct run {
 struct op {
     const char *name;
     enum { NUMBER = 1, LOCK = 2, ROLE = 4 } wants; /* in this order */
-    enum lock_kind kind; /* of the lock that it is for */
     enum { TAKES, RELEASES, DOWNGRADES, OTHER } does;
-    enum lock_type type;
+    enum lock_type type; /* that it takes, releases or downgrades */
     int (*take)(void *address, unsigned int number); /* 0: got it */
     void (*release)(void *address);
     void (*other)(struct thread *me, const struct step *step);

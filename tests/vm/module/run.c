@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* /proc/lockd_test: writing a script runs it to its end, reading tells the truth about the last one. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+#include <linux/delay.h>
 #include <linux/jiffies.h>
 #include <linux/kthread.h>
 #include <linux/mm.h>
@@ -69,6 +70,7 @@ static int play_in_thread(void *data)
     strscpy(own_name, current->comm, sizeof(own_name));
     strscpy(current->comm, me->run->comm, sizeof(current->comm));
     play(me);
+    msleep(me->run->linger_ms);
     strscpy(current->comm, own_name, sizeof(current->comm));
     flush_signals(current);
     atomic_inc(&me->run->ended);
@@ -182,8 +184,10 @@ static ssize_t write_script(struct file *file, const char __user *buffer, size_t
     char *text;
     int failed;
 
-    if (count > MAX_SCRIPT)
+    if (count > MAX_SCRIPT) {
+        pr_info("a script has at most %d bytes\n", MAX_SCRIPT);
         return -EINVAL;
+    }
     text = memdup_user_nul(buffer, count);
     if (IS_ERR(text))
         return PTR_ERR(text);

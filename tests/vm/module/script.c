@@ -6,6 +6,8 @@
 #include <linux/string.h>
 #include "lockd_test.h"
 
+static const enum lock_kind kind_of[TYPES] = {MUTEX, RWSEM, RWSEM, SEMAPHORE};
+
 static int refuse(const char *why, const char *what)
 {
     pr_info("%s: %s\n", what, why);
@@ -58,7 +60,7 @@ static int parse_step(struct run *run, char *text, struct step *step)
         step->lock = word ? lock_named(word) : NULL;
         if (!step->lock)
             return refuse("needs the name of a lock", name);
-        if (step->op->does != OTHER && step->op->kind != step->lock->kind)
+        if (step->op->does != OTHER && kind_of[step->op->type] != step->lock->kind)
             return refuse("is not for a lock of that kind", name);
     }
     if (step->op->wants & ROLE) {
@@ -112,7 +114,8 @@ static int parse_steps(struct run *run, struct role *role, char *text)
 
 int parse(struct run *run)
 {
-    char *rest = strim(run->text), *first = cut(&rest, "\n"), *comm = cut(&first, " "), *line;
+    char *rest = strim(run->text), *first = cut(&rest, "\n"), *comm = cut(&first, " ");
+    char *rounds = cut(&first, " "), *line;
     char *steps[MAX_ROLES];
     unsigned int i;
     int failed;
@@ -120,8 +123,9 @@ int parse(struct run *run)
     if (!*comm || strlen(comm) >= sizeof(run->comm))
         return refuse("a name for the threads has 1 to 15 characters", comm);
     strcpy(run->comm, comm);
-    if (!first || kstrtouint(first, 10, &run->rounds) || !run->rounds)
-        return refuse("the first line is NAME ROUNDS", comm);
+    if (!rounds || kstrtouint(rounds, 10, &run->rounds) || !run->rounds ||
+        (first && kstrtouint(first, 10, &run->linger_ms)))
+        return refuse("the first line is NAME ROUNDS [LINGER_MS]", comm);
     while ((line = cut(&rest, "\n"))) {
         if (run->role_count == MAX_ROLES)
             return refuse("too many roles", comm);

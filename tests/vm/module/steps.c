@@ -16,21 +16,21 @@
 static bool gone_on;
 
 /* One function for each that takes a lock, all of one type. */
-#define TAKE_VOID(function) \
-    static int call_##function(void *lock, unsigned int number) \
-    { \
-        function(lock); \
-        return 0; \
+#define TAKE_VOID(function)                                                                                  \
+    static int call_##function(void *lock, unsigned int number)                                              \
+    {                                                                                                        \
+        function(lock);                                                                                      \
+        return 0;                                                                                            \
     }
-#define TAKE(function) \
-    static int call_##function(void *lock, unsigned int number) \
-    { \
-        return function(lock); \
+#define TAKE(function)                                                                                       \
+    static int call_##function(void *lock, unsigned int number)                                              \
+    {                                                                                                        \
+        return function(lock);                                                                               \
     }
-#define TAKE_TRY(function) /* these return whether they got it */ \
-    static int call_##function(void *lock, unsigned int number) \
-    { \
-        return function(lock) ? 0 : -EBUSY; \
+#define TAKE_TRY(function) /* these return whether they got it */                                            \
+    static int call_##function(void *lock, unsigned int number)                                              \
+    {                                                                                                        \
+        return function(lock) ? 0 : -EBUSY;                                                                  \
     }
 
 TAKE_VOID(mutex_lock)
@@ -104,7 +104,6 @@ static void note_taken(struct thread *me, struct lock *lock, enum lock_type type
     lock->written += type == TYPE_RWSEM_WRITE;
     spin_unlock(&book);
     me->truth[type].acquisitions++;
-    wake_up_all(&changed);
 }
 
 /* The hold that a release ends: the thread's own newest one, else anybody's oldest. */
@@ -148,7 +147,6 @@ static bool note_released(struct thread *me, struct lock *lock, enum lock_type t
     truth->holds++;
     truth->hold_ns += held_ns;
     truth->max_hold_ns = max(truth->max_hold_ns, held_ns);
-    wake_up_all(&changed);
     return true;
 }
 
@@ -179,18 +177,20 @@ static void take(struct thread *me, const struct step *step)
     }
     if (!result) {
         note_taken(me, step->lock, step->op->type, after);
-        return;
+    } else {
+        truth->failed++;
+        if (!me->is_caller)
+            flush_signals(current);
     }
-    truth->failed++;
-    if (!me->is_caller)
-        flush_signals(current);
     wake_up_all(&changed);
 }
 
 static void release(struct thread *me, const struct step *step)
 {
-    if (note_released(me, step->lock, step->op->type))
-        step->op->release(step->lock->address);
+    if (!note_released(me, step->lock, step->op->type))
+        return;
+    step->op->release(step->lock->address);
+    wake_up_all(&changed);
 }
 
 static void downgrade(struct thread *me, const struct step *step)
@@ -199,6 +199,7 @@ static void downgrade(struct thread *me, const struct step *step)
         return;
     downgrade_write(step->lock->address);
     note_taken(me, step->lock, TYPE_RWSEM_READ, ktime_get_ns());
+    wake_up_all(&changed);
 }
 
 /* Give back what an unfinished script has left locked. */
@@ -212,7 +213,8 @@ void release_all(struct thread *me)
 
         if (!lock)
             continue;
-        fail(me->run, "ends while it holds a lock", me->role->name);
+        if (!READ_ONCE(me->run->failed))
+            fail(me->run, "ends while it holds a lock", me->role->name);
         while (op->does != RELEASES || op->type != hold->type)
             op++;
         if (note_released(me, lock, hold->type))
@@ -225,12 +227,15 @@ static void do_sleep(struct thread *me, const struct step *step)
     usleep_range(step->number, step->number);
 }
 
+/* So that others spin for what it holds, if they run: they sleep if it does. */
 static void do_spin(struct thread *me, const struct step *step)
 {
     u64 end = ktime_get_ns() + step->number * 1000ull;
 
-    while (ktime_get_ns() < end)
+    while (ktime_get_ns() < end) {
+        cond_resched();
         cpu_relax();
+    }
 }
 
 /* Wait until it is so that is asked for each time that something changes, and each tick. */
@@ -259,8 +264,8 @@ static bool are_in_call(struct run *run, const struct step *step, bool asleep)
 
     for (thread = run->threads; thread < run->threads + run->thread_count; thread++)
         if (smp_load_acquire(&thread->calling) == step->lock)
-            count += !asleep || (READ_ONCE(thread->task->nvcsw) != thread->switches &&
-                                 !task_is_running(thread->task));
+            count += !asleep ||
+                     (READ_ONCE(thread->task->nvcsw) != thread->switches && !task_is_running(thread->task));
     return count == step->number;
 }
 
@@ -327,40 +332,41 @@ static void do_kill(struct thread *me, const struct step *step)
     signal_all(me, step->role, SIGKILL);
 }
 
-#define TAKING(function, lock_kind, lock_type) \
-    {.name = #function, .wants = LOCK, .kind = lock_kind, .does = TAKES, .type = lock_type, \
-     .take = call_##function}
-#define RELEASING(function, lock_kind, lock_type) \
-    {.name = #function, .wants = LOCK, .kind = lock_kind, .does = RELEASES, .type = lock_type, \
-     .release = call_##function}
+#define TAKING(function, lock_type)                                                                          \
+    {.name = #function, .wants = LOCK, .does = TAKES, .type = lock_type, .take = call_##function}
+#define RELEASING(function, lock_type)                                                                       \
+    {.name = #function, .wants = LOCK, .does = RELEASES, .type = lock_type, .release = call_##function}
 #define DOING(what, wanted) {.name = #what, .wants = wanted, .does = OTHER, .other = do_##what}
 
 const struct op ops[] = {
-    TAKING(mutex_lock, MUTEX, TYPE_MUTEX),
-    TAKING(mutex_lock_io, MUTEX, TYPE_MUTEX),
-    TAKING(mutex_lock_interruptible, MUTEX, TYPE_MUTEX),
-    TAKING(mutex_lock_killable, MUTEX, TYPE_MUTEX),
-    TAKING(mutex_trylock, MUTEX, TYPE_MUTEX),
-    RELEASING(mutex_unlock, MUTEX, TYPE_MUTEX),
-    TAKING(down_read, RWSEM, TYPE_RWSEM_READ),
+    TAKING(mutex_lock, TYPE_MUTEX),
+    TAKING(mutex_lock_io, TYPE_MUTEX),
+    TAKING(mutex_lock_interruptible, TYPE_MUTEX),
+    TAKING(mutex_lock_killable, TYPE_MUTEX),
+    TAKING(mutex_trylock, TYPE_MUTEX),
+    RELEASING(mutex_unlock, TYPE_MUTEX),
+    TAKING(down_read, TYPE_RWSEM_READ),
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 11, 0)
-    TAKING(down_read_interruptible, RWSEM, TYPE_RWSEM_READ),
+    TAKING(down_read_interruptible, TYPE_RWSEM_READ),
 #endif
-    TAKING(down_read_killable, RWSEM, TYPE_RWSEM_READ),
-    TAKING(down_read_trylock, RWSEM, TYPE_RWSEM_READ),
-    RELEASING(up_read, RWSEM, TYPE_RWSEM_READ),
-    TAKING(down_write, RWSEM, TYPE_RWSEM_WRITE),
-    TAKING(down_write_killable, RWSEM, TYPE_RWSEM_WRITE),
-    TAKING(down_write_trylock, RWSEM, TYPE_RWSEM_WRITE),
-    {.name = "downgrade_write", .wants = LOCK, .kind = RWSEM, .does = DOWNGRADES},
-    RELEASING(up_write, RWSEM, TYPE_RWSEM_WRITE),
-    TAKING(down, SEMAPHORE, TYPE_SEMAPHORE),
-    TAKING(down_interruptible, SEMAPHORE, TYPE_SEMAPHORE),
-    TAKING(down_killable, SEMAPHORE, TYPE_SEMAPHORE),
-    TAKING(down_trylock, SEMAPHORE, TYPE_SEMAPHORE),
-    {.name = "down_timeout", .wants = NUMBER | LOCK, .kind = SEMAPHORE, .does = TAKES,
-     .type = TYPE_SEMAPHORE, .take = call_down_timeout},
-    RELEASING(up, SEMAPHORE, TYPE_SEMAPHORE),
+    TAKING(down_read_killable, TYPE_RWSEM_READ),
+    TAKING(down_read_trylock, TYPE_RWSEM_READ),
+    RELEASING(up_read, TYPE_RWSEM_READ),
+    TAKING(down_write, TYPE_RWSEM_WRITE),
+    TAKING(down_write_killable, TYPE_RWSEM_WRITE),
+    TAKING(down_write_trylock, TYPE_RWSEM_WRITE),
+    {.name = "downgrade_write", .wants = LOCK, .does = DOWNGRADES, .type = TYPE_RWSEM_WRITE},
+    RELEASING(up_write, TYPE_RWSEM_WRITE),
+    TAKING(down, TYPE_SEMAPHORE),
+    TAKING(down_interruptible, TYPE_SEMAPHORE),
+    TAKING(down_killable, TYPE_SEMAPHORE),
+    TAKING(down_trylock, TYPE_SEMAPHORE),
+    {.name = "down_timeout",
+     .wants = NUMBER | LOCK,
+     .does = TAKES,
+     .type = TYPE_SEMAPHORE,
+     .take = call_down_timeout},
+    RELEASING(up, TYPE_SEMAPHORE),
     DOING(sleep, NUMBER),
     DOING(spin, NUMBER),
     DOING(held, NUMBER | LOCK),
