@@ -115,6 +115,3 @@ static __always_inline u64 return_address(struct pt_regs *ctx)
     return address;
 #endif
 }
-
-/* bpf_get_func_ret() of 5.17 (f92c1e183604); older headers of bcc do not know it. */
-static long (*func_ret)(void *ctx, u64 *value) = (void *)184;

@@ -45,6 +45,25 @@ enum loss {
     LOSSES
 };
 
+/* What a program is given when it is loaded (attach.py), as it may serve many functions of
+ * the kernel: loads of the context from so far behind its end become loads of what comes
+ * after the function's arguments, which is what it returns, or constants. */
+#define GIVEN_BASE 2048
+#define GIVEN(ctx, which) (((volatile u64 *)(ctx))[GIVEN_BASE + (which)]) /* as wide as it says */
+#define GIVEN_RETURNED(ctx) GIVEN(ctx, 0)
+#define GIVEN_LOCK_TYPE(ctx) ((u32)GIVEN(ctx, 1)) /* enum lock_type */
+#define GIVEN_SUCCESS(ctx) ((u32)GIVEN(ctx, 2))
+
+/* What a function returns if it has done what it was called for. */
+enum success { SUCCESS_ALWAYS, SUCCESS_0, SUCCESS_1, SUCCESS_POINTER };
+
+#define MAX_ERRNO 4095
+#define SUCCEEDED(ctx)                                                                                       \
+    (GIVEN_SUCCESS(ctx) == SUCCESS_0         ? !(s32)RETURNED(ctx)                                           \
+     : GIVEN_SUCCESS(ctx) == SUCCESS_1       ? (s32)RETURNED(ctx) == 1                                       \
+     : GIVEN_SUCCESS(ctx) == SUCCESS_POINTER ? (u64)RETURNED(ctx) < (u64) - MAX_ERRNO                        \
+                                             : true)
+
 /* Who an entry is about, noted when the entry is created. */
 struct who {
     u64 cgroup; /* id in the unified hierarchy */
@@ -102,6 +121,14 @@ static __always_inline void lose(u32 what)
     u64 *count = losses.lookup(&what);
     if (count)
         *count += 1;
+}
+
+/* For sums of many writers. To add nothing, the compiler would rather or it with nothing,
+ * which kernels before 5.12 do not know (981f94c3e921). */
+static __always_inline void add_to(u64 *sum, u64 value)
+{
+    if (value)
+        __sync_fetch_and_add(sum, value);
 }
 
 static __always_inline void raise_to(u64 *max, u64 value)

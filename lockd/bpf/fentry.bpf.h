@@ -11,9 +11,4 @@
 #define probed struct bpf_raw_tracepoint_args
 #define ARGUMENT(ctx) ((ctx)->args[0])
 #define RETURN_WILL_BE_SEEN(ctx) true
-#define RETURNED(ctx)                                                                                        \
-    ({                                                                                                       \
-        u64 value = 0;                                                                                       \
-        func_ret(ctx, &value);                                                                               \
-        (s64) value;                                                                                         \
-    })
+#define RETURNED(ctx) ((s64)GIVEN_RETURNED(ctx))

@@ -112,9 +112,9 @@ static __always_inline void futex_overflow(int window, struct futex_key *key, u6
         return;
     }
     lose(OVER_FUTEX);
-    __sync_fetch_and_add(&v->calls, 1);
-    __sync_fetch_and_add(&v->blocked_ns, blocked);
-    __sync_fetch_and_add(&v->sys_ns, sys);
+    add_to(&v->calls, 1);
+    add_to(&v->blocked_ns, blocked);
+    add_to(&v->sys_ns, sys);
     raise_to(&v->max_blocked_ns, max_blocked);
     raise_to(&v->max_sys_ns, sys);
 }

@@ -14,7 +14,7 @@ int futex_entered(probed *ctx)
     return futex_began(call.nr, call.args[0], call.args[1], call.args[2], call.args[3]);
 }
 
-/* Attached to __x64_sys_restart_syscall(). */
+/* Attached to futex_wait_restart(), which restart_syscall() calls. */
 int futex_reentered(probed *ctx)
 {
     if (!RETURN_WILL_BE_SEEN(ctx))

@@ -126,10 +126,10 @@ static __always_inline void kernel_hold_overflow(int window, struct kernel_hold_
         return;
     }
     lose(OVER_KERNEL_HOLDS);
-    __sync_fetch_and_add(&v->acquisitions, taken);
+    add_to(&v->acquisitions, taken);
     if (is_hold) {
-        __sync_fetch_and_add(&v->holds, 1);
-        __sync_fetch_and_add(&v->hold_ns, held);
+        add_to(&v->holds, 1);
+        add_to(&v->hold_ns, held);
         raise_to(&v->max_hold_ns, held);
     }
 }
@@ -166,10 +166,10 @@ static __always_inline void count_hold(struct kernel_holding_key *at, struct ker
         }
     }
     /* The thread that took it and one that releases it may count at the same time. */
-    __sync_fetch_and_add(&v->acquisitions, taken);
+    add_to(&v->acquisitions, taken);
     if (is_hold) {
-        __sync_fetch_and_add(&v->holds, 1);
-        __sync_fetch_and_add(&v->hold_ns, held);
+        add_to(&v->holds, 1);
+        add_to(&v->hold_ns, held);
         raise_to(&v->max_hold_ns, held);
     }
 }
@@ -317,137 +317,44 @@ static __always_inline int released(u64 lock, u32 type)
     return 0;
 }
 
-/* A writer becomes a reader, without asking. */
-static __always_inline int downgraded(u64 lock)
+/* Functions that release a lock. */
+int lock_released(probed *ctx)
 {
-    released(lock, LOCK_RWSEM_WRITE);
-    took(lock, LOCK_RWSEM_READ);
+    return released(ARGUMENT(ctx), GIVEN_LOCK_TYPE(ctx));
+}
+
+/* Functions that take one, at their entry. */
+int lock_asked(probed *ctx)
+{
+    return asked(ARGUMENT(ctx), GIVEN_LOCK_TYPE(ctx));
+}
+
+/* The same at their return, or where nothing can fail. */
+int lock_taken(probed *ctx)
+{
+    if (SUCCEEDED(ctx))
+        took(ARGUMENT(ctx), GIVEN_LOCK_TYPE(ctx));
     return 0;
-}
-
-int mutex_released(probed *ctx)
-{
-    return released(ARGUMENT(ctx), LOCK_MUTEX);
-}
-
-int rwsem_read_released(probed *ctx)
-{
-    return released(ARGUMENT(ctx), LOCK_RWSEM_READ);
-}
-
-int rwsem_write_released(probed *ctx)
-{
-    return released(ARGUMENT(ctx), LOCK_RWSEM_WRITE);
-}
-
-int rwsem_downgraded(probed *ctx)
-{
-    return downgraded(ARGUMENT(ctx));
-}
-
-int semaphore_released(probed *ctx)
-{
-    return released(ARGUMENT(ctx), LOCK_SEMAPHORE);
-}
-
-int mutex_asked(probed *ctx)
-{
-    return asked(ARGUMENT(ctx), LOCK_MUTEX);
 }
 
 #ifdef BY_FENTRY
 
-static __always_inline int took_if(probed *ctx, bool did, u32 type)
-{
-    if (did)
-        took(ARGUMENT(ctx), type);
-    return 0;
-}
-
-int mutex_taken(probed *ctx)
-{
-    return took_if(ctx, true, LOCK_MUTEX);
-}
-
 /* mutex_lock_io() calls mutex_lock(), which the compiler may have inlined: what is still
  * asked for was not seen to be taken there. */
-int mutex_taken_if_asked(probed *ctx)
+int lock_taken_if_asked(probed *ctx)
 {
     struct kernel_holding_key at = {.lock = ARGUMENT(ctx), .tid = bpf_get_current_pid_tgid()};
     struct kernel_holding *holding = kernel_holding.lookup(&at);
 
-    return took_if(ctx, holding && holding->asked, LOCK_MUTEX);
-}
-
-int mutex_taken_if_0(probed *ctx)
-{
-    return took_if(ctx, !(s32)RETURNED(ctx), LOCK_MUTEX);
-}
-
-int mutex_taken_if_1(probed *ctx)
-{
-    return took_if(ctx, (s32)RETURNED(ctx) == 1, LOCK_MUTEX);
-}
-
-int rwsem_read_taken(probed *ctx)
-{
-    return took_if(ctx, true, LOCK_RWSEM_READ);
-}
-
-int rwsem_read_taken_if_0(probed *ctx)
-{
-    return took_if(ctx, !(s32)RETURNED(ctx), LOCK_RWSEM_READ);
-}
-
-int rwsem_read_taken_if_1(probed *ctx)
-{
-    return took_if(ctx, (s32)RETURNED(ctx) == 1, LOCK_RWSEM_READ);
-}
-
-int rwsem_write_taken(probed *ctx)
-{
-    return took_if(ctx, true, LOCK_RWSEM_WRITE);
-}
-
-int rwsem_write_taken_if_0(probed *ctx)
-{
-    return took_if(ctx, !(s32)RETURNED(ctx), LOCK_RWSEM_WRITE);
-}
-
-int rwsem_write_taken_if_1(probed *ctx)
-{
-    return took_if(ctx, (s32)RETURNED(ctx) == 1, LOCK_RWSEM_WRITE);
-}
-
-int semaphore_taken(probed *ctx)
-{
-    return took_if(ctx, true, LOCK_SEMAPHORE);
-}
-
-int semaphore_taken_if_0(probed *ctx)
-{
-    return took_if(ctx, !(s32)RETURNED(ctx), LOCK_SEMAPHORE);
+    if (holding && holding->asked)
+        took(at.lock, GIVEN_LOCK_TYPE(ctx));
+    return 0;
 }
 
 #else
 
-int rwsem_read_asked(probed *ctx)
-{
-    return asked(ARGUMENT(ctx), LOCK_RWSEM_READ);
-}
-
-int rwsem_write_asked(probed *ctx)
-{
-    return asked(ARGUMENT(ctx), LOCK_RWSEM_WRITE);
-}
-
-int semaphore_asked(probed *ctx)
-{
-    return asked(ARGUMENT(ctx), LOCK_SEMAPHORE);
-}
-
-/* The end of a wait: the current thread has the lock now, or gave up (`result` not 0). */
-static __always_inline void hold_settled(u64 lock, u64 now, s64 result)
+/* The end of a wait: the current thread has the lock now, or gave up. */
+static __always_inline void hold_settled(u64 lock, u64 now, bool got_it)
 {
     struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
     struct kernel_holding *holding = kernel_holding.lookup(&at);
@@ -455,7 +362,7 @@ static __always_inline void hold_settled(u64 lock, u64 now, s64 result)
     if (!holding || !holding->asked)
         return;
     holding->asked = 0;
-    if (!result) {
+    if (got_it) {
         hold_began(&at, holding, now);
         count_hold(&at, holding, 1, 0, false);
     } else if (!holding->depth) {
@@ -481,7 +388,7 @@ static __always_inline void hold_untimed(u64 lock)
 
 /* osq_unlock(): the end of spinning for an rwsem, before which no tracepoint is called. What
  * the thread asked for it has now, or goes on to wait for. */
-int rwsem_spun(probed *ctx)
+int lock_spun_for(probed *ctx)
 {
     struct kernel_holding_key at = {
         .lock = ARGUMENT(ctx) - RWSEM_OSQ,
@@ -502,9 +409,10 @@ struct trying_key {
 
 BPF_TABLE("hash", struct trying_key, u64, trying, WAITS_ENTRIES);
 
-static __always_inline int tries(probed *ctx, u32 type)
+/* Functions that try to take a lock and never sleep. */
+int lock_tried_for(probed *ctx)
 {
-    struct trying_key key = {.tid = bpf_get_current_pid_tgid(), .type = type};
+    struct trying_key key = {.tid = bpf_get_current_pid_tgid(), .type = GIVEN_LOCK_TYPE(ctx)};
     u64 lock = ARGUMENT(ctx);
 
     if (!RETURN_WILL_BE_SEEN(ctx))
@@ -514,58 +422,19 @@ static __always_inline int tries(probed *ctx, u32 type)
     return 0;
 }
 
-static __always_inline int tried(bool did, u32 type)
+/* The same at their return. */
+int lock_tried(probed *ctx)
 {
-    struct trying_key key = {.tid = bpf_get_current_pid_tgid(), .type = type};
+    struct trying_key key = {.tid = bpf_get_current_pid_tgid(), .type = GIVEN_LOCK_TYPE(ctx)};
     u64 *lock = trying.lookup(&key);
 
     if (!lock)
         return 0;
-    u64 taken = *lock;
+    u64 tried = *lock;
     trying.delete(&key);
-    if (did)
-        took(taken, type);
+    if (SUCCEEDED(ctx))
+        took(tried, key.type);
     return 0;
-}
-
-int mutex_tries(probed *ctx)
-{
-    return tries(ctx, LOCK_MUTEX);
-}
-
-int mutex_tried(probed *ctx)
-{
-    return tried((s32)RETURNED(ctx) == 1, LOCK_MUTEX);
-}
-
-int rwsem_read_tries(probed *ctx)
-{
-    return tries(ctx, LOCK_RWSEM_READ);
-}
-
-int rwsem_read_tried(probed *ctx)
-{
-    return tried((s32)RETURNED(ctx) == 1, LOCK_RWSEM_READ);
-}
-
-int rwsem_write_tries(probed *ctx)
-{
-    return tries(ctx, LOCK_RWSEM_WRITE);
-}
-
-int rwsem_write_tried(probed *ctx)
-{
-    return tried((s32)RETURNED(ctx) == 1, LOCK_RWSEM_WRITE);
-}
-
-int semaphore_tries(probed *ctx)
-{
-    return tries(ctx, LOCK_SEMAPHORE);
-}
-
-int semaphore_tried(probed *ctx)
-{
-    return tried(!(s32)RETURNED(ctx), LOCK_SEMAPHORE);
 }
 
 #endif

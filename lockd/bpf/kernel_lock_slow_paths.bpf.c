@@ -7,7 +7,8 @@
 BPF_TABLE("hash", u32, u64, slow_locks, WAITS_ENTRIES);
 #endif
 
-static __always_inline int slow_path_entered(probed *ctx, u32 type)
+/* The function that takes a contended lock is called. */
+int slow_path_entered(probed *ctx)
 {
     u64 lock = ARGUMENT(ctx);
 
@@ -25,12 +26,12 @@ static __always_inline int slow_path_entered(probed *ctx, u32 type)
         return 0;
     }
 #endif
-    wait_began(lock, type);
+    wait_began(lock, GIVEN_LOCK_TYPE(ctx));
     return 0;
 }
 
-/* `result` is negative if the thread gave up. */
-static __always_inline int slow_path_left(probed *ctx, s64 result)
+/* It returns: the thread has the lock, or gave up. */
+int slow_path_left(probed *ctx)
 {
     u64 now = bpf_ktime_get_ns();
 #ifdef BY_FENTRY
@@ -48,47 +49,8 @@ static __always_inline int slow_path_left(probed *ctx, s64 result)
     if (!wait)
         return 0;
 #ifdef WITH_ASKED_HOLDS
-    hold_settled(at.lock, now, result);
+    hold_settled(at.lock, now, SUCCEEDED(ctx));
 #endif
     count_wait(ctx, &at, wait, now);
     return 0;
-}
-
-int mutex_slow_path(probed *ctx)
-{
-    return slow_path_entered(ctx, LOCK_MUTEX);
-}
-
-int rwsem_read_slow_path(probed *ctx)
-{
-    return slow_path_entered(ctx, LOCK_RWSEM_READ);
-}
-
-int rwsem_write_slow_path(probed *ctx)
-{
-    return slow_path_entered(ctx, LOCK_RWSEM_WRITE);
-}
-
-int semaphore_slow_path(probed *ctx)
-{
-    return slow_path_entered(ctx, LOCK_SEMAPHORE);
-}
-
-/* Of functions that cannot give up. */
-int slow_path_left_with_lock(probed *ctx)
-{
-    return slow_path_left(ctx, 0);
-}
-
-/* Of functions that return 0 or an error. */
-int slow_path_left_with_status(probed *ctx)
-{
-    return slow_path_left(ctx, (s32)RETURNED(ctx));
-}
-
-/* Of functions that return a pointer or an error in its place. */
-int slow_path_left_with_pointer(probed *ctx)
-{
-    s64 result = RETURNED(ctx);
-    return slow_path_left(ctx, result < 0 && result >= -4095 /* MAX_ERRNO */ ? result : 0);
 }

@@ -49,7 +49,7 @@ int on_contention_end(struct bpf_raw_tracepoint_args *ctx)
         return 0; /* began before lockd did, or found no place */
 #ifdef WITH_ASKED_HOLDS
     if (!at.cpu)
-        hold_settled(at.lock, now, (s32)ctx->args[1]);
+        hold_settled(at.lock, now, !(s32)ctx->args[1]);
 #endif
     count_wait(ctx, &at, wait, now);
     return 0;

@@ -67,7 +67,7 @@ static __always_inline struct kernel_wait_key wait_key(u64 lock, bool spins)
 
 #ifdef WITH_ASKED_HOLDS
 static __always_inline void hold_waits(u64 lock);
-static __always_inline void hold_settled(u64 lock, u64 now, s64 result);
+static __always_inline void hold_settled(u64 lock, u64 now, bool got_it);
 static __always_inline void hold_untimed(u64 lock);
 #endif
 
@@ -111,8 +111,8 @@ static __always_inline void kernel_lock_overflow(int window, struct kernel_lock_
         return;
     }
     lose(OVER_KERNEL_LOCKS);
-    __sync_fetch_and_add(&v->waits, 1);
-    __sync_fetch_and_add(&v->wait_ns, waited);
+    add_to(&v->waits, 1);
+    add_to(&v->wait_ns, waited);
     raise_to(&v->max_wait_ns, waited);
 }
 

@@ -79,12 +79,12 @@ static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, 
             placed = false;
             continue;
         }
-        __sync_fetch_and_add(&v->count, 1);
+        add_to(&v->count, 1);
         if (i) {
-            __sync_fetch_and_add(&v->run_ns, run);
+            add_to(&v->run_ns, run);
             raise_to(&v->max_run_ns, run);
         } else {
-            __sync_fetch_and_add(&v->blocked_ns, blocked);
+            add_to(&v->blocked_ns, blocked);
             raise_to(&v->max_blocked_ns, blocked);
         }
     }

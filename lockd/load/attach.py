@@ -2,7 +2,7 @@
 
 By the kernel's own calls: what is attached goes with its descriptor, whatever becomes of the process,
 while events in tracefs would stay. bcc loads fentry programs only by functions of its own naming, one
-for every function of the kernel that is hooked.
+for every function of the kernel that is hooked; here one may serve many.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import os
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 
 from lockd.errors import HostError
@@ -18,12 +19,14 @@ from lockd.libbpf import libbpf
 
 SYS_BPF, SYS_PERF_EVENT_OPEN = {"aarch64": (280, 241)}.get(platform.machine(), (321, 298))
 BPF_PROG_LOAD = 5
-BPF_PROG_TYPE_TRACING = 26
-ATTACH_TYPES = {"fentry": 24, "fexit": 25}
+BPF_PROG_TYPE_KPROBE, BPF_PROG_TYPE_TRACING = 2, 26
+ATTACH_TYPES = {"kprobe": 0, "kretprobe": 0, "fentry": 24, "fexit": 25}
 PERF_FLAG_FD_CLOEXEC = 8
 PERF_EVENT_IOC_SET_BPF, PERF_EVENT_IOC_ENABLE = 0x40042408, 0x2400
 LOG_BYTES = 1 << 16
 KPROBE_TYPE = Path("/sys/bus/event_source/devices/kprobe/type")
+LOAD_64, MOVE_CONSTANT = 0x79, 0xB7
+"""Operations, in the first byte; bytes 2 and 3 are an offset, 4 to 7 a constant."""
 RETURN_0 = bytes.fromhex("b700000000000000 9500000000000000")
 """r0 = 0; exit"""
 
@@ -59,15 +62,41 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-def load_tracing(code: bytes, name: str, mechanism: str, btf_id: int, verbose: bool = True) -> int:
-    """Load a program for one kernel function, named by its id in the kernel's BTF; its descriptor.
+@dataclass(frozen=True)
+class Given:
+    """What a program is given when it is loaded; see GIVEN in lockd/bpf/common.bpf.h."""
 
-    Raises HostError with the verifier's last words.
+    base: int
+    """GIVEN_BASE"""
+    arguments: int = 0
+    """How many arguments the hooked function has; what it returns comes after them."""
+    constants: tuple[int, ...] = ()
+
+    def put_into(self, code: bytes) -> bytes:
+        """`code` with its loads of the context from behind `base` replaced."""
+        words = [bytearray(code[at : at + 8]) for at in range(0, len(code), 8)]
+        for word in words:
+            which = int.from_bytes(word[2:4], "little", signed=True) // 8 - self.base
+            if word[0] != LOAD_64 or which < 0:
+                continue
+            if which == 0:
+                word[2:4] = (self.arguments * 8).to_bytes(2, "little")
+            else:  # the low half of the second byte is the target
+                constant = self.constants[which - 1]
+                word[:] = bytes((MOVE_CONSTANT, word[1] & 0x0F, 0, 0)) + constant.to_bytes(4, "little")
+        return b"".join(words)
+
+
+def load(code: bytes, name: str, mechanism: str, btf_id: int = 0, verbose: bool = True) -> int:
+    """Load a program to be attached by one of ATTACH_TYPES; its descriptor.
+
+    `btf_id`: of fentry and fexit, the kernel function in the kernel's BTF. Raises HostError with the
+    verifier's last words.
     """
     instructions, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
     log = ctypes.create_string_buffer(LOG_BYTES)
     attr = _ProgLoad(
-        prog_type=BPF_PROG_TYPE_TRACING,
+        prog_type=BPF_PROG_TYPE_TRACING if btf_id else BPF_PROG_TYPE_KPROBE,
         insn_cnt=len(code) // 8,
         insns=ctypes.addressof(instructions),
         license=ctypes.addressof(licence),
@@ -76,31 +105,31 @@ def load_tracing(code: bytes, name: str, mechanism: str, btf_id: int, verbose: b
         attach_btf_id=btf_id,
     )
     fd = _bpf(BPF_PROG_LOAD, attr)
-    if fd < 0:
-        error = ctypes.get_errno()
-        attr.log_level, attr.log_size, attr.log_buf = 1, LOG_BYTES, ctypes.addressof(log)
-        again = _bpf(BPF_PROG_LOAD, attr)
-        if again >= 0:
-            return again
-        words = "\n".join(log.value.decode(errors="replace").splitlines()[-12:]) if verbose else ""
-        raise HostError(f"{name}: the kernel refuses it: {describe(error)}{words and ': '}{words}")
-    return fd
+    if fd >= 0:
+        return fd
+    error = ctypes.get_errno()
+    attr.log_level, attr.log_size, attr.log_buf = 1, LOG_BYTES, ctypes.addressof(log)
+    fd = _bpf(BPF_PROG_LOAD, attr)
+    if fd >= 0:
+        return fd
+    words = "\n".join(log.value.decode(errors="replace").splitlines()[-12:]) if verbose else ""
+    raise HostError(f"{name}: the kernel refuses it: {describe(error)}{words and ': '}{words}")
 
 
-def attach_tracing(program: int) -> int:
-    """Attach what load_tracing() loaded; the descriptor that keeps it attached."""
+def attach_tracing(program: int, function: str) -> int:
+    """Attach a program loaded for fentry or fexit; the descriptor that keeps it attached."""
     fd = int(libbpf().bpf_raw_tracepoint_open(None, program))
     if fd < 0:
-        raise HostError(f"cannot be attached: {describe(ctypes.get_errno())}")
+        raise HostError(f"{function}: cannot be attached: {describe(ctypes.get_errno())}")
     return fd
 
 
-def try_tracing(btf_id: int) -> str:
-    """Why no program can be attached to a function here, in words; empty if one can."""
+def try_tracing(function: str, btf_id: int) -> str:
+    """Why no program can be attached by fentry here, in words; empty if one can, as to this function."""
     try:
-        program = load_tracing(RETURN_0, "lockd_probe", "fentry", btf_id, verbose=False)
+        program = load(RETURN_0, "a program that does nothing", "fentry", btf_id, verbose=False)
         try:
-            os.close(attach_tracing(program))
+            os.close(attach_tracing(program, function))
         finally:
             os.close(program)
     except HostError as error:

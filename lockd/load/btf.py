@@ -84,6 +84,10 @@ class KernelTypes:
         index = int(self._lib.btf__find_by_name_kind(self._btf, name.encode(), BTF_KIND_FUNC))
         return index if index > 0 else None
 
+    def arguments(self, function: int) -> int:
+        """How many arguments the function with this id has."""
+        return self._type(self._type(function).size_or_type).members
+
     def has_helper(self, name: str) -> bool:
         """Whether the kernel knows the BPF helper `name` (an enumerator BPF_FUNC_name)."""
         index = self._lib.btf__find_by_name_kind(self._btf, b"bpf_func_id", BTF_KIND_ENUM)

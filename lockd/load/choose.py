@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from lockd.load.hooks import Candidate, Part, Way
 from lockd.load.host import Host
+from lockd.manifest import Chosen
+
+NONE: Mapping[Way, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -21,9 +26,19 @@ class Choice:
     instead_of: str
     """Why not a way that would have been preferred, in words; empty if none would."""
 
+    @property
+    def told(self) -> Chosen:
+        """For the manifest."""
+        return Chosen(
+            self.part.program, self.part.what, self.way.mechanism if self.way else "", self.instead_of
+        )
 
-def choose(part: Part, mechanism: str, host: Host) -> Choice:
-    """The choice for `part`; `mechanism` as in the configuration, `auto` for any."""
+
+def choose(part: Part, mechanism: str, host: Host, refused: Mapping[Way, str] = NONE) -> Choice:
+    """The choice for `part`; `mechanism` as in the configuration, `auto` for any.
+
+    `refused`: ways that turned out not to do when they were tried, and why.
+    """
     allowed = [way for way in part.ways if mechanism in ("auto", way.mechanism)]
     if not allowed:
         known = " or ".join(way.mechanism for way in part.ways)
@@ -31,16 +46,16 @@ def choose(part: Part, mechanism: str, host: Host) -> Choice:
             f"programs.{part.program}.mechanism: {mechanism}: its {part.what} are measured by {known} only"
         )
         return Choice(part, None, tuple((hook, reason) for hook in part.ways[0].hooks), "")
-    refused: list[str] = []
+    reasons: list[str] = []
     preferred = None
     for way in allowed:
         hooks = tuple(available(way, host))
         preferred = preferred or hooks
-        if reason := why_not(hooks):
-            refused.append(f"{way.mechanism}: {reason}")
+        if reason := refused.get(way) or why_not(hooks):
+            reasons.append(f"{way.mechanism}: {reason}")
         else:
-            return Choice(part, way, hooks, "; ".join(refused))
-    return Choice(part, None, preferred or (), "; ".join(refused))
+            return Choice(part, way, hooks, "; ".join(reasons))
+    return Choice(part, None, preferred or (), "; ".join(reasons))
 
 
 def available(way: Way, host: Host) -> list[tuple[Candidate, str]]:

@@ -29,16 +29,20 @@ class Module:
                 f"bcc: cannot be imported by {sys.executable}: {error}; install the package "
                 "python3-bpfcc, and run lockd with the system's own python3"
             ) from error
-        self._types = {
-            "tracepoint": BPF.TRACEPOINT, "raw_tracepoint": BPF.RAW_TRACEPOINT,
-            "kprobe": BPF.KPROBE, "kretprobe": BPF.KPROBE,
-        }  # fmt: skip
+        self._types = {"tracepoint": BPF.TRACEPOINT, "raw_tracepoint": BPF.RAW_TRACEPOINT}
         with _native_stderr() as printed:
             try:
                 self._bpf: Any = BPF(text=source.text)
             except Exception as error:
                 raise LockdError(f"the BPF programs do not compile: {error}\n{printed()}") from error
-        self._loaded: dict[str, int] = {}
+        self._given_base = source.constants["GIVEN_BASE"]
+        self._meanings = [
+            (source.enums.get("lock_type", ()), "LOCK_"),
+            (source.enums.get("success", ()), "SUCCESS_"),
+        ]
+        self._probes: dict[tuple[str, ...], int] = {}
+        """Programs that bcc did not load, by function and what it was given."""
+        self._attached: list[int] = []
 
     def map_fd(self, name: str) -> int:
         return int(self._bpf[name].map_fd)
@@ -55,13 +59,17 @@ class Module:
         """Let slot `index` of an array of maps be the map `inner`."""
         self._bpf[outer][ctypes.c_int(index)] = ctypes.c_int(self.map_fd(inner))
 
+    def close(self) -> None:
+        """Detach everything."""
+        for fd in (*self._attached, *self._probes.values()):
+            os.close(fd)
+        self._bpf.cleanup()
+
     def attach(self, candidate: Candidate, types: KernelTypes) -> tuple[int, int]:
         """Load and attach; descriptors of the program and of what keeps it attached. Raises HostError."""
         if candidate.mechanism in attach.ATTACH_TYPES:
-            return self._attach_tracing(candidate, types)
+            return self._attach_probe(candidate, types)
         program = self._load(candidate)
-        if candidate.mechanism in ("kprobe", "kretprobe"):
-            return program, attach.attach_kprobe(program, candidate.hook, candidate.mechanism)
         with _native_stderr() as printed:
             try:
                 if candidate.mechanism == "raw_tracepoint":
@@ -73,30 +81,38 @@ class Module:
                 raise HostError(f"{candidate.hook}: cannot be attached: {error} {printed()}") from error
 
     def _load(self, candidate: Candidate) -> int:
-        """Load one function into the kernel, once. Raises HostError with the verifier's last words."""
+        """Load a function into the kernel. Raises HostError with the verifier's last words."""
         name = candidate.function
-        if name not in self._loaded:
-            with _native_stderr() as printed:
-                try:
-                    loaded = self._bpf.load_func(name.encode(), self._types[candidate.mechanism])
-                except Exception as error:
-                    words = "\n".join(printed().splitlines()[-12:])
-                    raise HostError(f"{name}: the kernel refuses it: {error}\n{words}") from error
-            self._loaded[name] = int(loaded.fd)
-        return self._loaded[name]
+        with _native_stderr() as printed:
+            try:
+                return int(self._bpf.load_func(name.encode(), self._types[candidate.mechanism]).fd)
+            except Exception as error:
+                words = "\n".join(printed().splitlines()[-12:])
+                raise HostError(f"{name}: the kernel refuses it: {error}\n{words}") from error
 
-    def _attach_tracing(self, candidate: Candidate, types: KernelTypes) -> tuple[int, int]:
-        """Load the function anew for the kernel function that it is to be called from."""
-        btf_id = types.function(candidate.hook)
-        if btf_id is None:
-            raise HostError(f"{candidate.hook}: the kernel's BTF does not describe it")
-        code = self._bpf.dump_func(candidate.function.encode())
-        program = attach.load_tracing(code, candidate.function, candidate.mechanism, btf_id)
-        try:
-            return program, attach.attach_tracing(program)
-        except HostError as error:
-            os.close(program)
-            raise HostError(f"{candidate.hook}: {error}") from error
+    def _attach_probe(self, candidate: Candidate, types: KernelTypes) -> tuple[int, int]:
+        """A trampoline has a program of its own for every function; a kprobe for every thing given."""
+        name, mechanism = candidate.function, candidate.mechanism
+        btf_id, arguments, key = 0, 0, (name, *candidate.given)
+        if mechanism in ("fentry", "fexit"):
+            btf_id = types.function(candidate.hook) or 0
+            if not btf_id:
+                raise HostError(f"{candidate.hook}: the kernel's BTF does not describe it")
+            arguments, key = types.arguments(btf_id), (name, candidate.hook)
+        if key not in self._probes:
+            constants = (
+                members.index(prefix + word.upper())
+                for (members, prefix), word in zip(self._meanings, candidate.given, strict=False)
+            )
+            given = attach.Given(self._given_base, arguments, tuple(constants))
+            code = given.put_into(self._bpf.dump_func(name.encode()))
+            self._probes[key] = attach.load(code, name, mechanism, btf_id)
+        program = self._probes[key]
+        if btf_id:
+            self._attached.append(attach.attach_tracing(program, candidate.hook))
+        else:
+            self._attached.append(attach.attach_kprobe(program, candidate.hook, mechanism))
+        return program, self._attached[-1]
 
 
 def layout_of(ctype: Any) -> Layout | str:

@@ -25,6 +25,9 @@ class Candidate:
     """Whether the program measures wrongly, not just less, without it."""
     optional: bool = False
     """Whether a kernel without it has nothing there to be measured, or has it by another name."""
+    given: tuple[str, ...] = ()
+    """Lock type and meaning of what is returned, of the enums lock_type and success; see GIVEN in
+    lockd/bpf/common.bpf.h."""
     variants: bool = False
     """Whether copies that the compiler made of the function (`.isra.0` and the like) are meant as well."""
 
@@ -87,7 +90,8 @@ def _futex_calls() -> Part:
         ):
             event = f"syscalls:sys_{hook}_{call}"
             tracepoint.append(Candidate("futex", function, "tracepoint", event, call == "futex", newer))
-        enter, name = "futex_reentered" if restarts else "futex_entered", f"{SYSTEM_CALL}{call}"
+        enter = "futex_reentered" if restarts else "futex_entered"
+        name = "futex_wait_restart" if restarts else f"{SYSTEM_CALL}{call}"
         for hooks, function, mechanism in (
             (fentry, "futex_left", "fexit"),
             (fentry, enter, "fentry"),
@@ -123,19 +127,19 @@ def _switches(programs: tuple[str, ...]) -> Part:
 
 
 SLOW_PATHS = (
-    ("mutex", "lock", "__mutex_lock_slowpath"),
-    ("mutex", "status", "__mutex_lock_interruptible_slowpath"),
-    ("mutex", "status", "__mutex_lock_killable_slowpath"),
-    ("mutex", "status", "__ww_mutex_lock_slowpath"),
-    ("mutex", "status", "__ww_mutex_lock_interruptible_slowpath"),
+    ("mutex", "always", "__mutex_lock_slowpath"),
+    ("mutex", "0", "__mutex_lock_interruptible_slowpath"),
+    ("mutex", "0", "__mutex_lock_killable_slowpath"),
+    ("mutex", "0", "__ww_mutex_lock_slowpath"),
+    ("mutex", "0", "__ww_mutex_lock_interruptible_slowpath"),
     ("rwsem_read", "pointer", "rwsem_down_read_slowpath"),
     ("rwsem_write", "pointer", "rwsem_down_write_slowpath"),
-    ("semaphore", "lock", "__down"),
-    ("semaphore", "status", "__down_interruptible"),
-    ("semaphore", "status", "__down_killable"),
-    ("semaphore", "status", "__down_timeout"),
+    ("semaphore", "always", "__down"),
+    ("semaphore", "0", "__down_interruptible"),
+    ("semaphore", "0", "__down_killable"),
+    ("semaphore", "0", "__down_timeout"),
 )
-"""Lock type, what tells success (it always does, a status of 0, a pointer), function called if contended."""
+"""Lock type, what success returns, function that is called if the lock is contended."""
 
 
 def _lock_waits() -> Part:
@@ -147,14 +151,17 @@ def _lock_waits() -> Part:
         ),
         ("kernel_lock_tracepoints.bpf.c",),
     )
-    fentry, kprobe = [], []
-    for lock_type, tells, name in SLOW_PATHS:
-        enter, leave = f"{lock_type}_slow_path", f"slow_path_left_with_{tells}"
-        fentry += [_probe(leave, "fexit", name, variants=True), _probe(enter, "fentry", name, variants=True)]
-        # See kprobe.bpf.h for this order.
-        kprobe += [
-            _probe(enter, "kprobe", name, variants=True),
-            _probe(leave, "kretprobe", name, variants=True),
+    fentry: list[Candidate] = []
+    kprobe: list[Candidate] = []
+    for lock_type, success, name in SLOW_PATHS:
+        given = (lock_type, success)
+        fentry += [
+            _probe("slow_path_left", "fexit", name, given, variants=True),
+            _probe("slow_path_entered", "fentry", name, given, variants=True),
+        ]
+        kprobe += [  # see kprobe.bpf.h for this order
+            _probe("slow_path_entered", "kprobe", name, given, variants=True),
+            _probe("slow_path_left", "kretprobe", name, given, variants=True),
         ]
     slow_paths = "kernel_lock_slow_paths.bpf.c"
     return Part(
@@ -172,56 +179,59 @@ def _lock_waits() -> Part:
 ONLY_DEBUGGED = ("_nested", "_non_owner", "_nest_lock")
 """So end functions that only kernels with CONFIG_DEBUG_LOCK_ALLOC have."""
 TAKING = (
-    ("mutex", "", "mutex_lock mutex_lock_nested _mutex_lock_nest_lock"),
-    ("mutex", "_if_0", "mutex_lock_interruptible mutex_lock_interruptible_nested"),
-    ("mutex", "_if_0", "mutex_lock_killable mutex_lock_killable_nested _mutex_lock_killable"),
-    ("mutex", "_if_0", "ww_mutex_lock ww_mutex_lock_interruptible"),
-    ("rwsem_read", "", "down_read down_read_nested down_read_non_owner"),
-    ("rwsem_read", "_if_0", "down_read_interruptible down_read_killable down_read_killable_nested"),
-    ("rwsem_write", "", "down_write down_write_nested _down_write_nest_lock"),
-    ("rwsem_write", "_if_0", "down_write_killable down_write_killable_nested"),
-    ("semaphore", "", "down"),
-    ("semaphore", "_if_0", "down_interruptible down_killable down_timeout"),
+    ("mutex", "always", "mutex_lock mutex_lock_nested _mutex_lock_nest_lock"),
+    ("mutex", "0", "mutex_lock_interruptible mutex_lock_interruptible_nested"),
+    ("mutex", "0", "mutex_lock_killable mutex_lock_killable_nested _mutex_lock_killable"),
+    ("mutex", "0", "ww_mutex_lock ww_mutex_lock_interruptible"),
+    ("rwsem_read", "always", "down_read down_read_nested down_read_non_owner"),
+    ("rwsem_read", "0", "down_read_interruptible down_read_killable down_read_killable_nested"),
+    ("rwsem_write", "always", "down_write down_write_nested _down_write_nest_lock"),
+    ("rwsem_write", "0", "down_write_killable down_write_killable_nested"),
+    ("semaphore", "always", "down"),
+    ("semaphore", "0", "down_interruptible down_killable down_timeout"),
 )
-"""Lock type, when it was taken (always, if 0 is returned), functions that may sleep."""
+"""Lock type, what success returns, functions that may sleep."""
 TRYING = (
-    ("mutex", "_if_1", "mutex_trylock _mutex_trylock_nest_lock ww_mutex_trylock"),
-    ("rwsem_read", "_if_1", "down_read_trylock"),
-    ("rwsem_write", "_if_1", "down_write_trylock"),
-    ("semaphore", "_if_0", "down_trylock"),
+    ("mutex", "1", "mutex_trylock _mutex_trylock_nest_lock ww_mutex_trylock"),
+    ("rwsem_read", "1", "down_read_trylock"),
+    ("rwsem_write", "1", "down_write_trylock"),
+    ("semaphore", "0", "down_trylock"),
 )
 """The same of functions that never sleep."""
 TAKING_BY_ANOTHER = ("mutex_lock_io", "mutex_lock_io_nested")
 """They call mutex_lock(), unless the compiler has inlined it."""
 RELEASING = (
-    ("mutex_released", "mutex_unlock"),
-    ("rwsem_read_released", "up_read"),
-    ("rwsem_read_released", "up_read_non_owner"),
-    ("rwsem_write_released", "up_write"),
-    ("rwsem_downgraded", "downgrade_write"),
-    ("semaphore_released", "up"),
+    ("mutex", "mutex_unlock"),
+    ("rwsem_read", "up_read"),
+    ("rwsem_write", "up_write"),
+    ("semaphore", "up"),
 )
 
 
 def _lock_holds() -> Part:
-    fentry, kprobe = [], []
-    for function, name in RELEASING:
-        required = name != "up_read_non_owner"
-        fentry.append(_probe(function, "fentry", name, required))
-        kprobe.append(_probe(function, "kprobe", name, required))
-    for lock_type, when, names in (*TAKING, *TRYING):
-        fentry += [_probe(f"{lock_type}_taken{when}", "fexit", name) for name in names.split()]
+    fentry: list[Candidate] = []
+    kprobe: list[Candidate] = []
+    for lock_type, name in RELEASING:
+        fentry.append(_probe("lock_released", "fentry", name, (lock_type,), required=True))
+        kprobe.append(_probe("lock_released", "kprobe", name, (lock_type,), required=True))
+    for hooks, mechanism, after in ((fentry, "fentry", "fexit"), (kprobe, "kprobe", "kprobe")):
+        # A writer becomes a reader. Of two kprobes the one that was attached later is called first.
+        hooks.append(_probe("lock_taken", after, "downgrade_write", ("rwsem_read", "always")))
+        hooks.append(_probe("lock_released", mechanism, "downgrade_write", ("rwsem_write",)))
+        hooks.append(_probe("lock_released", mechanism, "up_read_non_owner", ("rwsem_read",)))
+    for lock_type, success, names in (*TAKING, *TRYING):
+        fentry += [_probe("lock_taken", "fexit", name, (lock_type, success)) for name in names.split()]
     for lock_type, _, names in TAKING:
-        kprobe += [_probe(f"{lock_type}_asked", "kprobe", name) for name in names.split()]
-    for lock_type, _, names in TRYING:
+        kprobe += [_probe("lock_asked", "kprobe", name, (lock_type,)) for name in names.split()]
+    for lock_type, success, names in TRYING:
         for name in names.split():
-            kprobe.append(_probe(f"{lock_type}_tries", "kprobe", name))
-            kprobe.append(_probe(f"{lock_type}_tried", "kretprobe", name))
+            kprobe.append(_probe("lock_tried_for", "kprobe", name, (lock_type,)))
+            kprobe.append(_probe("lock_tried", "kretprobe", name, (lock_type, success)))
     for name in TAKING_BY_ANOTHER:
-        fentry.append(_probe("mutex_taken_if_asked", "fexit", name))
-        fentry.append(_probe("mutex_asked", "fentry", name))
-        kprobe.append(_probe("mutex_asked", "kprobe", name))
-    kprobe.append(_probe("rwsem_spun", "kprobe", "osq_unlock"))
+        fentry.append(_probe("lock_taken_if_asked", "fexit", name, ("mutex",)))
+        fentry.append(_probe("lock_asked", "fentry", name, ("mutex",)))
+        kprobe.append(_probe("lock_asked", "kprobe", name, ("mutex",)))
+    kprobe.append(_probe("lock_spun_for", "kprobe", "osq_unlock", ()))
     holds = "kernel_holds.bpf.c"
     return Part(
         "kernel_locks",
@@ -234,8 +244,13 @@ def _lock_holds() -> Part:
 
 
 def _probe(
-    function: str, mechanism: str, hook: str, required: bool = False, variants: bool = False
+    function: str,
+    mechanism: str,
+    hook: str,
+    given: tuple[str, ...],
+    required: bool = False,
+    variants: bool = False,
 ) -> Candidate:
     newer = hook == "down_read_interruptible"  # 31784cff7ee0 (5.11)
     optional = newer or hook.startswith(("_mutex", "_down", "ww_", "__ww_")) or hook.endswith(ONLY_DEBUGGED)
-    return Candidate("kernel_locks", function, mechanism, hook, required, optional, variants)
+    return Candidate("kernel_locks", function, mechanism, hook, required, optional, given, variants)

@@ -174,10 +174,7 @@ class Host:
         btf_id = self.types.function(TRIED_FUNCTION)
         if btf_id is None:
             return f"the kernel's BTF does not describe functions ({TRIED_FUNCTION}())"
-        reason = attach.try_tracing(btf_id)
-        if not reason and not self.types.has_helper("get_func_ret"):
-            reason = "programs cannot read what a function returns (Linux 5.17 and later: get_func_ret)"
-        return reason and f"fentry: {reason}"
+        return attach.try_tracing(TRIED_FUNCTION, btf_id)
 
 
 def _since(hook: str) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
 from lockd.load.choose import Choice, choose
 from lockd.load.compile import Module
-from lockd.load.hooks import Candidate, parts_of
+from lockd.load.hooks import Candidate, Way, parts_of
 from lockd.load.host import Host, ensure_tracefs, require_privileges
 from lockd.load.settings import LoadSettings
 from lockd.load.source import Source, assemble
-from lockd.manifest import Chosen, Hook, Manifest
+from lockd.manifest import Hook, Manifest
 
 OVER_ENTRIES = 2048
 """Keys of an overflow map: every system call, state and slot that occur; more is counted as lost."""
@@ -95,14 +96,34 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
 def load(settings: LoadSettings) -> Loaded:
     """Compile and attach what this host can do of `settings.programs`.
 
-    A hook that is missing is in the manifest with its reason; a part whose required hook is
-    missing is not attached at all. Raises HostError if nothing can be.
+    A hook that is missing is in the manifest with its reason; a part without any way is not
+    attached at all. Raises HostError if nothing can be.
     """
     require_privileges()
     host = Host(KernelTypes(), ensure_tracefs())
+    refused: dict[Way, str] = {}
+    while True:
+        try:
+            return _load(settings, host, refused)
+        except WayRefused as error:
+            refused[error.way] = str(error)
+
+
+class WayRefused(Exception):
+    """The kernel refuses what a way needs, though it seemed to have it."""
+
+    def __init__(self, way: Way, reason: str) -> None:
+        super().__init__(reason)
+        self.way = way
+
+
+def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loaded:
+    """As load(), with the ways that are not refused. Raises WayRefused, with nothing attached."""
     mechanisms = dict(settings.mechanisms)
-    parts = parts_of(settings.programs, settings.lock_mode)
-    choices = [choose(part, mechanisms.get(part.program, "auto"), host) for part in parts]
+    choices = [
+        choose(part, mechanisms.get(part.program, "auto"), host, refused)
+        for part in parts_of(settings.programs, settings.lock_mode)
+    ]
     source = source_for(settings, choices, host)
     module = Module(source)
     pairs, plain = _maps(settings, choices)
@@ -113,8 +134,12 @@ def load(settings: LoadSettings) -> Loaded:
 
     started = time.monotonic_ns()
     attached = Attached()
-    for choice in reversed(choices):  # kernel locks first: attaching takes them
-        attached.add(module, choice, host.types)
+    try:
+        for choice in reversed(choices):  # kernel locks first: attaching takes them
+            attached.add(module, choice, host.types)
+    except WayRefused:
+        module.close()
+        raise
     if not attached.attachments:
         reasons = "; ".join(f"{hook.hook}: {hook.reason}" for hook in attached.hooks if hook.reason)
         raise HostError(f"none of the programs {', '.join(settings.programs)} can be attached: {reasons}")
@@ -123,17 +148,13 @@ def load(settings: LoadSettings) -> Loaded:
     manifest = Manifest(
         source_hash=source.hash,
         attached_ns=started,
-        chosen=tuple(
-            Chosen(choice.part.program, choice.part.what, choice.way.mechanism if choice.way else "",
-                   choice.instead_of)
-            for choice in choices
-        ),
+        chosen=tuple(choice.told for choice in choices),
         hooks=tuple(attached.hooks),
         maps=tuple(module.map_info(name) for name in maps),
         functions=tuple((program, name) for program, name, _ in attached.functions),
         enums=source.enums,
         constants=source.constants,
-    )  # fmt: skip
+    )
     fds = [module.map_fd(name) for name in maps]
     fds += [fd for _, _, fd in attached.functions] + attached.attachments
     return Loaded(manifest, fds)
@@ -162,7 +183,7 @@ class Attached:
     """(program, function, descriptor) of everything loaded."""
 
     def add(self, module: Module, choice: Choice, types: KernelTypes) -> None:
-        """Attach one part of the work, or say why not."""
+        """Attach one part of the work, or say why not. Raises WayRefused."""
         crippled = "" if choice.way else choice.instead_of
         for hook, reason in choice.hooks:
             if reason and hook.optional:
@@ -174,6 +195,8 @@ class Attached:
                     self._attach(module, hook, types)
                 except HostError as error:
                     reason = str(error)
+                    if hook.required and choice.way:
+                        raise WayRefused(choice.way, reason) from error
             self.hooks.append(Hook(hook.program, hook.hook, hook.mechanism, not reason, reason))
 
     def _attach(self, module: Module, hook: Candidate, types: KernelTypes) -> None:
