@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TypeVar
 
+from lockd.batch import require_batches
 from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
 from lockd.load.choose import Choice, available, choose
@@ -52,13 +53,13 @@ def _general() -> Host | None:
     """Print what every program needs; None if something of it is missing."""
     complete = True
 
-    def probe(what: str, how: Callable[[], Found]) -> Found | None:
+    def probe(what: str, how: Callable[[], Found], needed: bool = True) -> Found | None:
         nonlocal complete
         try:
             found = how()
         except HostError as error:
             print(f"{what:<11} no: {error}")
-            complete = False
+            complete = complete and not needed
             return None
         print(f"{what:<11} yes")
         return found
@@ -66,6 +67,7 @@ def _general() -> Host | None:
     probe("privileges", require_privileges)
     types = probe("BTF", KernelTypes)
     trace = probe("tracefs", ensure_tracefs)
+    probe("map batches", require_batches, needed=False)
     probe("bcc", _bcc)
     print()
     if types is None or trace is None or not complete:

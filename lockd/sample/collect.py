@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy.typing as npt
 
+from lockd.batch import MISSING, can_batch
 from lockd.manifest import Manifest
 from lockd.sample import structs
 from lockd.sample.inflight import read_steady
 from lockd.sample.maps import Buffers, Control, GracePeriod, HashMap, PerCpuCounters
+
+log = logging.getLogger(__name__)
 
 Columns = npt.NDArray[Any]
 Rows = tuple[Columns, Columns]
@@ -26,8 +30,13 @@ class Collector:
 
     def __init__(self, manifest: Manifest, fds: list[int]) -> None:
         infos = {info.name: (fd, info) for fd, info in zip(fds, manifest.maps, strict=False)}
+        batch = can_batch(infos["threads"][0])
+        if not batch:
+            log.warning("%s", MISSING)
         hashes = {
-            name: HashMap(fd, info) for name, (fd, info) in infos.items() if name not in ("control", "losses")
+            name: HashMap(fd, info, batch)
+            for name, (fd, info) in infos.items()
+            if name not in ("control", "losses")
         }
         self._threads, self._kernel_waits = hashes["threads"], hashes.get("kernel_waits")
         self._kernel_holding = hashes.get("kernel_holding")

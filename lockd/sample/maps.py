@@ -18,18 +18,22 @@ from lockd.manifest import MapInfo
 
 MEMBARRIER_CALL = {"x86_64": 324, "aarch64": 283}[os.uname().machine]
 MEMBARRIER_CMD_GLOBAL = 1
+LONGEST_WALK = 4
+"""So many times as many steps as entries a map that changes may take to be read one by one."""
 LONGEST_PROGRAM = 0.25
 """Seconds; a BPF program runs for some microseconds, with preemption disabled."""
 
 
 class HashMap:
-    """A hash map, read whole. `key` and `value` are numpy dtypes with the C structs' layout."""
+    """A hash map, read whole. `key` and `value` are numpy dtypes with the C structs' layout.
+
+    `batch` says whether the kernel has batch operations (5.6).
+    """
 
     def __init__(self, fd: int, info: MapInfo, batch: bool = True) -> None:
         self.fd, self.name, self.entries = fd, info.name, info.entries
         self.key, self.value = np.dtype(info.key), np.dtype(info.value)  # type: ignore[arg-type]
-        self.batch = batch
-        """Whether the kernel has batch operations (5.6); found out by the first that fails."""
+        self._batch = batch
         self._lib = libbpf()
 
     def read(self, buffers: Buffers) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -42,14 +46,17 @@ class HashMap:
 
     def delete(self, keys: npt.NDArray[Any]) -> None:
         """Delete entries, one by one; those that are gone already are no error."""
+        first = keys.ctypes.data
         for at in range(len(keys)):
-            self._lib.bpf_map_delete_elem(self.fd, keys.ctypes.data + at * self.key.itemsize)
+            failed = self._lib.bpf_map_delete_elem(self.fd, first + at * self.key.itemsize)
+            if failed and last_error() != errno.ENOENT:
+                raise self._failed("deleting an entry", last_error())
 
     def _all(
         self, operation: Any, buffers: Buffers, delete: bool
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         keys, values = buffers.for_map(self)
-        if not self.batch:
+        if not self._batch:
             return self._one_by_one(keys, values, delete)
         count, total = ctypes.c_uint32(), 0
         token = (ctypes.c_char * 16)()
@@ -66,13 +73,10 @@ class HashMap:
                 None,
             )
             code = last_error() if failed else 0
-            if code in (errno.EINVAL, errno.EOPNOTSUPP) and since is None:
-                self.batch = False
-                return self._one_by_one(keys, values, delete)
             if code == errno.ENOSPC:
                 break  # was full and changed while it was read: what comes next has no room here
             if code not in (0, errno.ENOENT):
-                raise LockdError(f"map {self.name}: reading a batch: {os.strerror(code)}")
+                raise self._failed("reading a batch", code)
             total += count.value
             if code == errno.ENOENT:
                 break
@@ -82,19 +86,30 @@ class HashMap:
     def _one_by_one(
         self, keys: npt.NDArray[Any], values: npt.NDArray[Any], delete: bool
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        at, previous = 0, None
-        while at < len(keys):
-            key = keys.ctypes.data + at * self.key.itemsize
-            if self._lib.bpf_map_get_next_key(self.fd, previous, key):
+        total, seen = 0, set()
+        first_key, first_value = keys.ctypes.data, values.ctypes.data
+        key, previous = ctypes.create_string_buffer(self.key.itemsize), None
+        # After a key that a program has deleted meanwhile the kernel begins again with the first.
+        for _ in range(LONGEST_WALK * len(keys)):
+            if total == len(keys):
                 break
-            value = values.ctypes.data + at * self.value.itemsize
-            if not self._lib.bpf_map_lookup_elem(self.fd, key, value):
-                at += 1
-            if delete:  # then the first key is always the next
-                self._lib.bpf_map_delete_elem(self.fd, key)
-            else:
-                previous = key
-        return keys[:at], values[:at]
+            if self._lib.bpf_map_get_next_key(self.fd, previous, key):
+                if last_error() != errno.ENOENT:
+                    raise self._failed("finding the next entry", last_error())
+                break
+            previous, name = key, key.raw
+            if name not in seen:
+                seen.add(name)
+                value = first_value + total * self.value.itemsize
+                if not self._lib.bpf_map_lookup_elem(self.fd, key, value):
+                    ctypes.memmove(first_key + total * self.key.itemsize, name, len(name))
+                    total += 1
+        if delete:
+            self.delete(keys[:total])
+        return keys[:total], values[:total]
+
+    def _failed(self, what: str, code: int) -> LockdError:
+        return LockdError(f"map {self.name}: {what}: {os.strerror(code)}")
 
 
 class Buffers:

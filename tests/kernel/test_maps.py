@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from lockd.libbpf import libbpf
@@ -27,8 +29,8 @@ def fd() -> Iterator[int]:
     os.close(fd)
 
 
-def fill(fd: int) -> None:
-    for number in range(ENTRIES):
+def fill(fd: int, first: int = 0) -> None:
+    for number in range(first, ENTRIES):
         key, value = ctypes.c_uint32(number), ctypes.c_uint64(number * number)
         assert libbpf().bpf_map_update_elem(fd, ctypes.byref(key), ctypes.byref(value), 0) == 0
 
@@ -42,7 +44,6 @@ def test_a_full_map_is_read_and_drained_whole(fd: int, batch: bool) -> None:
         assert sorted(keys.tolist()) == list(range(ENTRIES))
         assert (values == keys.astype(int) ** 2).all()
     assert [len(columns) for columns in table.drain(buffers)] == [0, 0]
-    assert table.batch == batch
 
 
 @pytest.mark.parametrize("batch", [True, False])
@@ -60,4 +61,27 @@ def test_more_entries_than_room_is_no_error(fd: int, batch: bool, room: int) -> 
         seen += keys.tolist()
     # A bucket of several entries that has no room stays as a whole; what is drained is drained once.
     assert len(set(seen)) == len(seen)
-    assert table.batch == batch
+
+
+def test_one_by_one_no_entry_is_found_twice_while_others_come_and_go(fd: int) -> None:
+    """After a key that is gone the kernel begins again with the first."""
+    half = ENTRIES // 2
+    table = HashMap(fd, MapInfo("test", ENTRIES, "u4", "u8"), batch=False)
+    buffers = Buffers([table])
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            table.delete(np.arange(half, ENTRIES, dtype=np.uint32))
+            fill(fd, half)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(2000):
+            keys, values = table.read(buffers)
+            assert len(set(keys.tolist())) == len(keys)
+            assert (values == keys.astype(int) ** 2).all()
+    finally:
+        stop.set()
+        thread.join()
