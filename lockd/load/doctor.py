@@ -12,7 +12,7 @@ from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
 from lockd.load.choose import Choice, available, choose
 from lockd.load.hooks import Part, Way, parts_of
-from lockd.load.host import Host, ensure_tracefs, require_privileges
+from lockd.load.host import TRACEFS_PLACES, Host, ensure_tracefs, require_privileges
 from lockd.load.settings import LoadSettings
 
 Found = TypeVar("Found")
@@ -53,7 +53,7 @@ def _general() -> Host | None:
     """Print what every program needs; None if something of it is missing."""
     complete = True
 
-    def probe(what: str, how: Callable[[], Found], needed: bool = True) -> Found | None:
+    def probe(what: str, how: Callable[[], Found], remark: str = "", needed: bool = True) -> Found | None:
         nonlocal complete
         try:
             found = how()
@@ -61,12 +61,12 @@ def _general() -> Host | None:
             print(f"{what:<11} no: {error}")
             complete = complete and not needed
             return None
-        print(f"{what:<11} yes")
+        print(f"{what:<11} yes{remark}")
         return found
 
     probe("privileges", require_privileges)
     types = probe("BTF", KernelTypes)
-    trace = probe("tracefs", ensure_tracefs)
+    trace = probe("tracefs", ensure_tracefs, _tracefs_remark())
     probe("map batches", require_batches, needed=False)
     probe("bcc", _bcc)
     print()
@@ -74,6 +74,12 @@ def _general() -> Host | None:
         print("nothing can run here")
         return None
     return Host(types, trace)
+
+
+def _tracefs_remark() -> str:
+    if any(os.path.isdir(f"{place}/events") for place in TRACEFS_PLACES):
+        return ""
+    return ": not mounted on this host, so lockd mounts it for itself"
 
 
 def _bcc() -> None:
