@@ -127,7 +127,7 @@ def attach_tracing(program: int, function: str) -> int:
 def try_tracing(function: str, btf_id: int) -> str:
     """Why no program can be attached by fentry here, in words; empty if one can, as to this function."""
     try:
-        program = load(RETURN_0, "a program that does nothing", "fentry", btf_id, verbose=False)
+        program = load(RETURN_0, "does_nothing", "fentry", btf_id, verbose=False)
         try:
             os.close(attach_tracing(program, function))
         finally:

@@ -25,7 +25,7 @@ class Port:
 
     def __init__(self) -> None:
         (place,) = (port for port in PORTS.iterdir() if (port / "name").read_text().strip() == NAME)
-        self._file: FileIO = open(f"/dev/{place.name}", "r+b", buffering=0)
+        self._file = FileIO(f"/dev/{place.name}", "r+")
 
     def send(self, **answer: Any) -> None:
         line = json.dumps(answer).encode() + b"\n"

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "virtio_rng", "crc32c_generic", "ext4")
-"""With what they depend on. What is no module in a kernel is built in, or else it does not boot and says so."""
+"""With what they depend on. What is no module in a kernel is built in, or it does not boot and says so."""
 SUFFIXES = (".ko", ".ko.xz", ".ko.zst")
 
 
