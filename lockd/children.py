@@ -16,7 +16,8 @@ from lockd.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
-LOADER_TIMEOUT = 60.0
+LOADER_TIMEOUT = 300.0
+"""Seconds. An emulated or overloaded host compiles for minutes; systemd (TimeoutStartSec) gives up sooner."""
 ENDING_SECONDS = 3.0
 
 
