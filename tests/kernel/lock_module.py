@@ -1,0 +1,100 @@
+"""The kernel test module: scripts that it runs and the truth it tells (see tests/vm/module/README.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+MODULE = Path(__file__).parents[1] / "vm/module/build" / f"{platform.release()}.ko"
+"""Where tests/vm puts it for the kernels that it boots."""
+FILE = Path("/proc/lockd_test")
+LOCK_TYPES = ("mutex", "rwsem_read", "rwsem_write", "semaphore")
+
+
+@dataclass(frozen=True)
+class Script:
+    """Steps of each role (`ROLE` or `ROLE*THREADS`), as one string."""
+
+    roles: Mapping[str, str]
+    rounds: int = 1
+    linger_ms: int = 0
+    """For how long the threads keep their name when all is done."""
+
+    def text(self, comm: str) -> str:
+        """What the module reads; its threads are called `comm` (15 bytes at most)."""
+        lines = [f"{role}: {steps}" for role, steps in self.roles.items()]
+        return "\n".join([f"{comm} {self.rounds} {self.linger_ms}", *lines]) + "\n"
+
+
+@dataclass(frozen=True)
+class TypeTruth:
+    """What became of the locks of one type, as the module tells it; times in ns."""
+
+    acquisitions: int
+    failed: int
+    holds: int
+    hold_ns: int
+    max_hold_ns: int
+    waits: int
+    wait_ns: int
+    max_wait_ns: int
+    spins: int
+    spin_ns: int
+
+
+@dataclass(frozen=True)
+class Truth:
+    """By lock type."""
+
+    threads: Mapping[str, TypeTruth] = field(default_factory=dict)
+    """Of the kernel threads."""
+    caller: Mapping[str, TypeTruth] = field(default_factory=dict)
+    """Of the process that wrote the script."""
+
+
+class LockModule:
+    """The module, loaded. Skips where there is none for this kernel."""
+
+    def __init__(self) -> None:
+        if not FILE.exists():
+            if not MODULE.exists():
+                pytest.skip(f"host: no test module for kernel {platform.release()}; tests/vm builds them")
+            subprocess.run(["insmod", MODULE], check=True)
+
+    def unload(self) -> None:
+        subprocess.run(["rmmod", "lockd_test"], check=True)
+
+    def run(self, script: Script, comm: str) -> Truth:
+        """Run it to its end. Raises OSError: EINVAL, EIO (it gets nowhere), EBUSY (another runs)."""
+        self.write(script.text(comm))
+        return self.truth()
+
+    def truth(self) -> Truth:
+        """The truth about the last script."""
+        told = json.loads(FILE.read_text())
+        return Truth(
+            **{
+                whose: {lock_type: TypeTruth(**numbers) for lock_type, numbers in types.items()}
+                for whose, types in told.items()
+            }
+        )
+
+    def go_on(self) -> None:
+        """End the `pause` of a script that another thread runs."""
+        self.write("go\n")
+
+    @staticmethod
+    def write(text: str) -> None:
+        """In one piece, as the module wants it."""
+        fd = os.open(FILE, os.O_WRONLY)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
