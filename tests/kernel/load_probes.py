@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import sys
 
-from lockd.load.attach import ATTACH_TYPES
+from lockd.load import attach
 from lockd.load.btf import KernelTypes
 from lockd.load.choose import Choice
 from lockd.load.compile import Module
-from lockd.load.hooks import Part, Way, parts_of
+from lockd.load.hooks import Candidate, Part, Way, parts_of
 from lockd.load.host import Host, ensure_tracefs
 from lockd.load.loader import source_for
 from lockd.load.settings import LoadSettings
@@ -22,7 +22,8 @@ PROGRAMS = ("futex", "offcpu", "kernel_locks")
 MECHANISMS = ("fentry", "kprobe")
 LONGEST = 2**63 - 1
 BPF_PROG_TYPE_RAW_TRACEPOINT = 17
-CALL_GET_FUNC_RET, RETURN_0 = bytes.fromhex("85000000 b8000000"), bytes.fromhex("b7000000 00000000")
+ARGUMENTS = 3
+"""Of a function that is hooked; what it returns comes next."""
 
 
 def main() -> None:
@@ -31,14 +32,14 @@ def main() -> None:
 
 
 def loaded(mechanism: str, host: Host) -> list[str]:
-    """The functions of all parts with this mechanism, or the first that a part has."""
+    """The functions of this mechanism, or the first that a part has, with what each is given."""
     choices = [choice(part, mechanism) for part in parts_of(PROGRAMS, "all")]
     settings = LoadSettings(PROGRAMS, 1024, 1024, 1024, 0, LONGEST, "all", ())
     module = Module(source_for(settings, choices, host))
-    hooks = {hook.function: hook for one in choices for hook, _ in one.hooks}
-    for function, hook in hooks.items():
-        if hook.mechanism in ATTACH_TYPES:
-            load_as_raw_tracepoint(module, function)
+    hooks = {" ".join((hook.function, *hook.given)): hook for one in choices for hook, _ in one.hooks}
+    for hook in hooks.values():
+        if hook.mechanism in attach.ATTACH_TYPES:
+            load(module, hook)
         else:
             module._load(hook)
     return sorted(hooks)
@@ -49,17 +50,22 @@ def choice(part: Part, mechanism: str) -> Choice:
     return Choice(part, way, tuple((hook, "") for hook in way.hooks), "")
 
 
-def load_as_raw_tracepoint(module: Module, function: str) -> None:
-    """What is for fentry, on kernels that do not allow it too.
-
-    Arguments are where raw tracepoints have them; only what a function returns is not to be had there.
-    """
+def load(module: Module, hook: Candidate) -> None:
+    """What is for fentry as a raw tracepoint's program, which has its arguments in the same places."""
+    constants = tuple(
+        members.index(prefix + word.upper())
+        for (members, prefix), word in zip(module._meanings, hook.given, strict=False)
+    )
+    given = attach.Given(module._given_base, ARGUMENTS, constants)
+    code = given.put_into(module._bpf.dump_func(hook.function.encode()))
+    if hook.mechanism in ("kprobe", "kretprobe"):
+        attach.load(code, hook.function, hook.mechanism)
+        return
     from bcc import lib
 
-    code = module._bpf.dump_func(function.encode()).replace(CALL_GET_FUNC_RET, RETURN_0)
-    of_type = (BPF_PROG_TYPE_RAW_TRACEPOINT, function.encode(), code, len(code), b"GPL", 0)
+    of_type = (BPF_PROG_TYPE_RAW_TRACEPOINT, hook.function.encode(), code, len(code), b"GPL", 0)
     if lib.bcc_func_load(module._bpf.module, *of_type, 0, None, 0, None, -1) < 0:
-        sys.exit(f"{function}: refused")
+        sys.exit(f"{hook.function}: refused")
 
 
 if __name__ == "__main__":
