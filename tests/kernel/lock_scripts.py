@@ -142,7 +142,8 @@ def _others() -> dict[str, Script]:
         ),
         "read twice by a thread": Script(
             {
-                "one": f"down_read rwsem, {hold}, down_read rwsem, {hold}, up_read rwsem, {hold}, up_read rwsem"
+                "one": f"down_read rwsem, {hold}, down_read rwsem, {hold}, "
+                f"up_read rwsem, {hold}, up_read rwsem"
             },
             ROUNDS,
         ),

@@ -50,7 +50,7 @@ class Machine:
         self._console = directory / "console.log"
         self._rest = b""
         control = directory / "port"
-        append = "rw console=ttyS0 quiet mitigations=off panic=-1"
+        append = "rw console=ttyS0 quiet mitigations=off tsc=reliable clocksource=tsc panic=-1"
         self._qemu = subprocess.Popen(
             [
                 "setpriv", "--pdeathsig", "KILL",  # it must not outlive whoever wanted it

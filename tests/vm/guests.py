@@ -16,7 +16,7 @@ from machine.base import ROOT, base, make_image
 
 PARTS = ("lockd", "tests", "config", "pyproject.toml")
 """What tests/kernel needs of a checkout. By name, since there may be no .git to tell."""
-NOT_PARTS = shutil.ignore_patterns("__pycache__", ".*", "*.o")
+NOT_PARTS = shutil.ignore_patterns("__pycache__", ".*")
 WORK = "/work"
 
 
