@@ -7,7 +7,7 @@ from pathlib import Path
 from lock_module import Script
 
 ROUNDS = 10
-HOLD_US = 3000
+HOLD_US = 20_000
 
 RELEASE = {
     "mutex_lock": "mutex_unlock",
