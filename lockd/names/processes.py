@@ -21,6 +21,8 @@ Name = tuple[str, str]
 NS = 1_000_000_000
 TOLD_LATE_NS = 3 * NS
 """An event tells a name at most so long after it was read."""
+COMM_BYTES = 15
+"""Of a name in a task. procfs has had those of kernel threads in full since d6986ce24fc0 (5.17)."""
 ASKS_PER_SECOND = 200
 """How often procfs is asked again what a process is called: each takes some 20 us."""
 
@@ -48,7 +50,7 @@ class Processes:
         """
         name = self._kernel(text(comm)) if kernel_thread else (self._units.unit(cgroup, tgid), text(comm))
         known = self._known.get(tgid, name)
-        if known[1] == name[1] or self._comm_now(tgid) != known[1]:
+        if kernel_thread or known[1] == name[1] or self._comm_now(tgid) != known[1]:
             self._know(tgid, name, time.monotonic_ns() - TOLD_LATE_NS)
         return name
 
@@ -57,8 +59,11 @@ class Processes:
 
         A name learnt before `since` (monotonic clock in ns) is asked for again: processes
         rename themselves, by exec for one, and one that waits ever since has no event to tell it.
+        A kernel thread has no exec, and procfs may not know what it called itself.
         """
         known = self._known.get(tgid)
+        if known and known[0] == KERNEL:
+            return known
         if known is None or (self._learnt[tgid] < since and self._may_ask_again()):
             now = time.monotonic_ns()
             asked = self._ask(tgid)
@@ -120,7 +125,7 @@ class Processes:
             is_kernel = not (self._procfs / str(tgid) / "cmdline").read_bytes() and self._is_kthread(tgid)
         except OSError:
             return ("", "")
-        return self._kernel(comm) if is_kernel else (self._units.unit(0, tgid), comm)
+        return self._kernel(comm[:COMM_BYTES]) if is_kernel else (self._units.unit(0, tgid), comm)
 
     def _is_kthread(self, tgid: int) -> bool:
         """Children of kthreadd (2), and itself."""

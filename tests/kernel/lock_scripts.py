@@ -6,8 +6,8 @@ from pathlib import Path
 
 from lock_module import Script
 
-ROUNDS = 10
-HOLD_US = 20_000
+ROUNDS = 6
+HOLD_US = 50_000
 
 RELEASE = {
     "mutex_lock": "mutex_unlock",

@@ -35,24 +35,30 @@ class Metrics:
 
     def __init__(self, text: str) -> None:
         self.samples: dict[str, dict[Labels, float]] = {}
+        self._by_comm: dict[tuple[str, str], dict[Labels, float]] = {}
+        """The same again, for there may be many and few of a process."""
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 key = tuple(sorted(sample.labels.items()))
                 self.samples.setdefault(sample.name, {})[key] = sample.value
+                whose = sample.name, sample.labels.get("comm", "")
+                self._by_comm.setdefault(whose, {})[key] = sample.value
 
     def sum(self, name: str, **labels: str) -> float:
         """Of all series of `name` that have these labels; 0 if there are none."""
-        wanted = set(labels.items())
-        return sum(value for key, value in self.samples.get(name, {}).items() if wanted <= set(key))
+        return sum(value for _, value in self._having(name, labels))
 
     def max(self, name: str, **labels: str) -> float:
-        wanted = set(labels.items())
-        values = [value for key, value in self.samples.get(name, {}).items() if wanted <= set(key)]
-        return max(values, default=0.0)
+        return max((value for _, value in self._having(name, labels)), default=0.0)
 
     def labels(self, name: str, **labels: str) -> list[dict[str, str]]:
+        return [dict(key) for key, _ in self._having(name, labels)]
+
+    def _having(self, name: str, labels: dict[str, str]) -> list[tuple[Labels, float]]:
+        comm = labels.get("comm")
+        samples = self.samples.get(name, {}) if comm is None else self._by_comm.get((name, comm), {})
         wanted = set(labels.items())
-        return [dict(key) for key in self.samples.get(name, {}) if wanted <= set(key)]
+        return [(key, value) for key, value in samples.items() if wanted <= set(key)]
 
     @property
     def dropped(self) -> float:

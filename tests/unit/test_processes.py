@@ -73,6 +73,21 @@ def test_pools_of_kernel_threads_are_one_process(
     assert processes.name(8) == (KERNEL, name)
 
 
+def test_a_kernel_thread_is_called_the_same_by_events_and_by_procfs(
+    procfs: Procfs, processes: Processes
+) -> None:
+    procfs.add(7, b"irq/27-virtio0-output.0", cmdline=b"", parent=2)
+    assert processes.name(7) == (KERNEL, "irq/27-virtio0-")
+    assert processes.tell(7, 1, b"irq/27-virtio0-\0", kernel_thread=True) == (KERNEL, "irq/27-virtio0-")
+
+
+def test_a_kernel_thread_that_renamed_itself(procfs: Procfs, processes: Processes) -> None:
+    procfs.add(7, b"made as this", cmdline=b"", parent=2)
+    assert processes.tell(7, 1, b"before\0", kernel_thread=True) == (KERNEL, "before")
+    assert processes.tell(7, 1, b"called so\0", kernel_thread=True) == (KERNEL, "called so")
+    assert processes.name(7, since=time.monotonic_ns()) == (KERNEL, "called so")
+
+
 def test_a_user_process_is_no_kernel_thread_whatever_its_name(procfs: Procfs, processes: Processes) -> None:
     assert processes.tell(7, 1, b"kworker/0:1", kernel_thread=False) == ("", "kworker/0:1")
     procfs.add(8, b"kworker/0:1", cmdline=b"/bin/kworker\0", parent=2)

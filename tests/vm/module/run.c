@@ -62,16 +62,13 @@ static void play(struct thread *me)
 static int play_in_thread(void *data)
 {
     struct thread *me = data;
-    char own_name[TASK_COMM_LEN];
 
     allow_signal(SIGINT);
     allow_signal(SIGKILL);
-    /* Only while it does what is told: a thread takes locks when it begins and ends, too. */
-    strscpy(own_name, current->comm, sizeof(own_name));
-    strscpy(current->comm, me->run->comm, sizeof(current->comm));
     play(me);
     msleep(me->run->linger_ms);
-    strscpy(current->comm, own_name, sizeof(current->comm));
+    /* A thread takes locks when it ends, too. */
+    strscpy(current->comm, KBUILD_MODNAME, sizeof(current->comm));
     flush_signals(current);
     atomic_inc(&me->run->ended);
     wake_up_all(&met);
@@ -95,7 +92,7 @@ static int make_threads(struct run *run)
             thread->is_caller = !strcmp(thread->role->name, "caller");
             thread->task = current;
             if (!thread->is_caller)
-                thread->task = kthread_create(play_in_thread, thread, KBUILD_MODNAME);
+                thread->task = kthread_create(play_in_thread, thread, "%s", run->comm);
             if (IS_ERR(thread->task))
                 return PTR_ERR(thread->task);
             get_task_struct(thread->task);

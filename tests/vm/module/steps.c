@@ -6,7 +6,6 @@
 #include <linux/rwsem.h>
 #include <linux/sched/signal.h>
 #include <linux/semaphore.h>
-#include <linux/version.h>
 #include "lockd_test.h"
 
 #ifndef task_is_running /* 5.14, b03fbd4ff24c: the state got a new name */
@@ -48,7 +47,7 @@ TAKE_VOID(down)
 TAKE(down_interruptible)
 TAKE(down_killable)
 TAKE(down_trylock)
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 11, 0) /* 31784cff7ee0 */
+#ifdef HAVE_DOWN_READ_INTERRUPTIBLE /* see Kbuild */
 TAKE(down_read_interruptible)
 #endif
 
@@ -346,7 +345,7 @@ const struct op ops[] = {
     TAKING(mutex_trylock, TYPE_MUTEX),
     RELEASING(mutex_unlock, TYPE_MUTEX),
     TAKING(down_read, TYPE_RWSEM_READ),
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 11, 0)
+#ifdef HAVE_DOWN_READ_INTERRUPTIBLE
     TAKING(down_read_interruptible, TYPE_RWSEM_READ),
 #endif
     TAKING(down_read_killable, TYPE_RWSEM_READ),
