@@ -19,6 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).resolve().parents[2]
 CHECKOUT = ("/usr/bin/python3", "-m", "lockd")
 """What starts the lockd of the checkout, if that is the current directory."""
+CANNOT = 3
+"""What it exits with where the host cannot do what it is asked for."""
 START_SECONDS = 300.0
 """Several start at the same time on an emulated machine."""
 WINDOWS = 3

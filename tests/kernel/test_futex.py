@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from checks import about
 from conftest import Start
-from lockd_process import Lockd, Metrics
+from lockd_process import CANNOT, Lockd, Metrics, NotStarted
 
 TRIES = 5
 """The programs time their calls from outside, so that being preempted in one adds to their
 truth but, by definition, not to blocked time. Counts must be exact every time, blocked time
 never more than the truth; that it is as much must hold in one undisturbed run of so many."""
+
+
+@pytest.fixture(scope="module", params=["tracepoint", "fentry", "kprobe"])
+def by(
+    request: pytest.FixtureRequest, lockd: Lockd, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Lockd]:
+    """A daemon that sees futex calls by one mechanism. Skips where this kernel does not offer it."""
+    if request.param == "tracepoint":
+        yield lockd
+        return
+    off = {"enabled": False}
+    programs = {"futex": {"mechanism": request.param}, "kernel_locks": off, "offcpu": off}
+    try:
+        daemon = Lockd(tmp_path_factory.mktemp(request.param), {"programs": programs})
+    except NotStarted as error:
+        if error.code != CANNOT:
+            raise
+        pytest.skip(f"host: {error.log.strip()}")
+    yield daemon
+    assert daemon.stop() == 0, "".join(daemon.log)
 
 
 def check_counts(metrics: Metrics, comm: str, truth: dict[str, Any]) -> None:
@@ -63,13 +84,20 @@ def longest_us(metrics: Metrics, **labels: str) -> float:
     ],
 )
 def test_counts_are_exact_and_times_right(
-    lockd: Lockd, workload: Start, program: str, arguments: tuple[int, ...]
+    by: Lockd,
+    workload: Start,
+    program: str,
+    arguments: tuple[int, ...],
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
 ) -> None:
+    record_property("program", "futex")
+    record_property("mechanism", request.node.callspec.params["by"])
     seen = []
     for _ in range(TRIES):
         one = workload(program, *arguments)
         truth = one.run()
-        metrics = lockd.metrics()
+        metrics = by.metrics()
         check_counts(metrics, one.comm, truth)
         one.finish()
         if times_agree(metrics, one.comm, truth):

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 from lock_module import LOCK_TYPES, LockModule, Truth
-from lock_scripts import scripts
-from lockd_process import Lockd, Metrics, NotStarted
+from lock_scripts import CROWDS, scripts
+from lockd_process import CANNOT, Lockd, Metrics, NotStarted
 
 WAITS, WAITED = "lockd_kernel_lock_wait_seconds_count", "lockd_kernel_lock_wait_seconds_sum"
 MAX_WAIT = "lockd_kernel_lock_max_wait_us"
 TAKEN = "lockd_kernel_lock_acquisitions_total"
 HOLDS, HELD = "lockd_kernel_lock_hold_seconds_count", "lockd_kernel_lock_hold_seconds_sum"
-DROPPED = "lockd_dropped_events_total"
 
 WAYS = {
     "contention by tracepoint": ("contention", "tracepoint"),
@@ -30,8 +29,6 @@ WAYS = {
 }
 SHARE, EACH_US = 0.05, 500
 """Times may be off by so much, or by so much for each of the waits or holds."""
-CANNOT = 3
-"""What lockd exits with where the host cannot do what it is asked for."""
 TRIES = 3
 """Of times: an emulated machine may stand still between the module's clock and lockd's."""
 
@@ -46,7 +43,7 @@ class Bench:
         with ThreadPoolExecutor(len(WAYS)) as pool:
             started = pool.map(lambda way: _start(directory / way, *WAYS[way]), WAYS)
         self._daemons = dict(zip(WAYS, started, strict=True))
-        self._scripts = scripts()
+        self._scripts = {**scripts(), **CROWDS}
         self._truths: dict[str, Truth] = {}
         self._seen: dict[str, tuple[int, Metrics]] = {}
 
@@ -67,7 +64,7 @@ class Bench:
     def result(self, name: str, attempt: int) -> tuple[str, Truth]:
         """A run of that script: the name of its threads, and the truth. It is run once for all ways."""
         if not attempt and not self._truths:
-            for one in self._scripts:
+            for one in scripts():
                 self._run(one, 0)
         comm = self._comm(name, attempt)
         if comm not in self._truths:
@@ -123,8 +120,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Benc
 def way(request: pytest.FixtureRequest, bench: Bench, record_property: pytest.RecordProperty) -> str:
     """A way that this kernel offers."""
     name: str = request.param
-    record_property("program", "kernel_locks")
-    record_property("mechanism", WAYS[name][1])
+    mode, mechanism = WAYS[name]
+    record_property("program", f"kernel_locks, mode {mode}")
+    record_property("mechanism", mechanism)
     bench.daemon(name)
     return name
 
@@ -178,3 +176,28 @@ def test_counts_are_exact_and_times_right(name: str, way: str, bench: Bench) -> 
         if not found[-1]:
             return
     pytest.fail(f"off in each of {TRIES} tries: {found}")
+
+
+def lost(metrics: Metrics) -> dict[str, float]:
+    """Events that were not counted, by what they would have been: waits or holds."""
+    return {of: metrics.sum("lockd_dropped_events_total", map=of) for of in ("kernel_locks", "kernel_holds")}
+
+
+@pytest.mark.parametrize("name", CROWDS)
+def test_a_crowd_loses_nothing_that_is_not_counted(name: str, way: str, bench: Bench) -> None:
+    """Many threads in one function at a time: a kretprobe follows only a few of them."""
+    before = lost(bench.daemon(way).metrics())
+    comm, truth = bench.result(name, list(WAYS).index(way))
+    metrics = bench.metrics(way)
+    losses = {of: count - before[of] for of, count in lost(metrics).items()}
+    is_all, by_kretprobe = WAYS[way][0] == "all", WAYS[way][1] == "kprobe"
+    missing = {"kernel_locks": 0.0, "kernel_holds": 0.0}
+    for lock_type, told in truth.threads.items():
+        labels = labels_of(comm, lock_type)
+        missing["kernel_locks"] += told.waits - metrics.sum(WAITS, **labels)
+        if is_all:
+            assert metrics.sum(TAKEN, **labels) == told.acquisitions
+            missing["kernel_holds"] += told.holds - metrics.sum(HOLDS, **labels)
+    for of, count in missing.items():
+        # All of the kernel may lose events, not only these threads.
+        assert 0 <= count <= losses[of] if by_kretprobe else count == 0, (of, count, losses)

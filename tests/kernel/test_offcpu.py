@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ COUNT, SUM = "lockd_offcpu_blocked_seconds_count", "lockd_offcpu_blocked_seconds
 MAX = "lockd_offcpu_max_blocked_us"
 RUNQUEUE = "lockd_offcpu_runqueue_seconds_sum"
 WAKERS = "lockd_offcpu_waker_seconds_total"
+
+
+@pytest.fixture(autouse=True)
+def said(record_property: Callable[[str, object], None]) -> None:
+    """For the matrix of tests/vm."""
+    record_property("program", "offcpu")
+    record_property("mechanism", "tracepoint")
 
 
 def labels_of(comm: str, told: dict[str, Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -19,6 +20,44 @@ KERNELS = (
     Kernel("6.12", "bookworm-security"),
     Kernel("7.2", "sid"),
 )
+
+LEFT_OUT = {
+    "tests/kernel/test_bcc_versions.py": "about releases of bcc, not of the kernel",
+}
+"""Tests of tests/kernel that are not run in these machines, and why."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A skip that may be: of tests and with a reason that match, on kernels of these series."""
+
+    series: str
+    test: str
+    reason: str
+    why: str
+
+    def allows(self, series: str, test: str, reason: str) -> bool:
+        return (
+            series in self.series.split()
+            and re.search(self.test, test) is not None
+            and re.search(self.reason, reason) is not None
+        )
+
+
+SKIPS = (
+    Skip(
+        "5.10",
+        "by tracepoint",
+        "no tracepoint contention_",
+        "the tracepoints of contended locks came with 16edd9b511a1 (5.19)",
+    ),
+)
+
+COMPLAINTS = re.compile(
+    r"\bBUG\b|\bWARNING\b|\bOops\b|Call Trace|cut here|general protection|blocked for more than"
+    r"|possible (circular|recursive) locking|inconsistent lock state|detected stall|soft lockup|refcount_t"
+)
+"""What a kernel that is not well says in its log."""
 
 
 def kernel_of(series: str) -> Kernel:

@@ -1,0 +1,84 @@
+"""What lockd attaches goes with it: nothing stays in the kernel, however it ends and however often."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from lockd_process import CANNOT, ROOT, Lockd, NotStarted
+
+TIMES = 100
+FREED_SECONDS = 30.0
+"""The kernel frees programs and maps after grace periods."""
+TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
+KPROBES = Path("/sys/kernel/debug/kprobes/list")
+ATTACH_OFTEN = Path(__file__).with_name("attach_often.py")
+
+MECHANISMS = ("tracepoint", "fentry", "kprobe")
+
+
+def in_kernel() -> set[str]:
+    """Everything that lockd could leave behind: programs, maps, links, probes, events of tracefs."""
+    found = set()
+    for what in ("prog", "map", "link"):
+        listed = json.loads(subprocess.check_output(["bpftool", "-j", what, "list"]))
+        found |= {f"{what} {one['id']} {one.get('name', '')}" for one in listed}
+    files = [place / name for place in TRACEFS for name in ("kprobe_events", "dynamic_events")]
+    for file in (*files, KPROBES):
+        if file.exists():
+            found |= {f"{file}: {line}" for line in file.read_text().splitlines()}
+    return found
+
+
+def check_nothing_left(before: set[str]) -> None:
+    deadline = time.monotonic() + FREED_SECONDS
+    while left := in_kernel() - before:
+        assert time.monotonic() < deadline, f"left behind: {sorted(left)}"
+        time.sleep(0.2)
+
+
+def config(mechanism: str) -> dict[str, object]:
+    """By that mechanism as much as it can do."""
+    mode = "contention" if mechanism == "tracepoint" else "all"
+    return {
+        "programs": {
+            "futex": {"mechanism": mechanism},
+            "kernel_locks": {"mechanism": mechanism, "mode": mode},
+        }
+    }
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_the_daemon_killed_leaves_nothing(mechanism: str, tmp_path: Path) -> None:
+    before = in_kernel()
+    try:
+        daemon = Lockd(tmp_path, config(mechanism))
+    except NotStarted as error:
+        if error.code != CANNOT:
+            raise
+        pytest.skip(f"host: {error.log.strip()}")
+    during = in_kernel() - before
+    assert len([one for one in during if one.startswith("prog")]) > 5
+    daemon.process.send_signal(signal.SIGKILL)
+    daemon.process.wait(30)
+    check_nothing_left(before)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_attaching_and_detaching_often_leaves_nothing(mechanism: str) -> None:
+    before = in_kernel()
+    command = ["/usr/bin/python3", ATTACH_OFTEN, mechanism, str(TIMES)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    if done.returncode == CANNOT:
+        pytest.skip(f"host: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert [int(line) > 0 for line in done.stdout.split()] == [True] * TIMES, done.stdout
+    check_nothing_left(before)

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""The BPF programs that the tests of a machine need, compiled outside of it: inside, clang takes a minute for each.
+
+Usage: compiled.py list                      in the machine: prints the sources it will ask for, as JSON
+       compiled.py compile DIRECTORY <JSON   on the machine's userland: compiles them into files of lockd's cache
+
+Nothing depends on the list being complete. What is not in it, lockd compiles itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from machine.qemu import Machine
+
+CACHE = "/var/cache/lockd"
+"""Of lockd in the machine."""
+PYTHON = "/usr/bin/python3"
+PROGRAMS = ("futex", "offcpu", "kernel_locks")
+ASKED = (
+    (PROGRAMS, "contention", ("tracepoint", "auto", "fentry", "kprobe")),
+    (PROGRAMS, "all", ("auto", "fentry", "kprobe")),
+    (("futex",), "contention", ("fentry", "kprobe")),
+    (("kernel_locks",), "contention", ("tracepoint", "fentry", "kprobe")),
+    (("kernel_locks",), "all", ("auto", "fentry", "kprobe")),
+)
+"""Programs, mode and mechanisms of the daemons that tests start."""
+CPUS = "/sys/devices/system/cpu/possible"
+WITH_CPUS = f'mount --bind "$1" {CPUS}; shift; exec "$@"'
+"""Per-CPU maps are described with the number of processors."""
+
+
+def listed() -> dict[str, str]:
+    """Sources by the names of their files in the cache."""
+    from lockd.config import Config
+    from lockd.errors import HostError
+    from lockd.load.btf import KernelTypes
+    from lockd.load.compile import what_decides
+    from lockd.load.host import Host, ensure_tracefs
+    from lockd.load.kept import key_of
+    from lockd.load.loader import choices_for, source_for
+    from lockd.service import load_settings
+
+    host = Host(KernelTypes(), ensure_tracefs())
+    found = {}
+    for programs, mode, mechanisms in ASKED:
+        for mechanism in mechanisms:
+            ...
+    return found
+
+
+def compile_into(directory: Path) -> None:
+    from lockd.load.compile import compile_source
+    from lockd.load.kept import Kept
+    from lockd.load.source import Source
+
+    for key, text in json.load(sys.stdin).items():
+        Kept(directory).keep(key, compile_source(Source(text, {}, {})))
+
+
+def give(machine: Machine, userland: Path) -> int:
+    """Compile what `machine` will need on its own userland, and put it there; how many that are."""
+    from debian import inside
+
+    asked = machine.run(PYTHON, "tests/vm/compiled.py", "list", seconds=300, cwd="/work")
+    assert asked.code == 0, asked.out
+    with tempfile.TemporaryDirectory(prefix="lockd-compiled-", dir="/tmp") as name:
+        cpus, directory = Path(name, "cpus"), Path(name, "cache")
+        cpus.write_text(machine.shell(f"cat {CPUS}") + "\n")
+        before = [*inside(userland), "sh", "-ec", WITH_CPUS, "-", cpus]
+        command = [*before, PYTHON, "tests/vm/compiled.py", "compile", directory]
+        subprocess.run(command, input=asked.out, text=True, check=True)
+        machine.shell(f"mkdir -m 700 {CACHE}")
+        for file in directory.iterdir():
+            machine.put(f"{CACHE}/{file.name}", file.read_bytes())
+        return len(list(directory.iterdir()))

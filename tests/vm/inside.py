@@ -1,0 +1,86 @@
+"""What came of the kernel tier in a machine: its report, the kernel's log and what doctor says."""
+
+from __future__ import annotations
+
+import re
+import time
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import guests
+from kernels import LEFT_OUT, Kernel
+
+SECONDS = 1500.0
+"""That the tier may take, by the host's clock."""
+REPORT = "/tmp/report.xml"
+PYTHON = "/usr/bin/python3"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A test, as pytest's report has it."""
+
+    name: str
+    outcome: str
+    """passed, failed, error or skipped"""
+    words: str = ""
+    """Why it was skipped or failed."""
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The tier on one kernel."""
+
+    series: str
+    release: str
+    cases: list[Case]
+    code: int
+    """pytest's exit code"""
+    printed: str
+    kernel_log: str
+    doctor: str
+    doctor_code: int
+    seconds: float
+
+
+def run(kernel: Kernel, disk: Path, log: Path) -> Run:
+    """Boot `kernel` and run the tier in it; what it prints goes to `log` as it comes. Raises VmLost."""
+    began = time.monotonic()
+    left_out = [f"--ignore={path}" for path in LEFT_OUT]
+    with log.open("w") as file, guests.booted(kernel, disk) as machine:
+
+        def more(text: str) -> None:
+            file.write(text)
+            file.flush()
+
+        release = machine.shell("uname -r")
+        doctor = machine.run(PYTHON, "-m", "lockd", "doctor", seconds=300, cwd=guests.WORK)
+        more(doctor.out)
+        done = machine.run(
+            PYTHON, "-m", "pytest", "tests/kernel", "-v", "--durations=20", "-p", "no:cacheprovider",
+            f"--junitxml={REPORT}", *left_out,
+            seconds=SECONDS, cwd=guests.WORK, env={"CI": "true", "PYTHONUNBUFFERED": "1"}, more=more,
+        )  # fmt: skip
+        report = machine.run("cat", REPORT)
+        kernel_log = machine.shell("dmesg")
+    return Run(
+        kernel.series, release, cases_of(report.out) if report.code == 0 else [], done.code, done.out,
+        kernel_log, doctor.out, doctor.code, time.monotonic() - began,
+    )  # fmt: skip
+
+
+def cases_of(report: str) -> list[Case]:
+    """The tests of a report in JUnit's format."""
+    cases = []
+    for case in ET.fromstring(report).iter("testcase"):
+        outcome, words = "passed", ""
+        for child in case:
+            if child.tag in ("failure", "error", "skipped"):
+                outcome = {"failure": "failed"}.get(child.tag, child.tag)
+                words = f"{child.get('message', '')}\n{child.text or ''}"
+        name = re.sub(r".*\.", "", case.get("classname", "")) + "::" + case.get("name", "")
+        properties = {one.get("name", ""): one.get("value", "") for one in case.iter("property")}
+        cases.append(Case(name, outcome, words, properties))
+    return cases

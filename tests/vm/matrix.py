@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""The support matrix of the README: which kernel measures what by which mechanisms, as last seen by tests/vm.
+
+Usage: tests/vm/matrix.py [RESULTS]
+
+Writes it into the README from tests/vm/results.json; from RESULTS, as a run leaves it in
+tests/vm/build/results.json, both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inside import Run
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results.json"
+README = HERE.parents[1] / "README.md"
+BEGIN, END = "<!-- matrix: made by tests/vm/matrix.py -->\n", "<!-- end of matrix -->\n"
+MECHANISMS = ("tracepoint", "fentry", "kprobe")
+PROGRAMS = {
+    "futex": r"futex calls",
+    "offcpu": r"offcpu switches",
+    "kernel_locks, mode contention": r"kernel_locks waits",
+    "kernel_locks, mode all": r"kernel_locks holds",
+}
+"""As tests call them, and what doctor says of them."""
+
+Results = dict[str, dict[str, Any]]
+"""By series: `release`, and by program which mechanisms are `tested` and which one is `chosen`."""
+
+
+@dataclass(frozen=True)
+class HookRow:
+    """A line of doctor's table."""
+
+    program: str
+    part: str
+    by: str
+    mechanism: str
+    is_available: bool
+    reason: str
+
+
+def hooks_of(doctor: str) -> list[HookRow]:
+    """The table that doctor printed."""
+    _, _, table = doctor.partition("PROGRAM")
+    rows = []
+    for line in table.splitlines()[1:]:
+        if not line:
+            break
+        program, part, by, hook, verdict = re.split(r"\s{2,}", line, maxsplit=4)
+        word, _, reason = verdict.partition(": ")
+        rows.append(HookRow(program, part, by, hook.split()[0], word == "yes", reason))
+    return rows
+
+
+def of_run(run: Run) -> dict[str, Any]:
+    """What a run has shown: a mechanism counts if tests of it passed and none failed."""
+    found: dict[str, Any] = {"release": run.release}
+    for program, part in PROGRAMS.items():
+        tested = []
+        for mechanism in MECHANISMS:
+            wanted = {"program": program, "mechanism": mechanism}
+            outcomes = {case.outcome for case in run.cases if wanted.items() <= case.properties.items()}
+            if "passed" in outcomes and not outcomes & {"failed", "error"}:
+                tested.append(mechanism)
+        chosen = re.search(rf"^{part}: +by (\w+)", run.doctor, re.MULTILINE)
+        found[program] = {"tested": tested, "chosen": chosen[1] if chosen else ""}
+    return found
+
+
+def without_releases(results: Results) -> Results:
+    """What does not change with every update of a kernel."""
+    return {
+        series: {name: value for name, value in found.items() if name != "release"}
+        for series, found in results.items()
+    }
+
+
+def results() -> Results:
+    """As last seen."""
+    read: Results = json.loads(RESULTS.read_text())
+    return read
+
+
+def table(shown: Results) -> str:
+    """In Markdown."""
+    lines = [
+        "| kernel | " + " | ".join(f"`{program}`" for program in PROGRAMS).replace(", ", "`, `") + " |",
+        "|---|" + "---|" * len(PROGRAMS),
+    ]
+    for series, found in shown.items():
+        cells = [
+            ", ".join(
+                f"**{mechanism}**" if mechanism == found[program]["chosen"] else mechanism
+                for mechanism in found[program]["tested"]
+            )
+            for program in PROGRAMS
+        ]
+        lines.append(f"| {series} (Debian's {found['release']}) | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def put_into(readme: str, shown: Results) -> str:
+    """The README with this matrix."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{table(shown)}{END}{after}"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        shutil.copyfile(sys.argv[1], RESULTS)
+    README.write_text(put_into(README.read_text(), results()))

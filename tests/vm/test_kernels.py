@@ -1,0 +1,107 @@
+"""The kernel tier on real kernels, in emulated machines: kernels.py has which, and what is left out.
+
+A machine that stopped answering is an error of type VmLost, and says nothing about lockd. What is printed in
+the machines is in tests/vm/build, as it comes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import guests
+import inside
+import matrix
+import pytest
+from inside import Run
+from kernels import COMPLAINTS, KERNELS, SKIPS, Skip
+from machine.kernel import unpacked
+from module_build import build_module
+
+HERE = Path(__file__).resolve().parent
+BUILD = HERE / "build"
+
+pytestmark = pytest.mark.timeout(2400)  # all machines
+
+
+@pytest.fixture(scope="session")
+def runs() -> Iterator[dict[str, Future[Run]]]:
+    """The tier on every kernel, as many at a time as there are processors: a machine takes one."""
+    if platform.machine() != "x86_64":
+        pytest.skip("host: the machines are of x86_64")
+    if os.geteuid():
+        pytest.skip("host: making the machines' disks needs root")
+    for program in ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "gcc"):
+        if not shutil.which(program):
+            pytest.skip(f"{program} is not installed; `make test` installs it")
+    modules = HERE / "module/build"
+    modules.mkdir(exist_ok=True)
+    for kernel in KERNELS:
+        found = unpacked(kernel.series, kernel.suite)
+        shutil.copy(build_module(found, kernel.suite), modules / f"{found.release}.ko")
+    BUILD.mkdir(exist_ok=True)
+    with guests.checkout() as disk, ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {
+            kernel.series: pool.submit(inside.run, kernel, disk, BUILD / f"{kernel.series}.log")
+            for kernel in KERNELS
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(params=[kernel.series for kernel in KERNELS])
+def run(request: pytest.FixtureRequest, runs: dict[str, Future[Run]]) -> Run:
+    return runs[request.param].result()
+
+
+def test_every_test_passes(run: Run, record_property: pytest.RecordProperty) -> None:
+    passed = sum(case.outcome == "passed" for case in run.cases)
+    record_property("summary", f"{run.release}: {passed} of {len(run.cases)} passed in {run.seconds:.0f} s")
+    failed = [f"{case.name}\n{case.words}" for case in run.cases if case.outcome in ("failed", "error")]
+    assert not failed, "\n".join(failed)
+    assert run.code == 0, run.printed[-5000:]
+    assert passed > 0
+
+
+def test_only_what_is_listed_is_skipped(run: Run) -> None:
+    unlisted = [
+        f"{case.name}: {case.words}"
+        for case in run.cases
+        if case.outcome == "skipped"
+        and not any(skip.allows(run.series, case.name, case.words) for skip in SKIPS)
+    ]
+    assert not unlisted, "\n".join(unlisted)
+
+
+@pytest.mark.parametrize("skip", SKIPS, ids=lambda skip: f"{skip.series}: {skip.test}")
+def test_every_listed_skip_happens(skip: Skip, runs: dict[str, Future[Run]]) -> None:
+    assert any(
+        skip.allows(series, case.name, case.words)
+        for series in skip.series.split()
+        for case in runs[series].result().cases
+        if case.outcome == "skipped"
+    )
+
+
+def test_the_kernel_complains_of_nothing(run: Run) -> None:
+    complaints = [line for line in run.kernel_log.splitlines() if COMPLAINTS.search(line)]
+    assert not complaints, run.kernel_log
+
+
+def test_doctor_says_why_not(run: Run) -> None:
+    assert run.doctor_code == 0, run.doctor
+    rows = matrix.hooks_of(run.doctor)
+    assert {row.mechanism for row in rows if row.is_available} >= {"kprobe", "kretprobe", "fentry", "fexit"}
+    for row in rows:
+        assert row.is_available or len(row.reason.split()) >= 4, row
+
+
+def test_the_matrix_in_the_readme_is_true(runs: dict[str, Future[Run]]) -> None:
+    """What `tests/vm/matrix.py` made it of; that says how to make it anew."""
+    seen = {series: matrix.of_run(future.result()) for series, future in runs.items()}
+    (BUILD / matrix.RESULTS.name).write_text(json.dumps(seen, indent=2) + "\n")
+    assert matrix.without_releases(seen) == matrix.without_releases(matrix.results())
