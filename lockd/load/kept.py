@@ -23,7 +23,7 @@ FORMAT = "1"
 """To be changed with Compiled and with what compile.py makes of a source."""
 FILES = 16
 LARGEST = 1 << 24
-"""Bytes of a file; what all programs need is a hundredth of it."""
+"""Bytes that are read of a file; what all programs need is a hundredth of it."""
 NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")
 """Of a file, and of one that is being written."""
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
@@ -49,7 +49,7 @@ class Kept:
     """Results in a directory, by key. A file is a digest of its key and content, and the content as JSON."""
 
     def __init__(self, directory: Path | None) -> None:
-        self._directory = directory
+        self.directory = directory
 
     def find(self, key: str) -> Compiled | None:
         """None if there is none that is whole and nobody else's."""
@@ -65,33 +65,33 @@ class Kept:
             log.warning(
                 "%s: not used: %s; it may hold code for the kernel only if no other user can write it: "
                 "give it to root with mode 0700, or delete it; until then every start compiles",
-                self._directory,
+                self.directory,
                 error,
             )
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.info("%s/%s: not used: %s", self._directory, key, _words(error))
+            log.info("%s/%s: not used: %s", self.directory, key, _words(error))
             return None
 
     def keep(self, key: str, compiled: Compiled) -> None:
         """Add one, and delete the oldest of too many. It is no error if that cannot be done."""
         content = compiled.to_json()
         try:
-            if self._directory:
+            if self.directory:
                 with contextlib.suppress(FileExistsError):
-                    self._directory.mkdir(0o700)
+                    self.directory.mkdir(0o700)
             with self._opened() as directory:
                 _write(key, _digest(key, content) + b"\n" + content, directory)
                 _delete_old(directory)
         except OSError as error:
-            log.info("%s: what was compiled is not kept: %s", self._directory, _words(error))
+            log.info("%s: what was compiled is not kept: %s", self.directory, _words(error))
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
         """The directory's descriptor. Raises OSError if it cannot be opened, Untrusted."""
-        if self._directory is None:
+        if self.directory is None:
             raise FileNotFoundError("no directory: neither $CACHE_DIRECTORY is set nor is this root")
-        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             if reason := _not_trusted(os.fstat(fd)):
                 raise Untrusted(reason)
@@ -114,8 +114,8 @@ def _read(name: str, directory: int) -> bytes:
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
     with open(fd, "rb") as file:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
-            raise ValueError(f"no regular file of at most {LARGEST} bytes")
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("no regular file")
         if reason := _not_trusted(status):
             raise ValueError(reason)
         return file.read(LARGEST)

@@ -101,11 +101,11 @@ def compiled(source: Source, kept: Kept) -> Compiled:
     """What `source` compiles to, on this host. Raises LockdError as compile_source() does."""
     key = key_of(what_decides(source))
     if found := kept.find(key):
-        log.info("the BPF programs were compiled by an earlier start (%s)", key[:16])
+        log.info("the BPF programs were compiled by an earlier start and kept in %s", kept.directory)
         return found
     started = time.monotonic()
     made = compile_source(source)
-    log.info("compiled the BPF programs in %.1f s (%s)", time.monotonic() - started, key[:16])
+    log.info("compiled the BPF programs in %.1f s", time.monotonic() - started)
     kept.keep(key, made)
     return made
 

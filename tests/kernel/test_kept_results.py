@@ -88,9 +88,7 @@ def test_only_the_first_start_has_the_compiler_in_memory(directory: Path) -> Non
     assert seen[1] == [False, False, False]
 
 
-def test_other_settings_are_compiled_for_themselves(
-    directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_settings_are_compiled_too(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         for entries in (1024, 2048, 1024, 2048):
             manifest, _ = loaded(replace(SETTINGS, entries=entries))

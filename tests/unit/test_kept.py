@@ -1,4 +1,4 @@
-"""What was compiled, in files: found again whole, and whatever is wrong with a file or its directory is no error."""
+"""What was compiled, in files: found again whole, and nothing that is wrong with them is an error."""
 
 from __future__ import annotations
 
