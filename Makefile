@@ -22,6 +22,8 @@ SYSCONFDIR := /etc
 DESTDIR :=
 LIB := $(PREFIX)/lib/lockd
 UNIT := $(PREFIX)/lib/systemd/system/lockd.service
+# What starts leave there: programs as they were compiled.
+CACHE := /var/cache/lockd
 
 as_root = [ "$$(id -u)" = 0 ] || { echo "make $@: needs root, to $(1): sudo make $@" >&2; exit 1; }
 
@@ -84,9 +86,9 @@ install: ## install lockd and its systemd unit (PREFIX, SYSCONFDIR, DESTDIR)
 	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
 	@echo "installed; start it with: systemctl enable --now lockd"
 
-uninstall: ## stop lockd and remove what `make install` put there, except its configuration
+uninstall: ## stop lockd and remove its files, except its configuration
 	@$(if $(DESTDIR),,$(call as_root,remove files))
 	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl disable --now lockd; fi
-	rm -rf $(DESTDIR)$(LIB) $(DESTDIR)$(PREFIX)/bin/lockd $(DESTDIR)$(UNIT)
+	rm -rf $(DESTDIR)$(LIB) $(DESTDIR)$(PREFIX)/bin/lockd $(DESTDIR)$(UNIT) $(DESTDIR)$(CACHE)
 	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
 	@echo "uninstalled; $(SYSCONFDIR)/lockd stays"

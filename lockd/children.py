@@ -44,13 +44,27 @@ def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
             raise LockdError(f"loader: nothing handed over within {LOADER_TIMEOUT:g} s") from None
         except LockdError:
             _, errors = child.communicate()
-            words = errors.decode(errors="replace").strip() or f"ended with code {child.returncode}"
+            words = _relay(errors) or f"ended with code {child.returncode}"
             kind = HostError if child.returncode == HostError.exit_code else LockdError
             raise kind(words) from None
         _, errors = child.communicate(timeout=LOADER_TIMEOUT)
-        if errors.strip():
-            log.debug("loader: %s", errors.decode(errors="replace").strip())
+        if words := _relay(errors):
+            log.debug("loader: %s", words)
         return result
+
+
+def _relay(errors: bytes) -> str:
+    """Log what the loader logged, with its level in front of each line (load/__main__.py); the rest, which
+    are its last words."""
+    rest = []
+    for line in errors.decode(errors="replace").splitlines():
+        level, _, text = line.partition(":")
+        number = logging.getLevelName(level)
+        if isinstance(number, int):
+            log.log(number, "loader: %s", text)
+        else:
+            rest.append(line)
+    return "\n".join(rest).strip()
 
 
 class Exporter:

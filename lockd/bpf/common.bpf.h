@@ -45,7 +45,7 @@ enum loss {
     LOSSES
 };
 
-/* What a program is given when it is loaded (attach.py), as it may serve many functions of
+/* What a program is given when it is loaded (load/programs.py), as it may serve many functions of
  * the kernel: loads of the context from so far behind its end become loads of what comes
  * after the function's arguments, which is what it returns, or constants. */
 #define GIVEN_BASE 2048
@@ -53,6 +53,9 @@ enum loss {
 #define GIVEN_RETURNED(ctx) GIVEN(ctx, 0)
 #define GIVEN_LOCK_TYPE(ctx) ((u32)GIVEN(ctx, 1)) /* enum lock_type */
 #define GIVEN_SUCCESS(ctx) ((u32)GIVEN(ctx, 2))
+/* Of kprobes: where a kretprobe lets a function return to. Given, and not in the text, since it changes
+ * with every boot, and what was compiled is kept. */
+#define GIVEN_RETURN_TRAMPOLINE(ctx) (GIVEN(ctx, 3) << 32 | (u32)GIVEN(ctx, 4))
 
 /* What a function returns if it has done what it was called for. */
 enum success { SUCCESS_ALWAYS, SUCCESS_0, SUCCESS_1, SUCCESS_POINTER };

@@ -13,5 +13,5 @@
 
 #define probed struct pt_regs
 #define ARGUMENT(ctx) PT_REGS_PARM1(ctx)
-#define RETURN_WILL_BE_SEEN(ctx) (return_address(ctx) == RETURN_TRAMPOLINE)
+#define RETURN_WILL_BE_SEEN(ctx) (return_address(ctx) == GIVEN_RETURN_TRAMPOLINE(ctx))
 #define RETURNED(ctx) ((s64)PT_REGS_RC(ctx))

@@ -1,10 +1,11 @@
 """The loader process: settings on standard input, result on the socket named in its arguments.
 
-Exit codes are lockd's own; what went wrong is on standard error.
+Exit codes are lockd's own; what went wrong is on standard error, after what is to be logged.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 
@@ -15,6 +16,7 @@ from lockd.load.settings import LoadSettings
 
 
 def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s:%(message)s")
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
         loaded = load(LoadSettings.from_json(sys.stdin.buffer.read()))

@@ -1,118 +1,141 @@
-"""The one door to bcc: compile, attach, and take hold of the descriptors."""
+"""The one door to bcc: a source becomes maps to be made and code to be loaded."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from lockd.errors import HostError, LockdError
-from lockd.load import attach
-from lockd.load.btf import KernelTypes
-from lockd.load.hooks import Candidate
+from lockd.libbpf import libbpf
+from lockd.load.bpf_syscall import BtfFacts, MapFacts
+from lockd.load.compiled import Compiled, MapDefinition, with_maps
 from lockd.load.source import HEADERS, Source
-from lockd.manifest import Layout, MapInfo
+from lockd.manifest import Layout
+
+BPF_MAP_TYPE_ARRAY_OF_MAPS = 12
+POSSIBLE_CPUS = Path("/sys/devices/system/cpu/possible")
 
 
-class Module:
-    """A compiled translation unit. Descriptors stay open until the process ends."""
+def compile_source(source: Source) -> Compiled:
+    """Compile with bcc. Raises LockdError with the compiler's words, HostError without bcc.
 
-    def __init__(self, source: Source) -> None:
-        os.environ["BCC_KERNEL_SOURCE"] = str(HEADERS)
+    bcc makes the maps as well, and they are gone again with all else of it; so this needs privileges.
+    """
+    os.environ["BCC_KERNEL_SOURCE"] = str(HEADERS)
+    try:
+        from bcc import BPF, lib  # type: ignore[import-untyped,unused-ignore]
+    except ImportError as error:
+        raise HostError(
+            f"bcc: cannot be imported by {sys.executable}: {error}; install the package "
+            "python3-bpfcc, and run lockd with the system's own python3"
+        ) from error
+    with _native_stderr() as printed:
         try:
-            from bcc import BPF  # type: ignore[import-untyped,unused-ignore]
-        except ImportError as error:
-            raise HostError(
-                f"bcc: cannot be imported by {sys.executable}: {error}; install the package "
-                "python3-bpfcc, and run lockd with the system's own python3"
-            ) from error
-        self._types = {"tracepoint": BPF.TRACEPOINT, "raw_tracepoint": BPF.RAW_TRACEPOINT}
-        with _native_stderr() as printed:
-            try:
-                self._bpf: Any = BPF(text=source.text)
-            except Exception as error:
-                raise LockdError(f"the BPF programs do not compile: {error}\n{printed()}") from error
-        self._given_base = source.constants["GIVEN_BASE"]
-        self._meanings = [
-            (source.enums.get("lock_type", ()), "LOCK_"),
-            (source.enums.get("success", ()), "SUCCESS_"),
-        ]
-        self._probes: dict[tuple[str, ...], int] = {}
-        """Programs that bcc did not load, by function and what it was given."""
-        self._attached: list[int] = []
+            module: Any = BPF(text=source.text)
+        except Exception as error:
+            raise LockdError(f"the BPF programs do not compile: {error}\n{printed()}") from error
+    try:
+        return _taken_from(module, lib)
+    finally:
+        module.cleanup()
 
-    def map_fd(self, name: str) -> int:
-        return int(self._bpf[name].map_fd)
 
-    def map_info(self, name: str) -> MapInfo:
-        table = self._bpf[name]
-        return MapInfo(name, int(table.max_entries), layout_of(table.Key), layout_of(table.Leaf))
+def what_decides(source: Source) -> tuple[str, ...]:
+    """Everything that the result depends on, found without importing bcc.
 
-    def set(self, name: str, value: int) -> None:
-        """The only element of an array of 64-bit numbers."""
-        self._bpf[name][ctypes.c_int(0)] = ctypes.c_uint64(value)
+    Of the host bcc looks at two variables and the machine. It asks kallsyms whether the kernel has
+    bpf_probe_read_kernel(), which a release of it has or has not. What bcc calls the type of a per-CPU
+    array's value has an element for each CPU.
+    """
+    return (
+        source.text,
+        *(hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(HEADERS.rglob("*.h"))),
+        *(os.environ.get(name, "") for name in ("ARCH", "BCC_LINUX_VERSION_CODE")),
+        *(os.uname()[at] for at in (2, 3, 4)),
+        POSSIBLE_CPUS.read_text(),
+        *_installed_bcc(),
+    )
 
-    def put_map(self, outer: str, index: int, inner: str) -> None:
-        """Let slot `index` of an array of maps be the map `inner`."""
-        self._bpf[outer][ctypes.c_int(index)] = ctypes.c_int(self.map_fd(inner))
 
-    def close(self) -> None:
-        """Detach everything."""
-        for fd in (*self._attached, *self._probes.values()):
-            os.close(fd)
-        self._bpf.cleanup()
+def _installed_bcc() -> tuple[str, ...]:
+    """Which one it is. Files of a package that was built anew have new times."""
+    spec = find_spec("bcc")
+    if not spec or not spec.origin:
+        return ()
+    package = Path(spec.origin)
+    version = package.with_name("version.py")
+    return str(package), str(package.stat().st_mtime_ns), version.read_text() if version.exists() else ""
 
-    def attach(self, candidate: Candidate, types: KernelTypes) -> tuple[int, int]:
-        """Load and attach; descriptors of the program and of what keeps it attached. Raises HostError."""
-        if candidate.mechanism in attach.ATTACH_TYPES:
-            return self._attach_probe(candidate, types)
-        program = self._load(candidate)
-        with _native_stderr() as printed:
-            try:
-                if candidate.mechanism == "raw_tracepoint":
-                    self._bpf.attach_raw_tracepoint(tp=candidate.hook, fn_name=candidate.function)
-                    return program, int(self._bpf.raw_tracepoint_fds[candidate.hook.encode()])
-                self._bpf.attach_tracepoint(tp=candidate.hook, fn_name=candidate.function)
-                return program, int(self._bpf.tracepoint_fds[candidate.hook.encode()])
-            except Exception as error:
-                raise HostError(f"{candidate.hook}: cannot be attached: {error} {printed()}") from error
 
-    def _load(self, candidate: Candidate) -> int:
-        """Load a function into the kernel. Raises HostError with the verifier's last words."""
-        name = candidate.function
-        with _native_stderr() as printed:
-            try:
-                return int(self._bpf.load_func(name.encode(), self._types[candidate.mechanism]).fd)
-            except Exception as error:
-                words = "\n".join(printed().splitlines()[-12:])
-                raise HostError(f"{name}: the kernel refuses it: {error}\n{words}") from error
+def _taken_from(module: Any, lib: Any) -> Compiled:
+    names = _names(lib.bpf_num_tables, lib.bpf_table_name, module)
+    tables = {name: module[name] for name in names}
+    facts = {name: _map_facts(int(table.map_fd)) for name, table in tables.items()}
+    positions = {int(table.map_fd): at for at, table in enumerate(tables.values())}
+    maps = tuple(
+        MapDefinition(
+            name=name,
+            type=fact.type,
+            key_size=fact.key_size,
+            value_size=fact.value_size,
+            entries=fact.max_entries,
+            flags=fact.map_flags,
+            # bcc does not tell; see common.bpf.h for pairs.
+            inner=f"{name}_0" if fact.type == BPF_MAP_TYPE_ARRAY_OF_MAPS else "",
+            key_type=fact.btf_key_type_id,
+            value_type=fact.btf_value_type_id,
+            key=layout_of(tables[name].Key),
+            value=layout_of(tables[name].Leaf),
+        )
+        for name, fact in facts.items()
+    )
+    functions = {
+        name: with_maps(module.dump_func(name.encode()), positions)
+        for name in _names(lib.bpf_num_functions, lib.bpf_function_name, module)
+    }
+    return Compiled(maps, functions, _btf(max(fact.btf_id for fact in facts.values())))
 
-    def _attach_probe(self, candidate: Candidate, types: KernelTypes) -> tuple[int, int]:
-        """A trampoline has a program of its own for every function; a kprobe for every thing given."""
-        name, mechanism = candidate.function, candidate.mechanism
-        btf_id, arguments, key = 0, 0, (name, *candidate.given)
-        if mechanism in ("fentry", "fexit"):
-            btf_id = types.function(candidate.hook) or 0
-            if not btf_id:
-                raise HostError(f"{candidate.hook}: the kernel's BTF does not describe it")
-            arguments, key = types.arguments(btf_id), (name, candidate.hook)
-        if key not in self._probes:
-            constants = (
-                members.index(prefix + word.upper())
-                for (members, prefix), word in zip(self._meanings, candidate.given, strict=False)
-            )
-            given = attach.Given(self._given_base, arguments, tuple(constants))
-            code = given.put_into(self._bpf.dump_func(name.encode()))
-            self._probes[key] = attach.load(code, name, mechanism, btf_id)
-        program = self._probes[key]
-        if btf_id:
-            self._attached.append(attach.attach_tracing(program, candidate.hook))
-        else:
-            self._attached.append(attach.attach_kprobe(program, candidate.hook, mechanism))
-        return program, self._attached[-1]
+
+def _names(count: Any, name_of: Any, module: Any) -> list[str]:
+    """Of tables or functions; bcc's Python offers one of the two only."""
+    count.restype, count.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
+    name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_size_t]
+    return [name_of(module.module, at).decode() for at in range(count(module.module))]
+
+
+def _map_facts(fd: int) -> MapFacts:
+    facts = MapFacts()
+    _facts(fd, facts)
+    return facts
+
+
+def _btf(wanted: int) -> bytes:
+    """The type information that bcc loaded. It keeps the descriptor to itself, and another one could be had
+    with CAP_SYS_ADMIN only."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(entry) == "anon_inode:btf":
+                facts = BtfFacts()
+                _facts(int(entry.name), facts)
+                if facts.id == wanted:
+                    content = ctypes.create_string_buffer(facts.btf_size)
+                    facts = BtfFacts(btf=ctypes.addressof(content), btf_size=len(content))
+                    _facts(int(entry.name), facts)
+                    return content.raw
+    return b""
+
+
+def _facts(fd: int, facts: ctypes.Structure) -> None:
+    size = ctypes.c_uint32(ctypes.sizeof(facts))
+    if libbpf().bpf_obj_get_info_by_fd(fd, ctypes.byref(facts), ctypes.byref(size)):
+        raise LockdError(f"what bcc made: {os.strerror(ctypes.get_errno())}")
 
 
 def layout_of(ctype: Any) -> Layout | str:
@@ -139,7 +162,7 @@ def _is_signed(ctype: Any) -> bool:
 
 @contextlib.contextmanager
 def _native_stderr() -> Iterator[Any]:
-    """Catch what clang and the verifier print to descriptor 2, to show it only with an error."""
+    """Catch what clang prints to descriptor 2, to show it only with an error."""
     saved = os.dup(2)
     with os.fdopen(os.memfd_create("stderr"), "w+b") as caught:
         os.dup2(caught.fileno(), 2)

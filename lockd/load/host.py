@@ -76,7 +76,7 @@ class Host:
 
     def __init__(self, types: KernelTypes, trace: Path, kallsyms: Path = Path("/proc/kallsyms")) -> None:
         self.types = types
-        self._trace = trace
+        self.tracefs = trace
         self._kallsyms = kallsyms
 
     def resolve(self, wanted: Candidate) -> list[Candidate]:
@@ -112,9 +112,9 @@ class Host:
 
     def _no_tracepoint(self, hook: str) -> str:
         category, event = hook.split(":")
-        if not (self._trace / "events" / category).is_dir():
+        if not (self.tracefs / "events" / category).is_dir():
             return f"this kernel has no tracepoints {category} (CONFIG_FTRACE_SYSCALLS)"
-        if not (self._trace / "events" / category / event / "id").exists():
+        if not (self.tracefs / "events" / category / event / "id").exists():
             return f"this kernel has no tracepoint {hook}{_since(hook)}"
         return ""
 

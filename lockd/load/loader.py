@@ -1,7 +1,8 @@
-"""Decide what to compile on this host, compile, attach, and say what came of it."""
+"""Decide what to compile on this host, compile or take what was kept, attach, and say what came of it."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,12 +10,17 @@ from dataclasses import dataclass, field
 from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
 from lockd.load.choose import Choice, choose
-from lockd.load.compile import Module
+from lockd.load.compile import compile_source, what_decides
+from lockd.load.compiled import Compiled
 from lockd.load.hooks import Candidate, Way, parts_of
 from lockd.load.host import Host, ensure_tracefs, require_privileges
+from lockd.load.kept import Kept, default_directory, key_of
+from lockd.load.module import Module
 from lockd.load.settings import LoadSettings
 from lockd.load.source import Source, assemble
 from lockd.manifest import Hook, Manifest
+
+log = logging.getLogger(__name__)
 
 OVER_ENTRIES = 2048
 """Keys of an overflow map: every system call, state and slot that occur; more is counted as lost."""
@@ -79,8 +85,6 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
     if types.has_member("rw_semaphore", "osq"):
         defines["RWSEM_OSQ"] = types.offset("rw_semaphore", "osq")
     ways = [choice.way for choice in choices if choice.way]
-    if any(hook.mechanism == "kretprobe" for way in ways for hook in way.hooks):
-        defines["RETURN_TRAMPOLINE"] = host.return_trampoline
     defines.update((f"WITH_{program.upper()}", None) for program in settings.programs)
     defines.update((name, None) for way in ways for name in way.defines)
     files = ["common.bpf.h", "arch.bpf.h"]
@@ -93,8 +97,21 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
     return Source(bounds + source.text, source.enums, source.constants)
 
 
+def compiled(source: Source, kept: Kept) -> Compiled:
+    """What `source` compiles to, on this host. Raises LockdError as compile_source() does."""
+    key = key_of(what_decides(source))
+    if found := kept.find(key):
+        log.info("the BPF programs were compiled by an earlier start and kept in %s", kept.directory)
+        return found
+    started = time.monotonic()
+    made = compile_source(source)
+    log.info("compiled the BPF programs in %.1f s", time.monotonic() - started)
+    kept.keep(key, made)
+    return made
+
+
 def load(settings: LoadSettings) -> Loaded:
-    """Compile and attach what this host can do of `settings.programs`.
+    """Attach what this host can do of `settings.programs`.
 
     A hook that is missing is in the manifest with its reason; a part without any way is not
     attached at all. Raises HostError if nothing can be.
@@ -125,7 +142,7 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
         for part in parts_of(settings.programs, settings.lock_mode)
     ]
     source = source_for(settings, choices, host)
-    module = Module(source)
+    module = Module(compiled(source, Kept(default_directory())), source, host)
     pairs, plain = _maps(settings, choices)
     for pair in pairs:
         for index in (0, 1):
@@ -136,7 +153,7 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     attached = Attached()
     try:
         for choice in reversed(choices):  # kernel locks first: attaching takes them
-            attached.add(module, choice, host.types)
+            attached.add(module, choice)
     except WayRefused:
         module.close()
         raise
@@ -182,7 +199,7 @@ class Attached:
     functions: list[tuple[str, str, int]] = field(default_factory=list)
     """(program, function, descriptor) of everything loaded."""
 
-    def add(self, module: Module, choice: Choice, types: KernelTypes) -> None:
+    def add(self, module: Module, choice: Choice) -> None:
         """Attach one part of the work, or say why not. Raises WayRefused."""
         crippled = "" if choice.way else choice.instead_of
         for hook, reason in choice.hooks:
@@ -192,15 +209,15 @@ class Attached:
                 reason = f"of no use, as the way it belongs to cannot be taken: {crippled}"
             if not reason:
                 try:
-                    self._attach(module, hook, types)
+                    self._attach(module, hook)
                 except HostError as error:
                     reason = str(error)
                     if hook.required and choice.way:
                         raise WayRefused(choice.way, reason) from error
             self.hooks.append(Hook(hook.program, hook.hook, hook.mechanism, not reason, reason))
 
-    def _attach(self, module: Module, hook: Candidate, types: KernelTypes) -> None:
-        program, attachment = module.attach(hook, types)
+    def _attach(self, module: Module, hook: Candidate) -> None:
+        program, attachment = module.attach(hook)
         self.attachments.append(attachment)
         if program not in (fd for _, _, fd in self.functions):
             self.functions.append((hook.program, hook.function, program))

@@ -27,7 +27,15 @@ def why_not_here() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def host() -> None:
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What daemons compile is kept for these tests, not for this host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CACHE_DIRECTORY", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def host(compiled_once: None) -> None:
     """Skip the tier where no BPF can be had; build the workloads elsewhere."""
     reason = why_not_here()
     if reason:

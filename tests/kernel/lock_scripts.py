@@ -148,13 +148,6 @@ def _others() -> dict[str, Script]:
             ROUNDS,
         ),
         "read by several": Script({"reader*8": f"down_read rwsem, {hold}, up_read rwsem"}, ROUNDS),
-        "taken three times by a thread": Script(
-            {
-                "holder": "down counting, down counting, down counting, asleep 5 counting, "
-                f"{hold}, up counting, {hold}, up counting, {hold}, up counting",
-                "waiter*5": f"held 3 counting, down counting, {hold}, up counting",
-            }
-        ),
         "allocated": Script(
             {
                 "holder": "mutex_lock allocated_mutex, down_write allocated_rwsem, down allocated_semaphore, "
@@ -183,18 +176,25 @@ def _others() -> dict[str, Script]:
             ROUNDS,
             5000,
         ),
-        "readers and writers": Script(
-            {
-                "first": f"down_write rwsem, asleep 20 rwsem, {hold}, up_write rwsem",
-                "reader*10": "held 1 rwsem, down_read rwsem, sleep 1000, up_read rwsem",
-                "writer*10": "held 1 rwsem, down_write rwsem, sleep 1000, up_write rwsem",
-            },
-            2,
-        ),
     }
 
 
 CROWDS = {
+    "taken three times by a thread": Script(
+        {
+            "holder": "down counting, down counting, down counting, asleep 5 counting, "
+            f"sleep {HOLD_US}, up counting, sleep {HOLD_US}, up counting, sleep {HOLD_US}, up counting",
+            "waiter*5": f"held 3 counting, down counting, sleep {HOLD_US}, up counting",
+        }
+    ),
+    "readers and writers": Script(
+        {
+            "first": f"down_write rwsem, asleep 20 rwsem, sleep {HOLD_US}, up_write rwsem",
+            "reader*10": "held 1 rwsem, down_read rwsem, sleep 1000, up_read rwsem",
+            "writer*10": "held 1 rwsem, down_write rwsem, sleep 1000, up_write rwsem",
+        },
+        2,
+    ),
     "64 in down()": Script(
         {
             "holder": f"down semaphore, asleep 64 semaphore, sleep {HOLD_US}, up semaphore",

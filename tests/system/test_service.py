@@ -167,6 +167,17 @@ def test_a_sampler_that_hangs_is_started_again(guest: Machine) -> None:
     assert programs(guest) == attached, "one of each, as before"
 
 
+def test_only_the_first_start_compiled(guest: Machine) -> None:
+    """The boot was the first; in a directory that systemd made for root alone."""
+    words = [entry["MESSAGE"] for entry in journal(guest, "-b") if entry["_PID"] != "1"]
+    starts = [line for line in words if "compiled" in line]
+    assert starts[0].startswith("loader: compiled the BPF programs in")
+    assert set(starts[1:]) == {
+        "loader: the BPF programs were compiled by an earlier start and kept in /var/cache/lockd"
+    }
+    assert guest.shell("stat -c '%a %U' /var/cache/lockd").strip() == "700 root"
+
+
 def test_stop_is_clean(guest: Machine) -> None:
     assert programs(guest)
     guest.shell("systemctl stop lockd")

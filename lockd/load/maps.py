@@ -1,0 +1,71 @@
+"""Make maps in the kernel as they were compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+from collections.abc import Sequence
+
+from lockd.errors import HostError
+from lockd.libbpf import last_error, libbpf
+from lockd.load.bpf_syscall import BPF_BTF_LOAD, BPF_MAP_CREATE, BtfLoad, MapCreate, bpf, describe
+from lockd.load.compiled import MapDefinition
+
+
+def create(maps: Sequence[MapDefinition], btf: bytes) -> list[int]:
+    """The descriptor of each map. Raises HostError with the kernel's reason, and then keeps none."""
+    _lift_memlock()
+    types = _load_btf(btf)
+    made: dict[str, int] = {}
+    try:
+        for one in sorted(maps, key=lambda one: bool(one.inner)):
+            made[one.name] = _create(one, made.get(one.inner, 0), types)
+    except HostError:
+        for fd in made.values():
+            os.close(fd)
+        raise
+    finally:
+        if types:
+            os.close(types)
+    return [made[one.name] for one in maps]
+
+
+def set_element(fd: int, name: str, index: int, value: ctypes.c_uint32 | ctypes.c_uint64) -> None:
+    """Write an element of an array; of an array of maps, `value` is a map's descriptor."""
+    key = ctypes.c_uint32(index)
+    if libbpf().bpf_map_update_elem(fd, ctypes.byref(key), ctypes.byref(value), 0):
+        raise HostError(f"map {name}: setting element {index}: {describe(last_error())}")
+
+
+def _create(one: MapDefinition, inner: int, types: int) -> int:
+    attr = MapCreate(
+        map_type=one.type,
+        key_size=one.key_size,
+        value_size=one.value_size,
+        max_entries=one.entries,
+        map_flags=one.flags,
+        inner_map_fd=inner,
+        map_name=one.name.encode()[:15],
+    )
+    if types and one.key_type:
+        attr.btf_fd, attr.btf_key_type_id, attr.btf_value_type_id = types, one.key_type, one.value_type
+    fd = bpf(BPF_MAP_CREATE, attr)
+    if fd < 0:
+        raise HostError(f"map {one.name}: cannot be made: {describe(ctypes.get_errno())}")
+    return fd
+
+
+def _load_btf(btf: bytes) -> int:
+    """The descriptor; 0 if there is none to be had. It only lets bpftool show what is in the maps."""
+    content = ctypes.create_string_buffer(btf, len(btf))
+    attr = BtfLoad(btf=ctypes.addressof(content), btf_size=len(btf))
+    return max(bpf(BPF_BTF_LOAD, attr), 0) if btf else 0
+
+
+def _lift_memlock() -> None:
+    """Before 5.11 (97306be45fbe and others) maps and programs are charged against this limit."""
+    unlimited = resource.RLIM_INFINITY
+    with contextlib.suppress(ValueError, OSError):  # without CAP_SYS_RESOURCE it stays as it is
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (unlimited, unlimited))
