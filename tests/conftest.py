@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-TIERS = {"kernel", "system"}
+TIERS = {"kernel", "system", "vm"}
 HERE = Path(__file__).parent
 
 # Exactly, and however slow the machine is at the moment.

@@ -36,6 +36,15 @@ class Loaded:
     fds: list[int]
 
 
+def choices_for(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> list[Choice]:
+    """How each part of the work is to be done here, by ways that are not `refused`."""
+    mechanisms = dict(settings.mechanisms)
+    return [
+        choose(part, mechanisms.get(part.program, "auto"), host, refused)
+        for part in parts_of(settings.programs, settings.lock_mode)
+    ]
+
+
 def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Source:
     """The program text for this host: offsets and features from BTF, sizes from the configuration."""
     types = host.types
@@ -136,11 +145,7 @@ class WayRefused(Exception):
 
 def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loaded:
     """As load(), with the ways that are not refused. Raises WayRefused, with nothing attached."""
-    mechanisms = dict(settings.mechanisms)
-    choices = [
-        choose(part, mechanisms.get(part.program, "auto"), host, refused)
-        for part in parts_of(settings.programs, settings.lock_mode)
-    ]
+    choices = choices_for(settings, host, refused)
     source = source_for(settings, choices, host)
     module = Module(compiled(source, Kept(default_directory())), source, host)
     pairs, plain = _maps(settings, choices)

@@ -28,9 +28,10 @@ def why_not_here() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What daemons compile is kept for these tests, not for this host."""
+    """What daemons compile is kept for these tests, not for this host; unless this is a test's machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CACHE_DIRECTORY", str(tmp_path_factory.mktemp("cache")))
+        if "CACHE_DIRECTORY" not in os.environ:
+            patch.setenv("CACHE_DIRECTORY", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

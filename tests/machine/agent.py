@@ -5,6 +5,7 @@ An answer is any number of lines with `more` of a program's output, then one lin
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -67,6 +68,12 @@ def kill(session: int) -> None:
         os.killpg(session, signal.SIGKILL)
 
 
+def put(port: Port, path: str, content: str, mode: int) -> None:
+    Path(path).write_bytes(base64.b64decode(content))
+    os.chmod(path, mode)
+    port.send(code=0, out="")
+
+
 def get(port: Port, url: str, seconds: float) -> None:
     with urllib.request.urlopen(url, timeout=seconds) as answer:
         port.send(code=0, out=answer.read().decode())
@@ -78,7 +85,7 @@ def main() -> None:
     while True:
         request = port.request()
         try:
-            {"run": run, "get": get}[request.pop("do")](port, **request)
+            {"run": run, "get": get, "put": put}[request.pop("do")](port, **request)
         except OSError as error:
             port.send(code=-1, out=f"{type(error).__name__}: {error}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import select
@@ -112,6 +113,12 @@ class Machine:
         """What an HTTP server in the machine answers; code -1 if nothing."""
         return self._ask(_ignore, do="get", url=url, seconds=seconds)
 
+    def put(self, path: str, content: bytes, mode: int = 0o600) -> None:
+        """Write a file in the machine."""
+        text = base64.b64encode(content).decode()
+        done = self._ask(_ignore, do="put", path=path, content=text, mode=mode)
+        assert done.code == 0, done.out
+
     def console(self) -> str:
         return self._console.read_text(errors="replace")
 
@@ -121,12 +128,12 @@ class Machine:
         self._port.close()
 
     def _ask(self, more: Callable[[str], None], **request: Any) -> Done:
-        what = str(request.get("argv") or request.get("url"))
+        what = str(request.get("argv") or request.get("url") or request.get("path"))
         try:
             self._port.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
             raise self._lost(f"{what}: cannot be asked: {error}") from None
-        return self._answer(what, request["seconds"] + SLACK_SECONDS, more)
+        return self._answer(what, request.get("seconds", 0) + SLACK_SECONDS, more)
 
     def _answer(self, what: str, seconds: float, more: Callable[[str], None]) -> Done:
         deadline = time.monotonic() + seconds

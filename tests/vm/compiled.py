@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""The BPF programs that the tests of a machine need, compiled outside of it: inside, clang takes a minute for each.
+"""The BPF programs that a machine's tests need, compiled outside: inside, clang takes a minute for each.
 
 Usage: compiled.py list                      in the machine: prints the sources it will ask for, as JSON
-       compiled.py compile DIRECTORY <JSON   on the machine's userland: compiles them into files of lockd's cache
+       compiled.py compile DIRECTORY <JSON   on its userland: compiles them into files of lockd's cache
 
 Nothing depends on the list being complete. What is not in it, lockd compiles itself.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from machine.qemu import Machine
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a program
 
 CACHE = "/var/cache/lockd"
 """Of lockd in the machine."""
@@ -40,7 +41,7 @@ WITH_CPUS = f'mount --bind "$1" {CPUS}; shift; exec "$@"'
 def listed() -> dict[str, str]:
     """Sources by the names of their files in the cache."""
     from lockd.config import Config
-    from lockd.errors import HostError
+    from lockd.config_reader import read_text
     from lockd.load.btf import KernelTypes
     from lockd.load.compile import what_decides
     from lockd.load.host import Host, ensure_tracefs
@@ -52,7 +53,14 @@ def listed() -> dict[str, str]:
     found = {}
     for programs, mode, mechanisms in ASKED:
         for mechanism in mechanisms:
-            ...
+            asked: dict[str, dict[str, object]] = {name: {"enabled": name in programs} for name in PROGRAMS}
+            asked["kernel_locks"].update(mode=mode, mechanism=mechanism)
+            asked["futex"]["mechanism"] = mechanism
+            settings = load_settings(read_text(Config, json.dumps({"programs": asked}), "list"))
+            choices = choices_for(settings, host, {})
+            if all(choice.way for choice in choices):
+                source = source_for(settings, choices, host)
+                found[key_of(what_decides(source))] = source.text
     return found
 
 
@@ -81,3 +89,10 @@ def give(machine: Machine, userland: Path) -> int:
         for file in directory.iterdir():
             machine.put(f"{CACHE}/{file.name}", file.read_bytes())
         return len(list(directory.iterdir()))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "list":
+        json.dump(listed(), sys.stdout)
+    else:
+        compile_into(Path(sys.argv[2]))
