@@ -201,3 +201,17 @@ def test_a_crowd_loses_nothing_that_is_not_counted(name: str, way: str, bench: B
     for of, count in missing.items():
         # All of the kernel may lose events, not only these threads.
         assert 0 <= count <= losses[of] if by_kretprobe else count == 0, (of, count, losses)
+
+
+@pytest.mark.parametrize(
+    ("name", "lock"),
+    [
+        ("contended mutex_lock", "lockd_test_mutex"),
+        ("contended down_read", "lockd_test_rwsem"),
+        ("contended down", "lockd_test_semaphore"),
+    ],
+)
+def test_static_locks_have_names(name: str, lock: str, way: str, bench: Bench) -> None:
+    comm, _ = bench.result(name, 0)
+    rows = bench.daemon(way).api("locks", comm=comm)
+    assert {row["lock"] for row in rows} == {lock}
