@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from lockd.load.hooks import Candidate, Part, Way
+from lockd.load.hooks import Candidate, Part, Way, parts_of
 from lockd.load.host import Host
+from lockd.load.settings import LoadSettings
 from lockd.manifest import Chosen
 
 NONE: Mapping[Way, str] = MappingProxyType({})
@@ -34,12 +35,23 @@ class Choice:
         )
 
 
+def choices_for(settings: LoadSettings, host: Host, refused: Mapping[Way, str] = NONE) -> list[Choice]:
+    """How each part of the work will be done; `refused` as in choose()."""
+    mechanisms = dict(settings.mechanisms)
+    return [
+        choose(part, mechanisms.get(part.program, "auto"), host, refused)
+        for part in parts_of(settings.programs, settings.lock_mode)
+    ]
+
+
 def choose(part: Part, mechanism: str, host: Host, refused: Mapping[Way, str] = NONE) -> Choice:
-    """The choice for `part`; `mechanism` as in the configuration, `auto` for any.
+    """The choice for `part`; `mechanism` as in the configuration, `auto` for any, if there are several.
 
     `refused`: ways that turned out not to do when they were tried, and why.
     """
-    allowed = [way for way in part.ways if mechanism in ("auto", way.mechanism)]
+    # Switches, which futex calls need too, can be had in one way: to ask for another is about the calls.
+    is_given = mechanism == "auto" or len(part.ways) == 1
+    allowed = [way for way in part.ways if is_given or mechanism == way.mechanism]
     if not allowed:
         known = " or ".join(way.mechanism for way in part.ways)
         reason = (

@@ -10,7 +10,7 @@ from typing import TypeVar
 from lockd.batch import require_batches
 from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
-from lockd.load.choose import Choice, available, choose
+from lockd.load.choose import Choice, available, choices_for, choose
 from lockd.load.hooks import Part, Way, parts_of
 from lockd.load.host import TRACEFS_PLACES, Host, ensure_tracefs, require_privileges
 from lockd.load.settings import LoadSettings
@@ -40,11 +40,7 @@ def check(settings: LoadSettings) -> int:
     host = _general()
     if host is None:
         return HostError.exit_code
-    mechanisms = dict(settings.mechanisms)
-    choices = [
-        choose(part, mechanisms.get(part.program, "auto"), host)
-        for part in parts_of(settings.programs, settings.lock_mode)
-    ]
+    choices = choices_for(settings, host)
     _print_table([(choice.part, choice.way) for choice in choices if choice.way], host)
     return _print_choices(choices)
 

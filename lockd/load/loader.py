@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
-from lockd.load.choose import Choice, choose
+from lockd.load.choose import Choice, choices_for
 from lockd.load.compile import compile_source, what_decides
 from lockd.load.compiled import Compiled
-from lockd.load.hooks import Candidate, Way, parts_of
+from lockd.load.hooks import Candidate, Way
 from lockd.load.host import Host, ensure_tracefs, require_privileges
 from lockd.load.kept import Kept, default_directory, key_of
 from lockd.load.module import Module
@@ -34,15 +34,6 @@ class Loaded:
 
     manifest: Manifest
     fds: list[int]
-
-
-def choices_for(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> list[Choice]:
-    """How each part of the work is to be done here, by ways that are not `refused`."""
-    mechanisms = dict(settings.mechanisms)
-    return [
-        choose(part, mechanisms.get(part.program, "auto"), host, refused)
-        for part in parts_of(settings.programs, settings.lock_mode)
-    ]
 
 
 def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Source:

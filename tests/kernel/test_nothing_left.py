@@ -80,5 +80,6 @@ def test_attaching_and_detaching_often_leaves_nothing(mechanism: str) -> None:
     if done.returncode == CANNOT:
         pytest.skip(f"host: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
-    assert [int(line) > 0 for line in done.stdout.split()] == [True] * TIMES, done.stdout
+    attached = {int(line) for line in done.stdout.split()}
+    assert len(done.stdout.split()) == TIMES and len(attached) == 1 and attached.pop() > 5, done.stdout
     check_nothing_left(before)

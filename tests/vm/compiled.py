@@ -43,10 +43,11 @@ def listed() -> dict[str, str]:
     from lockd.config import Config
     from lockd.config_reader import read_text
     from lockd.load.btf import KernelTypes
+    from lockd.load.choose import choices_for
     from lockd.load.compile import what_decides
     from lockd.load.host import Host, ensure_tracefs
     from lockd.load.kept import key_of
-    from lockd.load.loader import choices_for, source_for
+    from lockd.load.loader import source_for
     from lockd.service import load_settings
 
     host = Host(KernelTypes(), ensure_tracefs())
@@ -57,7 +58,7 @@ def listed() -> dict[str, str]:
             asked["kernel_locks"].update(mode=mode, mechanism=mechanism)
             asked["futex"]["mechanism"] = mechanism
             settings = load_settings(read_text(Config, json.dumps({"programs": asked}), "list"))
-            choices = choices_for(settings, host, {})
+            choices = choices_for(settings, host)
             if all(choice.way for choice in choices):
                 source = source_for(settings, choices, host)
                 found[key_of(what_decides(source))] = source.text
