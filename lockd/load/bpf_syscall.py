@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import os
 import platform
+import resource
 
 SYS_BPF, SYS_PERF_EVENT_OPEN = {"aarch64": (280, 241)}.get(platform.machine(), (321, 298))
 BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_BTF_LOAD = 0, 5, 18
@@ -84,6 +87,7 @@ _libc.syscall.restype = ctypes.c_long
 
 def bpf(command: int, attr: ctypes.Structure) -> int:
     """A descriptor; negative if the kernel refuses, then errno says why (ctypes.get_errno())."""
+    _lift_memlock()
     return _syscall(SYS_BPF, command, ctypes.byref(attr), ctypes.sizeof(attr))
 
 
@@ -92,6 +96,14 @@ def perf_event_open(attr: PerfEventAttr) -> int:
     the first."""
     attr.size = ctypes.sizeof(attr)
     return _syscall(SYS_PERF_EVENT_OPEN, ctypes.byref(attr), -1, 0, -1, PERF_FLAG_FD_CLOEXEC)
+
+
+@functools.cache
+def _lift_memlock() -> None:
+    """Before 5.11 (97306be45fbe and others) BPF objects of all processes of a user count as locked memory."""
+    unlimited = resource.RLIM_INFINITY
+    with contextlib.suppress(ValueError, OSError):  # what fails then says so
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (unlimited, unlimited))
 
 
 def describe(error: int) -> str:

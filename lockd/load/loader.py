@@ -137,6 +137,7 @@ class WayRefused(Exception):
 def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loaded:
     """As load(), with the ways that are not refused. Raises WayRefused, with nothing attached."""
     choices = choices_for(settings, host, refused)
+    _require_any(choices)
     source = source_for(settings, choices, host)
     module = Module(compiled(source, Kept(default_directory())), source, host)
     pairs, plain = _maps(settings, choices)
@@ -153,9 +154,6 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     except WayRefused:
         module.close()
         raise
-    if not attached.attachments:
-        reasons = "; ".join(f"{hook.hook}: {hook.reason}" for hook in attached.hooks if hook.reason)
-        raise HostError(f"none of the programs {', '.join(settings.programs)} can be attached: {reasons}")
     if "kernel_holding" in plain:
         module.set("armed", time.monotonic_ns())
     manifest = Manifest(
@@ -171,6 +169,18 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     fds = [module.map_fd(name) for name in maps]
     fds += [fd for _, _, fd in attached.functions] + attached.attachments
     return Loaded(manifest, fds)
+
+
+def _require_any(choices: list[Choice]) -> None:
+    """Raise HostError if no program can do the first, essential part of its work."""
+    essential: dict[str, Choice] = {}
+    for choice in choices:
+        essential.setdefault(choice.part.program, choice)
+    if not any(choice.way for choice in essential.values()):
+        reasons = "; ".join(
+            f"{program}: {choice.instead_of or choice.hooks[0][1]}" for program, choice in essential.items()
+        )
+        raise HostError(f"none of the programs {', '.join(essential)} can run here: {reasons}")
 
 
 def _maps(settings: LoadSettings, choices: list[Choice]) -> tuple[list[str], list[str]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import resource
 from collections.abc import Sequence
 
 from lockd.errors import HostError
@@ -16,7 +14,6 @@ from lockd.load.compiled import MapDefinition
 
 def create(maps: Sequence[MapDefinition], btf: bytes) -> list[int]:
     """The descriptor of each map. Raises HostError with the kernel's reason, and then keeps none."""
-    _lift_memlock()
     types = _load_btf(btf)
     made: dict[str, int] = {}
     try:
@@ -62,10 +59,3 @@ def _load_btf(btf: bytes) -> int:
     content = ctypes.create_string_buffer(btf, len(btf))
     attr = BtfLoad(btf=ctypes.addressof(content), btf_size=len(btf))
     return max(bpf(BPF_BTF_LOAD, attr), 0) if btf else 0
-
-
-def _lift_memlock() -> None:
-    """Before 5.11 (97306be45fbe and others) maps and programs are charged against this limit."""
-    unlimited = resource.RLIM_INFINITY
-    with contextlib.suppress(ValueError, OSError):  # without CAP_SYS_RESOURCE it stays as it is
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (unlimited, unlimited))

@@ -36,19 +36,28 @@ def by(
     assert daemon.stop() == 0, "".join(daemon.log)
 
 
-def check_counts(metrics: Metrics, comm: str, truth: dict[str, Any]) -> None:
-    """Every count that the truth names, exactly; and no more time than there was."""
+def missed(metrics: Metrics) -> int:
+    """Calls of all processes whose end a kretprobe had no room to see."""
+    return int(metrics.sum("lockd_dropped_events_total", map="futex", reason="return_missed"))
+
+
+def check_counts(metrics: Metrics, comm: str, truth: dict[str, Any], lost: int = 0) -> None:
+    """Every count that the truth names, exactly, but for at most `lost`; and no more time than there was."""
+
+    def is_right(seen: float, told: int) -> bool:
+        return told - lost <= seen <= told
+
     for kind, told in truth["futex"].items():
         labels = {"comm": comm, "kind": kind}
-        assert metrics.sum("lockd_futex_waits_total", **labels) == told["waits"], kind
-        assert metrics.sum("lockd_futex_blocked_seconds_count", **labels) == told["blocked"], kind
+        assert is_right(metrics.sum("lockd_futex_waits_total", **labels), told["waits"]), kind
+        assert is_right(metrics.sum("lockd_futex_blocked_seconds_count", **labels), told["blocked"]), kind
         assert blocked_us(metrics, **labels) <= told["blocked_us"] + told["blocked"], kind
         assert longest_us(metrics, **labels) <= told["max_us"] + 1, kind
     if "wakes" in truth:
-        assert metrics.sum("lockd_futex_wakes_total", comm=comm) == truth["wakes"]
+        assert is_right(metrics.sum("lockd_futex_wakes_total", comm=comm), truth["wakes"])
     for error, count in truth.get("errors", {}).items():
-        assert metrics.sum("lockd_futex_errors_total", comm=comm, error=error) == count, error
-    assert metrics.sum("lockd_dropped_events_total", map="futex") == 0
+        assert is_right(metrics.sum("lockd_futex_errors_total", comm=comm, error=error), count), error
+    assert metrics.sum("lockd_dropped_events_total", map="futex") == missed(metrics)
 
 
 def times_agree(metrics: Metrics, comm: str, truth: dict[str, Any]) -> bool:
@@ -91,16 +100,20 @@ def test_counts_are_exact_and_times_right(
     request: pytest.FixtureRequest,
     record_property: Callable[[str, object], None],
 ) -> None:
+    mechanism = request.node.callspec.params["by"]
     record_property("program", "futex")
-    record_property("mechanism", request.node.callspec.params["by"])
+    record_property("mechanism", mechanism)
     seen = []
     for _ in range(TRIES):
+        before = missed(by.metrics())
         one = workload(program, *arguments)
         truth = one.run()
         metrics = by.metrics()
-        check_counts(metrics, one.comm, truth)
+        lost = missed(metrics) - before
+        assert not lost or mechanism == "kprobe"
+        check_counts(metrics, one.comm, truth, lost)
         one.finish()
-        if times_agree(metrics, one.comm, truth):
+        if lost or times_agree(metrics, one.comm, truth):
             return
         seen.append((truth["futex"], blocked_us(metrics, comm=one.comm), longest_us(metrics, comm=one.comm)))
     pytest.fail(f"times of {program} are off in each of {TRIES} runs (truth, blocked us, longest us): {seen}")
