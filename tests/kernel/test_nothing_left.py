@@ -48,6 +48,7 @@ def config(mechanism: str) -> dict[str, object]:
     return {
         "programs": {
             "futex": {"mechanism": mechanism},
+            "offcpu": {"enabled": False},  # it has no other mechanism
             "kernel_locks": {"mechanism": mechanism, "mode": mode},
         }
     }

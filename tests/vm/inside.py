@@ -63,8 +63,8 @@ def run(kernel: Kernel, disk: Path, log: Path) -> Run:
         doctor = machine.run(PYTHON, "-m", "lockd", "doctor", seconds=300, cwd=guests.WORK)
         more(doctor.out)
         done = machine.run(
-            PYTHON, "-m", "pytest", "tests/kernel", "-v", "--tb=short", "--durations=20", "-p", "no:cacheprovider",
-            f"--junitxml={REPORT}", *left_out,
+            PYTHON, "-m", "pytest", "tests/kernel", "-v", "--tb=short", "--durations=20",
+            "-p", "no:cacheprovider", f"--junitxml={REPORT}", *left_out,
             seconds=SECONDS, cwd=guests.WORK, env=ENVIRONMENT, more=more,
         )  # fmt: skip
         report = machine.run("cat", REPORT)
