@@ -26,8 +26,8 @@ CACHE = "/var/cache/lockd"
 PYTHON = "/usr/bin/python3"
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 ASKED = (
-    (PROGRAMS, "contention", ("tracepoint", "auto", "fentry", "kprobe")),
-    (PROGRAMS, "all", ("auto", "fentry", "kprobe")),
+    (PROGRAMS, "contention", ("auto",)),
+    (("futex", "kernel_locks"), "all", ("fentry", "kprobe")),
     (("futex",), "contention", ("fentry", "kprobe")),
     (("kernel_locks",), "contention", ("tracepoint", "fentry", "kprobe")),
     (("kernel_locks",), "all", ("auto", "fentry", "kprobe")),
