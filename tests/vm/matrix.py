@@ -94,7 +94,7 @@ def results() -> Results:
 def table(shown: Results) -> str:
     """In Markdown."""
     lines = [
-        "| kernel | " + " | ".join(f"`{program}`" for program in PROGRAMS).replace(", ", "`, `") + " |",
+        "| kernel | " + " | ".join(re.sub(r"(\w+)(, mode |$)", r"`\1`\2", one) for one in PROGRAMS) + " |",
         "|---|" + "---|" * len(PROGRAMS),
     ]
     for series, found in shown.items():
