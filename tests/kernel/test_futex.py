@@ -37,8 +37,8 @@ def by(
 
 
 def missed(metrics: Metrics) -> int:
-    """Calls of all processes whose end a kretprobe had no room to see."""
-    return int(metrics.sum("lockd_dropped_events_total", map="futex", reason="return_missed"))
+    """Calls of all processes that are counted as lost: kretprobes have little room, kprobes do not nest."""
+    return int(metrics.sum("lockd_dropped_events_total", map="futex"))
 
 
 def check_counts(metrics: Metrics, comm: str, truth: dict[str, Any], lost: int = 0) -> None:
@@ -57,7 +57,6 @@ def check_counts(metrics: Metrics, comm: str, truth: dict[str, Any], lost: int =
         assert is_right(metrics.sum("lockd_futex_wakes_total", comm=comm), truth["wakes"])
     for error, count in truth.get("errors", {}).items():
         assert is_right(metrics.sum("lockd_futex_errors_total", comm=comm, error=error), count), error
-    assert metrics.sum("lockd_dropped_events_total", map="futex") == missed(metrics)
 
 
 def times_agree(metrics: Metrics, comm: str, truth: dict[str, Any]) -> bool:

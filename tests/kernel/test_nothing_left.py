@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from lockd_process import CANNOT, ROOT, Lockd, NotStarted
 
-TIMES = 34
-"""By each mechanism: a hundred in all."""
+TIMES = 100
 FREED_SECONDS = 30.0
 """The kernel frees programs and maps after grace periods."""
 TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
