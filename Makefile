@@ -27,7 +27,7 @@ CACHE := /var/cache/lockd
 
 as_root = [ "$$(id -u)" = 0 ] || { echo "make $@: needs root, to $(1): sudo make $@" >&2; exit 1; }
 
-.PHONY: help run test unit lint format packages workloads install uninstall
+.PHONY: help run test kernels unit lint format packages workloads install uninstall
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -44,6 +44,12 @@ test: ## install what the tests need and run them all (ARGS='more flags of pytes
 	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory lint workloads
 	@$(TOOLS) $(VENV)/bin/pytest $(ARGS)
+
+kernels: ## run the tests of the programs on other kernels, in emulated machines
+	@$(call as_root,install packages and make disks)
+	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES)
+	@$(MAKE) --no-print-directory $(VENV)/made workloads
+	@$(TOOLS) $(VENV)/bin/pytest tests/vm $(ARGS)
 
 unit: $(VENV)/made ## run the tests that need neither root nor BPF
 	@$(TOOLS) $(VENV)/bin/pytest tests/unit $(ARGS)
