@@ -7,6 +7,9 @@ import functools
 
 from lockd.errors import HostError
 
+ENOTSUPP = 524
+"""An errno of the kernel's own, which user space has no name for."""
+
 _INT, _U32, _PTR, _STR = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
 
 _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {

@@ -61,9 +61,10 @@ struct system_call {
     u64 args[4];
 };
 
-/* The system call that these user registers were saved for. */
-static __always_inline struct system_call saved_call(struct pt_regs *saved)
+/* The system call that the current thread is in, by its saved user registers. */
+static __always_inline struct system_call saved_call(void)
 {
+    struct pt_regs *saved = user_regs();
     struct system_call call = {};
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
     bpf_probe_read_kernel(&call.args, sizeof(call.args), &saved->regs[0]);

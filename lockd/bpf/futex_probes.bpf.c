@@ -6,7 +6,7 @@
  * BTF of 5.10 it has no type that lets a program read it. */
 int futex_entered(probed *ctx)
 {
-    struct system_call call = saved_call(user_regs());
+    struct system_call call = saved_call();
 
     if (!RETURN_WILL_BE_SEEN(ctx)) {
         lose(LOSS_FUTEX__RETURN_MISSED);

@@ -9,6 +9,8 @@ import os
 import platform
 import resource
 
+from lockd.libbpf import ENOTSUPP
+
 SYS_BPF, SYS_PERF_EVENT_OPEN = {"aarch64": (280, 241)}.get(platform.machine(), (321, 298))
 BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_BTF_LOAD = 0, 5, 18
 PERF_FLAG_FD_CLOEXEC = 8
@@ -107,8 +109,8 @@ def _lift_memlock() -> None:
 
 
 def describe(error: int) -> str:
-    """An errno in words; the kernel returns one that user space has no name for."""
-    if error == 524:  # ENOTSUPP
+    """An errno in words."""
+    if error == ENOTSUPP:
         return "this kernel does not support it here (ENOTSUPP)"
     return os.strerror(error)
 

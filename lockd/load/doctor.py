@@ -7,12 +7,12 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TypeVar
 
-from lockd.batch import require_batches
 from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
 from lockd.load.choose import Choice, available, choices_for, choose
 from lockd.load.hooks import Part, Way, parts_of
 from lockd.load.host import TRACEFS_PLACES, Host, ensure_tracefs, require_privileges
+from lockd.load.maps import require_batches
 from lockd.load.settings import LoadSettings
 
 Found = TypeVar("Found")

@@ -154,6 +154,9 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     except WayRefused:
         module.close()
         raise
+    if not attached.attachments:
+        reasons = "; ".join(f"{hook.hook}: {hook.reason}" for hook in attached.hooks if hook.reason)
+        raise HostError(f"none of the programs {', '.join(settings.programs)} can be attached: {reasons}")
     if "kernel_holding" in plain:
         module.set("armed", time.monotonic_ns())
     manifest = Manifest(

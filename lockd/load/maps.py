@@ -6,10 +6,13 @@ import ctypes
 import os
 from collections.abc import Sequence
 
+from lockd.batch import MISSING, can_batch
 from lockd.errors import HostError
 from lockd.libbpf import last_error, libbpf
 from lockd.load.bpf_syscall import BPF_BTF_LOAD, BPF_MAP_CREATE, BtfLoad, MapCreate, bpf, describe
 from lockd.load.compiled import MapDefinition
+
+BPF_MAP_TYPE_HASH = 1
 
 
 def create(maps: Sequence[MapDefinition], btf: bytes) -> list[int]:
@@ -27,6 +30,18 @@ def create(maps: Sequence[MapDefinition], btf: bytes) -> list[int]:
         if types:
             os.close(types)
     return [made[one.name] for one in maps]
+
+
+def require_batches() -> None:
+    """Raise HostError if this kernel cannot read maps in batches; needs the privileges for making one."""
+    fd = bpf(BPF_MAP_CREATE, MapCreate(map_type=BPF_MAP_TYPE_HASH, key_size=4, value_size=4, max_entries=1))
+    if fd < 0:
+        raise HostError(f"a map cannot be made: {describe(ctypes.get_errno())}")
+    try:
+        if not can_batch(fd):
+            raise HostError(MISSING)
+    finally:
+        os.close(fd)
 
 
 def set_element(fd: int, name: str, index: int, value: ctypes.c_uint32 | ctypes.c_uint64) -> None:

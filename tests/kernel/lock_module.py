@@ -86,10 +86,6 @@ class LockModule:
             }
         )
 
-    def go_on(self) -> None:
-        """End the `pause` of a script that another thread runs."""
-        self.write("go\n")
-
     @staticmethod
     def write(text: str) -> None:
         """In one piece, as the module wants it."""

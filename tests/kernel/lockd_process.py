@@ -76,6 +76,16 @@ class NotStarted(AssertionError):
         self.log = log
 
 
+def lockd_or_reason(directory: Path, config: dict[str, Any]) -> Lockd | str:
+    """A daemon, or why this host cannot have one that is so configured."""
+    try:
+        return Lockd(directory, config)
+    except NotStarted as error:
+        if error.code == CANNOT:
+            return error.log.strip()
+        raise
+
+
 class Lockd:
     """`lockd run` with `config` over the defaults, on a port that the kernel chooses.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from lock_module import LOCK_TYPES, LockModule, Truth
 from lock_scripts import CROWDS, scripts
-from lockd_process import CANNOT, Lockd, Metrics, NotStarted
+from lockd_process import Lockd, Metrics, lockd_or_reason
 
 WAITS, WAITED = "lockd_kernel_lock_wait_seconds_count", "lockd_kernel_lock_wait_seconds_sum"
 MAX_WAIT = "lockd_kernel_lock_max_wait_us"
@@ -57,10 +57,6 @@ class Bench:
     def running(self) -> dict[str, Lockd]:
         return {way: daemon for way, daemon in self._daemons.items() if isinstance(daemon, Lockd)}
 
-    def has(self, name: str) -> bool:
-        """Whether this kernel has what the script named `name` calls."""
-        return name in self._scripts
-
     def result(self, name: str, attempt: int) -> tuple[str, Truth]:
         """A run of that script: the name of its threads, and the truth. It is run once for all ways."""
         if not attempt and not self._truths:
@@ -101,12 +97,7 @@ def _start(directory: Path, mode: str, mechanism: str) -> Lockd | str:
         "filter": {"comms": ["lt*"]},
         "series": {"max": 100_000, "top_locks": 1000},
     }
-    try:
-        return Lockd(directory, config)
-    except NotStarted as error:
-        if error.code == CANNOT:
-            return error.log.strip()
-        raise
+    return lockd_or_reason(directory, config)
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +189,8 @@ def test_a_crowd_loses_nothing_that_is_not_counted(name: str, way: str, bench: B
         if is_all:
             assert metrics.sum(TAKEN, **labels) == told.acquisitions
             missing["kernel_holds"] += told.holds - metrics.sum(HOLDS, **labels)
+    if not by_kretprobe:
+        assert off(metrics, comm, truth, is_all) == []
     for of, count in missing.items():
         # All of the kernel may lose events, not only these threads.
         assert 0 <= count <= losses[of] if by_kretprobe else count == 0, (of, count, losses)

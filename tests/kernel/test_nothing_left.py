@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from lockd_process import CANNOT, ROOT, Lockd, NotStarted
+from lockd_process import CANNOT, ROOT, lockd_or_reason
 
 TIMES = 100
 FREED_SECONDS = 30.0
@@ -57,12 +57,9 @@ def config(mechanism: str) -> dict[str, object]:
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_the_daemon_killed_leaves_nothing(mechanism: str, tmp_path: Path) -> None:
     before = in_kernel()
-    try:
-        daemon = Lockd(tmp_path, config(mechanism))
-    except NotStarted as error:
-        if error.code != CANNOT:
-            raise
-        pytest.skip(f"host: {error.log.strip()}")
+    daemon = lockd_or_reason(tmp_path, config(mechanism))
+    if isinstance(daemon, str):
+        pytest.skip(f"host: {daemon}")
     during = in_kernel() - before
     assert len([one for one in during if one.startswith("prog")]) > 5
     daemon.process.send_signal(signal.SIGKILL)
