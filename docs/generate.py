@@ -76,7 +76,8 @@ DROPS = {
     "return_missed": "the kernel did not say when the function returned, as it was in it too often at a time"
     " (kprobes only)",
     "holder_gone": "the thread ended with the lock: a hold that will never end (looked for after a minute)",
-    "recursion": "the program was called while it ran on the same CPU, which the kernel does not do",
+    "recursion": "the kernel left the program out: on the same CPU it, or a system call on a map, had been"
+    " interrupted or preempted (counted since 5.12 for fentry, since 6.7 for tracepoints and kprobes)",
 }
 STACK_MISSES = {
     "full": "more stacks in one period than there is room for: raise `maps.stacks`",

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 LOCKING = re.compile(
-    r"^(?:bpf_|__bpf_|trace_|__trace|perf_|___?bpf"
+    r"^(?:bpf_|__bpf_|trace_|__trace|perf_|___?bpf|(?:arch_|__)?(?:ftrace|kprobe|kretprobe|rethook)_"
     r"|(?:__)?(?:mutex|ww_mutex|rt_mutex|rtlock|rwbase|rwsem|percpu|down|up|lock)(?:_|$)"
     r"|(?:__)?(?:down|up)$|__down_common|___down_common"
     r"|(?:__)?(?:raw|pv|native|do_raw|queued|resilient)_|_raw_|schedule)"
@@ -78,4 +78,4 @@ class KernelSymbols:
 
 
 def _is_tracing(name: str) -> bool:
-    return name.startswith(("bpf_", "__bpf_", "trace_", "__trace", "perf_", "0x"))
+    return name.startswith(("bpf_", "__bpf_", "trace_", "__trace", "perf_", "ftrace_", "0x"))

@@ -6,6 +6,7 @@ Usage: attach_often.py CONFIG TIMES. Prints the number of attached hooks of each
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from lockd.config import Config
 from lockd.config_reader import read_text
@@ -18,6 +19,8 @@ from lockd.load.loader import compiled, source_for
 from lockd.load.module import Module
 from lockd.service import load_settings
 
+AT_A_TIME = 4
+"""The kernel lets every detachment wait."""
 HOOKS = 2
 """Of each part of the work. An emulated machine takes its time for each."""
 
@@ -33,10 +36,16 @@ def main(config: str, times: int) -> int:
     source = source_for(settings, choices, host)
     code = compiled(source, Kept(default_directory()))
     hooks = [hook for choice in choices for hook, why_not in choice.hooks[:HOOKS] if not why_not]
-    for _ in range(times):
+
+    def attach_and_detach(_: int) -> int:
         module = Module(code, source, host)
-        print(len([module.attach(hook) for hook in hooks]), flush=True)
+        attached = len([module.attach(hook) for hook in hooks])
         module.close()
+        return attached
+
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        for attached in pool.map(attach_and_detach, range(times)):
+            print(attached, flush=True)
     return 0
 
 

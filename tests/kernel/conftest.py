@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def workload() -> Iterator[Start]:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    """A directory on a real disk for workloads that read and write files."""
-    return tmp_path
+def scratch() -> Iterator[Path]:
+    """A directory on a disk, which /tmp need not be, for workloads that read and write files."""
+    with tempfile.TemporaryDirectory(prefix="lockd-scratch-", dir="/var/tmp") as name:
+        yield Path(name)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lock_module import Script
 
-ROUNDS = 6
+ROUNDS = 4
 HOLD_US = 50_000
 
 RELEASE = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from conftest import Start
 from lockd_process import CHECKOUT, ROOT, Lockd
 
+WITH_TRACEFS = "mountpoint -q /sys/kernel/tracing || mount -t tracefs nodev /sys/kernel/tracing"
 WITHOUT_BTF = "mount -t tmpfs none /sys/kernel/btf"
 WITHOUT_TRACEFS = """
 for place in /sys/kernel/tracing /sys/kernel/debug/tracing /sys/kernel/debug; do
@@ -35,7 +36,7 @@ def doctor(*before: str) -> tuple[int, dict[str, str], str]:
 
 
 def test_a_host_that_has_everything() -> None:
-    code, words, everything = doctor()
+    code, words, everything = doctor(*where(WITH_TRACEFS))
     assert code == 0, everything
     assert {words[what] for what in ("privileges", "BTF", "tracefs", "map batches", "bcc")} == {"yes"}
 
@@ -46,7 +47,7 @@ def test_without_btf_nothing_runs() -> None:
     assert words["BTF"].startswith("no: ")
     for part in ("/sys/kernel/btf/vmlinux", "built without BTF", "CONFIG_DEBUG_INFO_BTF", "offsets"):
         assert part in words["BTF"]
-    assert words["tracefs"] == "yes"
+    assert words["tracefs"].startswith("yes")
     assert "nothing can run here" in everything
 
 

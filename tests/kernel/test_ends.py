@@ -61,7 +61,9 @@ def test_exec_by_a_thread_that_is_not_the_leader(narrow: Lockd, workload: Start)
         rows = {row["tid"]: row for row in threads if row["program"] == "futex"}
         assert {row["tgid"] for row in rows.values()} == {one.pid}
         assert sum(row["blocked_count"] for row in rows.values()) == told["blocked"] + others
-        assert rows[one.pid]["blocked_count"] == told["blocked"] / 2
+        # Half of them came before exec, in another thread; some may have ended before they blocked.
+        unblocked = told["waits"] / 2 - rows[one.pid]["blocked_count"]
+        assert 0 <= unblocked <= told["waits"] - told["blocked"]
         assert not any(row["waiting_us"] for row in rows.values())
         one.finish()
         # The others were blocked for longer than is known: that is checked with exit_in_call.

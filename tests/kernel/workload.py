@@ -39,6 +39,11 @@ class Workload:
         assert line.startswith("ready "), f"{name}: said {line!r}"
         self.pid = int(line.split()[1])
 
+    def hurry(self) -> None:
+        """Have it run before other processes, which else would add to the times that it takes."""
+        for thread in os.listdir(f"/proc/{self.pid}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), -20)
+
     def run(self) -> dict[str, Any]:
         """Let it do its work; the truth."""
         self.go()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from machine.cache import CACHE, locked, sources
 
+NEWEST = "newest"
+"""In place of a series: whichever a suite has, so that the day it gets another nothing breaks but by that."""
 FRESH_SECONDS = 24 * 3600.0
 """How long the package found newest counts as the newest."""
 
@@ -94,7 +96,8 @@ class _Apt:
 
     def newest(self, series: str) -> tuple[str, str]:
         """Name and version of the newest image for all PCs: neither for clouds only nor real-time."""
-        named = rf"^linux-image-{re.escape(series)}\.[^-]*(-[^-]*)?-amd64$"
+        release = r"[0-9]+\.[0-9]+" if series == NEWEST else re.escape(series)
+        named = rf"^linux-image-{release}\.[^-]*(-[^-]*)?-amd64$"
         found = []
         for line in self._call("apt-cache", "search", "--names-only", named).splitlines():
             name = line.split()[0]

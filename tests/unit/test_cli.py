@@ -144,11 +144,22 @@ def test_ctrl_c_is_silent(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     command = [PYTHON, "-m", "lockd", "check", f"--config.file={fifo}"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        writer = _open_once_read(fifo)  # nothing is written: lockd waits for its configuration
-        child.send_signal(signal.SIGINT)
-        assert child.communicate(timeout=60) == (b"", b"")
-        assert child.returncode == 130
-        os.close(writer)
+        try:
+            writer = _open_once_read(fifo)  # nothing is written: lockd waits for its configuration
+            _wait_until_asleep(child.pid)  # between open() and read() Python would be deaf to it
+            child.send_signal(signal.SIGINT)
+            assert child.communicate(timeout=60) == (b"", b"")
+            assert child.returncode == 130
+            os.close(writer)
+        finally:
+            child.kill()
+
+
+def _wait_until_asleep(pid: int) -> None:
+    end = time.monotonic() + 60
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        assert time.monotonic() < end, f"process {pid} does not wait for anything"
+        time.sleep(0.02)
 
 
 def _open_once_read(fifo: Path) -> int:

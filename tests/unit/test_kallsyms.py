@@ -20,6 +20,8 @@ ffffffff81003400 T _raw_spin_lock
 ffffffff81003500 T native_queued_spin_lock_slowpath
 ffffffff81003600 t __traceiter_contention_begin
 ffffffff81003700 T bpf_trace_run2
+ffffffff81003780 t ftrace_trampoline	[__builtin__ftrace]
+ffffffff810037a0 T arch_rethook_trampoline
 ffffffff81003800 T downgrade_things
 ffffffff81003900 T lockup_detector
 ffffffff81004000 t do_work.isra.0.cold
@@ -99,9 +101,10 @@ def test_the_site_is_the_first_function_that_is_not_locking(
 def test_a_stack_is_shown_without_the_tracing(symbols: KernelSymbols) -> None:
     stack = [
         address_of(name)
-        for name in ("bpf_trace_run2", "__traceiter_contention_begin", "mutex_lock", "vfs_read")
-    ]
-    assert symbols.describe(tuple(stack)) == ("mutex_lock", "vfs_read")
+        for name in ("bpf_trace_run2", "ftrace_trampoline", "__traceiter_contention_begin", "mutex_lock")
+    ] + [address_of("arch_rethook_trampoline"), address_of("vfs_read")]
+    assert symbols.describe(tuple(stack)) == ("mutex_lock", "arch_rethook_trampoline", "vfs_read")
+    assert symbols.site(tuple(stack)) == "vfs_read"
     assert symbols.describe((address_of("vfs_read"), 0xFFFF888000000000)) == (
         "vfs_read",
         "0xffff888000000000",

@@ -25,14 +25,15 @@ CACHE = "/var/cache/lockd"
 """Of lockd in the machine."""
 PYTHON = "/usr/bin/python3"
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
-ASKED = (
-    (PROGRAMS, "contention", ("auto",)),
-    (("futex", "kernel_locks"), "all", ("fentry", "kprobe")),
-    (("futex",), "contention", ("fentry", "kprobe")),
-    (("kernel_locks",), "contention", ("tracepoint", "fentry", "kprobe")),
-    (("kernel_locks",), "all", ("auto", "fentry", "kprobe")),
+SMALL = {"entries": 64, "threads": 64, "stacks": 64}
+ASKED: tuple[tuple[tuple[str, ...], str, tuple[str, ...], dict[str, int]], ...] = (
+    (PROGRAMS, "contention", ("auto",), {}),
+    (("futex",), "contention", ("fentry", "kprobe"), {}),
+    (("kernel_locks",), "all", ("auto", "fentry", "kprobe"), {}),
+    (("futex", "kernel_locks"), "all", ("fentry", "kprobe"), {}),
+    (("futex", "kernel_locks"), "all", ("fentry", "kprobe"), SMALL),
 )
-"""Programs, mode and mechanisms of the daemons that tests start."""
+"""Programs, mode, mechanisms and maps of the daemons that tests start."""
 CPUS = "/sys/devices/system/cpu/possible"
 WITH_CPUS = f'mount --bind "$1" {CPUS}; shift; exec "$@"'
 """Per-CPU maps are described with the number of processors."""
@@ -52,12 +53,12 @@ def listed() -> dict[str, str]:
 
     host = Host(KernelTypes(), ensure_tracefs())
     found = {}
-    for programs, mode, mechanisms in ASKED:
+    for programs, mode, mechanisms, maps in ASKED:
         for mechanism in mechanisms:
             asked: dict[str, dict[str, object]] = {name: {"enabled": name in programs} for name in PROGRAMS}
             asked["kernel_locks"].update(mode=mode, mechanism=mechanism)
             asked["futex"]["mechanism"] = mechanism
-            settings = load_settings(read_text(Config, json.dumps({"programs": asked}), "list"))
+            settings = load_settings(read_text(Config, json.dumps({"programs": asked, "maps": maps}), "list"))
             choices = choices_for(settings, host)
             if all(choice.way for choice in choices):
                 source = source_for(settings, choices, host)

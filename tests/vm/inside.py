@@ -17,7 +17,12 @@ SECONDS = 1500.0
 """That the tier may take, by the host's clock."""
 REPORT = "/tmp/report.xml"
 PYTHON = "/usr/bin/python3"
-ENVIRONMENT = {"CI": "true", "PYTHONUNBUFFERED": "1", "CACHE_DIRECTORY": compiled.CACHE}
+ENVIRONMENT = {
+    "CI": "true",
+    "PYTHONUNBUFFERED": "1",
+    "CACHE_DIRECTORY": compiled.CACHE,
+    "LOCKD_TEST_PERIOD": "200ms",
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,10 @@ class Run:
 
 
 def run(kernel: Kernel, disk: Path, log: Path) -> Run:
-    """Boot `kernel` and run the tier in it; what it prints goes to `log` as it comes. Raises VmLost."""
+    """Boot `kernel` and run the tier in it; what it prints goes to `log` as it comes.
+
+    Raises VmLost, KernelPanic.
+    """
     began = time.monotonic()
     left_out = [f"--{'deselect' if '::' in test else 'ignore'}=tests/kernel/{test}" for test in LEFT_OUT]
     with log.open("w") as file, guests.booted(kernel, disk) as machine:
@@ -64,7 +72,7 @@ def run(kernel: Kernel, disk: Path, log: Path) -> Run:
         more(doctor.out)
         done = machine.run(
             PYTHON, "-m", "pytest", "tests/kernel", "-v", "--tb=short", "--durations=20",
-            "-p", "no:cacheprovider", f"--junitxml={REPORT}", *left_out,
+            "-p", "no:cacheprovider", f"--junitxml={REPORT}", "-o", "junit_family=xunit1", *left_out,
             seconds=SECONDS, cwd=guests.WORK, env=ENVIRONMENT, more=more,
         )  # fmt: skip
         report = machine.run("cat", REPORT)

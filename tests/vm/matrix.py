@@ -25,16 +25,11 @@ RESULTS = HERE / "results.json"
 README = HERE.parents[1] / "README.md"
 BEGIN, END = "<!-- matrix: made by tests/vm/matrix.py -->\n", "<!-- end of matrix -->\n"
 MECHANISMS = ("tracepoint", "fentry", "kprobe")
-PROGRAMS = {
-    "futex": r"futex calls",
-    "offcpu": r"offcpu switches",
-    "kernel_locks, mode contention": r"kernel_locks waits",
-    "kernel_locks, mode all": r"kernel_locks holds",
-}
-"""As tests call them, and what doctor says of them."""
+PARTS = ("futex calls", "offcpu switches", "kernel_locks waits", "kernel_locks holds")
+"""Programs and what they measure, as doctor and tests call it."""
 
 Results = dict[str, dict[str, Any]]
-"""By series: `release`, and by program which mechanisms are `tested` and which one is `chosen`."""
+"""By series: `release`, and by part which mechanisms are `tested` and which one is `chosen`."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +58,20 @@ def hooks_of(doctor: str) -> list[HookRow]:
 
 
 def of_run(run: Run) -> dict[str, Any]:
-    """What a run has shown: a mechanism counts if tests of it passed and none failed."""
+    """What a run has shown: a mechanism counts if tests of it passed and none failed.
+
+    Tests tell by properties which parts they are about: its name, and the mechanism or `auto`.
+    """
     found: dict[str, Any] = {"release": run.release}
-    for program, part in PROGRAMS.items():
-        tested = []
-        for mechanism in MECHANISMS:
-            wanted = {"program": program, "mechanism": mechanism}
-            outcomes = {case.outcome for case in run.cases if wanted.items() <= case.properties.items()}
-            if "passed" in outcomes and not outcomes & {"failed", "error"}:
-                tested.append(mechanism)
-        chosen = re.search(rf"^{part}: +by (\w+)", run.doctor, re.MULTILINE)
-        found[program] = {"tested": tested, "chosen": chosen[1] if chosen else ""}
+    for part in PARTS:
+        line = re.search(rf"^{part}: +by (\w+)", run.doctor, re.MULTILINE)
+        chosen = line[1] if line else ""
+        outcomes: dict[str, set[str]] = {}
+        for case in run.cases:
+            mechanism = case.properties.get(part, "")
+            outcomes.setdefault(chosen if mechanism == "auto" else mechanism, set()).add(case.outcome)
+        tested = [one for one in MECHANISMS if outcomes.get(one, set()) - {"skipped"} == {"passed"}]
+        found[part] = {"tested": tested, "chosen": chosen}
     return found
 
 
@@ -93,17 +91,15 @@ def results() -> Results:
 
 def table(shown: Results) -> str:
     """In Markdown."""
-    lines = [
-        "| kernel | " + " | ".join(re.sub(r"(\w+)(, mode |$)", r"`\1`\2", one) for one in PROGRAMS) + " |",
-        "|---|" + "---|" * len(PROGRAMS),
-    ]
+    titles = [re.sub(r"(\w+)", r"`\1`", part, count=1) for part in PARTS]
+    lines = ["| kernel | " + " | ".join(titles) + " |", "|---|" + "---|" * len(PARTS)]
     for series, found in shown.items():
         cells = [
             ", ".join(
-                f"**{mechanism}**" if mechanism == found[program]["chosen"] else mechanism
-                for mechanism in found[program]["tested"]
+                f"**{mechanism}**" if mechanism == found[part]["chosen"] else mechanism
+                for mechanism in found[part]["tested"]
             )
-            for program in PROGRAMS
+            for part in PARTS
         ]
         lines.append(f"| {series} (Debian's {found['release']}) | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
 """The kernel tier on real kernels, in emulated machines: kernels.py has which, and what is left out.
 
-A machine that stopped answering is an error of type VmLost, and says nothing about lockd. What is printed in
-the machines is in tests/vm/build, as it comes.
+A machine that stopped answering is an error of type VmLost, and says nothing about lockd; one whose kernel
+died is of type KernelPanic. What is printed in the machines is in tests/vm/build, as it comes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pytest
 from inside import Run
 from kernels import COMPLAINTS, KERNELS, SKIPS, Skip
 from machine.kernel import unpacked
+from machine.qemu import KernelPanic
 from module_build import build_module
 
 HERE = Path(__file__).resolve().parent
@@ -90,6 +91,17 @@ def test_every_listed_skip_happens(skip: Skip, runs: dict[str, Future[Run]]) -> 
 def test_the_kernel_complains_of_nothing(run: Run) -> None:
     complaints = [line for line in run.kernel_log.splitlines() if COMPLAINTS.search(line)]
     assert not complaints, run.kernel_log
+
+
+def test_a_kernel_that_dies_is_no_lost_machine(runs: dict[str, Future[Run]]) -> None:
+    for future in runs.values():
+        future.result()
+    with (
+        guests.checkout() as disk,
+        guests.booted(KERNELS[0], disk) as machine,
+        pytest.raises(KernelPanic, match="sysrq triggered crash"),
+    ):
+        machine.run("sh", "-c", "echo c >/proc/sysrq-trigger")
 
 
 def test_doctor_says_why_not(run: Run) -> None:

@@ -95,6 +95,9 @@ static int make_threads(struct run *run)
                 thread->task = kthread_create(play_in_thread, thread, "%s", run->comm);
             if (IS_ERR(thread->task))
                 return PTR_ERR(thread->task);
+            /* Else it would take one when it begins: kthread_affine_node() (6.14, d1a89197589c). */
+            if (!thread->is_caller)
+                thread->task->flags |= PF_NO_SETAFFINITY;
             get_task_struct(thread->task);
         }
     }
