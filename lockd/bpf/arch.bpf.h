@@ -84,6 +84,11 @@ static __always_inline struct system_call saved_call(void)
     return call;
 }
 
+static __always_inline u64 user_stack_pointer(struct pt_regs *regs)
+{
+    return regs->sp; /* has the same name on both */
+}
+
 static __always_inline u64 user_first_argument(void)
 {
     u64 argument = 0;

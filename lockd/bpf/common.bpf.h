@@ -37,6 +37,7 @@ enum loss {
     LOSS_KERNEL_HOLDS__TOO_NESTED,
     LOSS_STACKS__FULL,
     LOSS_STACKS__UNREADABLE,
+    LOSS_STACKS__CAPTURES_FULL,
     OVER_FUTEX,
     OVER_OFFCPU,
     OVER_KERNEL_LOCKS,
@@ -81,8 +82,9 @@ struct call {
     u64 since; /* 0: none */
     u64 uaddr;
     u32 tid;
-    u8 kind; /* enum futex_kind */
-    u8 pad[3];
+    u8 guess; /* enum futex_kind, by its arguments */
+    u8 kind; /* the same, or what is known of the lock */
+    u8 pad[2];
 };
 
 enum state { STATE_RUNNABLE, STATE_INTERRUPTIBLE, STATE_UNINTERRUPTIBLE, STATE_OTHER };

@@ -185,6 +185,7 @@ static __always_inline int futex_began(u32 nr, u64 first, u64 second, u64 third,
     } else {
         call.kind = KIND_WAKE;
     }
+    call.guess = call.kind;
     call.since = bpf_ktime_get_ns();
     *running = call;
     return 0;
@@ -273,6 +274,23 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid)
     t->call_blocked = 0;
     t->restart = 0;
     running->since = 0;
+}
+
+/* sched_switch: it is leaving to wait for a lock. */
+static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t)
+{
+    struct lock_id id = {.uaddr = t->call.uaddr, .tgid = t->tgid};
+
+    if (t->call.guess >= KIND_WAKE)
+        return;
+    struct known_lock *known = known_locks.lookup(&id);
+    if (known && known->guess == t->call.guess) {
+        t->call.kind = known->kind;
+        return;
+    }
+    struct known_lock fresh = {.guess = t->call.guess, .kind = t->call.guess};
+    if (keep_capture(ctx, task, &id, t->call.guess))
+        known_locks.update(&id, &fresh);
 }
 
 /* sched_switch: there is no entry to move the call to. */

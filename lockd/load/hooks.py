@@ -109,7 +109,7 @@ def _futex_calls() -> Part:
             Way("fentry", tuple(fentry), ("fentry.bpf.h", probes)),
             Way("kprobe", tuple(kprobe), ("kprobe.bpf.h", probes)),
         ),
-        ("futex.bpf.c",),
+        ("captures.bpf.c", "futex.bpf.c"),
     )
 
 

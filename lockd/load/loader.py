@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,14 @@ OVER_ENTRIES = 2048
 """Keys of an overflow map: every system call, state and slot that occur; more is counted as lost."""
 WAITS_ENTRIES = 4096
 """Threads that wait for kernel locks at one moment."""
+CAPTURES_ENTRIES = 256
+"""Locks that threads block on for the first time within one period; further ones are captured in the next."""
+KNOWN_LOCKS_ENTRIES = 16384
+"""Locks in user space that are not captured again."""
+
+
+THREAD_POINTER = {"x86_64": "thread.fsbase", "aarch64": "thread.uw.tp_value"}
+"""Member of struct task_struct."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +55,14 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
         "STACKS_ENTRIES": settings.stacks,
         "WAITS_ENTRIES": WAITS_ENTRIES,
         "HOLDING_ENTRIES": settings.entries,
+        "CAPTURES_ENTRIES": CAPTURES_ENTRIES,
+        "KNOWN_LOCKS_ENTRIES": KNOWN_LOCKS_ENTRIES,
         "TASK_PID": types.offset("task_struct", "pid"),
         "TASK_TGID": types.offset("task_struct", "tgid"),
         "TASK_COMM": types.offset("task_struct", "comm"),
         "TASK_FLAGS": types.offset("task_struct", "flags"),
         "TASK_STACK": types.offset("task_struct", "stack"),
+        "TASK_THREAD_POINTER": types.offset("task_struct", THREAD_POINTER[os.uname().machine]),
         "TASK_GROUP_LEADER": types.offset("task_struct", "group_leader"),
         "TASK_CGROUPS": types.offset("task_struct", "cgroups"),
         "TASK_MM": types.offset("task_struct", "mm"),
@@ -191,6 +203,9 @@ def _maps(settings: LoadSettings, choices: list[Choice]) -> tuple[list[str], lis
     pairs, plain = ["stacks"], ["control", "losses", "threads"]
     for program in settings.programs:
         pairs += [program, f"{program}_over"]
+    if "futex" in settings.programs:
+        pairs.append("captures")
+        plain.append("known_locks")
     if "kernel_locks" in settings.programs:
         plain.append("kernel_waits")
     if any(choice.way and choice.part.what == "holds" for choice in choices):
