@@ -29,6 +29,7 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "bpf_map_lookup_batch": (_INT, (_INT, _PTR, _PTR, _PTR, _PTR, _PTR, _PTR)),
     "bpf_raw_tracepoint_open": (_INT, (_STR, _INT)),
     "bpf_obj_get_info_by_fd": (_INT, (_INT, _PTR, _PTR)),
+    "bpf_prog_test_run_opts": (_INT, (_INT, _PTR)),
 }
 
 

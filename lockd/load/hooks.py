@@ -54,6 +54,8 @@ class Part:
     ways: tuple[Way, ...]
     files: tuple[str, ...] = ()
     """Of lockd/bpf, whichever way is taken."""
+    on_demand: tuple[str, ...] = ()
+    """Functions that are attached nowhere: the sampler has them run."""
 
 
 def parts_of(programs: tuple[str, ...], lock_mode: str) -> list[Part]:
@@ -172,7 +174,8 @@ def _lock_waits() -> Part:
             Way("fentry", tuple(fentry), ("fentry.bpf.h", slow_paths)),
             Way("kprobe", tuple(kprobe), ("kprobe.bpf.h", slow_paths)),
         ),
-        ("kernel_locks.bpf.c",),
+        ("kernel_locks.bpf.c", "lock_owner.bpf.c"),
+        ("read_owner",),
     )
 
 

@@ -94,6 +94,8 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
     if types.has_member("mutex", "owner") and types.has_member("rw_semaphore", "owner"):
         defines["MUTEX_OWNER"] = types.offset("mutex", "owner")
         defines["RWSEM_OWNER"] = types.offset("rw_semaphore", "owner")
+    if types.has_member("rt_mutex_base", "owner"):  # 830e6acc8a1c (5.15)
+        defines["RTMUTEX_OWNER"] = types.offset("rt_mutex_base", "owner")
     if types.has_member("rw_semaphore", "osq"):
         defines["RWSEM_OSQ"] = types.offset("rw_semaphore", "osq")
     ways = [choice.way for choice in choices if choice.way]
@@ -239,6 +241,11 @@ class Attached:
                     if hook.required and choice.way:
                         raise WayRefused(choice.way, reason) from error
             self.hooks.append(Hook(hook.program, hook.hook, hook.mechanism, not reason, reason))
+        for function in choice.part.on_demand if choice.way else ():
+            try:
+                self.functions.append((choice.part.program, function, module.load_on_demand(function)))
+            except HostError as error:
+                log.warning("%s", error)
 
     def _attach(self, module: Module, hook: Candidate) -> None:
         program, attachment = module.attach(hook)

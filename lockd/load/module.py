@@ -61,6 +61,12 @@ class Module:
         self._attached.append(attach(program, candidate.mechanism, candidate.hook, self._host.tracefs))
         return program, self._attached[-1]
 
+    def load_on_demand(self, function: str) -> int:
+        """Load a function that is attached nowhere; its descriptor. Raises HostError."""
+        if (function,) not in self._programs:
+            self._programs[function,] = programs.load(self._code[function], function, "raw_tracepoint")
+        return self._programs[function,]
+
     def code_for(self, candidate: Candidate, arguments: int = 0) -> bytes:
         """The code of its function with what it is given; `arguments` of the hooked function."""
         constants = [
