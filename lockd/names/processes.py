@@ -48,7 +48,7 @@ class Processes:
 
         Events under an old and a new name come in any order: which is the new one, procfs knows.
         """
-        name = self._kernel(text(comm)) if kernel_thread else (self._units.unit(cgroup, tgid), text(comm))
+        name = self._kernel(text(comm)) if kernel_thread else (self._unit(cgroup, tgid), text(comm))
         known = self._known.get(tgid, name)
         if kernel_thread or known[1] == name[1] or self._comm_now(tgid) != known[1]:
             self._know(tgid, name, time.monotonic_ns() - TOLD_LATE_NS)
@@ -119,13 +119,20 @@ class Processes:
         except OSError:
             return ""
 
+    def _unit(self, cgroup: int, tgid: int) -> str:
+        """Of a process that is gone, the unit that it had when it was there."""
+        unit, known = self._units.unit(cgroup, tgid), self._known.get(tgid, ("", ""))[0]
+        if unit or not known or known == KERNEL or self._comm_now(tgid):
+            return unit
+        return known
+
     def _ask(self, tgid: int) -> Name:
         comm = self._comm_now(tgid)
         try:
             is_kernel = not (self._procfs / str(tgid) / "cmdline").read_bytes() and self._is_kthread(tgid)
         except OSError:
             return ("", "")
-        return self._kernel(comm[:COMM_BYTES]) if is_kernel else (self._units.unit(0, tgid), comm)
+        return self._kernel(comm[:COMM_BYTES]) if is_kernel else (self._unit(0, tgid), comm)
 
     def _is_kthread(self, tgid: int) -> bool:
         """Children of kthreadd (2), and itself."""

@@ -3,32 +3,83 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
-UNIT = re.compile(r"^.+\.(?:service|scope)$")
-CONTAINER = re.compile(r"^(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?$")
-"""docker-ID.scope, cri-containerd-ID.scope, libpod-ID.scope, crio-ID.scope, or the bare id."""
+UNIT = re.compile(r".+\.(?:service|scope)")
+CONTAINER = re.compile(
+    r"(?!libpod-payload-)(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?|([0-9a-f]{64})-[0-9a-f]+\.service"
+)
+"""The id alone (cgroupfs drivers), docker-ID.scope, cri-containerd-ID.scope, crio-conmon-ID.scope,
+kubepods-podUID.slice:cri-containerd:ID, podman's health checks ID-HEX.service. Not libpod-payload-ID: it is
+the one container of a service that was written for it, whose name outlives the ids."""
+LXC = re.compile(r"lxc\.(?:payload|monitor)\.(.+)")
+MACHINE = re.compile(r"machine-.+\.scope|systemd-nspawn@.+\.service")
 SHORT_ID = 12
 
+OCTAL = re.compile(r"\\([0-7]{3})")
+"""How spaces are written in mountinfo."""
+DELETED = " (deleted)"
+"""What the kernel appends to the path of a cgroup that is removed."""
 FILEID_KERNFS = 0xFE
-MAX_CACHED = 20_000
+MAX_KNOWN = 20_000
+"""Cgroups whose unit is remembered, also when they are gone: the last ones asked for. Some 5 MB."""
 
 
 def unit_of(path: str) -> str:
-    """The last service, scope or container id of a cgroup's path; empty if there is none.
+    """The unit in a cgroup's path; empty if there is none.
 
-    >>> unit_of("/system.slice/nginx.service")
+    It is the outermost container, for what runs in it is named by somebody else, and may be a whole
+    system; else the last service or scope, so that below it a service may arrange itself as it likes.
+
+    >>> unit_of("/system.slice/nginx.service/worker")
     'nginx.service'
     """
-    for part in reversed(path.split("/")):
-        if container := CONTAINER.match(part):
-            return container[1][:SHORT_ID]
-        if UNIT.match(part):
+    return container_of(path) or _service_of(path)
+
+
+def container_of(path: str) -> str:
+    """The outermost container in a cgroup's path: its short id, `lxc:NAME` or its unit; empty if none."""
+    outer = ""
+    for part in path.removesuffix(DELETED).split("/"):
+        if container := CONTAINER.fullmatch(part):
+            return (container[1] or container[2])[:SHORT_ID]
+        if lxc := LXC.fullmatch(part):
+            return "lxc:" + lxc[1]
+        if MACHINE.fullmatch(part):
             return part
+        if outer == "lxc" and part:
+            return "lxc:" + part
+        outer = part
     return ""
+
+
+def _service_of(path: str) -> str:
+    """The innermost; but init.scope of a user's manager is that manager, user@1000.service."""
+    unit = ""
+    for part in path.removesuffix(DELETED).split("/"):
+        if UNIT.fullmatch(part) and not (unit and part == "init.scope"):
+            unit = part
+    return unit
+
+
+def unit_of_cgroup_file(lines: list[str]) -> str:
+    """The unit in /proc/PID/cgroup: a container in any hierarchy, else systemd's own hierarchy first."""
+    hierarchies = [line.split(":", 2) for line in lines]
+    known = sorted((h for h in hierarchies if len(h) == 3), key=lambda h: h[1] not in ("name=systemd", ""))
+    paths = [path for _, _, path in known]
+    found = (unit for of in (container_of, _service_of) for path in paths if (unit := of(path)))
+    return next(found, "")
+
+
+def _text(path: bytes) -> str:
+    """Anybody who may make cgroups may call them what they like."""
+    name = path.decode("utf-8", "backslashreplace")
+    return name if name.isprintable() else "".join(c if c.isprintable() or c == "\n" else "?" for c in name)
 
 
 class _FileHandle(ctypes.Structure):
@@ -37,76 +88,72 @@ class _FileHandle(ctypes.Structure):
 
 
 class Units:
-    """Unit names by cgroup id (v2) or, where a thread's v2 cgroup is the root, by process (v1).
+    """Unit names by cgroup id (v2), and by process where there are controllers of v1.
 
-    `procfs` is the root of a proc file system.
+    `procfs` is the root of a proc file system. At most `max_known` cgroups are remembered; ids are never
+    used again, and no cgroup of v2 is ever moved or renamed, so that what was learnt of one stays true.
     """
 
-    def __init__(self, procfs: Path = Path("/proc")) -> None:
+    def __init__(self, procfs: Path = Path("/proc"), max_known: int = MAX_KNOWN) -> None:
         self._procfs = procfs
-        self._by_id: dict[int, str | None] = {}
-        self._by_file: dict[bytes, str] = {}
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._mount = self._open_cgroup2()
-        self._controllers_are_v1 = self._has_v1()
+        self._mount, self._mounted_at = self._open_cgroup2()
+        self._controllers_are_v1 = any(self._mounts("cgroup"))
+        self._by_id = lru_cache(max_known)(self._ask_kernel)
 
     def unit(self, cgroup_id: int, tgid: int) -> str:
         """The unit of a thread; empty if it is in none, or ended before it could be told.
 
         A `cgroup_id` of 0 is not known.
         """
-        if not cgroup_id:
-            return self._by_process(tgid)
-        if cgroup_id in self._by_id:
-            unit = self._by_id[cgroup_id]
-        else:
-            unit = self._by_cgroup_id(cgroup_id)
-            if len(self._by_id) >= MAX_CACHED:
-                self._by_id.clear()
-            self._by_id[cgroup_id] = unit
-        if unit:
-            return unit
-        # On a hybrid or v1 host the unified hierarchy may be empty: ask the process.
-        return self._by_process(tgid) if self._controllers_are_v1 else unit or ""
+        if self._controllers_are_v1:
+            # The unified hierarchy may be empty, or know less: a container that is managed by v1 is in
+            # the cgroup of the daemon that started it.
+            return self._by_process(tgid) or self._by_cgroup(cgroup_id) or ""
+        unit = self._by_cgroup(cgroup_id)
+        return self._by_process(tgid) if unit is None else unit
 
-    def _by_cgroup_id(self, cgroup_id: int) -> str | None:
-        """The unit by the kernel's own handle: the id is what name_to_handle_at() would give."""
-        if self._mount < 0:
+    def _by_cgroup(self, cgroup_id: int) -> str | None:
+        """None if it is gone, and was not asked for before."""
+        try:
+            return self._by_id(cgroup_id) if cgroup_id else None
+        except OSError:
             return None
+
+    def _ask_kernel(self, cgroup_id: int) -> str:
+        """By the kernel's own handle: the id is what name_to_handle_at() would give.
+
+        OSError: the cgroup is gone.
+        """
+        if self._mount < 0:
+            raise OSError(errno.ENODEV, "no cgroup2 file system")
         handle = _FileHandle(8, FILEID_KERNFS, cgroup_id)
         fd = self._libc.open_by_handle_at(self._mount, ctypes.byref(handle), os.O_RDONLY)
         if fd < 0:
-            return None
+            raise OSError(ctypes.get_errno(), f"cgroup {cgroup_id}")
         try:
-            path = os.readlink(b"/proc/self/fd/%d" % fd)
+            path = _path_of(fd)
         finally:
             os.close(fd)
-        return unit_of(path.decode("utf-8", "backslashreplace"))  # anybody may name a cgroup
+        return unit_of(_text(path.removeprefix(self._mounted_at)))
 
     def _by_process(self, tgid: int) -> str:
         try:
             with open(f"{self._procfs}/{tgid}/cgroup", "rb") as file:
-                text = file.read()
+                text = _text(file.read())
         except OSError:
             return ""
-        # Thousands of processes share a few cgroups: their files are the same.
-        unit = self._by_file.get(text)
-        if unit is None:
-            if len(self._by_file) >= MAX_CACHED:
-                self._by_file.clear()
-            unit = unit_of_cgroup_file(text.decode("utf-8", "backslashreplace").splitlines())
-            self._by_file[text] = unit
-        return unit
+        return unit_of_cgroup_file(text.split("\n"))
 
-    def _open_cgroup2(self) -> int:
-        place = next(self._mounts("cgroup2"), None)
-        try:
-            return os.open(place, os.O_RDONLY | os.O_DIRECTORY) if place else -1
-        except OSError:
-            return -1
-
-    def _has_v1(self) -> bool:
-        return any(self._mounts("cgroup"))
+    def _open_cgroup2(self) -> tuple[int, bytes]:
+        """A descriptor and the path of the unified hierarchy; -1 if there is none."""
+        for place in self._mounts("cgroup2"):
+            try:
+                fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+            except OSError:
+                continue
+            return fd, _path_of(fd)
+        return -1, b""
 
     def _mounts(self, kind: str) -> Iterator[str]:
         """Where file systems of this kind are mounted."""
@@ -117,11 +164,8 @@ class Units:
         for line in lines:
             fields, _, about = line.partition(" - ")
             if about.split(" ")[0] == kind:
-                yield fields.split(" ")[4]
+                yield OCTAL.sub(lambda m: chr(int(m[1], 8)), fields.split(" ")[4])
 
 
-def unit_of_cgroup_file(lines: list[str]) -> str:
-    """The unit in /proc/PID/cgroup: systemd's own hierarchy first, then any controller's."""
-    hierarchies = [line.split(":", 2) for line in lines]
-    known = sorted((h for h in hierarchies if len(h) == 3), key=lambda h: h[1] not in ("name=systemd", ""))
-    return next((unit for _, _, path in known if (unit := unit_of(path))), "")
+def _path_of(fd: int) -> bytes:
+    return os.readlink(b"/proc/self/fd/%d" % fd)

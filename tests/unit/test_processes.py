@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ def procfs(tmp_path: Path) -> Procfs:
 
 
 @pytest.fixture
-def processes(procfs: Procfs) -> Iterator[Processes]:
+def processes(procfs: Procfs) -> Processes:
     return Processes(Units(procfs.root), procfs.root)
 
 
@@ -51,6 +50,22 @@ def test_the_kernel_tells_names(procfs: Procfs, processes: Processes) -> None:
     procfs.remove(7)
     assert processes.name(7) == ("a.service", "server")  # it is dead; its events are not
     assert processes.comm(7) == "server"
+
+
+def test_a_process_that_is_gone_keeps_the_unit_it_had(procfs: Procfs, processes: Processes) -> None:
+    procfs.add(7, b"sh", cgroup=SERVICE)
+    assert processes.tell(7, 1, b"sh", kernel_thread=False) == ("a.service", "sh")
+    procfs.remove(7)
+    assert processes.tell(7, 1, b"server", kernel_thread=False) == ("a.service", "server")  # by exec
+    procfs.add(7, b"server")  # and one that is there is believed
+    assert processes.tell(7, 1, b"server", kernel_thread=False) == ("", "server")
+
+
+def test_the_kernels_helper_program_is_no_kernel_thread_any_more(
+    procfs: Procfs, processes: Processes
+) -> None:
+    assert processes.tell(7, 1, b"kworker/u8:3", kernel_thread=True) == (KERNEL, "kworker")
+    assert processes.tell(7, 1, b"modprobe", kernel_thread=False) == ("", "modprobe")
 
 
 @pytest.mark.parametrize(
