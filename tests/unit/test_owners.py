@@ -1,0 +1,244 @@
+"""Owners of locks in user space: those of this process's own libc, and memory that is anything."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import random
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lockd.names.owners import UserOwners, owner_of_user_lock
+
+PROCFS = Path("/proc")
+LIBC = ctypes.CDLL(None, use_errno=True)
+RECURSIVE, ERRORCHECK, ADAPTIVE, INHERIT, ROBUST, SHARED = 1, 2, 3, 1, 1, 1
+WAITERS = 0x8000_0000
+
+
+class Lock:
+    """A pthread_mutex_t or pthread_rwlock_t of this process."""
+
+    def __init__(self, attributes: dict[str, int], what: str = "mutex") -> None:
+        self._what = what
+        self._memory = (ctypes.c_uint64 * 8)()
+        attr = (ctypes.c_uint64 * 2)()
+        if attributes:
+            self._call(f"{what}attr_init", attr)
+        for name, value in attributes.items():
+            self._call(f"{what}attr_set{name}", attr, value)
+        self._call(f"{what}_init", self._memory, ctypes.byref(attr) if attributes else None)
+        self.address = ctypes.addressof(self._memory)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        assert getattr(LIBC, f"pthread_{name}")(*arguments) == 0, name
+
+    def __call__(self, what: str) -> None:
+        self._call(f"{self._what}_{what}", self._memory)
+
+
+def owner(address: int, kind: str = "lock", family: str = "", tgid: int = 0) -> int:
+    return owner_of_user_lock(PROCFS, tgid or os.getpid(), address, kind, family)
+
+
+class Other:
+    """A thread that does what it is told to, and lives meanwhile."""
+
+    def __init__(self) -> None:
+        self.tid = 0
+        self._todo: list[Callable[[], None]] = []
+        self._turn, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        threading.Thread(target=self._run, daemon=True).start()
+        self.do(lambda: setattr(self, "tid", threading.get_native_id()))
+
+    def _run(self) -> None:
+        while self._turn.acquire() and self._todo:
+            self._todo.pop()()
+            self._done.release()
+
+    def do(self, what: Callable[[], None]) -> None:
+        self.begin(what)
+        assert self._done.acquire(timeout=10)
+
+    def end(self) -> None:
+        self._turn.release()
+
+    def begin(self, what: Callable[[], None]) -> None:
+        self._todo.append(what)
+        self._turn.release()
+
+
+@pytest.fixture
+def other() -> Iterator[Other]:
+    one = Other()
+    yield one
+    one.end()
+
+
+@pytest.fixture
+def waiter() -> Iterator[Other]:
+    one = Other()
+    yield one
+    one.end()
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{}, {"type": RECURSIVE}, {"type": ERRORCHECK}, {"type": ADAPTIVE}, {"pshared": SHARED}],
+    ids=str,
+)
+@pytest.mark.parametrize("family", ["mutex", ""])
+def test_mutexes(other: Other, attributes: dict[str, int], family: str) -> None:
+    lock = Lock(attributes)
+    assert owner(lock.address, "lock", family) == 0
+    other.do(lambda: lock("lock"))
+    assert owner(lock.address, "lock", family) == other.tid
+    other.do(lambda: lock("unlock"))
+    assert owner(lock.address, "lock", family) == 0
+
+
+@pytest.mark.parametrize(
+    ("attributes", "kind"),
+    [
+        ({"protocol": INHERIT}, "pi"),
+        ({"protocol": INHERIT, "type": RECURSIVE}, "pi"),
+        ({"robust": ROBUST}, "lock"),
+    ],
+    ids=str,
+)
+def test_locks_with_the_owner_in_their_word(
+    other: Other, waiter: Other, attributes: dict[str, int], kind: str
+) -> None:
+    lock = Lock(attributes)
+    other.do(lambda: lock("lock"))
+    waiter.begin(lambda: lock("lock"))
+    while not struct.unpack("=I", ctypes.string_at(lock.address, 4))[0] & WAITERS:
+        threading.Event().wait(0.01)
+    assert owner(lock.address, kind) == other.tid
+    other.do(lambda: lock("unlock"))
+    while owner(lock.address, "pi") != waiter.tid:
+        threading.Event().wait(0.01)
+    waiter.begin(lambda: lock("unlock"))
+
+
+@pytest.mark.parametrize("futex", [8, 12])
+def test_rwlocks(other: Other, futex: int) -> None:
+    lock = Lock({}, "rwlock")
+    address = lock.address + futex
+    assert owner(address, "lock", "rwlock") == 0
+    other.do(lambda: lock("wrlock"))
+    assert owner(address, "lock", "rwlock") == other.tid
+    other.do(lambda: lock("unlock"))
+    assert owner(address, "lock", "rwlock") == 0
+    other.do(lambda: lock("rdlock"))
+    assert owner(address, "lock", "rwlock") == 0
+    other.do(lambda: lock("unlock"))
+
+
+def word(*fields: int) -> int:
+    """The address of these 32-bit fields, for as long as the process runs."""
+    memory = (ctypes.c_uint32 * max(16, len(fields)))(*fields)
+    KEPT.append(memory)
+    return ctypes.addressof(memory)
+
+
+KEPT: list[object] = []
+
+
+def test_a_joined_thread(other: Other) -> None:
+    assert owner(word(other.tid), "cond", "join") == other.tid
+    assert owner(word(2), "cond", "join") == 0
+
+
+def test_a_mutex_of_musl(other: Other) -> None:
+    assert owner(word(other.tid | WAITERS), "lock", "mutex") == other.tid
+    assert owner(word(errno.EBUSY | WAITERS), "lock", "mutex") == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (2, 0, "tid", 0, 0),  # nobody uses it
+        (2, 0, "tid", 1, 4),  # of no kind that there is
+        (2, 0, "tid", 1, 0xFFFF_FFFF),  # destroyed
+        (2, 1, "tid", 1, 0),  # taken once more than it can be
+        (2, 0, "tid", 1, 1),  # recursive, and not taken
+        (0, 0, "tid", 1, 0),  # free
+        (3, 0, "tid", 1, 0),
+        ("tid", 0, 0, 0, 0),  # nobody waits
+    ],
+    ids=str,
+)
+def test_what_is_no_mutex_has_no_owner(other: Other, fields: tuple[int | str, ...]) -> None:
+    numbers = [other.tid if field == "tid" else int(field) for field in fields]
+    assert owner(word(*numbers), "lock", "mutex") == 0
+    assert owner(word(2, 0, other.tid, 1, 0), "lock", "mutex") == other.tid
+
+
+@pytest.mark.parametrize("family", ["cond", "sem", "barrier", "once", "gil"])
+def test_what_nobody_owns(other: Other, family: str) -> None:
+    assert owner(word(2, 0, other.tid, 1, 0), "lock", family) == 0
+
+
+def test_an_owner_must_live(other: Other) -> None:
+    assert owner(word(1 << 22), "pi") == 0
+    assert owner(word(2, 0, 1, 1, 0), "lock", "mutex") == 0  # init is not of this process
+    assert owner(word(2, 0, 1, 1, 0x80), "lock", "mutex") == 1  # but may share the lock
+    assert owner(word(2, 0, 0x7FFF_FFFF, 1, 0x80), "lock", "mutex") == 0
+
+
+def test_memory_that_is_not_there() -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    for address in (0, 1, page, 2**63, 2**64 - 4, 2**64 - 1):
+        for family in ("mutex", "rwlock", "join"):
+            assert owner(address, "lock", family) == owner(address, "pi", family) == 0
+    assert owner(0, tgid=2**22 + 1) == 0
+
+
+def test_any_memory() -> None:
+    chance = random.Random(1)
+    owners = UserOwners(PROCFS)
+    live = {int(name) for name in os.listdir("/proc/self/task")}
+    everybody = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    for _ in range(2000):
+        memory = ctypes.create_string_buffer(chance.randbytes(128))
+        address = ctypes.addressof(memory) + chance.choice((32, 36))
+        kind, family = chance.choice(("lock", "pi")), chance.choice(("mutex", "rwlock", "join", ""))
+        found = owners.owner(os.getpid(), address, kind, family)
+        assert found in {0} | live | everybody
+
+
+def test_a_process_in_a_pid_namespace_of_its_own(tmp_path: Path) -> None:
+    """It knows its threads by other ids than we do."""
+    lines = """
+import ctypes, os, sys
+lock = (ctypes.c_uint64 * 8)()
+assert ctypes.CDLL(None).pthread_mutex_lock(lock) == 0
+print(os.getpid(), ctypes.addressof(lock), flush=True)
+sys.stdin.read()
+"""
+    command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", sys.executable, "-c", lines]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        if not (line := process.stdout.readline()):
+            pytest.skip("host: no user namespaces here")
+        inside, address = map(int, line.split())
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        pid = int(children.split()[0])
+        assert inside == 1 != pid
+        try:
+            Path(f"/proc/{pid}/mem").open("rb").close()
+        except PermissionError:
+            process.communicate("")
+            pytest.skip("host: the memory of others is closed to this user")
+        assert owner(address, "lock", "mutex", pid) == pid
+        process.communicate("")
