@@ -1,0 +1,149 @@
+"""The unit of what threads did, by real cgroups: nested, removed, made again, of v1 beside v2."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Start
+from lockd_process import Lockd
+from workload import Workload
+
+WAITS, BLOCKED = "lockd_futex_waits_total", "lockd_futex_blocked_seconds_count"
+ID = "0123456789abcdef" * 4
+SLICE = f"lockdtest{os.getpid()}.slice"
+LEFT_SECONDS = 10.0
+
+Make = Callable[..., Path]
+
+
+def mounted(kind: str, option: str = "") -> Path | None:
+    """Where a hierarchy of cgroups is mounted."""
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+        fields, _, about = line.partition(" - ")
+        if about.split()[0] == kind and option in about.split()[2].split(","):
+            return Path(fields.split()[4])
+    return None
+
+
+@pytest.fixture(scope="module")
+def cgroup2() -> Iterator[Path]:
+    """The unified hierarchy of this host."""
+    if place := mounted("cgroup2", "rw"):
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="lockd-cgroup2-") as directory:
+        command = ["mount", "-t", "cgroup2", "none", directory]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"host: no cgroup2 file system can be mounted: {done.stderr.strip()}")
+        yield Path(directory)
+        subprocess.run(["umount", directory], check=True)
+
+
+@pytest.fixture(scope="module")
+def lockd(tmp_path_factory: pytest.TempPathFactory, host: None, cgroup2: Path) -> Iterator[Lockd]:
+    """A daemon that found the unified hierarchy when it started, and counts only these workloads."""
+    config = {"filter": {"comms": [f"*.{os.getpid():x}.*"]}}
+    daemon = Lockd(tmp_path_factory.mktemp("units"), config)
+    yield daemon
+    assert daemon.stop() == 0, "".join(daemon.log)
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Make a cgroup and those above it; they are removed in the end."""
+    made: list[Path] = []
+
+    def cgroup(root: Path, *path: str) -> Path:
+        directory = root
+        for name in path:
+            directory /= name
+            if not directory.exists():
+                directory.mkdir()
+                made.append(directory)
+        return directory
+
+    yield cgroup
+    for directory in reversed(made):
+        if directory.exists():
+            remove(directory)
+
+
+def remove(cgroup: Path) -> None:
+    """A process that was waited for may be in its cgroup for a moment still."""
+    deadline = time.monotonic() + LEFT_SECONDS
+    while True:
+        try:
+            return cgroup.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+
+
+def move(one: Workload, cgroup: Path) -> None:
+    (cgroup / "cgroup.procs").write_text(str(one.pid))
+
+
+def test_a_process_below_a_service_is_the_services(
+    lockd: Lockd, workload: Start, cgroup2: Path, make: Make
+) -> None:
+    service, path = "lockd-nested.service", (SLICE, "lockd-nested.service", "payload")
+    for attempt in range(2):  # the second time it is another cgroup of the same name
+        cgroup = make(cgroup2, *path)
+        one = workload("mutex_handover", 5, 1000)
+        move(one, cgroup)
+        truth = one.run()["futex"]["lock"]
+        metrics = lockd.metrics()
+        assert metrics.sum(BLOCKED, comm=one.comm, unit=service) == truth["blocked"] == 5
+        assert metrics.sum(WAITS, comm=one.comm, kind="lock") == truth["waits"]
+        one.finish()
+        remove(cgroup)
+        remove(cgroup.parent)
+        after = lockd.metrics()
+        assert after.sum(BLOCKED, comm=one.comm, unit=service) == 5, f"round {attempt}: it is removed"
+        assert after.sum(BLOCKED, unit=service) == 5 * (attempt + 1)
+
+
+def test_processes_that_end_at_once_and_their_cgroup_with_them(
+    lockd: Lockd, workload: Start, cgroup2: Path, make: Make
+) -> None:
+    service = "lockd-short.service"
+    cgroup = make(cgroup2, SLICE, service)
+    storm = workload("fork_storm", 100)
+    move(storm, cgroup)
+    truth = storm.run()["futex"]["lock"]
+    assert lockd.metrics().sum(WAITS, comm=storm.comm, unit=service, kind="lock") == truth["waits"]
+    storm.finish()
+    # By now the cgroup is known, and another process ends before anybody looks at it.
+    one = workload("futex_errors", 10, 10, 5, 1000)
+    move(one, cgroup)
+    one.go()
+    one.finish()
+    remove(cgroup)
+    metrics = lockd.metrics()
+    waits = metrics.sum(WAITS, comm=one.comm, kind="lock")
+    assert waits == metrics.sum(WAITS, comm=one.comm, unit=service, kind="lock") > 0
+
+
+def test_a_container_of_v1_is_not_what_started_it(
+    lockd: Lockd, workload: Start, cgroup2: Path, make: Make
+) -> None:
+    v1 = mounted("cgroup", "name=systemd") or mounted("cgroup", "rw")
+    if not v1:
+        pytest.skip("host: has no cgroups of v1")
+    one = workload("mutex_handover", 5, 1000)
+    move(one, make(cgroup2, SLICE, "lockd-docker.service"))
+    move(one, make(v1, SLICE, ID))
+    one.run()
+    metrics = lockd.metrics()
+    assert metrics.sum(BLOCKED, comm=one.comm, kind="lock") == 5
+    assert metrics.sum(BLOCKED, comm=one.comm, unit=ID[:12]) == 5
+    one.finish()
