@@ -1,0 +1,406 @@
+"""Deadlocks among waits: each that is one is found and told once, and nothing that is none."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lockd.export.tables import parse_query, render_table
+from lockd.names.messages import Owners, OwnersAnswer
+from lockd.sample.block import Block
+from lockd.sample.deadlocks import LASTING_NS, MOST_ASKED, NEVER, TOLD_NS, About, Deadlocks
+from lockd.sample.waits import Wait, Waits
+from lockd.snapshot import pack, unpack
+
+MS = 1_000_000
+START = 1_000_000 * MS
+TGID = 100
+
+
+def waits_of(*waits: Wait) -> Waits:
+    columns = list(zip(*waits, strict=True)) or [()] * len(Wait._fields)
+    kinds = (np.int64, np.int64, np.uint64, np.int64, object, object, np.bool_)
+    return Waits(*(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True)))
+
+
+def wait(tid: int, address: int, since: int = START, kind: str = "lock", **more: Any) -> Wait:
+    return Wait(
+        tid, more.get("tgid", TGID), address, since, kind, more.get("family", "mutex"), kind == "rwsem"
+    )
+
+
+@dataclass
+class Bench:
+    """The deadlocks of a world in which thread `owners[lock]` holds a lock."""
+
+    owners: dict[tuple[int, int], int] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    unwanted: set[int] = field(default_factory=set)
+    asked: list[Owners] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.deadlocks = Deadlocks(
+            ask=self._ask,
+            kernel_owner=lambda address, kind: self.owners.get((0, address), 0),
+            about=lambda w: About(self.names.get(w.address, ""), f"site-{w.address}", ("f", "main")),
+            process=lambda tgid: ((f"unit-{tgid}", f"comm-{tgid}"), tgid not in self.unwanted),
+            thread_comm=lambda tgid, tid: f"thread-{tid}",
+        )
+
+    def _ask(self, question: Owners) -> bool:
+        self.asked.append(question)
+        return True
+
+    def answer(self) -> None:
+        """Who holds what was asked for, now."""
+        while self.asked:
+            question = self.asked.pop()
+            tids = tuple(self.owners.get((lock.tgid, lock.address), 0) for lock in question.locks)
+            self.deadlocks.answered(OwnersAnswer(question.token, tids))
+
+    def look(self, clock: int, *waits: Wait) -> None:
+        """Once a second, and then as soon as the answer is there."""
+        self.deadlocks.look(waits_of(*waits), clock)
+        self.answer()
+        if self.deadlocks.look_at == 0:
+            self.deadlocks.look(waits_of(*waits), clock + 50 * MS)
+
+    @property
+    def tids(self) -> list[list[int]]:
+        return [[w.tid for w in one.threads] for one in self.deadlocks.now]
+
+    def rows(self, clock: int) -> list[dict[str, Any]]:
+        tables: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
+        self.deadlocks.add_to(tables, arrays, clock, 1700.0)
+        block = memoryview(pack({"tables": tables, "time": 1700.0}, arrays))
+        rows: list[dict[str, Any]] = json.loads(
+            render_table("deadlocks", *unpack(block), query=parse_query({}))
+        )["deadlocks"]
+        return rows
+
+
+def ring(size: int, since: int = START) -> tuple[dict[tuple[int, int], int], list[Wait]]:
+    """Thread 1 waits for 2, and so on; each began a millisecond after the one before."""
+    owners = {(TGID, 10 * tid): tid for tid in range(1, size + 1)}
+    return owners, [wait(tid, 10 * (tid % size + 1), since + tid * MS) for tid in range(1, size + 1)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_a_ring_is_reported_when_it_has_lasted_a_second(size: int) -> None:
+    owners, waits = ring(size)
+    bench = Bench(owners)
+    formed = waits[-1].since
+    bench.look(formed + 20 * MS, *waits)
+    assert bench.tids == []
+    assert bench.deadlocks.look_at == formed + LASTING_NS
+    bench.deadlocks.look(waits_of(*waits), formed + LASTING_NS - 1)
+    assert bench.tids == []
+    bench.look(formed + LASTING_NS, *waits)
+    assert bench.tids == [list(range(1, size + 1))]
+    bench.look(formed + 2 * LASTING_NS, *waits)
+    assert bench.tids == [list(range(1, size + 1))]
+    assert bench.deadlocks.look_at == NEVER
+
+
+def test_it_is_found_within_two_seconds_wherever_the_looks_fall() -> None:
+    for phase in range(0, 1000, 10):
+        owners, waits = ring(2)
+        bench = Bench(owners)
+        formed = waits[-1].since
+        clock = formed + phase * MS - 1000 * MS
+        next_second = clock
+        while not bench.tids:
+            if clock >= min(next_second, bench.deadlocks.look_at):
+                next_second += 1000 * MS * (clock >= next_second)
+                there = [w for w in waits if w.since <= clock]
+                bench.deadlocks.look(waits_of(*there), clock)
+            clock += 50 * MS  # a tick
+            if clock % (200 * MS) < 50 * MS:  # the namer takes its time
+                bench.answer()
+        assert LASTING_NS <= clock - formed < 1.5 * LASTING_NS
+
+
+def test_the_journal_has_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    owners, waits = ring(2)
+    bench = Bench(owners, {10: "app:a", 20: "app:b"})
+    for second in range(5):
+        bench.look(START + second * LASTING_NS + 20 * MS, *waits, wait(9, 10, START + 500 * MS))
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.getMessage() == (
+        "deadlock in comm-100 (unit-100) for 1.0 s: thread-1[1] waits for app:b in site-20,"
+        " held by thread-2[2] waits for app:a in site-10, held by thread-1[1]; 1 more threads wait for these"
+    )
+    assert record.__dict__["LOCKD_TIDS"] == "1 2"
+    assert record.__dict__["LOCKD_DEADLOCK"] == bench.rows(START)[0]["id"]
+
+
+def test_the_journal_waits_for_names_but_not_long(caplog: pytest.LogCaptureFixture) -> None:
+    owners, waits = ring(2)
+    bench = Bench(owners, {10: "app:a"})
+    formed = waits[-1].since
+    bench.look(formed + LASTING_NS, *waits)
+    assert bench.tids == [[1, 2]]
+    assert not caplog.records
+    assert bench.deadlocks.look_at == formed + TOLD_NS
+    bench.look(bench.deadlocks.look_at, *waits)
+    (record,) = caplog.records
+    assert "waits for 0x14 in site-20" in record.getMessage()
+
+
+def test_rows_and_metrics() -> None:
+    owners, waits = ring(2)
+    bench = Bench(owners, {10: "app:a", 20: "app:b"})
+    owners[TGID, 50] = 9
+    victims = [wait(9, 10), wait(8, 50), wait(7, 50), wait(6, 60)]  # 8 and 7 wait for what 9 holds
+    clock = START + 2 * LASTING_NS
+    bench.look(clock, *waits, *victims)
+    (row,) = bench.rows(clock)
+    assert row["unit"], row["comm"] == ("unit-100", "comm-100")
+    assert (row["threads_in_ring"], row["waiting"]) == (2, 3)
+    assert row["lasted_us"] == (clock - START - 2 * MS) / 1000
+    assert row["since"] == pytest.approx(1700.0 - 1.998)
+    assert row["threads"] == [
+        {
+            "tid": 1, "tgid": TGID, "thread_comm": "thread-1", "kind": "lock", "lock": "app:b",
+            "address": "0x14", "site": "site-20", "stack": ["f", "main"], "holder_tid": 2,
+        },
+        {
+            "tid": 2, "tgid": TGID, "thread_comm": "thread-2", "kind": "lock", "lock": "app:a",
+            "address": "0xa", "site": "site-10", "stack": ["f", "main"], "holder_tid": 1,
+        },
+    ]  # fmt: skip
+    assert metrics(bench) == {"lockd_deadlocks": {("unit-100", "comm-100"): 1.0}, "found": 1.0}
+    bench.look(clock + LASTING_NS)
+    assert bench.rows(clock) == []
+    assert metrics(bench) == {"lockd_deadlocks": {}, "found": 1.0}
+
+
+def metrics(bench: Bench) -> dict[str, Any]:
+    block = Block([1], 2)
+    bench.deadlocks.export(block)
+    head, arrays = unpack(memoryview(block.pack()))
+    labels = {each["name"]: [tuple(label) for label in each["labels"]] for each in head["metrics"]}
+    name = "lockd_deadlocks"
+    return {
+        name: dict(zip(labels[name], arrays[name], strict=True)),
+        "found": sum(arrays["lockd_deadlocks_found_total"]),
+    }
+
+
+def test_a_thread_that_went_on_ends_it() -> None:
+    owners, waits = ring(3)
+    bench = Bench(owners)
+    clock = START + 2 * LASTING_NS
+    bench.look(clock, *waits)
+    assert bench.tids == [[1, 2, 3]]
+    again = waits[1]._replace(since=clock)  # interrupted, and asked once more: the same threads, another call
+    bench.look(clock + LASTING_NS // 2, waits[0], again, waits[2])
+    assert bench.tids == []
+    bench.look(clock + 2 * LASTING_NS, waits[0], again, waits[2])
+    assert bench.tids == [[1, 2, 3]]
+
+
+def test_what_was_read_while_a_thread_ran_is_not_believed() -> None:
+    # When it is asked, 2 holds what 1 waits for; then it lets go and waits for what 1 holds.
+    owners, (first, second) = ring(2)
+    bench = Bench(owners)
+    bench.deadlocks.look(waits_of(first), START + 20 * MS)
+    bench.answer()
+    assert bench.deadlocks.look_at == NEVER
+    bench.deadlocks.look(waits_of(first, second), START + 2000 * MS)
+    bench.deadlocks.answered(OwnersAnswer(0, (1, 2)))  # to another question
+    assert bench.deadlocks.look_at == NEVER
+    bench.answer()
+    bench.deadlocks.look(waits_of(first, second._replace(since=START + 2001 * MS)), START + 4000 * MS)
+    assert bench.tids == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "is_one"), [("pi", "mutex", 0), ("rwsem", "", 0), ("lock", "", 1)]
+)
+def test_a_lock_that_is_handed_over_to_a_thread_still_asleep(kind: str, family: str, is_one: int) -> None:
+    one = wait(1, 10, START, kind, family=family)
+    bench = Bench({one.lock: 1})
+    bench.look(START + 2 * LASTING_NS, one)
+    assert len(bench.tids) == is_one
+
+
+def test_rings_with_locks_of_the_kernel_and_of_several_processes() -> None:
+    in_kernel = wait(1, 77, START, "rwsem")
+    bench = Bench({(0, 77): 2, (TGID, 10): 3, (200, 5): 1})
+    waits = [in_kernel, wait(1, 999, START - MS), wait(2, 10, START + MS), wait(3, 5, START + MS, tgid=200)]
+    bench.look(START + 2 * LASTING_NS, *waits)
+    assert bench.tids == [[1, 2, 3]]
+    bench = Bench({(0, 77): 2, (0, 88): 1})  # nobody needs to be asked
+    bench.look(START + 2 * LASTING_NS, in_kernel, wait(2, 88, START + MS, "rwsem"))
+    assert bench.tids == [[1, 2]]
+
+
+def test_a_ring_of_pi_locks_which_the_kernel_has_refused_to_make() -> None:
+    owners = {(TGID, 10): 1, (TGID, 20): 2}
+    first, second = wait(1, 20, START, "pi"), wait(2, 0x7FFF0000, START + 5 * MS)  # on its stack
+    clock = START + 2 * LASTING_NS
+    bench = Bench(owners)
+    bench.look(clock, first, second)
+    assert bench.tids == []
+    bench.deadlocks.refused([2], [10], START + 100 * MS)
+    bench.look(clock + LASTING_NS, first, second)
+    assert bench.tids == [[1, 2]]
+    for other in (second._replace(family="cond"), second._replace(since=START + 200 * MS)):
+        bench = Bench(owners)
+        bench.deadlocks.refused([2], [10], START + 100 * MS)
+        bench.look(clock, first, other)
+        assert bench.tids == []
+    bench = Bench(owners)
+    bench.deadlocks.refused([1], [10], START + 100 * MS)  # it has that one itself
+    bench.look(clock, wait(1, 0x7FFF0000))
+    assert bench.tids == [[1]]
+
+
+def test_processes_that_are_not_wanted() -> None:
+    owners, waits = ring(2)
+    bench = Bench(owners, unwanted={TGID})
+    bench.look(START + 2 * LASTING_NS, *waits)
+    assert bench.tids == []
+    assert bench.deadlocks.look_at == NEVER
+
+
+def test_two_at_a_time_and_a_thread_that_leads_to_one() -> None:
+    owners, first = ring(2)
+    second = [wait(11, 120, START - 5 * MS), wait(12, 110, START - 3 * MS)]
+    owners |= {(TGID, 110): 11, (TGID, 120): 12, (TGID, 130): 13}
+    bench = Bench(owners)
+    bench.look(START + 2 * LASTING_NS, *first, *second, wait(13, 120), wait(14, 130))
+    assert bench.tids == [[11, 12], [1, 2]]
+    assert [one.waiting for one in bench.deadlocks.now] == [2, 0]
+
+
+def test_more_locks_than_are_asked_about_at_once_take_turns() -> None:
+    crowd = [wait(1000 + i, 100_000 + i, START - LASTING_NS) for i in range(MOST_ASKED)]
+    owners, waits = ring(2)
+    bench = Bench(owners)
+    clock = START + 2 * LASTING_NS
+    bench.look(clock, *crowd, *waits)
+    assert bench.tids == []
+    bench.look(clock + LASTING_NS, *crowd, *waits)
+    assert bench.tids == [[1, 2]]
+    many = [wait(2000 + i, 10) for i in range(MOST_ASKED)]  # a crowd at one lock is one question
+    bench = Bench(owners)
+    bench.look(clock, *many, *waits)
+    assert bench.tids == [[1, 2]]
+    assert bench.deadlocks.now[0].waiting == MOST_ASKED
+
+
+def test_answers_that_never_come_do_not_end_it() -> None:
+    owners, waits = ring(2)
+    bench = Bench(owners)
+    bench.deadlocks.look(waits_of(*waits), START + LASTING_NS)
+    bench.asked.clear()
+    bench.look(START + 2 * LASTING_NS, *waits)
+    assert not bench.asked
+    bench.look(START + 300 * LASTING_NS, *waits)
+    assert bench.tids == [[1, 2]]
+
+
+THREADS, LOCKS = 4, 2
+
+
+class World:
+    """Threads that lock and unlock at will, one step at a time, as a libc's mutexes do."""
+
+    def __init__(self) -> None:
+        self.clock = START
+        self.holder: dict[int, int] = {}
+        self.wants: dict[int, Wait] = {}
+
+    def step(self, thread: int, lock: int) -> None:
+        """Let go of a lock that it holds, else ask for it; a thread that is blocked does nothing."""
+        self.clock += 400 * MS
+        if thread in self.wants:
+            return
+        if self.holder.get(lock) != thread:
+            self.wants[thread] = wait(thread, lock, self.clock)
+        else:
+            del self.holder[lock]
+        for tid, one in sorted(self.wants.items()):
+            if one.address not in self.holder:
+                self.holder[one.address] = tid
+                del self.wants[tid]
+                break
+
+    def stuck(self) -> set[int]:
+        """Threads of rings."""
+        found = set()
+        for start in self.wants:
+            tid = start
+            for _ in range(THREADS + 1):
+                if tid not in self.wants:
+                    break
+                tid = self.holder[self.wants[tid].address]
+                if tid == start:
+                    found.add(start)
+                    break
+        return found
+
+
+STEPS = st.tuples(st.integers(1, THREADS), st.integers(1, LOCKS))
+EVENTS = st.lists(
+    st.one_of(STEPS, STEPS, STEPS, st.sampled_from(["look", "answer one", "answer all"])), max_size=80
+)
+
+
+HOLDER_CHANGES = [
+    *((2, 2), (3, 1), (2, 1), (1, 1), (4, 2), "look", "answer one"),
+    *((3, 1), (3, 2), "look", "answer all", "look"),
+]
+"""3 is read as the holder of lock 1, gives it to 1, and only then waits for what 2 holds, who waits for 1."""
+
+
+@settings(max_examples=500, deadline=None)
+@given(EVENTS)
+@example(HOLDER_CHANGES)
+def test_whatever_threads_do_meanwhile(events: list[Any]) -> None:
+    """Owners are read one by one while threads go on: what is found is true, and in the end all is found."""
+    world, bench = World(), Bench()
+    read: dict[int, int] = {}
+
+    def look() -> None:
+        world.clock += 50 * MS
+        bench.deadlocks.look(waits_of(*world.wants.values()), world.clock)
+        assert {w.tid for one in bench.deadlocks.now for w in one.threads} <= world.stuck()
+
+    def read_one() -> None:
+        if bench.asked:
+            question = bench.asked[0]
+            at = len(read)
+            read[at] = world.holder.get(question.locks[at].address, 0)
+            if len(read) == len(question.locks):
+                bench.asked.clear()
+                bench.deadlocks.answered(OwnersAnswer(question.token, tuple(read.values())))
+                read.clear()
+
+    for event in events:
+        if event == "look":
+            look()
+        elif event == "answer one":
+            read_one()
+        elif event == "answer all":
+            while bench.asked:
+                read_one()
+        else:
+            world.step(*event)
+    for _ in range(4):
+        world.clock += LASTING_NS
+        look()
+        while bench.asked:
+            read_one()
+    assert {w.tid for one in bench.deadlocks.now for w in one.threads} == world.stuck()
