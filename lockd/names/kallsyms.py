@@ -7,30 +7,36 @@ from pathlib import Path
 
 import numpy as np
 
-LOCKING = re.compile(
-    r"^(?:bpf_|__bpf_|trace_|__trace|perf_|___?bpf|(?:arch_|__)?(?:ftrace|kprobe|kretprobe|rethook)_"
-    r"|(?:__)?(?:mutex|ww_mutex|rt_mutex|rtlock|rwbase|rwsem|percpu|down|up|lock)(?:_|$)"
-    r"|(?:__)?(?:down|up)$|__down_common|___down_common"
-    r"|(?:__)?(?:raw|pv|native|do_raw|queued|resilient)_|_raw_|schedule)"
-)
-"""Functions that are the locking itself, or the tracing of it, rather than a place that locks."""
+from lockd.names.kernel_sites import is_helper, is_locking, is_tracing
+
 SHOWN_FRAMES = 16
+KERNEL, MODULE, MADE = range(3)
+"""Whose a symbol is: the kernel's own, a module's, of code that was made at run time."""
 
 
 class KernelSymbols:
-    """Addresses to names. If the kernel hides its addresses (kptr_restrict), nothing has a name."""
+    """Addresses to names. If the kernel hides its addresses (kptr_restrict), nothing has a name.
 
-    def __init__(self, kallsyms: Path = Path("/proc/kallsyms")) -> None:
+    `modules` tells where modules end. Behind one may lie code that BPF has made: not the module's.
+    """
+
+    def __init__(
+        self, kallsyms: Path = Path("/proc/kallsyms"), modules: Path = Path("/proc/modules")
+    ) -> None:
+        places = _places(modules)
+        self._module_starts = np.array(sorted(start for start, _ in places.values()), np.uint64)
+        self._module_ends = np.array(sorted(end for _, end in places.values()), np.uint64)
         addresses: list[int] = []
         names: list[bytes] = []
-        kinds = bytearray()
+        kinds, owners = bytearray(), bytearray()
         for line in sorted(kallsyms.read_bytes().splitlines()):  # fixed-width hexadecimal first
             fields = line.split()
             addresses.append(int(fields[0], 16))
             kinds.append(fields[1][0])
             names.append(fields[2])
+            owners.append(KERNEL if len(fields) < 4 else MODULE if fields[3] in places else MADE)
         self._addresses = np.array(addresses, np.uint64)
-        self._kinds = bytes(kinds)
+        self._kinds, self._owners = bytes(kinds), bytes(owners)
         # One bytes object: a list of 200,000 small ones would take ten times the memory.
         self._ends = np.cumsum([len(name) for name in names], dtype=np.uint32)
         # Without CONFIG_KALLSYMS_ALL only a few marks are listed, and what lies behind one is anything.
@@ -40,7 +46,9 @@ class KernelSymbols:
     def function(self, address: int) -> str:
         """The function that holds `address`; empty if none is known."""
         at = self._at(address)
-        return self._name(at) if at >= 0 and self._kinds[at] in b"tTwW" else ""
+        if at < 0 or self._kinds[at] not in b"tTwW":
+            return ""
+        return self._name(at) if self._owners[at] != MODULE or self._is_in_module(address) else ""
 
     def variable(self, address: int) -> str:
         """The variable at `address` or into which it points; empty if it is no static data."""
@@ -52,23 +60,32 @@ class KernelSymbols:
         offset = address - int(self._addresses[at])
         return self._name(at) + (f"+{offset:#x}" if offset else "")
 
+    def callers(self, stack: tuple[int, ...]) -> tuple[str, ...]:
+        """The functions of a stack that are neither the locks' own nor there to trace, innermost first."""
+        names = (self.function(address) for address in stack)
+        return tuple(name for name in names if name and not is_locking(name) and not is_tracing(name))
+
     def site(self, stack: tuple[int, ...]) -> str:
-        """The first function of a stack that is not itself locking; empty if there is none."""
-        for address in stack:
-            name = self.function(address)
-            if name and not LOCKING.match(name):
-                return name
-        return ""
+        """The place that locks: the first function that does more than that; empty if there is none."""
+        callers = self.callers(stack)
+        return next((name for name in callers if not is_helper(name)), "") or next(iter(callers), "")
 
     def describe(self, stack: tuple[int, ...]) -> tuple[str, ...]:
         """The functions of a stack, innermost first, without the tracing on top."""
-        names = [self.function(address) or f"{address:#x}" for address in stack]
-        first = next((i for i, name in enumerate(names) if not _is_tracing(name)), 0)
-        return tuple(names[first : first + SHOWN_FRAMES])
+        names = [self.function(address) for address in stack]
+        first = next((i for i, name in enumerate(names) if name and not is_tracing(name)), 0)
+        shown = slice(first, first + SHOWN_FRAMES)
+        return tuple(
+            name or f"{address:#x}" for name, address in zip(names[shown], stack[shown], strict=True)
+        )
 
     def _at(self, address: int) -> int:
         at = int(np.searchsorted(self._addresses, np.uint64(address), side="right")) - 1
         return at if at >= 0 and self._addresses[at] else -1
+
+    def _is_in_module(self, address: int) -> bool:
+        at = int(np.searchsorted(self._module_starts, np.uint64(address), side="right")) - 1
+        return at >= 0 and address < int(self._module_ends[at])
 
     def _name(self, at: int) -> str:
         start = int(self._ends[at - 1]) if at else 0
@@ -77,5 +94,16 @@ class KernelSymbols:
         return re.sub(r"\.(?:isra|constprop|part|cold|llvm)\b.*", "", name)
 
 
-def _is_tracing(name: str) -> bool:
-    return name.startswith(("bpf_", "__bpf_", "trace_", "__trace", "perf_", "ftrace_", "0x"))
+def _places(modules: Path) -> dict[bytes, tuple[int, int]]:
+    """Beginning and end of each module's code, by name as in kallsyms."""
+    try:
+        lines = modules.read_bytes().splitlines()
+    except FileNotFoundError:  # a kernel without modules
+        return {}
+    found = {}
+    for line in lines:
+        fields = line.split()
+        start = int(fields[5], 16) if len(fields) > 5 else 0
+        if start:  # else it is hidden
+            found[b"[" + fields[0] + b"]"] = start, start + int(fields[1])
+    return found

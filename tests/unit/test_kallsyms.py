@@ -19,11 +19,17 @@ ffffffff81003300 t rwsem_down_read_slowpath
 ffffffff81003400 T _raw_spin_lock
 ffffffff81003500 T native_queued_spin_lock_slowpath
 ffffffff81003600 t __traceiter_contention_begin
+ffffffff81003680 t .slowpath
 ffffffff81003700 T bpf_trace_run2
 ffffffff81003780 t ftrace_trampoline	[__builtin__ftrace]
 ffffffff810037a0 T arch_rethook_trampoline
 ffffffff81003800 T downgrade_things
 ffffffff81003900 T lockup_detector
+ffffffff81003a00 T lock_rename
+ffffffff81003b00 T rtnl_lock
+ffffffff81003c00 T perf_event_ctx_lock_nested
+ffffffff81003d00 T trace_array_put
+ffffffff81003e00 T schedule_on_each_cpu
 ffffffff81004000 t do_work.isra.0.cold
 ffffffff81004100 W weak_function
 ffffffff82000000 D init_task
@@ -32,14 +38,19 @@ ffffffff82000200 B big_table
 ffffffff82000300 R constant
 ffffffff90000000 b far_away
 ffffffffc0000000 t module_function\t[nfs]
+ffffffffc0100000 t bpf_prog_0123456789abcdef_on_contention_begin\t[bpf]
+ffffffffc0100400 t bpf_trampoline_6442461234\t[bpf]
 """
+MODULES = "nfs 65536 0 - Live 0xffffffffc0000000\nhidden 4096 0 - Live 0x0000000000000000\n"
 
 
 @pytest.fixture
 def symbols(tmp_path: Path) -> KernelSymbols:
     path = tmp_path / "kallsyms"
     path.write_text("".join(sorted(TEXT.splitlines(keepends=True), reverse=True)))
-    return KernelSymbols(path)
+    modules = tmp_path / "modules"
+    modules.write_text(MODULES)
+    return KernelSymbols(path, modules)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +63,7 @@ def symbols(tmp_path: Path) -> KernelSymbols:
         (0xFFFFFFFF81004010, "do_work"),
         (0xFFFFFFFF81004110, "weak_function"),
         (0xFFFFFFFFC0000010, "module_function"),
+        (0xFFFFFFFFC0010000, ""),  # behind the module, but before any other symbol
         (0xFFFFFFFF82000000, ""),  # data
         (0xFFFFFFFF80000000, ""),  # before everything
         (0, ""),
@@ -86,6 +98,15 @@ def test_variables(symbols: KernelSymbols, address: int, name: str) -> None:
         (("native_queued_spin_lock_slowpath", "_raw_spin_lock", "do_work"), "do_work"),
         (("mutex_lock", "downgrade_things", "vfs_read"), "downgrade_things"),
         (("mutex_lock", "lockup_detector"), "lockup_detector"),
+        ((".slowpath", "_raw_spin_lock", "do_work"), "do_work"),
+        (("mutex_lock", "lock_rename", "vfs_read"), "lock_rename"),
+        (("mutex_lock", "perf_event_ctx_lock_nested", "vfs_read"), "perf_event_ctx_lock_nested"),
+        (("mutex_lock", "trace_array_put", "vfs_read"), "trace_array_put"),
+        (("mutex_lock", "schedule_on_each_cpu"), "schedule_on_each_cpu"),
+        (("mutex_lock", "rtnl_lock", "do_work"), "do_work"),
+        (("mutex_lock", "rtnl_lock"), "rtnl_lock"),
+        (("bpf_prog_0123456789abcdef_on_contention_begin", "bpf_trampoline_6442461234", "mutex_lock",
+          "bpf_trampoline_6442461234", "vfs_read"), "vfs_read"),
         (("mutex_lock",), ""),
         ((), ""),
     ],
@@ -117,7 +138,7 @@ def test_hidden_addresses_are_nobodys(tmp_path: Path) -> None:
     """kptr_restrict shows every symbol at 0."""
     path = tmp_path / "kallsyms"
     path.write_text("".join(f"{0:016x} T {line.split()[2]}\n" for line in TEXT.splitlines()))
-    symbols = KernelSymbols(path)
+    symbols = KernelSymbols(path, tmp_path / "none")
     assert symbols.function(0xFFFFFFFF81001000) == ""
     assert symbols.variable(0xFFFFFFFF82000100) == ""
     assert symbols.site((0xFFFFFFFF81001000,)) == ""
@@ -126,18 +147,24 @@ def test_hidden_addresses_are_nobodys(tmp_path: Path) -> None:
 def test_without_kallsyms_all_no_lock_is_a_variable(tmp_path: Path) -> None:
     path = tmp_path / "kallsyms"
     path.write_text("ffffffff81000000 T _stext\nffffffff82000000 D __per_cpu_start\n")
-    assert KernelSymbols(path).variable(0xFFFFFFFF82000100) == ""
+    assert KernelSymbols(path, tmp_path / "none").variable(0xFFFFFFFF82000100) == ""
 
 
 def test_an_empty_file_is_no_error(tmp_path: Path) -> None:
     path = tmp_path / "kallsyms"
     path.write_text("")
-    assert KernelSymbols(path).function(0xFFFFFFFF81001000) == ""
+    assert KernelSymbols(path, tmp_path / "none").function(0xFFFFFFFF81001000) == ""
 
 
 def address_of(name: str) -> int:
     for line in TEXT.splitlines():
         fields = line.split()
-        if fields[2].split(".")[0] == name:
+        if name in (fields[2], fields[2].split(".")[0]):
             return int(fields[0], 16)
     raise KeyError(name)
+
+
+def test_who_asked_for_a_lock_includes_those_who_do_it_for_others(symbols: KernelSymbols) -> None:
+    stack = tuple(address_of(name) + 4 for name in ("__mutex_lock", "mutex_lock", "rtnl_lock", "vfs_read"))
+    assert symbols.callers(stack) == ("rtnl_lock", "vfs_read")
+    assert symbols.site(stack) == "vfs_read"

@@ -1,0 +1,60 @@
+"""Which functions of the kernel are locking, or the tracing of it, and so no place that locks."""
+
+from __future__ import annotations
+
+import re
+
+_TAKES = r"(?:_?read|write)?(?:_?interruptible|_?killable|_?timeout|_?trylock|_?nested|_?non_owner)*"
+_LOCKING = re.compile(
+    r"_*(?:"
+    # kernel/locking/*.c, by the names that its functions have since 5.10
+    r"(?:ww_)?mutex_(?:lock|unlock|trylock|spin_on_owner|optimistic_spin|add_waiter|remove_waiter)\w*"
+    r"|(?:down|up)(?:_common|_" + _TAKES + r")?|downgrade_write"
+    r"|rwsem_(?:down|mark|optimistic|spin|wake|can|try|set|clear)\w*|rwsem_wake"
+    r"|percpu_(?:down|up)_(?:read|write)\w*|percpu_rwsem_\w+"
+    r"|rt_mutex_(?!setprio|schedule|(?:pre|post)_schedule|futex_(?:pre|post))\w+|mark_wakeup_next_waiter"
+    r"|task_blocks_on_rt_mutex|try_to_take_rt_mutex|remove_waiter"
+    r"|rt_(?:spin|read|write)_(?:lock|unlock|trylock)\w*|rtlock_slowlock\w*|rwbase_\w+|osq_(?:lock|unlock)"
+    r"|raw_(?:spin|read|write)_(?:lock|unlock|trylock)\w*"
+    r"|(?:native_|pv_)?queued_(?:spin|read|write)_(?:lock|unlock)_slowpath"
+    r"|raw_callee_save___pv_queued_spin_unlock\w*|resilient_(?:queued|tas)_spin_lock\w*"
+    # taking a lock along with something else, for all the kernel: lib/
+    r"|lockref_\w+|atomic_dec_and_(?:raw_)?lock\w*|refcount_dec_and_(?:mutex_)?lock\w*"
+    r")"
+)
+_HELPERS = re.compile(
+    r"_*(?:"
+    r"rtnl_lock(?:_interruptible|_killable)?|genl_lock|nfnl_lock|console_lock|cpus_(?:read|write)_lock"
+    r"|kernel_param_lock|lock_device_hotplug|device_pm_lock|cgroup_attach_lock|tty_lock(?:_interruptible)?"
+    r"|pipe_(?:double_)?lock|mmap_(?:read|write)_lock(?:_killable|_nested)?"
+    r"|lock_sock_(?:nested|fast)|folio_lruvec_lock(?:_irq|_irqsave)?|lock_task_sighand|lock_h?r?timer_base"
+    r"|raw_spin_rq_lock(?:_nested|_irqsave)?|task_rq_lock|futex_q_lock|list_lru_lock(?:_irq|_irqsave)?"
+    r"|pte_offset_map_lock"
+    r")"
+)
+_TRACING = re.compile(
+    r"bpf_prog_[0-9a-f]{16}(?:_\w*)?|bpf_trampoline_\d+|bpf_dispatcher_\w+_func|bpf_trace_run\d+|bpf_get_stack\w*"
+    r"|__bpf_trace_\w+|__bpf_prog_(?:enter|exit|run)\w*|__traceiter_\w+|trace_call_bpf|perf_trace_\w+|perf_call_bpf_enter"
+    r"|trace_event_raw_event_\w+"
+    r"|ftrace_(?:trampoline|caller|call|regs_caller|regs_call|stub|ops_list_func|ops_assist_func)"
+    r"|arch_ftrace_ops_list_func|return_to_handler|fprobe_(?:handler|exit_handler|kprobe_handler|return|\w+_entry)"
+    r"|(?:arch_)?rethook_(?:trampoline\w*|hook|try_hook)|_*kretprobe_\w*(?:trampoline|handler|func)\w*"
+    r"|kprobe_(?:ftrace_handler|dispatcher|perf_func)|aggr_pre_handler|opt(?:imized_callback|_pre_handler)"
+    r"|optprobe_template_\w+|kprobe_(?:opt)?insn_page"
+)
+
+
+def is_locking(name: str) -> bool:
+    """Whether the function is part of the kernel's locks."""
+    # The slow path of a spinlock has a symbol of its own in a hypervisor's guest.
+    return name == ".slowpath" or _LOCKING.fullmatch(name) is not None
+
+
+def is_helper(name: str) -> bool:
+    """Whether all that the function does is take a lock for its caller."""
+    return _HELPERS.fullmatch(name) is not None
+
+
+def is_tracing(name: str) -> bool:
+    """Whether the function is there because somebody looks on: on top of a stack, or a trampoline in it."""
+    return _TRACING.fullmatch(name) is not None
