@@ -37,6 +37,7 @@ GROUPS = {
     "lockd_futex_": ("Futex waits: locks, condition variables and whatever else user space waits with", True),
     "lockd_kernel_lock_": ("Locks inside the kernel", True),
     "lockd_offcpu_": ("Threads off the CPU", True),
+    "lockd_deadlocks": ("Deadlocks: threads that wait for each other", True),
     "lockd_": ("lockd itself", False),
 }
 """By the beginning of a name, the first that fits: title, and whether it has the base labels."""

@@ -36,6 +36,10 @@ _FUTEX_KIND = (
     "Kind: lock: a mutex-like lock; pi: a priority-inheritance lock; cond: condition variables,"
     " semaphores, thread joins, parked workers: waits for work or an event; other."
 )
+_DEADLOCK = (
+    "Deadlock: a ring of threads, each blocked on a lock that the next of them holds, that has lasted for"
+    " a second or more."
+)
 _TOP = 'For the most contended locks; all others are in the lock "other".'
 _US = "In microseconds."
 _S = "In seconds."
@@ -142,6 +146,15 @@ def _offcpu() -> Iterator[Metric]:
     )
 
 
+def _deadlocks() -> Iterator[Metric]:
+    def metric(name: str, kind: Kind, *text: str) -> Metric:
+        return Metric(f"lockd_deadlocks{name}", kind, _labels(""), " ".join(text))
+
+    whose = "By the process of the thread that has waited longest."
+    yield metric("", "gauge", "Deadlocks that exist now; /api/v1/deadlocks has them.", _DEADLOCK, whose)
+    yield metric("_found_total", "counter", "Deadlocks found.", _DEADLOCK, whose)
+
+
 def _itself() -> Iterator[Metric]:
     def metric(name: str, kind: Kind, labels: str, text: str) -> Metric:
         return Metric(f"lockd_{name}", kind, tuple(labels.split()), text)
@@ -190,6 +203,13 @@ def _itself() -> Iterator[Metric]:
     )
     yield metric("stack_misses_total", "counter", "reason", "Stacks that could not be kept.")
     yield metric(
+        "deadlock_locks_skipped_total",
+        "counter",
+        "",
+        "Locks whose owners were not asked for in a look for deadlocks as there were too many:"
+        " they have their turn in the next one.",
+    )
+    yield metric(
         "ticks_total", "counter", "", "Sampling periods done: windows drained from the kernel's maps."
     )
     yield metric("tick_seconds", "histogram", "", "Time the work of one sampling period took. In seconds.")
@@ -233,5 +253,7 @@ def _labels(names: str) -> tuple[str, ...]:
 
 
 CATALOG: dict[str, Metric] = {
-    metric.name: metric for group in (_futex, _kernel_lock, _offcpu, _itself) for metric in group()
+    metric.name: metric
+    for group in (_futex, _kernel_lock, _offcpu, _deadlocks, _itself)
+    for metric in group()
 }

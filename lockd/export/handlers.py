@@ -47,6 +47,7 @@ _PAGE = b"""<!DOCTYPE html>
 <li><a href="metrics">/metrics</a>: for Prometheus</li>
 <li><a href="api/v1/locks">/api/v1/locks</a>: the most contended locks (JSON)</li>
 <li><a href="api/v1/threads">/api/v1/threads</a>: the threads that wait most (JSON)</li>
+<li><a href="api/v1/deadlocks">/api/v1/deadlocks</a>: threads that wait for each other (JSON)</li>
 <li><a href="-/healthy">/-/healthy</a>: whether this process serves</li>
 <li><a href="-/ready">/-/ready</a>: whether the sampler answers too</li>
 </ul>
@@ -240,7 +241,7 @@ def application(service: Service) -> Application:
             (r"/metrics", Metrics),
             (r"/-/healthy", Healthy),
             (r"/-/ready", Ready),
-            (r"/api/v1/(locks|threads)", Table),
+            (r"/api/v1/(locks|threads|deadlocks)", Table),
         ],
         default_handler_class=Nothing,
         log_function=_log,

@@ -55,7 +55,7 @@ def detail_block(rows: int = 3) -> bytes:
             "numbers": ["tid", "blocked_us"],
             "lists": {"stack": [["main", f"f{row}"] for row in range(rows)]},
         }
-        for name in ("threads", "locks")
+        for name in ("threads", "locks", "deadlocks")
     }
     arrays: dict[str, array.array[Any]] = {}
     for name in tables:

@@ -96,7 +96,7 @@ def test_what_is_not_there(running: Exporter) -> None:
 
 def test_page_links_to_what_there_is(running: Exporter) -> None:
     page = running.ask("/")[2].decode()
-    for path in ("metrics", "api/v1/locks", "api/v1/threads", "-/healthy", "-/ready"):
+    for path in ("metrics", "api/v1/locks", "api/v1/threads", "api/v1/deadlocks", "-/healthy", "-/ready"):
         assert f'href="{path}"' in page
         assert running.ask(f"/{path}")[0] == 200
 
