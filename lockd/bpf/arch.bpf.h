@@ -3,17 +3,20 @@
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
 #define NR_FUTEX 98
 #define NR_RESTART_SYSCALL 128
+#define NR_CLONE 220
 
 #else
 #define NR_FUTEX 202
 #define NR_RESTART_SYSCALL 219
+#define NR_CLONE 56
 
 #define USER64_CODE_SEGMENT 0x33
 #endif
 
 #define THREAD_BYTES 16384 /* THREAD_SIZE */
 
-/* The same number on every architecture (5.16 and 6.7). */
+/* The same number on every architecture (5.3, 5.16 and 6.7). */
+#define NR_CLONE3 435
 #define NR_FUTEX_WAITV 449
 #define NR_FUTEX_WAKE 454
 #define NR_FUTEX_WAIT 455
@@ -100,13 +103,14 @@ static __always_inline u64 user_first_argument(void)
     return argument;
 }
 
-/* read, write, pread64, pwrite64, readv, writev: what they wait for depends on the file. */
+/* Of read, write and their kin, sendfile and splice: what they wait for depends on the file. */
 static __always_inline bool is_read_or_write(s16 nr)
 {
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
-    return nr >= 63 && nr <= 68;
+    return (nr >= 63 && nr <= 71) || nr == 76 || nr == 286 || nr == 287;
 #else
-    return nr == 0 || nr == 1 || (nr >= 17 && nr <= 20);
+    return nr == 0 || nr == 1 || (nr >= 17 && nr <= 20) || nr == 40 || nr == 275 || nr == 295 || nr == 296 ||
+           nr == 327 || nr == 328;
 #endif
 }
 

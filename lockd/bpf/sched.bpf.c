@@ -11,7 +11,7 @@ struct offcpu_key {
     u8 iowait;
     u8 blocked_slot; /* SLOT_NONE: was preempted, did not wait */
     u8 run_slot; /* SLOT_NONE: the wake-up was not seen */
-    u8 detail; /* of the system call: enum futex_kind or enum file_kind */
+    u8 detail; /* of the system call: enum futex_kind, file_kind or clone_kind */
     u8 pad;
 };
 
@@ -174,13 +174,16 @@ static __always_inline bool is_futex_wait(s16 nr)
     return nr == NR_FUTEX || nr == NR_FUTEX_WAIT || nr == NR_FUTEX_WAITV || nr == NR_RESTART_SYSCALL;
 }
 
-enum file_kind { FILE_OTHER, FILE_REGULAR, FILE_PIPE, FILE_SOCKET, FILE_DEVICE };
+enum file_kind { FILE_OTHER, FILE_REGULAR, FILE_PIPE, FILE_SOCKET, FILE_DEVICE, FILE_EVENT };
+
+#define S_ANON_INODE (1 << 19) /* and is then said to be a regular file (6.16); had no type before */
 
 /* What the descriptor in the first argument of the current thread's system call is. */
 static __always_inline u8 file_kind(u64 task)
 {
     u64 files = 0, table = 0, array = 0, file = 0, inode = 0;
     u64 fd = (u32)user_first_argument();
+    u32 flags = 0;
     u16 mode = 0;
 
     READ_TASK(task, TASK_FILES, files);
@@ -188,9 +191,17 @@ static __always_inline u8 file_kind(u64 task)
     READ_TASK(table, FDTABLE_FD, array);
     READ_TASK(array, fd * sizeof(u64), file);
     READ_TASK(file, FILE_INODE, inode);
+    if (!inode)
+        return FILE_OTHER;
     READ_TASK(inode, INODE_MODE, mode);
+    READ_TASK(inode, INODE_FLAGS, flags);
+    if (flags & S_ANON_INODE)
+        return FILE_EVENT;
     switch (mode & 0170000) { /* S_IFMT */
+    case 0:
+        return FILE_EVENT;
     case 0100000:
+    case 0060000: /* a block device */
         return FILE_REGULAR;
     case 0010000:
         return FILE_PIPE;
@@ -201,6 +212,33 @@ static __always_inline u8 file_kind(u64 task)
     default:
         return FILE_OTHER;
     }
+}
+
+enum clone_kind { CLONE_OTHER, CLONE_AND_WAIT };
+
+#define CLONE_VFORK 0x4000
+
+/* Whether the current thread's clone() or clone3() is to wait until the child calls exec or ends. */
+static __always_inline u8 clone_kind(s16 nr)
+{
+    u64 flags = user_first_argument();
+
+    if (nr == NR_CLONE3) {
+        void *arguments = (void *)flags;
+        flags = 0;
+        bpf_probe_read_user(&flags, sizeof(flags), arguments);
+    }
+    return flags & CLONE_VFORK ? CLONE_AND_WAIT : CLONE_OTHER;
+}
+
+/* Of a thread that is asleep. One that is frozen with its cgroup is asleep interruptibly, in whatever
+ * system call it was in; the parent of a vfork counts as frozen too. */
+static __always_inline u8 state_of_sleeper(u64 task, u64 task_state)
+{
+    u8 frozen = 0, state = state_of(task_state);
+
+    READ_TASK(task, TASK_FROZEN, frozen);
+    return state == STATE_INTERRUPTIBLE && (frozen >> TASK_FROZEN_BIT) & 1 ? STATE_OTHER : state;
 }
 
 static __always_inline void switched_out(void *ctx, bool preempted, u64 task_state, u64 now)
@@ -239,7 +277,10 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
     }
     u32 flags = 0;
     READ_TASK(task, TASK_FLAGS, flags);
-    t->nr = flags & 0x00200000 /* PF_KTHREAD */ ? NR_KERNEL : current_syscall();
+    s16 nr = flags & 0x00200000 /* PF_KTHREAD */ ? NR_KERNEL : current_syscall();
+    /* After SIGCONT a timed wait goes on; until then the thread was in the call that began it. */
+    if (nr != NR_RESTART_SYSCALL || t->nr <= 0)
+        t->nr = nr;
 #ifdef WITH_FUTEX
     if (t->call.since && !is_futex_wait(t->nr))
         futex_abandoned(ctx, t, now);
@@ -249,11 +290,13 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
     t->detail = 0;
     if (is_read_or_write(t->nr))
         t->detail = file_kind(task);
+    if (t->nr == NR_CLONE || t->nr == NR_CLONE3)
+        t->detail = clone_kind(t->nr);
 #ifdef WITH_FUTEX
     if (t->call.since)
         t->detail = t->call.kind;
 #endif
-    t->state = preempted || !task_state ? STATE_RUNNABLE : state_of(task_state);
+    t->state = preempted || !task_state ? STATE_RUNNABLE : state_of_sleeper(task, task_state);
     t->iowait = 0;
 #ifdef TASK_IN_IOWAIT
     READ_TASK(task, TASK_IN_IOWAIT, t->iowait);

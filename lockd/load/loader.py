@@ -74,6 +74,7 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
         "FDTABLE_FD": types.offset("fdtable", "fd"),
         "FILE_INODE": types.offset("file", "f_inode"),
         "INODE_MODE": types.offset("inode", "i_mode"),
+        "INODE_FLAGS": types.offset("inode", "i_flags"),
         "CSS_SET_DFL_CGRP": types.offset("css_set", "dfl_cgrp"),
         "CGROUP_KN": types.offset("cgroup", "kn"),
         "KERNFS_NODE_ID": types.offset("kernfs_node", "id"),
@@ -82,8 +83,9 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
     renamed = types.has_member("task_struct", "__state")
     defines["TASK_STATE"] = types.offset("task_struct", "__state" if renamed else "state")
     defines["TASK_STATE_BYTES"] = 4 if renamed else 8
-    iowait = types.bit_offset("task_struct", "in_iowait")
-    defines["TASK_IN_IOWAIT"], defines["TASK_IN_IOWAIT_BIT"] = divmod(iowait, 8)
+    for bit in ("in_iowait", "frozen"):
+        name = f"TASK_{bit.upper()}"
+        defines[name], defines[f"{name}_BIT"] = divmod(types.bit_offset("task_struct", bit), 8)
     # A fourth argument, the state before a waker could change it: fa2c3254d7cf (5.18).
     if (types.tracepoint_args("sched_switch") or 0) >= 4:
         defines["HAVE_PREV_STATE"] = None

@@ -71,6 +71,40 @@ def test_each_state_and_reason_has_its_count_and_time(narrow: Lockd, workload: S
         pytest.skip(f"host: the file system of {scratch} waits for no disk; all other reasons passed")
 
 
+def test_every_reason_that_a_program_can_provoke(narrow: Lockd, workload: Start, scratch: Path) -> None:
+    missing: list[str] = []
+
+    def attempt() -> list[str]:
+        one = workload("offcpu_reasons", 10, scratch)
+        truth = one.run()
+        metrics = narrow.metrics()
+        rows = {(row["tid"], row["kind"]): row for row in offcpu_threads(narrow, one)}
+        queued_us, found = truth["queued_us"], []
+        missing[:] = truth["missing"]
+        waits: dict[tuple[str, str], list[int]] = {}
+        for told in truth["phases"]:
+            reason, what, count = told["reason"], told["what"], told["count"]
+            row = rows[told["tid"], reason]
+            assert row["blocked_count"] == count > 0, what
+            found += off(what, row["blocked_us"], told["sum_us"], count, queued_us)
+            found += off(f"longest {what}", row["max_blocked_us"], told["max_us"], 1, queued_us)
+            waits.setdefault((told["state"], reason), []).append(count)
+        for (state, reason), counts in waits.items():
+            of_all = metrics.sum(COUNT, comm=one.comm, state=state, reason=reason)
+            start_byte = reason == "socket"  # which it most likely has to wait for
+            assert sum(counts) <= of_all <= sum(counts) + start_byte, reason
+        nobodys = {labels["reason"] for labels in metrics.labels(COUNT, comm=one.comm)}
+        # A fault or a fork may wait for a lock or the disk; nothing is left without a reason.
+        nobodys -= {reason for _, reason in waits} | {"sleep", "kernel", "disk", "fault"}
+        assert not nobodys
+        one.finish()
+        return found
+
+    in_one_of_some_tries(attempt)
+    if missing:
+        pytest.skip(f"host: no {', '.join(missing)} here; all other reasons passed")
+
+
 def test_a_wait_that_goes_on_is_in_the_maximum_only(narrow: Lockd, workload: Start) -> None:
     # It has renamed itself since its last event, and now waits for its start byte.
     one = workload("timed_wait", 1)
