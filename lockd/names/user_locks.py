@@ -1,56 +1,177 @@
-"""User-space locks by the object that their address lies in."""
+"""User-space locks: what each is called, what kind it is, and where its threads wait for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockd.names.address_space import STALE_SECONDS, AddressSpace
+from lockd.names.capture import Capture
+from lockd.names.demangle import Demangler
+from lockd.names.elf import EM_AARCH64
+from lockd.names.jit import OBJECT as JIT
+from lockd.names.jit import JitNames
+from lockd.names.locking import COND, LOCK, Frame, judge
+from lockd.names.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
+from lockd.names.unwind import unwind
+
 ANON = "anon"
-"""A lock on a heap, on a stack or in shared memory: nothing has a name there."""
-NOT_OBJECTS = ("/dev/zero", "/memfd:", "/dev/shm/", "/SYSV")
+"""A lock on a heap, on a stack or in shared memory, of a thread whose place is not known either."""
+SHOWN_FRAMES = 24
+LOCK_SIZE = 64
+"""A variable up to this size, in bytes, is the lock itself; in a larger one the offset tells which."""
+MAX_PROCESSES = 4096
+MAX_PROCESS_BYTES = 64 << 20
+PYTHON_RUNTIME = "_PyRuntime"
+"""The variable of CPython that its GIL is in."""
+PI, OTHER = "pi", "other"
 
 
 @dataclass(frozen=True)
-class Mapping:
-    """One line of /proc/PID/maps; `path` is empty for anonymous memory."""
+class UserLock:
+    """`site` and `family` are empty if they are not known; `stack` is innermost first.
 
-    start: int
-    end: int
-    path: str
-
-
-def mappings(lines: Iterable[str]) -> Iterator[Mapping]:
-    for line in lines:
-        fields = line.split(maxsplit=5)
-        start, end = (int(part, 16) for part in fields[0].split("-"))
-        path = fields[5].rstrip("\n").removesuffix(" (deleted)") if len(fields) > 5 else ""
-        yield Mapping(start, end, path)
-
-
-def name_in(maps: Iterable[Mapping], address: int) -> str:
-    """`object+0xoffset` from the object's first byte in memory, or `anon`.
-
-    Zero-initialised variables live in an anonymous mapping right behind the file's: it
-    belongs to the object too.
+    `kind` is `lock`, `pi`, `cond` or `other`.
     """
-    path, base, end = "", 0, 0
-    for one in maps:
-        continues = one.path == path or (not one.path and one.start == end)
-        if not continues or not path:
-            path, base = one.path, one.start
-        end = one.end
-        if one.start <= address < one.end:
-            is_object = path.startswith("/") and not path.startswith(NOT_OBJECTS)
-            return f"{Path(path).name}+{address - base:#x}" if is_object else ANON
-    return ANON
+
+    lock: str
+    kind: str
+    site: str
+    stack: tuple[str, ...]
+    family: str
+
+
+@dataclass
+class _Process:
+    space: AddressSpace
+    jit: JitNames
+
+
+class UserNames:
+    """`procfs` is the root of a proc file system. What was used least recently makes room."""
+
+    def __init__(
+        self, procfs: Path = Path("/proc"), max_file_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
+    ) -> None:
+        self._procfs = procfs
+        self._objects = ObjectFiles(max_file_bytes, max_files)
+        self._demangler = Demangler()
+        self._processes: OrderedDict[int, _Process] = OrderedDict()
+
+    def look(self, tgid: int) -> None:
+        """Remember what a process has mapped, for when it is gone."""
+        self._process(tgid).space.look(STALE_SECONDS)
+
+    def keep(self, alive: set[int]) -> None:
+        """Forget all other processes."""
+        for tgid in self._processes.keys() - alive:
+            del self._processes[tgid]
+
+    def name(self, tgid: int, tid: int, address: int, guessed: str, capture: Capture | None) -> UserLock:
+        """The lock at `address` on which a thread blocked; `guessed` is the kind by its futex call."""
+        process = self._process(tgid)
+        process.space.look(STALE_SECONDS)
+        frames = self._frames(process, capture) if capture else []
+        judgement = judge(frames)
+        name = self._static(process.space, address, judgement.nearest)
+        if not name and capture and capture.thread_pointer:
+            name = self._thread_local(process.space, address, capture.thread_pointer)
+        family, kind = judgement.family, judgement.kind
+        if kind in ("", COND) and name.partition(":")[2].partition("+")[0] == PYTHON_RUNTIME:
+            family, kind = "gil", LOCK
+        if guessed == PI and kind in ("", LOCK):
+            kind = PI
+        return UserLock(
+            name or judgement.site or ANON,
+            kind or guessed,
+            judgement.site,
+            tuple(frame.label for frame in frames[:SHOWN_FRAMES]),
+            family,
+        )
+
+    def _process(self, tgid: int) -> _Process:
+        process = self._processes.get(tgid)
+        if process is None:
+            directory = self._procfs / str(tgid)
+            process = self._processes[tgid] = _Process(
+                AddressSpace(directory, self._objects), JitNames(directory)
+            )
+            total = sum(p.space.memory + p.jit.memory for p in self._processes.values())
+            while len(self._processes) > MAX_PROCESSES or (
+                total > MAX_PROCESS_BYTES and len(self._processes) > 1
+            ):
+                _, oldest = self._processes.popitem(last=False)
+                total -= oldest.space.memory + oldest.jit.memory
+        self._processes.move_to_end(tgid)
+        return process
+
+    def _frames(self, process: _Process, capture: Capture) -> list[Frame]:
+        return [self._frame(process, address) for address in unwind(process.space, capture)]
+
+    def _frame(self, process: _Process, address: int) -> Frame:
+        """`object:function`; without a name `object+0xoffset`, of the function's start if that is known."""
+        space = process.space
+        mapping = space.mapping(address)
+        image = space.image(address)
+        if mapping is None or image is None:
+            compiled = process.jit.function(address, space.jit_dumps()) if mapping else None
+            if compiled:
+                name = self._demangler.name(compiled[1])
+                return Frame(JIT, name, f"{JIT}:{name}")
+            return Frame(JIT if mapping else "", "", JIT if mapping else "?")
+        placed = space.file(image)
+        symbol = placed[0].function(address - placed[1]) if placed else None
+        if symbol:
+            name = self._demangler.name(symbol.name)
+            return Frame(image.name, name, f"{image.name}:{name}")
+        start = space.function_start(address)
+        return Frame(image.name, "", f"{image.name}+{(start if start >= 0 else address) - image.base:#x}")
+
+    def _static(self, space: AddressSpace, address: int, family: str) -> str:
+        """`object:symbol`, `object:symbol+0xoffset` or `object+0xoffset`; empty if it is in no object."""
+        image = space.image(address) if space.mapping(address) else None
+        if image is None:
+            return ""
+        placed = space.file(image)
+        if placed:
+            symbol = placed[0].variable(address - placed[1])
+            if symbol:
+                offset = _base(address, family) - placed[1] - symbol.address
+                return self._variable(image.name, symbol.name, symbol.size, offset)
+        return f"{image.name}+{_base(address, family) - image.base:#x}"
+
+    def _thread_local(self, space: AddressSpace, address: int, thread_pointer: int) -> str:
+        """A variable of the main program, whose block is at a fixed distance from the thread pointer."""
+        image = space.program_image()
+        placed = space.file(image) if image else None
+        block = placed[0].thread_local_block if placed else None
+        if not image or not placed or not block:
+            return ""
+        align = max(block.align, 1)
+        if placed[0].machine == EM_AARCH64:
+            start = thread_pointer + -(-16 // align) * align
+        else:
+            beside = block.address % align
+            start = thread_pointer - (-(-(block.memory_size + beside) // align) * align - beside)
+        offset = address - start
+        symbol = placed[0].thread_local(offset) if 0 <= offset < block.memory_size else None
+        return self._variable(image.name, symbol.name, symbol.size, offset - symbol.address) if symbol else ""
+
+    def _variable(self, object_name: str, symbol: str, size: int, offset: int) -> str:
+        name = f"{object_name}:{self._demangler.name(symbol)}"
+        return f"{name}+{offset:#x}" if size > LOCK_SIZE and offset > 0 else name
+
+
+def _base(address: int, family: str) -> int:
+    """Where the lock begins of which glibc gives the kernel the word at `address`."""
+    if family == "rwlock":
+        return address - (12 if address % 8 else 8)
+    if family == "cond":
+        return (address & ~7) - 40
+    return address - 4 if family == "barrier" else address
 
 
 def name_of_user_lock(procfs: Path, tgid: int, address: int) -> str:
     """The name of the lock at `address` of a process; `anon` as well if the process is gone."""
-    try:
-        path = procfs / str(tgid) / "maps"
-        with path.open(encoding="utf-8", errors="backslashreplace", newline="\n") as maps:
-            return name_in(mappings(maps), address)
-    except OSError:
-        return ANON
+    return UserNames(procfs).name(tgid, tgid, address, OTHER, None).lock

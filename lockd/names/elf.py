@@ -1,0 +1,153 @@
+"""An object file, a program or a library: names for its addresses and rules to unwind from them."""
+
+from __future__ import annotations
+
+import lzma
+import struct
+from collections.abc import Iterable
+
+import numpy as np
+
+from lockd.names.libdw import Elf, ElfError, Rule, Segment
+from lockd.names.mappings import Mapping
+from lockd.names.symbols import Symbol, SymbolTable
+
+PT_LOAD, PT_TLS, PT_GNU_EH_FRAME = 1, 7, 0x6474E550
+PF_X = 1
+SHT_SYMTAB, SHT_DYNSYM = 2, 11
+EM_X86_64, EM_AARCH64 = 62, 183
+PAGE = 4096
+
+DEBUG_FRAME_FILE = 64 << 20
+"""Largest file whose `.debug_frame` is read: all its DWARF has to be opened for that."""
+MINI_DEBUG_INFO = 64 << 20
+"""Of symbols that a file brings along compressed, once they are unpacked."""
+FUNCTION_STARTS = 64 << 20
+RULES = 20_000
+RULE_BYTES = 1500
+REGISTERS = {EM_X86_64: 17, EM_AARCH64: 32}
+
+
+class ObjectFile:
+    """Addresses are the file's own: those of memory less the bias(). `debug` has what was stripped."""
+
+    def __init__(self, elf: Elf, debug: Elf | None = None) -> None:
+        self._elf = elf
+        self._debug = debug
+        self._mini = _mini_debug_info(elf)
+        self._tables = list(_tables([elf, debug, self._mini]))
+        self._starts = _function_starts(elf)
+        self._rules: dict[int, Rule | None] = {}
+        self._loads = [s for s in elf.segments if s.kind == PT_LOAD]
+        self.machine = elf.machine if elf.is_64 and elf.is_little else 0
+        self.end = max((s.address + s.memory_size for s in self._loads), default=0)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes, about."""
+        mini = self._mini.size if self._mini else 0
+        return (
+            sum(t.memory for t in self._tables) + self._starts.nbytes + len(self._rules) * RULE_BYTES + mini
+        )
+
+    def bias(self, mapping: Mapping) -> int:
+        """What is to be taken from an address in memory to get the file's own, by one mapping of the file.
+
+        ElfError if the file has no segment that would be mapped so.
+        """
+        candidates = [s for s in self._loads if _page(s.offset) <= mapping.offset < s.offset + s.file_size]
+        # Two segments may share a page of the file, which then is mapped twice.
+        candidates.sort(key=lambda s: bool(s.flags & PF_X) != mapping.is_executable)
+        if not candidates:
+            raise ElfError(f"no segment of it is mapped from {mapping.offset:#x}")
+        return mapping.start - (mapping.offset + candidates[0].address - candidates[0].offset)
+
+    def function(self, address: int) -> Symbol | None:
+        return next((found for t in self._tables if (found := t.function(address))), None)
+
+    def variable(self, address: int) -> Symbol | None:
+        return next((found for t in self._tables if (found := t.variable(address))), None)
+
+    def thread_local(self, offset: int) -> Symbol | None:
+        return next((found for t in self._tables if (found := t.thread_local(offset))), None)
+
+    @property
+    def thread_local_block(self) -> Segment | None:
+        return next((s for s in self._elf.segments if s.kind == PT_TLS), None)
+
+    def function_start(self, address: int) -> int:
+        """Where the function begins that `address` is in; -1 if neither symbols nor unwinding tables tell."""
+        if symbol := self.function(address):
+            return symbol.address
+        at = int(np.searchsorted(self._starts, np.uint64(address), side="right")) - 1
+        return int(self._starts[at]) if at >= 0 else -1
+
+    def rule(self, address: int) -> Rule | None:
+        """How to unwind from there; none if the file does not say."""
+        if address not in self._rules:
+            if len(self._rules) >= RULES:
+                self._rules.clear()
+            registers = REGISTERS.get(self.machine, 0)
+            is_small = self._elf.size <= DEBUG_FRAME_FILE
+            self._rules[address] = self._elf.rule(address, registers, is_small) if registers else None
+        return self._rules[address]
+
+    def code(self, address: int, size: int) -> bytes:
+        """Bytes of the program text; fewer where it ends."""
+        for load in self._loads:
+            offset = address - load.address
+            if 0 <= offset < load.file_size:
+                return self._elf.read(load.offset + offset, min(size, load.file_size - offset))
+        return b""
+
+    def close(self) -> None:
+        for elf in (self._elf, self._debug, self._mini):
+            if elf:
+                elf.close()
+
+
+def _page(offset: int) -> int:
+    return offset & -PAGE
+
+
+def _tables(files: Iterable[Elf | None]) -> Iterable[SymbolTable]:
+    """Full tables before those for dynamic linking, whose names are a part of the same."""
+    known = [file for file in files if file]
+    for kind in (SHT_SYMTAB, SHT_DYNSYM):
+        for file in known:
+            for section in file.sections:
+                if section.kind == kind:
+                    yield SymbolTable(file, section)
+
+
+def has_full_symbols(elf: Elf) -> bool:
+    return any(s.kind == SHT_SYMTAB for s in elf.sections)
+
+
+def _mini_debug_info(elf: Elf) -> Elf | None:
+    """Fedora's: a small ELF file with the symbols of functions, compressed, in a section."""
+    section = next((s for s in elf.sections if s.name == ".gnu_debugdata"), None)
+    if section is None:
+        return None
+    try:
+        unpacker = lzma.LZMADecompressor(memlimit=MINI_DEBUG_INFO)
+        return Elf(unpacker.decompress(elf.read(section.offset, section.size), MINI_DEBUG_INFO))
+    except (lzma.LZMAError, ElfError, EOFError):
+        return None
+
+
+def _function_starts(elf: Elf) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Sorted, by the table that `.eh_frame_hdr` is for a quick search; empty if there is none.
+
+    The usual encoding alone: offsets from the header's own address, 32 bits wide, signed.
+    """
+    none = np.zeros(0, np.uint64)
+    header = next((s for s in elf.segments if s.kind == PT_GNU_EH_FRAME), None)
+    if header is None or not elf.is_little:
+        return none
+    data = elf.read(header.offset, min(header.file_size, FUNCTION_STARTS))
+    if len(data) < 12 or data[0] != 1 or data[1] & 15 not in (3, 11) or data[2] != 3 or data[3] != 0x3B:
+        return none
+    count = min(struct.unpack_from("<I", data, 8)[0], (len(data) - 12) // 8)
+    offsets = np.frombuffer(data, "<i4", count=2 * count, offset=12)[::2].astype(np.int64)
+    return np.sort((offsets + np.int64(header.address & 2**63 - 1)).astype(np.uint64))

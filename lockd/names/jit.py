@@ -1,0 +1,130 @@
+"""Names of functions that were compiled as the program ran, as runtimes write them down for profilers."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import os
+import re
+import struct
+from pathlib import Path
+
+from lockd.names.files import open_regular
+
+OBJECT = "[jit]"
+MAX_BYTES = 64 << 20
+"""Of a map; what was written last counts."""
+MAX_FUNCTIONS = 1_000_000
+MAX_NAME = 256
+
+DUMP_MAGIC = 0x4A695444
+DUMP_HEADER = struct.Struct("<IIIIIIQQ")
+RECORD = struct.Struct("<IIQ")
+CODE_LOAD, CODE_MOVE = 0, 1
+CODE = struct.Struct("<IIQQQQ")
+"""Of a record that tells of new code: process, thread, its address twice, its size, its number."""
+
+_LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) ([0-9a-fA-F]{1,16}) ([^\n]{1,%d})[^\n]*$" % MAX_NAME, re.M)
+
+
+class JitNames:
+    """Of one process by its directory in procfs: from perf-PID.map and jit-PID.dump in its own /tmp.
+
+    Only files of its own user or of root are believed. Later entries hide earlier ones.
+    """
+
+    def __init__(self, process: Path) -> None:
+        self._process = process
+        self._read: dict[bytes, tuple[int, int, int]] = {}
+        self._starts: list[int] = []
+        self._functions: list[tuple[int, str]] = []
+
+    def function(self, address: int, dumps: list[bytes]) -> tuple[int, str] | None:
+        """Where a function begins and its name. `dumps`: files of that sort that the process has mapped."""
+        found = self._find(address)
+        if found is None and self._has_more(dumps):
+            found = self._find(address)
+        return found
+
+    @property
+    def memory(self) -> int:
+        return 200 * len(self._starts)
+
+    def _find(self, address: int) -> tuple[int, str] | None:
+        at = bisect.bisect_right(self._starts, address) - 1
+        if at < 0 or address >= self._starts[at] + self._functions[at][0]:
+            return None
+        return self._starts[at], self._functions[at][1]
+
+    def _has_more(self, dumps: list[bytes]) -> bool:
+        """Reads everything again if a file has changed."""
+        opened: dict[bytes, int] = {}
+        try:
+            for path in self._paths(dumps):
+                with contextlib.suppress(OSError):
+                    opened[path] = open_regular(self._process / "root", path)
+            owners = {0, os.stat(self._process).st_uid}
+            about = {path: os.fstat(file) for path, file in opened.items()}
+            believed = {
+                path: (a.st_ino, a.st_size, a.st_mtime_ns) for path, a in about.items() if a.st_uid in owners
+            }
+            if believed == self._read:
+                return False
+            self._read = believed
+            functions: dict[int, tuple[int, str]] = {}
+            for path in believed:
+                read = _dump if path.endswith(b".dump") else _map
+                functions.update(read(opened[path], about[path].st_size))
+            self._starts = sorted(functions)
+            self._functions = [functions[start] for start in self._starts]
+            return True
+        except OSError:
+            return False
+        finally:
+            for file in opened.values():
+                os.close(file)
+
+    def _paths(self, dumps: list[bytes]) -> list[bytes]:
+        """By the process's own number in its namespace, or the one it has here."""
+        numbers = {self._process.name.encode()}
+        with contextlib.suppress(OSError):
+            status = (self._process / "status").read_bytes()
+            numbers |= {line.split()[-1] for line in status.splitlines() if line.startswith(b"NSpid:")}
+        named = [
+            b"/tmp/" + name % number
+            for number in sorted(numbers)
+            for name in (b"perf-%s.map", b"jit-%s.dump")
+        ]
+        return list(dict.fromkeys([*named, *dumps]))
+
+
+def _map(file: int, size: int) -> dict[int, tuple[int, str]]:
+    start = max(0, size - MAX_BYTES)
+    data = os.pread(file, MAX_BYTES, start)
+    functions: dict[int, tuple[int, str]] = {}
+    for address, length, name in _LINE.findall(data, data.find(b"\n") + 1 if start else 0):
+        functions[int(address, 16)] = (int(length, 16), name.decode("utf-8", "backslashreplace"))
+        if len(functions) > MAX_FUNCTIONS:
+            break
+    return functions
+
+
+def _dump(file: int, size: int) -> dict[int, tuple[int, str]]:
+    functions: dict[int, tuple[int, str]] = {}
+    header = os.pread(file, DUMP_HEADER.size, 0)
+    if len(header) < DUMP_HEADER.size or DUMP_HEADER.unpack(header)[0] != DUMP_MAGIC:
+        return functions
+    at = max(DUMP_HEADER.unpack(header)[2], DUMP_HEADER.size)
+    while at < size and len(functions) < MAX_FUNCTIONS:
+        record = os.pread(file, RECORD.size + CODE.size + MAX_NAME, at)
+        if len(record) < RECORD.size + CODE.size:
+            break
+        kind, total, _ = RECORD.unpack_from(record)
+        if kind == CODE_LOAD:
+            *_, address, length, _ = CODE.unpack_from(record, RECORD.size)
+            name = record[RECORD.size + CODE.size :].partition(b"\0")[0]
+            functions[address] = (length, name.decode("utf-8", "backslashreplace"))
+        if total < RECORD.size:
+            break
+        at += total
+    return functions

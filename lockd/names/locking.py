@@ -1,0 +1,142 @@
+"""What is locking code, by the names of its functions: the family of a lock, its kind, and where it is used.
+
+Three sorts of functions are no answer to where a thread waits: the locking itself and its wrappers; a
+runtime's own scheduling, which is the answer only if the stack has nothing else; and what every
+thread of a language has in its stack, which never is.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockd.names.locking_functions import COMMON, FAMILIES, LOCKING, PYTHON, RUNTIMES
+
+LOCK, COND = "lock", "cond"
+
+KINDS = {
+    "mutex": LOCK, "rwlock": LOCK, "once": LOCK, "gil": LOCK, "monitor": LOCK, "internal": LOCK,
+    "thread_lock": LOCK, "runtime": LOCK, "lwlock": LOCK,
+    "cond": COND, "sem": COND, "barrier": COND, "latch": COND, "join": COND, "park": COND,
+}  # fmt: skip
+"""Families by the kind of wait: for another's critical section, or for others to do something.
+
+`internal` are the C library's own locks, `thread_lock` is Python's threading.Lock, `monitor` is Java's,
+`runtime` a lock of Go's runtime, `lwlock` PostgreSQL's.
+"""
+
+_PYTHON_OBJECT = re.compile(r"(?:lib)?python[23](?:\.\d+)?[dt]?(?:\.so.*)?$|python$")
+_C_LIBRARY = re.compile(r"(?:libc|libpthread|ld-linux.*|ld-musl.*|libc\.musl.*|ld)[-.].*")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A function of a stack. `function` is empty if it has no name; `label` says what is known of it."""
+
+    object: str
+    function: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """`family` and `kind` are empty if the stack does not tell. `nearest` is the innermost family."""
+
+    family: str
+    kind: str
+    site: str
+    nearest: str
+
+
+def judge(stack: Sequence[Frame]) -> Judgement:
+    """By the frames of a blocked thread, innermost first.
+
+    The outermost of the locking functions decides: a condition variable that a GIL is made of is a
+    GIL. But a thread that has come back from a condition variable, and waits for the mutex, waits for a lock.
+    """
+    sorts = _sorts(stack)
+    end = next((i for i, sort in enumerate(sorts) if sort != "locking"), len(stack))
+    family = nearest = ""
+    for frame in stack[:end]:
+        found = family_of(frame.function)
+        nearest = nearest or found
+        if found and not (KINDS.get(family) == LOCK and KINDS[found] == COND):
+            family = found
+    return Judgement(family, KINDS.get(family, ""), _site(stack, sorts, end), nearest)
+
+
+def _site(stack: Sequence[Frame], sorts: Sequence[str], end: int) -> str:
+    """The first function of none of the three sorts; else of a runtime, else the outermost locking one."""
+    for wanted in ("", "runtime"):
+        for frame, sort in zip(stack[end:], sorts[end:], strict=True):
+            if sort == wanted:
+                return frame.label
+    return next((frame.label for frame in reversed(stack[:end]) if frame.function), "")
+
+
+def _sorts(stack: Sequence[Frame]) -> list[str]:
+    """locking, runtime, common or, for a function that may be a site, empty; of each frame.
+
+    A nameless function between locking functions of one object is locking too, as is one of the C library.
+    """
+    sorts: list[str] = []
+    for i, frame in enumerate(stack):
+        sort = _sort(frame.object, frame.function)
+        if not frame.function and all(s == "locking" for s in sorts):
+            outer = next((other for other in stack[i + 1 :] if other.function), None)
+            is_inside = outer and outer.object == frame.object and _sort(*_named(outer)) == "locking"
+            sort = "locking" if is_inside or _C_LIBRARY.match(frame.object) else sort
+        sorts.append(sort)
+    return sorts
+
+
+def _named(frame: Frame) -> tuple[str, str]:
+    return frame.object, frame.function
+
+
+@functools.lru_cache(4096)
+def _sort(object_name: str, function: str) -> str:
+    name = _plain(function)
+    if _matches(_LOCKING, name):
+        return "locking"
+    if _PYTHON_OBJECT.match(object_name) and (not name or _PYTHON_COMMON.fullmatch(name)):
+        return "common"
+    if _matches(_COMMON_CODE, name) or (object_name in ("[jit]", "[vdso]", "") and not name):
+        return "common"
+    return "runtime" if _matches(_RUNTIME, name) or (object_name == "libjvm.so" and not name) else ""
+
+
+@functools.lru_cache(4096)
+def family_of(function: str) -> str:
+    """Empty if the name says nothing of one."""
+    name = _plain(function)
+    return next((family for family, pattern in _BY_FAMILY.items() if name and pattern.fullmatch(name)), "")
+
+
+def _plain(function: str) -> str:
+    """Without templates' arguments and inline namespaces, but for Rust's `<T as Trait>::f`."""
+    name = re.sub(r"::(?:__1|__cxx11|_V2|__ndk1|lts_\w+|debian\d+)\b", "", function)
+    if name.startswith("<"):
+        return name
+    while (shorter := re.sub(r"(?<!operator)<[^<>]*>", "", name)) != name:
+        name = shorter
+    return name
+
+
+def _matches(pattern: re.Pattern[str], name: str) -> bool:
+    return bool(name) and pattern.fullmatch(name) is not None
+
+
+def _any(*texts: str) -> re.Pattern[str]:
+    words = " ".join(texts).replace("%", "<*&*(?:std|core|alloc)::").split()
+    return re.compile("|".join(f"(?:{word})" for word in words), re.S)
+
+
+_BY_FAMILY = {family: _any(text) for family, text in FAMILIES.items()}
+_LOCKING = _any(LOCKING, *FAMILIES.values())
+_RUNTIME = _any(RUNTIMES)
+_COMMON_CODE = _any(COMMON)
+_PYTHON_COMMON = _any(PYTHON)
+"""In the interpreter's own object."""
