@@ -8,13 +8,18 @@ PYTHON := /usr/bin/python3
 # Tools of the tests only.
 VENV := .venv
 TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
-C_FILES = $(shell find lockd tests -name '*.[ch]')
+C_FILES = $(shell find lockd tests -name build -prune -o '(' -name '*.[ch]' -o -name '*.cpp' ')' -print)
 
 # What lockd needs, and what its tests need besides. `a|b`: whichever the release has.
 RUN_PACKAGES := python3 python3-bcrypt python3-bpfcc python3-numpy python3-prometheus-client \
 	python3-rich python3-systemd python3-tornado python3-yaml 'libbpf1|libbpf0'
 TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd \
-	'bpftool|linux-tools-common' e2fsprogs mmdebstrap qemu-system-x86
+	'bpftool|linux-tools-common' e2fsprogs mmdebstrap qemu-system-x86 \
+	$(PROGRAM_PACKAGES)
+
+# What builds tests/programs, and the server among them. None of these starts a service.
+PROGRAM_PACKAGES := g++ musl-tools rustc cargo librust-parking-lot-dev golang-go \
+	'openjdk-17-jdk-headless|default-jdk-headless' mariadb-server-core mariadb-client
 
 # Where `make install` puts things; DESTDIR is the root directory of another system, if it is for one.
 PREFIX := /usr
@@ -70,6 +75,7 @@ packages:
 
 workloads:
 	@$(MAKE) --no-print-directory -s -C tests/workloads
+	@$(MAKE) --no-print-directory -s -C tests/programs
 
 $(VENV)/made: tests/requirements.txt
 	$(PYTHON) -m venv --clear --system-site-packages $(VENV)
