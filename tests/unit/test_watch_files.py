@@ -312,6 +312,7 @@ def test_rules_have_the_promised_alerts():
         ("LockdKernelLockWaitLong", "warning"),
         ("LockdKernelLockWaitLong", "critical"),
         ("LockdThreadStuck", "critical"),
+        ("LockdDeadlock", "critical"),
         ("LockdDown", "warning"),
         ("LockdHookMissing", "warning"),
         ("LockdDroppedEvents", "warning"),
