@@ -83,8 +83,11 @@ DROPS = {
 STACK_MISSES = {
     "full": "more stacks in one period than there is room for: raise `maps.stacks`",
     "unreadable": "the kernel could not walk it",
+    "captures_full": "threads blocked on more new locks in one period than there is room for; "
+    "one that is left out is captured when a thread blocks on it again",
+    "refused": "the namer is behind; the lock is captured again when a thread blocks on it",
 }
-PROCESSES = {"sampler": "counts and names", "exporter": "answers HTTP"}
+PROCESSES = {"sampler": "counts", "namer": "looks up names", "exporter": "answers HTTP"}
 FAMILIES = {
     "futex": "futex waits by process and kind",
     "futex_process": "wakes and sys time by process",
@@ -151,7 +154,7 @@ def values_in_the_code() -> dict[str, set[str]]:
         "STATES": {name.removeprefix("STATE_").lower() for name in enums["state"]} - {"runnable"},
         "LOCK_TYPES": {name.removeprefix("LOCK_").lower() for name in enums["lock_type"]},
         "DROPS": {reason for where, reason in losses if where != "stacks"} | {"recursion", "holder_gone"},
-        "STACK_MISSES": {reason for where, reason in losses if where == "stacks"},
+        "STACK_MISSES": {reason for where, reason in losses if where == "stacks"} | {"refused"},
         "FAMILIES": set(SHARES),
     }
 

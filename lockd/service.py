@@ -124,6 +124,7 @@ class Daemon:
         if self._exporter:
             self._loop.control = None
             self._exporter.end()
+        self._sampler.close()
 
     def _on_signal(self, number: int, _: object) -> None:
         log.info("signal %s: ending", signal.Signals(number).name)

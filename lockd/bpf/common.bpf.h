@@ -179,51 +179,35 @@ static __always_inline bool is_wanted(u64 ns)
     return ns >= MIN_BLOCK_NS && ns <= MAX_BLOCK_NS;
 }
 
-/* Stacks: taken only when an aggregate entry is created, that is once per thread, lock
- * and window; a pair of their own, so that there are no ids to collide or to run out. */
+/* The kernel's stacks: taken only when an aggregate entry is created, that is once per thread, lock
+ * and window; a pair of their own, so that there are no ids to collide or to run out. Stacks of
+ * user space are in captures.bpf.c. */
 #define KERNEL_FRAMES 20
-#define USER_FRAMES 24
 
 struct stack_key {
     u64 address;
     u32 tid;
-    u32 kernel_lock; /* 0: a futex */
+    u32 pad;
 };
 
 struct stack {
     u64 kernel[KERNEL_FRAMES]; /* innermost first, 0 ends */
-    u64 user[USER_FRAMES];
 };
 
 BPF_TABLE("hash", struct stack_key, struct stack, stacks_0, STACKS_ENTRIES);
 BPF_TABLE("hash", struct stack_key, struct stack, stacks_1, STACKS_ENTRIES);
 BPF_ARRAY_OF_MAPS(stacks, "stacks_0", 2);
-BPF_ARRAY(no_stack, struct stack, 1);
 
-static __always_inline void keep_stack(void *ctx, int window, u64 address, u32 tid, bool kernel_lock)
+static __always_inline void keep_stack(void *ctx, int window, u64 address, u32 tid)
 {
-    struct stack_key key = {.address = address, .tid = tid, .kernel_lock = kernel_lock};
-    u32 zero = 0;
+    struct stack_key key = {.address = address, .tid = tid};
+    struct stack taken = {};
     void *map = stacks.lookup(&window);
-    struct stack *blank = no_stack.lookup(&zero);
 
-    if (!map || !blank)
+    if (!map || bpf_map_lookup_elem(map, &key))
         return;
-    struct stack *kept = bpf_map_lookup_elem(map, &key);
-    if (kept)
-        return;
-    if (bpf_map_update_elem(map, &key, blank, BPF_NOEXIST)) {
-        lose(LOSS_STACKS__FULL);
-        return;
-    }
-    kept = bpf_map_lookup_elem(map, &key);
-    if (!kept)
-        return;
-    int got;
-    if (kernel_lock)
-        got = bpf_get_stack(ctx, kept->kernel, sizeof(kept->kernel), 0);
-    else
-        got = bpf_get_stack(ctx, kept->user, sizeof(kept->user), BPF_F_USER_STACK);
-    if (got < 0)
+    if (bpf_get_stack(ctx, taken.kernel, sizeof(taken.kernel), 0) < 0)
         lose(LOSS_STACKS__UNREADABLE);
+    else if (bpf_map_update_elem(map, &key, &taken, BPF_NOEXIST))
+        lose(LOSS_STACKS__FULL);
 }

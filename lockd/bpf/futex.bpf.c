@@ -144,8 +144,6 @@ static __always_inline void count_call(void *ctx, struct call *call, u64 now, u6
             futex_overflow(window, &key, counted, max_blocked, sys);
             return;
         }
-        if (did_block && !killed)
-            keep_stack(ctx, window, key.uaddr, key.tid, false);
         v = bpf_map_lookup_elem(map, &key);
         if (!v) {
             lose(LOSS_FUTEX__FULL);
@@ -277,19 +275,20 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid)
 }
 
 /* sched_switch: it is leaving to wait for a lock. */
-static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t)
+static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, u64 now)
 {
     struct lock_id id = {.uaddr = t->call.uaddr, .tgid = t->tgid};
 
     if (t->call.guess >= KIND_WAKE)
         return;
     struct known_lock *known = known_locks.lookup(&id);
-    if (known && known->guess == t->call.guess) {
-        t->call.kind = known->kind;
-        return;
+    struct known_lock fresh = {.captured = now, .guess = t->call.guess, .kind = t->call.guess};
+    if (known && known->guess == fresh.guess) {
+        fresh.kind = t->call.kind = known->kind;
+        if (now - known->captured < CAPTURED_AGAIN_NS)
+            return;
     }
-    struct known_lock fresh = {.guess = t->call.guess, .kind = t->call.guess};
-    if (keep_capture(ctx, task, &id, t->call.guess))
+    if (keep_capture(ctx, task, &id, fresh.guess))
         known_locks.update(&id, &fresh);
 }
 

@@ -150,7 +150,7 @@ static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, st
             kernel_lock_overflow(window, &key, waited);
             return;
         }
-        keep_stack(ctx, window, key.lock, key.tid, true);
+        keep_stack(ctx, window, key.lock, key.tid);
         v = bpf_map_lookup_elem(map, &key);
         if (!v) {
             lose(LOSS_KERNEL_LOCKS__FULL);

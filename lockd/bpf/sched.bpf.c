@@ -285,7 +285,7 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
     if (t->call.since && !is_futex_wait(t->nr))
         futex_abandoned(ctx, t, now);
     if (t->call.since && !preempted && task_state)
-        futex_blocks(ctx, task, t);
+        futex_blocks(ctx, task, t, now);
 #endif
     t->detail = 0;
     if (is_read_or_write(t->nr))

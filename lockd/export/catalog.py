@@ -241,6 +241,12 @@ def _itself() -> Iterator[Metric]:
     )
     yield metric("resident_bytes", "gauge", "process", "Resident memory of lockd's own process. In bytes.")
     yield metric(
+        "namer_restarts_total",
+        "counter",
+        "",
+        "Times the process that looks up the names of locks had to be started again.",
+    )
+    yield metric(
         "exporter_restarts_total",
         "counter",
         "",

@@ -1,46 +1,39 @@
-"""Names of locks, found in a thread of its own: reading maps and symbols takes too long for the loop."""
+"""The sampler's end of naming: questions to the process that looks names up, and its answers.
+
+That process, the namer, reads other processes' files, which may be large, damaged or hostile. It may be slow
+or die; the sampler never waits for it, and starts another.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import queue
-import threading
+import os
+import signal
+import socket
+import subprocess
 import time
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
-from lockd.names.kallsyms import KernelSymbols
-from lockd.names.user_locks import name_of_user_lock
+from lockd import isolated
+from lockd.names.messages import Answer, KernelLock, Looks, Owners, Question, UserLockSeen, decode
 
 log = logging.getLogger(__name__)
 
-MMAP_LOCK = "mmap_lock"
-MODULES_SECONDS = 0.1
-"""Between two looks at which modules are loaded: there may be thousands of requests at a time."""
-QUEUED = 10_000
-"""Requests that may wait; further ones are put off until their lock is waited for again."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A lock to be named: in user space by process and address, in the kernel by stack as well."""
-
-    tgid: int
-    """0: a kernel lock."""
-    address: int
-    stack: tuple[int, ...] = ()
-    """Return addresses, innermost first."""
-    is_mmap_lock: bool = False
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The name of the lock that was asked for under `key`."""
-
-    key: int
-    lock: str
-    site: str
-    stack: tuple[str, ...]
+QUEUED = 1_000
+"""Questions that may wait, some with 4 KiB of stack; further ones are refused, and asked again later."""
+OUTSTANDING = 64
+"""Questions that the namer may have at a time. If it dies, the first of them was the cause."""
+ANSWER_SECONDS = 30.0
+"""A namer that has not answered one for so long hangs. An emulated machine needs 10 s for its first."""
+RESTART_SECONDS = 1.0
+MESSAGE_BYTES = 1 << 17
+CPUCLOCK_SCHED = 2
+"""In a clock's number: of a process, all its threads, user and system (clock_getcpuclockid(3))."""
+LOOKS = 1000
+"""Processes in one message."""
 
 
 class Resolver:
@@ -51,58 +44,173 @@ class Resolver:
 
     def __init__(self, procfs: Path = Path("/proc")) -> None:
         self._procfs = procfs
-        self._requests: queue.Queue[tuple[int, Request]] = queue.Queue(QUEUED)
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self._symbols: KernelSymbols | None = None
-        self._modules: set[tuple[str, str]] | None = None
-        self._check_modules_at = 0.0
-        threading.Thread(target=self._run, name="lockd-names", daemon=True).start()
+        self._queue: deque[Question] = deque()
+        self._outstanding: deque[Question] = deque()
+        self._answers: list[Answer] = []
+        self._namer: Namer | None = None
+        self._answered_at = self._start_at = 0.0
+        self.restarts = 0
+        self._cpu_seconds_of_ended = 0.0
 
-    def ask(self, key: int, request: Request) -> bool:
+    @property
+    def pid(self) -> int:
+        """Of the namer; 0 while there is none."""
+        return self._namer.pid if self._namer else 0
+
+    def cpu_seconds(self) -> float:
+        """Of all namers so far."""
+        return self._cpu_seconds_of_ended + (self._namer.cpu_seconds() if self._namer else 0.0)
+
+    def ask(self, question: UserLockSeen | KernelLock | Owners) -> bool:
         """False if too much is being asked for already."""
-        try:
-            self._requests.put_nowait((key, request))
-        except queue.Full:
+        if len(self._queue) >= QUEUED:
             return False
+        self._queue.append(question)
         return True
 
+    def look(self, tgids: Sequence[int], gone: Sequence[int] = ()) -> None:
+        """Have the mappings of `tgids` remembered, before those processes end, and the `gone` forgotten."""
+        for at in range(0, max(len(tgids), len(gone)), LOOKS):
+            self._queue.appendleft(Looks(tuple(tgids[at : at + LOOKS]), tuple(gone[at : at + LOOKS])))
+
     def answers(self) -> list[Answer]:
-        ready: list[Answer] = []
-        while not self._answers.empty():
-            ready.append(self._answers.get())
+        """All since the last call. To be called often: it is also what sends the questions."""
+        self._exchange()
+        ready, self._answers = self._answers, []
         return ready
 
-    def _run(self) -> None:
-        while True:
-            key, request = self._requests.get()
-            try:
-                self._answers.put(self._resolve(key, request))
-            except Exception:  # one strange process must not end the naming of all others
-                log.exception("naming the lock %#x of process %d", request.address, request.tgid)
+    def close(self) -> None:
+        """End the namer."""
+        if self._namer:
+            self._end_namer()
 
-    def _resolve(self, key: int, request: Request) -> Answer:
-        if request.tgid:
-            return Answer(key, name_of_user_lock(self._procfs, request.tgid, request.address), "", ())
-        symbols = self._kernel_symbols()
-        site = symbols.site(request.stack)
-        static = symbols.variable(request.address)
-        lock = static or (MMAP_LOCK if request.is_mmap_lock else site)
-        return Answer(key, lock or "anon", site or "unknown", symbols.describe(request.stack))
-
-    def _kernel_symbols(self) -> KernelSymbols:
-        """Read anew if modules have come or gone: their symbols lie between those of others."""
-        if self._symbols is None or time.monotonic() >= self._check_modules_at:
-            modules = self._loaded_modules()
-            if self._symbols is None or modules != self._modules:
-                self._modules = modules
-                self._symbols = KernelSymbols(self._procfs / "kallsyms")
-            self._check_modules_at = time.monotonic() + MODULES_SECONDS
-        return self._symbols
-
-    def _loaded_modules(self) -> set[tuple[str, str]]:
-        """Names and addresses."""
+    def _exchange(self) -> None:
+        now = time.monotonic()
+        if not self._namer:
+            if not self._queue or now < self._start_at:
+                return
+            self._namer, self._answered_at = Namer(self._procfs), now
         try:
-            lines = (self._procfs / "modules").read_text().splitlines()
-        except FileNotFoundError:  # a kernel without modules
-            return set()
-        return {(fields[0], fields[5]) for line in lines if len(fields := line.split()) > 5}
+            for message in self._namer.received():
+                try:
+                    self._note_answer(decode(message), now)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise NamerGone(f"no answer that can be read: {error}") from error
+            if self._outstanding and now - self._answered_at > ANSWER_SECONDS:
+                raise NamerGone(f"no answer for {ANSWER_SECONDS:g} s")
+            self._send(now)
+        except NamerGone as gone:
+            self._lost(str(gone), now)
+
+    def _send(self, now: float) -> None:
+        assert self._namer
+        while self._queue and len(self._outstanding) < OUTSTANDING:
+            question = self._queue[0]
+            if not self._namer.send(question.encode()):
+                return
+            self._queue.popleft()
+            if question.wants_answer:
+                if not self._outstanding:
+                    self._answered_at = now
+                self._outstanding.append(question)
+
+    def _note_answer(self, answer: Answer, now: float) -> None:
+        if not self._outstanding:
+            raise NamerGone("an answer to nothing")
+        self._outstanding.popleft()
+        self._answered_at = now
+        self._answers.append(answer)
+
+    def _lost(self, why: str, now: float) -> None:
+        """It ended or hangs: answer what it had before it for it, and let another do the rest."""
+        self._end_namer()
+        culprit = self._outstanding.popleft() if self._outstanding else None
+        log.error(
+            "namer: %s, while looking at %s; starting another", why, culprit.words if culprit else "nothing"
+        )
+        if culprit:
+            self._answers.append(culprit.fallback())
+        self._queue.extendleft(reversed(self._outstanding))
+        self._outstanding.clear()
+        self.restarts += 1
+        self._start_at = now + RESTART_SECONDS
+
+    def _end_namer(self) -> None:
+        assert self._namer
+        self._cpu_seconds_of_ended += self._namer.end()
+        self._namer = None
+
+
+class NamerGone(Exception):
+    """Says how it ended."""
+
+
+class Namer:
+    """The process, and our end of the socket to it."""
+
+    def __init__(self, procfs: Path) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        with theirs:
+            self._child = subprocess.Popen(
+                [
+                    *isolated.command("lockd.names"),
+                    str(theirs.fileno()),
+                    str(procfs),
+                    str(log.getEffectiveLevel()),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C on a terminal is for the sampler, which ends it
+            )
+        self.pid = self._child.pid
+        self._cpu_seconds = 0.0
+
+    def send(self, message: bytes) -> bool:
+        """False if there is no room at the moment. Raises NamerGone."""
+        try:
+            self._socket.send(message)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise NamerGone(self._how_it_ended(error.strerror or "")) from error
+        return True
+
+    def received(self) -> list[bytes]:
+        """Every message there is. Raises NamerGone."""
+        messages: list[bytes] = []
+        while True:
+            try:
+                message = self._socket.recv(MESSAGE_BYTES)
+            except BlockingIOError:
+                return messages
+            except OSError as error:
+                raise NamerGone(self._how_it_ended(error.strerror or "")) from error
+            if not message:
+                if messages:
+                    return messages  # the next call tells
+                raise NamerGone(self._how_it_ended("its socket is closed"))
+            messages.append(message)
+
+    def cpu_seconds(self) -> float:
+        """That it has taken so far."""
+        with contextlib.suppress(OSError):  # it has just ended: end() will know
+            self._cpu_seconds = time.clock_gettime(~self.pid << 3 | CPUCLOCK_SCHED)
+        return self._cpu_seconds
+
+    def end(self) -> float:
+        """Seconds of CPU that it took."""
+        self._socket.close()
+        os.kill(self.pid, signal.SIGKILL)  # nobody has waited for it: its id is still its own
+        _, status, usage = os.wait4(self.pid, 0)
+        self._child.returncode = os.waitstatus_to_exitcode(status)
+        return usage.ru_utime + usage.ru_stime
+
+    def _how_it_ended(self, otherwise: str) -> str:
+        """Leaves it as it is, so that its times can still be had."""
+        told = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if not told:
+            return otherwise
+        if told.si_code == os.CLD_EXITED:
+            return f"ended with code {told.si_status}"
+        return f"ended by {signal.Signals(told.si_status).name}"

@@ -20,6 +20,10 @@ Rows = tuple[Columns, Columns]
 """Keys and values."""
 
 
+CAPTURES = "captures"
+"""The pair that is not folded: each entry is a question to the namer, to be asked while the process lives."""
+
+
 class Collector:
     """The maps of `manifest`, whose descriptors come first in `fds`.
 
@@ -42,6 +46,8 @@ class Collector:
         self._kernel_holding = hashes.get("kernel_holding")
         self.abandoned = 0
         """Holds of kernel locks that will never end: their threads are gone."""
+        self.known_locks = hashes.get("known_locks")
+        """Locks that were captured; None if futex calls are not measured."""
         self._pairs = {
             name.removesuffix("_0"): (one, hashes[name.removesuffix("_0") + "_1"])
             for name, one in hashes.items()
@@ -51,6 +57,7 @@ class Collector:
         self._control = Control(infos["control"][0])
         self._grace = GracePeriod()
         self._kept: dict[str, list[Rows]] = {pair: [] for pair in self._pairs}
+        self._captures: list[Rows] = []
         self.losses = PerCpuCounters(*infos["losses"])
         self.kept_rows = 0
         """Drained and not yet taken."""
@@ -64,7 +71,7 @@ class Collector:
     @property
     def largest(self) -> int:
         """Entries of the largest pair."""
-        return max(pair[0].entries for pair in self._pairs.values())
+        return max(pair[0].entries for name, pair in self._pairs.items() if name != CAPTURES)
 
     def collect(self) -> bool:
         """Drain the window that ended one period ago, and end the current one; whether it did.
@@ -77,8 +84,13 @@ class Collector:
         for name, pair in self._pairs.items():
             keys, values = pair[1 - self._control.window].drain(self._buffers)
             self.entries[name] = len(keys)
-            if len(keys):
-                self._kept[name].append((structs.copy(keys), structs.copy(values)))
+            if not len(keys):
+                continue
+            rows = structs.copy(keys), structs.copy(values)
+            if name == CAPTURES:
+                self._captures.append(rows)
+            else:
+                self._kept[name].append(rows)
                 self.kept_rows += len(keys)
         self._control.flip()
         self._grace.begin()
@@ -97,6 +109,11 @@ class Collector:
         self._kept = {pair: [] for pair in self._pairs}
         self.kept_rows = 0
         return taken
+
+    def captures(self) -> list[Rows]:
+        """Threads that blocked on a lock for the first time, since this was last asked."""
+        captures, self._captures = self._captures, []
+        return captures
 
     def threads(self) -> Rows:
         """Every thread that was switched out since lockd started and lives."""

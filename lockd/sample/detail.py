@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,7 @@ class Detail:
                 "lock": object,
                 "site": object,
                 "stack": object,
+                "sites": object,
                 "series_code": np.uint64,
                 "series_row": np.int64,
             },
@@ -165,11 +167,19 @@ class Detail:
                 "address": [f"{address:#x}" for address in locks["address"][rows]],
             },
             "numbers": ["threads", *_numbers("locks", locks, rows, ("tgid", "waiting"), arrays)],
-            "lists": {"stack": [list(stack or ()) for stack in locks["stack"][rows]]},
+            "lists": {
+                "stack": [list(stack or ()) for stack in locks["stack"][rows]],
+                "sites": [_sites(counter) for counter in locks["sites"][rows]],
+            },
         }
         if self.held:
             shown.add_to(tables["locks"], arrays)
         return snapshot.pack({"tables": tables, "time": wall}, arrays)
+
+
+def _sites(counter: Counter[str] | None) -> list[dict[str, Any]]:
+    """Where threads were seen to wait for a lock, and how often, the most frequent first."""
+    return [{"site": site, "seen": count} for site, count in (counter or Counter()).most_common()]
 
 
 def lock_key(

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lockd.manifest import Manifest
-from lockd.names.resolver import Resolver
 from lockd.sample.block import Block, with_windows
 from lockd.sample.detail import Detail, lock_key
 from lockd.sample.index import Groups, Hashes, Rows, mix
@@ -17,7 +16,8 @@ from lockd.sample.inflight import Waiting
 from lockd.sample.limits import Budget, Limits
 from lockd.sample.locks import LockSeries
 from lockd.sample.series import Series
-from lockd.sample.window import Stacks, Window
+from lockd.sample.user_locks import UserLocks
+from lockd.sample.window import Window
 
 ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK", errno.EOPNOTSUPP: "EOPNOTSUPP"}
 """Names of errors; of several the one in futex(2), where Python has EDEADLOCK and ENOTSUP."""
@@ -27,7 +27,7 @@ class FutexAggregates:
     """Everything exported about futex calls."""
 
     def __init__(
-        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver
+        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, user_locks: UserLocks
     ) -> None:
         kinds = manifest.enums["futex_kind"]
         self._kind_names = [name.removeprefix("KIND_").lower() for name in kinds]
@@ -35,6 +35,7 @@ class FutexAggregates:
         self._wake = kinds.index("KIND_WAKE")
         self._slots, self._no_slot = manifest.constants["SLOTS"], manifest.constants["SLOT_NONE"]
         self._detail = detail
+        self._user_locks = user_locks
         windows = dict(limits.windows)
         self.by_kind = Series(
             "futex",
@@ -60,12 +61,13 @@ class FutexAggregates:
             budget=budget, others=4, most=limits.top_locks,
             maxima=("blocked",), windows=windows,
         )  # fmt: skip
-        self.locks = LockSeries("futex", detail, resolver, locks, self._kind_names, has_site=False)
+        self.locks = LockSeries("futex", detail, locks, self._kind_names, has_site=False)
         self.series = [self.by_kind, self.by_process, self.errors, locks]
 
-    def fold(self, window: Window, stacks: Stacks, now: float) -> None:
+    def fold(self, window: Window, now: float) -> None:
         """Add one window; `now` is the monotonic clock in seconds."""
         keys, values = window.keys, window.values
+        keys["kind"] = self._user_locks.correct(values["who"]["tgid"], keys["uaddr"], keys["kind"])
         kind, calls, blocked = keys["kind"].astype(np.int64), values["calls"], values["blocked_ns"]
 
         rows = self.by_process.rows(window.codes, window.processes.__getitem__, blocked, now)
@@ -88,9 +90,9 @@ class FutexAggregates:
 
         waits = window.where(kind < self._wake)
         if len(waits):
-            self._fold_waits(waits, stacks, now)
+            self._fold_waits(waits, now)
 
-    def _fold_waits(self, waits: Window, stacks: Stacks, now: float) -> None:
+    def _fold_waits(self, waits: Window, now: float) -> None:
         kind, calls = waits.keys["kind"], waits.values["calls"]
         blocked_ns, max_ns = waits.values["blocked_ns"], waits.values["max_blocked_ns"]
         rows = self.by_kind.rows(
@@ -112,9 +114,9 @@ class FutexAggregates:
             kinds = [self._kind_names[number] for number in kind[blocked]]
             self.locks.add_nameless(kinds, calls[blocked], blocked_ns[blocked], max_ns[blocked], now)
         else:
-            self._fold_detail(waits.where(blocked), stacks, now)
+            self._fold_detail(waits.where(blocked), now)
 
-    def _fold_detail(self, blocked: Window, stacks: Stacks, now: float) -> None:
+    def _fold_detail(self, blocked: Window, now: float) -> None:
         keys, values, who = blocked.keys, blocked.values, blocked.values["who"]
         detail, kind, tids = self._detail, keys["kind"], keys["tid"]
         numbers = values["blocked_ns"], values["calls"], values["max_blocked_ns"]
@@ -127,29 +129,25 @@ class FutexAggregates:
         detail.threads["lock_row"][threads[threads >= 0]] = lock_rows[threads >= 0]
         detail.note_threads_of(lock_rows, tids, now)
         self.locks.add(lock_rows, values["calls"], values["blocked_ns"], values["max_blocked_ns"], now)
-        self._keep_stacks(lock_rows, stacks.find(keys["uaddr"], tids, kernel=False), stacks)
-        self.locks.ask_names()
-
-    def _keep_stacks(self, lock_rows: Rows, found: Rows, stacks: Stacks) -> None:
-        """The first stack seen of each lock is kept with it."""
-        column = self._detail.locks["stack"]
-        for i in np.flatnonzero(found >= 0):
-            row = lock_rows[i]
-            if row >= 0 and not column[row]:
-                column[row] = tuple(f"{address:#x}" for address in stacks.user(int(found[i])))
 
     def _lock_rows(
         self, tgids: npt.NDArray[Any], addresses: npt.NDArray[Any], kinds: npt.NDArray[Any],
         codes: Hashes, processes: npt.NDArray[Any], now: float,
     ) -> Rows:  # fmt: skip
-        return self.locks.lock_rows(
-            lock_key("futex", tgids, addresses, kinds, codes),
-            tgids,
-            addresses,
-            kinds,
-            processes,
-            now,
-        )
+        key = lock_key("futex", tgids, addresses, kinds, codes)
+        rows = self.locks.lock_rows(key, tgids, addresses, kinds, processes, now)
+        self._name(np.unique(rows), now)
+        return rows
+
+    def _name(self, rows: Rows, now: float) -> None:
+        """Give those of these locks their names that have none and are known by now."""
+        locks, user_locks = self._detail.locks, self._user_locks
+        rows = rows[locks["series_code"][rows] == 0]
+        known = user_locks.known(locks["tgid"][rows], locks["address"][rows], locks["kind_number"][rows], now)
+        for row, at in zip(rows[known >= 0], known[known >= 0], strict=True):
+            lock, site, stack = (user_locks.column(name, int(at)) for name in ("lock", "site", "stack"))
+            self.locks.name(int(row), lock, site, stack)
+            locks["sites"][row] = user_locks.column("sites", int(at))
 
     def note_waiting(self, waiting: Waiting, now: float) -> None:
         """Replace what is known of the calls that are blocked at this moment."""
@@ -158,7 +156,7 @@ class FutexAggregates:
         self._detail.clear_waiting("futex")
         if not len(waiting):
             return
-        kind = waiting.kinds
+        kind = self._user_locks.correct(waiting.tgids, waiting.addresses, waiting.kinds)
         rows = self.by_kind.rows(
             mix(waiting.codes, kind),
             lambda i: (*waiting.processes[i], self._kind_names[kind[i]]),
@@ -179,7 +177,6 @@ class FutexAggregates:
         )
         self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
         self._detail.threads["lock_row"][threads] = lock_rows
-        self.locks.ask_names()
 
     def export(self, block: Block, now: float) -> None:
         """Write every series to a block."""

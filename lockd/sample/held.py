@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lockd.names.resolver import Answer, Request, Resolver
+from lockd.names.messages import KernelLock, LockAnswer
+from lockd.names.resolver import Resolver
 from lockd.sample.identities import code_of
 from lockd.sample.index import Groups, Hashes, Rows, mix
 from lockd.sample.inflight import Waiting
@@ -113,10 +114,15 @@ class HeldLocks:
         table = self._table
         rows = self._top()
         for row in rows[~table["is_asked"][rows]][:ASKED_AT_ONCE]:
-            request = Request(0, int(table["address"][row]), (), bool(table["is_mmap_lock"][row]))
-            table["is_asked"][row] = self._resolver.ask(int(table["key"][row]), request)
+            question = KernelLock(
+                int(table["key"][row]),
+                int(table["address"][row]),
+                self._type_names[table["type"][row]],
+                is_mmap_lock=bool(table["is_mmap_lock"][row]),
+            )
+            table["is_asked"][row] = self._resolver.ask(question)
 
-    def name(self, answer: Answer) -> None:
+    def name(self, answer: LockAnswer) -> None:
         """Give the lock that was asked for its name, if it is still in the table."""
         row = int(self._table.find(np.array([answer.key], np.uint64))[0])
         if row >= 0:

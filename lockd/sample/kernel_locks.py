@@ -27,6 +27,7 @@ class KernelLockAggregates:
         self._type_names = np.array(self._types, object)
         self._slots = manifest.constants["SLOTS"]
         self._detail = detail
+        self._resolver = resolver
         self.by_type = Series(
             "kernel_lock",
             {"slots": (np.int64, (self._slots,)), "wait_ns": np.int64,
@@ -40,7 +41,7 @@ class KernelLockAggregates:
             names=(0, 1, 3, 4), lines=2, budget=budget, others=len(types),
             most=limits.top_locks,
         )  # fmt: skip
-        self.sites = LockSeries("kernel_locks", detail, resolver, sites, self._types, has_site=True)
+        self.sites = LockSeries("kernel_locks", detail, sites, self._types, has_site=True)
         self.series = [self.by_type, sites]
 
     def fold(self, window: Window, stacks: Stacks, now: float) -> None:
@@ -67,7 +68,7 @@ class KernelLockAggregates:
     def _fold_detail(self, window: Window, stacks: Stacks, now: float) -> None:
         keys, values, who = window.keys, window.values, window.values["who"]
         numbers = values["wait_ns"], values["waits"], values["max_wait_ns"]
-        found = stacks.find(keys["lock"], keys["tid"], kernel=True)
+        found = stacks.find(keys["lock"], keys["tid"])
         # The same lock waited for from two places is two rows: their sites differ.
         lock_rows = self.sites.lock_rows(
             lock_key("kernel_locks", window.codes, keys["lock"], keys["type"], stacks.hashes(found)),
@@ -97,7 +98,7 @@ class KernelLockAggregates:
         detail.threads["lock_row"][threads] = lock_rows
         detail.note_threads_of(lock_rows, keys["tid"], now)
         self.sites.add(lock_rows, values["waits"], values["wait_ns"], values["max_wait_ns"], now)
-        self.sites.ask_names()
+        self.sites.ask_names(self._resolver)
 
     def note_waiting(self, waiting: Waiting, now: float) -> None:
         """Replace what is known of the waits that go on at this moment."""

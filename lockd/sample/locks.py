@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lockd.names.resolver import Answer, Request, Resolver
+from lockd.names.messages import KernelLock, LockAnswer
+from lockd.names.resolver import Resolver
 from lockd.sample.detail import PROGRAMS, Detail
 from lockd.sample.identities import code_of
 from lockd.sample.index import Groups, Hashes, Rows
@@ -30,7 +31,6 @@ class LockSeries:
         self,
         program: str,
         detail: Detail,
-        resolver: Resolver,
         series: Series,
         kind_names: Sequence[str],
         has_site: bool,
@@ -38,7 +38,6 @@ class LockSeries:
         self.series = series
         self._program = PROGRAMS.index(program)
         self._detail = detail
-        self._resolver = resolver
         self._has_site = has_site
         self._kind_names = np.array(kind_names, object)
 
@@ -65,23 +64,40 @@ class LockSeries:
 
         return locks.rows(keys, now, describe)
 
-    def ask_names(self) -> None:
-        """Have the locks named on which most time was lost, some at a time."""
+    def ask_names(self, resolver: Resolver) -> None:
+        """Have the kernel's locks named on which most time was lost, some at a time."""
         locks = self._detail.locks
         rows = np.flatnonzero(locks.used & (locks["program"] == self._program) & ~locks["is_asked"])
         weight = locks["blocked_ns"][rows] + locks["waiting_ns"][rows]
         if len(rows) > ASKED_AT_ONCE:
             rows = rows[np.argpartition(-weight, ASKED_AT_ONCE)[:ASKED_AT_ONCE]]
         for row in rows:
-            request = Request(
-                int(locks["tgid"][row]),
+            question = KernelLock(
+                int(locks["key"][row]),
                 int(locks["address"][row]),
+                str(locks["kind"][row]),
                 tuple(locks["frames"][row] or ()),
                 bool(locks["is_mmap_lock"][row]),
             )
-            if not self._resolver.ask(int(locks["key"][row]), request):
+            if not resolver.ask(question):
                 return
             locks["is_asked"][row] = True
+
+    def name(self, row: int, lock: str, site: str, stack: tuple[str, ...]) -> None:
+        """Give the lock in a row of `detail.locks` its name."""
+        locks = self._detail.locks
+        locks["lock"][row], locks["site"][row] = lock, site
+        if stack:
+            locks["stack"][row] = stack
+        locks["series_code"][row] = code_of(labels_of_lock(self._detail, row, self._has_site))
+
+    def answer(self, answer: LockAnswer) -> bool:
+        """Name the lock that was asked for; whether it is still in the table."""
+        row = int(self._detail.locks.find(np.array([answer.key], np.uint64))[0])
+        if row < 0 or self._detail.locks["program"][row] != self._program:
+            return False
+        self.name(row, answer.lock, answer.site, answer.stack)
+        return True
 
     def add(self, lock_rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns, now: float) -> None:
         """Count waits on locks."""
@@ -137,18 +153,3 @@ def labels_of_lock(detail: Detail, row: int, has_site: bool) -> tuple[str, ...]:
     locks = detail.locks
     name = (*locks["process"][row], locks["kind"][row], locks["lock"][row])
     return (*name, locks["site"][row]) if has_site else name
-
-
-def name_lock(detail: Detail, answer: Answer) -> None:
-    """Give the lock that was asked for its name, if it is still in the table."""
-    locks = detail.locks
-    row = int(locks.find(np.array([answer.key], np.uint64))[0])
-    if row < 0:
-        if detail.held:
-            detail.held.name(answer)
-        return
-    locks["lock"][row], locks["site"][row] = answer.lock, answer.site
-    if answer.stack:
-        locks["stack"][row] = answer.stack
-    has_site = PROGRAMS[locks["program"][row]] == "kernel_locks"
-    locks["series_code"][row] = code_of(labels_of_lock(detail, row, has_site))

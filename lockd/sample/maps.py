@@ -44,6 +44,11 @@ class HashMap:
         """The same, and delete them. No program may be writing to the map any more."""
         return self._all(self._lib.bpf_map_lookup_and_delete_batch, buffers, delete=True)
 
+    def put(self, key: npt.NDArray[Any], value: npt.NDArray[Any]) -> None:
+        """Write an entry; each of the two is an array of one."""
+        if self._lib.bpf_map_update_elem(self.fd, key.ctypes.data, value.ctypes.data, 0):
+            raise self._failed("writing an entry", last_error())
+
     def delete(self, keys: npt.NDArray[Any]) -> None:
         """Delete entries, one by one; those that are gone already are no error."""
         first = keys.ctypes.data

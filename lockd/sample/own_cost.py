@@ -15,6 +15,7 @@ import numpy.typing as npt
 import lockd
 from lockd.libbpf import libbpf
 from lockd.manifest import Manifest
+from lockd.names.resolver import Resolver
 from lockd.sample.block import Block
 from lockd.sample.collect import Collector
 from lockd.sample.maps import PerCpuCounters
@@ -74,18 +75,20 @@ class OwnCost:
 
     def __init__(
         self, manifest: Manifest, collector: Collector, functions: list[tuple[str, int]],
-        procfs: Path = Path("/proc"),
+        resolver: Resolver, procfs: Path = Path("/proc"),
     ) -> None:  # fmt: skip
         slots = manifest.constants["SLOTS"]
         self._manifest = manifest
         self._losses = Losses(manifest, collector.losses)
         self._collector = collector
         self._functions = functions
+        self._resolver = resolver
         self._procfs = procfs
         self._started = time.time()
         self.work, self.late = TickTimes(slots), TickTimes(slots)
         self.ticks = 0
         self.exporter_restarts = 0
+        self.captures_refused = 0
 
     def export(self, block: Block, families: list[Series]) -> None:
         """Write every metric to a block."""
@@ -112,10 +115,14 @@ class OwnCost:
         block.add("lockd_series_overflow_total", names, [series.overflowed for series in families])
         block.add("lockd_series_retired_total", names, [series.retired for series in families])
         block.add("lockd_exporter_restarts_total", [()], [self.exporter_restarts])
+        block.add("lockd_namer_restarts_total", [()], [self._resolver.restarts])
         self._export_programs(block)
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        block.add("lockd_cpu_seconds_total", [("sampler",)], [usage.ru_utime + usage.ru_stime])
-        block.add("lockd_resident_bytes", [("sampler",)], [self._resident_bytes()])
+        processes = [("sampler",), ("namer",)]
+        seconds = [usage.ru_utime + usage.ru_stime, self._resolver.cpu_seconds()]
+        resident = [self._resident_bytes("self"), self._resident_bytes(str(self._resolver.pid))]
+        block.add("lockd_cpu_seconds_total", processes, seconds)
+        block.add("lockd_resident_bytes", processes, resident)
 
     def _export_programs(self, block: Block) -> None:
         dropped, overflowed, stacks, unseen = self._losses.read()
@@ -130,6 +137,7 @@ class OwnCost:
             dropped["kernel_holds", "holder_gone"] = self._collector.abandoned
         block.add("lockd_dropped_events_total", list(dropped), list(dropped.values()))
         block.add("lockd_overflow_events_total", [(name,) for name in overflowed], list(overflowed.values()))
+        stacks["refused"] = self.captures_refused
         block.add("lockd_stack_misses_total", [(reason,) for reason in stacks], list(stacks.values()))
         block.add("lockd_unseen_switches_total", [()], [unseen])
         if self._kernel_keeps_statistics():
@@ -143,8 +151,12 @@ class OwnCost:
         except OSError:
             return False
 
-    def _resident_bytes(self) -> int:
-        pages = int((self._procfs / "self/statm").read_text().split()[1])
+    def _resident_bytes(self, process: str) -> int:
+        """0 if there is none."""
+        try:
+            pages = int((self._procfs / process / "statm").read_text().split()[1])
+        except OSError:
+            return 0
         return pages * resource.getpagesize()
 
 

@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lockd.manifest import Manifest
+from lockd.names.messages import OwnersAnswer
 from lockd.names.processes import Processes
 from lockd.names.resolver import Resolver
 from lockd.names.units import Units
+from lockd.sample import structs
 from lockd.sample.block import Block
-from lockd.sample.collect import Collector
+from lockd.sample.collect import Collector, Rows
 from lockd.sample.detail import Detail
 from lockd.sample.futex import FutexAggregates
 from lockd.sample.identities import Filter, Identities
@@ -23,10 +25,10 @@ from lockd.sample.inflight import waiting_of
 from lockd.sample.kernel_holds import KernelHoldAggregates
 from lockd.sample.kernel_locks import KernelLockAggregates
 from lockd.sample.limits import Budget, Limits
-from lockd.sample.locks import name_lock
 from lockd.sample.offcpu import OffcpuAggregates
 from lockd.sample.own_cost import OwnCost
 from lockd.sample.series import Series
+from lockd.sample.user_locks import UserLocks
 from lockd.sample.window import Stacks, window_of
 
 log = logging.getLogger(__name__)
@@ -66,13 +68,23 @@ class Sampler:
         self._resolver = Resolver(procfs)
         self.detail = Detail(self._processes.thread_comm, FOLDED_ROWS + 2 * self._collector.largest)
         self._limits = settings.limits
+        self._user_locks: UserLocks | None = None
+        self._undecided: list[Rows] = []
+        """Rows of futex calls that are not counted yet."""
         self.futex: FutexAggregates | None = None
         self.offcpu: OffcpuAggregates | None = None
         self.kernel_locks: KernelLockAggregates | None = None
         self.kernel_holds: KernelHoldAggregates | None = None
         shared = (manifest, settings.limits, Budget(settings.limits), self.detail)
         if "futex" in self._collector.capacities:
-            self.futex = FutexAggregates(*shared, self._resolver)
+            assert self._collector.known_locks
+            self._user_locks = UserLocks(
+                self._resolver,
+                self._collector.known_locks,
+                [name.removeprefix("KIND_").lower() for name in manifest.enums["futex_kind"]],
+                lambda tgid: self._identities.of_process(tgid, 0)[1],
+            )
+            self.futex = FutexAggregates(*shared, self._user_locks)
         if "offcpu" in self._collector.capacities:
             self.offcpu = OffcpuAggregates(*shared, self._processes)
         if "kernel_locks" in self._collector.capacities:
@@ -83,6 +95,7 @@ class Sampler:
             manifest,
             self._collector,
             [(program, fd) for (program, _), fd in zip(manifest.functions, functions, strict=True)],
+            self._resolver,
             procfs,
         )
         self._tgids_alive: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
@@ -100,22 +113,39 @@ class Sampler:
         """Drain what was counted in the last period; fold it and look around once a second."""
         now = time.monotonic()
         self.own_cost.ticks += self._collector.collect()
+        self._exchange_names(now)
         if now >= self._next_second:
             self._next_second = now + 1.0
-            self.fold()
+            self.fold(everything=False)
             self._each_second(now)
         elif self._collector.kept_rows >= FOLDED_ROWS:
-            self.fold()
+            self.fold(everything=False)
         if now >= self._next_housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_SECONDS
             self._housekeeping(now)
 
-    def fold(self) -> None:
-        """Add all that was drained to the aggregates."""
+    def _exchange_names(self, now: float) -> None:
+        """Ask what the locks are that threads were first seen to block on, and take answers."""
+        captures = self._collector.captures()
+        if self._user_locks:
+            for keys, values in captures:
+                self._user_locks.capture(keys, values, now)
+            self.own_cost.captures_refused = self._user_locks.refused
+        for answer in self._resolver.answers():
+            if isinstance(answer, OwnersAnswer):
+                continue
+            if answer.is_user and self._user_locks:
+                self._user_locks.answer(answer)
+            elif not (self.kernel_locks and self.kernel_locks.sites.answer(answer)) and self.detail.held:
+                self.detail.held.name(answer)
+
+    def fold(self, everything: bool = True) -> None:
+        """Add all that was drained to the aggregates; else leave out what may be told better in a moment."""
         now = time.monotonic()
         for series in self._series:
             series.advance(now)
         taken = self._collector.take()
+        self._hold_back(taken, now, everything)
         stacks = Stacks(*taken["stacks"]) if "stacks" in taken else Stacks.none()
         for name, aggregates in (
             ("futex", self.futex),
@@ -127,14 +157,28 @@ class Sampler:
                 if pair not in taken or not aggregates:
                     continue
                 window = window_of(*taken[pair], self._identities, overflowed=pair.endswith("_over"))
-                if isinstance(aggregates, OffcpuAggregates | KernelHoldAggregates):
-                    aggregates.fold(window, now)
-                else:
+                if isinstance(aggregates, KernelLockAggregates):
                     aggregates.fold(window, stacks, now)
+                else:
+                    aggregates.fold(window, now)
+
+    def _hold_back(self, taken: dict[str, Rows], now: float, everything: bool) -> None:
+        """Of futex calls, keep those for later whose kind may be corrected, and add those kept before."""
+        parts = [*self._undecided, *([taken.pop("futex")] if "futex" in taken else [])]
+        self._undecided = []
+        if not parts or not self._user_locks:
+            return
+        keys, values = (structs.concatenate([part[at] for part in parts]) for at in (0, 1))
+        later = self._user_locks.is_undecided(values["who"]["tgid"], keys["uaddr"], keys["kind"], now)
+        if later.any() and not everything:
+            at = np.flatnonzero(later)
+            self._undecided = [(structs.take(keys, at), structs.take(values, at))]
+            at = np.flatnonzero(~later)
+            keys, values = structs.take(keys, at), structs.take(values, at)
+        if len(keys):
+            taken["futex"] = keys, values
 
     def _each_second(self, now: float) -> None:
-        for answer in self._resolver.answers():
-            name_lock(self.detail, answer)
         for series in self._series:
             series.reconsider()
         self._note_waiting(now)
@@ -196,6 +240,8 @@ class Sampler:
         for series in self._series:
             series.retire(now - self._limits.idle_seconds, lambda labels: labels[:2] in names)
         self.detail.expire(now)
+        if self._user_locks:
+            self._user_locks.keep(alive, now)
         if self.kernel_holds and (abandoned := self.kernel_holds.abandoned()):
             self._collector.forget_holding(*abandoned)
 
@@ -208,6 +254,10 @@ class Sampler:
             one.export(block, now)
         self.own_cost.export(block, self._series)
         return block.pack()
+
+    def close(self) -> None:
+        """End the process that names are asked of."""
+        self._resolver.close()
 
     def details(self) -> bytes:
         """The block behind /api/v1."""

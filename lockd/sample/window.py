@@ -60,24 +60,24 @@ def window_of(keys: Columns, values: Columns, identities: Identities, overflowed
 
 
 class Stacks:
-    """The stacks kept in one window, by address and thread."""
+    """The kernel's stacks kept in one window, by lock and thread."""
 
     def __init__(self, keys: Columns, values: Columns) -> None:
         self._values = values
         self._index = Index()
-        hashes = mix(keys["address"], keys["tid"], keys["kernel_lock"])
+        hashes = mix(keys["address"], keys["tid"])
         hashes, first = np.unique(hashes, return_index=True)  # of several windows, the earliest
         self._index.add(hashes, first)
 
     @classmethod
     def none(cls) -> Stacks:
         """No stacks at all."""
-        key = np.dtype([("address", np.uint64), ("tid", np.uint32), ("kernel_lock", np.uint32)])
+        key = np.dtype([("address", np.uint64), ("tid", np.uint32)])
         return cls(np.empty(0, key), np.empty(0, np.uint64))
 
-    def find(self, addresses: Columns, tids: Columns, kernel: bool) -> Rows:
+    def find(self, addresses: Columns, tids: Columns) -> Rows:
         """Positions of the stacks of these locks and threads, -1 where there is none."""
-        return self._index.find(mix(addresses, tids, np.full(len(addresses), int(kernel))))
+        return self._index.find(mix(addresses, tids))
 
     def hashes(self, positions: Rows) -> Hashes:
         """A number that stands for each kernel stack; 0 where there is none."""
@@ -90,6 +90,3 @@ class Stacks:
 
     def kernel(self, position: int) -> tuple[int, ...]:
         return tuple(int(address) for address in self._values["kernel"][position] if address)
-
-    def user(self, position: int) -> tuple[int, ...]:
-        return tuple(int(address) for address in self._values["user"][position] if address)

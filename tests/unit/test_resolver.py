@@ -1,39 +1,165 @@
-"""Names of locks, asked for and fetched later."""
+"""Names of locks, asked of a real namer process and fetched later."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lockd.names.resolver import MODULES_SECONDS, Answer, Request, Resolver
+import pytest
+
+from lockd.names.capture import Capture
+from lockd.names.kernel_locks import MODULES_SECONDS
+from lockd.names.messages import (
+    Answer,
+    KernelLock,
+    LockAnswer,
+    Looks,
+    OwnedLock,
+    Owners,
+    OwnersAnswer,
+    Question,
+    UserLockSeen,
+    decode,
+    decode_question,
+    encode_answer,
+)
+from lockd.names.resolver import QUEUED, Resolver
 
 LOCK = 0xFFFFFFFFC0001000
+KALLSYMS = "ffffffff82000000 D init_task\nffffffffc0000000 d other_lock\t[other]\n"
+
+MakeResolver = Callable[[Path], Resolver]
 
 
-def named(resolver: Resolver, request: Request) -> Answer:
-    assert resolver.ask(1, request)
+@pytest.fixture
+def make() -> Iterator[MakeResolver]:
+    """Resolvers whose namers are ended with the test."""
+    made: list[Resolver] = []
+
+    def make(procfs: Path) -> Resolver:
+        made.append(Resolver(procfs))
+        return made[-1]
+
+    yield make
+    for resolver in made:
+        resolver.close()
+
+
+def answers(resolver: Resolver, count: int = 1) -> list[Answer]:
+    found: list[Answer] = []
     deadline = time.monotonic() + 30
-    while not (answers := resolver.answers()):
-        assert time.monotonic() < deadline, "no answer"
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} answers"
+        found += resolver.answers()
         time.sleep(0.01)
-    (answer,) = answers
-    return answer
+    return found
 
 
-def test_a_module_that_was_loaded_later_has_names_too(tmp_path: Path) -> None:
+def named(resolver: Resolver, address: int) -> str:
+    assert resolver.ask(KernelLock(1, address, "mutex"))
+    (answer,) = answers(resolver)
+    assert isinstance(answer, LockAnswer)
+    return answer.lock
+
+
+def test_a_module_that_was_loaded_later_has_names_too(tmp_path: Path, make: MakeResolver) -> None:
     kallsyms, modules = tmp_path / "kallsyms", tmp_path / "modules"
-    before = "ffffffff82000000 D init_task\nffffffffc0000000 d other_lock\t[other]\n"
-    kallsyms.write_text(before)
+    kallsyms.write_text(KALLSYMS)
     modules.write_text("other 16384 2 - Live 0xffffffffc0000000\n")
-    resolver = Resolver(tmp_path)
-    assert named(resolver, Request(0, LOCK)).lock == "other_lock+0x1000"
+    resolver = make(tmp_path)
+    assert named(resolver, LOCK) == "other_lock+0x1000"
 
-    kallsyms.write_text(before + "ffffffffc0001000 d registry_lock\t[new]\n")
+    kallsyms.write_text(KALLSYMS + "ffffffffc0001000 d registry_lock\t[new]\n")
     modules.write_text("new 16384 0 - Live 0xffffffffc0001000\nother 16384 3 - Live 0xffffffffc0000000\n")
     time.sleep(2 * MODULES_SECONDS)
-    assert named(resolver, Request(0, LOCK)).lock == "registry_lock"
+    assert named(resolver, LOCK) == "registry_lock"
 
 
-def test_a_kernel_without_modules_has_names(tmp_path: Path) -> None:
+def test_a_kernel_without_modules_has_names(tmp_path: Path, make: MakeResolver) -> None:
     (tmp_path / "kallsyms").write_text("ffffffff82000000 D init_task\nffffffff82000100 d tasklist_lock\n")
-    assert named(Resolver(tmp_path), Request(0, 0xFFFFFFFF82000100)).lock == "tasklist_lock"
+    assert named(make(tmp_path), 0xFFFFFFFF82000100) == "tasklist_lock"
+
+
+def test_answers_come_in_the_order_of_the_questions(tmp_path: Path, make: MakeResolver) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    for key in range(QUEUED):
+        assert resolver.ask(KernelLock(key, LOCK + key, "mutex"))
+    assert not resolver.ask(KernelLock(QUEUED, LOCK, "mutex"))
+    keys = [answer.key for answer in answers(resolver, QUEUED) if isinstance(answer, LockAnswer)]
+    assert keys == list(range(QUEUED))
+
+
+def test_a_namer_that_dies_is_replaced_and_only_its_question_is_lost(
+    tmp_path: Path, make: MakeResolver, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    assert named(resolver, LOCK) == "other_lock+0x1000"
+    first = resolver.pid
+    os.kill(first, signal.SIGSTOP)
+    for key in range(100):
+        resolver.ask(KernelLock(key, LOCK, "mutex"))
+    assert resolver.answers() == []
+    os.kill(first, signal.SIGKILL)
+    found = answers(resolver, 100)
+    assert [answer.key for answer in found if isinstance(answer, LockAnswer)] == list(range(100))
+    names = [answer.lock for answer in found if isinstance(answer, LockAnswer)]
+    assert names == ["anon"] + 99 * ["other_lock+0x1000"]
+    assert resolver.pid not in (0, first)
+    assert resolver.restarts == 1
+    assert "ended by SIGKILL, while looking at the kernel's lock 0xffffffffc0001000" in caplog.text
+
+
+def test_what_the_namers_cost_only_grows(tmp_path: Path, make: MakeResolver) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    assert resolver.cpu_seconds() == 0
+    named(resolver, LOCK)
+    before = resolver.cpu_seconds()
+    assert before > 0
+    os.kill(resolver.pid, signal.SIGKILL)
+    named(resolver, LOCK)
+    assert resolver.cpu_seconds() > before
+
+
+def test_it_holds_no_descriptor_but_its_socket(tmp_path: Path, make: MakeResolver) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    named(resolver, LOCK)
+    fds = {os.readlink(fd).partition(":")[0] for fd in Path(f"/proc/{resolver.pid}/fd").iterdir()}
+    ours = {os.readlink(f"/proc/self/fd/{fd}").partition(":")[0] for fd in (1, 2)}
+    assert fds <= {"socket", "/dev/null"} | ours
+
+
+CAPTURE = Capture(tuple(range(17)), bytes(range(256)) * 3, (1 << 63, 5), 7)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        UserLockSeen(1 << 63, 2, 3, 4, "lock", CAPTURE),
+        UserLockSeen(1, 2, 3, 4, "cond"),
+        KernelLock(1, LOCK, "mutex", (LOCK, 2), True),
+        Owners(1, (OwnedLock(1, 2, "lock", "mutex"), OwnedLock(1, 2, "pi", ""))),
+        Looks((1, 2), (3,)),
+    ],
+)
+def test_questions_arrive_as_they_were_sent(question: Question) -> None:
+    assert decode_question(question.encode()) == question
+
+
+@pytest.mark.parametrize(
+    "answer", [LockAnswer(1, True, "a:b", "c:d", ("x", "y"), "lock", "mutex"), OwnersAnswer(1, (0, 77))]
+)
+def test_answers_arrive_as_they_were_sent(answer: Answer) -> None:
+    assert decode(encode_answer(answer)) == answer
+
+
+@pytest.mark.parametrize("message", [b"", b"[]", b"{}", b'{"q":"rm"}\n', b'{"q":"kernel"}\n'])
+def test_what_is_no_question_is_refused(message: bytes) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
+        decode_question(message)

@@ -1,0 +1,185 @@
+"""What the sampler asks the namer, and what it is answered: one message each, JSON and then plain bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
+
+from lockd.names.capture import Capture
+
+ANON = "anon"
+"""A lock of which nothing is known that has a name."""
+UNKNOWN = "unknown"
+"""A place in the kernel of which nothing is known."""
+
+
+@dataclass(frozen=True)
+class LockAnswer:
+    """The name of the lock that was asked for under `key`."""
+
+    key: int
+    is_user: bool
+    lock: str
+    site: str
+    stack: tuple[str, ...] = ()
+    kind: str = ""
+    """Of a lock in user space: lock, pi, cond, other."""
+    family: str = ""
+    """Of a lock in user space: what its code is, such as mutex or rwlock; empty if that is not known."""
+
+
+@dataclass(frozen=True)
+class OwnersAnswer:
+    """Who holds the locks that were asked for, in their order; 0 where that is not known."""
+
+    token: int
+    tids: tuple[int, ...]
+
+
+Answer = LockAnswer | OwnersAnswer
+
+
+@dataclass(frozen=True)
+class UserLockSeen:
+    """What is the lock at `address` of process `tgid`, for which a thread blocked?"""
+
+    wants_answer: ClassVar[bool] = True
+    key: int
+    tgid: int
+    tid: int
+    address: int
+    guess: str
+    """Its kind by the arguments of the call."""
+    capture: Capture | None = None
+
+    def encode(self) -> bytes:
+        capture = self.capture
+        head = {"q": "user", **_fields(self, "capture"), "capture": capture and _fields(capture, "stack")}
+        return _message(head, capture.stack if capture else b"")
+
+    def fallback(self) -> Answer:
+        return LockAnswer(self.key, True, ANON, "", kind=self.guess)
+
+    @property
+    def words(self) -> str:
+        return f"the lock {self.address:#x} of process {self.tgid}"
+
+
+@dataclass(frozen=True)
+class KernelLock:
+    """What is the kernel's lock at `address`, for which a thread waited in `stack`?"""
+
+    wants_answer: ClassVar[bool] = True
+    key: int
+    address: int
+    lock_type: str
+    stack: tuple[int, ...] = ()
+    """Return addresses, innermost first."""
+    is_mmap_lock: bool = False
+    """Of the waiter's own address space."""
+
+    def encode(self) -> bytes:
+        return _message({"q": "kernel", **asdict(self)})
+
+    def fallback(self) -> Answer:
+        return LockAnswer(self.key, False, ANON, UNKNOWN)
+
+    @property
+    def words(self) -> str:
+        return f"the kernel's lock {self.address:#x}"
+
+
+@dataclass(frozen=True)
+class OwnedLock:
+    """A lock in user space of which the owner is wanted."""
+
+    tgid: int
+    address: int
+    kind: str
+    family: str
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Who holds these locks now?"""
+
+    wants_answer: ClassVar[bool] = True
+    token: int
+    locks: tuple[OwnedLock, ...]
+
+    def encode(self) -> bytes:
+        return _message({"q": "owners", **asdict(self)})
+
+    def fallback(self) -> Answer:
+        return OwnersAnswer(self.token, (0,) * len(self.locks))
+
+    @property
+    def words(self) -> str:
+        return f"the owners of {len(self.locks)} locks"
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Remember the mappings of the processes `tgids`; forget all of those that are `gone`."""
+
+    wants_answer: ClassVar[bool] = False
+    tgids: tuple[int, ...]
+    gone: tuple[int, ...] = ()
+
+    def encode(self) -> bytes:
+        return _message({"q": "look", **asdict(self)})
+
+    def fallback(self) -> Answer:
+        raise AssertionError("is not answered")
+
+    @property
+    def words(self) -> str:
+        return f"the mappings of {len(self.tgids)} processes"
+
+
+Question = UserLockSeen | KernelLock | Owners | Looks
+
+
+def decode_question(message: bytes) -> Question:
+    """Raises ValueError, KeyError or TypeError if it is none."""
+    head, _, blob = message.partition(b"\n")
+    fields = json.loads(head)
+    match fields.pop("q"):
+        case "user":
+            capture = fields.pop("capture")
+            seen = UserLockSeen(**fields)
+            return replace(seen, capture=_capture(capture, blob)) if capture else seen
+        case "kernel":
+            return KernelLock(**{**fields, "stack": tuple(fields["stack"])})
+        case "owners":
+            return Owners(fields["token"], tuple(OwnedLock(**lock) for lock in fields["locks"]))
+        case "look":
+            return Looks(tuple(fields["tgids"]), tuple(fields["gone"]))
+        case other:
+            raise ValueError(f"no question is called {other!r}")
+
+
+def encode_answer(answer: Answer) -> bytes:
+    kind = "owners" if isinstance(answer, OwnersAnswer) else "lock"
+    return _message({"a": kind, **asdict(answer)})
+
+
+def decode(message: bytes) -> Answer:
+    """Raises ValueError, KeyError or TypeError if it is no answer."""
+    fields = json.loads(message)
+    if fields.pop("a") == "owners":
+        return OwnersAnswer(int(fields["token"]), tuple(int(tid) for tid in fields["tids"]))
+    return LockAnswer(**{**fields, "stack": tuple(fields["stack"])})
+
+
+def _capture(fields: dict[str, Any], stack: bytes) -> Capture:
+    return Capture(tuple(fields["registers"]), stack, tuple(fields["frames"]), fields["thread_pointer"])
+
+
+def _fields(what: Any, *without: str) -> dict[str, Any]:
+    return {name: value for name, value in vars(what).items() if name not in without}
+
+
+def _message(head: dict[str, Any], blob: bytes = b"") -> bytes:
+    return json.dumps(head, separators=(",", ":")).encode() + b"\n" + blob

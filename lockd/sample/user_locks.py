@@ -1,0 +1,207 @@
+"""Locks in user space by process and address: what each is called, and of what kind it really is."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd.names.capture import Capture
+from lockd.names.messages import ANON, LockAnswer, UserLockSeen
+from lockd.names.resolver import Resolver
+from lockd.sample.index import Hashes, Rows, mix
+from lockd.sample.maps import HashMap
+from lockd.sample.table import Table
+
+Columns = npt.NDArray[Any]
+
+HELD_BACK_SECONDS = 1.0
+"""So long the waits for a lock that was just captured are not counted, since their kind may be corrected."""
+UNCAPTURED_SECONDS = 2.0
+"""A lock that was not captured by then is named without its stack."""
+ASKED_AT_ONCE = 100
+"""Names asked for in a second of locks that were not captured."""
+FORGET_AFTER = 60.0
+"""Seconds after which the locks of a process that has ended are forgotten."""
+ROWS = 50_000
+SITES = 16
+"""Places remembered of each lock."""
+
+REGISTERS = {
+    "x86_64": ("ax", "dx", "cx", "bx", "si", "di", "bp", "sp", *(f"r{n}" for n in range(8, 16)), "ip"),
+    "aarch64": ("regs", "sp", "pc"),
+}
+"""Members of struct pt_regs in the order of their DWARF numbers."""
+
+
+class UserLocks:
+    """A row for each address and kind by the calls' arguments, the guess: what is used again is another lock.
+
+    `kinds` are the names of enum futex_kind; `is_wanted(tgid)` tells whether to name the process's locks.
+    """
+
+    def __init__(
+        self,
+        resolver: Resolver,
+        known_locks: HashMap,
+        kinds: Sequence[str],
+        is_wanted: Callable[[int], bool],
+        machine: str = os.uname().machine,
+    ) -> None:
+        self._resolver = resolver
+        self._known_locks = known_locks
+        self._kinds = list(kinds)
+        self._is_wanted = is_wanted
+        self._registers = REGISTERS[machine]
+        self._looked: set[int] = set()
+        self.refused = 0
+        """Captures that were thrown away, as too much was being asked for."""
+        self._table = Table(
+            {
+                "key": np.uint64,
+                "tgid": np.int64,
+                "address": np.uint64,
+                "guess": np.int16,
+                "kind": np.int16,
+                "since": np.float64,
+                "asked_at": np.float64,
+                "is_answered": np.bool_,
+                "lock": object,
+                "site": object,
+                "stack": object,
+                "family": object,
+                "sites": object,
+            },
+            ROWS,
+        )
+
+    def capture(self, keys: Columns, captures: Columns, now: float) -> None:
+        """Ask for the names of locks that threads were just seen to block on."""
+        wanted = [i for i, tgid in enumerate(keys["tgid"]) if self._is_wanted(int(tgid))]
+        fresh = {int(tgid) for tgid in keys["tgid"][wanted]} - self._looked
+        if fresh:
+            self._resolver.look(tuple(fresh))
+            self._looked |= fresh
+        guesses = captures["guess"].astype(np.int16)
+        rows = self._rows(keys["tgid"], keys["uaddr"], guesses, now)
+        for i in wanted:
+            self._ask(int(rows[i]), now, int(captures[i]["tid"]), self._capture_of(captures[i]))
+
+    def answer(self, answer: LockAnswer) -> None:
+        """Note what a lock is, if it is still remembered, and let the programs know its kind."""
+        row = int(self._table.find(np.array([answer.key], np.uint64))[0])
+        if row < 0:
+            return
+        table = self._table
+        sites = table["sites"][row] = table["sites"][row] or Counter()
+        if answer.site and (answer.site in sites or len(sites) < SITES):
+            sites[answer.site] += 1
+        if table["is_answered"][row] and table["lock"][row] != ANON:
+            return  # that a thread waits for it elsewhere changes neither its name nor its kind
+        table["lock"][row], table["site"][row], table["stack"][row] = answer.lock, answer.site, answer.stack
+        table["family"][row], table["is_answered"][row] = answer.family, True
+        kind = self._kinds.index(answer.kind) if answer.kind in self._kinds else int(table["guess"][row])
+        if kind != table["kind"][row]:
+            table["kind"][row] = kind
+            known = np.zeros(1, self._known_locks.value)
+            known["guess"], known["kind"] = table["guess"][row], kind
+            known["captured"] = time.monotonic_ns()
+            self._known_locks.put(self._key_of(row), known)
+
+    def correct(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
+        """The kinds of waits, where a lock has turned out to be of another than its calls look like."""
+        rows = self._table.find(mix(tgids, addresses, kinds))
+        table = self._table
+        known = (rows >= 0) & table["is_answered"][rows]
+        return np.where(known, table["kind"][rows], kinds).astype(kinds.dtype)
+
+    def is_undecided(
+        self, tgids: Columns, addresses: Columns, kinds: Columns, now: float
+    ) -> npt.NDArray[np.bool_]:
+        """Whether the kind of each of these waits may be corrected in a moment."""
+        rows = self._table.find(mix(tgids, addresses, kinds))
+        table = self._table
+        asked_at = table["asked_at"][rows]
+        recent = (asked_at > 0) & (asked_at >= now - HELD_BACK_SECONDS)
+        undecided: npt.NDArray[np.bool_] = (rows >= 0) & recent & ~table["is_answered"][rows]
+        return undecided
+
+    def known(self, tgids: Columns, addresses: Columns, kinds: Columns, now: float) -> Rows:
+        """The row of each of these locks, -1 where there is no answer. Asks for what was not captured."""
+        table = self._table
+        rows = self._corrected(tgids, addresses, kinds)
+        unknown = rows < 0
+        rows[unknown] = self._rows(tgids[unknown], addresses[unknown], kinds[unknown], now)
+        table["seen"][rows] = now
+        never_asked = (table["asked_at"][rows] == 0) & ~table["is_answered"][rows]
+        overdue = never_asked & (table["since"][rows] <= now - UNCAPTURED_SECONDS)
+        for row in np.unique(rows[overdue])[:ASKED_AT_ONCE]:
+            self._ask(int(row), now)
+        return np.where(table["is_answered"][rows], rows, -1)
+
+    def column(self, name: str, row: int) -> Any:
+        """`lock`, `site`, `stack` or `family` of a row."""
+        return self._table[name][row]
+
+    def keep(self, alive: set[int], now: float) -> None:
+        """Forget the locks of processes that have ended; their ids and addresses will be used again."""
+        table = self._table
+        ended = table.used & ~np.isin(table["tgid"], list(alive))
+        for row in np.flatnonzero(ended & (table["asked_at"] > 0)):
+            self._known_locks.delete(self._key_of(int(row)))
+        table["asked_at"][ended] = 0
+        table.drop(np.flatnonzero(ended & (table["seen"] < now - FORGET_AFTER)))
+        if gone := self._looked - alive:
+            self._resolver.look((), tuple(gone))
+            self._looked -= gone
+
+    def _corrected(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Rows:
+        """The row of each lock whose kind has turned out to be this one, -1 where there is none."""
+        found = np.full(len(tgids), -1, np.int64)
+        for guess in range(len(self._kinds)):
+            rows = self._table.find(mix(tgids, addresses, np.full(len(tgids), guess)))
+            is_it = (rows >= 0) & self._table["is_answered"][rows] & (self._table["kind"][rows] == kinds)
+            found[is_it] = rows[is_it]
+        return found
+
+    def _rows(self, tgids: Columns, addresses: Columns, guesses: Columns, now: float) -> Rows:
+        keys: Hashes = mix(tgids, addresses, guesses)
+        table = self._table
+
+        def describe(rows: Rows, positions: Rows) -> None:
+            table["key"][rows], table["since"][rows] = keys[positions], now
+            table["tgid"][rows], table["address"][rows] = tgids[positions], addresses[positions]
+            table["guess"][rows] = table["kind"][rows] = guesses[positions]
+
+        return table.rows(keys, now, describe)
+
+    def _ask(self, row: int, now: float, tid: int = 0, capture: Capture | None = None) -> None:
+        table = self._table
+        guess = self._kinds[table["guess"][row]]
+        tgid, address = int(table["tgid"][row]), int(table["address"][row])
+        seen = UserLockSeen(int(table["key"][row]), tgid, tid or tgid, address, guess, capture)
+        if self._resolver.ask(seen):
+            table["asked_at"][row] = now
+        else:
+            self.refused += 1
+            self._known_locks.delete(self._key_of(row))  # to be captured again
+
+    def _capture_of(self, raw: Any) -> Capture:
+        saved = raw["registers"]
+        registers = np.concatenate([np.atleast_1d(saved[name]) for name in self._registers])
+        return Capture(
+            tuple(int(value) for value in registers),
+            raw["stack"].tobytes()[: int(raw["bytes"])],
+            tuple(int(address) for address in raw["frames"] if address),
+            int(raw["thread_pointer"]),
+        )
+
+    def _key_of(self, row: int) -> Columns:
+        key = np.zeros(1, self._known_locks.key)
+        key["uaddr"], key["tgid"] = self._table["address"][row], self._table["tgid"][row]
+        return key
