@@ -228,6 +228,7 @@ LOCK_COLUMNS = (
     *NUMBERS,
     Column("WAITING", lambda r: str(r.waiting), number=True),
     Column("THREADS", lambda r: str(r.threads), 90, number=True),
+    Column("HOLDER", lambda r: f"{r.holder}[{r.holder_tid}]" if r.holder_tid else "-", 100),
     *WHICH_LOCK,
 )
 HELD_COLUMNS = (

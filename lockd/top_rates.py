@@ -43,6 +43,10 @@ class Row:
     waiting: int
     """Threads that are blocked now."""
     threads: int = 1
+    holder: str = ""
+    """The thread that had the lock when it was last asked, while others waited for it."""
+    holder_tid: int = 0
+    """0: nobody known."""
     site: str = ""
     tid: int = 0
     thread_comm: str = ""
@@ -234,6 +238,8 @@ def _lock(raw: dict[str, Any]) -> Row:
         **_common(raw, key, int(raw.get("waiting_us") or 0)),
         waiting=int(raw["waiting"]),
         threads=int(raw["threads"]),
+        holder=str(raw.get("holder") or ""),
+        holder_tid=int(raw.get("holder_tid") or 0),
         site=str(raw["site"] or ""),
         held_us=int(raw.get("held_us") or 0) + holding_us,
         acquired=int(raw.get("acquisitions") or 0),

@@ -152,7 +152,7 @@ def test_rates_between_two_looks(daemon: Daemon) -> None:
     ]  # fmt: skip
     daemon.locks = lambda n: [
         lock(blocked_us=90 * SECOND + n * 1_500_000, blocked_count=500 + n * 200,
-             max_blocked_us=2 * SECOND, waiting=3, threads=7),
+             max_blocked_us=2 * SECOND, waiting=3, threads=7, holder="seller", holder_tid=12),
     ]  # fmt: skip
     done = top("--once", f"--url={daemon.url}")
     assert (done.returncode, done.stderr) == (0, "")
@@ -167,6 +167,7 @@ def test_rates_between_two_looks(daemon: Daemon) -> None:
             "MAX": "2.00s",
             "WAITING": "3",
             "THREADS": "7",
+            "HOLDER": "seller[12]",
             "KIND": "lock",
             "LOCK": "stock_mutex",
             "SITE": "sell_one",
