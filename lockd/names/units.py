@@ -10,15 +10,18 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-UNIT = re.compile(r".+\.(?:service|scope)")
+SERVICE = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
 CONTAINER = re.compile(
-    r"(?!libpod-payload-)(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?|([0-9a-f]{64})-[0-9a-f]+\.service"
+    r"""/(?:
+        (?!libpod-payload-)(?:[^/]*[-:])?(?P<id>[0-9a-f]{64})(?:\.scope|-[0-9a-f]+\.service)?
+        | lxc(?:\.payload\.|\.monitor\.|/)(?P<lxc>[^/]+)
+        | (?P<machine>machine-[^/]+\.scope | systemd-nspawn@[^/]+\.service)
+    )(?=/|$)""",
+    re.VERBOSE,
 )
 """The id alone (cgroupfs drivers), docker-ID.scope, cri-containerd-ID.scope, crio-conmon-ID.scope,
 kubepods-podUID.slice:cri-containerd:ID, podman's health checks ID-HEX.service. Not libpod-payload-ID: it is
 the one container of a service that was written for it, whose name outlives the ids."""
-LXC = re.compile(r"lxc\.(?:payload|monitor)\.(.+)")
-MACHINE = re.compile(r"machine-.+\.scope|systemd-nspawn@.+\.service")
 SHORT_ID = 12
 
 OCTAL = re.compile(r"\\([0-7]{3})")
@@ -28,6 +31,8 @@ DELETED = " (deleted)"
 FILEID_KERNFS = 0xFE
 MAX_KNOWN = 20_000
 """Cgroups whose unit is remembered, also when they are gone: the last ones asked for. Some 5 MB."""
+FILE_BYTES, MAX_FILES = 8192, 1000
+"""Of /proc/PID/cgroup, and how many different ones are remembered. A cgroup's path may have 4,096 bytes."""
 
 
 def unit_of(path: str) -> str:
@@ -44,27 +49,18 @@ def unit_of(path: str) -> str:
 
 def container_of(path: str) -> str:
     """The outermost container in a cgroup's path: its short id, `lxc:NAME` or its unit; empty if none."""
-    outer = ""
-    for part in path.removesuffix(DELETED).split("/"):
-        if container := CONTAINER.fullmatch(part):
-            return (container[1] or container[2])[:SHORT_ID]
-        if lxc := LXC.fullmatch(part):
-            return "lxc:" + lxc[1]
-        if MACHINE.fullmatch(part):
-            return part
-        if outer == "lxc" and part:
-            return "lxc:" + part
-        outer = part
-    return ""
+    found = CONTAINER.search(path.removesuffix(DELETED))
+    if not found:
+        return ""
+    return found["machine"] or (f"lxc:{found['lxc']}" if found["lxc"] else found["id"][:SHORT_ID])
 
 
 def _service_of(path: str) -> str:
     """The innermost; but init.scope of a user's manager is that manager, user@1000.service."""
-    unit = ""
-    for part in path.removesuffix(DELETED).split("/"):
-        if UNIT.fullmatch(part) and not (unit and part == "init.scope"):
-            unit = part
-    return unit
+    units = SERVICE.findall(path.removesuffix(DELETED))
+    if units[1:] and units[-1] == "init.scope":
+        units.pop()
+    return units[-1] if units else ""
 
 
 def unit_of_cgroup_file(lines: list[str]) -> str:
@@ -74,6 +70,12 @@ def unit_of_cgroup_file(lines: list[str]) -> str:
     paths = [path for _, _, path in known]
     found = (unit for of in (container_of, _service_of) for path in paths if (unit := of(path)))
     return next(found, "")
+
+
+@lru_cache(MAX_FILES)
+def _unit_of_cgroup_file(text: bytes) -> str:
+    """Thousands of processes share a few cgroups: their files are the same."""
+    return unit_of_cgroup_file(_text(text).split("\n"))
 
 
 def _text(path: bytes) -> str:
@@ -140,10 +142,10 @@ class Units:
     def _by_process(self, tgid: int) -> str:
         try:
             with open(f"{self._procfs}/{tgid}/cgroup", "rb") as file:
-                text = _text(file.read())
+                text = file.read(FILE_BYTES)
         except OSError:
             return ""
-        return unit_of_cgroup_file(text.split("\n"))
+        return _unit_of_cgroup_file(text)
 
     def _open_cgroup2(self) -> tuple[int, bytes]:
         """A descriptor and the path of the unified hierarchy; -1 if there is none."""

@@ -1,4 +1,4 @@
-"""The unit of what threads did, by real cgroups: nested, removed, made again, of v1 beside v2."""
+"""What real cgroups say: the unit of what threads did, nested, removed, made again, of v1; and frozen."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from workload import Workload
 WAITS, BLOCKED = "lockd_futex_waits_total", "lockd_futex_blocked_seconds_count"
 ID = "0123456789abcdef" * 4
 SLICE = f"lockdtest{os.getpid()}.slice"
+COUNT, SUM = "lockd_offcpu_blocked_seconds_count", "lockd_offcpu_blocked_seconds_sum"
+MAX = "lockd_offcpu_max_blocked_us"
+SEEN_SECONDS = 10.0
 LEFT_SECONDS = 10.0
 
 Make = Callable[..., Path]
@@ -147,3 +150,35 @@ def test_a_container_of_v1_is_not_what_started_it(
     assert metrics.sum(BLOCKED, comm=one.comm, kind="lock") == 5
     assert metrics.sum(BLOCKED, comm=one.comm, unit=ID[:12]) == 5
     one.finish()
+
+
+def test_a_thread_frozen_by_its_cgroup_waits_for_nothing_else(
+    lockd: Lockd, workload: Start, cgroup2: Path, make: Make
+) -> None:
+    """It goes on with its wait as restart_syscall, which is the call that it was in before."""
+    service = make(cgroup2, SLICE, "lockd-frozen.service")
+    one, spinner = workload("timed_wait", 3000), workload("spinner", 1)
+    for process in (one, spinner):
+        move(process, service)
+        process.go()
+    lockd.until(lambda m: m.sum("lockd_futex_waiting", comm=one.comm) == 1, SEEN_SECONDS)
+    (service / "cgroup.freeze").write_text("1")
+    began = time.monotonic()
+    stopped = {"state": "other", "reason": "stopped"}
+    for comm in (one.comm, spinner.comm):
+        lockd.until(lambda m, comm=comm: m.max(MAX, comm=comm, **stopped) > 300_000, SEEN_SECONDS)
+    assert lockd.metrics().sum("lockd_futex_waiting", comm=one.comm) == 0
+    (service / "cgroup.freeze").write_text("0")
+    frozen = time.monotonic() - began
+    for process in (one, spinner):
+        process.truth()
+        process.finish()
+    metrics = lockd.metrics()
+    reasons = {labels["reason"] for labels in metrics.labels(COUNT, comm=one.comm)}
+    assert reasons == {"lock", "stopped", "socket"}
+    assert metrics.sum(COUNT, comm=one.comm, **stopped) == 1
+    assert metrics.sum(SUM, comm=one.comm, **stopped) == pytest.approx(frozen, rel=0.03, abs=0.05)
+    assert metrics.sum(COUNT, comm=one.comm, reason="lock") == 2
+    # Its threads ran when they were frozen, which is no page fault either.
+    assert metrics.sum(SUM, comm=spinner.comm, **stopped) > frozen
+    assert metrics.sum(SUM, comm=spinner.comm, reason="fault") < 0.05
