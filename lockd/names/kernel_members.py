@@ -30,13 +30,14 @@ RULES = (
         RWSEM,
         "mmap_read_lock lock_mm_and_find_vma __access_remote_vm process_vm_rw_core get_user_pages_remote "
         "__get_user_pages_remote get_user_pages_unlocked copy_remote_vm_str m_start proc_get_vma "
-        "pagemap_read do_pagemap_scan do_procmap_query show_smaps_rollup clear_refs_write proc_map_files_lookup "
-        "proc_map_files_readdir map_files_get_link map_files_d_revalidate madvise_lock madvise_do_behavior "
-        "do_madvise do_mprotect_pkey do_mlock __mm_populate vm_mmap_pgoff __vm_munmap __do_sys_brk "
-        "__x64_sys_brk __do_sys_mremap __x64_sys_mremap __do_sys_mincore __x64_sys_mincore "
-        "__do_sys_process_mrelease __x64_sys_process_mrelease kernel_get_mempolicy do_mbind "
-        "do_migrate_pages migrate_to_node do_pages_move do_pages_stat ksm_scan_thread fixup_user_fault "
-        "userfaultfd_register userfaultfd_unregister mmu_notifier_register mpol_rebind_mm",
+        "pagemap_read do_pagemap_scan do_procmap_query show_smaps_rollup clear_refs_write "
+        "proc_map_files_lookup proc_map_files_readdir map_files_get_link map_files_d_revalidate "
+        "madvise_lock madvise_do_behavior do_madvise do_mprotect_pkey do_mlock __mm_populate "
+        "vm_mmap_pgoff __vm_munmap __do_sys_brk __x64_sys_brk __do_sys_mremap __x64_sys_mremap "
+        "__do_sys_mincore __x64_sys_mincore __do_sys_process_mrelease __x64_sys_process_mrelease "
+        "kernel_get_mempolicy do_mbind do_migrate_pages migrate_to_node do_pages_move do_pages_stat "
+        "ksm_scan_thread fixup_user_fault userfaultfd_register userfaultfd_unregister "
+        "mmu_notifier_register mpol_rebind_mm",
     ),
     Rule(
         "mapping->i_mmap_rwsem",
@@ -58,7 +59,7 @@ RULES = (
         "filemap_invalidate_lock_two",
     ),
     Rule("lruvec->lru_lock", SPINLOCK, "folio_lruvec_lock folio_lruvec_lock_irq folio_lruvec_lock_irqsave"),
-    Rule("zone->lock", SPINLOCK, "free_pcppages_bulk free_one_page"),
+    Rule("zone->lock", SPINLOCK, "get_page_from_freelist __rmqueue_pcplist free_pcppages_bulk free_one_page"),
     Rule("ptl", SPINLOCK, "pte_offset_map_lock __pte_offset_map_lock"),
     # files
     Rule("file->f_pos_lock", MUTEX, "fdget_pos __fdget_pos"),
@@ -88,6 +89,7 @@ RULES = (
         "start_creating_dentry start_removing_dentry vfs_link vfs_unlink vfs_rmdir vfs_rename vfs_setxattr "
         "vfs_removexattr vfs_set_acl vfs_remove_acl vfs_utimes vfs_fileattr_set chmod_common chown_common",
     ),
+    Rule("dentry->d_lock", SPINLOCK, "__d_lookup d_alloc d_alloc_parallel dget_parent d_walk"),
     Rule("inode->i_lock", SPINLOCK, "__mark_inode_dirty igrab iput"),
     Rule("sb->s_vfs_rename_mutex", MUTEX, "lock_rename lock_rename_child __start_renaming"),
     Rule(
@@ -122,6 +124,7 @@ RULES = (
         MUTEX,
         "unix_stream_read_generic __unix_dgram_recvmsg unix_dgram_recvmsg unix_read_skb unix_ioctl",
     ),
+    Rule("sock->sk_receive_queue.lock", SPINLOCK, "unix_stream_sendmsg unix_stream_read_generic"),
     Rule("unix_sock->bindlock", MUTEX, "unix_bind unix_autobind"),
     Rule(
         "sock->sk_lock.slock",
@@ -150,8 +153,8 @@ RULES = (
     Rule(
         "wait_queue_head->lock",
         SPINLOCK,
-        "__wake_up __wake_up_common_lock prepare_to_wait prepare_to_wait_exclusive prepare_to_wait_event "
-        "finish_wait add_wait_queue remove_wait_queue",
+        "__wake_up __wake_up_common_lock __wake_up_sync_key prepare_to_wait prepare_to_wait_exclusive "
+        "prepare_to_wait_event finish_wait add_wait_queue remove_wait_queue",
     ),
     Rule(
         "kmem_cache_node->list_lock",

@@ -61,7 +61,7 @@ class KernelOwners:
         """
         if not self.works:
             return 0
-        self._arguments[:] = address, waiter
+        self._arguments[0], self._arguments[1] = address, waiter
         if libbpf().bpf_prog_test_run_opts(self._fd, ctypes.byref(self._opts)):
             self._give_up(last_error())
             return 0

@@ -259,6 +259,17 @@ def test_static_locks_have_names(name: str, by: str, bench: Bench) -> None:
     assert {row["lock"] for row in rows} == {NAMED[name]}
 
 
+WAITERS = [name.removeprefix("contended ") for name in scripts() if name.startswith("contended ")]
+
+
+@pytest.mark.parametrize("function", WAITERS)
+def test_sites_are_where_the_module_asks_for_a_lock(function: str, by: str, bench: Bench) -> None:
+    comm, _ = bench.result(f"contended {function}", 0)
+    sites = {row["site"] for row in bench.daemon(by).api("locks", comm=comm) if row["blocked_count"]}
+    # Where it does no more than return what the kernel's function returns, the compiler makes a jump of it.
+    assert sites and sites <= {f"call_{function}", "take", "do_step"}
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_by_default_waits_are_counted_and_no_holds(
     name: str, lockd: Lockd, bench: Bench, record_property: pytest.RecordProperty

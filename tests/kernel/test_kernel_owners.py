@@ -1,0 +1,162 @@
+"""Who holds a kernel lock, by the lock itself: told to a thread without any capability."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Start
+from lock_module import LockModule, Script
+
+from lockd import privileges
+from lockd.children import run_loader
+from lockd.config import Config
+from lockd.config_reader import read_text
+from lockd.sample.collect import Collector
+from lockd.sample.kernel_owners import FUNCTION, KernelOwners
+from lockd.service import load_settings
+
+CONFIG = {"futex": {"enabled": False}, "offcpu": {"enabled": False}, "kernel_locks": {"mode": "all"}}
+HELD_BY_ONE = {
+    "mutex_lock mutex": "mutex_lock mutex",
+    "mutex_lock allocated_mutex": "mutex_lock allocated_mutex",
+    "down_write rwsem": "down_write rwsem",
+    "down_write allocated_rwsem": "down_read allocated_rwsem",
+}
+"""What the holder does, and the waiter."""
+HELD_BY_WHO_KNOWS = {"down_read rwsem": "down_write rwsem", "down semaphore": "down semaphore"}
+TYPES = {"mutex_lock": "mutex", "down_write": "rwsem_write", "down_read": "rwsem_read", "down": "semaphore"}
+RELEASE = {"mutex_lock": "mutex_unlock", "down_write": "up_write", "down_read": "up_read", "down": "up"}
+
+
+class Owners:
+    """The program, loaded as by a daemon, and the waits that it goes by."""
+
+    def __init__(self) -> None:
+        config = read_text(Config, json.dumps({"programs": CONFIG}), "test")
+        manifest, self._fds = run_loader(load_settings(config))
+        self._collector = Collector(manifest, self._fds)
+        first = len(manifest.maps)
+        assert [name for _, name in manifest.functions].count(FUNCTION) == 1
+        self.owners = KernelOwners.of(manifest, self._fds[first : first + len(manifest.functions)])
+        self._types = [name.removeprefix("LOCK_").lower() for name in manifest.enums["lock_type"]]
+
+    def waits(self, comm: str) -> list[tuple[str, int, int]]:
+        """Type, address and waiter of each wait of threads called so."""
+        keys, waits = self._collector.kernel_waits() or ((), ())
+        return [
+            (self._types[wait["type"]], int(key["lock"]), int(key["tid"]))
+            for key, wait in zip(keys, waits, strict=True)
+            if key["tid"] and comm_of(int(key["tid"])) == comm
+        ]
+
+    def wait(self, comm: str, lock_type: str, seconds: float) -> tuple[int, int]:
+        """Address and waiter of the only such wait, when it has begun."""
+        end = time.monotonic() + seconds
+        while not (found := [wait[1:] for wait in self.waits(comm) if wait[0] == lock_type]):
+            assert time.monotonic() < end, self.waits(comm)
+            time.sleep(0.02)
+        (wait,) = found
+        return wait
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+
+def comm_of(tid: int) -> str:
+    try:
+        return Path(f"/proc/{tid}/comm").read_text().strip()
+    except OSError:  # it has ended
+        return ""
+
+
+def told_without_capabilities(owners: Owners, address: int, waiter: int) -> int:
+    """The owner, asked for by a thread that has no capability."""
+    told: list[int] = []
+
+    def ask() -> None:
+        privileges.keep_only(set())
+        told.append(owners.owners.owner(address, waiter))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return told[0]
+
+
+@pytest.fixture(scope="module")
+def owners() -> Iterator[Owners]:
+    owners = Owners()
+    yield owners
+    owners.close()
+
+
+@pytest.fixture(scope="module")
+def module() -> Iterator[LockModule]:
+    module = LockModule()
+    yield module
+    module.unload()
+
+
+def owner_while_held(owners: Owners, module: LockModule, holds: str, waits: str) -> tuple[int, int]:
+    """The owner of the lock that a thread of the module waits for, as told, and the thread that holds it."""
+    lock, comm = holds.split()[1], "owned"
+    ends = {taken: f"{RELEASE[taken.split()[0]]} {lock}" for taken in (holds, waits)}
+    script = Script(
+        {
+            "holder": f"{holds}, asleep 1 {lock}, pause, {ends[holds]}",
+            "waiter": f"held 1 {lock}, {waits}, {ends[waits]}",
+        }
+    )
+    running = threading.Thread(target=module.run, args=(script, comm))
+    running.start()
+    try:
+        address, waiter = owners.wait(comm, TYPES[waits.split(maxsplit=1)[0]], 60)
+        told = told_without_capabilities(owners, address, waiter)
+        threads = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and comm_of(int(pid)) == comm]
+        (holder,) = set(threads) - {waiter}
+    finally:
+        module.write("go")
+        running.join()
+    assert owners.owners.owner(address, waiter) == 0  # nobody waits
+    return told, holder
+
+
+@pytest.mark.parametrize("holds", HELD_BY_ONE)
+def test_the_owner_of_a_lock_of_the_module(holds: str, owners: Owners, module: LockModule) -> None:
+    told, holder = owner_while_held(owners, module, holds, HELD_BY_ONE[holds])
+    assert told == holder
+
+
+@pytest.mark.parametrize("holds", HELD_BY_WHO_KNOWS)
+def test_readers_and_semaphores_have_no_owner(holds: str, owners: Owners, module: LockModule) -> None:
+    told, _ = owner_while_held(owners, module, holds, HELD_BY_WHO_KNOWS[holds])
+    assert told == 0
+
+
+def test_the_owner_of_a_pipe_and_of_an_inode(owners: Owners, workload: Start, scratch: Path) -> None:
+    """The workload's holder sits in the lock, in a page fault that userfaultfd lets wait."""
+    one = workload("kernel_locks", 1, 1_500_000, scratch)
+    one.go()
+    found = {}
+    for lock_type in ("mutex", "rwsem_write"):
+        address, waiter = owners.wait(one.comm, lock_type, 15)
+        told = told_without_capabilities(owners, address, waiter)
+        found[lock_type] = told, [tid for tid in threads_of(one.pid) if wchan_of(tid) == "handle_userfault"]
+    one.truth()
+    one.finish()
+    assert all([told] == holders for told, holders in found.values()), found
+
+
+def threads_of(pid: int) -> list[int]:
+    return [int(tid) for tid in os.listdir(f"/proc/{pid}/task")]
+
+
+def wchan_of(tid: int) -> str:
+    return Path(f"/proc/{tid}/wchan").read_text()
