@@ -36,12 +36,13 @@ BPF_ARRAY_OF_MAPS(offcpu_over, "offcpu_over_0", 2);
 #define TASK_DEAD 0x80
 #define TASK_WAKING 0x200
 #define TASK_NOLOAD 0x400 /* TASK_IDLE: uninterruptible, but waits for nothing in particular */
+#define TASK_RTLOCK_WAIT 0x1000 /* for a spinlock that sleeps: PREEMPT_RT (5.15) */
 
 static __always_inline u8 state_of(u64 task_state)
 {
     if (task_state & TASK_INTERRUPTIBLE)
         return STATE_INTERRUPTIBLE;
-    if ((task_state & TASK_UNINTERRUPTIBLE) && !(task_state & TASK_NOLOAD))
+    if ((task_state & (TASK_UNINTERRUPTIBLE | TASK_RTLOCK_WAIT)) && !(task_state & TASK_NOLOAD))
         return STATE_UNINTERRUPTIBLE;
     return STATE_OTHER;
 }

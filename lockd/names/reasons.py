@@ -9,7 +9,7 @@ REASONS = {
     "cond": "a futex that is a condition variable, a semaphore, a join: waits for work",
     "futex": "a futex whose kind is not known",
     "sleep": "nanosleep and clock_nanosleep",
-    "poll": "poll, select, epoll_wait and their kin",
+    "poll": "poll, select, epoll_wait and their kin, also if for a timeout only",
     "socket": "sending, receiving, connecting, accepting on a socket, also by read, write, sendfile, splice",
     "pipe": "reading from or writing to a pipe or FIFO",
     "event": "reading an eventfd, timerfd, signalfd, inotify, fanotify, userfaultfd: waits for work",
