@@ -107,13 +107,13 @@ class Deadlocks:
     def __init__(
         self,
         ask: Callable[[Owners], bool],
-        kernel_owner: Callable[[int, str], int],
+        kernel_owner: Callable[[int, int], int],
         about: Callable[[Wait], About],
         process: Callable[[int], tuple[Name, bool]],
         thread_comm: Callable[[int, int], str],
     ) -> None:
         """`ask` passes a question on, to be answered by answered(), and says whether it did.
-        `kernel_owner(address, type)` tells a tid, 0 if it is not known; `process(tgid)` its name, and
+        `kernel_owner(address, waiter)` tells a tid, 0 if it is not known; `process(tgid)` its name, and
         whether it is wanted.
         """
         self._ask_namer, self._kernel_owner, self._about = ask, kernel_owner, about
@@ -188,7 +188,7 @@ class Deadlocks:
         if not locks:
             self.holders = {}
             return
-        of_kernel = {w.lock: self._kernel_owner(w.address, w.kind) for w in locks if w.in_kernel}
+        of_kernel = {w.lock: self._kernel_owner(w.address, w.tid) for w in locks if w.in_kernel}
         of_user = [wait for wait in locks if not wait.in_kernel]
         self._token += 1
         asked = _Asked(self._token, clock, waits, tuple(wait.lock for wait in of_user), of_kernel)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lockd import snapshot
 from lockd.names.processes import Name, text
 from lockd.sample.held import HeldLocks
 from lockd.sample.index import Groups, Hashes, Rows, mix
@@ -132,8 +131,13 @@ class Detail:
         told = text(bytes(table["thread_comm"][row]))
         return told or self._thread_comm(int(table["tgid"][row]), int(table["tid"][row]))
 
-    def pack(self, now: float, wall: float) -> bytes:
-        """The block behind /api/v1: the rows with the most blocked time, waits still going on included."""
+    def tables(
+        self, now: float, holders: Mapping[tuple[int, int], int]
+    ) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        """The tables behind /api/v1: the rows with the most blocked time, waits still going on included.
+
+        `holders` are the threads that hold locks, by process (0: the kernel) and address.
+        """
         tables: dict[str, Any] = {}
         arrays: dict[str, npt.NDArray[Any]] = {}
         threads = _top(self.threads)
@@ -158,6 +162,7 @@ class Detail:
             shown = self.held.shown(*known, most=SHOWN - len(first))
             rows = rows[: SHOWN - len(shown.alone)]
         by_lock = self.threads_by_lock(now)
+        arrays["locks.holder_tid"] = self._holders(rows, holders)
         arrays["locks.threads"] = by_lock[rows].astype(np.int64)
         tables["locks"] = {
             "text": {
@@ -165,8 +170,13 @@ class Detail:
                 "lock": [str(name or "") for name in locks["lock"][rows]],
                 "site": [str(site or "") for site in locks["site"][rows]],
                 "address": [f"{address:#x}" for address in locks["address"][rows]],
+                "holder": [self._comm_of(int(tid)) for tid in arrays["locks.holder_tid"]],
             },
-            "numbers": ["threads", *_numbers("locks", locks, rows, ("tgid", "waiting"), arrays)],
+            "numbers": [
+                "threads",
+                "holder_tid",
+                *_numbers("locks", locks, rows, ("tgid", "waiting"), arrays),
+            ],
             "lists": {
                 "stack": [list(stack or ()) for stack in locks["stack"][rows]],
                 "sites": [_sites(counter) for counter in locks["sites"][rows]],
@@ -174,7 +184,19 @@ class Detail:
         }
         if self.held:
             shown.add_to(tables["locks"], arrays)
-        return snapshot.pack({"tables": tables, "time": wall}, arrays)
+        return tables, arrays
+
+    def _holders(self, rows: Rows, holders: Mapping[tuple[int, int], int]) -> npt.NDArray[np.int64]:
+        """Who holds each of these locks, while somebody waits for it; 0: nobody known."""
+        locks = self.locks
+        in_kernel = locks["program"][rows] == PROGRAMS.index("kernel_locks")
+        whose = np.where(in_kernel, 0, locks["tgid"][rows]).tolist()
+        found = map(holders.get, zip(whose, locks["address"][rows].tolist(), strict=True))
+        tids = np.array([tid or 0 for tid in found], np.int64)
+        return np.where(locks["waiting"][rows] > 0, tids, 0)
+
+    def _comm_of(self, tid: int) -> str:
+        return self._thread_comm(tid, tid) if tid else ""
 
 
 def _sites(counter: Counter[str] | None) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from lockd import snapshot
 from lockd.manifest import Manifest
 from lockd.names.messages import OwnersAnswer
 from lockd.names.processes import Processes
@@ -18,13 +20,16 @@ from lockd.names.units import Units
 from lockd.sample import structs
 from lockd.sample.block import Block
 from lockd.sample.collect import Collector, Rows
+from lockd.sample.deadlocks import Deadlocks
 from lockd.sample.detail import Detail
 from lockd.sample.futex import FutexAggregates
 from lockd.sample.identities import Filter, Identities
 from lockd.sample.inflight import waiting_of
 from lockd.sample.kernel_holds import KernelHoldAggregates
 from lockd.sample.kernel_locks import KernelLockAggregates
+from lockd.sample.kernel_owners import KernelOwners
 from lockd.sample.limits import Budget, Limits
+from lockd.sample.lock_waits import LockWaits
 from lockd.sample.offcpu import OffcpuAggregates
 from lockd.sample.own_cost import OwnCost
 from lockd.sample.series import Series
@@ -91,6 +96,14 @@ class Sampler:
             self.kernel_locks = KernelLockAggregates(*shared, self._resolver)
         if "kernel_holds" in self._collector.capacities:
             self.kernel_holds = KernelHoldAggregates(*shared, self._resolver, self._processes)
+        self._lock_waits = LockWaits(manifest, self._user_locks, self.detail)
+        self._deadlocks = Deadlocks(
+            self._resolver.ask,
+            KernelOwners.of(manifest, functions).owner,
+            self._lock_waits.about,
+            lambda tgid: self._identities.of_process(tgid, 0),
+            self._processes.thread_comm,
+        )
         self.own_cost = OwnCost(
             manifest,
             self._collector,
@@ -118,8 +131,11 @@ class Sampler:
             self._next_second = now + 1.0
             self.fold(everything=False)
             self._each_second(now)
-        elif self._collector.kept_rows >= FOLDED_ROWS:
-            self.fold(everything=False)
+        else:
+            if self._collector.kept_rows >= FOLDED_ROWS:
+                self.fold(everything=False)
+            if time.monotonic_ns() >= self._deadlocks.look_at:
+                self._look_for_deadlocks(self._collector.threads(), self._collector.kernel_waits())
         if now >= self._next_housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_SECONDS
             self._housekeeping(now)
@@ -133,8 +149,8 @@ class Sampler:
             self.own_cost.captures_refused = self._user_locks.refused
         for answer in self._resolver.answers():
             if isinstance(answer, OwnersAnswer):
-                continue
-            if answer.is_user and self._user_locks:
+                self._deadlocks.answered(answer)
+            elif answer.is_user and self._user_locks:
                 self._user_locks.answer(answer)
             elif not (self.kernel_locks and self.kernel_locks.sites.answer(answer)) and self.detail.held:
                 self.detail.held.name(answer)
@@ -145,6 +161,9 @@ class Sampler:
         for series in self._series:
             series.advance(now)
         taken = self._collector.take()
+        if "futex" in taken:
+            refused = self._lock_waits.refused(taken["futex"][0], errno.EDEADLK)
+            self._deadlocks.refused(*refused, time.monotonic_ns())
         self._hold_back(taken, now, everything)
         stacks = Stacks(*taken["stacks"]) if "stacks" in taken else Stacks.none()
         for name, aggregates in (
@@ -228,10 +247,14 @@ class Sampler:
                 waiting_of(keys["tid"], waits["tgid"], waits["type"], keys["lock"], waited, self._identities),
                 now,
             )
+        self._look_for_deadlocks((tids, threads), in_kernel)
         holding = self._collector.kernel_holding()
         if self.kernel_holds and holding and in_kernel:
             clock = time.monotonic_ns()  # none of them was taken later
             self.kernel_holds.note_holding(*holding, in_kernel[0], self._identities, clock)
+
+    def _look_for_deadlocks(self, threads: Rows, in_kernel: Rows | None) -> None:
+        self._deadlocks.look(self._lock_waits.now(threads, in_kernel), time.monotonic_ns())
 
     def _housekeeping(self, now: float) -> None:
         alive = {int(tgid) for tgid in self._tgids_alive}
@@ -252,6 +275,7 @@ class Sampler:
         now = time.monotonic()
         for one in self._aggregates:
             one.export(block, now)
+        self._deadlocks.export(block)
         self.own_cost.export(block, self._series)
         return block.pack()
 
@@ -262,4 +286,7 @@ class Sampler:
     def details(self) -> bytes:
         """The block behind /api/v1."""
         self.fold()
-        return self.detail.pack(time.monotonic(), time.time())
+        wall = time.time()
+        tables, arrays = self.detail.tables(time.monotonic(), self._deadlocks.holders)
+        self._deadlocks.add_to(tables, arrays, time.monotonic_ns(), wall)
+        return snapshot.pack({"tables": tables, "time": wall}, arrays)

@@ -120,6 +120,18 @@ class UserLocks:
         known = (rows >= 0) & table["is_answered"][rows]
         return np.where(known, table["kind"][rows], kinds).astype(kinds.dtype)
 
+    def families(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
+        """What the code of each of these locks is, as its waits' kinds are corrected; empty if not known."""
+        table = self._table
+        rows = table.find(mix(tgids, addresses, kinds))
+        rows[(rows >= 0) & (table["kind"][rows] != kinds)] = -1
+        unknown = rows < 0
+        rows[unknown] = self._corrected(tgids[unknown], addresses[unknown], kinds[unknown])
+        known = (rows >= 0) & table["is_answered"][rows]
+        families = np.full(len(rows), "", object)
+        families[known] = table["family"][rows[known]]
+        return families
+
     def is_undecided(
         self, tgids: Columns, addresses: Columns, kinds: Columns, now: float
     ) -> npt.NDArray[np.bool_]:

@@ -48,7 +48,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.deadlocks = Deadlocks(
             ask=self._ask,
-            kernel_owner=lambda address, kind: self.owners.get((0, address), 0),
+            kernel_owner=lambda address, waiter: self.owners.get((0, address), 0),
             about=lambda w: About(self.names.get(w.address, ""), f"site-{w.address}", ("f", "main")),
             process=lambda tgid: ((f"unit-{tgid}", f"comm-{tgid}"), tgid not in self.unwanted),
             thread_comm=lambda tgid, tid: f"thread-{tid}",

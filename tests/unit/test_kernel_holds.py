@@ -127,8 +127,8 @@ class Host:
 
     def api(self) -> list[dict[str, Any]]:
         """The rows of /api/v1/locks."""
-        head, arrays = snapshot.unpack(memoryview(self.detail.pack(self.clock / NS, 0.0)))
-        table = head["tables"]["locks"]
+        tables, arrays = self.detail.tables(self.clock / NS, {})
+        table = tables["locks"]
         columns = {**table["text"], **table["lists"]}
         columns |= {name: arrays[f"locks.{name}"].tolist() for name in table["numbers"]}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
