@@ -23,6 +23,7 @@ SITES = {
     "rwsem_read": (r"iterate_dir|getdents|readdir",),
 }
 """Functions that wait, by lock type: of pipes, of the file system's writing, of directories."""
+MEMBERS = {"mutex": "pipe->mutex", "rwsem_write": "inode->i_rwsem", "rwsem_read": "inode->i_rwsem"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,8 +94,10 @@ def test_waits_that_go_on_and_where_they_happen(narrow: Lockd, workload: Start, 
         sites = sites_of(metrics, one, lock_type)
         assert all(site not in ("unknown", "") for _, site in sites), sites
         for pattern in expected:
-            found = [waits for (_, site), waits in sites.items() if re.search(pattern, site)]
+            at = {key: waits for key, waits in sites.items() if re.search(pattern, key[1])}
+            found = list(at.values())
             assert found, (pattern, sites)
+            assert {lock for lock, _ in at} == {MEMBERS[lock_type]}, sites
             assert all(0 < waits <= rounds for waits in found), (pattern, sites)
         seconds = metrics.sum(SITE_SECONDS, **labels)
         assert sum(sites.values()) * hold_us / 1e6 <= seconds <= metrics.sum(SUM, **labels) + 1e-6

@@ -5,12 +5,14 @@ The daemons of all mechanisms run at the same time, so that they see the same.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from conftest import Start
 from lock_module import LOCK_TYPES, LockModule, Truth
 from lock_scripts import CROWDS, scripts
 from lockd_process import Lockd, Metrics, lockd_or_reason
@@ -268,6 +270,24 @@ def test_sites_are_where_the_module_asks_for_a_lock(function: str, by: str, benc
     sites = {row["site"] for row in bench.daemon(by).api("locks", comm=comm) if row["blocked_count"]}
     # Where it does no more than return what the kernel's function returns, the compiler makes a jump of it.
     assert sites and sites <= {f"call_{function}", "take", "do_step"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "site"), [(0, r"\w*mincore"), (1, r"lock_mm_and_find_vma|do_user_addr_fault|exc_page_fault")]
+)
+def test_names_of_the_lock_of_an_address_space(
+    fault: int, site: str, by: str, bench: Bench, workload: Start
+) -> None:
+    one = workload("mmap_lock", 20, 64, fault, comm=f"ltmm{fault}.{by}")
+    truth = one.run()
+    daemon = bench.daemon(by)
+    daemon.metrics()
+    rows = daemon.api("locks", comm=one.comm, kind="rwsem_read")
+    one.finish()
+    assert truth["kernel"]["rwsem_read"]["waits"] > 0
+    assert rows
+    assert {row["lock"] for row in rows} == {"mmap_lock"}
+    assert all(re.fullmatch(site, row["site"]) for row in rows), rows
 
 
 @pytest.mark.parametrize("name", NAMED)
