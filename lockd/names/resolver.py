@@ -87,9 +87,9 @@ class Resolver:
     def _exchange(self) -> None:
         now = time.monotonic()
         if not self._namer:
-            if not self._queue or now < self._start_at:
+            if now < self._start_at:
                 return
-            self._namer, self._answered_at = Namer(self._procfs), now
+            self._namer = Namer(self._procfs)
         try:
             for message in self._namer.received():
                 try:

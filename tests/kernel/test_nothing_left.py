@@ -13,6 +13,7 @@ import pytest
 from lockd_process import CANNOT, ROOT, lockd_or_reason
 
 TIMES = 100
+BPFTOOL_TRIES = 5
 FREED_SECONDS = 30.0
 """The kernel frees programs and maps after grace periods."""
 TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
@@ -22,11 +23,20 @@ ATTACH_OFTEN = Path(__file__).with_name("attach_often.py")
 MECHANISMS = ("auto", "fentry", "kprobe")
 
 
+def listed_by_bpftool(what: str) -> bytes:
+    """Again if it fails: it does when something goes while it lists."""
+    for _ in range(BPFTOOL_TRIES - 1):
+        done = subprocess.run(["bpftool", "-j", what, "list"], capture_output=True)
+        if done.returncode == 0:
+            return done.stdout
+    return subprocess.check_output(["bpftool", "-j", what, "list"])
+
+
 def in_kernel() -> set[str]:
     """Everything that lockd could leave behind: programs, maps, links, probes, events of tracefs."""
     found = set()
     for what in ("prog", "map", "link"):
-        listed = json.loads(subprocess.check_output(["bpftool", "-j", what, "list"]))
+        listed = json.loads(listed_by_bpftool(what))
         found |= {f"{what} {one['id']} {one.get('name', '')}" for one in listed}
     files = [place / name for place in TRACEFS for name in ("kprobe_events", "dynamic_events")]
     for file in (*files, KPROBES):

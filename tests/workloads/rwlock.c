@@ -1,6 +1,6 @@
 /* A glibc rwlock: K times a reader waits for the writer, then K times a writer waits for the reader.
- * 2 K waits, each blocked for HOLD_US or more; their operation says cond, their leaf symbol
- * (pthread_rwlock_*) says lock. */
+ * 2 K waits, each blocked for HOLD_US or more; their operation looks like a condition variable, their
+ * stack (pthread_rwlock_*) says that it is a lock. */
 #include "workload.h"
 
 static pthread_rwlock_t rwlock = PTHREAD_RWLOCK_INITIALIZER;
@@ -39,7 +39,7 @@ int main(int argc, char **argv)
     hand_over(&writer_waits);
     add_waits(&reader_waits.waits, &writer_waits.waits);
     say("{\"futex\": {");
-    say_futex("cond", &reader_waits.waits);
+    say_futex("lock", &reader_waits.waits);
     say("}, \"wakes\": %ld, \"errors\": {}}", 2 * reader_waits.rounds);
     finish();
 }
