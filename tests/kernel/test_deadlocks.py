@@ -1,0 +1,154 @@
+"""Deadlocks: found within two seconds, told once, gone with their threads; and none where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import pytest
+from checks import in_one_of_some_tries
+from conftest import Start
+from lockd_process import Lockd, Metrics
+from workload import Workload
+
+FOUND_SECONDS = 2.0
+"""What is promised, from when the last thread asks for its lock."""
+PATIENCE_SECONDS = 15.0
+"""On a machine that has no time for lockd."""
+LIVE_SECONDS = int(os.environ.get("LOCKD_TEST_LIVE_SECONDS", "20"))
+EXISTING, EVER = "lockd_deadlocks", "lockd_deadlocks_found_total"
+RING, READER, WRITER, PI, SELF, RECURSIVE, PROCESSES, ROBUST, PI_RING, LIVE = range(10)
+
+MODES = {
+    "two mutexes": (RING, 2),
+    "five mutexes": (RING, 5),
+    "a mutex and a reader of an rwlock": (READER, 2),
+    "a mutex and a writer of an rwlock": (WRITER, 2),
+    "a PI mutex and a mutex": (PI, 2),
+    "one mutex twice": (SELF, 1),
+    "recursive mutexes": (RECURSIVE, 3),
+    "two processes": (PROCESSES, 2),
+    "robust mutexes": (ROBUST, 2),
+    "PI mutexes": (PI_RING, 3),
+}
+"""Arguments of the workload."""
+
+
+def rows_of(narrow: Lockd, one: Workload, count: int) -> list[dict[str, Any]]:
+    """Its rows, as soon as there are so many: an answer may be 0.2 s old."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len(rows := narrow.api("deadlocks", comm=one.comm)) != count:
+        assert time.monotonic() < deadline, rows
+        time.sleep(0.05)
+    return rows
+
+
+def journal(narrow: Lockd, one: Workload) -> list[str]:
+    return [line for line in narrow.log if "error deadlock in" in line and one.comm in line]
+
+
+@pytest.mark.parametrize(("mode", "size"), MODES.values(), ids=MODES)
+def test_a_deadlock(narrow: Lockd, workload: Start, mode: int, size: int) -> None:
+    def attempt() -> list[str]:
+        one = workload("deadlock", mode, size, 3)
+        truth = one.run()
+        narrow.until(lambda m: m.sum(EXISTING, comm=one.comm) == 1, PATIENCE_SECONDS)
+        took = (time.monotonic_ns() - truth["formed_ns"]) / 1e9
+        (row,) = rows_of(narrow, one, 1)
+        check_row(row, one, truth, mode)
+        last = check_it_is_told_once(narrow, one, truth)
+        assert last.sum(EVER, comm=one.comm) == 1
+        (still,) = rows_of(narrow, one, 1)
+        assert still["id"] == row["id"]
+        one.kill()
+        narrow.until(lambda m: m.sum(EXISTING, comm=one.comm) == 0, PATIENCE_SECONDS)
+        rows_of(narrow, one, 0)
+        assert narrow.metrics().sum(EVER, comm=one.comm) == 1
+        assert len(journal(narrow, one)) == 1
+        print(f"found after {took:.2f} s")
+        return [] if took <= FOUND_SECONDS else [f"found after {took:.2f} s"]
+
+    in_one_of_some_tries(attempt)
+
+
+def check_row(row: dict[str, Any], one: Workload, truth: dict[str, Any], mode: int) -> None:
+    tids = truth["tids"]
+    threads = row["threads"]
+    assert row["comm"] == one.comm
+    assert row["threads_in_ring"] == len(tids)
+    assert row["waiting"] == 3
+    lasted_us = (time.monotonic_ns() - truth["formed_ns"]) / 1000
+    assert 1e6 <= row["lasted_us"] < lasted_us
+    assert [thread["tid"] for thread in threads] == tids  # the first of them has waited longest
+    assert [thread["holder_tid"] for thread in threads] == tids[1:] + tids[:1]
+    addresses = truth["mutexes"][1:] + truth["mutexes"][:1]
+    if mode in (READER, WRITER):
+        assert threads[0]["address"] == addresses[0]
+    else:
+        assert [thread["address"] for thread in threads] == addresses
+    for thread in threads:
+        assert thread["thread_comm"] == one.comm
+        assert thread["kind"] in ("lock", "pi")
+        assert thread["tgid"] == (thread["tid"] if mode == PROCESSES else one.pid)
+
+
+def check_it_is_told_once(narrow: Lockd, one: Workload, truth: dict[str, Any]) -> Metrics:
+    """The line in the journal; the metrics two seconds after it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (lines := journal(narrow, one)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    told = time.monotonic()
+    for tid in truth["tids"]:
+        assert f"{one.comm}[{tid}] waits for " in lines[0]
+    assert "3 more threads wait for these" in lines[0]
+    last = narrow.until(lambda _: time.monotonic() > told + 2, PATIENCE_SECONDS)
+    assert len(journal(narrow, one)) == 1
+    assert last.sum(EXISTING, comm=one.comm) == 1
+    return last
+
+
+@pytest.mark.parametrize(("mode", "lock"), [(RING, "deadlock_mutexes"), (WRITER, "deadlock_mutexes")])
+def test_its_locks_and_places(narrow: Lockd, workload: Start, mode: int, lock: str) -> None:
+    one = workload("deadlock", mode, 2)
+    one.run()
+    narrow.until(lambda m: m.sum(EXISTING, comm=one.comm) == 1, PATIENCE_SECONDS)
+    (row,) = rows_of(narrow, one, 1)
+    assert lock in row["threads"][0]["lock"]
+    for thread in row["threads"]:
+        assert thread["site"] == "deadlock:take_second"
+        assert "deadlock:take_second" in thread["stack"]
+
+
+def test_the_holder_of_a_contended_lock(narrow: Lockd, workload: Start) -> None:
+    one = workload("stuck_mutex")
+    truth = one.run()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    holders: set[tuple[int, str]] = set()
+    while holders != {(truth["owner_tid"], one.comm)}:
+        assert time.monotonic() < deadline, holders
+        locks = narrow.api("locks", comm=one.comm, kind="lock")
+        holders = {(row["holder_tid"], row["holder"]) for row in locks if row["program"] == "futex"}
+        time.sleep(0.1)
+    rows_of(narrow, one, 0)
+
+
+def test_no_deadlock_is_none(narrow: Lockd, workload: Start) -> None:
+    """Much contention, chains of waits for seconds, locks that time out: lively, however it looks."""
+    one = workload("deadlock", LIVE, LIVE_SECONDS)
+    one.go()
+    seen = []
+    end = time.monotonic() + LIVE_SECONDS
+    while time.monotonic() < end:
+        seen += json.loads(narrow.get(f"/api/v1/deadlocks?comm={one.comm}"))["deadlocks"]
+        time.sleep(0.5)
+    truth = one.truth()
+    metrics = narrow.metrics()
+    waits = metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm)
+    print(f"{truth['waits']} rounds, {waits:.0f} waits that blocked")
+    assert seen == journal(narrow, one) == []
+    assert metrics.sum(EVER, comm=one.comm) == 0
+    assert metrics.max("lockd_futex_max_blocked_us", comm=one.comm, kind="lock") > 1e6
+    one.finish()
