@@ -70,12 +70,14 @@ class AddressSpace:
     def image(self, address: int) -> Image | None:
         """The object that an address is in, also behind its file's end."""
         mapped, found = self._maps.find(address), self._maps.image(address)
-        if not mapped or not found or mapped.path == found.first.path:
-            return found
-        placed = self.file(found)
+        placed = self.file(found) if found else None
         if placed:
             return found if address - placed[1] < placed[0].end else None
-        return None if mapped.path else found
+        if not found or not mapped or mapped.path == found.first.path:
+            return found
+        before = self._maps.find(mapped.start - 1)
+        # Of a file that cannot be read: what is behind memory that is not written to are no variables.
+        return found if not mapped.path and before and before.permissions[1] == "w" else None
 
     def program_image(self) -> Image | None:
         """The main program's."""
@@ -121,6 +123,10 @@ class AddressSpace:
     def is_executable(self, address: int) -> bool:
         mapping = self._maps.find(address)
         return bool(mapping and mapping.is_executable)
+
+    def is_together(self, address: int, other: int) -> bool:
+        """Whether two addresses are in one mapping."""
+        return (found := self._maps.find(address)) is not None and found.start <= other < found.end
 
     def function_start(self, address: int) -> int:
         """-1 if it is not known."""

@@ -24,7 +24,7 @@ MAX_ANSWER = 1 << 16
 MAX_NAME = 120
 CACHED = 20_000
 
-_CLONES = re.compile(r"\.(?:isra|constprop|part|cold|lto_priv|llvm|localalias)\b.*")
+_CLONES = re.compile(r"\.(?:isra|constprop|part|cold|lto_priv|llvm|localalias|abi0|abiinternal)\b.*")
 """Compilers add these; they say nothing to a reader."""
 _RUST_HASH = re.compile(r"::h[0-9a-f]{16}$")
 _CRATE_HASH = re.compile(r"\[[0-9a-f]+\]")

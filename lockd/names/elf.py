@@ -10,11 +10,11 @@ import numpy as np
 
 from lockd.names.libdw import Elf, ElfError, Rule, Segment
 from lockd.names.mappings import Mapping
-from lockd.names.symbols import Symbol, SymbolTable
+from lockd.names.symbols import SHT_SYMTAB, Symbol, SymbolTable
 
 PT_LOAD, PT_TLS, PT_GNU_EH_FRAME = 1, 7, 0x6474E550
 PF_X = 1
-SHT_SYMTAB, SHT_DYNSYM = 2, 11
+SHT_DYNSYM = 11
 EM_X86_64, EM_AARCH64 = 62, 183
 PAGE = 4096
 
@@ -25,6 +25,8 @@ MINI_DEBUG_INFO = 64 << 20
 FUNCTION_STARTS = 64 << 20
 RULES = 20_000
 RULE_BYTES = 1500
+FUNCTIONS = 20_000
+FUNCTION_BYTES = 400
 REGISTERS = {EM_X86_64: 17, EM_AARCH64: 32}
 
 
@@ -38,6 +40,7 @@ class ObjectFile:
         self._tables = list(_tables([elf, debug, self._mini]))
         self._starts = _function_starts(elf)
         self._rules: dict[int, Rule | None] = {}
+        self._functions: dict[int, Symbol | None] = {}
         self._loads = [s for s in elf.segments if s.kind == PT_LOAD]
         self.machine = elf.machine if elf.is_64 and elf.is_little else 0
         self.end = max((s.address + s.memory_size for s in self._loads), default=0)
@@ -45,10 +48,9 @@ class ObjectFile:
     @property
     def memory(self) -> int:
         """Bytes that it takes, about."""
+        found = len(self._rules) * RULE_BYTES + len(self._functions) * FUNCTION_BYTES
         mini = self._mini.size if self._mini else 0
-        return (
-            sum(t.memory for t in self._tables) + self._starts.nbytes + len(self._rules) * RULE_BYTES + mini
-        )
+        return sum(t.memory for t in self._tables) + self._starts.nbytes + found + mini
 
     def bias(self, mapping: Mapping) -> int:
         """What is to be taken from an address in memory to get the file's own, by one mapping of the file.
@@ -63,7 +65,12 @@ class ObjectFile:
         return mapping.start - (mapping.offset + candidates[0].address - candidates[0].offset)
 
     def function(self, address: int) -> Symbol | None:
-        return next((found for t in self._tables if (found := t.function(address))), None)
+        if address not in self._functions:
+            if len(self._functions) >= FUNCTIONS:
+                self._functions.clear()
+            found = next((found for t in self._tables if (found := t.function(address))), None)
+            self._functions[address] = found
+        return self._functions[address]
 
     def variable(self, address: int) -> Symbol | None:
         return next((found for t in self._tables if (found := t.variable(address))), None)
@@ -79,6 +86,8 @@ class ObjectFile:
         """Where the function begins that `address` is in; -1 if neither symbols nor unwinding tables tell."""
         if symbol := self.function(address):
             return symbol.address
+        if self.rule(address) is None:  # then it is in a gap of the tables
+            return -1
         at = int(np.searchsorted(self._starts, np.uint64(address), side="right")) - 1
         return int(self._starts[at]) if at >= 0 else -1
 

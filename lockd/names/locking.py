@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockd.names.locking_functions import COMMON, FAMILIES, LOCKING, PYTHON, RUNTIMES
+from lockd.names.locking_functions import COMMON, ENDS, FAMILIES, LOCKING, POOLS, PYTHON, RUNTIMES
 
 LOCK, COND = "lock", "cond"
 
@@ -28,6 +28,8 @@ KINDS = {
 """
 
 _PYTHON_OBJECT = re.compile(r"(?:lib)?python[23](?:\.\d+)?[dt]?(?:\.so.*)?$|python$")
+_MUSL_OBJECT = re.compile(r"libc\.so$|ld-musl|libc\.musl")
+_MUSL = re.compile(r"__timedwait\w*|__wait|__syscall_cp\w*")
 _C_LIBRARY = re.compile(r"(?:libc|libpthread|ld-linux.*|ld-musl.*|libc\.musl.*|ld)[-.].*")
 
 
@@ -42,12 +44,14 @@ class Frame:
 
 @dataclass(frozen=True)
 class Judgement:
-    """`family` and `kind` are empty if the stack does not tell. `nearest` is the innermost family."""
+    """`family` and `kind` are empty if the stack does not tell; `implementation` is like `glibc rwlock`."""
 
     family: str
     kind: str
     site: str
-    nearest: str
+    implementation: str
+    object: str
+    """What the function is in that tells the family."""
 
 
 def judge(stack: Sequence[Frame]) -> Judgement:
@@ -58,22 +62,31 @@ def judge(stack: Sequence[Frame]) -> Judgement:
     """
     sorts = _sorts(stack)
     end = next((i for i, sort in enumerate(sorts) if sort != "locking"), len(stack))
-    family = nearest = ""
+    family = owner = implementation = ""
+    is_musl = any(_MUSL_OBJECT.match(f.object) or _MUSL.fullmatch(f.function) for f in stack[:end])
     for frame in stack[:end]:
         found = family_of(frame.function)
-        nearest = nearest or found
+        if not implementation and found and frame.function.lstrip("_").startswith("pthread_"):
+            implementation = ("musl " if is_musl else "glibc ") + found
         if found and not (KINDS.get(family) == LOCK and KINDS[found] == COND):
-            family = found
-    return Judgement(family, KINDS.get(family, ""), _site(stack, sorts, end), nearest)
+            family, owner = found, frame.object
+    return Judgement(family, KINDS.get(family, ""), _site(stack, sorts, end), implementation, owner)
 
 
 def _site(stack: Sequence[Frame], sorts: Sequence[str], end: int) -> str:
-    """The first function of none of the three sorts; else of a runtime, else the outermost locking one."""
-    for wanted in ("", "runtime"):
-        for frame, sort in zip(stack[end:], sorts[end:], strict=True):
-            if sort == wanted:
-                return frame.label
-    return next((frame.label for frame in reversed(stack[:end]) if frame.function), "")
+    """The first function of none of the three sorts; else the least common of what there is."""
+    locking, rest = (
+        [f for f in reversed(stack[:end]) if f.function],
+        list(zip(stack[end:], sorts[end:], strict=True)),
+    )
+    candidates = [
+        *(frame for frame, sort in rest if not sort),
+        *(frame for frame, sort in rest if sort == "runtime"),
+        *(frame for frame in locking if not _C_LIBRARY.match(frame.object)),
+        *(frame for frame, _ in rest if frame.function and not _C_LIBRARY.match(frame.object)),
+        *locking,
+    ]
+    return candidates[0].label if candidates else ""
 
 
 def _sorts(stack: Sequence[Frame]) -> list[str]:
@@ -82,8 +95,12 @@ def _sorts(stack: Sequence[Frame]) -> list[str]:
     A nameless function between locking functions of one object is locking too, as is one of the C library.
     """
     sorts: list[str] = []
+    is_java = False
     for i, frame in enumerate(stack):
         sort = _sort(frame.object, frame.function)
+        is_java |= frame.object == "[jit]"
+        if is_java and frame.object == "libjvm.so":
+            sort = "common"  # it has called what was compiled, and is in every thread
         if not frame.function and all(s == "locking" for s in sorts):
             outer = next((other for other in stack[i + 1 :] if other.function), None)
             is_inside = outer and outer.object == frame.object and _sort(*_named(outer)) == "locking"
@@ -115,6 +132,16 @@ def family_of(function: str) -> str:
     return next((family for family, pattern in _BY_FAMILY.items() if name and pattern.fullmatch(name)), "")
 
 
+def is_pool(variable: str) -> bool:
+    """Whether a variable serves many locks."""
+    return _POOL.fullmatch(variable) is not None
+
+
+def is_end(function: str) -> bool:
+    """Whether what a stack has beyond a function is not part of it."""
+    return _END.fullmatch(function) is not None
+
+
 def _plain(function: str) -> str:
     """Without templates' arguments and inline namespaces, but for Rust's `<T as Trait>::f`."""
     name = re.sub(r"::(?:__1|__cxx11|_V2|__ndk1|lts_\w+|debian\d+)\b", "", function)
@@ -138,5 +165,7 @@ _BY_FAMILY = {family: _any(text) for family, text in FAMILIES.items()}
 _LOCKING = _any(LOCKING, *FAMILIES.values())
 _RUNTIME = _any(RUNTIMES)
 _COMMON_CODE = _any(COMMON)
+_POOL = _any(POOLS)
+_END = _any(ENDS)
 _PYTHON_COMMON = _any(PYTHON)
 """In the interpreter's own object."""

@@ -9,21 +9,21 @@ FAMILIES = {
         _*(?:GI__*)?(?:pthread_mutex|pthread_spin|mtx)_(?:\w*lock\w*)
         _*(?:py|g|apr_thread|uv|my|psi|safe)_mutex_\w+ inline_mysql_mutex_\w+
         __gthread_(?:recursive_)?mutex_\w+ g_(?:rec_)?mutex_lock\w*
-        std::(?:__mutex_base|mutex|recursive_mutex|timed_mutex|recursive_timed_mutex|__timed_mutex_impl\w*)::\w+
-        std::(?:lock_guard|unique_lock|scoped_lock)::~?\w+
-        std::(?:lock|__detail::__lock_impl|__lock_first)
+        std::(?:__mutex_base|(?:recursive_)?(?:timed_)?mutex|__timed_mutex_impl\w*)::\w+
         %sync::(?:poison::)?(?:mutex|reentrant_lock|remutex)\b.*
-        %sys(?:_common)?\b.*::(?:futex_mutex|mutex|remutex|reentrant_lock)\b.*
+        %sys(?:_common)?\b.*::(?:futex_mutex|futex::Mutex|mutex|remutex|reentrant_lock)\b.*
         std::(?:sys_common|sys)::mutex.* <*parking_lot::(?:raw_)?(?:fair_)?(?:re)?mutex\b.*
         <*lock_api::(?:re)?mutex\b.*
-        absl::(?:base_internal::SpinLock\b.*|SpinLockHolder.*|Mutex::(?:Lock|lock|TryLock|ReaderLock|LockSlow|UnlockSlow)\w*)
+        absl::base_internal::SpinLock\b.* absl::SpinLockHolder.*
+        absl::Mutex::(?:Lock|lock|TryLock|ReaderLock|LockSlow|UnlockSlow)\w*
         absl::(?:Reader|Writer)?MutexLock.* SpinLock::.* (?:je_)?malloc_mutex_lock\w*
         gomp_mutex_lock\w*
         folly::(?:\w*::)*(?:MicroLock|MicroSpinLock|DistributedMutex|Synchronized|LockedPtr)\w*::.*
         tbb::(?:\w+::)*\w*mutex\w*::.*
-        boost::(?:\w+::)*(?:recursive_|timed_|try_|interprocess_)*(?:mutex|unique_lock|lock_guard|scoped_lock)\w*::.*
+        boost::(?:\w+::)*(?:recursive_|timed_|try_|interprocess_)*mutex\w*::.*
+        boost::(?:\w+::)*(?:unique_lock|lock_guard|scoped_lock)\w*::.*
         Q(?:Basic|Recursive)?Mutex(?:Private|Locker)?::.* CRYPTO_THREAD_(?:write_|read_)?lock\w*
-        rb_native_mutex_lock (?:Platform)?Mutex(?:Locker)?::(?:~?\w*[lL]ock\w*)
+        rb_native_mutex_lock (?:(?:os::)?Platform)?Mutex(?:Locker)?::(?:~?\w*[lL]ock\w*)
         v8::base::(?:Recursive)?Mutex\w*::.* PyMutex_\w+ _PyMutex_\w+ TTASEventMutex.* PolicyMutex.*
         srw_mutex\w*.* pthread_mutex_wrapper.* sync\.\(\*Mutex\)\..* internal/sync\..*
         ethr_mutex_lock\w* WTF::(?:Lock|WordLock|ParkingLot)\w*::.*
@@ -31,7 +31,7 @@ FAMILIES = {
     "rwlock": r"""
         _*(?:GI__*)?pthread_rwlock_\w+ (?:g|uv|my|psi|apr_thread)_(?:rw_?lock)_\w+ psi_rwlock_\w+
         inline_mysql_\w*rwlock_\w+
-        std::(?:__shared_mutex\w*|shared_mutex|shared_timed_mutex|shared_lock|__shared_timed_mutex_base)::~?\w+
+        std::(?:__shared_\w*mutex\w*|shared_(?:timed_)?mutex|shared_lock)::~?\w+
         std::__glibcxx_rwlock_\w+ %sync::(?:poison::)?rwlock\b.*
         %sys(?:_common)?\b.*::(?:futex_rwlock|rwlock)\b.* <*parking_lot::(?:raw_)?rwlock\b.*
         <*lock_api::rwlock\b.* folly::(?:\w*::)*SharedMutex\w*::.*
@@ -66,7 +66,7 @@ FAMILIES = {
         __lockfile __malloc_fork_lock\w*
     """,
     "runtime": r"""
-        runtime\.(?:lock|lock2|lockWithRank|lockWithRankMayAcquire)(?:\.abi0)?
+        runtime\.(?:lock|lock2|lockWithRank|lockWithRankMayAcquire)
     """,
     "lwlock": r"""
         LWLockAcquire\w* LWLockWaitForVar LWLockConditionalAcquire
@@ -76,19 +76,21 @@ FAMILIES = {
         (?:g|uv|apr_thread|my|psi|safe)_cond_\w+ inline_mysql_cond_\w+ __gthread_cond_\w+
         std::(?:condition_variable|condition_variable_any|_V2::condition_variable_any|__condvar)::.*
         std::(?:__basic_future|future|shared_future|__future_base)\b.*
-        std::(?:__atomic_futex_unsigned\w*|__atomic_wait\w*|atomic_wait\w*|__detail::__\w*wait\w*|__atomic_base|__cxx_atomic\w*wait\w*)\b.*
+        std::(?:__atomic_futex_unsigned\w*|(?:__)?atomic_wait\w*|__atomic_base)\b.*
+        std::(?:__detail::__\w*wait\w*|__cxx_atomic\w*wait\w*)\b.*
         %sync::(?:poison::)?(?:condvar|mpsc|mpmc|barrier)\b.*
-        %sys(?:_common)?\b.*::(?:futex_condvar|condvar)\b.* <*parking_lot::condvar\b.*
+        %sys(?:_common)?\b.*::(?:futex_condvar|futex::Condvar|condvar)\b.* <*parking_lot::condvar\b.*
         absl::CondVar::.* absl::Mutex::(?:Await|LockWhen|ReaderLockWhen)\w* absl::Notification::.*
         absl::BlockingCounter::.* boost::(?:\w+::)*condition_variable\w*::.* QWaitCondition\w*::.*
         rb_native_cond_\w*wait ObjectMonitor::wait ObjectSynchronizer::wait\w* JVM_MonitorWait
-        (?:Platform)?Monitor(?:Locker)?::wait\w* v8::base::ConditionVariable::.* os_event::wait\w*
+        (?:(?:os::)?Platform)?Monitor(?:Locker)?::wait\w* v8::base::ConditionVariable::.*
+        os_event::wait\w*
         os_event_wait\w* <*crossbeam_channel::.* <*crossbeam::channel::.* <*flume::.*
     """,
     "sem": r"""
         _*(?:new_)?sem_(?:wait|timedwait|clockwait|trywait|wait_common)\w* __new_sem_\w+
         do_futex_wait\w* uv_sem_\w+
-        std::(?:counting_semaphore|__semaphore_impl|__semaphore_base|__platform_semaphore\w*|__atomic_semaphore\w*)::.*
+        std::(?:counting_semaphore|__semaphore_\w+|__(?:platform|atomic)_semaphore\w*)::.*
         QSemaphore::.* (?:Posix)?Semaphore::wait\w* PosixSemaphore::.* v8::base::Semaphore::.*
         PGSemaphoreLock _PySemaphore_\w+
         folly::(?:\w*::)*(?:Baton|LifoSem|SaturatingSemaphore)\w*::.*
@@ -103,29 +105,31 @@ FAMILIES = {
     """,
     "join": r"""
         _*(?:pthread_\w*join\w*|thrd_join) __gthread_join std::(?:thread|jthread)::join
-        uv_thread_join %thread::(?:join_handle::)?JoinHandle\b.* %thread::JoinInner\b.*
+        uv_thread_join %thread::(?:join_handle::)?JoinHandle\b.* %thread::(?:lifecycle::)?JoinInner\b.*
         %thread::(?:scoped::)?scope\b.* %sys\b.*thread\b.*::join
     """,
     "park": r"""
-        os::PlatformEvent::.* PlatformEvent::.* PlatformMonitor::.* Parker::park Unsafe_Park
-        ParkEvent::.* os::park\w* %thread::(?:current::)?park\w*
-        %sys(?:_common)?\b.*(?:thread_park\w*|::Parker)\b.* %thread::Thread::park.*
+        (?:os::)?Platform(?:Event|Monitor)::.* Parker::park Unsafe_Park
+        ParkEvent::.* os::park\w* %thread::(?:current::|functions::)?park\w*
+        %sys(?:_common)?\b.*(?:thread_park\w*|::Parker)\b.* %thread::(?:thread::)?Thread>?::park.*
         <*parking_lot_core::.* absl::Mutex::(?:Block|DecrementSynchSem)
         absl::synchronization_internal::.* AbslInternalPerThreadSem\w+ _PyParkingLot_Park
         <*tokio::runtime::(?:\w+::)*park\b.* <*rayon_core::sleep\b.* <*crossbeam_utils::sync::.*
         folly::(?:detail::)?(?:Futex|futex|parkingLot|ParkingLot)\w*.*
-        runtime\.(?:notesleep|notetsleep\w*|semasleep|mPark|futexsleep)(?:\.abi0)?
+        runtime\.(?:notesleep|notetsleep\w*|semasleep|mPark|futexsleep)
     """,
 }
 """Of each family, the functions that only it has."""
 
 LOCKING = r"""
+        std::(?:lock_guard|unique_lock|scoped_lock)::~?\w+
+        std::(?:lock|__detail::__lock_impl|__lock_first)
         syscall _*(?:GI_)?_*futex_\w+ __futex\w* __timedwait\w* __wait __syscall_cp\w* __syscall\w*
         __cp_begin __cp_end sccp __internal_syscall_cancel __syscall_cancel\w* lll_\w+ __lll_\w+
         __pthread_\w* __nptl_\w+ __tls_get_addr\w* std::__(?:invoke|atomic)\w*
         std::_Function_handler::_M_invoke std::function::operator\(\) __gthread_\w+
         __gnu_cxx::__\w+lock.* %(?:sys|sync|ops|cell|result|option|sys_common|time)\b.*
-        <*lock_api::.* <*parking_lot::.* <*linux_futex::.* runtime\.(?:futex|futexsleep1)(?:\.abi0)?
+        <*lock_api::.* <*parking_lot::.* <*linux_futex::.* runtime\.(?:futex|futexsleep1)
         sync\.runtime_\w+ sync\.\(\*\w+\)\..* _?PyThread_\w+ _?PyParkingLot_\w+ PyCOND_\w+
         os::(?:Linux|Posix)::.* ThreadBlockInVM\w*::.* ThreadLockBlockInVM\w*::.*
         absl::base_internal::.* absl::Mutex::.* AbslInternal\w+ <*atomic_wait::.* <*psm::.*
@@ -144,8 +148,9 @@ COMMON = r"""
         start_thread clone3? __clone3? __clone_internal _*libc_start_(?:main|call_main)\w* _start
         __thread_start execute_native_thread_routine std::thread::_(?:State_impl|Invoker).*
         std::__invoke\w* std::__thread_proxy std::(?:__)?(?:invoke|apply)\w* std::rt::.* %panic.*
-        std::thread::Builder.* std::sys_common::backtrace::.* __rust_\w+ %boxed\b.* %panicking.*
-        runtime\.(?:mcall|systemstack|goexit|mstart\d?|rt0_go|asmcgocall|morestack)(?:\.abi0)?
+        std::thread::Builder.* std::sys(?:_common)?::backtrace::.* %sys\b.*::thread_start __rust_\w+
+        %boxed\b.* %panicking.*
+        runtime\.(?:mcall|systemstack|goexit|mstart\d?|rt0_go|asmcgocall|morestack)
         _rt0_.* JavaCalls::.* JavaThread::.* Thread::call_run thread_entry thread_native_entry
         java_start call_stub Interpreter StubRoutines.* java_main ThreadJavaMain \[jit\]
 """
@@ -158,3 +163,13 @@ PYTHON = r"""
         builtin_exec gen_\w+
 """
 """The same for CPython's interpreter, in its own object."""
+
+POOLS = r"""
+        std::__detail::__waiter_pool_base::_S_for.* std::__libcpp_atomic_wait.*contention.*
+"""
+"""Variables that many locks share by a hash of their addresses: they are not the name of any."""
+
+ENDS = r"""
+        runtime\.(?:mcall|goschedImpl|gopreempt_m|preemptPark)
+"""
+"""What lies beyond is not the caller: the stack of a goroutine that the thread has left."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from lockd.names.libdw import Elf, Section
 
+SHT_SYMTAB = 2
 SHF_EXECINSTR = 4
 SHN_ABS = 0xFFF1
 STT_NOTYPE, STT_OBJECT, STT_FUNC, STT_COMMON, STT_TLS, STT_GNU_IFUNC = 0, 1, 2, 5, 6, 10
@@ -54,6 +55,7 @@ class SymbolTable:
 
     def __init__(self, elf: Elf, table: Section) -> None:
         self._elf = elf
+        self._is_full = table.kind == SHT_SYMTAB
         linked = elf.sections[table.link - 1] if 0 < table.link <= len(elf.sections) else None
         self._strings = (linked.offset, linked.size) if linked else (0, 0)
         entries = _read(elf, table)
@@ -71,8 +73,9 @@ class SymbolTable:
         self.memory = sum(s.memory for s in (self._functions, self._variables, self._thread_locals))
 
     def function(self, address: int) -> Symbol | None:
-        """A function without a size goes on to the next one of its section."""
-        return self._within(self._functions, address) or self._unsized(address)
+        """A function without a size goes on to the next one of its section, if all are in the table."""
+        found = self._within(self._functions, address)
+        return found or (self._unsized(address) if self._is_full else None)
 
     def variable(self, address: int) -> Symbol | None:
         return self._within(self._variables, address)

@@ -7,6 +7,7 @@ call of the very function, else a frame pointer, else the first return address n
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +20,9 @@ MOST_FRAMES = 32
 SCANNED = 512
 """Bytes of stack that are looked through for a return address that nothing else speaks for."""
 ADDRESS = 2**64 - 1
-CALL, INDIRECT, PROVEN = 1, 2, 3
+CALL, INDIRECT = 1, 2
+STUB = 64
+"""Bytes of a function that are looked through for a jump to another."""
 
 
 class Code(Protocol):
@@ -27,6 +30,7 @@ class Code(Protocol):
 
     def rule(self, address: int) -> Rule | None: ...
     def is_executable(self, address: int) -> bool: ...
+    def is_together(self, address: int, other: int) -> bool: ...
     def code(self, address: int, size: int) -> bytes: ...
     def function_start(self, address: int) -> int: ...
 
@@ -46,7 +50,8 @@ MACHINES = {17: Machine(7, 6, 16, 16, False), 33: Machine(31, 29, 30, 32, True)}
 """By the number of captured registers: x86-64 and arm64."""
 PUSHES = {b"\x55": 6, b"\x53": 3, b"\x41\x54": 12, b"\x41\x55": 13, b"\x41\x56": 14, b"\x41\x57": 15}
 """What a function of x86-64 saves first, by instruction."""
-SKIPPED = (b"\xf3\x0f\x1e\xfa", b"\x48\x89\xe5")
+SETS_FRAME_POINTER = b"\x48\x89\xe5"
+SKIPPED = (b"\xf3\x0f\x1e\xfa", SETS_FRAME_POINTER)
 """Instructions among those: endbr64; mov %rsp, %rbp."""
 
 
@@ -129,26 +134,50 @@ class _Walk:
         start = self._code.function_start(place)
         if machine.is_arm64:
             return self._by_link_register(start) or self._by_frame_pointer()
-        best, best_at = 0, 0
+        nearest = 0
         bottom = self._registers[machine.stack]
-        for at in range(bottom, self._bottom + 8 * len(self._words), 8):
-            proof = self._proof(self._read(at), start)
-            if proof > best and (proof == PROVEN or at < bottom + SCANNED):
-                best, best_at = proof, at
-            if best == PROVEN:
-                return self._left(best_at, start)
-        return self._by_frame_pointer() or (self._left(best_at, start) if best else None)
+        for at, kind, target in self._returns:
+            if at < bottom:
+                continue
+            if kind == CALL and self._leads_to(target, start):
+                return self._left(at, start)
+            is_possible = kind == INDIRECT or start >= 0 or self._may_lead_to(target, place)
+            if is_possible and not nearest and at < bottom + SCANNED:
+                nearest = at
+        by_frame_pointer = self._by_frame_pointer() if self._may_keep_frame_pointer(start) else None
+        return by_frame_pointer or (self._left(nearest, start) if nearest else None)
 
-    def _proof(self, address: int, start: int) -> int:
-        """How much speaks for an address being where the function at `start` returns to; 0: nothing."""
-        if not self._code.is_executable(address):
-            return 0
-        kind, target = self._call_before(address)
-        if kind == CALL and target == start:
-            return PROVEN
-        if kind == CALL and self._code.function_start(target) != target:
-            return INDIRECT  # a stub of the linkage table
-        return kind
+    @functools.cached_property
+    def _returns(self) -> list[tuple[int, int, int]]:
+        """What could be return addresses: where on the stack, the sort of the call, and its target."""
+        found = []
+        for i, word in enumerate(self._words):
+            if self._code.is_executable(word):
+                kind, target = self._call_before(word)
+                if kind:
+                    found.append((self._bottom + 8 * i, kind, target))
+        return found
+
+    def _may_lead_to(self, target: int, place: int) -> bool:
+        """Whether a call may be of the unknown function at `place`: of near by, or of a stub for linking."""
+        return self._code.is_together(target, place) or self._code.function_start(target) != target
+
+    def _leads_to(self, target: int, start: int) -> bool:
+        """Whether a call is of the function at `start`, maybe by a short one that ends in a jump there."""
+        if target == start or start < 0:
+            return target == start
+        code = self._code.code(target, STUB)
+        at = code.find(b"\xe9")
+        while 0 <= at <= len(code) - 5:
+            offset = int.from_bytes(code[at + 1 : at + 5], "little", signed=True)
+            if target + at + 5 + offset == start:
+                return True
+            at = code.find(b"\xe9", at + 1)
+        return False
+
+    def _may_keep_frame_pointer(self, start: int) -> bool:
+        """By how the function begins, if that is known."""
+        return start < 0 or SETS_FRAME_POINTER in self._code.code(start, 32)
 
     def _left(self, at: int, start: int) -> dict[int, int]:
         """The caller's registers if the return address is at `at`, by what the function saves first."""
@@ -185,7 +214,7 @@ class _Walk:
 
     def _by_link_register(self, start: int) -> dict[int, int] | None:
         address = self._registers.get(self._machine.return_address, 0)
-        if address == self._here or self._proof(address, start) != PROVEN:
+        if address == self._here or self._call_before(address) != (CALL, start):
             return None
         return {**self._registers, self._machine.program: address}
 

@@ -12,7 +12,7 @@ from lockd.names.demangle import Demangler
 from lockd.names.elf import EM_AARCH64
 from lockd.names.jit import OBJECT as JIT
 from lockd.names.jit import JitNames
-from lockd.names.locking import COND, LOCK, Frame, judge
+from lockd.names.locking import COND, LOCK, Frame, is_end, is_pool, judge
 from lockd.names.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
 from lockd.names.unwind import unwind
 
@@ -25,7 +25,7 @@ MAX_PROCESSES = 4096
 MAX_PROCESS_BYTES = 64 << 20
 PYTHON_RUNTIME = "_PyRuntime"
 """The variable of CPython that its GIL is in."""
-PI, OTHER = "pi", "other"
+PI, OTHER, GIL = "pi", "other", "gil"
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,15 @@ class UserNames:
         process.space.look(STALE_SECONDS)
         frames = self._frames(process, capture) if capture else []
         judgement = judge(frames)
-        name = self._static(process.space, address, judgement.nearest)
+        name = self._static(process.space, address, judgement.implementation)
         if not name and capture and capture.thread_pointer:
             name = self._thread_local(process.space, address, capture.thread_pointer)
         family, kind = judgement.family, judgement.kind
-        if kind in ("", COND) and name.partition(":")[2].partition("+")[0] == PYTHON_RUNTIME:
-            family, kind = "gil", LOCK
+        symbol = name.partition(":")[2].partition("+")[0]
+        if family == GIL or (kind in ("", COND) and symbol == PYTHON_RUNTIME):
+            # It is made of several locks, at places that differ by version.
+            owner = judgement.object if family == GIL else name.partition(":")[0]
+            family, kind, name = GIL, LOCK, f"{owner}:GIL"
         if guessed == PI and kind in ("", LOCK):
             kind = PI
         return UserLock(
@@ -107,7 +110,12 @@ class UserNames:
         return process
 
     def _frames(self, process: _Process, capture: Capture) -> list[Frame]:
-        return [self._frame(process, address) for address in unwind(process.space, capture)]
+        frames = []
+        for address in unwind(process.space, capture):
+            frames.append(self._frame(process, address))
+            if is_end(frames[-1].function):
+                break
+        return frames
 
     def _frame(self, process: _Process, address: int) -> Frame:
         """`object:function`; without a name `object+0xoffset`, of the function's start if that is known."""
@@ -128,7 +136,7 @@ class UserNames:
         start = space.function_start(address)
         return Frame(image.name, "", f"{image.name}+{(start if start >= 0 else address) - image.base:#x}")
 
-    def _static(self, space: AddressSpace, address: int, family: str) -> str:
+    def _static(self, space: AddressSpace, address: int, implementation: str) -> str:
         """`object:symbol`, `object:symbol+0xoffset` or `object+0xoffset`; empty if it is in no object."""
         image = space.image(address) if space.mapping(address) else None
         if image is None:
@@ -137,9 +145,11 @@ class UserNames:
         if placed:
             symbol = placed[0].variable(address - placed[1])
             if symbol:
-                offset = _base(address, family) - placed[1] - symbol.address
+                if is_pool(self._demangler.name(symbol.name)):
+                    return ""
+                offset = _base(address, implementation) - placed[1] - symbol.address
                 return self._variable(image.name, symbol.name, symbol.size, offset)
-        return f"{image.name}+{_base(address, family) - image.base:#x}"
+        return f"{image.name}+{_base(address, implementation) - image.base:#x}"
 
     def _thread_local(self, space: AddressSpace, address: int, thread_pointer: int) -> str:
         """A variable of the main program, whose block is at a fixed distance from the thread pointer."""
@@ -163,13 +173,13 @@ class UserNames:
         return f"{name}+{offset:#x}" if size > LOCK_SIZE and offset > 0 else name
 
 
-def _base(address: int, family: str) -> int:
-    """Where the lock begins of which glibc gives the kernel the word at `address`."""
-    if family == "rwlock":
+def _base(address: int, implementation: str) -> int:
+    """Where the lock begins of which the C library gives the kernel the word at `address`."""
+    if implementation == "glibc rwlock":
         return address - (12 if address % 8 else 8)
-    if family == "cond":
+    if implementation == "glibc cond":
         return (address & ~7) - 40
-    return address - 4 if family == "barrier" else address
+    return address - 4 if implementation in ("glibc barrier", "musl mutex") else address
 
 
 def name_of_user_lock(procfs: Path, tgid: int, address: int) -> str:
