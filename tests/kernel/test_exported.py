@@ -29,6 +29,9 @@ def test_the_catalogue_is_what_is_exported(lockd: Lockd, workload: Start, scratc
         one = workload(name, *arguments)
         one.run()
         one.finish()
+    ring = workload("deadlock")
+    ring.run()
+    lockd.until(lambda m: m.sum("lockd_deadlocks", comm=ring.comm) == 1, 15)
     lockd.metrics()  # everything is counted now
 
     names, samples = set(), set()
