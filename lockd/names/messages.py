@@ -109,7 +109,8 @@ class Owners:
     locks: tuple[OwnedLock, ...]
 
     def encode(self) -> bytes:
-        return _message({"q": "owners", **asdict(self)})
+        locks = [(lock.tgid, lock.address, lock.kind, lock.family) for lock in self.locks]
+        return _message({"q": "owners", "token": self.token, "locks": locks})
 
     def fallback(self) -> Answer:
         return OwnersAnswer(self.token, (0,) * len(self.locks))
@@ -153,7 +154,7 @@ def decode_question(message: bytes) -> Question:
         case "kernel":
             return KernelLock(**{**fields, "stack": tuple(fields["stack"])})
         case "owners":
-            return Owners(fields["token"], tuple(OwnedLock(**lock) for lock in fields["locks"]))
+            return Owners(fields["token"], tuple(OwnedLock(*lock) for lock in fields["locks"]))
         case "look":
             return Looks(tuple(fields["tgids"]), tuple(fields["gone"]))
         case other:

@@ -179,11 +179,8 @@ class Deadlocks:
         self._suspected = rings(asked.waits, self.holders)
 
     def _ask(self, waits: Waits, clock: int) -> None:
-        locks = waits.locks(clock - ASKED_NS)
-        if len(locks) > MOST_ASKED:
-            locks.sort(key=lambda wait: wait.lock in self._asked_last)  # take turns
-            self._skipped += len(locks) - MOST_ASKED
-            del locks[MOST_ASKED:]
+        locks, left_out = waits.locks(clock - ASKED_NS, MOST_ASKED, self._asked_last)
+        self._skipped += left_out
         self._asked_last = {wait.lock for wait in locks}
         if not locks:
             self.holders = {}

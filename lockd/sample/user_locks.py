@@ -125,7 +125,7 @@ class UserLocks:
         table = self._table
         rows = table.find(mix(tgids, addresses, kinds))
         rows[(rows >= 0) & (table["kind"][rows] != kinds)] = -1
-        unknown = rows < 0
+        unknown = (rows < 0) & np.isin(kinds, [self._kinds.index("lock"), self._kinds.index("pi")])
         rows[unknown] = self._corrected(tgids[unknown], addresses[unknown], kinds[unknown])
         known = (rows >= 0) & table["is_answered"][rows]
         families = np.full(len(rows), "", object)

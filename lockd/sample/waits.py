@@ -80,15 +80,22 @@ class Waits:
         if earliest <= self._since[at] <= latest:
             self._addresses[at], self._kinds[at], self._families[at] = address, PI, REFUSED
 
-    def locks(self, latest: int) -> list[Wait]:
-        """For each lock waited for since `latest` or before, the first of its waits; the oldest first."""
+    def locks(self, latest: int, most: int, later: set[Lock]) -> tuple[list[Wait], int]:
+        """For each lock waited for since `latest` or before, the first of its waits; the oldest first.
+
+        If there are more than `most`, those in `later` come last; also how many were left out.
+        """
         rows = np.flatnonzero(self._since <= latest)
         rows = rows[np.lexsort((self._since[rows], self._addresses[rows], self._owners[rows]))]
         owners, addresses = self._owners[rows], self._addresses[rows]
         is_first = np.ones(len(rows), np.bool_)
         is_first[1:] = (owners[1:] != owners[:-1]) | (addresses[1:] != addresses[:-1])
         rows = rows[is_first]
-        return [self._wait(int(at)) for at in rows[np.argsort(self._since[rows], kind="stable")]]
+        rows = rows[np.argsort(self._since[rows], kind="stable")]
+        if len(rows) > most:
+            keys = zip(self._owners[rows].tolist(), self._addresses[rows].tolist(), strict=True)
+            rows = rows[np.argsort([key in later for key in keys], kind="stable")]
+        return [self._wait(int(at)) for at in rows[:most]], max(0, len(rows) - most)
 
     def count(self, locks: set[Lock]) -> int:
         """How many threads wait for one of these."""
