@@ -70,6 +70,7 @@ class Interpreter:
                 continue
             self._layout = layout
             return found
+        self._layout = None  # another program may be in its place
         return []
 
     def type_of(self, memory: Memory, address: int) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from lockd.names.exported import exported_variable
 from lockd.names.libdw import Elf, ElfError, Rule, Segment
 from lockd.names.mappings import Mapping
 from lockd.names.symbols import SHT_SYMTAB, Symbol, SymbolTable
@@ -40,6 +41,7 @@ class ObjectFile:
         self._tables = list(_tables([elf, debug, self._mini]))
         self._starts = _function_starts(elf)
         self._rules: dict[int, Rule | None] = {}
+        self._exported: dict[str, int | None] = {}
         self._functions: dict[int, Symbol | None] = {}
         self._loads = [s for s in elf.segments if s.kind == PT_LOAD]
         self.machine = elf.machine if elf.is_64 and elf.is_little else 0
@@ -74,6 +76,12 @@ class ObjectFile:
 
     def variable(self, address: int) -> Symbol | None:
         return next((found for t in self._tables if (found := t.variable(address))), None)
+
+    def exported(self, name: str) -> int | None:
+        """Where the variable of this name is; none if there is no such."""
+        if name not in self._exported:
+            self._exported[name] = exported_variable(self._elf, name)
+        return self._exported[name]
 
     def thread_local(self, offset: int) -> Symbol | None:
         return next((found for t in self._tables if (found := t.thread_local(offset))), None)

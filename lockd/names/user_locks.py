@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockd.names.address_space import STALE_SECONDS, AddressSpace
@@ -14,6 +15,7 @@ from lockd.names.jit import OBJECT as JIT
 from lockd.names.jit import JitNames
 from lockd.names.locking import COND, LOCK, Frame, is_end, is_pool, judge
 from lockd.names.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
+from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, is_of_python, shown_stack
 from lockd.names.unwind import unwind
 
 ANON = "anon"
@@ -23,8 +25,6 @@ LOCK_SIZE = 64
 """A variable up to this size, in bytes, is the lock itself; in a larger one the offset tells which."""
 MAX_PROCESSES = 4096
 MAX_PROCESS_BYTES = 64 << 20
-PYTHON_RUNTIME = "_PyRuntime"
-"""The variable of CPython that its GIL is in."""
 PI, OTHER, GIL = "pi", "other", "gil"
 
 
@@ -44,8 +44,10 @@ class UserLock:
 
 @dataclass
 class _Process:
+    directory: Path
     space: AddressSpace
     jit: JitNames
+    pythons: dict[int, PythonProcess] = field(default_factory=dict)
 
 
 class UserNames:
@@ -72,33 +74,56 @@ class UserNames:
         """The lock at `address` on which a thread blocked; `guessed` is the kind by its futex call."""
         process = self._process(tgid)
         process.space.look(STALE_SECONDS)
-        frames = self._frames(process, capture) if capture else []
+        places = unwind(process.space, capture) if capture else ()
+        frames = self._frames(process, places)
         judgement = judge(frames)
         name = self._static(process.space, address, judgement.implementation)
         if not name and capture and capture.thread_pointer:
             name = self._thread_local(process.space, address, capture.thread_pointer)
         family, kind = judgement.family, judgement.kind
         symbol = name.partition(":")[2].partition("+")[0]
-        if family == GIL or (kind in ("", COND) and symbol == PYTHON_RUNTIME):
+        if family == GIL or (kind in ("", COND) and symbol == RUNTIME):
             # It is made of several locks, at places that differ by version.
             owner = judgement.object if family == GIL else name.partition(":")[0]
             family, kind, name = GIL, LOCK, f"{owner}:GIL"
         if guessed == PI and kind in ("", LOCK):
             kind = PI
-        return UserLock(
-            name or judgement.site or ANON,
-            kind or guessed,
-            judgement.site,
-            tuple(frame.label for frame in frames[:SHOWN_FRAMES]),
-            family,
-        )
+        site, stack = judgement.site, [frame.label for frame in frames]
+        python = self._python(process, tid, address, capture, list(zip(places, frames, strict=False)))
+        if python:
+            site, stack = python.site or site, shown_stack(frames, python)
+            if family != GIL:
+                family, kind = python.family, python.kind
+        return UserLock(name or site or ANON, kind or guessed, site, tuple(stack[:SHOWN_FRAMES]), family)
+
+    def _python(
+        self,
+        process: _Process,
+        tid: int,
+        address: int,
+        capture: Capture | None,
+        frames: Sequence[tuple[int, Frame]],
+    ) -> PythonLock | None:
+        """What a thread waits for in Python; none if it is not Python that waits, or no longer."""
+        stack = [frame for _, frame in frames]
+        if not capture or not capture.thread_pointer or not is_of_python(stack):
+            return None
+        for place, _ in frames:
+            located = process.space.locate(place)
+            runtime = located[0].exported(RUNTIME) if located else None
+            if located and runtime is not None:
+                runtime += place - located[1]
+                if runtime not in process.pythons:
+                    process.pythons = {runtime: PythonProcess(process.directory, runtime)}
+                return process.pythons[runtime].lock(tid, address, capture, stack)
+        return None
 
     def _process(self, tgid: int) -> _Process:
         process = self._processes.get(tgid)
         if process is None:
             directory = self._procfs / str(tgid)
             process = self._processes[tgid] = _Process(
-                AddressSpace(directory, self._objects), JitNames(directory)
+                directory, AddressSpace(directory, self._objects), JitNames(directory)
             )
             total = sum(p.space.memory + p.jit.memory for p in self._processes.values())
             while len(self._processes) > MAX_PROCESSES or (
@@ -109,9 +134,9 @@ class UserNames:
         self._processes.move_to_end(tgid)
         return process
 
-    def _frames(self, process: _Process, capture: Capture) -> list[Frame]:
-        frames = []
-        for address in unwind(process.space, capture):
+    def _frames(self, process: _Process, places: Sequence[int]) -> list[Frame]:
+        frames: list[Frame] = []
+        for address in places:
             frames.append(self._frame(process, address))
             if is_end(frames[-1].function):
                 break
