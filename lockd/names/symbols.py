@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,9 @@ SHN_ABS = 0xFFF1
 STT_NOTYPE, STT_OBJECT, STT_FUNC, STT_COMMON, STT_TLS, STT_GNU_IFUNC = 0, 1, 2, 5, 6, 10
 STB_LOCAL = 0
 
-MAX_SYMBOLS = 4_000_000
+MAX_SYMBOLS = 8_000_000
+MAX_KEPT = 2_000_000
+"""Of functions, and of variables: 17 bytes each."""
 CHUNK = 1 << 17
 """Symbols that are read at a time."""
 MAX_NAME = 4096
@@ -58,17 +61,18 @@ class SymbolTable:
         self._is_full = table.kind == SHT_SYMTAB
         linked = elf.sections[table.link - 1] if 0 < table.link <= len(elf.sections) else None
         self._strings = (linked.offset, linked.size) if linked else (0, 0)
-        entries = _read(elf, table)
-        kinds = entries["info"] & 15
         is_text = np.zeros(0x10000, bool)
         for number, section in enumerate(elf.sections, 1):
             is_text[number] = bool(section.flags & SHF_EXECINSTR)
-        in_text = is_text[entries["section"]]
-        is_function = (kinds == STT_FUNC) | (kinds == STT_GNU_IFUNC) | ((kinds == STT_NOTYPE) & in_text)
-        is_variable = ((kinds == STT_OBJECT) | (kinds == STT_COMMON)) & (entries["size"] > 0)
-        self._functions = _sorted(entries[is_function])
-        self._variables = _sorted(entries[is_variable])
-        self._thread_locals = _sorted(entries[(kinds == STT_TLS) & (entries["size"] > 0)])
+        functions, variables, thread_locals = _Collector(), _Collector(), _Collector()
+        for entries in _entries(elf, table):
+            kinds, has_size = entries["info"] & 15, entries["size"] > 0
+            is_label = (kinds == STT_NOTYPE) & is_text[entries["section"]]
+            functions.add(entries, (kinds == STT_FUNC) | (kinds == STT_GNU_IFUNC) | is_label)
+            variables.add(entries, ((kinds == STT_OBJECT) | (kinds == STT_COMMON)) & has_size)
+            thread_locals.add(entries, (kinds == STT_TLS) & has_size)
+        self._functions, self._variables = functions.sorted(), variables.sorted()
+        self._thread_locals = thread_locals.sorted()
         self._text = sorted((s.address, s.address + s.size) for s in elf.sections if s.flags & SHF_EXECINSTR)
         self.memory = sum(s.memory for s in (self._functions, self._variables, self._thread_locals))
 
@@ -126,31 +130,42 @@ class SymbolTable:
         return "" if name.startswith("$") else name
 
 
-def _read(elf: Elf, table: Section) -> Numbers:
-    """The defined symbols of a table, in pieces: only those that can be asked for are kept."""
+class _Collector:
+    """Of symbols as they are read, in pieces: what is not asked for is not kept."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[Numbers]] = {"address": [], "size": [], "name": [], "local": []}
+        self._count = 0
+
+    def add(self, entries: Numbers, wanted: Numbers) -> None:
+        chosen = entries[wanted][: MAX_KEPT - self._count]
+        self._count += len(chosen)
+        self._pieces["address"].append(chosen["address"].astype(np.uint64))
+        self._pieces["size"].append(np.minimum(chosen["size"], 2**32 - 1).astype(np.uint32))
+        self._pieces["name"].append(chosen["name"].astype(np.uint32))
+        self._pieces["local"].append((chosen["info"] >> 4) == STB_LOCAL)
+
+    def sorted(self) -> _Sorted:
+        """By address. Can be called once: the pieces are given up one by one."""
+        empty = {"address": np.uint64, "size": np.uint32, "name": np.uint32, "local": np.bool_}
+        joined = {key: np.concatenate([np.zeros(0, t), *self._pieces.pop(key)]) for key, t in empty.items()}
+        order = np.argsort(joined["address"], kind="stable").astype(np.uint32)
+        return _Sorted(*(joined.pop(key)[order] for key in empty))
+
+
+def _entries(elf: Elf, table: Section) -> Iterator[Numbers]:
+    """The defined symbols of a table, some at a time."""
     order = "<" if elf.is_little else ">"
     if elf.is_64:
         fields = ["name:u4", "info:u1", "other:u1", "section:u2", "address:u8", "size:u8"]
     else:
         fields = ["name:u4", "address:u4", "size:u4", "info:u1", "other:u1", "section:u2"]
     layout = np.dtype([(name, order + kind) for name, kind in (field.split(":") for field in fields)])
-    kept = [np.zeros(0, layout)]
-    for start in range(0, min(table.size // layout.itemsize, MAX_SYMBOLS), CHUNK):
-        data = elf.read(table.offset + start * layout.itemsize, min(CHUNK * layout.itemsize, table.size))
+    size = min(table.size // layout.itemsize, MAX_SYMBOLS) * layout.itemsize
+    for start in range(0, size, CHUNK * layout.itemsize):
+        data = elf.read(table.offset + start, min(CHUNK * layout.itemsize, size - start))
         entries = np.frombuffer(data, layout, count=len(data) // layout.itemsize)
-        kind, section = entries["info"] & 15, entries["section"]
-        wanted = np.isin(kind, (STT_NOTYPE, STT_OBJECT, STT_FUNC, STT_COMMON, STT_TLS, STT_GNU_IFUNC))
-        kept.append(entries[wanted & (section != 0) & (section != SHN_ABS) & (entries["name"] != 0)])
         if not len(entries):
-            break
-    return np.concatenate(kept)
-
-
-def _sorted(entries: Numbers) -> _Sorted:
-    order = np.argsort(entries["address"], kind="stable")
-    return _Sorted(
-        entries["address"][order].astype(np.uint64),
-        np.minimum(entries["size"][order], 2**32 - 1).astype(np.uint32),
-        entries["name"][order].astype(np.uint32),
-        (entries["info"][order] >> 4) == STB_LOCAL,
-    )
+            return
+        section = entries["section"]
+        yield entries[(section != 0) & (section != SHN_ABS) & (entries["name"] != 0)]

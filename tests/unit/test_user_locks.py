@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 from pathlib import Path
 
 import pytest
@@ -81,12 +79,3 @@ def test_file_names_can_be_anything(tmp_path: Path, file: bytes, name: str) -> N
     Procfs(tmp_path).add(7, b"server")
     (tmp_path / "7/maps").write_bytes(b"1000-2000 rw-p 00000000 08:01 10 /lib/%s\n" % file)
     assert name_of_user_lock(tmp_path, 7, 0x1010) == f"{name}+0x10"
-
-
-def test_this_process_itself() -> None:
-    """A variable of the real C library of this process, and memory of the real heap."""
-    stderr = ctypes.c_void_p.in_dll(ctypes.CDLL("libc.so.6"), "_IO_2_1_stderr_")
-    name = name_of_user_lock(Path("/proc"), os.getpid(), ctypes.addressof(stderr) + 8)
-    assert name == "libc.so.6:_IO_2_1_stderr_+0x8"
-    buffer = ctypes.create_string_buffer(10_000_000)
-    assert name_of_user_lock(Path("/proc"), os.getpid(), ctypes.addressof(buffer) + 5_000_000) == ANON

@@ -1,0 +1,114 @@
+"""Object files: names and rules of real ones, and bounds for those that were made to do harm."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockd.names.elf import ObjectFile
+from lockd.names.libdw import Elf, ElfError
+
+HERE = Path(__file__).parent
+SOURCE = """
+long first[20];
+static long hidden;
+__thread long own, other;
+int plain(void) { return first[0]; }
+int _underlined(void) __attribute__((alias("plain")));
+int a_longer_alias(void) __attribute__((alias("plain")));
+static int local_one(void) __attribute__((alias("plain"), used));
+__asm__(".text\\n.globl handwritten\\nhandwritten: nop; nop; ret\\n");
+int main(void) { return plain() + hidden + own + other; }
+"""
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="host: no gcc")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("elf")
+    (directory / "program.c").write_text(SOURCE)
+    subprocess.run(["gcc", "-O0", "-o", directory / "program", directory / "program.c"], check=True)
+    return directory / "program"
+
+
+def addresses(program: Path) -> dict[str, int]:
+    lines = subprocess.run(["nm", program], check=True, capture_output=True, text=True).stdout.splitlines()
+    return {fields[2]: int(fields[0], 16) for line in lines if len(fields := line.split()) == 3}
+
+
+def opened(path: Path) -> ObjectFile:
+    return ObjectFile(Elf(os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
+
+
+def test_symbols(program: Path) -> None:
+    file, at = opened(program), addresses(program)
+    found = [file.function(at["plain"] + offset) for offset in (0, 1)]
+    assert [f and f.name for f in found] == ["plain", "plain"], "the public, plain and shortest of four names"
+    first = file.variable(at["first"] + 159)
+    assert first
+    assert (first.name, first.address, first.size) == ("first", at["first"], 160)
+    assert file.variable(at["first"] + 160) != first
+    assert (variable := file.variable(at["hidden"]))
+    assert variable.name == "hidden"
+    assert file.variable(at["plain"]) is None
+    assert file.function(at["first"]) is None
+    label = file.function(at["handwritten"] + 2)
+    assert label
+    assert (label.name, label.size) == ("handwritten", 0)
+    assert {getattr(file.thread_local(offset), "name", "") for offset in (0, 8, 16)} == {"own", "other", ""}
+    for address in (0, 2**63, 2**64 - 1):
+        assert file.function(address) is file.variable(address) is None
+    file.close()
+
+
+def test_functions_of_a_stripped_file_are_told_by_the_unwinding_tables(program: Path, tmp_path: Path) -> None:
+    stripped = tmp_path / "stripped"
+    subprocess.run(["strip", "-o", stripped, program], check=True)
+    file, at = opened(stripped), addresses(program)
+    assert file.function(at["plain"] + 4) is None
+    assert file.function_start(at["plain"] + 4) == at["plain"]
+    assert file.function_start(at["first"]) == -1
+    rule = file.rule(at["plain"] + 4)
+    assert rule
+    assert rule.return_register == 16
+    file.close()
+
+
+def test_symbols_that_a_file_brings_along_compressed(program: Path, tmp_path: Path) -> None:
+    symbols, packed, bringing = tmp_path / "symbols", tmp_path / "symbols.xz", tmp_path / "bringing"
+    subprocess.run(["objcopy", "--only-keep-debug", program, symbols], check=True)
+    packed.write_bytes(lzma.compress(symbols.read_bytes()))
+    subprocess.run(
+        ["objcopy", "-S", "--add-section", f".gnu_debugdata={packed}", program, bringing], check=True
+    )
+    file, at = opened(bringing), addresses(program)
+    assert (found := file.function(at["main"]))
+    assert found.name == "main"
+    file.close()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x7fELF", b"\x7fELF\x02\x01\x01" + bytes(9), b"text" * 100, b"!<arch>\n"]
+)
+def test_what_is_no_elf(data: bytes) -> None:
+    with pytest.raises(ElfError):
+        ObjectFile(Elf(data))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_files_neither_kill_nor_hang(program: Path, seed: int) -> None:
+    """Three times 150 files, most of which still can be read in part, within 512 MB and a minute."""
+    done = subprocess.run(
+        [sys.executable, HERE / "mutated_elf.py", program, str(seed), "150"],
+        cwd=HERE.parents[1], env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 50

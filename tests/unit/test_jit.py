@@ -1,0 +1,70 @@
+"""Names of compiled functions from perf maps and jit dumps in a process's own /tmp."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from lockd.names.jit import MAX_BYTES, JitNames
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Path:
+    """A process 7 that is number 3 in its own namespace."""
+    directory = tmp_path / "7"
+    (directory / "root/tmp").mkdir(parents=True)
+    (directory / "status").write_text("Name:\tjava\nNSpid:\t7\t3\n")
+    return directory
+
+
+def named(names: JitNames, address: int) -> str:
+    found = names.function(address, [])
+    return found[1] if found else ""
+
+
+def test_a_map_is_read_again_when_it_has_grown(process: Path) -> None:
+    path = process / "root/tmp/perf-3.map"
+    path.write_text("1000 20 one\n0x2000 10 LShop;::two words\nnonsense\n2010 zz bad\n")
+    names = JitNames(process)
+    assert [named(names, a) for a in (0x1000, 0x101F, 0x1020, 0x2005)] == [
+        "one",
+        "one",
+        "",
+        "LShop;::two words",
+    ]
+    with path.open("a") as file:
+        file.write("1000 8 replaced\n3000 8 new\n")
+    assert [named(names, a) for a in (0x3000, 0x1000, 0x1010)] == ["new", "replaced", ""]
+
+
+def record(kind: int, body: bytes) -> bytes:
+    return struct.pack("<IIQ", kind, 16 + len(body), 0) + body
+
+
+def test_a_dump(process: Path) -> None:
+    load = struct.pack("<IIQQQQ", 3, 3, 0x5000, 0x5000, 0x40, 1) + b"compiled\0" + bytes(0x40)
+    data = struct.pack("<IIIIIIQQ", 0x4A695444, 1, 40, 62, 0, 3, 0, 0) + record(2, b"debug") + record(0, load)
+    (process / "root/tmp/jit-3.dump").write_bytes(data + record(0, load[:10]))
+    names = JitNames(process)
+    assert [named(names, a) for a in (0x5000, 0x503F, 0x5040)] == ["compiled", "compiled", ""]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "other user", "huge"])
+def test_what_is_not_believed(process: Path, tmp_path: Path, kind: str) -> None:
+    path = process / "root/tmp/perf-7.map"
+    outside = tmp_path / "outside"
+    outside.write_text("1000 20 outside\n")
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(outside)  # which leads nowhere from the process's root
+    elif kind == "other user":
+        path.write_text("1000 20 other\n")
+        os.chown(path, 12345, 12345)
+    else:
+        path.write_text("1000 20 early\n")
+        os.truncate(path, MAX_BYTES + 100)
+    assert named(JitNames(process), 0x1000) == ""
