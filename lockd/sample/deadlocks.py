@@ -38,6 +38,8 @@ REFUSED_NS = 3 * NS
 MOST_REFUSED = 1000
 LOST_NS = 120 * NS
 """An answer that has not come by then will not."""
+SOON_NS = 500_000_000
+"""A look between those of every second comes so long after the last one at the earliest."""
 NEVER = 1 << 62
 MESSAGE_ID = "6a1c0f3f4b6e4d0e9f0b7c9a52d1e8b4"
 """Of the journal's entry for a deadlock: `journalctl MESSAGE_ID=...` lists them."""
@@ -120,12 +122,12 @@ class Deadlocks:
         self._process, self._thread_comm = process, thread_comm
         self._asked: _Asked | None = None
         self._asked_last: set[Lock] = set()
-        self._token = 0
         self._refused: dict[int, tuple[int, int]] = {}
         self._suspected: list[tuple[tuple[Wait, ...], set[Lock]]] = []
         self._known: dict[frozenset[tuple[int, int]], Deadlock] = {}
         self._found: Counter[Name] = Counter()
-        self._skipped = 0
+        self._token = self._skipped = self._looked = 0
+        self._is_wanted_soon = False
         self.holders: dict[Lock, int] = {}
         """The threads that held the contended locks when that was last asked; a thread of 0 is not known."""
 
@@ -140,9 +142,13 @@ class Deadlocks:
         if self._suspected:
             return 0
         known = (one for one in self._known.values() if one.is_wanted and not one.is_logged)
-        return min(
-            (one.formed + (TOLD_NS if one.is_reported else LASTING_NS) for one in known), default=NEVER
-        )
+        due = [one.formed + (TOLD_NS if one.is_reported else LASTING_NS) for one in known]
+        soon = self._looked + SOON_NS if self._is_wanted_soon else NEVER
+        return min([*due, soon])
+
+    def look_soon(self) -> None:
+        """What looked like waits for something else has turned out to be waits for a lock."""
+        self._is_wanted_soon = True
 
     def refused(self, tids: Sequence[int], addresses: Sequence[int], clock: int) -> None:
         """The kernel has refused a PI lock to these threads, as getting it would be a deadlock (EDEADLK).
@@ -160,6 +166,7 @@ class Deadlocks:
 
         They must have been read after the last call of answered().
         """
+        self._looked, self._is_wanted_soon = clock, False
         for tid, (address, at) in self._refused.items():
             waits.redirect(tid, address, at - REFUSED_NS, at)
         self._confirm(waits)
@@ -250,23 +257,19 @@ class Deadlocks:
         )
 
     def _thread_rows(self, one: Deadlock) -> list[dict[str, Any]]:
-        rows = []
-        for i, wait in enumerate(one.threads[:SHOWN_THREADS]):
-            holder, about = one.threads[(i + 1) % len(one.threads)], self._about(wait)
-            rows.append(
-                {
-                    "tid": wait.tid,
-                    "tgid": wait.tgid,
-                    "thread_comm": self._thread_comm(wait.tgid, wait.tid),
-                    "kind": wait.kind,
-                    "lock": about.lock,
-                    "address": f"{wait.address:#x}",
-                    "site": about.site,
-                    "stack": list(about.stack),
-                    "holder_tid": holder.tid,
-                }
-            )
-        return rows
+        holders = [wait.tid for wait in (*one.threads[1:], one.threads[0])]
+        return [
+            {
+                "tid": wait.tid,
+                "tgid": wait.tgid,
+                "thread_comm": self._thread_comm(wait.tgid, wait.tid),
+                "kind": wait.kind,
+                "address": f"{wait.address:#x}",
+                **self._about(wait)._asdict(),
+                "holder_tid": holder,
+            }
+            for wait, holder in list(zip(one.threads, holders, strict=True))[:SHOWN_THREADS]
+        ]
 
     def export(self, block: Block) -> None:
         """Write the metrics."""

@@ -151,7 +151,8 @@ class Sampler:
             if isinstance(answer, OwnersAnswer):
                 self._deadlocks.answered(answer)
             elif answer.is_user and self._user_locks:
-                self._user_locks.answer(answer)
+                if self._user_locks.answer(answer):
+                    self._deadlocks.look_soon()
             elif not (self.kernel_locks and self.kernel_locks.sites.answer(answer)) and self.detail.held:
                 self.detail.held.name(answer)
 

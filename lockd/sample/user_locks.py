@@ -92,26 +92,31 @@ class UserLocks:
         for i in wanted:
             self._ask(int(rows[i]), now, int(captures[i]["tid"]), self._capture_of(captures[i]))
 
-    def answer(self, answer: LockAnswer) -> None:
-        """Note what a lock is, if it is still remembered, and let the programs know its kind."""
+    def answer(self, answer: LockAnswer) -> bool:
+        """Note what a lock is, if it is still remembered, and let the programs know its kind.
+
+        Whether that is another than its calls look like.
+        """
         row = int(self._table.find(np.array([answer.key], np.uint64))[0])
         if row < 0:
-            return
+            return False
         table = self._table
         sites = table["sites"][row] = table["sites"][row] or Counter()
         if answer.site and (answer.site in sites or len(sites) < SITES):
             sites[answer.site] += 1
         if table["is_answered"][row] and table["lock"][row] != ANON:
-            return  # that a thread waits for it elsewhere changes neither its name nor its kind
+            return False  # that a thread waits for it elsewhere changes neither its name nor its kind
         table["lock"][row], table["site"][row], table["stack"][row] = answer.lock, answer.site, answer.stack
         table["family"][row], table["is_answered"][row] = answer.family, True
         kind = self._kinds.index(answer.kind) if answer.kind in self._kinds else int(table["guess"][row])
-        if kind != table["kind"][row]:
+        is_corrected = kind != table["kind"][row]
+        if is_corrected:
             table["kind"][row] = kind
             known = np.zeros(1, self._known_locks.value)
             known["guess"], known["kind"] = table["guess"][row], kind
             known["captured"] = time.monotonic_ns()
             self._known_locks.put(self._key_of(row), known)
+        return bool(is_corrected)
 
     def correct(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
         """The kinds of waits, where a lock has turned out to be of another than its calls look like."""

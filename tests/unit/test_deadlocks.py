@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lockd.export.tables import parse_query, render_table
 from lockd.names.messages import Owners, OwnersAnswer
 from lockd.sample.block import Block
-from lockd.sample.deadlocks import LASTING_NS, MOST_ASKED, NEVER, TOLD_NS, About, Deadlocks
+from lockd.sample.deadlocks import LASTING_NS, MOST_ASKED, NEVER, SOON_NS, TOLD_NS, About, Deadlocks
 from lockd.sample.waits import Wait, Waits
 from lockd.snapshot import pack, unpack
 
@@ -264,6 +264,16 @@ def test_a_ring_of_pi_locks_which_the_kernel_has_refused_to_make() -> None:
     bench.deadlocks.refused([1], [10], START + 100 * MS)  # it has that one itself
     bench.look(clock, wait(1, 0x7FFF0000))
     assert bench.tids == [[1]]
+
+
+def test_a_look_that_is_wanted_soon() -> None:
+    bench = Bench()
+    bench.look(START)
+    assert bench.deadlocks.look_at == NEVER
+    bench.deadlocks.look_soon()
+    assert bench.deadlocks.look_at == START + SOON_NS
+    bench.look(START + SOON_NS)
+    assert bench.deadlocks.look_at == NEVER
 
 
 def test_processes_that_are_not_wanted() -> None:

@@ -9,11 +9,12 @@
  * 7 robust mutexes           a ring of N
  * 8 a ring of N PI mutexes   the kernel refuses it; glibc has the last one wait for ever
  * 9 none, for SECONDS        everything that looks like it and is none (see live())
+ * 10 a mutex and a join      one joins the other, which wants the mutex that the first holds
  * In all but 9, VICTIMS more threads want the first lock. */
 #include "workload.h"
 #include <sys/prctl.h>
 
-enum { RING, READER, WRITER, PI, SELF, RECURSIVE, PROCESSES, ROBUST, PI_RING, LIVE };
+enum { RING, READER, WRITER, PI, SELF, RECURSIVE, PROCESSES, ROBUST, PI_RING, LIVE, JOIN };
 #define MOST 16
 
 static struct shared {
@@ -24,6 +25,7 @@ static struct shared {
 } *shared;
 pthread_mutex_t deadlock_mutexes[MOST];
 static long mode, n, victims;
+static pthread_t threads[MOST];
 
 static void init(pthread_mutex_t *mutex, int type, bool pi, bool process_shared, bool robust)
 {
@@ -60,6 +62,8 @@ static __attribute__((noinline)) void take_second(long i)
         pthread_rwlock_rdlock(&shared->rwlock);
     else if (i == n - 1 && mode == WRITER)
         pthread_rwlock_wrlock(&shared->rwlock);
+    else if (i == 0 && mode == JOIN)
+        pthread_join(threads[1], NULL);
     else
         pthread_mutex_lock(mutex((i + 1) % n));
 }
@@ -67,6 +71,7 @@ static __attribute__((noinline)) void take_second(long i)
 static void *member(void *number)
 {
     long i = (long)number;
+    threads[i] = pthread_self();
     shared->tids[i] = gettid();
     take_first(i);
     shared->holding++;
