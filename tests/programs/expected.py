@@ -8,6 +8,8 @@ from dataclasses import dataclass
 ROUNDS = 40
 HOLD_US = 50_000
 PYTHON = "/usr/bin/python3"
+MUSL_LOCKS = {"cond": "", "barrier": "", "tls": "builtin_tls+0x*"}
+"""What musl has elsewhere: on the stack of who waits, and the first thread's variables in one of its own."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,15 @@ def _c(what: str, scenario: str, kind: str, lock: str, site: str) -> list[Scenar
         Scenario(f"c.{scenario}", "C, glibc", what, ("names_c", scenario), kind, f"names_c:{lock or site}",
                  f"names_c:{site}")
     ]  # fmt: skip
-    in_musl = "" if scenario in ("cond", "barrier") else lock  # they wait for what is on the stack
+    in_musl = MUSL_LOCKS.get(scenario, lock)
     rows.append(
         Scenario(f"musl.{scenario}", "C, musl, static", what, ("musl_c", scenario), kind,
                  f"musl_c:{in_musl or site}", f"musl_c:{site}", "musl")
     )  # fmt: skip
     if scenario in ("static", "heap", "read", "cond", "pi"):
-        in_object = "+0x*" if lock else ":0x*"
         rows.append(
             Scenario(f"strip.{scenario}", "C, stripped", what, ("stripped_c", scenario), kind,
-                     f"stripped_c{in_object}", "stripped_c:0x*")
+                     "stripped_c+0x*", "stripped_c+0x*")
         )  # fmt: skip
     return rows
 
@@ -65,14 +66,15 @@ def _rust(what: str, scenario: str, kind: str, lock: str, site: str) -> Scenario
 def _java(what: str, scenario: str, kind: str, method: str, waits: int | None = ROUNDS) -> Scenario:
     options = ("-XX:+PreserveFramePointer", "-XX:CompileCommand=quiet",
                "-XX:CompileCommand=dontinline,Names::*", "-cp", "{build}")  # fmt: skip
-    place = f"*Names*{method}*"
+    place = f"[jit]:*Names.{method}*"
     command = ("java", *options, "Names", scenario)
     return Scenario(f"java.{scenario}", "Java", what, command, kind, place, place, "java", waits, "jcmd")
 
 
-def _python(what: str, scenario: str, kind: str, lock: str, site: str) -> Scenario:
+def _python(what: str, scenario: str, kind: str, function: str) -> Scenario:
     command = (PYTHON, "{here}/names.py", scenario)
-    return Scenario(f"py.{scenario}", "CPython", what, command, kind, lock, site, "", None)
+    place = f"names.py:{function}"
+    return Scenario(f"py.{scenario}", "CPython", what, command, kind, place, place, "")
 
 
 def _where(comm: str, where: str, what: str, program: str, scenario: str, lock: str, site: str) -> Scenario:
@@ -85,7 +87,8 @@ SCENARIOS = [
     *_c("mutex on the heap", "heap", "lock", "", "lock_heap_mutex"),
     *_c("mutex in a static struct", "member", "lock", "bank+0xc8", "lock_bank"),
     *_c("mutex with a time limit", "timed", "lock", "static_mutex", "lock_with_time_limit"),
-    *_c("another thread's thread-local mutex", "tls", "lock", "tls_mutex", "lock_mutex_of_main"),
+    *_c("thread-local mutex of the thread", "tls_own", "lock", "tls_mutex", "lock_own_mutex"),
+    *_c("thread-local mutex of another thread", "tls", "lock", "", "lock_mutex_of_main"),
     *_c("mutex with priority inheritance", "pi", "pi", "pi_mutex", "lock_pi_mutex"),
     *_c("rwlock, reader", "read", "lock", "rwlock", "read_table"),
     *_c("rwlock, writer", "write", "lock", "rwlock", "write_table"),
@@ -121,10 +124,11 @@ SCENARIOS = [
     _java("Object.wait", "wait", "cond", "waitForNews"),
     _java("ReentrantLock", "reentrant", "cond", "lockReentrant"),
     _java("Semaphore", "semaphore", "cond", "takeToken"),
-    _python("threading.Lock", "lock", "lock", "python3*:*", "python3*:*"),
-    _python("threading.Condition", "condition", "lock", "python3*:*", "python3*:*"),
-    _python("queue.Queue", "queue", "lock", "python3*:*", "python3*:*"),
-    _python("the interpreter's lock (GIL)", "gil", "lock", "python3*:_PyRuntime+0x*", "python3*:*"),
+    _python("threading.Lock", "lock", "lock", "lock_orders"),
+    _python("threading.Condition", "condition", "cond", "wait_for_news"),
+    _python("queue.Queue", "queue", "cond", "get_work"),
+    Scenario("py.gil", "CPython", "the interpreter itself", (PYTHON, "{here}/names.py", "gil"), "lock",
+             "python3*:GIL", "python3*:*", "", None),
     _where("so.global", "", "mutex of a shared library", "names_so", "global",
            "libregistry.so:registry_mutex", "libregistry.so:registry_lock"),
     _where("so.static", "", "static mutex of a shared library", "names_so", "static",
@@ -138,7 +142,7 @@ SCENARIOS = [
     _where("replaced", "replaced", "executable replaced by another program", "names_c", "static",
            "names_c:static_mutex", "names_c:lock_static_mutex"),
     _where("jit", "perf map", "call site compiled at run time, in /tmp/perf-PID.map", "names_jit", "heap",
-           "*:jit_lock_account", "*:jit_lock_account"),
+           "[jit]:jit_lock_account", "[jit]:jit_lock_account"),
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ static pthread_mutex_t static_mutex = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t global_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t *heap_mutex;
 static __thread pthread_mutex_t tls_mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t *tls_of_main;
+static pthread_mutex_t *tls_of_main, *tls_of_asker;
 static pthread_mutex_t pi_mutex;
 
 static void take_static(void)
@@ -99,6 +99,44 @@ static void lock_static_mutex(void)
 static void lock_global_mutex(void)
 {
     pthread_mutex_lock(&global_mutex);
+}
+
+/* A thread's own, which another thread has taken. */
+static volatile int is_told, is_taken, may_give;
+
+static void hold_askers(void)
+{
+    until(&is_told, 1);
+    pthread_mutex_lock(tls_of_asker);
+    is_taken = 1;
+    until(&may_give, 1);
+    pthread_mutex_unlock(tls_of_asker);
+    is_taken = 0;
+}
+
+static void have_it_held(void)
+{
+    may_give = 0;
+    in_thread(hold_askers);
+}
+
+static void lock_own_mutex(void)
+{
+    tls_of_asker = &tls_mutex;
+    is_told = 1;
+    until(&is_taken, 1);
+    pthread_mutex_lock(&tls_mutex);
+}
+
+static void have_it_given(void)
+{
+    may_give = 1;
+}
+
+static void unlock_own_mutex(void)
+{
+    pthread_mutex_unlock(&tls_mutex);
+    until(&is_taken, 0);
 }
 
 /* A lock in the middle of something larger, and in an array. */
@@ -272,6 +310,7 @@ static const struct scenario scenarios[] = {
     {"member", take_bank, lock_bank, give_bank, give_bank},
     {"timed", take_static, lock_with_time_limit, give_static, give_static},
     {"tls", take_mine, lock_mutex_of_main, give_mine, give_mine},
+    {"tls_own", have_it_held, lock_own_mutex, have_it_given, unlock_own_mutex},
     {"pi", take_pi, lock_pi_mutex, give_pi, give_pi},
     {"read", take_write, read_table, give_rwlock, give_rwlock},
     {"write", take_read, write_table, give_rwlock, give_rwlock},

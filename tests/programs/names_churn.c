@@ -31,11 +31,11 @@ static int be_short_lived(long held_us)
     return pthread_join(waiter, NULL);
 }
 
-static void start_another(const char *held_us)
+static void start_another(const char *program, const char *held_us)
 {
     pid_t child = fork();
     if (child == 0) {
-        execl("/proc/self/exe", "names_churn", "child", held_us, NULL);
+        execl(program, program, "child", held_us, NULL);
         _exit(1);
     }
     if (child < 0)
@@ -62,7 +62,7 @@ int main(int argc, char **argv)
             next.tv_sec += next.tv_nsec / 1000000000;
             next.tv_nsec %= 1000000000;
             clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, NULL);
-            start_another(argc > 3 ? argv[3] : "30000");
+            start_another(argv[0], argc > 3 ? argv[3] : "30000");
             i++, running++;
         }
         while (running && waitpid(-1, &status, options) > 0) {

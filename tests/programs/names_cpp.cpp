@@ -182,7 +182,7 @@ void deliver()
 
 /* What a function keeps: made by the first thread that comes, while others wait for its guard. The maker
  * fails at the end, so that it can be made again. */
-volatile int is_making, may_fail;
+volatile int is_making, may_fail, has_failed;
 
 class Settings
 {
@@ -206,15 +206,25 @@ void read_settings()
     try {
         settings();
     } catch (const std::runtime_error &) {
-        is_making = 0;
     }
+}
+
+void make_settings()
+{
+    read_settings();
+    has_failed = 1;
 }
 
 void start_making()
 {
-    may_fail = is_making = 0;
-    in_thread(read_settings);
+    is_making = may_fail = has_failed = 0;
+    in_thread(make_settings);
     until(&is_making, 1);
+}
+
+void wait_for_maker()
+{
+    until(&has_failed, 1);
 }
 
 void let_fail()
@@ -234,7 +244,7 @@ static const scenario scenarios[] = {
     {"read", take_exclusive, read_catalogue, give_exclusive, give_shared},
     {"write", take_shared, write_catalogue, give_shared, give_exclusive},
     {"cond", nullptr, wait_for_delivery, deliver, nullptr},
-    {"guard", start_making, read_settings, let_fail, nullptr},
+    {"guard", start_making, read_settings, let_fail, wait_for_maker},
 };
 
 int main(int argc, char **argv)

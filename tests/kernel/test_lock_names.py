@@ -1,0 +1,201 @@
+"""What lockd calls the locks of real programs, against tests/programs/expected.py.
+
+The run leaves tests/programs/build/results.json, from which tests/programs/table.py makes docs/lock-names.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lockd_process import Lockd, Metrics
+from workload import Workload
+
+from tests.programs.expected import HOLD_US, ROUNDS, SCENARIOS, Scenario, agrees
+
+PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
+BUILD = PROGRAMS / "build"
+AT_ONCE = 16
+SETTLED_SECONDS = 6.0
+"""A name may come a moment after the first wait."""
+COUNTED = "lockd_futex_lock_blocked_total"
+SHORT_LIVED = "names_churn"
+SHORT_LIVED_SHARE = 0.9
+"""Of processes that lived for 30 ms, so many have a name for their lock."""
+TOOLS = {
+    "c": ("gcc", "g++"), "musl": ("musl-gcc",), "rust": ("/usr/bin/cargo", "/usr/bin/rustc"), "go": ("go",),
+    "cgo": ("go", "gcc"), "java": ("javac", "jcmd"),
+}  # fmt: skip
+"""What each target of the Makefile needs."""
+IN_A_NAMESPACE = 'mount --bind "$0" "$1" && shift && exec "$@"'
+
+
+@dataclass
+class Said:
+    """What lockd said of the lock of a scenario, and how many waits it counted for it."""
+
+    kind: str = ""
+    lock: str = ""
+    site: str = ""
+    stack: list[str] = field(default_factory=list)
+    waits: int = 0
+    told: int | None = None
+    """What the program said of that."""
+    missing: str = ""
+    """Why it did not run."""
+
+
+@pytest.fixture(scope="module")
+def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
+    """A daemon that looks at these programs alone."""
+    comms = [*(one.comm for one in SCENARIOS), SHORT_LIVED]
+    config = {"filter": {"comms": comms}, "series": {"top_locks": 1000}}
+    daemon = Lockd(tmp_path_factory.mktemp("lockd"), config)
+    yield daemon
+    assert daemon.stop() == 0, "".join(daemon.log)
+
+
+@pytest.fixture(scope="module")
+def said(lockd: Lockd, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
+    """Of every scenario, by comm; they run some at a time."""
+    missing = {target: why_not_built(target) for target in {one.makes for one in SCENARIOS}}
+    found = {one.comm: Said(missing=missing[one.makes]) for one in SCENARIOS}
+    runnable = [one for one in SCENARIOS if not missing[one.makes]]
+    directory = tmp_path_factory.mktemp("programs")
+    for first in range(0, len(runnable), AT_ONCE):
+        group = runnable[first : first + AT_ONCE]
+        found |= run(lockd, group, directory)
+    results = {comm: vars(one) for comm, one in found.items()}
+    (BUILD / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    return found
+
+
+def why_not_built(target: str) -> str:
+    """Build it; what is missing for that, if anything is."""
+    if target and (absent := [tool for tool in TOOLS[target] if not shutil.which(tool)]):
+        return f"{', '.join(absent)} not installed"
+    if target:
+        subprocess.run(["make", "-s", "-C", PROGRAMS, target], check=True)
+    return ""
+
+
+def run(lockd: Lockd, group: list[Scenario], directory: Path) -> dict[str, Said]:
+    """Run these programs at the same time; what lockd says when they have made their waits."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(group)) as pool:
+        started = list(pool.map(lambda one: start(one, directory), group))
+        for one in started:
+            stack.callback(end, one)
+        for one in started:
+            one.go()
+        truths = {one.comm: one.truth() for one in started}
+        lockd.metrics()
+        with contextlib.suppress(AssertionError):  # the tests say what is not so
+            lockd.until(lambda metrics: all(is_as_expected(metrics, one) for one in group), SETTLED_SECONDS)
+        metrics, rows = lockd.metrics(), lockd.api("locks", limit="1000")
+    return {one.comm: what_was_said(one, metrics, rows, truths[one.comm]) for one in group}
+
+
+def start(one: Scenario, directory: Path) -> Workload:
+    """Its process, by a link of its name to the program; `where` says what else there is to it."""
+    program, *arguments = (part.format(build=BUILD, here=PROGRAMS) for part in one.command)
+    own = directory / f"{one.comm}.d"
+    own.mkdir()
+    path = Path(shutil.which(program) or BUILD / program)
+    if one.where in ("deleted", "replaced"):
+        path = Path(shutil.copy2(path, own))
+    elif one.where == "mount namespace":
+        shutil.copy2(BUILD / "names_cpp", own / program)  # which must not be taken for it
+        path = own / program
+    link = directory / one.comm
+    link.symlink_to(path)
+    before: list[str | Path] = []
+    if one.where == "mount namespace":
+        before = ["/usr/bin/unshare", "--mount", "sh", "-ec", IN_A_NAMESPACE, BUILD, own]
+    elif one.where == "pid namespace":
+        before = ["/usr/bin/unshare", "--pid", "--mount-proc", "--fork", "--kill-child"]
+    name, *rest = [*before, link, *arguments]
+    workload = Workload(str(name), *rest, comm=one.comm)
+    if one.where == "deleted":
+        path.unlink()
+    elif one.where == "replaced":
+        os.replace(shutil.copy2(BUILD / "names_cpp", own / "new"), path)
+    elif one.where == "jcmd":
+        subprocess.run(["jcmd", str(workload.pid), "Compiler.perfmap"], check=True, stdout=subprocess.DEVNULL)
+    return workload
+
+
+def end(one: Workload) -> None:
+    one.finish()
+    Path(f"/tmp/perf-{one.pid}.map").unlink(missing_ok=True)
+
+
+def is_as_expected(metrics: Metrics, one: Scenario) -> bool:
+    return any(
+        agrees(one.lock, labels["lock"]) and labels["kind"] == one.kind
+        for labels in metrics.labels(COUNTED, comm=one.comm)
+    )
+
+
+def what_was_said(
+    one: Scenario, metrics: Metrics, rows: Iterable[dict[str, Any]], truth: dict[str, Any]
+) -> Said:
+    """Of all locks of the process, of the one that is most like the expected, and then blocked longest."""
+
+    def likeness(row: dict[str, Any]) -> tuple[int, float]:
+        like = [row["kind"] == one.kind, agrees(one.lock, row["lock"]), agrees(one.site, row["site"])]
+        return sum(like), row["blocked_us"]
+
+    mine = [row for row in rows if row["comm"] == one.comm and row["program"] == "futex"]
+    row = max(mine, key=likeness, default={"kind": "", "lock": "", "site": "", "stack": []})
+    waits = int(metrics.sum(COUNTED, comm=one.comm, kind=row["kind"], lock=row["lock"]))
+    return Said(row["kind"], row["lock"], row["site"], row["stack"], waits, truth.get("blocked", one.waits))
+
+
+@pytest.mark.parametrize("one", SCENARIOS, ids=lambda one: one.comm)
+def test_kind_lock_and_site(one: Scenario, said: dict[str, Said]) -> None:
+    mine = said[one.comm]
+    if mine.missing:
+        pytest.skip(mine.missing)
+    assert mine.kind == one.kind, mine
+    assert agrees(one.lock, mine.lock), mine
+    assert agrees(one.site, mine.site), mine
+    if one.waits is not None:
+        assert mine.told == ROUNDS
+        assert mine.waits == ROUNDS, mine
+
+
+def test_kinds_are_corrected_in_all_metrics(lockd: Lockd, said: dict[str, Said]) -> None:
+    """A lock whose calls look like a condition variable's, as a reader's, counts as `cond` in none."""
+    metrics = lockd.metrics()
+    for one in SCENARIOS:
+        if said[one.comm].missing or one.waits is None or one.where == "jcmd":
+            continue
+        by_kind = {
+            kind: metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind=kind)
+            for kind in ("lock", "pi", "cond", "other")
+        }
+        assert by_kind[one.kind] >= ROUNDS, (one.comm, by_kind)
+        blocked = metrics.sum("lockd_futex_blocked_seconds_sum", comm=one.comm, kind=one.kind)
+        assert blocked >= ROUNDS * HOLD_US / 1e6 * 0.9, one.comm
+
+
+def test_processes_that_have_ended_soon_after(lockd: Lockd) -> None:
+    """They are gone before anybody has looked at them."""
+    if reason := why_not_built("c"):
+        pytest.skip(reason)
+    churn = [BUILD / SHORT_LIVED, "2000", "5"]
+    truth = json.loads(subprocess.check_output(churn))
+    metrics = lockd.metrics()
+    told, named = truth["processes"], {"lock": f"{SHORT_LIVED}:churned_mutex", "kind": "lock"}
+    assert metrics.sum("lockd_futex_blocked_seconds_count", comm=SHORT_LIVED, kind="lock") == told
+    metrics = lockd.until(lambda metrics: metrics.sum(COUNTED, **named) >= told * SHORT_LIVED_SHARE, 10)
+    assert metrics.sum(COUNTED, **named) <= told

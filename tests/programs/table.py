@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""docs/lock-names.md: what lockd is to say of each program, and what it said when the tests last ran.
+
+Usage: tests/programs/table.py [new]
+
+Writes it from expected.py and results.json; with `new` the results of the last run, which the tests leave in
+build/, are taken over into results.json first.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+RESULTS = HERE / "results.json"
+DOCUMENT = ROOT / "docs/lock-names.md"
+sys.path.insert(0, str(ROOT))
+
+from tests.programs.expected import SCENARIOS, Scenario, agrees  # noqa: E402
+
+HEAD = """\
+# Names of locks
+
+<!-- Made by tests/programs/table.py from expected.py there and what the tests saw; change it there. -->
+
+What lockd says of locks in user space: their `kind`, their name (the label `lock`) and their `site`, the
+function that waits. Each row is a real program of [tests/programs](../tests/programs/README.md) that waited,
+and the tests assert each of them. `*` stands for anything; *the same* is what was expected.
+
+- `lock` is `object:symbol` where the lock is a variable of a mapped object, with `+offset` in a variable of
+  more than 64 bytes, and `object+offset` where the object has no symbols; else it is the site: locks on heaps
+  and stacks have no name of their own, but the code that takes them has.
+- `site` is `object:function` of the first function outside of what implements locks, or `object+offset` of
+  its start if it has no symbol. It has no parameters, and no hash of the compiler.
+- Time is counted under a lock's name only once that is known; see [metrics.md](metrics.md) for what is
+  `other`.
+
+Stacks are not walked by frame pointers alone, since most distributions build their libc without: when the
+first thread blocks on a lock, the programs take its registers and the first 4 KiB of its stack, and another
+process unwinds them by the unwind tables (`.eh_frame`) of the mapped files, by frame pointers where code has
+none, as compilers at run time.
+"""
+
+
+def results() -> dict[str, Any]:
+    """As last seen: `names` by comm, and `server`."""
+    read: dict[str, Any] = json.loads(RESULTS.read_text())
+    return read
+
+
+def document(shown: dict[str, Any]) -> str:
+    """In Markdown."""
+    return "\n".join([HEAD, *_right(shown["names"]), *_names(shown["names"]), *_server(shown["server"])])
+
+
+def right(one: Scenario, said: dict[str, Any]) -> bool:
+    return said["kind"] == one.kind and agrees(one.lock, said["lock"]) and agrees(one.site, said["site"])
+
+
+def _right(said: dict[str, dict[str, Any]]) -> Iterator[str]:
+    ran = [one for one in SCENARIOS if one.comm in said and not said[one.comm]["missing"]]
+    sites = sum(agrees(one.site, said[one.comm]["site"]) for one in ran)
+    yield f"In the last run the site was right for {sites} of {len(ran)} programs, all three for "
+    yield f"{sum(right(one, said[one.comm]) for one in ran)}.\n"
+
+
+def _names(said: dict[str, dict[str, Any]]) -> Iterator[str]:
+    yield "| program | waits for | kind | lock | site | lockd said | waits counted |"
+    yield "|---|---|---|---|---|---|---|"
+    for one in SCENARIOS:
+        mine = said.get(one.comm, {"missing": "not run yet"})
+        cells = [one.language, one.what, one.kind, f"`{one.lock}`", f"`{one.site}`", _words(one, mine)]
+        counted = "" if mine["missing"] else str(mine["waits"])
+        if counted and one.waits is not None:
+            counted += f" of {mine['told']}"
+        yield "| " + " | ".join([*cells, counted]) + " |"
+    yield ""
+
+
+def _words(one: Scenario, said: dict[str, Any]) -> str:
+    if said["missing"]:
+        return f"not run: {said['missing']}"
+    if right(one, said) and "*" not in one.lock + one.site:
+        return "the same"
+    return f"{said['kind']} `{said['lock']}` `{said['site']}`"
+
+
+def _server(said: dict[str, Any]) -> Iterator[str]:
+    yield "## A server under load\n"
+    named, anon = f"{said['named']:.2%}", f"{said['anon']:.2%}"
+    yield f"Debian's {said['server']}; {said['clients']} clients insert, count rows and want unique ids,"
+    yield f"from its start on: {said['seconds']:.0f} s of blocked time, {named} of it under a name,"
+    yield f"{anon} `anon`. `LOCK_short_uuid_generator` is the mutex of `UUID_SHORT()`. The largest:\n"
+    yield "| kind | lock | blocked |"
+    yield "|---|---|---|"
+    yield from (f"| {kind} | `{lock}` | {seconds:.1f} s |" for kind, lock, seconds in said["largest"])
+
+
+def take_over() -> None:
+    """The results of the last run; what it did not run stays as it was."""
+    known = results() if RESULTS.exists() else {"names": {}, "server": {}}
+    for comm, said in json.loads((HERE / "build/results.json").read_text()).items():
+        if not said["missing"] or comm not in known["names"]:
+            known["names"][comm] = said
+    known["server"] = json.loads((HERE / "build/server.json").read_text())
+    comms = [one.comm for one in SCENARIOS]
+    known["names"] = {comm: known["names"][comm] for comm in comms if comm in known["names"]}
+    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["new"]:
+        take_over()
+    DOCUMENT.write_text(document(results()))
