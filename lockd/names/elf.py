@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from lockd.names.exported import exported_variable
+from lockd.names.go_functions import GoFunctions
 from lockd.names.libdw import Elf, ElfError, Rule, Segment
 from lockd.names.mappings import Mapping
 from lockd.names.symbols import SHT_SYMTAB, Symbol, SymbolTable
@@ -24,9 +25,9 @@ DEBUG_FRAME_FILE = 64 << 20
 MINI_DEBUG_INFO = 64 << 20
 """Of symbols that a file brings along compressed, once they are unpacked."""
 FUNCTION_STARTS = 64 << 20
-RULES = 20_000
+RULES = 4_000
 RULE_BYTES = 1500
-FUNCTIONS = 20_000
+FUNCTIONS = 4_000
 FUNCTION_BYTES = 400
 REGISTERS = {EM_X86_64: 17, EM_AARCH64: 32}
 
@@ -38,7 +39,7 @@ class ObjectFile:
         self._elf = elf
         self._debug = debug
         self._mini = _mini_debug_info(elf)
-        self._tables = list(_tables([elf, debug, self._mini]))
+        self._tables: list[SymbolTable | GoFunctions] = [*_tables([elf, debug, self._mini]), GoFunctions(elf)]
         self._starts = _function_starts(elf)
         self._rules: dict[int, Rule | None] = {}
         self._exported: dict[str, int | None] = {}
@@ -147,8 +148,9 @@ def _mini_debug_info(elf: Elf) -> Elf | None:
     if section is None:
         return None
     try:
+        data = elf.read(section.offset, min(section.size, MINI_DEBUG_INFO))
         unpacker = lzma.LZMADecompressor(memlimit=MINI_DEBUG_INFO)
-        return Elf(unpacker.decompress(elf.read(section.offset, section.size), MINI_DEBUG_INFO))
+        return Elf(unpacker.decompress(data, MINI_DEBUG_INFO))
     except (lzma.LZMAError, ElfError, EOFError):
         return None
 

@@ -21,6 +21,8 @@ MAX_SECTIONS = 4096
 MAX_SEGMENTS = 256
 MAX_NAME = 4096
 MAX_OPERATIONS = 64
+MAX_EH_FRAME = 128 << 20
+"""Bytes: libdw reads all of it."""
 
 
 class ElfError(Exception):
@@ -254,7 +256,9 @@ class Elf:
 
     def _cfi_tables(self, use_debug_frame: bool) -> list[int]:
         if self._cfi is None:
-            self._cfi = [cfi] if (cfi := self._dw.dwarf_getcfi_elf(self._handle)) else []
+            is_bounded = all(s.size <= MAX_EH_FRAME for s in self.sections if s.name == ".eh_frame")
+            cfi = self._dw.dwarf_getcfi_elf(self._handle) if is_bounded else None
+            self._cfi = [cfi] if cfi else []
             self._eh_frame = self._cfi[0] if self._cfi else 0
             if use_debug_frame:
                 self._dwarf = self._dw.dwarf_begin_elf(self._handle, DWARF_C_READ, None) or 0

@@ -78,6 +78,10 @@ class ObjectFiles:
 
     def _keep(self, key: Key, file: ObjectFile) -> None:
         self._files[key] = file
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Files grow a little as they are used."""
         total = sum(other.memory for other in self._files.values())
         while len(self._files) > 1 and (len(self._files) > self._max_files or total > self._max_bytes):
             _, oldest = self._files.popitem(last=False)

@@ -69,6 +69,7 @@ class UserNames:
         """Forget all other processes."""
         for tgid in self._processes.keys() - alive:
             del self._processes[tgid]
+        self._objects.make_room()
 
     def name(self, tgid: int, tid: int, address: int, guessed: str, capture: Capture | None) -> UserLock:
         """The lock at `address` on which a thread blocked; `guessed` is the kind by its futex call."""
@@ -91,7 +92,7 @@ class UserNames:
         site, stack = judgement.site, [frame.label for frame in frames]
         python = self._python(process, tid, address, capture, list(zip(places, frames, strict=False)))
         if python:
-            site, stack = python.site or site, shown_stack(frames, python)
+            site, stack = python.site or site, shown_stack(frames, python.functions)
             if family != GIL:
                 family, kind = python.family, python.kind
         return UserLock(name or site or ANON, kind or guessed, site, tuple(stack[:SHOWN_FRAMES]), family)
@@ -104,7 +105,7 @@ class UserNames:
         capture: Capture | None,
         frames: Sequence[tuple[int, Frame]],
     ) -> PythonLock | None:
-        """What a thread waits for in Python; none if it is not Python that waits, or no longer."""
+        """What a thread waits for in Python; none if it is not the interpreter that waits."""
         stack = [frame for _, frame in frames]
         if not capture or not capture.thread_pointer or not is_of_python(stack):
             return None

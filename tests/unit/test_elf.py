@@ -5,6 +5,7 @@ from __future__ import annotations
 import lzma
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,33 @@ def test_symbols_that_a_file_brings_along_compressed(program: Path, tmp_path: Pa
     file, at = opened(bringing), addresses(program)
     assert (found := file.function(at["main"]))
     assert found.name == "main"
+    file.close()
+
+
+def go_table(program: Path, names: tuple[str, ...], magic: int = 0xFFFFFFF1) -> bytes:
+    """As the Go linker writes it, for functions of these names one after the other from main() on."""
+    at = addresses(program)["main"]
+    texts = b"".join(name.encode() + b"\0" for name in names)
+    about = [struct.pack("<Ii", 16 * i, texts.index(name.encode())) for i, name in enumerate(names)]
+    first = 8 * len(names) + 4
+    functions = b"".join(struct.pack("<II", 16 * i, first + 8 * i) for i in range(len(names)))
+    functions += struct.pack("<I", 16 * len(names)) + b"".join(about)
+    header = struct.pack("<IHBBQQQ", magic, 0, 1, 8, len(names), 0, at)
+    return header + struct.pack("<QQQQQ", 72, 0, 0, 0, 72 + len(texts)) + texts + functions
+
+
+@pytest.mark.parametrize(("magic", "is_known"), [(0xFFFFFFF1, True), (0xFFFFFFF0, True), (0xFFFFFFFB, False)])
+def test_functions_of_a_stripped_go_program(
+    program: Path, tmp_path: Path, magic: int, is_known: bool
+) -> None:
+    table, go = tmp_path / "table", tmp_path / "go"
+    table.write_bytes(go_table(program, ("main.main", "main.(*Shop).Sell"), magic))
+    subprocess.run(["objcopy", "-S", "--add-section", f".gopclntab={table}", program, go], check=True)
+    file, at = opened(go), addresses(program)["main"]
+    found = [file.function(at + offset) for offset in (-1, 0, 15, 16)]
+    names = ["", "main.main", "main.main", "main.(*Shop).Sell"] if is_known else [""] * 4
+    assert [symbol.name if symbol else "" for symbol in found] == names
+    assert (file.function_start(at + 20) == at + 16) == is_known
     file.close()
 
 
