@@ -43,11 +43,11 @@ class AddressSpace:
         now = time.monotonic()
         program = self._program
         with contextlib.suppress(OSError):  # it is gone, or has no program: then it is as it was
-            about = os.stat(self._process / "exe")
+            about = os.stat(f"{self._process}/exe")
             program = about.st_dev, about.st_ino
         if self._text and program == self._program and now < self._read_at + age:
             return
-        with contextlib.suppress(OSError), open(self._process / "maps", "rb") as file:
+        with contextlib.suppress(OSError), open(f"{self._process}/maps", "rb") as file:
             text = file.read(MAX_MAPS)
             self._read_at, self._program = now, program
             if text and text != self._text:  # it is empty as a process ends
@@ -149,7 +149,7 @@ class AddressSpace:
             yield
             return
         with contextlib.suppress(OSError):
-            self._memory = os.open(self._process / "mem", os.O_RDONLY | os.O_CLOEXEC)
+            self._memory = os.open(f"{self._process}/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield
         finally:

@@ -24,7 +24,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def open_regular(root: Path, path: bytes) -> int:
+def open_regular(root: Path | str, path: bytes) -> int:
     """A descriptor to read a regular file under `root`, which no link leads out of. OSError if there is none.
 
     Nothing else is opened: what to open has effects, like a pipe or a device, is only looked at.
@@ -37,7 +37,7 @@ def open_regular(root: Path, path: bytes) -> int:
     return _opened(place)
 
 
-def open_link(link: Path) -> int:
+def open_link(link: str) -> int:
     """The same by one of procfs's links, which lead to a file wherever it is, even a deleted one."""
     return _opened(os.open(link, os.O_PATH | os.O_CLOEXEC))
 
@@ -72,12 +72,11 @@ def open_mapped(process: Path, mapping: Mapping, memory: int) -> int:
     Kernels show the file itself to those who may see it; else its path is tried, if the same file is
     still there, and the program's link. `memory` is a descriptor of the process's, or -1.
     """
-    links = [process / "map_files" / f"{mapping.start:x}-{mapping.end:x}", process / "exe"]
     attempts: tuple[Callable[[], int], ...] = (
-        lambda: open_link(links[0]),
-        lambda: open_regular(process / "root", mapping.path),
-        lambda: open_link(links[1]),
-        lambda: open_regular(Path("/"), mapping.path),  # the process may be gone
+        lambda: open_link(f"{process}/map_files/{mapping.start:x}-{mapping.end:x}"),
+        lambda: open_regular(f"{process}/root", mapping.path),
+        lambda: open_link(f"{process}/exe"),
+        lambda: open_regular("/", mapping.path),  # the process may be gone
     )
     for attempt in attempts:
         try:

@@ -58,6 +58,7 @@ class Mappings:
         self._lines = _LINE.findall(text)
         self._starts = [int(line[0], 16) for line in self._lines]
         self._images: dict[int, Image | None] = {}
+        self._found: dict[int, Mapping] = {}
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -125,9 +126,12 @@ class Mappings:
         return path.removesuffix(DELETED) if path.startswith(b"/") else path
 
     def _mapping(self, at: int) -> Mapping:
+        if at in self._found:
+            return self._found[at]
         start, end, permissions, offset, device, inode, _ = self._lines[at]
         major, minor = (int(part, 16) for part in device.split(b":"))
-        return Mapping(
+        self._found[at] = Mapping(
             int(start, 16), int(end, 16), permissions.decode(), int(offset, 16),
             os.makedev(major, minor), int(inode), self._path(at),
         )  # fmt: skip
+        return self._found[at]
