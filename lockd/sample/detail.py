@@ -187,13 +187,12 @@ class Detail:
         return tables, arrays
 
     def _holders(self, rows: Rows, holders: Mapping[tuple[int, int], int]) -> npt.NDArray[np.int64]:
-        """Who holds each of these locks, while somebody waits for it; 0: nobody known."""
+        """Who holds each of these locks, if somebody waits for it; 0: nobody known."""
         locks = self.locks
         in_kernel = locks["program"][rows] == PROGRAMS.index("kernel_locks")
         whose = np.where(in_kernel, 0, locks["tgid"][rows]).tolist()
         found = map(holders.get, zip(whose, locks["address"][rows].tolist(), strict=True))
-        tids = np.array([tid or 0 for tid in found], np.int64)
-        return np.where(locks["waiting"][rows] > 0, tids, 0)
+        return np.array([tid or 0 for tid in found], np.int64)
 
     def _comm_of(self, tid: int) -> str:
         return self._thread_comm(tid, tid) if tid else ""

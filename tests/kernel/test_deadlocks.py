@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +137,23 @@ def test_the_holder_of_a_contended_lock(narrow: Lockd, workload: Start) -> None:
         holders = {(row["holder_tid"], row["holder"]) for row in locks if row["program"] == "futex"}
         time.sleep(0.1)
     rows_of(narrow, one, 0)
+
+
+def test_the_holder_of_a_kernel_lock(narrow: Lockd, workload: Start, scratch: Path) -> None:
+    """A pipe's mutex: its holder sits in the copy of a page that is missing, again and again."""
+    one = workload("kernel_locks", 10, 1_500_000, scratch)
+    one.go()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    holders: set[tuple[int, str]] = set()
+    while not holders:
+        assert time.monotonic() < deadline
+        rows = [row for row in narrow.api("locks", comm=one.comm) if row["kind"] == "mutex"]
+        holders = {(row["holder_tid"], row["holder"]) for row in rows if row["holder_tid"]}
+        time.sleep(0.1)
+    ((tid, comm),) = holders
+    assert comm == one.comm
+    assert tid != one.pid
+    assert Path(f"/proc/{one.pid}/task/{tid}").exists()
 
 
 def test_no_deadlock_is_none(narrow: Lockd, workload: Start) -> None:
