@@ -73,6 +73,22 @@ class Interpreter:
         self._layout = None  # another program may be in its place
         return []
 
+    def place(self, memory: Memory, thread_pointer: int) -> tuple[int, int]:
+        """The addresses of its innermost frame and of the instruction that is on; 0 where not known.
+
+        Known only once frames() has found some.
+        """
+        layout = self._layout
+        if layout:
+            try:
+                frame = _current_frame(memory, layout, self._thread(memory, layout, thread_pointer))
+                if layout.frame_instruction < 0:
+                    return frame, 0
+                return frame, _fields(memory, frame, (layout.frame_instruction,))[0]
+            except (_NotThere, OverflowError):
+                pass
+        return 0, 0
+
     def type_of(self, memory: Memory, address: int) -> tuple[str, int]:
         """The type of the object there and the word behind its header; an empty name if there is none.
 

@@ -28,6 +28,8 @@ class Layout:
     """Where it is in what `thread_frame` points to, if that is not the frame itself."""
     frame_previous: int
     frame_code: int
+    frame_instruction: int
+    """Where in its code it is."""
     frame_owner: int
     """One byte: from SHIM on it is no frame of a Python function."""
     code_file: int
@@ -50,25 +52,25 @@ SHIM = 3
 
 def _classic(
     interpreters: int, threads: int, thread_id: int, frame: int, cframe: int, previous: int, code: int,
-    owner: int, file: int, name: int, ascii_size: int, other_size: int,
+    instruction: int, owner: int, file: int, name: int, ascii_size: int, other_size: int,
 ) -> Layout:  # fmt: skip
     return Layout(
-        interpreters, 0, threads, 0, 8, 16, thread_id, frame, cframe, previous, code, owner, file, name,
-        8, 24, 16, 32, ascii_size, other_size, 2,
+        interpreters, 0, threads, 0, 8, 16, thread_id, frame, cframe, previous, code, instruction, owner,
+        file, name, 8, 24, 16, 32, ascii_size, other_size, 2,
     )  # fmt: skip
 
 
 CLASSIC = (
-    _classic(32, 8, 176, 24, -1, 24, 32, -1, 104, 112, 48, 72),  # 3.8, 3.9, 3.10
-    _classic(40, 16, 152, 56, 8, 48, 32, -1, 112, 128, 48, 72),  # 3.11
-    _classic(40, 72, 136, 56, 0, 8, 0, 70, 112, 128, 40, 56),  # 3.12
+    _classic(32, 8, 176, 24, -1, 24, 32, -1, -1, 104, 112, 48, 72),  # 3.8, 3.9, 3.10
+    _classic(40, 16, 152, 56, 8, 48, 32, 56, -1, 112, 128, 48, 72),  # 3.11
+    _classic(40, 72, 136, 56, 0, 8, 0, 56, 70, 112, 128, 40, 56),  # 3.12
 )
 """Versions without a table of their own. Which it is shows by what is in memory: one alone makes sense."""
 
 _SLOTS = {
-    (3, 13): (5, 8, 9, 20, 21, 22, 24, 23, 29, 30, 33, 35, 37, 45, 47, 69, 68, 70),
-    (3, 14): (5, 8, 9, 23, 24, 25, 27, 26, 32, 33, 36, 40, 42, 51, 53, 79, 78, 80),
-    (3, 15): (5, 8, 9, 23, 24, 25, 30, 26, 40, 41, 44, 48, 50, 59, 61, 91, 90, 92),
+    (3, 13): (5, 8, 9, 20, 21, 22, 24, 23, 29, 30, 31, 33, 35, 37, 45, 47, 69, 68, 70),
+    (3, 14): (5, 8, 9, 23, 24, 25, 27, 26, 32, 33, 34, 36, 40, 42, 51, 53, 79, 78, 80),
+    (3, 15): (5, 8, 9, 23, 24, 25, 30, 26, 40, 41, 42, 44, 48, 50, 59, 61, 91, 90, 92),
 }
 """Which 64-bit words of that table are the offsets, in the order of Layout, but for the last two."""
 FREE_THREADED = 2
