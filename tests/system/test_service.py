@@ -57,7 +57,7 @@ def is_active(guest: Machine) -> bool:
 
 
 def processes(guest: Machine) -> dict[str, int]:
-    """Process id of the sampler and the exporter (those that live)."""
+    """Process id of the sampler, the namer and the exporter (those that live)."""
     script = (
         "for p in $(cat /sys/fs/cgroup/system.slice/lockd.service/cgroup.procs); do"
         ' echo "$p $(tr "\\0" " " <"/proc/$p/cmdline")"; done'
@@ -65,7 +65,8 @@ def processes(guest: Machine) -> dict[str, int]:
     found = {}
     for line in guest.shell(script).splitlines():
         pid, _, command = line.partition(" ")
-        found["exporter" if "lockd.export" in command else "sampler"] = int(pid)
+        children = {"lockd.export": "exporter", "lockd.names": "namer"}
+        found[next((name for module, name in children.items() if module in command), "sampler")] = int(pid)
     return found
 
 
@@ -113,7 +114,7 @@ def test_journal_has_fields_of_both_processes(guest: Machine) -> None:
 def test_no_process_keeps_what_loading_needed(guest: Machine) -> None:
     release = tuple(int(number) for number in guest.shell("uname -r").split("-")[0].split(".")[:2])
     pids = processes(guest)
-    assert set(pids) == {"sampler", "exporter"}
+    assert set(pids) == {"sampler", "namer", "exporter"}
     for name, pid in pids.items():
         text = guest.shell(f"cat /proc/{pid}/status")
         status = dict(re.findall(r"^(\w+):\s*(.*)$", text, re.MULTILINE))
@@ -121,10 +122,10 @@ def test_no_process_keeps_what_loading_needed(guest: Machine) -> None:
             bits = int(status[which], 16)
             if name == "exporter":
                 assert bits == 0, which
-            elif release >= (5, 19):
+            elif name == "namer" or release >= (5, 19):
                 assert not [cap for cap, bit in CAPABILITIES.items() if bits >> bit & 1], which
         assert status["NoNewPrivs"] == "1"
-        assert (status["Uid"].split()[0] == "0") == (name == "sampler")
+        assert (status["Uid"].split()[0] == "0") == (name != "exporter")
 
 
 def test_a_workload_in_the_guest_is_measured(guest: Machine) -> None:
@@ -141,6 +142,14 @@ def test_a_workload_in_the_guest_is_measured(guest: Machine) -> None:
     assert 20 * 0.02 <= of_lock["lockd_futex_blocked_seconds_sum"] <= truth["blocked_us"] / 1e6
     assert seen["lockd_offcpu_blocked_seconds_count"] >= 20
     assert seen["lockd_offcpu_blocked_seconds_sum"] >= 20 * 0.02
+    until(lambda: handed_over_lock(guest) == "mutex_handover:handover_mutex", "name of the lock", 60)
+
+
+def handed_over_lock(guest: Machine) -> str:
+    """The name of the workload's mutex, as far as it is known."""
+    answer = guest.get(f"{URL}/api/v1/locks?comm=handed_over&kind=lock")
+    rows = json.loads(answer.out)["locks"] if answer.code == 0 else []
+    return next((str(row["lock"]) for row in rows if row["program"] == "futex"), "")
 
 
 def test_another_exporter_comes_and_counts_go_on(guest: Machine) -> None:
