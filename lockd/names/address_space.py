@@ -11,6 +11,7 @@ from pathlib import Path
 from lockd.names.elf import ObjectFile
 from lockd.names.libdw import ElfError, Rule
 from lockd.names.mappings import VDSO, Image, Mapping, Mappings
+from lockd.names.memory_image import memory_image
 from lockd.names.object_files import Key, ObjectFiles
 
 REREAD_SECONDS = 0.1
@@ -104,9 +105,21 @@ class AddressSpace:
                 key = self._objects.memory_file((-1, hash(data), 0, len(data)), data)
             else:
                 key = self._objects.key_of(self._process, image.first, self._memory)
+            if key is None and image.first.offset == 0:
+                key = self._from_memory(image)
         file = self._objects.by_key(key) if key else None
         try:
             return (key, file.bias(image.first)) if key and file else None
+        except ElfError:
+            return None
+
+    def _from_memory(self, image: Image) -> Key | None:
+        first = image.first
+        key = (first.device, first.inode, -1, 0)
+        if first.inode and self._objects.by_key(key):
+            return key
+        try:
+            return self._objects.memory_file(key, memory_image(self.read, image.base))
         except ElfError:
             return None
 

@@ -52,8 +52,8 @@ class ObjectFile:
     def memory(self) -> int:
         """Bytes that it takes, about."""
         found = len(self._rules) * RULE_BYTES + len(self._functions) * FUNCTION_BYTES
-        mini = self._mini.size if self._mini else 0
-        return sum(t.memory for t in self._tables) + self._starts.nbytes + found + mini
+        held = self._elf.memory + (self._mini.memory if self._mini else 0)
+        return sum(t.memory for t in self._tables) + self._starts.nbytes + found + held
 
     def bias(self, mapping: Mapping) -> int:
         """What is to be taken from an address in memory to get the file's own, by one mapping of the file.

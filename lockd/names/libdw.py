@@ -163,10 +163,10 @@ class Elf:
         self._handle = 0
         if isinstance(source, bytes):
             handle = self._elf_library.elf_memory(source, len(source)) if source else None
-            self.size = len(source)
+            self.size = self.memory = len(source)
         else:
             handle = self._elf_library.elf_begin(source, ELF_C_READ, None)
-            self.size = os.fstat(source).st_size
+            self.size, self.memory = os.fstat(source).st_size, 0
         if not handle:
             raise ElfError("libelf cannot read it")
         self._handle = handle
@@ -256,8 +256,8 @@ class Elf:
 
     def _cfi_tables(self, use_debug_frame: bool) -> list[int]:
         if self._cfi is None:
-            is_bounded = all(s.size <= MAX_EH_FRAME for s in self.sections if s.name == ".eh_frame")
-            cfi = self._dw.dwarf_getcfi_elf(self._handle) if is_bounded else None
+            sizes = [s.size for s in self.sections if s.name == ".eh_frame"] or [self.size]
+            cfi = self._dw.dwarf_getcfi_elf(self._handle) if max(sizes) <= MAX_EH_FRAME else None
             self._cfi = [cfi] if cfi else []
             self._eh_frame = self._cfi[0] if self._cfi else 0
             if use_debug_frame:

@@ -14,6 +14,7 @@ import tempfile
 
 from lockd.names.elf import ObjectFile
 from lockd.names.libdw import Elf, ElfError
+from lockd.names.memory_image import memory_image
 
 MEMORY = 512 << 20
 SPREAD = 40
@@ -65,6 +66,7 @@ def main(path: str, seed: str, count: str) -> None:
                     copy.flush()
                     elf = Elf(os.dup(copy.fileno()))
                     use(elf, chance)
+            use(Elf(memory_image(lambda at, size: one[at : at + size] if at >= 0 else b"", 0)), chance)  # noqa: B023
             read += 1
         except (ElfError, MemoryError):
             pass

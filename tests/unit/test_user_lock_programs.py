@@ -172,6 +172,51 @@ def test_a_deleted_and_a_replaced_program(tmp_path: Path) -> None:
         assert named(UserNames(), tgid, "global").lock == "deleted:global_mutex"
 
 
+LIBRARY = """
+#include <pthread.h>
+pthread_mutex_t registry_mutex = PTHREAD_MUTEX_INITIALIZER;
+void enter_registry(void) { pthread_mutex_lock(&registry_mutex); __asm__ volatile(""); }
+"""
+USER = """
+#define _GNU_SOURCE
+#include <pthread.h>
+void enter_registry(void);
+int main(void) { enter_registry(); pthread_setname_np(pthread_self(), "library"); enter_registry(); }
+"""
+NAME_IT = """
+import sys
+from ptraced import blocked_thread, capture_of
+from lockd.names.user_locks import UserNames
+tgid = int(sys.argv[1])
+tid, address = blocked_thread(tgid, "library")
+found = UserNames().name(tgid, tid, address, "other", capture_of(tgid, tid))
+print(found.lock, found.kind, found.site)
+"""
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="host: no setpriv")
+@pytest.mark.parametrize("dropped", ["-sys_resource", "-sys_admin,-checkpoint_restore"])
+def test_a_library_that_was_deleted(dropped: str, tmp_path: Path) -> None:
+    """With the right to open what is mapped, and without it, from the memory of the process."""
+    (tmp_path / "library.c").write_text(LIBRARY)
+    (tmp_path / "user.c").write_text(USER)
+    library = tmp_path / "libshop.so.1"
+    for made, *sources in (
+        (library, "-shared", "-fPIC", tmp_path / "library.c"),
+        (tmp_path / "user", tmp_path / "user.c", library),
+    ):
+        subprocess.run(["gcc", "-O2", *sources, f"-Wl,-rpath,{tmp_path}", "-o", made], check=True)
+    environment = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1]}"}
+    with running(tmp_path / "user") as tgid:
+        blocked_thread(tgid, "library")
+        library.unlink()
+        done = subprocess.run(
+            ["setpriv", "--bounding-set", dropped, sys.executable, "-c", NAME_IT, str(tgid)],
+            env=environment, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+    assert done.stdout.split() == ["libshop.so.1:registry_mutex", "lock", "libshop.so.1:enter_registry"]
+
+
 def test_a_process_in_a_mount_namespace_of_its_own(tmp_path: Path) -> None:
     """Where its path leads to another file, or to none."""
     program = compiled(tmp_path, "hidden", COMPILED["static"])
