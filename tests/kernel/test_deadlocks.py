@@ -87,7 +87,7 @@ def check_row(row: dict[str, Any], one: Workload, truth: dict[str, Any], mode: i
     assert [thread["holder_tid"] for thread in threads] == tids[1:] + tids[:1]
     addresses = truth["mutexes"][1:] + truth["mutexes"][:1]
     for thread, address in zip(threads, addresses, strict=True):
-        is_mutex = thread["tid"] != {READER: tids[1], WRITER: tids[1], JOIN: tids[0]}.get(mode)
+        is_mutex = thread["tid"] != {READER: tids[-1], WRITER: tids[-1], JOIN: tids[0]}.get(mode)
         assert (thread["address"] == address) == is_mutex
         assert thread["thread_comm"] == one.comm
         assert thread["kind"] == ("cond" if mode == JOIN and not is_mutex else pi_or_lock(mode, thread, tids))
@@ -95,7 +95,7 @@ def check_row(row: dict[str, Any], one: Workload, truth: dict[str, Any], mode: i
 
 
 def pi_or_lock(mode: int, thread: dict[str, Any], tids: list[int]) -> str:
-    return "pi" if mode == PI_RING or (mode == PI and thread["tid"] == tids[1]) else "lock"
+    return "pi" if mode == PI_RING or (mode == PI and thread["tid"] == tids[-1]) else "lock"
 
 
 def check_it_is_told_once(narrow: Lockd, one: Workload, truth: dict[str, Any]) -> Metrics:
