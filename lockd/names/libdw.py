@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 from collections.abc import Iterator
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint8, c_uint64, c_void_p
+from ctypes import byref, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
+from lockd.names import elfutils
+from lockd.names.elfutils import ElfError
+
+__all__ = ["Elf", "ElfError", "Operation", "Rule", "Section", "Segment"]
+
 ELF_C_READ = 1
-EV_CURRENT = 1
 ELF_K_ELF = 3
 DWARF_C_READ = 0
-SHN_UNDEF = 0
 
 MAX_SECTIONS = 4096
 MAX_SEGMENTS = 256
@@ -23,10 +25,6 @@ MAX_NAME = 4096
 MAX_OPERATIONS = 64
 MAX_EH_FRAME = 128 << 20
 """Bytes: libdw reads all of it."""
-
-
-class ElfError(Exception):
-    """A file is not ELF, or so damaged that nothing of it can be used."""
 
 
 @dataclass(frozen=True)
@@ -69,86 +67,6 @@ class Rule:
     is_signal: bool
 
 
-class _Ehdr(ctypes.Structure):
-    _fields_ = (
-        ("e_ident", c_uint8 * 16), ("e_type", ctypes.c_uint16), ("e_machine", ctypes.c_uint16),
-        ("e_version", c_uint), ("e_entry", c_uint64), ("e_phoff", c_uint64), ("e_shoff", c_uint64),
-        ("e_flags", c_uint), ("e_ehsize", ctypes.c_uint16), ("e_phentsize", ctypes.c_uint16),
-        ("e_phnum", ctypes.c_uint16), ("e_shentsize", ctypes.c_uint16), ("e_shnum", ctypes.c_uint16),
-        ("e_shstrndx", ctypes.c_uint16),
-    )  # fmt: skip
-
-
-class _Phdr(ctypes.Structure):
-    _fields_ = (
-        ("p_type", c_uint), ("p_flags", c_uint), ("p_offset", c_uint64), ("p_vaddr", c_uint64),
-        ("p_paddr", c_uint64), ("p_filesz", c_uint64), ("p_memsz", c_uint64), ("p_align", c_uint64),
-    )  # fmt: skip
-
-
-class _Shdr(ctypes.Structure):
-    _fields_ = (
-        ("sh_name", c_uint), ("sh_type", c_uint), ("sh_flags", c_uint64), ("sh_addr", c_uint64),
-        ("sh_offset", c_uint64), ("sh_size", c_uint64), ("sh_link", c_uint), ("sh_info", c_uint),
-        ("sh_addralign", c_uint64), ("sh_entsize", c_uint64),
-    )  # fmt: skip
-
-
-class _Op(ctypes.Structure):
-    _fields_ = (("atom", c_uint8), ("number", c_uint64), ("number2", c_uint64), ("offset", c_uint64))
-
-
-_Ops = POINTER(_Op)
-
-_LIBELF: dict[str, tuple[Any, list[Any]]] = {
-    "elf_version": (c_uint, [c_uint]),
-    "elf_begin": (c_void_p, [c_int, c_int, c_void_p]),
-    "elf_memory": (c_void_p, [c_char_p, c_size_t]),
-    "elf_end": (c_int, [c_void_p]),
-    "elf_kind": (c_int, [c_void_p]),
-    "gelf_getclass": (c_int, [c_void_p]),
-    "gelf_getehdr": (c_void_p, [c_void_p, POINTER(_Ehdr)]),
-    "elf_getphdrnum": (c_int, [c_void_p, POINTER(c_size_t)]),
-    "gelf_getphdr": (c_void_p, [c_void_p, c_int, POINTER(_Phdr)]),
-    "elf_nextscn": (c_void_p, [c_void_p, c_void_p]),
-    "elf_getshdrstrndx": (c_int, [c_void_p, POINTER(c_size_t)]),
-    "gelf_getshdr": (c_void_p, [c_void_p, POINTER(_Shdr)]),
-    "elf_strptr": (c_char_p, [c_void_p, c_size_t, c_size_t]),
-}
-_LIBDW: dict[str, tuple[Any, list[Any]]] = {
-    "dwelf_elf_gnu_build_id": (ctypes.c_ssize_t, [c_void_p, POINTER(c_void_p)]),
-    "dwelf_elf_gnu_debuglink": (c_char_p, [c_void_p, POINTER(c_uint)]),
-    "dwarf_getcfi_elf": (c_void_p, [c_void_p]),
-    "dwarf_cfi_end": (c_int, [c_void_p]),
-    "dwarf_begin_elf": (c_void_p, [c_void_p, c_int, c_void_p]),
-    "dwarf_end": (c_int, [c_void_p]),
-    "dwarf_getcfi": (c_void_p, [c_void_p]),
-    "dwarf_cfi_addrframe": (c_int, [c_void_p, c_uint64, POINTER(c_void_p)]),
-    "dwarf_frame_info": (c_int, [c_void_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(ctypes.c_bool)]),
-    "dwarf_frame_cfa": (c_int, [c_void_p, POINTER(_Ops), POINTER(c_size_t)]),
-    "dwarf_frame_register": (c_int, [c_void_p, c_int, POINTER(_Op), POINTER(_Ops), POINTER(c_size_t)]),
-}
-
-
-@functools.cache
-def _libraries() -> tuple[Any, Any, Any]:
-    """libelf, libdw and the C library. ElfError if elfutils is not installed."""
-    try:
-        elf, dw = ctypes.CDLL("libelf.so.1"), ctypes.CDLL("libdw.so.1")
-    except OSError as error:
-        raise ElfError(f"elfutils' libraries cannot be loaded: {error}") from None
-    for library, functions in ((elf, _LIBELF), (dw, _LIBDW)):
-        for name, (result, arguments) in functions.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-    if not elf.elf_version(EV_CURRENT):
-        raise ElfError(f"libelf does not know version {EV_CURRENT} of ELF")
-    libc = ctypes.CDLL(None)
-    libc.free.argtypes = [c_void_p]
-    libc.free.restype = None
-    return elf, dw, libc
-
-
 class Elf:
     """One ELF file by an open descriptor, which it keeps, or by its bytes.
 
@@ -156,7 +74,7 @@ class Elf:
     """
 
     def __init__(self, source: int | bytes) -> None:
-        self._elf_library, self._dw, self._libc = _libraries()
+        self._elf_library, self._dw, self._libc = elfutils.libraries()
         self._source = source
         self._cfi: list[int] | None = None
         self._dwarf = 0
@@ -178,7 +96,7 @@ class Elf:
 
     def _read_headers(self) -> None:
         elf = self._elf_library
-        header = _Ehdr()
+        header = elfutils.Ehdr()
         if elf.elf_kind(self._handle) != ELF_K_ELF or not elf.gelf_getehdr(self._handle, byref(header)):
             raise ElfError("no ELF header")
         self.is_64 = elf.gelf_getclass(self._handle) == 2
@@ -192,7 +110,7 @@ class Elf:
         if self._elf_library.elf_getphdrnum(self._handle, byref(count)):
             return
         for i in range(min(count.value, MAX_SEGMENTS)):
-            one = _Phdr()
+            one = elfutils.Phdr()
             if self._elf_library.gelf_getphdr(self._handle, i, byref(one)):
                 yield Segment(
                     one.p_type, one.p_flags, one.p_offset, one.p_vaddr, one.p_filesz, one.p_memsz, one.p_align
@@ -206,7 +124,7 @@ class Elf:
             return
         section = elf.elf_nextscn(self._handle, None)
         for _ in range(MAX_SECTIONS):
-            one = _Shdr()
+            one = elfutils.Shdr()
             if not section or not elf.gelf_getshdr(section, byref(one)):
                 return
             name = elf.elf_strptr(self._handle, names.value, one.sh_name) or b""
@@ -267,7 +185,7 @@ class Elf:
         return self._cfi
 
     def _rule(self, frame: c_void_p, registers: int) -> Rule | None:
-        operations, count, is_signal = _Ops(), c_size_t(), ctypes.c_bool()
+        operations, count, is_signal = elfutils.Operations(), c_size_t(), ctypes.c_bool()
         return_register = self._dw.dwarf_frame_info(frame, None, None, byref(is_signal))
         if return_register < 0 or self._dw.dwarf_frame_cfa(frame, byref(operations), byref(count)):
             return None
@@ -275,7 +193,7 @@ class Elf:
         if not cfa:
             return None
         saved: dict[int, tuple[Operation, ...] | None] = {}
-        memory = (_Op * 3)()
+        memory = (elfutils.Operation * 3)()
         for register in range(registers):
             if self._dw.dwarf_frame_register(frame, register, memory, byref(operations), byref(count)):
                 continue
