@@ -18,6 +18,7 @@ MOST_INTERPRETERS = 64
 MOST_THREADS = 4096
 MOST_TYPES = 64
 MOST_CODES = 1024
+CODE_BYTES, THREAD_BYTES = 500, 100
 MOST_TEXT = 1024
 """Characters of a file's or a function's name."""
 FIRST_READ = 160
@@ -59,6 +60,12 @@ class Interpreter:
         self._threads: dict[int, int] = {}
         self._types: dict[int, str] = {}
         self._codes: dict[tuple[int, int, int], PythonFrame] = {}
+        self._code_bytes = 0
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes, about."""
+        return self._code_bytes + len(self._threads) * THREAD_BYTES
 
     def frames(self, memory: Memory, thread_pointer: int) -> list[PythonFrame]:
         """Of the thread with this thread pointer, innermost first; none if it is not known. Never raises."""
@@ -141,7 +148,9 @@ class Interpreter:
             found = PythonFrame(self._text(memory, layout, file), self._text(memory, layout, name))
             if len(self._codes) >= MOST_CODES:
                 self._codes.clear()
+                self._code_bytes = 0
             self._codes[key] = found
+            self._code_bytes += CODE_BYTES + len(found.file) + len(found.function)
         return self._codes[key]
 
     def _type(self, memory: Memory, layout: Layout, address: int) -> str:

@@ -31,6 +31,7 @@ AHEAD = (0, 2, 8)
 """Bytes from the instruction of a frame, which is a call, to the one the interpreter has ready."""
 MOST_SEEN = 128
 """Places at which threads of one process were seen to wait."""
+PLACE_BYTES = 1500
 TRIES, TRY_SECONDS = 5, 0.001
 IMPATIENT_SECONDS = 0.1
 """After all tries, no others of the same process for so long."""
@@ -108,6 +109,11 @@ class PythonProcess:
         self._interpreter = Interpreter(runtime)
         self._next_patience = 0.0
         self._seen: OrderedDict[_Place, list[PythonFrame]] = OrderedDict()
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes, about."""
+        return self._interpreter.memory + len(self._seen) * PLACE_BYTES
 
     def lock(self, tid: int, address: int, capture: Capture, stack: Sequence[Frame]) -> PythonLock:
         """What a thread waits for that was captured. Without functions and site if these could not be read.

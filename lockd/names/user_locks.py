@@ -49,6 +49,10 @@ class _Process:
     jit: JitNames
     pythons: dict[int, PythonProcess] = field(default_factory=dict)
 
+    @property
+    def memory(self) -> int:
+        return self.space.memory + self.jit.memory + sum(p.memory for p in self.pythons.values())
+
 
 class UserNames:
     """`procfs` is the root of a proc file system. What was used least recently makes room."""
@@ -126,12 +130,12 @@ class UserNames:
             process = self._processes[tgid] = _Process(
                 directory, AddressSpace(directory, self._objects), JitNames(directory)
             )
-            total = sum(p.space.memory + p.jit.memory for p in self._processes.values())
+            total = sum(p.memory for p in self._processes.values())
             while len(self._processes) > MAX_PROCESSES or (
                 total > MAX_PROCESS_BYTES and len(self._processes) > 1
             ):
                 _, oldest = self._processes.popitem(last=False)
-                total -= oldest.space.memory + oldest.jit.memory
+                total -= oldest.memory
         self._processes.move_to_end(tgid)
         return process
 
