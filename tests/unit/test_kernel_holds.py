@@ -19,6 +19,7 @@ from small_procfs import Procfs
 
 from lockd import snapshot
 from lockd.manifest import Manifest
+from lockd.names.messages import LockAnswer
 from lockd.names.processes import Processes
 from lockd.names.resolver import Resolver
 from lockd.names.units import Units
@@ -28,7 +29,6 @@ from lockd.sample.detail import Detail
 from lockd.sample.identities import Filter, Identities
 from lockd.sample.kernel_holds import ABANDONED_NS, NS, KernelHoldAggregates
 from lockd.sample.limits import Budget, Limits
-from lockd.sample.locks import name_lock
 from lockd.sample.window import window_of
 
 MUTEX, READ, WRITE, SEMAPHORE = range(4)
@@ -480,7 +480,8 @@ def test_locks_held_longest_get_names(procfs: Procfs) -> None:
     while set(named.values()) != {"some_lock", "anon"}:
         assert time.monotonic() < deadline, named
         for answer in host.holds._locks._resolver.answers():
-            name_lock(host.detail, answer)
+            assert isinstance(answer, LockAnswer)
+            host.holds._locks.name(answer)
         named = {row["address"]: row["lock"] for row in host.api()}
         time.sleep(0.01)
     assert named[hex(LOCK + 64)] == "some_lock"
