@@ -65,7 +65,10 @@ class Resolver:
         """False if too much is being asked for already."""
         if len(self._queue) >= QUEUED:
             return False
-        self._queue.append(question)
+        if isinstance(question, Owners):
+            self._queue.appendleft(question)  # a deadlock is to be known before what its locks are called
+        else:
+            self._queue.append(question)
         return True
 
     def look(self, tgids: Sequence[int], gone: Sequence[int] = ()) -> None:
