@@ -24,7 +24,7 @@ from tests.programs.expected import HOLD_US, ROUNDS, SCENARIOS, Scenario, agrees
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 BUILD = PROGRAMS / "build"
-AT_ONCE = 16
+AT_ONCE = 12
 SETTLED_SECONDS = 6.0
 """A name may come a moment after the first wait."""
 COUNTED = "lockd_futex_lock_blocked_total"
@@ -58,7 +58,7 @@ class Said:
 def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
     """A daemon that looks at these programs alone."""
     comms = [*(one.comm for one in SCENARIOS), SHORT_LIVED]
-    config = {"filter": {"comms": comms}, "series": {"top_locks": 1000}}
+    config = {"filter": {"comms": comms}, "series": {"top_locks": 1000, "max": 100_000}}
     daemon = Lockd(tmp_path_factory.mktemp("lockd"), config)
     yield daemon
     assert daemon.stop() == 0, "".join(daemon.log)

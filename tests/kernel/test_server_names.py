@@ -25,7 +25,7 @@ HOT = "mariadbd:LOCK_short_uuid_generator"
 LOAD = (
     "--create=CREATE TABLE orders (id BIGINT UNSIGNED PRIMARY KEY, note CHAR(36)) ENGINE=InnoDB",
     "--query=INSERT INTO orders VALUES (UUID_SHORT(), UUID());"
-    "SELECT COUNT(*) FROM orders WHERE id > UUID_SHORT();DO BENCHMARK(5000, UUID_SHORT())",
+    "SELECT COUNT(*) FROM orders WHERE id > UUID_SHORT();DO BENCHMARK(20000, UUID_SHORT())",
     "--delimiter=;",
 )
 CLIENTS = 16
@@ -56,7 +56,7 @@ class Server:
 @pytest.fixture(scope="module")
 def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
     """A daemon that looks at the server alone, from before its start on."""
-    config = {"filter": {"comms": [COMM]}, "series": {"top_locks": 1000}}
+    config = {"filter": {"comms": [COMM]}, "series": {"top_locks": 1000, "max": 100_000}}
     daemon = Lockd(tmp_path_factory.mktemp("lockd"), config)
     yield daemon
     assert daemon.stop() == 0, "".join(daemon.log)
