@@ -66,7 +66,7 @@ def _right(said: dict[str, dict[str, Any]]) -> Iterator[str]:
     ran = [one for one in SCENARIOS if one.comm in said and not said[one.comm]["missing"]]
     sites = sum(agrees(one.site, said[one.comm]["site"]) for one in ran)
     everything = sum(right(one, said[one.comm]) for one in ran)
-    yield f"In the last run the site was right for {sites} of {len(ran)} programs, all of it for {everything}.\n"
+    yield f"At last the site was right for {sites} of {len(ran)} programs, everything for {everything}.\n"
 
 
 def _names(said: dict[str, dict[str, Any]]) -> Iterator[str]:
