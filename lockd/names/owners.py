@@ -35,7 +35,10 @@ PHASE_AT, WRITERS_AT = 8, 12
 WRITE_LOCKED = 3
 """The bits of `readers` while a writer has it."""
 
-NOT_OWNED = {"cond", "sem", "barrier", "once", "gil"}
+NOT_OWNED = {
+    "cond", "sem", "barrier", "latch", "park", "once", "gil", "thread_lock", "monitor", "runtime", "lwlock",
+    "internal",
+}  # fmt: skip
 """Families whose words name nobody."""
 
 
