@@ -19,7 +19,8 @@ TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd
 
 # What builds tests/programs, and the server among them. None of these starts a service.
 PROGRAM_PACKAGES := g++ musl-tools rustc cargo librust-parking-lot-dev golang-go \
-	'openjdk-17-jdk-headless|default-jdk-headless' mariadb-server-core mariadb-client
+	'openjdk-17-jdk-headless|default-jdk-headless' \
+	'mariadb-server-core|mariadb-server-core-10.6' mariadb-client
 
 # Where `make install` puts things; DESTDIR is the root directory of another system, if it is for one.
 PREFIX := /usr
