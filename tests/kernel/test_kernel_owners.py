@@ -122,7 +122,7 @@ def owner_while_held(owners: Owners, module: LockModule, holds: str, waits: str)
         threads = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and comm_of(int(pid)) == comm]
         (holder,) = set(threads) - {waiter}
     finally:
-        module.write("go")
+        module.write("go\n")
         running.join()
     assert owners.owners.owner(address, waiter) == 0  # nobody waits
     return told, holder
