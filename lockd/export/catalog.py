@@ -241,6 +241,12 @@ def _itself() -> Iterator[Metric]:
     )
     yield metric("resident_bytes", "gauge", "process", "Resident memory of lockd's own process. In bytes.")
     yield metric(
+        "undecided_futex_calls",
+        "gauge",
+        "",
+        "Futex calls not counted yet, as the lock they waited for is being looked up; for 5 s at most.",
+    )
+    yield metric(
         "namer_restarts_total",
         "counter",
         "",

@@ -89,6 +89,7 @@ class OwnCost:
         self.ticks = 0
         self.exporter_restarts = 0
         self.captures_refused = 0
+        self.undecided_calls = 0
 
     def export(self, block: Block, families: list[Series]) -> None:
         """Write every metric to a block."""
@@ -115,6 +116,7 @@ class OwnCost:
         block.add("lockd_series_overflow_total", names, [series.overflowed for series in families])
         block.add("lockd_series_retired_total", names, [series.retired for series in families])
         block.add("lockd_exporter_restarts_total", [()], [self.exporter_restarts])
+        block.add("lockd_undecided_futex_calls", [()], [self.undecided_calls])
         block.add("lockd_namer_restarts_total", [()], [self._resolver.restarts])
         self._export_programs(block)
         usage = resource.getrusage(resource.RUSAGE_SELF)

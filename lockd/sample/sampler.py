@@ -19,7 +19,7 @@ from lockd.names.resolver import Resolver
 from lockd.names.units import Units
 from lockd.sample import structs
 from lockd.sample.block import Block
-from lockd.sample.collect import Collector, Rows
+from lockd.sample.collect import Collector, Columns, Rows
 from lockd.sample.deadlocks import Deadlocks
 from lockd.sample.detail import Detail
 from lockd.sample.futex import FutexAggregates
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 NS = 1_000_000_000
 HOUSEKEEPING_SECONDS = 10.0
 FOLDED_ROWS = 4096
+HELD_BACK_ROWS = 20_000
 """So many rows are folded at once, without waiting for the second to end."""
 
 
@@ -129,11 +130,11 @@ class Sampler:
         self._exchange_names(now)
         if now >= self._next_second:
             self._next_second = now + 1.0
-            self.fold(everything=False)
+            self.fold()
             self._each_second(now)
         else:
             if self._collector.kept_rows >= FOLDED_ROWS:
-                self.fold(everything=False)
+                self.fold()
             if time.monotonic_ns() >= self._deadlocks.look_at:
                 self._look_for_deadlocks(self._collector.threads(), self._collector.kernel_waits())
         if now >= self._next_housekeeping:
@@ -156,8 +157,8 @@ class Sampler:
             elif not (self.kernel_locks and self.kernel_locks.sites.answer(answer)) and self.detail.held:
                 self.detail.held.name(answer)
 
-    def fold(self, everything: bool = True) -> None:
-        """Add all that was drained to the aggregates; else leave out what may be told better in a moment."""
+    def fold(self) -> None:
+        """Add all that was drained to the aggregates, but for what can be told better in a moment."""
         now = time.monotonic()
         for series in self._series:
             series.advance(now)
@@ -165,7 +166,7 @@ class Sampler:
         if "futex" in taken:
             refused = self._lock_waits.refused(taken["futex"][0], errno.EDEADLK)
             self._deadlocks.refused(*refused, time.monotonic_ns())
-        self._hold_back(taken, now, everything)
+        self._hold_back(taken, now)
         stacks = Stacks(*taken["stacks"]) if "stacks" in taken else Stacks.none()
         for name, aggregates in (
             ("futex", self.futex),
@@ -182,19 +183,19 @@ class Sampler:
                 else:
                     aggregates.fold(window, now)
 
-    def _hold_back(self, taken: dict[str, Rows], now: float, everything: bool) -> None:
-        """Of futex calls, keep those for later whose kind may be corrected, and add those kept before."""
+    def _hold_back(self, taken: dict[str, Rows], now: float) -> None:
+        """Keep the futex calls for later whose locks are being looked up, and add those kept before."""
         parts = [*self._undecided, *([taken.pop("futex")] if "futex" in taken else [])]
         self._undecided = []
         if not parts or not self._user_locks:
             return
         keys, values = (structs.concatenate([part[at] for part in parts]) for at in (0, 1))
         later = self._user_locks.is_undecided(values["who"]["tgid"], keys["uaddr"], keys["kind"], now)
-        if later.any() and not everything:
-            at = np.flatnonzero(later)
-            self._undecided = [(structs.take(keys, at), structs.take(values, at))]
-            at = np.flatnonzero(~later)
-            keys, values = structs.take(keys, at), structs.take(values, at)
+        later[np.flatnonzero(later)[:-HELD_BACK_ROWS]] = False  # the oldest come first
+        self.own_cost.undecided_calls = int(values["calls"][later].sum())
+        if later.any():
+            self._undecided = [_chosen(keys, values, later)]
+            keys, values = _chosen(keys, values, ~later)
         if len(keys):
             taken["futex"] = keys, values
 
@@ -291,3 +292,8 @@ class Sampler:
         tables, arrays = self.detail.tables(time.monotonic(), self._deadlocks.holders)
         self._deadlocks.add_to(tables, arrays, time.monotonic_ns(), wall)
         return snapshot.pack({"tables": tables, "time": wall}, arrays)
+
+
+def _chosen(keys: Columns, values: Columns, mask: npt.NDArray[np.bool_]) -> Rows:
+    at = np.flatnonzero(mask)
+    return structs.take(keys, at), structs.take(values, at)

@@ -20,8 +20,9 @@ from lockd.sample.table import Table
 
 Columns = npt.NDArray[Any]
 
-HELD_BACK_SECONDS = 1.0
-"""So long the waits for a lock that was just captured are not counted, since their kind may be corrected."""
+HELD_BACK_SECONDS = 5.0
+"""At most so long the waits for a lock that was just captured are not counted, until its name and kind are
+known: a count is never moved to another series."""
 UNCAPTURED_SECONDS = 2.0
 """A lock that was not captured by then is named without its stack."""
 ASKED_AT_ONCE = 100
@@ -104,7 +105,7 @@ class UserLocks:
         sites = table["sites"][row] = table["sites"][row] or Counter()
         if answer.site and (answer.site in sites or len(sites) < SITES):
             sites[answer.site] += 1
-        if table["is_answered"][row] and table["lock"][row] != ANON:
+        if table["is_answered"][row] and not self._is_provisional(row, answer):
             return False  # that a thread waits for it elsewhere changes neither its name nor its kind
         table["lock"][row], table["site"][row], table["stack"][row] = answer.lock, answer.site, answer.stack
         table["family"][row], table["is_answered"][row] = answer.family, True
@@ -117,6 +118,11 @@ class UserLocks:
             known["captured"] = time.monotonic_ns()
             self._known_locks.put(self._key_of(row), known)
         return bool(is_corrected)
+
+    def _is_provisional(self, row: int, answer: LockAnswer) -> bool:
+        """Whether a lock was named by less than is known now: of Python's, the function that waits for it."""
+        unread = self._table["family"][row] == "thread_lock" and ".py:" not in self._table["site"][row]
+        return self._table["lock"][row] == ANON or (unread and ".py:" in answer.site)
 
     def correct(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
         """The kinds of waits, where a lock has turned out to be of another than its calls look like."""
@@ -140,7 +146,7 @@ class UserLocks:
     def is_undecided(
         self, tgids: Columns, addresses: Columns, kinds: Columns, now: float
     ) -> npt.NDArray[np.bool_]:
-        """Whether the kind of each of these waits may be corrected in a moment."""
+        """Whether the lock of each of these waits may be known in a moment."""
         rows = self._table.find(mix(tgids, addresses, kinds))
         table = self._table
         asked_at = table["asked_at"][rows]

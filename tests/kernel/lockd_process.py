@@ -143,6 +143,9 @@ class Lockd:
         while self._total("lockd_ticks_total ") < first + WINDOWS:
             assert time.monotonic() < deadline, f"{WINDOWS} ticks took more than {SETTLED_SECONDS:g} s"
             time.sleep(REPEATED_SECONDS)
+        while self._total("lockd_undecided_futex_calls "):
+            assert time.monotonic() < deadline, f"locks are still looked up after {SETTLED_SECONDS:g} s"
+            time.sleep(REPEATED_SECONDS)
 
     def dropped(self, of: str) -> int:
         """Events of that map that were not counted so far."""
