@@ -24,7 +24,13 @@ CODE_LOAD, CODE_MOVE = 0, 1
 CODE = struct.Struct("<IIQQQQ")
 """Of a record that tells of new code: process, thread, its address twice, its size, its number."""
 
-_LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) ([0-9a-fA-F]{1,16}) ([^\n]{1,%d})[^\n]*$" % MAX_NAME, re.M)
+_LINE = re.compile(
+    rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) ([^\n]{1,%d})[^\n]*$" % MAX_NAME, re.M
+)
+_JAVA = re.compile(r"[^\s()]+ ([^\s()]+\.[^\s()]+)\([^()]*\)?")
+"""As HotSpot writes a method: its type, its name, its parameters, which may be cut."""
+_HIDDEN_CLASS = re.compile(r"/0x[0-9a-f]+")
+"""What HotSpot adds to the name of one, which is another in every process."""
 
 
 class JitNames:
@@ -103,10 +109,16 @@ def _map(file: int, size: int) -> dict[int, tuple[int, str]]:
     data = os.pread(file, MAX_BYTES, start)
     functions: dict[int, tuple[int, str]] = {}
     for address, length, name in _LINE.findall(data, data.find(b"\n") + 1 if start else 0):
-        functions[int(address, 16)] = (int(length, 16), name.decode("utf-8", "backslashreplace"))
+        functions[int(address, 16)] = (int(length, 16), _without_types(name))
         if len(functions) > MAX_FUNCTIONS:
             break
     return functions
+
+
+def _without_types(name: bytes) -> str:
+    text = name.decode("utf-8", "backslashreplace")
+    java = _JAVA.fullmatch(text)
+    return _HIDDEN_CLASS.sub("", java[1]) if java else text
 
 
 def _dump(file: int, size: int) -> dict[int, tuple[int, str]]:

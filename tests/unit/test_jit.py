@@ -40,6 +40,24 @@ def test_a_map_is_read_again_when_it_has_grown(process: Path) -> None:
     assert [named(names, a) for a in (0x3000, 0x1000, 0x1010)] == ["new", "replaced", ""]
 
 
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("void Names.enterMonitor()", "Names.enterMonitor"),
+        ("java.lang.Object a.B$C.<init>(java.lang.Object[], int)", "a.B$C.<init>"),
+        ("void Names$$Lambda$14/0x0000000800c01228.run()", "Names$$Lambda$14.run"),
+        (f"int a.B.long({'java.lang.Object, ' * 30})", "a.B.long"),
+        ("_complete_monitor_locking_Java", "_complete_monitor_locking_Java"),
+        ("StubRoutines (1)", "StubRoutines (1)"),
+        ("LazyCompile:*take /srv/app.js:10", "LazyCompile:*take /srv/app.js:10"),
+        ("shop::take(int)", "shop::take(int)"),
+    ],
+)
+def test_methods_of_java_as_hotspot_writes_them(process: Path, written: str, name: str) -> None:
+    (process / "root/tmp/perf-3.map").write_text(f"0x00007fd7a4eca5e0 0x00000000000005c8 {written}\n")
+    assert named(JitNames(process), 0x7FD7A4ECA5E1) == name
+
+
 def record(kind: int, body: bytes) -> bytes:
     return struct.pack("<IIQ", kind, 16 + len(body), 0) + body
 
