@@ -27,6 +27,7 @@ LEFT_OUT = {
     "test_bcc_versions.py": "about releases of bcc, not of the kernel",
     "test_bounds.py": "about the sampler when every table of it is full; filling them takes too long there",
     "test_cost.py": "about shares of processor time, which an emulated processor does not tell",
+    "test_deadlocks.py": "about locks in user space and the sampler, the same on any kernel",
     "test_doctor.py::test_run_without_btf_says_the_same": "about what is hidden by mounts, on any kernel",
     "test_doctor.py::test_tracefs_is_mounted_for_lockd_alone": "the same",
     "test_doctor.py::test_without_btf_nothing_runs": "the same",
@@ -39,15 +40,18 @@ LEFT_OUT = {
     "test_kernel_locks.py": "which locks a system call takes differs between kernels; of those that "
     "test_lock_module.py takes everything is known",
     "test_layout.py": "about what bcc compiles, which takes a minute there each time",
+    "test_lock_names.py": "about programs in many languages, which no kernel sees as such",
     "test_maps.py::test_one_by_one_no_entry_is_found_twice_while_others_come_and_go": "takes too long there",
     "test_names.py": "about names that processes have on any kernel",
     "test_nothing_left.py::test_the_daemon_killed_leaves_nothing[auto]": "the same as on any kernel; what is "
     "special is events of kprobes",
     "test_nothing_left.py::test_the_daemon_killed_leaves_nothing[fentry]": "the same",
     "test_nothing_left.py::test_attaching_and_detaching_often_leaves_nothing[auto]": "the same",
+    "test_server_names.py": "about a server, which is the same on any kernel",
     "test_signals.py": "about processes of lockd, which are the same on any kernel",
     "test_single_operations.py": "about lockd without batch operations, which it takes on any of these",
     "test_totals.py": "about maps that are full; filling them takes too long there",
+    "test_units.py": "about names of control groups, which are the same on any kernel",
     "test_waiting.py": "about waits that go on for long, which would take too long for all kernels together",
 }
 """Tests of tests/kernel that are not run in these machines, and why."""
