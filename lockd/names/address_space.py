@@ -77,8 +77,10 @@ class AddressSpace:
         if not found or not mapped or mapped.path == found.first.path:
             return found
         before = self._maps.find(mapped.start - 1)
-        # Of a file that cannot be read: what is behind memory that is not written to are no variables.
-        return found if not mapped.path and before and before.permissions[1] == "w" else None
+        # Of a file that cannot be read, or is no object: variables are behind others, of one with code.
+        if mapped.path or not before or before.path != found.first.path or before.permissions[1] != "w":
+            return None
+        return found if self._maps.has_code(found) else None
 
     def program_image(self) -> Image | None:
         """The main program's."""
@@ -136,6 +138,10 @@ class AddressSpace:
     def is_executable(self, address: int) -> bool:
         mapping = self._maps.find(address)
         return bool(mapping and mapping.is_executable)
+
+    def is_compiled(self, address: int) -> bool:
+        """Whether it is program text that is in no object."""
+        return self.is_executable(address) and self.image(address) is None
 
     def is_together(self, address: int, other: int) -> bool:
         """Whether two addresses are in one mapping."""

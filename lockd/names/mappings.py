@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import os
 import re
 from dataclasses import dataclass
@@ -79,6 +80,14 @@ class Mappings:
             first = self._first(at)
             self._images[at] = Image(self._mapping(first)) if first >= 0 else None
         return self._images[at]
+
+    def has_code(self, image: Image) -> bool:
+        """Whether some of its file is mapped to be executed."""
+        return image.first.path in self._with_code
+
+    @functools.cached_property
+    def _with_code(self) -> set[bytes]:
+        return {self._path(at) for at, line in enumerate(self._lines) if line[2][2:3] == b"x" and line[6]}
 
     def image_of_inode(self, inode: int) -> Image | None:
         """The object that a file of this number is mapped as."""

@@ -26,10 +26,14 @@ STUB = 64
 
 
 class Code(Protocol):
-    """The program text of a process, by addresses in its memory."""
+    """The program text of a process, by addresses in its memory.
+
+    Compiled is what was made as the program ran, and is in no object.
+    """
 
     def rule(self, address: int) -> Rule | None: ...
     def is_executable(self, address: int) -> bool: ...
+    def is_compiled(self, address: int) -> bool: ...
     def is_together(self, address: int, other: int) -> bool: ...
     def code(self, address: int, size: int) -> bytes: ...
     def function_start(self, address: int) -> int: ...
@@ -134,7 +138,7 @@ class _Walk:
         start = self._code.function_start(place)
         if machine.is_arm64:
             return self._by_link_register(start) or self._by_frame_pointer()
-        nearest = 0
+        possible: list[int] = []
         bottom = self._registers[machine.stack]
         for at, kind, target in self._returns:
             if at < bottom:
@@ -142,10 +146,12 @@ class _Walk:
             if kind == CALL and self._leads_to(target, start):
                 return self._left(at, start)
             is_possible = kind == INDIRECT or start >= 0 or self._may_lead_to(target, place)
-            if is_possible and not nearest and at < bottom + SCANNED:
-                nearest = at
+            if is_possible and at < bottom + SCANNED:
+                possible.append(at)
+        if self._code.is_compiled(place):  # which its like calls; libraries it called left more behind
+            possible.sort(key=lambda at: not self._code.is_compiled(self._read(at)))
         by_frame_pointer = self._by_frame_pointer() if self._may_keep_frame_pointer(start) else None
-        return by_frame_pointer or (self._left(nearest, start) if nearest else None)
+        return by_frame_pointer or (self._left(possible[0], start) if possible else None)
 
     @functools.cached_property
     def _returns(self) -> list[tuple[int, int, int]]:
@@ -205,7 +211,9 @@ class _Walk:
             saved, address = self._read(frame), self._read(frame + 8)
         except Unknown:
             return None
-        if not self._is_return(address, False):
+        # HotSpot's interpreter has its methods return to elsewhere than behind a call.
+        is_compiled = self._code.is_compiled(self._here) and self._code.is_compiled(address)
+        if not self._is_return(address, False) and not (is_compiled and saved > frame):
             return None
         return {
             **self._registers, machine.frame: saved, machine.stack: frame + 16, machine.program: address,

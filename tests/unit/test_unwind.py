@@ -38,6 +38,9 @@ class Text:
     def is_executable(self, address: int) -> bool:
         return 0x1000 <= address < 0x5000
 
+    def is_compiled(self, address: int) -> bool:
+        return self.is_executable(address) and address not in self.named
+
     def is_together(self, address: int, other: int) -> bool:
         return self.is_executable(address) and self.is_executable(other)
 
@@ -101,6 +104,24 @@ def test_a_frame_pointer_counts_only_if_the_function_keeps_one() -> None:
         near, framed = text.put(0x2050, INDIRECT), text.put(0x3050, INDIRECT)
         words = [near, 0, 0, framed]
         assert unwind(text, capture(words, frame=STACK + 16))[1] == (0x304F if keeps else 0x204F)
+
+
+def test_compiled_code_by_frame_pointers_that_lead_outwards() -> None:
+    """Behind no call, as HotSpot's interpreter returns."""
+    text = Text()
+    text.named = range(0x3000, 0x5000)
+    stale = text.put(0x3050, INDIRECT)
+    framed = [stale, STACK + 32, 0x2050, 0, STACK + 48, 0x2150]
+    assert unwind(text, capture(framed, frame=STACK + 8)) == (0x1010, 0x204F, 0x214F)
+    framed[1] = STACK  # leads inwards
+    assert unwind(text, capture(framed, frame=STACK + 8))[1] == 0x304F
+
+
+def test_compiled_code_is_rather_called_by_its_like() -> None:
+    text = Text()
+    text.named = range(0x3000, 0x5000)
+    stale, caller = text.put(0x3050, INDIRECT), text.put(0x2050, INDIRECT)
+    assert unwind(text, capture([stale, 7, caller]))[1] == 0x204F
 
 
 def test_saved_registers_are_restored_for_the_rules_further_out() -> None:
