@@ -12,19 +12,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockd.names.locking_functions import COMMON, ENDS, FAMILIES, LOCKING, POOLS, PYTHON, RUNTIMES
+from lockd.names.locking_functions import COMMON, ENDS, FAMILIES, LOCKING, PARKERS, POOLS, PYTHON, RUNTIMES
 
 LOCK, COND = "lock", "cond"
 
 KINDS = {
     "mutex": LOCK, "rwlock": LOCK, "once": LOCK, "gil": LOCK, "monitor": LOCK, "internal": LOCK,
-    "thread_lock": LOCK, "runtime": LOCK, "lwlock": LOCK,
+    "thread_lock": LOCK, "runtime": LOCK, "lwlock": LOCK, "synchronizer": LOCK,
     "cond": COND, "sem": COND, "barrier": COND, "latch": COND, "join": COND, "park": COND,
 }  # fmt: skip
 """Families by the kind of wait: for another's critical section, or for others to do something.
 
 `internal` are the C library's own locks, `thread_lock` is Python's threading.Lock, `monitor` is Java's,
-`runtime` a lock of Go's runtime, `lwlock` PostgreSQL's.
+`synchronizer` are the locks of java.util.concurrent, `runtime` a lock of Go's runtime, `lwlock` PostgreSQL's.
 """
 
 _PYTHON_OBJECT = re.compile(r"(?:lib)?python[23](?:\.\d+)?[dt]?(?:\.so.*)?$|python$")
@@ -52,6 +52,8 @@ class Judgement:
     implementation: str
     object: str
     """What the function is in that tells the family."""
+    is_parked: bool
+    """Whether the thread sleeps on a word of its own, which is no part of the lock."""
 
 
 def judge(stack: Sequence[Frame]) -> Judgement:
@@ -61,24 +63,30 @@ def judge(stack: Sequence[Frame]) -> Judgement:
     GIL. But a thread that has come back from a condition variable, and waits for the mutex, waits for a lock.
     """
     sorts = _sorts(stack)
-    end = next((i for i, sort in enumerate(sorts) if sort != "locking"), len(stack))
+    end = next((i for i, sort in enumerate(sorts) if sort not in ("locking", "stub")), len(stack))
     family = owner = implementation = ""
     is_musl = any(_MUSL_OBJECT.match(f.object) or _MUSL.fullmatch(f.function) for f in stack[:end])
     for frame in stack[:end]:
         found = family_of(frame.function)
         if not implementation and found and frame.function.lstrip("_").startswith("pthread_"):
             implementation = ("musl " if is_musl else "glibc ") + found
-        if found and not (KINDS.get(family) == LOCK and KINDS[found] == COND):
+        if found and _replaces(found, family):
             family, owner = found, frame.object
-    return Judgement(family, KINDS.get(family, ""), _site(stack, sorts, end), implementation, owner)
+    is_parked = any(_matches(_PARKER, _plain(frame.function)) for frame in stack[:end])
+    site = _site(stack, sorts, end)
+    return Judgement(family, KINDS.get(family, ""), site, implementation, owner, is_parked)
+
+
+def _replaces(outer: str, inner: str) -> bool:
+    """Whether it is the family of the two. Java's semaphores wait as its locks do."""
+    is_semaphore = inner == "synchronizer" and outer in ("sem", "latch")
+    return is_semaphore or not (KINDS.get(inner) == LOCK and KINDS[outer] == COND)
 
 
 def _site(stack: Sequence[Frame], sorts: Sequence[str], end: int) -> str:
     """The first function of none of the three sorts; else the least common of what there is."""
-    locking, rest = (
-        [f for f in reversed(stack[:end]) if f.function],
-        list(zip(stack[end:], sorts[end:], strict=True)),
-    )
+    inner, rest = zip(stack[:end], sorts, strict=False), list(zip(stack[end:], sorts[end:], strict=True))
+    locking = [frame for frame, sort in inner if frame.function and sort == "locking"][::-1]
     candidates = [
         *(frame for frame, sort in rest if not sort),
         *(frame for frame, sort in rest if sort == "runtime"),
@@ -93,13 +101,17 @@ def _sorts(stack: Sequence[Frame]) -> list[str]:
     """locking, runtime, common or, for a function that may be a site, empty; of each frame.
 
     A nameless function between locking functions of one object is locking too, as is one of the C library.
+    In HotSpot there are stubs as well, which Java is left by, and its interpreter: locking goes on beyond.
     """
     sorts: list[str] = []
     is_java = False
+    is_hotspot = any(frame.object == "libjvm.so" for frame in stack)
     for i, frame in enumerate(stack):
         sort = _sort(frame.object, frame.function)
         is_java |= frame.object == "[jit]"
-        if is_java and frame.object == "libjvm.so":
+        if is_hotspot and frame.object == "[jit]" and not re.search(r"\.|::", frame.function):
+            sort = "stub"
+        elif is_java and frame.object == "libjvm.so":
             sort = "common"  # it has called what was compiled, and is in every thread
         if not frame.function and all(s == "locking" for s in sorts):
             outer = next((other for other in stack[i + 1 :] if other.function), None)
@@ -165,6 +177,7 @@ _BY_FAMILY = {family: _any(text) for family, text in FAMILIES.items()}
 _LOCKING = _any(LOCKING, *FAMILIES.values())
 _RUNTIME = _any(RUNTIMES)
 _COMMON_CODE = _any(COMMON)
+_PARKER = _any(PARKERS)
 _POOL = _any(POOLS)
 _END = _any(ENDS)
 _PYTHON_COMMON = _any(PYTHON)

@@ -71,7 +71,13 @@ FAMILIES = {
     "lwlock": r"""
         LWLockAcquire\w* LWLockWaitForVar LWLockConditionalAcquire
     """,
+    "synchronizer": r"""
+        L?java[./]util[./]concurrent[./]locks[./](?!LockSupport|\S*(?:Condition|acquireShared))\S*
+        L?java[./]util[./]concurrent[./]locks[./]Reentrant\S*
+    """,
     "cond": r"""
+        L?java[./]util[./]concurrent[./](?:locks[./]\S*Condition\w+|\w*Queue|\w*Deque|Phaser)\b\S*
+        L?java[./]lang[./]Object(?:;::|\.)wait\S*
         _*(?:GI__*)?(?:pthread_cond|cnd|__pthread_cond)_\w+ ___pthread_cond_\w+
         (?:g|uv|apr_thread|my|psi|safe)_cond_\w+ inline_mysql_cond_\w+ __gthread_cond_\w+
         std::(?:condition_variable|condition_variable_any|_V2::condition_variable_any|__condvar)::.*
@@ -92,7 +98,8 @@ FAMILIES = {
         do_futex_wait\w* uv_sem_\w+
         std::(?:counting_semaphore|__semaphore_\w+|__(?:platform|atomic)_semaphore\w*)::.*
         QSemaphore::.* (?:Posix)?Semaphore::wait\w* PosixSemaphore::.* v8::base::Semaphore::.*
-        PGSemaphoreLock _PySemaphore_\w+
+        PGSemaphoreLock _PySemaphore_\w+ L?java[./]util[./]concurrent[./]Semaphore\b\S*
+        L?java[./]util[./]concurrent[./]locks[./]AbstractQueued\S*acquireShared\S*
         folly::(?:\w*::)*(?:Baton|LifoSem|SaturatingSemaphore)\w*::.*
         boost::(?:\w+::)*\w*semaphore\w*::.*
     """,
@@ -102,6 +109,7 @@ FAMILIES = {
     """,
     "latch": r"""
         std::latch::.* <*rayon_core::latch\b.* boost::latch::.*
+        L?java[./]util[./]concurrent[./]CountDownLatch\b\S*
     """,
     "join": r"""
         _*(?:pthread_\w*join\w*|thrd_join) __gthread_join std::(?:thread|jthread)::join
@@ -117,9 +125,20 @@ FAMILIES = {
         <*tokio::runtime::(?:\w+::)*park\b.* <*rayon_core::sleep\b.* <*crossbeam_utils::sync::.*
         folly::(?:detail::)?(?:Futex|futex|parkingLot|ParkingLot)\w*.*
         runtime\.(?:notesleep|notetsleep\w*|semasleep|mPark|futexsleep)
+        L?java[./]util[./]concurrent[./]locks[./]LockSupport\b\S*
+        L?jdk[./]internal[./]misc[./]Unsafe(?:;::|\.)park\S* L?sun[./]misc[./]Unsafe(?:;::|\.)park\S*
     """,
 }
 """Of each family, the functions that only it has."""
+
+PARKERS = r"""
+        (?:os::)?PlatformEvent::park\w* (?:\w+::)*Parker::park %thread::(?:current::|functions::)?park\w*
+        %sys(?:_common)?\b.*(?:thread_park\w*|::Parker)\b.* %thread::(?:thread::)?Thread>?::park.*
+        <*parking_lot_core::.* absl::synchronization_internal::.* AbslInternalPerThreadSem\w+
+        folly::(?:detail::)?(?:parkingLot|ParkingLot)\w*.* WTF::ParkingLot\w*::.*
+        runtime\.(?:notesleep|notetsleep\w*|mPark)
+"""
+"""Of these, where the word that a thread sleeps on is its own, whatever lock it waits for."""
 
 LOCKING = r"""
         std::(?:lock_guard|unique_lock|scoped_lock)::~?\w+
@@ -134,7 +153,7 @@ LOCKING = r"""
         os::(?:Linux|Posix)::.* ThreadBlockInVM\w*::.* ThreadLockBlockInVM\w*::.*
         absl::base_internal::.* absl::Mutex::.* AbslInternal\w+ <*atomic_wait::.* <*psm::.*
         Mutex::.* Monitor::.* MonitorLocker::.* MutexLocker::.* ObjectMonitor::.*
-        ObjectSynchronizer::.* JavaThreadBlock\w*.*
+        ObjectSynchronizer::.* JavaThreadBlock\w*.* L?java[./]util[./]concurrent[./]\S*
 """
 """Locking that several families have in common."""
 
@@ -153,6 +172,7 @@ COMMON = r"""
         runtime\.(?:mcall|systemstack|goexit|mstart\d?|rt0_go|asmcgocall|morestack)
         _rt0_.* JavaCalls::.* JavaThread::.* Thread::call_run thread_entry thread_native_entry
         java_start call_stub Interpreter StubRoutines.* java_main ThreadJavaMain \[jit\]
+        L?java[./]lang[./]Thread(?:;::|\.)run\S*
 """
 """What is in the stack of every thread."""
 

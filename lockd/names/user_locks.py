@@ -82,9 +82,11 @@ class UserNames:
         places = unwind(process.space, capture) if capture else ()
         frames = self._frames(process, places)
         judgement = judge(frames)
-        name = self._static(process.space, address, judgement.implementation)
-        if not name and capture and capture.thread_pointer:
-            name = self._thread_local(process.space, address, capture.thread_pointer)
+        name = ""
+        if not judgement.is_parked:
+            name = self._static(process.space, address, judgement.implementation)
+            if not name and capture and capture.thread_pointer:
+                name = self._thread_local(process.space, address, capture.thread_pointer)
         family, kind = judgement.family, judgement.kind
         symbol = name.partition(":")[2].partition("+")[0]
         if family == GIL or (kind in ("", COND) and symbol == RUNTIME):

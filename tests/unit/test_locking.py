@@ -8,13 +8,17 @@ from lockd.names.locking import KINDS, Frame, family_of, is_end, is_pool, judge
 from lockd.names.locking_functions import FAMILIES
 
 THREAD = "libc.so.6:start_thread libc.so.6:clone3"
+PARK = "WAIT pthread_cond_wait libjvm.so:Parker::park libjvm.so:Unsafe_Park"
+AQS = "[jit]:java.util.concurrent.locks.AbstractQueuedSynchronizer"
 WAIT = "libc.so.6:__futex_abstimed_wait_common libc.so.6:"
 
 
 def frames(text: str) -> list[Frame]:
     """`object:function` or, for one without a name, `object+0x1`; spaces inside are written as ~."""
     made = []
-    for word in text.replace("THREAD", THREAD).replace("WAIT ", WAIT).split():
+    for short, full in (("THREAD", THREAD), ("PARK", PARK), ("WAIT ", WAIT), ("AQS", AQS)):
+        text = text.replace(short, full)
+    for word in text.split():
         label = word.replace("~", " ")
         object_name, _, function = label.partition(":")
         made.append(Frame(object_name.partition("+")[0], function, label))
@@ -46,6 +50,32 @@ monitor lock libjvm.so:InterpreterRuntime::monitorenter: WAIT pthread_cond_wait
     libjvm.so:InterpreterRuntime::monitorenter [jit] libjvm.so:JavaCalls::call_helper
 cond cond [jit]:LShop;::wait: WAIT pthread_cond_wait libjvm.so:ObjectMonitor::wait
     libjvm.so:JVM_MonitorWait [jit]:Interpreter [jit]:LShop;::wait
+monitor lock [jit]:Shop.add: WAIT pthread_cond_wait libjvm.so:os::PlatformEvent::park
+    libjvm.so:ObjectMonitor::enter libjvm.so:SharedRuntime::complete_monitor_locking_C
+    [jit]:_complete_monitor_locking_Java [jit]:Shop.add [jit]:Interpreter [jit]:StubRoutines~(1)
+synchronizer lock [jit]:Shop.add: PARK [jit]:Interpreter [jit]:Interpreter
+    [jit]:java.util.concurrent.locks.ReentrantLock$Sync.lock
+    [jit]:java.util.concurrent.locks.ReentrantLock.lock [jit]:Shop.add
+synchronizer lock [jit]:Shop.add: PARK [jit]:java.util.concurrent.locks.LockSupport.park AQS.acquire
+    [jit]:Shop.add
+synchronizer lock [jit]:Shop.add: PARK AQS.acquire AQS$ConditionObject.await
+    [jit]:java.util.concurrent.LinkedBlockingQueue.take [jit]:Shop.add
+synchronizer lock [jit]:Shop.get: PARK AQS.acquire AQS.acquireShared
+    [jit]:java.util.concurrent.locks.ReentrantReadWriteLock$ReadLock.lock [jit]:Shop.get
+cond cond [jit]:Shop.take: PARK AQS$ConditionNode.block
+    [jit]:java.util.concurrent.ForkJoinPool.managedBlock AQS$ConditionObject.await
+    [jit]:java.util.concurrent.LinkedBlockingQueue.take [jit]:Shop.take
+sem cond [jit]:Shop.take: PARK AQS.acquire AQS.acquireSharedInterruptibly
+    [jit]:java.util.concurrent.Semaphore.acquire [jit]:Shop.take
+latch cond [jit]:Shop.open: PARK AQS.acquire AQS.acquireSharedInterruptibly
+    [jit]:java.util.concurrent.CountDownLatch.await [jit]:Shop.open
+park cond [jit]:java.util.concurrent.ThreadPoolExecutor$Worker.run: PARK
+    [jit]:java.util.concurrent.locks.LockSupport.park
+    [jit]:java.util.concurrent.ThreadPoolExecutor$Worker.run [jit]:java.lang.Thread.run
+    [jit]:StubRoutines~(1) libjvm.so:JavaCalls::call_helper
+park cond libjvm.so:Unsafe_Park: PARK [jit] [jit] [jit] libjvm.so:JavaCalls::call_helper
+cond cond [jit]:Shop.take: WAIT pthread_cond_wait libjvm.so:ObjectMonitor::wait libjvm.so:JVM_MonitorWait
+    [jit]:java.lang.Object.wait [jit]:java.lang.Object.wait [jit]:Shop.take
 mutex lock app:shop::add: libc.so.6:syscall app:std::sys::sync::mutex::futex::Mutex::lock_contended
     app:shop::add
 mutex lock app:shop::add: libc.so.6:syscall app:std::sys::unix::locks::futex::Mutex::lock_contended
@@ -100,6 +130,25 @@ def test_what_is_not_locking(name: str) -> None:
 
 def test_every_family_has_a_kind() -> None:
     assert FAMILIES.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("stack", "is_parked"),
+    [
+        ("app:parking_lot_core::parking_lot::park app:parking_lot::raw_mutex::RawMutex::lock_slow", True),
+        ("WAIT pthread_cond_wait libjvm.so:os::PlatformEvent::park libjvm.so:ObjectMonitor::EnterI", True),
+        ("PARK", True),
+        ("app:runtime.futex app:runtime.futexsleep app:runtime.notesleep app:runtime.mPark", True),
+        ("app:<std::sys::sync::thread_parking::futex::Parker>::park app:std::thread::park", True),
+        ("app:AbslInternalPerThreadSemWait_lts_20230802 app:absl::lts_20230802::Mutex::Block", True),
+        ("app:runtime.futex app:runtime.futexsleep app:runtime.lock2", False),
+        ("libc.so.6:syscall app:std::sys::sync::mutex::futex::Mutex::lock_contended", False),
+        ("WAIT pthread_cond_wait libjvm.so:os::PlatformMonitor::wait libjvm.so:Monitor::wait", False),
+        ("libc.so.6:__lll_lock_wait app:take app:parking_lot_core::parking_lot::park", False),
+    ],
+)
+def test_whose_word_it_is(stack: str, is_parked: bool) -> None:
+    assert judge(frames(stack)).is_parked == is_parked
 
 
 def test_what_is_shared_or_left() -> None:
