@@ -134,8 +134,9 @@ FAMILIES = {
 PARKERS = r"""
         (?:os::)?PlatformEvent::park\w* (?:\w+::)*Parker::park %thread::(?:current::|functions::)?park\w*
         %sys(?:_common)?\b.*(?:thread_park\w*|::Parker)\b.* %thread::(?:thread::)?Thread>?::park.*
-        <*parking_lot_core::.* absl::synchronization_internal::.* AbslInternalPerThreadSem\w+
-        folly::(?:detail::)?(?:parkingLot|ParkingLot)\w*.* WTF::ParkingLot\w*::.*
+        <*parking_lot(?:_core)?::.* absl::synchronization_internal::.* AbslInternalPerThreadSem\w+
+        absl::(?:Mutex|CondVar)::.* folly::(?:detail::)?(?:parkingLot|ParkingLot)\w*.*
+        WTF::(?:Lock|WordLock|ParkingLot)\w*::.*
         runtime\.(?:notesleep|notetsleep\w*|mPark)
 """
 """Of these, where the word that a thread sleeps on is its own, whatever lock it waits for."""

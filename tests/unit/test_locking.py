@@ -136,6 +136,7 @@ def test_every_family_has_a_kind() -> None:
     ("stack", "is_parked"),
     [
         ("app:parking_lot_core::parking_lot::park app:parking_lot::raw_mutex::RawMutex::lock_slow", True),
+        ("libc.so.6:syscall app:parking_lot::raw_mutex::RawMutex::lock_slow", True),  # the rest is inlined
         ("WAIT pthread_cond_wait libjvm.so:os::PlatformEvent::park libjvm.so:ObjectMonitor::EnterI", True),
         ("PARK", True),
         ("app:runtime.futex app:runtime.futexsleep app:runtime.notesleep app:runtime.mPark", True),
