@@ -72,7 +72,9 @@ def _java(what: str, scenario: str, kind: str, method: str, waits: int | None = 
                "-cp", "{build}")  # fmt: skip
     place = f"[jit]:*Names.{method}*"
     command = ("java", *options, "Names", scenario)
-    return Scenario(f"java.{scenario}", "Java", what, command, kind, place, place, "java", waits, "jcmd")
+    return Scenario(
+        f"java.{scenario}", "Java, C1 only", what, command, kind, place, place, "java", waits, "jcmd"
+    )
 
 
 def _python(what: str, scenario: str, kind: str, function: str) -> Scenario:
