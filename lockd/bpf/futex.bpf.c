@@ -288,6 +288,7 @@ static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, 
         if (now - known->captured < CAPTURED_AGAIN_NS)
             return;
     }
+    tell_of_process(task, t->tgid, now);
     if (keep_capture(ctx, task, &id, fresh.guess))
         known_locks.update(&id, &fresh);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,10 @@ CAPTURES_ENTRIES = 256
 """Locks that threads block on for the first time within one period; further ones are captured in the next."""
 KNOWN_LOCKS_ENTRIES = 16384
 """Locks in user space that are not captured again."""
-
+TOLD_PROCESSES_ENTRIES = 1024
+"""Processes of which the namer is not told again."""
+BLOCKED_PROCESSES = "blocked_processes"
+"""The ring buffer that tells the namer of processes; kernels before 5.8 have none."""
 
 THREAD_POINTER = {"x86_64": "thread.fsbase", "aarch64": "thread.uw.tp_value"}
 """Member of struct task_struct."""
@@ -57,6 +61,7 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
         "HOLDING_ENTRIES": settings.entries,
         "CAPTURES_ENTRIES": CAPTURES_ENTRIES,
         "KNOWN_LOCKS_ENTRIES": KNOWN_LOCKS_ENTRIES,
+        "TOLD_PROCESSES_ENTRIES": TOLD_PROCESSES_ENTRIES,
         "TASK_PID": types.offset("task_struct", "pid"),
         "TASK_TGID": types.offset("task_struct", "tgid"),
         "TASK_COMM": types.offset("task_struct", "comm"),
@@ -91,6 +96,9 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
         defines["HAVE_PREV_STATE"] = None
     if types.has_helper("task_pt_regs"):
         defines["HAVE_TASK_PT_REGS"] = None
+    if types.has_helper("ringbuf_output"):
+        defines["HAVE_RINGBUF"] = None
+        defines["PAGE_SIZE"] = resource.getpagesize()  # bcc takes it for the size of a ring
 
     # Not with PREEMPT_RT, where a mutex is an rt_mutex; osq only where writers spin.
     if types.has_member("mutex", "owner") and types.has_member("rw_semaphore", "owner"):
@@ -157,6 +165,8 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     source = source_for(settings, choices, host)
     module = Module(compiled(source, Kept(default_directory())), source, host)
     pairs, plain = _maps(settings, choices)
+    if module.has_map(BLOCKED_PROCESSES):
+        plain.append(BLOCKED_PROCESSES)
     for pair in pairs:
         for index in (0, 1):
             module.put_map(pair, index, f"{pair}_{index}")

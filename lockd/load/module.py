@@ -35,6 +35,9 @@ class Module:
         """By function and what it was given."""
         self._attached: list[int] = []
 
+    def has_map(self, name: str) -> bool:
+        return name in self._maps
+
     def map_fd(self, name: str) -> int:
         return self._map_fds[name]
 

@@ -1,9 +1,10 @@
 """The namer process: answers what locks are called and who holds them, one question after another.
 
-`python3 lockd/isolated.py lockd.names SOCKET-FD PROCFS LOG-LEVEL`
+`python3 lockd/isolated.py lockd.names SOCKET-FD PROCFS LOG-LEVEL [RING-FD RING-BYTES]`
 
 It reads files that anybody may have written. What goes wrong there ends at most this process: its memory is
-limited, it has no descriptors but the socket, and of its parent's capabilities only those for reading.
+limited, it has no descriptors but the socket and the ring of blocked processes, and of its parent's
+capabilities only those for reading.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from lockd import logs, privileges
+from lockd.names.blocked_processes import BlockedProcesses, Ring
 from lockd.names.kernel_locks import KernelNames
 from lockd.names.messages import (
     Answer,
@@ -38,8 +43,9 @@ log = logging.getLogger(__name__)
 READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
 MEMORY_BYTES = 512 << 20
 """Of its own, not counting files that it maps."""
-NICENESS = 5
 MESSAGE_BYTES = 1 << 17
+ASKED_SECONDS = 10.0
+"""After a thread of a process blocked; whoever has not asked for the process by then never will."""
 
 
 class Names:
@@ -50,6 +56,18 @@ class Names:
         self._user = UserNames(procfs)
         self._kernel = KernelNames(procfs)
         self._looked: set[int] = set()
+        self._blocked: dict[int, float] = {}
+        self._forget_at = 0.0
+
+    def look_at_blocked(self, tgids: Sequence[int]) -> None:
+        """A thread of each of these has just blocked: they may end before they are asked about."""
+        now = time.monotonic()
+        for tgid in tgids:
+            self._blocked[tgid] = now
+            self._user.look(tgid)
+        if tgids and now >= self._forget_at:
+            self._forget_at = now + ASKED_SECONDS
+            self._forget(now)
 
     def answer(self, question: Question) -> Answer | None:
         """None if none is wanted."""
@@ -71,15 +89,32 @@ class Names:
                 return OwnersAnswer(question.token, tuple(tids))
             case Looks():
                 self._looked = self._looked - set(question.gone) | set(question.tgids)
-                self._user.keep(self._looked)
+                self._forget(time.monotonic())
                 for tgid in question.tgids:
                     self._user.look(tgid)
         return None
 
+    def _forget(self, now: float) -> None:
+        """All but the processes that the sampler speaks of, or that it may soon ask about."""
+        self._blocked = {tgid: at for tgid, at in self._blocked.items() if at > now - ASKED_SECONDS}
+        self._user.keep(self._looked | self._blocked.keys())
 
-def serve(sock: socket.socket, names: Names) -> None:
-    """Until the sampler closes its end."""
-    while message := sock.recv(MESSAGE_BYTES):
+
+def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = None) -> None:
+    """Until the sampler closes its end. What may end at any moment comes before each question."""
+    ready = select.poll()
+    for one in (sock, blocked):
+        if one:
+            ready.register(one, select.POLLIN)
+    while True:
+        events = ready.poll()
+        if blocked:
+            names.look_at_blocked(blocked.read())
+        if sock.fileno() not in (fd for fd, _ in events):
+            continue
+        message = sock.recv(MESSAGE_BYTES)
+        if not message:
+            return
         question = decode_question(message)
         try:
             answer = names.answer(question)
@@ -90,18 +125,30 @@ def serve(sock: socket.socket, names: Names) -> None:
             sock.send(encode_answer(answer))
 
 
+def blocked_processes(ring: Ring) -> BlockedProcesses | None:
+    """None if the kernel refuses it."""
+    try:
+        return BlockedProcesses(ring)
+    except OSError as error:
+        log.warning(
+            "the ring buffer of blocked processes cannot be read: %s;"
+            " locks of processes that end at once stay without names", error.strerror
+        )  # fmt: skip
+        return None
+
+
 def main() -> None:
     parent = os.getppid()
     fd, procfs, level = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    ring = Ring(int(sys.argv[4]), int(sys.argv[5])) if len(sys.argv) > 4 else None
     logs.setup(level, process="namer")
     privileges.keep_only(READING & privileges.capabilities())
     privileges.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:  # it ended before it could be noticed
         return
-    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    serve(socket.socket(fileno=fd), Names(procfs))
+    serve(socket.socket(fileno=fd), Names(procfs), blocked_processes(ring) if ring else None)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockd import isolated
+from lockd.names.blocked_processes import Ring
 from lockd.names.messages import Answer, KernelLock, Looks, Owners, Question, UserLockSeen, decode
 
 log = logging.getLogger(__name__)
@@ -39,11 +40,12 @@ LOOKS = 1000
 class Resolver:
     """Ask with ask(), fetch what is ready with answers(); neither ever waits.
 
-    `procfs` is the root of a proc file system.
+    `procfs` is the root of a proc file system. By `blocked` the programs tell the namer itself, at once, of
+    which processes a thread blocks.
     """
 
-    def __init__(self, procfs: Path = Path("/proc")) -> None:
-        self._procfs = procfs
+    def __init__(self, procfs: Path = Path("/proc"), blocked: Ring | None = None) -> None:
+        self._procfs, self._blocked = procfs, blocked
         self._queue: deque[Question] = deque()
         self._outstanding: deque[Question] = deque()
         self._answers: list[Answer] = []
@@ -92,7 +94,7 @@ class Resolver:
         if not self._namer:
             if now < self._start_at:
                 return
-            self._namer = Namer(self._procfs)
+            self._namer = Namer(self._procfs, self._blocked)
         try:
             for message in self._namer.received():
                 try:
@@ -151,7 +153,8 @@ class NamerGone(Exception):
 class Namer:
     """The process, and our end of the socket to it."""
 
-    def __init__(self, procfs: Path) -> None:
+    def __init__(self, procfs: Path, blocked: Ring | None = None) -> None:
+        ring = [blocked.fd, blocked.size] if blocked else []
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         with theirs:
@@ -161,9 +164,10 @@ class Namer:
                     str(theirs.fileno()),
                     str(procfs),
                     str(log.getEffectiveLevel()),
+                    *map(str, ring),
                 ],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *ring[:1]],
                 start_new_session=True,  # Ctrl-C on a terminal is for the sampler, which ends it
             )
         self.pid = self._child.pid

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from lockd.batch import MISSING, can_batch
 from lockd.manifest import Manifest
+from lockd.names.blocked_processes import Ring
 from lockd.sample import structs
 from lockd.sample.inflight import read_steady
 from lockd.sample.maps import Buffers, Control, GracePeriod, HashMap, PerCpuCounters
@@ -22,6 +23,7 @@ Rows = tuple[Columns, Columns]
 
 CAPTURES = "captures"
 """The pair that is not folded: each entry is a question to the namer, to be asked while the process lives."""
+BLOCKED_PROCESSES = "blocked_processes"
 
 
 class Collector:
@@ -40,8 +42,13 @@ class Collector:
         hashes = {
             name: HashMap(fd, info, batch)
             for name, (fd, info) in infos.items()
-            if name not in ("control", "losses")
+            if name not in ("control", "losses", BLOCKED_PROCESSES)
         }
+        self.blocked_processes: Ring | None = None
+        """For the namer; None if the kernel has no ring buffers."""
+        if BLOCKED_PROCESSES in infos:
+            fd, info = infos[BLOCKED_PROCESSES]
+            self.blocked_processes = Ring(fd, info.entries)
         self._threads, self._kernel_waits = hashes["threads"], hashes.get("kernel_waits")
         self._kernel_holding = hashes.get("kernel_holding")
         self.abandoned = 0

@@ -71,7 +71,7 @@ class Sampler:
         functions = fds[len(manifest.maps) : len(manifest.maps) + len(manifest.functions)]
         self._processes = Processes(Units(procfs), procfs)
         self._identities = Identities(self._processes, settings.filter)
-        self._resolver = Resolver(procfs)
+        self._resolver = Resolver(procfs, self._collector.blocked_processes)
         self.detail = Detail(self._processes.thread_comm, FOLDED_ROWS + 2 * self._collector.largest)
         self._limits = settings.limits
         self._user_locks: UserLocks | None = None
@@ -88,7 +88,7 @@ class Sampler:
                 self._resolver,
                 self._collector.known_locks,
                 [name.removeprefix("KIND_").lower() for name in manifest.enums["futex_kind"]],
-                lambda tgid: self._identities.of_process(tgid, 0)[1],
+                self._may_be_wanted,
             )
             self.futex = FutexAggregates(*shared, self._user_locks)
         if "offcpu" in self._collector.capacities:
@@ -114,6 +114,11 @@ class Sampler:
         )
         self._tgids_alive: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
         self._next_second = self._next_housekeeping = 0.0
+
+    def _may_be_wanted(self, tgid: int) -> bool:
+        """What a process was called that is gone already, only its events tell."""
+        (_, comm), is_wanted = self._identities.of_process(tgid, 0)
+        return is_wanted or not comm
 
     @property
     def _aggregates(self) -> list[Aggregates]:

@@ -126,7 +126,7 @@ def test_what_the_namers_cost_only_grows(tmp_path: Path, make: MakeResolver) -> 
     assert resolver.cpu_seconds() > before
 
 
-def test_it_holds_no_descriptor_but_its_socket(tmp_path: Path, make: MakeResolver) -> None:
+def test_without_a_ring_it_holds_no_descriptor_but_its_socket(tmp_path: Path, make: MakeResolver) -> None:
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     resolver = make(tmp_path)
     named(resolver, LOCK)
