@@ -47,8 +47,8 @@ LEFT_OUT = {
     "special is events of kprobes",
     "test_nothing_left.py::test_the_daemon_killed_leaves_nothing[fentry]": "the same",
     "test_nothing_left.py::test_attaching_and_detaching_often_leaves_nothing[auto]": "the same",
-    "test_offcpu.py::test_every_reason_that_a_program_can_provoke": "its program times its calls from outside, "
-    "which adds milliseconds there to a clone; the reason of a call is not the kernel's matter",
+    "test_offcpu.py::test_every_reason_that_a_program_can_provoke": "its program times its calls "
+    "from outside, which adds milliseconds there to a clone; the reasons are not the kernel's matter",
     "test_server_names.py": "about a server, which is the same on any kernel",
     "test_signals.py": "about processes of lockd, which are the same on any kernel",
     "test_single_operations.py": "about lockd without batch operations, which it takes on any of these",
