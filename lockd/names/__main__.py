@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockd import logs, privileges
@@ -49,10 +49,10 @@ ASKED_SECONDS = 10.0
 
 
 class Names:
-    """Everything that can be asked."""
+    """Everything that can be asked. `clock` counts seconds."""
 
-    def __init__(self, procfs: Path) -> None:
-        self._procfs = procfs
+    def __init__(self, procfs: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._procfs, self._clock = procfs, clock
         self._user = UserNames(procfs)
         self._kernel = KernelNames(procfs)
         self._looked: set[int] = set()
@@ -61,10 +61,13 @@ class Names:
 
     def look_at_blocked(self, tgids: Sequence[int]) -> None:
         """A thread of each of these has just blocked: they may end before they are asked about."""
-        now = time.monotonic()
+        now = self._clock()
         for tgid in tgids:
             self._blocked[tgid] = now
-            self._user.look(tgid)
+            try:
+                self._user.look(tgid)
+            except Exception:  # as in serve()
+                log.exception("the mappings of process %d", tgid)
         if tgids and now >= self._forget_at:
             self._forget_at = now + ASKED_SECONDS
             self._forget(now)
@@ -89,7 +92,7 @@ class Names:
                 return OwnersAnswer(question.token, tuple(tids))
             case Looks():
                 self._looked = self._looked - set(question.gone) | set(question.tgids)
-                self._forget(time.monotonic())
+                self._forget(self._clock())
                 for tgid in question.tgids:
                     self._user.look(tgid)
         return None
