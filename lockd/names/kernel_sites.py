@@ -33,7 +33,7 @@ _HELPERS = re.compile(
     r")"
 )
 _TRACING = re.compile(
-    r"bpf_prog_[0-9a-f]{16}(?:_\w*)?|bpf_trampoline_\d+|bpf_dispatcher_\w+_func|bpf_trace_run\d+|bpf_get_stack\w*"
+    r"bpf_prog_[0-9a-f]{16}(?:_\w*)?|bpf_trampoline_\d+(?:_\d+)?|bpf_dispatcher_\w+_func|bpf_trace_run\d+|bpf_get_stack\w*"
     r"|__bpf_trace_\w+|__bpf_prog_(?:enter|exit|run)\w*|__traceiter_\w+|trace_call_bpf|perf_trace_\w+|perf_call_bpf_enter"
     r"|trace_event_raw_event_\w+"
     r"|ftrace_(?:trampoline|caller|call|regs_caller|regs_call|stub|ops_list_func|ops_assist_func)"

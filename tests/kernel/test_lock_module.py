@@ -5,11 +5,13 @@ The daemons of all mechanisms run at the same time, so that they see the same.
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Start
@@ -261,6 +263,14 @@ def test_static_locks_have_names(name: str, by: str, bench: Bench) -> None:
     assert {row["lock"] for row in rows} == {NAMED[name]}
 
 
+NO_SITES = {"unknown"}
+
+
+def is_blind_to_callers() -> bool:
+    """Whether this kernel cannot walk a stack through the trampoline of a kretprobe: before 5.15."""
+    return tuple(int(part) for part in platform.release().split(".")[:2]) < (5, 15)
+
+
 WAITERS = [name.removeprefix("contended ") for name in scripts() if name.startswith("contended ")]
 
 
@@ -269,7 +279,8 @@ def test_sites_are_where_the_module_asks_for_a_lock(function: str, by: str, benc
     comm, _ = bench.result(f"contended {function}", 0)
     sites = {row["site"] for row in bench.daemon(by).api("locks", comm=comm) if row["blocked_count"]}
     # Where it does no more than return what the kernel's function returns, the compiler makes a jump of it.
-    assert sites and sites <= {f"call_{function}", "take", "do_step"}
+    expected = {f"call_{function}", "take", "do_step"}
+    assert sites and sites <= (NO_SITES if by == "kprobe" and is_blind_to_callers() else expected)
 
 
 @pytest.mark.parametrize(
@@ -279,15 +290,22 @@ def test_names_of_the_lock_of_an_address_space(
     fault: int, site: str, by: str, bench: Bench, workload: Start
 ) -> None:
     one = workload("mmap_lock", 20, 64, fault, comm=f"ltmm{fault}.{by}")
-    truth = one.run()
+    one.run()
     daemon = bench.daemon(by)
-    daemon.metrics()
-    rows = daemon.api("locks", comm=one.comm, kind="rwsem_read")
+    rows: list[dict[str, Any]] = []
+
+    def is_named(_: Metrics) -> bool:
+        # Others were held, and not waited for.
+        rows[:] = [
+            row for row in daemon.api("locks", comm=one.comm, kind="rwsem_read") if row["blocked_count"]
+        ]
+        return bool(rows) and all(row["lock"] for row in rows)
+
+    daemon.until(is_named, 30)
     one.finish()
-    assert truth["kernel"]["rwsem_read"]["waits"] > 0
-    assert rows
     assert {row["lock"] for row in rows} == {"mmap_lock"}
-    assert all(re.fullmatch(site, row["site"]) for row in rows), rows
+    expected = "unknown" if by == "kprobe" and is_blind_to_callers() else site
+    assert [row["site"] for row in rows if not re.fullmatch(expected, row["site"])] == []
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -40,6 +40,7 @@ ffffffff90000000 b far_away
 ffffffffc0000000 t module_function\t[nfs]
 ffffffffc0100000 t bpf_prog_0123456789abcdef_on_contention_begin\t[bpf]
 ffffffffc0100400 t bpf_trampoline_6442461234\t[bpf]
+ffffffffc0100800 t bpf_trampoline_16460_5\t[bpf]
 """
 MODULES = "nfs 65536 0 - Live 0xffffffffc0000000\nhidden 4096 0 - Live 0x0000000000000000\n"
 
@@ -107,6 +108,7 @@ def test_variables(symbols: KernelSymbols, address: int, name: str) -> None:
         (("mutex_lock", "rtnl_lock"), "rtnl_lock"),
         (("bpf_prog_0123456789abcdef_on_contention_begin", "bpf_trampoline_6442461234", "mutex_lock",
           "bpf_trampoline_6442461234", "vfs_read"), "vfs_read"),
+        (("bpf_trampoline_16460_5", "rwsem_down_read_slowpath", "vfs_read"), "vfs_read"),
         (("mutex_lock",), ""),
         ((), ""),
     ],
