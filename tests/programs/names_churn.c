@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define HAS_WAITERS 2 /* in glibc; it blocks next */
+
 static pthread_mutex_t churned_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static void *wait_shortly(void *unused)
@@ -26,6 +28,8 @@ static int be_short_lived(long held_us)
     pthread_t waiter;
     pthread_mutex_lock(&churned_mutex);
     pthread_create(&waiter, NULL, wait_shortly, NULL);
+    while (__atomic_load_n(&churned_mutex.__data.__lock, __ATOMIC_RELAXED) != HAS_WAITERS)
+        usleep(100);
     nanosleep(&held, NULL);
     pthread_mutex_unlock(&churned_mutex);
     return pthread_join(waiter, NULL);
