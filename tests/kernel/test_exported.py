@@ -15,7 +15,7 @@ STATISTICS = {"lockd_program_runs_total", "lockd_program_run_seconds_total"}
 HOLDS = {"lockd_kernel_lock_acquisitions_total", "lockd_kernel_lock_hold_seconds"}
 """Only in mode `all`."""
 DEADLOCKS = {"lockd_deadlocks", "lockd_deadlocks_found_total"}
-"""Only where there is one, or has been (test_deadlocks.py)."""
+"""Only where there is one, or has been (test_rings.py)."""
 SUFFIXES = {"counter": "_total", "info": "_info"}
 
 

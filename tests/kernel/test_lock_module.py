@@ -267,7 +267,10 @@ NO_SITES = {"unknown"}
 
 
 def is_blind_to_callers() -> bool:
-    """Whether this kernel cannot walk a stack through the trampoline of a kretprobe: before 5.15."""
+    """Whether this kernel cannot walk a stack through the trampoline of a kretprobe: before 5.15.
+
+    The daemon with kprobes hides the callers of its functions from the others; see test_kernel_sites.py.
+    """
     return tuple(int(part) for part in platform.release().split(".")[:2]) < (5, 15)
 
 
@@ -280,7 +283,7 @@ def test_sites_are_where_the_module_asks_for_a_lock(function: str, by: str, benc
     sites = {row["site"] for row in bench.daemon(by).api("locks", comm=comm) if row["blocked_count"]}
     # Where it does no more than return what the kernel's function returns, the compiler makes a jump of it.
     expected = {f"call_{function}", "take", "do_step"}
-    assert sites and sites <= (NO_SITES if by == "kprobe" and is_blind_to_callers() else expected)
+    assert sites and sites <= (NO_SITES if is_blind_to_callers() else expected)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +307,7 @@ def test_names_of_the_lock_of_an_address_space(
     daemon.until(is_named, 30)
     one.finish()
     assert {row["lock"] for row in rows} == {"mmap_lock"}
-    expected = "unknown" if by == "kprobe" and is_blind_to_callers() else site
+    expected = "unknown" if is_blind_to_callers() else site
     assert [row["site"] for row in rows if not re.fullmatch(expected, row["site"])] == []
 
 

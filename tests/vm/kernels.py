@@ -27,7 +27,7 @@ LEFT_OUT = {
     "test_bcc_versions.py": "about releases of bcc, not of the kernel",
     "test_bounds.py": "about the sampler when every table of it is full; filling them takes too long there",
     "test_cost.py": "about shares of processor time, which an emulated processor does not tell",
-    "test_deadlocks.py": "about locks in user space and the sampler, the same on any kernel",
+    "test_cgroups.py": "about names of control groups, which are the same on any kernel",
     "test_doctor.py::test_run_without_btf_says_the_same": "about what is hidden by mounts, on any kernel",
     "test_doctor.py::test_tracefs_is_mounted_for_lockd_alone": "the same",
     "test_doctor.py::test_without_btf_nothing_runs": "the same",
@@ -49,11 +49,11 @@ LEFT_OUT = {
     "test_nothing_left.py::test_attaching_and_detaching_often_leaves_nothing[auto]": "the same",
     "test_offcpu.py::test_every_reason_that_a_program_can_provoke": "its program times its calls "
     "from outside, which adds milliseconds there to a clone; the reasons are not the kernel's matter",
+    "test_rings.py": "about locks in user space and the sampler, the same on any kernel",
     "test_server_names.py": "about a server, which is the same on any kernel",
     "test_signals.py": "about processes of lockd, which are the same on any kernel",
     "test_single_operations.py": "about lockd without batch operations, which it takes on any of these",
     "test_totals.py": "about maps that are full; filling them takes too long there",
-    "test_units.py": "about names of control groups, which are the same on any kernel",
     "test_waiting.py": "about waits that go on for long, which would take too long for all kernels together",
 }
 """Tests of tests/kernel that are not run in these machines, and why."""
