@@ -77,6 +77,9 @@ struct who {
     u32 kernel_thread;
 };
 
+/* Python reads the names as the label kind. */
+enum futex_kind { KIND_LOCK, KIND_PI, KIND_COND, KIND_OTHER, KIND_WAKE, KIND_NONE };
+
 /* A futex call in progress. */
 struct call {
     u64 since; /* 0: none */

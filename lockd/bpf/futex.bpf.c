@@ -2,8 +2,6 @@
 
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 
-enum futex_kind { KIND_LOCK, KIND_PI, KIND_COND, KIND_OTHER, KIND_WAKE, KIND_NONE };
-
 struct futex_key {
     u64 uaddr;
     u32 tid;

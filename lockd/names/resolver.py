@@ -23,7 +23,7 @@ from lockd.names.messages import Answer, KernelLock, Looks, Owners, Question, Us
 
 log = logging.getLogger(__name__)
 
-QUEUED = 1_000
+QUEUED = 500
 """Questions that may wait, some with 4 KiB of stack; further ones are refused, and asked again later."""
 OUTSTANDING = 64
 """Questions that the namer may have at a time. If it dies, the first of them was the cause."""
@@ -62,6 +62,11 @@ class Resolver:
     def cpu_seconds(self) -> float:
         """Of all namers so far."""
         return self._cpu_seconds_of_ended + (self._namer.cpu_seconds() if self._namer else 0.0)
+
+    @property
+    def room(self) -> int:
+        """Questions that may be asked now."""
+        return QUEUED - len(self._queue)
 
     def ask(self, question: UserLockSeen | KernelLock | Owners) -> bool:
         """False if too much is being asked for already."""

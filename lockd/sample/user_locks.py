@@ -25,8 +25,10 @@ HELD_BACK_SECONDS = 5.0
 known: a count is never moved to another series."""
 UNCAPTURED_SECONDS = 2.0
 """A lock that was not captured by then is named without its stack."""
+CAPTURES_AT_ONCE = 32
+"""Locks asked about in one tick; a namer answers for some hundreds in a second."""
 ASKED_AT_ONCE = 100
-"""Names asked for in a second of locks that were not captured."""
+"""Names asked for after one fold of locks that were not captured."""
 FORGET_AFTER = 60.0
 """Seconds after which the locks of a process that has ended are forgotten."""
 ROWS = 50_000
@@ -83,15 +85,36 @@ class UserLocks:
 
     def capture(self, keys: Columns, captures: Columns, now: float) -> None:
         """Ask for the names of locks that threads were just seen to block on."""
-        wanted = [i for i, tgid in enumerate(keys["tgid"]) if self._is_wanted(int(tgid))]
-        fresh = {int(tgid) for tgid in keys["tgid"][wanted]} - self._looked
+        chosen, looked_at = self._chosen(keys["tgid"].tolist())
+        self._refuse(keys[looked_at:])
+        if not chosen:
+            return
+        keys, captures = keys[chosen], captures[chosen]
+        fresh = set(keys["tgid"].tolist()) - self._looked
         if fresh:
             self._resolver.look(tuple(fresh))
             self._looked |= fresh
-        guesses = captures["guess"].astype(np.int16)
-        rows = self._rows(keys["tgid"], keys["uaddr"], guesses, now)
-        for i in wanted:
-            self._ask(int(rows[i]), now, int(captures[i]["tid"]), self._capture_of(captures[i]))
+        rows = self._rows(keys["tgid"], keys["uaddr"], captures["guess"].astype(np.int16), now)
+        saved = captures["registers"]
+        registers = np.column_stack([saved[name] for name in self._registers]).tolist()
+        for i, row in enumerate(rows.tolist()):
+            self._ask(row, now, int(captures["tid"][i]), _capture_of(captures[i], registers[i]))
+
+    def _chosen(self, tgids: list[int]) -> tuple[list[int], int]:
+        """Positions of what is to be asked now, and how many were looked at for that."""
+        room = min(CAPTURES_AT_ONCE, self._resolver.room)
+        chosen: list[int] = []
+        for at, tgid in enumerate(tgids):
+            if len(chosen) == room:
+                return chosen, at
+            if self._is_wanted(tgid):
+                chosen.append(at)
+        return chosen, len(tgids)
+
+    def _refuse(self, keys: Columns) -> None:
+        """Have these captured again, when a thread next blocks there: what is hot has its turn first."""
+        self.refused += len(keys)
+        self._known_locks.delete(keys)
 
     def answer(self, answer: LockAnswer) -> bool:
         """Note what a lock is, if it is still remembered, and let the programs know its kind.
@@ -163,7 +186,7 @@ class UserLocks:
         table["seen"][rows] = now
         never_asked = (table["asked_at"][rows] == 0) & ~table["is_answered"][rows]
         overdue = never_asked & (table["since"][rows] <= now - UNCAPTURED_SECONDS)
-        for row in np.unique(rows[overdue])[:ASKED_AT_ONCE]:
+        for row in np.unique(rows[overdue])[: min(ASKED_AT_ONCE, self._resolver.room // 2)]:
             self._ask(int(row), now)
         return np.where(table["is_answered"][rows], rows, -1)
 
@@ -211,20 +234,18 @@ class UserLocks:
         if self._resolver.ask(seen):
             table["asked_at"][row] = now
         else:
-            self.refused += 1
-            self._known_locks.delete(self._key_of(row))  # to be captured again
-
-    def _capture_of(self, raw: Any) -> Capture:
-        saved = raw["registers"]
-        registers = np.concatenate([np.atleast_1d(saved[name]) for name in self._registers])
-        return Capture(
-            tuple(int(value) for value in registers),
-            raw["stack"].tobytes()[: int(raw["bytes"])],
-            tuple(int(address) for address in raw["frames"] if address),
-            int(raw["thread_pointer"]),
-        )
+            self._refuse(self._key_of(row))
 
     def _key_of(self, row: int) -> Columns:
         key = np.zeros(1, self._known_locks.key)
         key["uaddr"], key["tgid"] = self._table["address"][row], self._table["tgid"][row]
         return key
+
+
+def _capture_of(raw: Any, registers: list[int]) -> Capture:
+    return Capture(
+        tuple(registers),
+        raw["stack"].tobytes()[: int(raw["bytes"])],
+        tuple(address for address in raw["frames"].tolist() if address),
+        int(raw["thread_pointer"]),
+    )

@@ -50,7 +50,7 @@ def interpreter(minor: int) -> str:
     if system := shutil.which(f"python{version}", path="/usr/bin:/usr/local/bin"):
         found.insert(0, Path(system))
     if not found:
-        pytest.skip(f"there is no Python {version}")
+        pytest.skip(f"host: there is no Python {version}")
     return str(found[0])
 
 
