@@ -27,6 +27,7 @@ from workload import Workload  # noqa: E402
 
 FINE = {"histogram": {"buckets_us": [2**power for power in range(27)]}}
 """Every slot a bucket: quantiles are twice as fine as with the default buckets."""
+CHILDREN = {"lockd.export": "exporter", "lockd.names": "namer"}
 FORBIDDEN = ("libclang", "libbcc", "libLLVM")
 """Libraries that the loader alone may have in memory."""
 TICK = os.sysconf("SC_CLK_TCK")
@@ -90,7 +91,7 @@ def _measure(daemon: Lockd, load: Workload, scrape_every: float) -> Figures:
     running = threading.Thread(target=lambda: told.append(load.run()))
     children = children_of(daemon.process.pid)
     processes = [Process("sampler", daemon.process.pid)]
-    processes += [Process("exporter", pid) for pid in children]
+    processes += [Process(_name_of(command), pid) for pid, command in children.items()]
     before, used_before = look(daemon, processes)
     began = time.monotonic()
     running.start()
@@ -179,6 +180,11 @@ def memory(pid: int) -> tuple[int, int]:
 def forbidden_libraries(pid: int) -> list[str]:
     maps = Path(f"/proc/{pid}/maps").read_text()
     return [name for name in FORBIDDEN if name in maps]
+
+
+def _name_of(command: str) -> str:
+    """What lockd's metrics call a child of the sampler."""
+    return next(name for module, name in CHILDREN.items() if module in command)
 
 
 def children_of(parent: int) -> dict[int, str]:
