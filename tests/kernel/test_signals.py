@@ -34,8 +34,13 @@ def lockd(tmp_path: Path, terminal: tuple[int, int]) -> Iterator[Lockd]:
 
 
 def exporter_of(lockd: Lockd) -> int:
+    return child_of(lockd, b"lockd.export")
+
+
+def child_of(lockd: Lockd, module: bytes) -> int:
+    """The process of the daemon's that runs `module`."""
     pids = Path(f"/proc/{lockd.process.pid}/task/{lockd.process.pid}/children").read_text().split()
-    (pid,) = pids
+    (pid,) = [pid for pid in pids if module in Path(f"/proc/{pid}/cmdline").read_bytes()]
     return int(pid)
 
 
@@ -93,8 +98,9 @@ def test_an_exporter_that_ends_first_is_not_replaced(lockd: Lockd, number: signa
     check_end(lockd, exporter)
 
 
-def test_the_exporter_ends_when_the_sampler_is_killed(lockd: Lockd) -> None:
-    exporter = exporter_of(lockd)
+def test_its_children_end_when_the_sampler_is_killed(lockd: Lockd) -> None:
+    exporter, namer = exporter_of(lockd), child_of(lockd, b"lockd.names")
     lockd.process.kill()
     assert lockd.process.wait(SECONDS) == -signal.SIGKILL
     until(lambda: not state_of(exporter), "the exporter is gone")
+    until(lambda: not state_of(namer), "the namer is gone")
