@@ -1,4 +1,4 @@
-"""The two other processes: the loader, which hands over and exits, and the exporter."""
+"""Two of the other processes: the loader, which hands over and exits, and the exporter."""
 
 from __future__ import annotations
 
