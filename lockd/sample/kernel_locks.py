@@ -79,7 +79,7 @@ class KernelLockAggregates:
             now,
         )
         detail = self._detail
-        detail.locks["is_mmap_lock"][lock_rows] = values["is_mmap_lock"]
+        detail.locks["is_mmap_lock"][lock_rows] |= values["is_mmap_lock"] != 0
         frames = detail.locks["frames"]
         for i in np.flatnonzero(found >= 0):
             frames[lock_rows[i]] = frames[lock_rows[i]] or stacks.kernel(int(found[i]))

@@ -56,8 +56,7 @@ class KernelOwners:
     def owner(self, address: int, waiter: int) -> int:
         """The thread that holds the lock at `address`, 0 if that is not known.
 
-        `waiter` is a thread that waits for the lock: of what none waits for nothing is read. One system call,
-        1 us.
+        `waiter` is a thread that waits for the lock: of what none waits for nothing is read. One system call.
         """
         if not self.works:
             return 0
