@@ -34,7 +34,7 @@ TRIES = 3
 Counts = dict[str, tuple[float, ...]]
 """Waits, acquisitions and holds, by lock type."""
 
-pytestmark = pytest.mark.timeout(900)  # several daemons start at the same time
+pytestmark = pytest.mark.timeout(1500)  # several daemons start at the same time
 
 
 @dataclass(frozen=True)

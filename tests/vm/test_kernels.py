@@ -27,7 +27,7 @@ from module_build import build_module
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
 
-pytestmark = pytest.mark.timeout(2400)  # all machines
+pytestmark = pytest.mark.timeout(3600)  # all machines
 
 
 @pytest.fixture(scope="session")
