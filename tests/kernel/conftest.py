@@ -47,8 +47,11 @@ def host(compiled_once: None) -> None:
 
 @pytest.fixture(scope="session")
 def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
-    """One daemon for all tests, with the default configuration but for CROWD; it must end well."""
-    daemon = Lockd(tmp_path_factory.mktemp("lockd"), {"filter": {"exclude_comms": [CROWD]}})
+    """One daemon for all tests, with the default configuration but for CROWD, and series for all that these
+    run; it must end well.
+    """
+    config = {"filter": {"exclude_comms": [CROWD]}, "series": {"max": 50_000}}
+    daemon = Lockd(tmp_path_factory.mktemp("lockd"), config)
     yield daemon
     assert daemon.stop() == 0, "".join(daemon.log)
 
