@@ -191,7 +191,7 @@ class Maps:
         "Threads and locks with waits in one period, for each program.",
     )
     threads: int = key(power_of_two(64, LARGEST_MAP), "16384", "Threads that wait at the same moment.")
-    stacks: int = key(power_of_two(64, LARGEST_MAP), "1024", "Different call stacks within one period.")
+    stacks: int = key(power_of_two(64, LARGEST_MAP), "1024", "Call stacks in the kernel within one period.")
 
 
 @dataclass(frozen=True)

@@ -79,9 +79,7 @@ class Names:
                 known = self._user.name(
                     question.tgid, question.tid, question.address, question.guess, question.capture
                 )
-                return LockAnswer(
-                    question.key, True, known.lock, known.site, known.stack, known.kind, known.family
-                )
+                return LockAnswer(question.key, True, **vars(known))
             case KernelLock():
                 return self._kernel.answer(question)
             case Owners():

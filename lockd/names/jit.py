@@ -20,7 +20,7 @@ MAX_NAME = 256
 DUMP_MAGIC = 0x4A695444
 DUMP_HEADER = struct.Struct("<IIIIIIQQ")
 RECORD = struct.Struct("<IIQ")
-CODE_LOAD, CODE_MOVE = 0, 1
+CODE_LOAD = 0
 CODE = struct.Struct("<IIQQQQ")
 """Of a record that tells of new code: process, thread, its address twice, its size, its number."""
 

@@ -144,6 +144,11 @@ def family_of(function: str) -> str:
     return next((family for family, pattern in _BY_FAMILY.items() if name and pattern.fullmatch(name)), "")
 
 
+def is_of_c_library(object_name: str) -> bool:
+    """Its dynamic linker and its threads included."""
+    return _C_LIBRARY.fullmatch(object_name) is not None
+
+
 def is_pool(variable: str) -> bool:
     """Whether a variable serves many locks."""
     return _POOL.fullmatch(variable) is not None

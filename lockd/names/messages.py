@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from lockd.names.capture import Capture
 
 ANON = "anon"
-"""A lock of which nothing is known that has a name."""
+"""A lock of which nothing is known that has a name: on a heap, a stack or in shared memory, and no stack."""
 UNKNOWN = "unknown"
 """A place in the kernel of which nothing is known."""
 
@@ -27,6 +27,8 @@ class LockAnswer:
     """Of a lock in user space: lock, pi, cond, other."""
     family: str = ""
     """Of a lock in user space: what its code is, such as mutex or rwlock; empty if that is not known."""
+    is_provisional: bool = False
+    """Whether the next answer about it may tell more."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class UserLockSeen:
         return _message(head, capture.stack if capture else b"")
 
     def fallback(self) -> Answer:
-        return LockAnswer(self.key, True, ANON, "", kind=self.guess)
+        return LockAnswer(self.key, True, ANON, "", kind=self.guess, is_provisional=True)
 
     @property
     def words(self) -> str:

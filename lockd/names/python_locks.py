@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lockd.names.capture import Capture
 from lockd.names.cpython import Interpreter, PythonFrame
-from lockd.names.locking import Frame
+from lockd.names.locking import Frame, is_of_c_library
 from lockd.names.python_waits import COND, LOCK_TYPES, QUEUE_TYPE, RLOCK_TYPE, judge_python, label
 
 RUNTIME = "_PyRuntime"
@@ -38,7 +38,6 @@ IMPATIENT_SECONDS = 0.1
 USER_END = 1 << 47
 LOWEST = 1 << 16
 
-_LIBC = re.compile(r"(?:libc|libpthread|ld-linux.*|ld-musl.*|libc\.musl.*|ld)[-.].*")
 _INTERPRETER = re.compile(r"(?:lib)?python3(?:\.\d+)?[dt]?(?:\.so.*)?|(?:_queue|_multiprocessing)\..*\.so")
 _LOCKS = re.compile(r"_?Py(?:Thread|Mutex|RecursiveMutex|Semaphore|ParkingLot|Event)_")
 _QUEUE = re.compile(r"_queue\..*\.so")
@@ -56,7 +55,7 @@ class PythonLock:
 
 def is_of_python(stack: Sequence[Frame]) -> bool:
     """Whether it is the interpreter that waits, and not a library that was called from Python."""
-    first = next((frame for frame in stack if not _LIBC.fullmatch(frame.object)), None)
+    first = next((frame for frame in stack if not is_of_c_library(frame.object)), None)
     return first is not None and bool(
         _INTERPRETER.fullmatch(first.object) or re.match("_?Py[A-Z]", first.function)
     )
@@ -72,7 +71,7 @@ def shown_stack(stack: Sequence[Frame], functions: Sequence[str]) -> list[str]:
 
 
 def _is_locking(frame: Frame) -> bool:
-    return bool(_LIBC.fullmatch(frame.object) or _LOCKS.match(frame.function))
+    return is_of_c_library(frame.object) or bool(_LOCKS.match(frame.function))
 
 
 @dataclass(frozen=True)

@@ -14,25 +14,25 @@ from lockd.names.elf import EM_AARCH64
 from lockd.names.jit import OBJECT as JIT
 from lockd.names.jit import JitNames
 from lockd.names.locking import COND, LOCK, Frame, is_end, is_pool, judge
+from lockd.names.messages import ANON
 from lockd.names.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
 from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, is_of_python, shown_stack
 from lockd.names.unwind import unwind
 
-ANON = "anon"
-"""A lock on a heap, on a stack or in shared memory, of a thread whose place is not known either."""
 SHOWN_FRAMES = 24
 LOCK_SIZE = 64
 """A variable up to this size, in bytes, is the lock itself; in a larger one the offset tells which."""
 MAX_PROCESSES = 4096
 MAX_PROCESS_BYTES = 64 << 20
-PI, OTHER, GIL = "pi", "other", "gil"
+PI, GIL = "pi", "gil"
 
 
 @dataclass(frozen=True)
 class UserLock:
     """`site` and `family` are empty if they are not known; `stack` is innermost first.
 
-    `kind` is `lock`, `pi`, `cond` or `other`.
+    `kind` is `lock`, `pi`, `cond` or `other`. `is_provisional`: another capture may tell more, as
+    there was nothing that has a name, or the interpreter's frames could not be read.
     """
 
     lock: str
@@ -40,6 +40,7 @@ class UserLock:
     site: str
     stack: tuple[str, ...]
     family: str
+    is_provisional: bool = False
 
 
 @dataclass
@@ -101,7 +102,9 @@ class UserNames:
             site, stack = python.site or site, shown_stack(frames, python.functions)
             if family != GIL:
                 family, kind = python.family, python.kind
-        return UserLock(name or site or ANON, kind or guessed, site, tuple(stack[:SHOWN_FRAMES]), family)
+        is_provisional = not (name or site) or (python is not None and not python.site)
+        shown = tuple(stack[:SHOWN_FRAMES])
+        return UserLock(name or site or ANON, kind or guessed, site, shown, family, is_provisional)
 
     def _python(
         self,
@@ -212,8 +215,3 @@ def _base(address: int, implementation: str) -> int:
     if implementation == "glibc cond":
         return (address & ~7) - 40
     return address - 4 if implementation in ("glibc barrier", "musl mutex") else address
-
-
-def name_of_user_lock(procfs: Path, tgid: int, address: int) -> str:
-    """The name of the lock at `address` of a process; `anon` as well if the process is gone."""
-    return UserNames(procfs).name(tgid, tgid, address, OTHER, None).lock

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lockd.names.capture import Capture
-from lockd.names.messages import ANON, LockAnswer, UserLockSeen
+from lockd.names.messages import LockAnswer, UserLockSeen
 from lockd.names.resolver import Resolver
 from lockd.sample.index import Hashes, Rows, mix
 from lockd.sample.maps import HashMap
@@ -74,6 +74,7 @@ class UserLocks:
                 "since": np.float64,
                 "asked_at": np.float64,
                 "is_answered": np.bool_,
+                "is_provisional": np.bool_,
                 "lock": object,
                 "site": object,
                 "stack": object,
@@ -128,10 +129,11 @@ class UserLocks:
         sites = table["sites"][row] = table["sites"][row] or Counter()
         if answer.site and (answer.site in sites or len(sites) < SITES):
             sites[answer.site] += 1
-        if table["is_answered"][row] and not self._is_provisional(row, answer):
+        if table["is_answered"][row] and (answer.is_provisional or not table["is_provisional"][row]):
             return False  # that a thread waits for it elsewhere changes neither its name nor its kind
         table["lock"][row], table["site"][row], table["stack"][row] = answer.lock, answer.site, answer.stack
-        table["family"][row], table["is_answered"][row] = answer.family, True
+        table["family"][row], table["is_provisional"][row] = answer.family, answer.is_provisional
+        table["is_answered"][row] = True
         kind = self._kinds.index(answer.kind) if answer.kind in self._kinds else int(table["guess"][row])
         is_corrected = kind != table["kind"][row]
         if is_corrected:
@@ -141,11 +143,6 @@ class UserLocks:
             known["captured"] = time.monotonic_ns()
             self._known_locks.put(self._key_of(row), known)
         return bool(is_corrected)
-
-    def _is_provisional(self, row: int, answer: LockAnswer) -> bool:
-        """Whether a lock was named by less than is known now: of Python's, the function that waits for it."""
-        unread = self._table["family"][row] == "thread_lock" and ".py:" not in self._table["site"][row]
-        return self._table["lock"][row] == ANON or (unread and ".py:" in answer.site)
 
     def correct(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
         """The kinds of waits, where a lock has turned out to be of another than its calls look like."""

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from small_procfs import Procfs
 
-from lockd.names.user_locks import ANON, name_of_user_lock
+from lockd.names.messages import ANON
+from lockd.names.user_locks import UserNames
 
 MAPS = """\
 555000000000-555000001000 r--p 00000000 08:01 10 /usr/bin/my server
@@ -29,6 +30,11 @@ MAPS = """\
 7f00100a1000-7f00100b1000 rwxp 00000000 00:00 0
 7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]
 """
+
+
+def name_of(procfs: Path, address: int) -> str:
+    """In process 7, of which nothing was captured."""
+    return UserNames(procfs).name(7, 7, address, "other", None).lock
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,7 @@ MAPS = """\
 def test_the_name_of_an_address(tmp_path: Path, address: int, name: str) -> None:
     Procfs(tmp_path).add(7, b"server")
     (tmp_path / "7/maps").write_text(MAPS)
-    assert name_of_user_lock(tmp_path, 7, address) == name
+    assert name_of(tmp_path, address) == name
 
 
 def test_two_copies_of_an_object_are_not_one(tmp_path: Path) -> None:
@@ -68,15 +74,15 @@ def test_two_copies_of_an_object_are_not_one(tmp_path: Path) -> None:
     )
     Procfs(tmp_path).add(7, b"server")
     (tmp_path / "7/maps").write_text(maps)
-    assert name_of_user_lock(tmp_path, 7, 0x9010) == "a.so+0x10"
+    assert name_of(tmp_path, 0x9010) == "a.so+0x10"
 
 
 def test_a_dead_process_and_an_empty_one_have_no_names(tmp_path: Path) -> None:
     procfs = Procfs(tmp_path)
-    assert name_of_user_lock(tmp_path, 7, 0x1000) == ANON
+    assert name_of(tmp_path, 0x1000) == ANON
     procfs.add(7, b"zombie")
     (tmp_path / "7/maps").write_text("")
-    assert name_of_user_lock(tmp_path, 7, 0x1000) == ANON
+    assert name_of(tmp_path, 0x1000) == ANON
 
 
 @pytest.mark.parametrize(
@@ -85,4 +91,4 @@ def test_a_dead_process_and_an_empty_one_have_no_names(tmp_path: Path) -> None:
 def test_file_names_can_be_anything(tmp_path: Path, file: bytes, name: str) -> None:
     Procfs(tmp_path).add(7, b"server")
     (tmp_path / "7/maps").write_bytes(b"1000-2000 rw-p 00000000 08:01 10 /lib/%s\n" % file)
-    assert name_of_user_lock(tmp_path, 7, 0x1010) == f"{name}+0x10"
+    assert name_of(tmp_path, 0x1010) == f"{name}+0x10"
