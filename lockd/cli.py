@@ -31,7 +31,8 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 done, 1 failed, 2 bad usage, 3 host cannot."""
     try:
-        code = _command(_parser().parse_args(argv))
+        words = list(sys.argv[1:] if argv is None else argv)
+        code = _command(_parser(words).parse_args(words))
         sys.stdout.flush()
         return code
     except LockdError as error:
@@ -52,6 +53,8 @@ def _command(args: argparse.Namespace) -> int:
         from lockd import top
 
         return top.run(top.options(args))
+    if args.command == "trace":
+        return int(args.run(args))
 
     config = None if args.command == "doctor" else _config(args)
     from lockd import service
@@ -76,7 +79,7 @@ def _config(args: argparse.Namespace) -> Config:
     return dataclasses.replace(config, web=web, log=log)
 
 
-def _parser() -> Parser:
+def _parser(words: list[str]) -> Parser:
     parser = Parser(
         prog="lockd",
         description="Measures where threads wait for locks, for how long, and who makes them wait.",
@@ -94,6 +97,11 @@ def _parser() -> Parser:
     _daemon_flags(command("check", "Validate a configuration and say what would be measured"))
     command("doctor", "Say which hooks this host has, and why not the others")
     _top_flags(command("top", "Show live who is blocked most, and on what"))
+    trace = command("trace", "Trace for a while and print what was found: one-shot tools")
+    if words[:1] == ["trace"]:
+        from lockd.trace import commands as tools
+
+        tools.add_to(trace, words[1:])
     return parser
 
 

@@ -2,27 +2,12 @@
 
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 
-/* Most code has no frame pointers: its callers are found by .eh_frame, from the registers and the stack. */
-#define CAPTURE_BYTES 4096
-#define CAPTURE_CHUNK 512
 #define CAPTURED_AGAIN_NS 10000000000 /* others wait for it elsewhere */
-#define USER_FRAMES 24
 
 struct lock_id {
     u64 uaddr;
     u32 tgid;
     u32 pad;
-};
-
-struct capture {
-    struct pt_regs registers;
-    u64 thread_pointer;
-    u64 frames[USER_FRAMES]; /* by frame pointers, innermost first, 0 ends */
-    u32 tid;
-    u32 bytes; /* of `stack` */
-    u8 guess; /* enum futex_kind */
-    u8 pad[7];
-    u8 stack[CAPTURE_BYTES]; /* from the stack pointer upward */
 };
 
 /* A lock that was captured, until others take its place. */
@@ -36,7 +21,6 @@ struct known_lock {
 BPF_TABLE("hash", struct lock_id, struct capture, captures_0, CAPTURES_ENTRIES);
 BPF_TABLE("hash", struct lock_id, struct capture, captures_1, CAPTURES_ENTRIES);
 BPF_ARRAY_OF_MAPS(captures, "captures_0", 2);
-BPF_ARRAY(no_capture, struct capture, 1);
 BPF_TABLE("lru_hash", struct lock_id, struct known_lock, known_locks, KNOWN_LOCKS_ENTRIES);
 
 #ifdef HAVE_RINGBUF
@@ -84,17 +68,7 @@ static __always_inline bool keep_capture(void *ctx, u64 task, struct lock_id *id
     struct capture *kept = bpf_map_lookup_elem(map, id);
     if (!kept)
         return false;
-    kept->tid = bpf_get_current_pid_tgid();
+    fill_capture(ctx, task, kept);
     kept->guess = guess;
-    bpf_probe_read_kernel(&kept->registers, sizeof(kept->registers), user_regs());
-    READ_TASK(task, TASK_THREAD_POINTER, kept->thread_pointer);
-    bpf_get_stack(ctx, kept->frames, sizeof(kept->frames), BPF_F_USER_STACK);
-    u64 from = user_stack_pointer(&kept->registers);
-#pragma unroll
-    for (int at = 0; at < CAPTURE_BYTES; at += CAPTURE_CHUNK) {
-        if (bpf_probe_read_user(kept->stack + at, CAPTURE_CHUNK, (void *)(from + at)))
-            break;
-        kept->bytes = at + CAPTURE_CHUNK;
-    }
     return true;
 }

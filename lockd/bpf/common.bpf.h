@@ -38,6 +38,7 @@ enum loss {
     LOSS_STACKS__FULL,
     LOSS_STACKS__UNREADABLE,
     LOSS_STACKS__CAPTURES_FULL,
+    LOSS_TRACE__FULL, /* of a one-shot tool */
     OVER_FUTEX,
     OVER_OFFCPU,
     OVER_KERNEL_LOCKS,

@@ -1,4 +1,5 @@
-"""Attach loaded programs to hooks: tracepoints, and functions of the kernel by kprobe or trampoline.
+"""Attach loaded programs to hooks: tracepoints, functions of the kernel by kprobe or trampoline, code of
+programs by uprobe.
 
 By the kernel's own calls: what is attached goes with its descriptor, whatever becomes of the process,
 while events in tracefs would stay.
@@ -19,6 +20,7 @@ from lockd.load.bpf_syscall import PerfEventAttr, describe, perf_event_open
 PERF_TYPE_TRACEPOINT = 2
 PERF_EVENT_IOC_SET_BPF, PERF_EVENT_IOC_ENABLE = 0x40042408, 0x2400
 KPROBE_TYPE = Path("/sys/bus/event_source/devices/kprobe/type")
+UPROBE_TYPE = Path("/sys/bus/event_source/devices/uprobe/type")
 RETURN_0 = bytes.fromhex("b700000000000000 9500000000000000")
 """r0 = 0; exit"""
 
@@ -35,6 +37,8 @@ def attach(program: int, mechanism: str, hook: str, tracefs: Path) -> int:
             return _open_raw_tracepoint(program, hook, hook.encode())
         case "kprobe" | "kretprobe":
             return _attach_kprobe(program, hook, mechanism)
+        case "uprobe" | "uretprobe":
+            return _attach_uprobe(program, hook, mechanism)
     return _open_raw_tracepoint(program, hook, None)  # loaded for this function
 
 
@@ -76,6 +80,19 @@ def _attach_kprobe(program: int, function: str, mechanism: str) -> int:
         kprobe_func=ctypes.addressof(name),
     )
     return _open_event(program, attr, function, mechanism)
+
+
+def _attach_uprobe(program: int, hook: str, mechanism: str) -> int:
+    """In every process that maps the file, now or later; `hook` is FILE+0xOFFSET, of an instruction."""
+    path, _, offset = hook.rpartition("+")
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    attr = PerfEventAttr(
+        type=int(UPROBE_TYPE.read_text()),
+        config=int(mechanism == "uretprobe"),  # sys/bus/event_source/devices/uprobe/format/retprobe
+        kprobe_func=ctypes.addressof(name),  # uprobe_path, in the same place
+        probe_offset=int(offset, 16),
+    )
+    return _open_event(program, attr, hook, mechanism)
 
 
 def _open_event(program: int, attr: PerfEventAttr, hook: str, mechanism: str) -> int:

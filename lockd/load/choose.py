@@ -38,10 +38,10 @@ class Choice:
 def choices_for(settings: LoadSettings, host: Host, refused: Mapping[Way, str] = NONE) -> list[Choice]:
     """How each part of the work will be done; `refused` as in choose()."""
     mechanisms = dict(settings.mechanisms)
-    return [
-        choose(part, mechanisms.get(part.program, "auto"), host, refused)
-        for part in parts_of(settings.programs, settings.lock_mode)
-    ]
+    parts = parts_of(settings.programs, settings.lock_mode)
+    if settings.trace:
+        parts += settings.trace.parts
+    return [choose(part, mechanisms.get(part.program, "auto"), host, refused) for part in parts]
 
 
 def choose(part: Part, mechanism: str, host: Host, refused: Mapping[Way, str] = NONE) -> Choice:

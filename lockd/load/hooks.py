@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 FUTEX_CALLS = ("futex", "futex_wait", "futex_waitv", "futex_wake", "futex_requeue")
 """The last four are futex2: waitv since 5.16, the others since 6.7."""
 SYSTEM_CALL = {"aarch64": "__arm64_sys_"}.get(platform.machine(), "__x64_sys_")
 """So begin the names of the functions of system calls."""
+OF_KERNEL_FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit")
+"""Mechanisms."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,8 @@ class Candidate:
     program: str
     function: str
     mechanism: str
-    """`tracepoint` (hook is CATEGORY:EVENT), `raw_tracepoint` (the event), or `kprobe`, `kretprobe`,
-    `fentry`, `fexit` (a function of the kernel)."""
+    """`tracepoint` (hook is CATEGORY:EVENT), `raw_tracepoint` (the event), `kprobe`, `kretprobe`, `fentry`,
+    `fexit` (a function of the kernel), or `uprobe`, `uretprobe` (FILE+0xOFFSET)."""
     hook: str
     required: bool = True
     """Whether the program measures wrongly, not just less, without it."""
@@ -74,8 +77,13 @@ def parts_of(programs: tuple[str, ...], lock_mode: str) -> list[Part]:
 
 def hooked_functions() -> list[str]:
     """The functions of the kernel that any way may hook."""
-    ways = [way for part in parts_of(("futex", "offcpu", "kernel_locks"), "all") for way in part.ways]
-    return sorted({hook.hook for way in ways if way.mechanism != "tracepoint" for hook in way.hooks})
+    return functions_of(parts_of(("futex", "offcpu", "kernel_locks"), "all"))
+
+
+def functions_of(parts: Iterable[Part]) -> list[str]:
+    """The functions of the kernel that `parts` may hook."""
+    hooks = (hook for part in parts for way in part.ways for hook in way.hooks)
+    return sorted({hook.hook for hook in hooks if hook.mechanism in OF_KERNEL_FUNCTIONS})
 
 
 def _futex_calls() -> Part:

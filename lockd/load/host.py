@@ -6,6 +6,7 @@ import ctypes
 import ctypes.util
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -74,9 +75,16 @@ def ensure_tracefs() -> Path:
 class Host:
     """What of the hooks this host has. Symbols and trampolines are looked for once, when first asked for."""
 
-    def __init__(self, types: KernelTypes, trace: Path, kallsyms: Path = Path("/proc/kallsyms")) -> None:
+    def __init__(
+        self,
+        types: KernelTypes,
+        trace: Path,
+        functions: Sequence[str] = (),
+        kallsyms: Path = Path("/proc/kallsyms"),
+    ) -> None:
         self.types = types
         self.tracefs = trace
+        self._functions = functions
         self._kallsyms = kallsyms
 
     def resolve(self, wanted: Candidate) -> list[Candidate]:
@@ -96,6 +104,10 @@ class Host:
                 return self._no_tracepoint(wanted.hook)
             case "kprobe" | "kretprobe":
                 return self._no_kprobe(wanted)
+            case "uprobe" | "uretprobe":
+                return (
+                    "" if attach.UPROBE_TYPE.exists() else "this kernel has no uprobes (CONFIG_UPROBE_EVENTS)"
+                )
         return self._no_fentry(wanted.hook)
 
     @property
@@ -158,7 +170,9 @@ class Host:
     @cached_property
     def _symbols(self) -> dict[str, list[int]]:
         """Addresses of the kernel's own functions that could be hooked and their copies, by name."""
-        names = b"|".join(name.encode() for name in (*hooked_functions(), *RETURN_TRAMPOLINES))
+        names = b"|".join(
+            name.encode() for name in (*hooked_functions(), *self._functions, *RETURN_TRAMPOLINES)
+        )
         # Modules' functions have one more field.
         line = re.compile(rb"^([0-9a-f]+) [tTwW] ((?:" + names + rb")" + COPY + rb")$", re.MULTILINE)
         found: dict[str, list[int]] = {}

@@ -14,7 +14,7 @@ from lockd.load.btf import KernelTypes
 from lockd.load.choose import Choice, choices_for
 from lockd.load.compile import compile_source, what_decides
 from lockd.load.compiled import Compiled
-from lockd.load.hooks import Candidate, Way
+from lockd.load.hooks import Candidate, Way, functions_of
 from lockd.load.host import Host, ensure_tracefs, require_privileges
 from lockd.load.kept import Kept, default_directory, key_of
 from lockd.load.module import Module
@@ -73,6 +73,8 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
         "TASK_MM": types.offset("task_struct", "mm"),
         # Was mmap_sem before c1e8d7c6a7a6 (5.8).
         "MM_MMAP_LOCK": types.offset("mm_struct", "mmap_lock"),
+        "MM_START_CODE": types.offset("mm_struct", "start_code"),
+        "MM_END_CODE": types.offset("mm_struct", "end_code"),
         "TASK_PENDING_SIGNAL": types.offset("task_struct", "pending.signal"),
         "TASK_FILES": types.offset("task_struct", "files"),
         "FILES_FDT": types.offset("files_struct", "fdt"),
@@ -111,7 +113,10 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
     ways = [choice.way for choice in choices if choice.way]
     defines.update((f"WITH_{program.upper()}", None) for program in settings.programs)
     defines.update((name, None) for way in ways for name in way.defines)
-    files = ["common.bpf.h", "arch.bpf.h"]
+    files = ["common.bpf.h", "arch.bpf.h", "capture.bpf.h"]
+    if settings.trace:
+        defines.update(settings.trace.defines)
+        files += settings.trace.files
     for choice in choices:
         files += [*choice.part.files, *(choice.way.files if choice.way else ())]
     bounds = (
@@ -141,7 +146,7 @@ def load(settings: LoadSettings) -> Loaded:
     attached at all. Raises HostError if nothing can be.
     """
     require_privileges()
-    host = Host(KernelTypes(), ensure_tracefs())
+    host = Host(KernelTypes(), ensure_tracefs(), functions_of(settings.trace.parts) if settings.trace else ())
     refused: dict[Way, str] = {}
     while True:
         try:
@@ -225,6 +230,9 @@ def _maps(settings: LoadSettings, choices: list[Choice]) -> tuple[list[str], lis
     if any(choice.way and choice.part.what == "holds" for choice in choices):
         pairs += ["kernel_holds", "kernel_holds_over"]
         plain.append("kernel_holding")
+    if settings.trace:
+        pairs += settings.trace.pairs
+        plain += settings.trace.maps
     return pairs, plain
 
 

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from lockd.errors import HostError
 from lockd.load.bpf_syscall import BPF_PROG_LOAD, ProgLoad, bpf, describe
 
-TYPES = {"tracepoint": 5, "raw_tracepoint": 17, "kprobe": 2, "kretprobe": 2, "fentry": 26, "fexit": 26}
+TYPES = {
+    **dict.fromkeys(("kprobe", "kretprobe", "uprobe", "uretprobe"), 2),
+    **dict.fromkeys(("fentry", "fexit"), 26),
+    "tracepoint": 5,
+    "raw_tracepoint": 17,
+}
 """BPF_PROG_TYPE_* by mechanism."""
 ATTACH_TYPES = {"fentry": 24, "fexit": 25}
 LOG_BYTES = (1 << 24) - 1

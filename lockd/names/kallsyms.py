@@ -70,11 +70,11 @@ class KernelSymbols:
         callers = self.callers(stack)
         return next((name for name in callers if not is_helper(name)), "") or next(iter(callers), "")
 
-    def describe(self, stack: tuple[int, ...]) -> tuple[str, ...]:
-        """The functions of a stack, innermost first, without the tracing on top."""
+    def describe(self, stack: tuple[int, ...], most: int = SHOWN_FRAMES) -> tuple[str, ...]:
+        """The functions of a stack, innermost first and `most` of them, without the tracing on top."""
         names = [self.function(address) for address in stack]
         first = next((i for i, name in enumerate(names) if name and not is_tracing(name)), 0)
-        shown = slice(first, first + SHOWN_FRAMES)
+        shown = slice(first, first + most)
         return tuple(
             name or f"{address:#x}" for name, address in zip(names[shown], stack[shown], strict=True)
         )

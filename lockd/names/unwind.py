@@ -59,13 +59,13 @@ SKIPPED = (b"\xf3\x0f\x1e\xfa", SETS_FRAME_POINTER)
 """Instructions among those: endbr64; mov %rsp, %rbp."""
 
 
-def unwind(code: Code, capture: Capture) -> tuple[int, ...]:
-    """Addresses in the functions of the stack, innermost first: the very instruction, then one byte
-    before each return address, which is in the call itself.
+def unwind(code: Code, capture: Capture, most: int = MOST_FRAMES) -> tuple[int, ...]:
+    """Addresses in the functions of the stack, innermost first and `most` of them: the very instruction,
+    then one byte before each return address, which is in the call itself.
     """
     if len(capture.registers) not in MACHINES:
-        return tuple(address - (i > 0) for i, address in enumerate(capture.frames[:MOST_FRAMES]))
-    return _Walk(code, capture, MACHINES[len(capture.registers)]).walk()
+        return tuple(address - (i > 0) for i, address in enumerate(capture.frames[:most]))
+    return _Walk(code, capture, MACHINES[len(capture.registers)]).walk(most)
 
 
 class _Walk:
@@ -78,12 +78,12 @@ class _Walk:
         self._words: tuple[int, ...] = struct.unpack_from(f"<{len(capture.stack) // 8}Q", capture.stack)
         self._is_complete = self._was_guessed = False
 
-    def walk(self) -> tuple[int, ...]:
+    def walk(self, most: int) -> tuple[int, ...]:
         program = self._machine.program
         returns = [self._registers[program]]
         places = [returns[0]]
         is_exact = True
-        while len(places) < MOST_FRAMES:
+        while len(places) < most:
             rule = self._code.rule(places[-1])
             registers = self._by_rule(rule) if rule else None
             if registers is None and not self._is_complete and (not rule or self._was_guessed):
@@ -98,7 +98,7 @@ class _Walk:
             places.append(registers[program] - (not is_exact))
         if not self._is_complete:
             places += self._beyond(returns)
-        return tuple(places[:MOST_FRAMES])
+        return tuple(places[:most])
 
     def _by_rule(self, rule: Rule) -> dict[int, int] | None:
         """The caller's registers; none if there is no caller, or what is needed was not captured."""

@@ -76,6 +76,12 @@ class UserNames:
             del self._processes[tgid]
         self._objects.make_room()
 
+    def stack(self, tgid: int, capture: Capture, most: int) -> list[Frame]:
+        """The functions of a process's stack, innermost first and `most` of them."""
+        process = self._process(tgid)
+        process.space.look(STALE_SECONDS)
+        return self._frames(process, unwind(process.space, capture, most))
+
     def name(self, tgid: int, tid: int, address: int, guessed: str, capture: Capture | None) -> UserLock:
         """The lock at `address` on which a thread blocked; `guessed` is the kind by its futex call."""
         process = self._process(tgid)

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any
-
-import numpy.typing as npt
-
-from lockd.batch import MISSING, can_batch
 from lockd.manifest import Manifest
 from lockd.names.blocked_processes import Ring
 from lockd.sample import structs
 from lockd.sample.inflight import read_steady
-from lockd.sample.maps import Buffers, Control, GracePeriod, HashMap, PerCpuCounters
-
-log = logging.getLogger(__name__)
-
-Columns = npt.NDArray[Any]
-Rows = tuple[Columns, Columns]
-"""Keys and values."""
-
+from lockd.sample.pairs import Columns, Pairs, Rows
 
 CAPTURES = "captures"
 """The pair that is not folded: each entry is a question to the namer, to be asked while the process lives."""
@@ -35,40 +22,25 @@ class Collector:
     """
 
     def __init__(self, manifest: Manifest, fds: list[int]) -> None:
-        infos = {info.name: (fd, info) for fd, info in zip(fds, manifest.maps, strict=False)}
-        batch = can_batch(infos["threads"][0])
-        if not batch:
-            log.warning("%s", MISSING)
-        hashes = {
-            name: HashMap(fd, info, batch)
-            for name, (fd, info) in infos.items()
-            if name not in ("control", "losses", BLOCKED_PROCESSES)
-        }
+        self._maps = Pairs(manifest, fds, (BLOCKED_PROCESSES,))
+        hashes = self._maps.hashes
         self.blocked_processes: Ring | None = None
         """For the namer; None if the kernel has no ring buffers."""
-        if BLOCKED_PROCESSES in infos:
-            fd, info = infos[BLOCKED_PROCESSES]
-            self.blocked_processes = Ring(fd, info.entries)
+        for fd, info in zip(fds, manifest.maps, strict=False):
+            if info.name == BLOCKED_PROCESSES:
+                self.blocked_processes = Ring(fd, info.entries)
         self._threads, self._kernel_waits = hashes["threads"], hashes.get("kernel_waits")
         self._kernel_holding = hashes.get("kernel_holding")
         self.abandoned = 0
         """Holds of kernel locks that will never end: their threads are gone."""
         self.known_locks = hashes.get("known_locks")
         """Locks that were captured; None if futex calls are not measured."""
-        self._pairs = {
-            name.removesuffix("_0"): (one, hashes[name.removesuffix("_0") + "_1"])
-            for name, one in hashes.items()
-            if name.endswith("_0")
-        }
-        self._buffers = Buffers(list(hashes.values()))
-        self._control = Control(infos["control"][0])
-        self._grace = GracePeriod()
-        self._kept: dict[str, list[Rows]] = {pair: [] for pair in self._pairs}
+        self._kept: dict[str, list[Rows]] = {pair: [] for pair in self._maps.pairs}
         self._captures: list[Rows] = []
-        self.losses = PerCpuCounters(*infos["losses"])
+        self.losses = self._maps.losses
         self.kept_rows = 0
         """Drained and not yet taken."""
-        self.capacities = {name: pair[0].entries for name, pair in self._pairs.items()}
+        self.capacities = {name: pair[0].entries for name, pair in self._maps.pairs.items()}
         for table in (self._threads, self._kernel_holding):
             if table:
                 self.capacities[table.name] = table.entries
@@ -78,7 +50,7 @@ class Collector:
     @property
     def largest(self) -> int:
         """Entries of the largest pair."""
-        return max(pair[0].entries for name, pair in self._pairs.items() if name != CAPTURES)
+        return max(pair[0].entries for name, pair in self._maps.pairs.items() if name != CAPTURES)
 
     def collect(self) -> bool:
         """Drain the window that ended one period ago, and end the current one; whether it did.
@@ -86,21 +58,18 @@ class Collector:
         If a program may still be writing to it (no grace period has passed), it waits for
         the next time, and the current window goes on.
         """
-        if not self._grace.over:
+        if not self._maps.is_settled:
             return False
-        for name, pair in self._pairs.items():
-            keys, values = pair[1 - self._control.window].drain(self._buffers)
-            self.entries[name] = len(keys)
-            if not len(keys):
+        for name, rows in self._maps.drain():
+            count = self.entries[name] = len(rows[0])
+            if not count:
                 continue
-            rows = structs.copy(keys), structs.copy(values)
             if name == CAPTURES:
                 self._captures.append(rows)
             else:
                 self._kept[name].append(rows)
-                self.kept_rows += len(keys)
-        self._control.flip()
-        self._grace.begin()
+                self.kept_rows += count
+        self._maps.flip()
         return True
 
     def take(self) -> dict[str, Rows]:
@@ -113,7 +82,7 @@ class Collector:
             for name, kept in self._kept.items()
             if kept
         }
-        self._kept = {pair: [] for pair in self._pairs}
+        self._kept = {pair: [] for pair in self._maps.pairs}
         self.kept_rows = 0
         return taken
 
@@ -124,19 +93,19 @@ class Collector:
 
     def threads(self) -> Rows:
         """Every thread that was switched out since lockd started and lives."""
-        tids, threads = read_steady(self._threads, self._buffers)
+        tids, threads = read_steady(self._threads, self._maps.buffers)
         self.entries["threads"] = len(tids)
         return tids, threads
 
     def kernel_waits(self) -> Rows | None:
         """Waits for kernel locks that go on; None if they are not measured."""
-        return read_steady(self._kernel_waits, self._buffers) if self._kernel_waits else None
+        return read_steady(self._kernel_waits, self._maps.buffers) if self._kernel_waits else None
 
     def kernel_holding(self) -> Rows | None:
         """Kernel locks that are held or asked for; None if holds are not measured."""
         if not self._kernel_holding:
             return None
-        keys, holding = read_steady(self._kernel_holding, self._buffers)
+        keys, holding = read_steady(self._kernel_holding, self._maps.buffers)
         self.entries["kernel_holding"] = len(keys)
         return keys, holding
 

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lockd.manifest import Manifest
-from lockd.sample.collect import Rows
 from lockd.sample.deadlocks import About
 from lockd.sample.detail import PROGRAMS, Detail
+from lockd.sample.pairs import Rows
 from lockd.sample.user_locks import UserLocks
 from lockd.sample.waits import PI, Wait, Waits
 

@@ -19,7 +19,7 @@ from lockd.names.resolver import Resolver
 from lockd.names.units import Units
 from lockd.sample import structs
 from lockd.sample.block import Block
-from lockd.sample.collect import Collector, Columns, Rows
+from lockd.sample.collect import Collector
 from lockd.sample.deadlocks import Deadlocks
 from lockd.sample.detail import Detail
 from lockd.sample.futex import FutexAggregates
@@ -32,6 +32,7 @@ from lockd.sample.limits import Budget, Limits
 from lockd.sample.lock_waits import LockWaits
 from lockd.sample.offcpu import OffcpuAggregates
 from lockd.sample.own_cost import OwnCost
+from lockd.sample.pairs import Columns, Rows
 from lockd.sample.series import Series
 from lockd.sample.user_locks import UserLocks
 from lockd.sample.window import Stacks, window_of

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from lockd.names.capture import Capture
 from lockd.names.messages import LockAnswer, UserLockSeen
 from lockd.names.resolver import Resolver
+from lockd.sample.captured import captures_of
 from lockd.sample.index import Hashes, Rows, mix
 from lockd.sample.maps import HashMap
 from lockd.sample.table import Table
@@ -35,12 +36,6 @@ ROWS = 50_000
 SITES = 16
 """Places remembered of each lock."""
 
-REGISTERS = {
-    "x86_64": ("ax", "dx", "cx", "bx", "si", "di", "bp", "sp", *(f"r{n}" for n in range(8, 16)), "ip"),
-    "aarch64": ("regs", "sp", "pc"),
-}
-"""Members of struct pt_regs in the order of their DWARF numbers."""
-
 
 class UserLocks:
     """A row for each address and kind by the calls' arguments, the guess: what is used again is another lock.
@@ -60,7 +55,7 @@ class UserLocks:
         self._known_locks = known_locks
         self._kinds = list(kinds)
         self._is_wanted = is_wanted
-        self._registers = REGISTERS[machine]
+        self._machine = machine
         self._looked: set[int] = set()
         self.refused = 0
         """Captures that were thrown away, as too much was being asked for."""
@@ -96,10 +91,9 @@ class UserLocks:
             self._resolver.look(tuple(fresh))
             self._looked |= fresh
         rows = self._rows(keys["tgid"], keys["uaddr"], captures["guess"].astype(np.int16), now)
-        saved = captures["registers"]
-        registers = np.column_stack([saved[name] for name in self._registers]).tolist()
-        for i, row in enumerate(rows.tolist()):
-            self._ask(row, now, int(captures["tid"][i]), _capture_of(captures[i], registers[i]))
+        taken = captures_of(captures, self._machine)
+        for row, tid, capture in zip(rows.tolist(), captures["tid"].tolist(), taken, strict=True):
+            self._ask(row, now, tid, capture)
 
     def _chosen(self, tgids: list[int]) -> tuple[list[int], int]:
         """Positions of what is to be asked now, and how many were looked at for that."""
@@ -237,12 +231,3 @@ class UserLocks:
         key = np.zeros(1, self._known_locks.key)
         key["uaddr"], key["tgid"] = self._table["address"][row], self._table["tgid"][row]
         return key
-
-
-def _capture_of(raw: Any, registers: list[int]) -> Capture:
-    return Capture(
-        tuple(registers),
-        raw["stack"].tobytes()[: int(raw["bytes"])],
-        tuple(address for address in raw["frames"].tolist() if address),
-        int(raw["thread_pointer"]),
-    )

@@ -24,13 +24,14 @@ SHARED = {
 
 MAY = {
     "__main__": {"cli"},
-    "cli": {"service", "top"},
+    "cli": {"service", "top", "trace"},
     "service": {"children", "systemd", "load", "sample"},
     "children": {"load", "isolated"},
     "isolated": {"?"},  # whatever it is told to start
     "systemd": set(),
     "top": {"top_rates"},
     "top_rates": set(),
+    "trace": {"children", "load", "names", "sample"},
     "load": set(),
     "sample": {"names"},
     "names": {"isolated"},
@@ -38,7 +39,7 @@ MAY = {
 }
 """What each part may import besides itself and SHARED. The exporter is a process that children starts."""
 
-ONLY = {"bcc": {"load"}, "numpy": {"sample", "names"}}
+ONLY = {"bcc": {"load"}, "numpy": {"sample", "names", "trace"}}
 """The parts that may import a library; for all others there is no rule."""
 
 

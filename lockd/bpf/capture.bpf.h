@@ -1,0 +1,45 @@
+/* The user side of a blocked thread, to be unwound outside of the kernel. */
+
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+
+/* Most code has no frame pointers: its callers are found by .eh_frame, from the registers and the stack. */
+#ifndef CAPTURE_BYTES
+#define CAPTURE_BYTES 4096
+#endif
+#define CAPTURE_CHUNK 512
+#ifndef USER_FRAMES
+#define USER_FRAMES 24
+#endif
+
+struct capture {
+    struct pt_regs registers;
+    u64 thread_pointer;
+    u64 frames[USER_FRAMES]; /* by frame pointers, innermost first, 0 ends */
+    u32 tid;
+    u32 tgid;
+    u32 bytes; /* of `stack` */
+    u8 guess; /* of a thread that waits for a lock: enum futex_kind */
+    u8 pad[3];
+    u8 stack[CAPTURE_BYTES]; /* from the stack pointer upward */
+};
+
+BPF_ARRAY(no_capture, struct capture, 1);
+
+/* Of the current thread, into an entry that is blank. */
+static __always_inline void fill_capture(void *ctx, u64 task, struct capture *kept)
+{
+    u64 id = bpf_get_current_pid_tgid();
+
+    kept->tid = id;
+    kept->tgid = id >> 32;
+    bpf_probe_read_kernel(&kept->registers, sizeof(kept->registers), user_regs());
+    READ_TASK(task, TASK_THREAD_POINTER, kept->thread_pointer);
+    bpf_get_stack(ctx, kept->frames, sizeof(kept->frames), BPF_F_USER_STACK);
+    u64 from = user_stack_pointer(&kept->registers);
+#pragma unroll
+    for (int at = 0; at < CAPTURE_BYTES; at += CAPTURE_CHUNK) {
+        if (bpf_probe_read_user(kept->stack + at, CAPTURE_CHUNK, (void *)(from + at)))
+            break;
+        kept->bytes = at + CAPTURE_CHUNK;
+    }
+}

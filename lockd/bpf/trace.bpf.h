@@ -1,0 +1,188 @@
+/* What one-shot tools want besides: whole call stacks of every event, and only what the user asked for. */
+
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+
+/* A stack is kept once, under a number made of its addresses: unlike in the kernel's stack maps, two of them
+ * never claim the same place. It would not fit on a program's own stack: the number is made of a few frames
+ * at a time, and a new one is written right into the map. */
+#define CALL_FRAMES 128
+#define CALL_FRAMES_HASHED 16 /* at a time */
+#define CALL_STACK_NONE 0 /* not asked for, or a kernel thread's in user space */
+#define CALL_STACK_LOST 1 /* no room for it */
+
+struct call_stack {
+    u64 frames[CALL_FRAMES]; /* innermost first, 0 ends */
+};
+
+BPF_TABLE("hash", u64, struct call_stack, kernel_stacks_0, STACKS_ENTRIES);
+BPF_TABLE("hash", u64, struct call_stack, kernel_stacks_1, STACKS_ENTRIES);
+BPF_ARRAY_OF_MAPS(kernel_stacks, "kernel_stacks_0", 2);
+BPF_ARRAY(no_call_stack, struct call_stack, 1);
+BPF_TABLE("hash", u64, struct capture, user_stacks_0, STACKS_ENTRIES);
+BPF_TABLE("hash", u64, struct capture, user_stacks_1, STACKS_ENTRIES);
+BPF_ARRAY_OF_MAPS(user_stacks, "user_stacks_0", 2);
+BPF_TABLE("lru_hash", u64, u8, kept_stacks, KEPT_STACKS_ENTRIES); /* numbers of those that were handed over */
+
+static __always_inline u64 mixed(u64 hash, u64 word)
+{
+    hash = (hash ^ word) * 0x9ddfea08eb382d69ULL;
+    return hash ^ (hash >> 29);
+}
+
+/* A number for the current stack as it is found by frame pointers; `flags` as of bpf_get_stack(). */
+static __always_inline u64 stack_number(void *ctx, u64 flags, u64 number)
+{
+    u64 some[CALL_FRAMES_HASHED];
+
+#pragma unroll
+    for (int skipped = 0; skipped < CALL_FRAMES; skipped += CALL_FRAMES_HASHED) {
+        s64 bytes = bpf_get_stack(ctx, some, sizeof(some), flags | skipped);
+        if (bytes <= 0) /* none left */
+            break;
+#pragma unroll
+        for (int i = 0; i < CALL_FRAMES_HASHED; i++)
+            number = mixed(number, some[i]); /* the helper clears what it does not fill */
+        if (bytes < sizeof(some))
+            break;
+    }
+    return number <= CALL_STACK_LOST ? number + 2 : number;
+}
+
+/* Whether the stack `number` was kept already, or is now being written to `kept`. */
+static __always_inline bool is_kept(void *map, u64 *number, void *blank, void **kept)
+{
+    u8 known = 1;
+
+    if (!map || !blank || kept_stacks.lookup(number))
+        return true;
+    if (!bpf_map_update_elem(map, number, blank, BPF_NOEXIST)) {
+        *kept = bpf_map_lookup_elem(map, number);
+        kept_stacks.update(number, &known);
+        return false;
+    }
+    if (!bpf_map_lookup_elem(map, number)) { /* else another CPU was faster */
+        lose(LOSS_STACKS__FULL);
+        *number = CALL_STACK_LOST;
+    }
+    return true;
+}
+
+static __always_inline u64 keep_kernel_stack(void *ctx)
+{
+    u64 number = stack_number(ctx, 0, 0);
+    int window = current_window();
+    u32 zero = 0;
+    void *kept = NULL;
+
+    if (!is_kept(kernel_stacks.lookup(&window), &number, no_call_stack.lookup(&zero), &kept) && kept)
+        bpf_get_stack(ctx, ((struct call_stack *)kept)->frames, CALL_FRAMES * sizeof(u64), 0);
+    return number;
+}
+
+#ifdef UNWIND
+/* By frame pointers alone, callers are missed in code that has none, and stacks look alike that are not. What
+ * else tells them apart: how deep the stack is, and the words on top of it that may be return addresses into
+ * the program, or into the library that the thread is in. Too many numbers for one stack do no harm. */
+#define SCANNED_WORDS 64
+#define NEAR_CODE (2ULL << 20)
+
+static __always_inline u64 mixed_with_callers(u64 number, u64 task, struct pt_regs *regs)
+{
+    u64 mm = 0, start = 0, end = 0, ip = 0, sp = 0, words[CALL_FRAMES_HASHED];
+
+    READ_TASK(task, TASK_MM, mm);
+    READ_TASK(mm, MM_START_CODE, start);
+    READ_TASK(mm, MM_END_CODE, end);
+    bpf_probe_read_kernel(&ip, sizeof(ip), &PT_REGS_IP(regs));
+    bpf_probe_read_kernel(&sp, sizeof(sp), &regs->sp);
+    number = mixed(number, sp);
+#pragma unroll
+    for (int at = 0; at < SCANNED_WORDS; at += CALL_FRAMES_HASHED) {
+        if (bpf_probe_read_user(words, sizeof(words), (void *)(sp + at * sizeof(u64))))
+            break;
+#pragma unroll
+        for (int i = 0; i < CALL_FRAMES_HASHED; i++) {
+            bool is_code = words[i] - start < end - start || words[i] - ip + NEAR_CODE < 2 * NEAR_CODE;
+            number = is_code ? mixed(number, words[i]) : number;
+        }
+    }
+    return number <= CALL_STACK_LOST ? number + 2 : number;
+}
+#endif
+
+static __always_inline u64 keep_user_stack(void *ctx)
+{
+    u64 task = bpf_get_current_task(), mm = 0;
+    int window = current_window();
+    u32 zero = 0;
+    void *kept = NULL;
+
+    READ_TASK(task, TASK_MM, mm);
+    if (!mm)
+        return CALL_STACK_NONE;
+    u64 number = stack_number(ctx, BPF_F_USER_STACK, bpf_get_current_pid_tgid() >> 32);
+#ifdef UNWIND
+    number = mixed_with_callers(number, task, user_regs());
+#endif
+    if (!is_kept(user_stacks.lookup(&window), &number, no_capture.lookup(&zero), &kept) && kept)
+        fill_capture(ctx, task, kept);
+    return number;
+}
+
+struct call_stack_ids {
+    u64 user;
+    u64 kernel;
+};
+
+static __always_inline struct call_stack_ids keep_call_stacks(void *ctx)
+{
+    struct call_stack_ids ids = {};
+
+#ifdef WITH_USER_STACKS
+    ids.user = keep_user_stack(ctx);
+#endif
+#ifdef WITH_KERNEL_STACKS
+    ids.kernel = keep_kernel_stack(ctx);
+#endif
+    return ids;
+}
+
+/* Whom the user asked for; the tool fills the tables once all is attached, so that before it nothing is. */
+#ifdef ONLY_LISTED
+BPF_TABLE("hash", u32, u8, traced_processes, TRACED_ENTRIES);
+BPF_TABLE("hash", u32, u8, traced_threads, TRACED_ENTRIES);
+#endif
+
+/* Whether a thread is one of those, by its ids; `kernel_thread` as in struct who. */
+static __always_inline bool is_traced(u32 tgid, u32 tid, bool kernel_thread)
+{
+#ifdef ONLY_USER_THREADS
+    if (kernel_thread)
+        return false;
+#endif
+#ifdef ONLY_KERNEL_THREADS
+    if (!kernel_thread)
+        return false;
+#endif
+#ifdef ONLY_LISTED
+    if (!traced_processes.lookup(&tgid) && !traced_threads.lookup(&tid))
+        return false;
+#endif
+    return true;
+}
+
+static __always_inline bool is_kernel_thread(u64 task)
+{
+    u32 flags = 0;
+
+    READ_TASK(task, TASK_FLAGS, flags);
+    return flags & 0x00200000; /* PF_KTHREAD */
+}
+
+/* The same of the current thread. */
+static __always_inline bool is_current_traced(void)
+{
+    u64 id = bpf_get_current_pid_tgid();
+
+    return is_traced(id >> 32, id, is_kernel_thread(bpf_get_current_task()));
+}

@@ -1,0 +1,64 @@
+"""Pairs of maps, of which the programs write one while the other is drained: flip, wait, drain."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy.typing as npt
+
+from lockd.batch import MISSING, can_batch
+from lockd.manifest import Manifest
+from lockd.sample import structs
+from lockd.sample.maps import Buffers, Control, GracePeriod, HashMap, PerCpuCounters
+
+log = logging.getLogger(__name__)
+
+Columns = npt.NDArray[Any]
+Rows = tuple[Columns, Columns]
+"""Keys and values."""
+
+
+class Pairs:
+    """The maps of `manifest`, whose descriptors come first in `fds`.
+
+    `others` are maps that are neither hash maps nor the programs' common ones.
+    """
+
+    def __init__(self, manifest: Manifest, fds: list[int], others: tuple[str, ...] = ()) -> None:
+        infos = {info.name: (fd, info) for fd, info in zip(fds, manifest.maps, strict=False)}
+        batch = can_batch(infos["threads"][0])
+        if not batch:
+            log.warning("%s", MISSING)
+        self.hashes = {
+            name: HashMap(fd, info, batch)
+            for name, (fd, info) in infos.items()
+            if name not in ("control", "losses", *others)
+        }
+        """Every hash map by name, those of pairs as NAME_0 and NAME_1."""
+        self.pairs = {
+            name.removesuffix("_0"): (one, self.hashes[name.removesuffix("_0") + "_1"])
+            for name, one in self.hashes.items()
+            if name.endswith("_0")
+        }
+        self.losses = PerCpuCounters(*infos["losses"])
+        self.buffers = Buffers(list(self.hashes.values()))
+        self._control = Control(infos["control"][0])
+        self._grace = GracePeriod()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no program can still be writing to the maps that are idle."""
+        return self._grace.over
+
+    def drain(self) -> Iterator[tuple[str, Rows]]:
+        """Empty the idle map of each pair; what was in it, even if that is nothing."""
+        for name, pair in self.pairs.items():
+            keys, values = pair[1 - self._control.window].drain(self.buffers)
+            yield name, (structs.copy(keys), structs.copy(values)) if len(keys) else (keys, values)
+
+    def flip(self) -> None:
+        """Let the programs write to the other maps."""
+        self._control.flip()
+        self._grace.begin()

@@ -1,0 +1,1 @@
+"""One-shot tools on the daemon's programs: trace for a while, print, end."""

@@ -1,0 +1,62 @@
+"""How often functions or tracepoints are reached, by stack."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from lockd.load.hooks import Candidate, Part, Way
+from lockd.load.settings import Trace
+from lockd.trace import options, output
+from lockd.trace.call_stacks import CallStacks
+from lockd.trace.profile import Profile, Sample, Value
+from lockd.trace.session import PERIOD, Session
+
+HELP = "Count how often functions or tracepoints are reached, by stack"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pattern", help="t:CATEGORY:EVENT")
+    options.add_duration(parser)
+    options.add_processes(parser)
+    options.add_stacks(parser)
+    options.add_output(parser, ("stacks", "folded", "json", "table"), "stacks")
+
+
+def run(args: argparse.Namespace) -> int:
+    output.check(args.output)
+    hook = Candidate("trace", "count_stack", "tracepoint", args.pattern.removeprefix("t:"))
+    trace = Trace(
+        parts=(Part("trace", "calls", (Way("tracepoint", (hook,), ()),), ("stackcount.bpf.c",)),),
+        pairs=("stackcount",),
+    )
+    settings = options.load_settings(args, trace)
+    stacks, began = CallStacks(), time.time()
+    counts: dict[tuple[int, ...], int] = {}
+    names: dict[int, tuple[str, int]] = {}
+    with Session("lockd trace stackcount", settings, args.duration, args.pids) as session:
+        for taken in session.windows():
+            stacks.add(taken)
+            if "stackcount" in taken:
+                keys, values = taken["stackcount"]
+                who = values["who"]
+                for tid, user, kernel, count, tgid, comm in zip(
+                    keys["tid"].tolist(), keys["stacks"]["user"].tolist(), keys["stacks"]["kernel"].tolist(),
+                    values["count"].tolist(), who["tgid"].tolist(), who["comm"].tolist(), strict=True,
+                ):  # fmt: skip
+                    counts[tid, user, kernel] = counts.get((tid, user, kernel), 0) + count
+                    names[tid] = comm.decode(errors="replace"), tgid
+                    session.events += count
+            stacks.work(time.monotonic() + PERIOD / 2)
+        samples = [
+            Sample(
+                names[tid][0], names[tid][1], tid,
+                (*reversed(stacks.user(user)), *reversed(stacks.kernel(kernel))), (count,),
+            )
+            for (tid, user, kernel), count in counts.items()
+        ]  # fmt: skip
+        output.write(
+            args, Profile(session.title, (Value("count", "count"),), samples, began, session.elapsed)
+        )
+        session.report()
+    return 0
