@@ -101,7 +101,7 @@ def _parser(words: list[str]) -> Parser:
     if words[:1] == ["trace"]:
         from lockd.trace import commands as tools
 
-        tools.add_to(trace, words[1:])
+        tools.add_to(trace)
     return parser
 
 

@@ -1,22 +1,40 @@
-"""The one-shot tools by name; each is a module with HELP, add_options(parser) and run(args)."""
+"""The one-shot tools by name."""
 
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
+from typing import Protocol
 
-NAMES = ("stackcount",)
+from lockd.trace import stackcount
 
 
-def add_to(parser: argparse.ArgumentParser, argv: list[str]) -> None:
-    """Add the commands to `lockd trace`. Of one in `argv`, only that module is imported."""
+class Tool(Protocol):
+    """What a module of a tool has; it may have an EPILOG for its --help as well."""
+
+    HELP: str
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """The exit code."""
+
+
+TOOLS: dict[str, Tool] = {
+    "stackcount": stackcount,
+}
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the tools to `lockd trace`."""
     commands = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
-    asked = [name for name in NAMES if name in argv[:1]] or NAMES
-    for name in asked:
-        module = import_module(f"lockd.trace.{name}")
+    for name, module in TOOLS.items():
         tool = commands.add_parser(
-            name, help=module.HELP, description=f"{module.HELP}.", epilog=getattr(module, "EPILOG", None),
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
+            name,
+            help=module.HELP,
+            description=f"{module.HELP}.",
+            epilog=getattr(module, "EPILOG", None),
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         module.add_options(tool)
         tool.set_defaults(run=module.run)
