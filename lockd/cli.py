@@ -22,7 +22,26 @@ INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are reported like all others."""
+    """An argument parser whose errors are reported like all others, of the command that they are about.
+
+    Arguments may stand among options: `stackcount t:sched:sched_switch -p 1 10`.
+    """
+
+    _is_inside = False
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        if self._is_inside or self._subparsers:
+            return super().parse_known_args(args, namespace)
+        self._is_inside = True  # it calls this
+        try:
+            found, rest = self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_inside = False
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}\nsee: {self.prog} --help")

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from lockd.names.capture import Capture
 from lockd.names.stacks import StackNames
+from lockd.profile import KernelFrame, Mark
 from lockd.sample.captured import captures_of
 from lockd.sample.pairs import Rows
 
 PAIRS = ("kernel_stacks", "user_stacks")
 """Handed over by the loader: see lockd/bpf/trace.bpf.h."""
-LOST = ("[stack lost]",)
+LOST = (Mark("[stack lost]"),)
 """There was no room for it."""
 
 Names = tuple[str, ...]
@@ -59,8 +60,10 @@ class CallStacks:
         return self._user[number]
 
     def kernel(self, number: int) -> Names:
-        """Of the kernel's side."""
+        """Of the kernel's side; each a KernelFrame."""
         if number not in self._kernel:
             addresses = self._addresses.get(number)
-            self._kernel[number] = self._names.kernel(addresses) if addresses is not None else LOST
+            self._kernel[number] = (
+                tuple(map(KernelFrame, self._names.kernel(addresses))) if addresses is not None else LOST
+            )
         return self._kernel[number]

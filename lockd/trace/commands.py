@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from typing import Protocol
 
-from lockd.trace import stackcount
+from lockd.load.host import require_privileges
+from lockd.trace import output, stackcount
 
 
 class Tool(Protocol):
-    """What a module of a tool has; it may have an EPILOG for its --help as well."""
+    """What a module of a tool has; it may have an EPILOG for its --help as well, and is_offline(args), which
+    says whether it reads a file and traces nothing."""
 
     HELP: str
 
@@ -37,4 +40,14 @@ def add_to(parser: argparse.ArgumentParser) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_options(tool)
-        tool.set_defaults(run=module.run)
+        tool.set_defaults(run=functools.partial(_run, module))
+
+
+def _run(module: Tool, args: argparse.Namespace) -> int:
+    """First what can be said at once. Raises HostError without the rights to trace, UsageError if a file
+    cannot be written."""
+    is_offline = getattr(module, "is_offline", None)
+    if not (is_offline and is_offline(args)):
+        require_privileges()
+    output.check_options(args)
+    return module.run(args)

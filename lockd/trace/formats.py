@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from lockd.trace.profile import Profile
+from lockd.profile import Profile
 
 TABLE_FRAMES = 3
 

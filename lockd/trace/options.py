@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import Any
 
 from lockd.load.settings import LoadSettings, Trace
 from lockd.trace.call_stacks import PAIRS
@@ -17,6 +18,8 @@ STACKS = 1024
 KEPT_STACKS = 65536
 """Numbers of stacks that are not handed over again."""
 MOST_TRACED = 1024
+PROFILE_FORMATS = ("stacks", "folded", "json", "table", "pprof")
+"""Of tools whose result is a Profile."""
 CAPTURED_BYTES = 16384
 """Of a thread's stack, to be unwound."""
 
@@ -94,8 +97,19 @@ def add_output(parser: argparse.ArgumentParser, formats: tuple[str, ...], defaul
         "-o", "--output", metavar="FILE", type=Path, help="write there instead of to standard output"
     )
     parser.add_argument(
-        "--format", choices=formats, default=default, help="what to write (default: %(default)s)"
-    )
+        "--format", choices=formats, default=default, action=_Format,
+        help="what to write (default: %(default)s)",
+    )  # fmt: skip
+    parser.set_defaults(format_given=False)
+
+
+class _Format(argparse.Action):
+    """Notes that a format was asked for: a flame graph is else all that is written."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        namespace.format, namespace.format_given = values, True
 
 
 def load_settings(

@@ -4,40 +4,67 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
+from lockd import pprof
 from lockd.errors import LockdError, UsageError
+from lockd.profile import Profile
 from lockd.trace.formats import FORMATS
-from lockd.trace.profile import Profile
-
-
-@contextlib.contextmanager
-def opened(path: Path | None) -> Iterator[TextIO]:
-    """Standard output if there is no path. Raises LockdError that names the file."""
-    if path is None:
-        yield sys.stdout
-        return
-    try:
-        with path.open("w") as file:
-            yield file
-    except OSError as error:
-        raise LockdError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def check(path: Path | None) -> None:
     """Raise UsageError at the start, not after an hour of tracing, if a file cannot be written there."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise UsageError(f"{path}: cannot be written: it is a directory, or is in none")
+    if path is None:
+        return
+    place = path if path.exists() else path.absolute().parent
+    if path.is_dir():
+        raise UsageError(f"{path}: cannot be written: it is a directory; rule: a file")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{path}: cannot be written: {path.absolute().parent} is no directory")
+    if not os.access(place, os.W_OK):
+        raise UsageError(f"{path}: cannot be written: no permission to write to {place}")
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """The same of all that the options of add_output() say, if there are such."""
+    check(getattr(args, "output", None))
+    if getattr(args, "format", "") == "pprof" and args.output is None and sys.stdout.isatty():
+        raise UsageError("--format pprof: it is not for a terminal; rule: with -o FILE, or into a pipe")
 
 
 def write(args: argparse.Namespace, profile: Profile) -> None:
     """A profile, as the options of add_output() say."""
-    write_text(args.output, FORMATS[args.format](profile))
+    if args.format == "pprof":
+        with _opened(args.output) as file:
+            file.write(pprof.encode(profile))
+    else:
+        write_text(args.output, FORMATS[args.format](profile))
 
 
 def write_text(path: Path | None, lines: Iterable[str]) -> None:
-    with opened(path) as file:
-        file.writelines(lines)
+    """In UTF-8, whatever the locale: names are."""
+    with _opened(path) as file:
+        text = io.TextIOWrapper(file, "utf-8", errors="backslashreplace", write_through=path is None)
+        text.writelines(lines)
+        text.flush()
+        text.detach()
+
+
+@contextlib.contextmanager
+def _opened(path: Path | None) -> Iterator[BinaryIO]:
+    """Standard output if there is no path. Raises LockdError that names the file."""
+    if path is None:
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with path.open("wb") as file:
+            yield file
+    except OSError as error:
+        raise LockdError(f"{path}: cannot be written: {error.strerror}") from error

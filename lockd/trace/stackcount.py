@@ -7,9 +7,9 @@ import time
 
 from lockd.load.hooks import Candidate, Part, Way
 from lockd.load.settings import Trace
+from lockd.profile import Profile, Sample, Value
 from lockd.trace import options, output
 from lockd.trace.call_stacks import CallStacks
-from lockd.trace.profile import Profile, Sample, Value
 from lockd.trace.session import PERIOD, Session
 
 HELP = "Count how often functions or tracepoints are reached, by stack"
@@ -20,11 +20,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_duration(parser)
     options.add_processes(parser)
     options.add_stacks(parser)
-    options.add_output(parser, ("stacks", "folded", "json", "table"), "stacks")
+    options.add_output(parser, options.PROFILE_FORMATS, "stacks")
 
 
 def run(args: argparse.Namespace) -> int:
-    output.check(args.output)
     hook = Candidate("trace", "count_stack", "tracepoint", args.pattern.removeprefix("t:"))
     trace = Trace(
         parts=(Part("trace", "calls", (Way("tracepoint", (hook,), ()),), ("stackcount.bpf.c",)),),

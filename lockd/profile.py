@@ -1,9 +1,26 @@
-"""What a trace of stacks has found, whatever it will be written as."""
+"""Stacks with what was measured at each: of a trace or of the daemon, whatever they will be written as."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+
+class KernelFrame(str):
+    """A function of the kernel, among the frames of a sample."""
+
+    __slots__ = ()
+
+
+class Mark(str):
+    """No function, but what is put among them: `--` between two stacks, `[stack lost]`."""
+
+    __slots__ = ()
+
+
+def kind_of(frame: str) -> str:
+    """`kernel`, `mark`, or `user` for all others."""
+    return "kernel" if isinstance(frame, KernelFrame) else "mark" if isinstance(frame, Mark) else "user"
 
 
 @dataclass(frozen=True)
@@ -15,9 +32,11 @@ class Sample:
     """Of the process."""
     tid: int
     frames: tuple[str, ...]
-    """Outermost first, those of user space before the kernel's; with what the tool puts between them."""
+    """Outermost first, those of user space before the kernel's, which are of KernelFrame."""
     values: tuple[int, ...]
     """In the order of Profile.values."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What else is known, as the name of a lock; for formats that have room for it."""
 
 
 @dataclass(frozen=True)
@@ -42,4 +61,6 @@ class Profile:
 
     def sorted(self) -> Sequence[Sample]:
         """By the first value, the smallest first, as the tools print that lockd replaces."""
-        return sorted(self.samples, key=lambda sample: (sample.values[0], sample.comm, sample.frames))
+        return sorted(
+            self.samples, key=lambda sample: (sample.values[0], sample.comm, sample.frames, sample.tid)
+        )
