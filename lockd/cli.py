@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,6 +122,7 @@ def _parser(words: list[str]) -> Parser:
         from lockd.trace import commands as tools
 
         tools.add_to(trace)
+        trace.set_defaults(command_line=shlex.join(["lockd", *words]))
     return parser
 
 

@@ -44,8 +44,8 @@ class _Encoder:
             text = self._string(name)
             parts.append(_bytes(5, _int(1, number) + _int(2, text) + _int(3, text)))
         numbers = {
-            9: int(profile.began * 1e9),
-            10: int(profile.seconds * 1e9),
+            9: round(profile.began * 1e6) * 1000,
+            10: round(profile.seconds * 1e9),
             13: self._string(profile.title),
             14: self._string(profile.values[0].name),
         }

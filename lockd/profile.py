@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 class KernelFrame(str):
@@ -21,6 +21,14 @@ class Mark(str):
 def kind_of(frame: str) -> str:
     """`kernel`, `mark`, or `user` for all others."""
     return "kernel" if isinstance(frame, KernelFrame) else "mark" if isinstance(frame, Mark) else "user"
+
+
+def printable(name: str) -> str:
+    """A name, which may come from any program, with what would change a terminal or a file as `\\x1b`."""
+    if name.isprintable():
+        return name
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    return type(name)(shown)
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,9 @@ class Profile:
     seconds: float = 0.0
 
     def sorted(self) -> Sequence[Sample]:
-        """By the first value, the smallest first, as the tools print that lockd replaces."""
-        return sorted(
-            self.samples, key=lambda sample: (sample.values[0], sample.comm, sample.frames, sample.tid)
-        )
+        """By the first value, the smallest first, as the tools print that lockd replaces; names printable."""
+        shown = [
+            replace(sample, comm=printable(sample.comm), frames=tuple(map(printable, sample.frames)))
+            for sample in self.samples
+        ]
+        return sorted(shown, key=lambda sample: (sample.values[0], sample.comm, sample.frames, sample.tid))

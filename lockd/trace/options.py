@@ -100,7 +100,13 @@ def add_output(parser: argparse.ArgumentParser, formats: tuple[str, ...], defaul
         "--format", choices=formats, default=default, action=_Format,
         help="what to write (default: %(default)s)",
     )  # fmt: skip
-    parser.set_defaults(format_given=False)
+    parser.set_defaults(format_given=False, flamegraph=None)
+    if "folded" in formats:
+        parser.add_argument(
+            "--flamegraph", metavar="FILE", type=Path,
+            help="draw a flame graph (FILE.svg or FILE.html); it is then all that is written, unless -o or "
+            "--format is given",
+        )  # fmt: skip
 
 
 class _Format(argparse.Action):

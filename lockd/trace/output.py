@@ -8,13 +8,17 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from lockd import pprof
+from lockd import flamegraph, pprof
 from lockd.errors import LockdError, UsageError
 from lockd.profile import Profile
 from lockd.trace.formats import FORMATS
+
+GRAPHS = {".svg": flamegraph.svg, ".html": flamegraph.page}
+"""By the ending of the file's name."""
 
 
 def check(path: Path | None) -> None:
@@ -32,13 +36,24 @@ def check(path: Path | None) -> None:
 
 def check_options(args: argparse.Namespace) -> None:
     """The same of all that the options of add_output() say, if there are such."""
-    check(getattr(args, "output", None))
-    if getattr(args, "format", "") == "pprof" and args.output is None and sys.stdout.isatty():
+    graph, output = getattr(args, "flamegraph", None), getattr(args, "output", None)
+    check(output)
+    check(graph)
+    if graph and graph.suffix not in GRAPHS:
+        raise UsageError(f"--flamegraph {graph}: rule: a name that ends in {' or '.join(GRAPHS)}")
+    if graph and output and graph.absolute() == output.absolute():
+        raise UsageError(f"--flamegraph {graph}: --output is the same file")
+    if getattr(args, "format", "") == "pprof" and output is None and sys.stdout.isatty():
         raise UsageError("--format pprof: it is not for a terminal; rule: with -o FILE, or into a pipe")
 
 
 def write(args: argparse.Namespace, profile: Profile) -> None:
-    """A profile, as the options of add_output() say."""
+    """A profile, as the options of add_output() say: a flame graph is all, unless more is asked for."""
+    profile = replace(profile, title=args.command_line)
+    if args.flamegraph:
+        write_text(args.flamegraph, [GRAPHS[args.flamegraph.suffix](profile)])
+        if not args.output and not args.format_given:
+            return
     if args.format == "pprof":
         with _opened(args.output) as file:
             file.write(pprof.encode(profile))
