@@ -125,11 +125,16 @@ static __always_inline int current_window(void)
     return c ? c->window & 1 : 0;
 }
 
-static __always_inline void lose(u32 what)
+static __always_inline void lose_many(u32 what, u64 events)
 {
     u64 *count = losses.lookup(&what);
     if (count)
-        *count += 1;
+        *count += events;
+}
+
+static __always_inline void lose(u32 what)
+{
+    lose_many(what, 1);
 }
 
 /* For sums of many writers. To add nothing, the compiler would rather or it with nothing,

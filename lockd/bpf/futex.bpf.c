@@ -27,10 +27,29 @@ BPF_TABLE("hash", struct futex_key, struct futex_value, futex_over_0, OVER_ENTRI
 BPF_TABLE("hash", struct futex_key, struct futex_value, futex_over_1, OVER_ENTRIES);
 BPF_ARRAY_OF_MAPS(futex_over, "futex_over_0", 2);
 
-/* The call of the thread that runs on this CPU. sched_switch moves it to the thread's own
- * entry if the thread is switched out, so that it never outlives a migration; a call that
- * does not block touches no hash but its aggregate. */
-BPF_PERCPU_ARRAY(running_call, struct call, 1);
+/* Calls of one thread that are alike and did not block. */
+struct tally {
+    u64 uaddr;
+    u32 tid;
+    u8 kind; /* enum futex_kind */
+    u8 error;
+    u8 window; /* in which they were made */
+    u8 pad;
+    u64 calls; /* 0: none */
+    u64 sys_ns;
+    u64 max_sys_ns;
+};
+
+/* What the thread does that runs on this CPU. A call that does not block touches no hash: it is added to the
+ * tally, and the tally to the aggregate when another sort of call ends, or any in another window. When the
+ * thread leaves the CPU, sched_switch does that too, and moves the call that it is in to the thread's own
+ * entry: nothing here outlives a migration. */
+struct running {
+    struct call call;
+    struct tally tally;
+};
+
+BPF_PERCPU_ARRAY(running, struct running, 1);
 
 /* Operations (include/uapi/linux/futex.h). */
 #define FUTEX_WAIT 0
@@ -91,8 +110,16 @@ static __always_inline bool has_address(u8 kind)
     return kind != KIND_WAKE && kind != KIND_NONE;
 }
 
-static __always_inline void futex_overflow(int window, struct futex_key *key, u64 blocked, u64 max_blocked,
-                                           u64 sys)
+/* Calls of one thread to be added to an aggregate, one or more. */
+struct ended {
+    u64 calls;
+    u64 blocked_ns;
+    u64 max_blocked_ns;
+    u64 sys_ns;
+    u64 max_sys_ns;
+};
+
+static __always_inline void futex_overflow(int window, struct futex_key *key, struct ended *ended)
 {
     struct futex_key rest = {.kind = key->kind, .slot = key->slot, .error = key->error};
     void *map = futex_over.lookup(&window);
@@ -106,53 +133,103 @@ static __always_inline void futex_overflow(int window, struct futex_key *key, u6
         v = bpf_map_lookup_elem(map, &rest);
     }
     if (!v) {
-        lose(LOSS_FUTEX__FULL);
+        lose_many(LOSS_FUTEX__FULL, ended->calls);
         return;
     }
-    lose(OVER_FUTEX);
-    add_to(&v->calls, 1);
-    add_to(&v->blocked_ns, blocked);
-    add_to(&v->sys_ns, sys);
-    raise_to(&v->max_blocked_ns, max_blocked);
-    raise_to(&v->max_sys_ns, sys);
+    lose_many(OVER_FUTEX, ended->calls);
+    add_to(&v->calls, ended->calls);
+    add_to(&v->blocked_ns, ended->blocked_ns);
+    add_to(&v->sys_ns, ended->sys_ns);
+    raise_to(&v->max_blocked_ns, ended->max_blocked_ns);
+    raise_to(&v->max_sys_ns, ended->max_sys_ns);
 }
 
-/* Count one ended call. `killed`: its thread died inside it. */
-static __always_inline void count_call(void *ctx, struct call *call, u64 now, u64 blocked, u8 error,
-                                       bool killed)
+/* Add calls to the aggregate of their thread; `key->tid` is it. */
+static __always_inline void count_calls(struct futex_key *key, struct ended *ended)
+{
+    int window = current_window();
+    void *map = futex.lookup(&window);
+
+    if (!map)
+        return;
+    struct futex_value *v = bpf_map_lookup_elem(map, key);
+    if (!v) {
+        struct futex_value fresh = {};
+        identify(bpf_get_current_task(), &fresh.who);
+        /* Of another thread, whose leaving of the CPU was not seen, no more is known than its id. */
+        if (key->tid != (u32)bpf_get_current_pid_tgid() ||
+            bpf_map_update_elem(map, key, &fresh, BPF_NOEXIST)) {
+            futex_overflow(window, key, ended);
+            return;
+        }
+        v = bpf_map_lookup_elem(map, key);
+        if (!v) {
+            lose_many(LOSS_FUTEX__FULL, ended->calls);
+            return;
+        }
+    }
+    v->calls += ended->calls;
+    v->blocked_ns += ended->blocked_ns;
+    v->sys_ns += ended->sys_ns;
+    raise_to(&v->max_blocked_ns, ended->max_blocked_ns);
+    raise_to(&v->max_sys_ns, ended->max_sys_ns);
+}
+
+/* Count one ended call that may have blocked. `killed`: its thread died inside it. */
+static __always_inline void count_call(struct call *call, u64 now, u64 blocked, u8 error, bool killed)
 {
     u64 took = now - call->since;
     u64 sys = took > blocked ? took - blocked : 0;
     bool did_block = blocked && call->kind < KIND_WAKE && is_wanted(blocked);
     u64 counted = did_block ? blocked : 0;
-    u64 max_blocked = killed ? 0 : counted;
-    int window = current_window();
-    void *map = futex.lookup(&window);
+    struct ended ended = {1, counted, killed ? 0 : counted, sys, sys};
     struct futex_key key = {.tid = call->tid, .kind = call->kind, .error = error};
 
     key.slot = did_block ? slot_of(blocked) : SLOT_NONE;
     key.uaddr = has_address(call->kind) ? call->uaddr : 0;
-    if (!map)
+    count_calls(&key, &ended);
+}
+
+static __always_inline void count_tally(struct tally *tally)
+{
+    struct futex_key key = {
+        .uaddr = tally->uaddr,
+        .tid = tally->tid,
+        .kind = tally->kind,
+        .slot = SLOT_NONE,
+        .error = tally->error,
+    };
+    struct ended ended = {.calls = tally->calls, .sys_ns = tally->sys_ns, .max_sys_ns = tally->max_sys_ns};
+
+    if (tally->calls)
+        count_calls(&key, &ended);
+    tally->calls = 0;
+}
+
+/* Count one ended call that did not block. */
+static __always_inline void tally_call(struct tally *tally, struct call *call, u64 now, u8 error)
+{
+    u64 uaddr = has_address(call->kind) ? call->uaddr : 0, sys = now - call->since;
+    int window = current_window();
+
+    if (tally->calls && tally->tid == call->tid && tally->uaddr == uaddr && tally->kind == call->kind &&
+        tally->error == error && tally->window == window) {
+        tally->calls += 1;
+        tally->sys_ns += sys;
+        raise_to(&tally->max_sys_ns, sys);
         return;
-    struct futex_value *v = bpf_map_lookup_elem(map, &key);
-    if (!v) {
-        struct futex_value fresh = {};
-        identify(bpf_get_current_task(), &fresh.who);
-        if (bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST)) {
-            futex_overflow(window, &key, counted, max_blocked, sys);
-            return;
-        }
-        v = bpf_map_lookup_elem(map, &key);
-        if (!v) {
-            lose(LOSS_FUTEX__FULL);
-            return;
-        }
     }
-    v->calls += 1;
-    v->blocked_ns += counted;
-    v->sys_ns += sys;
-    raise_to(&v->max_blocked_ns, max_blocked);
-    raise_to(&v->max_sys_ns, sys);
+    count_tally(tally);
+    *tally = (struct tally){
+        .uaddr = uaddr,
+        .tid = call->tid,
+        .kind = call->kind,
+        .error = error,
+        .window = window,
+        .calls = 1,
+        .sys_ns = sys,
+        .max_sys_ns = sys,
+    };
 }
 
 struct futex_waiter { /* struct futex_waitv of the uapi */
@@ -165,9 +242,9 @@ static __always_inline int futex_began(u32 nr, u64 first, u64 second, u64 third,
 {
     struct call call = {.uaddr = first, .tid = bpf_get_current_pid_tgid()};
     u32 zero = 0;
-    struct call *running = running_call.lookup(&zero);
+    struct running *here = running.lookup(&zero);
 
-    if (!running)
+    if (!here)
         return 0;
     if (nr == NR_FUTEX) {
         call.kind = kind_of_call(second, third, fourth);
@@ -183,7 +260,7 @@ static __always_inline int futex_began(u32 nr, u64 first, u64 second, u64 third,
     }
     call.guess = call.kind;
     call.since = bpf_ktime_get_ns();
-    *running = call;
+    here->call = call;
     return 0;
 }
 
@@ -192,14 +269,14 @@ static __always_inline int futex_began(u32 nr, u64 first, u64 second, u64 third,
 static __always_inline int futex_restarted(void)
 {
     u32 zero = 0, tid = bpf_get_current_pid_tgid();
-    struct call *running = running_call.lookup(&zero);
+    struct running *here = running.lookup(&zero);
     struct thread *t = threads.lookup(&tid);
 
-    if (!running || !t || !t->restart)
+    if (!here || !t || !t->restart)
         return 0;
     t->restart = 0;
-    *running = t->call;
-    running->since = bpf_ktime_get_ns();
+    here->call = t->call;
+    here->call.since = bpf_ktime_get_ns();
     t->call.since = 0;
     return 0;
 }
@@ -219,10 +296,10 @@ static __always_inline bool is_being_killed(void)
 static __always_inline void came_back_unseen(u32 tid, struct thread *t, u64 now);
 
 /* One of these calls ends. */
-static __always_inline int futex_ended(void *ctx, s64 ret)
+static __always_inline int futex_ended(s64 ret)
 {
     u32 zero = 0, tid = bpf_get_current_pid_tgid();
-    struct call *running = running_call.lookup(&zero);
+    struct running *here = running.lookup(&zero);
     u64 now = bpf_ktime_get_ns();
     /* Codes from 512 stay in the kernel: a signal interrupted the call, and whether it
      * is called again is decided later; a call that is, counts again. */
@@ -234,10 +311,9 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
         killed = true;
     }
 
-    if (running && running->tid == tid && running->since) {
-        struct call call = *running;
-        running->since = 0;
-        count_call(ctx, &call, now, 0, error, killed);
+    if (here && here->call.tid == tid && here->call.since) {
+        tally_call(&here->tally, &here->call, now, error);
+        here->call.since = 0;
         return 0;
     }
     struct thread *t = threads.lookup(&tid);
@@ -254,22 +330,31 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
         t->restart = 1;
     else
         t->call.since = 0;
-    count_call(ctx, &call, now, blocked, error, killed);
+    count_call(&call, now, blocked, error, killed);
     return 0;
 }
 
-/* sched_switch: the thread is leaving this CPU inside a call. */
-static __always_inline void futex_switched_out(struct thread *t, u32 tid)
+/* sched_switch: the current thread is leaving this CPU, perhaps for good; `t` is its entry, if it has one. */
+static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool dies, u64 now)
 {
     u32 zero = 0;
-    struct call *running = running_call.lookup(&zero);
+    struct running *here = running.lookup(&zero);
 
-    if (!running || running->tid != tid || !running->since)
+    if (!here)
         return;
-    t->call = *running;
-    t->call_blocked = 0;
-    t->restart = 0;
-    running->since = 0;
+    count_tally(&here->tally);
+    if (here->call.tid != tid || !here->call.since)
+        return;
+    if (t) {
+        t->call = here->call;
+        t->call_blocked = 0;
+        t->restart = 0;
+    } else if (dies) {
+        count_call(&here->call, now, 0, 0, true);
+    } else {
+        lose(LOSS_FUTEX__THREADS_FULL);
+    }
+    here->call.since = 0;
 }
 
 /* sched_switch: it is leaving to wait for a lock. */
@@ -291,24 +376,12 @@ static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, 
         known_locks.update(&id, &fresh);
 }
 
-/* sched_switch: there is no entry to move the call to. */
-static __always_inline void running_call_lost(u32 tid)
-{
-    u32 zero = 0;
-    struct call *running = running_call.lookup(&zero);
-
-    if (running && running->tid == tid && running->since) {
-        running->since = 0;
-        lose(LOSS_FUTEX__THREADS_FULL);
-    }
-}
-
 /* sched_switch: the thread is leaving in another system call, or for good, and the call it
  * was in never came to its exit: it was killed in it. */
-static __always_inline void futex_abandoned(void *ctx, struct thread *t, u64 now)
+static __always_inline void futex_abandoned(struct thread *t, u64 now)
 {
     if (t->call.since && !t->restart)
-        count_call(ctx, &t->call, now, t->call_blocked, 0, true);
+        count_call(&t->call, now, t->call_blocked, 0, true);
     t->call.since = 0;
     t->restart = 0;
 }

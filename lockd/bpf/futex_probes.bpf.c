@@ -28,5 +28,5 @@ int futex_reentered(probed *ctx)
 /* Attached to the returns of the above. */
 int futex_left(probed *ctx)
 {
-    return futex_ended(ctx, RETURNED(ctx));
+    return futex_ended(RETURNED(ctx));
 }

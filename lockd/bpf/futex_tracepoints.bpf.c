@@ -31,5 +31,5 @@ int futex_restart(struct sys_enter *ctx)
 /* Attached to the sys_exit_ of the above. */
 int futex_exit(struct sys_exit *ctx)
 {
-    return futex_ended(ctx, ctx->ret);
+    return futex_ended(ctx->ret);
 }

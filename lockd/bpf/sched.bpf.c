@@ -250,15 +250,15 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
 
     if (!t) {
         struct thread fresh = {.tgid = id >> 32};
-        if (task_state & TASK_DEAD)
-            goto gone;
-        threads.insert(&tid, &fresh);
-        t = threads.lookup(&tid);
-        if (!t) {
+        if (!(task_state & TASK_DEAD)) {
+            threads.insert(&tid, &fresh);
+            t = threads.lookup(&tid);
+        }
+        if (!t) { /* no room, or it ends without ever having left the CPU */
 #ifdef WITH_FUTEX
-            running_call_lost(tid);
+            futex_switched_out(NULL, tid, task_state & TASK_DEAD, now);
 #endif
-            if (!preempted && task_state)
+            if (!preempted && task_state && !(task_state & TASK_DEAD))
                 lose(LOSS_OFFCPU__THREADS_FULL);
             return;
         }
@@ -266,13 +266,12 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
     if (t->off_since)
         came_back_unseen(tid, t, now);
 #ifdef WITH_FUTEX
-    futex_switched_out(t, tid);
+    futex_switched_out(t, tid, task_state & TASK_DEAD, now);
 #endif
     if (task_state & TASK_DEAD) {
 #ifdef WITH_FUTEX
-        futex_abandoned(ctx, t, now);
+        futex_abandoned(t, now);
 #endif
-    gone:
         threads.delete(&tid);
         return;
     }
@@ -284,7 +283,7 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
         t->nr = nr;
 #ifdef WITH_FUTEX
     if (t->call.since && !is_futex_wait(t->nr))
-        futex_abandoned(ctx, t, now);
+        futex_abandoned(t, now);
     if (t->call.since && !preempted && task_state)
         futex_blocks(ctx, task, t, now);
 #endif

@@ -130,9 +130,13 @@ static void warm_up(void)
 void ready(void)
 {
     const char *comm = getenv("LOCKD_COMM");
+    struct timespec moment = {0, 1000};
     char byte;
-    if (comm)
+    if (comm) {
+        nanosleep(&moment,
+                  NULL); /* lockd adds up calls until a thread leaves the CPU: these have the old name */
         prctl(PR_SET_NAME, comm);
+    }
     warm_up();
     say("ready %d", getpid());
     publish();

@@ -1,0 +1,170 @@
+"""What is attached while a load runs: nothing, empty programs, lockd, or what its users would run instead."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/kernel")]
+
+from lockd_process import Lockd  # noqa: E402
+
+PROGRAMS = ("futex", "offcpu", "kernel_locks")
+LOCKTRACE_LIKE = Path(__file__).resolve().parent / "locktrace_like.bpf.c"
+START_SECONDS = 60.0
+FUTEX_BPFTRACE = """
+tracepoint:syscalls:sys_enter_futex { @since[tid] = nsecs; }
+tracepoint:syscalls:sys_exit_futex /@since[tid]/ {
+  @us[comm] = hist((nsecs - @since[tid]) / 1000); delete(@since[tid]); }
+BEGIN { printf("attached\\n"); }
+"""
+OFFCPU_BPFTRACE = """
+tracepoint:sched:sched_switch {
+  if (args->prev_state) { @off[args->prev_pid] = nsecs; }
+  if (@off[args->next_pid]) {
+    @us[args->next_comm] = hist((nsecs - @off[args->next_pid]) / 1000); delete(@off[args->next_pid]); } }
+BEGIN { printf("attached\\n"); }
+"""
+
+
+class NotHere(Exception):
+    """This host cannot run the variant; says why."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`attached` is a context in which it is. Raises NotHere."""
+
+    name: str
+    attached: Callable[[], contextlib.AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+@contextlib.contextmanager
+def floor(programs: tuple[str, ...] = PROGRAMS) -> Iterator[None]:
+    """Programs that do nothing at the hooks that lockd would take here."""
+    from lockd.load import attach
+    from lockd.load import programs as loading
+    from lockd.load.btf import KernelTypes
+    from lockd.load.choose import choices_for
+    from lockd.load.host import Host, ensure_tracefs
+
+    host = Host(KernelTypes(), ensure_tracefs())
+    opened: list[int] = []
+    try:
+        for choice in choices_for(_settings(programs), host):
+            for hook, missing in choice.hooks:
+                if not missing:
+                    btf_id = (
+                        host.types.function(hook.hook) or 0 if hook.mechanism in ("fentry", "fexit") else 0
+                    )
+                    program = loading.load(attach.RETURN_0, "empty", hook.mechanism, btf_id)
+                    opened += [program, attach.attach(program, hook.mechanism, hook.hook, host.tracefs)]
+        yield
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _settings(programs: tuple[str, ...]) -> Any:
+    import json
+
+    from lockd.config import Config
+    from lockd.config_reader import read_text
+    from lockd.service import load_settings
+
+    return load_settings(read_text(Config, json.dumps(_config(programs)), "bench"))
+
+
+def _config(programs: tuple[str, ...]) -> dict[str, Any]:
+    return {"programs": {name: {"enabled": name in programs} for name in PROGRAMS}}
+
+
+@contextlib.contextmanager
+def lockd(programs: tuple[str, ...] = PROGRAMS) -> Iterator[None]:
+    """The daemon with these programs, else as it is by default."""
+    with tempfile.TemporaryDirectory() as directory:
+        daemon = Lockd(Path(directory), _config(programs))
+        try:
+            yield
+        finally:
+            daemon.stop()
+
+
+@contextlib.contextmanager
+def locktrace_like() -> Iterator[None]:
+    """See locktrace_like.bpf.c."""
+    from bcc import BPF  # type: ignore[import-untyped,unused-ignore]
+
+    from lockd.load.source import HEADERS
+
+    os.environ["BCC_KERNEL_SOURCE"] = str(HEADERS)
+    module = BPF(text=LOCKTRACE_LIKE.read_text())
+    try:
+        yield
+    finally:
+        module.cleanup()
+
+
+@contextlib.contextmanager
+def command(*words: str, says: str = "") -> Iterator[None]:
+    """A tool that traces until SIGINT. It is attached once it has printed a line with `says`."""
+    with tempfile.TemporaryFile("w+") as out:
+        try:
+            process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)
+        except FileNotFoundError as error:
+            raise NotHere(f"{words[0]} is not installed") from error
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while says not in (text := _text(out)):
+                if process.poll() is not None:
+                    raise NotHere(f"{words[0]} ended with code {process.returncode}: {text.strip()[-200:]}")
+                if time.monotonic() > deadline:
+                    raise NotHere(f"{words[0]} did not attach in {START_SECONDS:g} s: {text.strip()[-200:]}")
+                time.sleep(0.1)
+            time.sleep(1.0)  # bcc's tools say so before they attach
+            if process.poll() is not None:
+                raise NotHere(f"{words[0]} ended with code {process.returncode}: {_text(out).strip()[-200:]}")
+            yield
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+            try:
+                process.wait(START_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _text(file: Any) -> str:
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), size, 0).decode(errors="replace")
+
+
+VARIANTS = (
+    Variant("untraced", nothing),
+    Variant("floor", floor),
+    Variant("floor: futex", lambda: floor(("futex",))),
+    Variant("lockd", lockd),
+    *(Variant(f"lockd: {name}", lambda name=name: lockd((name,))) for name in PROGRAMS),
+    Variant("locktrace-like", locktrace_like),
+    Variant("bpftrace: futex", lambda: command("bpftrace", "-e", FUTEX_BPFTRACE, says="attached")),
+    Variant("bpftrace: off-CPU", lambda: command("bpftrace", "-e", OFFCPU_BPFTRACE, says="attached")),
+    Variant("bcc offcputime", lambda: command("offcputime-bpfcc", "-f", says="Tracing")),
+    Variant("bcc offwaketime", lambda: command("offwaketime-bpfcc", "-f", says="Tracing")),
+    Variant("bcc klockstat", lambda: command("klockstat-bpfcc", says="Tracing")),
+)
