@@ -25,10 +25,10 @@ RETURN_0 = bytes.fromhex("b700000000000000 9500000000000000")
 """r0 = 0; exit"""
 
 
-def attach(program: int, mechanism: str, hook: str, tracefs: Path) -> int:
+def attach(program: int, mechanism: str, hook: str, tracefs: Path, pid: int = 0) -> int:
     """Attach a program loaded for `mechanism`; the descriptor that keeps it attached.
 
-    `hook` as in hooks.Candidate. Raises HostError with the kernel's reason.
+    `hook` and `pid` as in hooks.Candidate. Raises HostError with the kernel's reason.
     """
     match mechanism:
         case "tracepoint":
@@ -38,7 +38,7 @@ def attach(program: int, mechanism: str, hook: str, tracefs: Path) -> int:
         case "kprobe" | "kretprobe":
             return _attach_kprobe(program, hook, mechanism)
         case "uprobe" | "uretprobe":
-            return _attach_uprobe(program, hook, mechanism)
+            return _attach_uprobe(program, hook, mechanism, pid)
     return _open_raw_tracepoint(program, hook, None)  # loaded for this function
 
 
@@ -82,8 +82,9 @@ def _attach_kprobe(program: int, function: str, mechanism: str) -> int:
     return _open_event(program, attr, function, mechanism)
 
 
-def _attach_uprobe(program: int, hook: str, mechanism: str) -> int:
-    """In every process that maps the file, now or later; `hook` is FILE+0xOFFSET, of an instruction."""
+def _attach_uprobe(program: int, hook: str, mechanism: str, pid: int) -> int:
+    """In every process that maps the file, or in one, now or later; `hook` is FILE+0xOFFSET, of an
+    instruction."""
     path, _, offset = hook.rpartition("+")
     name = ctypes.create_string_buffer(os.fsencode(path))
     attr = PerfEventAttr(
@@ -92,11 +93,11 @@ def _attach_uprobe(program: int, hook: str, mechanism: str) -> int:
         kprobe_func=ctypes.addressof(name),  # uprobe_path, in the same place
         probe_offset=int(offset, 16),
     )
-    return _open_event(program, attr, hook, mechanism)
+    return _open_event(program, attr, hook, mechanism, pid)
 
 
-def _open_event(program: int, attr: PerfEventAttr, hook: str, mechanism: str) -> int:
-    fd = perf_event_open(attr)
+def _open_event(program: int, attr: PerfEventAttr, hook: str, mechanism: str, pid: int = 0) -> int:
+    fd = perf_event_open(attr, pid)
     if fd < 0:
         raise HostError(f"{hook}: no {mechanism} can be set: {describe(ctypes.get_errno())}")
     try:

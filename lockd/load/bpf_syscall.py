@@ -93,11 +93,12 @@ def bpf(command: int, attr: ctypes.Structure) -> int:
     return _syscall(SYS_BPF, command, ctypes.byref(attr), ctypes.sizeof(attr))
 
 
-def perf_event_open(attr: PerfEventAttr) -> int:
-    """The same of an event of all processes. What is attached to it is called on every CPU, not only on
-    the first."""
+def perf_event_open(attr: PerfEventAttr, pid: int = 0) -> int:
+    """The same of an event of all processes, or of one. What is attached to it is called on every CPU, not
+    only on the first, and for every thread of the process."""
     attr.size = ctypes.sizeof(attr)
-    return _syscall(SYS_PERF_EVENT_OPEN, ctypes.byref(attr), -1, 0, -1, PERF_FLAG_FD_CLOEXEC)
+    pid, cpu = (pid, -1) if pid else (-1, 0)
+    return _syscall(SYS_PERF_EVENT_OPEN, ctypes.byref(attr), pid, cpu, -1, PERF_FLAG_FD_CLOEXEC)
 
 
 @functools.cache

@@ -33,6 +33,8 @@ class Candidate:
     lockd/bpf/common.bpf.h."""
     variants: bool = False
     """Whether copies that the compiler made of the function (`.isra.0` and the like) are meant as well."""
+    pid: int = 0
+    """Of uprobes: the process in which alone the code is to be stopped at; 0: in all."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ TRACEFS_PLACES = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 TRIED_FUNCTION = "down_read_killable"
 RETURN_TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 """Of 6.1 (f3a112c0c40d), 5.15 (adf8a61a940c) and before."""
-COPY = rb"(?:\.(?:isra|constprop|part|llvm)\b[.\w]*)?"
+FUNCTION = re.compile(rb"^([0-9a-f]+) [tTwW] ([^\s.]+)(\S*)(?:\t\[(\w+)\])?$", re.MULTILINE)
+COPY = re.compile(rb"\.(?:isra|constprop|part|llvm)\b[.\w]*")
 """What compilers append to the names of copies of a function."""
 
 
@@ -169,17 +170,19 @@ class Host:
 
     @cached_property
     def _symbols(self) -> dict[str, list[int]]:
-        """Addresses of the kernel's own functions that could be hooked and their copies, by name."""
-        names = b"|".join(
-            name.encode() for name in (*hooked_functions(), *self._functions, *RETURN_TRAMPOLINES)
-        )
-        # Modules' functions have one more field.
-        line = re.compile(rb"^([0-9a-f]+) [tTwW] ((?:" + names + rb")" + COPY + rb")$", re.MULTILINE)
-        found: dict[str, list[int]] = {}
-        for address, name in line.findall(self._kallsyms.read_bytes()):
-            if value := int(address, 16):
-                found.setdefault(name.decode(), []).append(value)
-        return found
+        """Addresses of functions that could be hooked and of their copies, by name: the kernel's own, and
+        of a trace's those of modules whose names the kernel has not."""
+        asked = {name.encode() for name in self._functions}
+        wanted = {*asked, *(name.encode() for name in (*hooked_functions(), *RETURN_TRAMPOLINES))}
+        own: dict[str, list[int]] = {}
+        modules: dict[str, list[int]] = {}
+        for address, base, copy, module in FUNCTION.findall(self._kallsyms.read_bytes()):
+            name, value = base + copy, int(address, 16)
+            if value and module and name in asked:
+                modules.setdefault(name.decode(), []).append(value)
+            elif value and not module and (name in wanted or (base in wanted and COPY.fullmatch(copy))):
+                own.setdefault(name.decode(), []).append(value)
+        return modules | own
 
     @cached_property
     def _fentry_refused(self) -> str:

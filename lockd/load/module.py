@@ -61,7 +61,8 @@ class Module:
     def attach(self, candidate: Candidate) -> tuple[int, int]:
         """Load and attach; descriptors of the program and of what keeps it attached. Raises HostError."""
         program = self._load(candidate)
-        self._attached.append(attach(program, candidate.mechanism, candidate.hook, self._host.tracefs))
+        attachment = attach(program, candidate.mechanism, candidate.hook, self._host.tracefs, candidate.pid)
+        self._attached.append(attachment)
         return program, self._attached[-1]
 
     def load_on_demand(self, function: str) -> int:

@@ -39,7 +39,8 @@ class ObjectFile:
         self._elf = elf
         self._debug = debug
         self._mini = _mini_debug_info(elf)
-        self._tables: list[SymbolTable | GoFunctions] = [*_tables([elf, debug, self._mini]), GoFunctions(elf)]
+        self.tables: list[SymbolTable | GoFunctions] = [*_tables([elf, debug, self._mini]), GoFunctions(elf)]
+        """Of symbols, the fullest first."""
         self._starts = _function_starts(elf)
         self._rules: dict[int, Rule | None] = {}
         self._exported: dict[str, int | None] = {}
@@ -49,11 +50,16 @@ class ObjectFile:
         self.end = max((s.address + s.memory_size for s in self._loads), default=0)
 
     @property
+    def has_full_symbols(self) -> bool:
+        """Whether functions that are not exported have names as well."""
+        return any(file and has_full_symbols(file) for file in (self._elf, self._debug, self._mini))
+
+    @property
     def memory(self) -> int:
         """Bytes that it takes, about."""
         found = len(self._rules) * RULE_BYTES + len(self._functions) * FUNCTION_BYTES
         held = self._elf.memory + (self._mini.memory if self._mini else 0)
-        return sum(t.memory for t in self._tables) + self._starts.nbytes + found + held
+        return sum(t.memory for t in self.tables) + self._starts.nbytes + found + held
 
     def bias(self, mapping: Mapping) -> int:
         """What is to be taken from an address in memory to get the file's own, by one mapping of the file.
@@ -71,12 +77,12 @@ class ObjectFile:
         if address not in self._functions:
             if len(self._functions) >= FUNCTIONS:
                 self._functions.clear()
-            found = next((found for t in self._tables if (found := t.function(address))), None)
+            found = next((found for t in self.tables if (found := t.function(address))), None)
             self._functions[address] = found
         return self._functions[address]
 
     def variable(self, address: int) -> Symbol | None:
-        return next((found for t in self._tables if (found := t.variable(address))), None)
+        return next((found for t in self.tables if (found := t.variable(address))), None)
 
     def exported(self, name: str) -> int | None:
         """Where the variable of this name is; none if there is no such."""
@@ -85,7 +91,7 @@ class ObjectFile:
         return self._exported[name]
 
     def thread_local(self, offset: int) -> Symbol | None:
-        return next((found for t in self._tables if (found := t.thread_local(offset))), None)
+        return next((found for t in self.tables if (found := t.thread_local(offset))), None)
 
     @property
     def thread_local_block(self) -> Segment | None:
@@ -109,6 +115,17 @@ class ObjectFile:
             is_small = self._elf.size <= DEBUG_FRAME_FILE
             self._rules[address] = self._elf.rule(address, registers, is_small) if registers else None
         return self._rules[address]
+
+    def file_offset(self, address: int) -> int:
+        """Where in the file the code at `address` is; -1 if it is in no segment that is executed."""
+        return next(
+            (
+                load.offset + address - load.address
+                for load in self._loads
+                if load.flags & PF_X and 0 <= address - load.address < load.file_size
+            ),
+            -1,
+        )
 
     def code(self, address: int, size: int) -> bytes:
         """Bytes of the program text; fewer where it ends."""

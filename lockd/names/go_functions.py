@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 import numpy as np
 
 from lockd.names.libdw import Elf
-from lockd.names.symbols import MAX_NAME, Symbol
+from lockd.names.symbols import MAX_NAME, Named, Symbol
 
 SECTIONS = (".gopclntab", ".data.rel.ro.gopclntab")
 MAGICS = (0xFFFFFFF0, 0xFFFFFFF1)
@@ -50,13 +51,24 @@ class GoFunctions:
         if at < 0:
             return None
         begins, about = (int(number) for number in self._entries[at])
-        data = self._elf.read(self._functions + about, 8)
-        if len(data) < 8:
-            return None
-        name = self._elf.read(self._names + int.from_bytes(data[4:], "little"), MAX_NAME).partition(b"\0")[0]
+        name = self._name(about)
         ends = int(self._entries[at + 1][0]) if at + 1 < len(self._entries) else self._end - self._start
         size = max(0, ends - begins)
-        return Symbol(name.decode("utf-8", "backslashreplace"), self._start + begins, size) if name else None
+        return Symbol(name, self._start + begins, size) if name else None
+
+    def functions(self) -> Iterator[Named]:
+        """All of them with their names, read from the file anew."""
+        for begins, about in self._entries.tolist():
+            if name := self._name(about):
+                yield Named(name, self._start + begins, False)
+
+    def _name(self, about: int) -> str:
+        """Of the function that is described there; empty if it has none."""
+        data = self._elf.read(self._functions + about, 8)
+        if len(data) < 8:
+            return ""
+        name = self._elf.read(self._names + int.from_bytes(data[4:], "little"), MAX_NAME).partition(b"\0")[0]
+        return name.decode("utf-8", "backslashreplace")
 
     def variable(self, _address: int) -> Symbol | None:
         """It tells of none."""

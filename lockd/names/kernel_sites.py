@@ -34,8 +34,8 @@ _HELPERS = re.compile(
 )
 _TRACING = re.compile(
     r"bpf_prog_[0-9a-f]{16}(?:_\w*)?|bpf_trampoline_\d+(?:_\d+)?|bpf_dispatcher_\w+_func|bpf_trace_run\d+|bpf_get_stack\w*"
-    r"|__bpf_trace_\w+|__bpf_prog_(?:enter|exit|run)\w*|__traceiter_\w+|trace_call_bpf|perf_trace_\w+|perf_call_bpf_enter"
-    r"|trace_event_raw_event_\w+"
+    r"|__bpf_trace_\w+|__bpf_prog_(?:enter|exit|run)\w*|__traceiter_\w+|trace_call_bpf|perf_trace_\w+|perf_call_bpf_\w+"
+    r"|perf_syscall_(?:enter|exit)|trace_event_raw_event_\w+"
     r"|ftrace_(?:trampoline|caller|call|regs_caller|regs_call|stub|ops_list_func|ops_assist_func)"
     r"|arch_ftrace_ops_list_func|return_to_handler|fprobe_(?:handler|exit_handler|kprobe_handler|return|\w+_entry)"
     r"|(?:arch_)?rethook_(?:trampoline\w*|hook|try_hook)|_*kretprobe_\w*(?:trampoline|handler|func)\w*"

@@ -68,6 +68,14 @@ class Mappings:
         at = self._at(address)
         return self._mapping(at) if at >= 0 else None
 
+    def code_files(self) -> list[Mapping]:
+        """Of every file that has code mapped, one mapping of it."""
+        found: dict[tuple[bytes, bytes], int] = {}
+        for at, (_, _, permissions, _, device, inode, path) in enumerate(self._lines):
+            if permissions[2:3] == b"x" and path.startswith(b"/"):
+                found.setdefault((device, inode), at)
+        return [self._mapping(at) for at in found.values()]
+
     def image(self, address: int) -> Image | None:
         """The object an address belongs to; none for memory that is no object's.
 

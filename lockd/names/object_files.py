@@ -55,7 +55,7 @@ class ObjectFiles:
             self.by_key(key)
             return None if key in self._failed else key
         try:
-            read = _read(file, process, mapping.path)
+            read = read_object(file, process, mapping.path)
         except Exception as error:  # any file can be mapped, and anything can be in it
             log.debug("%s has no symbols: %s", os.fsdecode(mapping.path), error)
             if len(self._failed) >= MAX_FAILED:
@@ -91,8 +91,12 @@ class ObjectFiles:
             self._by_inode = {inode: key for inode, key in self._by_inode.items() if key in self._files}
 
 
-def _read(file: int, process: Path, path: bytes) -> ObjectFile:
-    """Takes the descriptor."""
+def read_object(file: int, process: Path, path: bytes) -> ObjectFile:
+    """Takes the descriptor of the file that a process, by its directory in procfs, has at `path`.
+
+    What was stripped from it is looked for in that process's root and in our own. ElfError if it is no
+    ELF file.
+    """
     try:
         elf = Elf(file)
     except BaseException:

@@ -23,6 +23,8 @@ MAX_KEPT = 2_000_000
 CHUNK = 1 << 17
 """Symbols that are read at a time."""
 MAX_NAME = 4096
+MAX_NAMES = 512 << 20
+"""Bytes of all names, while they are looked through."""
 LOOKED_BACK = 64
 """Symbols before an address that may span it: some lie within others."""
 ALIASES = 32
@@ -37,6 +39,16 @@ class Symbol:
     name: str
     address: int
     size: int
+
+
+@dataclass(frozen=True)
+class Named:
+    """A function that was looked for by its name."""
+
+    name: str
+    address: int
+    is_indirect: bool
+    """Whether it only chooses the function that is meant (IFUNC)."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ class SymbolTable:
 
     def __init__(self, elf: Elf, table: Section) -> None:
         self._elf = elf
+        self._table = table
         self._is_full = table.kind == SHT_SYMTAB
         linked = elf.sections[table.link - 1] if 0 < table.link <= len(elf.sections) else None
         self._strings = (linked.offset, linked.size) if linked else (0, 0)
@@ -80,6 +93,20 @@ class SymbolTable:
         """A function without a size goes on to the next one of its section, if all are in the table."""
         found = self._within(self._functions, address)
         return found or (self._unsized(address) if self._is_full else None)
+
+    def functions(self) -> Iterator[Named]:
+        """All of them with their names, read from the file anew. Labels in the code are none."""
+        start, size = self._strings
+        texts = self._elf.read(start, min(size, MAX_NAMES))
+        for entries in _entries(self._elf, self._table):
+            kinds = entries["info"] & 15
+            chosen = entries[(kinds == STT_FUNC) | (kinds == STT_GNU_IFUNC)]
+            for at, address, info in zip(
+                chosen["name"].tolist(), chosen["address"].tolist(), chosen["info"].tolist(), strict=True
+            ):
+                name = texts[at : at + MAX_NAME].partition(b"\0")[0].partition(b"@")[0]
+                if name:
+                    yield Named(name.decode("utf-8", "backslashreplace"), address, info & 15 == STT_GNU_IFUNC)
 
     def variable(self, address: int) -> Symbol | None:
         return self._within(self._variables, address)

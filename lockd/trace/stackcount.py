@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import time
 
-from lockd.load.hooks import Candidate, Part, Way
 from lockd.load.settings import Trace
 from lockd.profile import Profile, Sample, Value
-from lockd.trace import options, output
+from lockd.trace import options, output, probes
 from lockd.trace.call_stacks import CallStacks
+from lockd.trace.patterns import parse
 from lockd.trace.session import PERIOD, Session
 
 HELP = "Count how often functions or tracepoints are reached, by stack"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pattern", help="t:CATEGORY:EVENT")
+    parser.add_argument("pattern", help="FUNCTION, OBJECT:FUNCTION or t:CATEGORY:EVENT; `*` is anything")
+    parser.add_argument("-r", "--regexp", action="store_true", help="PATTERN is a regular expression")
     options.add_duration(parser)
     options.add_processes(parser)
     options.add_stacks(parser)
@@ -24,11 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    hook = Candidate("trace", "count_stack", "tracepoint", args.pattern.removeprefix("t:"))
-    trace = Trace(
-        parts=(Part("trace", "calls", (Way("tracepoint", (hook,), ()),), ("stackcount.bpf.c",)),),
-        pairs=("stackcount",),
-    )
+    found = probes.resolve(parse(args.pattern, args.regexp), args.pids)
+    trace = Trace(parts=(found.part("count_stack", ("stackcount.bpf.c",)),), pairs=("stackcount",))
     settings = options.load_settings(args, trace)
     stacks, began = CallStacks(), time.time()
     counts: dict[tuple[int, ...], int] = {}
