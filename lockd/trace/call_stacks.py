@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 from lockd.names.capture import Capture
 from lockd.names.stacks import StackNames
@@ -14,38 +17,96 @@ from lockd.sample.pairs import Rows
 
 PAIRS = ("kernel_stacks", "user_stacks")
 """Handed over by the loader: see lockd/bpf/trace.bpf.h."""
+NO_STACK, LOST_STACK = 0, 1
+"""Numbers that stand for no stack and for one that there was no room for, as in lockd/bpf/trace.bpf.h."""
 LOST = (Mark("[stack lost]"),)
-"""There was no room for it."""
+
+MOST_CAPTURED = 8192
+"""Stacks of user space that wait to be unwound: up to 17 KiB each, 0.2 ms of work."""
+MOST_NUMBERS = 1 << 18
+"""Numbers of stacks that are known, of the kernel and of user space each; further ones are lost. There can
+be several numbers of one stack."""
 
 Names = tuple[str, ...]
 """Functions, innermost first."""
 
 
 class CallStacks:
-    """`stack_number` of the constants in lockd/bpf/trace.bpf.h stands for no stack, or a lost one."""
+    """What is kept is bounded: of stacks that come faster than they can be unwound, or are too many, only
+    their number is (`lost`), and they are all named LOST.
+    """
 
-    def __init__(self, procfs: Path = Path("/proc")) -> None:
-        self._names = StackNames(procfs)
-        self._user: dict[int, Names] = {0: (), 1: LOST}
-        self._kernel: dict[int, Names] = {0: (), 1: LOST}
+    def __init__(self, procfs: Path = Path("/proc"), most_numbers: int = MOST_NUMBERS) -> None:
+        self.names = StackNames(procfs)
+        self._most = most_numbers
+        self._user: dict[int, Names] = {NO_STACK: (), LOST_STACK: LOST}
+        self._kernel: dict[int, Names] = {NO_STACK: (), LOST_STACK: LOST}
         self._addresses: dict[int, tuple[int, ...]] = {}
         self._captured: dict[int, tuple[int, Capture]] = {}
         self._queue: deque[int] = deque()
+        self._shared: dict[Any, Any] = {}
+        """Addresses, names and stacks of names: one object for all that are equal."""
+        self._kernel_frames: dict[str, KernelFrame] = {}
+        self.lost = 0
+
+    @property
+    def waiting(self) -> int:
+        """Stacks that are to be unwound."""
+        return len(self._queue)
 
     def add(self, taken: dict[str, Rows]) -> None:
-        """Take what was drained; the processes are looked at now, as they may end at any time."""
+        """Take what was drained; the processes are looked at now, as they may end at any time.
+
+        The numbers of stacks there is no room for are changed to LOST_STACK in the other tables of `taken`.
+        """
+        share = self._shared.setdefault
         if "kernel_stacks" in taken:
             numbers, stacks = taken["kernel_stacks"]
             for number, frames in zip(numbers.tolist(), stacks["frames"].tolist(), strict=True):
-                self._addresses.setdefault(number, tuple(address for address in frames if address))
+                if number in self._addresses:
+                    continue
+                if len(self._addresses) < self._most:
+                    self._addresses[number] = tuple(share(address, address) for address in frames if address)
+                else:
+                    self.lost += 1
         if "user_stacks" in taken:
-            numbers, rows = taken["user_stacks"]
-            tgids = rows["tgid"].tolist()
-            self._names.look(set(tgids))
-            for number, tgid, capture in zip(numbers.tolist(), tgids, captures_of(rows), strict=True):
-                if number not in self._user and number not in self._captured:
-                    self._captured[number] = tgid, capture
-                    self._queue.append(number)
+            self._capture(*taken["user_stacks"])
+        if self.lost:
+            for name, rows in taken.items():
+                if name not in PAIRS:
+                    for columns in rows:
+                        self._forget_lost(columns)
+
+    def _capture(self, numbers: npt.NDArray[Any], rows: npt.NDArray[Any]) -> None:
+        fresh = [at for at, number in enumerate(numbers.tolist()) if not self._is_known(number)]
+        room = min(MOST_CAPTURED - len(self._captured), self._most - len(self._user) - len(self._captured))
+        taken = fresh[: max(0, room)]
+        self.lost += len(fresh) - len(taken)
+        tgids = rows["tgid"][taken].tolist()
+        self.names.look(set(tgids))
+        for number, tgid, capture in zip(
+            numbers[taken].tolist(), tgids, captures_of(rows[taken]), strict=True
+        ):
+            self._captured[number] = tgid, capture
+            self._queue.append(number)
+
+    def _is_known(self, number: int) -> bool:
+        return number in self._user or number in self._captured
+
+    def _forget_lost(self, columns: npt.NDArray[Any]) -> None:
+        """In columns of struct call_stack_ids, wherever they are in the rows."""
+        for name in columns.dtype.names or ():
+            if columns.dtype[name].names == ("user", "kernel"):
+                for side, is_known in (("user", self._is_known), ("kernel", self._is_kernel_known)):
+                    numbers = columns[name][side]
+                    for at, number in enumerate(numbers.tolist()):
+                        if not is_known(number):
+                            numbers[at] = LOST_STACK
+            elif columns.dtype[name].names:
+                self._forget_lost(columns[name])
+
+    def _is_kernel_known(self, number: int) -> bool:
+        return number in self._addresses or number in self._kernel
 
     def work(self, until: float) -> None:
         """Unwind what waits for it, until that time of time.monotonic()."""
@@ -54,16 +115,16 @@ class CallStacks:
 
     def user(self, number: int) -> Names:
         """Of the user side; empty of a kernel thread's."""
-        if number not in self._user:
-            tgid, capture = self._captured.pop(number, (0, None))
-            self._user[number] = self._names.user(tgid, capture) if capture else LOST
-        return self._user[number]
+        if number not in self._user and number in self._captured:
+            found = self.names.user(*self._captured.pop(number))
+            names = tuple(self._shared.setdefault(name, name) for name in found)
+            self._user[number] = self._shared.setdefault(names, names)
+        return self._user.get(number, LOST)
 
     def kernel(self, number: int) -> Names:
         """Of the kernel's side; each a KernelFrame."""
-        if number not in self._kernel:
-            addresses = self._addresses.get(number)
-            self._kernel[number] = (
-                tuple(map(KernelFrame, self._names.kernel(addresses))) if addresses is not None else LOST
-            )
-        return self._kernel[number]
+        if number not in self._kernel and number in self._addresses:
+            found = self.names.kernel(self._addresses[number])
+            names = tuple(self._kernel_frames.setdefault(name, KernelFrame(name)) for name in found)
+            self._kernel[number] = names
+        return self._kernel.get(number, LOST)

@@ -22,11 +22,14 @@ class Progress:
             self._stream.flush()
             self._is_shown = True
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to show() how it goes."""
+        return self._stream is not None and time.monotonic() >= self._next
+
     def show(self, elapsed: float, events: int, dropped: int) -> None:
-        """Now and then."""
-        if self._stream and time.monotonic() >= self._next:
-            self._next = time.monotonic() + SHOWN_EVERY
-            self.say(f"{elapsed:.0f} s, {events:,} events, {dropped:,} lost; Ctrl-C ends")
+        self._next = time.monotonic() + SHOWN_EVERY
+        self.say(f"{elapsed:.0f} s, {events:,} events, {dropped:,} lost; Ctrl-C ends")
 
     def end(self) -> None:
         """Leave the line empty."""

@@ -9,30 +9,35 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from types import TracebackType
 
 import numpy as np
 
 from lockd.children import run_loader
-from lockd.errors import HostError
+from lockd.errors import HostError, UsageError
 from lockd.load.settings import LoadSettings
 from lockd.sample.inflight import read_steady
 from lockd.sample.losses import Losses
 from lockd.sample.maps import HashMap
 from lockd.sample.pairs import Pairs, Rows
+from lockd.trace.call_stacks import CallStacks
 from lockd.trace.progress import Progress
 
 PERIOD = 0.05
 """Seconds between two drains of the maps."""
+NAMING_SECONDS = 0.2
+"""Between two lines of progress while stacks are named at the end."""
 TRACED_PROCESSES, TRACED_THREADS = "traced_processes", "traced_threads"
 
 
 class Session:
     """Attaches `settings`; a context, and its end detaches everything.
 
-    Ends after `duration` seconds (None: never), by SIGINT or SIGTERM, or when each of the processes
-    `only` has ended; `threads` are followed besides. `title` is what progress and errors speak of.
-    `others` are maps that the command reads by itself.
+    Ends after `duration` seconds (None: never), by SIGINT or SIGTERM, or when each of the processes `only`
+    and of `threads` has ended, if there are such. `title` is what progress and errors speak of.
+    `others` are maps that the command reads by itself, `optional` the parts (lockd/load/hooks.py, Part.what)
+    it can do without.
     """
 
     def __init__(
@@ -43,12 +48,13 @@ class Session:
         only: Iterable[int] = (),
         threads: Iterable[int] = (),
         others: tuple[str, ...] = (),
+        optional: tuple[str, ...] = (),
     ) -> None:
         self.title = title
         self._settings = settings
         self._duration = duration
         self._only, self._threads = tuple(only), tuple(threads)
-        self._others = others
+        self._others, self._optional = others, optional
         self._stopped = False
         self.events = 0
         """What the command has counted so far, for the progress it shows."""
@@ -56,35 +62,42 @@ class Session:
         self.ended_ns = 0
         """Of CLOCK_MONOTONIC, when everything was detached."""
 
+    @cached_property
+    def stacks(self) -> CallStacks:
+        """Those of the trace, for a command that has asked for this before windows()."""
+        return CallStacks()
+
     def __enter__(self) -> Session:
-        self._handlers = {
-            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        self._alive = self._opened_processes()
-        self.progress.say(f"{self.title}: attaching")
-        self.manifest, fds = run_loader(self._settings)
-        maps = len(self.manifest.maps)
-        functions = maps + len(self.manifest.functions)
-        self.fds = dict(zip((info.name for info in self.manifest.maps), fds, strict=False))
-        """Descriptors of maps by name."""
-        self._attached = fds[functions:]
-        self._others_open = fds[:functions]
-        self._pairs = Pairs(self.manifest, fds, self._others)
-        self._losses = Losses(self.manifest, self._pairs.losses)
-        self._list(TRACED_PROCESSES, self._only)
-        self._list(TRACED_THREADS, self._threads)
-        self.began_ns, self._began = time.monotonic_ns(), time.monotonic()
+        """Raises UsageError for ids of nothing, HostError if what is required cannot be attached."""
+        with contextlib.ExitStack() as opened:
+            self._processes = [_opened_process(tgid, opened) for tgid in self._only]
+            self._started = {tid: _start_of_thread(tid) for tid in self._threads}
+            self.progress.say(f"{self.title}: attaching")
+            opened.callback(self.progress.end)
+            self.manifest, fds = run_loader(self._settings)
+            maps = len(self.manifest.maps)
+            functions = maps + len(self.manifest.functions)
+            self._attached = fds[functions:]
+            opened.callback(self._detach)
+            opened.callback(_close, fds[:functions])
+            self._tell_what_is_missing()
+            self.fds = dict(zip((info.name for info in self.manifest.maps), fds, strict=False))
+            """Descriptors of maps by name."""
+            self._pairs = Pairs(self.manifest, fds, self._others)
+            self._losses = Losses(self.manifest, self._pairs.losses)
+            self._list(TRACED_PROCESSES, self._only)
+            self._list(TRACED_THREADS, self._threads)
+            self.began_ns, self._began = time.monotonic_ns(), time.monotonic()
+            # Not before: while it attaches, a signal ends it at once, as there is nothing to print.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                opened.callback(signal.signal, number, signal.signal(number, self._on_signal))
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._detach()
-        for fd in (*self._others_open, *self._alive):
-            os.close(fd)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self.progress.end()
+        self._opened.close()
 
     @property
     def elapsed(self) -> float:
@@ -93,15 +106,19 @@ class Session:
 
     def windows(self) -> Iterator[dict[str, Rows]]:
         """What was drained, by pair and without empty ones, until the trace ends; then what is left."""
-        due = self._began + PERIOD
+        due = self._began
         while not self._is_over():
-            self.wait(due)
             due = max(due + PERIOD, time.monotonic())
+            self.wait(due if self._duration is None else min(due, self._began + self._duration))
             yield self._drained()
-            self.progress.show(self.elapsed, self.events, self.dropped)
+            if "stacks" in self.__dict__:
+                self.stacks.work(min(due, time.monotonic()) + PERIOD / 2)
+            if self.progress.is_due:
+                self.progress.show(self.elapsed, self.events, self.dropped)
         self._detach()
         for _ in range(2):
             yield self._drained()
+        self._name_stacks()
 
     def wait(self, until: float) -> None:
         """Until that time of time.monotonic(), or a signal."""
@@ -126,6 +143,8 @@ class Session:
         words = {f"{where}: {reason.replace('_', ' ')}": n for (where, reason), n in dropped.items()}
         words |= {f"{where}: counted without names": n for where, n in overflowed.items()}
         words |= {f"stacks: {reason.replace('_', ' ')}": n for reason, n in stacks.items()}
+        if "stacks" in self.__dict__:
+            words["stacks: too many to be unwound"] = self.stacks.lost
         return {what: n for what, n in words.items() if n}
 
     def report(self) -> None:
@@ -142,30 +161,32 @@ class Session:
         self._stopped = True
 
     def _on_signal(self, number: int, _: object) -> None:
-        if self._stopped:  # twice: at once
+        if self._stopped or self.ended_ns:  # twice, or while the rest is being printed: at once
             raise KeyboardInterrupt
         self._stopped = True
 
     def _is_over(self) -> bool:
         if self._duration is not None and time.monotonic() >= self._began + self._duration:
             return True
-        if self._stopped or not self._only or self._threads:
+        if self._stopped or not (self._only or self._threads):
             return self._stopped
+        if any(_start_time(tid) == start for tid, start in self._started.items()):
+            return False
         poll = select.poll()
-        for fd in self._alive:
+        for fd in self._processes:
             poll.register(fd, select.POLLIN)
-        return len(poll.poll(0)) == len(self._alive)
+        return len(poll.poll(0)) == len(self._processes)
 
-    def _opened_processes(self) -> list[int]:
-        opened: list[int] = []
-        for tgid in self._only:
-            try:
-                opened.append(os.pidfd_open(tgid))
-            except OSError as error:
-                for fd in opened:
-                    os.close(fd)
-                raise HostError(f"{self.title}: process {tgid}: {error.strerror}") from error
-        return opened
+    def _tell_what_is_missing(self) -> None:
+        for part in self.manifest.chosen:
+            if not part.mechanism and part.what not in self._optional:
+                raise HostError(f"{self.title}: {part.what} cannot be traced here: {part.instead_of}")
+        for hook in self.manifest.hooks:
+            if not hook.attached:
+                print(
+                    f"{self.title}: not attached: {hook.mechanism} {hook.hook}: {hook.reason}",
+                    file=sys.stderr,
+                )
 
     def _list(self, name: str, ids: tuple[int, ...]) -> None:
         if name in self.fds:
@@ -177,12 +198,53 @@ class Session:
             time.sleep(0.001)
         taken = {name: rows for name, rows in self._pairs.drain() if len(rows[0])}
         self._pairs.flip()
+        if "stacks" in self.__dict__:
+            self.stacks.add(taken)
         return taken
+
+    def _name_stacks(self) -> None:
+        """What was not unwound in time."""
+        while "stacks" in self.__dict__ and self.stacks.waiting:
+            self.progress.say(f"{self.title}: naming {self.stacks.waiting:,} stacks")
+            self.stacks.work(time.monotonic() + NAMING_SECONDS)
 
     def _detach(self) -> None:
         if not self.ended_ns:
             self.ended_ns = time.monotonic_ns()
-        for fd in self._attached:
-            with contextlib.suppress(OSError):
-                os.close(fd)
-        self._attached = []
+        attached, self._attached = self._attached, []
+        _close(attached)
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def _opened_process(tgid: int, opened: contextlib.ExitStack) -> int:
+    """A descriptor that can be read from when the process has ended, closed with `opened`."""
+    try:
+        fd = os.pidfd_open(tgid)
+    except OSError as error:
+        if _start_time(tgid):
+            raise UsageError(f"process {tgid}: it is a thread; rule: the id of a process") from error
+        raise UsageError(f"process {tgid}: {error.strerror}") from error
+    opened.callback(os.close, fd)
+    return fd
+
+
+def _start_of_thread(tid: int) -> str:
+    start = _start_time(tid)
+    if not start:
+        raise UsageError(f"thread {tid}: No such thread")
+    return start
+
+
+def _start_time(tid: int) -> str:
+    """When a thread began, which tells it from later ones of the same id; empty if it has ended."""
+    try:
+        with open(f"/proc/{tid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()

@@ -8,9 +8,8 @@ import time
 from lockd.load.settings import Trace
 from lockd.profile import Profile, Sample, Value
 from lockd.trace import options, output, probes
-from lockd.trace.call_stacks import CallStacks
 from lockd.trace.patterns import parse
-from lockd.trace.session import PERIOD, Session
+from lockd.trace.session import Session
 
 HELP = "Count how often functions or tracepoints are reached, by stack"
 
@@ -28,12 +27,12 @@ def run(args: argparse.Namespace) -> int:
     found = probes.resolve(parse(args.pattern, args.regexp), args.pids)
     trace = Trace(parts=(found.part("count_stack", ("stackcount.bpf.c",)),), pairs=("stackcount",))
     settings = options.load_settings(args, trace)
-    stacks, began = CallStacks(), time.time()
+    began = time.time()
     counts: dict[tuple[int, ...], int] = {}
     names: dict[int, tuple[str, int]] = {}
     with Session("lockd trace stackcount", settings, args.duration, args.pids) as session:
+        stacks = session.stacks
         for taken in session.windows():
-            stacks.add(taken)
             if "stackcount" in taken:
                 keys, values = taken["stackcount"]
                 who = values["who"]
@@ -44,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
                     counts[tid, user, kernel] = counts.get((tid, user, kernel), 0) + count
                     names[tid] = comm.decode(errors="replace"), tgid
                     session.events += count
-            stacks.work(time.monotonic() + PERIOD / 2)
         samples = [
             Sample(
                 names[tid][0], names[tid][1], tid,
