@@ -32,7 +32,7 @@
  * did not exist yet. */
 static __always_inline struct pt_regs *user_regs(void)
 {
-#ifdef HAVE_TASK_PT_REGS
+#ifdef HAVE_TYPED_CURRENT
     return (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
 #else
     u64 stack = 0;
@@ -52,7 +52,13 @@ static __always_inline s16 current_syscall(void)
     struct {
         u64 orig_ax, ip, cs;
     } regs = {};
+#ifdef HAVE_TYPED_CURRENT
+    volatile struct pt_regs *saved = user_regs();
+    regs.orig_ax = saved->orig_ax;
+    regs.cs = saved->cs;
+#else
     bpf_probe_read_kernel(&regs, sizeof(regs), &user_regs()->orig_ax);
+#endif
     if ((s64)regs.orig_ax < 0)
         return NR_NONE;
     return (u16)regs.cs == USER64_CODE_SEGMENT ? (s16)regs.orig_ax : NR_COMPAT;

@@ -153,6 +153,15 @@ static __always_inline void raise_to(u64 *max, u64 value)
 
 #define READ_TASK(task, offset, to) bpf_probe_read_kernel(&(to), sizeof(to), (void *)((u64)(task) + (offset)))
 
+/* The same of the current thread's own task, which needs no helper where the kernel knows its type. */
+#ifdef HAVE_TYPED_CURRENT
+#define CURRENT_TASK() ((u64)bpf_get_current_task_btf())
+#define READ_CURRENT(task, offset, to) ((to) = *(volatile typeof(to) *)((task) + (offset)))
+#else
+#define CURRENT_TASK() bpf_get_current_task()
+#define READ_CURRENT(task, offset, to) READ_TASK(task, offset, to)
+#endif
+
 static __always_inline void identify(u64 task, struct who *who)
 {
     u64 leader = 0, css_set = 0, cgroup = 0, node = 0;

@@ -238,13 +238,13 @@ static __always_inline u8 state_of_sleeper(u64 task, u64 task_state)
 {
     u8 frozen = 0, state = state_of(task_state);
 
-    READ_TASK(task, TASK_FROZEN, frozen);
+    READ_CURRENT(task, TASK_FROZEN, frozen);
     return state == STATE_INTERRUPTIBLE && (frozen >> TASK_FROZEN_BIT) & 1 ? STATE_OTHER : state;
 }
 
 static __always_inline void switched_out(void *ctx, bool preempted, u64 task_state, u64 now)
 {
-    u64 task = bpf_get_current_task(), id = bpf_get_current_pid_tgid();
+    u64 task = CURRENT_TASK(), id = bpf_get_current_pid_tgid();
     u32 tid = id;
     struct thread *t = threads.lookup(&tid);
 
@@ -276,7 +276,7 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
         return;
     }
     u32 flags = 0;
-    READ_TASK(task, TASK_FLAGS, flags);
+    READ_CURRENT(task, TASK_FLAGS, flags);
     s16 nr = flags & 0x00200000 /* PF_KTHREAD */ ? NR_KERNEL : current_syscall();
     /* After SIGCONT a timed wait goes on; until then the thread was in the call that began it. */
     if (nr != NR_RESTART_SYSCALL || t->nr <= 0)
@@ -299,8 +299,9 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
     t->state = preempted || !task_state ? STATE_RUNNABLE : state_of_sleeper(task, task_state);
     t->iowait = 0;
 #ifdef TASK_IN_IOWAIT
-    READ_TASK(task, TASK_IN_IOWAIT, t->iowait);
-    t->iowait = (t->iowait >> TASK_IN_IOWAIT_BIT) & 1;
+    u8 bits = 0;
+    READ_CURRENT(task, TASK_IN_IOWAIT, bits);
+    t->iowait = (bits >> TASK_IN_IOWAIT_BIT) & 1;
 #endif
     t->waker = 0;
     t->woken_at = 0;
@@ -308,7 +309,7 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
     /* A wake-up that comes while the thread is still being switched out finds it on the CPU
      * and is passed over by on_sched_waking(); it has changed the state by now. */
     u32 state_now = 0;
-    READ_TASK(task, TASK_STATE, state_now);
+    READ_CURRENT(task, TASK_STATE, state_now);
     if (t->state != STATE_RUNNABLE && (!state_now || state_now & TASK_WAKING))
         t->woken_at = now;
 }

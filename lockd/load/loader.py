@@ -96,8 +96,8 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
     # A fourth argument, the state before a waker could change it: fa2c3254d7cf (5.18).
     if (types.tracepoint_args("sched_switch") or 0) >= 4:
         defines["HAVE_PREV_STATE"] = None
-    if types.has_helper("task_pt_regs"):
-        defines["HAVE_TASK_PT_REGS"] = None
+    if types.has_helper("task_pt_regs"):  # 5.15; the current task has a type since 5.11
+        defines["HAVE_TYPED_CURRENT"] = None
     if types.has_helper("ringbuf_output"):
         defines["HAVE_RINGBUF"] = None
         defines["PAGE_SIZE"] = resource.getpagesize()  # bcc takes it for the size of a ring

@@ -48,7 +48,10 @@ def test_each_state_and_reason_has_its_count_and_time(narrow: Lockd, workload: S
             labels, reason = labels_of(one.comm, told), told["reason"]
             if told["count"]:
                 reasons.add(reason)
-            assert metrics.sum(COUNT, **labels) == told["count"], reason
+            # A sleep whose time is up before its thread has left the CPU for it is none.
+            counted = metrics.sum(COUNT, **labels)
+            assert counted <= told["count"], reason
+            found += [f"{reason}: {counted:g} of {told['count']}"] if counted < told["count"] else []
             sum_us, longest_us = metrics.sum(SUM, **labels) * 1e6, metrics.max(MAX, window="1m", **labels)
             found += off(f"longest {reason}", longest_us, told["max_us"], 1, queued_us)
             is_with_queue = reason == "sleep" and told["sum_us"] - queued_us < sum_us < told["sum_us"]
