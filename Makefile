@@ -22,6 +22,9 @@ PROGRAM_PACKAGES := g++ musl-tools rustc cargo librust-parking-lot-dev golang-go
 	'openjdk-17-jdk-headless|default-jdk-headless' \
 	'mariadb-server-core|mariadb-server-core-10.6' mariadb-client
 
+# Others' benchmarks and tools, for `make bench`.
+BENCH_PACKAGES := 'linux-perf|linux-tools-common' stress-ng bpftrace bpfcc-tools
+
 # Where `make install` puts things; DESTDIR is the root directory of another system, if it is for one.
 PREFIX := /usr
 SYSCONFDIR := /etc
@@ -33,7 +36,7 @@ CACHE := /var/cache/lockd
 
 as_root = [ "$$(id -u)" = 0 ] || { echo "make $@: needs root, to $(1): sudo make $@" >&2; exit 1; }
 
-.PHONY: help run test kernels unit lint format packages workloads install uninstall
+.PHONY: help run test kernels bench unit lint format packages workloads install uninstall
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -56,6 +59,12 @@ kernels: ## run the tests of the programs on other kernels, in emulated machines
 	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory $(VENV)/made workloads
 	@$(TOOLS) $(VENV)/bin/pytest tests/vm $(ARGS)
+
+bench: ## measure what tracing costs, beside what users would run instead (ARGS='more flags'); half an hour
+	@$(call as_root,install packages and trace the kernel)
+	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES) $(BENCH_PACKAGES)
+	@$(MAKE) --no-print-directory $(VENV)/made workloads
+	@$(TOOLS) $(VENV)/bin/python bench/overhead.py $(ARGS)
 
 unit: $(VENV)/made ## run the tests that need neither root nor BPF
 	@$(TOOLS) $(VENV)/bin/pytest tests/unit $(ARGS)

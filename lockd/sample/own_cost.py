@@ -99,7 +99,7 @@ class OwnCost:
         dropped, overflowed, stacks, unseen = self._losses.read()
         runs: dict[str, npt.NDArray[np.int64]] = {}
         for program, fd in self._functions:
-            runs[program] = runs.get(program, 0) + _program_info(fd)
+            runs[program] = runs.get(program, 0) + program_info(fd)
         # Since 9ed9e9ba2337 (5.12) a program called while it runs on the same CPU, or while
         # that CPU changes a map, is left out and counted.
         for program, (_, _, missed) in runs.items():
@@ -131,7 +131,7 @@ class OwnCost:
         return pages * resource.getpagesize()
 
 
-def _program_info(fd: int) -> npt.NDArray[np.int64]:
+def program_info(fd: int) -> npt.NDArray[np.int64]:
     """Run time (ns), runs and missed runs of a BPF function; zeros where the kernel keeps none."""
     words = np.zeros(PROG_INFO_BYTES // 8, np.int64)
     size = ctypes.c_uint32(PROG_INFO_BYTES)

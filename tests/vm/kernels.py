@@ -49,6 +49,7 @@ LEFT_OUT = {
     "test_nothing_left.py::test_attaching_and_detaching_often_leaves_nothing[auto]": "the same",
     "test_offcpu.py::test_every_reason_that_a_program_can_provoke": "its program times its calls "
     "from outside, which adds milliseconds there to a clone; the reasons are not the kernel's matter",
+    "test_overhead.py": "about how long programs run, which an emulated processor does not tell",
     "test_rings.py": "about locks in user space and the sampler, the same on any kernel",
     "test_server_names.py": "about a server, which is the same on any kernel",
     "test_signals.py": "about processes of lockd, which are the same on any kernel",
