@@ -81,6 +81,13 @@ struct who {
 /* Python reads the names as the label kind. */
 enum futex_kind { KIND_LOCK, KIND_PI, KIND_COND, KIND_OTHER, KIND_WAKE, KIND_NONE };
 
+#ifdef TRACE
+struct call_stack_ids { /* see trace.bpf.h */
+    u64 user;
+    u64 kernel;
+};
+#endif
+
 /* A futex call in progress. */
 struct call {
     u64 since; /* 0: none */
@@ -89,6 +96,9 @@ struct call {
     u8 guess; /* enum futex_kind, by its arguments */
     u8 kind; /* the same, or what is known of the lock */
     u8 pad[2];
+#ifdef TRACE
+    struct call_stack_ids stacks; /* where it blocked */
+#endif
 };
 
 enum state { STATE_RUNNABLE, STATE_INTERRUPTIBLE, STATE_UNINTERRUPTIBLE, STATE_OTHER };
@@ -181,7 +191,11 @@ static __always_inline void identify(u64 task, struct who *who)
 
 /* Slot i of a histogram holds (2^(i-1), 2^i] us, slot 0 all up to 1 us and the last all
  * above: the upper edge is inclusive, as `le` is. */
+#ifdef TRACE
+#define SLOTS 64 /* as many as there can be */
+#else
 #define SLOTS 28
+#endif
 #define SLOT_NONE 255
 
 static __always_inline u8 slot_of(u64 ns)

@@ -9,6 +9,9 @@ struct futex_key {
     u8 slot; /* of the blocked time; SLOT_NONE: did not block */
     u8 error; /* errno; 0: success */
     u8 pad;
+#ifdef TRACE
+    struct call_stack_ids stacks;
+#endif
 };
 
 struct futex_value {
@@ -38,6 +41,9 @@ struct tally {
     u64 calls; /* 0: none */
     u64 sys_ns;
     u64 max_sys_ns;
+#ifdef TRACE
+    struct call_stack_ids stacks;
+#endif
 };
 
 /* What the thread does that runs on this CPU. A call that does not block touches no hash: it is added to the
@@ -50,6 +56,10 @@ struct running {
 };
 
 BPF_PERCPU_ARRAY(running, struct running, 1);
+
+#ifndef WITH_STEPS
+#define count_step(step)
+#endif
 
 /* Operations (include/uapi/linux/futex.h). */
 #define FUTEX_WAIT 0
@@ -104,10 +114,14 @@ static __always_inline u8 kind_of_call(u32 op, u32 value, u64 timeout)
     }
 }
 
-/* Wakes are not per lock in any output: one entry per thread is enough. */
+/* The daemon counts wakes by thread only: one entry for each is enough. */
 static __always_inline bool has_address(u8 kind)
 {
+#ifdef TRACE
+    return true;
+#else
     return kind != KIND_WAKE && kind != KIND_NONE;
+#endif
 }
 
 /* Calls of one thread to be added to an aggregate, one or more. */
@@ -187,6 +201,10 @@ static __always_inline void count_call(struct call *call, u64 now, u64 blocked, 
 
     key.slot = did_block ? slot_of(blocked) : SLOT_NONE;
     key.uaddr = has_address(call->kind) ? call->uaddr : 0;
+#ifdef TRACE
+    ended.max_blocked_ns = counted; /* no maximum of a thread is less than its mean */
+    key.stacks = call->stacks;
+#endif
     count_calls(&key, &ended);
 }
 
@@ -201,9 +219,21 @@ static __always_inline void count_tally(struct tally *tally)
     };
     struct ended ended = {.calls = tally->calls, .sys_ns = tally->sys_ns, .max_sys_ns = tally->max_sys_ns};
 
+#ifdef TRACE
+    key.stacks = tally->stacks;
+#endif
     if (tally->calls)
         count_calls(&key, &ended);
     tally->calls = 0;
+}
+
+static __always_inline bool has_stacks_of(struct tally *tally, struct call *call)
+{
+#ifdef ALL_STACKS
+    return tally->stacks.user == call->stacks.user && tally->stacks.kernel == call->stacks.kernel;
+#else
+    return true; /* none */
+#endif
 }
 
 /* Count one ended call that did not block. */
@@ -213,7 +243,7 @@ static __always_inline void tally_call(struct tally *tally, struct call *call, u
     int window = current_window();
 
     if (tally->calls && tally->tid == call->tid && tally->uaddr == uaddr && tally->kind == call->kind &&
-        tally->error == error && tally->window == window) {
+        tally->error == error && tally->window == window && has_stacks_of(tally, call)) {
         tally->calls += 1;
         tally->sys_ns += sys;
         raise_to(&tally->max_sys_ns, sys);
@@ -229,6 +259,9 @@ static __always_inline void tally_call(struct tally *tally, struct call *call, u
         .calls = 1,
         .sys_ns = sys,
         .max_sys_ns = sys,
+#ifdef TRACE
+        .stacks = call->stacks,
+#endif
     };
 }
 
@@ -238,7 +271,7 @@ struct futex_waiter { /* struct futex_waitv of the uapi */
 };
 
 /* The current thread has called a futex system call with these arguments. */
-static __always_inline int futex_began(u32 nr, u64 first, u64 second, u64 third, u64 fourth)
+static __always_inline int futex_began(void *ctx, u32 nr, u64 first, u64 second, u64 third, u64 fourth)
 {
     struct call call = {.uaddr = first, .tid = bpf_get_current_pid_tgid()};
     u32 zero = 0;
@@ -246,6 +279,14 @@ static __always_inline int futex_began(u32 nr, u64 first, u64 second, u64 third,
 
     if (!here)
         return 0;
+#ifdef TRACE
+    if (!is_current_traced())
+        return 0;
+#ifdef ALL_STACKS
+    call.stacks = keep_call_stacks(ctx);
+#endif
+    count_step(STEP_BEGAN);
+#endif
     if (nr == NR_FUTEX) {
         call.kind = kind_of_call(second, third, fourth);
     } else if (nr == NR_FUTEX_WAIT) {
@@ -274,6 +315,7 @@ static __always_inline int futex_restarted(void)
 
     if (!here || !t || !t->restart)
         return 0;
+    count_step(STEP_RESTARTED);
     t->restart = 0;
     here->call = t->call;
     here->call.since = bpf_ktime_get_ns();
@@ -296,7 +338,7 @@ static __always_inline bool is_being_killed(void)
 static __always_inline void came_back_unseen(u32 tid, struct thread *t, u64 now);
 
 /* One of these calls ends. */
-static __always_inline int futex_ended(s64 ret)
+static __always_inline int futex_ended(void *ctx, s64 ret)
 {
     u32 zero = 0, tid = bpf_get_current_pid_tgid();
     struct running *here = running.lookup(&zero);
@@ -312,6 +354,7 @@ static __always_inline int futex_ended(s64 ret)
     }
 
     if (here && here->call.tid == tid && here->call.since) {
+        count_step(STEP_ENDED);
         tally_call(&here->tally, &here->call, now, error);
         here->call.since = 0;
         return 0;
@@ -323,6 +366,10 @@ static __always_inline int futex_ended(s64 ret)
         return 0;
     if (t->off_since)
         came_back_unseen(tid, t, now);
+#ifdef TRACE
+    if (t->call_blocked && !t->call.stacks.user && t->call.guess < KIND_WAKE) /* began before the trace */
+        t->call.stacks = keep_call_stacks(ctx);
+#endif
     struct call call = t->call;
     u64 blocked = t->call_blocked;
     t->call_blocked = 0;
@@ -330,9 +377,20 @@ static __always_inline int futex_ended(s64 ret)
         t->restart = 1;
     else
         t->call.since = 0;
+    count_step(STEP_ENDED);
     count_call(&call, now, blocked, error, killed);
     return 0;
 }
+
+#ifdef ONLY_FUTEX_CALLS
+static __always_inline bool is_in_call(u32 tid)
+{
+    u32 zero = 0;
+    struct running *here = running.lookup(&zero);
+
+    return here && here->call.tid == tid && here->call.since;
+}
+#endif
 
 /* sched_switch: the current thread is leaving this CPU, perhaps for good; `t` is its entry, if it has one. */
 static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool dies, u64 now)
@@ -346,10 +404,12 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool d
     if (here->call.tid != tid || !here->call.since)
         return;
     if (t) {
+        count_step(STEP_SWITCHED_OUT);
         t->call = here->call;
         t->call_blocked = 0;
         t->restart = 0;
     } else if (dies) {
+        count_step(STEP_KILLED);
         count_call(&here->call, now, 0, 0, true);
     } else {
         lose(LOSS_FUTEX__THREADS_FULL);
@@ -357,15 +417,13 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool d
     here->call.since = 0;
 }
 
-/* sched_switch: it is leaving to wait for a lock. */
-static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, u64 now)
+/* It waits for a lock: capture it, if that was not done a moment ago. */
+static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t, u64 now)
 {
     struct lock_id id = {.uaddr = t->call.uaddr, .tgid = t->tgid};
-
-    if (t->call.guess >= KIND_WAKE)
-        return;
     struct known_lock *known = known_locks.lookup(&id);
     struct known_lock fresh = {.captured = now, .guess = t->call.guess, .kind = t->call.guess};
+
     if (known && known->guess == fresh.guess) {
         fresh.kind = t->call.kind = known->kind;
         if (now - known->captured < CAPTURED_AGAIN_NS)
@@ -376,12 +434,29 @@ static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, 
         known_locks.update(&id, &fresh);
 }
 
+/* sched_switch: it is leaving to wait for a lock. */
+static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, u64 now)
+{
+    if (t->call.guess >= KIND_WAKE)
+        return;
+    count_step(STEP_BLOCKED);
+#ifdef TRACE
+    if (!t->call.stacks.user)
+        t->call.stacks = keep_call_stacks(ctx);
+#endif
+#ifndef WITHOUT_LOCK_NAMES
+    capture_waiter(ctx, task, t, now);
+#endif
+}
+
 /* sched_switch: the thread is leaving in another system call, or for good, and the call it
  * was in never came to its exit: it was killed in it. */
 static __always_inline void futex_abandoned(struct thread *t, u64 now)
 {
-    if (t->call.since && !t->restart)
+    if (t->call.since && !t->restart) {
+        count_step(STEP_KILLED);
         count_call(&t->call, now, t->call_blocked, 0, true);
+    }
     t->call.since = 0;
     t->restart = 0;
 }

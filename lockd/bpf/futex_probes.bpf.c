@@ -12,7 +12,7 @@ int futex_entered(probed *ctx)
         lose(LOSS_FUTEX__RETURN_MISSED);
         return 0;
     }
-    return futex_began(call.nr, call.args[0], call.args[1], call.args[2], call.args[3]);
+    return futex_began(ctx, call.nr, call.args[0], call.args[1], call.args[2], call.args[3]);
 }
 
 /* Attached to futex_wait_restart(), which restart_syscall() calls. */
@@ -28,5 +28,5 @@ int futex_reentered(probed *ctx)
 /* Attached to the returns of the above. */
 int futex_left(probed *ctx)
 {
-    return futex_ended(RETURNED(ctx));
+    return futex_ended(ctx, RETURNED(ctx));
 }

@@ -19,7 +19,7 @@ struct sys_exit {
 /* Attached to sys_enter_futex, _futex_wait, _futex_waitv, _futex_wake, _futex_requeue. */
 int futex_enter(struct sys_enter *ctx)
 {
-    return futex_began(ctx->nr, ctx->args[0], ctx->args[1], ctx->args[2], ctx->args[3]);
+    return futex_began(ctx, ctx->nr, ctx->args[0], ctx->args[1], ctx->args[2], ctx->args[3]);
 }
 
 /* Attached to sys_enter_restart_syscall. */
@@ -31,5 +31,5 @@ int futex_restart(struct sys_enter *ctx)
 /* Attached to the sys_exit_ of the above. */
 int futex_exit(struct sys_exit *ctx)
 {
-    return futex_ended(ctx->ret);
+    return futex_ended(ctx, ctx->ret);
 }

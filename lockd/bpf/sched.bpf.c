@@ -145,8 +145,10 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
 static __always_inline void came_back(u64 task, u32 tid, struct thread *t, u64 now, bool seen)
 {
 #ifdef WITH_FUTEX
-    if (t->call.since && t->state != STATE_RUNNABLE)
+    if (t->call.since && t->state != STATE_RUNNABLE) {
         t->call_blocked += now - t->off_since;
+        count_step(STEP_RAN_AGAIN);
+    }
 #endif
 #ifdef WITH_OFFCPU
     count_absence(task, tid, t, now, seen);
@@ -242,6 +244,16 @@ static __always_inline u8 state_of_sleeper(u64 task, u64 task_state)
     return state == STATE_INTERRUPTIBLE && (frozen >> TASK_FROZEN_BIT) & 1 ? STATE_OTHER : state;
 }
 
+/* Whether anything is to be known of the current thread once it is off the CPU. */
+static __always_inline bool is_followed(u32 tid)
+{
+#ifdef ONLY_FUTEX_CALLS
+    return is_in_call(tid);
+#else
+    return true;
+#endif
+}
+
 static __always_inline void switched_out(void *ctx, bool preempted, u64 task_state, u64 now)
 {
     u64 task = CURRENT_TASK(), id = bpf_get_current_pid_tgid();
@@ -250,15 +262,15 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
 
     if (!t) {
         struct thread fresh = {.tgid = id >> 32};
-        if (!(task_state & TASK_DEAD)) {
+        if (!(task_state & TASK_DEAD) && is_followed(tid)) {
             threads.insert(&tid, &fresh);
             t = threads.lookup(&tid);
         }
-        if (!t) { /* no room, or it ends without ever having left the CPU */
+        if (!t) { /* no room, or it is not followed, or ends without ever having left the CPU */
 #ifdef WITH_FUTEX
             futex_switched_out(NULL, tid, task_state & TASK_DEAD, now);
 #endif
-            if (!preempted && task_state && !(task_state & TASK_DEAD))
+            if (!preempted && task_state && !(task_state & TASK_DEAD) && is_followed(tid))
                 lose(LOSS_OFFCPU__THREADS_FULL);
             return;
         }
@@ -286,6 +298,10 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
         futex_abandoned(t, now);
     if (t->call.since && !preempted && task_state)
         futex_blocks(ctx, task, t, now);
+#endif
+#ifdef ONLY_FUTEX_CALLS
+    if (!t->call.since)
+        return;
 #endif
     t->detail = 0;
     if (is_read_or_write(t->nr))

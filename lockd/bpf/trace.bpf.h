@@ -3,10 +3,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 
 /* A stack is kept once, under a number made of its addresses: unlike in the kernel's stack maps, two of them
- * never claim the same place. It would not fit on a program's own stack: the number is made of a few frames
- * at a time, and a new one is written right into the map. */
+ * never claim the same place. It would not fit on a program's own stack: there is room for one on each CPU,
+ * and a new one is written right into the map. */
 #define CALL_FRAMES 128
-#define CALL_FRAMES_HASHED 16 /* at a time */
 #define CALL_STACK_NONE 0 /* not asked for, or a kernel thread's in user space */
 #define CALL_STACK_LOST 1 /* no room for it */
 
@@ -21,6 +20,13 @@ BPF_ARRAY(no_call_stack, struct call_stack, 1);
 BPF_TABLE("hash", u64, struct capture, user_stacks_0, STACKS_ENTRIES);
 BPF_TABLE("hash", u64, struct capture, user_stacks_1, STACKS_ENTRIES);
 BPF_ARRAY_OF_MAPS(user_stacks, "user_stacks_0", 2);
+/* An interrupt may come between, and want it too: then the stack is lost. */
+struct stack_scratch {
+    u64 words[CALL_FRAMES];
+    u64 is_used;
+};
+
+BPF_PERCPU_ARRAY(stack_scratch, struct stack_scratch, 1);
 BPF_TABLE("lru_hash", u64, u8, kept_stacks, KEPT_STACKS_ENTRIES); /* numbers of those that were handed over */
 
 static __always_inline u64 mixed(u64 hash, u64 word)
@@ -30,20 +36,15 @@ static __always_inline u64 mixed(u64 hash, u64 word)
 }
 
 /* A number for the current stack as it is found by frame pointers; `flags` as of bpf_get_stack(). */
-static __always_inline u64 stack_number(void *ctx, u64 flags, u64 number)
+static __always_inline u64 stack_number(void *ctx, struct stack_scratch *scratch, u64 flags, u64 number)
 {
-    u64 some[CALL_FRAMES_HASHED];
+    s64 bytes = bpf_get_stack(ctx, scratch->words, sizeof(scratch->words), flags);
 
 #pragma unroll
-    for (int skipped = 0; skipped < CALL_FRAMES; skipped += CALL_FRAMES_HASHED) {
-        s64 bytes = bpf_get_stack(ctx, some, sizeof(some), flags | skipped);
-        if (bytes <= 0) /* none left */
+    for (int i = 0; i < CALL_FRAMES; i++) {
+        if (i * (s64)sizeof(u64) >= bytes)
             break;
-#pragma unroll
-        for (int i = 0; i < CALL_FRAMES_HASHED; i++)
-            number = mixed(number, some[i]); /* the helper clears what it does not fill */
-        if (bytes < sizeof(some))
-            break;
+        number = mixed(number, scratch->words[i]);
     }
     return number <= CALL_STACK_LOST ? number + 2 : number;
 }
@@ -67,9 +68,9 @@ static __always_inline bool is_kept(void *map, u64 *number, void *blank, void **
     return true;
 }
 
-static __always_inline u64 keep_kernel_stack(void *ctx)
+static __always_inline u64 keep_kernel_stack(void *ctx, struct stack_scratch *scratch)
 {
-    u64 number = stack_number(ctx, 0, 0);
+    u64 number = stack_number(ctx, scratch, 0, 0);
     int window = current_window();
     u32 zero = 0;
     void *kept = NULL;
@@ -84,11 +85,13 @@ static __always_inline u64 keep_kernel_stack(void *ctx)
  * else tells them apart: how deep the stack is, and the words on top of it that may be return addresses into
  * the program, or into the library that the thread is in. Too many numbers for one stack do no harm. */
 #define SCANNED_WORDS 64
+#define SCANNED_AT_ONCE 16
 #define NEAR_CODE (2ULL << 20)
 
-static __always_inline u64 mixed_with_callers(u64 number, u64 task, struct pt_regs *regs)
+static __always_inline u64 mixed_with_callers(struct stack_scratch *scratch, u64 number, u64 task,
+                                              struct pt_regs *regs)
 {
-    u64 mm = 0, start = 0, end = 0, ip = 0, sp = 0, words[CALL_FRAMES_HASHED];
+    u64 mm = 0, start = 0, end = 0, ip = 0, sp = 0;
 
     READ_TASK(task, TASK_MM, mm);
     READ_TASK(mm, MM_START_CODE, start);
@@ -97,11 +100,12 @@ static __always_inline u64 mixed_with_callers(u64 number, u64 task, struct pt_re
     bpf_probe_read_kernel(&sp, sizeof(sp), &regs->sp);
     number = mixed(number, sp);
 #pragma unroll
-    for (int at = 0; at < SCANNED_WORDS; at += CALL_FRAMES_HASHED) {
-        if (bpf_probe_read_user(words, sizeof(words), (void *)(sp + at * sizeof(u64))))
+    for (int at = 0; at < SCANNED_WORDS; at += SCANNED_AT_ONCE) { /* it may end before */
+        u64 *words = scratch->words + at;
+        if (bpf_probe_read_user(words, SCANNED_AT_ONCE * sizeof(u64), (void *)(sp + at * sizeof(u64))))
             break;
 #pragma unroll
-        for (int i = 0; i < CALL_FRAMES_HASHED; i++) {
+        for (int i = 0; i < SCANNED_AT_ONCE; i++) {
             bool is_code = words[i] - start < end - start || words[i] - ip + NEAR_CODE < 2 * NEAR_CODE;
             number = is_code ? mixed(number, words[i]) : number;
         }
@@ -110,7 +114,7 @@ static __always_inline u64 mixed_with_callers(u64 number, u64 task, struct pt_re
 }
 #endif
 
-static __always_inline u64 keep_user_stack(void *ctx)
+static __always_inline u64 keep_user_stack(void *ctx, struct stack_scratch *scratch)
 {
     u64 task = bpf_get_current_task(), mm = 0;
     int window = current_window();
@@ -120,29 +124,34 @@ static __always_inline u64 keep_user_stack(void *ctx)
     READ_TASK(task, TASK_MM, mm);
     if (!mm)
         return CALL_STACK_NONE;
-    u64 number = stack_number(ctx, BPF_F_USER_STACK, bpf_get_current_pid_tgid() >> 32);
+    u64 number = stack_number(ctx, scratch, BPF_F_USER_STACK, bpf_get_current_pid_tgid() >> 32);
 #ifdef UNWIND
-    number = mixed_with_callers(number, task, user_regs());
+    number = mixed_with_callers(scratch, number, task, user_regs());
 #endif
     if (!is_kept(user_stacks.lookup(&window), &number, no_capture.lookup(&zero), &kept) && kept)
         fill_capture(ctx, task, kept);
     return number;
 }
 
-struct call_stack_ids {
-    u64 user;
-    u64 kernel;
-};
-
 static __always_inline struct call_stack_ids keep_call_stacks(void *ctx)
 {
     struct call_stack_ids ids = {};
 
+#if defined(WITH_USER_STACKS) || defined(WITH_KERNEL_STACKS)
+    u32 zero = 0;
+    struct stack_scratch *scratch = stack_scratch.lookup(&zero);
+    if (!scratch || scratch->is_used) {
+        lose(LOSS_STACKS__UNREADABLE);
+        return (struct call_stack_ids){CALL_STACK_LOST, CALL_STACK_LOST};
+    }
+    scratch->is_used = 1;
 #ifdef WITH_USER_STACKS
-    ids.user = keep_user_stack(ctx);
+    ids.user = keep_user_stack(ctx, scratch);
 #endif
 #ifdef WITH_KERNEL_STACKS
-    ids.kernel = keep_kernel_stack(ctx);
+    ids.kernel = keep_kernel_stack(ctx, scratch);
+#endif
+    scratch->is_used = 0;
 #endif
     return ids;
 }

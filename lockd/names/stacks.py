@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockd.names.capture import Capture
 from lockd.names.kallsyms import KernelSymbols
-from lockd.names.user_locks import UserNames
+from lockd.names.user_locks import UserLock, UserNames
 
 MOST_FRAMES = 128
 
@@ -32,6 +32,10 @@ class StackNames:
     def user(self, tgid: int, capture: Capture) -> tuple[str, ...]:
         """Innermost first; what has no name as OBJECT+0xOFFSET."""
         return tuple(frame.function or frame.label for frame in self._user.stack(tgid, capture, MOST_FRAMES))
+
+    def lock(self, tgid: int, tid: int, address: int, guess: str, capture: Capture | None) -> UserLock:
+        """What a thread blocked on; see UserNames.name()."""
+        return self._user.name(tgid, tid, address, guess, capture)
 
     def kernel(self, addresses: tuple[int, ...]) -> tuple[str, ...]:
         """Innermost first, without the tracing on top; what has no name as 0xADDRESS."""

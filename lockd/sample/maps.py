@@ -18,6 +18,7 @@ from lockd.manifest import MapInfo
 
 MEMBARRIER_CALL = {"x86_64": 324, "aarch64": 283}[os.uname().machine]
 MEMBARRIER_CMD_GLOBAL = 1
+BPF_NOEXIST = 1
 LONGEST_WALK = 4
 """So many times as many steps as entries a map that changes may take to be read one by one."""
 LONGEST_PROGRAM = 0.25
@@ -48,6 +49,21 @@ class HashMap:
         """Write an entry; each of the two is an array of one."""
         if self._lib.bpf_map_update_elem(self.fd, key.ctypes.data, value.ctypes.data, 0):
             raise self._failed("writing an entry", last_error())
+
+    def put_new(self, key: npt.NDArray[Any], value: npt.NDArray[Any]) -> bool:
+        """The same if there is no entry yet, and there is room; whether that was so."""
+        failed = self._lib.bpf_map_update_elem(self.fd, key.ctypes.data, value.ctypes.data, BPF_NOEXIST)
+        if failed and last_error() not in (errno.EEXIST, errno.E2BIG):
+            raise self._failed("writing an entry", last_error())
+        return not failed
+
+    def get(self, key: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The value of an entry, an array of one as `key`; blank if there is none."""
+        value = np.zeros(1, self.value)
+        failed = self._lib.bpf_map_lookup_elem(self.fd, key.ctypes.data, value.ctypes.data)
+        if failed and last_error() != errno.ENOENT:
+            raise self._failed("reading an entry", last_error())
+        return value
 
     def delete(self, keys: npt.NDArray[Any]) -> None:
         """Delete entries, one by one; those that are gone already are no error."""

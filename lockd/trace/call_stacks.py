@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from pathlib import Path
@@ -38,6 +39,7 @@ class CallStacks:
 
     def __init__(self, procfs: Path = Path("/proc"), most_numbers: int = MOST_NUMBERS) -> None:
         self.names = StackNames(procfs)
+        """Of functions, and of locks: what is known of processes serves both."""
         self._most = most_numbers
         self._user: dict[int, Names] = {NO_STACK: (), LOST_STACK: LOST}
         self._kernel: dict[int, Names] = {NO_STACK: (), LOST_STACK: LOST}
@@ -47,6 +49,7 @@ class CallStacks:
         self._shared: dict[Any, Any] = {}
         """Addresses, names and stacks of names: one object for all that are equal."""
         self._kernel_frames: dict[str, KernelFrame] = {}
+        self._small_numbers = itertools.count(LOST_STACK + 1)
         self.lost = 0
 
     @property
@@ -107,6 +110,12 @@ class CallStacks:
 
     def _is_kernel_known(self, number: int) -> bool:
         return number in self._addresses or number in self._kernel
+
+    def unwound(self, tgid: int, capture: Capture) -> int:
+        """The number of a stack that no program has taken: too small to be one of theirs."""
+        number = next(self._small_numbers)
+        self._user[number] = self.names.user(tgid, capture)
+        return number
 
     def work(self, until: float) -> None:
         """Unwind what waits for it, until that time of time.monotonic()."""

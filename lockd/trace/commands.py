@@ -7,7 +7,7 @@ import functools
 from typing import Protocol
 
 from lockd.load.host import require_privileges
-from lockd.trace import output, stackcount
+from lockd.trace import futex, output, report, stackcount
 
 
 class Tool(Protocol):
@@ -23,6 +23,8 @@ class Tool(Protocol):
 
 
 TOOLS: dict[str, Tool] = {
+    "futex": futex,
+    "report": report,
     "stackcount": stackcount,
 }
 

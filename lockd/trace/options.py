@@ -79,6 +79,16 @@ def add_stacks(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("-U", "--user-stacks-only", action="store_true", help="no stacks of the kernel")
     which.add_argument("-K", "--kernel-stacks-only", action="store_true", help="no stacks of user space")
+    _add_stack_storage(parser)
+
+
+def add_user_stacks(parser: argparse.ArgumentParser) -> None:
+    """Instead of add_stacks(), where the kernel's side says nothing."""
+    parser.set_defaults(user_stacks_only=True, kernel_stacks_only=False)
+    _add_stack_storage(parser)
+
+
+def _add_stack_storage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unwind",
         choices=("dwarf", "fp"),

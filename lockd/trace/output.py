@@ -7,9 +7,10 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 from lockd import flamegraph, pprof
@@ -47,14 +48,21 @@ def check_options(args: argparse.Namespace) -> None:
         raise UsageError("--format pprof: it is not for a terminal; rule: with -o FILE, or into a pipe")
 
 
-def write(args: argparse.Namespace, profile: Profile) -> None:
-    """A profile, as the options of add_output() say: a flame graph is all, unless more is asked for."""
+def write(
+    args: argparse.Namespace, profile: Profile, others: Mapping[str, Iterable[str]] = MappingProxyType({})
+) -> None:
+    """A profile, as the options of add_output() say: a flame graph is all, unless more is asked for.
+
+    `others` are the lines of formats that are the tool's own.
+    """
     profile = replace(profile, title=args.command_line)
     if args.flamegraph:
         write_text(args.flamegraph, [GRAPHS[args.flamegraph.suffix](profile)])
         if not args.output and not args.format_given:
             return
-    if args.format == "pprof":
+    if args.format in others:
+        write_text(args.output, others[args.format])
+    elif args.format == "pprof":
         with _opened(args.output) as file:
             file.write(pprof.encode(profile))
     else:

@@ -211,8 +211,22 @@ class Session:
     def _detach(self) -> None:
         if not self.ended_ns:
             self.ended_ns = time.monotonic_ns()
+        hooks = [hook.hook for hook in self.manifest.hooks if hook.attached]
         attached, self._attached = self._attached, []
-        _close(attached)
+        # What sees beginnings first: else some would be seen of which the ends no longer are.
+        for hook, fd in reversed(list(zip(hooks, attached, strict=False))):
+            if hook == "sched_switch":
+                _visit_cpus()
+            _close([fd])
+
+
+def _visit_cpus() -> None:
+    """Run on each CPU for a moment: what a thread has done there is counted when it leaves."""
+    allowed = os.sched_getaffinity(0)
+    for cpu in allowed:
+        with contextlib.suppress(OSError):  # it has just gone
+            os.sched_setaffinity(0, {cpu})
+    os.sched_setaffinity(0, allowed)
 
 
 def _close(fds: Iterable[int]) -> None:
