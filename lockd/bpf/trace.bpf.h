@@ -193,5 +193,9 @@ static __always_inline bool is_current_traced(void)
 {
     u64 id = bpf_get_current_pid_tgid();
 
+#ifdef ONLY_CPU
+    if (bpf_get_smp_processor_id() != ONLY_CPU)
+        return false;
+#endif
     return is_traced(id >> 32, id, is_kernel_thread(bpf_get_current_task()));
 }

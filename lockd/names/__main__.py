@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockd import logs, privileges
-from lockd.names.blocked_processes import BlockedProcesses, Ring
+from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.kernel_locks import KernelNames
 from lockd.names.messages import (
     Answer,
@@ -37,6 +37,7 @@ from lockd.names.messages import (
 )
 from lockd.names.owners import owner_of_user_lock
 from lockd.names.user_locks import UserNames
+from lockd.rings import Ring
 
 log = logging.getLogger(__name__)
 

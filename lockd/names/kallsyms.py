@@ -28,15 +28,19 @@ class KernelSymbols:
         self._module_ends = np.array(sorted(end for _, end in places.values()), np.uint64)
         addresses: list[int] = []
         names: list[bytes] = []
+        of_modules: list[int] = []
         kinds, owners = bytearray(), bytearray()
+        numbers: dict[bytes, int] = {b"": 0}
         for line in sorted(kallsyms.read_bytes().splitlines()):  # fixed-width hexadecimal first
             fields = line.split()
             addresses.append(int(fields[0], 16))
             kinds.append(fields[1][0])
             names.append(fields[2])
             owners.append(KERNEL if len(fields) < 4 else MODULE if fields[3] in places else MADE)
+            of_modules.append(numbers.setdefault(b"".join(fields[3:4]), len(numbers)))
         self._addresses = np.array(addresses, np.uint64)
         self._kinds, self._owners = bytes(kinds), bytes(owners)
+        self._modules, self._module_names = np.array(of_modules, np.uint16), [one.decode() for one in numbers]
         # One bytes object: a list of 200,000 small ones would take ten times the memory.
         self._ends = np.cumsum([len(name) for name in names], dtype=np.uint32)
         # Without CONFIG_KALLSYMS_ALL only a few marks are listed, and what lies behind one is anything.
@@ -45,10 +49,16 @@ class KernelSymbols:
 
     def function(self, address: int) -> str:
         """The function that holds `address`; empty if none is known."""
-        at = self._at(address)
-        if at < 0 or self._kinds[at] not in b"tTwW":
-            return ""
-        return self._name(at) if self._owners[at] != MODULE or self._is_in_module(address) else ""
+        at = self._function_at(address)
+        return self._name(at) if at >= 0 else ""
+
+    def place(self, address: int) -> str:
+        """The function, the offset in it, its module in brackets; the address itself if none is known."""
+        at = self._function_at(address)
+        if at < 0:
+            return f"{address:#x}"
+        module = self._module_names[self._modules[at]]
+        return f"{self._name(at)}+{address - int(self._addresses[at]):#x}{module and ' '}{module}"
 
     def variable(self, address: int) -> str:
         """The variable at `address` or into which it points; empty if it is no static data."""
@@ -72,12 +82,19 @@ class KernelSymbols:
 
     def describe(self, stack: tuple[int, ...], most: int = SHOWN_FRAMES) -> tuple[str, ...]:
         """The functions of a stack, innermost first and `most` of them, without the tracing on top."""
-        names = [self.function(address) for address in stack]
-        first = next((i for i, name in enumerate(names) if name and not is_tracing(name)), 0)
-        shown = slice(first, first + most)
-        return tuple(
-            name or f"{address:#x}" for name, address in zip(names[shown], stack[shown], strict=True)
-        )
+        return tuple(self.function(address) or f"{address:#x}" for address in self.traced(stack)[:most])
+
+    def traced(self, stack: tuple[int, ...]) -> tuple[int, ...]:
+        """A stack without the tracing on top."""
+        names = (self.function(address) for address in stack)
+        return stack[next((i for i, name in enumerate(names) if name and not is_tracing(name)), 0) :]
+
+    def _function_at(self, address: int) -> int:
+        """The number of the symbol that holds it; -1 if there is none, or it is no function."""
+        at = self._at(address)
+        if at < 0 or self._kinds[at] not in b"tTwW":
+            return -1
+        return at if self._owners[at] != MODULE or self._is_in_module(address) else -1
 
     def _at(self, address: int) -> int:
         at = int(np.searchsorted(self._addresses, np.uint64(address), side="right")) - 1

@@ -40,6 +40,8 @@ class Frame:
     object: str
     function: str
     label: str
+    start: int = 0
+    """Where it begins in memory, if it has a name in an object's file."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockd import isolated
-from lockd.names.blocked_processes import Ring
 from lockd.names.messages import Answer, KernelLock, Looks, Owners, Question, UserLockSeen, decode
+from lockd.rings import Ring
 
 log = logging.getLogger(__name__)
 

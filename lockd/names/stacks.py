@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from lockd.names.capture import Capture
 from lockd.names.kallsyms import KernelSymbols
+from lockd.names.locking import Frame
 from lockd.names.user_locks import UserLock, UserNames
 
 MOST_FRAMES = 128
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What of a frame is told besides its function: where in it (`+0x1f`, and of which object or module),
+    and its address before that. Of a caller both say where it goes on, as debuggers do."""
+
+    offsets: bool = False
+    addresses: bool = False
+
+
+FUNCTIONS = Shown()
+
+
 class StackNames:
     """`procfs` is the root of a proc file system. Of a process that is gone, as it was last looked at."""
 
-    def __init__(self, procfs: Path = Path("/proc")) -> None:
+    def __init__(self, procfs: Path = Path("/proc"), shown: Shown = FUNCTIONS) -> None:
         self._procfs = procfs
+        self._shown = shown
         self._user = UserNames(procfs)
 
     @cached_property
@@ -31,7 +46,10 @@ class StackNames:
 
     def user(self, tgid: int, capture: Capture) -> tuple[str, ...]:
         """Innermost first; what has no name as OBJECT+0xOFFSET."""
-        return tuple(frame.function or frame.label for frame in self._user.stack(tgid, capture, MOST_FRAMES))
+        stack = self._user.stack(tgid, capture, MOST_FRAMES)
+        return tuple(
+            self._with_address(address, self._user_frame(address, frame)) for address, frame in stack
+        )
 
     def lock(self, tgid: int, tid: int, address: int, guess: str, capture: Capture | None) -> UserLock:
         """What a thread blocked on; see UserNames.name()."""
@@ -39,4 +57,19 @@ class StackNames:
 
     def kernel(self, addresses: tuple[int, ...]) -> tuple[str, ...]:
         """Innermost first, without the tracing on top; what has no name as 0xADDRESS."""
-        return self._kernel.describe(addresses, MOST_FRAMES)
+        stack = self._kernel.traced(addresses)[:MOST_FRAMES]
+        names = (
+            map(self._kernel.place, stack)
+            if self._shown.offsets
+            else self._kernel.describe(stack, MOST_FRAMES)
+        )
+        return tuple(self._with_address(*one) for one in zip(stack, names, strict=True))
+
+    def _user_frame(self, address: int, frame: Frame) -> str:
+        if not frame.function or not self._shown.offsets:
+            return frame.function or frame.label
+        offset = f"+{address - frame.start:#x}" if frame.start else ""
+        return f"{frame.function}{offset} [{frame.object}]"
+
+    def _with_address(self, address: int, name: str) -> str:
+        return f"{address:016x} {name}" if self._shown.addresses else name

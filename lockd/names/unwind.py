@@ -63,8 +63,13 @@ def unwind(code: Code, capture: Capture, most: int = MOST_FRAMES) -> tuple[int, 
     """Addresses in the functions of the stack, innermost first and `most` of them: the very instruction,
     then one byte before each return address, which is in the call itself.
     """
+    return tuple(place for place, _ in unwind_returns(code, capture, most))
+
+
+def unwind_returns(code: Code, capture: Capture, most: int = MOST_FRAMES) -> tuple[tuple[int, int], ...]:
+    """The same, each with the address that debuggers show for it: where the function goes on."""
     if len(capture.registers) not in MACHINES:
-        return tuple(address - (i > 0) for i, address in enumerate(capture.frames[:most]))
+        return tuple((address - (i > 0), address) for i, address in enumerate(capture.frames[:most]))
     return _Walk(code, capture, MACHINES[len(capture.registers)]).walk(most)
 
 
@@ -78,7 +83,7 @@ class _Walk:
         self._words: tuple[int, ...] = struct.unpack_from(f"<{len(capture.stack) // 8}Q", capture.stack)
         self._is_complete = self._was_guessed = False
 
-    def walk(self, most: int) -> tuple[int, ...]:
+    def walk(self, most: int) -> tuple[tuple[int, int], ...]:
         program = self._machine.program
         returns = [self._registers[program]]
         places = [returns[0]]
@@ -97,8 +102,10 @@ class _Walk:
             returns.append(registers[program])
             places.append(registers[program] - (not is_exact))
         if not self._is_complete:
-            places += self._beyond(returns)
-        return tuple(places[:most])
+            beyond = self._beyond(returns)
+            returns += beyond
+            places += [address - 1 for address in beyond]
+        return tuple(zip(places[:most], returns[:most], strict=True))
 
     def _by_rule(self, rule: Rule) -> dict[int, int] | None:
         """The caller's registers; none if there is no caller, or what is needed was not captured."""
@@ -254,7 +261,7 @@ class _Walk:
         if returns[-1] not in self._kernel_frames:
             return []
         at = self._kernel_frames.index(returns[-1])
-        return [address - 1 for address in self._kernel_frames[at + 1 :]]
+        return list(self._kernel_frames[at + 1 :])
 
 
 def _ends_in_indirect_call(code: bytes) -> bool:

@@ -17,7 +17,7 @@ from lockd.names.locking import COND, LOCK, Frame, is_end, is_pool, judge
 from lockd.names.messages import ANON
 from lockd.names.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
 from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, is_of_python, shown_stack
-from lockd.names.unwind import unwind
+from lockd.names.unwind import unwind, unwind_returns
 
 SHOWN_FRAMES = 24
 LOCK_SIZE = 64
@@ -76,11 +76,14 @@ class UserNames:
             del self._processes[tgid]
         self._objects.make_room()
 
-    def stack(self, tgid: int, capture: Capture, most: int) -> list[Frame]:
-        """The functions of a process's stack, innermost first and `most` of them."""
+    def stack(self, tgid: int, capture: Capture, most: int) -> list[tuple[int, Frame]]:
+        """The functions of a process's stack, innermost first and `most` of them, with the address of each
+        where it goes on."""
         process = self._process(tgid)
         process.space.look(STALE_SECONDS)
-        return self._frames(process, unwind(process.space, capture, most))
+        places = unwind_returns(process.space, capture, most)
+        frames = self._frames(process, [place for place, _ in places])
+        return [(address, frame) for (_, address), frame in zip(places, frames, strict=False)]
 
     def name(self, tgid: int, tid: int, address: int, guessed: str, capture: Capture | None) -> UserLock:
         """The lock at `address` on which a thread blocked; `guessed` is the kind by its futex call."""
@@ -171,9 +174,9 @@ class UserNames:
             return Frame(JIT if mapping else "", "", JIT if mapping else "?")
         placed = space.file(image)
         symbol = placed[0].function(address - placed[1]) if placed else None
-        if symbol:
+        if placed and symbol:
             name = self._demangler.name(symbol.name)
-            return Frame(image.name, name, f"{image.name}:{name}")
+            return Frame(image.name, name, f"{image.name}:{name}", placed[1] + symbol.address)
         start = space.function_start(address)
         return Frame(image.name, "", f"{image.name}+{(start if start >= 0 else address) - image.base:#x}")
 

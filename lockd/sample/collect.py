@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockd.manifest import Manifest
-from lockd.names.blocked_processes import Ring
+from lockd.rings import Ring
 from lockd.sample import structs
 from lockd.sample.inflight import read_steady
 from lockd.sample.pairs import Columns, Pairs, Rows

@@ -11,7 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 from lockd.names.capture import Capture
-from lockd.names.stacks import StackNames
+from lockd.names.stacks import FUNCTIONS, Shown, StackNames
 from lockd.profile import KernelFrame, Mark
 from lockd.sample.captured import captures_of
 from lockd.sample.pairs import Rows
@@ -37,8 +37,10 @@ class CallStacks:
     their number is (`lost`), and they are all named LOST.
     """
 
-    def __init__(self, procfs: Path = Path("/proc"), most_numbers: int = MOST_NUMBERS) -> None:
-        self.names = StackNames(procfs)
+    def __init__(
+        self, procfs: Path = Path("/proc"), most_numbers: int = MOST_NUMBERS, shown: Shown = FUNCTIONS
+    ) -> None:
+        self.names = StackNames(procfs, shown)
         """Of functions, and of locks: what is known of processes serves both."""
         self._most = most_numbers
         self._user: dict[int, Names] = {NO_STACK: (), LOST_STACK: LOST}
@@ -110,6 +112,10 @@ class CallStacks:
 
     def _is_kernel_known(self, number: int) -> bool:
         return number in self._addresses or number in self._kernel
+
+    def has(self, user: int, kernel: int) -> bool:
+        """Whether these two were taken already."""
+        return self._is_known(user) and self._is_kernel_known(kernel)
 
     def unwound(self, tgid: int, capture: Capture) -> int:
         """The number of a stack that no program has taken: too small to be one of theirs."""

@@ -7,7 +7,7 @@ import functools
 from typing import Protocol
 
 from lockd.load.host import require_privileges
-from lockd.trace import futex, output, report, stackcount
+from lockd.trace import futex, output, report, stackcount, stacksnoop
 
 
 class Tool(Protocol):
@@ -26,6 +26,7 @@ TOOLS: dict[str, Tool] = {
     "futex": futex,
     "report": report,
     "stackcount": stackcount,
+    "stacksnoop": stacksnoop,
 }
 
 

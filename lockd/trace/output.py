@@ -7,11 +7,11 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from lockd import flamegraph, pprof
 from lockd.errors import LockdError, UsageError
@@ -49,11 +49,15 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def write(
-    args: argparse.Namespace, profile: Profile, others: Mapping[str, Iterable[str]] = MappingProxyType({})
+    args: argparse.Namespace,
+    profile: Profile,
+    others: Mapping[str, Iterable[str]] = MappingProxyType({}),
+    is_more: bool = False,
 ) -> None:
     """A profile, as the options of add_output() say: a flame graph is all, unless more is asked for.
 
-    `others` are the lines of formats that are the tool's own.
+    `others` are the lines of formats that are the tool's own. `is_more`: it comes after what was written
+    before.
     """
     profile = replace(profile, title=args.command_line)
     if args.flamegraph:
@@ -61,17 +65,29 @@ def write(
         if not args.output and not args.format_given:
             return
     if args.format in others:
-        write_text(args.output, others[args.format])
+        write_text(args.output, others[args.format], is_more)
     elif args.format == "pprof":
         with _opened(args.output) as file:
             file.write(pprof.encode(profile))
     else:
-        write_text(args.output, FORMATS[args.format](profile))
+        write_text(args.output, FORMATS[args.format](profile), is_more)
 
 
-def write_text(path: Path | None, lines: Iterable[str]) -> None:
-    """In UTF-8, whatever the locale: names are."""
+@contextlib.contextmanager
+def stream(path: Path | None) -> Iterator[Callable[[str], None]]:
+    """What writes a text at once, as the result comes; in UTF-8, as write_text()."""
     with _opened(path) as file:
+
+        def write(text: str) -> None:
+            file.write(text.encode(errors="backslashreplace"))
+            file.flush()
+
+        yield write
+
+
+def write_text(path: Path | None, lines: Iterable[str], is_more: bool = False) -> None:
+    """In UTF-8, whatever the locale: names are. `is_more` as of write()."""
+    with _opened(path, "ab" if is_more else "wb") as file:
         text = io.TextIOWrapper(file, "utf-8", errors="backslashreplace", write_through=path is None)
         text.writelines(lines)
         text.flush()
@@ -79,7 +95,7 @@ def write_text(path: Path | None, lines: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path | None) -> Iterator[BinaryIO]:
+def _opened(path: Path | None, mode: str = "wb") -> Iterator[BinaryIO]:
     """Standard output if there is no path. Raises LockdError that names the file."""
     if path is None:
         sys.stdout.flush()
@@ -87,7 +103,7 @@ def _opened(path: Path | None) -> Iterator[BinaryIO]:
         sys.stdout.buffer.flush()
         return
     try:
-        with path.open("wb") as file:
-            yield file
+        with path.open(mode) as file:
+            yield cast("BinaryIO", file)
     except OSError as error:
         raise LockdError(f"{path}: cannot be written: {error.strerror}") from error

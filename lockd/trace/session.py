@@ -17,6 +17,7 @@ import numpy as np
 from lockd.children import run_loader
 from lockd.errors import HostError, UsageError
 from lockd.load.settings import LoadSettings
+from lockd.names.stacks import FUNCTIONS, Shown
 from lockd.sample.inflight import read_steady
 from lockd.sample.losses import Losses
 from lockd.sample.maps import HashMap
@@ -28,6 +29,8 @@ PERIOD = 0.05
 """Seconds between two drains of the maps."""
 NAMING_SECONDS = 0.2
 """Between two lines of progress while stacks are named at the end."""
+TOLD_MISSING = 10
+"""Hooks that could not be attached, of which each is told."""
 TRACED_PROCESSES, TRACED_THREADS = "traced_processes", "traced_threads"
 
 
@@ -37,7 +40,7 @@ class Session:
     Ends after `duration` seconds (None: never), by SIGINT or SIGTERM, or when each of the processes `only`
     and of `threads` has ended, if there are such. `title` is what progress and errors speak of.
     `others` are maps that the command reads by itself, `optional` the parts (lockd/load/hooks.py, Part.what)
-    it can do without.
+    it can do without; `shown` is what is told of the frames of stacks.
     """
 
     def __init__(
@@ -49,12 +52,14 @@ class Session:
         threads: Iterable[int] = (),
         others: tuple[str, ...] = (),
         optional: tuple[str, ...] = (),
+        shown: Shown = FUNCTIONS,
     ) -> None:
         self.title = title
         self._settings = settings
         self._duration = duration
         self._only, self._threads = tuple(only), tuple(threads)
         self._others, self._optional = others, optional
+        self._shown = shown
         self._stopped = False
         self.events = 0
         """What the command has counted so far, for the progress it shows."""
@@ -65,7 +70,7 @@ class Session:
     @cached_property
     def stacks(self) -> CallStacks:
         """Those of the trace, for a command that has asked for this before windows()."""
-        return CallStacks()
+        return CallStacks(shown=self._shown)
 
     def __enter__(self) -> Session:
         """Raises UsageError for ids of nothing, HostError if what is required cannot be attached."""
@@ -181,12 +186,12 @@ class Session:
         for part in self.manifest.chosen:
             if not part.mechanism and part.what not in self._optional:
                 raise HostError(f"{self.title}: {part.what} cannot be traced here: {part.instead_of}")
-        for hook in self.manifest.hooks:
-            if not hook.attached:
-                print(
-                    f"{self.title}: not attached: {hook.mechanism} {hook.hook}: {hook.reason}",
-                    file=sys.stderr,
-                )
+        missing = [hook for hook in self.manifest.hooks if not hook.attached]
+        for hook in missing[:TOLD_MISSING]:
+            reason = f"{hook.mechanism} {hook.hook}: {hook.reason}"
+            print(f"{self.title}: not attached: {reason}", file=sys.stderr)
+        if len(missing) > TOLD_MISSING:
+            print(f"{self.title}: {len(missing):,} in all could not be attached", file=sys.stderr)
 
     def _list(self, name: str, ids: tuple[int, ...]) -> None:
         if name in self.fds:

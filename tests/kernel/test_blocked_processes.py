@@ -15,7 +15,8 @@ from lockd import privileges
 from lockd.libbpf import libbpf
 from lockd.load import maps, programs
 from lockd.load.compiled import MapDefinition
-from lockd.names.blocked_processes import BlockedProcesses, Ring
+from lockd.names.blocked_processes import BlockedProcesses
+from lockd.rings import Ring
 from lockd.sample.kernel_owners import TestRunOpts as RunOptions
 
 BPF_MAP_TYPE_RINGBUF = 27

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SHARED = {
     "lockd", "batch", "config", "config_docs", "config_reader", "config_rules", "errors", "flamegraph",
-    "libbpf", "logs", "manifest", "pprof", "privileges", "profile", "snapshot",
+    "libbpf", "logs", "manifest", "pprof", "privileges", "rings", "profile", "snapshot",
 }  # fmt: skip
 """Modules for all; they import each other and nothing else of lockd."""
 

@@ -1,0 +1,76 @@
+"""The options of the tools that put a probe where the user says and show the stacks that reach it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from lockd.load.settings import Trace
+from lockd.manifest import Hook
+from lockd.names.stacks import Shown
+from lockd.trace import options
+from lockd.trace.patterns import parse
+from lockd.trace.probes import Probes, resolve
+
+PATTERNS = """\
+PATTERN is one of
+  FUNCTION              of the kernel: vfs_read, 'vfs_*'
+  OBJECT:FUNCTION       of programs and libraries: c:malloc (libc), /usr/sbin/mysqld:main, 'mysqld:*::lock_*';
+                        with -p, of what the processes have mapped, also by a pattern: '*:malloc'
+  t:CATEGORY:EVENT      a tracepoint: t:sched:sched_switch, 't:syscalls:sys_enter_*'
+`*` stands for anything; at most 1,000 functions or tracepoints may match.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser, argument: str) -> None:
+    """The pattern itself, called `argument`, and what is seen and shown of its stacks."""
+    parser.add_argument("pattern", metavar=argument, help="what is to be traced, see below")
+    options.add_processes(parser)
+    parser.add_argument(
+        "-c", "--cpu", metavar="CPU", type=_cpu, help="only what happens on this CPU (counted from 0)"
+    )
+    parser.add_argument(
+        "-s", "--offset", action="store_true",
+        help="show where in its function each frame is, and of which module, program or library that is",
+    )  # fmt: skip
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the address of each frame")
+    options.add_stacks(parser)
+
+
+def shown(args: argparse.Namespace) -> Shown:
+    """What the options say of frames."""
+    return Shown(offsets=args.offset, addresses=args.verbose)
+
+
+def probes(args: argparse.Namespace, title: str) -> Probes:
+    """Where probes are to be put; what cannot be probed is told on standard error."""
+    found = resolve(parse(args.pattern, getattr(args, "regexp", False)), args.pids)
+    for remark in found.remarks():
+        print(f"{title}: {remark}", file=sys.stderr)
+    return found
+
+
+def trace(
+    args: argparse.Namespace, found: Probes, function: str, file: str, pairs: tuple[str, ...] = (),
+    maps: tuple[str, ...] = (),
+) -> Trace:  # fmt: skip
+    """What is to be loaded, to have `function` of `file` called from the probes."""
+    return Trace(
+        parts=(found.part(function, (file,)),),
+        defines={} if args.cpu is None else {"ONLY_CPU": args.cpu},
+        pairs=pairs,
+        maps=maps,
+    )
+
+
+def tell_attached(title: str, found: Probes, hooks: tuple[Hook, ...]) -> None:
+    """Say on standard error what is being traced."""
+    names = {hook.hook for hook in hooks if hook.attached}
+    what = found.places[0].name if len(names) == 1 else f"{len(names):,} {found.pattern.kind}s"
+    print(f"{title}: tracing {what}; Ctrl-C ends", file=sys.stderr)
+
+
+def _cpu(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a CPU")
+    return int(text)
