@@ -103,6 +103,24 @@ struct call {
 
 enum state { STATE_RUNNABLE, STATE_INTERRUPTIBLE, STATE_UNINTERRUPTIBLE, STATE_OTHER };
 
+#ifdef TRACE
+/* Numbers of kept stacks: see trace.bpf.h. */
+struct call_stack_ids {
+    u64 user;
+    u64 kernel;
+};
+#endif
+
+#ifdef TRACE_OFFCPU
+/* Who ended a wait, and where it was as it did. */
+struct waker {
+    struct call_stack_ids stacks;
+    u32 tid; /* 0: the idle task */
+    u32 tgid;
+    char comm[COMM_LEN]; /* of the thread; empty: was not seen */
+};
+#endif
+
 /* A thread that was switched out at least once; written by the thread itself, but for
  * `woken_at` and `waker`, which its waker writes. */
 struct thread {
@@ -118,6 +136,11 @@ struct thread {
     u8 detail; /* of the system call: enum futex_kind or enum file_kind */
     u8 restart; /* its futex call is to go on as restart_syscall() */
     u8 pad[2];
+#ifdef TRACE_OFFCPU
+    struct call_stack_ids stacks; /* as it was switched out: later they can be had no more */
+    char comm[COMM_LEN]; /* of the thread, then */
+    struct waker woken_by; /* the last that did; its waker writes this */
+#endif
 };
 
 struct control {

@@ -13,6 +13,13 @@ struct offcpu_key {
     u8 run_slot; /* SLOT_NONE: the wake-up was not seen */
     u8 detail; /* of the system call: enum futex_kind, file_kind or clone_kind */
     u8 pad;
+#ifdef TRACE_OFFCPU /* and no slots: fewer keys */
+    struct call_stack_ids stacks;
+    char comm[COMM_LEN];
+#ifdef WITH_WAKERS
+    struct waker woken_by;
+#endif
+#endif
 };
 
 struct offcpu_value {
@@ -47,7 +54,81 @@ static __always_inline u8 state_of(u64 task_state)
     return STATE_OTHER;
 }
 
-#ifdef WITH_OFFCPU
+#ifdef TRACE_OFFCPU
+/* Too large for a program's own stack. */
+BPF_ARRAY(no_thread, struct thread, 1);
+BPF_PERCPU_ARRAY(absence, struct offcpu_key, 1);
+
+/* Whether the user asked for what begins with this switch-out. */
+static __always_inline bool is_asked_for(bool preempted, u64 task_state)
+{
+    bool waits = !preempted && task_state;
+
+#ifdef STATE_MASK
+    return STATE_MASK ? waits && task_state & STATE_MASK : !waits;
+#elif defined(WITH_RUNQUEUE)
+    return true;
+#else
+    return waits;
+#endif
+}
+
+/* What an absence is measured by. */
+static __always_inline u64 asked_time(u64 blocked, u64 run)
+{
+#ifdef WITH_RUNQUEUE
+    return blocked + run;
+#else
+    return blocked;
+#endif
+}
+
+static __always_inline void note_waker(void *ctx, struct thread *t)
+{
+    u64 id = bpf_get_current_pid_tgid();
+
+    t->woken_by.tid = id;
+    t->woken_by.tgid = id >> 32;
+    bpf_get_current_comm(t->woken_by.comm, COMM_LEN);
+    t->woken_by.stacks = keep_call_stacks(ctx);
+}
+
+static __always_inline void describe_absence(struct offcpu_key *key, u32 tid, struct thread *t, bool woken)
+{
+    __builtin_memset(key, 0, sizeof(*key));
+    key->tid = tid;
+    key->nr = t->nr;
+    key->state = t->state;
+    key->iowait = t->iowait;
+    key->detail = t->detail;
+    key->stacks = t->stacks;
+    __builtin_memcpy(key->comm, t->comm, COMM_LEN);
+#ifdef WITH_WAKERS
+    if (woken)
+        key->woken_by = t->woken_by;
+#endif
+}
+
+/* One entry for all: that the sum is right is what matters. */
+static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, u64 blocked, u64 run)
+{
+    struct offcpu_key nobody = {};
+    struct offcpu_value fresh = {};
+    void *map = offcpu_over.lookup(&window);
+
+    if (!map)
+        return false;
+    bpf_map_update_elem(map, &nobody, &fresh, BPF_NOEXIST);
+    struct offcpu_value *v = bpf_map_lookup_elem(map, &nobody);
+    if (!v)
+        return false;
+    add_to(&v->count, 1);
+    add_to(&v->blocked_ns, blocked);
+    add_to(&v->run_ns, run);
+    raise_to(&v->max_blocked_ns, asked_time(blocked, run));
+    return true;
+}
+#elif defined(WITH_OFFCPU)
 static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, u64 blocked, u64 run)
 {
     /* Two entries, for what is known of the wait and for the run queue: far fewer keys
@@ -91,7 +172,9 @@ static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, 
     }
     return placed;
 }
+#endif
 
+#ifdef WITH_OFFCPU
 /* Count one ended absence from the CPU of the thread that is about to run. If its switch-in
  * was not `seen` it has run for a while, and its time on the run queue cannot be told. */
 static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u64 now, bool seen)
@@ -103,32 +186,44 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
     u64 run = now > ready ? now - ready : 0;
     int window = current_window();
     void *map = offcpu.lookup(&window);
-    struct offcpu_key key = {.tid = tid, .state = t->state, .blocked_slot = SLOT_NONE};
+#ifdef TRACE_OFFCPU
+    u32 zero = 0;
+    struct offcpu_key *key = absence.lookup(&zero);
 
-    key.run_slot = seen && wakeup_seen ? slot_of(run) : SLOT_NONE;
-    if (key.run_slot == SLOT_NONE)
+    if (!seen || !wakeup_seen)
+        run = 0;
+    if (!map || !key || !is_wanted(asked_time(blocked, run)))
+        return;
+    describe_absence(key, tid, t, waited && wakeup_seen);
+#else
+    struct offcpu_key described = {.tid = tid, .state = t->state, .blocked_slot = SLOT_NONE};
+    struct offcpu_key *key = &described;
+
+    key->run_slot = seen && wakeup_seen ? slot_of(run) : SLOT_NONE;
+    if (key->run_slot == SLOT_NONE)
         run = 0;
     if (waited && is_wanted(blocked)) {
-        key.nr = t->nr;
-        key.iowait = t->iowait;
-        key.detail = t->detail;
-        key.waker = t->waker;
-        key.blocked_slot = slot_of(blocked);
+        key->nr = t->nr;
+        key->iowait = t->iowait;
+        key->detail = t->detail;
+        key->waker = t->waker;
+        key->blocked_slot = slot_of(blocked);
     } else {
-        key.state = STATE_RUNNABLE;
+        key->state = STATE_RUNNABLE;
         blocked = 0;
     }
-    if (!map || (key.blocked_slot == SLOT_NONE && key.run_slot == SLOT_NONE))
+    if (!map || (key->blocked_slot == SLOT_NONE && key->run_slot == SLOT_NONE))
         return;
-    struct offcpu_value *v = bpf_map_lookup_elem(map, &key);
+#endif
+    struct offcpu_value *v = bpf_map_lookup_elem(map, key);
     if (!v) {
         struct offcpu_value fresh = {};
         identify(task, &fresh.who);
-        if (bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST)) {
-            lose(offcpu_overflow(window, &key, blocked, run) ? OVER_OFFCPU : LOSS_OFFCPU__FULL);
+        if (bpf_map_update_elem(map, key, &fresh, BPF_NOEXIST)) {
+            lose(offcpu_overflow(window, key, blocked, run) ? OVER_OFFCPU : LOSS_OFFCPU__FULL);
             return;
         }
-        v = bpf_map_lookup_elem(map, &key);
+        v = bpf_map_lookup_elem(map, key);
         if (!v) {
             lose(LOSS_OFFCPU__FULL);
             return;
@@ -137,8 +232,12 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
     v->count += 1;
     v->blocked_ns += blocked;
     v->run_ns += run;
+#ifdef TRACE_OFFCPU
+    raise_to(&v->max_blocked_ns, asked_time(blocked, run));
+#else
     raise_to(&v->max_blocked_ns, blocked);
     raise_to(&v->max_run_ns, run);
+#endif
 }
 #endif
 
@@ -260,10 +359,21 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
     u32 tid = id;
     struct thread *t = threads.lookup(&tid);
 
+#ifdef TRACE_OFFCPU
+    if (!is_current_traced())
+        return;
+#endif
     if (!t) {
+#ifdef TRACE_OFFCPU
+        u32 zero = 0;
+        struct thread *fresh = no_thread.lookup(&zero);
+        if (fresh && !(task_state & TASK_DEAD)) {
+            threads.insert(&tid, fresh);
+#else
         struct thread fresh = {.tgid = id >> 32};
         if (!(task_state & TASK_DEAD) && is_followed(tid)) {
             threads.insert(&tid, &fresh);
+#endif
             t = threads.lookup(&tid);
         }
         if (!t) { /* no room, or it is not followed, or ends without ever having left the CPU */
@@ -287,6 +397,14 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
         threads.delete(&tid);
         return;
     }
+#ifdef TRACE_OFFCPU
+    if (!is_asked_for(preempted, task_state))
+        return;
+    t->tgid = id >> 32;
+    t->stacks = keep_call_stacks(ctx);
+    bpf_get_current_comm(t->comm, COMM_LEN);
+    now = bpf_ktime_get_ns(); /* what that took is no part of the wait */
+#endif
     u32 flags = 0;
     READ_CURRENT(task, TASK_FLAGS, flags);
     s16 nr = flags & 0x00200000 /* PF_KTHREAD */ ? NR_KERNEL : current_syscall();
@@ -361,6 +479,11 @@ int on_sched_waking(struct bpf_raw_tracepoint_args *ctx)
 
     READ_TASK(ctx->args[0], TASK_PID, tid);
     struct thread *t = threads.lookup(&tid);
+#ifdef WITH_WAKERS
+    /* Also if it is still being switched out, see there. */
+    if (t && !(t->off_since && t->woken_at))
+        note_waker(ctx, t);
+#endif
     if (!t || !t->off_since || t->woken_at)
         return 0;
     t->waker = bpf_get_current_pid_tgid() >> 32;
