@@ -429,6 +429,9 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
 #ifdef WITH_FUTEX
     if (t->call.since)
         t->detail = t->call.kind;
+#else
+    if (is_futex_wait(t->nr))
+        t->detail = KIND_NONE; /* not known */
 #endif
     t->state = preempted || !task_state ? STATE_RUNNABLE : state_of_sleeper(task, task_state);
     t->iowait = 0;

@@ -7,7 +7,7 @@ import functools
 from typing import Protocol
 
 from lockd.load.host import require_privileges
-from lockd.trace import futex, output, report, stackcount, stacksnoop
+from lockd.trace import futex, offcpu, offwake, output, report, stackcount, stacksnoop
 
 
 class Tool(Protocol):
@@ -25,6 +25,8 @@ class Tool(Protocol):
 TOOLS: dict[str, Tool] = {
     "futex": futex,
     "report": report,
+    "offcpu": offcpu,
+    "offwake": offwake,
     "stackcount": stackcount,
     "stacksnoop": stacksnoop,
 }

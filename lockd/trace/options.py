@@ -119,13 +119,21 @@ def add_output(parser: argparse.ArgumentParser, formats: tuple[str, ...], defaul
         )  # fmt: skip
 
 
+def add_folded(parser: argparse.ArgumentParser) -> None:
+    """Besides add_output()."""
+    parser.add_argument(
+        "-f", "--folded", dest="format", action=_Format, nargs=0, const="folded",
+        help="the same as --format folded",
+    )  # fmt: skip
+
+
 class _Format(argparse.Action):
     """Notes that a format was asked for: a flame graph is else all that is written."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
     ) -> None:
-        namespace.format, namespace.format_given = values, True
+        namespace.format, namespace.format_given = self.const or values, True
 
 
 def load_settings(

@@ -1,0 +1,68 @@
+"""Waits that began before the trace: entered into the programs' table of threads as if they began with it.
+
+From then on the programs see who ends them, and when. Of a thread that has been blocked since before, they
+know no stacks: those are procfs's.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from lockd.names.blocked_threads import RUNNING, BlockedThread, blocked_thread, moment_of, threads_of
+from lockd.profile import KernelFrame
+from lockd.trace.call_stacks import CallStacks
+from lockd.trace.session import Session
+
+TASK_STATES = {"S": 0x1, "D": 0x2, "T": 0x4, "t": 0x8, "P": 0x40, "I": 0x402}
+"""Bits of the kernel's by the letters of proc(5)."""
+STATES = {"S": "STATE_INTERRUPTIBLE", "D": "STATE_UNINTERRUPTIBLE"}
+
+
+class OlderWaits:
+    """`state_mask` as the option --state; None for all."""
+
+    def __init__(self, session: Session, stacks: CallStacks, state_mask: int | None) -> None:
+        self._session = session
+        self._stacks = stacks
+        self._state_mask = state_mask
+        self._numbers = itertools.count(2)  # see call_stacks.py
+        self._used: set[int] = set()
+
+    def has_stack(self, number: int) -> bool:
+        """Whether the stack of this number is of a wait that began before the trace."""
+        return number in self._used
+
+    def enter(self, pids: tuple[int, ...], tids: tuple[int, ...]) -> None:
+        """Those of the threads asked for. A thread that runs meanwhile is left to the programs."""
+        for tid in threads_of(pids, tids):
+            thread = blocked_thread(tid)
+            if thread and self._is_wanted(thread) and self._put(thread):
+                now = moment_of(tid)
+                # It ran before it was entered, and runs still: the programs would take it for blocked.
+                if now and now != thread.moment and now.state == RUNNING:
+                    self._session.map("threads").delete(np.array([tid], np.uint32))
+
+    def _is_wanted(self, thread: BlockedThread) -> bool:
+        bits = TASK_STATES.get(thread.moment.state, 0)
+        return self._state_mask is None or bool(bits & self._state_mask)
+
+    def _put(self, thread: BlockedThread) -> bool:
+        """False if the programs know it already."""
+        table, manifest = self._session.map("threads"), self._session.manifest
+        details = {
+            name: at for enum in ("futex_kind", "file_kind") for at, name in enumerate(manifest.enums[enum])
+        }
+        number = next(self._numbers)
+        entry = np.zeros(1, table.value)
+        entry["off_since"] = self._session.began_ns
+        entry["tgid"] = thread.tgid
+        entry["nr"] = manifest.constants["NR_KERNEL"] if thread.is_kernel_thread else thread.nr
+        entry["state"] = manifest.enums["state"].index(STATES.get(thread.moment.state, "STATE_OTHER"))
+        entry["detail"] = details.get(thread.detail, 0)
+        entry["comm"] = thread.comm
+        entry["stacks"]["user"] = entry["stacks"]["kernel"] = number
+        self._stacks.put(number, thread.tgid, thread.capture, tuple(map(KernelFrame, thread.kernel)))
+        self._used.add(number)
+        return table.add(np.array([thread.tid], np.uint32), entry)
