@@ -103,14 +103,6 @@ struct call {
 
 enum state { STATE_RUNNABLE, STATE_INTERRUPTIBLE, STATE_UNINTERRUPTIBLE, STATE_OTHER };
 
-#ifdef TRACE
-/* Numbers of kept stacks: see trace.bpf.h. */
-struct call_stack_ids {
-    u64 user;
-    u64 kernel;
-};
-#endif
-
 #ifdef TRACE_OFFCPU
 /* Who ended a wait, and where it was as it did. */
 struct waker {

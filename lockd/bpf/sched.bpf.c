@@ -83,15 +83,26 @@ static __always_inline u64 asked_time(u64 blocked, u64 run)
 #endif
 }
 
+#ifdef WITH_WAKERS
+BPF_ARRAY(interrupts, struct interrupt, 1); /* the tool fills it */
+
+/* The current thread wakes `t`; or an interrupt does that came upon it. */
 static __always_inline void note_waker(void *ctx, struct thread *t)
 {
     u64 id = bpf_get_current_pid_tgid();
+    u32 zero = 0;
+    struct interrupt *known = interrupts.lookup(&zero), in = {};
 
-    t->woken_by.tid = id;
-    t->woken_by.tgid = id >> 32;
-    bpf_get_current_comm(t->woken_by.comm, COMM_LEN);
-    t->woken_by.stacks = keep_call_stacks(ctx);
+    if (known)
+        in = *known;
+    t->woken_by.stacks = keep_stacks(ctx, &in);
+    t->woken_by.tid = in.is_in ? 0 : id;
+    t->woken_by.tgid = in.is_in ? 0 : id >> 32;
+    __builtin_memset(t->woken_by.comm, 0, COMM_LEN);
+    if (!in.is_in)
+        bpf_get_current_comm(t->woken_by.comm, COMM_LEN);
 }
+#endif
 
 static __always_inline void describe_absence(struct offcpu_key *key, u32 tid, struct thread *t, bool woken)
 {

@@ -35,8 +35,17 @@ static __always_inline u64 mixed(u64 hash, u64 word)
     return hash ^ (hash >> 29);
 }
 
-/* A number for the current stack as it is found by frame pointers; `flags` as of bpf_get_stack(). */
-static __always_inline u64 stack_number(void *ctx, struct stack_scratch *scratch, u64 flags, u64 number)
+/* Functions that lie together: where devices and timers enter the kernel. */
+struct interrupt {
+    u64 start;
+    u64 bytes; /* 0: not known */
+    bool is_in; /* whether the stack goes through one of them */
+};
+
+/* A number for the current stack as it is found by frame pointers; `flags` as of bpf_get_stack(). What an
+ * interrupt came upon is no part of it, if they are to be looked for: else `in` is NULL. */
+static __always_inline u64 stack_number(void *ctx, struct stack_scratch *scratch, u64 flags, u64 number,
+                                        struct interrupt *in)
 {
     s64 bytes = bpf_get_stack(ctx, scratch->words, sizeof(scratch->words), flags);
 
@@ -45,6 +54,10 @@ static __always_inline u64 stack_number(void *ctx, struct stack_scratch *scratch
         if (i * (s64)sizeof(u64) >= bytes)
             break;
         number = mixed(number, scratch->words[i]);
+        if (in && scratch->words[i] - in->start < in->bytes) {
+            in->is_in = true;
+            break;
+        }
     }
     return number <= CALL_STACK_LOST ? number + 2 : number;
 }
@@ -68,9 +81,9 @@ static __always_inline bool is_kept(void *map, u64 *number, void *blank, void **
     return true;
 }
 
-static __always_inline u64 keep_kernel_stack(void *ctx, struct stack_scratch *scratch)
+static __always_inline u64 keep_kernel_stack(void *ctx, struct stack_scratch *scratch, struct interrupt *in)
 {
-    u64 number = stack_number(ctx, scratch, 0, 0);
+    u64 number = stack_number(ctx, scratch, 0, 0, in);
     int window = current_window();
     u32 zero = 0;
     void *kept = NULL;
@@ -124,7 +137,7 @@ static __always_inline u64 keep_user_stack(void *ctx, struct stack_scratch *scra
     READ_TASK(task, TASK_MM, mm);
     if (!mm)
         return CALL_STACK_NONE;
-    u64 number = stack_number(ctx, scratch, BPF_F_USER_STACK, bpf_get_current_pid_tgid() >> 32);
+    u64 number = stack_number(ctx, scratch, BPF_F_USER_STACK, bpf_get_current_pid_tgid() >> 32, NULL);
 #ifdef UNWIND
     number = mixed_with_callers(scratch, number, task, user_regs());
 #endif
@@ -133,7 +146,8 @@ static __always_inline u64 keep_user_stack(void *ctx, struct stack_scratch *scra
     return number;
 }
 
-static __always_inline struct call_stack_ids keep_call_stacks(void *ctx)
+/* The current thread's; of an interrupt that came upon it only the kernel's, if `in` is not NULL. */
+static __always_inline struct call_stack_ids keep_stacks(void *ctx, struct interrupt *in)
 {
     struct call_stack_ids ids = {};
 
@@ -145,15 +159,21 @@ static __always_inline struct call_stack_ids keep_call_stacks(void *ctx)
         return (struct call_stack_ids){CALL_STACK_LOST, CALL_STACK_LOST};
     }
     scratch->is_used = 1;
-#ifdef WITH_USER_STACKS
-    ids.user = keep_user_stack(ctx, scratch);
-#endif
 #ifdef WITH_KERNEL_STACKS
-    ids.kernel = keep_kernel_stack(ctx, scratch);
+    ids.kernel = keep_kernel_stack(ctx, scratch, in);
+#endif
+#ifdef WITH_USER_STACKS
+    if (!in || !in->is_in)
+        ids.user = keep_user_stack(ctx, scratch);
 #endif
     scratch->is_used = 0;
 #endif
     return ids;
+}
+
+static __always_inline struct call_stack_ids keep_call_stacks(void *ctx)
+{
+    return keep_stacks(ctx, NULL);
 }
 
 /* Whom the user asked for; the tool fills the tables once all is attached, so that before it nothing is. */

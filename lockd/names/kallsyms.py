@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,17 @@ class KernelSymbols:
             return ""
         offset = address - int(self._addresses[at])
         return self._name(at) + (f"+{offset:#x}" if offset else "")
+
+    def neighbours(self, name: str, is_one: Callable[[str], bool]) -> tuple[int, int]:
+        """Address and size of the function `name` with those behind it that `is_one` is true of."""
+        found = self._text.find(name.encode())
+        first = last = int(np.searchsorted(self._ends, found, side="right"))
+        if found < 0 or self._name(first) != name:
+            return 0, 0
+        while last < len(self._addresses) and is_one(self._name(last)):
+            last += 1
+        start = int(self._addresses[first])
+        return start, int(self._addresses[min(last, len(self._addresses) - 1)]) - start
 
     def callers(self, stack: tuple[int, ...]) -> tuple[str, ...]:
         """The functions of a stack that are neither the locks' own nor there to trace, innermost first."""

@@ -43,6 +43,22 @@ _TRACING = re.compile(
     r"|optprobe_template_\w+|kprobe_(?:opt)?insn_page"
 )
 
+_INTERRUPTS = re.compile(
+    r"asm_(?:sysvec_\w+|common_interrupt|spurious_interrupt)|el[01][ht]?_(?:64_|32_)?(?:irq|fiq)"
+)
+_SCHEDULING = re.compile(r"_*(?:io_)?schedule(?:_timeout|_preempt_disabled|_hrtimeout\w*|_idle|_rtlock)?\w*")
+
+
+def is_interrupt(name: str) -> bool:
+    """Whether the function is where the processor enters the kernel for a device or a timer, whatever it was
+    doing."""
+    return _INTERRUPTS.fullmatch(name) is not None
+
+
+def is_scheduling(name: str) -> bool:
+    """Whether the function leaves the CPU to others."""
+    return _SCHEDULING.fullmatch(name) is not None
+
 
 def is_locking(name: str) -> bool:
     """Whether the function is part of the kernel's locks."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lockd.names.capture import Capture
 from lockd.names.kallsyms import KernelSymbols
+from lockd.names.kernel_sites import is_interrupt
 from lockd.names.locking import Frame
 from lockd.names.user_locks import UserLock, UserNames
 
@@ -38,6 +39,10 @@ class StackNames:
     @cached_property
     def _kernel(self) -> KernelSymbols:
         return KernelSymbols(self._procfs / "kallsyms", self._procfs / "modules")
+
+    def interrupts(self) -> tuple[int, int]:
+        """Address and size of the functions that interrupts enter the kernel by; 0 if not together."""
+        return self._kernel.neighbours("asm_common_interrupt", is_interrupt)
 
     def look(self, tgids: Iterable[int]) -> None:
         """Remember what these have mapped, for when they are gone."""

@@ -8,22 +8,25 @@ from typing import Any
 
 import numpy as np
 
+from lockd.names.kernel_sites import is_interrupt
 from lockd.names.processes import text
 from lockd.names.reasons import Reasons
 from lockd.sample.pairs import Columns, Rows
-from lockd.trace.call_stacks import CallStacks, Names
+from lockd.trace.call_stacks import Names
 from lockd.trace.older_waits import OlderWaits
 from lockd.trace.session import Session
 
 NOBODY = "[no room]"
 """Whose absences were counted without names, as the table of those with names was full."""
 UNSEEN = "[unknown]"
+INTERRUPT = "[interrupt]"
+"""The thread that an interrupt came upon did not mean to wake anybody."""
 NS_PER_US = 1000
 
 
 @dataclass(frozen=True)
 class Waker:
-    """The thread that ended a wait; `tid` 0 is the idle task. `comm` is UNSEEN if it is not known."""
+    """The thread that ended a wait; `comm` may be UNSEEN or INTERRUPT. `tid` 0 is the idle task, or none."""
 
     comm: str
     pid: int
@@ -73,10 +76,10 @@ class Times:
 class Absences:
     """What was counted so far, by the keys of lockd/bpf/sched.bpf.c."""
 
-    def __init__(self, session: Session, stacks: CallStacks, with_runqueue: bool) -> None:
+    def __init__(self, session: Session, with_runqueue: bool) -> None:
         manifest = session.manifest
         self._session = session
-        self._stacks = stacks
+        self._stacks = session.stacks
         self._with_runqueue = with_runqueue
         self._states = [name.removeprefix("STATE_").lower() for name in manifest.enums["state"]]
         self._reasons = Reasons(manifest.enums, manifest.constants)
@@ -87,10 +90,14 @@ class Absences:
         self._sums = np.zeros((64, 4), np.int64)
         """By row: as in Times."""
         self._nobody = Times()
+        if self._has_wakers:
+            interrupts = session.map("interrupts")
+            entry = np.zeros(1, interrupts.value)
+            entry["start"], entry["bytes"] = self._stacks.names.interrupts()
+            interrupts.put(np.zeros(1, np.uint32), entry)
 
     def add(self, taken: dict[str, Rows]) -> None:
         """Count what was drained."""
-        self._stacks.add(taken)
         for pair in ("offcpu", "offcpu_over"):
             if pair in taken:
                 keys, values = taken[pair]
@@ -168,7 +175,11 @@ class Absences:
 
     def _waker(self, noted: Any) -> Waker:
         user, kernel = map(int, noted["stacks"])
+        frames = self._stacks.kernel(kernel)
+        entry = next((at for at, name in enumerate(frames) if is_interrupt(name)), -1)
+        if entry >= 0:
+            return Waker(INTERRUPT, 0, 0, (), frames[: entry + 1])
         return Waker(
             text(bytes(noted["comm"])) or UNSEEN, int(noted["tgid"]), int(noted["tid"]),
-            self._stacks.user(user), self._stacks.kernel(kernel),
+            self._stacks.user(user), frames,
         )  # fmt: skip

@@ -123,6 +123,18 @@ class CallStacks:
         self._user[number] = self.names.user(tgid, capture)
         return number
 
+    def put(self, tgid: int, user: Capture | None, kernel: Names) -> int:
+        """The same of both sides of a stack; it is unwound with the others."""
+        number = next(self._small_numbers)
+        if user and len(self._captured) < MOST_CAPTURED:
+            self.names.look({tgid})
+            self._captured[number] = tgid, user
+            self._queue.append(number)
+        else:
+            self._user[number] = LOST if user else ()
+        self._kernel[number] = kernel
+        return number
+
     def work(self, until: float) -> None:
         """Unwind what waits for it, until that time of time.monotonic()."""
         while self._queue and time.monotonic() < until:

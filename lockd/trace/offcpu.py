@@ -7,7 +7,8 @@ import argparse
 from lockd.profile import Mark, Sample
 from lockd.trace import offcpu_tools, output
 from lockd.trace.absences import Place, Times
-from lockd.trace.offcpu_tools import joined, labels_of, traced, values_of
+from lockd.trace.formats import table
+from lockd.trace.offcpu_tools import brief, joined, labels_of, traced, values_of
 
 HELP = "Sum up the time that threads are off the CPU, by stack"
 EPILOG = """examples:
@@ -28,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with traced("lockd trace offcpu", args, {}) as (session, profile, found):
         profile.samples = [sample(place, times, args) for place, times in found.items()]
-        output.write(args, profile)
+        output.write(args, profile, {"table": table(profile, brief)})
         session.report()
     return 0
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lockd.errors import UsageError
 from lockd.load.settings import LoadSettings, Trace
-from lockd.profile import Mark, Profile, Value
+from lockd.names.kernel_sites import is_scheduling
+from lockd.profile import Mark, Profile, Sample, Value, kind_of
 from lockd.trace import options
 from lockd.trace.absences import NS_PER_US, Absences, Place, Times
-from lockd.trace.call_stacks import CallStacks, Names
+from lockd.trace.call_stacks import Names
+from lockd.trace.formats import TABLE_FRAMES
 from lockd.trace.older_waits import OlderWaits
-from lockd.trace.session import PERIOD, Session
+from lockd.trace.session import Session
 
 MOST_STATE = 0xFFFFFFFF
 
@@ -67,23 +69,25 @@ def _mask(text: str) -> int:
 
 @contextlib.contextmanager
 def traced(
-    title: str, args: argparse.Namespace, defines: dict[str, int | None]
+    title: str, args: argparse.Namespace, defines: dict[str, int | None], maps: tuple[str, ...] = ()
 ) -> Iterator[tuple[Session, Profile, dict[Place, Times]]]:
-    """Trace until the end: a session to report of, a profile without samples, and what was found."""
+    """Trace until the end: a session to report of, a profile without samples, and what was found.
+
+    `defines` and `maps` as in load.settings.Trace.
+    """
     _check(args)
     args.min_block_ns = args.min_block_time * NS_PER_US
     args.max_block_ns = options.LONGEST_NS
     if args.max_block_time:  # as long as it is so many whole microseconds
         args.max_block_ns = (args.max_block_time + 1) * NS_PER_US - 1
-    stacks, began = CallStacks(), time.time()
-    with Session(title, _settings(args, defines), args.duration, args.pids, args.tids) as session:
-        absences = Absences(session, stacks, args.runqueue)
-        older = OlderWaits(session, stacks, args.state)
+    began = time.time()
+    with Session(title, _settings(args, defines, maps), args.duration, args.pids, args.tids) as session:
+        absences = Absences(session, args.runqueue)
+        older = OlderWaits(session, args.state)
         if not args.no_ongoing:
             older.enter(args.pids, args.tids)
         for taken in session.windows():
             absences.add(taken)
-            stacks.work(time.monotonic() + PERIOD / 2)
         found = absences.found(older, args.min_block_ns, args.max_block_ns, not args.no_ongoing)
         yield session, Profile(title, _values(args), [], began, session.elapsed), found
 
@@ -100,13 +104,15 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("-k -U: threads of the kernel have no stacks of user space; rule: one of the two")
 
 
-def _settings(args: argparse.Namespace, defines: dict[str, int | None]) -> LoadSettings:
+def _settings(
+    args: argparse.Namespace, defines: dict[str, int | None], maps: tuple[str, ...]
+) -> LoadSettings:
     defines = {**defines, "TRACE_OFFCPU": None}
     if args.runqueue:
         defines["WITH_RUNQUEUE"] = None
     if args.state is not None:
         defines["STATE_MASK"] = args.state
-    return options.load_settings(args, Trace(defines=defines), programs=("offcpu",))
+    return options.load_settings(args, Trace(defines=defines, maps=maps), programs=("offcpu",))
 
 
 def _values(args: argparse.Namespace) -> tuple[Value, ...]:
@@ -138,5 +144,13 @@ def labels_of(place: Place) -> dict[str, str]:
 
 def joined(user: Names, kernel: Names, delimiter: Mark, args: argparse.Namespace) -> Names:
     """Outermost first."""
+    kernel = () if args.user_stacks_only else kernel
     between = (delimiter,) if args.delimited and user and kernel else ()
     return (*reversed(user), *between, *reversed(kernel))
+
+
+def brief(sample: Sample) -> Sequence[str]:
+    """The innermost functions of user space; of a kernel thread, those that are not the scheduler's."""
+    user = [frame for frame in sample.frames if kind_of(frame) == "user"]
+    shown = user or [frame for frame in sample.frames if not is_scheduling(frame)]
+    return shown[: -TABLE_FRAMES - 1 : -1]

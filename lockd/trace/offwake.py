@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from lockd.profile import Mark, Profile, Sample
 from lockd.trace import offcpu_tools, output
-from lockd.trace.absences import NOBODY, Place, Times
-from lockd.trace.offcpu_tools import joined, labels_of, traced, values_of
+from lockd.trace.absences import INTERRUPT, NOBODY, UNSEEN, Place, Times
+from lockd.trace.formats import table
+from lockd.trace.offcpu_tools import brief, joined, labels_of, traced, values_of
 
 HELP = "Sum up the time that threads wait, by their stack and the stack of who wakes them"
 EPILOG = """examples:
@@ -28,12 +29,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with traced("lockd trace offwake", args, {"WITH_WAKERS": None}) as (session, profile, found):
+    # That it was an interrupt is told by the kernel's stack.
+    defines: dict[str, int | None] = {"WITH_WAKERS": None, "WITH_KERNEL_STACKS": None}
+    with traced("lockd trace offwake", args, defines, ("interrupts",)) as (session, profile, found):
         profile.samples = [sample(place, times, args) for place, times in found.items()]
-        if args.format == "stacks":
-            output.write_text(args.output, blocks(profile))
-        else:
-            output.write(args, profile)
+        output.write(args, profile, {"stacks": blocks(profile), "table": table(profile, brief_pair)})
         session.report()
     return 0
 
@@ -44,7 +44,9 @@ def sample(place: Place, times: Times, args: argparse.Namespace) -> Sample:
     target = joined(place.user, place.kernel, Mark("-"), args)
     if waker:
         woken = (*reversed(joined(waker.user, waker.kernel, Mark("-"), args)), Mark(waker.comm))
-        labels |= {"waker": waker.comm, "waker_pid": str(waker.pid), "waker_tid": str(waker.tid)}
+        labels |= {"waker": waker.comm}
+        if waker.comm not in (UNSEEN, INTERRUPT):
+            labels |= {"waker_pid": str(waker.pid), "waker_tid": str(waker.tid)}
     else:
         woken = (
             Mark(NOBODY) if place.comm == NOBODY else PREEMPTED if place.state == "runnable" else NOT_WOKEN,
@@ -53,14 +55,25 @@ def sample(place: Place, times: Times, args: argparse.Namespace) -> Sample:
     return Sample(place.comm, place.pid, place.tid, frames, values_of(times, args), labels)
 
 
+def halves(one: Sample) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The target's frames and the waker's, both outermost first, without the waker's name."""
+    middle = next(at for at, frame in enumerate(one.frames) if frame == BETWEEN and isinstance(frame, Mark))
+    return one.frames[:middle], one.frames[-2:middle:-1]
+
+
+def brief_pair(one: Sample) -> list[str]:
+    """The target's functions, then `<- ` and those of the waker."""
+    target, waker = (brief(Sample(one.comm, one.pid, one.tid, frames, ())) for frames in halves(one))
+    return [" < ".join(target) + " <- " + (" < ".join(waker) or one.frames[-1])]
+
+
 def blocks(profile: Profile) -> Iterator[str]:
     """The waker, its stack, the stack of the target, the target, and the time: from the cause down."""
     for one in profile.sorted():
-        frames = list(one.frames)
-        middle = next(at for at, frame in enumerate(frames) if frame == BETWEEN and isinstance(frame, Mark))
-        yield f"    {'waker:':<16} {frames[-1]} {one.labels.get('waker_tid', '')}".rstrip() + "\n"
-        yield from (f"    {name}\n" for name in reversed(frames[middle + 1 : -1]))
+        target, waker = halves(one)
+        yield f"    {'waker:':<16} {one.frames[-1]} {one.labels.get('waker_tid', '')}".rstrip() + "\n"
+        yield from (f"    {name}\n" for name in waker)
         yield f"    {'--':<16} --\n"
-        yield from (f"    {name}\n" for name in reversed(frames[:middle]))
+        yield from (f"    {name}\n" for name in reversed(target))
         yield f"    {'target:':<16} {one.comm} {one.tid}\n"
         yield f"        {one.values[0]}\n\n"

@@ -6,13 +6,10 @@ know no stacks: those are procfs's.
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 
-from lockd.names.blocked_threads import RUNNING, BlockedThread, blocked_thread, moment_of, threads_of
 from lockd.profile import KernelFrame
-from lockd.trace.call_stacks import CallStacks
+from lockd.trace.blocked_threads import RUNNING, BlockedThread, blocked_thread, moment_of, threads_of
 from lockd.trace.session import Session
 
 TASK_STATES = {"S": 0x1, "D": 0x2, "T": 0x4, "t": 0x8, "P": 0x40, "I": 0x402}
@@ -23,11 +20,10 @@ STATES = {"S": "STATE_INTERRUPTIBLE", "D": "STATE_UNINTERRUPTIBLE"}
 class OlderWaits:
     """`state_mask` as the option --state; None for all."""
 
-    def __init__(self, session: Session, stacks: CallStacks, state_mask: int | None) -> None:
+    def __init__(self, session: Session, state_mask: int | None) -> None:
         self._session = session
-        self._stacks = stacks
+        self._stacks = session.stacks
         self._state_mask = state_mask
-        self._numbers = itertools.count(2)  # see call_stacks.py
         self._used: set[int] = set()
 
     def has_stack(self, number: int) -> bool:
@@ -41,8 +37,12 @@ class OlderWaits:
             if thread and self._is_wanted(thread) and self._put(thread):
                 now = moment_of(tid)
                 # It ran before it was entered, and runs still: the programs would take it for blocked.
-                if now and now != thread.moment and now.state == RUNNING:
+                if now and now != thread.moment and now.state == RUNNING and self._is_mine(tid):
                     self._session.map("threads").delete(np.array([tid], np.uint32))
+
+    def _is_mine(self, tid: int) -> bool:
+        entry = self._session.map("threads").get(np.array([tid], np.uint32))
+        return bool(entry["off_since"] == self._session.began_ns)
 
     def _is_wanted(self, thread: BlockedThread) -> bool:
         bits = TASK_STATES.get(thread.moment.state, 0)
@@ -54,7 +54,9 @@ class OlderWaits:
         details = {
             name: at for enum in ("futex_kind", "file_kind") for at, name in enumerate(manifest.enums[enum])
         }
-        number = next(self._numbers)
+        kernel = tuple(map(KernelFrame, thread.kernel))
+        number = self._stacks.put(thread.tgid, thread.capture, kernel)
+        self._used.add(number)
         entry = np.zeros(1, table.value)
         entry["off_since"] = self._session.began_ns
         entry["tgid"] = thread.tgid
@@ -63,6 +65,4 @@ class OlderWaits:
         entry["detail"] = details.get(thread.detail, 0)
         entry["comm"] = thread.comm
         entry["stacks"]["user"] = entry["stacks"]["kernel"] = number
-        self._stacks.put(number, thread.tgid, thread.capture, tuple(map(KernelFrame, thread.kernel)))
-        self._used.add(number)
-        return table.add(np.array([thread.tid], np.uint32), entry)
+        return table.put_new(np.array([thread.tid], np.uint32), entry)

@@ -12,14 +12,11 @@ from pathlib import Path
 
 from lockd.names.capture import Capture
 from lockd.names.reasons import calls
+from lockd.trace.asleep import captured
 
-MOST_BYTES = 16384
-"""Of a stack."""
 PF_KTHREAD = 0x00200000
 NO_CALL = -1
 RUNNING = "R"
-REGISTERS = {"x86_64": (17, 7, 16), "aarch64": (33, 31, 32)}
-"""How many there are by DWARF numbers, and which are the stack pointer and the program counter."""
 FILES = (
     ("FILE_SOCKET", stat.S_ISSOCK),
     ("FILE_PIPE", stat.S_ISFIFO),
@@ -94,30 +91,12 @@ def blocked_thread(tid: int, procfs: Path = Path("/proc")) -> BlockedThread | No
             is_kernel_thread=is_kernel_thread,
             nr=int(call[0]) if len(call) >= 3 else NO_CALL,
             detail=_detail(directory, call) if len(call) == 9 else "",
-            capture=_capture(directory, int(call[-2], 16), int(call[-1], 16)) if len(call) >= 3 else None,
+            capture=captured(procfs, tgid, int(call[-2], 16), int(call[-1], 16)) if len(call) >= 3 else None,
             kernel=_kernel_stack(directory),
         )
     except (OSError, IndexError, ValueError):
         return None
     return found if moment_of(tid, procfs) == moment else None
-
-
-def _capture(directory: Path, stack_pointer: int, program: int) -> Capture | None:
-    """What there is without stopping the thread."""
-    count, stack_at, program_at = REGISTERS[os.uname().machine]
-    registers = [0] * count
-    registers[stack_at], registers[program_at] = stack_pointer, program
-    try:
-        memory = os.open(directory / "mem", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        stack = os.pread(memory, MOST_BYTES, stack_pointer)
-    except (OSError, OverflowError):
-        return None
-    finally:
-        os.close(memory)
-    return Capture(tuple(registers), stack, (), 0)
 
 
 def _kernel_stack(directory: Path) -> tuple[str, ...]:
