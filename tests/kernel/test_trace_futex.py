@@ -1,0 +1,489 @@
+"""lockd trace futex: what it writes, read by Python's csv module, against what programs know."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checks import about, in_one_of_some_tries
+from conftest import Start
+from lockd_process import CHECKOUT, ROOT, Lockd
+from trace_process import Trace
+from workload import Workload
+
+LOCKTRACE = (
+    "pid,tid,addr,blocked_us,sys_us,max_blocked_us,max_sys_us,"
+    "wait_count,blocked_count,wake_count,errors,stack"
+)
+"""The columns as locktrace prints them."""
+Row = dict[str, Any]
+Compile = Callable[[str, str], Path]
+
+DEPTHS = r"""
+#include <linux/futex.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+static uint32_t two = 2;
+__attribute__((noinline)) int wait_below(int depth)
+{
+    struct timespec t = {0, 100000};
+    if (depth == 0)
+        return syscall(SYS_futex, &two, FUTEX_WAIT_PRIVATE, 2, &t, 0, 0);
+    return wait_below(depth - 1) + depth;
+}
+int main(void)
+{
+    char byte;
+    write(1, "r", 1);
+    read(0, &byte, 1);
+    for (int depth = 0; depth < 100; depth++)
+        wait_below(depth);
+    write(1, "d", 1);
+    read(0, &byte, 1);
+}
+"""
+"""100 waits at 100 stacks, each of 100 us or more."""
+
+TEMPLATES = r"""
+#include <linux/futex.h>
+#include <utility>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+static unsigned two = 2;
+template <typename Key, typename Value> struct Table {
+    __attribute__((noinline)) long find(Key key, Value value)
+    {
+        struct timespec t = {0, 1000000};
+        return syscall(SYS_futex, &two, FUTEX_WAIT_PRIVATE, 2, &t, 0, 0) + sizeof(key) + sizeof(value);
+    }
+};
+int main()
+{
+    char byte;
+    write(1, "r", 1);
+    read(0, &byte, 1);
+    long sum = 0;
+    for (int i = 0; i < 20; i++)
+        sum += Table<int, std::pair<char, long>>().find(1, {});
+    write(1, "d", 1);
+    read(0, &byte, 1);
+    return sum == 0;
+}
+"""
+
+
+def read(text: str) -> list[Row]:
+    """The rows, numbers as such."""
+    rows: list[Row] = list(csv.DictReader(io.StringIO(text), strict=True))
+    for row in rows:
+        assert None not in row and None not in row.values(), row
+        for name, value in row.items():
+            if name not in ("addr", "stack", "kind", "lock"):
+                row[name] = int(value)
+    return rows
+
+
+def total(rows: list[Row], column: str, **wanted: Any) -> int:
+    return sum(row[column] for row in rows if all(row[name] == value for name, value in wanted.items()))
+
+
+def check_counts(rows: list[Row], truth: dict[str, Any]) -> None:
+    for kind, told in truth["futex"].items():
+        assert total(rows, "wait_count", kind=kind) == told["waits"], kind
+        assert total(rows, "blocked_count", kind=kind) == told["blocked"], kind
+    assert total(rows, "wait_count") == sum(told["waits"] for told in truth["futex"].values())
+    assert total(rows, "wake_count") == truth["wakes"]
+    assert total(rows, "errors") == sum(truth.get("errors", {}).values())
+
+
+def times_off(rows: list[Row], truth: dict[str, Any]) -> list[str]:
+    """What is too short, which being disturbed explains; nothing may ever be too long."""
+    found = []
+    for kind, told in truth["futex"].items():
+        blocked = total(rows, "blocked_us", kind=kind)
+        longest = max(row["max_blocked_us"] for row in rows if row["kind"] == kind)
+        assert blocked <= told["blocked_us"] + told["blocked"], kind
+        assert longest <= told["max_us"] + 1, kind
+        if blocked != about(told["blocked_us"], told["blocked"]) or longest != about(told["max_us"]):
+            found.append(f"{kind}: {blocked} us, longest {longest}; truth {told}")
+    return found
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Compile:
+    """Compiles a program, optimised and without frame pointers, in the language of `suffix`."""
+
+    def make(text: str, suffix: str) -> Path:
+        source = tmp_path / f"program{suffix}"
+        source.write_text(text)
+        command = "g++" if suffix == ".cpp" else "gcc"
+        subprocess.run([command, "-O2", "-w", "-o", source.with_suffix(""), source], check=True)
+        return source.with_suffix("")
+
+    return make
+
+
+def run_traced(program: Path, *options: object) -> tuple[str, Trace]:
+    """Run what is written as DEPTHS is under a trace; what that wrote."""
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.read(1) == b"r"
+        trace = Trace("futex", "-p", process.pid, *options)
+        process.stdin.write(b"g")
+        process.stdin.flush()
+        assert process.stdout.read(1) == b"d"
+        text = trace.stop()
+        process.stdin.close()
+    return text, trace
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        ("mutex_handover", (100, 2000)),
+        ("pi_mutex", (50, 2000)),
+        ("rwlock", (50, 2000)),
+        ("semaphore", (50, 2000)),
+        ("cond_pingpong", (500,)),
+        ("futex_errors", (100, 1000, 50, 1000)),
+        ("requeue", (20,)),
+        ("futex2", (50,)),
+    ],
+)
+def test_counts_are_exact_and_times_right(program: str, arguments: tuple[int, ...], workload: Start) -> None:
+    def attempt() -> list[str]:
+        one = workload(program, *arguments)
+        one.hurry()
+        trace = Trace("futex", "-p", one.pid, "--names", "-d")
+        truth = one.run()
+        rows = read(trace.stop())
+        one.finish()
+        assert trace.lost == {}
+        assert re.search(r"calls of which the end was not seen +0$", trace.said, re.M), trace.said
+        assert {row["pid"] for row in rows} == {one.pid}
+        check_counts(rows, truth)
+        return times_off(rows, truth)
+
+    in_one_of_some_tries(attempt)
+
+
+def test_columns_and_order_are_those_of_locktrace(workload: Start) -> None:
+    one = workload("mutex_handover", 20, 1000)
+    trace = Trace("futex", "-p", one.pid)
+    addr = one.run()["addr"]
+    text = trace.stop()
+    assert text.splitlines()[0] == LOCKTRACE
+    rows = read(text)
+    assert [row["blocked_us"] for row in rows] == sorted((row["blocked_us"] for row in rows), reverse=True)
+    assert {row["addr"] for row in rows} == {addr}
+    (blocked,) = [row for row in rows if row["blocked_count"]]
+    comm, *frames = blocked["stack"].split(";")
+    assert comm == one.comm
+    assert frames.index("hand_over" if "hand_over" in frames else "asker") < frames.index("lock")
+    assert frames.index("lock") < frames.index("pthread_mutex_lock")
+    assert all(line.count('"') == 2 for line in text.splitlines()[1:])
+
+
+def test_a_lock_has_the_name_of_its_variable(workload: Start) -> None:
+    one = workload("mutex_handover", 20, 1000)
+    trace = Trace("futex", "-p", one.pid, "--names")
+    one.run()
+    rows = read(trace.stop())
+    assert {(row["kind"], row["lock"]) for row in rows} == {("lock", "mutex_handover:handover_mutex")}
+    assert total(rows, "ongoing") == 0
+
+
+@pytest.mark.parametrize("began", ["during the trace", "before the trace"])
+def test_a_wait_that_goes_on_counts_and_is_marked(began: str, workload: Start) -> None:
+    one = workload("stuck_mutex")
+    if began == "before the trace":
+        truth = one.run()
+        trace_since = time.monotonic_ns()
+        trace = Trace("futex", "-p", one.pid, "--names")
+        time.sleep(0.5)
+        least = 0.5e6
+    else:
+        trace = Trace("futex", "-p", one.pid, "--names")
+        truth = one.run()
+        trace_since = truth["since_monotonic_ns"]
+        time.sleep(0.5)
+        least = (time.monotonic_ns() - truth["since_monotonic_ns"]) / 1000 - 20_000
+    rows = read(trace.stop())
+    most = (time.monotonic_ns() - trace_since) / 1000
+    (row,) = [row for row in rows if row["wait_count"]]
+    assert (row["tid"], row["addr"]) == (truth["tid"], truth["addr"])
+    assert (row["wait_count"], row["blocked_count"], row["ongoing"]) == (1, 1, 1)
+    assert (row["kind"], row["lock"]) == ("lock", "stuck_mutex:stuck_mutex")
+    assert least <= row["blocked_us"] <= most
+    assert row["max_blocked_us"] == row["blocked_us"]
+    assert re.search(r"^stuck\.[^;]*;.*waiter;.*pthread_mutex_lock;", row["stack"]), row["stack"]
+
+
+def test_a_wait_that_ends_in_the_trace_counts_from_its_beginning(workload: Start) -> None:
+    """Of one that began before: nobody saw it begin, but it was found."""
+    one = workload("timed_wait", 4000)
+    one.go()
+    time.sleep(0.5)
+    trace = Trace("futex", "-p", one.pid, "--names")
+    one.truth()
+    (row,) = read(trace.stop())
+    assert (row["wait_count"], row["blocked_count"], row["errors"], row["ongoing"]) == (1, 1, 1, 0)
+    assert row["blocked_us"] <= 3.6e6
+    assert "main;futex_wait_2" in row["stack"]
+
+
+def test_commas_in_names_of_templates(compiled: Compile) -> None:
+    text, _ = run_traced(compiled(TEMPLATES, ".cpp"))
+    (row,) = read(text)
+    assert (row["wait_count"], row["blocked_count"], row["errors"]) == (20, 20, 20)
+    frames = row["stack"].split(";")
+    assert "Table<int, std::pair<char, long> >::find" in frames
+
+
+def test_several_processes_and_no_other_and_it_ends_with_them(workload: Start) -> None:
+    traced = [workload("mutex_handover", 20, 1000), workload("semaphore", 20, 1000)]
+    other = workload("mutex_handover", 20, 1000)
+    trace = Trace("futex", "-p", ",".join(str(one.pid) for one in traced))
+    truths = {one.pid: one.run() for one in traced}
+    other.run()
+    for one in traced:
+        assert trace.process.poll() is None
+        one.finish()
+    rows = read(trace.result())
+    assert {row["pid"] for row in rows} == set(truths)
+    for pid, truth in truths.items():
+        (told,) = truth["futex"].values()
+        assert total(rows, "wait_count", pid=pid) == told["waits"]
+        assert total(rows, "wake_count", pid=pid) == truth["wakes"]
+
+
+def test_threads_that_end_in_a_call(workload: Start) -> None:
+    one = workload("exit_in_call", 8)
+    trace = Trace("futex")
+    truth = one.run()
+    rows = [row for row in read(trace.stop()) if row["pid"] in truth["pids"].values()]
+    told = truth["futex"]["lock"]
+    assert (total(rows, "wait_count"), total(rows, "blocked_count")) == (told["waits"], told["blocked"])
+    assert all(row["max_blocked_us"] >= truth["held_us"] for row in rows if row["blocked_count"])
+
+
+def test_a_thread_that_calls_exec(workload: Start) -> None:
+    one = workload("exec_thread", 20, 4)
+    trace = Trace("futex", "-p", one.pid, "-d")
+    truth = one.run()
+    rows = read(trace.stop())
+    told = truth["futex"]["lock"]
+    others = total(rows, "blocked_count") - told["blocked"]
+    assert (total(rows, "wait_count") - told["waits"], others) == (4, 4)
+    assert total(rows, "errors") == truth["errors"]["ETIMEDOUT"]
+    assert re.search(r"end was not seen +0$", trace.said, re.M), trace.said
+
+
+def test_a_stop_interrupts_a_call_and_it_goes_on(workload: Start) -> None:
+    one = workload("timed_wait", 1500)
+    trace = Trace("futex", "-p", one.pid, "-d")
+    one.go()
+    time.sleep(0.3)
+    one.process.send_signal(19)  # SIGSTOP
+    time.sleep(0.2)
+    one.process.send_signal(18)  # SIGCONT
+    truth = one.truth()
+    rows = read(trace.stop())
+    assert re.search(r"restarted after a stop +1$", trace.said, re.M), trace.said
+    assert re.search(r"end was not seen +0$", trace.said, re.M), trace.said
+    assert 0 < truth["us"] - total(rows, "blocked_us") < 0.5e6  # less the time that it was stopped
+
+
+def test_histograms_have_every_wait_that_blocked(workload: Start, tmp_path: Path) -> None:
+    one = workload("futex_errors", 100, 1000, 50, 1000)
+    path = tmp_path / "hists.txt"
+    trace = Trace("futex", "-p", one.pid, "--hist", path)
+    truth = one.run()
+    rows = read(trace.stop())
+    locks: dict[str, list[tuple[int, int, int]]] = {}
+    for line in path.read_text().splitlines():
+        if head := re.fullmatch(rf"PID {one.pid}, LOCK (0x[0-9a-f]+)", line):
+            slots = locks.setdefault(head[1], [])
+        elif slot := re.fullmatch(r" +(\d+) -> (\d+) +: (\d+) +\|\** *\|", line):
+            slots.append((int(slot[1]), int(slot[2]), int(slot[3])))
+        else:
+            assert line == "" or "distribution" in line
+    blocked = Counter[str]()
+    for row in rows:
+        blocked[row["addr"]] += row["blocked_count"]
+    assert {addr: sum(n for *_, n in slots) for addr, slots in locks.items()} == {
+        addr: count for addr, count in blocked.items() if count
+    }
+    (slots,) = locks.values()
+    assert sum(n for *_, n in slots) == truth["futex"]["lock"]["blocked"]
+    # Each of the timeouts is 1000 us or more.
+    assert sum(n for _, high, n in slots if high >= 1000) >= 100
+
+
+def test_what_finds_no_room_is_counted_all_the_same_and_told(workload: Start) -> None:
+    one = workload("many_addrs", 2000, 100)
+    trace = Trace("futex", "-p", one.pid, "--entries", 8)
+    truth = one.run()
+    rows = read(trace.stop())
+    told = truth["futex"]["lock"]
+    nameless = [row for row in rows if row["pid"] == 0]
+    assert nameless[0]["stack"] == "[no room]"
+    assert trace.lost["futex: counted without names"] == total(nameless, "wait_count") > 0
+    assert (total(rows, "wait_count"), total(rows, "blocked_count")) == (told["waits"], told["blocked"])
+    assert total(rows, "errors") == sum(truth["errors"].values())
+
+
+def test_rows_whose_stack_is_lost_keep_their_counts(compiled: Compile) -> None:
+    program = compiled(DEPTHS, ".c")
+    text, trace = run_traced(program, "--stack-storage-size", 4)
+    rows = read(text)
+    lost = [row for row in rows if row["stack"].endswith("[stack lost]")]
+    assert trace.lost["stacks: full"] == total(lost, "blocked_count") > 0
+    assert total(rows, "blocked_count") == 100
+    text, trace = run_traced(program)
+    assert trace.lost == {}
+    rows = read(text)
+    assert total(rows, "blocked_count") == 100
+    assert sorted(row["stack"].count(";wait_below") for row in rows) == sorted(
+        min(depth + 1, 100) for depth in range(100)
+    )
+
+
+def test_all_stacks_are_those_of_wakes_as_well(workload: Start) -> None:
+    one = workload("mutex_handover", 20, 1000)
+    trace = Trace("futex", "-p", one.pid, "--all-stacks")
+    truth = one.run()
+    rows = read(trace.stop())
+    assert total(rows, "wake_count") == truth["wakes"]
+    assert all("pthread_mutex_unlock" in row["stack"] for row in rows if row["wake_count"])
+    assert all("pthread_mutex_lock" in row["stack"] for row in rows if row["wait_count"])
+
+
+def test_formats_say_the_same(workload: Start) -> None:
+    one = workload("mutex_handover", 20, 1000)
+    traces = {name: Trace("futex", "-p", one.pid, "--format", name) for name in ("csv", "json", "folded")}
+    one.run()
+    texts = {name: trace.stop() for name, trace in traces.items()}
+    rows = read(texts["csv"])
+    objects = [json.loads(line) for line in texts["json"].splitlines()]
+    counts = ("wait_count", "blocked_count", "wake_count", "errors")
+    key = ("pid", "tid", "addr", *counts)
+    assert sorted([row[name] for name in key] for row in rows) == sorted(
+        [one[name] for name in key] for one in objects
+    )
+    folded = [line.rpartition(" ") for line in texts["folded"].splitlines()]
+    assert {stack for stack, _, _ in folded} == {row["stack"] for row in rows if row["blocked_count"]}
+    # Each trace times the waits by itself.
+    assert sum(int(value) for *_, value in folded) == pytest.approx(total(rows, "blocked_us"), rel=0.02)
+
+
+def test_beside_the_daemon_both_say_the_same(lockd: Lockd, workload: Start) -> None:
+    one = workload("futex_errors", 100, 500, 50, 1000)
+    trace = Trace("futex", "-p", one.pid, "--names")
+    one.run()
+    rows = read(trace.stop())
+    metrics = lockd.metrics()
+    name = "lockd_futex_blocked_seconds"
+    assert total(rows, "wait_count") == metrics.sum("lockd_futex_waits_total", comm=one.comm)
+    assert total(rows, "blocked_count") == metrics.sum(f"{name}_count", comm=one.comm)
+    assert total(rows, "wake_count") == metrics.sum("lockd_futex_wakes_total", comm=one.comm)
+    assert total(rows, "errors") == metrics.sum("lockd_futex_errors_total", comm=one.comm)
+    assert total(rows, "blocked_us") == pytest.approx(
+        metrics.sum(f"{name}_sum", comm=one.comm) * 1e6, rel=0.02
+    )
+    assert {row["kind"] for row in rows} == {"lock"}
+
+
+BPFTRACE = """
+tracepoint:syscalls:sys_enter_futex /pid == $1/ { @op[args->op & 127] = count(); @since[tid] = nsecs; }
+tracepoint:syscalls:sys_exit_futex /@since[tid]/ {
+    @us = sum((nsecs - @since[tid]) / 1000);
+    delete(@since[tid]);
+}
+BEGIN { printf("begun\\n"); }
+"""
+
+
+def bpftraced(one: Workload) -> tuple[Counter[int], float, list[Row], Trace]:
+    """Calls by operation and their time in microseconds as bpftrace sees them, and what a trace says."""
+    script = subprocess.Popen(
+        ["bpftrace", "-f", "json", "-e", BPFTRACE.replace("$1", str(one.pid))],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert script.stdout
+    while "begun" not in (line := script.stdout.readline()):
+        assert line, "bpftrace did not begin"
+    trace = Trace("futex", "-p", one.pid)
+    one.run()
+    rows = read(trace.stop())
+    script.send_signal(2)
+    maps = [json.loads(line)["data"] for line in script.stdout if line.strip()]
+    assert script.wait(30) == 0
+    operations = next(data["@op"] for data in maps if "@op" in data)
+    (us,) = (data["@us"] for data in maps if "@us" in data)
+    return Counter({int(op): count for op, count in operations.items()}), us, rows, trace
+
+
+WAITS, WAKES = (0, 6, 9, 11, 13), (1, 3, 4, 5, 7, 10, 12)
+"""Operations of futex(2)."""
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [("cond_pingpong", (300,)), ("pi_mutex", (50, 2000)), ("futex_errors", (50, 1000, 20, 1000))],
+)
+def test_side_by_side_with_bpftrace(program: str, arguments: tuple[int, ...], workload: Start) -> None:
+    one = workload(program, *arguments)
+    operations, us, rows, trace = bpftraced(one)
+    assert trace.lost == {}
+    assert total(rows, "wait_count") == sum(operations[op] for op in WAITS)
+    assert total(rows, "wake_count") == sum(operations[op] for op in WAKES)
+    calls = sum(operations.values())
+    # bpftrace cuts each time to whole microseconds.
+    ours = total(rows, "blocked_us") + total(rows, "sys_us")
+    assert ours == pytest.approx(us, rel=0.02, abs=2 * calls)
+
+
+def test_report_live_says_what_the_trace_says(workload: Start) -> None:
+    one = workload("mutex_handover", 30, 1000)
+    trace = Trace(
+        "report", "--live", "-p", one.pid, "--format", "json", "-c", "wait.count,wake.count,blocked.sum"
+    )
+    told = one.run()
+    (lock,) = [json.loads(line) for line in trace.stop().splitlines()]
+    assert (lock["lock"], lock["kind"]) == ("mutex_handover:handover_mutex", "lock")
+    assert (lock["wait.count"], lock["wake.count"]) == (30, told["wakes"])
+    assert lock["blocked.sum"] <= told["futex"]["lock"]["blocked_us"]
+    assert lock["this%"] == lock["cum%"] == 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("-p", "4194304"), 2, "process 4194304"),
+        (("-p", "x"), 2, "'x' is not a whole number above 0"),
+        (("0",), 2, "is not a duration above 0"),
+        (("--hist", "/nowhere/file", "1"), 2, "/nowhere/file: cannot be written"),
+        (("-o", "/nowhere/file", "1"), 2, "/nowhere/file: cannot be written"),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(arguments: tuple[str, ...], code: int, says: str) -> None:
+    done = subprocess.run(
+        [*CHECKOUT, "trace", "futex", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
