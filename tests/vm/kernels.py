@@ -55,8 +55,8 @@ LEFT_OUT = {
     "test_signals.py": "about processes of lockd, which are the same on any kernel",
     "test_single_operations.py": "about lockd without batch operations, which it takes on any of these",
     "test_totals.py": "about maps that are full; filling them takes too long there",
-    "test_trace_futex.py": "about what is made of futex calls, which test_futex.py sees on each kernel; a trace "
-    "compiles its programs, which takes a minute there each time",
+    "test_trace_futex.py": "about what is made of futex calls, which test_futex.py tests there; to "
+    "compile a trace takes a minute each time",
     "test_waiting.py": "about waits that go on for long, which would take too long for all kernels together",
 }
 """Tests of tests/kernel that are not run in these machines, and why."""
