@@ -114,13 +114,17 @@ static __always_inline u8 kind_of_call(u32 op, u32 value, u64 timeout)
     }
 }
 
-/* The daemon counts wakes by thread only: one entry for each is enough. */
-static __always_inline bool has_address(u8 kind)
+#define EINTR 4
+#define EDEADLK 35
+
+/* The daemon does not tell calls apart by lock that did not block, but for one that was refused as a
+ * deadlock: one entry for each thread is enough. */
+static __always_inline u64 address_of(struct call *call, bool did_block, u8 error)
 {
 #ifdef TRACE
-    return true;
+    return call->uaddr;
 #else
-    return kind != KIND_WAKE && kind != KIND_NONE;
+    return did_block || error == EDEADLK ? call->uaddr : 0;
 #endif
 }
 
@@ -200,7 +204,7 @@ static __always_inline void count_call(struct call *call, u64 now, u64 blocked, 
     struct futex_key key = {.tid = call->tid, .kind = call->kind, .error = error};
 
     key.slot = did_block ? slot_of(blocked) : SLOT_NONE;
-    key.uaddr = has_address(call->kind) ? call->uaddr : 0;
+    key.uaddr = address_of(call, did_block, error);
 #ifdef TRACE
     ended.max_blocked_ns = counted; /* no maximum of a thread is less than its mean */
     key.stacks = call->stacks;
@@ -239,7 +243,7 @@ static __always_inline bool has_stacks_of(struct tally *tally, struct call *call
 /* Count one ended call that did not block. */
 static __always_inline void tally_call(struct tally *tally, struct call *call, u64 now, u8 error)
 {
-    u64 uaddr = has_address(call->kind) ? call->uaddr : 0, sys = now - call->since;
+    u64 uaddr = address_of(call, false, error), sys = now - call->since;
     int window = current_window();
 
     if (tally->calls && tally->tid == call->tid && tally->uaddr == uaddr && tally->kind == call->kind &&
@@ -325,7 +329,6 @@ static __always_inline int futex_restarted(void)
 
 #define ERESTARTSYS 512
 #define ERESTART_RESTARTBLOCK 516
-#define EINTR 4
 
 static __always_inline bool is_being_killed(void)
 {
