@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from lockd.names.locking import Frame, judge
+from lockd.names.locking import Frame, Judgement, judge
+from lockd.names.messages import ANON
 from lockd.trace.lock_rows import LockRow, microseconds
 
 LOCKS = ("lock", "pi")
@@ -91,13 +93,19 @@ def _about(group: Group, by: str) -> dict[str, object]:
     row = group.heaviest
     match by:
         case "lock":
-            name = row.lock or f"{row.address:#x}"
+            name = row.lock if row.lock not in ("", ANON) else f"{row.address:#x}"
             return {"kind": row.kind, "pid": row.pid, "comm": row.comm, "lock": name, "stack": row.frames}
         case "stack":
             return {"comm": row.comm, "stack": row.frames}
         case "comm":
             return {"comm": row.comm}
     return {"pid": row.pid, "tid": row.tid, "comm": row.comm}
+
+
+def judged_stack(frames: Sequence[str]) -> Judgement:
+    """What functions say, the outermost first. Other tools' names have versions and arguments too."""
+    bare = ((name, re.sub(r"@+[\w.]+$|\(.*\)(?: const)?$", "", name)) for name in reversed(frames))
+    return judge([Frame("", function, name) for name, function in bare])
 
 
 def with_kinds(rows: Sequence[LockRow]) -> list[LockRow]:
@@ -108,7 +116,7 @@ def with_kinds(rows: Sequence[LockRow]) -> list[LockRow]:
         if row.kind or not row.frames:
             continue
         if row.frames not in judged:
-            judged[row.frames] = judge([Frame("", name, name) for name in reversed(row.frames)]).kind
+            judged[row.frames] = judged_stack(row.frames).kind
         if judged[row.frames]:
             votes.setdefault((row.pid, row.address), Counter())[judged[row.frames]] += row.wait_count + 1
     for row in rows:

@@ -9,17 +9,17 @@ from collections.abc import Iterator, Sequence
 
 from lockd.profile import printable
 from lockd.trace.lock_rows import LockRow
-from lockd.trace.report_groups import Report
+from lockd.trace.report_groups import Report, judged_stack
 
 SHOWN_FRAMES = 4
 
 
 def as_table(report: Report) -> Iterator[str]:
-    """Times with their units; of stacks the innermost functions."""
+    """Times with their units; of stacks where the threads were."""
     heads = ["this%", "cum%", *report.columns]
     rows = [[*(_shown(name, value) for name, value in values.items())] for _, values in report.lines]
     widths = [max(len(row[at]) for row in [heads, *rows]) for at in range(len(heads))]
-    abouts = [[printable(_word(name, value)) for name, value in about.items()] for about, _ in report.lines]
+    abouts = [[printable(_word(value)) for value in about.values()] for about, _ in report.lines]
     names = list(report.lines[0][0]) if report.lines else [report.by]
     about_widths = [max(len(one[at]) for one in [names, *abouts]) for at in range(len(names))]
     for numbers, about in zip([heads, *rows], [names, *abouts], strict=True):
@@ -66,11 +66,14 @@ def _field(value: object) -> str:
     return printable(";".join(value)) if isinstance(value, tuple) else printable(str(value))
 
 
-def _word(name: str, value: object) -> str:
-    if isinstance(value, tuple):
-        inner = " < ".join(value[: -SHOWN_FRAMES - 1 : -1])
-        return f"{inner} < ..." if len(value) > SHOWN_FRAMES else inner
-    return str(value)
+def _word(value: object) -> str:
+    """Of a stack the functions that wait, innermost first, without those of the locking itself."""
+    if not isinstance(value, tuple):
+        return str(value)
+    names = list(reversed(value))
+    site = judged_stack(value).site
+    names = names[names.index(site) :] if site in names else names
+    return " < ".join([*names[:SHOWN_FRAMES], *(["..."] if len(names) > SHOWN_FRAMES else [])])
 
 
 def _shown(name: str, value: float) -> str:
