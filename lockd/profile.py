@@ -54,6 +54,8 @@ class Value:
     name: str
     unit: str
     """`microseconds`, `nanoseconds` or `count`."""
+    is_maximum: bool = False
+    """Of samples that are put together: the largest, not the sum."""
 
 
 @dataclass
@@ -68,9 +70,21 @@ class Profile:
     seconds: float = 0.0
 
     def sorted(self) -> Sequence[Sample]:
-        """By the first value, the smallest first, as the tools print that lockd replaces; names printable."""
-        shown = [
-            replace(sample, comm=printable(sample.comm), frames=tuple(map(printable, sample.frames)))
-            for sample in self.samples
-        ]
-        return sorted(shown, key=lambda sample: (sample.values[0], sample.comm, sample.frames, sample.tid))
+        """By the first value, the smallest first, as the tools print that lockd replaces.
+
+        Names are printable, and what was measured of one thread at stacks of the same names is one sample.
+        """
+        merged: dict[tuple[object, ...], Sample] = {}
+        for sample in self.samples:
+            shown = replace(sample, comm=printable(sample.comm), frames=tuple(map(printable, sample.frames)))
+            kinds = tuple(map(kind_of, shown.frames))
+            key = shown.comm, shown.pid, shown.tid, shown.frames, kinds, tuple(sorted(shown.labels.items()))
+            other = merged.get(key)
+            merged[key] = replace(shown, values=self._put_together(shown, other)) if other else shown
+        return sorted(
+            merged.values(), key=lambda sample: (sample.values[0], sample.comm, sample.frames, sample.tid)
+        )
+
+    def _put_together(self, one: Sample, other: Sample) -> tuple[int, ...]:
+        pairs = zip(self.values, one.values, other.values, strict=True)
+        return tuple(max(a, b) if value.is_maximum else a + b for value, a, b in pairs)

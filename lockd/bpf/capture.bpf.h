@@ -43,3 +43,32 @@ static __always_inline void fill_capture(void *ctx, u64 task, struct capture *ke
         kept->bytes = at + CAPTURE_CHUNK;
     }
 }
+
+#define CAPTURED_AGAIN_NS 10000000000 /* others wait for that lock elsewhere, or more is mapped */
+
+#if defined(HAVE_RINGBUF) && (defined(WITH_FUTEX) || defined(WITH_USER_STACKS))
+#define TELLS_OF_PROCESSES
+/* Who reads names is told at once: many a process ends before the maps are drained. */
+struct told_process {
+    u64 mm; /* of the program that it executed, until the next exec */
+    u64 told; /* when */
+};
+
+BPF_TABLE("lru_hash", u32, struct told_process, told_processes, TOLD_PROCESSES_ENTRIES);
+BPF_RINGBUF_OUTPUT(blocked_processes, 1); /* of thread group ids, u32 */
+#endif
+
+/* The current thread is captured: the mappings of its process will be needed. */
+static __always_inline void tell_of_process(u64 task, u32 tgid, u64 now)
+{
+#ifdef TELLS_OF_PROCESSES
+    struct told_process *known = told_processes.lookup(&tgid);
+    struct told_process fresh = {.told = now};
+
+    READ_TASK(task, TASK_MM, fresh.mm);
+    if (known && known->mm == fresh.mm && now - known->told < CAPTURED_AGAIN_NS)
+        return;
+    if (!blocked_processes.ringbuf_output(&tgid, sizeof(tgid), 0))
+        told_processes.update(&tgid, &fresh);
+#endif
+}

@@ -2,8 +2,6 @@
 
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 
-#define CAPTURED_AGAIN_NS 10000000000 /* others wait for it elsewhere */
-
 struct lock_id {
     u64 uaddr;
     u32 tgid;
@@ -22,32 +20,6 @@ BPF_TABLE("hash", struct lock_id, struct capture, captures_0, CAPTURES_ENTRIES);
 BPF_TABLE("hash", struct lock_id, struct capture, captures_1, CAPTURES_ENTRIES);
 BPF_ARRAY_OF_MAPS(captures, "captures_0", 2);
 BPF_TABLE("lru_hash", struct lock_id, struct known_lock, known_locks, KNOWN_LOCKS_ENTRIES);
-
-#ifdef HAVE_RINGBUF
-/* The namer is told at once: many a process ends before the sampler's next tick. */
-struct told_process {
-    u64 mm; /* of the program that it executed, until the next exec */
-    u64 told; /* when */
-};
-
-BPF_TABLE("lru_hash", u32, struct told_process, told_processes, TOLD_PROCESSES_ENTRIES);
-BPF_RINGBUF_OUTPUT(blocked_processes, 1); /* of thread group ids, u32 */
-#endif
-
-/* A thread blocks on a lock that is to be captured: the mappings of its process will be needed. */
-static __always_inline void tell_of_process(u64 task, u32 tgid, u64 now)
-{
-#ifdef HAVE_RINGBUF
-    struct told_process *known = told_processes.lookup(&tgid);
-    struct told_process fresh = {.told = now};
-
-    READ_TASK(task, TASK_MM, fresh.mm);
-    if (known && known->mm == fresh.mm && now - known->told < CAPTURED_AGAIN_NS)
-        return;
-    if (!blocked_processes.ringbuf_output(&tgid, sizeof(tgid), 0))
-        told_processes.update(&tgid, &fresh);
-#endif
-}
 
 /* Whether the current thread was captured, now or by another thread a moment ago. */
 static __always_inline bool keep_capture(void *ctx, u64 task, struct lock_id *id, u8 guess)

@@ -141,8 +141,10 @@ static __always_inline u64 keep_user_stack(void *ctx, struct stack_scratch *scra
 #ifdef UNWIND
     number = mixed_with_callers(scratch, number, task, user_regs());
 #endif
-    if (!is_kept(user_stacks.lookup(&window), &number, no_capture.lookup(&zero), &kept) && kept)
+    if (!is_kept(user_stacks.lookup(&window), &number, no_capture.lookup(&zero), &kept) && kept) {
         fill_capture(ctx, task, kept);
+        tell_of_process(task, bpf_get_current_pid_tgid() >> 32, bpf_ktime_get_ns());
+    }
     return number;
 }
 

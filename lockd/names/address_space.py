@@ -125,6 +125,11 @@ class AddressSpace:
         except ElfError:
             return None
 
+    def load(self) -> None:
+        """Read the files of all code that is mapped: when the process is gone, some may not be to be had."""
+        for image in self._maps.images_with_code():
+            self.file(image)
+
     def locate(self, address: int) -> tuple[ObjectFile, int] | None:
         """The object file that an address is in, and the address in that file."""
         image = self.image(address)

@@ -97,6 +97,14 @@ class Mappings:
     def _with_code(self) -> set[bytes]:
         return {self._path(at) for at, line in enumerate(self._lines) if line[2][2:3] == b"x" and line[6]}
 
+    def images_with_code(self) -> list[Image]:
+        """In the order of their addresses."""
+        starts = (
+            start for start, line in zip(self._starts, self._lines, strict=True) if line[2][2:3] == b"x"
+        )
+        found = {image.base: image for start in starts if (image := self.image(start))}
+        return list(found.values())
+
     def image_of_inode(self, inode: int) -> Image | None:
         """The object that a file of this number is mapped as."""
         wanted = str(inode).encode()

@@ -14,6 +14,8 @@ from lockd.names.locking import Frame
 from lockd.names.user_locks import UserLock, UserNames
 
 MOST_FRAMES = 128
+UNKNOWN = "[unknown]"
+"""A frame of a process that was gone before anybody looked, or of code that nobody describes."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,13 @@ class StackNames:
         for tgid in tgids:
             self._user.look(tgid)
 
+    def load(self, tgids: Iterable[int]) -> None:
+        """The same, and read the files they run; it takes some 10 ms for each file that is new."""
+        for tgid in tgids:
+            self._user.load(tgid)
+
     def user(self, tgid: int, capture: Capture) -> tuple[str, ...]:
-        """Innermost first; what has no name as OBJECT+0xOFFSET."""
+        """Innermost first; what has no name as OBJECT+0xOFFSET, or UNKNOWN if it is in no object."""
         stack = self._user.stack(tgid, capture, MOST_FRAMES)
         return tuple(
             self._with_address(address, self._user_frame(address, frame)) for address, frame in stack
@@ -72,7 +79,7 @@ class StackNames:
 
     def _user_frame(self, address: int, frame: Frame) -> str:
         if not frame.function or not self._shown.offsets:
-            return frame.function or frame.label
+            return frame.function or (frame.label if frame.object else UNKNOWN)
         offset = f"+{address - frame.start:#x}" if frame.start else ""
         return f"{frame.function}{offset} [{frame.object}]"
 

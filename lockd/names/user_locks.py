@@ -70,6 +70,11 @@ class UserNames:
         """Remember what a process has mapped, for when it is gone."""
         self._process(tgid).space.look(STALE_SECONDS)
 
+    def load(self, tgid: int) -> None:
+        """The same, and read the files that it runs."""
+        self.look(tgid)
+        self._process(tgid).space.load()
+
     def keep(self, alive: set[int]) -> None:
         """Forget all other processes."""
         for tgid in self._processes.keys() - alive:

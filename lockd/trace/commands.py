@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 from typing import Protocol
 
+from lockd.errors import UsageError
 from lockd.load.host import require_privileges
 from lockd.trace import futex, offcpu, offwake, output, report, stackcount, stacksnoop
 
@@ -34,7 +36,8 @@ TOOLS: dict[str, Tool] = {
 
 def add_to(parser: argparse.ArgumentParser) -> None:
     """Add the tools to `lockd trace`."""
-    commands = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
+    parser.set_defaults(run=lambda args: _no_tool(parser))
+    commands = parser.add_subparsers(dest="tool", metavar="TOOL")
     for name, module in TOOLS.items():
         tool = commands.add_parser(
             name,
@@ -46,6 +49,11 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         )
         module.add_options(tool)
         tool.set_defaults(run=functools.partial(_run, module))
+
+
+def _no_tool(parser: argparse.ArgumentParser) -> int:
+    print(parser.format_help(), end="", file=sys.stderr)
+    return UsageError.exit_code
 
 
 def _run(module: Tool, args: argparse.Namespace) -> int:

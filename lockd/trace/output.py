@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -26,13 +24,16 @@ def check(path: Path | None) -> None:
     """Raise UsageError at the start, not after an hour of tracing, if a file cannot be written there."""
     if path is None:
         return
-    place = path if path.exists() else path.absolute().parent
-    if path.is_dir():
-        raise UsageError(f"{path}: cannot be written: it is a directory; rule: a file")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"{path}: cannot be written: {path.absolute().parent} is no directory")
-    if not os.access(place, os.W_OK):
-        raise UsageError(f"{path}: cannot be written: no permission to write to {place}")
+    is_there = path.exists()
+    try:
+        if is_there and not path.is_file() and not path.is_dir():  # to open a pipe could take for ever
+            return
+        with path.open("ab"):
+            pass
+        if not is_there:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -67,7 +68,7 @@ def write(
     if args.format in others:
         write_text(args.output, others[args.format], is_more)
     elif args.format == "pprof":
-        with _opened(args.output) as file:
+        with _opened(args.output) as file, _explained(args.output):
             file.write(pprof.encode(profile))
     else:
         write_text(args.output, FORMATS[args.format](profile), is_more)
@@ -79,31 +80,40 @@ def stream(path: Path | None) -> Iterator[Callable[[str], None]]:
     with _opened(path) as file:
 
         def write(text: str) -> None:
-            file.write(text.encode(errors="backslashreplace"))
-            file.flush()
+            with _explained(path):
+                file.write(text.encode(errors="backslashreplace"))
+                file.flush()
 
         yield write
 
 
 def write_text(path: Path | None, lines: Iterable[str], is_more: bool = False) -> None:
     """In UTF-8, whatever the locale: names are. `is_more` as of write()."""
-    with _opened(path, "ab" if is_more else "wb") as file:
-        text = io.TextIOWrapper(file, "utf-8", errors="backslashreplace", write_through=path is None)
-        text.writelines(lines)
-        text.flush()
-        text.detach()
+    with _opened(path, "ab" if is_more else "wb") as file, _explained(path):
+        file.writelines(line.encode("utf-8", "backslashreplace") for line in lines)
 
 
 @contextlib.contextmanager
 def _opened(path: Path | None, mode: str = "wb") -> Iterator[BinaryIO]:
     """Standard output if there is no path. Raises LockdError that names the file."""
-    if path is None:
+    with _explained(path):
         sys.stdout.flush()
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
+        file = cast("BinaryIO", path.open(mode)) if path else sys.stdout.buffer
     try:
-        with path.open(mode) as file:
-            yield cast("BinaryIO", file)
+        yield file
+    finally:
+        with _explained(path):
+            if path:
+                file.close()
+            else:
+                file.flush()
+
+
+@contextlib.contextmanager
+def _explained(path: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # nobody reads on
+        raise
     except OSError as error:
-        raise LockdError(f"{path}: cannot be written: {error.strerror}") from error
+        raise LockdError(f"{path or 'standard output'}: cannot be written: {error.strerror}") from error

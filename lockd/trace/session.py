@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from types import TracebackType
 
 import numpy as np
@@ -17,7 +16,9 @@ import numpy as np
 from lockd.children import run_loader
 from lockd.errors import HostError, UsageError
 from lockd.load.settings import LoadSettings
+from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.stacks import FUNCTIONS, Shown
+from lockd.rings import Ring
 from lockd.sample.inflight import read_steady
 from lockd.sample.losses import Losses
 from lockd.sample.maps import HashMap
@@ -31,6 +32,9 @@ NAMING_SECONDS = 0.2
 """Between two lines of progress while stacks are named at the end."""
 TOLD_MISSING = 10
 """Hooks that could not be attached, of which each is told."""
+STACKS_ASKED_FOR = {"WITH_USER_STACKS", "WITH_KERNEL_STACKS"}
+"""Of the defines in lockd/trace/options.py."""
+BLOCKED_PROCESSES = "blocked_processes"
 TRACED_PROCESSES, TRACED_THREADS = "traced_processes", "traced_threads"
 
 
@@ -59,18 +63,15 @@ class Session:
         self._duration = duration
         self._only, self._threads = tuple(only), tuple(threads)
         self._others, self._optional = others, optional
-        self._shown = shown
         self._stopped = False
         self.events = 0
         """What the command has counted so far, for the progress it shows."""
         self.progress = Progress(sys.stderr)
+        self.stacks = CallStacks(shown=shown)
+        """Those of the windows that were drained so far."""
+        self._has_stacks = bool(settings.trace and STACKS_ASKED_FOR & settings.trace.defines.keys())
         self.ended_ns = 0
         """Of CLOCK_MONOTONIC, when everything was detached."""
-
-    @cached_property
-    def stacks(self) -> CallStacks:
-        """Those of the trace, for a command that has asked for this before windows()."""
-        return CallStacks(shown=self._shown)
 
     def __enter__(self) -> Session:
         """Raises UsageError for ids of nothing, HostError if what is required cannot be attached."""
@@ -79,6 +80,8 @@ class Session:
             self._started = {tid: _start_of_thread(tid) for tid in self._threads}
             self.progress.say(f"{self.title}: attaching")
             opened.callback(self.progress.end)
+            if self._has_stacks:
+                self.stacks.names.load(self._only)
             self.manifest, fds = run_loader(self._settings)
             maps = len(self.manifest.maps)
             functions = maps + len(self.manifest.functions)
@@ -88,8 +91,9 @@ class Session:
             self._tell_what_is_missing()
             self.fds = dict(zip((info.name for info in self.manifest.maps), fds, strict=False))
             """Descriptors of maps by name."""
-            self._pairs = Pairs(self.manifest, fds, self._others)
+            self._pairs = Pairs(self.manifest, fds, (BLOCKED_PROCESSES, *self._others))
             self._losses = Losses(self.manifest, self._pairs.losses)
+            self._seen = self._processes_seen()
             self._list(TRACED_PROCESSES, self._only)
             self._list(TRACED_THREADS, self._threads)
             self.began_ns, self._began = time.monotonic_ns(), time.monotonic()
@@ -116,7 +120,7 @@ class Session:
             due = max(due + PERIOD, time.monotonic())
             self.wait(due if self._duration is None else min(due, self._began + self._duration))
             yield self._drained()
-            if "stacks" in self.__dict__:
+            if self._has_stacks:
                 self.stacks.work(min(due, time.monotonic()) + PERIOD / 2)
             if self.progress.is_due:
                 self.progress.show(self.elapsed, self.events, self.dropped)
@@ -126,9 +130,13 @@ class Session:
         self._name_stacks()
 
     def wait(self, until: float) -> None:
-        """Until that time of time.monotonic(), or a signal."""
+        """Until that time of time.monotonic(), or a signal. Processes that are new are looked at at once."""
+        ready = select.poll()
+        if self._seen:
+            ready.register(self._seen, select.POLLIN)
         while not self._stopped and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, PERIOD))
+            if ready.poll(1000 * min(left, PERIOD)) and self._seen:
+                self.stacks.names.look(self._seen.read())
 
     def map(self, name: str) -> HashMap:
         return self._pairs.hashes[name]
@@ -148,7 +156,7 @@ class Session:
         words = {f"{where}: {reason.replace('_', ' ')}": n for (where, reason), n in dropped.items()}
         words |= {f"{where}: counted without names": n for where, n in overflowed.items()}
         words |= {f"stacks: {reason.replace('_', ' ')}": n for reason, n in stacks.items()}
-        if "stacks" in self.__dict__:
+        if self._has_stacks:
             words["stacks: too many to be unwound"] = self.stacks.lost
         return {what: n for what, n in words.items() if n}
 
@@ -193,6 +201,17 @@ class Session:
         if len(missing) > TOLD_MISSING:
             print(f"{self.title}: {len(missing):,} in all could not be attached", file=sys.stderr)
 
+    def _processes_seen(self) -> BlockedProcesses | None:
+        """Those of which a stack was captured; None if the kernel has no ring buffers."""
+        fd = self.fds.get(BLOCKED_PROCESSES)
+        if fd is None or not self._has_stacks:
+            return None
+        info = next(info for info in self.manifest.maps if info.name == BLOCKED_PROCESSES)
+        try:
+            return BlockedProcesses(Ring(fd, info.entries))
+        except OSError:
+            return None
+
     def _list(self, name: str, ids: tuple[int, ...]) -> None:
         if name in self.fds:
             for number in ids:
@@ -203,13 +222,13 @@ class Session:
             time.sleep(0.001)
         taken = {name: rows for name, rows in self._pairs.drain() if len(rows[0])}
         self._pairs.flip()
-        if "stacks" in self.__dict__:
+        if self._has_stacks:
             self.stacks.add(taken)
         return taken
 
     def _name_stacks(self) -> None:
         """What was not unwound in time."""
-        while "stacks" in self.__dict__ and self.stacks.waiting:
+        while self._has_stacks and self.stacks.waiting:
             self.progress.say(f"{self.title}: naming {self.stacks.waiting:,} stacks")
             self.stacks.work(time.monotonic() + NAMING_SECONDS)
 

@@ -166,6 +166,17 @@ def test_json_lines() -> None:
     } in rows  # fmt: skip
 
 
+def test_one_thread_at_one_stack_is_one_sample() -> None:
+    values = Value("time", "microseconds"), Value("longest", "microseconds", is_maximum=True)
+    samples = [
+        Sample("p", 1, 1, ("read",), (5, 3)), Sample("p", 1, 1, ("read",), (7, 4)),
+        Sample("p", 1, 1, (KernelFrame("read"),), (1, 1)), Sample("p", 1, 2, ("read",), (1, 1)),
+        Sample("p", 1, 1, ("read",), (1, 1), {"lock": "a"}),
+    ]  # fmt: skip
+    merged = Profile("title", values, samples).sorted()
+    assert [sample.values for sample in merged] == [(1, 1), (1, 1), (1, 1), (12, 4)]
+
+
 @pytest.mark.parametrize("name", ["stacks", "table", "folded", "json"])
 def test_names_cannot_change_a_terminal(name: str) -> None:
     text = "".join(FORMATS[name](PROFILE))
