@@ -241,16 +241,15 @@ def on_terminal(*words: object) -> tuple[int, bytes]:
 
 
 def test_progress_on_a_terminal(workload: Start) -> None:
-    tree = workload("call_tree", 300, 1, 5000)
+    tree = workload("call_tree", 100_000, 1, 2000)
     tree.go()
     code, said = on_terminal("stackcount", GETPPID, "-p", tree.pid, "1s", "-o", "/dev/null")
     assert code == 0
-    tree.truth()
     shown = re.findall(rb"\r\x1b\[K(\d+) s, ([\d,]+) events, 0 lost; Ctrl-C ends", said)
     assert len(shown) >= 2
     counts = [int(events) for _, events in shown]
     assert counts == sorted(counts)
-    assert 0 < counts[-1] <= 300
+    assert 0 < counts[-1] <= 500
     last = said.rsplit(b"\r\x1b[K", 1)[1]
     assert re.fullmatch(rb"lockd trace stackcount: 1\.0 s, \d+ events, lost: none\r\n", last)
 
