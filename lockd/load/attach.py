@@ -8,14 +8,25 @@ while events in tracefs would stay.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
+import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from lockd.errors import HostError
 from lockd.libbpf import libbpf
 from lockd.load import programs
-from lockd.load.bpf_syscall import PerfEventAttr, describe, perf_event_open
+from lockd.load.bpf_syscall import (
+    BPF_LINK_CREATE,
+    KprobeMulti,
+    PerfEventAttr,
+    UprobeMulti,
+    bpf,
+    describe,
+    perf_event_open,
+)
 
 PERF_TYPE_TRACEPOINT = 2
 PERF_EVENT_IOC_SET_BPF, PERF_EVENT_IOC_ENABLE = 0x40042408, 0x2400
@@ -23,6 +34,10 @@ KPROBE_TYPE = Path("/sys/bus/event_source/devices/kprobe/type")
 UPROBE_TYPE = Path("/sys/bus/event_source/devices/uprobe/type")
 RETURN_0 = bytes.fromhex("b700000000000000 9500000000000000")
 """r0 = 0; exit"""
+MULTI = {"kprobe": "kprobe_multi", "uprobe": "uprobe_multi"}
+"""What a program is loaded for that is attached by attach_together()."""
+TRIED_FUNCTION = "down_read_killable"
+"""Every kernel has it, and nobody is disturbed by a probe on it."""
 
 
 def attach(program: int, mechanism: str, hook: str, tracefs: Path, pid: int = 0) -> int:
@@ -40,6 +55,53 @@ def attach(program: int, mechanism: str, hook: str, tracefs: Path, pid: int = 0)
         case "uprobe" | "uretprobe":
             return _attach_uprobe(program, hook, mechanism, pid)
     return _open_raw_tracepoint(program, hook, None)  # loaded for this function
+
+
+def attach_together(program: int, mechanism: str, hooks: Sequence[str], pid: int = 0) -> int:
+    """The same of many functions of the kernel, or of many places in one file, by one link: all or none.
+
+    The program was loaded for MULTI[mechanism]. Raises HostError.
+    """
+    attr: KprobeMulti | UprobeMulti
+    if mechanism == "kprobe":
+        names = (ctypes.c_char_p * len(hooks))(*(hook.encode() for hook in hooks))
+        attr = KprobeMulti(cnt=len(hooks), syms=ctypes.addressof(names))
+    else:
+        path = ctypes.create_string_buffer(os.fsencode(hooks[0].rpartition("+")[0]))
+        offsets = (ctypes.c_uint64 * len(hooks))(*(int(hook.rpartition("+")[2], 16) for hook in hooks))
+        attr = UprobeMulti(
+            path=ctypes.addressof(path), offsets=ctypes.addressof(offsets), cnt=len(hooks), pid=pid
+        )
+    attr.prog_fd, attr.attach_type = program, programs.ATTACH_TYPES[MULTI[mechanism]]
+    fd = bpf(BPF_LINK_CREATE, attr)
+    if fd < 0:
+        raise HostError(f"{hooks[0]} and others: cannot be attached: {describe(ctypes.get_errno())}")
+    return fd
+
+
+@functools.cache
+def can_attach_together(mechanism: str) -> bool:
+    """Whether this kernel has links to many functions (5.18), or to many places in a file (6.6)."""
+    try:
+        program = programs.load(RETURN_0, "does_nothing", MULTI[mechanism], verbose=False)
+    except HostError:
+        return False
+    try:
+        if mechanism == "kprobe":
+            os.close(attach_together(program, mechanism, [TRIED_FUNCTION]))
+            return True
+        # At first one process was taken for one thread. Since that is mended (46ba0e49b642) the pid is looked
+        # at before anything else.
+        path, offset = ctypes.create_string_buffer(b"/"), ctypes.c_uint64()
+        attr = UprobeMulti(
+            program, 0, programs.ATTACH_TYPES[MULTI[mechanism]], 0, ctypes.addressof(path),
+            ctypes.addressof(offset), cnt=1, pid=2**32 - 1,
+        )  # fmt: skip
+        return bpf(BPF_LINK_CREATE, attr) < 0 and ctypes.get_errno() == errno.EINVAL
+    except HostError:
+        return False
+    finally:
+        os.close(program)
 
 
 def try_tracing(function: str, btf_id: int) -> str:

@@ -12,7 +12,7 @@ import resource
 from lockd.libbpf import ENOTSUPP
 
 SYS_BPF, SYS_PERF_EVENT_OPEN = {"aarch64": (280, 241)}.get(platform.machine(), (321, 298))
-BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_BTF_LOAD = 0, 5, 18
+BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_BTF_LOAD, BPF_LINK_CREATE = 0, 5, 18, 28
 PERF_FLAG_FD_CLOEXEC = 8
 
 
@@ -50,6 +50,27 @@ class ProgLoad(ctypes.Structure):
         ("func_info_cnt", ctypes.c_uint32), ("line_info_rec_size", ctypes.c_uint32),
         ("line_info", ctypes.c_uint64), ("line_info_cnt", ctypes.c_uint32),
         ("attach_btf_id", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class KprobeMulti(ctypes.Structure):
+    """What BPF_LINK_CREATE reads of it, of a link to many functions of the kernel."""
+
+    _fields_ = (
+        ("prog_fd", ctypes.c_uint32), ("target_fd", ctypes.c_uint32), ("attach_type", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32), ("kprobe_flags", ctypes.c_uint32), ("cnt", ctypes.c_uint32),
+        ("syms", ctypes.c_uint64), ("addrs", ctypes.c_uint64), ("cookies", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+class UprobeMulti(ctypes.Structure):
+    """The same of a link to many places in one file."""
+
+    _fields_ = (
+        ("prog_fd", ctypes.c_uint32), ("target_fd", ctypes.c_uint32), ("attach_type", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32), ("path", ctypes.c_uint64), ("offsets", ctypes.c_uint64),
+        ("ref_ctr_offsets", ctypes.c_uint64), ("cookies", ctypes.c_uint64), ("cnt", ctypes.c_uint32),
+        ("uprobe_flags", ctypes.c_uint32), ("pid", ctypes.c_uint32),
     )  # fmt: skip
 
 

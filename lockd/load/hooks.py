@@ -35,6 +35,8 @@ class Candidate:
     """Whether copies that the compiler made of the function (`.isra.0` and the like) are meant as well."""
     pid: int = 0
     """Of uprobes: the process in which alone the code is to be stopped at; 0: in all."""
+    one_of_many: bool = False
+    """Whether it may be attached together with others (lockd/load/together.py)."""
 
 
 @dataclass(frozen=True)

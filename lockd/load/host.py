@@ -20,7 +20,6 @@ CLONE_NEWNS = 0x00020000
 MS_REC_PRIVATE = 0x4000 | 0x40000
 TRACEFS_PLACES = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 
-TRIED_FUNCTION = "down_read_killable"
 RETURN_TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 """Of 6.1 (f3a112c0c40d), 5.15 (adf8a61a940c) and before."""
 FUNCTION = re.compile(rb"^([0-9a-f]+) [tTwW] ([^\s.]+)(\S*)(?:\t\[(\w+)\])?$", re.MULTILINE)
@@ -188,10 +187,10 @@ class Host:
     def _fentry_refused(self) -> str:
         """Found out by trying, with a function that every kernel has: what a kernel is built for does not
         tell what it allows."""
-        btf_id = self.types.function(TRIED_FUNCTION)
+        btf_id = self.types.function(attach.TRIED_FUNCTION)
         if btf_id is None:
-            return f"the kernel's BTF does not describe functions ({TRIED_FUNCTION}())"
-        return attach.try_tracing(TRIED_FUNCTION, btf_id)
+            return f"the kernel's BTF does not describe functions ({attach.TRIED_FUNCTION}())"
+        return attach.try_tracing(attach.TRIED_FUNCTION, btf_id)
 
 
 def _since(hook: str) -> str:

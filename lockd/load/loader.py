@@ -20,6 +20,7 @@ from lockd.load.kept import Kept, default_directory, key_of
 from lockd.load.module import Module
 from lockd.load.settings import LoadSettings
 from lockd.load.source import Source, assemble
+from lockd.load.together import attach_together
 from lockd.manifest import Hook, Manifest
 
 log = logging.getLogger(__name__)
@@ -248,14 +249,15 @@ class Attached:
     def add(self, module: Module, choice: Choice) -> None:
         """Attach one part of the work, or say why not. Raises WayRefused."""
         crippled = "" if choice.way else choice.instead_of
+        together = self._attach_together(module, choice)
         for hook, reason in choice.hooks:
             if reason and hook.optional:
                 continue
             if not reason and crippled:
                 reason = f"of no use, as the way it belongs to cannot be taken: {crippled}"
-            if not reason:
+            if not reason and hook not in together:
                 try:
-                    self._attach(module, hook)
+                    self._keep(hook, module.attach(hook))
                 except HostError as error:
                     reason = str(error)
                     if hook.required and choice.way:
@@ -267,8 +269,16 @@ class Attached:
             except HostError as error:
                 log.warning("%s", error)
 
-    def _attach(self, module: Module, hook: Candidate) -> None:
-        program, attachment = module.attach(hook)
+    def _attach_together(self, module: Module, choice: Choice) -> set[Candidate]:
+        """What can be attached at once; which ones that were."""
+        hooks = [hook for hook, reason in choice.hooks if not reason] if choice.way else []
+        links = attach_together(module, hooks)
+        for group, link in links:
+            self._keep(group[0], link)
+        return {hook for group, _ in links for hook in group}
+
+    def _keep(self, hook: Candidate, attached: tuple[int, int]) -> None:
+        program, attachment = attached
         self.attachments.append(attachment)
         if program not in (fd for _, _, fd in self.functions):
             self.functions.append((hook.program, hook.function, program))

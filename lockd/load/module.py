@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 
 from lockd.errors import HostError
 from lockd.load import maps, programs
-from lockd.load.attach import attach
+from lockd.load.attach import MULTI, attach, attach_together
 from lockd.load.compiled import Compiled, with_maps
 from lockd.load.hooks import Candidate
 from lockd.load.host import Host
@@ -65,6 +66,14 @@ class Module:
         self._attached.append(attachment)
         return program, self._attached[-1]
 
+    def attach_together(self, candidates: Sequence[Candidate]) -> tuple[int, int]:
+        """The same of several that differ in the hook alone, by one link: all or none."""
+        first = candidates[0]
+        program = self._load(first, MULTI[first.mechanism])
+        hooks = [candidate.hook for candidate in candidates]
+        self._attached.append(attach_together(program, first.mechanism, hooks, first.pid))
+        return program, self._attached[-1]
+
     def load_on_demand(self, function: str) -> int:
         """Load a function that is attached nowhere; its descriptor. Raises HostError."""
         if (function,) not in self._programs:
@@ -83,10 +92,12 @@ class Module:
         given = programs.Given(self._given_base, arguments, tuple(constants))
         return given.put_into(self._code[candidate.function])
 
-    def _load(self, candidate: Candidate) -> int:
+    def _load(self, candidate: Candidate, mechanism: str = "") -> int:
         """A trampoline has a program of its own for every function; all else for every thing given."""
-        name, mechanism = candidate.function, candidate.mechanism
+        name, mechanism = candidate.function, mechanism or candidate.mechanism
         btf_id, arguments, key = 0, 0, (name, *candidate.given)
+        if mechanism in MULTI.values():
+            key = (*key, mechanism)
         if mechanism in ("fentry", "fexit"):
             btf_id = self._host.types.function(candidate.hook) or 0
             if not btf_id:

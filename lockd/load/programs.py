@@ -9,13 +9,13 @@ from lockd.errors import HostError
 from lockd.load.bpf_syscall import BPF_PROG_LOAD, ProgLoad, bpf, describe
 
 TYPES = {
-    **dict.fromkeys(("kprobe", "kretprobe", "uprobe", "uretprobe"), 2),
+    **dict.fromkeys(("kprobe", "kretprobe", "uprobe", "uretprobe", "kprobe_multi", "uprobe_multi"), 2),
     **dict.fromkeys(("fentry", "fexit"), 26),
     "tracepoint": 5,
     "raw_tracepoint": 17,
 }
 """BPF_PROG_TYPE_* by mechanism."""
-ATTACH_TYPES = {"fentry": 24, "fexit": 25}
+ATTACH_TYPES = {"fentry": 24, "fexit": 25, "kprobe_multi": 42, "uprobe_multi": 48}
 LOG_BYTES = (1 << 24) - 1
 """The most that all kernels take. Before 6.4 (124009615660) a log that has no room ends at its beginning."""
 LOG_LINES = 12

@@ -12,6 +12,8 @@ from lockd.trace import options
 from lockd.trace.patterns import parse
 from lockd.trace.probes import Probes, resolve
 
+SHOWN = 3
+"""Functions that could not be attached, by name."""
 PATTERNS = """\
 PATTERN is one of
   FUNCTION              of the kernel: vfs_read, 'vfs_*'
@@ -65,9 +67,12 @@ def trace(
 
 def tell_attached(title: str, found: Probes, hooks: tuple[Hook, ...]) -> None:
     """Say on standard error what is being traced."""
-    names = {hook.hook for hook in hooks if hook.attached}
-    what = found.places[0].name if len(names) == 1 else f"{len(names):,} {found.pattern.kind}s"
-    print(f"{title}: tracing {what}; Ctrl-C ends", file=sys.stderr)
+    attached = {hook.hook for hook in hooks if hook.attached}
+    traced = sorted({place.name for place in found.places if place.hook in attached})
+    what = traced[0] if len(traced) == 1 else f"{len(traced):,} {found.pattern.kind}s"
+    missing = sorted({place.name for place in found.places if place.hook not in attached})
+    without = f", without {', '.join(missing[:SHOWN])}{', ...' * (len(missing) > SHOWN)}" if missing else ""
+    print(f"{title}: tracing {what}{without}; Ctrl-C ends", file=sys.stderr)
 
 
 def _cpu(text: str) -> int:

@@ -63,7 +63,15 @@ class Probes:
         """One for each place."""
         is_required = len(self.places) == 1
         for place in self.places:
-            yield Candidate("trace", function, mechanism, place.hook, is_required, pid=place.pid)
+            yield Candidate(
+                "trace",
+                function,
+                mechanism,
+                place.hook,
+                is_required,
+                pid=place.pid,
+                one_of_many=not is_required,
+            )
 
     def remarks(self) -> Iterator[str]:
         """What is to be said of what was left out."""
