@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import socket
 import subprocess
 from pathlib import Path
@@ -19,10 +20,13 @@ log = logging.getLogger(__name__)
 LOADER_TIMEOUT = 300.0
 """Seconds. An emulated or overloaded host compiles for minutes; systemd (TimeoutStartSec) gives up sooner."""
 ENDING_SECONDS = 3.0
+OTHER_DESCRIPTORS = 512
+"""That a trace may have open besides those of what it is attached to."""
 
 
 def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
     """Compile and attach in a child; its manifest and descriptors. Raises LockdError with its words."""
+    _make_room(settings)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         child = subprocess.Popen(
@@ -51,6 +55,15 @@ def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
         if words := _relay(errors):
             log.debug("loader: %s", words)
         return result
+
+
+def _make_room(settings: LoadSettings) -> None:
+    """For a descriptor of each place that a trace is attached to, here and in the loader, if that is allowed."""
+    parts = settings.trace.parts if settings.trace else ()
+    wanted = OTHER_DESCRIPTORS + sum(max((len(way.hooks) for way in part.ways), default=0) for part in parts)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard < 0 else min(wanted, hard), hard))
 
 
 def _relay(errors: bytes) -> str:
