@@ -58,7 +58,7 @@ def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
 
 
 def _make_room(settings: LoadSettings) -> None:
-    """For a descriptor of each place that a trace is attached to, here and in the loader, if that is allowed."""
+    """For a descriptor of each place that a trace is attached to, in the loader as well, if that may be."""
     parts = settings.trace.parts if settings.trace else ()
     wanted = OTHER_DESCRIPTORS + sum(max((len(way.hooks) for way in part.ways), default=0) for part in parts)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
