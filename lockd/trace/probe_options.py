@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
-from lockd.load.settings import Trace
+from lockd.load.settings import LoadSettings, Trace
 from lockd.manifest import Hook
 from lockd.names.stacks import Shown
 from lockd.trace import options
 from lockd.trace.patterns import parse
-from lockd.trace.probes import Probes, resolve
+from lockd.trace.probes import PROGRAM, Probes, resolve
 
 SHOWN = 3
 """Functions that could not be attached, by name."""
@@ -35,6 +36,10 @@ def add_options(parser: argparse.ArgumentParser, argument: str) -> None:
         "-s", "--offset", action="store_true",
         help="show where in its function each frame is, and of which module, program or library that is",
     )  # fmt: skip
+    parser.add_argument(
+        "--mechanism", choices=("auto", "kprobe", "fentry"), default="auto",
+        help="how functions of the kernel are traced (default: kprobe if there are any, else fentry)",
+    )  # fmt: skip
     parser.add_argument("-v", "--verbose", action="store_true", help="show the address of each frame")
     options.add_stacks(parser)
 
@@ -52,17 +57,19 @@ def probes(args: argparse.Namespace, title: str) -> Probes:
     return found
 
 
-def trace(
+def load_settings(
     args: argparse.Namespace, found: Probes, function: str, file: str, pairs: tuple[str, ...] = (),
     maps: tuple[str, ...] = (),
-) -> Trace:  # fmt: skip
+) -> LoadSettings:  # fmt: skip
     """What is to be loaded, to have `function` of `file` called from the probes."""
-    return Trace(
+    trace = Trace(
         parts=(found.part(function, (file,)),),
         defines={} if args.cpu is None else {"ONLY_CPU": args.cpu},
         pairs=pairs,
         maps=maps,
     )
+    settings = options.load_settings(args, trace)
+    return replace(settings, mechanisms=((PROGRAM, args.mechanism),))
 
 
 def tell_attached(title: str, found: Probes, hooks: tuple[Hook, ...]) -> None:

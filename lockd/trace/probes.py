@@ -22,6 +22,8 @@ from lockd.trace.patterns import KERNEL, TRACEPOINT, USER, Pattern
 
 MOST = 1000
 """Functions or tracepoints that one pattern may match, as with bcc."""
+PROGRAM = "trace"
+"""As hooks.Candidate has it."""
 NO_EVENTS = ("ftrace",)
 """Categories of what tracefs lists as events, and no program can be attached to."""
 
@@ -51,7 +53,7 @@ class Probes:
         """Calls the BPF function `function` of `files` from all these places. Of several, some may fail."""
         mechanisms = {KERNEL: ("kprobe", "fentry"), USER: ("uprobe",), TRACEPOINT: ("tracepoint",)}
         return Part(
-            "trace",
+            PROGRAM,
             what,
             tuple(
                 Way(one, tuple(self.candidates(function, one)), ()) for one in mechanisms[self.pattern.kind]
@@ -64,7 +66,7 @@ class Probes:
         is_required = len(self.places) == 1
         for place in self.places:
             yield Candidate(
-                "trace",
+                PROGRAM,
                 function,
                 mechanism,
                 place.hook,

@@ -57,8 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _check(args)
     found = probe_options.probes(args, TITLE)
-    trace = probe_options.trace(args, found, "count_stack", "stackcount.bpf.c", pairs=("stackcount",))
-    settings = options.load_settings(args, trace)
+    settings = probe_options.load_settings(args, found, "count_stack", "stackcount.bpf.c", ("stackcount",))
     with Session(TITLE, settings, args.duration, args.pids, shown=probe_options.shown(args)) as session:
         probe_options.tell_attached(TITLE, found, session.manifest.hooks)
         counts = _Counts(args, session.stacks)

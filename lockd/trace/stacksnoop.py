@@ -62,11 +62,11 @@ def run(args: argparse.Namespace) -> int:
             f"{TITLE}: this kernel has no ring buffers for BPF programs (Linux 5.8 and later have them)"
         )
     found = probe_options.probes(args, TITLE)
-    trace = probe_options.trace(args, found, "snoop_stack", "stacksnoop.bpf.c", maps=(RING, RECORD))
+    maps = (RING, RECORD)
+    settings = probe_options.load_settings(args, found, "snoop_stack", "stacksnoop.bpf.c", maps=maps)
     name = found.places[0].name if len(found.places) == 1 else args.pattern
-    settings = options.load_settings(args, trace)
     shown = probe_options.shown(args)
-    session = Session(TITLE, settings, args.duration, args.pids, others=(RING, RECORD), shown=shown)
+    session = Session(TITLE, settings, args.duration, args.pids, others=maps, shown=shown)
     with output.stream(args.output) as write, session:
         probe_options.tell_attached(TITLE, found, session.manifest.hooks)
         show = _as_json if args.format == "json" else _as_text
