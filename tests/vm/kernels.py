@@ -58,8 +58,8 @@ LEFT_OUT = {
     "test_trace_futex.py": "about what is made of futex calls, which test_futex.py tests there; to "
     "compile a trace takes a minute each time",
     "test_trace_shared.py": "about how the one-shot tools begin, print and end, on any kernel",
-    "test_trace_stacks.py": "about functions of programs and tracepoints, and needs a compiler; functions of the "
-    "kernel are in test_trace_kernel_functions.py",
+    "test_trace_stacks.py": "about functions of programs and tracepoints, and needs a compiler; functions of "
+    "the kernel are in test_trace_kernel_functions.py",
     "test_waiting.py": "about waits that go on for long, which would take too long for all kernels together",
 }
 """Tests of tests/kernel that are not run in these machines, and why."""
