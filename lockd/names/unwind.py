@@ -129,7 +129,9 @@ class _Walk:
         address = caller.get(rule.return_register)
         if not address or not self._is_return(address, rule.is_signal):
             return None
-        grows = cfa > self._registers[machine.stack] or (machine.is_arm64 and address != self._here)
+        # With the return address in a register there may be nothing on the stack: vfork() of x86-64.
+        taken = cfa - self._registers[machine.stack]
+        grows = taken > 0 or (address != self._here and (machine.is_arm64 or taken == 0))
         caller[machine.program] = address
         return caller if grows or rule.is_signal else None
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
 
 from lockd_process import CHECKOUT, ROOT, START_SECONDS
 
@@ -43,9 +44,9 @@ class Trace:
                     self._has_begun.set()
         self._has_begun.set()
 
-    def stop(self) -> str:
+    def stop(self, number: int = signal.SIGINT) -> str:
         """As by Ctrl-C; what it has written."""
-        self.process.send_signal(signal.SIGINT)
+        self.process.send_signal(number)
         return self.result()
 
     def result(self) -> str:
@@ -76,3 +77,15 @@ class Trace:
         pairs = re.findall(r"([a-z_ ]+: [a-z ]+?) ([\d,]+)(?:, |$)", found[1])
         assert pairs, found[1]
         return {what: int(count.replace(",", "")) for what, count in pairs}
+
+
+@contextlib.contextmanager
+def one_shot(*arguments: object) -> Iterator[Trace]:
+    """A trace that is over at the end, also if the test fails."""
+    trace = Trace(*arguments)
+    try:
+        yield trace
+    finally:
+        if trace.process.poll() is None:
+            trace.process.kill()
+            trace.process.wait()
