@@ -6,17 +6,21 @@ Field numbers are those of https://github.com/google/pprof/blob/main/proto/profi
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 
-from lockd.profile import Profile, Sample, kind_of
+from lockd.profile import Mark, Profile, Sample, kind_of
 
 MAPPINGS = {"user": 1, "kernel": 2, "mark": 0}
 """Numbers of the mappings that tell sorts of functions apart; what is no function is in none."""
 
 
-def encode(profile: Profile) -> bytes:
+def encode(profile: Profile, comm_is_frame: bool = False) -> bytes:
     """A file. Frames are functions with a mapping `[user]` or `[kernel]`; samples have the labels `pid`,
-    `tid` and `comm`, and their own.
+    `tid` and `comm`, and their own. `comm_is_frame`: the outermost frame, besides.
     """
+    if comm_is_frame:
+        samples = [replace(one, frames=(Mark(one.comm), *one.frames)) for one in profile.samples]
+        profile = replace(profile, samples=samples)
     return gzip.compress(_Encoder(profile).message(), 6, mtime=0)
 
 

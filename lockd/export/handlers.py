@@ -18,12 +18,16 @@ from tornado.httputil import HTTPServerRequest
 from tornado.iostream import IOStream, StreamClosedError
 from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
+from lockd import flamegraph, pprof
 from lockd.errors import LockdError
 from lockd.export.basic_auth import BasicAuth, TooManyChecks
 from lockd.export.families import Families
+from lockd.export.page import PAGE
+from lockd.export.profiles import ProfileQuery, between, profile_of, program_of, with_waiting
 from lockd.export.sampler_link import Answer, SamplerError, SamplerLink
 from lockd.export.tables import QueryError, parse_query, render_table
 from lockd.export.web_config import WebConfig
+from lockd.profile import Profile
 from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, unpack
 
 log = logging.getLogger(__name__)
@@ -31,29 +35,14 @@ log = logging.getLogger(__name__)
 REPLY_TIMEOUT = 30.0
 """A client that has not taken its answer after this many seconds loses its connection."""
 
+MOST_WATCHING = 8
+"""Profiles of some seconds that are taken at a time: each keeps a connection."""
+
 _ERROR_HEADERS = {
     401: ("WWW-Authenticate", 'Basic realm="lockd"'),
     405: ("Allow", "GET, HEAD"),
     503: ("Retry-After", "1"),
 }
-
-_PAGE = b"""<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><title>lockd</title></head>
-<body>
-<h1>lockd</h1>
-<p>Where the threads of this host wait, for how long, on what, and who makes them wait.</p>
-<ul>
-<li><a href="metrics">/metrics</a>: for Prometheus</li>
-<li><a href="api/v1/locks">/api/v1/locks</a>: the most contended locks (JSON)</li>
-<li><a href="api/v1/threads">/api/v1/threads</a>: the threads that wait most (JSON)</li>
-<li><a href="api/v1/deadlocks">/api/v1/deadlocks</a>: threads that wait for each other (JSON)</li>
-<li><a href="-/healthy">/-/healthy</a>: whether this process serves</li>
-<li><a href="-/ready">/-/ready</a>: whether the sampler answers too</li>
-</ul>
-</body>
-</html>
-"""
 
 
 class Service:
@@ -66,6 +55,7 @@ class Service:
         self.busy: set[IOStream] = set()
         """The connections with a request that has not been answered."""
         self._procfs = procfs
+        self._watching = 0
         # One thread: rendering holds Python's lock, and two at once would only take turns.
         self._thread = ThreadPoolExecutor(1, "render")
 
@@ -88,6 +78,25 @@ class Service:
             answer.made[key] = asyncio.ensure_future(make)
         return await asyncio.shield(answer.made[key]), content_type
 
+    async def profile(self, query: ProfileQuery) -> Profile:
+        """Since the daemon started, or of as many seconds from now on as the query says."""
+        if not query.seconds:
+            return await self._profile_now(query)
+        if self._watching >= MOST_WATCHING:
+            raise HTTPError(503, reason="Too many profiles are being taken")
+        self._watching += 1
+        try:
+            earlier = await self._profile_now(query)
+            await asyncio.sleep(query.seconds)
+            return between(earlier, await self._profile_now(query))
+        finally:
+            self._watching -= 1
+
+    async def _profile_now(self, query: ProfileQuery) -> Profile:
+        answer = await self.link.ask(REQUEST_DETAIL)
+        executor = asyncio.get_running_loop().run_in_executor
+        return await executor(self._thread, lambda: profile_of(query, *unpack(answer.block)))
+
     def _expose(self, answer: Answer, encode: Callable[[CollectorRegistry], bytes], zipped: bool) -> bytes:
         registry = CollectorRegistry()
         registry.register(Families(*unpack(answer.block), procfs=self._procfs))
@@ -100,6 +109,7 @@ class Service:
 class Handler(RequestHandler):
     """Limits, users and errors: the same for every path."""
 
+    content_policy = "default-src 'none'"
     _stream: IOStream | None = None
 
     @property
@@ -109,7 +119,7 @@ class Handler(RequestHandler):
     def set_default_headers(self) -> None:
         self.set_header("Server", "lockd")
         self.set_header("Cache-Control", "no-store")
-        self.set_header("Content-Security-Policy", "default-src 'none'")
+        self.set_header("Content-Security-Policy", self.content_policy)
         self.set_header("X-Content-Type-Options", "nosniff")
         for name, value in self.service.web.current().headers.items():
             self.set_header(name, value)
@@ -213,6 +223,24 @@ class Table(Handler):
         await self.reply(body, "application/json")
 
 
+class Pprof(Handler):
+    async def get(self, program: str) -> None:
+        profile = await self.service.profile(ProfileQuery(program, self.request.query_arguments))
+        body = await self.service.render(lambda: pprof.encode(profile, comm_is_frame=True))
+        self.set_header("Content-Disposition", f'attachment; filename="{program}.pb.gz"')
+        await self.reply(body, "application/octet-stream")
+
+
+class FlameGraph(Handler):
+    content_policy = flamegraph.content_security_policy()
+
+    async def get(self) -> None:
+        arguments = self.request.query_arguments
+        profile = await self.service.profile(ProfileQuery(program_of(arguments), arguments))
+        page = await self.service.render(lambda: flamegraph.page(with_waiting(profile)).encode())
+        await self.reply(page, "text/html; charset=utf-8")
+
+
 class Healthy(Handler):
     async def get(self) -> None:
         await self.reply(b"lockd is healthy.\n", "text/plain; charset=utf-8")
@@ -226,7 +254,7 @@ class Ready(Handler):
 
 class Page(Handler):
     async def get(self) -> None:
-        await self.reply(_PAGE, "text/html; charset=utf-8")
+        await self.reply(PAGE, "text/html; charset=utf-8")
 
 
 class Nothing(Handler):
@@ -241,6 +269,8 @@ def application(service: Service) -> Application:
             (r"/metrics", Metrics),
             (r"/-/healthy", Healthy),
             (r"/-/ready", Ready),
+            (r"/debug/pprof/(futex|offcpu|kernel_locks)", Pprof),
+            (r"/flamegraph", FlameGraph),
             (r"/api/v1/(locks|threads|deadlocks)", Table),
         ],
         default_handler_class=Nothing,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,23 +29,31 @@ class Query:
 
 def parse_query(arguments: Mapping[str, list[bytes]]) -> Query:
     """The parameters lockd knows; others are ignored."""
-    given = {name: arguments[name] for name in ("limit", *_FILTERS) if name in arguments}
-    values: dict[str, str] = {}
-    for name, several in given.items():
-        if len(several) > 1:
-            raise QueryError(f"parameter {name}: given {len(several)} times; rule: once")
-        try:
-            values[name] = several[0].decode()
-        except UnicodeDecodeError:
-            raise QueryError(f"parameter {name}: {several[0]!r}; rule: UTF-8") from None
+    values = single_values(arguments, ("limit", *_FILTERS))
     limit = values.pop("limit", str(_DEFAULT_ROWS))
     if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= MOST_ROWS):
         raise QueryError(f'parameter limit: "{limit[:40]}"; rule: a whole number from 1 to {MOST_ROWS}')
     return Query(int(limit), values)
 
 
-def render_table(name: str, head: Mapping[str, Any], arrays: Mapping[str, memoryview], query: Query) -> bytes:
-    """One table of the block: {"time": seconds, NAME: [{column: value, ...}, ...]}.
+def single_values(arguments: Mapping[str, list[bytes]], names: tuple[str, ...]) -> dict[str, str]:
+    """Those of the parameters `names` that are given. Raises QueryError if one is given twice."""
+    values: dict[str, str] = {}
+    for name in names:
+        several = arguments.get(name, [])
+        if not several:
+            continue
+        if len(several) > 1:
+            raise QueryError(f"parameter {name}: given {len(several)} times; rule: once")
+        try:
+            values[name] = several[0].decode()
+        except UnicodeDecodeError:
+            raise QueryError(f"parameter {name}: {several[0]!r}; rule: UTF-8") from None
+    return values
+
+
+def rows_of(name: str, head: Mapping[str, Any], arrays: Mapping[str, memoryview]) -> Iterator[dict[str, Any]]:
+    """The rows of one table of the block, by column.
 
     The head is {"time": ..., "tables": {NAME: {"text": {column: [value, ...]},
     "numbers": [column, ...], "lists": {column: [[value, ...], ...]}}}}; the numbers of a column
@@ -56,16 +65,16 @@ def render_table(name: str, head: Mapping[str, Any], arrays: Mapping[str, memory
         **{column: arrays[f"{name}.{column}"] for column in table["numbers"]},
         **table["lists"],
     }
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))
+
+
+def render_table(name: str, head: Mapping[str, Any], arrays: Mapping[str, memoryview], query: Query) -> bytes:
+    """One table of the block: {"time": seconds, NAME: [{column: value, ...}, ...]}."""
     for column in query.filters:
-        if column not in table["text"]:
+        if column not in head["tables"][name]["text"]:
             raise QueryError(f"parameter {column}: {name} have no such column; rule: leave it out")
     wanted = query.filters.items()
-    rows: list[dict[str, Any]] = []
-    for values in zip(*columns.values(), strict=True):
-        row = dict(zip(columns, values, strict=True))
-        if all(row[column] == value for column, value in wanted):
-            rows.append(row)
-            if len(rows) == query.limit:
-                break
-    answer = {"time": head["time"], name: rows}
+    rows = (row for row in rows_of(name, head, arrays) if all(row[key] == value for key, value in wanted))
+    answer = {"time": head["time"], name: list(itertools.islice(rows, query.limit))}
     return json.dumps(answer, separators=(",", ":"), allow_nan=False).encode() + b"\n"

@@ -1,0 +1,69 @@
+"""The daemon's profiles of a real workload: the same numbers as its metrics, by stack."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+
+import pytest
+from conftest import Start
+from lockd_process import Lockd
+
+
+def top(lockd: Lockd, program: str, comm: str, index: str) -> dict[str, tuple[float, float]]:
+    """By name: what is in the frame itself, and what is in it with all that it calls."""
+    go = shutil.which("go")
+    if not go:
+        pytest.skip("host: no Go here")
+    url = f"http://{lockd.address}/debug/pprof/{program}?comm={comm}"
+    command = [go, "tool", "pprof", "-top", "-nodefraction=0", "-unit=us", f"-sample_index={index}", url]
+    with tempfile.TemporaryDirectory() as kept:  # what it fetches
+        environment = {**os.environ, "PPROF_TMPDIR": kept}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    number = r"\s+([\d.]+)(?:us)?\s+\S+%"
+    found = re.findall(rf"^{number}\s+\S+%{number}\s+(.*)$", done.stdout, re.MULTILINE)
+    return {name: (float(itself), float(whole)) for itself, whole, name in found}
+
+
+def test_locks_of_a_program(narrow: Lockd, workload: Start) -> None:
+    locks = workload("mutex_handover", 50, 2000)
+    truth = locks.run()["futex"]["lock"]
+    metrics = narrow.until(
+        lambda now: now.sum("lockd_futex_lock_blocked_total", comm=locks.comm) >= truth["blocked"], 30
+    )
+    narrow.metrics()
+    blocked_us = 1e6 * metrics.sum("lockd_futex_lock_blocked_seconds_total", comm=locks.comm, kind="lock")
+    waits = top(narrow, "futex", locks.comm, "waits")
+    assert waits["mutex_handover:handover_mutex"][0] == truth["blocked"]
+    assert waits[locks.comm] == (0, truth["blocked"])
+    blocked = top(narrow, "futex", locks.comm, "blocked")
+    assert blocked["mutex_handover:handover_mutex"][0] == pytest.approx(blocked_us, abs=2)
+    assert any("pthread_mutex_lock" in name for name in blocked)
+    page = narrow.get(f"/flamegraph?program=futex&comm={locks.comm}").decode()
+    assert "<title>mutex_handover:handover_mutex\n" in page
+    locks.finish()
+
+
+def test_off_the_cpu_it_is_by_reason(narrow: Lockd, workload: Start) -> None:
+    locks = workload("mutex_handover", 50, 2000)
+    locks.run()
+    narrow.metrics()
+    waits = top(narrow, "offcpu", locks.comm, "waits")
+    assert waits["sleep"][0] >= 50
+    assert waits["lock"][0] >= 50
+    locks.finish()
+
+
+def test_locks_of_the_kernel(narrow: Lockd, workload: Start) -> None:
+    crowd = workload("pipe_crowd", 20, 5, 3000)
+    truth = crowd.run()["kernel"]["mutex"]
+    metrics = narrow.metrics()
+    counted = metrics.sum("lockd_kernel_lock_wait_seconds_count", comm=crowd.comm)
+    waits = top(narrow, "kernel_locks", crowd.comm, "waits")
+    assert waits[crowd.comm][1] == counted >= truth["waits"]
+    assert waits["pipe->mutex"][0] >= truth["waits"]
+    assert any(name.endswith(("pipe_write", "pipe_read")) for name in waits)
+    crowd.finish()
