@@ -67,6 +67,10 @@ class StackNames:
         """What a thread blocked on; see UserNames.name()."""
         return self._user.name(tgid, tid, address, guess, capture)
 
+    def variable(self, tgid: int, address: int) -> str:
+        """A variable of a program or library, as OBJECT:NAME; empty if it is none."""
+        return self._user.variable(tgid, address)
+
     def kernel(self, addresses: tuple[int, ...]) -> tuple[str, ...]:
         """Innermost first, without the tracing on top; what has no name as 0xADDRESS."""
         stack = self._kernel.traced(addresses)[:MOST_FRAMES]

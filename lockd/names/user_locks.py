@@ -90,6 +90,12 @@ class UserNames:
         frames = self._frames(process, [place for place, _ in places])
         return [(address, frame) for (_, address), frame in zip(places, frames, strict=False)]
 
+    def variable(self, tgid: int, address: int) -> str:
+        """`object:symbol` and what else _static() gives; empty if no object has the address."""
+        process = self._process(tgid)
+        process.space.look(STALE_SECONDS)
+        return self._static(process.space, address, "")
+
     def name(self, tgid: int, tid: int, address: int, guessed: str, capture: Capture | None) -> UserLock:
         """The lock at `address` on which a thread blocked; `guessed` is the kind by its futex call."""
         process = self._process(tgid)

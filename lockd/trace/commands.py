@@ -9,7 +9,7 @@ from typing import Protocol
 
 from lockd.errors import UsageError
 from lockd.load.host import require_privileges
-from lockd.trace import futex, offcpu, offwake, output, report, stackcount, stacksnoop
+from lockd.trace import futex, mutex, offcpu, offwake, output, report, stackcount, stacksnoop
 
 
 class Tool(Protocol):
@@ -26,9 +26,10 @@ class Tool(Protocol):
 
 TOOLS: dict[str, Tool] = {
     "futex": futex,
-    "report": report,
+    "mutex": mutex,
     "offcpu": offcpu,
     "offwake": offwake,
+    "report": report,
     "stackcount": stackcount,
     "stacksnoop": stacksnoop,
 }

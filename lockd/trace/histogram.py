@@ -145,13 +145,17 @@ def as_json(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
     """An object for each group, on a line of its own."""
     for group in groups:
         histogram = group.histogram
-        buckets = [
-            {"from": low, "below": high, "count": histogram.counts.get(slot, 0)}
-            for slot in histogram.slots
-            for low, high in [histogram.scale.bounds(slot)]
-        ]
         about = {"unit": unit, "count": histogram.count, "sum": histogram.sum, "max": histogram.max}
-        yield json.dumps({"key": dict(group.labels), **about, "buckets": buckets}) + "\n"
+        yield json.dumps({"key": dict(group.labels), **about, "buckets": buckets(histogram)}) + "\n"
+
+
+def buckets(histogram: Histogram) -> list[dict[str, int | None]]:
+    """For JSON, an object for each slot."""
+    return [
+        {"from": low, "below": high, "count": histogram.counts.get(slot, 0)}
+        for slot in histogram.slots
+        for low, high in [histogram.scale.bounds(slot)]
+    ]
 
 
 def as_csv(groups: Iterable[Group], unit: str = "") -> Iterator[str]:

@@ -56,9 +56,9 @@ def add_duration(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_processes(parser: argparse.ArgumentParser) -> None:
+def add_processes(parser: argparse.ArgumentParser, required: bool = False) -> None:
     parser.add_argument(
-        "-p", "--pid", dest="pids", metavar="PID", type=ids, default=(),
+        "-p", "--pid", dest="pids", metavar="PID", type=ids, default=(), required=required,
         help="only these processes (ids with commas between); ends when all of them have ended",
     )  # fmt: skip
 

@@ -217,6 +217,10 @@ class Session:
             for number in ids:
                 self._pairs.hashes[name].put(np.array([number], np.uint32), np.array([1], np.uint8))
 
+    def _unlist(self, name: str, ids: tuple[int, ...]) -> None:
+        if name in self.fds and ids:
+            self._pairs.hashes[name].delete(np.array(ids, np.uint32))
+
     def _drained(self) -> dict[str, Rows]:
         while not self._pairs.is_settled:
             time.sleep(0.001)
@@ -233,7 +237,10 @@ class Session:
             self.stacks.work(time.monotonic() + NAMING_SECONDS)
 
     def _detach(self) -> None:
+        """All programs end at one moment, for each process: none of them sees a beginning without its end."""
         if not self.ended_ns:
+            self._unlist(TRACED_PROCESSES, self._only)
+            self._unlist(TRACED_THREADS, self._threads)
             self.ended_ns = time.monotonic_ns()
         hooks = [hook.hook for hook in self.manifest.hooks if hook.attached]
         attached, self._attached = self._attached, []
