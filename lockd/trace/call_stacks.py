@@ -148,10 +148,6 @@ class CallStacks:
             self._user[number] = self._shared.setdefault(names, names)
         return self._user.get(number, LOST)
 
-    def variable(self, tgid: int, address: int) -> str:
-        """The name of what is at an address of a process; empty if it has none."""
-        return self._names.variable(tgid, address)
-
     def kernel(self, number: int) -> Names:
         """Of the kernel's side; each a KernelFrame."""
         if number not in self._kernel and number in self._addresses:

@@ -8,9 +8,8 @@ import time
 
 from lockd.load.settings import Trace
 from lockd.trace import mutex_formats, mutex_probes, options, output
-from lockd.trace.call_stacks import CallStacks
 from lockd.trace.mutex_rows import ONGOING, Mutexes, as_profile
-from lockd.trace.session import PERIOD, Session
+from lockd.trace.session import Session
 
 HELP = "Measure how long mutexes of processes take to be taken, or how long they are held"
 EPILOG = """\
@@ -58,14 +57,12 @@ def run(args: argparse.Namespace) -> int:
         pairs=("mutexes",),
         maps=("mutex_calls", *(("mutex_holds", "mutex_ends") if args.held else ())),
     )
-    stacks, began = CallStacks(), time.time()
+    began = time.time()
     with Session(title, options.load_settings(args, trace), args.duration, args.pids) as session:
-        mutexes = Mutexes(stacks, session.manifest.enums["mutex_event"])
+        mutexes = Mutexes(session.stacks, session.manifest.enums["mutex_event"])
         for taken in session.windows():
-            stacks.add(taken)
             if "mutexes" in taken:
                 session.events += mutexes.add(taken["mutexes"])
-            stacks.work(time.monotonic() + PERIOD / 2)
         if args.held:
             mutexes.add_holds(session)
         else:

@@ -171,7 +171,7 @@ class Mutexes:
     def _name(self, tgid: int, mutex: int) -> str:
         """Looked for when it is first seen: the process may end at any time."""
         if (tgid, mutex) not in self._names:
-            self._names[tgid, mutex] = self._stacks.variable(tgid, mutex)
+            self._names[tgid, mutex] = self._stacks.names.variable(tgid, mutex)
         return self._names[tgid, mutex]
 
 

@@ -9,9 +9,10 @@ SHOWN_EVERY = 0.2
 
 
 class Progress:
-    """Says nothing if `stream` is no terminal."""
+    """Says little if `stream` is no terminal."""
 
     def __init__(self, stream: TextIO) -> None:
+        self._lines = stream
         self._stream = stream if stream.isatty() else None
         self._next = 0.0
         self._is_shown = False
@@ -26,6 +27,13 @@ class Progress:
     def is_due(self) -> bool:
         """Whether it is time to show() how it goes."""
         return self._stream is not None and time.monotonic() >= self._next
+
+    def begin(self, text: str) -> None:
+        """Once; also if `stream` is no terminal, as scripts wait for it."""
+        if self._stream:
+            self.say(text)
+        else:
+            print(text, file=self._lines, flush=True)
 
     def show(self, elapsed: float, events: int, dropped: int) -> None:
         self._next = time.monotonic() + SHOWN_EVERY

@@ -101,6 +101,7 @@ class Session:
             for number in (signal.SIGINT, signal.SIGTERM):
                 opened.callback(signal.signal, number, signal.signal(number, self._on_signal))
             self._opened = opened.pop_all()
+        self.progress.begin(f"{self.title}: tracing")
         return self
 
     def __exit__(
@@ -124,6 +125,9 @@ class Session:
                 self.stacks.work(min(due, time.monotonic()) + PERIOD / 2)
             if self.progress.is_due:
                 self.progress.show(self.elapsed, self.events, self.dropped)
+        # First all programs end at one moment: none of them misses the end of what another saw begin.
+        self._unlist(TRACED_PROCESSES, self._only)
+        self._unlist(TRACED_THREADS, self._threads)
         self._detach()
         for _ in range(2):
             yield self._drained()
@@ -237,10 +241,7 @@ class Session:
             self.stacks.work(time.monotonic() + NAMING_SECONDS)
 
     def _detach(self) -> None:
-        """All programs end at one moment, for each process: none of them sees a beginning without its end."""
         if not self.ended_ns:
-            self._unlist(TRACED_PROCESSES, self._only)
-            self._unlist(TRACED_THREADS, self._threads)
             self.ended_ns = time.monotonic_ns()
         hooks = [hook.hook for hook in self.manifest.hooks if hook.attached]
         attached, self._attached = self._attached, []
