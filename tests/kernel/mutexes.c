@@ -46,7 +46,6 @@ static struct timespec after(clockid_t clock, long us)
 }
 
 struct truth {
-    const char *name;
     _Atomic long taken, held, failed;
     _Atomic int64_t wait_ns, hold_ns;
     int64_t since;
@@ -57,7 +56,7 @@ static pthread_mutex_t other = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cond = PTHREAD_COND_INITIALIZER;
 static mtx_t plain;
 static cnd_t condition;
-static struct truth of_guard = {"guard"}, of_other = {"other"}, of_plain = {"plain"};
+static struct truth of_guard, of_other, of_plain;
 static _Atomic int step;
 
 static void reach(int which)
@@ -515,6 +514,13 @@ static const struct {
     {"often", often},
 };
 
+static void tell(const char *name, const struct truth *t, const char *end)
+{
+    printf("\"%s\": {\"taken\": %ld, \"held\": %ld, \"failed\": %ld, \"wait_ns\": %lld, \"hold_ns\": %lld}%s",
+           name, (long)t->taken, (long)t->held, (long)t->failed, (long long)t->wait_ns, (long long)t->hold_ns,
+           end);
+}
+
 int main(int argc, char **argv)
 {
     char byte;
@@ -531,14 +537,10 @@ int main(int argc, char **argv)
     if (read(0, &byte, 1) != 1)
         return 1;
     run();
-    const struct truth *all[] = {&of_guard, &of_other, &of_plain};
     printf("{");
-    for (int i = 0; i < 3; i++)
-        printf("%s\"%s\": {\"taken\": %ld, \"held\": %ld, \"failed\": %ld, \"wait_ns\": %lld, \"hold_ns\": "
-               "%lld}",
-               i ? ", " : "", all[i]->name, (long)all[i]->taken, (long)all[i]->held, (long)all[i]->failed,
-               (long long)all[i]->wait_ns, (long long)all[i]->hold_ns);
-    printf("}\n");
+    tell("guard", &of_guard, ", ");
+    tell("other", &of_other, ", ");
+    tell("plain", &of_plain, "}\n");
     fflush(stdout);
     while (read(0, &byte, 1) == 1)
         ;

@@ -1,0 +1,396 @@
+"""`lockd trace mutex` against programs that know what they did, of several C libraries."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lockd_process import ROOT
+from workload import Workload
+
+SOURCE = Path(__file__).with_name("mutexes.c")
+FLAGS = ("-O2", "-fomit-frame-pointer", "-Wall", "-Wextra", "-Werror", "-pthread")
+BUILDS = {
+    "glibc": ("gcc", "-fexceptions"),
+    "glibc-static": ("gcc", "-fexceptions", "-static"),
+    "glibc-fixed": ("gcc", "-fexceptions", "-no-pie"),
+    "musl": ("musl-gcc",),
+    "musl-static": ("musl-gcc", "-static"),
+}
+SCENARIOS = (
+    "holds", "contention", "trying", "timed", "condition_waits", "recursive", "robust", "errors",
+    "given_by_another", "c11", "handler", "cancelled", "forked", "often",
+)  # fmt: skip
+MUTEXES = ("guard", "other", "plain")
+LIBC = Path("/lib/x86_64-linux-gnu/libc.so.6")
+NUMBERS = itertools.count()
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Trace:
+    """What came of one trace of several processes: rows and truth by scenario."""
+
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    truths: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    said: str = ""
+
+    def of(self, scenario: str, mutex: str, state: str = "") -> list[Row]:
+        return [
+            row for row in self.rows[scenario] if row["lock"].endswith(f":{mutex}") and row["state"] == state
+        ]
+
+    def sum(self, scenario: str, mutex: str, column: str) -> int:
+        return sum(row[column] for row in self.of(scenario, mutex))
+
+    def errors(self, scenario: str, mutex: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for row in self.of(scenario, mutex):
+            for name, count in row["errors"].items():
+                found[name] = found.get(name, 0) + count
+        return found
+
+
+class Tracer:
+    """`lockd trace mutex` as it runs; attached once this is made."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.process = subprocess.Popen(
+            ["/usr/bin/python3", "-m", "lockd", "trace", "mutex", *map(str, arguments)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr
+        self._said: list[str] = []
+        for line in self.process.stderr:
+            self._said.append(line)
+            if line.endswith(": tracing\n"):
+                return
+        raise AssertionError(f"lockd trace mutex ended with {self.process.wait()}: {''.join(self._said)}")
+
+    def end(self, stop: bool = False) -> tuple[str, str]:
+        """Its output and what it said, once it has ended by itself, or by Ctrl-C."""
+        if stop:
+            self.process.send_signal(signal.SIGINT)
+        output, said = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, said
+        return output, "".join(self._said) + said
+
+
+def started(program: Path, scenario: str) -> Workload:
+    return Workload(str(program), scenario, comm=f"mx.{os.getpid():x}.{next(NUMBERS)}")
+
+
+def traced(program: Path, scenarios: tuple[str, ...], *options: str) -> Trace:
+    """All scenarios, one after another, in one trace; it ends with the last process."""
+    processes = {scenario: started(program, scenario) for scenario in scenarios}
+    found = Trace()
+    try:
+        tracer = Tracer(
+            "-p", ",".join(str(one.pid) for one in processes.values()), "--format", "json", *options
+        )
+        for scenario, process in processes.items():
+            found.truths[scenario] = process.run()
+            process.finish()
+        output, found.said = tracer.end()
+    finally:
+        for process in processes.values():
+            if process.process.poll() is None:
+                process.kill()
+    rows = [json.loads(line) for line in output.splitlines()]
+    for scenario, process in processes.items():
+        found.rows[scenario] = [row for row in rows if row["pid"] == process.pid]
+    assert {row["pid"] for row in rows} <= {process.pid for process in processes.values()}
+    return found
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory, host: None) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("mutexes")
+    built = {}
+    for name, command in BUILDS.items():
+        built[name] = directory / f"mutexes-{name}"
+        subprocess.run([*command, *FLAGS, SOURCE, "-o", built[name]], check=True)
+    return built
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def build(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def scenarios_of(build: str) -> tuple[str, ...]:
+    """musl ends a thread that is cancelled without unwinding its stack."""
+    return tuple(one for one in SCENARIOS if not (one == "cancelled" and build.startswith("musl")))
+
+
+@pytest.fixture(scope="module")
+def held(build: str, programs: dict[str, Path]) -> Iterator[Trace]:
+    yield traced(programs[build], scenarios_of(build), "--held")
+
+
+@pytest.fixture(scope="module")
+def waits(build: str, programs: dict[str, Path]) -> Iterator[Trace]:
+    yield traced(programs[build], scenarios_of(build))
+
+
+def test_holds_are_counted_and_as_long_as_they_were(held: Trace) -> None:
+    for scenario, truth in held.truths.items():
+        for mutex in MUTEXES:
+            true = truth[mutex]
+            assert held.sum(scenario, mutex, "count") == true["held"], (scenario, mutex)
+            measured = held.sum(scenario, mutex, "sum")
+            # What the program measures is inside of what lockd does: less by two probes each.
+            most = true["hold_ns"] * 1.05 + 1e6 + 50e3 * true["held"]
+            assert true["hold_ns"] <= measured + 1 <= most + 1, (scenario, mutex, true)
+    assert "lost: none" in held.said
+
+
+def test_waits_are_counted_and_as_long_as_they_were(waits: Trace, build: str) -> None:
+    for scenario, truth in waits.truths.items():
+        for mutex in MUTEXES:
+            true, counted = truth[mutex], waits.sum(scenario, mutex, "count")
+            if build.startswith("musl") and scenario in ("condition_waits", "c11", "handler"):
+                assert counted > true["taken"]  # its waits for conditions take the mutex by that function
+                continue
+            assert counted == true["taken"], (scenario, mutex)
+            assert waits.sum(scenario, mutex, "sum") <= true["wait_ns"], (scenario, mutex)
+    contended = waits.truths["contention"]["guard"]
+    assert waits.sum("contention", "guard", "sum") >= contended["wait_ns"] * 0.95 - 1e6
+    assert "lost: none" in waits.said
+
+
+def test_calls_that_fail_are_counted_by_error(held: Trace, waits: Trace, build: str) -> None:
+    timeouts = 3 if build.startswith("musl") else 4
+    for trace in (held, waits):
+        assert trace.errors("trying", "guard") == {"EBUSY": 50}
+        assert trace.errors("timed", "guard") == {"ETIMEDOUT": timeouts}
+        assert trace.errors("c11", "plain") == {"EBUSY": 50, "ETIMEDOUT": 1}
+        assert trace.errors("errors", "guard") == {"EDEADLK": 1}
+        for scenario in ("holds", "contention", "recursive", "robust"):
+            assert trace.errors(scenario, "guard") == {}
+
+
+def test_histograms_have_all_of_them(held: Trace, waits: Trace) -> None:
+    for trace in (held, waits):
+        for row in (row for rows in trace.rows.values() for row in rows):
+            assert sum(bucket["count"] for bucket in row["buckets"]) == row["count"]
+            least = sum(bucket["from"] * bucket["count"] for bucket in row["buckets"])
+            assert least <= row["sum"] <= 2 * least + row["count"]
+    (row,) = held.of("holds", "guard")
+    assert row["unit"] == "ns" and row["max"] >= 2_000_000
+    assert row["buckets"][0]["from"] == 1 << 20
+
+
+def test_stacks_and_threads_are_named(held: Trace, waits: Trace, build: str) -> None:
+    for trace in (held, waits):
+        (row,) = trace.of("holds", "guard")
+        assert row["comm"] == "holder"
+        assert row["stack"][-3:] == ["hold_often", "take", "pthread_mutex_lock"]
+        assert len(row["stack"]) <= 5
+        assert row["lock"] == f"mutexes-{build}:guard"
+    # As a condition is waited for, the hold that follows belongs to the call that waits.
+    stacks = {tuple(row["stack"][-2:]) for row in held.of("condition_waits", "guard")}
+    assert ("waits_for_condition", "pthread_cond_wait") in stacks
+    assert ("waits_for_condition", "pthread_cond_timedwait") in stacks
+
+
+def test_a_cancelled_thread_runs_what_is_to_run_as_it_ends(held: Trace, waits: Trace, build: str) -> None:
+    """A return probe in its stack would end the unwinding: the mutex would be held for ever."""
+    if build.startswith("glibc"):
+        for trace in (held, waits):
+            assert trace.truths["cancelled"]["guard"]["failed"] == 0
+        assert "1 releases of mutexes that were not seen to be taken" in held.said
+
+
+def test_what_goes_on_is_marked(programs: dict[str, Path], tmp_path: Path) -> None:
+    for options, states in (
+        (("--held",), {("guard", "still held"): 1, ("other", "still held, its thread has ended"): 1}),
+        ((), {("guard", "still waiting"): 2}),
+    ):
+        process = started(programs["glibc"], "ongoing")
+        files = tmp_path / "all", tmp_path / "over"
+        tracers = [
+            Tracer("-p", process.pid, "--format", "json", "-o", files[0], *options),
+            Tracer("-p", process.pid, "--format", "json", "-o", files[1], "--no-ongoing", *options),
+        ]
+        process.run()
+        for tracer in tracers:
+            tracer.end(stop=True)
+        process.kill()
+        everything, over = ([json.loads(line) for line in file.open()] for file in files)
+        found = {(row["lock"].rpartition(":")[2], row["state"]): row for row in everything if row["state"]}
+        assert {key: row["count"] for key, row in found.items()} == states
+        assert all(row["sum"] >= 90e6 * row["count"] for row in found.values())
+        assert {row["comm"] for row in found.values()} & {"gone", "waiter"}
+        assert not any(row["state"] for row in over)
+
+
+def test_waits_of_a_process_that_is_killed_are_counted(programs: dict[str, Path]) -> None:
+    process = started(programs["glibc"], "ongoing")
+    tracer = Tracer("-p", process.pid, "--format", "json")
+    process.run()
+    process.kill()
+    output, _ = tracer.end()
+    rows = [row for line in output.splitlines() if (row := json.loads(line))["state"]]
+    assert {row["state"] for row in rows} == {"its thread ended as it waited"}
+    assert sum(row["count"] for row in rows) == 2
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_process_with_its_own_library_in_its_own_file_system(
+    programs: dict[str, Path], tmp_path: Path, is_replaced: bool
+) -> None:
+    """In another mount namespace and root; the library may have been replaced since, as by an upgrade."""
+    jail = tmp_path / "jail"
+    shutil.copytree(programs["glibc"].parent, jail / "bin")
+    for library in map(Path, re.findall(r"(/\S+) \(0x", _ldd(programs["glibc"]))):
+        (jail / library.parent.relative_to("/")).mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, jail / library.relative_to("/"))
+    inside = tmp_path / "inside"
+    inside.write_text(f'#!/bin/sh\nexec unshare --mount chroot {jail} /bin/mutexes-glibc "$@"\n')
+    inside.chmod(0o755)
+    process = started(inside, "holds")
+    if is_replaced:
+        library = jail / LIBC.relative_to("/")
+        shutil.copy(library, jail / "new")
+        os.replace(jail / "new", library)
+    other = started(programs["glibc"], "holds")
+    tracer = Tracer("-p", process.pid, "--held", "--format", "json")
+    truth = process.run()["guard"]
+    other.run()
+    other.finish()
+    process.finish()
+    rows = [json.loads(line) for line in tracer.end()[0].splitlines()]
+    guard = [row for row in rows if row["lock"] == "mutexes-glibc:guard"]
+    assert [row["count"] for row in guard] == [truth["held"]]
+    assert guard[0]["stack"][-3:] == ["hold_often", "take", "pthread_mutex_lock"]
+
+
+def _ldd(program: Path) -> str:
+    return subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
+
+
+def test_every_format(programs: dict[str, Path], tmp_path: Path) -> None:
+    process = started(programs["glibc"], "contention")
+    formats = ("hist", "table", "csv", "folded", "pprof")
+    graph = tmp_path / "graph.svg"
+    tracers = {name: Tracer("-p", process.pid, "--format", name, "-o", tmp_path / name) for name in formats}
+    tracers["graph"] = Tracer("-p", process.pid, "--flamegraph", graph)
+    process.run()
+    process.finish()
+    for tracer in tracers.values():
+        tracer.end()
+    name = "mutexes-glibc:guard"
+
+    rows = [row for row in csv.DictReader((tmp_path / "csv").open()) if row["lock"] == name]
+    assert sum(int(row["count"]) for row in rows) == 100
+    (waiter,) = [row for row in rows if row["comm"] == "waiter"]
+    assert waiter["stack"].endswith(";waits_often;take;pthread_mutex_lock")
+    assert int(waiter["total_ns"]) >= 50 * 3_000_000 and int(waiter["max_ns"]) >= 3_000_000
+
+    text = (tmp_path / "hist").read_text()
+    (block,) = [one for one in text.split("\n\n") if one.startswith("@") and "waiter" in one and name in one]
+    head, slots = block.split("]: \n")
+    assert head.split("\n")[0] == f"@lock_latency_ns[{name}, "
+    assert head.split("\n")[1:4] == ["    pthread_mutex_lock", "    take", "    waits_often"]
+    assert head.endswith("\n, waiter")
+    found = re.findall(r"^(\[\S+(?:, \S+\))?) +(\d+) \|@* *\|$", slots, re.MULTILINE)
+    assert sum(int(count) for _, count in found) == 50 and len(found) == len(slots.splitlines())
+
+    table = (tmp_path / "table").read_text().splitlines()
+    assert table[0].split()[:4] == ["COUNT", "TOTAL_US", "MEAN_US", "MAX_US"]
+    assert name in table[1] and "pthread_mutex_lock < take < waits_often" in table[1]
+
+    folded = dict(line.rsplit(" ", 1) for line in (tmp_path / "folded").read_text().splitlines())
+    (line,) = [one for one in folded if one.startswith("waiter;") and one.endswith(f";[{name}]")]
+    assert ";start_thread;waits_often;take;pthread_mutex_lock;" in line and int(folded[line]) >= 150e6
+
+    assert (tmp_path / "pprof").read_bytes()[:2] == b"\x1f\x8b"
+    assert "waits_often" in graph.read_text()
+
+
+def test_without_stacks(programs: dict[str, Path]) -> None:
+    found = traced(programs["glibc"], ("contention", "often"), "--no-stacks")
+    for scenario in found.truths:
+        assert {tuple(row["stack"]) for row in found.rows[scenario]} == {()}
+        assert found.sum(scenario, "guard", "count") == found.truths[scenario]["guard"]["taken"]
+
+
+SCRIPT = """
+uprobe:LIBC:pthread_mutex_lock / pid == PID / { @since[tid] = nsecs; @mutex[tid] = arg0; }
+uretprobe:LIBC:pthread_mutex_lock / @since[tid] / {
+    @taken[@mutex[tid]] = stats(nsecs - @since[tid]); @from[@mutex[tid], tid] = nsecs; delete(@since[tid]);
+}
+uprobe:LIBC:pthread_mutex_unlock / @from[arg0, tid] / {
+    @held[arg0] = stats(nsecs - @from[arg0, tid]); delete(@from[arg0, tid]);
+}
+interval:ms:100 { printf("attached\\n"); }
+END { clear(@since); clear(@mutex); clear(@from); }
+"""
+
+
+@pytest.mark.parametrize("scenario", ["holds", "contention", "often"])
+def test_beside_bpftrace(programs: dict[str, Path], tmp_path: Path, scenario: str) -> None:
+    """Scripts like pmlock and pmheld in the same run: the same counts, and times of the same length."""
+    process = started(programs["glibc"], scenario)
+    script = SCRIPT.replace("LIBC", os.path.realpath(LIBC)).replace("PID", str(process.pid))
+    with subprocess.Popen(
+        ["bpftrace", "-e", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as bpftrace:
+        assert bpftrace.stdout
+        assert "attached\n" in bpftrace.stdout
+        tracers = [Tracer("-p", process.pid, "--format", "json", *options) for options in ((), ("--held",))]
+        truth = process.run()["guard"]
+        process.finish()
+        rows = [[json.loads(line) for line in tracer.end()[0].splitlines()] for tracer in tracers]
+        bpftrace.send_signal(signal.SIGINT)
+        text = bpftrace.stdout.read()
+    for what, found in zip(("taken", "held"), rows, strict=True):
+        (row,) = _by_lock(found, "mutexes-glibc:guard")
+        theirs = re.search(rf"@{what}\[{int(row['address'], 16)}\]: count (\d+), .*total (\d+)", text)
+        assert theirs, text
+        count, total = map(int, theirs.groups())
+        assert count == row["count"] == truth[what]
+        if scenario == "often":  # mostly the probes' own time, of which each tool sees the others'
+            continue
+        assert abs(row["sum"] - total) <= 0.02 * total + 20e3 * count, (what, row["sum"], total)
+
+
+def _by_lock(rows: list[Row], name: str) -> list[Row]:
+    found = [row for row in rows if row["lock"] == name]
+    one = {**found[0], "count": sum(row["count"] for row in found), "sum": sum(row["sum"] for row in found)}
+    return [one]
+
+
+def test_processes_without_mutexes_are_refused(tmp_path: Path) -> None:
+    stripped = tmp_path / "stripped"
+    subprocess.run(["gcc", "-O2", "-static", "-s", SOURCE, "-o", stripped, "-pthread"], check=True)
+    process = started(stripped, "holds")
+    done = _refused("-p", str(process.pid), "1")
+    process.kill()
+    assert done.returncode == 3
+    assert f"process {process.pid}: no pthread_mutex_lock() was found in" in done.stderr
+    assert "statically" in done.stderr
+    assert _refused("1").returncode == 2  # -p is missing
+
+
+def _refused(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["/usr/bin/python3", "-m", "lockd", "trace", "mutex", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
