@@ -21,7 +21,7 @@ from lockd.trace.open_waits import PROCFS, OpenWaits
 from lockd.trace.session import PERIOD, Session
 
 ENTRIES = 16384
-OTHER_MAPS = ("blocked_processes", "steps")
+OTHER_MAPS = ("steps",)
 """What is no hash map."""
 
 

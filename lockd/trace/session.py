@@ -30,6 +30,8 @@ PERIOD = 0.05
 """Seconds between two drains of the maps."""
 NAMING_SECONDS = 0.2
 """Between two lines of progress while stacks are named at the end."""
+UNWOUND_AT_ONCE = 0.002
+"""Seconds for which no process is looked at that may be ending."""
 TOLD_MISSING = 10
 """Hooks that could not be attached, of which each is told."""
 STACKS_ASKED_FOR = {"WITH_USER_STACKS", "WITH_KERNEL_STACKS"}
@@ -121,8 +123,7 @@ class Session:
             due = max(due + PERIOD, time.monotonic())
             self.wait(due if self._duration is None else min(due, self._began + self._duration))
             yield self._drained()
-            if self._has_stacks:
-                self.stacks.work(min(due, time.monotonic()) + PERIOD / 2)
+            self._unwind(min(due, time.monotonic()) + PERIOD / 2)
             if self.progress.is_due:
                 self.progress.show(self.elapsed, self.events, self.dropped)
         # First all programs end at one moment: none of them misses the end of what another saw begin.
@@ -135,12 +136,19 @@ class Session:
 
     def wait(self, until: float) -> None:
         """Until that time of time.monotonic(), or a signal. Processes that are new are looked at at once."""
-        ready = select.poll()
-        if self._seen:
-            ready.register(self._seen, select.POLLIN)
         while not self._stopped and (left := until - time.monotonic()) > 0:
-            if ready.poll(1000 * min(left, PERIOD)) and self._seen:
-                self.stacks.names.look(self._seen.read())
+            self._look(min(left, PERIOD))
+
+    def _unwind(self, until: float) -> None:
+        """What was captured, as far as there is time."""
+        while self._has_stacks and self.stacks.waiting and time.monotonic() < until:
+            self.stacks.work(min(until, time.monotonic() + UNWOUND_AT_ONCE))
+            self._look(0)
+
+    def _look(self, seconds: float) -> None:
+        """At processes that were just seen, as they may end at any moment; waits for such so long."""
+        if select.select([self._seen] if self._seen else [], [], [], seconds)[0] and self._seen:
+            self.stacks.names.look(self._seen.read())
 
     def map(self, name: str) -> HashMap:
         return self._pairs.hashes[name]
@@ -227,7 +235,7 @@ class Session:
 
     def _drained(self) -> dict[str, Rows]:
         while not self._pairs.is_settled:
-            time.sleep(0.001)
+            self._look(0.001)
         taken = {name: rows for name, rows in self._pairs.drain() if len(rows[0])}
         self._pairs.flip()
         if self._has_stacks:
