@@ -147,7 +147,10 @@ class Session:
 
     def _look(self, seconds: float) -> None:
         """At processes that were just seen, as they may end at any moment; waits for such so long."""
-        if select.select([self._seen] if self._seen else [], [], [], seconds)[0] and self._seen:
+        ready = select.poll()
+        if self._seen:
+            ready.register(self._seen, select.POLLIN)
+        if ready.poll(1000 * seconds) and self._seen:
             self.stacks.names.look(self._seen.read())
 
     def map(self, name: str) -> HashMap:
