@@ -185,7 +185,7 @@ def _head(profile: Profile, total: int) -> str:
     """What it is about, a line about the function under the pointer, what there is to press."""
     value = profile.values[0]
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(profile.began))
-    about = [f"{value.name}: {amount(total, value)} in all"]
+    about = [f"{value.name.removesuffix('_us')}: {amount(total, value)} in all"]
     about += [f"{profile.seconds:.1f} s from {when}"] if profile.seconds else [when]
     legend, x = [], MARGIN
     for kind, words in LEGEND:
