@@ -7,10 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from lockd.names.kernel_sites import is_helper, is_locking, is_tracing
 
 SHOWN_FRAMES = 16
+ADDRESS_DIGITS = 16
+KIND, NAME = ADDRESS_DIGITS + 1, ADDRESS_DIGITS + 3
+"""Where in a line of kallsyms the address ends, the letter is and the name begins."""
 KERNEL, MODULE, MADE = range(3)
 """Whose a symbol is: the kernel's own, a module's, of code that was made at run time."""
 
@@ -27,26 +32,20 @@ class KernelSymbols:
         places = _places(modules)
         self._module_starts = np.array(sorted(start for start, _ in places.values()), np.uint64)
         self._module_ends = np.array(sorted(end for _, end in places.values()), np.uint64)
-        addresses: list[int] = []
-        names: list[bytes] = []
-        of_modules: list[int] = []
-        kinds, owners = bytearray(), bytearray()
-        numbers: dict[bytes, int] = {b"": 0}
-        for line in sorted(kallsyms.read_bytes().splitlines()):  # fixed-width hexadecimal first
-            fields = line.split()
-            addresses.append(int(fields[0], 16))
-            kinds.append(fields[1][0])
-            names.append(fields[2])
-            owners.append(KERNEL if len(fields) < 4 else MODULE if fields[3] in places else MADE)
-            of_modules.append(numbers.setdefault(b"".join(fields[3:4]), len(numbers)))
-        self._addresses = np.array(addresses, np.uint64)
-        self._kinds, self._owners = bytes(kinds), bytes(owners)
-        self._modules, self._module_names = np.array(of_modules, np.uint16), [one.decode() for one in numbers]
-        # One bytes object: a list of 200,000 small ones would take ten times the memory.
-        self._ends = np.cumsum([len(name) for name in names], dtype=np.uint32)
+        # By columns, not line by line: there are 200,000, and they are read anew as modules come and go.
+        self._text = b"\n".join([*sorted(kallsyms.read_bytes().splitlines()), b""])
+        codes = np.frombuffer(self._text + bytes(ADDRESS_DIGITS), np.uint8)  # more than no symbol at all
+        self._ends = np.flatnonzero(codes == ord("\n")).astype(np.uint32)
+        starts = np.append(0, self._ends + 1)[:-1]
+        self._addresses = _hexadecimal(sliding_window_view(codes, ADDRESS_DIGITS)[starts])
+        self._kinds = codes[starts + KIND].tobytes()
+        owners = bytearray(len(starts))
+        tabs = np.flatnonzero(codes == ord("\t"))  # each before a name in brackets
+        for tab, at in zip(tabs.tolist(), np.searchsorted(self._ends, tabs).tolist(), strict=True):
+            owners[at] = MODULE if self._text[tab + 1 : self._ends[at]] in places else MADE
+        self._owners = bytes(owners)
         # Without CONFIG_KALLSYMS_ALL only a few marks are listed, and what lies behind one is anything.
-        self._has_variables = b"init_task" in names
-        self._text = b"".join(names)
+        self._has_variables = b" init_task\n" in self._text
 
     def function(self, address: int) -> str:
         """The function that holds `address`; empty if none is known."""
@@ -58,7 +57,7 @@ class KernelSymbols:
         at = self._function_at(address)
         if at < 0:
             return f"{address:#x}"
-        module = self._module_names[self._modules[at]]
+        module = self._line(at).partition("\t")[2]
         return f"{self._name(at)}+{address - int(self._addresses[at]):#x}{module and ' '}{module}"
 
     def variable(self, address: int) -> str:
@@ -73,10 +72,10 @@ class KernelSymbols:
 
     def neighbours(self, name: str, is_one: Callable[[str], bool]) -> tuple[int, int]:
         """Address and size of the function `name` with those behind it that `is_one` is true of."""
-        found = self._text.find(name.encode())
-        first = last = int(np.searchsorted(self._ends, found, side="right"))
-        if found < 0 or self._name(first) != name:
+        found = re.search(rb" %b[.\s]" % re.escape(name.encode()), self._text)
+        if not found:
             return 0, 0
+        first = last = int(np.searchsorted(self._ends, found.start()))
         while last < len(self._addresses) and is_one(self._name(last)):
             last += 1
         start = int(self._addresses[first])
@@ -116,11 +115,20 @@ class KernelSymbols:
         at = int(np.searchsorted(self._module_starts, np.uint64(address), side="right")) - 1
         return at >= 0 and address < int(self._module_ends[at])
 
+    def _line(self, at: int) -> str:
+        start = int(self._ends[at - 1]) + 1 if at else 0
+        return self._text[start : int(self._ends[at])].decode("ascii", "replace")
+
     def _name(self, at: int) -> str:
-        start = int(self._ends[at - 1]) if at else 0
-        name = self._text[start : int(self._ends[at])].decode("ascii", "replace")
+        name = self._line(at)[NAME:].partition("\t")[0]
         # Compilers add .isra.0, .constprop.0, .part.0; they say nothing to a reader.
         return re.sub(r"\.(?:isra|constprop|part|cold|llvm)\b.*", "", name)
+
+
+def _hexadecimal(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """The numbers whose lower-case digits are the rows."""
+    values = np.where(digits < ord("a"), digits - ord("0"), digits - (ord("a") - 10)).astype(np.uint8)
+    return (values[:, ::2] << 4 | values[:, 1::2]).view(">u8").ravel().astype(np.uint64)
 
 
 def _places(modules: Path) -> dict[bytes, tuple[int, int]]:
