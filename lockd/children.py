@@ -22,6 +22,9 @@ LOADER_TIMEOUT = 300.0
 ENDING_SECONDS = 3.0
 OTHER_DESCRIPTORS = 512
 """That a trace may have open besides those of what it is attached to."""
+NO_AUTHORITIES = {"SSL_CERT_FILE": os.devnull}
+"""tornado, once imported, reads the certificates of all authorities that the host trusts: a fifth of the
+exporter's start, for clients of other servers, which it never is."""
 
 
 def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
@@ -94,7 +97,10 @@ class Exporter:
             fds = [theirs.fileno(), *(each.fileno() for each in listening)]
             # A session of its own: Ctrl-C on a terminal is for the sampler, which ends it.
             self._child = subprocess.Popen(
-                [*arguments, "--log-level", log_level], pass_fds=fds, start_new_session=True
+                [*arguments, "--log-level", log_level],
+                pass_fds=fds,
+                start_new_session=True,
+                env=os.environ | NO_AUTHORITIES,
             )
 
     def end(self) -> int:
