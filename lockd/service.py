@@ -15,7 +15,6 @@ from lockd.children import Exporter, listen, run_loader
 from lockd.config import Config, Program
 from lockd.errors import HostError
 from lockd.libbpf import libbpf
-from lockd.load import doctor as host_doctor
 from lockd.load.settings import LoadSettings
 from lockd.manifest import Manifest
 from lockd.sample.identities import Filter
@@ -205,9 +204,13 @@ def _maps_readable_without_privileges(fd: int) -> bool:
 
 def check(config: Config) -> int:
     """Say what would be attached with a (valid) configuration; 3 if a program cannot run here."""
+    from lockd.load import doctor as host_doctor  # much that the daemon has no use for
+
     return host_doctor.check(load_settings(config))
 
 
 def doctor() -> int:
     """Say what this host offers for every program; 3 if a program cannot run here."""
+    from lockd.load import doctor as host_doctor
+
     return host_doctor.report()
