@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lock_module import LockModule
 from lockd_process import ROOT, Lockd
 from workload import Workload
 
 Start = Callable[..., Workload]
 CROWD = "mp[0-9]*"
 """Thousands of processes of one test, which would leave no series to the others."""
+OURS = f"*.{os.getpid():x}.*"
+"""Workloads of these tests, by the names that they are given."""
 NUMBERS = itertools.count()
 
 
@@ -59,10 +62,18 @@ def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
     """A daemon that counts only the workloads of these tests, and has series for all their locks."""
-    config = {"filter": {"comms": [f"*.{os.getpid():x}.*"]}, "series": {"top_locks": 1000}}
+    config = {"filter": {"comms": [OURS]}, "series": {"top_locks": 1000}}
     daemon = Lockd(tmp_path_factory.mktemp("narrow"), config)
     yield daemon
     assert daemon.stop() == 0, "".join(daemon.log)
+
+
+@pytest.fixture(scope="session")
+def module() -> Iterator[LockModule]:
+    """Loaded once: every daemon reads all symbols of the kernel anew when a module comes or goes."""
+    module = LockModule()
+    yield module
+    module.unload()
 
 
 @pytest.fixture

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from lock_module import Script
 
-ROUNDS = 4
+ROUNDS = 2
 HOLD_US = 50_000
+LINGER_MS = 2000
+"""Until a thread's name has been looked up for what another thread ended: lockd does once a second."""
 
 RELEASE = {
     "mutex_lock": "mutex_unlock",
@@ -49,6 +52,7 @@ def scripts() -> dict[str, Script]:
     }
 
 
+@cache
 def _has(name: str) -> bool:
     if name != "down_read_interruptible":
         return True
@@ -161,10 +165,14 @@ def _others() -> dict[str, Script]:
             ROUNDS,
         ),
         "semaphore released by another": Script(
-            {"taker": "down semaphore", "releaser": f"held 1 semaphore, {hold}, up semaphore"}, ROUNDS, 5000
+            {"taker": "down semaphore", "releaser": f"held 1 semaphore, {hold}, up semaphore"},
+            ROUNDS,
+            LINGER_MS,
         ),
         "rwsem released by another": Script(
-            {"taker": "down_read rwsem", "releaser": f"held 1 rwsem, {hold}, up_read rwsem"}, ROUNDS, 5000
+            {"taker": "down_read rwsem", "releaser": f"held 1 rwsem, {hold}, up_read rwsem"},
+            ROUNDS,
+            LINGER_MS,
         ),
         "semaphore waited for, released by another": Script(
             {
@@ -174,7 +182,7 @@ def _others() -> dict[str, Script]:
                 "releaser": f"held 1 mutex, {hold}, up semaphore",
             },
             ROUNDS,
-            5000,
+            LINGER_MS,
         ),
     }
 

@@ -29,8 +29,9 @@ WINDOWS = 3
 REPEATED_SECONDS = 0.25
 """The exporter may repeat an answer for 200 ms."""
 SETTLED_SECONDS = 30.0
-PERIOD = os.environ.get("LOCKD_TEST_PERIOD", "")
-"""Of daemons whose configuration names none: several at a time are too much work for an emulated machine."""
+PERIOD = os.environ.get("LOCKD_TEST_PERIOD", "50ms")
+"""Of the daemons: several at a time are too much work for an emulated machine with the usual one."""
+PERIOD_SECONDS = int(PERIOD.removesuffix("ms")) / 1000
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -70,6 +71,12 @@ class Metrics:
         return self.sum("lockd_dropped_events_total")
 
 
+def _total(beginning: str, text: str) -> int:
+    """Of all lines that begin so. Much sooner than reading all of them, which may be 100,000."""
+    lines = re.findall(rf"^{re.escape(beginning)}.*", text, re.MULTILINE)
+    return int(sum(float(line.split()[-1]) for line in lines))
+
+
 class NotStarted(AssertionError):
     """`code`: what it exited with, 3 if this host cannot do it; None if it said nothing."""
 
@@ -103,7 +110,7 @@ class Lockd:
         **how: Any,
     ) -> None:
         path = directory / "lockd.yaml"
-        path.write_text(yaml.safe_dump(({"period": PERIOD} if PERIOD else {}) | (config or {})))
+        path.write_text(yaml.safe_dump({"period": PERIOD, **(config or {})}))
         self.process = subprocess.Popen(
             [*program, "run", f"--config.file={path}", "--web.listen-address=127.0.0.1:0"],
             **{"cwd": ROOT, "stderr": subprocess.PIPE, "text": True, **how},
@@ -133,33 +140,42 @@ class Lockd:
 
     def metrics(self, settled: bool = True) -> Metrics:
         """The metrics now; if `settled`, with everything that happened before the call."""
-        if settled:
-            self._settle()
-        return Metrics(self.get("/metrics").decode())
+        return Metrics(self._settled() if settled else self._text())
 
-    def _settle(self) -> None:
+    def _settled(self) -> str:
         time.sleep(REPEATED_SECONDS)
-        first, deadline = self._total("lockd_ticks_total "), time.monotonic() + SETTLED_SECONDS
-        while self._total("lockd_ticks_total ") < first + WINDOWS:
-            assert time.monotonic() < deadline, f"{WINDOWS} ticks took more than {SETTLED_SECONDS:g} s"
-            time.sleep(REPEATED_SECONDS)
-        while self._total("lockd_undecided_futex_calls "):
-            assert time.monotonic() < deadline, f"locks are still looked up after {SETTLED_SECONDS:g} s"
-            time.sleep(REPEATED_SECONDS)
+        first, deadline = _total("lockd_ticks_total ", self._text()), time.monotonic() + SETTLED_SECONDS
+        while True:
+            time.sleep(max(WINDOWS * PERIOD_SECONDS, REPEATED_SECONDS))
+            text = self._text()
+            ticks = _total("lockd_ticks_total ", text) - first
+            undecided = _total("lockd_undecided_futex_calls ", text)
+            if ticks >= WINDOWS and not undecided:
+                return text
+            words = f"after {SETTLED_SECONDS:g} s: {ticks} ticks, {undecided} calls with locks to look up"
+            assert time.monotonic() < deadline, words
+
+    def _text(self) -> str:
+        return self.get("/metrics").decode()
 
     def dropped(self, of: str) -> int:
         """Events of that map that were not counted so far."""
-        return self._total(f'lockd_dropped_events_total{{map="{of}",')
-
-    def _total(self, beginning: str) -> int:
-        """Of all lines that begin so. Much sooner than reading all of them, which may be 100,000."""
-        lines = re.findall(rf"^{re.escape(beginning)}.*", self.get("/metrics").decode(), re.MULTILINE)
-        return int(sum(float(line.split()[-1]) for line in lines))
+        return _total(f'lockd_dropped_events_total{{map="{of}",', self._text())
 
     def api(self, what: str, **query: str) -> list[dict[str, Any]]:
         text = "&".join(f"{key}={value}" for key, value in query.items())
         rows: list[dict[str, Any]] = json.loads(self.get(f"/api/v1/{what}?{text}"))[what]
         return rows
+
+    def waited_for(self, **query: str) -> list[dict[str, Any]]:
+        """The locks that were waited for, once there are some and all have their names."""
+        deadline = time.monotonic() + SETTLED_SECONDS
+        while True:
+            rows = [row for row in self.api("locks", **query) if row["blocked_count"]]
+            if rows and all(row["lock"] for row in rows):
+                return rows
+            assert time.monotonic() < deadline, rows
+            time.sleep(REPEATED_SECONDS)
 
     def until(self, holds: Callable[[Metrics], bool], seconds: float) -> Metrics:
         """Scrape until `holds`; the scrape for which it did. Fails after `seconds`."""

@@ -3,34 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from checks import about
-from conftest import Start
-from lockd_process import Lockd, Metrics, lockd_or_reason
+from conftest import OURS, Start
+from lockd_process import Metrics
+from mechanisms import Daemons
 
+IDLE_POOL = (8, 3)
+"""So many threads, and for how many seconds they wait."""
 TRIES = 5
 """The programs time their calls from outside, so that being preempted in one adds to their
 truth but, by definition, not to blocked time. Counts must be exact every time, blocked time
 never more than the truth; that it is as much must hold in one undisturbed run of so many."""
 
 
-@pytest.fixture(scope="module", params=["tracepoint", "fentry", "kprobe"])
-def by(
-    request: pytest.FixtureRequest, lockd: Lockd, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Lockd]:
-    """A daemon that sees futex calls by one mechanism. Skips where this kernel does not offer it."""
-    if request.param == "tracepoint":
-        yield lockd
-        return
+MECHANISMS = ("tracepoint", "fentry", "kprobe")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a program: its truth, and by mechanism what was seen of it and how many calls were lost."""
+
+    comm: str
+    truth: dict[str, Any]
+    seen: dict[str, Metrics]
+    lost: dict[str, int]
+
+
+class Bench:
+    """A daemon for each mechanism. A program is run once for all of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.daemons = Daemons(directory, MECHANISMS, _config)
+        self._runs: dict[tuple[object, ...], Run] = {}
+
+    def run(self, start: Start, program: str, arguments: tuple[int, ...], attempt: int) -> Run:
+        key = program, arguments, attempt
+        if key not in self._runs:
+            before = {by: daemon.dropped("futex") for by, daemon in self.daemons.running.items()}
+            one = start(program, *arguments)
+            one.hurry()
+            truth = one.run()
+            seen = self.daemons.metrics()
+            one.finish()
+            lost = {
+                by: int(metrics.sum("lockd_dropped_events_total", map="futex")) - before[by]
+                for by, metrics in seen.items()
+            }
+            self._runs[key] = Run(one.comm, truth, seen, lost)
+        return self._runs[key]
+
+
+def _config(mechanism: str) -> dict[str, Any]:
     off = {"enabled": False}
-    programs = {"futex": {"mechanism": request.param}, "kernel_locks": off, "offcpu": off}
-    daemon = lockd_or_reason(tmp_path_factory.mktemp(request.param), {"programs": programs})
-    if isinstance(daemon, str):
-        pytest.skip(f"host: {daemon}")
-    yield daemon
-    assert daemon.stop() == 0, "".join(daemon.log)
+    programs = {"futex": {"mechanism": mechanism}, "kernel_locks": off, "offcpu": off}
+    return {"programs": programs, "filter": {"comms": [OURS]}}
+
+
+@pytest.fixture(scope="module")
+def bench(host: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    bench = Bench(tmp_path_factory.mktemp("by"))
+    yield bench
+    bench.daemons.stop()
 
 
 def check_counts(metrics: Metrics, comm: str, truth: dict[str, Any], lost: int) -> None:
@@ -73,6 +111,7 @@ def longest_us(metrics: Metrics, **labels: str) -> float:
     return metrics.max("lockd_futex_max_blocked_us", window="1m", **labels)
 
 
+@pytest.mark.parametrize("by", MECHANISMS)
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [
@@ -82,47 +121,41 @@ def longest_us(metrics: Metrics, **labels: str) -> float:
         ("rwlock", (50, 2000)),
         ("semaphore", (50, 2000)),
         ("cond_pingpong", (500,)),
-        ("idle_pool", (8, 3)),
+        ("idle_pool", IDLE_POOL),
         ("futex_errors", (100, 1000, 50, 1000)),
         ("requeue", (20,)),
         ("futex2", (50,)),
     ],
 )
 def test_counts_are_exact_and_times_right(
-    by: Lockd,
-    workload: Start,
     program: str,
     arguments: tuple[int, ...],
-    request: pytest.FixtureRequest,
+    by: str,
+    bench: Bench,
+    workload: Start,
     record_property: Callable[[str, object], None],
 ) -> None:
-    mechanism = request.node.callspec.params["by"]
-    record_property("futex calls", mechanism)
+    record_property("futex calls", by)
+    _ = bench.daemons[by]
     seen = []
-    for _ in range(TRIES):
-        before = by.dropped("futex")
-        one = workload(program, *arguments)
-        one.hurry()
-        truth = one.run()
-        metrics = by.metrics()
-        lost = int(metrics.sum("lockd_dropped_events_total", map="futex")) - before
-        check_counts(metrics, one.comm, truth, lost)
-        one.finish()
+    for attempt in range(TRIES):
+        run = bench.run(workload, program, arguments, attempt)
+        metrics, lost = run.seen[by], run.lost[by]
+        check_counts(metrics, run.comm, run.truth, lost)
         if not lost:
-            check_no_time_is_invented(metrics, one.comm, truth)
-            if times_agree(metrics, one.comm, truth):
+            check_no_time_is_invented(metrics, run.comm, run.truth)
+            if times_agree(metrics, run.comm, run.truth):
                 return
-        elif mechanism == "kprobe":  # and always, with more threads in a call than a kretprobe has room for
+        elif by == "kprobe":  # and always, with more threads in a call than a kretprobe has room for
             return
-        blocked, longest = blocked_us(metrics, comm=one.comm), longest_us(metrics, comm=one.comm)
-        seen.append((truth["futex"], blocked, longest, lost))
+        blocked, longest = blocked_us(metrics, comm=run.comm), longest_us(metrics, comm=run.comm)
+        seen.append((run.truth["futex"], blocked, longest, lost))
     pytest.fail(f"{program} is off in each of {TRIES} runs (truth, blocked us, longest us, lost): {seen}")
 
 
-def test_a_condition_variable_is_never_a_lock(lockd: Lockd, workload: Start) -> None:
-    one = workload("idle_pool", 8, 3)
-    one.run()
-    metrics = lockd.metrics()
-    assert longest_us(metrics, comm=one.comm, kind="cond") >= 3e6
-    assert longest_us(metrics, comm=one.comm, kind="lock") == 0
-    assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == 0
+def test_a_condition_variable_is_never_a_lock(bench: Bench, workload: Start) -> None:
+    run = bench.run(workload, "idle_pool", IDLE_POOL, 0)
+    metrics = run.seen["tracepoint"]
+    assert longest_us(metrics, comm=run.comm, kind="cond") >= 3e6
+    assert longest_us(metrics, comm=run.comm, kind="lock") == 0
+    assert metrics.sum("lockd_futex_waits_total", comm=run.comm, kind="lock") == 0

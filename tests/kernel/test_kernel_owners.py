@@ -104,13 +104,6 @@ def owners() -> Iterator[Owners]:
     owners.close()
 
 
-@pytest.fixture(scope="module")
-def module() -> Iterator[LockModule]:
-    module = LockModule()
-    yield module
-    module.unload()
-
-
 def owner_while_held(owners: Owners, module: LockModule, holds: str, waits: str) -> tuple[int, int]:
     """The owner of the lock that a thread of the module waits for, as told, and the thread that holds it."""
     lock, comm = holds.split()[1], "owned"

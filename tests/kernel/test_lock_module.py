@@ -8,7 +8,6 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ import pytest
 from conftest import Start
 from lock_module import LOCK_TYPES, LockModule, Truth
 from lock_scripts import CROWDS, scripts
-from lockd_process import Lockd, Metrics, lockd_or_reason
+from lockd_process import Lockd, Metrics
+from mechanisms import Daemons
 
 WAITS, WAITED = "lockd_kernel_lock_wait_seconds_count", "lockd_kernel_lock_wait_seconds_sum"
 MAX_WAIT = "lockd_kernel_lock_max_wait_us"
@@ -30,6 +30,9 @@ SHARE, EACH_US = 0.05, 500
 """Times may be off by so much, or by so much for each of the waits or holds."""
 TRIES = 3
 """Of times: an emulated machine may stand still between the module's clock and lockd's."""
+
+MOST_ROWS = 1000
+"""That lockd tells at a time."""
 
 Counts = dict[str, tuple[float, ...]]
 """Waits, acquisitions and holds, by lock type."""
@@ -57,29 +60,16 @@ class Lost:
 class Bench:
     """The module, a daemon for each mechanism that this kernel offers, and what was run so far."""
 
-    def __init__(self, directory: Path) -> None:
-        self.module = LockModule()
-        with ThreadPoolExecutor(len(MECHANISMS)) as pool:
-            started = pool.map(lambda mechanism: _start(directory / mechanism, mechanism), MECHANISMS)
-        self._daemons = dict(zip(MECHANISMS, started, strict=True))
-        self._running = {by: one for by, one in self._daemons.items() if isinstance(one, Lockd)}
+    def __init__(self, directory: Path, module: LockModule) -> None:
+        self._module = module
+        self.daemons = Daemons(directory, MECHANISMS, _config)
+        self.seen = self.daemons.metrics()
+        """With all that has been run."""
         self.lost: dict[tuple[str, str], Lost] = {}
         """By comm and mechanism, while that script ran and those beside it."""
         self._scripts = {**scripts(), **CROWDS}
         self._truths: dict[str, Truth] = {}
-        self._seen: dict[str, tuple[int, Metrics]] = {}
-
-    def daemon(self, mechanism: str) -> Lockd:
-        """Skips where this kernel does not offer that mechanism."""
-        daemon = self._daemons[mechanism]
-        if isinstance(daemon, str):
-            pytest.skip(f"host: {daemon}")
-        return daemon
-
-    def end(self) -> None:
-        codes = [daemon.stop() for daemon in self._running.values()]
-        self.module.unload()
-        assert codes == [0] * len(codes)
+        self._rows: dict[str, list[dict[str, Any]]] = {}
 
     def result(self, name: str, attempt: int) -> tuple[str, Truth]:
         """A run of that script: the name of its threads, and the truth. It is run once for all mechanisms."""
@@ -92,45 +82,44 @@ class Bench:
             self._run([name], attempt)
         return comm, self._truths[comm]
 
-    def metrics(self, mechanism: str) -> Metrics:
-        """With all that has been run."""
-        runs = len(self._truths)
-        if self._seen.get(mechanism, (-1,))[0] != runs:
-            self._seen[mechanism] = runs, self.daemon(mechanism).metrics()
-        return self._seen[mechanism][1]
+    def rows(self, name: str, by: str) -> list[dict[str, Any]]:
+        """What lockd tells of the locks of that script's first run."""
+        comm, _ = self.result(name, 0)
+        if by not in self._rows:
+            self._rows[by] = self.daemons[by].api("locks", unit="kernel", limit=str(MOST_ROWS))
+            assert len(self._rows[by]) < MOST_ROWS
+        return [row for row in self._rows[by] if row["comm"] == comm]
 
     def _run(self, names: list[str], attempt: int) -> None:
-        before = {by: lost(self.metrics(by)) for by in self._running}
         comms = {self._comm(name, attempt): self._scripts[name] for name in names}
         for comm, script in comms.items():
-            self._truths[comm] = self.module.run(script, comm)
-        for by in self._running:
-            during = lost(self.metrics(by)) - before[by]
+            self._truths[comm] = self._module.run(script, comm)
+        before, self.seen = self.seen, self.daemons.metrics()
+        for by, metrics in self.seen.items():
+            during = lost(metrics) - lost(before[by])
             self.lost |= {(comm, by): during for comm in comms}
 
     def _comm(self, name: str, attempt: int) -> str:
         return f"lt{list(self._scripts).index(name)}.{attempt}"
 
 
-def _start(directory: Path, mechanism: str) -> Lockd | str:
-    """A daemon, or why there can be none."""
-    directory.mkdir()
+def _config(mechanism: str) -> dict[str, Any]:
     off = {"enabled": False}
     locks = {"mode": "all", "mechanism": mechanism}
-    config = {
+    return {
         "programs": {"futex": off, "offcpu": off, "kernel_locks": locks},
         "filter": {"comms": ["lt*"]},
         "series": {"max": 100_000, "top_locks": 1000},
+        "histogram": {"buckets_us": [1024]},  # each is a line for each script, to be written and read
     }
-    return lockd_or_reason(directory, config)
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory, lockd: Lockd) -> Iterator[Bench]:
+def bench(tmp_path_factory: pytest.TempPathFactory, lockd: Lockd, module: LockModule) -> Iterator[Bench]:
     """With the default daemon beside it from the beginning."""
-    bench = Bench(tmp_path_factory.mktemp("by"))
+    bench = Bench(tmp_path_factory.mktemp("by"), module)
     yield bench
-    bench.end()
+    bench.daemons.stop()
 
 
 @pytest.fixture(params=MECHANISMS)
@@ -139,7 +128,7 @@ def by(request: pytest.FixtureRequest, bench: Bench, record_property: pytest.Rec
     mechanism: str = request.param
     for what in ("waits", "holds"):
         record_property(f"kernel_locks {what}", mechanism)
-    bench.daemon(mechanism)
+    _ = bench.daemons[mechanism]
     return mechanism
 
 
@@ -182,7 +171,7 @@ def test_counts_are_exact_and_times_right(name: str, by: str, bench: Bench) -> N
     found = []
     for attempt in range(TRIES):
         comm, truth = bench.result(name, attempt)
-        metrics = bench.metrics(by)
+        metrics = bench.seen[by]
         seen, told = counts(metrics, comm), true_counts(truth)
         if seen == told:
             found.append(off(metrics, comm, truth))
@@ -213,7 +202,7 @@ def test_a_crowd_loses_nothing_that_is_not_counted(name: str, by: str, bench: Be
     found = []
     for attempt in range(TRIES):
         comm, truth = bench.result(name, attempt)
-        metrics = bench.metrics(by)
+        metrics = bench.seen[by]
         seen, told = counts(metrics, comm), true_counts(truth)
         losses = bench.lost[comm, by]
         if not losses.left_out:
@@ -258,9 +247,7 @@ NAMED = {
 
 @pytest.mark.parametrize("name", NAMED)
 def test_static_locks_have_names(name: str, by: str, bench: Bench) -> None:
-    comm, _ = bench.result(name, 0)
-    rows = bench.daemon(by).api("locks", comm=comm)
-    assert {row["lock"] for row in rows} == {NAMED[name]}
+    assert {row["lock"] for row in bench.rows(name, by)} == {NAMED[name]}
 
 
 NO_SITES = {"unknown"}
@@ -279,8 +266,7 @@ WAITERS = [name.removeprefix("contended ") for name in scripts() if name.startsw
 
 @pytest.mark.parametrize("function", WAITERS)
 def test_sites_are_where_the_module_asks_for_a_lock(function: str, by: str, bench: Bench) -> None:
-    comm, _ = bench.result(f"contended {function}", 0)
-    sites = {row["site"] for row in bench.daemon(by).api("locks", comm=comm) if row["blocked_count"]}
+    sites = {row["site"] for row in bench.rows(f"contended {function}", by) if row["blocked_count"]}
     # Where it does no more than return what the kernel's function returns, the compiler makes a jump of it.
     expected = {f"call_{function}", "take", "do_step"}
     assert sites and sites <= (NO_SITES if is_blind_to_callers() else expected)
@@ -289,35 +275,30 @@ def test_sites_are_where_the_module_asks_for_a_lock(function: str, by: str, benc
 @pytest.mark.parametrize(
     ("fault", "site"), [(0, r"\w*mincore"), (1, r"lock_mm_and_find_vma|do_user_addr_fault|exc_page_fault")]
 )
-def test_names_of_the_lock_of_an_address_space(
-    fault: int, site: str, by: str, bench: Bench, workload: Start
-) -> None:
-    one = workload("mmap_lock", 20, 64, fault, comm=f"ltmm{fault}.{by}")
+def test_names_of_the_lock_of_an_address_space(fault: int, site: str, bench: Bench, workload: Start) -> None:
+    one = workload("mmap_lock", 20, 64, fault, comm=f"ltmm{fault}")
     one.run()
-    daemon = bench.daemon(by)
-    rows: list[dict[str, Any]] = []
-
-    def is_named(_: Metrics) -> bool:
-        # Others were held, and not waited for.
-        rows[:] = [
-            row for row in daemon.api("locks", comm=one.comm, kind="rwsem_read") if row["blocked_count"]
-        ]
-        return bool(rows) and all(row["lock"] for row in rows)
-
-    daemon.until(is_named, 30)
+    for daemon in bench.daemons.running.values():
+        rows = daemon.waited_for(comm=one.comm, kind="rwsem_read")  # others were held only
+        assert {row["lock"] for row in rows} == {"mmap_lock"}
+        expected = "unknown" if is_blind_to_callers() else site
+        assert [row["site"] for row in rows if not re.fullmatch(expected, row["site"])] == []
     one.finish()
-    assert {row["lock"] for row in rows} == {"mmap_lock"}
-    expected = "unknown" if is_blind_to_callers() else site
-    assert [row["site"] for row in rows if not re.fullmatch(expected, row["site"])] == []
+
+
+@pytest.fixture(scope="module")
+def seen_by_default(lockd: Lockd, bench: Bench) -> Metrics:
+    """By the default daemon, with all scripts."""
+    bench.result(next(iter(NAMED)), 0)
+    return lockd.metrics()
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_by_default_waits_are_counted_and_no_holds(
-    name: str, lockd: Lockd, bench: Bench, record_property: pytest.RecordProperty
+    name: str, seen_by_default: Metrics, bench: Bench, record_property: pytest.RecordProperty
 ) -> None:
     record_property("kernel_locks waits", "auto")
     comm, truth = bench.result(name, 0)
-    metrics = lockd.metrics()
     for lock_type, (waits, _, _) in true_counts(truth).items():
         labels = labels_of(comm, lock_type)
-        assert [metrics.sum(name, **labels) for name in (WAITS, TAKEN, HOLDS)] == [waits, 0, 0]
+        assert [seen_by_default.sum(name, **labels) for name in (WAITS, TAKEN, HOLDS)] == [waits, 0, 0]

@@ -56,7 +56,7 @@ SMALL = {"entries": 64, "threads": 64, "stacks": 64}
 """So that making them takes no time."""
 
 
-def config(mechanism: str) -> dict[str, object]:
+def config(mechanism: str) -> dict[str, dict[str, dict[str, object]]]:
     """By that mechanism as much as it can do."""
     mode = "contention" if mechanism == "auto" else "all"
     return {
@@ -66,6 +66,14 @@ def config(mechanism: str) -> dict[str, object]:
             "kernel_locks": {"mechanism": mechanism, "mode": mode},
         }
     }
+
+
+def small_config(mechanism: str) -> dict[str, object]:
+    """A beginning and an end by each mechanism: to let go of one hook takes an emulated machine 50 ms."""
+    programs = config(mechanism)["programs"]
+    programs["futex"]["enabled"] = mechanism == "auto"
+    programs["kernel_locks"]["mode"] = "contention"
+    return {"programs": programs, "maps": SMALL}
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -85,7 +93,7 @@ def test_the_daemon_killed_leaves_nothing(mechanism: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_attaching_and_detaching_often_leaves_nothing(mechanism: str) -> None:
     before = in_kernel()
-    command = ["/usr/bin/python3", ATTACH_OFTEN, json.dumps(config(mechanism) | {"maps": SMALL}), str(TIMES)]
+    command = ["/usr/bin/python3", ATTACH_OFTEN, json.dumps(small_config(mechanism)), str(TIMES)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
@@ -93,5 +101,5 @@ def test_attaching_and_detaching_often_leaves_nothing(mechanism: str) -> None:
         pytest.skip(f"host: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
     attached = {int(line) for line in done.stdout.split()}
-    assert len(done.stdout.split()) == TIMES and len(attached) == 1 and attached.pop() >= 4, done.stdout
+    assert len(done.stdout.split()) == TIMES and len(attached) == 1 and attached.pop() >= 2, done.stdout
     check_nothing_left(before)

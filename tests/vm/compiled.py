@@ -28,10 +28,10 @@ PROGRAMS = ("futex", "offcpu", "kernel_locks")
 SMALL = {"entries": 64, "threads": 64, "stacks": 64}
 ASKED: tuple[tuple[tuple[str, ...], str, tuple[str, ...], dict[str, int]], ...] = (
     (PROGRAMS, "contention", ("auto",), {}),
-    (("futex",), "contention", ("fentry", "kprobe"), {}),
+    (("futex",), "contention", ("tracepoint", "fentry", "kprobe"), {}),
     (("kernel_locks",), "all", ("auto", "fentry", "kprobe"), {}),
-    (("futex", "kernel_locks"), "all", ("fentry", "kprobe"), {}),
-    (("futex", "kernel_locks"), "all", ("fentry", "kprobe"), SMALL),
+    (("kernel_locks",), "contention", ("fentry", "kprobe"), SMALL),
+    (("futex", "kernel_locks"), "all", ("kprobe",), {}),
 )
 """Programs, mode, mechanisms and maps of the daemons that tests start."""
 CPUS = "/sys/devices/system/cpu/possible"
