@@ -19,7 +19,7 @@ from lockd.load.loader import compiled, source_for
 from lockd.load.module import Module
 from lockd.service import load_settings
 
-AT_A_TIME = 4
+AT_A_TIME = 8
 """The kernel lets every detachment wait."""
 HOOKS = 2
 """Of each part of the work. An emulated machine takes its time for each."""
