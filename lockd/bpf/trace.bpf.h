@@ -214,10 +214,14 @@ static __always_inline bool is_kernel_thread(u64 task)
 static __always_inline bool is_current_traced(void)
 {
     u64 id = bpf_get_current_pid_tgid();
+    bool kernel_thread = false;
 
 #ifdef ONLY_CPU
     if (bpf_get_smp_processor_id() != ONLY_CPU)
         return false;
 #endif
-    return is_traced(id >> 32, id, is_kernel_thread(bpf_get_current_task()));
+#if defined(ONLY_USER_THREADS) || defined(ONLY_KERNEL_THREADS)
+    kernel_thread = is_kernel_thread(bpf_get_current_task());
+#endif
+    return is_traced(id >> 32, id, kernel_thread);
 }
