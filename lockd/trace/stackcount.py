@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             if time.monotonic() >= due:
                 due += args.interval
                 counts.write()
-        counts.write()
+        counts.write(None if args.interval else session.elapsed)
         session.report()
     return 0
 
@@ -111,12 +111,14 @@ class _Counts:
             self._counts[key] = self._counts.get(key, 0) + count
         return int(values["count"].sum())
 
-    def write(self) -> None:
-        """What was counted, in the format that was asked for; then it is gone."""
+    def write(self, seconds: float | None = None) -> None:
+        """What was counted, within `seconds` if not up to now, in the format that was asked for; then it is
+        gone."""
         now = time.time()
         profile = Profile(
-            TITLE, (Value("count", "count"),), list(self._samples()), self._began, now - self._began
-        )
+            TITLE, (Value("count", "count"),), list(self._samples()), self._began,
+            now - self._began if seconds is None else seconds,
+        )  # fmt: skip
         if self._args.timestamp:
             heading = time.strftime("%H:%M:%S\n", time.localtime(now))
             output.write_text(self._args.output, [heading], self._was_written)

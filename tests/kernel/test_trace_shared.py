@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pty
@@ -11,12 +12,20 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import Start
 from lockd_process import CANNOT, CHECKOUT, ROOT, Lockd
 from tracing import Done, Trace, trace
+
+from lockd.errors import HostError
+from lockd.load.hooks import Candidate, Part, Way
+from lockd.load.settings import Trace as settings_of
+from lockd.trace import options
+from lockd.trace.session import Session
 
 GETPPID = "t:syscalls:sys_enter_getppid"
 USAGE = 2
@@ -158,6 +167,48 @@ def test_it_ends_with_its_process() -> None:
         sleeper.wait()
 
 
+def part(what: str, *hooks: Candidate) -> Part:
+    return Part("trace", what, (Way("tracepoint", hooks, ()),))
+
+
+def session_of(*parts: Part, optional: tuple[str, ...] = ()) -> Session:
+    """Of what needs no program of a tool but stackcount's."""
+    args = argparse.Namespace(
+        unwind="dwarf", kernel_stacks_only=False, user_stacks_only=False, stack_storage_size=16
+    )
+    settings = options.load_settings(
+        args, settings_of(parts=parts, files=("stackcount.bpf.c",), pairs=("stackcount",))
+    )
+    return Session("test", settings, 0.1, optional=optional)
+
+
+THERE = Candidate("trace", "count_stack", "tracepoint", "syscalls:sys_enter_getppid")
+MISSING = Candidate("trace", "count_stack", "tracepoint", "syscalls:sys_enter_nonsense")
+
+
+def test_a_part_that_cannot_be_done_leaves_nothing_open() -> None:
+    descriptors = sorted(os.listdir("/proc/self/fd"))
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with (
+        pytest.raises(
+            HostError, match=r"^test: others cannot be traced here: tracepoint: this kernel has no"
+        ),
+        session_of(part("calls", THERE), part("others", MISSING)),
+    ):
+        pass
+    assert sorted(os.listdir("/proc/self/fd")) == descriptors
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_what_is_optional_may_be_missing(capfd: pytest.CaptureFixture[str]) -> None:
+    lacking = replace(MISSING, required=False)
+    parts = part("calls", THERE, lacking), part("others", MISSING)
+    with session_of(*parts, optional=("others",)) as session:
+        assert list(session.windows())
+    told = capfd.readouterr().err
+    assert "test: not attached: tracepoint syscalls:sys_enter_nonsense: this kernel has no tracepoint" in told
+
+
 def says(done: Done, code: int, pattern: str) -> None:
     assert (done.code, done.out) == (code, "")
     assert all(line.startswith("lockd: error: ") for line in done.err.splitlines()), done.err
@@ -187,23 +238,44 @@ def test_what_is_wrong_is_said_at_once(words: list[str], pattern: str) -> None:
 
 
 WITH_A_THREAD = """
-import threading, time
-thread = threading.Thread(target=time.sleep, args=(1000,))
+import sys, threading, time
+thread = threading.Thread(target=sys.stdin.readline)
 thread.start()
 print(thread.native_id, flush=True)
+time.sleep(1000)
 """
 
 
-def test_a_thread_is_no_process() -> None:
-    process = subprocess.Popen([sys.executable, "-c", WITH_A_THREAD], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout
-        tid = process.stdout.readline().strip()
-        pattern = f"process {tid}: it is a thread; rule: the id of a process"
-        says(trace("stackcount", GETPPID, "-p", tid), USAGE, pattern)
-    finally:
-        process.kill()
-        process.wait()
+@pytest.fixture
+def threaded() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process, and a thread of it that ends when it reads a line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WITH_A_THREAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    yield process, int(process.stdout.readline())
+    process.kill()
+    process.communicate()
+
+
+def test_a_thread_is_no_process(threaded: tuple[subprocess.Popen[str], int]) -> None:
+    pattern = f"process {threaded[1]}: it is a thread; rule: the id of a process"
+    says(trace("stackcount", GETPPID, "-p", threaded[1]), USAGE, pattern)
+
+
+def test_it_ends_with_its_thread(threaded: tuple[subprocess.Popen[str], int]) -> None:
+    """Though the process goes on."""
+    process, tid = threaded
+    with Trace("offcpu", "-t", tid, "--format", "json") as one:
+        time.sleep(0.3)
+        assert one.process.poll() is None
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+        done = one.finish()
+    assert done.code == 0
+    assert {row["tid"] for row in map(json.loads, done.out.splitlines())} == {tid}
+    says(trace("offcpu", "-t", tid), USAGE, f"thread {tid}: No such thread")
 
 
 def test_without_root_it_is_said_at_once() -> None:

@@ -1,4 +1,7 @@
-"""`lockd trace` as a process of a test: started, known to trace, ended, with what it said."""
+"""`lockd trace` as a script starts it, without a terminal: exit code, and each of its outputs.
+
+For tests of how a trace begins and ends; trace_process.py is for those of what it finds.
+"""
 
 from __future__ import annotations
 
