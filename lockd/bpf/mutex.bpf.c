@@ -78,6 +78,7 @@ struct mutex_hold {
 
 struct mutex_end {
     u64 at;
+    char comm[COMM_LEN];
     u32 tgid;
     u32 pad;
 };
@@ -343,6 +344,7 @@ int mutex_thread_ended(void *ctx)
         return 0;
 #ifdef MUTEX_HOLDS
     struct mutex_end end = {.at = now, .tgid = id >> 32};
+    bpf_get_current_comm(end.comm, sizeof(end.comm));
     mutex_ends.update(&tid, &end);
 #else
     struct mutex_calls *calls = mutex_calls.lookup(&tid);

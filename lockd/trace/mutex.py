@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     )
     began = time.time()
     with Session(title, options.load_settings(args, trace), args.duration, args.pids) as session:
+        session.stacks.names.look(args.pids)
         mutexes = Mutexes(session.stacks, session.manifest.enums["mutex_event"])
         for taken in session.windows():
             if "mutexes" in taken:

@@ -63,6 +63,9 @@ class Measured:
 
 Found = dict[Place, Measured]
 
+ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK"}
+"""Names by number: one has two."""
+
 _Key = tuple[int, int, int, str, str]
 """Process, mutex, stack, thread name, state."""
 
@@ -98,7 +101,7 @@ class Mutexes:
             state = ABANDONED if what == "ABANDONED" else ""
             measured = self._measured(tgid, mutex, stack, self._comm(tgid, tid, comm), state)
             if what == "FAILED":
-                name = errno.errorcode.get(error, str(error))
+                name = ERRORS.get(error, str(error))
                 measured.errors[name] = measured.errors.get(name, 0) + count
             else:
                 measured.times.add(slot, count, total, highest)
@@ -119,8 +122,11 @@ class Mutexes:
         threads, values = session.steady("mutex_ends")
         ended = dict(zip(threads.tolist(), values["at"].tolist(), strict=True))
         last: dict[int, int] = {}
-        for tgid, at in zip(values["tgid"].tolist(), values["at"].tolist(), strict=True):
+        for tid, tgid, at, comm in zip(
+            threads.tolist(), *(values[name].tolist() for name in ("tgid", "at", "comm")), strict=True
+        ):
             last[tgid] = max(at, last.get(tgid, 0))
+            self._comms[tid] = comm.decode(errors="replace")
         keys, values = session.steady("mutex_holds")
         names = ("since", "stack", "freed_at", "tid")
         for mutex, tgid, since, stack, freed_at, tid in zip(

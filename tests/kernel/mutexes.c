@@ -1,4 +1,4 @@
-/* Calls of mutex functions whose number is known, and how long they took, by scenario: mutexes SCENARIO.
+/* Calls of mutex functions whose number is known, and how long they took: mutexes SCENARIO...
  * The protocol is that of tests/workloads/README.md; standard C and POSIX alone, for any C library.
  *
  * The truth is by mutex: `taken` calls that took it and `wait_ns` that these took, `held` times that it was
@@ -51,12 +51,34 @@ struct truth {
     int64_t since;
 };
 
-pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+/* Each has a mutex of its own, `SCENARIO_guard`, and its truth. */
+/* clang-format off */
+#define SCENARIOS(X) \
+    X(holds) X(contention) X(trying) X(timed) X(condition_waits) X(recursive) X(robust) X(errors) \
+    X(given_by_another) X(c11) X(handler) X(cancelled) X(forked) X(often) X(ongoing)
+/* clang-format on */
+#define DEFINE(name)                                                                                         \
+    pthread_mutex_t name##_guard = PTHREAD_MUTEX_INITIALIZER;                                                \
+    static struct truth of_##name;                                                                           \
+    static void name(void);
+SCENARIOS(DEFINE)
+
+static const struct scenario {
+    const char *name;
+    void (*run)(void);
+    pthread_mutex_t *mutex;
+    struct truth *truth;
+} scenarios[] = {
+#define ENTRY(name) {#name, name, &name##_guard, &of_##name},
+    SCENARIOS(ENTRY)};
+
+static pthread_mutex_t *guard; /* of the scenario that runs */
+static struct truth *of_guard;
 static pthread_mutex_t other = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cond = PTHREAD_COND_INITIALIZER;
 static mtx_t plain;
 static cnd_t condition;
-static struct truth of_guard, of_other, of_plain;
+static struct truth of_other, of_plain;
 static _Atomic int step;
 
 static void reach(int which)
@@ -116,9 +138,9 @@ OUT_OF_LINE static void *hold_often(void *arg)
 {
     prctl(PR_SET_NAME, "holder");
     for (int i = 0; i < SOME; i++) {
-        take(&guard, &of_guard);
+        take(guard, of_guard);
         nap(2000);
-        give(&guard, &of_guard);
+        give(guard, of_guard);
     }
     return arg;
 }
@@ -134,8 +156,8 @@ static void *waits_often(void *arg)
     prctl(PR_SET_NAME, "waiter");
     for (int i = 0; i < SOME; i++) {
         reach(2 * i + 1);
-        take(&guard, &of_guard);
-        give(&guard, &of_guard);
+        take(guard, of_guard);
+        give(guard, of_guard);
         step = 2 * i + 2;
     }
     return arg;
@@ -145,10 +167,10 @@ static void contention(void)
 {
     pthread_t waiter = start(waits_often);
     for (int i = 0; i < SOME; i++) {
-        take(&guard, &of_guard);
+        take(guard, of_guard);
         step = 2 * i + 1;
         nap(5000);
-        give(&guard, &of_guard);
+        give(guard, of_guard);
         reach(2 * i + 2);
     }
     pthread_join(waiter, NULL);
@@ -158,20 +180,20 @@ static void *tries(void *arg)
 {
     for (int i = 0; i < SOME; i++) {
         int64_t since = now();
-        noted(&of_guard, since, pthread_mutex_trylock(&guard), 1);
+        noted(of_guard, since, pthread_mutex_trylock(guard), 1);
     }
     return arg;
 }
 
 static void trying(void)
 {
-    take(&guard, &of_guard);
+    take(guard, of_guard);
     pthread_join(start(tries), NULL);
-    give(&guard, &of_guard);
+    give(guard, of_guard);
     for (int i = 0; i < SOME; i++) {
         int64_t since = now();
-        if (!noted(&of_guard, since, pthread_mutex_trylock(&guard), 1))
-            give(&guard, &of_guard);
+        if (!noted(of_guard, since, pthread_mutex_trylock(guard), 1))
+            give(guard, of_guard);
     }
 }
 
@@ -180,8 +202,8 @@ static void *takes_in_time(void *arg)
     for (int i = 0; i < 4; i++) {
         struct timespec until = after(CLOCK_REALTIME, i < 3 ? 10000 : 10000000);
         int64_t since = now();
-        if (!noted(&of_guard, since, pthread_mutex_timedlock(&guard, &until), 1))
-            give(&guard, &of_guard);
+        if (!noted(of_guard, since, pthread_mutex_timedlock(guard, &until), 1))
+            give(guard, of_guard);
         step = i + 1;
     }
 #ifdef __GLIBC__
@@ -190,8 +212,8 @@ static void *takes_in_time(void *arg)
             reach(5);
         struct timespec until = after(CLOCK_MONOTONIC, i ? 10000000 : 10000);
         int64_t since = now();
-        if (!noted(&of_guard, since, pthread_mutex_clocklock(&guard, CLOCK_MONOTONIC, &until), 1))
-            give(&guard, &of_guard);
+        if (!noted(of_guard, since, pthread_mutex_clocklock(guard, CLOCK_MONOTONIC, &until), 1))
+            give(guard, of_guard);
         step = 6 + i;
     }
 #endif
@@ -200,18 +222,18 @@ static void *takes_in_time(void *arg)
 
 static void timed(void)
 {
-    take(&guard, &of_guard);
+    take(guard, of_guard);
     pthread_t t = start(takes_in_time);
     reach(3);
     nap(20000);
-    give(&guard, &of_guard);
+    give(guard, of_guard);
     reach(4);
 #ifdef __GLIBC__
-    take(&guard, &of_guard);
+    take(guard, of_guard);
     step = 5;
     reach(6);
     nap(20000);
-    give(&guard, &of_guard);
+    give(guard, of_guard);
 #endif
     pthread_join(t, NULL);
 }
@@ -219,20 +241,20 @@ static void timed(void)
 /* A wait for a condition ends a hold, and begins another. */
 static void *waits_for_condition(void *arg)
 {
-    take(&guard, &of_guard);
+    take(guard, of_guard);
     for (int i = 0; i < 10; i++) {
         struct timespec until = after(CLOCK_REALTIME, 20000);
         nap(1000);
-        ended(&of_guard);
+        ended(of_guard);
         if (i % 2)
-            pthread_cond_timedwait(&cond, &guard, &until);
+            pthread_cond_timedwait(&cond, guard, &until);
         else {
             step++;
-            pthread_cond_wait(&cond, &guard);
+            pthread_cond_wait(&cond, guard);
         }
-        begun(&of_guard);
+        begun(of_guard);
     }
-    give(&guard, &of_guard);
+    give(guard, of_guard);
     return arg;
 }
 
@@ -242,9 +264,9 @@ static void condition_waits(void)
     for (int i = 1; i <= 5; i++) {
         reach(i);
         nap(20000);
-        take(&guard, &of_guard);
+        take(guard, of_guard);
         pthread_cond_signal(&cond);
-        give(&guard, &of_guard);
+        give(guard, of_guard);
     }
     pthread_join(t, NULL);
 }
@@ -255,7 +277,7 @@ static void make(int type, int robust)
     pthread_mutexattr_init(&a);
     pthread_mutexattr_settype(&a, type);
     pthread_mutexattr_setrobust(&a, robust);
-    pthread_mutex_init(&guard, &a);
+    pthread_mutex_init(guard, &a);
 }
 
 static void recursive(void)
@@ -264,20 +286,20 @@ static void recursive(void)
     for (int i = 0; i < SOME; i++) {
         for (int depth = 0; depth < 3; depth++) {
             int64_t since = now();
-            noted(&of_guard, since, pthread_mutex_lock(&guard), depth == 0);
+            noted(of_guard, since, pthread_mutex_lock(guard), depth == 0);
         }
         nap(1000);
-        pthread_mutex_unlock(&guard);
-        pthread_mutex_unlock(&guard);
-        give(&guard, &of_guard);
+        pthread_mutex_unlock(guard);
+        pthread_mutex_unlock(guard);
+        give(guard, of_guard);
     }
 }
 
 static void *takes_and_ends(void *arg)
 {
-    take(&guard, &of_guard);
+    take(guard, of_guard);
     nap(10000);
-    ended(&of_guard);
+    ended(of_guard);
     return arg;
 }
 
@@ -287,41 +309,41 @@ static void robust(void)
     for (int i = 0; i < 5; i++) {
         pthread_join(start(takes_and_ends), NULL);
         nap(10000);
-        if (take(&guard, &of_guard) == EOWNERDEAD)
-            pthread_mutex_consistent(&guard);
+        if (take(guard, of_guard) == EOWNERDEAD)
+            pthread_mutex_consistent(guard);
         nap(5000);
-        give(&guard, &of_guard);
+        give(guard, of_guard);
     }
 }
 
 static void *takes_wrongly(void *arg)
 {
-    pthread_mutex_unlock(&guard); /* EPERM: the other's hold goes on */
+    pthread_mutex_unlock(guard); /* EPERM: the other's hold goes on */
     return arg;
 }
 
 static void errors(void)
 {
     make(PTHREAD_MUTEX_ERRORCHECK, PTHREAD_MUTEX_STALLED);
-    take(&guard, &of_guard);
-    noted(&of_guard, 0, pthread_mutex_lock(&guard), 1); /* EDEADLK */
+    take(guard, of_guard);
+    noted(of_guard, 0, pthread_mutex_lock(guard), 1); /* EDEADLK */
     nap(5000);
     pthread_join(start(takes_wrongly), NULL);
     nap(5000);
-    give(&guard, &of_guard);
+    give(guard, of_guard);
 }
 
 /* Not what POSIX allows, and done: it works for a mutex of the default sort. */
 static void *gives_for_another(void *arg)
 {
-    give(&guard, &of_guard);
+    give(guard, of_guard);
     return arg;
 }
 
 static void given_by_another(void)
 {
     for (int i = 0; i < 5; i++) {
-        take(&guard, &of_guard);
+        take(guard, of_guard);
         nap(5000);
         pthread_join(start(gives_for_another), NULL);
         nap(5000);
@@ -381,14 +403,14 @@ static void in_handler(int number)
 
 static void *is_interrupted(void *arg)
 {
-    take(&guard, &of_guard);
+    take(guard, of_guard);
     step = 1;
-    ended(&of_guard);
+    ended(of_guard);
     while (step < 6)
-        pthread_cond_wait(&cond, &guard);
-    begun(&of_guard);
+        pthread_cond_wait(&cond, guard);
+    begun(of_guard);
     nap(2000);
-    give(&guard, &of_guard);
+    give(guard, of_guard);
     return arg;
 }
 
@@ -403,9 +425,9 @@ static void handler(void)
         pthread_kill(t, SIGUSR1);
         reach(2 + i);
     }
-    take(&guard, &of_guard);
+    take(guard, of_guard);
     pthread_cond_signal(&cond);
-    give(&guard, &of_guard);
+    give(guard, of_guard);
     pthread_join(t, NULL);
 }
 
@@ -417,9 +439,9 @@ static void gives_at_end(pthread_mutex_t **m)
 
 static void *is_cancelled(void *arg)
 {
-    pthread_mutex_t *m __attribute__((cleanup(gives_at_end))) = &guard;
-    take(m, &of_guard);
-    ended(&of_guard);
+    pthread_mutex_t *m __attribute__((cleanup(gives_at_end))) = guard;
+    take(m, of_guard);
+    ended(of_guard);
     step = 1;
     for (;;)
         pthread_cond_wait(&cond, m);
@@ -434,8 +456,8 @@ static void cancelled(void)
     pthread_cancel(t);
     pthread_join(t, NULL);
     int64_t since = now();
-    if (!noted(&of_guard, since, pthread_mutex_trylock(&guard), 1))
-        give(&guard, &of_guard);
+    if (!noted(of_guard, since, pthread_mutex_trylock(guard), 1))
+        give(guard, of_guard);
 }
 
 /* What goes on at the end: `guard` is held by the main thread and two wait for it, `other` was taken by a
@@ -444,7 +466,7 @@ static void *waits_for_ever(void *arg)
 {
     prctl(PR_SET_NAME, "waiter");
     step++;
-    pthread_mutex_lock(&guard);
+    pthread_mutex_lock(guard);
     return arg;
 }
 
@@ -457,7 +479,7 @@ static void *takes_other(void *arg)
 
 static void ongoing(void)
 {
-    pthread_mutex_lock(&guard);
+    pthread_mutex_lock(guard);
     start(waits_for_ever);
     start(waits_for_ever);
     pthread_join(start(takes_other), NULL);
@@ -468,51 +490,30 @@ static void ongoing(void)
 /* A child gives back its copy. */
 static void forked(void)
 {
-    take(&guard, &of_guard);
+    take(guard, of_guard);
     nap(2000);
     pid_t child = fork();
     if (!child) {
-        pthread_mutex_unlock(&guard);
+        pthread_mutex_unlock(guard);
         for (int i = 0; i < SOME; i++) {
-            pthread_mutex_lock(&guard);
-            pthread_mutex_unlock(&guard);
+            pthread_mutex_lock(guard);
+            pthread_mutex_unlock(guard);
         }
         _exit(0);
     }
     waitpid(child, NULL, 0);
     nap(2000);
-    give(&guard, &of_guard);
+    give(guard, of_guard);
 }
 
 /* As fast as it goes. */
 static void often(void)
 {
     for (int i = 0; i < 20000; i++) {
-        take(&guard, &of_guard);
-        give(&guard, &of_guard);
+        take(guard, of_guard);
+        give(guard, of_guard);
     }
 }
-
-static const struct {
-    const char *name;
-    void (*run)(void);
-} SCENARIOS[] = {
-    {"holds", holds},
-    {"contention", contention},
-    {"trying", trying},
-    {"timed", timed},
-    {"condition_waits", condition_waits},
-    {"recursive", recursive},
-    {"robust", robust},
-    {"errors", errors},
-    {"given_by_another", given_by_another},
-    {"c11", c11},
-    {"handler", handler},
-    {"cancelled", cancelled},
-    {"ongoing", ongoing},
-    {"forked", forked},
-    {"often", often},
-};
 
 static void tell(const char *name, const struct truth *t, const char *end)
 {
@@ -521,24 +522,36 @@ static void tell(const char *name, const struct truth *t, const char *end)
            end);
 }
 
+static const struct scenario *scenario_of(const char *name)
+{
+    for (size_t i = 0; i < sizeof(scenarios) / sizeof(*scenarios); i++)
+        if (!strcmp(name, scenarios[i].name))
+            return &scenarios[i];
+    exit(1);
+}
+
 int main(int argc, char **argv)
 {
     char byte;
-    void (*run)(void) = NULL;
-    for (size_t i = 0; argc > 1 && i < sizeof(SCENARIOS) / sizeof(*SCENARIOS); i++)
-        if (!strcmp(argv[1], SCENARIOS[i].name))
-            run = SCENARIOS[i].run;
-    if (!run)
-        return 1;
     if (getenv("LOCKD_COMM"))
         prctl(PR_SET_NAME, getenv("LOCKD_COMM"));
     printf("ready %d\n", getpid());
     fflush(stdout);
     if (read(0, &byte, 1) != 1)
         return 1;
-    run();
+    for (int i = 1; i < argc; i++) {
+        const struct scenario *one = scenario_of(argv[i]);
+        step = 0;
+        guard = one->mutex;
+        of_guard = one->truth;
+        one->run();
+    }
     printf("{");
-    tell("guard", &of_guard, ", ");
+    for (int i = 1; i < argc; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "%s_guard", argv[i]);
+        tell(name, scenario_of(argv[i])->truth, ", ");
+    }
     tell("other", &of_other, ", ");
     tell("plain", &of_plain, "}\n");
     fflush(stdout);

@@ -55,6 +55,7 @@ LEFT_OUT = {
     "test_server_names.py": "about a server, which is the same on any kernel",
     "test_signals.py": "about processes of lockd, which are the same on any kernel",
     "test_single_operations.py": "about lockd without batch operations, which it takes on any of these",
+    "test_trace_mutex.py": "about functions of C libraries; compiling takes a minute there each time",
     "test_totals.py": "about maps that are full; filling them takes too long there",
     "test_trace_futex.py": "about what is made of futex calls, which test_futex.py tests there; to "
     "compile a trace takes a minute each time",
