@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lockd.manifest import Manifest
-from lockd.sample.index import mix
+from lockd.sample.index import Hashes, mix
 from lockd.sample.pairs import Rows
 from lockd.trace.histogram import Histogram
 from lockd.trace.lock_rows import LockRow
@@ -28,6 +28,9 @@ CALLS = np.dtype([
 ])  # fmt: skip
 """Calls that are alike; `stack` is a number of CallStacks."""
 MERGED_AT = 16384
+MOST = 1 << 20
+"""Sorts of calls that are told apart, about 100 MB; further ones are counted without names."""
+NAMES = ("tgid", "tid", "uaddr", "stack")
 UNKNOWN = "[no room]"
 """Whose calls were counted when there was no room for names any more."""
 
@@ -35,12 +38,15 @@ UNKNOWN = "[no room]"
 class FutexCalls:
     """Everything that was counted so far."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, most: int = MOST) -> None:
         kinds = manifest.enums["futex_kind"]
         self.kinds = [name.removeprefix("KIND_").lower() for name in kinds]
         self.wake, self.no_slot = kinds.index("KIND_WAKE"), manifest.constants["SLOT_NONE"]
         self.total = 0
         """Calls."""
+        self.nameless = 0
+        """Calls that there were too many sorts of."""
+        self._most = most
         self._comms: dict[int, str] = {0: UNKNOWN}
         self._merged = np.empty(0, CALLS)
         self._parts: list[Columns] = []
@@ -74,7 +80,8 @@ class FutexCalls:
         """Each sort of calls once."""
         if self._parts:
             parts = np.concatenate([self._merged, *self._parts])
-            hashes = mix(*(parts[name] for name in KEY))
+            self._make_room(parts)
+            hashes = _hashes(parts)
             _, first, which = np.unique(hashes, return_index=True, return_inverse=True)
             self._merged, self._parts = parts[first], []
             for name in SUMS:
@@ -83,6 +90,16 @@ class FutexCalls:
             for name in MAXIMA:
                 np.maximum.at(self._merged[name], which, parts[name])
         return self._merged
+
+    def _make_room(self, parts: Columns) -> None:
+        """Take the names from what is new, if there are too many sorts of calls."""
+        hashes = _hashes(parts)
+        known = np.isin(hashes, _hashes(self._merged))
+        fresh = np.unique(hashes[~known])
+        late = np.isin(hashes, fresh[max(self._most - len(self._merged), 0) :]) & (parts["tgid"] > 0)
+        for name in NAMES:
+            parts[name][late] = 0
+        self.nameless += int(parts["calls"][late].sum())
 
     def rows(
         self, stack_of: Callable[[int], tuple[str, ...]], name_of: NameOf | None = None
@@ -137,6 +154,10 @@ class FutexCalls:
             # Slot s of common.bpf.h holds [2^(s-1), 2^s) whole microseconds, 0 what is less than one.
             found.setdefault((call.tgid, call.uaddr), Histogram()).add(call.slot + 1, call.calls)
         return found
+
+
+def _hashes(rows: Columns) -> Hashes:
+    return mix(*(rows[name] for name in KEY))
 
 
 class _Call(NamedTuple):

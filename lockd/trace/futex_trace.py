@@ -97,6 +97,8 @@ def trace(title: str, args: argparse.Namespace, duration: float | None, with_nam
         names.work(float("inf"))
         rows = calls.rows(session.stacks.user, names.name if with_names else None)
         session.report()
+        if calls.nameless:
+            print(f"{title}: {calls.nameless:,} calls counted without names: too many sorts", file=sys.stderr)
         if debug:
             _say_steps(session, entered, still_open)
     found = FutexTrace(rows, calls.histograms(), began, session.elapsed)

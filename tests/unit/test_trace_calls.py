@@ -1,0 +1,127 @@
+"""What lockd trace futex makes of what it drains, and of what /proc tells of threads that wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockd.manifest import Manifest
+from lockd.trace.asleep import kind_of_wait
+from lockd.trace.futex_calls import CALLS, MAXIMA, SUMS, UNKNOWN, FutexCalls
+from lockd.trace.histogram import as_bcc
+from lockd.trace.open_waits import slots_of
+
+KINDS = ("KIND_LOCK", "KIND_PI", "KIND_COND", "KIND_OTHER", "KIND_WAKE", "KIND_NONE")
+MANIFEST = Manifest("", 0, (), (), (), (), {"futex_kind": KINDS}, {"SLOT_NONE": 255})
+LOCK, COND, WAKE = (KINDS.index(f"KIND_{name}") for name in ("LOCK", "COND", "WAKE"))
+
+CALL = st.fixed_dictionaries({
+    "tgid": st.integers(1, 3), "tid": st.integers(1, 4), "uaddr": st.integers(0, 3),
+    "kind": st.integers(0, 5), "slot": st.sampled_from([0, 3, 9, 255]), "error": st.sampled_from([0, 11]),
+    "stack": st.integers(0, 2), "is_open": st.integers(0, 1), "calls": st.integers(1, 2**40),
+    "blocked_ns": st.integers(0, 2**50), "sys_ns": st.integers(0, 2**50),
+    "max_blocked_ns": st.integers(0, 2**50), "max_sys_ns": st.integers(0, 2**50),
+})  # fmt: skip
+WINDOWS = st.lists(st.lists(CALL, min_size=1, max_size=10), max_size=6)
+
+
+def part_of(calls: list[dict[str, int]]) -> Any:
+    part = np.zeros(len(calls), CALLS)
+    for row, call in enumerate(calls):
+        for name, value in call.items():
+            part[name][row] = value
+    return part
+
+
+def names_of(number: int) -> tuple[str, ...]:
+    return (f"inner{number}", "outer") if number else ()
+
+
+@given(WINDOWS, st.integers(0, 5), st.booleans())
+def test_no_count_and_no_time_is_lost(windows: list[list[dict[str, int]]], most: int, often: bool) -> None:
+    """Whenever they are merged, and with room for a few sorts only."""
+    found = FutexCalls(MANIFEST, most)
+    for window in windows:
+        found.add_part(part_of(window))
+        if often:
+            found.merged()
+    calls = [call for window in windows for call in window]
+    merged = found.merged()
+    assert found.total == sum(call["calls"] for call in calls)
+    for name in SUMS:
+        assert int(merged[name].sum()) == sum(call[name] for call in calls)
+    for name in MAXIMA:
+        assert max(merged[name].tolist(), default=0) == max((call[name] for call in calls), default=0)
+    assert sum(merged["tgid"] > 0) <= most
+    assert int(merged["calls"][merged["tgid"] == 0].sum()) == found.nameless
+    rows = found.rows(names_of)
+    assert sum(row.blocked_ns for row in rows) == sum(call["blocked_ns"] for call in calls)
+    assert sum(row.wait_count for row in rows) == sum(c["calls"] for c in calls if c["kind"] < WAKE)
+    assert sum(row.wake_count for row in rows) == sum(c["calls"] for c in calls if c["kind"] == WAKE)
+    assert sum(row.errors for row in rows) == sum(c["calls"] for c in calls if c["error"])
+    assert sum(row.ongoing for row in rows) == sum(c["calls"] for c in calls if c["is_open"])
+    histograms = found.histograms()
+    assert sum(one.count for one in histograms.values()) == sum(row.blocked_count for row in rows)
+    assert len({(row.pid, row.tid, row.address, row.frames) for row in rows}) == len(rows)
+
+
+def test_what_has_no_room_says_so() -> None:
+    found = FutexCalls(MANIFEST, 0)
+    found.add_part(part_of([{"tgid": 7, "tid": 8, "uaddr": 9, "stack": 1, "kind": LOCK, "calls": 3}]))
+    (row,) = found.rows(names_of)
+    assert (row.pid, row.tid, row.address, row.comm, row.frames) == (0, 0, 0, UNKNOWN, ())
+    assert (row.wait_count, found.nameless) == (3, 3)
+
+
+def test_wakes_have_the_name_of_their_lock() -> None:
+    found = FutexCalls(MANIFEST)
+    wait = {"tgid": 7, "tid": 8, "uaddr": 9, "kind": COND, "calls": 2, "slot": 255}
+    found.add_part(part_of([wait, {**wait, "tid": 10, "kind": WAKE}, {**wait, "uaddr": 11, "kind": WAKE}]))
+    asked: list[tuple[int, int, str]] = []
+
+    def name_of(tgid: int, address: int, guess: str) -> tuple[str, str]:
+        asked.append((tgid, address, guess))
+        return ("lock" if guess else ""), f"lock{address}"
+
+    rows = found.rows(names_of, name_of)
+    assert sorted(asked) == [(7, 9, "cond"), (7, 11, "")]
+    assert sorted((row.tid, row.kind, row.lock) for row in rows) == [
+        (8, "", "lock11"), (8, "lock", "lock9"), (10, "lock", "lock9"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("us", "line"),
+    [(0, "0 -> 1"), (1, "0 -> 1"), (2, "2 -> 3"), (3, "2 -> 3"), (4, "4 -> 7"), (1023, "512 -> 1023"),
+     (1024, "1024 -> 2047"), (3_600_000_000, "2147483648 -> 4294967295")],
+)  # fmt: skip
+def test_a_time_is_in_the_line_of_a_histogram_that_has_it(us: int, line: str) -> None:
+    found = FutexCalls(MANIFEST)
+    slot = int(slots_of(np.array([us * 1000 + 500]))[0])
+    found.add_part(part_of([{"tgid": 7, "uaddr": 9, "kind": LOCK, "slot": slot, "calls": 5}]))
+    (lines,) = (list(as_bcc(histogram)) for histogram in found.histograms().values())
+    assert " ".join(lines[-1].partition(":")[0].split()) == line
+    assert lines[-1].split(":")[1].split()[0] == "5"
+
+
+REALTIME, PRIVATE = 256, 128
+
+
+@pytest.mark.parametrize(
+    ("operation", "value", "timeout", "kind"),
+    [
+        (0, 2, 0, "lock"), (PRIVATE, 2, 0, "lock"), (0, 1, 0, "cond"), (0, 0x80000123, 0, "lock"),
+        (0, 0xFFFFFFFF, 0, "cond"), (0, 0xFFFFFFFFFFFFFFFF, 0, "cond"), (9, 2, 0, "lock"), (9, 2, 1, "cond"),
+        (9 | REALTIME, 2, 0, "cond"), (9, 0, 0, "cond"), (11, 0, 0, "cond"), (6, 0, 0, "pi"),
+        (13 | PRIVATE, 0, 0, "pi"), (1, 2, 0, ""), (3, 2, 0, ""), (5, 2, 0, ""), (10, 2, 0, ""), 
+        (99, 2, 0, ""),
+    ],
+)  # fmt: skip
+def test_kinds_of_calls_are_as_the_programs_tell_them(
+    operation: int, value: int, timeout: int, kind: str
+) -> None:
+    assert kind_of_wait(operation, value, timeout) == kind
