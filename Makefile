@@ -14,7 +14,7 @@ C_FILES = $(shell find lockd tests -name build -prune -o '(' -name '*.[ch]' -o -
 RUN_PACKAGES := python3 python3-bcrypt python3-bpfcc python3-numpy python3-prometheus-client \
 	python3-rich python3-systemd python3-tornado python3-yaml 'libbpf1|libbpf0' 'libdw1|libdw1t64' binutils
 TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd \
-	'bpftool|linux-tools-common' bpftrace e2fsprogs mmdebstrap qemu-system-x86 'chromium|chromium-browser' \
+	'bpftool|linux-tools-common' bpftrace bpfcc-tools e2fsprogs mmdebstrap qemu-system-x86 'chromium|chromium-browser' \
 	$(PROGRAM_PACKAGES)
 
 # What builds tests/programs, and the server among them. None of these starts a service.

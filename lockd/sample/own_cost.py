@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import resource
@@ -13,17 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 import lockd
-from lockd.libbpf import libbpf
 from lockd.manifest import Manifest
 from lockd.names.resolver import Resolver
 from lockd.sample.block import Block
 from lockd.sample.collect import Collector
 from lockd.sample.losses import Losses
+from lockd.sample.program_info import program_info
 from lockd.sample.series import Series
-
-PROG_INFO_BYTES = 232
-RUN_TIME_NS, RUN_COUNT, RECURSION_MISSES = 192, 200, 208
-"""Offsets in struct bpf_prog_info (include/uapi/linux/bpf.h); it only grows at its end."""
 
 
 class TickTimes:
@@ -129,12 +124,3 @@ class OwnCost:
         except OSError:
             return 0
         return pages * resource.getpagesize()
-
-
-def program_info(fd: int) -> npt.NDArray[np.int64]:
-    """Run time (ns), runs and missed runs of a BPF function; zeros where the kernel keeps none."""
-    words = np.zeros(PROG_INFO_BYTES // 8, np.int64)
-    size = ctypes.c_uint32(PROG_INFO_BYTES)
-    if libbpf().bpf_obj_get_info_by_fd(fd, words.ctypes.data, ctypes.byref(size)):
-        return np.zeros(3, np.int64)
-    return np.array([words[at // 8] for at in (RUN_TIME_NS, RUN_COUNT, RECURSION_MISSES)])

@@ -23,6 +23,7 @@ from lockd.sample.inflight import read_steady
 from lockd.sample.losses import Losses
 from lockd.sample.maps import HashMap
 from lockd.sample.pairs import Pairs, Rows
+from lockd.sample.program_info import program_info
 from lockd.trace.call_stacks import CallStacks
 from lockd.trace.progress import Progress
 
@@ -87,7 +88,7 @@ class Session:
             self.manifest, fds = run_loader(self._settings)
             maps = len(self.manifest.maps)
             functions = maps + len(self.manifest.functions)
-            self._attached = fds[functions:]
+            self._functions, self._attached = fds[maps:functions], fds[functions:]
             opened.callback(self._detach)
             opened.callback(_close, fds[:functions])
             self._tell_what_is_missing()
@@ -129,6 +130,7 @@ class Session:
         # First all programs end at one moment: none of them misses the end of what another saw begin.
         self._unlist(TRACED_PROCESSES, self._only)
         self._unlist(TRACED_THREADS, self._threads)
+        self.progress.say(f"{self.title}: detaching")
         self._detach()
         for _ in range(2):
             yield self._drained()
@@ -173,6 +175,10 @@ class Session:
         words |= {f"stacks: {reason.replace('_', ' ')}": n for reason, n in stacks.items()}
         if self._has_stacks:
             words["stacks: too many to be unwound"] = self.stacks.lost
+        # Of programs called by what they do themselves, or while their CPU was changing a map.
+        for (_, function), fd in zip(self.manifest.functions, self._functions, strict=True):
+            what = f"{function}: was running already"
+            words[what] = words.get(what, 0) + int(program_info(fd)[2])
         return {what: n for what, n in words.items() if n}
 
     def report(self) -> None:

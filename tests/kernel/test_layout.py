@@ -25,7 +25,7 @@ from lockd.libbpf import libbpf
 from lockd.load.btf import KernelTypes
 from lockd.load.settings import LoadSettings
 from lockd.manifest import Layout, Manifest, MapInfo
-from lockd.sample import own_cost
+from lockd.sample import program_info
 
 BPF_MAP_TYPE_PERCPU_ARRAY, BPF_MAP_TYPE_RINGBUF = 6, 27
 BTF_IDS_AT = 64
@@ -199,9 +199,9 @@ def test_facts_about_programs_are_where_the_kernel_puts_them() -> None:
     """struct bpf_prog_info, of which lockd reads three members by their offset."""
     types = KernelTypes()
     for member, offset in {
-        "run_time_ns": own_cost.RUN_TIME_NS,
-        "run_cnt": own_cost.RUN_COUNT,
-        "recursion_misses": own_cost.RECURSION_MISSES,
+        "run_time_ns": program_info.RUN_TIME_NS,
+        "run_cnt": program_info.RUN_COUNT,
+        "recursion_misses": program_info.RECURSION_MISSES,
     }.items():
         if types.has_member("bpf_prog_info", member):  # misses: 5.12
             assert types.offset("bpf_prog_info", member) == offset, member

@@ -19,7 +19,7 @@ from lockd.load import attach, programs
 from lockd.load.bpf_syscall import bpf
 from lockd.load.host import ensure_tracefs
 from lockd.load.settings import LoadSettings
-from lockd.sample.own_cost import program_info
+from lockd.sample.program_info import program_info
 
 SOURCE = Path(__file__).resolve().parents[2] / "bench/programs/futex_call.c"
 BPF_ENABLE_STATS = 32

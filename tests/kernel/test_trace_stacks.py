@@ -63,8 +63,10 @@ BUILDS = {
 class Program:
     """One run of it."""
 
-    def __init__(self, path: Path) -> None:
-        self.process = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __init__(self, *command: object) -> None:
+        self.process = subprocess.Popen(
+            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         self.pid = self.process.pid
 
     def do(self, what: str = "g") -> None:
@@ -154,6 +156,22 @@ def test_a_function_of_a_library_by_its_short_name(start: Start, built: dict[str
         trace = Trace("stackcount", pattern, "-p", one.pid, "--format", "json")
         one.do()
         assert counted(trace.stop()) == OF_SHARED
+
+
+IN_A_CONTAINER = 'mount -t tmpfs none "$1"; cp "$2" "$1/program"; cp "$3" "$1"; exec "$1/program"'
+
+
+def test_a_program_in_a_file_system_of_its_own(built: dict[str, Path], tmp_path: Path) -> None:
+    """Under its path there is another program in ours, or none."""
+    library = built["pie"].parent / "libshared.so.1"
+    (tmp_path / "program").write_bytes(built["static"].read_bytes())
+    one = Program("unshare", "-m", "sh", "-ec", IN_A_CONTAINER, "-", tmp_path, built["pie"], library)
+    one.do("-")  # it has begun
+    for pattern in ("program:leaf", f"{tmp_path}/program:leaf"):
+        trace = Trace("stackcount", pattern, "-p", one.pid, "--format", "json")
+        one.do()
+        assert counted(trace.stop()) == LEAF
+    one.end()
 
 
 def test_only_the_processes_that_were_asked_for(start: Start, built: dict[str, Path]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockd.names.elf import ObjectFile
+from lockd.names.functions import functions_by_name
 from lockd.names.libdw import Elf, ElfError
 
 HERE = Path(__file__).parent
@@ -92,6 +93,8 @@ def test_symbols_that_a_file_brings_along_compressed(program: Path, tmp_path: Pa
     file, at = opened(bringing), addresses(program)
     assert (found := file.function(at["main"]))
     assert found.name == "main"
+    (listed,) = functions_by_name(file, lambda name: name in ("plain", "a_longer_alias"))
+    assert (listed.names, listed.address) == (("plain", "a_longer_alias"), at["plain"])
     file.close()
 
 
@@ -119,6 +122,8 @@ def test_functions_of_a_stripped_go_program(
     names = ["", "main.main", "main.main", "main.(*Shop).Sell"] if is_known else [""] * 4
     assert [symbol.name if symbol else "" for symbol in found] == names
     assert (file.function_start(at + 20) == at + 16) == is_known
+    listed = functions_by_name(file, lambda name: name.endswith("Sell"))
+    assert [(one.names, one.address) for one in listed] == [(("main.(*Shop).Sell",), at + 16)] * is_known
     file.close()
 
 

@@ -170,3 +170,18 @@ def test_who_asked_for_a_lock_includes_those_who_do_it_for_others(symbols: Kerne
     stack = tuple(address_of(name) + 4 for name in ("__mutex_lock", "mutex_lock", "rtnl_lock", "vfs_read"))
     assert symbols.callers(stack) == ("rtnl_lock", "vfs_read")
     assert symbols.site(stack) == "vfs_read"
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        (0xFFFFFFFF81001000, "vfs_read+0x0"),
+        (0xFFFFFFFF8100101F, "vfs_read+0x1f"),
+        (0xFFFFFFFF81003110, "__mutex_lock+0x10"),
+        (0xFFFFFFFFC0000010, "module_function+0x10 [nfs]"),
+        (0xFFFFFFFFC0010000, "0xffffffffc0010000"),
+        (0xFFFFFFFF82000000, "0xffffffff82000000"),
+    ],
+)
+def test_places_in_functions_and_their_modules(symbols: KernelSymbols, address: int, place: str) -> None:
+    assert symbols.place(address) == place

@@ -17,6 +17,8 @@ from machine.base import ROOT, base, make_image
 PARTS = ("lockd", "tests", "config", "pyproject.toml")
 """What tests/kernel needs of a checkout. By name, since there may be no .git to tell."""
 NOT_PARTS = shutil.ignore_patterns("__pycache__", ".*")
+ORIGINALS = ("stackcount",)
+"""Tools of bcc that tests compare lockd's with: scripts of the package bpfcc-tools."""
 WORK = "/work"
 
 
@@ -37,6 +39,9 @@ def make_checkout(root: Path) -> None:
             shutil.copytree(ROOT / part, root / part, ignore=NOT_PARTS)
         else:
             shutil.copy2(ROOT / part, root / part)
+    (root / "originals").mkdir()
+    for name in ORIGINALS:
+        shutil.copy2(f"/usr/sbin/{name}-bpfcc", root / "originals" / name)
     if _newer_libc():
         workloads = root / "tests/workloads"
         subprocess.run(["make", "-s", "-C", workloads, "clean"], check=True)

@@ -1,9 +1,9 @@
-/* K waits in each of some functions, one place after the other, each in a thread of its own and with callers that
- * have no frame pointers (see Makefile): inner_sleep called by middle_sleep called by outer_sleep (nanosleep of
- * 2 ms), read_here (a pipe, answered 1 ms after the reader sleeps, by write_here in the main thread), fork_here
- * (uninterruptible: a vfork, whose child ends after 1 ms). "places" has the waits of each, without the time on
- * the run queue. The thread "older" has been blocked in older_wait since before the start byte, and "late" is
- * blocked in late_wait since after it; both stay so. */
+/* K waits in each of some functions, one place after the other, each in a thread of its own and with callers
+ * that have no frame pointers (see Makefile): inner_sleep called by middle_sleep called by outer_sleep
+ * (nanosleep of 2 ms), read_here (a pipe, answered 1 ms after the reader sleeps, by write_here in the main
+ * thread), fork_here (uninterruptible: a vfork, whose child ends after 1 ms). "places" has the waits of each,
+ * without the time on the run queue. The thread "older" has been blocked in older_wait since before the start
+ * byte, and "late" is blocked in late_wait since after it; both stay so. */
 #include "workload.h"
 
 static long k;
