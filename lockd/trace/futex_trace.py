@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lockd.load.settings import Trace
+from lockd.load.settings import LoadSettings, Trace
 from lockd.sample.maps import PerCpuCounters
 from lockd.trace import options
 from lockd.trace.asleep import Asleep, capture_of
@@ -59,20 +59,8 @@ def trace(title: str, args: argparse.Namespace, duration: float | None, with_nam
 
     `args.debug`: with what was seen of calls, step by step.
     """
-    defines: dict[str, int | None] = {"ONLY_FUTEX_CALLS": None}
-    if not with_names:
-        defines["WITHOUT_LOCK_NAMES"] = None
-    if args.all_stacks:
-        defines["ALL_STACKS"] = None
     debug = getattr(args, "debug", False)
-    settings = options.load_settings(
-        args,
-        Trace(
-            files=("futex_steps.bpf.h",) if debug else (), maps=("steps",) if debug else (), defines=defines
-        ),
-        ("futex",),
-        args.entries,
-    )
+    settings = _settings(args, with_names, debug)
     began = time.time()
     with Session(title, settings, duration, args.pids, others=OTHER_MAPS) as session:
         session.stacks.names.look(args.pids)
@@ -109,6 +97,18 @@ def trace(title: str, args: argparse.Namespace, duration: float | None, with_nam
             if row.lock and row.blocked_count
         }
     return found
+
+
+def _settings(args: argparse.Namespace, with_names: bool, debug: bool) -> LoadSettings:
+    defines: dict[str, int | None] = {"ONLY_FUTEX_CALLS": None}
+    if not with_names:
+        defines["WITHOUT_LOCK_NAMES"] = None
+    if args.all_stacks:
+        defines["ALL_STACKS"] = None
+    trace = Trace(
+        files=("futex_steps.bpf.h",) if debug else (), maps=("steps",) if debug else (), defines=defines
+    )
+    return options.load_settings(args, trace, ("futex",), args.entries)
 
 
 def _all_processes() -> Iterable[int]:

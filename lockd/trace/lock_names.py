@@ -16,6 +16,9 @@ from lockd.sample.pairs import Rows
 MOST_UNCAPTURED = 10_000
 """Locks of which no thread blocked are named by their addresses alone, so many at most."""
 
+MOST_CAPTURED = 4096
+"""Captures that wait, of up to 18 KiB each; a lock that is left out is captured again, after 10 seconds."""
+
 Lock = tuple[int, int, str]
 """Process, address, and the kind that its calls look like: an address may be used again by another sort."""
 
@@ -39,6 +42,8 @@ class LockNames:
         for (tgid, address, guess, tid), capture in zip(
             zip(*(column.tolist() for column in columns), strict=True), captures_of(rows), strict=True
         ):
+            if len(self._queue) == MOST_CAPTURED:
+                break
             self._queue.append(((tgid, address, self._kinds[guess]), tid, capture))
 
     def work(self, until: float) -> None:
