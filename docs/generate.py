@@ -153,7 +153,8 @@ def values_in_the_code() -> dict[str, set[str]]:
         "KINDS": set(kinds[: kinds.index("wake")]),  # the others are no waits
         "STATES": {name.removeprefix("STATE_").lower() for name in enums["state"]} - {"runnable"},
         "LOCK_TYPES": {name.removeprefix("LOCK_").lower() for name in enums["lock_type"]},
-        "DROPS": {reason for where, reason in losses if where != "stacks"} | {"recursion", "holder_gone"},
+        "DROPS": {reason for where, reason in losses if where not in ("stacks", "trace")}
+        | {"recursion", "holder_gone"},
         "STACK_MISSES": {reason for where, reason in losses if where == "stacks"} | {"refused"},
         "FAMILIES": set(SHARES),
     }

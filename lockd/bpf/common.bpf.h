@@ -39,6 +39,8 @@ enum loss {
     LOSS_STACKS__UNREADABLE,
     LOSS_STACKS__CAPTURES_FULL,
     LOSS_TRACE__FULL, /* of a one-shot tool */
+    LOSS_TRACE__THREADS_FULL,
+    LOSS_TRACE__END_UNSEEN, /* it begins again */
     OVER_FUTEX,
     OVER_OFFCPU,
     OVER_KERNEL_LOCKS,

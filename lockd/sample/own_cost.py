@@ -92,6 +92,7 @@ class OwnCost:
 
     def _export_programs(self, block: Block) -> None:
         dropped, overflowed, stacks, unseen = self._losses.read()
+        dropped = {where: count for where, count in dropped.items() if where[0] != "trace"}
         runs: dict[str, npt.NDArray[np.int64]] = {}
         for program, fd in self._functions:
             runs[program] = runs.get(program, 0) + program_info(fd)

@@ -9,7 +9,18 @@ from typing import Protocol
 
 from lockd.errors import UsageError
 from lockd.load.host import require_privileges
-from lockd.trace import futex, mutex, offcpu, offwake, output, report, stackcount, stacksnoop
+from lockd.trace import (
+    futex,
+    hist,
+    latency,
+    mutex,
+    offcpu,
+    offwake,
+    output,
+    report,
+    stackcount,
+    stacksnoop,
+)
 
 
 class Tool(Protocol):
@@ -32,6 +43,8 @@ TOOLS: dict[str, Tool] = {
     "report": report,
     "stackcount": stackcount,
     "stacksnoop": stacksnoop,
+    "hist": hist,
+    "latency": latency,
 }
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from lockd.profile import printable
+
 BAR = 52
 LETTERS = "KMGTPE"
 
@@ -76,6 +78,16 @@ class Linear:
 LOG2 = Log2()
 
 
+@dataclass(frozen=True)
+class Bucket:
+    """A line of a histogram."""
+
+    name: str
+    values: dict[str, int | str | None]
+    """Which values are in it, for formats that are read by programs."""
+    count: int
+
+
 @dataclass
 class Histogram:
     """How many values there were in each slot; what is more is known of all or of none."""
@@ -83,18 +95,28 @@ class Histogram:
     scale: Scale = LOG2
     counts: dict[int, int] = field(default_factory=dict)
     """By slot."""
-    sum: int | None = None
-    max: int | None = None
+    sum: float | None = None
+    max: float | None = None
 
-    def add(self, slot: int, count: int = 1, total: int | None = None, highest: int | None = None) -> None:
+    def add(
+        self, slot: int, count: int = 1, total: float | None = None, highest: float | None = None
+    ) -> None:
         """`total` and `highest` of these values."""
-        is_first = not self.counts
+        self._note(total, highest)
         self.counts[slot] = self.counts.get(slot, 0) + count
-        if is_first:
+
+    def merge(self, other: Histogram) -> None:
+        """Add what is in another one, which has the same scale and is not empty."""
+        self._note(other.sum, other.max)
+        for slot, count in other.counts.items():
+            self.counts[slot] = self.counts.get(slot, 0) + count
+
+    def _note(self, total: float | None, highest: float | None) -> None:
+        if not self.counts:
             self.sum, self.max = total, highest
-            return
-        self.sum = None if total is None or self.sum is None else self.sum + total
-        self.max = None if highest is None or self.max is None else max(self.max, highest)
+        else:
+            self.sum = None if total is None or self.sum is None else self.sum + total
+            self.max = None if highest is None or self.max is None else max(self.max, highest)
 
     def add_value(self, value: int, count: int = 1) -> None:
         self.add(self.scale.slot(value), count, value * count, value)
@@ -104,9 +126,40 @@ class Histogram:
         return sum(self.counts.values())
 
     @property
-    def slots(self) -> range:
-        """From the first with anything in it to the last."""
-        return range(min(self.counts), max(self.counts) + 1) if self.counts else range(0)
+    def buckets(self) -> list[Bucket]:
+        """From the first slot with anything in it to the last."""
+        slots = range(min(self.counts), max(self.counts) + 1) if self.counts else ()
+        bounds = (self.scale.bounds(slot) for slot in slots)
+        return [
+            Bucket(self.scale.name(slot), {"from": low, "below": high}, self.counts.get(slot, 0))
+            for slot, (low, high) in zip(slots, bounds, strict=True)
+        ]
+
+
+@dataclass
+class Tally:
+    """The same of texts, each of which is counted."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    sum: None = None
+    max: None = None
+
+    def add(self, text: str, count: int = 1, *_: object) -> None:
+        self.counts[text] = self.counts.get(text, 0) + count
+
+    def merge(self, other: Tally) -> None:
+        for text, count in other.counts.items():
+            self.add(text, count)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The most frequent first."""
+        ordered = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
+        return [Bucket(printable(text), {"value": text}, count) for text, count in ordered]
 
 
 @dataclass(frozen=True)
@@ -115,30 +168,35 @@ class Group:
 
     labels: Mapping[str, Label]
     """All groups of a result have the same names."""
-    histogram: Histogram
+    histogram: Histogram | Tally
 
 
 def text(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
-    """Each group with a line of what it is about, its stacks, and a line for each slot."""
+    """Each group with a line of what it is about, its stacks, and a line for each bucket."""
     unit = f" {unit}" if unit else ""
     for group in groups:
-        about = [f"{name} {value}" for name, value in group.labels.items() if isinstance(value, str | int)]
+        labels = group.labels.items()
+        about = [
+            f"{name} {printable(str(value))}"
+            for name, value in labels
+            if isinstance(value, str | int) and value != ""
+        ]
         yield f"{', '.join([*about, *_facts(group.histogram, unit)])}\n"
         for value in group.labels.values():
             if not isinstance(value, str | int):
-                yield from (f"    {function}\n" for function in value)
+                yield from (f"    {printable(function)}\n" for function in value)
         yield from bars(group.histogram)
         yield "\n"
 
 
-def bars(histogram: Histogram) -> Iterator[str]:
-    """A line for each slot."""
-    most = max(histogram.counts.values(), default=1)
-    names = [histogram.scale.name(slot) for slot in histogram.slots]
-    width = max((len(name) for name in names), default=0)
-    for name, slot in zip(names, histogram.slots, strict=True):
-        count = histogram.counts.get(slot, 0)
-        yield f"{name:<{max(width, 16)}}{count:>8} |{'@' * (count * BAR // most):<{BAR}}|\n"
+def bars(histogram: Histogram | Tally) -> Iterator[str]:
+    """A line for each bucket."""
+    buckets = histogram.buckets
+    most = max((bucket.count for bucket in buckets), default=1)
+    width = max((len(bucket.name) for bucket in buckets), default=0)
+    for bucket in buckets:
+        bar = "@" * (bucket.count * BAR // most)
+        yield f"{bucket.name:<{max(width, 16)}}{bucket.count:>8} |{bar:<{BAR}}|\n"
 
 
 def as_json(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
@@ -146,31 +204,26 @@ def as_json(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
     for group in groups:
         histogram = group.histogram
         about = {"unit": unit, "count": histogram.count, "sum": histogram.sum, "max": histogram.max}
-        yield json.dumps({"key": dict(group.labels), **about, "buckets": buckets(histogram)}) + "\n"
+        key = {name: _outermost_first(label) for name, label in group.labels.items()}
+        yield json.dumps({"key": key, **about, "buckets": buckets(histogram)}) + "\n"
 
 
-def buckets(histogram: Histogram) -> list[dict[str, int | None]]:
-    """For JSON, an object for each slot."""
-    return [
-        {"from": low, "below": high, "count": histogram.counts.get(slot, 0)}
-        for slot in histogram.slots
-        for low, high in [histogram.scale.bounds(slot)]
-    ]
+def buckets(histogram: Histogram | Tally) -> list[dict[str, int | str | None]]:
+    """For JSON, an object for each bucket."""
+    return [{**bucket.values, "count": bucket.count} for bucket in histogram.buckets]
 
 
 def as_csv(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
-    """A line for each slot; a stack is one field, its innermost function first, semicolons between."""
+    """A line for each bucket; a stack is one field, its outermost function first, semicolons between."""
     line = io.StringIO()
     write = csv.writer(line, lineterminator="\n").writerow
     for at, group in enumerate(groups):
-        if at == 0:
-            write([*group.labels, "bucket_from", "bucket_below", "bucket_count"])
-        values = [
-            value if isinstance(value, str | int) else ";".join(value) for value in group.labels.values()
-        ]
-        histogram = group.histogram
-        for slot in histogram.slots:
-            write([*values, *histogram.scale.bounds(slot), histogram.counts.get(slot, 0)])
+        labels = map(_outermost_first, group.labels.values())
+        values = [";".join(label) if isinstance(label, list) else label for label in labels]
+        for bucket in group.histogram.buckets:
+            if at == line.tell() == 0:
+                write([*group.labels, *(f"bucket_{name}" for name in bucket.values), "bucket_count"])
+            write([*values, *bucket.values.values(), bucket.count])
         yield line.getvalue()
         line.seek(0)
         line.truncate()
@@ -196,15 +249,20 @@ def as_bcc(histogram: Histogram, what: str = "usecs") -> Iterator[str]:
         yield f"{low:>{number}} -> {high:<{number}} : {count:<8} |{stars:<{bar}}|\n"
 
 
+def _outermost_first(label: Label) -> str | int | list[str]:
+    """As in all that lockd writes for programs to read."""
+    return label if isinstance(label, str | int) else list(reversed(label))
+
+
 def _short(power: int) -> str:
     """A power of two: 512, 1K, 2K, ..."""
     thousands = (power.bit_length() - 1) // 10
     return f"{power >> 10 * thousands}{LETTERS[thousands - 1]}" if thousands else str(power)
 
 
-def _facts(histogram: Histogram, unit: str) -> Iterator[str]:
+def _facts(histogram: Histogram | Tally, unit: str) -> Iterator[str]:
     yield f"{histogram.count:,} values" if histogram.count != 1 else "1 value"
     if histogram.sum is not None and histogram.count:
         yield f"mean {histogram.sum / histogram.count:,.1f}{unit}"
     if histogram.max is not None:
-        yield f"max {histogram.max:,}{unit}"
+        yield f"max {histogram.max:{',' if isinstance(histogram.max, int) else ',.1f'}}{unit}"

@@ -49,14 +49,11 @@ class Measured:
 
     @property
     def total(self) -> int:
-        return self.times.sum or 0
+        return int(self.times.sum or 0)
 
     def add(self, other: Measured) -> None:
-        for slot, count in other.times.counts.items():
-            self.times.counts[slot] = self.times.counts.get(slot, 0) + count
         if other.times.counts:
-            self.times.sum = self.total + other.total
-            self.times.max = max(self.times.max or 0, other.times.max or 0)
+            self.times.merge(other.times)
         for name, count in other.errors.items():
             self.errors[name] = self.errors.get(name, 0) + count
 

@@ -154,7 +154,7 @@ def load_settings(
         defines["ONLY_USER_THREADS"] = None
     if getattr(args, "kernel_threads_only", False):
         defines["ONLY_KERNEL_THREADS"] = None
-    wants_stacks = hasattr(args, "unwind")
+    wants_stacks = getattr(args, "wants_stacks", hasattr(args, "unwind"))
     if wants_stacks and not args.kernel_stacks_only:
         defines["WITH_USER_STACKS"] = None
         defines["USER_FRAMES"] = 128

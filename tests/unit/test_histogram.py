@@ -114,14 +114,14 @@ def test_json_and_csv_read_back(scale: Scale, some: list[int]) -> None:
     groups = [Group(labels, filled(scale, some))]
     (line,) = "".join(as_json(groups, "us")).splitlines()
     found = json.loads(line)
-    assert found["key"] == {"comm": 'a,"b"\n', "stack": ["f<a, b>", "main"]}
+    assert found["key"] == {"comm": 'a,"b"\n', "stack": ["main", "f<a, b>"]}
     assert (found["unit"], found["count"], found["sum"], found["max"]) == (
         "us", len(some), sum(some), max(some),
     )  # fmt: skip
     rows = list(csv.DictReader(io.StringIO("".join(as_csv(groups, "us")), newline="")))
     assert len(rows) == len(found["buckets"])
     for row, bucket in zip(rows, found["buckets"], strict=True):
-        assert (row["comm"], row["stack"]) == ('a,"b"\n', "f<a, b>;main")
+        assert (row["comm"], row["stack"]) == ('a,"b"\n', "main;f<a, b>")
         assert row["bucket_from"] == str("" if bucket["from"] is None else bucket["from"])
         assert row["bucket_below"] == str("" if bucket["below"] is None else bucket["below"])
         assert int(row["bucket_count"]) == bucket["count"]

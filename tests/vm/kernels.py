@@ -57,6 +57,7 @@ LEFT_OUT = {
     "test_single_operations.py": "about lockd without batch operations, which it takes on any of these",
     "test_trace_mutex.py": "about functions of C libraries; compiling takes a minute there each time",
     "test_totals.py": "about maps that are full; filling them takes too long there",
+    "test_trace_events.py": "about tracepoints and system calls, which are the same there",
     "test_trace_futex.py": "about what is made of futex calls, which test_futex.py tests there; to "
     "compile a trace takes a minute each time",
     "test_trace_offcpu.py": "the same of waits, which test_offcpu.py tests there",

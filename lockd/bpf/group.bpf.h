@@ -1,0 +1,31 @@
+/* What values are grouped by: one thread's, so that an entry has one writer, and more if it is asked for. */
+
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+
+#define ID_OF_CPU 0x8000000000000000 /* with its number: an idle thread has no id of its own */
+
+struct group {
+    u64 id; /* process and thread, as the helper tells them; or ID_OF_CPU with a CPU */
+    struct call_stack_ids stacks;
+    char comm[COMM_LEN]; /* of the process */
+};
+
+static __always_inline u64 current_id(void)
+{
+    u64 id = bpf_get_current_pid_tgid();
+
+    return id ? id : ID_OF_CPU | bpf_get_smp_processor_id();
+}
+
+/* The stacks are the caller's to be filled in. */
+static __always_inline struct group current_group(u64 id)
+{
+    struct group group = {.id = id};
+#ifdef BY_COMM
+    u64 leader = 0;
+
+    READ_TASK(bpf_get_current_task(), TASK_GROUP_LEADER, leader);
+    READ_TASK(leader, TASK_COMM, group.comm);
+#endif
+    return group;
+}

@@ -1,0 +1,132 @@
+/* Time from one tracepoint to another, by thread: mostly from a system call's entry to its exit (lockd trace
+ * latency).
+ *
+ * A call that a signal interrupts goes on if no handler is run: the kernel has the thread enter it again,
+ * maybe as restart_syscall(). For the program that is one call, and so it is here. */
+
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+
+/* What a system call returns to the kernel's own code when a signal has interrupted it. */
+#define ERESTARTSYS 512
+#define ERESTARTNOINTR 513
+#define ERESTARTNOHAND 514
+#define ERESTART_RESTARTBLOCK 516
+#define EINTR 4
+
+#define RESULT_DIED 1 /* the thread ended in the call */
+
+struct latency_call {
+    u64 since; /* 0: none */
+    u64 left; /* when a signal interrupted it; 0: not */
+    struct call_stack_ids stacks;
+    s32 nr; /* of the system call */
+    s32 result; /* when a signal interrupted it */
+};
+
+struct latency_key {
+    struct group group;
+    s32 nr;
+    s32 result; /* see result_of() */
+    u32 slot;
+    u32 pad;
+};
+
+struct latency_value {
+    u64 count;
+    u64 sum; /* ns */
+    u64 max;
+};
+
+/* The call that a thread is in. The entry stays when it is over: to make and delete one costs more than the
+ * rest of a call's account. */
+BPF_TABLE("hash", u64, struct latency_call, latency_calls, THREADS_ENTRIES);
+BPF_TABLE("hash", struct latency_key, struct latency_value, latency_0, ENTRIES);
+BPF_TABLE("hash", struct latency_key, struct latency_value, latency_1, ENTRIES);
+BPF_ARRAY_OF_MAPS(latency, "latency_0", 2);
+
+/* An error as it is, all else as 0. */
+static __always_inline s32 result_of(s64 returned)
+{
+    return (u64)returned >= (u64)-MAX_ERRNO ? returned : 0;
+}
+
+/* `result` as of result_of(), or RESULT_DIED. */
+static __always_inline void count_call(u64 id, struct latency_call *call, s32 result, u64 until)
+{
+    u64 ns = until > call->since ? until - call->since : 0;
+    int window = current_window();
+    void *map = latency.lookup(&window);
+    struct latency_key key = {};
+
+    call->since = 0;
+    call->left = 0;
+    if (!map || !is_wanted(ns))
+        return;
+    key.group = current_group(id);
+    key.group.stacks = call->stacks;
+    key.nr = call->nr;
+#ifdef BY_RESULT
+    key.result = result;
+#endif
+    key.slot = histogram_slot(ns / NS_PER_UNIT, false);
+    struct latency_value *v = bpf_map_lookup_elem(map, &key);
+    if (!v) {
+        struct latency_value fresh = {};
+        bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST);
+        v = bpf_map_lookup_elem(map, &key);
+    }
+    if (!v) {
+        lose(LOSS_TRACE__FULL);
+        return;
+    }
+    v->count += 1;
+    v->sum += ns;
+    raise_to(&v->max, ns);
+}
+
+static __always_inline void call_began(void *ctx, s32 nr)
+{
+    u64 id = current_id();
+    struct latency_call *call = latency_calls.lookup(&id);
+    struct latency_call fresh = {.nr = nr};
+
+    if (call && call->left && (nr == call->nr || nr == NR_RESTART_SYSCALL)) {
+        call->left = 0; /* goes on */
+        return;
+    }
+    if (call && call->left)
+        count_call(id, call, call->result, call->left);
+    else if (call && call->since)
+        lose(LOSS_TRACE__END_UNSEEN);
+    if (call)
+        call->since = 0;
+    if (nr == NR_RESTART_SYSCALL || !is_current_traced()) /* of a call that was not seen to begin */
+        return;
+    fresh.stacks = keep_call_stacks(ctx);
+    fresh.since = bpf_ktime_get_ns();
+    if (call)
+        *call = fresh;
+    else if (latency_calls.update(&id, &fresh))
+        lose(LOSS_TRACE__THREADS_FULL);
+}
+
+static __always_inline bool is_interrupted(s64 returned)
+{
+    return returned == -ERESTARTSYS || returned == -ERESTARTNOINTR || returned == -ERESTARTNOHAND ||
+           returned == -ERESTART_RESTARTBLOCK;
+}
+
+static __always_inline void call_ended(s64 returned)
+{
+    u64 now = bpf_ktime_get_ns(), id = current_id();
+    struct latency_call *call = latency_calls.lookup(&id);
+
+    if (!call || !call->since || call->left)
+        return; /* began before lockd did, or found no place */
+    if (is_interrupted(returned)) {
+        call->left = now;
+        call->result = returned;
+    } else {
+        count_call(id, call, result_of(returned), now);
+    }
+}

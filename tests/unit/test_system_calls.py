@@ -1,0 +1,36 @@
+"""Numbers of system calls, as the headers of the C library and the list of reasons have them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lockd.names import reasons
+from lockd.names.system_calls import names
+
+HEADERS = {
+    "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    "aarch64": Path("/usr/include/aarch64-linux-gnu/asm/unistd_64.h"),
+}
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_they_are_those_of_the_reasons(machine: str) -> None:
+    assert {nr: names(machine)[nr] for nr in reasons.calls(machine)} == {
+        nr: name for nr, (_, name) in reasons.calls(machine).items()
+    }
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_no_name_is_there_twice(machine: str) -> None:
+    assert len(set(names(machine).values())) == len(names(machine))
+
+
+def test_they_are_those_of_the_headers() -> None:
+    machine, header = next((machine, path) for machine, path in HEADERS.items() if path.exists())
+    listed = re.findall(r"^#define __NR_(\w+) (\d+)", header.read_text(), re.MULTILINE)
+    assert len(listed) > 250
+    known = names(machine)
+    assert [(name, nr, known.get(int(nr))) for name, nr in listed if known.get(int(nr)) != name] == []
