@@ -17,7 +17,7 @@ from machine.base import ROOT, base, make_image
 PARTS = ("lockd", "tests", "config", "pyproject.toml")
 """What tests/kernel needs of a checkout. By name, since there may be no .git to tell."""
 NOT_PARTS = shutil.ignore_patterns("__pycache__", ".*")
-ORIGINALS = ("stackcount",)
+ORIGINALS = ("stackcount", "offcputime", "offwaketime")
 """Tools of bcc that tests compare lockd's with: scripts of the package bpfcc-tools."""
 WORK = "/work"
 

@@ -1,12 +1,12 @@
 /* K waits in each of some functions, one place after the other, each in a thread of its own and with callers
  * that have no frame pointers (see Makefile): inner_sleep called by middle_sleep called by outer_sleep
- * (nanosleep of 2 ms), read_here (a pipe, answered 1 ms after the reader sleeps, by write_here in the main
- * thread), fork_here (uninterruptible: a vfork, whose child ends after 1 ms). "places" has the waits of each,
- * without the time on the run queue. The thread "older" has been blocked in older_wait since before the start
- * byte, and "late" is blocked in late_wait since after it; both stay so. */
+ * (nanosleep of SLEEP_US), read_here (a pipe, answered half of that after the reader sleeps, by write_here in
+ * the main thread), fork_here (uninterruptible: a vfork, whose child ends after half of that). "places" has
+ * the waits of each, without the time on the run queue. The thread "older" has been blocked in older_wait
+ * since before the start byte, and "late" is blocked in late_wait since after it; both stay so. */
 #include "workload.h"
 
-static long k;
+static long k, sleep_us;
 static int pipe_fd[2], silent_fd[2];
 static _Atomic int64_t queued; /* by threads that ended */
 
@@ -42,7 +42,7 @@ static void end(struct waits *waits, struct measured m)
 NOINLINE static void inner_sleep(struct waits *waits)
 {
     struct measured m = begin();
-    nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = sleep_us * 1000}, NULL);
     end(waits, m);
     count++;
 }
@@ -79,7 +79,7 @@ NOINLINE static void fork_here(struct waits *waits)
     struct measured m = begin();
     pid_t pid = vfork();
     if (!pid) {
-        syscall(SYS_nanosleep, &(struct timespec){.tv_nsec = 1000000}, NULL);
+        syscall(SYS_nanosleep, &(struct timespec){.tv_nsec = sleep_us * 500}, NULL);
         _exit(0);
     }
     check(pid, "vfork");
@@ -136,6 +136,7 @@ int main(int argc, char **argv)
     };
     const int number = sizeof places / sizeof *places;
     k = arg(argc, argv, 1, 50);
+    sleep_us = arg(argc, argv, 2, 2000); /* below 1 s */
     check(pipe2(pipe_fd, O_CLOEXEC), "pipe");
     check(pipe2(silent_fd, O_CLOEXEC), "pipe");
     pid_t older_tid = spawn(older, NULL);
@@ -148,7 +149,7 @@ int main(int argc, char **argv)
         for (long i = 0; p->once == read_here && i < k; i++) {
             p->asked = i + 1;
             wait_asleep(p->tid, SYS_read);
-            nap(1000);
+            nap(sleep_us / 2);
             write_here();
         }
         wait_until(&p->finished, 1);
