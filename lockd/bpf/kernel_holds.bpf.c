@@ -4,7 +4,10 @@
  * that it was taken. With kprobes that would need a kretprobe on functions that sleep, so a
  * thread is noted as asking for the lock at the entry, and what follows settles it: the end
  * of a wait for it, an end of spinning, or its release, when it has been held since it was
- * asked for. Only functions that try and never sleep have kretprobes. */
+ * asked for. Only functions that try and never sleep have kretprobes.
+ *
+ * TRACE is for `lockd trace klock`: by the stack that took the lock and by period instead of by length, and
+ * only of some threads. */
 
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 
@@ -14,6 +17,10 @@ struct kernel_hold_key {
     u8 type; /* enum lock_type */
     u8 slot; /* of the hold; SLOT_NONE: of takings only */
     u16 pad;
+#ifdef TRACE
+    u64 stack; /* that took it: a number of trace.bpf.h */
+    u64 period; /* that it was counted in, of PERIOD_NS each */
+#endif
 };
 
 struct kernel_hold_value {
@@ -41,7 +48,17 @@ struct kernel_holding {
     u8 type; /* enum lock_type */
     u8 asked; /* 1: asked for once more, and not known yet to be held */
     u8 untimed; /* what was asked for is held since nobody knows when */
+#ifdef TRACE
+    u64 stacks[NESTED]; /* that took or asked for them, as in `since` */
+    char comm[COMM_LEN]; /* of the thread */
+#endif
 };
+
+#ifdef TRACE
+#define STACK_AT(holding, level) ((holding)->stacks[(level) & (NESTED - 1)])
+#else
+#define STACK_AT(holding, level) 0
+#endif
 
 BPF_TABLE("hash", struct kernel_hold_key, struct kernel_hold_value, kernel_holds_0, ENTRIES);
 BPF_TABLE("hash", struct kernel_hold_key, struct kernel_hold_value, kernel_holds_1, ENTRIES);
@@ -134,16 +151,22 @@ static __always_inline void kernel_hold_overflow(int window, struct kernel_hold_
     }
 }
 
-/* Add to the aggregates: a lock was `taken` (0 or 1 times), and was `held` if `is_hold`. */
+/* Add to the aggregates: a lock was `taken` (0 or 1 times), and was `held` if `is_hold`; of one `level` of
+ * `holding`. */
 static __always_inline void count_hold(struct kernel_holding_key *at, struct kernel_holding *holding,
-                                       u64 taken, u64 held, bool is_hold)
+                                       u32 level, u64 taken, u64 held, bool is_hold)
 {
     int window = current_window();
     void *map = kernel_holds.lookup(&window);
     struct kernel_hold_key key = {.lock = at->lock, .tid = at->tid, .type = holding->type};
     bool is_own = at->tid == (u32)bpf_get_current_pid_tgid();
 
+#ifdef TRACE
+    key.stack = STACK_AT(holding, level);
+    key.period = bpf_ktime_get_ns() / PERIOD_NS;
+#else
     key.slot = is_hold ? slot_of(held) : SLOT_NONE;
+#endif
     if (!map)
         return;
     struct kernel_hold_value *v = bpf_map_lookup_elem(map, &key);
@@ -154,6 +177,9 @@ static __always_inline void count_hold(struct kernel_holding_key *at, struct ker
             fresh.is_mmap_lock = key.lock == own_mmap_lock();
         } else {
             fresh.who.tgid = holding->tgid;
+#ifdef TRACE
+            __builtin_memcpy(fresh.who.thread_comm, holding->comm, COMM_LEN);
+#endif
         }
         if (bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST)) {
             kernel_hold_overflow(window, &key, taken, held, is_hold);
@@ -188,6 +214,9 @@ static __always_inline struct kernel_holding *holding_of(struct kernel_holding_k
         return holding;
     }
     struct kernel_holding fresh = {.tgid = bpf_get_current_pid_tgid() >> 32, .type = type};
+#ifdef TRACE
+    bpf_get_current_comm(fresh.comm, sizeof(fresh.comm));
+#endif
     if (kernel_holding.update(at, &fresh)) {
         lose(LOSS_KERNEL_HOLDS__HOLDING_FULL);
         return NULL;
@@ -197,7 +226,7 @@ static __always_inline struct kernel_holding *holding_of(struct kernel_holding_k
 
 /* The lock has been held `since`: one level more. */
 static __always_inline void hold_began(struct kernel_holding_key *at, struct kernel_holding *holding,
-                                       u64 since)
+                                       u64 since, u64 stack)
 {
     u32 depth = holding->depth;
 
@@ -210,9 +239,17 @@ static __always_inline void hold_began(struct kernel_holding_key *at, struct ker
         holding->since[0] = holding->since[1];
         holding->since[1] = holding->since[2];
         holding->since[2] = holding->since[3];
+#ifdef TRACE
+        holding->stacks[0] = holding->stacks[1];
+        holding->stacks[1] = holding->stacks[2];
+        holding->stacks[2] = holding->stacks[3];
+#endif
         depth = NESTED - 1;
     }
     holding->since[depth & (NESTED - 1)] = since;
+#ifdef TRACE
+    STACK_AT(holding, depth) = stack;
+#endif
     holding->depth = depth + 1;
     if (holding->type == LOCK_SEMAPHORE && !holding->asked)
         replace_taker(at->lock, 0, at->tid);
@@ -224,29 +261,57 @@ static __always_inline void promote(struct kernel_holding_key *at, struct kernel
 {
     u64 since = holding->since[holding->depth & (NESTED - 1)];
 
-    hold_began(at, holding, since);
-    count_hold(at, holding, 1, 0, false);
+    hold_began(at, holding, since, STACK_AT(holding, holding->depth));
+    count_hold(at, holding, holding->depth - 1, 1, 0, false);
 }
 
+#ifdef TRACE
+#ifndef EVERY_STACK
+BPF_TABLE("lru_hash", struct kernel_holding_key, u64, first_stacks, ENTRIES);
+#endif
+
+/* Where the current thread takes a lock: a number of its stack. A walk costs more than all else here, so
+ * without EVERY_STACK it is that of the first time that the thread takes this lock. */
+static __always_inline u64 taking_stack(void *ctx, struct kernel_holding_key *at)
+{
+#ifdef EVERY_STACK
+    return keep_call_stacks(ctx).kernel;
+#else
+    u64 *known = first_stacks.lookup(at);
+    if (known)
+        return *known;
+    u64 stack = keep_call_stacks(ctx).kernel;
+    first_stacks.update(at, &stack);
+    return stack;
+#endif
+}
+
+#define IS_ASKED_FOR() is_current_traced()
+#else
+#define taking_stack(ctx, at) 0
+#define IS_ASKED_FOR() true
+#endif
+
 /* The current thread has taken the lock at this moment. */
-static __always_inline void took(u64 lock, u32 type)
+static __always_inline void took(void *ctx, u64 lock, u32 type)
 {
     struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
-    struct kernel_holding *holding = armed_at() ? holding_of(&at, type) : NULL;
+    struct kernel_holding *holding = armed_at() && IS_ASKED_FOR() ? holding_of(&at, type) : NULL;
 
     if (!holding)
         return;
     if (holding->asked && can_nest(type))
         promote(&at, holding);
-    hold_began(&at, holding, bpf_ktime_get_ns());
-    count_hold(&at, holding, 1, 0, false);
+    u64 stack = taking_stack(ctx, &at); /* which no hold includes */
+    hold_began(&at, holding, bpf_ktime_get_ns(), stack);
+    count_hold(&at, holding, holding->depth - 1, 1, 0, false);
 }
 
 /* The current thread asks for the lock. */
-static __always_inline int asked(u64 lock, u32 type)
+static __always_inline int asked(void *ctx, u64 lock, u32 type)
 {
     struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
-    struct kernel_holding *holding = armed_at() ? holding_of(&at, type) : NULL;
+    struct kernel_holding *holding = armed_at() && IS_ASKED_FOR() ? holding_of(&at, type) : NULL;
 
     if (!holding)
         return 0;
@@ -256,6 +321,9 @@ static __always_inline int asked(u64 lock, u32 type)
         lose(LOSS_KERNEL_HOLDS__RELEASE_MISSED);
         holding->depth = 0;
     }
+#ifdef TRACE
+    STACK_AT(holding, holding->depth) = taking_stack(ctx, &at);
+#endif
     holding->since[holding->depth & (NESTED - 1)] = bpf_ktime_get_ns();
     holding->asked = 1;
     holding->untimed = 0;
@@ -294,7 +362,7 @@ static __always_inline int released(u64 lock, u32 type)
     }
     if (!holding) {
         u64 since = armed_at();
-        if (since && now > since + OLD_HOLDS_NS)
+        if (since && now > since + OLD_HOLDS_NS && IS_ASKED_FOR())
             lose(LOSS_KERNEL_HOLDS__TAKEN_UNSEEN);
         return 0;
     }
@@ -305,7 +373,7 @@ static __always_inline int released(u64 lock, u32 type)
 
     if (!is_timed)
         lose(LOSS_KERNEL_HOLDS__RETURN_MISSED);
-    count_hold(&at, holding, was_asked, now > since ? now - since : 0, is_timed);
+    count_hold(&at, holding, depth, was_asked, now > since ? now - since : 0, is_timed);
     if (depth) {
         holding->depth = depth;
         holding->asked = 0;
@@ -326,14 +394,14 @@ int lock_released(probed *ctx)
 /* Functions that take one, at their entry. */
 int lock_asked(probed *ctx)
 {
-    return asked(ARGUMENT(ctx), GIVEN_LOCK_TYPE(ctx));
+    return asked(ctx, ARGUMENT(ctx), GIVEN_LOCK_TYPE(ctx));
 }
 
 /* The same at their return, or where nothing can fail. */
 int lock_taken(probed *ctx)
 {
     if (SUCCEEDED(ctx))
-        took(ARGUMENT(ctx), GIVEN_LOCK_TYPE(ctx));
+        took(ctx, ARGUMENT(ctx), GIVEN_LOCK_TYPE(ctx));
     return 0;
 }
 
@@ -347,7 +415,7 @@ int lock_taken_if_asked(probed *ctx)
     struct kernel_holding *holding = kernel_holding.lookup(&at);
 
     if (holding && holding->asked)
-        took(at.lock, GIVEN_LOCK_TYPE(ctx));
+        took(ctx, at.lock, GIVEN_LOCK_TYPE(ctx));
     return 0;
 }
 
@@ -363,8 +431,8 @@ static __always_inline void hold_settled(u64 lock, u64 now, bool got_it)
         return;
     holding->asked = 0;
     if (got_it) {
-        hold_began(&at, holding, now);
-        count_hold(&at, holding, 1, 0, false);
+        hold_began(&at, holding, now, STACK_AT(holding, holding->depth));
+        count_hold(&at, holding, holding->depth - 1, 1, 0, false);
     } else if (!holding->depth) {
         kernel_holding.delete(&at);
     }
@@ -433,7 +501,7 @@ int lock_tried(probed *ctx)
     u64 tried = *lock;
     trying.delete(&key);
     if (SUCCEEDED(ctx))
-        took(tried, key.type);
+        took(ctx, tried, key.type);
     return 0;
 }
 

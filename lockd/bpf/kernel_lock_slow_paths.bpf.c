@@ -26,7 +26,7 @@ int slow_path_entered(probed *ctx)
         return 0;
     }
 #endif
-    wait_began(lock, GIVEN_LOCK_TYPE(ctx));
+    wait_began(ctx, lock, GIVEN_LOCK_TYPE(ctx));
     return 0;
 }
 
@@ -50,6 +50,9 @@ int slow_path_left(probed *ctx)
         return 0;
 #ifdef WITH_ASKED_HOLDS
     hold_settled(at.lock, now, SUCCEEDED(ctx));
+#endif
+#ifdef TRACE
+    wait->given_up = !SUCCEEDED(ctx);
 #endif
     count_wait(ctx, &at, wait, now);
     return 0;

@@ -30,7 +30,7 @@ static __always_inline u32 type_of(u32 flags)
 /* Raw tracepoint: lock, flags. */
 int on_contention_begin(struct bpf_raw_tracepoint_args *ctx)
 {
-    wait_began(ctx->args[0], type_of(ctx->args[1]));
+    wait_began(ctx, ctx->args[0], type_of(ctx->args[1]));
     return 0;
 }
 
@@ -50,6 +50,9 @@ int on_contention_end(struct bpf_raw_tracepoint_args *ctx)
 #ifdef WITH_ASKED_HOLDS
     if (!at.cpu)
         hold_settled(at.lock, now, !(s32)ctx->args[1]);
+#endif
+#ifdef TRACE
+    wait->given_up = !!(s32)ctx->args[1];
 #endif
     count_wait(ctx, &at, wait, now);
     return 0;

@@ -1,4 +1,6 @@
-/* Contended kernel locks: from asking until getting the lock or giving up. */
+/* Contended kernel locks: from asking until getting the lock or giving up.
+ *
+ * TRACE is for `lockd trace klock`: by stack and period instead of by length, and only of some threads. */
 
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 
@@ -22,12 +24,19 @@ struct kernel_lock_key {
     u8 type; /* enum lock_type */
     u8 slot;
     u16 pad;
+#ifdef TRACE
+    u64 stack; /* of the waiter: a number of trace.bpf.h */
+    u64 period; /* that the wait ended in, of PERIOD_NS each */
+#endif
 };
 
 struct kernel_lock_value {
     u64 waits;
     u64 wait_ns;
     u64 max_wait_ns;
+#ifdef TRACE
+    u64 given_up; /* of the waits: those that did not get the lock */
+#endif
     u64 is_mmap_lock; /* of the waiter's own address space */
     struct who who;
 };
@@ -44,6 +53,11 @@ struct kernel_wait {
     u64 since;
     u32 tgid;
     u32 type; /* enum lock_type */
+#ifdef TRACE
+    u64 stack;
+    u64 given_up; /* 1: ended without the lock */
+    char comm[COMM_LEN]; /* of the thread */
+#endif
 };
 
 BPF_TABLE("hash", struct kernel_lock_key, struct kernel_lock_value, kernel_locks_0, ENTRIES);
@@ -71,7 +85,7 @@ static __always_inline void hold_settled(u64 lock, u64 now, bool got_it);
 static __always_inline void hold_untimed(u64 lock);
 #endif
 
-static __always_inline void wait_began(u64 lock, u32 type)
+static __always_inline void wait_began(void *ctx, u64 lock, u32 type)
 {
     struct kernel_wait_key key = wait_key(lock, type >= LOCK_SPINLOCK);
     struct kernel_wait wait = {
@@ -80,11 +94,21 @@ static __always_inline void wait_began(u64 lock, u32 type)
         .type = type,
     };
 
+#ifdef TRACE
+    if (!is_current_traced())
+        return;
+#endif
+
     /* Since dc1f7893a70f (5.19) a mutex begins again each time it stops or starts to
      * spin: the wait began with the first. A CPU that spins begins but once: what is there
      * already is a wait whose end was left out, as it interrupted this program. */
     if (type < LOCK_SPINLOCK && kernel_waits.lookup(&key))
         return;
+#ifdef TRACE
+    bpf_get_current_comm(wait.comm, sizeof(wait.comm));
+    wait.stack = keep_call_stacks(ctx).kernel;
+    wait.since = bpf_ktime_get_ns(); /* without what that took */
+#endif
     if (kernel_waits.update(&key, &wait))
         lose(LOSS_KERNEL_LOCKS__WAITS_FULL);
 #ifdef WITH_ASKED_HOLDS
@@ -135,8 +159,16 @@ static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, st
         .lock = at->lock,
         .tid = bpf_get_current_pid_tgid(),
         .type = wait->type,
+#ifdef TRACE
+        .stack = wait->stack,
+        .period = now / PERIOD_NS,
+#else
         .slot = slot_of(waited),
+#endif
     };
+#ifdef TRACE
+    u64 given_up = wait->given_up;
+#endif
 
     kernel_waits.delete(at);
     if (!map || !is_wanted(waited))
@@ -150,7 +182,9 @@ static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, st
             kernel_lock_overflow(window, &key, waited);
             return;
         }
+#ifndef TRACE
         keep_stack(ctx, window, key.lock, key.tid);
+#endif
         v = bpf_map_lookup_elem(map, &key);
         if (!v) {
             lose(LOSS_KERNEL_LOCKS__FULL);
@@ -160,4 +194,7 @@ static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, st
     v->waits += 1;
     v->wait_ns += waited;
     raise_to(&v->max_wait_ns, waited);
+#ifdef TRACE
+    v->given_up += given_up;
+#endif
 }
