@@ -15,7 +15,7 @@ RUN_PACKAGES := python3 python3-bcrypt python3-bpfcc python3-numpy python3-prome
 	python3-rich python3-systemd python3-tornado python3-yaml 'libbpf1|libbpf0' 'libdw1|libdw1t64' binutils
 TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd \
 	'bpftool|linux-tools-common' bpftrace bpfcc-tools e2fsprogs mmdebstrap qemu-system-x86 'chromium|chromium-browser' \
-	$(PROGRAM_PACKAGES)
+	python3-matplotlib $(PROGRAM_PACKAGES)
 
 # What builds tests/programs, and the server among them. None of these starts a service.
 PROGRAM_PACKAGES := g++ musl-tools rustc cargo librust-parking-lot-dev golang-go \

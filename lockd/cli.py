@@ -73,7 +73,7 @@ def _command(args: argparse.Namespace) -> int:
         from lockd import top
 
         return top.run(top.options(args))
-    if args.command == "trace":
+    if args.command in ("trace", "analyze"):
         return int(args.run(args))
 
     config = None if args.command == "doctor" else _config(args)
@@ -123,6 +123,11 @@ def _parser(words: list[str]) -> Parser:
 
         tools.add_to(trace)
         trace.set_defaults(command_line=shlex.join(["lockd", *words]))
+    analyze = command("analyze", "Print or draw what records of locks say")
+    if words[:1] == ["analyze"]:
+        from lockd.analyze import command as analysis
+
+        analysis.add_options(analyze)
     return parser
 
 

@@ -1,0 +1,1 @@
+"""What traces of locks say: numbers and pictures of the records that `lockd trace` writes."""

@@ -1,0 +1,235 @@
+"""Records of locks read from files: of `lockd trace klock`, milli-klockstat and `lockd trace futex`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd.errors import UsageError
+from lockd.names.kernel_members import member_of
+from lockd.names.kernel_sites import is_locking, is_tracing
+from lockd.trace import lock_files
+
+STDIN = Path("-")
+SAMPLE = re.compile(
+    r"s,(?P<comm>.*),P(?P<pid>\d+)_T(?P<tid>\d+),(?P<type>\w+),0x(?P<address>[0-9a-f]+),(?P<start>\d+),"
+    r"(?P<wait>\d+),(?P<accesses>\d+),(?P<stack>-?\d+)(?P<ongoing>,ongoing)?"
+)
+STACK = re.compile(r"t,(?P<number>-?\d+),(?P<functions>.*)")
+RULE = (
+    "rule: s,COMM,P<pid>_T<tid>,TYPE,0xADDRESS,START_NS,WAIT_NS,ACCESSES,STACK or t,STACK,FUNCTION,..., "
+    "as `lockd trace klock` prints, or CSV of `lockd trace futex`"
+)
+TYPES_OF_MILLI_KLOCKSTAT = {"Mutex": "mutex", "RWLock": "rwlock", "Semaphore": "rwsem release"}
+"""What it calls them, and what they are. In its lines the two ids have changed places."""
+USUAL_PERIOD_NS = 50_000_000
+MOST_NUMBER = 2**63 - 1
+
+ROW = np.dtype(
+    [
+        ("lock", np.int64), ("thread", np.int64), ("stack", np.int64),  # positions in those of Records
+        ("start_ns", np.int64),  # of the period; -1: of no period
+        ("wait_ns", np.int64), ("accesses", np.int64), ("ongoing", np.int64),
+    ]
+)  # fmt: skip
+Rows = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Lock:
+    """`process` is 0 for a lock of the kernel."""
+
+    process: int
+    address: int
+
+    def __str__(self) -> str:
+        return f"{self.address:#x}" + (f" of {self.process}" if self.process else "")
+
+
+@dataclass(frozen=True)
+class Thread:
+    pid: int
+    """Of the process."""
+    tid: int
+
+
+@dataclass
+class Records:
+    """All that was read."""
+
+    rows: Rows
+    """Of ROW."""
+    locks: tuple[Lock, ...]
+    threads: tuple[Thread, ...]
+    stacks: tuple[tuple[str, ...], ...]
+    """Functions, innermost first; empty: not known."""
+    types: dict[int, str]
+    """Of locks, by position."""
+    names: dict[int, str]
+    """The same; of locks that have one."""
+    comms: dict[int, str]
+    """Of threads, by position."""
+    period_ns: int
+    """0: there are no periods."""
+
+    def label(self, lock: int) -> str:
+        """What a lock is called, with its address."""
+        return f"{self.names[lock]} {self.locks[lock]}" if lock in self.names else str(self.locks[lock])
+
+    def callers(self, stack: int) -> tuple[str, ...]:
+        """The functions of a stack from the first on that does more than to take a lock."""
+        functions = self.stacks[stack]
+        names = (one.partition("+")[0].partition(".")[0] for one in functions)
+        callers = (at for at, one in enumerate(names) if one and not is_locking(one) and not is_tracing(one))
+        return functions[next(callers, 0) :]
+
+    def find(self, words: str) -> int:
+        """The lock with that address or name, of several the one waited for longest. Raises UsageError."""
+        found = [
+            at for at, lock in enumerate(self.locks) if words in (f"{lock.address:#x}", self.names.get(at))
+        ]
+        if not found:
+            raise UsageError(f"--lock {words}: no record is of it; rule: the name or 0xADDRESS of a lock")
+        waited = np.bincount(self.rows["lock"], self.rows["wait_ns"], len(self.locks))
+        return max(found, key=lambda at: float(waited[at]))
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> Records:
+        """The rows that `mask` chooses, with the same locks, threads and stacks."""
+        return Records(
+            self.rows[mask], self.locks, self.threads, self.stacks, self.types, self.names, self.comms,
+            self.period_ns,
+        )  # fmt: skip
+
+
+@dataclass
+class _Reader:
+    rows: list[tuple[int, ...]] = field(default_factory=list)
+    locks: dict[Lock, int] = field(default_factory=dict)
+    threads: dict[Thread, int] = field(default_factory=dict)
+    stacks: dict[tuple[str, ...], int] = field(default_factory=lambda: {(): 0})
+    types: dict[int, set[str]] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    comms: dict[int, str] = field(default_factory=dict)
+
+    def lock(self, process: int, address: int, type_: str) -> int:
+        number = self.locks.setdefault(Lock(process, address), len(self.locks))
+        self.types.setdefault(number, set()).add(type_)
+        return number
+
+    def thread(self, pid: int, tid: int, comm: str) -> int:
+        number = self.threads.setdefault(Thread(pid, tid), len(self.threads))
+        self.comms.setdefault(number, comm)
+        return number
+
+    def stack(self, functions: tuple[str, ...]) -> int:
+        return self.stacks.setdefault(functions, len(self.stacks))
+
+    def read_klock(self, name: str, lines: Iterable[str]) -> None:
+        numbers: dict[int, int] = {}
+        for at, line in enumerate(lines, 1):
+            text = line.rstrip("\r\n")
+            if stack := STACK.fullmatch(text):
+                numbers[int(stack["number"])] = self.stack(_functions(stack["functions"]))
+            elif sample := SAMPLE.fullmatch(text):
+                self._read_sample(f"{name}:{at}", sample, numbers)
+            elif text:
+                raise UsageError(f"{name}:{at}: {_short(text)!r}; {RULE}")
+
+    def _read_sample(self, where: str, sample: re.Match[str], numbers: dict[int, int]) -> None:
+        start, wait, accesses, number = (int(sample[part]) for part in ("start", "wait", "accesses", "stack"))
+        address = int(sample["address"], 16)
+        if max(start, wait, accesses, address >> 1) > MOST_NUMBER:
+            raise UsageError(f"{where}: a number above {MOST_NUMBER}; rule: what fits into 64 bits")
+        if not accesses:
+            raise UsageError(f"{where}: 0 accesses; rule: 1 or more")
+        pid, tid, type_ = int(sample["pid"]), int(sample["tid"]), sample["type"]
+        if type_ in TYPES_OF_MILLI_KLOCKSTAT:
+            pid, tid, type_ = tid, pid, TYPES_OF_MILLI_KLOCKSTAT[type_]
+        comm = sample["comm"]
+        if comm.startswith('"') and comm.endswith('"'):
+            comm = comm[1:-1].replace('""', '"')
+        stack = numbers.get(number, 0)
+        lock, thread = self.lock(0, address, type_), self.thread(pid, tid, comm)
+        self.rows.append((lock, thread, stack, start, wait, accesses, bool(sample["ongoing"])))
+
+    def read_futex(self, name: str, lines: Iterable[str]) -> None:
+        for row in lock_files.rows_of(name, lines):
+            if row.wait_count:
+                lock = self.lock(row.pid, row.address, f"futex {row.kind}".rstrip())
+                if row.lock:
+                    self.names[lock] = row.lock
+                thread = self.thread(row.pid, row.tid, row.comm)
+                stack = self.stack(tuple(reversed(row.frames)))
+                self.rows.append((lock, thread, stack, -1, row.blocked_ns, row.wait_count, row.ongoing))
+
+
+def read(paths: Sequence[Path], period_ns: int = 0) -> Records:
+    """The records of all files; `-` is standard input. `period_ns`: the length of periods, 0: found out.
+
+    Raises UsageError that names file, line and rule.
+    """
+    reader = _Reader()
+    for path in paths:
+        name, lines = _lines(path)
+        first = next((line for line in lines if line.strip()), "")
+        if first.startswith("pid,"):
+            reader.read_futex(name, lines)
+        else:
+            reader.read_klock(name, lines)
+    if not reader.rows:
+        raise UsageError(f"{', '.join(map(str, paths))}: no records; {RULE}")
+    rows = np.array(reader.rows, ROW)
+    types = {lock: "/".join(sorted(found)) for lock, found in reader.types.items()}
+    records = Records(
+        rows, tuple(reader.locks), tuple(reader.threads), tuple(reader.stacks), types, reader.names,
+        reader.comms, period_ns or _period(rows["start_ns"]),
+    )  # fmt: skip
+    records.names |= _names(records)
+    return records
+
+
+def _lines(path: Path) -> tuple[str, list[str]]:
+    if path == STDIN:
+        return "standard input", sys.stdin.read().splitlines(keepends=True)
+    try:
+        return str(path), path.read_text("utf-8", "replace").splitlines(keepends=True)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _functions(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name and not name.startswith("["))
+
+
+def _short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else text[:most] + "..."
+
+
+def _period(starts: npt.NDArray[np.int64]) -> int:
+    """The length of periods, which begin at multiples of it. A few do not tell, but it is mostly 50 ms."""
+    starts = np.unique(starts[starts >= 0])
+    if not len(starts):
+        return 0
+    common = int(np.gcd.reduce(starts))
+    is_certain = len(starts) >= 10 or common % USUAL_PERIOD_NS
+    return common if common and is_certain else USUAL_PERIOD_NS
+
+
+def _names(records: Records) -> dict[int, str]:
+    """What the kernel's locks are, by the function that waited longest for each."""
+    found: dict[int, str] = {}
+    rows = records.rows
+    for at in np.argsort(-rows["wait_ns"], kind="stable").tolist():
+        lock, callers = int(rows["lock"][at]), records.callers(int(rows["stack"][at]))
+        if lock not in found and callers and not records.locks[lock].process:
+            caller = callers[0].partition("+")[0].partition(".")[0]
+            members = (member_of(type_, caller) for type_ in records.types[lock].split("/"))
+            found[lock] = next(filter(None, members), f"in {caller}")
+    return found
