@@ -23,14 +23,14 @@ class KernelNames:
         self._check_modules_at = 0.0
 
     def answer(self, asked: KernelLock) -> LockAnswer:
-        symbols = self._kernel_symbols()
+        symbols = self.symbols()
         site = symbols.site(asked.stack)
         lock = symbols.variable(asked.address) or (MMAP_LOCK if asked.is_mmap_lock else "")
         for function in symbols.callers(asked.stack)[:1]:
             lock = lock or member_of(asked.lock_type, function) or site
         return LockAnswer(asked.key, False, lock or ANON, site or UNKNOWN, symbols.describe(asked.stack))
 
-    def _kernel_symbols(self) -> KernelSymbols:
+    def symbols(self) -> KernelSymbols:
         """Read anew if modules have come or gone: their symbols lie between those of others."""
         if self._symbols is None or time.monotonic() >= self._check_modules_at:
             modules = self._loaded_modules()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from lockd.names.capture import Capture
 from lockd.names.kallsyms import KernelSymbols
-from lockd.names.kernel_sites import is_interrupt
+from lockd.names.kernel_locks import KernelNames
+from lockd.names.kernel_sites import is_interrupt, is_locking, is_tracing
 from lockd.names.locking import Frame
+from lockd.names.messages import KernelLock
 from lockd.names.user_locks import UserLock, UserNames
 
 MOST_FRAMES = 128
@@ -34,13 +35,13 @@ class StackNames:
     """`procfs` is the root of a proc file system. Of a process that is gone, as it was last looked at."""
 
     def __init__(self, procfs: Path = Path("/proc"), shown: Shown = FUNCTIONS) -> None:
-        self._procfs = procfs
         self._shown = shown
         self._user = UserNames(procfs)
+        self._kernel_names = KernelNames(procfs)
 
-    @cached_property
+    @property
     def _kernel(self) -> KernelSymbols:
-        return KernelSymbols(self._procfs / "kallsyms", self._procfs / "modules")
+        return self._kernel_names.symbols()
 
     def interrupts(self) -> tuple[int, int]:
         """Address and size of the functions that interrupts enter the kernel by; 0 if not together."""
@@ -80,6 +81,21 @@ class StackNames:
             else self._kernel.describe(stack, MOST_FRAMES)
         )
         return tuple(self._with_address(*one) for one in zip(stack, names, strict=True))
+
+    def kernel_places(self, addresses: tuple[int, ...], without_locking: bool = False) -> tuple[str, ...]:
+        """The same as NAME+0xOFFSET, without any tracing. `without_locking`: from the first on that does more
+        than to take a lock, if there is one."""
+        symbols = self._kernel
+        named = [(one, name) for one in addresses if not is_tracing(name := symbols.function(one))]
+        callers = (at for at, (_, name) in enumerate(named) if name and not is_locking(name))
+        first = next(callers, 0) if without_locking else 0
+        return tuple(symbols.place(address).partition(" ")[0] for address, _ in named[first:])
+
+    def kernel_lock(
+        self, address: int, lock_type: str, stack: tuple[int, ...], is_mmap_lock: bool = False
+    ) -> str:
+        """The name of a lock that was taken in `stack`, `anon` if it has none."""
+        return self._kernel_names.answer(KernelLock(0, address, lock_type, stack, is_mmap_lock)).lock
 
     def _user_frame(self, address: int, frame: Frame) -> str:
         if not frame.function or not self._shown.offsets:

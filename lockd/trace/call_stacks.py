@@ -155,3 +155,7 @@ class CallStacks:
             names = tuple(self._kernel_frames.setdefault(name, KernelFrame(name)) for name in found)
             self._kernel[number] = names
         return self._kernel.get(number, LOST)
+
+    def kernel_addresses(self, number: int) -> tuple[int, ...]:
+        """The same as return addresses; empty if there was no room for it."""
+        return self._addresses.get(number, ())

@@ -12,6 +12,7 @@ from lockd.load.host import require_privileges
 from lockd.trace import (
     futex,
     hist,
+    klock,
     latency,
     mutex,
     offcpu,
@@ -37,6 +38,7 @@ class Tool(Protocol):
 
 TOOLS: dict[str, Tool] = {
     "futex": futex,
+    "klock": klock,
     "mutex": mutex,
     "offcpu": offcpu,
     "offwake": offwake,

@@ -61,10 +61,9 @@ def write(
     before.
     """
     profile = replace(profile, title=args.command_line)
-    if args.flamegraph:
-        write_text(args.flamegraph, [GRAPHS[args.flamegraph.suffix](profile)])
-        if not args.output and not args.format_given:
-            return
+    write_graph(args, profile)
+    if is_only_graph(args):
+        return
     if args.format in others:
         write_text(args.output, others[args.format], is_more)
     elif args.format == "pprof":
@@ -72,6 +71,18 @@ def write(
             file.write(pprof.encode(profile))
     else:
         write_text(args.output, FORMATS[args.format](profile), is_more)
+
+
+def write_graph(args: argparse.Namespace, profile: Profile) -> None:
+    """The flame graph alone, if it is asked for."""
+    if args.flamegraph:
+        titled = replace(profile, title=args.command_line)
+        write_text(args.flamegraph, [GRAPHS[args.flamegraph.suffix](titled)])
+
+
+def is_only_graph(args: argparse.Namespace) -> bool:
+    """Whether a flame graph is all that the user wants."""
+    return bool(args.flamegraph and not args.output and not args.format_given)
 
 
 @contextlib.contextmanager

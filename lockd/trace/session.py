@@ -212,10 +212,16 @@ class Session:
         return len(poll.poll(0)) == len(self._processes)
 
     def _tell_what_is_missing(self) -> None:
-        for part in self.manifest.chosen:
-            if not part.mechanism and part.what not in self._optional:
+        parts = [part for part in self.manifest.chosen if not part.mechanism]
+        for part in parts:
+            if part.what not in self._optional:
                 raise HostError(f"{self.title}: {part.what} cannot be traced here: {part.instead_of}")
-        missing = [hook for hook in self.manifest.hooks if not hook.attached]
+        # What a part wants that the command can do without is for the command to tell.
+        missing = [
+            hook
+            for hook in self.manifest.hooks
+            if not hook.attached and not any(hook.reason in part.instead_of for part in parts)
+        ]
         for hook in missing[:TOLD_MISSING]:
             reason = f"{hook.mechanism} {hook.hook}: {hook.reason}"
             print(f"{self.title}: not attached: {reason}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from lockd_process import CHECKOUT, ROOT, START_SECONDS
 
@@ -89,3 +91,8 @@ def one_shot(*arguments: object) -> Iterator[Trace]:
         if trace.process.poll() is None:
             trace.process.kill()
             trace.process.wait()
+
+
+def samples_of(text: str) -> list[dict[str, Any]]:
+    """Of --format json: an object on each line."""
+    return [json.loads(line) for line in text.splitlines()]

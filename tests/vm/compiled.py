@@ -34,6 +34,12 @@ ASKED: tuple[tuple[tuple[str, ...], str, tuple[str, ...], dict[str, int]], ...] 
     (("futex", "kernel_locks"), "all", ("kprobe",), {}),
 )
 """Programs, mode, mechanisms and maps of the daemons that tests start."""
+TRACES = tuple(
+    ("klock", "--mode", "all", "--mechanism", mechanism, "--format", form)
+    for mechanism in ("fentry", "kprobe")
+    for form in ("csv", "json")
+)
+"""Command lines of one-shot tools that tests start; their modules have settings_of()."""
 CPUS = "/sys/devices/system/cpu/possible"
 WITH_CPUS = f'mount --bind "$1" {CPUS}; shift; exec "$@"'
 """Per-CPU maps are described with the number of processors."""
@@ -41,6 +47,7 @@ WITH_CPUS = f'mount --bind "$1" {CPUS}; shift; exec "$@"'
 
 def listed() -> dict[str, str]:
     """Sources by the names of their files in the cache."""
+    from lockd.cli import _parser
     from lockd.config import Config
     from lockd.config_reader import read_text
     from lockd.load.btf import KernelTypes
@@ -50,19 +57,26 @@ def listed() -> dict[str, str]:
     from lockd.load.kept import key_of
     from lockd.load.loader import source_for
     from lockd.service import load_settings
+    from lockd.trace.commands import TOOLS
 
     host = Host(KernelTypes(), ensure_tracefs())
-    found = {}
+    wanted = []
     for programs, mode, mechanisms, maps in ASKED:
         for mechanism in mechanisms:
             asked: dict[str, dict[str, object]] = {name: {"enabled": name in programs} for name in PROGRAMS}
             asked["kernel_locks"].update(mode=mode, mechanism=mechanism)
             asked["futex"]["mechanism"] = mechanism
-            settings = load_settings(read_text(Config, json.dumps({"programs": asked, "maps": maps}), "list"))
-            choices = choices_for(settings, host)
-            if all(choice.way for choice in choices):
-                source = source_for(settings, choices, host)
-                found[key_of(what_decides(source))] = source.text
+            wanted.append(
+                load_settings(read_text(Config, json.dumps({"programs": asked, "maps": maps}), "list"))
+            )
+    for words in TRACES:
+        wanted.append(TOOLS[words[0]].settings_of(_parser(["trace"]).parse_args(["trace", *words])))
+    found = {}
+    for settings in wanted:
+        choices = choices_for(settings, host)
+        if all(choice.way for choice in choices):
+            source = source_for(settings, choices, host)
+            found[key_of(what_decides(source))] = source.text
     return found
 
 

@@ -56,6 +56,8 @@ LEFT_OUT = {
     "test_signals.py": "about processes of lockd, which are the same on any kernel",
     "test_single_operations.py": "about lockd without batch operations, which it takes on any of these",
     "test_trace_mutex.py": "about functions of C libraries; compiling takes a minute there each time",
+    "test_trace_klock.py": "about waits that system calls make, as test_kernel_locks.py; of these "
+    "kernels test_trace_klock_module.py says more",
     "test_totals.py": "about maps that are full; filling them takes too long there",
     "test_trace_events.py": "about tracepoints and system calls, which are the same there",
     "test_trace_futex.py": "about what is made of futex calls, which test_futex.py tests there; to "

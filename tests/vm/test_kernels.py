@@ -26,6 +26,8 @@ from module_build import build_module
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
+KLOCKSTAT = Path("/usr/sbin/klockstat-bpfcc")
+"""Of bcc's tools, to be run in the machines; their Python has bcc."""
 
 pytestmark = pytest.mark.timeout(3600)  # all machines
 
@@ -45,6 +47,7 @@ def runs() -> Iterator[dict[str, Future[Run]]]:
     for kernel in KERNELS:
         found = unpacked(kernel.series, kernel.suite)
         shutil.copy(build_module(found, kernel.suite), modules / f"{found.release}.ko")
+    shutil.copy(KLOCKSTAT, modules / "klockstat.py")
     BUILD.mkdir(exist_ok=True)
     with guests.checkout() as disk, ThreadPoolExecutor(os.cpu_count()) as pool:
         yield {

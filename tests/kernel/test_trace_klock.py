@@ -1,0 +1,200 @@
+"""`lockd trace klock` where only waits are seen: records, tables, profiles of locks held for a known time."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checks import in_one_of_some_tries, off
+from conftest import Start
+from lockd_process import ROOT
+from trace_process import Trace, one_shot, samples_of
+from workload import Workload
+
+SITES = {
+    "mutex": {"pipe->mutex"},
+    "rwsem_write": {"inode->i_rwsem"},
+    "rwsem_read": {"inode->i_rwsem"},
+}
+"""Names of the locks of the workload kernel_locks, by type."""
+
+
+@pytest.fixture
+def klock() -> Iterator[Callable[..., Trace]]:
+    """Start it, so that it counts waits alone."""
+    with contextlib.ExitStack() as traces:
+        yield lambda *words: traces.enter_context(one_shot("klock", "--mode", "contention", *words))
+
+
+def records_of(text: str, comm: str) -> list[list[str]]:
+    """The lines of samples, read as CSV."""
+    return [line for line in csv.reader(text.splitlines()) if line[0] == "s" and line[1] == comm]
+
+
+def stacks_of(text: str) -> dict[int, list[str]]:
+    return {int(line[1]): line[2:] for line in csv.reader(text.splitlines()) if line[0] == "t"}
+
+
+def check_records(text: str, one: Workload, truth: dict[str, Any], period_ns: int) -> list[str]:
+    """Counts are exact for each lock type that the truth names; what is off of times."""
+    found = []
+    lines, stacks = records_of(text, one.comm), stacks_of(text)
+    assert {len(line) for line in lines} == {9}
+    for kind, told in truth["kernel"].items():
+        mine = [line for line in lines if line[3] == kind]
+        assert sum(int(line[7]) for line in mine) == told["waits"], kind
+        found += off(kind, sum(int(line[6]) for line in mine) / 1e3, told["wait_us"], told["waits"])
+    assert all(int(line[5]) % period_ns == 0 for line in lines)
+    keys = [(line[2], line[3], line[4], line[5]) for line in lines]
+    assert len(set(keys)) == len(keys)  # one for each thread, lock and period
+    for line in lines:
+        ids = re.fullmatch(r"P(\d+)_T(\d+)", line[2])
+        assert ids and int(ids[1]) == one.pid
+        assert all(re.fullmatch(r"(\S+\+)?0x[0-9a-f]+", place) for place in stacks[int(line[8])])
+    return found
+
+
+@pytest.mark.parametrize("period_ms", [50, 7])
+def test_records(period_ms: int, klock: Callable[..., Trace], workload: Start, scratch: Path) -> None:
+    def attempt() -> list[str]:
+        one = workload("kernel_locks", 20, 30_000, scratch)
+        trace = klock("--period", period_ms, "-p", one.pid)
+        truth = one.run()
+        return check_records(trace.stop(), one, truth, period_ms * 1_000_000)
+
+    in_one_of_some_tries(attempt)
+
+
+def test_a_record_is_of_the_period_in_which_the_wait_ended(
+    klock: Callable[..., Trace], workload: Start, scratch: Path
+) -> None:
+    one = workload("kernel_locks", 1, 300_000, scratch)
+    trace = klock("-p", one.pid)
+    began = time.monotonic_ns()
+    one.run()
+    ended = time.monotonic_ns()
+    lines = [line for line in records_of(trace.stop(), one.comm) if int(line[6]) > 100_000_000]
+    assert len(lines) == 4
+    for line in lines:
+        assert began <= int(line[5]) + 50_000_000 - int(line[6]) + 50_000_000
+        assert int(line[5]) <= ended
+
+
+def test_a_crowd_at_one_lock(klock: Callable[..., Trace], workload: Start) -> None:
+    def attempt() -> list[str]:
+        one = workload("pipe_crowd", 100, 3, 30_000)
+        trace = klock("-p", one.pid)
+        truth = one.run()
+        text = trace.stop()
+        mutex = [line for line in records_of(text, one.comm) if line[3] == "mutex"]
+        assert len({line[2] for line in mutex}) == 100
+        assert trace.lost == {}
+        return check_records(text, one, truth, 50_000_000)
+
+    in_one_of_some_tries(attempt)
+
+
+def test_a_wait_that_goes_on_is_in_the_records_and_marked(
+    klock: Callable[..., Trace], workload: Start, scratch: Path
+) -> None:
+    hold_s = 3
+    one = workload("kernel_locks", 1, hold_s * 1_000_000, scratch)
+    trace, without = klock("-p", one.pid), klock("-p", one.pid, "--no-ongoing")
+    one.go()
+    time.sleep(hold_s / 2)
+    text = trace.stop()
+    (line,) = (line for line in records_of(text, one.comm) if line[3] == "mutex")
+    assert line[9:] == ["ongoing"]
+    assert 0 < int(line[6]) < hold_s * 1e9
+    assert int(line[7]) == 1
+    assert any("pipe_write+" in place for place in stacks_of(text)[int(line[8])])
+    assert [line for line in records_of(without.stop(), one.comm) if line[3] == "mutex"] == []
+
+
+def test_threads_and_locks_can_be_chosen(klock: Callable[..., Trace], workload: Start, scratch: Path) -> None:
+    one = workload("kernel_locks", 5, 5_000, scratch)
+    by_lock = klock("-p", one.pid, "--lock", "pipe->mutex", "--format", "json")
+    by_caller = klock("-p", one.pid, "--caller", "iterate_dir", "--format", "json")
+    others = klock("-p", "1", "--format", "json")
+    one.run()
+    found = samples_of(by_lock.stop())
+    assert {(sample["type"], sample["lock"]) for sample in found} == {("mutex", "pipe->mutex")}
+    assert sum(sample["waits"] for sample in found) == 5
+    assert {sample["type"] for sample in samples_of(by_caller.stop())} == {"rwsem_read"}
+    assert [sample for sample in samples_of(others.stop()) if sample["comm"] == one.comm] == []
+
+
+def test_a_profile_names_locks_and_callers(
+    klock: Callable[..., Trace], workload: Start, scratch: Path
+) -> None:
+    one = workload("kernel_locks", 5, 20_000, scratch)
+    trace = klock("-p", one.pid, "--format", "json")
+    truth = one.run()
+    found = [sample for sample in samples_of(trace.stop()) if sample["type"] in SITES]
+    for kind, names in SITES.items():
+        mine = [sample for sample in found if sample["type"] == kind and sample["wait_ns"] > 1_000_000]
+        assert {sample["lock"] for sample in mine} == names
+        assert {sample["stack"][-1] for sample in mine} == {f"[{kind} {name}]" for name in names}
+        assert sum(sample["waits"] for sample in mine) == truth["kernel"][kind]["waits"]
+        assert all("mutex_lock" not in sample["stack"][-2] for sample in mine)
+
+
+def test_tables_as_klockstat_prints_them(klock: Callable[..., Trace], workload: Start, scratch: Path) -> None:
+    one = workload("kernel_locks", 10, 20_000, scratch)
+    trace = klock("-p", one.pid, "--callers", "-S", "acq_total", "-T", "-s", 2, "-L", "pipe->mutex")
+    truth = one.run()["kernel"]["mutex"]
+    stamp, _, head, line, caller, longest, *_ = trace.stop().strip().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", stamp)
+    assert re.split(r"  +", head.strip()) == [
+        "Caller", "Avg Wait", "Count", "Max Wait", "Total Wait", "Type", "Lock",
+    ]  # fmt: skip
+    function, average, count, most, total, kind, lock = re.split(r"  +", line.strip())
+    assert re.fullmatch(r"\w*pipe_write\+0x[0-9a-f]+", function)
+    assert (count, kind, lock) == (str(truth["waits"]), "mutex", "pipe->mutex")
+    assert all(text.endswith(" ms") for text in (average, most, total))
+    assert float(total.split()[0]) >= 10 * 20
+    assert re.fullmatch(r"vfs_write\+0x[0-9a-f]+", caller.strip())
+    assert f"longest: {one.comm} (" in longest
+
+
+def test_by_thread_and_at_intervals(klock: Callable[..., Trace], workload: Start, scratch: Path) -> None:
+    one = workload("kernel_locks", 20, 20_000, scratch)
+    trace = klock("-p", one.pid, "--callers", "-P", "-i", "500ms")
+    one.run()
+    text = trace.stop()
+    rows = [line.split() for line in text.splitlines() if one.comm in line]
+    assert text.count("Avg Wait") >= 3
+    waits = {(row[0], row[9]): 0 for row in rows}
+    for row in rows:
+        waits[row[0], row[9]] += int(row[4])
+    assert sorted(count for (_, kind), count in waits.items() if kind == "mutex") == [20]
+
+
+def test_mode_all_works_or_says_why_not() -> None:
+    command = [
+        "/usr/bin/python3",
+        "-m",
+        "lockd",
+        "trace",
+        "klock",
+        "--mode",
+        "all",
+        "-p",
+        str(os.getpid()),
+        "0.1",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        assert done.returncode == 3
+        assert re.search(r"holds cannot be traced here: fentry: .+; kprobe: .+", done.stderr)
+        assert not done.stdout
+    else:
+        assert "mode all: every access" in done.stderr

@@ -1,0 +1,164 @@
+"""Rows of kernel locks: what is merged, how accesses are counted, what had not ended; records and tables."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+
+import numpy as np
+
+from lockd.trace.call_stacks import CallStacks
+from lockd.trace.klock_places import Places
+from lockd.trace.klock_records import Records
+from lockd.trace.klock_rows import ROW, Accesses, Columns, merged, still_held, still_waiting
+from lockd.trace.klock_tables import Layout, duration, tables
+
+TYPES = ["mutex", "rwsem_read", "rwsem_write", "semaphore", "rtmutex"]
+MUTEX, RTMUTEX = 0, 4
+PERIOD = 50_000_000
+
+
+def rows(*each: dict[str, Any]) -> Columns:
+    found = np.zeros(len(each), ROW)
+    for at, values in enumerate(each):
+        for name, value in {"tid": 7, "tgid": 5, "comm": b"app", "lock": 64, **values}.items():
+            found[name][at] = value
+    return found
+
+
+def test_rows_are_merged_and_the_longest_wait_tells_the_stack() -> None:
+    found = merged(
+        rows(
+            {"stack": 2, "waits": 1, "wait_ns": 10, "max_wait_ns": 10},
+            {"stack": 3, "waits": 2, "wait_ns": 90, "max_wait_ns": 80, "is_mmap_lock": 1},
+            {"stack": 4, "acquired": 5},
+            {"stack": 5, "tid": 8, "acquired": 1, "holds": 1, "hold_ns": 3, "max_hold_ns": 3},
+        ),
+        "tid",
+        "lock",
+    )
+    first, second = found
+    assert (first["tid"], first["stack"], first["waits"], first["wait_ns"]) == (7, 3, 3, 100)
+    assert (first["max_wait_ns"], first["acquired"], first["is_mmap_lock"]) == (80, 5, 1)
+    assert (second["tid"], second["hold_ns"], second["is_mmap_lock"]) == (8, 3, 0)
+    assert len(merged(rows(), "tid")) == 0
+
+
+def test_an_access_is_a_wait_or_a_taking_that_needed_none() -> None:
+    accesses = Accesses(True)
+    found = accesses.of(
+        rows(
+            {"waits": 3, "given_up": 1, "acquired": 6},  # two waits got it, four takings were free
+            {"tid": 8, "acquired": 4},
+            {"tid": 9, "waits": 2, "given_up": 2},
+            {"tid": 10, "waits": 2, "type": RTMUTEX},  # of which no takings are counted
+        )
+    )
+    assert found.tolist() == [7, 4, 2, 2]
+    assert Accesses(False).of(rows({"waits": 3, "given_up": 1})).tolist() == [3]
+
+
+def test_the_taking_after_a_wait_may_be_counted_in_the_next_period() -> None:
+    accesses = Accesses(True)
+    straddling = rows(
+        {"period": 1, "waits": 1},
+        {"period": 2, "acquired": 3},  # one of them was counted as a wait
+        {"period": 3, "acquired": 1},
+    )
+    assert accesses.of(straddling).tolist() == [1, 2, 1]
+    assert accesses.of(rows({"period": 4, "waits": 1})).tolist() == [1]
+    assert accesses.of(rows({"period": 5, "acquired": 1})).tolist() == [0]  # and so across windows
+    assert accesses.of(rows({"period": 6, "waits": 1})).tolist() == [1]
+    assert accesses.of(rows({"period": 9, "acquired": 1})).tolist() == [1]  # but not for ever
+
+
+KEY = np.dtype([("lock", np.uint64), ("tid", np.uint32), ("cpu", np.uint32)])
+WAIT = np.dtype(
+    [("since", np.uint64), ("tgid", np.uint32), ("type", np.uint32), ("stack", np.uint64), ("comm", "S16")]
+)
+HOLDING = np.dtype(
+    [("since", np.uint64, (4,)), ("tgid", np.uint32), ("depth", np.uint8), ("type", np.uint8),
+     ("asked", np.uint8), ("stacks", np.uint64, (4,)), ("comm", "S16")]
+)  # fmt: skip
+END = 10 * PERIOD
+
+
+def test_what_still_waits_or_is_held_counts_until_the_end() -> None:
+    keys = np.array([(64, 7, 0), (65, 0, 1), (66, 8, 0)], KEY)
+    waits = np.array([(END - 90, 5, MUTEX, 3, b"app"), (1, 5, 7, 4, b"x"), (END + 5, 5, 0, 4, b"x")], WAIT)
+    (waiting,) = still_waiting(keys, waits, END, PERIOD)
+    assert (waiting["tid"], waiting["wait_ns"], waiting["waiting"], waiting["stack"]) == (7, 90, 1, 3)
+    assert waiting["period"] == 10
+
+    long_ago = END - PERIOD
+    keys = np.array([(64, 7, 0), (70, 7, 0), (71, 7, 0), (72, 7, 0)], KEY)
+    holding = np.array(
+        [
+            ([long_ago] * 4, 5, 0, MUTEX, 1, [9] * 4, b"app"),  # is waited for
+            ([long_ago, END - 20, 0, 0], 5, 2, 1, 0, [1, 2, 0, 0], b"app"),  # held twice
+            ([long_ago, 0, 0, 0], 5, 0, MUTEX, 1, [3, 0, 0, 0], b"app"),  # asked for, and so held
+            ([END - 10, 0, 0, 0], 5, 0, MUTEX, 1, [4, 0, 0, 0], b"app"),  # perhaps about to wait
+        ],
+        HOLDING,
+    )
+    held = still_held(keys, holding, rows({"lock": 64}), END, PERIOD)
+    told = [(int(one["lock"]), int(one["hold_ns"]), int(one["stack"]), int(one["acquired"])) for one in held]
+    assert sorted(told) == [(70, 20, 2, 0), (70, PERIOD, 1, 0), (71, PERIOD, 3, 1)]
+
+
+def test_records_come_once_their_period_is_over() -> None:
+    records = Records(Places(CallStacks(), TYPES), TYPES, PERIOD, Accesses(True))
+    early = rows({"period": 2, "waits": 1, "wait_ns": 30, "acquired": 1}, {"period": 3, "acquired": 2})
+    assert list(records.add(early, 2 * PERIOD)) == []
+    later = rows({"period": 2, "acquired": 4, "comm": b"a,\nb"}, {"period": 3, "waiting": 1, "wait_ns": 9})
+    assert list(csv.reader(records.add(later, 3 * PERIOD))) == [
+        ["t", "-1", "[stack lost]"],
+        ["s", "app", "P5_T7", "mutex", "0x40", str(2 * PERIOD), "30", "5", "-1"],
+    ]
+    assert list(csv.reader(records.rest())) == [
+        ["s", "app", "P5_T7", "mutex", "0x40", str(3 * PERIOD), "0", "2", "-1"],
+        ["s", "app", "P5_T7", "mutex", "0x40", str(3 * PERIOD), "9", "1", "-1", "ongoing"],
+    ]
+    assert list(records.rest()) == []
+
+
+def test_names_of_threads_break_no_line() -> None:
+    records = Records(Places(CallStacks(), TYPES), TYPES, PERIOD, Accesses(True))
+    *_, line = records.add(rows({"acquired": 1, "comm": b'a,"\n\x1b'}), PERIOD)
+    assert line.count("\n") == 1
+    assert next(csv.reader([line]))[1] == 'a,"\\n\\x1b'
+
+
+def test_tables_mark_what_had_not_ended() -> None:
+    found = rows(
+        {
+            "waits": 2,
+            "wait_ns": 3_000_000,
+            "max_wait_ns": 2_000_000,
+            "acquired": 3,
+            "holds": 2,
+            "hold_ns": 10,
+        },
+        {"tid": 8, "comm": b"other", "waiting": 1, "wait_ns": 5_000_000_000, "max_wait_ns": 5_000_000_000},
+    )
+    places = Places(CallStacks(), TYPES)
+    text = "".join(tables(found, places, TYPES, Layout(by_thread=True), True))
+    waits, holds = text.split("Avg Hold")
+    assert (
+        "\n                 8              other      5.0 s        1      5.0 s        5.0 s* mutex" in waits
+    )
+    assert (
+        "\n                 7                app     1.0 ms        3     2.0 ms       3.0 ms  mutex" in waits
+    )
+    assert "* some were still waiting at the end" in waits
+    assert "*" not in holds and "app       5 ns        2" in holds
+    assert "other" not in holds
+    assert "other" not in "".join(
+        tables(found, places, TYPES, Layout(most=1, sorts=("acq_count",), by_thread=True), False)
+    )
+
+
+def test_durations() -> None:
+    assert [duration(ns) for ns in (0, 999, 1000, 1.5e6, 59.9e9, 60e9, 7200e9)] == [
+        "0 ns", "999 ns", "1.0 us", "1.5 ms", "59.9 s", "1.0 m", "2.0 h",
+    ]  # fmt: skip
