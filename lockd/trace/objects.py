@@ -47,7 +47,8 @@ def objects_named(name: str, pids: tuple[int, ...], procfs: Path = Path("/proc")
     """Files called `name`: a path, a file's name, a library's short one (`c`), a program on PATH; of
     processes, those that they have mapped, also by a pattern.
 
-    Descriptors are the caller's. Raises UsageError if there is none, HostError if a process is gone.
+    Descriptors are the caller's. Raises UsageError if there is none, or no such process; HostError if one
+    cannot be read.
     """
     if not pids:
         return _of_host(name)
@@ -71,6 +72,8 @@ def _of_process(name: str, pid: int, procfs: Path) -> list[Object]:
     process = procfs / str(pid)
     try:
         mapped = Mappings((process / "maps").read_bytes()).code_files()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise UsageError(f"process {pid}: No such process") from error
     except OSError as error:
         raise HostError(f"process {pid}: {error.strerror}") from error
     if "/" in name:

@@ -145,7 +145,7 @@ def _multiline(is_per_process: bool, profile: Profile) -> Iterator[str]:
     """Each stack with its innermost function first, the kernel's before that of user space, then the process
     if each counts for itself, then the count."""
     sums: dict[tuple[tuple[str, ...], str], int] = {}
-    for sample in profile.samples:
+    for sample in profile.sorted():
         key = sample.frames, f"    {sample.comm} [{sample.pid}]\n" if is_per_process else ""
         sums[key] = sums.get(key, 0) + sample.values[0]
     for (frames, process), count in sorted(sums.items(), key=lambda one: (one[1], one[0])):

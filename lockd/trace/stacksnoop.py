@@ -13,6 +13,7 @@ import numpy as np
 from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
 from lockd.names.processes import text
+from lockd.profile import printable
 from lockd.rings import Ring, RingReader
 from lockd.trace import options, output, probe_options
 from lockd.trace.call_stacks import CallStacks
@@ -128,7 +129,7 @@ def _as_text(event: Event, seconds: float, name: str, stacks: CallStacks) -> str
     """A line, and its stack below, innermost first, the kernel's before that of user space."""
     frames = (*stacks.kernel(event.kernel), *stacks.user(event.user))
     head = f"{seconds:<18.9f} {event.comm:<16} {event.pid:<7} {event.cpu:<3} {name}\n"
-    return head + "".join(f"\t{frame}\n" for frame in frames) + "\n"
+    return head + "".join(f"\t{printable(frame)}\n" for frame in frames) + "\n"
 
 
 def _as_json(event: Event, seconds: float, name: str, stacks: CallStacks) -> str:

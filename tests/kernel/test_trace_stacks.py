@@ -426,7 +426,7 @@ def test_side_by_side_with_bpftrace(start: Start, built: dict[str, Path]) -> Non
         (("stackcount", "c:getppid", "-i", "1", "--format", "pprof", "-o", "/dev/null"), 2, "-i/--interval"),
         (("stackcount", "c:getppid", "-D", "1", "2"), 2, "given twice"),
         (("stacksnoop", "c:getppid", "-n", "0"), 2, "'0' is not a whole number above 0"),
-        (("stackcount", "c:getppid", "-p", "4194304"), 3, "process 4194304: No such file or directory"),
+        (("stackcount", "c:getppid", "-p", "4194304"), 2, "process 4194304: No such process"),
     ],
 )
 def test_what_is_wrong_is_said(arguments: tuple[str, ...], code: int, says: str) -> None:

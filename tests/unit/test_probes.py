@@ -245,7 +245,7 @@ def _own_libc() -> str:
 def test_objects_of_a_process_that_is_gone() -> None:
     with subprocess.Popen(["true"]) as child:
         child.wait()
-    with pytest.raises(HostError, match=f"process {child.pid}"):
+    with pytest.raises(UsageError, match=f"process {child.pid}: No such process"):
         objects_named("c", (child.pid,))
 
 
