@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -20,8 +21,8 @@ DOCS = ROOT / "docs/trace"
 OVERVIEW = DOCS / "README.md"
 PAGES = {path.stem: path.read_text() for path in sorted(DOCS.glob("*.md")) if path.stem in TOOLS}
 SECTIONS = ("Options", "Output", "Example", "Differences", "Limits")
-SHELL = re.compile(r"\s+(?:\||>|2>|&|;|#)")
-"""What ends a command on a line of a shell."""
+SHELL = re.compile(r"\||\d?>.*|&|;")
+"""Words that end a command on a line of a shell."""
 
 
 def parser_of(tool: str) -> argparse.ArgumentParser:
@@ -132,7 +133,8 @@ def test_the_overview_tells_its_formats(tool: str) -> None:
 
 @pytest.mark.parametrize(("where", "example"), ALL_EXAMPLES)
 def test_every_example_is_a_command(where: str, example: str) -> None:
-    words = shlex.split(SHELL.split(example)[0])
+    line = shlex.split(example, comments=True)
+    words = list(itertools.takewhile(lambda word: not SHELL.fullmatch(word), line))
     args = cli._parser(words[1:]).parse_args(words[1:])
     assert args.tool in TOOLS
 
