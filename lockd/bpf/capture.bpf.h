@@ -25,6 +25,30 @@ struct capture {
 
 BPF_ARRAY(no_capture, struct capture, 1);
 
+#ifdef HAVE_RETURN_INSTANCES
+#define RETURN_INSTANCES 4 /* one for each function in progress that has a uretprobe */
+
+/* A uretprobe has put another return address on the stack, from which nothing could be unwound: the kernel
+ * knows what it was. */
+static __always_inline void restore_return_addresses(u64 task, struct capture *kept, u64 from)
+{
+    u64 utask = 0, one = 0, at = 0, address = 0;
+
+    READ_TASK(task, TASK_UTASK, utask);
+    if (!utask)
+        return;
+    READ_TASK(utask, UTASK_RETURN_INSTANCES, one);
+#pragma unroll
+    for (int i = 0; i < RETURN_INSTANCES && one; i++) {
+        READ_TASK(one, RETURN_STACK, at);
+        READ_TASK(one, RETURN_ADDRESS, address);
+        READ_TASK(one, RETURN_NEXT, one);
+        if (at - from < CAPTURE_BYTES)
+            *(u64 *)(kept->stack + ((at - from) & (CAPTURE_BYTES - sizeof(u64)))) = address;
+    }
+}
+#endif
+
 /* Of the current thread, into an entry that is blank. */
 static __always_inline void fill_capture(void *ctx, u64 task, struct capture *kept)
 {
@@ -42,6 +66,9 @@ static __always_inline void fill_capture(void *ctx, u64 task, struct capture *ke
             break;
         kept->bytes = at + CAPTURE_CHUNK;
     }
+#ifdef HAVE_RETURN_INSTANCES
+    restore_return_addresses(task, kept, from);
+#endif
 }
 
 #define CAPTURED_AGAIN_NS 10000000000 /* others wait for that lock elsewhere, or more is mapped */

@@ -87,6 +87,14 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
         "CGROUP_KN": types.offset("cgroup", "kn"),
         "KERNFS_NODE_ID": types.offset("kernfs_node", "id"),
     }
+    # On arm64 a return address is in a register, which each function keeps at a place of its own.
+    if types.has_member("return_instance", "orig_ret_vaddr") and os.uname().machine == "x86_64":
+        defines["HAVE_RETURN_INSTANCES"] = None
+        defines["TASK_UTASK"] = types.offset("task_struct", "utask")
+        defines["UTASK_RETURN_INSTANCES"] = types.offset("uprobe_task", "return_instances")
+        defines["RETURN_STACK"] = types.offset("return_instance", "stack")
+        defines["RETURN_ADDRESS"] = types.offset("return_instance", "orig_ret_vaddr")
+        defines["RETURN_NEXT"] = types.offset("return_instance", "next")
     # Renamed, and made an int, by 2f064a59a11f (5.14).
     renamed = types.has_member("task_struct", "__state")
     defines["TASK_STATE"] = types.offset("task_struct", "__state" if renamed else "state")

@@ -60,11 +60,11 @@ class Trace:
 
 
 class Tracer:
-    """`lockd trace mutex` as it runs; attached once this is made."""
+    """`lockd trace mutex`, or another tool, as it runs; attached once this is made."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: object, tool: str = "mutex") -> None:
         self.process = subprocess.Popen(
-            ["/usr/bin/python3", "-m", "lockd", "trace", "mutex", *map(str, arguments)],
+            ["/usr/bin/python3", "-m", "lockd", "trace", tool, *map(str, arguments)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -322,6 +322,22 @@ def test_several_processes(programs: dict[str, Path]) -> None:
         row["pid"]: row["count"] for row in rows if row["lock"].endswith(":holds_guard")
     } == dict.fromkeys(pids, 50)
     assert {row["pid"] for row in rows} == set(pids)
+
+
+def test_other_tools_still_find_callers(programs: dict[str, Path]) -> None:
+    """Though the address is not on the stack that a function with a return probe returns to."""
+    process = started(programs["glibc"], "contention")
+    tracers = [
+        Tracer("-p", process.pid, tool="mutex"),
+        Tracer("-p", process.pid, "-U", "--format", "folded", "--no-ongoing", tool="offcpu"),
+    ]
+    process.run()
+    process.finish()
+    outputs = [tracer.end()[0] for tracer in tracers]
+    waits = [line for line in outputs[1].splitlines() if ";pthread_mutex_lock" in line]
+    assert any(line.startswith("waiter;") for line in waits)
+    for line in waits:
+        assert re.search(r"(;start_thread;waits_often|;main;contention);take;pthread_mutex_lock", line), line
 
 
 def test_without_stacks(programs: dict[str, Path]) -> None:
