@@ -14,7 +14,7 @@ from types import TracebackType
 import numpy as np
 
 from lockd.children import run_loader
-from lockd.errors import HostError, UsageError
+from lockd.errors import HostError
 from lockd.load.settings import LoadSettings
 from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.stacks import FUNCTIONS, Shown
@@ -25,6 +25,7 @@ from lockd.sample.maps import HashMap
 from lockd.sample.pairs import Pairs, Rows
 from lockd.sample.program_info import program_info
 from lockd.trace.call_stacks import CallStacks
+from lockd.trace.lifetimes import Lifetimes
 from lockd.trace.progress import Progress
 
 PERIOD = 0.05
@@ -79,8 +80,7 @@ class Session:
     def __enter__(self) -> Session:
         """Raises UsageError for ids of nothing, HostError if what is required cannot be attached."""
         with contextlib.ExitStack() as opened:
-            self._processes = [_opened_process(tgid, opened) for tgid in self._only]
-            self._started = {tid: _start_of_thread(tid) for tid in self._threads}
+            self._lifetimes = Lifetimes(self._only, self._threads, opened)
             self.progress.say(f"{self.title}: attaching")
             opened.callback(self.progress.end)
             if self._has_stacks:
@@ -202,14 +202,7 @@ class Session:
     def _is_over(self) -> bool:
         if self._duration is not None and time.monotonic() >= self._began + self._duration:
             return True
-        if self._stopped or not (self._only or self._threads):
-            return self._stopped
-        if any(_start_time(tid) == start for tid, start in self._started.items()):
-            return False
-        poll = select.poll()
-        for fd in self._processes:
-            poll.register(fd, select.POLLIN)
-        return len(poll.poll(0)) == len(self._processes)
+        return self._stopped or self._lifetimes.are_over
 
     def _tell_what_is_missing(self) -> None:
         parts = [part for part in self.manifest.chosen if not part.mechanism]
@@ -288,32 +281,3 @@ def _close(fds: Iterable[int]) -> None:
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
-
-
-def _opened_process(tgid: int, opened: contextlib.ExitStack) -> int:
-    """A descriptor that can be read from when the process has ended, closed with `opened`."""
-    try:
-        fd = os.pidfd_open(tgid)
-    except OSError as error:
-        if _start_time(tgid):
-            raise UsageError(f"process {tgid}: it is a thread; rule: the id of a process") from error
-        raise UsageError(f"process {tgid}: {error.strerror}") from error
-    opened.callback(os.close, fd)
-    return fd
-
-
-def _start_of_thread(tid: int) -> str:
-    start = _start_time(tid)
-    if not start:
-        raise UsageError(f"thread {tid}: No such thread")
-    return start
-
-
-def _start_time(tid: int) -> str:
-    """When a thread began, which tells it from later ones of the same id; empty if it has ended."""
-    try:
-        with open(f"/proc/{tid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()

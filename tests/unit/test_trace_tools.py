@@ -133,7 +133,7 @@ def test_the_overview_tells_its_formats(tool: str) -> None:
 
 @pytest.mark.parametrize(("where", "example"), ALL_EXAMPLES)
 def test_every_example_is_a_command(where: str, example: str) -> None:
-    line = shlex.split(example, comments=True)
+    line = shlex.split(re.sub(r"\$\(.*?\)", "1234", example), comments=True)  # $(pgrep -x shop)
     words = list(itertools.takewhile(lambda word: not SHELL.fullmatch(word), line))
     args = cli._parser(words[1:]).parse_args(words[1:])
     assert args.tool in TOOLS
