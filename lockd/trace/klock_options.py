@@ -13,10 +13,13 @@ LONGEST_PERIOD_MS = 60_000
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    options.add_duration(parser)
+    parser.add_argument(
+        "duration", nargs="?", type=options.seconds,
+        help="how long to trace: seconds, or as 500ms; without it 10 s of csv, or until Ctrl-C",
+    )  # fmt: skip
     parser.add_argument(
         "-d", "--time", metavar="DURATION", type=options.seconds,
-        help="the duration, as an option (default: 10 for csv, else until Ctrl-C)",
+        help="the same as an option",
     )  # fmt: skip
     parser.add_argument(
         "--period", metavar="MS", type=_period, default=50,
