@@ -179,4 +179,4 @@ class _Call(NamedTuple):
 
 
 def _text(comm: bytes) -> str:
-    return comm.decode(errors="replace")
+    return comm.partition(b"\0")[0].decode(errors="replace")  # what is behind is of an older name
