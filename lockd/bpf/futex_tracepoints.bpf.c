@@ -2,20 +2,6 @@
 
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 
-struct sys_enter {
-    u64 common;
-    s32 nr;
-    u32 undefined; /* padding that the kernel leaves as it is */
-    u64 args[6];
-};
-
-struct sys_exit {
-    u64 common;
-    s32 nr;
-    u32 undefined;
-    s64 ret;
-};
-
 /* Attached to sys_enter_futex, _futex_wait, _futex_waitv, _futex_wake, _futex_requeue. */
 int futex_enter(struct sys_enter *ctx)
 {

@@ -5,47 +5,14 @@
 #define SA_RESTART 0x10000000
 #define SIG_IGN 1 /* 0: SIG_DFL */
 
-/* Which calls are asked for: a bit for each number, in eight words that the tool defines. */
-static __always_inline bool is_asked(u32 nr)
-{
-    u64 bits = 0;
-
-    switch (nr >> 6) {
-    case 0:
-        bits = CALLS_0;
-        break;
-    case 1:
-        bits = CALLS_1;
-        break;
-    case 2:
-        bits = CALLS_2;
-        break;
-    case 3:
-        bits = CALLS_3;
-        break;
-    case 4:
-        bits = CALLS_4;
-        break;
-    case 5:
-        bits = CALLS_5;
-        break;
-    case 6:
-        bits = CALLS_6;
-        break;
-    case 7:
-        bits = CALLS_7;
-        break;
-    }
-    return bits >> (nr & 63) & 1;
-}
-
-/* Raw tracepoint sys_enter: registers, number. Unlike the tracepoint of one call it is not left out while the
- * CPU's last task is in the middle of changing a map. */
+#ifdef ALL_CALLS
+/* Raw tracepoint sys_enter: registers, number. */
 int on_enter(struct bpf_raw_tracepoint_args *ctx)
 {
     s32 nr = ctx->args[1];
 
-    if (is_asked(nr) && current_syscall() != NR_COMPAT)
+    /* Those never return; what comes after the third is the result of the call that a handler interrupted. */
+    if (nr != NR_EXIT && nr != NR_EXIT_GROUP && nr != NR_RT_SIGRETURN && current_syscall() != NR_COMPAT)
         call_began(ctx, nr);
     return 0;
 }
@@ -56,6 +23,21 @@ int on_exit(struct bpf_raw_tracepoint_args *ctx)
     call_ended(ctx->args[1]);
     return 0;
 }
+#else
+/* Attached to sys_enter_NAME: other calls pay nothing for it. */
+int on_enter(struct sys_enter *ctx)
+{
+    call_began(ctx, ctx->nr);
+    return 0;
+}
+
+/* Attached to sys_exit_NAME. */
+int on_exit(struct sys_exit *ctx)
+{
+    call_ended(ctx->ret);
+    return 0;
+}
+#endif
 
 /* The beginning of struct k_sigaction. */
 struct action {

@@ -114,12 +114,12 @@ def _futex_calls() -> Part:
             (kprobe, "futex_left", "kretprobe"),
         ):
             hooks.append(Candidate("futex", function, mechanism, name, call == "futex", newer))
-    probes = "futex_probes.bpf.c"
+    probes, tracepoints = "futex_probes.bpf.c", ("system_calls.bpf.h", "futex_tracepoints.bpf.c")
     return Part(
         "futex",
         "calls",
         (
-            Way("tracepoint", tuple(tracepoint), ("futex_tracepoints.bpf.c",)),
+            Way("tracepoint", tuple(tracepoint), tracepoints),
             Way("fentry", tuple(fentry), ("fentry.bpf.h", probes)),
             Way("kprobe", tuple(kprobe), ("kprobe.bpf.h", probes)),
         ),

@@ -19,6 +19,7 @@ from lockd.trace import (
     offwake,
     output,
     report,
+    signals,
     stackcount,
     stacksnoop,
 )
@@ -43,6 +44,7 @@ TOOLS: dict[str, Tool] = {
     "offcpu": offcpu,
     "offwake": offwake,
     "report": report,
+    "signals": signals,
     "stackcount": stackcount,
     "stacksnoop": stacksnoop,
     "hist": hist,

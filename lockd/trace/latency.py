@@ -36,7 +36,6 @@ examples:
 """
 NEVER_RETURN = ("exit", "exit_group", "rt_sigreturn")
 RESTARTED = "restart_syscall"
-CALL_WORDS = 8
 FILES = ("histogram.bpf.h", "group.bpf.h", "latency.bpf.c")
 RESULTS = {
     0: "success", 1: "died", -512: "ERESTARTSYS", -513: "ERESTARTNOINTR", -514: "ERESTARTNOHAND",
@@ -122,30 +121,20 @@ class Found:
         return self.groups.add(columns, rows)
 
     def add_ongoing(self, calls: Rows, now_ns: int) -> int:
-        """What has not returned; and what a signal has interrupted and was not begun again."""
+        """What has not returned; a stopped process is still in its call."""
         ids, entries = calls
-        took = entries["left"].astype("i8")
-        took[took == 0] = now_ns
-        took -= entries["since"].astype("i8")
+        took = now_ns - entries["since"].astype("i8")
         wanted = (entries["since"] > 0) & (took >= self._shortest)
         ids, entries, took = ids[wanted], entries[wanted], took[wanted].tolist()
-        is_over = (entries["left"] > 0).tolist()
-        threads = [
-            (0, 0) if one & grouping.ID_OF_CPU else (one >> 32, one & 0xFFFFFFFF) for one in ids.tolist()
-        ]
+        pids, tids = grouping.ids_of(ids)
         columns: dict[str, Any] = {
-            "comm": [_comm(pid) for pid, _ in threads],
-            "pid": [pid for pid, _ in threads],
-            "tid": [tid for _, tid in threads],
-            "stack": list(
-                zip(entries["stacks"]["user"].tolist(), entries["stacks"]["kernel"].tolist(), strict=True)
-            ),
+            "comm": [_comm(pid) for pid in pids],
+            "pid": pids,
+            "tid": tids,
+            "stack": grouping.stacks_of(entries["stacks"]),
             "call": [self._calls.get(number, "") for number in entries["nr"].tolist()],
-            "ret": [
-                result_name(result) if over else ""
-                for result, over in zip(entries["result"].tolist(), is_over, strict=True)
-            ],
-            "ongoing": ["" if over else "yes" for over in is_over],
+            "ret": [""] * len(ids),
+            "ongoing": ["yes"] * len(ids),
         }
         rows: list[Row] = [
             (self._scale.slot(ns // self._unit), 1, ns / self._unit, ns / self._unit) for ns in took
@@ -166,39 +155,48 @@ def _comm(pid: int) -> str:
         return ""
 
 
-def _calls(text: str) -> Trace:
+def _calls(words: str) -> Trace:
     """What is to be attached for system calls. Raises UsageError."""
     numbers = {name: number for number, name in system_calls.names().items()}
-    wanted = (
-        set(numbers) - set(NEVER_RETURN)
-        if text == "all"
-        else {_call(name, numbers) for name in text.split(",")}
-    )
-    bits = sum(1 << numbers[name] for name in wanted | {RESTARTED})
-    words = {f"CALLS_{at}": bits >> 64 * at & (1 << 64) - 1 for at in range(CALL_WORDS)}
-    hooks = (
+    hooks = [
         Candidate("trace", "on_thread_exit", "raw_tracepoint", "sched_process_exit"),
         Candidate("trace", "on_thread_renamed", "raw_tracepoint", "sched_process_exec"),
         Candidate("trace", "on_signal_deliver", "raw_tracepoint", "signal_deliver"),
-        Candidate("trace", "on_exit", "raw_tracepoint", "sys_exit"),
-        Candidate("trace", "on_enter", "raw_tracepoint", "sys_enter"),
-    )
-    way = Way("tracepoint", hooks, ("latency_system_calls.bpf.c",))
-    return Trace((Part("trace", "calls", (way,), FILES),), defines=dict(words))
+    ]
+    if words == "all":
+        defines = {f"NR_{name.upper()}": numbers[name] for name in NEVER_RETURN}
+        hooks += [
+            Candidate("trace", "on_exit", "raw_tracepoint", "sys_exit"),
+            Candidate("trace", "on_enter", "raw_tracepoint", "sys_enter"),
+        ]
+        way = Way("tracepoint", tuple(hooks), ("latency_system_calls.bpf.c",), ("ALL_CALLS",))
+        return Trace((Part("trace", "calls", (way,), FILES),), defines=dict(defines))
+    tracefs = ensure_tracefs()
+    for name in (*dict.fromkeys(_call(tracefs, name, numbers) for name in words.split(",")), RESTARTED):
+        optional = name == RESTARTED
+        hooks += [
+            Candidate("trace", "on_exit", "tracepoint", f"syscalls:sys_exit_{name}", optional=optional),
+            Candidate("trace", "on_enter", "tracepoint", f"syscalls:sys_enter_{name}", optional=optional),
+        ]
+    way = Way("tracepoint", tuple(hooks), ("system_calls.bpf.h", "latency_system_calls.bpf.c"))
+    return Trace((Part("trace", "calls", (way,), FILES),))
 
 
-def _call(name: str, numbers: dict[str, int]) -> str:
-    """As its manual page calls it. Raises UsageError with the nearest names."""
-    name = {there: here for here, there in system_calls.TRACEFS.items()}.get(name, name)
+def _call(tracefs: Path, name: str, numbers: dict[str, int]) -> str:
+    """As tracefs calls it. Raises UsageError with the nearest names."""
     if name in NEVER_RETURN:
         raise UsageError(f"{name}: never returns, so it takes no time that could be measured")
     if name == RESTARTED:
         raise UsageError(f"{name}: is part of the call that a signal has interrupted, and counted as that")
-    if name not in numbers:
+    names = system_calls.TRACEFS
+    here = names.get(name, name)
+    if {one: other for other, one in names.items()}.get(here, here) not in numbers:
         nearest = get_close_matches(name, numbers, NEAREST)
         hint = f"; did you mean {', '.join(nearest)}?" if nearest else ""
         raise UsageError(f"{name}: is no system call that is known{hint}")
-    return name
+    if not (tracefs / f"events/syscalls/sys_enter_{here}").is_dir():
+        raise UsageError(f"{name}: this kernel has no such system call, or no tracepoints of system calls")
+    return here
 
 
 def _events(names: str) -> Trace:

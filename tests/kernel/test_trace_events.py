@@ -5,17 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
 import subprocess
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bpftrace import bpftrace
 from conftest import Start
 from tracing import Done, Trace, trace
-from workload import Workload
 
 from lockd.trace.histogram import LOG2, Linear
 from lockd.trace.tracepoints import fields_of
@@ -76,30 +76,6 @@ def traced(workload: Start, *words: object) -> tuple[dict[str, Any], Groups, str
     with Trace(*words, "-p", calls.pid, "--format", "json") as one:
         truth = calls.run()
         return truth, groups(one.stop()), calls.comm
-
-
-@contextmanager
-def bpftrace(script: str, calls: Workload) -> Iterator[list[dict[str, Any]]]:
-    """Runs it until the end of the program, which the context's end is; then the list has what it printed."""
-    printed: list[dict[str, Any]] = []
-    end = f"tracepoint:sched:sched_process_exit /pid == {calls.pid} && tid == pid/ {{ exit(); }}"
-    process = subprocess.Popen(
-        ["bpftrace", "-f", "json", "-e", f'{script} {end} BEGIN {{ printf("begun\\n"); }}'],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout
-        while "begun" not in (line := process.stdout.readline()):
-            assert line, "bpftrace did not begin"
-        yield printed
-        calls.finish()
-        rest, _ = process.communicate(timeout=60)
-        printed += [json.loads(line) for line in rest.splitlines() if line]
-        assert process.returncode == 0
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_values_are_exact(workload: Start) -> None:
@@ -237,6 +213,22 @@ def test_calls_that_go_on_are_left_out_if_asked(workload: Start) -> None:
     assert {key: group["count"] for key, group in found.items()} == dict.fromkeys(
         [("success",), ("EINTR",), ("ERESTARTSYS",)], truth["k"]
     )
+
+
+def test_who_is_stopped_is_still_in_its_call() -> None:
+    script = "import sys, time; sys.stdin.read(1); time.sleep(600)"
+    with subprocess.Popen(["/usr/bin/python3", "-c", script], stdin=subprocess.PIPE) as sleeper:
+        assert sleeper.stdin
+        with Trace("latency", "clock_nanosleep", "-p", sleeper.pid, "--format", "json") as one:
+            sleeper.stdin.write(b"g")
+            sleeper.stdin.close()
+            time.sleep(1)
+            sleeper.send_signal(signal.SIGSTOP)
+            time.sleep(0.5)
+            found = groups(one.stop())
+        sleeper.kill()
+    assert {key: group["count"] for key, group in found.items()} == {("", "yes"): 1}
+    assert found["", "yes"]["max"] >= 1_000_000
 
 
 def test_short_calls_are_left_out_if_asked(workload: Start) -> None:

@@ -63,6 +63,7 @@ LEFT_OUT = {
     "test_trace_futex.py": "about what is made of futex calls, which test_futex.py tests there; to "
     "compile a trace takes a minute each time",
     "test_trace_offcpu.py": "the same of waits, which test_offcpu.py tests there",
+    "test_trace_signals.py": "about a tracepoint that is the same there",
     "test_trace_shared.py": "about how the one-shot tools begin, print and end, on any kernel",
     "test_trace_stacks.py": "about functions of programs and tracepoints, and needs a compiler; functions of "
     "the kernel are in test_trace_kernel_functions.py",

@@ -1,0 +1,65 @@
+/* Every signal that is sent, with its sender and its receiver (lockd trace signals). */
+
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+
+#define SIGNALS_PAGES 256
+
+/* Instead of information about a signal: what is said of it is known. */
+#define NO_INFO 0 /* as by a process */
+#define FROM_KERNEL 1
+#define SI_USER 0
+#define SI_KERNEL 0x80
+#define SI_CODE_OFFSET 8 /* in struct kernel_siginfo: after two int */
+
+struct signal_sent {
+    u64 at; /* ns since the host was started */
+    u32 running_tgid; /* what ran on the CPU: the sender, or what an interrupt came to */
+    u32 running_tid;
+    u32 tgid; /* the receiver */
+    u32 tid;
+    s32 number;
+    s32 code;
+    s32 result;
+    u32 to_process; /* and not to one thread */
+    char running_comm[COMM_LEN]; /* of the processes */
+    char comm[COMM_LEN];
+};
+
+BPF_RINGBUF_OUTPUT(signals, SIGNALS_PAGES);
+BPF_ARRAY(signal_record, struct signal_sent, 1); /* tells what a record is like */
+
+static __always_inline void read_process(u64 task, u32 *tgid, u32 *tid, char *comm)
+{
+    u64 leader = 0;
+
+    READ_TASK(task, TASK_TGID, *tgid);
+    READ_TASK(task, TASK_PID, *tid);
+    READ_TASK(task, TASK_GROUP_LEADER, leader);
+    bpf_probe_read_kernel(comm, COMM_LEN, (void *)(leader + TASK_COMM));
+}
+
+/* Raw tracepoint signal_generate: number, information, receiver, whether it is for the whole process, result.
+ */
+int on_signal_generate(struct bpf_raw_tracepoint_args *ctx)
+{
+    u64 current = bpf_get_current_task(), receiver = ctx->args[2], info = ctx->args[1];
+    struct signal_sent event = {
+        .number = ctx->args[0], .to_process = !!(u32)ctx->args[3], .result = ctx->args[4]};
+
+    if (!((SIGNALS_ASKED) >> (event.number - 1 & 63) & 1))
+        return 0;
+    read_process(current, &event.running_tgid, &event.running_tid, event.running_comm);
+    read_process(receiver, &event.tgid, &event.tid, event.comm);
+    if (!is_traced(event.running_tgid, event.running_tid, false) && !is_traced(event.tgid, event.tid, false))
+        return 0;
+    event.at = bpf_ktime_get_ns();
+    if (info == NO_INFO)
+        event.code = SI_USER;
+    else if (info == FROM_KERNEL)
+        event.code = SI_KERNEL;
+    else
+        bpf_probe_read_kernel(&event.code, sizeof(event.code), (void *)(info + SI_CODE_OFFSET));
+    if (signals.ringbuf_output(&event, sizeof(event), BPF_RB_NO_WAKEUP))
+        lose(LOSS_TRACE__FULL);
+    return 0;
+}
