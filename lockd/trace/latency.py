@@ -48,8 +48,8 @@ NEAREST = 3
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "calls", metavar="SYSCALL[,SYSCALL...] | all | CATEGORY:BEGIN,END", help="system calls, or two "
-        "tracepoints that a thread reaches one after the other; END may have a category of its own",
+        "calls", metavar="CALLS", help="SYSCALL[,SYSCALL...], or all, or CATEGORY:BEGIN,END: two tracepoints "
+        "that a thread reaches one after the other; END may have a category of its own",
     )  # fmt: skip
     options.add_duration(parser)
     grouping.add_options(parser, "ret (success, or an error's name), comm (of the process), pid, tid, stack")
