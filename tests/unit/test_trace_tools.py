@@ -74,7 +74,7 @@ def test_the_help_has_examples(tool: str) -> None:
     assert all(example.startswith(f"lockd trace {tool}") for example in examples)
 
 
-@pytest.mark.parametrize("tool", PAGES)
+@pytest.mark.parametrize("tool", TOOLS)
 def test_the_page_is_complete(tool: str) -> None:
     text = PAGES[tool]
     assert text.startswith(f"# lockd trace {tool}\n")
@@ -85,7 +85,7 @@ def test_the_page_is_complete(tool: str) -> None:
     assert list(examples_of_page(text)), "it has no example"
 
 
-@pytest.mark.parametrize("tool", PAGES)
+@pytest.mark.parametrize("tool", TOOLS)
 def test_the_page_names_every_option(tool: str) -> None:
     for action in options_of(tool):
         names = action.option_strings or [action.metavar or action.dest]
@@ -95,7 +95,7 @@ def test_the_page_names_every_option(tool: str) -> None:
         assert known, names
 
 
-@pytest.mark.parametrize("tool", PAGES)
+@pytest.mark.parametrize("tool", TOOLS)
 def test_the_page_names_no_option_that_is_not(tool: str) -> None:
     """Of any tool: pages speak of each other's."""
     known = {name for tool in TOOLS for action in options_of(tool) for name in action.option_strings}
@@ -105,7 +105,7 @@ def test_the_page_names_no_option_that_is_not(tool: str) -> None:
     assert named <= known
 
 
-@pytest.mark.parametrize("tool", PAGES)
+@pytest.mark.parametrize("tool", TOOLS)
 def test_the_overview_links_to_the_page(tool: str) -> None:
     assert f"({tool}.md)" in OVERVIEW.read_text()
 
@@ -142,7 +142,7 @@ def test_every_example_is_a_command(where: str, example: str) -> None:
 def test_links_lead_somewhere() -> None:
     for page in DOCS.glob("*.md"):
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
-            if "://" not in target and page != OVERVIEW:
+            if "://" not in target:
                 assert (DOCS / target).exists(), f"{page.name}: {target}"
 
 
