@@ -5,6 +5,9 @@ from __future__ import annotations
 from lockd.manifest import Manifest
 from lockd.sample.maps import PerCpuCounters
 
+Lost = tuple[dict[tuple[str, str], int], dict[str, int], dict[str, int], int]
+"""As read() returns it."""
+
 
 class Losses:
     """What the programs could not count, and what they counted without names."""
@@ -13,7 +16,7 @@ class Losses:
         self._members = manifest.enums["loss"][:-1]  # the last is their number
         self._counters = counters
 
-    def read(self) -> tuple[dict[tuple[str, str], int], dict[str, int], dict[str, int], int]:
+    def read(self) -> Lost:
         """Dropped events by (map, reason); events counted as `other` by map; stack misses by
         reason; switch-ins that no program was called for.
         """

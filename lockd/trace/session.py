@@ -20,7 +20,7 @@ from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.stacks import FUNCTIONS, Shown
 from lockd.rings import Ring
 from lockd.sample.inflight import read_steady
-from lockd.sample.losses import Losses
+from lockd.sample.losses import Losses, Lost
 from lockd.sample.maps import HashMap
 from lockd.sample.pairs import Pairs, Rows
 from lockd.sample.program_info import program_info
@@ -74,6 +74,8 @@ class Session:
         self.stacks = CallStacks(shown=shown)
         """Those of the windows that were drained so far."""
         self._has_stacks = bool(settings.trace and STACKS_ASKED_FOR & settings.trace.defines.keys())
+        self._lost: Lost | None = None
+        """Until the end."""
         self.ended_ns = 0
         """Of CLOCK_MONOTONIC, when everything was detached."""
 
@@ -131,6 +133,8 @@ class Session:
         self._unlist(TRACED_PROCESSES, self._only)
         self._unlist(TRACED_THREADS, self._threads)
         self.progress.say(f"{self.title}: detaching")
+        # While it detaches, ends are seen without their beginnings, as of a lock: then nothing is lost.
+        self._lost = self._losses.read()
         self._detach()
         for _ in range(2):
             yield self._drained()
@@ -169,7 +173,7 @@ class Session:
 
     def losses(self) -> dict[str, int]:
         """What was lost, by map and reason in words, without what was not."""
-        dropped, overflowed, stacks, _ = self._losses.read()
+        dropped, overflowed, stacks, _ = self._lost or self._losses.read()
         words = {f"{where}: {reason.replace('_', ' ')}": n for (where, reason), n in dropped.items()}
         words |= {f"{where}: counted without names": n for where, n in overflowed.items()}
         words |= {f"stacks: {reason.replace('_', ' ')}": n for reason, n in stacks.items()}
