@@ -130,7 +130,7 @@ static void warm_up(void)
 void ready(void)
 {
     const char *comm = getenv("LOCKD_COMM");
-    struct timespec moment = {0, 1000};
+    struct timespec moment = {0, 1000000};
     char byte;
     if (comm) {
         nanosleep(&moment,
