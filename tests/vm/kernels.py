@@ -59,8 +59,8 @@ LEFT_OUT = {
     "test_trace_klock.py": "about waits that system calls make, as test_kernel_locks.py; of these "
     "kernels test_trace_klock_module.py says more",
     "test_totals.py": "about maps that are full; filling them takes too long there",
-    "test_offcpu.py::test_each_state_and_reason_has_its_count_and_time": "on the newest kernel one sleep in a "
-    "hundred is not counted there, whose time may be up before its thread leaves the CPU: not understood yet",
+    "test_offcpu.py::test_each_state_and_reason_has_its_count_and_time": "on the newest kernel one sleep in "
+    "a hundred is not counted there; its time may be up before its thread leaves the CPU: not understood yet",
     "test_trace_kernel_functions.py": "passed on 5.10, 6.12 and the newest by hand; not seen on 6.1 yet",
     "test_trace_klock_module.py": "passed on 6.12 by hand (tests/vm/run); not seen on every kernel yet",
     "test_trace_offcpu_originals.py": "passed on 5.10, 6.1 and 6.12 by hand; not seen on every kernel yet",
