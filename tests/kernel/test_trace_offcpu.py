@@ -23,6 +23,7 @@ from workload import Workload
 from lockd.trace import offcpu, options
 from lockd.trace.session import Session
 
+COUNT = "lockd_offcpu_blocked_seconds_count"
 K = 30
 SLEEP = ["outer_sleep", "middle_sleep", "inner_sleep"]
 CALLERS = {
@@ -378,22 +379,22 @@ def test_threads_of_the_kernel_or_of_users_only(workload: Start) -> None:
     assert total(reads, "count") == truth["places"][1]["count"]
 
 
-def test_beside_a_daemon_both_are_right(lockd: Lockd, workload: Start) -> None:
+def test_beside_a_daemon_both_are_right(narrow: Lockd, workload: Start) -> None:
     one = workload("stacked_waits", K)
     rows, truth, _ = traced(one)
-    metrics = lockd.metrics()
+    metrics = narrow.metrics()
     one.finish()
+    all_series = metrics.labels(COUNT, comm=one.comm)
     for told in truth["places"][1:]:
         labels = {"comm": one.comm, "state": told["state"], "reason": told["reason"]}
         # The daemon has seen the start byte, and the reaping of children.
-        assert metrics.sum("lockd_offcpu_blocked_seconds_count", **labels) >= told["count"]
+        assert metrics.sum(COUNT, **labels) >= told["count"], (told, all_series, metrics.dropped)
         waits = at(rows, told["function"], state=told["state"], reason=told["reason"])
-        assert total(waits, "count") == told["count"]
+        assert total(waits, "count") == told["count"], (told, rows)
     pipe = truth["places"][1]
-    counted = metrics.sum(
-        "lockd_offcpu_blocked_seconds_count", comm=one.comm, state=pipe["state"], reason="pipe"
-    )
-    assert counted == pipe["count"], "no wait but these was for a pipe, and has ended"
+    counted = metrics.sum(COUNT, comm=one.comm, state=pipe["state"], reason="pipe")
+    # No wait but these was for a pipe, and has ended.
+    assert counted == pipe["count"], (pipe, all_series, metrics.dropped)
 
 
 def test_what_has_no_room_is_in_the_sum(

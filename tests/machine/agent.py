@@ -9,6 +9,7 @@ import base64
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -54,13 +55,21 @@ def run(port: Port, argv: list[str], seconds: float, cwd: str, env: dict[str, st
     ) as process:
         late = threading.Timer(seconds, kill, (process.pid,))
         late.start()
-        assert process.stdout
-        while text := os.read(process.stdout.fileno(), 1 << 16):
+        while text := output(process):
             port.send(more=text.decode(errors="replace"))
         code = process.wait()
         in_time = late.is_alive()
         late.cancel()
     port.send(code=code if in_time else -1, out="" if in_time else f"TimeoutExpired: {seconds:g} s")
+
+
+def output(process: subprocess.Popen[bytes]) -> bytes:
+    """Some of it; nothing once the program has ended, even if one that it left behind holds it open."""
+    assert process.stdout
+    while not select.select([process.stdout], [], [], 0.5)[0]:
+        if process.poll() is not None:
+            return b""
+    return os.read(process.stdout.fileno(), 1 << 16)
 
 
 def kill(session: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import re
 import select
 import socket
@@ -112,10 +113,14 @@ class Machine:
         cwd: str = "",
         env: dict[str, str] | None = None,
         more: Callable[[str], None] | None = None,
+        silence: float | None = None,
     ) -> Done:
-        """Run a program in the machine, `seconds` at most; `more` is given its output as it comes."""
-        words = [str(word) for word in argv]
-        return self._ask(more or _ignore, do="run", argv=words, seconds=seconds, cwd=cwd, env=env or {})
+        """Run a program in the machine, `seconds` at most; `more` is given its output as it comes.
+
+        If none comes for `silence` seconds, the machine counts as lost.
+        """
+        request = {"argv": [str(word) for word in argv], "seconds": seconds, "cwd": cwd, "env": env or {}}
+        return self._ask(more or _ignore, silence, do="run", **request)
 
     def shell(self, text: str, seconds: float = 60) -> str:
         """What a shell command that must succeed prints."""
@@ -125,12 +130,12 @@ class Machine:
 
     def get(self, url: str, seconds: float = 60) -> Done:
         """What an HTTP server in the machine answers; code -1 if nothing."""
-        return self._ask(_ignore, do="get", url=url, seconds=seconds)
+        return self._ask(_ignore, None, do="get", url=url, seconds=seconds)
 
     def put(self, path: str, content: bytes, mode: int = 0o600) -> None:
         """Write a file in the machine."""
         text = base64.b64encode(content).decode()
-        done = self._ask(_ignore, do="put", path=path, content=text, mode=mode)
+        done = self._ask(_ignore, None, do="put", path=path, content=text, mode=mode)
         assert done.code == 0, done.out
 
     def console(self) -> str:
@@ -141,28 +146,32 @@ class Machine:
         self._qemu.wait()
         self._port.close()
 
-    def _ask(self, more: Callable[[str], None], **request: Any) -> Done:
+    def _ask(self, more: Callable[[str], None], silence: float | None, **request: Any) -> Done:
         what = str(request.get("argv") or request.get("url") or request.get("path"))[:200]
         try:
             self._port.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
             raise self._lost(f"{what}: cannot be asked: {error}") from None
-        return self._answer(what, request.get("seconds", 0) + SLACK_SECONDS, more)
+        return self._answer(what, request.get("seconds", 0) + SLACK_SECONDS, more, silence)
 
-    def _answer(self, what: str, seconds: float, more: Callable[[str], None]) -> Done:
+    def _answer(
+        self, what: str, seconds: float, more: Callable[[str], None], silence: float | None = None
+    ) -> Done:
         deadline = time.monotonic() + seconds
         out: list[str] = []
         while True:
-            answer = json.loads(self._line(what, seconds, deadline))
+            left = deadline - time.monotonic()
+            answer = json.loads(self._line(what, left if silence is None else min(left, silence)))
             if "code" in answer:
                 return Done(answer["code"], "".join(out) + answer["out"])
             out.append(answer["more"])
             more(answer["more"])
 
-    def _line(self, what: str, seconds: float, deadline: float) -> bytes:
+    def _line(self, what: str, seconds: float) -> bytes:
+        deadline = time.monotonic() + seconds
         while b"\n" not in self._rest:
             if not select.select([self._port], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise self._lost(f"{what}: no answer in {seconds:g} s")
+                raise self._lost(f"{what}: no word in {seconds:.0f} s")
             received = self._port.recv(1 << 20)
             if not received:
                 raise self._lost(f"{what}: the machine ended")
@@ -171,12 +180,26 @@ class Machine:
         return line
 
     def _lost(self, why: str) -> Exception:
+        at_work = self._busy_share()
         self.end()  # whoever asks next hears at once
         console = self.console().splitlines()
         died = next((i for i, line in enumerate(console) if OOPS.search(line)), None)
         if died is not None:
             return KernelPanic("\n".join(["the kernel died:", *console[died : died + CONSOLE_LINES]]))
-        return VmLost("\n".join([f"VM lost: {why}", "its console:", *console[-CONSOLE_LINES:]]))
+        words = [f"VM lost: {why}", f"QEMU used {at_work:.0%} of a processor", "its console:"]
+        return VmLost("\n".join(words + console[-CONSOLE_LINES:]))
+
+    def _busy_share(self) -> float:
+        """How much of a second QEMU runs: whether the machine's processors do something or all wait."""
+        before = self._ticks()
+        time.sleep(1)
+        return max(self._ticks() - before, 0) / os.sysconf("SC_CLK_TCK")
+
+    def _ticks(self) -> int:
+        if self._qemu.poll() is not None:
+            return 0
+        fields = Path(f"/proc/{self._qemu.pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
 
 
 def _ignore(_text: str) -> None:

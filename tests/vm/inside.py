@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +13,12 @@ import compiled
 import guests
 from kernels import LEFT_OUT, Kernel
 from machine.base import base
+from machine.qemu import VmLost
 
 SECONDS = 2400.0
 """That the tier may take, by the host's clock."""
+SILENCE = 400.0
+"""That a single test may take, by the same clock; by the machine's it may take 300."""
 REPORT = "/tmp/report.xml"
 PYTHON = "/usr/bin/python3"
 ENVIRONMENT = {
@@ -56,8 +60,21 @@ class Run:
 def run(kernel: Kernel, disk: Path, log: Path) -> Run:
     """Boot `kernel` and run the tier in it; what it prints goes to `log` as it comes.
 
+    A machine that is lost says nothing of lockd and everything of the emulator: there is one more.
     Raises VmLost, KernelPanic.
     """
+    try:
+        return _run(kernel, disk, log)
+    except VmLost as lost:
+        kept = log.with_suffix(".lost")
+        log.replace(kept).open("a").write(f"\n{lost}\n")
+        warnings.warn(
+            f"{kernel.series}: lost a machine, see {kept}:\n{kept.read_text()[-2000:]}", stacklevel=1
+        )
+        return _run(kernel, disk, log)
+
+
+def _run(kernel: Kernel, disk: Path, log: Path) -> Run:
     began = time.monotonic()
     left_out = [f"--{'deselect' if '::' in test else 'ignore'}=tests/kernel/{test}" for test in LEFT_OUT]
     with log.open("w") as file, guests.booted(kernel, disk) as machine:
@@ -73,7 +90,7 @@ def run(kernel: Kernel, disk: Path, log: Path) -> Run:
         done = machine.run(
             PYTHON, "-m", "pytest", "tests/kernel", "-v", "--tb=short", "--durations=20",
             "-p", "no:cacheprovider", f"--junitxml={REPORT}", "-o", "junit_family=xunit1", *left_out,
-            seconds=SECONDS, cwd=guests.WORK, env=ENVIRONMENT, more=more,
+            seconds=SECONDS, cwd=guests.WORK, env=ENVIRONMENT, more=more, silence=SILENCE,
         )  # fmt: skip
         report = machine.run("cat", REPORT)
         kernel_log = machine.shell("dmesg")
