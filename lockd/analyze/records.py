@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ ROW = np.dtype(
         ("wait_ns", np.int64), ("accesses", np.int64), ("ongoing", np.int64),
     ]
 )  # fmt: skip
-Rows = npt.NDArray[Any]
+Rows: TypeAlias = "npt.NDArray[Any]"
 
 
 @dataclass(frozen=True)

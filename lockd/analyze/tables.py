@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from lockd.analyze.records import Records
 
-Numbers = npt.NDArray[Any]
+Numbers: TypeAlias = "npt.NDArray[Any]"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ LOOKED_BACK = 64
 """Symbols before an address that may span it: some lie within others."""
 ALIASES = 32
 
-Numbers = npt.NDArray[Any]
+Numbers: TypeAlias = "npt.NDArray[Any]"
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ and takes back one of what the programs count for the same lock and thread after
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from lockd.sample.index import Hashes, Index, mix
 
-Columns = npt.NDArray[Any]
+Columns: TypeAlias = "npt.NDArray[Any]"
 
 MOST = 4096
 """So many are remembered; what is more is counted when the lock is released."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from lockd.sample.index import Groups, Hashes, Rows, mix
 from lockd.sample.inflight import Waiting
 from lockd.sample.table import Table
 
-Columns = npt.NDArray[Any]
+Columns: TypeAlias = "npt.NDArray[Any]"
 
 ASKED_AT_ONCE = 100
 """Names asked for in a second."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from lockd.sample.index import Groups, Hashes, Rows, mix
 from lockd.sample.maps import Buffers, HashMap
 from lockd.sample.series import Series
 
-Columns = npt.NDArray[Any]
+Columns: TypeAlias = "npt.NDArray[Any]"
 
 LASTING_NS = 1_000_000_000
 """Of waits that have lasted so long it is made sure that the process still has the name that is known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from lockd.sample.limits import Budget, Limits
 from lockd.sample.series import Series
 from lockd.sample.window import Window
 
-Columns = npt.NDArray[Any]
+Columns: TypeAlias = "npt.NDArray[Any]"
 
 NS = 1_000_000_000
 TYPES_HELD = 4

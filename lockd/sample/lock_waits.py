@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from lockd.sample.pairs import Rows
 from lockd.sample.user_locks import UserLocks
 from lockd.sample.waits import PI, Wait, Waits
 
-Columns = npt.NDArray[Any]
+Columns: TypeAlias = "npt.NDArray[Any]"
 JOIN = "join"
 """The family of a wait for a thread to end: it is held up by that thread as by a lock's owner."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from lockd.sample.identities import code_of
 from lockd.sample.index import Groups, Hashes, Rows
 from lockd.sample.series import OTHER, Series
 
-Columns = npt.NDArray[Any]
+Columns: TypeAlias = "npt.NDArray[Any]"
 ASKED_AT_ONCE = 100
 """Names asked for after one fold: each takes some 100 us of the resolver's thread."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
@@ -15,7 +15,7 @@ from lockd.sample.maps import Buffers, Control, GracePeriod, HashMap, PerCpuCoun
 
 log = logging.getLogger(__name__)
 
-Columns = npt.NDArray[Any]
+Columns: TypeAlias = "npt.NDArray[Any]"
 Rows = tuple[Columns, Columns]
 """Keys and values."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Columns = npt.NDArray[Any]
+Columns: TypeAlias = "npt.NDArray[Any]"
 """One-dimensional and contiguous; a dtype with fields."""
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from lockd.sample.index import Hashes, Rows, mix
 from lockd.sample.maps import HashMap
 from lockd.sample.table import Table
 
-Columns = npt.NDArray[Any]
+Columns: TypeAlias = "npt.NDArray[Any]"
 
 HELD_BACK_SECONDS = 5.0
 """At most so long the waits for a lock that was just captured are not counted, until its name and kind are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from lockd.sample import structs
 from lockd.sample.identities import OVERFLOWED, Identities
 from lockd.sample.index import Hashes, Index, Rows, mix
 
-Columns = npt.NDArray[Any]
+Columns: TypeAlias = "npt.NDArray[Any]"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from lockd.sample.pairs import Rows
 from lockd.trace.histogram import Histogram
 from lockd.trace.lock_rows import LockRow
 
-Columns = npt.NDArray[Any]
+Columns: TypeAlias = "npt.NDArray[Any]"
 NameOf = Callable[[int, int, str], tuple[str, str]]
 """Kind and name of a lock by process, address and the kind that its calls look like, which may be empty."""
 

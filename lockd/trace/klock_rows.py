@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from lockd.sample import structs
 from lockd.sample.index import mix
 from lockd.sample.pairs import Rows
 
-Columns = npt.NDArray[Any]
+Columns: TypeAlias = "npt.NDArray[Any]"
 """Rows of ROW, one-dimensional."""
 
 SUMS = ("waits", "given_up", "wait_ns", "acquired", "holds", "hold_ns", "waiting", "holding")

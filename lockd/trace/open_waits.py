@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from lockd.sample.pairs import Rows
 from lockd.trace.asleep import Asleep, all_asleep, asleep
 from lockd.trace.futex_calls import CALLS, FutexCalls
 
-Columns = npt.NDArray[Any]
+Columns: TypeAlias = "npt.NDArray[Any]"
 PROCFS = Path("/proc")
 
 
