@@ -12,7 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
-from lockd import logs, privileges
+from lockd import heap, logs, privileges
 from lockd.errors import LockdError
 from lockd.export.handlers import Service
 from lockd.export.sampler_link import SamplerLink
@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     args = parser.parse_args()
     logs.setup(args.log_level, process="exporter")
+    heap.keep_little()
     parent = os.getppid()
     try:
         control = _socket("--control-fd", args.control_fd)

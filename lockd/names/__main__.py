@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lockd import logs, privileges
+from lockd import heap, logs, privileges
 from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.kernel_locks import KernelNames
 from lockd.names.messages import (
@@ -148,6 +148,7 @@ def main() -> None:
     privileges.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:  # it ended before it could be noticed
         return
+    heap.keep_little()
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     serve(socket.socket(fileno=fd), Names(procfs), blocked_processes(ring) if ring else None)

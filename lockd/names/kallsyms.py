@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 
 from lockd.names.kernel_sites import is_helper, is_locking, is_tracing
 
@@ -16,6 +16,10 @@ SHOWN_FRAMES = 16
 ADDRESS_DIGITS = 16
 KIND, NAME = ADDRESS_DIGITS + 1, ADDRESS_DIGITS + 3
 """Where in a line of kallsyms the address ends, the letter is and the name begins."""
+PACKED = 128
+"""Names that are compressed together."""
+UNPACKED = 16
+"""Of those, how many are kept as they are."""
 KERNEL, MODULE, MADE = range(3)
 """Whose a symbol is: the kernel's own, a module's, of code that was made at run time."""
 
@@ -30,22 +34,23 @@ class KernelSymbols:
         self, kallsyms: Path = Path("/proc/kallsyms"), modules: Path = Path("/proc/modules")
     ) -> None:
         places = _places(modules)
+        self._unpacked: dict[int, list[str]] = {}
         self._module_starts = np.array(sorted(start for start, _ in places.values()), np.uint64)
         self._module_ends = np.array(sorted(end for _, end in places.values()), np.uint64)
-        # By columns, not line by line: there are 200,000, and they are read anew as modules come and go.
-        self._text = b"\n".join([*sorted(kallsyms.read_bytes().splitlines()), b""])
-        codes = np.frombuffer(self._text + bytes(ADDRESS_DIGITS), np.uint8)  # more than no symbol at all
-        self._ends = np.flatnonzero(codes == ord("\n")).astype(np.uint32)
-        starts = np.append(0, self._ends + 1)[:-1]
-        self._addresses = _hexadecimal(sliding_window_view(codes, ADDRESS_DIGITS)[starts])
-        self._kinds = codes[starts + KIND].tobytes()
-        owners = bytearray(len(starts))
-        tabs = np.flatnonzero(codes == ord("\t"))  # each before a name in brackets
-        for tab, at in zip(tabs.tolist(), np.searchsorted(self._ends, tabs).tolist(), strict=True):
-            owners[at] = MODULE if self._text[tab + 1 : self._ends[at]] in places else MADE
-        self._owners = bytes(owners)
+        lines = sorted(kallsyms.read_bytes().splitlines())
+        self._addresses = _hexadecimal(b"".join(line[:ADDRESS_DIGITS] for line in lines))
+        self._kinds = bytes(line[KIND] for line in lines)
+        self._owners = bytes(
+            KERNEL if b"\t" not in line else MODULE if line.partition(b"\t")[2] in places else MADE
+            for line in lines
+        )
+        # Names take 3 to 6 MB, and few are ever asked for: they are kept packed.
+        self._packed = [
+            zlib.compress(b"\n".join(line[NAME:] for line in lines[start : start + PACKED]), level=1)
+            for start in range(0, len(lines), PACKED)
+        ]
         # Without CONFIG_KALLSYMS_ALL only a few marks are listed, and what lies behind one is anything.
-        self._has_variables = b" init_task\n" in self._text
+        self._has_variables = any(line.endswith(b" init_task") for line in lines)
 
     def function(self, address: int) -> str:
         """The function that holds `address`; empty if none is known."""
@@ -57,7 +62,7 @@ class KernelSymbols:
         at = self._function_at(address)
         if at < 0:
             return f"{address:#x}"
-        module = self._line(at).partition("\t")[2]
+        module = self._listed(at).partition("\t")[2]
         return f"{self._name(at)}+{address - int(self._addresses[at]):#x}{module and ' '}{module}"
 
     def variable(self, address: int) -> str:
@@ -72,10 +77,11 @@ class KernelSymbols:
 
     def neighbours(self, name: str, is_one: Callable[[str], bool]) -> tuple[int, int]:
         """Address and size of the function `name` with those behind it that `is_one` is true of."""
-        found = re.search(rb" %b[.\s]" % re.escape(name.encode()), self._text)
-        if not found:
+        wanted = re.compile(re.escape(name) + r"(?:[.\t]|$)")
+        first = next((at for at in range(len(self._addresses)) if wanted.match(self._listed(at))), -1)
+        if first < 0:
             return 0, 0
-        first = last = int(np.searchsorted(self._ends, found.start()))
+        last = first
         while last < len(self._addresses) and is_one(self._name(last)):
             last += 1
         start = int(self._addresses[first])
@@ -115,20 +121,24 @@ class KernelSymbols:
         at = int(np.searchsorted(self._module_starts, np.uint64(address), side="right")) - 1
         return at >= 0 and address < int(self._module_ends[at])
 
-    def _line(self, at: int) -> str:
-        start = int(self._ends[at - 1]) + 1 if at else 0
-        return self._text[start : int(self._ends[at])].decode("ascii", "replace")
+    def _listed(self, at: int) -> str:
+        """As kallsyms has it, a module in brackets behind a tab."""
+        if at // PACKED not in self._unpacked:
+            if len(self._unpacked) >= UNPACKED:
+                self._unpacked.clear()
+            names = zlib.decompress(self._packed[at // PACKED]).decode("ascii", "replace")
+            self._unpacked[at // PACKED] = names.split("\n")
+        return self._unpacked[at // PACKED][at % PACKED]
 
     def _name(self, at: int) -> str:
-        name = self._line(at)[NAME:].partition("\t")[0]
+        name = self._listed(at).partition("\t")[0]
         # Compilers add .isra.0, .constprop.0, .part.0; they say nothing to a reader.
         return re.sub(r"\.(?:isra|constprop|part|cold|llvm)\b.*", "", name)
 
 
-def _hexadecimal(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """The numbers whose lower-case digits are the rows."""
-    values = np.where(digits < ord("a"), digits - ord("0"), digits - (ord("a") - 10)).astype(np.uint8)
-    return (values[:, ::2] << 4 | values[:, 1::2]).view(">u8").ravel().astype(np.uint64)
+def _hexadecimal(text: bytes) -> npt.NDArray[np.uint64]:
+    """The numbers whose digits follow each other there, in lower case."""
+    return np.frombuffer(bytes.fromhex(text.decode("ascii")), ">u8").astype(np.uint64)
 
 
 def _places(modules: Path) -> dict[bytes, tuple[int, int]]:

@@ -1,0 +1,81 @@
+"""What is left of lockd's start: three processes, none of whose threads can load a program."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lockd_process import Lockd
+
+from bench.cost import children_of
+from lockd import privileges
+
+LOADING = {"CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE"}
+READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
+
+RING_DESCRIPTORS = 3
+"""Of the one map that the namer has: its own and, as Python keeps one for each, of two mappings."""
+
+
+@pytest.fixture(scope="module")
+def daemon(host: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lockd]:
+    """One that has answered, as every one of its processes has."""
+    started = Lockd(tmp_path_factory.mktemp("started"))
+    started.metrics()
+    yield started
+    assert started.stop() == 0, "".join(started.log)
+
+
+@pytest.fixture(scope="module")
+def processes(daemon: Lockd) -> dict[str, int]:
+    """Process ids by name."""
+    found = {"sampler": daemon.process.pid}
+    for pid, command in children_of(daemon.process.pid).items():
+        (name,) = re.findall(r"isolated\.py lockd\.(\w+)", command)
+        found[name] = pid
+    return found
+
+
+def capabilities(pid: int) -> Iterator[set[str]]:
+    """Of each thread: all that it has or may come to have."""
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        sets = re.findall(r"^Cap(?:Prm|Eff|Bnd|Amb|Inh):\s*(\w+)$", status.read_text(), re.MULTILINE)
+        bits = 0
+        for one in sets:
+            bits |= int(one, 16)
+        yield {name for name, number in privileges.NUMBERS.items() if bits >> number & 1}
+
+
+def descriptors(pid: int) -> list[str]:
+    """What those besides the standard three are of."""
+    directory = Path(f"/proc/{pid}/fd")
+    return [os.readlink(fd) for fd in directory.iterdir() if int(fd.name) > 2]
+
+
+def test_the_loader_is_gone(processes: dict[str, int]) -> None:
+    assert processes.keys() == {"sampler", "export", "names"}
+
+
+def test_no_thread_can_load_a_program(daemon: Lockd, processes: dict[str, int]) -> None:
+    kept = re.findall(r"lets only (\w+) read maps: the sampler keeps it", "".join(daemon.log))  # before 5.19
+    for name, pid in processes.items():
+        for has in capabilities(pid):
+            assert has & LOADING <= (set(kept) if name == "sampler" else set()), name
+
+
+def test_the_exporter_has_no_capability_and_nothing_open_of_the_sampler(processes: dict[str, int]) -> None:
+    pid = processes["export"]
+    assert list(capabilities(pid)) == [set()] * len(os.listdir(f"/proc/{pid}/task"))
+    kinds = {re.sub(r"\d+", "", one) for one in descriptors(pid)}
+    assert kinds <= {"socket:[]", "anon_inode:[eventpoll]", "/memfd:lockd-snapshot (deleted)"}
+
+
+def test_the_namer_reads_and_has_nothing_else(processes: dict[str, int]) -> None:
+    assert all(has <= READING for has in capabilities(processes["names"]))
+    maps = [one for one in descriptors(processes["names"]) if one == "anon_inode:bpf-map"]
+    assert len(maps) in (0, RING_DESCRIPTORS)
+    others = {re.sub(r"\d+", "", one) for one in descriptors(processes["names"])} - set(maps)
+    assert {one for one in others if not one.startswith("/")} <= {"socket:[]", "pipe:[]"}
