@@ -23,10 +23,11 @@ sys.path.insert(0, str(ROOT))
 from lockd.children import run_loader  # noqa: E402
 from lockd.config import Config  # noqa: E402
 from lockd.config_reader import read_text  # noqa: E402
+from lockd.daemon import sampler_settings  # noqa: E402
 from lockd.libbpf import libbpf  # noqa: E402
 from lockd.sample.maps import HashMap  # noqa: E402
 from lockd.sample.sampler import Sampler  # noqa: E402
-from lockd.service import load_settings, sampler_settings  # noqa: E402
+from lockd.service import load_settings  # noqa: E402
 
 ENTRIES = (0, 1000, 10_000, 16_000)
 ROUNDS = 15

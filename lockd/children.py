@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -14,6 +15,7 @@ from lockd.errors import HostError, LockdError
 from lockd.load import handover
 from lockd.load.settings import LoadSettings
 from lockd.manifest import Manifest
+from lockd.snapshot import SERVE
 
 log = logging.getLogger(__name__)
 
@@ -27,37 +29,47 @@ NO_AUTHORITIES = {"SSL_CERT_FILE": os.devnull}
 exporter's start, for clients of other servers, which it never is."""
 
 
-def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
-    """Compile and attach in a child; its manifest and descriptors. Raises LockdError with its words."""
-    _make_room(settings)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        child = subprocess.Popen(
-            [*isolated.command("lockd.load"), str(theirs.fileno())],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
-        assert child.stdin
-        with child.stdin:
-            child.stdin.write(settings.to_json())
-        child.stdin = None  # else communicate() flushes it once more
-        ours.settimeout(LOADER_TIMEOUT)
-        try:
-            result = handover.receive(ours)
-        except TimeoutError:
-            child.kill()
-            raise LockdError(f"loader: nothing handed over within {LOADER_TIMEOUT:g} s") from None
-        except LockdError:
-            _, errors = child.communicate()
-            words = _relay(errors) or f"ended with code {child.returncode}"
-            kind = HostError if child.returncode == HostError.exit_code else LockdError
-            raise kind(words) from None
-        _, errors = child.communicate(timeout=LOADER_TIMEOUT)
+class Loader:
+    """The process that compiles and attaches. It works while its parent does something else."""
+
+    def __init__(self, settings: LoadSettings) -> None:
+        _make_room(settings)
+        self._ours, theirs = socket.socketpair()
+        with theirs:
+            self._child = subprocess.Popen(
+                [*isolated.command("lockd.load"), str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+            )
+        assert self._child.stdin
+        with self._child.stdin as pipe:
+            pipe.write(settings.to_json())
+        self._child.stdin = None  # else communicate() flushes it once more
+
+    def result(self) -> tuple[Manifest, list[int]]:
+        """Wait for its manifest and descriptors, and for its end. Raises LockdError with its words."""
+        self._ours.settimeout(LOADER_TIMEOUT)
+        with self._ours:
+            try:
+                result = handover.receive(self._ours)
+            except TimeoutError:
+                self._child.kill()
+                raise LockdError(f"loader: nothing handed over within {LOADER_TIMEOUT:g} s") from None
+            except LockdError:
+                _, errors = self._child.communicate()
+                words = _relay(errors) or f"ended with code {self._child.returncode}"
+                kind = HostError if self._child.returncode == HostError.exit_code else LockdError
+                raise kind(words) from None
+        _, errors = self._child.communicate(timeout=LOADER_TIMEOUT)
         if words := _relay(errors):
             log.debug("loader: %s", words)
         return result
+
+
+def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
+    """Compile and attach in a child; its manifest and descriptors. Raises LockdError with its words."""
+    return Loader(settings).result()
 
 
 def _make_room(settings: LoadSettings) -> None:
@@ -84,7 +96,7 @@ def _relay(errors: bytes) -> str:
 
 
 class Exporter:
-    """The exporter process, and our end of its control socket."""
+    """The exporter process, and our end of its control socket. It serves nothing until it is told to."""
 
     def __init__(self, listening: list[socket.socket], web_config: Path | None, log_level: str) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -103,9 +115,19 @@ class Exporter:
                 env=os.environ | NO_AUTHORITIES,
             )
 
+        self._is_serving = False
+
+    def serve(self) -> None:
+        """There is something to serve from now on."""
+        self._is_serving = True
+        with contextlib.suppress(OSError):  # it has ended: its end of the socket says so as well
+            self.control.send(SERVE)
+
     def end(self) -> int:
         """Let it end, which it does when its control socket closes; its exit code, -1 if it does not end."""
         self.control.close()
+        if not self._is_serving:
+            self._child.terminate()  # it may not have come to look at the socket yet
         try:
             return self._child.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:

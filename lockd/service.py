@@ -1,26 +1,20 @@
-"""The daemon from start to end: load, drop privileges, start the exporter, sample."""
+"""The start of the daemon: its processes side by side, then without the privileges that loading took."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
-import signal
-import socket
 import threading
-import time
 from pathlib import Path
 
 from lockd import logs, privileges
-from lockd.children import Exporter, listen, run_loader
+from lockd.children import Exporter, Loader, listen
 from lockd.config import Config, Program
 from lockd.errors import HostError
 from lockd.libbpf import libbpf
 from lockd.load.settings import LoadSettings
 from lockd.manifest import Manifest
-from lockd.sample.identities import Filter
-from lockd.sample.limits import Limits
-from lockd.sample.loop import Loop
-from lockd.sample.sampler import NS, Sampler, SamplerSettings
 from lockd.systemd import Systemd
 
 log = logging.getLogger(__name__)
@@ -32,8 +26,6 @@ RESTARTING = {"CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"}
 MAPS = {"CAP_BPF", "CAP_SYS_ADMIN"}
 """To read maps before 5.19 (c8644cd0efe7): one of them, whichever there is."""
 LONGEST = 2**63 - 1
-EXPORTER_PAUSE = 1.0
-"""Seconds between two starts of the exporter."""
 
 
 def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | None, strict: bool) -> int:
@@ -42,12 +34,23 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
     systemd = Systemd()
     listening = listen(addresses)
     systemd.status("compiling and attaching the BPF programs")
-    manifest, fds = run_loader(load_settings(config))
-    _report_hooks(manifest, strict)
-    _drop_privileges(manifest, fds)
-    systemd.status("starting the exporter")
-    sampler = Sampler(manifest, fds, sampler_settings(config))
-    Daemon(sampler, config, listening, web_config, systemd).run()
+    loader = Loader(load_settings(config))
+    start_exporter = functools.partial(Exporter, listening, web_config, config.log.level)
+    exporter = start_exporter()
+    try:
+        # While those two work: numpy is half of this process's start.
+        from lockd.daemon import Daemon, sampler_settings
+        from lockd.sample.sampler import Sampler
+
+        manifest, fds = loader.result()
+        _report_hooks(manifest, strict)
+        _drop_privileges(manifest, fds)
+        systemd.status("starting to sample")
+        sampler = Sampler(manifest, fds, sampler_settings(config))
+    except BaseException:
+        exporter.end()
+        raise
+    Daemon(sampler, config.period_ns, listening, start_exporter, systemd).run(exporter)
     return 0
 
 
@@ -71,96 +74,6 @@ def load_settings(config: Config) -> LoadSettings:
         lock_mode=asked.kernel_locks.mode,
         mechanisms=tuple((name, program.mechanism) for name, program in enabled.items()),
     )
-
-
-def sampler_settings(config: Config) -> SamplerSettings:
-    """The part of the configuration that the sampler needs."""
-    asked = config.filter
-    return SamplerSettings(
-        Limits(
-            max_lines=config.series.max,
-            idle_seconds=config.series.idle_ns / NS,
-            top_locks=config.series.top_locks,
-            buckets_us=config.histogram.buckets_us,
-            windows=tuple((window.name, window.ns / NS) for window in config.windows),
-        ),
-        Filter(asked.units, asked.comms, asked.exclude_comms, asked.pids),
-    )
-
-
-class Daemon:
-    """The loop, the exporter it serves, and the signals that end both."""
-
-    def __init__(
-        self,
-        sampler: Sampler,
-        config: Config,
-        listening: list[socket.socket],
-        web_config: Path | None,
-        systemd: Systemd,
-    ) -> None:
-        self._sampler = sampler
-        self._listening = listening
-        self._web_config = web_config
-        self._log_level = config.log.level
-        self._systemd = systemd
-        self._exporter: Exporter | None = None
-        self._start_exporter_at = 0.0
-        self._is_ready = False
-        wakeup, self._woken = socket.socketpair()
-        self._woken.setblocking(False)
-        self._loop = Loop(sampler, config.period_ns, self._on_message, self._each_tick, wakeup)
-
-    def run(self) -> None:
-        """Until SIGTERM or SIGINT."""
-        signal.set_wakeup_fd(self._woken.fileno())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        self._start_exporter()
-        self._loop.run()
-        self._systemd.stopping()
-        log.info("ending")
-        if self._exporter:
-            self._loop.control = None
-            self._exporter.end()
-        self._sampler.close()
-
-    def _on_signal(self, number: int, _: object) -> None:
-        log.info("signal %s: ending", signal.Signals(number).name)
-        self._loop.stop()
-
-    def _start_exporter(self) -> None:
-        self._exporter = Exporter(self._listening, self._web_config, self._log_level)
-        self._loop.control = self._exporter.control
-
-    def _on_message(self, message: bytes) -> None:
-        if message == b"serving":
-            places = ", ".join(_place(sock) for sock in self._listening)
-            log.info("serving on %s", places)
-            if not self._is_ready:
-                self._is_ready = True
-                self._systemd.ready(f"sampling; metrics on {places}")
-        elif not message and self._exporter:
-            self._exporter_ended(self._exporter)
-
-    def _exporter_ended(self, exporter: Exporter) -> None:
-        code = exporter.end()
-        self._exporter, self._loop.control = None, None
-        if not self._is_ready:  # it cannot start at all: its words are in the log
-            raise HostError(f"exporter: ended with code {code} before it served anything")
-        self._sampler.own_cost.exporter_restarts += 1
-        self._start_exporter_at = time.monotonic() + EXPORTER_PAUSE
-        log.error("exporter: ended with code %d; starting another", code)
-
-    def _each_tick(self) -> None:
-        self._systemd.alive()
-        if not self._exporter and time.monotonic() >= self._start_exporter_at:
-            self._start_exporter()
-
-
-def _place(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _report_hooks(manifest: Manifest, strict: bool) -> None:

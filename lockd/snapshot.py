@@ -13,6 +13,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+SERVE = b"serve"
+"""The sampler's first message to the exporter: there is something to ask for."""
 REQUEST_METRICS = b"m"
 """Ask for every series: the block behind /metrics."""
 REQUEST_DETAIL = b"d"

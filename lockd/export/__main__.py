@@ -18,6 +18,7 @@ from lockd.export.handlers import Service
 from lockd.export.sampler_link import SamplerLink
 from lockd.export.server import Server
 from lockd.export.web_config import WebConfig
+from lockd.snapshot import SERVE
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ def main() -> int:
             return 0
         # As the user that serves: what it cannot read now, it could not read again later.
         web = WebConfig(args.web_config)
+        if not control.recv(len(SERVE)):
+            return 0  # the sampler could not start
         asyncio.run(_serve(control, listening, web, args.procfs))
     except LockdError as error:
         log.error("%s", error)

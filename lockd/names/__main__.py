@@ -114,7 +114,10 @@ def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = 
             names.look_at_blocked(blocked.read())
         if sock.fileno() not in (fd for fd, _ in events):
             continue
-        message = sock.recv(MESSAGE_BYTES)
+        try:
+            message = sock.recv(MESSAGE_BYTES)
+        except ConnectionResetError:  # it closed without having read every answer
+            return
         if not message:
             return
         question = decode_question(message)

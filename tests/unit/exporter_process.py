@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lockd.export.catalog import CATALOG
-from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, pack, to_memfd
+from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, SERVE, pack, to_memfd
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EDGES = [4**i / 1e6 for i in range(14)]
@@ -74,6 +74,7 @@ class Sampler:
         self.answers.set()
         self.serving = threading.Event()
         self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.ours.send(SERVE)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

@@ -1,7 +1,7 @@
 """Imports go one way (docs/architecture.md): read from the syntax trees, so that no line escapes.
 
-cli → service → {load, sample, export}, sample → names; only load imports bcc, and neither load nor export
-imports numpy, which the exporter's memory would show.
+cli → service → {load, daemon → {sample, export}}, sample → names; only load imports bcc, and neither load nor
+export imports numpy, which the exporter's memory would show.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ SHARED = {
 MAY = {
     "__main__": {"cli"},
     "cli": {"analyze", "service", "top", "trace"},
-    "service": {"children", "systemd", "load", "sample"},
+    "service": {"children", "daemon", "load", "sample", "systemd"},
+    "daemon": {"children", "sample", "systemd"},
     "children": {"load", "isolated"},
     "isolated": {"?"},  # whatever it is told to start
     "numpy_parts": {"?"},  # parts of numpy
@@ -172,6 +173,10 @@ UNUSED_OF_NUMPY = {"numpy.fft._pocketfft", "numpy.ma.core", "numpy.random.mtrand
         ),
         (
             "lockd.service",
+            {"bcc", "numpy", "prometheus_client", "tornado", "ssl", "lockd.sample", "lockd.export"},
+        ),
+        (
+            "lockd.daemon",
             {"bcc", "prometheus_client", "tornado", "ssl", "asyncio", "lockd.export", *UNUSED_OF_NUMPY},
         ),
         ("lockd.cli", {"bcc", "numpy", "prometheus_client", "tornado", "rich"}),
