@@ -8,7 +8,7 @@ PYTHON := /usr/bin/python3
 # Tools of the tests only.
 VENV := .venv
 TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
-C_FILES = $(shell find lockd tests -name build -prune -o '(' -name '*.[ch]' -o -name '*.cpp' ')' -print)
+C_FILES = $(shell find lockd tests bench -name build -prune -o '(' -name '*.[ch]' -o -name '*.cpp' ')' -print)
 
 # What lockd needs, and what its tests need besides. `a|b`: whichever the release has.
 RUN_PACKAGES := python3 python3-bcrypt python3-bpfcc python3-numpy python3-prometheus-client \
@@ -60,11 +60,11 @@ kernels: ## run the tests of the programs on other kernels, in emulated machines
 	@$(MAKE) --no-print-directory $(VENV)/made workloads
 	@$(TOOLS) $(VENV)/bin/pytest tests/vm $(ARGS)
 
-bench: ## measure what tracing costs, beside what users would run instead (ARGS='more flags'); half an hour
+bench: ## measure what lockd costs, beside what users would run instead (ARGS='--quick'); 20 minutes
 	@$(call as_root,install packages and trace the kernel)
 	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES) $(BENCH_PACKAGES)
 	@$(MAKE) --no-print-directory $(VENV)/made workloads
-	@$(TOOLS) $(VENV)/bin/python bench/overhead.py $(ARGS)
+	@$(TOOLS) $(VENV)/bin/python bench/all.py $(ARGS)
 
 unit: $(VENV)/made ## run the tests that need neither root nor BPF
 	@$(TOOLS) $(VENV)/bin/pytest tests/unit $(ARGS)

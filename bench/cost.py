@@ -1,4 +1,5 @@
-"""What lockd costs on this host under a mixed load: `sudo .venv/bin/python bench/cost.py`, a Markdown table.
+"""What lockd costs on this host under a mixed load: `sudo .venv/bin/python bench/cost.py` writes
+bench/build/cost.json and .md, a table.
 
 All figures are lockd's own metrics, and beside them what /proc says about its processes. The load is
 tests/workloads/load.c: threads that share a contended mutex, play ping-pong on condition variables and
@@ -15,13 +16,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/kernel")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/kernel"), str(ROOT / "bench")]
 
+import results  # noqa: E402
 from lockd_process import REPEATED_SECONDS, Lockd, Metrics  # noqa: E402
 from workload import Workload  # noqa: E402
 
@@ -247,14 +249,18 @@ def table(figures: Figures) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a quarter of the time")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--threads", type=int, default=16, help="threads of the load")
     parser.add_argument("--pause-us", type=int, default=200, help="pause of each thread between operations")
     parser.add_argument("--scrape-every", type=float, default=15.0, help="seconds between two scrapes")
     given = parser.parse_args()
     subprocess.run(["make", "-s", "-C", ROOT / "tests/workloads"], check=True)
-    figures = measure(given.seconds, given.threads, given.pause_us, given.scrape_every)
-    print("\n".join(table(figures)))
+    host = results.host()
+    seconds = given.seconds // 4 if given.quick else given.seconds
+    figures = measure(seconds, given.threads, given.pause_us, given.scrape_every)
+    text = "\n".join(["# What lockd takes under a mixed load", "", *table(figures), ""])
+    results.write("cost", {"host": host, **asdict(figures)}, text)
 
 
 if __name__ == "__main__":

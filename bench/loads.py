@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from database import SERVER, database
+
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-SECONDS = 2
-"""Of a load that runs for a given time."""
+SECONDS = 60
+"""That a load may take: it is lost if it takes more."""
+
+
+class Failed(Exception):
+    """A load gave no figure; says what it printed."""
 
 
 @dataclass(frozen=True)
@@ -25,72 +34,107 @@ class Load:
     """Where it stands in what the command prints."""
     is_rate: bool = False
     """Whether more is better."""
+    is_free: bool = False
+    """Whether nothing that lockd traces happens in it, so that it should cost nothing."""
+    needs: tuple[str, ...] = ()
+    """Programs besides the command's."""
+    beside: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    """A context in which is there what the command talks to."""
 
     def missing(self) -> str:
         """Why it cannot run here; empty if it can."""
-        return "" if shutil.which(self.command[0]) else f"{self.command[0]} is not installed"
+        absent = [name for name in (self.command[0], *self.needs) if not shutil.which(name)]
+        return f"{absent[0]} is not installed" if absent else ""
 
     def run(self) -> float:
-        """The figure. Raises RuntimeError with the command's words if there is none."""
-        done = subprocess.run(self.command, capture_output=True, text=True, check=False)
+        """The figure. Raises Failed."""
+        words = " ".join(self.command)
+        try:
+            done = subprocess.run(self.command, capture_output=True, text=True, check=False, timeout=SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"{words}: not done in {SECONDS} s") from error
         found = re.search(self.pattern, done.stdout + done.stderr, re.MULTILINE)
         if done.returncode or not found:
-            raise RuntimeError(f"{' '.join(self.command)}: {done.returncode}\n{done.stdout}{done.stderr}")
+            raise Failed(f"{words}: exit code {done.returncode}: {(done.stdout + done.stderr)[-500:]}")
         return float(found[1])
 
 
-def built(directory: Path) -> dict[str, str]:
-    """Our programs, compiled into `directory`, by name."""
-    paths = {}
+def built(directory: Path, *flags: str) -> None:
+    """Compile our programs into `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
     for source in PROGRAMS.glob("*.c"):
-        paths[source.stem] = str(directory / source.stem)
-        command = ["gcc", "-O2", "-Wall", "-Werror", "-pthread", "-o", paths[source.stem], str(source)]
+        command = [
+            "gcc",
+            "-O2",
+            "-Wall",
+            "-Werror",
+            "-pthread",
+            *flags,
+            "-o",
+            directory / source.stem,
+            source,
+        ]
         subprocess.run(command, check=True)
-    return paths
 
 
-def loads(directory: Path) -> list[Load]:
-    """All of them; what has to be compiled is compiled into `directory`."""
-    ours = built(directory)
-    seconds = str(SECONDS)
-    futex = ("perf", "bench", "futex")
-    averaged = r"Averaged (\d+) operations/sec"
-    wakes = r"in ([\d.]+) ms"
+def ours(directory: Path, runs: int = 0) -> list[Load]:
+    """Our programs, which built() has put into `directory`; each the median of its usual number of short
+    runs, or of `runs`."""
+    more = (str(runs),) if runs else ()
+
+    def load(name: str, program: str, what: str, figure: str, is_free: bool = False) -> Load:
+        return Load(name, (str(directory / program), what, *more), figure, is_free=is_free)
+
     return [
-        Load("futex wake", (ours["futex_call"], "wake"), "ns a call"),
-        Load("futex wait", (ours["futex_call"], "wait"), "ns a call"),
-        Load("futex ping-pong", (ours["futex_pingpong"],), "ns a round trip"),
-        Load("mutex, user space", (ours["uncontended"], "mutex"), "ns a pair"),
-        Load("mutex, kernel (pipe)", (ours["uncontended"], "pipe"), "ns a pair"),
-        Load(
-            "perf bench futex hash", (*futex, "hash", "-r", seconds), "operations/s", averaged, is_rate=True
-        ),
-        Load("perf bench futex wake", (*futex, "wake"), "ms", wakes),
-        Load("perf bench futex requeue", (*futex, "requeue"), "ms", wakes),
-        Load(
-            "perf bench futex lock-pi",
-            (*futex, "lock-pi", "-r", seconds),
-            "operations/s",
-            averaged,
-            is_rate=True,
-        ),
-        Load(
-            "perf bench sched messaging",
-            ("perf", "bench", "sched", "messaging", "-g", "5", "-l", "200"),
-            "s",
-            r"Total time: ([\d.]+)",
-        ),
-        Load(
-            "perf bench sched pipe",
-            ("perf", "bench", "sched", "pipe", "-l", "100000"),
-            "s",
-            r"Total time: ([\d.]+)",
-        ),
-        *(_stress(name) for name in ("futex", "mutex", "switch", "pipe")),
+        load("futex wake", "futex_call", "wake", "ns a call"),
+        load("futex wait", "futex_call", "wait", "ns a call"),
+        load("futex ping-pong", "pingpong", "futex", "ns a round trip"),
+        load("pipe ping-pong", "pingpong", "pipe", "ns a round trip"),
+        load("mutex, user space", "uncontended", "mutex", "ns a pair", is_free=True),
+        load("mutex, kernel (pipe)", "uncontended", "pipe", "ns a pair", is_free=True),
     ]
 
 
+def others(directory: Path) -> list[Load]:
+    """Benchmarks that others wrote; what they need is put into `directory` while they run."""
+    return [
+        _perf_rate("futex", "hash", "-r", "1"),
+        _perf_time("futex", "wake", "-t", "64"),
+        _perf_time("futex", "requeue", "-t", "64"),
+        _perf_rate("futex", "lock-pi", "-r", "1"),
+        _perf_time("sched", "messaging", "-g", "5", "-l", "200"),
+        _perf_time("sched", "pipe", "-l", "50000"),
+        *(_stress(name) for name in ("futex", "mutex", "sem", "switch", "pipe")),
+        _database(directory),
+    ]
+
+
+def _perf_rate(*words: str) -> Load:
+    name = " ".join(("perf bench", *words[:2]))
+    pattern = r"Averaged (\d+) operations/sec"
+    return Load(name, ("perf", "bench", *words), "operations/s", pattern, is_rate=True)
+
+
+def _perf_time(*words: str) -> Load:
+    name = " ".join(("perf bench", *words[:2]))
+    unit, pattern = ("ms", r"in ([\d.]+) ms \(") if words[0] == "futex" else ("s", r"Total time: ([\d.]+)")
+    return Load(name, ("perf", "bench", *words), unit, pattern)
+
+
 def _stress(stressor: str) -> Load:
-    command = ("stress-ng", "--metrics", "--timeout", str(SECONDS), f"--{stressor}", "2")
+    command = ("stress-ng", "--metrics", "--timeout", "1", f"--{stressor}", "2")
     bogo_rate = rf"\] {stressor}(?:\s+[\d.]+){{4}}\s+([\d.]+)"
     return Load(f"stress-ng {stressor}", command, "operations/s", bogo_rate, is_rate=True)
+
+
+def _database(directory: Path) -> Load:
+    socket = directory / "mariadb.socket"
+    command = (
+        "mariadb-slap", "--no-defaults", f"--socket={socket}", "--auto-generate-sql",
+        "--auto-generate-sql-add-autoincrement", "--auto-generate-sql-load-type=mixed",
+        "--concurrency=8", "--number-of-queries=8000",
+    )  # fmt: skip
+    pattern = r"Average number of seconds to run all queries: ([\d.]+)"
+    return Load(
+        "MariaDB, mariadb-slap", command, "s", pattern, needs=(SERVER,), beside=lambda: database(socket)
+    )

@@ -1,8 +1,9 @@
-"""Whether naming delays sampling: `sudo .venv/bin/python bench/names.py`, a Markdown table.
+"""Whether naming delays sampling: `sudo .venv/bin/python bench/names.py`.
 
 One daemon, and by turns some seconds with and without 2,000 new processes a minute, each of which blocks
 once on a mutex of its own and is to be named (tests/programs/names_churn.c). How late ticks began is
 lockd's own metric; the turns are interleaved so that what else the host does is in both.
+Writes bench/build/names.json and .md.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import json
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import results
 from cost import FINE, Lockd, Metrics, Workload, quantile, since
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,8 +45,8 @@ class Lateness:
         return quantile(edges, [self._counts[edge] for edge in edges], share)
 
 
-def measure(turns: int, seconds: int, per_minute: int, threads: int) -> str:
-    """Run the turns; the table."""
+def measure(turns: int, seconds: int, per_minute: int, threads: int) -> tuple[str, dict[str, Any]]:
+    """Run the turns; a table and its figures."""
     quiet, churned = Lateness(), Lateness()
     processes = 0
     with tempfile.TemporaryDirectory() as directory:
@@ -68,10 +71,12 @@ def measure(turns: int, seconds: int, per_minute: int, threads: int) -> str:
     counted = end.sum("lockd_futex_blocked_seconds_count", comm="names_churn", kind="lock")
     named = end.sum("lockd_futex_lock_blocked_total", comm="names_churn", lock=NAMED)
     rows = [
+        "# Whether naming delays sampling\n",
         "| ticks | " + " | ".join(f"{share:.0%} late" for share in SHARES) + " |",
         "|---|---|---|---|---|",
     ]
-    for what, one in (("without", quiet), ("with new processes", churned)):
+    turns_of = {"without": quiet, "with new processes": churned}
+    for what, one in turns_of.items():
         late = " | ".join(f"{one.quantile(share) * 1000:.2f} ms" for share in SHARES)
         rows.append(f"| {what}: {one.ticks:.0f} | {late} |")
     rows.append(
@@ -80,19 +85,25 @@ def measure(turns: int, seconds: int, per_minute: int, threads: int) -> str:
     cpu = end.labels("lockd_cpu_seconds_total")
     used = {row["process"]: end.sum("lockd_cpu_seconds_total", process=row["process"]) for row in cpu}
     rows.append("CPU seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in used.items()))
-    return "\n".join(rows)
+    late_seconds = {what: {share: one.quantile(share) for share in SHARES} for what, one in turns_of.items()}
+    data = {"late_seconds": late_seconds, "cpu_seconds": used, "counted": counted, "named": named}
+    return "\n".join(rows) + "\n", data
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=20, help="of a turn, with and again without")
+    parser.add_argument("--quick", action="store_true", help="one short turn")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=10, help="of a turn, with and again without")
     parser.add_argument("--per-minute", type=int, default=2000, help="new processes")
     parser.add_argument("--threads", type=int, default=0, help="threads of tests/workloads/load besides")
     given = parser.parse_args()
     for directory in ("workloads", "programs"):
         subprocess.run(["make", "-s", "-C", ROOT / "tests" / directory], check=True)
-    print(measure(given.turns, given.seconds, given.per_minute, given.threads))
+    host = results.host()
+    turns, seconds = (1, 5) if given.quick else (given.turns, given.seconds)
+    text, data = measure(turns, seconds, given.per_minute, given.threads)
+    results.write("names", {"host": host, **data}, text)
 
 
 if __name__ == "__main__":

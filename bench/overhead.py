@@ -1,126 +1,136 @@
 """What tracing costs, against nothing, against empty programs and against what users would run instead.
 
-`sudo make bench` or `sudo .venv/bin/python bench/overhead.py [--rounds N] [--variants A,B] [--loads A,B]`
-writes bench/build/overhead.json and overhead.md. Each round runs every load under every variant, one after
-another; a ratio is made within its round, against the same load untraced, and the medians of the rounds are
-shown. Run it on an otherwise idle host.
+`sudo .venv/bin/python bench/overhead.py [--quick] [--rounds N] [--variants "A;B"] [--loads A,B]` writes
+bench/build/overhead.json, .md and .svg. A round runs every load under every variant, and untraced right
+before or after it: a ratio is made of such neighbours. The order changes from round to round. Run it on an
+otherwise idle host.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
-import platform
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from loads import Load, loads
-from variants import VARIANTS, NotHere, Variant
+import results
+from chart import draw
+from comparison import Comparison
+from loads import Failed, Load, built, others, ours
+from variants import BY_MECHANISM, UNTRACED, VARIANTS, NotHere, Variant
 
-BUILD = Path(__file__).resolve().parent / "build"
-UNTRACED, FLOOR = "untraced", "floor"
-BAR = 30
+ROUNDS = 5
 
-Figures = dict[str, dict[str, list[float]]]
-"""By variant and load, one figure for each round."""
+
+@dataclass
+class Progress:
+    """Says how far it is, and how long it may take, by what it took so far."""
+
+    steps: int
+    tells_time: bool = True
+    """Whether this host's clock is that of whoever waits."""
+    done: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def say(self, what: str) -> None:
+        self.done += 1
+        each = (time.monotonic() - self.began) / self.done
+        left = max(self.steps - self.done, 0) * each / 60
+        time_left = f", {left:.1f} min left" if self.tells_time else ""
+        print(f"[{self.done}/{self.steps}{time_left}] {what}", file=sys.stderr, flush=True)
 
 
 def measure(
-    variants: Sequence[Variant], chosen: Sequence[Load], rounds: int
-) -> tuple[Figures, dict[str, str]]:
-    """The figures, and why a variant has none."""
-    figures: Figures = {}
-    missing: dict[str, str] = {}
+    variants: Sequence[Variant], chosen: Sequence[Load], rounds: int, tells_time: bool = True
+) -> Comparison:
+    """Run all of them. Variants come in pairs with an untraced run between them: neighbours of both."""
+    found = Comparison([(load.name, load.figure, load.is_rate, load.is_free) for load in chosen])
+    progress = Progress(rounds * (len(variants) + len(variants) // 2 + 1), tells_time)
     for number in range(rounds):
-        for variant in variants:
-            if variant.name in missing:
-                continue
+        turn = number % len(variants)
+        order = [one for one in (*variants[turn:], *variants[:turn]) if one.name not in found.missing]
+        untraced = run(chosen, found, progress, UNTRACED)
+        for at, variant in enumerate(order):
             try:
                 with variant.attached():
-                    for load in chosen:
-                        figure = load.run()
-                        figures.setdefault(variant.name, {}).setdefault(load.name, []).append(figure)
-                        print(f"{number + 1} {variant.name:<20} {load.name:<28} {figure:g}", file=sys.stderr)
+                    figures = run(chosen, found, progress, variant.name)
             except NotHere as error:
-                missing[variant.name] = str(error)
-                print(f"{variant.name}: {error}", file=sys.stderr)
-    return figures, missing
+                found.missing[variant.name] = str(error)
+                progress.say(f"{variant.name}: not here: {error}")
+                continue
+            if at % 2:
+                untraced = run(chosen, found, progress, UNTRACED)
+            found.add(variant.name, figures, untraced)
+    return found
 
 
-def ratios(figures: Figures, load: Load, variant: str) -> list[float]:
-    """For each round how many times as slow as untraced."""
-    traced, untraced = figures[variant][load.name], figures[UNTRACED][load.name]
-    pairs = zip(traced, untraced, strict=False)
-    return [before / now if load.is_rate else now / before for now, before in pairs]
-
-
-def report(figures: Figures, missing: dict[str, str], chosen: Sequence[Load]) -> Iterator[str]:
-    """Markdown: for each load a table with a bar for each variant."""
-    yield f"# What tracing costs\n\n{platform.release()}, {os.cpu_count()} processors, "
-    yield f"{len(next(iter(figures[UNTRACED].values())))} rounds, {time.strftime('%Y-%m-%d')}. "
-    yield "Slower: how many times as slow as untraced in the same round, median (least to most).\n"
+def run(chosen: Sequence[Load], found: Comparison, progress: Progress, name: str) -> dict[str, float]:
+    """The figure of each load, but of those that fail."""
+    figures = {}
     for load in chosen:
-        yield f"\n## {load.name}\n\n| variant | {load.figure} | slower | |\n|---|---:|---:|---|\n"
-        longest = max(statistics.median(ratios(figures, load, variant)) for variant in figures)
-        for variant, of_loads in figures.items():
-            each = ratios(figures, load, variant)
-            middle = statistics.median(each)
-            bar = "█" * max(round(BAR * middle / longest), 1)
-            spread = f"{middle:.3f} ({min(each):.3f} to {max(each):.3f})"
-            yield f"| {variant} | {statistics.median(of_loads[load.name]):,.6g} | {spread} | {bar} |\n"
-        added = _added(figures, load)
-        if added:
-            yield f"\n{added}\n"
-    if missing:
-        yield "\n## Not measured here\n\n"
-        yield from (f"- {variant}: {reason.splitlines()[-1]}\n" for variant, reason in missing.items())
+        try:
+            figures[load.name] = load.run()
+        except Failed as error:
+            found.failed[f"{load.name}, {name}"] = str(error)
+            print(error, file=sys.stderr)
+    progress.say(f"{name}: " + ", ".join(f"{load} {figure:g}" for load, figure in figures.items()))
+    return figures
 
 
-def _added(figures: Figures, load: Load) -> str:
-    """What lockd adds, in terms of what empty programs add."""
-    if load.is_rate or not {FLOOR, "lockd"} <= figures.keys():
-        return ""
-    rounds = zip(*(figures[name][load.name] for name in (UNTRACED, FLOOR, "lockd")), strict=False)
-    each = [(lockd - untraced) / (floor - untraced) for untraced, floor, lockd in rounds if floor > untraced]
-    if not each:
-        return ""
-    return f"Added by lockd ÷ added by empty programs: {statistics.median(each):.2f}."
+def beginning_so(names: str, all_of: Sequence[Load]) -> list[Load]:
+    beginnings = tuple(names.split(","))
+    return [one for one in all_of if one.name.startswith(beginnings)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--variants", help="names with commas between; `untraced` is always there")
-    parser.add_argument("--loads", help="beginnings of names with commas between")
-    args = parser.parse_args()
-    wanted = {UNTRACED, *args.variants.split(",")} if args.variants else None
-    variants = [one for one in VARIANTS if wanted is None or one.name in wanted]
-    with tempfile.TemporaryDirectory() as directory:
-        every = loads(Path(directory))
-        chosen = [
-            one
-            for one in every
-            if not one.missing() and (not args.loads or one.name.startswith(tuple(args.loads.split(","))))
-        ]
-        for one in every:
-            if one.missing():
-                print(f"{one.name}: {one.missing()}", file=sys.stderr)
-        figures, missing = measure(variants, chosen, args.rounds)
-    BUILD.mkdir(exist_ok=True)
-    (BUILD / "overhead.json").write_text(
-        json.dumps({"kernel": platform.release(), "figures": figures, "missing": missing}, indent=1)
+    parser.add_argument("--quick", action="store_true", help="one round, few runs of each load")
+    parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}")
+    parser.add_argument("--variants", help="names with semicolons between; default: what is for every kernel")
+    parser.add_argument("--loads", default="", help="beginnings of names with commas between")
+    parser.add_argument("--programs", type=Path, help="directory with bench/programs, compiled")
+    parser.add_argument(
+        "--runs", type=int, default=0, help="of each of bench/programs, to take the median of"
     )
-    text = "".join(report(figures, missing, chosen))
-    (BUILD / "overhead.md").write_text(text)
-    print(text)
+    parser.add_argument("--json", type=Path, help="file to write in place of the report")
+    args = parser.parse_args()
+    known = {one.name: one for one in (*VARIANTS, *BY_MECHANISM)}
+    names = args.variants.split(";") if args.variants else [one.name for one in VARIANTS]
+    if unknown := set(names) - known.keys():
+        parser.error(f"no such variant: {', '.join(unknown)}; there are {'; '.join(known)}")
+    variants = [known[name] for name in names]
+    host = results.host()
+    with tempfile.TemporaryDirectory(prefix="lockd-bench-") as name, contextlib.ExitStack() as stack:
+        directory = Path(name)
+        if not args.programs:
+            built(directory)
+        runs = args.runs or (51 if args.quick else 0)
+        every = beginning_so(args.loads, [*ours(args.programs or directory, runs), *others(directory)])
+        chosen = [one for one in every if not one.missing()]
+        for load in chosen:
+            stack.enter_context(load.beside())
+        rounds = args.rounds or (1 if args.quick else ROUNDS)
+        found = measure(variants, chosen, rounds, not args.json)
+        found.failed.update({one.name: one.missing() for one in every if one.missing()})
+    if args.json:
+        args.json.write_text(json.dumps({"host": host, **found.as_json()}))
+    else:
+        write("overhead", "What tracing costs", found, host)
     return 0
+
+
+def write(name: str, title: str, found: Comparison, host: dict[str, str]) -> None:
+    """The report and its chart."""
+    text = found.markdown(title, host, f"{name}.svg")
+    results.write(name, {"host": host, **found.as_json()}, text)
+    draw(found, results.BUILD / f"{name}.svg")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -17,11 +18,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/kernel")]
 
-from lockd_process import Lockd  # noqa: E402
+from bcc_headers import bcc_headers  # noqa: E402
+from comparison import FLOOR, LOCKD, UNTRACED  # noqa: E402
+from lockd_process import lockd_or_reason  # noqa: E402
 
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 LOCKTRACE_LIKE = Path(__file__).resolve().parent / "locktrace_like.bpf.c"
 START_SECONDS = 60.0
+SETTLE_SECONDS = 1.0
+"""After it said that it is attached: it looks at what was there before, or attaches only now."""
 FUTEX_BPFTRACE = """
 tracepoint:syscalls:sys_enter_futex { @since[tid] = nsecs; }
 tracepoint:syscalls:sys_exit_futex /@since[tid]/ {
@@ -55,8 +60,8 @@ def nothing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def floor(programs: tuple[str, ...] = PROGRAMS) -> Iterator[None]:
-    """Programs that do nothing at the hooks that lockd would take here."""
+def floor(programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto") -> Iterator[None]:
+    """Programs that do nothing at the hooks that lockd would take here. Raises NotHere."""
     from lockd.load import attach
     from lockd.load import programs as loading
     from lockd.load.btf import KernelTypes
@@ -66,7 +71,9 @@ def floor(programs: tuple[str, ...] = PROGRAMS) -> Iterator[None]:
     host = Host(KernelTypes(), ensure_tracefs())
     opened: list[int] = []
     try:
-        for choice in choices_for(_settings(programs), host):
+        for choice in choices_for(settings(programs, mechanism), host):
+            if not choice.way:
+                raise NotHere(choice.instead_of)
             for hook, missing in choice.hooks:
                 if not missing:
                     btf_id = (
@@ -80,26 +87,36 @@ def floor(programs: tuple[str, ...] = PROGRAMS) -> Iterator[None]:
             os.close(fd)
 
 
-def _settings(programs: tuple[str, ...]) -> Any:
-    import json
-
+def settings(programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto") -> Any:
+    """What the loader is told of config()."""
     from lockd.config import Config
     from lockd.config_reader import read_text
     from lockd.service import load_settings
 
-    return load_settings(read_text(Config, json.dumps(_config(programs)), "bench"))
+    return load_settings(read_text(Config, json.dumps(config(programs, mechanism)), "bench"))
 
 
-def _config(programs: tuple[str, ...]) -> dict[str, Any]:
-    return {"programs": {name: {"enabled": name in programs} for name in PROGRAMS}}
+def config(
+    programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", mode: str = "contention"
+) -> dict[str, Any]:
+    """The defaults, with these programs, by this mechanism only, and with this mode of kernel_locks."""
+    asked: dict[str, dict[str, object]] = {name: {"enabled": name in programs} for name in PROGRAMS}
+    asked["futex"]["mechanism"] = mechanism
+    asked["kernel_locks"].update(mechanism=mechanism, mode=mode)
+    return {"programs": asked}
 
 
 @contextlib.contextmanager
-def lockd(programs: tuple[str, ...] = PROGRAMS) -> Iterator[None]:
-    """The daemon with these programs, else as it is by default."""
+def lockd(
+    programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", mode: str = "contention"
+) -> Iterator[None]:
+    """The daemon, so configured. Raises NotHere."""
     with tempfile.TemporaryDirectory() as directory:
-        daemon = Lockd(Path(directory), _config(programs))
+        daemon = lockd_or_reason(Path(directory), config(programs, mechanism, mode))
+        if isinstance(daemon, str):
+            raise NotHere(daemon)
         try:
+            time.sleep(SETTLE_SECONDS)
             yield
         finally:
             daemon.stop()
@@ -121,11 +138,13 @@ def locktrace_like() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def command(*words: str, says: str = "") -> Iterator[None]:
-    """A tool that traces until SIGINT. It is attached once it has printed a line with `says`."""
-    with tempfile.TemporaryFile("w+") as out:
+def command(*words: str, says: str) -> Iterator[None]:
+    """A tool that traces until SIGINT. It is attached once it has printed a line with `says`. bcc's find
+    the kernel headers that they need, whether the host has them or not."""
+    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile("w+") as out:
+        environment = {**os.environ, **bcc_headers(Path(directory)), "PYTHONUNBUFFERED": "1"}
         try:
-            process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=environment)
         except FileNotFoundError as error:
             raise NotHere(f"{words[0]} is not installed") from error
         try:
@@ -136,7 +155,7 @@ def command(*words: str, says: str = "") -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise NotHere(f"{words[0]} did not attach in {START_SECONDS:g} s: {text.strip()[-200:]}")
                 time.sleep(0.1)
-            time.sleep(1.0)  # bcc's tools say so before they attach
+            time.sleep(SETTLE_SECONDS)
             if process.poll() is not None:
                 raise NotHere(f"{words[0]} ended with code {process.returncode}: {_text(out).strip()[-200:]}")
             yield
@@ -155,16 +174,34 @@ def _text(file: Any) -> str:
     return os.pread(file.fileno(), size, 0).decode(errors="replace")
 
 
+def _bcc(name: str) -> Variant:
+    """One of bcc's tools, where Debian's package has it."""
+    return Variant(f"bcc {name}", lambda: command(f"{name}-bpfcc", says="Tracing"))
+
+
+def _bpftrace(name: str, script: str) -> Variant:
+    return Variant(f"bpftrace: {name}", lambda: command("bpftrace", "-e", script, says="attached"))
+
+
 VARIANTS = (
-    Variant("untraced", nothing),
-    Variant("floor", floor),
-    Variant("floor: futex", lambda: floor(("futex",))),
-    Variant("lockd", lockd),
+    Variant(UNTRACED, nothing),
+    Variant(FLOOR, floor),
+    Variant(LOCKD, lockd),
     *(Variant(f"lockd: {name}", lambda name=name: lockd((name,))) for name in PROGRAMS),
     Variant("locktrace-like", locktrace_like),
-    Variant("bpftrace: futex", lambda: command("bpftrace", "-e", FUTEX_BPFTRACE, says="attached")),
-    Variant("bpftrace: off-CPU", lambda: command("bpftrace", "-e", OFFCPU_BPFTRACE, says="attached")),
-    Variant("bcc offcputime", lambda: command("offcputime-bpfcc", "-f", says="Tracing")),
-    Variant("bcc offwaketime", lambda: command("offwaketime-bpfcc", "-f", says="Tracing")),
-    Variant("bcc klockstat", lambda: command("klockstat-bpfcc", says="Tracing")),
+    _bpftrace("futex", FUTEX_BPFTRACE),
+    _bpftrace("off-CPU", OFFCPU_BPFTRACE),
+    _bcc("offcputime"),
+    _bcc("offwaketime"),
+    _bcc("klockstat"),
 )
+"""UNTRACED is among them to be measured against itself: what chance makes of a ratio."""
+BY_MECHANISM = (
+    *(
+        Variant(f"{name} by {mechanism}", lambda what=what, mechanism=mechanism: what(mechanism=mechanism))
+        for mechanism in ("fentry", "kprobe")
+        for name, what in ((FLOOR, floor), (LOCKD, lockd))
+    ),
+    Variant("lockd: kernel_locks, all", lambda: lockd(("kernel_locks",), mode="all")),
+)
+"""Besides, where a kernel has these."""

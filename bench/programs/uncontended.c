@@ -1,13 +1,10 @@
-/* Locks that nobody else wants. Prints the nanoseconds of one pair of operations, the median of many short
- * runs: `mutex`, a pthread mutex taken and released without a system call; `pipe`, a byte written to and read
- * from a pipe, which takes the pipe's kernel mutex twice. */
+/* Locks that nobody else wants: `mutex`, a pthread mutex taken and released without a system call; `pipe`, a
+ * byte written to and read from a pipe, which takes the pipe's mutex in the kernel twice. A second argument
+ * is the number of runs. Prints the nanoseconds of one pair of operations. */
 #define _GNU_SOURCE
+#include "median.h"
 #include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define RUNS 301
@@ -15,13 +12,6 @@
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static int ends[2];
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
 
 static void by_mutex(void)
 {
@@ -36,25 +26,11 @@ static void by_pipe(void)
         abort();
 }
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 int main(int argc, char **argv)
 {
-    static double each[RUNS];
-    void (*pair)(void) = argc > 1 && !strcmp(argv[1], "pipe") ? by_pipe : by_mutex;
     if (pipe(ends))
         return 1;
-    for (int run = 0; run < RUNS; run++) {
-        int64_t began = now_ns();
-        for (int i = 0; i < PAIRS; i++)
-            pair();
-        each[run] = (double)(now_ns() - began) / PAIRS;
-    }
-    qsort(each, RUNS, sizeof *each, compare);
-    printf("%.2f\n", each[RUNS / 2]);
+    print_median(argc > 1 && !strcmp(argv[1], "pipe") ? by_pipe : by_mutex, argc > 2 ? atoi(argv[2]) : RUNS,
+                 PAIRS);
     return 0;
 }

@@ -16,34 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from bcc_headers import bcc_headers
 from checks import in_one_of_some_tries
 from conftest import Start
 from lockd_process import ROOT
 from trace_process import one_shot
 
-from lockd.load.btf import KernelTypes
-from lockd.load.source import HEADERS
-
 SHARE = 0.02
 PER_WAIT_US = 1
 """bcc's drop the fraction of a microsecond of each wait."""
 K, SLEEP_US = 20, 40_000
-MEMBERS = ("flags", "__state", "state", "pid", "tgid")
-"""Of struct task_struct, what bcc's tools look at."""
 KPROBES = Path("/sys/bus/event_source/devices/kprobe")
 Blocks = list[list[str]]
-
-
-def sched_h() -> str:
-    """As much of the running kernel's <linux/sched.h> as they need: where its headers are not installed."""
-    types, lines, end = KernelTypes(), [], 0
-    there = [name for name in MEMBERS if types.has_member("task_struct", name)]
-    for name in sorted(there, key=lambda name: types.offset("task_struct", name)):
-        offset, size = types.offset("task_struct", name), 8 if name == "state" else 4
-        lines.append(f"char before_{name}[{offset - end}]; {'long' if size == 8 else 'int'} {name};")
-        end = offset + size
-    constants = "#define TASK_COMM_LEN 16\n#define PF_KTHREAD 0x00200000\n"
-    return f"{constants}struct task_struct {{ {''.join(lines)} }};\n"
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +43,7 @@ class Original:
         given = ROOT / "originals" / name
         program = given if given.exists() else Path(shutil.which(f"{name}-bpfcc") or "")
         assert program.is_file(), "bpfcc-tools is not installed"
-        shutil.copytree(HEADERS, directory / "headers")
-        (directory / "headers/include/linux/sched.h").write_text(sched_h())
-        environment = {**os.environ, "BCC_KERNEL_SOURCE": str(directory / "headers"), "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, **bcc_headers(directory), "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
             ["/usr/bin/python3", program, *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The BPF programs that a machine's tests need, compiled outside: inside, clang takes a minute for each.
 
-Usage: compiled.py list                      in the machine: prints the sources it will ask for, as JSON
+Usage: compiled.py list [ASKED]              in the machine: prints the sources it will ask for, as JSON
        compiled.py compile DIRECTORY <JSON   on its userland: compiles them into files of lockd's cache
 
 Nothing depends on the list being complete. What is not in it, lockd compiles itself.
@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,8 @@ CACHE = "/var/cache/lockd"
 PYTHON = "/usr/bin/python3"
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 SMALL = {"entries": 64, "threads": 64, "stacks": 64}
-ASKED: tuple[tuple[tuple[str, ...], str, tuple[str, ...], dict[str, int]], ...] = (
+Asked = Sequence[tuple[Sequence[str], str, Sequence[str], dict[str, int]]]
+ASKED: Asked = (
     (PROGRAMS, "contention", ("auto",), {}),
     (("futex",), "contention", ("tracepoint", "fentry", "kprobe"), {}),
     (("kernel_locks",), "all", ("auto", "fentry", "kprobe"), {}),
@@ -45,8 +47,8 @@ WITH_CPUS = f'mount --bind "$1" {CPUS}; shift; exec "$@"'
 """Per-CPU maps are described with the number of processors."""
 
 
-def listed() -> dict[str, str]:
-    """Sources by the names of their files in the cache."""
+def listed(asked_for: Asked | None = None) -> dict[str, str]:
+    """Sources by the names of their files in the cache; by default what the tests ask for."""
     from lockd.cli import _parser
     from lockd.config import Config
     from lockd.config_reader import read_text
@@ -61,7 +63,7 @@ def listed() -> dict[str, str]:
 
     host = Host(KernelTypes(), ensure_tracefs())
     wanted = []
-    for programs, mode, mechanisms, maps in ASKED:
+    for programs, mode, mechanisms, maps in asked_for or ASKED:
         for mechanism in mechanisms:
             asked: dict[str, dict[str, object]] = {name: {"enabled": name in programs} for name in PROGRAMS}
             asked["kernel_locks"].update(mode=mode, mechanism=mechanism)
@@ -69,7 +71,7 @@ def listed() -> dict[str, str]:
             wanted.append(
                 load_settings(read_text(Config, json.dumps({"programs": asked, "maps": maps}), "list"))
             )
-    for words in TRACES:
+    for words in () if asked_for else TRACES:
         wanted.append(TOOLS[words[0]].settings_of(_parser(["trace"]).parse_args(["trace", *words])))
     found = {}
     for settings in wanted:
@@ -89,11 +91,12 @@ def compile_into(directory: Path) -> None:
         Kept(directory).keep(key, compile_source(Source(text, {}, {})))
 
 
-def give(machine: Machine, userland: Path) -> int:
+def give(machine: Machine, userland: Path, asked_for: Asked | None = None) -> int:
     """Compile what `machine` will need on its own userland, and put it there; how many that are."""
     from debian import inside
 
-    asked = machine.run(PYTHON, "tests/vm/compiled.py", "list", seconds=300, cwd="/work")
+    words = [json.dumps(asked_for)] if asked_for else []
+    asked = machine.run(PYTHON, "tests/vm/compiled.py", "list", *words, seconds=300, cwd="/work")
     assert asked.code == 0, asked.out
     with tempfile.TemporaryDirectory(prefix="lockd-compiled-", dir="/tmp") as name:
         cpus, directory = Path(name, "cpus"), Path(name, "cache")
@@ -109,6 +112,6 @@ def give(machine: Machine, userland: Path) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "list":
-        json.dump(listed(), sys.stdout)
+        json.dump(listed(*(json.loads(word) for word in sys.argv[2:])), sys.stdout)
     else:
         compile_into(Path(sys.argv[2]))

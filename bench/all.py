@@ -1,0 +1,112 @@
+"""All that is measured about what lockd costs, in one report: `sudo make bench`.
+
+Runs every part, a program in this directory that writes bench/build/PART.json and .md, and joins them to
+bench/build/report.json and report.md. Run it on an otherwise idle host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import results
+import targets
+from comparison import Comparison
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Part:
+    """bench/NAME.py. All know --quick."""
+
+    name: str
+    minutes: float
+    """That it takes, about."""
+    quick_minutes: float
+
+
+PARTS = (
+    Part("overhead", 10, 3),
+    Part("anatomy", 1.5, 0.5),
+    Part("emulated", 6, 1.5),
+    Part("cost", 1.2, 0.5),
+    Part("names", 1.2, 0.3),
+)
+
+
+def run(parts: Sequence[Part], is_quick: bool, more: dict[str, list[str]]) -> dict[str, str]:
+    """Run them one after another, with `more` arguments; why some failed."""
+    failed: dict[str, str] = {}
+    for at, part in enumerate(parts):
+        left = sum(one.quick_minutes if is_quick else one.minutes for one in parts[at:])
+        _say(f"== {part.name}, part {at + 1} of {len(parts)}; about {left:.0f} min left")
+        for ending in ("json", "md", "svg"):
+            (results.BUILD / f"{part.name}.{ending}").unlink(missing_ok=True)
+        arguments = [*["--quick"] * is_quick, *more.get(part.name, [])]
+        command = [sys.executable, HERE / f"{part.name}.py", *arguments]
+        if code := subprocess.run(command, check=False).returncode:
+            failed[part.name] = f"exit code {code}; what it printed says why"
+            _say(f"== {part.name} failed: exit code {code}")
+    return failed
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def join(parts: Sequence[Part], host: dict[str, str], failed: dict[str, str], minutes: float) -> None:
+    """Write the report from what the parts have left."""
+    data: dict[str, Any] = {"host": host, "minutes": minutes, "failed": failed, "parts": {}}
+    text = "# What lockd costs\n\nMade by `sudo make bench` in "
+    text += f"{minutes:.0f} minutes.\n\n| host | |\n|---|---|\n"
+    text += "".join(f"| {name} | {value} |\n" for name, value in host.items())
+    for part in parts:
+        if (results.BUILD / f"{part.name}.json").exists():
+            data["parts"][part.name] = json.loads((results.BUILD / f"{part.name}.json").read_text())
+    if overhead := data["parts"].get("overhead"):
+        text += f"\n## Targets\n\n{targets.table(Comparison.from_json(overhead))}"
+    for part in parts:
+        if part.name in data["parts"]:
+            text += "\n" + lowered((results.BUILD / f"{part.name}.md").read_text())
+    if failed:
+        text += "\n## Failed\n\n" + "".join(f"- {name}: {reason}\n" for name, reason in failed.items())
+    results.write("report", data, text)
+
+
+def lowered(markdown: str) -> str:
+    """With all headings one level deeper."""
+    return re.sub("^#", "##", markdown, flags=re.MULTILINE)
+
+
+def main() -> int:
+    names = [part.name for part in PARTS]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few and short runs, to see that all works")
+    parser.add_argument("--parts", default=",".join(names), help="default: %(default)s")
+    parser.add_argument("--skip", default="", help="parts, with commas between")
+    parser.add_argument("--rounds", help="of the part overhead")
+    args = parser.parse_args()
+    asked, skipped = args.parts.split(","), args.skip.split(",")
+    if unknown := {*asked, *skipped} - {*names, ""}:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    parts = [part for part in PARTS if part.name in asked and part.name not in skipped]
+    host, began = results.host(), time.monotonic()
+    failed = run(parts, args.quick, {"overhead": ["--rounds", args.rounds] if args.rounds else []})
+    join(parts, host, failed, (time.monotonic() - began) / 60)
+    _say(f"the report: {results.BUILD / 'report.md'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""What tracing costs on a kernel that has fentry and kprobes, in instructions: an emulated machine.
+
+`sudo .venv/bin/python bench/emulated.py [--quick] [--kernel 6.12]` writes bench/build/emulated.json, .md and
+.svg. A nanosecond passes there with each instruction (tests/machine), so that figures are numbers of
+instructions, and hardly differ from run to run, whatever else this host does. They do not say what an
+instruction takes, as one that waits for memory. bcc's tools and bpftrace are this host's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests/vm"), str(HERE.parent / "tests")]
+
+import compiled  # noqa: E402
+import guests  # noqa: E402
+import kernels  # noqa: E402
+from comparison import Comparison  # noqa: E402
+from inside import ENVIRONMENT  # noqa: E402
+from loads import built  # noqa: E402
+from machine.base import base, make_image  # noqa: E402
+from overhead import write  # noqa: E402
+
+TITLE = "What tracing costs in instructions"
+PROGRAMS = "bench/build/programs"
+TOOLS = "tools"
+"""Directories of the checkout in the machine."""
+BCC = ("offcputime-bpfcc", "offwaketime-bpfcc", "klockstat-bpfcc")
+VARIANTS = (
+    "untraced", "floor", "lockd", "floor by fentry", "lockd by fentry", "floor by kprobe", "lockd by kprobe",
+    "lockd: kernel_locks", "lockd: kernel_locks, all", "bcc klockstat", "bcc offcputime", "bcc offwaketime",
+    "bpftrace: futex", "bpftrace: off-CPU", "locktrace-like",
+)  # fmt: skip
+QUICK = ("untraced", "floor", "lockd", "floor by kprobe", "lockd by kprobe", "bpftrace: futex")
+ASKED: compiled.Asked = (
+    (compiled.PROGRAMS, "contention", ("auto", "fentry", "kprobe"), {}),
+    (("kernel_locks",), "contention", ("auto",), {}),
+    (("kernel_locks",), "all", ("auto",), {}),
+)
+"""Programs that clang would take minutes for in there."""
+RUNS = 15
+FOUND = "/tmp/found"
+SECONDS = 3600.0
+
+
+def make_checkout(root: Path) -> None:
+    """What the machine finds at /work: the checkout, our programs compiled, and others' tools."""
+    guests.make_checkout(root)
+    shutil.copytree(HERE, root / "bench", ignore=shutil.ignore_patterns("build", "__pycache__"))
+    built(root / PROGRAMS, "-static")
+    tools = root / TOOLS
+    tools.mkdir()
+    for name in BCC:
+        shutil.copy2(f"/usr/sbin/{name}", tools)
+    if bpftrace := shutil.which("bpftrace"):
+        shutil.copy2(bpftrace, tools)
+        for library in _libraries(Path(bpftrace)):
+            if not (base() / "root" / library.relative_to("/")).exists():
+                shutil.copy2(library.resolve(), tools / library.name)
+
+
+def _libraries(program: Path) -> list[Path]:
+    linked = subprocess.check_output(["ldd", program], text=True)
+    return [Path(path) for path in re.findall(r"=> (/\S+)", linked)]
+
+
+def measured(series: str, variants: tuple[str, ...]) -> dict[str, object]:
+    """What bench/overhead.py writes as JSON in a machine with this kernel."""
+    with tempfile.TemporaryDirectory(prefix="lockd-bench-", dir="/var/tmp") as name:
+        root, disk = Path(name, "root"), Path(name, "disk")
+        make_checkout(root)
+        make_image(root, disk, "512M")
+        with guests.booted(kernels.kernel_of(series), disk) as machine:
+            compiled.give(machine, base() / "root", ASKED)
+            tools = f"{guests.WORK}/{TOOLS}"
+            done = machine.run(
+                "/usr/bin/python3", "bench/overhead.py", "--json", FOUND, "--rounds", 1, "--runs", RUNS,
+                "--programs", PROGRAMS, "--loads", "futex,pipe,mutex", "--variants", ";".join(variants),
+                seconds=SECONDS, cwd=guests.WORK, more=_say,
+                env={**ENVIRONMENT, "PATH": f"{tools}:/usr/sbin:/usr/bin", "LD_LIBRARY_PATH": tools},
+            )  # fmt: skip
+            if done.code:
+                raise RuntimeError(f"bench/overhead.py in the machine: exit code {done.code}:\n{done.out}")
+            found: dict[str, object] = json.loads(machine.run("cat", FOUND).out)
+    return found
+
+
+def _say(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="only what starts soon")
+    parser.add_argument("--kernel", default="6.12", help="a series of tests/vm/kernels.py")
+    args = parser.parse_args()
+    data = measured(args.kernel, QUICK if args.quick else VARIANTS)
+    host = data.pop("host")
+    assert isinstance(host, dict)
+    found = Comparison.from_json(data)
+    found.loads = [(name, figure.replace("ns", "instructions"), *rest) for name, figure, *rest in found.loads]
+    write("emulated", TITLE, found, host)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+/* What the programs here share: the nanoseconds of one operation, as the median of many short runs. What else
+ * the host does comes into some of them only. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Do `operation` `times` times in each of `runs` runs, and print what it took. */
+static void print_median(void (*operation)(void), int runs, int times)
+{
+    double *each = calloc(runs, sizeof *each);
+    if (!each)
+        abort();
+    for (int run = 0; run < runs; run++) {
+        int64_t began = now_ns();
+        for (int i = 0; i < times; i++)
+            operation();
+        each[run] = (double)(now_ns() - began) / times;
+    }
+    qsort(each, runs, sizeof *each, compare);
+    printf("%.2f\n", each[runs / 2]);
+    free(each);
+}

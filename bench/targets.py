@@ -1,0 +1,70 @@
+"""What lockd is to cost at most, and whether it does, by the comparison of bench/overhead.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from comparison import LOCKD, Comparison
+
+
+@dataclass(frozen=True)
+class Target:
+    """`measured`: the figure of a load. Raises LookupError if it was not measured."""
+
+    what: str
+    limit: float
+    loads: tuple[str, ...]
+    measured: Callable[[Comparison, str], float]
+    is_least: bool = False
+    """Whether the limit is the least that is allowed, not the most."""
+
+    def row(self, found: Comparison) -> str:
+        """Of a Markdown table, by the load that is worst; it says if that was not measured."""
+        sign = "≥" if self.is_least else "≤"
+        try:
+            each = [self.measured(found, load) for load in self.loads]
+        except LookupError:
+            return f"| {self.what} | {sign} {self.limit:g} | not measured | |\n"
+        worst = min(each) if self.is_least else max(each)
+        holds = worst >= self.limit if self.is_least else worst <= self.limit
+        return f"| {self.what} | {sign} {self.limit:g} | {worst:.2f} | {'yes' if holds else '**no**'} |\n"
+
+
+def slower(found: Comparison, load: str, variant: str = LOCKD) -> float:
+    if not found.each_slower(variant, load):
+        raise LookupError
+    return found.slower(variant, load).median
+
+
+def over_floor(found: Comparison, load: str) -> float:
+    ratio = found.over_floor(LOCKD, load)
+    if ratio is None:
+        raise LookupError
+    return ratio
+
+
+def over_chance(found: Comparison, load: str) -> float:
+    """At most 1 if the cost could be chance."""
+    return slower(found, load, f"{LOCKD}: kernel_locks") / found.noise(load)
+
+
+TARGETS = (
+    Target("cost added to a futex call that does not block ÷ the floor's", 1.4,
+           ("futex wake", "futex wait"), over_floor),
+    Target("futex ping-pong round trip ÷ untraced", 1.5, ("futex ping-pong",), slower),
+    Target("`perf bench futex hash` rate ÷ untraced", 0.5, ("perf bench futex hash",),
+           lambda found, load: 1 / slower(found, load), is_least=True),
+    Target("`perf bench sched messaging` and `pipe` time ÷ untraced", 1.1,
+           ("perf bench sched messaging", "perf bench sched pipe"), slower),
+    Target("uncontended mutex in user space, all programs ÷ the most that is chance", 1.0,
+           ("mutex, user space",), lambda found, load: slower(found, load) / found.noise(load)),
+    Target("uncontended mutex in the kernel, kernel_locks ÷ the most that is chance", 1.0,
+           ("mutex, kernel (pipe)",), over_chance),
+)  # fmt: skip
+
+
+def table(found: Comparison) -> str:
+    """Markdown. Of lockd with all programs, where nothing else is said."""
+    rows = "".join(target.row(found) for target in TARGETS)
+    return f"| what | target | measured | holds |\n|---|---:|---:|---|\n{rows}"
