@@ -136,15 +136,20 @@ class FutexAggregates:
     ) -> Rows:  # fmt: skip
         key = lock_key("futex", tgids, addresses, kinds, codes)
         rows = self.locks.lock_rows(key, tgids, addresses, kinds, processes, now)
-        self._name(np.unique(rows), now)
+        self._name(rows, now)
         return rows
 
     def _name(self, rows: Rows, now: float) -> None:
         """Give those of these locks their names that have none and are known by now."""
         locks, user_locks = self._detail.locks, self._user_locks
         rows = rows[locks["series_code"][rows] == 0]
-        known = user_locks.known(locks["tgid"][rows], locks["address"][rows], locks["kind_number"][rows], now)
-        for row, at in zip(rows[known >= 0], known[known >= 0], strict=True):
+        if not len(rows):
+            return
+        which = locks["tgid"][rows], locks["address"][rows], locks["kind_number"][rows]
+        known = user_locks.known(*which, locks["since"][rows], now)
+        answered = np.flatnonzero(known >= 0)
+        named, first = np.unique(rows[answered], return_index=True)
+        for row, at in zip(named, known[answered[first]], strict=True):
             lock, site, stack = (user_locks.column(name, int(at)) for name in ("lock", "site", "stack"))
             self.locks.name(int(row), lock, site, stack)
             locks["sites"][row] = user_locks.column("sites", int(at))

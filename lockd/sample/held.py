@@ -41,7 +41,6 @@ class HeldLocks:
                 "max_ns": np.int64,
                 "holding_ns": np.int64,
                 "holding_tid": np.int64,
-                "key": np.uint64,
                 "address": np.uint64,
                 "type": np.int16,
                 "is_mmap_lock": np.bool_,
@@ -94,7 +93,6 @@ class HeldLocks:
         table = self._table
 
         def describe(rows: Rows, positions: Rows) -> None:
-            table["key"][rows] = keys[positions]
             table["address"][rows], table["type"][rows] = addresses[positions], types[positions]
             table["process"][rows] = processes[positions]
 

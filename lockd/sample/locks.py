@@ -56,8 +56,7 @@ class LockSeries:
         def describe(rows: Rows, positions: Rows) -> None:
             locks["program"][rows] = self._program
             locks["address"][rows], locks["tgid"][rows] = addresses[positions], tgids[positions]
-            locks["series_row"][rows] = -1
-            locks["key"][rows] = keys[positions]
+            locks["series_row"][rows], locks["since"][rows] = -1, now
             locks["kind_number"][rows] = kinds[positions]
             locks["kind"][rows] = self._kind_names[kinds[positions]]
             locks["process"][rows] = processes[positions]

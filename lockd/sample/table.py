@@ -8,18 +8,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lockd.sample.index import Hashes, Index, Rows
+from lockd.sample.index import Hashes, Index, Rows, one_of_each
 
 
 class Table:
-    """Columns are attributes of `columns`; `seen` is when a row was last asked for (seconds)."""
+    """Columns of the dtypes in `columns`, and besides them `key` and `seen`.
+
+    A row is found by its key; when it was last asked for (seconds) is in `seen`.
+    """
 
     def __init__(self, columns: Mapping[str, Any], capacity: int) -> None:
         self.capacity = capacity
         self.columns: dict[str, npt.NDArray[Any]] = {
-            name: np.zeros(64, dtype) for name, dtype in columns.items()
+            name: np.zeros(64, dtype)
+            for name, dtype in {**columns, "key": np.uint64, "seen": np.float64}.items()
         }
-        self.columns["seen"] = np.zeros(64)
         self.used = np.zeros(64, np.bool_)
         self._index = Index()
 
@@ -36,17 +39,22 @@ class Table:
         was asked for `now`: those are in use, and `capacity` must be enough for them.
         """
         found = self._index.find(keys)
+        missing = np.flatnonzero(found < 0)
+        if not len(missing):
+            self.columns["seen"][found] = now
+            return found
         self.columns["seen"][found[found >= 0]] = now  # before any row has to go
-        if (found < 0).any():
-            fresh, first = np.unique(keys[found < 0], return_index=True)
-            positions = np.flatnonzero(found < 0)[first]
-            if len(self._index) + len(fresh) > self.capacity:
-                self._make_room(len(fresh), now)
-            rows = self._take(len(fresh))
-            self._index.add(fresh, rows)
-            describe(rows, positions)
-            self.columns["seen"][rows] = now
-            found = self._index.find(keys)
+        positions = missing[one_of_each(keys[missing])]
+        fresh = keys[positions]
+        if len(self._index) + len(fresh) > self.capacity:
+            self._make_room(len(fresh), now)
+        rows = self._take(len(fresh))
+        self._index.add(fresh, rows)
+        self.columns["key"][rows], self.columns["seen"][rows] = fresh, now
+        describe(rows, positions)
+        found[positions] = rows
+        if len(positions) < len(missing):
+            found[missing] = self._index.find(keys[missing])
         return found
 
     def find(self, keys: Hashes) -> Rows:
@@ -55,22 +63,19 @@ class Table:
 
     def forget_unseen(self, before: float) -> None:
         """Drop the rows that were last asked for before `before`."""
-        self._drop(self.used & (self.columns["seen"] < before))
+        self.drop(np.flatnonzero(self.used & (self.columns["seen"] < before)))
 
     def drop(self, rows: Rows) -> None:
-        gone = np.zeros(len(self.used), np.bool_)
-        gone[rows] = True
-        self._drop(gone)
-
-    def _drop(self, gone: npt.NDArray[np.bool_]) -> None:
-        if gone.any():
-            self.used &= ~gone
-            self._index.keep(self.used)
+        """Forget these rows, which are in use, each once."""
+        self.used[rows] = False
+        self._index.remove(self.columns["key"][rows])
 
     def _make_room(self, wanted: int, now: float) -> None:
         idle = np.flatnonzero(self.used & (self.columns["seen"] < now))
         count = max(len(self._index) + wanted - self.capacity, self.capacity // 10)
-        self.drop(idle[np.argsort(self.columns["seen"][idle], kind="stable")[:count]])
+        if count < len(idle):
+            idle = idle[np.argpartition(self.columns["seen"][idle], count)[:count]]
+        self.drop(idle)
 
     def _take(self, count: int) -> Rows:
         free = np.flatnonzero(~self.used)

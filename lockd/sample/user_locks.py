@@ -57,16 +57,16 @@ class UserLocks:
         self._is_wanted = is_wanted
         self._machine = machine
         self._looked: set[int] = set()
+        self._corrections: set[tuple[int, int]] = set()
+        """Guesses that were ever wrong, each with the kind that it turned out to be."""
         self.refused = 0
         """Captures that were thrown away, as too much was being asked for."""
         self._table = Table(
             {
-                "key": np.uint64,
                 "tgid": np.int64,
                 "address": np.uint64,
                 "guess": np.int16,
                 "kind": np.int16,
-                "since": np.float64,
                 "asked_at": np.float64,
                 "is_answered": np.bool_,
                 "is_provisional": np.bool_,
@@ -132,6 +132,7 @@ class UserLocks:
         is_corrected = kind != table["kind"][row]
         if is_corrected:
             table["kind"][row] = kind
+            self._corrections.add((int(table["guess"][row]), kind))
             known = np.zeros(1, self._known_locks.value)
             known["guess"], known["kind"] = table["guess"][row], kind
             known["captured"] = time.monotonic_ns()
@@ -140,19 +141,23 @@ class UserLocks:
 
     def correct(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
         """The kinds of waits, where a lock has turned out to be of another than its calls look like."""
-        rows = self._table.find(mix(tgids, addresses, kinds))
-        table = self._table
-        known = (rows >= 0) & table["is_answered"][rows]
-        return np.where(known, table["kind"][rows], kinds).astype(kinds.dtype)
+        corrected = kinds.copy()
+        some = np.flatnonzero(np.isin(kinds, [guess for guess, _ in self._corrections]))
+        if len(some):
+            rows = self._table.find(mix(tgids[some], addresses[some], kinds[some]))
+            known = rows >= 0
+            corrected[some[known]] = self._table["kind"][rows[known]]
+        return corrected
 
     def families(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
         """What the code of each of these locks is, as its waits' kinds are corrected; empty if not known."""
         table = self._table
         rows = table.find(mix(tgids, addresses, kinds))
-        rows[(rows >= 0) & (table["kind"][rows] != kinds)] = -1
-        unknown = (rows < 0) & np.isin(kinds, [self._kinds.index("lock"), self._kinds.index("pi")])
+        unknown = ((rows < 0) | (table["kind"][rows] != kinds)) & np.isin(
+            kinds, [self._kinds.index("lock"), self._kinds.index("pi")]
+        )
         rows[unknown] = self._corrected(tgids[unknown], addresses[unknown], kinds[unknown])
-        known = (rows >= 0) & table["is_answered"][rows]
+        known = (rows >= 0) & table["is_answered"][rows] & (table["kind"][rows] == kinds)
         families = np.full(len(rows), "", object)
         families[known] = table["family"][rows[known]]
         return families
@@ -161,25 +166,38 @@ class UserLocks:
         self, tgids: Columns, addresses: Columns, kinds: Columns, now: float
     ) -> npt.NDArray[np.bool_]:
         """Whether the lock of each of these waits may be known in a moment."""
-        rows = self._table.find(mix(tgids, addresses, kinds))
         table = self._table
-        asked_at = table["asked_at"][rows]
-        recent = (asked_at > 0) & (asked_at >= now - HELD_BACK_SECONDS)
-        undecided: npt.NDArray[np.bool_] = (rows >= 0) & recent & ~table["is_answered"][rows]
+        recent = (table["asked_at"] > 0) & (table["asked_at"] >= now - HELD_BACK_SECONDS)
+        is_open = table.used & recent & ~table["is_answered"]
+        if not is_open.any():
+            return np.zeros(len(tgids), np.bool_)
+        rows = table.find(mix(tgids, addresses, kinds))
+        undecided: npt.NDArray[np.bool_] = (rows >= 0) & is_open[rows]
         return undecided
 
-    def known(self, tgids: Columns, addresses: Columns, kinds: Columns, now: float) -> Rows:
-        """The row of each of these locks, -1 where there is no answer. Asks for what was not captured."""
+    def known(
+        self, tgids: Columns, addresses: Columns, kinds: Columns, since: Columns, now: float
+    ) -> Rows:  # fmt: skip
+        """The row of each of these locks, -1 where there is no answer. Asks for what was not captured.
+
+        `since` is when a thread was first seen to wait for it.
+        """
         table = self._table
         rows = self._corrected(tgids, addresses, kinds)
-        unknown = rows < 0
-        rows[unknown] = self._rows(tgids[unknown], addresses[unknown], kinds[unknown], now)
-        table["seen"][rows] = now
-        never_asked = (table["asked_at"][rows] == 0) & ~table["is_answered"][rows]
-        overdue = never_asked & (table["since"][rows] <= now - UNCAPTURED_SECONDS)
-        for row in np.unique(rows[overdue])[: min(ASKED_AT_ONCE, self._resolver.room // 2)]:
+        table["seen"][rows[rows >= 0]] = now
+        is_answered = (rows >= 0) & table["is_answered"][rows]
+        overdue = np.flatnonzero(~is_answered & (since <= now - UNCAPTURED_SECONDS))
+        if len(overdue):
+            self._ask_uncaptured(tgids[overdue], addresses[overdue], kinds[overdue], now)
+        return np.where(is_answered, rows, -1)
+
+    def _ask_uncaptured(self, tgids: Columns, addresses: Columns, kinds: Columns, now: float) -> None:
+        """Ask for the names of some of these locks, unless that was done."""
+        rows = self._table.find(mix(tgids, addresses, kinds))
+        never = np.flatnonzero((rows < 0) | (self._table["asked_at"][rows] == 0))
+        never = never[: min(ASKED_AT_ONCE, self._resolver.room // 2)]
+        for row in np.unique(self._rows(tgids[never], addresses[never], kinds[never], now)):
             self._ask(int(row), now)
-        return np.where(table["is_answered"][rows], rows, -1)
 
     def column(self, name: str, row: int) -> Any:
         """`lock`, `site`, `stack` or `family` of a row."""
@@ -198,12 +216,13 @@ class UserLocks:
             self._looked -= gone
 
     def _corrected(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Rows:
-        """The row of each lock whose kind has turned out to be this one, -1 where there is none."""
-        found = np.full(len(tgids), -1, np.int64)
-        for guess in range(len(self._kinds)):
-            rows = self._table.find(mix(tgids, addresses, np.full(len(tgids), guess)))
-            is_it = (rows >= 0) & self._table["is_answered"][rows] & (self._table["kind"][rows] == kinds)
-            found[is_it] = rows[is_it]
+        """The row of each lock, first of all the one whose kind has turned out to be this; -1: none."""
+        found = self._table.find(mix(tgids, addresses, kinds))
+        for guess, kind in self._corrections:
+            some = np.flatnonzero(kinds == kind)
+            rows = self._table.find(mix(tgids[some], addresses[some], np.full(len(some), guess)))
+            is_it = (rows >= 0) & (self._table["kind"][rows] == kind)
+            found[some[is_it]] = rows[is_it]
         return found
 
     def _rows(self, tgids: Columns, addresses: Columns, guesses: Columns, now: float) -> Rows:
@@ -211,7 +230,6 @@ class UserLocks:
         table = self._table
 
         def describe(rows: Rows, positions: Rows) -> None:
-            table["key"][rows], table["since"][rows] = keys[positions], now
             table["tgid"][rows], table["address"][rows] = tgids[positions], addresses[positions]
             table["guess"][rows] = table["kind"][rows] = guesses[positions]
 
