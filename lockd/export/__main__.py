@@ -40,6 +40,8 @@ def main() -> int:
     try:
         control = _socket("--control-fd", args.control_fd)
         listening = [_listening(fd) for fd in args.listen_fd]
+        if args.web_config:  # while its own files can be read, wherever they are
+            import lockd.export.web_config_file  # noqa: F401
         privileges.drop_all(_unprivileged_user() if os.geteuid() == 0 else None)
         privileges.die_with_parent(signal.SIGTERM)
         if os.getppid() != parent:  # it ended before it could be noticed

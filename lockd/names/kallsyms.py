@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,10 @@ SHOWN_FRAMES = 16
 ADDRESS_DIGITS = 16
 KIND, NAME = ADDRESS_DIGITS + 1, ADDRESS_DIGITS + 3
 """Where in a line of kallsyms the address ends, the letter is and the name begins."""
-PACKED = 128
-"""Names that are compressed together."""
+PACKED_BYTES = 1 << 14
+"""Of lines whose names are compressed together."""
 UNPACKED = 16
-"""Of those, how many are kept as they are."""
+"""Of those pieces, how many are kept as they are."""
 KERNEL, MODULE, MADE = range(3)
 """Whose a symbol is: the kernel's own, a module's, of code that was made at run time."""
 
@@ -34,23 +34,32 @@ class KernelSymbols:
         self, kallsyms: Path = Path("/proc/kallsyms"), modules: Path = Path("/proc/modules")
     ) -> None:
         places = _places(modules)
-        self._unpacked: dict[int, list[str]] = {}
         self._module_starts = np.array(sorted(start for start, _ in places.values()), np.uint64)
         self._module_ends = np.array(sorted(end for _, end in places.values()), np.uint64)
-        lines = sorted(kallsyms.read_bytes().splitlines())
-        self._addresses = _hexadecimal(b"".join(line[:ADDRESS_DIGITS] for line in lines))
-        self._kinds = bytes(line[KIND] for line in lines)
-        self._owners = bytes(
-            KERNEL if b"\t" not in line else MODULE if line.partition(b"\t")[2] in places else MADE
-            for line in lines
-        )
-        # Names take 3 to 6 MB, and few are ever asked for: they are kept packed.
-        self._packed = [
-            zlib.compress(b"\n".join(line[NAME:] for line in lines[start : start + PACKED]), level=1)
-            for start in range(0, len(lines), PACKED)
-        ]
+        # Names take 3 to 6 MB, and few are ever asked for: they are kept packed, some lines at a time.
+        self._packed: list[bytes] = []
+        self._unpacked: dict[int, list[str]] = {}
+        counts, kinds, owners = [0], bytearray(), bytearray()
+        addresses: list[npt.NDArray[np.uint64]] = []
         # Without CONFIG_KALLSYMS_ALL only a few marks are listed, and what lies behind one is anything.
-        self._has_variables = any(line.endswith(b" init_task") for line in lines)
+        self._has_variables = False
+        with kallsyms.open("rb") as file:
+            while lines := file.readlines(PACKED_BYTES):
+                counts.append(len(lines))
+                addresses.append(_hexadecimal(line[:ADDRESS_DIGITS] for line in lines))
+                kinds += bytes(line[KIND] for line in lines)
+                owners += bytes(_owner(line, places) for line in lines)
+                names = b"".join(line[NAME:] for line in lines)
+                self._packed.append(zlib.compress(names, level=1))
+                self._has_variables |= b"\ninit_task\n" in b"\n" + names
+        self._firsts = np.cumsum(counts, dtype=np.uint32)
+        """The number, in the order of the file, of the first symbol of each piece that is packed."""
+        unordered = np.concatenate([*addresses, np.zeros(0, np.uint64)])
+        self._order = np.argsort(unordered, kind="stable").astype(np.uint32)
+        self._addresses = unordered[self._order]
+        self._kinds, self._owners = (
+            np.frombuffer(of, np.uint8)[self._order].tobytes() for of in (kinds, owners)
+        )
 
     def function(self, address: int) -> str:
         """The function that holds `address`; empty if none is known."""
@@ -114,8 +123,12 @@ class KernelSymbols:
         return at if self._owners[at] != MODULE or self._is_in_module(address) else -1
 
     def _at(self, address: int) -> int:
-        at = int(np.searchsorted(self._addresses, np.uint64(address), side="right")) - 1
-        return at if at >= 0 and self._addresses[at] else -1
+        """The number of the last symbol before it; of several at one address the same on every host."""
+        last = int(np.searchsorted(self._addresses, np.uint64(address), side="right")) - 1
+        if last < 0 or not self._addresses[last]:
+            return -1
+        first = int(np.searchsorted(self._addresses, self._addresses[last]))
+        return max(range(first, last + 1), key=lambda at: (self._kinds[at], self._listed(at)))
 
     def _is_in_module(self, address: int) -> bool:
         at = int(np.searchsorted(self._module_starts, np.uint64(address), side="right")) - 1
@@ -123,12 +136,14 @@ class KernelSymbols:
 
     def _listed(self, at: int) -> str:
         """As kallsyms has it, a module in brackets behind a tab."""
-        if at // PACKED not in self._unpacked:
+        number = int(self._order[at])
+        piece = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        if piece not in self._unpacked:
             if len(self._unpacked) >= UNPACKED:
                 self._unpacked.clear()
-            names = zlib.decompress(self._packed[at // PACKED]).decode("ascii", "replace")
-            self._unpacked[at // PACKED] = names.split("\n")
-        return self._unpacked[at // PACKED][at % PACKED]
+            names = zlib.decompress(self._packed[piece]).decode("ascii", "replace")
+            self._unpacked[piece] = names.split("\n")
+        return self._unpacked[piece][number - int(self._firsts[piece])]
 
     def _name(self, at: int) -> str:
         name = self._listed(at).partition("\t")[0]
@@ -136,9 +151,14 @@ class KernelSymbols:
         return re.sub(r"\.(?:isra|constprop|part|cold|llvm)\b.*", "", name)
 
 
-def _hexadecimal(text: bytes) -> npt.NDArray[np.uint64]:
-    """The numbers whose digits follow each other there, in lower case."""
-    return np.frombuffer(bytes.fromhex(text.decode("ascii")), ">u8").astype(np.uint64)
+def _owner(line: bytes, modules: Container[bytes]) -> int:
+    _, _, owner = line.rstrip().partition(b"\t")
+    return MODULE if owner in modules else MADE if owner else KERNEL
+
+
+def _hexadecimal(digits: Iterable[bytes]) -> npt.NDArray[np.uint64]:
+    """Numbers of 64 bits."""
+    return np.frombuffer(bytes.fromhex(b"".join(digits).decode("ascii")), ">u8").astype(np.uint64)
 
 
 def _places(modules: Path) -> dict[bytes, tuple[int, int]]:

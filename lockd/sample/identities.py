@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+try:
+    from _blake2 import blake2b  # hashlib would load OpenSSL as well, which takes 3 MB
+except ImportError:
+    from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +46,7 @@ class Filter:
 
 def code_of(name: tuple[str, ...]) -> int:
     """A 64-bit number that stands for a tuple of label values, the same for ever."""
-    digest = hashlib.blake2b("\0".join(name).encode(), digest_size=8).digest()
+    digest = blake2b("\0".join(name).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
