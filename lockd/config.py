@@ -187,7 +187,7 @@ class Maps:
 
     entries: int = key(
         power_of_two(64, LARGEST_MAP),
-        "16384",
+        "8192",
         "Threads and locks with waits in one period, for each program.",
     )
     threads: int = key(power_of_two(64, LARGEST_MAP), "16384", "Threads that wait at the same moment.")

@@ -63,8 +63,8 @@ struct kernel_holding {
 BPF_TABLE("hash", struct kernel_hold_key, struct kernel_hold_value, kernel_holds_0, ENTRIES);
 BPF_TABLE("hash", struct kernel_hold_key, struct kernel_hold_value, kernel_holds_1, ENTRIES);
 BPF_ARRAY_OF_MAPS(kernel_holds, "kernel_holds_0", 2);
-BPF_TABLE("hash", struct kernel_hold_key, struct kernel_hold_value, kernel_holds_over_0, OVER_ENTRIES);
-BPF_TABLE("hash", struct kernel_hold_key, struct kernel_hold_value, kernel_holds_over_1, OVER_ENTRIES);
+BPF_TABLE("hash", struct kernel_hold_key, struct kernel_hold_value, kernel_holds_over_0, OVER_KERNEL_ENTRIES);
+BPF_TABLE("hash", struct kernel_hold_key, struct kernel_hold_value, kernel_holds_over_1, OVER_KERNEL_ENTRIES);
 BPF_ARRAY_OF_MAPS(kernel_holds_over, "kernel_holds_over_0", 2);
 BPF_TABLE("hash", struct kernel_holding_key, struct kernel_holding, kernel_holding, HOLDING_ENTRIES);
 

@@ -63,8 +63,8 @@ struct kernel_wait {
 BPF_TABLE("hash", struct kernel_lock_key, struct kernel_lock_value, kernel_locks_0, ENTRIES);
 BPF_TABLE("hash", struct kernel_lock_key, struct kernel_lock_value, kernel_locks_1, ENTRIES);
 BPF_ARRAY_OF_MAPS(kernel_locks, "kernel_locks_0", 2);
-BPF_TABLE("hash", struct kernel_lock_key, struct kernel_lock_value, kernel_locks_over_0, OVER_ENTRIES);
-BPF_TABLE("hash", struct kernel_lock_key, struct kernel_lock_value, kernel_locks_over_1, OVER_ENTRIES);
+BPF_TABLE("hash", struct kernel_lock_key, struct kernel_lock_value, kernel_locks_over_0, OVER_KERNEL_ENTRIES);
+BPF_TABLE("hash", struct kernel_lock_key, struct kernel_lock_value, kernel_locks_over_1, OVER_KERNEL_ENTRIES);
 BPF_ARRAY_OF_MAPS(kernel_locks_over, "kernel_locks_over_0", 2);
 BPF_TABLE("hash", struct kernel_wait_key, struct kernel_wait, kernel_waits, WAITS_ENTRIES);
 

@@ -27,10 +27,13 @@ log = logging.getLogger(__name__)
 
 OVER_ENTRIES = 2048
 """Keys of an overflow map: every system call, state and slot that occur; more is counted as lost."""
+OVER_KERNEL_ENTRIES = 512
+"""The same for kernel locks: every type and slot."""
 WAITS_ENTRIES = 4096
 """Threads that wait for kernel locks at one moment."""
-CAPTURES_ENTRIES = 256
-"""Locks that threads block on for the first time within one period; further ones are captured in the next."""
+CAPTURES_ENTRIES = 128
+"""Locks that threads block on for the first time within one period; further ones are captured in the next.
+The namer takes longer for as many than a period lasts."""
 KNOWN_LOCKS_ENTRIES = 16384
 """Locks in user space that are not captured again."""
 TOLD_PROCESSES_ENTRIES = 1024
@@ -56,6 +59,7 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
     defines: dict[str, int | None] = {
         "ENTRIES": settings.entries,
         "OVER_ENTRIES": OVER_ENTRIES,
+        "OVER_KERNEL_ENTRIES": OVER_KERNEL_ENTRIES,
         "THREADS_ENTRIES": settings.threads,
         "STACKS_ENTRIES": settings.stacks,
         "WAITS_ENTRIES": WAITS_ENTRIES,

@@ -57,7 +57,7 @@ def test_defaults() -> None:
     assert (filters.min_block_ns, filters.max_block_ns) == (0, None)
     assert config.histogram.buckets_us == tuple(4**n for n in range(14))
     assert dataclasses.astuple(config.series) == (10000, HOUR, 50)
-    assert dataclasses.astuple(config.maps) == (16384, 16384, 1024)
+    assert dataclasses.astuple(config.maps) == (8192, 16384, 1024)
     assert config.web.listen == (("127.0.0.1", 9776),)
     assert config.web.config_file is None
     assert config.log.level == "info"
