@@ -69,7 +69,8 @@ def timed(what: Callable[[], object]) -> float:
 def main() -> None:
     programs = {"offcpu": {"enabled": False}, "kernel_locks": {"enabled": False}}
     # Events of this host are left out, as far as one can: the entries are of no process that lives.
-    config = read_text(Config, json.dumps({"programs": programs, "filter": {"comms": ["filled-*"]}}), "bench")
+    given = {"programs": programs, "filter": {"comms": ["filled-*"]}, "maps": {"entries": 1 << 14}}
+    config = read_text(Config, json.dumps(given), "bench")
     manifest, fds = run_loader(load_settings(config))
     for fd in fds[len(manifest.maps) + len(manifest.functions) :]:
         os.close(fd)  # nothing is attached any more
