@@ -24,6 +24,7 @@ from lockd_process import lockd_or_reason  # noqa: E402
 
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 LOCKTRACE_LIKE = Path(__file__).resolve().parent / "locktrace_like.bpf.c"
+KPROBES = Path("/sys/bus/event_source/devices/kprobe")
 START_SECONDS = 60.0
 SETTLE_SECONDS = 1.0
 """After it said that it is attached: it looks at what was there before, or attaches only now."""
@@ -174,9 +175,17 @@ def _text(file: Any) -> str:
     return os.pread(file.fileno(), size, 0).decode(errors="replace")
 
 
+@contextlib.contextmanager
+def bcc(name: str) -> Iterator[None]:
+    """One of bcc's tools, where Debian's package has it. Raises NotHere."""
+    if not KPROBES.exists():
+        raise NotHere("this kernel has no kprobes, which bcc's tools need")
+    with command(f"{name}-bpfcc", says="Tracing"):
+        yield
+
+
 def _bcc(name: str) -> Variant:
-    """One of bcc's tools, where Debian's package has it."""
-    return Variant(f"bcc {name}", lambda: command(f"{name}-bpfcc", says="Tracing"))
+    return Variant(f"bcc {name}", lambda: bcc(name))
 
 
 def _bpftrace(name: str, script: str) -> Variant:
