@@ -24,6 +24,8 @@ import targets
 from comparison import Comparison
 
 HERE = Path(__file__).resolve().parent
+IDLE = 0.5
+"""Threads that run, on average, at most."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ def join(parts: Sequence[Part], host: dict[str, str], failed: dict[str, str], mi
     text = "# What lockd costs\n\nMade by `sudo make bench` in "
     text += f"{minutes:.0f} minutes.\n\n| host | |\n|---|---|\n"
     text += "".join(f"| {name} | {value} |\n" for name, value in host.items())
+    if results.TRACED_BEFORE in host or float(host.get(results.LOAD_BEFORE, 0)) > IDLE:
+        text += "\n**The host was not idle, or others traced it: these figures are not lockd's alone.**\n"
     for part in parts:
         if (results.BUILD / f"{part.name}.json").exists():
             data["parts"][part.name] = json.loads((results.BUILD / f"{part.name}.json").read_text())

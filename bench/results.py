@@ -20,6 +20,7 @@ VERSIONS = (
     ("MariaDB", "/usr/sbin/mariadbd", "--no-defaults", "--version"),
 )
 """Of others' programs: a name and what prints it."""
+LOAD_BEFORE, TRACED_BEFORE = "load average before", "BPF programs that traced before"
 TRACING = ("kprobe", "tracepoint", "raw_tracepoint", "raw_tracepoint_writable", "perf_event", "tracing")
 """Types of BPF programs, as bpftool calls them."""
 
@@ -41,10 +42,10 @@ def host() -> dict[str, str]:
         "processors": f"{os.cpu_count()}, {_processor()}",
         "clock source": _text(clock),
         "BPF JIT compiler": {"0": "off", "1": "on"}.get(_text(jit), _text(jit)),
-        "load average before": f"{os.getloadavg()[0]:.2f}",
+        LOAD_BEFORE: f"{os.getloadavg()[0]:.2f}",
     }
     if others := _tracing_programs():
-        found["BPF programs that traced before"] = str(others)
+        found[TRACED_BEFORE] = str(others)
     with contextlib.suppress(ImportError):
         import bcc  # type: ignore[import-untyped,unused-ignore]
 
