@@ -92,12 +92,13 @@ struct call_stack_ids { /* see trace.bpf.h */
 
 /* A futex call in progress. */
 struct call {
-    u64 since; /* 0: none */
+    u64 since; /* 0: none; of a call that is not timed, some time while it was in progress */
     u64 uaddr;
     u32 tid;
     u8 guess; /* enum futex_kind, by its arguments */
     u8 kind; /* the same, or what is known of the lock */
-    u8 pad[2];
+    u8 stands_for; /* so many calls, in sums of sys time; 0: is not timed */
+    u8 pad;
 #ifdef TRACE
     struct call_stack_ids stacks; /* where it blocked */
 #endif

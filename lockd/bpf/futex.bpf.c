@@ -53,6 +53,10 @@ struct tally {
 struct running {
     struct call call;
     struct tally tally;
+    u32 window; /* of the last call */
+    u32 timed; /* calls in that window, up to ALL_TIMED */
+    u32 random;
+    u32 pad;
 };
 
 BPF_PERCPU_ARRAY(running, struct running, 1);
@@ -196,11 +200,11 @@ static __always_inline void count_calls(struct futex_key *key, struct ended *end
 /* Count one ended call that may have blocked. `killed`: its thread died inside it. */
 static __always_inline void count_call(struct call *call, u64 now, u64 blocked, u8 error, bool killed)
 {
-    u64 took = now - call->since;
+    u64 took = call->stands_for ? now - call->since : 0;
     u64 sys = took > blocked ? took - blocked : 0;
     bool did_block = blocked && call->kind < KIND_WAKE && is_wanted(blocked);
     u64 counted = did_block ? blocked : 0;
-    struct ended ended = {1, counted, killed ? 0 : counted, sys, sys};
+    struct ended ended = {1, counted, killed ? 0 : counted, sys * call->stands_for, sys};
     struct futex_key key = {.tid = call->tid, .kind = call->kind, .error = error};
 
     key.slot = did_block ? slot_of(blocked) : SLOT_NONE;
@@ -243,14 +247,15 @@ static __always_inline bool has_stacks_of(struct tally *tally, struct call *call
 /* Count one ended call that did not block. */
 static __always_inline void tally_call(struct tally *tally, struct call *call, u64 now, u8 error)
 {
-    u64 uaddr = address_of(call, false, error), sys = now - call->since;
+    u64 uaddr = address_of(call, false, error);
+    u64 longest = call->stands_for ? now - call->since : 0, sys = longest * call->stands_for;
     int window = current_window();
 
     if (tally->calls && tally->tid == call->tid && tally->uaddr == uaddr && tally->kind == call->kind &&
         tally->error == error && tally->window == window && has_stacks_of(tally, call)) {
         tally->calls += 1;
         tally->sys_ns += sys;
-        raise_to(&tally->max_sys_ns, sys);
+        raise_to(&tally->max_sys_ns, longest);
         return;
     }
     count_tally(tally);
@@ -262,7 +267,7 @@ static __always_inline void tally_call(struct tally *tally, struct call *call, u
         .window = window,
         .calls = 1,
         .sys_ns = sys,
-        .max_sys_ns = sys,
+        .max_sys_ns = longest,
 #ifdef TRACE
         .stacks = call->stacks,
 #endif
@@ -273,6 +278,34 @@ struct futex_waiter { /* struct futex_waitv of the uapi */
     u64 value, uaddr;
     u32 flags, reserved;
 };
+
+/* Two looks at the clock are most of what a call costs that does not block. So many on a CPU are timed in
+ * each window; of more, one in eight, drawn by lot, that stands for eight. */
+#define ALL_TIMED 64
+#define TIMED_SHIFT 3
+
+/* For how many calls the next one stands that begins here. */
+static __always_inline u8 stands_for(struct running *here)
+{
+#ifdef TRACE
+    return 1;
+#else
+    u32 window = current_window();
+
+    if (here->window != window) {
+        here->window = window;
+        here->timed = 0;
+    }
+    if (here->timed < ALL_TIMED) {
+        here->timed += 1;
+        return 1;
+    }
+    here->random = here->random * 1664525 + 1013904223; /* its upper bits are random enough */
+    return here->random >> (32 - TIMED_SHIFT) ? 0 : 1 << TIMED_SHIFT;
+#endif
+}
+
+#define NOT_TIMED 1 /* instead of when it began */
 
 /* The current thread has called a futex system call with these arguments. */
 static __always_inline int futex_began(void *ctx, u32 nr, u64 first, u64 second, u64 third, u64 fourth)
@@ -304,7 +337,8 @@ static __always_inline int futex_began(void *ctx, u32 nr, u64 first, u64 second,
         call.kind = KIND_WAKE;
     }
     call.guess = call.kind;
-    call.since = bpf_ktime_get_ns();
+    call.stands_for = stands_for(here);
+    call.since = call.stands_for ? bpf_ktime_get_ns() : NOT_TIMED;
     here->call = call;
     return 0;
 }
@@ -345,7 +379,7 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
 {
     u32 zero = 0, tid = bpf_get_current_pid_tgid();
     struct running *here = running.lookup(&zero);
-    u64 now = bpf_ktime_get_ns();
+    u64 now = 0;
     /* Codes from 512 stay in the kernel: a signal interrupted the call, and whether it
      * is called again is decided later; a call that is, counts again. */
     u8 error = ret >= 0 ? 0 : ret <= -ERESTARTSYS ? EINTR : -ret;
@@ -358,6 +392,8 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
 
     if (here && here->call.tid == tid && here->call.since) {
         count_step(STEP_ENDED);
+        if (here->call.stands_for)
+            now = bpf_ktime_get_ns();
         tally_call(&here->tally, &here->call, now, error);
         here->call.since = 0;
         return 0;
@@ -367,6 +403,8 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
      * (restart_syscall() after a sleep or a poll). */
     if (!t || !t->call.since || t->restart)
         return 0;
+    if (t->off_since || t->call.stands_for)
+        now = bpf_ktime_get_ns();
     if (t->off_since)
         came_back_unseen(tid, t, now);
 #ifdef TRACE
@@ -409,6 +447,8 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool d
     if (t) {
         count_step(STEP_SWITCHED_OUT);
         t->call = here->call;
+        if (!t->call.stands_for)
+            t->call.since = now;
         t->call_blocked = 0;
         t->restart = 0;
     } else if (dies) {

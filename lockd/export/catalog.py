@@ -18,6 +18,10 @@ _BLOCKED = (
     " blocking."
 )
 _SYS = "Sys time of a futex call: the call's duration minus its blocked time."
+_TIMED = (
+    "Timed are the first 64 calls on each processor in each 50 ms; of more, one in eight, drawn by lot, "
+    "which the sum counts eightfold."
+)
 _OFFCPU = (
     "Off-CPU time: from a voluntary switch-out until the wake-up: the time somebody else was waited for."
 )
@@ -76,9 +80,9 @@ def _futex() -> Iterator[Metric]:
         "error",
         "Failed futex calls by errno name (EAGAIN, ETIMEDOUT, EINTR and so on).",
     )
-    yield metric("sys_seconds_total", "counter", "", _SYS, _S)
+    yield metric("sys_seconds_total", "counter", "", _SYS, _S, _TIMED)
     yield metric("max_blocked_us", "gauge", "kind window", _BLOCKED, _MAX, _US)
-    yield metric("max_sys_us", "gauge", "window", _SYS, _MAX, _US)
+    yield metric("max_sys_us", "gauge", "window", _SYS, _MAX, _US, _TIMED)
     yield metric("waiting", "gauge", "kind", "Threads blocked in a futex wait now.", _FUTEX_KIND)
     yield metric("lock_blocked_seconds_total", "counter", "kind lock", _BLOCKED, _S, _TOP)
     yield metric("lock_blocked_total", "counter", "kind lock", "Futex waits that blocked, by lock.", _TOP)
