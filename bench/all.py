@@ -41,9 +41,9 @@ class Part:
 PARTS = (
     Part("overhead", 10, 3),
     Part("anatomy", 1.5, 0.5),
-    Part("emulated", 6, 1.5),
+    Part("emulated", 5, 1.5),
     Part("cost", 1.2, 0.5),
-    Part("names", 1.2, 0.3),
+    Part("names", 0.8, 0.3),
 )
 
 
@@ -59,7 +59,10 @@ def run(parts: Sequence[Part], is_quick: bool, more: dict[str, list[str]]) -> di
         command = [sys.executable, HERE / f"{part.name}.py", *arguments]
         if code := subprocess.run(command, check=False).returncode:
             failed[part.name] = f"exit code {code}; what it printed says why"
-            _say(f"== {part.name} failed: exit code {code}")
+        elif not (results.BUILD / f"{part.name}.json").exists():
+            failed[part.name] = "left no figures"
+        if part.name in failed:
+            _say(f"== {part.name} failed: {failed[part.name]}")
     return failed
 
 

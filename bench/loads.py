@@ -104,7 +104,7 @@ def others(directory: Path) -> list[Load]:
         _perf_rate("futex", "lock-pi", "-r", "1"),
         _perf_time("sched", "messaging", "-g", "5", "-l", "200"),
         _perf_time("sched", "pipe", "-l", "50000"),
-        *(_stress(name) for name in ("futex", "mutex", "sem", "switch", "pipe")),
+        *(_stress(name) for name in ("futex", "mutex", "sem")),
         _database(directory),
     ]
 

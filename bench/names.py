@@ -93,7 +93,7 @@ def measure(turns: int, seconds: int, per_minute: int, threads: int) -> tuple[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one short turn")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--seconds", type=int, default=10, help="of a turn, with and again without")
     parser.add_argument("--per-minute", type=int, default=2000, help="new processes")
     parser.add_argument("--threads", type=int, default=0, help="threads of tests/workloads/load besides")

@@ -26,7 +26,7 @@ from comparison import Comparison
 from loads import Failed, Load, built, others, ours
 from variants import BY_MECHANISM, UNTRACED, VARIANTS, NotHere, Variant
 
-ROUNDS = 5
+ROUNDS = 4
 
 
 @dataclass

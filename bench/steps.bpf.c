@@ -1,4 +1,4 @@
-/* Single steps of BPF programs, each so many times in a program that a run of it can be timed: anatomy.py. */
+/* Single steps of BPF programs, each so many times in a program that a run of it can be timed: steps.py. */
 #include <linux/types.h>
 
 #define TIMES 64
