@@ -446,6 +446,10 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool d
         return;
     if (t) {
         count_step(STEP_SWITCHED_OUT);
+        if (t->call.uaddr == here->call.uaddr && t->call.guess == here->call.guess)
+            here->call.kind = t->call.kind;
+        else
+            t->looked_up = 0;
         t->call = here->call;
         if (!t->call.stands_for)
             t->call.since = now;
@@ -460,15 +464,20 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool d
     here->call.since = 0;
 }
 
+#define LOOKED_UP_AGAIN_NS 100000000 /* the lock may be known better by then */
+
 /* It waits for a lock: capture it, if that was not done a moment ago. */
 static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t, u64 now)
 {
     struct lock_id id = {.uaddr = t->call.uaddr, .tgid = t->tgid};
-    struct known_lock *known = known_locks.lookup(&id);
     struct known_lock fresh = {.captured = now, .guess = t->call.guess, .kind = t->call.guess};
 
+    if (now - t->looked_up < LOOKED_UP_AGAIN_NS)
+        return;
+    struct known_lock *known = known_locks.lookup(&id);
     if (known && known->guess == fresh.guess) {
         fresh.kind = t->call.kind = known->kind;
+        t->looked_up = now;
         if (now - known->captured < CAPTURED_AGAIN_NS)
             return;
     }
