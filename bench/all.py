@@ -44,6 +44,7 @@ PARTS = (
     Part("emulated", 5, 1.5),
     Part("cost", 1.2, 0.5),
     Part("names", 0.8, 0.3),
+    Part("startup", 5, 0.8),
 )
 
 

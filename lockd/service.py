@@ -8,7 +8,7 @@ import logging
 import threading
 from pathlib import Path
 
-from lockd import logs, privileges
+from lockd import heap, logs, privileges
 from lockd.children import Exporter, Loader, listen
 from lockd.config import Config, Program
 from lockd.errors import HostError
@@ -26,11 +26,14 @@ RESTARTING = {"CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"}
 MAPS = {"CAP_BPF", "CAP_SYS_ADMIN"}
 """To read maps before 5.19 (c8644cd0efe7): one of them, whichever there is."""
 LONGEST = 2**63 - 1
+LARGE = 1 << 20
+"""Bytes. What a tick allocates is seldom so large."""
 
 
 def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | None, strict: bool) -> int:
     """The daemon; returns 0 after SIGTERM or SIGINT. Raises LockdError if it cannot start."""
     logs.setup(config.log.level, process="sampler")
+    heap.keep_little(LARGE)
     systemd = Systemd()
     listening = listen(addresses)
     systemd.status("compiling and attaching the BPF programs")

@@ -9,6 +9,7 @@ capabilities only those for reading.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -114,10 +115,7 @@ def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = 
             names.look_at_blocked(blocked.read())
         if sock.fileno() not in (fd for fd, _ in events):
             continue
-        try:
-            message = sock.recv(MESSAGE_BYTES)
-        except ConnectionResetError:  # it closed without having read every answer
-            return
+        message = sock.recv(MESSAGE_BYTES)
         if not message:
             return
         question = decode_question(message)
@@ -154,7 +152,8 @@ def main() -> None:
     heap.keep_little()
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    serve(socket.socket(fileno=fd), Names(procfs), blocked_processes(ring) if ring else None)
+    with contextlib.suppress(ConnectionError):  # the sampler closed its end without reading every answer
+        serve(socket.socket(fileno=fd), Names(procfs), blocked_processes(ring) if ring else None)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -28,9 +29,12 @@ ASKS_PER_SECOND = 200
 
 
 def text(comm: bytes) -> str:
-    """A comm as the kernel keeps it: up to the first NUL, any bytes, made printable."""
+    """A comm as the kernel keeps it: up to the first NUL, any bytes, made printable.
+
+    Equal ones are one object: tens of thousands of processes have few names.
+    """
     name = comm.split(b"\0", 1)[0].decode("utf-8", "replace")
-    return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
+    return sys.intern(name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name))
 
 
 class Processes:

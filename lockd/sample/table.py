@@ -80,7 +80,8 @@ class Table:
     def _take(self, count: int) -> Rows:
         free = np.flatnonzero(~self.used)
         if len(free) < count:
-            grown = len(self.used) + max(count, len(self.used))
+            # In steps of twice as many, but to no more rows than there may be.
+            grown = max(min(2 * len(self.used), self.capacity), len(self.used) + count - len(free))
             for name, column in self.columns.items():
                 self.columns[name] = np.concatenate(
                     [column, np.zeros((grown - len(column), *column.shape[1:]), column.dtype)]

@@ -1,4 +1,4 @@
-"""What is left of lockd's start: three processes, none of whose threads can load a program."""
+"""What is left of lockd's start: three processes of few threads, of which none can load a program."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from lockd_process import Lockd
 
 from bench.cost import children_of
+from bench.startup import MAPS_TARGET, maps_bytes
 from lockd import privileges
 
 LOADING = {"CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE"}
@@ -79,3 +80,16 @@ def test_the_namer_reads_and_has_nothing_else(processes: dict[str, int]) -> None
     assert len(maps) in (0, RING_DESCRIPTORS)
     others = {re.sub(r"\d+", "", one) for one in descriptors(processes["names"])} - set(maps)
     assert {one for one in others if not one.startswith("/")} <= {"socket:[]", "pipe:[]"}
+
+
+def test_no_library_has_started_threads(processes: dict[str, int]) -> None:
+    """OpenBLAS would start one for each processor, with memory of its own."""
+    counts = {name: len(os.listdir(f"/proc/{pid}/task")) for name, pid in processes.items()}
+    assert counts["sampler"] <= 2, "itself, and the one that waits for membarrier()"
+    assert counts["names"] == 1
+    assert counts["export"] <= 2, "itself, and the one that renders"
+
+
+def test_the_maps_are_small(processes: dict[str, int]) -> None:
+    """At the defaults. Kernels count what belongs to each entry a little differently."""
+    assert 0 < sum(maps_bytes(processes["sampler"]).values()) <= 1.25e6 * MAPS_TARGET

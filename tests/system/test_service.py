@@ -116,14 +116,16 @@ def test_no_process_keeps_what_loading_needed(guest: Machine) -> None:
     pids = processes(guest)
     assert set(pids) == {"sampler", "namer", "exporter"}
     for name, pid in pids.items():
-        text = guest.shell(f"cat /proc/{pid}/status")
-        status = dict(re.findall(r"^(\w+):\s*(.*)$", text, re.MULTILINE))
-        for which in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
-            bits = int(status[which], 16)
-            if name == "exporter":
-                assert bits == 0, which
-            elif name == "namer" or release >= (5, 19):
-                assert not [cap for cap, bit in CAPABILITIES.items() if bits >> bit & 1], which
+        texts = guest.shell(f"cat /proc/{pid}/task/*/status").split("Name:")[1:]  # of each thread
+        assert texts
+        for text in texts:
+            status = dict(re.findall(r"^(\w+):\s*(.*)$", text, re.MULTILINE))
+            for which in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+                bits = int(status[which], 16)
+                if name == "exporter":
+                    assert bits == 0, which
+                elif name == "namer" or release >= (5, 19):
+                    assert not [cap for cap, bit in CAPABILITIES.items() if bits >> bit & 1], which
         assert status["NoNewPrivs"] == "1"
         assert (status["Uid"].split()[0] == "0") == (name != "exporter")
 

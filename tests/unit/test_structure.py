@@ -165,7 +165,7 @@ UNUSED_OF_NUMPY = {"numpy.fft._pocketfft", "numpy.ma.core", "numpy.random.mtrand
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        ("lockd.export.__main__", {"numpy", "bcc", "lockd.load", "lockd.sample", "lockd.names"}),
+        ("lockd.export.__main__", {"yaml", "numpy", "bcc", "lockd.load", "lockd.sample", "lockd.names"}),
         ("lockd.load.__main__", {"bcc", "numpy", "lockd.sample", "lockd.names", "lockd.export"}),
         (
             "lockd.names.__main__",

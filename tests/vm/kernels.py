@@ -58,6 +58,7 @@ LEFT_OUT = {
     "test_trace_mutex.py": "about functions of C libraries; compiling takes a minute there each time",
     "test_trace_klock.py": "about waits that system calls make, as test_kernel_locks.py; of these "
     "kernels test_trace_klock_module.py says more",
+    "test_started.py": "about processes of lockd, which are the same on any kernel",
     "test_sys_time.py": "about which calls are timed, on any kernel; to compile a trace takes a minute",
     "test_totals.py": "about maps that are full; filling them takes too long there",
     "test_offcpu.py::test_each_state_and_reason_has_its_count_and_time": "on the newest kernel one sleep in "

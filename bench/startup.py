@@ -1,0 +1,300 @@
+"""How soon lockd is there and how much memory it takes then, at rest and under churn.
+
+`sudo .venv/bin/python bench/startup.py [--quick] [--starts N] [--idle SECONDS] [--churn MINUTES]` writes
+bench/build/startup.json and .md. The first start compiles the programs, the others find them kept. Churn are
+processes and threads that live for milliseconds and addresses of locks that no one has seen before, from
+tests/workloads; `--churn 60` tells whether anything grows. Shares of pages that other processes have mapped
+as well (PSS) depend on what else runs here: anonymous memory does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT), str(ROOT / "tests/kernel")]
+
+import results  # noqa: E402
+from cost import CHILDREN, TICK, children_of, cpu_seconds  # noqa: E402
+from lockd_process import Lockd  # noqa: E402
+from workload import Workload  # noqa: E402
+
+READY_TARGET, PSS_TARGET, MAPS_TARGET = 1.5, 60, 16
+"""Seconds; MB; MB."""
+SCRAPED_EVERY = 15.0
+PROCESSES = ("sampler", "namer", "exporter")
+LOADER_LOOK = 0.01
+CHURN = (("fork_storm", 500), ("clone_churn", 5000), ("many_addrs", 2000, 200, 0))
+"""Workloads with their arguments; one round of all takes a second or so."""
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a process."""
+
+    resident: int
+    share: int
+    """Proportional (PSS): shared pages count in part."""
+    anonymous: int
+    """Of the share: of no file."""
+
+
+@dataclass
+class Start:
+    """Of a daemon; seconds from the start of its process."""
+
+    is_first: bool
+    tick: float = 0.0
+    ready: float = 0.0
+    cpu: float = 0.0
+    """That all processes had taken by then, with what ended before; whatever else the host does."""
+    loader_peak: int = 0
+    """Resident bytes."""
+    loader_is_gone: bool = False
+    memory: dict[str, Memory] = field(default_factory=dict)
+    """By process, right after READY; the namer may still be starting."""
+
+
+class Notifications:
+    """What a service says to systemd, with the time of each message."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "notify"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self.path))
+        self._socket.settimeout(30)
+
+    def ready(self) -> float:
+        """When it was: monotonic clock. To be called while it is being said."""
+        while not self._socket.recv(4096).startswith(b"READY=1"):
+            pass
+        return time.monotonic()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class LoaderPeak:
+    """Looks at the loader as long as there is one."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def _look(self) -> None:
+        """The loader is a grandchild: nobody else here starts one."""
+        while not self._stopped.wait(LOADER_LOOK):
+            for pid in _descendants(os.getpid()):
+                with contextlib.suppress(OSError):
+                    if b"lockd.load" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        text = Path(f"/proc/{pid}/status").read_text()
+                        if peak := re.search(r"^VmHWM:\s*(\d+)", text, re.MULTILINE):
+                            self.bytes = max(self.bytes, int(peak[1]) * 1024)
+
+    def stop(self) -> int:
+        self._stopped.set()
+        self._thread.join()
+        return self.bytes
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield int(child)
+                yield from _descendants(int(child))
+
+
+@contextlib.contextmanager
+def started(cache: Path, is_first: bool) -> Iterator[tuple[Lockd, Start]]:
+    """A daemon with the default configuration, once it is ready."""
+    with tempfile.TemporaryDirectory() as directory:
+        start, said = Start(is_first), Notifications(Path(directory))
+        moments: list[float] = []
+        waiting = threading.Thread(target=lambda: moments.append(said.ready()))
+        waiting.start()
+        loader = LoaderPeak()
+        environment = {**os.environ, "NOTIFY_SOCKET": str(said.path), "CACHE_DIRECTORY": str(cache)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed lockd has been compiled
+        began, wall = time.monotonic(), time.time()
+        daemon = Lockd(Path(directory), env=environment)
+        waiting.join()
+        try:
+            start.cpu = cpu_of(daemon)
+            start.memory = memory_of(daemon)
+            start.ready, start.loader_peak = moments[0] - began, loader.stop()
+            start.loader_is_gone = not any("lockd.load" in each for each in commands(daemon).values())
+            # The first tick follows at once.
+            start.tick = daemon.metrics(settled=False).sum("lockd_start_time_seconds") - wall
+            yield daemon, start
+        finally:
+            loader.stop()
+            if (code := daemon.stop()) != 0:
+                raise RuntimeError(f"lockd ended with code {code}:\n" + "".join(daemon.log))
+            said.close()
+
+
+def commands(daemon: Lockd) -> dict[int, str]:
+    return children_of(daemon.process.pid)
+
+
+def cpu_of(daemon: Lockd) -> float:
+    """Seconds: of its processes, and of those that it has waited for, the loader."""
+    waited_for = Path(f"/proc/{daemon.process.pid}/stat").read_text().rpartition(")")[2].split()[13:15]
+    living = sum(cpu_seconds(pid) for pid in (daemon.process.pid, *commands(daemon)))
+    return living + sum(map(int, waited_for)) / TICK
+
+
+def memory_of(daemon: Lockd) -> dict[str, Memory]:
+    """By process; of those that there are."""
+    pids = {"sampler": daemon.process.pid}
+    for pid, command in commands(daemon).items():
+        pids |= {name: pid for module, name in CHILDREN.items() if module in command}
+    return {name: _memory(pids[name]) for name in PROCESSES if name in pids}
+
+
+def _memory(pid: int) -> Memory:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    bytes_of = {
+        name: int(value.split()[0]) * 1024 for name, _, value in (one.partition(":") for one in lines)
+    }
+    return Memory(bytes_of["Rss"], bytes_of["Pss"], bytes_of["Pss_Anon"])
+
+
+def maps_bytes(pid: int) -> dict[int, int]:
+    """What each BPF map that a process has open takes in the kernel, by its id."""
+    found = {}
+    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(OSError):
+            about = dict(re.findall(r"^(map_id|memlock):\s*(\d+)", file.read_text(), re.MULTILINE))
+            if "map_id" in about:
+                found[int(about["map_id"])] = int(about["memlock"])
+    return found
+
+
+@dataclass
+class Later:
+    """A daemon as it stays up: seconds since READY and memory by process, and what its maps take."""
+
+    maps: dict[int, int]
+    idle: dict[str, Memory] = field(default_factory=dict)
+    churn: list[tuple[float, dict[str, Memory]]] = field(default_factory=list)
+    rounds: int = 0
+    dropped: float = 0.0
+
+
+def stay(daemon: Lockd, idle: float, churn: float) -> Later:
+    """Be scraped at rest for `idle` seconds, then under churn for `churn` seconds."""
+    later = Later(maps_bytes(daemon.process.pid))
+    began = time.monotonic()
+    while time.monotonic() < began + idle:
+        daemon.get("/metrics")
+        time.sleep(min(SCRAPED_EVERY, idle))
+    later.idle = memory_of(daemon)
+    began = time.monotonic()
+    while (now := time.monotonic() - began) < churn:
+        for name, *arguments in CHURN:
+            one = Workload(name, *arguments, comm=f"churn{later.rounds % 1000}")
+            one.run()
+            one.finish()
+        later.rounds += 1
+        if not later.churn or now >= later.churn[-1][0] + SCRAPED_EVERY:
+            daemon.get("/metrics")
+            later.churn.append((now, memory_of(daemon)))
+    later.churn.append((now, memory_of(daemon)))
+    later.dropped = daemon.metrics().dropped
+    return later
+
+
+def report(starts: list[Start], later: Later) -> Iterator[str]:
+    """Markdown."""
+    first, others = starts[0], starts[1:]
+    yield "# Start-up and memory\n\n"
+    yield f"{len(others)} starts after the first. Medians (least to most).\n\n"
+    yield "| | first start, compiles | later starts |\n|---|---:|---:|\n"
+    for what, name, unit, scale in (
+        ("to the first tick", "tick", "s", 1),
+        ("to READY", "ready", "s", 1),
+        ("CPU time until then, all processes", "cpu", "s", 1),
+        ("peak of the loader", "loader_peak", "MB", MB),
+    ):
+        each = [getattr(start, name) / scale for start in others]
+        spread = f"{statistics.median(each):.2f} {unit} ({min(each):.2f} to {max(each):.2f})"
+        yield f"| {what} | {getattr(first, name) / scale:.2f} {unit} | {spread} |\n"
+    gone = sum(start.loader_is_gone for start in starts)
+    yield f"| loader gone at READY | | {gone} of {len(starts)} |\n"
+    yield "\n| memory in MB: share of it (PSS), of that anonymous, resident | " + " | ".join(PROCESSES)
+    yield " | all (PSS) |\n|---|" + "---:|" * (len(PROCESSES) + 1) + "\n"
+    moments = [("at READY, the last start", starts[-1].memory), ("at rest", later.idle)]
+    chosen = sorted({0, len(later.churn) // 4, len(later.churn) // 2, len(later.churn) - 1})
+    moments += [(f"after {later.churn[at][0] / 60:.1f} min of churn", later.churn[at][1]) for at in chosen]
+    for when, by_process in moments:
+        cells = [_cell(by_process.get(name)) for name in PROCESSES]
+        yield f"| {when} | {' | '.join(cells)} | {_all(by_process):.1f} |\n"
+    yield f"\nChurn: {later.rounds} rounds; events dropped: {later.dropped:.0f}.\n\n"
+    yield "| what | target | measured | holds |\n|---|---:|---:|---|\n"
+    ready = statistics.median(start.ready for start in others)
+    for what, limit, found, unit in (
+        ("start to READY, programs kept", READY_TARGET, ready, "s"),
+        ("proportional memory at rest, all processes", PSS_TARGET, _all(later.idle), "MB"),
+        ("maps at the defaults", MAPS_TARGET, sum(later.maps.values()) / MB, "MB"),
+    ):
+        holds = "yes" if found <= limit else "**no**"
+        yield f"| {what} | ≤ {limit:g} {unit} | {found:.2f} {unit} | {holds} |\n"
+
+
+def _cell(memory: Memory | None) -> str:
+    if not memory:
+        return ""
+    return f"{memory.share / MB:.1f}, {memory.anonymous / MB:.1f}, {memory.resident / MB:.1f}"
+
+
+def _all(by_process: dict[str, Memory]) -> float:
+    return sum(memory.share for memory in by_process.values()) / MB
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few and short, to see that all works")
+    parser.add_argument("--starts", type=int, help="after the first; default: 5")
+    parser.add_argument("--idle", type=float, help="seconds at rest; default: 60")
+    parser.add_argument("--churn", type=float, help="minutes of it; default: 3")
+    args = parser.parse_args()
+    count = args.starts or (2 if args.quick else 5)
+    idle = args.idle if args.idle is not None else 5 if args.quick else 60
+    churn = 60 * (args.churn if args.churn is not None else 0.2 if args.quick else 3)
+    subprocess.run(["make", "-s", "-C", ROOT / "tests/workloads"], check=True)
+    host = results.host()
+    starts: list[Start] = []
+    with tempfile.TemporaryDirectory() as cache:
+        for number in range(count + 1):
+            with started(Path(cache), is_first=number == 0) as (daemon, start):
+                starts.append(start)
+                print(f"start {number}: READY after {start.ready:.2f} s", file=sys.stderr, flush=True)
+                if number == count:
+                    later = stay(daemon, idle, churn)
+    data = {"host": host, "starts": [asdict(one) for one in starts], "later": asdict(later)}
+    text = "".join(report(starts, later))
+    results.write("startup", data, text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
