@@ -13,7 +13,7 @@ ROW_INCHES, PANEL_INCHES = 0.19, 2.6
 COLOURS = ((UNTRACED, "#8a8a8a"), (FLOOR, "#444444"), (LOCKD, "#1f6fb2"), ("", "#c4601a"))
 """By how a variant's name begins: ours, and what others offer."""
 TICKS = (1, 0.9, 0.8, 0.5, 1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 30)
-APART = 0.12
+APART = 0.14
 """Of an axis, that two ticks are apart at least."""
 STYLE = {
     "svg.fonttype": "none",  # text stays text

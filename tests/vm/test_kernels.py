@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,15 +32,8 @@ pytestmark = pytest.mark.timeout(3600)  # all machines
 
 
 @pytest.fixture(scope="session")
-def runs() -> Iterator[dict[str, Future[Run]]]:
+def runs(emulator: None) -> Iterator[dict[str, Future[Run]]]:
     """The tier on every kernel, as many at a time as there are processors: a machine takes one."""
-    if platform.machine() != "x86_64":
-        pytest.skip("host: the machines are of x86_64")
-    if os.geteuid():
-        pytest.skip("host: making the machines' disks needs root")
-    for program in ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "gcc"):
-        if not shutil.which(program):
-            pytest.skip(f"{program} is not installed; `make test` installs it")
     modules = HERE / "module/build"
     modules.mkdir(exist_ok=True)
     for kernel in KERNELS:

@@ -1,0 +1,21 @@
+"""What emulated machines need of this host."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def emulator() -> None:
+    """Skips where there can be no machines."""
+    if platform.machine() != "x86_64":
+        pytest.skip("host: the machines are of x86_64")
+    if os.geteuid():
+        pytest.skip("host: making the machines' disks needs root")
+    for program in ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "gcc"):
+        if not shutil.which(program):
+            pytest.skip(f"{program} is not installed; `make test` installs it")

@@ -1,0 +1,52 @@
+"""What tracing adds to a futex call and to a mutex, in instructions: the same on every host, however busy.
+
+bench/emulated.py counts them, and says of more variants what they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+from comparison import FLOOR, LOCKD, UNTRACED, Comparison
+from emulated import measured
+
+KERNEL = "6.12"
+LOCKS = "lockd: kernel_locks"
+CALL, PING_PONG = "futex wake", "futex ping-pong"
+OVER_FLOOR, PING_PONG_SLOWER = 1.6, 2.2
+"""At most; 1.38 and 1.84 when this was written."""
+NO_COST = 1.01
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture(scope="module")
+def found(emulator: None) -> Comparison:
+    return Comparison.from_json(measured(KERNEL, (UNTRACED, FLOOR, LOCKD, LOCKS)))
+
+
+def test_nothing_is_missing(found: Comparison) -> None:
+    assert not found.missing
+    assert not found.failed
+
+
+def test_a_call_that_does_not_block_costs_little_more_than_empty_programs(found: Comparison) -> None:
+    ratio = found.over_floor(LOCKD, CALL)
+    assert ratio is not None
+    assert 1 < ratio <= OVER_FLOOR
+
+
+def test_a_round_trip_of_two_threads(found: Comparison) -> None:
+    assert 1 < found.slower(LOCKD, PING_PONG).median <= PING_PONG_SLOWER
+
+
+@pytest.mark.parametrize(
+    ("variant", "load"), [(LOCKD, "mutex, user space"), (LOCKS, "mutex, kernel (pipe)"), (LOCKS, CALL)]
+)
+def test_what_is_not_traced_costs_nothing(found: Comparison, variant: str, load: str) -> None:
+    assert found.slower(variant, load).median == pytest.approx(1, abs=NO_COST - 1)
