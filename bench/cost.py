@@ -194,7 +194,7 @@ def children_of(parent: int) -> dict[int, str]:
     found: dict[int, str] = {}
     for directory in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (directory / "stat").read_text().rpartition(")")[2].split()
+            fields = (directory / "stat").read_text(errors="replace").rpartition(")")[2].split()
             if int(fields[1]) == parent:
                 found[int(directory.name)] = (directory / "cmdline").read_text().replace("\0", " ").strip()
         except OSError:  # it has just ended

@@ -69,8 +69,13 @@ def timed(what: Callable[[], object]) -> float:
 def main() -> None:
     programs = {"offcpu": {"enabled": False}, "kernel_locks": {"enabled": False}}
     # Events of this host are left out, as far as one can: the entries are of no process that lives.
-    given = {"programs": programs, "filter": {"comms": ["filled-*"]}, "maps": {"entries": 1 << 14}}
-    config = read_text(Config, json.dumps(given), "bench")
+    asked = {
+        "programs": programs,
+        "filter": {"comms": ["filled-*"]},
+        "maps": {"entries": 1 << 14},
+        "budget": {"cpu": None},
+    }
+    config = read_text(Config, json.dumps(asked), "bench")
     manifest, fds = run_loader(load_settings(config))
     for fd in fds[len(manifest.maps) + len(manifest.functions) :]:
         os.close(fd)  # nothing is attached any more

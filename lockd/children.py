@@ -114,7 +114,7 @@ class Exporter:
                 start_new_session=True,
                 env=os.environ | NO_AUTHORITIES,
             )
-
+        self.pid = self._child.pid
         self._is_serving = False
 
     def serve(self) -> None:

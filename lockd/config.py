@@ -27,6 +27,7 @@ from lockd.config_rules import (
     parse_duration,
     power_of_two,
     scalar,
+    share,
     within,
 )
 
@@ -195,6 +196,18 @@ class Maps:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What lockd may cost. See docs/restraint.md."""
+
+    cpu: float | None = key(
+        or_none(share("0.01%", "100%"), "none"),
+        "2%",
+        "Of the CPU time of the whole machine, for all programs and processes of lockd together. While they "
+        "take more, lockd tells less, step by step; totals stay exact.",
+    )
+
+
+@dataclass(frozen=True)
 class Web:
     """Where Prometheus and people reach lockd."""
 
@@ -250,6 +263,7 @@ class Config:
     histogram: Histogram = section(Histogram)
     series: Series = section(Series)
     maps: Maps = section(Maps)
+    budget: Budget = section(Budget)
     web: Web = section(Web)
     log: Log = section(Log)
 

@@ -145,6 +145,22 @@ def power_of_two(low: int, high: int) -> Rule[int]:
     return scalar(f"a power of two from {low} to {high}", {INT}, parse)
 
 
+def share(low: str, high: str) -> Rule[float]:
+    """A part of a whole, in percent; 0.02 for `2%`. A plain number is refused: it could be either."""
+
+    def parse(text: str) -> float:
+        if not re.fullmatch(r"(0|[1-9][0-9]{0,2})(\.[0-9]{1,3})?%", text):
+            raise ValueError(text)
+        return float(text.removesuffix("%")) / 100
+
+    def parse_within(text: str) -> float:
+        if not parse(low) <= parse(text) <= parse(high):
+            raise ValueError(text)
+        return parse(text)
+
+    return scalar(f"a share from {low} to {high}", {STR}, parse_within)
+
+
 def boolean() -> Rule[bool]:
     def parse(text: str) -> bool:
         if text.lower() not in ("true", "false"):  # YAML 1.1 also has yes, on and their opposites

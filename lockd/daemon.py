@@ -35,6 +35,7 @@ def sampler_settings(config: Config) -> SamplerSettings:
             windows=tuple((window.name, window.ns / NS) for window in config.windows),
         ),
         Filter(asked.units, asked.comms, asked.exclude_comms, asked.pids),
+        config.budget.cpu,
     )
 
 
@@ -56,6 +57,7 @@ class Daemon:
         self._exporter: Exporter | None = None
         self._start_exporter_at = 0.0
         self._is_ready = False
+        self._status = ""
         wakeup, self._woken = socket.socketpair()
         self._woken.setblocking(False)
         self._loop = Loop(sampler, period_ns, self._on_message, self._each_tick, wakeup)
@@ -81,6 +83,7 @@ class Daemon:
     def _use(self, exporter: Exporter) -> None:
         exporter.serve()
         self._exporter, self._loop.control = exporter, exporter.control
+        self._sampler.cpu_budget.exporter.follow(exporter.pid)
 
     def _on_message(self, message: bytes) -> None:
         if message == b"serving":
@@ -88,7 +91,8 @@ class Daemon:
             log.info("serving on %s", places)
             if not self._is_ready:
                 self._is_ready = True
-                self._systemd.ready(f"sampling; metrics on {places}")
+                self._status = f"sampling; metrics on {places}"
+                self._systemd.ready(self._status)
         elif not message and self._exporter:
             self._exporter_ended(self._exporter)
 
@@ -97,12 +101,16 @@ class Daemon:
         self._exporter, self._loop.control = None, None
         if not self._is_ready:  # it cannot start at all: its words are in the log
             raise HostError(f"exporter: ended with code {code} before it served anything")
+        self._sampler.cpu_budget.exporter.follow(0)
         self._sampler.own_cost.exporter_restarts += 1
         self._start_exporter_at = time.monotonic() + EXPORTER_PAUSE
         log.error("exporter: ended with code %d; starting another", code)
 
     def _each_tick(self) -> None:
         self._systemd.alive()
+        if self._is_ready:
+            words = self._sampler.cpu_budget.words
+            self._systemd.status(f"{self._status}; {words}" if words else self._status)
         if not self._exporter and time.monotonic() >= self._start_exporter_at:
             self._use(self._start_exporter())
 

@@ -17,12 +17,16 @@ class Systemd:
         self._alive_every = watchdog_us / 2e6
         """Seconds between two signs of life; 0: none are expected."""
         self._next_alive = 0.0
+        self._told = ""
 
     def status(self, text: str) -> None:
-        """What `systemctl status` shows."""
-        self._notify(f"STATUS={text}")
+        """What `systemctl status` shows; may be told again and again."""
+        if text != self._told:
+            self._told = text
+            self._notify(f"STATUS={text}")
 
     def ready(self, text: str) -> None:
+        self._told = text
         self._notify(f"READY=1\nSTATUS={text}")
 
     def stopping(self) -> None:

@@ -139,11 +139,23 @@ struct thread {
 #endif
 };
 
-struct control {
+/* What lockd does without when it costs too much, each step with those before it (sample/restraint.py). */
+enum restraint {
+    RESTRAINT_NONE,
+    RESTRAINT_STACKS, /* what is new gets no name */
+    RESTRAINT_DETAIL, /* counted by process, not by thread and lock */
+    RESTRAINT_PROCESSES, /* only the totals */
+    RESTRAINTS
+};
+
+struct control { /* the sampler writes it */
     u32 window; /* which map of every pair the programs write: 0 or 1 */
+    u32 restraint; /* enum restraint */
+    u32 is_timed; /* whether run times of programs are taken in this window */
 };
 
 BPF_ARRAY(control, struct control, 1);
+BPF_PERCPU_ARRAY(run_times, u64, 1); /* of one run in TIMED_RUNS, in ns */
 BPF_PERCPU_ARRAY(losses, u64, LOSSES);
 BPF_TABLE("hash", u32, struct thread, threads, THREADS_ENTRIES);
 
@@ -152,6 +164,51 @@ static __always_inline int current_window(void)
     u32 zero = 0;
     struct control *c = control.lookup(&zero);
     return c ? c->window & 1 : 0;
+}
+
+static __always_inline u32 restraint(void)
+{
+#ifdef TRACE
+    return RESTRAINT_NONE; /* who looks for a moment wants to see it all */
+#else
+    u32 zero = 0;
+    struct control *c = control.lookup(&zero);
+    return c ? c->restraint : RESTRAINT_NONE;
+#endif
+}
+
+/* In a key, with the id of a process in place of a thread's: of all its threads and locks. Has many writers.
+ */
+#define OF_PROCESS 0x80000000
+
+/* The kernel takes the times of programs only for who has CAP_SYS_ADMIN, and lockd has given that up. So
+ * programs take their own, of some runs in some windows: all others pay for a look at `control`. */
+#define TIMED_RUNS 8
+
+/* When the run began; 0: it is not timed. */
+static __always_inline u64 run_begins(void)
+{
+#ifdef TRACE
+    return 0;
+#else
+    u32 zero = 0;
+    struct control *c = control.lookup(&zero);
+    if (!c || !c->is_timed || bpf_get_prandom_u32() % TIMED_RUNS)
+        return 0;
+    return bpf_ktime_get_ns();
+#endif
+}
+
+static __always_inline void run_ends(u64 began)
+{
+    u32 zero = 0;
+    u64 *total = began ? run_times.lookup(&zero) : NULL;
+
+    if (!total)
+        return;
+    u64 ended = bpf_ktime_get_ns();
+    *total += ended - began;
+    *total -= bpf_ktime_get_ns() - ended; /* what one of the two readings took */
 }
 
 static __always_inline void lose_many(u32 what, u64 events)
@@ -255,7 +312,7 @@ static __always_inline void keep_stack(void *ctx, int window, u64 address, u32 t
     struct stack taken = {};
     void *map = stacks.lookup(&window);
 
-    if (!map || bpf_map_lookup_elem(map, &key))
+    if (!map || restraint() >= RESTRAINT_STACKS || bpf_map_lookup_elem(map, &key))
         return;
     if (bpf_get_stack(ctx, taken.kernel, sizeof(taken.kernel), 0) < 0)
         lose(LOSS_STACKS__UNREADABLE);

@@ -171,28 +171,41 @@ static __always_inline void count_calls(struct futex_key *key, struct ended *end
 {
     int window = current_window();
     void *map = futex.lookup(&window);
+    u64 id = bpf_get_current_pid_tgid();
+    /* Of another thread, whose leaving of the CPU was not seen, no more is known than its id. */
+    bool is_own = key->tid == (u32)id;
+    u32 level = restraint();
+    bool by_process = is_own && level >= RESTRAINT_DETAIL;
 
     if (!map)
         return;
-    struct futex_value *v = bpf_map_lookup_elem(map, key);
-    if (!v) {
-        struct futex_value fresh = {};
-        identify(bpf_get_current_task(), &fresh.who);
-        /* Of another thread, whose leaving of the CPU was not seen, no more is known than its id. */
-        if (key->tid != (u32)bpf_get_current_pid_tgid() ||
-            bpf_map_update_elem(map, key, &fresh, BPF_NOEXIST)) {
-            futex_overflow(window, key, ended);
-            return;
-        }
+    if (by_process) {
+        key->uaddr = 0;
+        key->tid = OF_PROCESS | id >> 32;
+    }
+    struct futex_value *v = NULL;
+    if (level < RESTRAINT_PROCESSES) {
         v = bpf_map_lookup_elem(map, key);
-        if (!v) {
-            lose_many(LOSS_FUTEX__FULL, ended->calls);
-            return;
+        if (!v && is_own) {
+            struct futex_value fresh = {};
+            identify(bpf_get_current_task(), &fresh.who);
+            bpf_map_update_elem(map, key, &fresh, BPF_NOEXIST);
+            v = bpf_map_lookup_elem(map, key);
         }
     }
-    v->calls += ended->calls;
-    v->blocked_ns += ended->blocked_ns;
-    v->sys_ns += ended->sys_ns;
+    if (!v) {
+        futex_overflow(window, key, ended);
+        return;
+    }
+    if (by_process) {
+        add_to(&v->calls, ended->calls);
+        add_to(&v->blocked_ns, ended->blocked_ns);
+        add_to(&v->sys_ns, ended->sys_ns);
+    } else {
+        v->calls += ended->calls;
+        v->blocked_ns += ended->blocked_ns;
+        v->sys_ns += ended->sys_ns;
+    }
     raise_to(&v->max_blocked_ns, ended->max_blocked_ns);
     raise_to(&v->max_sys_ns, ended->max_sys_ns);
 }
@@ -481,6 +494,8 @@ static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t
         if (now - known->captured < CAPTURED_AGAIN_NS)
             return;
     }
+    if (restraint() >= RESTRAINT_STACKS)
+        return;
     tell_of_process(task, t->tgid, now);
     if (keep_capture(ctx, task, &id, fresh.guess))
         known_locks.update(&id, &fresh);

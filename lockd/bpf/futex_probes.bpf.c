@@ -6,13 +6,16 @@
  * BTF of 5.10 it has no type that lets a program read it. */
 int futex_entered(probed *ctx)
 {
+    u64 began = run_begins();
     struct system_call call = saved_call();
 
     if (!RETURN_WILL_BE_SEEN(ctx)) {
         lose(LOSS_FUTEX__RETURN_MISSED);
         return 0;
     }
-    return futex_began(ctx, call.nr, call.args[0], call.args[1], call.args[2], call.args[3]);
+    futex_began(ctx, call.nr, call.args[0], call.args[1], call.args[2], call.args[3]);
+    run_ends(began);
+    return 0;
 }
 
 /* Attached to futex_wait_restart(), which restart_syscall() calls. */
@@ -28,5 +31,9 @@ int futex_reentered(probed *ctx)
 /* Attached to the returns of the above. */
 int futex_left(probed *ctx)
 {
-    return futex_ended(ctx, RETURNED(ctx));
+    u64 began = run_begins();
+
+    futex_ended(ctx, RETURNED(ctx));
+    run_ends(began);
+    return 0;
 }

@@ -5,7 +5,11 @@
 /* Attached to sys_enter_futex, _futex_wait, _futex_waitv, _futex_wake, _futex_requeue. */
 int futex_enter(struct sys_enter *ctx)
 {
-    return futex_began(ctx, ctx->nr, ctx->args[0], ctx->args[1], ctx->args[2], ctx->args[3]);
+    u64 began = run_begins();
+
+    futex_began(ctx, ctx->nr, ctx->args[0], ctx->args[1], ctx->args[2], ctx->args[3]);
+    run_ends(began);
+    return 0;
 }
 
 /* Attached to sys_enter_restart_syscall. */
@@ -17,5 +21,9 @@ int futex_restart(struct sys_enter *ctx)
 /* Attached to the sys_exit_ of the above. */
 int futex_exit(struct sys_exit *ctx)
 {
-    return futex_ended(ctx, ctx->ret);
+    u64 began = run_begins();
+
+    futex_ended(ctx, ctx->ret);
+    run_ends(began);
+    return 0;
 }

@@ -169,27 +169,32 @@ static __always_inline void count_hold(struct kernel_holding_key *at, struct ker
 #endif
     if (!map)
         return;
-    struct kernel_hold_value *v = bpf_map_lookup_elem(map, &key);
-    if (!v) {
-        struct kernel_hold_value fresh = {};
-        if (is_own) {
-            identify(bpf_get_current_task(), &fresh.who);
-            fresh.is_mmap_lock = key.lock == own_mmap_lock();
-        } else {
-            fresh.who.tgid = holding->tgid;
-#ifdef TRACE
-            __builtin_memcpy(fresh.who.thread_comm, holding->comm, COMM_LEN);
-#endif
-        }
-        if (bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST)) {
-            kernel_hold_overflow(window, &key, taken, held, is_hold);
-            return;
-        }
+    u32 level = restraint();
+    if (level >= RESTRAINT_DETAIL) {
+        key.lock = 0;
+        key.tid = OF_PROCESS | holding->tgid;
+    }
+    struct kernel_hold_value *v = NULL;
+    if (level < RESTRAINT_PROCESSES) {
         v = bpf_map_lookup_elem(map, &key);
         if (!v) {
-            lose(LOSS_KERNEL_HOLDS__FULL);
-            return;
+            struct kernel_hold_value fresh = {};
+            if (is_own) {
+                identify(bpf_get_current_task(), &fresh.who);
+                fresh.is_mmap_lock = key.lock == own_mmap_lock();
+            } else {
+                fresh.who.tgid = holding->tgid;
+#ifdef TRACE
+                __builtin_memcpy(fresh.who.thread_comm, holding->comm, COMM_LEN);
+#endif
+            }
+            bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST);
+            v = bpf_map_lookup_elem(map, &key);
         }
+    }
+    if (!v) {
+        kernel_hold_overflow(window, &key, taken, held, is_hold);
+        return;
     }
     /* The thread that took it and one that releases it may count at the same time. */
     add_to(&v->acquisitions, taken);
@@ -388,20 +393,31 @@ static __always_inline int released(u64 lock, u32 type)
 /* Functions that release a lock. */
 int lock_released(probed *ctx)
 {
-    return released(ARGUMENT(ctx), GIVEN_LOCK_TYPE(ctx));
+    u64 began = run_begins();
+
+    released(ARGUMENT(ctx), GIVEN_LOCK_TYPE(ctx));
+    run_ends(began);
+    return 0;
 }
 
 /* Functions that take one, at their entry. */
 int lock_asked(probed *ctx)
 {
-    return asked(ctx, ARGUMENT(ctx), GIVEN_LOCK_TYPE(ctx));
+    u64 began = run_begins();
+
+    asked(ctx, ARGUMENT(ctx), GIVEN_LOCK_TYPE(ctx));
+    run_ends(began);
+    return 0;
 }
 
 /* The same at their return, or where nothing can fail. */
 int lock_taken(probed *ctx)
 {
+    u64 began = run_begins();
+
     if (SUCCEEDED(ctx))
         took(ctx, ARGUMENT(ctx), GIVEN_LOCK_TYPE(ctx));
+    run_ends(began);
     return 0;
 }
 

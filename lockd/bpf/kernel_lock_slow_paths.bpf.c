@@ -10,7 +10,7 @@ BPF_TABLE("hash", u32, u64, slow_locks, WAITS_ENTRIES);
 /* The function that takes a contended lock is called. */
 int slow_path_entered(probed *ctx)
 {
-    u64 lock = ARGUMENT(ctx);
+    u64 began = run_begins(), lock = ARGUMENT(ctx);
 
     if (!RETURN_WILL_BE_SEEN(ctx)) {
         lose(LOSS_KERNEL_LOCKS__RETURN_MISSED);
@@ -27,13 +27,14 @@ int slow_path_entered(probed *ctx)
     }
 #endif
     wait_began(ctx, lock, GIVEN_LOCK_TYPE(ctx));
+    run_ends(began);
     return 0;
 }
 
 /* It returns: the thread has the lock, or gave up. */
 int slow_path_left(probed *ctx)
 {
-    u64 now = bpf_ktime_get_ns();
+    u64 began = run_begins(), now = bpf_ktime_get_ns();
 #ifdef BY_FENTRY
     struct kernel_wait_key at = wait_key(ARGUMENT(ctx), false);
 #else
@@ -55,5 +56,6 @@ int slow_path_left(probed *ctx)
     wait->given_up = !SUCCEEDED(ctx);
 #endif
     count_wait(ctx, &at, wait, now);
+    run_ends(began);
     return 0;
 }

@@ -30,30 +30,41 @@ static __always_inline u32 type_of(u32 flags)
 /* Raw tracepoint: lock, flags. */
 int on_contention_begin(struct bpf_raw_tracepoint_args *ctx)
 {
+    u64 began = run_begins();
+
     wait_began(ctx, ctx->args[0], type_of(ctx->args[1]));
+    run_ends(began);
     return 0;
+}
+
+static __always_inline void wait_ended(void *ctx, u64 lock, s32 result)
+{
+    struct kernel_wait_key at = wait_key(lock, false);
+    struct kernel_wait *wait = kernel_waits.lookup(&at);
+    u64 now = bpf_ktime_get_ns();
+
+    if (!wait) {
+        at = wait_key(lock, true);
+        wait = kernel_waits.lookup(&at);
+    }
+    if (!wait)
+        return; /* began before lockd did, or found no place */
+#ifdef WITH_ASKED_HOLDS
+    if (!at.cpu)
+        hold_settled(lock, now, !result);
+#endif
+#ifdef TRACE
+    wait->given_up = !!result;
+#endif
+    count_wait(ctx, &at, wait, now);
 }
 
 /* Raw tracepoint: lock, result. */
 int on_contention_end(struct bpf_raw_tracepoint_args *ctx)
 {
-    struct kernel_wait_key at = wait_key(ctx->args[0], false);
-    struct kernel_wait *wait = kernel_waits.lookup(&at);
-    u64 now = bpf_ktime_get_ns();
+    u64 began = run_begins();
 
-    if (!wait) {
-        at = wait_key(ctx->args[0], true);
-        wait = kernel_waits.lookup(&at);
-    }
-    if (!wait)
-        return 0; /* began before lockd did, or found no place */
-#ifdef WITH_ASKED_HOLDS
-    if (!at.cpu)
-        hold_settled(at.lock, now, !(s32)ctx->args[1]);
-#endif
-#ifdef TRACE
-    wait->given_up = !!(s32)ctx->args[1];
-#endif
-    count_wait(ctx, &at, wait, now);
+    wait_ended(ctx, ctx->args[0], ctx->args[1]);
+    run_ends(began);
     return 0;
 }

@@ -170,29 +170,41 @@ static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, st
     u64 given_up = wait->given_up;
 #endif
 
+    u32 level = restraint();
+    bool by_process = level >= RESTRAINT_DETAIL;
+
     kernel_waits.delete(at);
     if (!map || !is_wanted(waited))
         return;
-    struct kernel_lock_value *v = bpf_map_lookup_elem(map, &key);
-    if (!v) {
-        struct kernel_lock_value fresh = {};
-        identify(bpf_get_current_task(), &fresh.who);
-        fresh.is_mmap_lock = key.lock == own_mmap_lock();
-        if (bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST)) {
-            kernel_lock_overflow(window, &key, waited);
-            return;
-        }
-#ifndef TRACE
-        keep_stack(ctx, window, key.lock, key.tid);
-#endif
+    if (by_process) {
+        key.lock = 0;
+        key.tid = OF_PROCESS | bpf_get_current_pid_tgid() >> 32;
+    }
+    struct kernel_lock_value *v = NULL;
+    if (level < RESTRAINT_PROCESSES) {
         v = bpf_map_lookup_elem(map, &key);
         if (!v) {
-            lose(LOSS_KERNEL_LOCKS__FULL);
-            return;
+            struct kernel_lock_value fresh = {};
+            identify(bpf_get_current_task(), &fresh.who);
+            fresh.is_mmap_lock = key.lock == own_mmap_lock();
+            bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST);
+#ifndef TRACE
+            keep_stack(ctx, window, key.lock, key.tid);
+#endif
+            v = bpf_map_lookup_elem(map, &key);
         }
     }
-    v->waits += 1;
-    v->wait_ns += waited;
+    if (!v) {
+        kernel_lock_overflow(window, &key, waited);
+        return;
+    }
+    if (by_process) {
+        add_to(&v->waits, 1);
+        add_to(&v->wait_ns, waited);
+    } else {
+        v->waits += 1;
+        v->wait_ns += waited;
+    }
     raise_to(&v->max_wait_ns, waited);
 #ifdef TRACE
     v->given_up += given_up;

@@ -226,23 +226,35 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
     if (!map || (key->blocked_slot == SLOT_NONE && key->run_slot == SLOT_NONE))
         return;
 #endif
-    struct offcpu_value *v = bpf_map_lookup_elem(map, key);
-    if (!v) {
-        struct offcpu_value fresh = {};
-        identify(task, &fresh.who);
-        if (bpf_map_update_elem(map, key, &fresh, BPF_NOEXIST)) {
-            lose(offcpu_overflow(window, key, blocked, run) ? OVER_OFFCPU : LOSS_OFFCPU__FULL);
-            return;
-        }
+    u32 level = restraint();
+    bool by_process = level >= RESTRAINT_DETAIL;
+    if (by_process) {
+        key->tid = OF_PROCESS | t->tgid;
+        key->waker = 0;
+    }
+    struct offcpu_value *v = NULL;
+    if (level < RESTRAINT_PROCESSES) {
         v = bpf_map_lookup_elem(map, key);
         if (!v) {
-            lose(LOSS_OFFCPU__FULL);
-            return;
+            struct offcpu_value fresh = {};
+            identify(task, &fresh.who);
+            bpf_map_update_elem(map, key, &fresh, BPF_NOEXIST);
+            v = bpf_map_lookup_elem(map, key);
         }
     }
-    v->count += 1;
-    v->blocked_ns += blocked;
-    v->run_ns += run;
+    if (!v) {
+        lose(offcpu_overflow(window, key, blocked, run) ? OVER_OFFCPU : LOSS_OFFCPU__FULL);
+        return;
+    }
+    if (by_process) {
+        add_to(&v->count, 1);
+        add_to(&v->blocked_ns, blocked);
+        add_to(&v->run_ns, run);
+    } else {
+        v->count += 1;
+        v->blocked_ns += blocked;
+        v->run_ns += run;
+    }
 #ifdef TRACE_OFFCPU
     raise_to(&v->max_blocked_ns, asked_time(blocked, run));
 #else
@@ -466,7 +478,7 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
  * waker could change it. */
 int on_sched_switch(struct bpf_raw_tracepoint_args *ctx)
 {
-    u64 now = bpf_ktime_get_ns();
+    u64 began = run_begins(), now = bpf_ktime_get_ns();
     u64 next = ctx->args[2], task_state = 0;
     u32 next_tid = 0;
 
@@ -483,15 +495,15 @@ int on_sched_switch(struct bpf_raw_tracepoint_args *ctx)
     READ_TASK(next, TASK_PID, next_tid);
     if (next_tid)
         switched_in(next, next_tid, now);
+    run_ends(began);
     return 0;
 }
 
-/* Raw tracepoint: the thread that is being woken; runs on the waker's CPU. */
-int on_sched_waking(struct bpf_raw_tracepoint_args *ctx)
+static __always_inline void woken(void *ctx, u64 task)
 {
     u32 tid = 0;
 
-    READ_TASK(ctx->args[0], TASK_PID, tid);
+    READ_TASK(task, TASK_PID, tid);
     struct thread *t = threads.lookup(&tid);
 #ifdef WITH_WAKERS
     /* Also if it is still being switched out, see there. */
@@ -499,9 +511,18 @@ int on_sched_waking(struct bpf_raw_tracepoint_args *ctx)
         note_waker(ctx, t);
 #endif
     if (!t || !t->off_since || t->woken_at)
-        return 0;
+        return;
     t->waker = bpf_get_current_pid_tgid() >> 32;
     t->woken_at = bpf_ktime_get_ns();
+}
+
+/* Raw tracepoint: the thread that is being woken; runs on the waker's CPU. */
+int on_sched_waking(struct bpf_raw_tracepoint_args *ctx)
+{
+    u64 began = run_begins();
+
+    woken(ctx, ctx->args[0]);
+    run_ends(began);
     return 0;
 }
 

@@ -194,8 +194,8 @@ def _itself() -> Iterator[Metric]:
         "overflow_events_total",
         "counter",
         "map",
-        "Events of which only the totals were kept because the map was full: they are in"
-        ' series whose labels say "other", not dropped.',
+        "Events of which only the totals were kept because the map was full, or as the last step of"
+        ' restraint: they are in series whose labels say "other", not dropped.',
     )
     yield metric(
         "unseen_switches_total",
@@ -242,6 +242,25 @@ def _itself() -> Iterator[Metric]:
         "counter",
         "process",
         "CPU time, user and system, of lockd's own process. In seconds.",
+    )
+    yield metric(
+        "cpu_ratio",
+        "gauge",
+        "part",
+        "Share of the CPU time of the whole machine that lockd takes: its BPF programs, by what they time"
+        " themselves now and then, the sampler, and the helpers (namer and exporter; their mean over a"
+        " minute).",
+    )
+    yield metric("cpu_budget_ratio", "gauge", "", "What lockd may take: budget.cpu; absent if that is none.")
+    yield metric(
+        "restraint_level",
+        "gauge",
+        "",
+        "How much lockd leaves out, as it costs more than its budget: 0 nothing; 1 stacks, and so new names;"
+        " 2 threads and locks as well; 3 all but totals.",
+    )
+    yield metric(
+        "restraint_seconds_total", "counter", "level", "Time at each level of restraint. In seconds."
     )
     yield metric("resident_bytes", "gauge", "process", "Resident memory of lockd's own process. In bytes.")
     yield metric(

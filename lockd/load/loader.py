@@ -232,7 +232,7 @@ def _require_any(choices: list[Choice]) -> None:
 
 def _maps(settings: LoadSettings, choices: list[Choice]) -> tuple[list[str], list[str]]:
     """The maps that the sampler reads: pairs, and others."""
-    pairs, plain = ["stacks"], ["control", "losses", "threads"]
+    pairs, plain = ["stacks"], ["control", "losses", "run_times", "threads"]
     for program in settings.programs:
         pairs += [program, f"{program}_over"]
     if "futex" in settings.programs:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockd import isolated
+from lockd.cpu_clock import cpu_seconds
 from lockd.names.messages import Answer, KernelLock, Looks, Owners, Question, UserLockSeen, decode
 from lockd.rings import Ring
 
@@ -31,8 +32,6 @@ ANSWER_SECONDS = 30.0
 """A namer that has not answered one for so long hangs. An emulated machine needs 10 s for its first."""
 RESTART_SECONDS = 1.0
 MESSAGE_BYTES = 1 << 17
-CPUCLOCK_SCHED = 2
-"""In a clock's number: of a process, all its threads, user and system (clock_getcpuclockid(3))."""
 LOOKS = 1000
 """Processes in one message."""
 
@@ -51,6 +50,8 @@ class Resolver:
         self._answers: list[Answer] = []
         self._namer: Namer | None = None
         self._answered_at = self._start_at = 0.0
+        self.is_paused = False
+        """Whether questions about names wait; who holds the locks of a deadlock is asked all the same."""
         self.restarts = 0
         self._cpu_seconds_of_ended = 0.0
 
@@ -116,6 +117,8 @@ class Resolver:
         assert self._namer
         while self._queue and len(self._outstanding) < OUTSTANDING:
             question = self._queue[0]
+            if self.is_paused and not isinstance(question, Owners):  # those are in front
+                return
             if not self._namer.send(question.encode()):
                 return
             self._queue.popleft()
@@ -207,7 +210,7 @@ class Namer:
     def cpu_seconds(self) -> float:
         """That it has taken so far."""
         with contextlib.suppress(OSError):  # it has just ended: end() will know
-            self._cpu_seconds = time.clock_gettime(~self.pid << 3 | CPUCLOCK_SCHED)
+            self._cpu_seconds = cpu_seconds(self.pid)
         return self._cpu_seconds
 
     def end(self) -> float:

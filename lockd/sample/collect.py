@@ -7,6 +7,7 @@ from lockd.rings import Ring
 from lockd.sample import structs
 from lockd.sample.inflight import read_steady
 from lockd.sample.pairs import Columns, Pairs, Rows
+from lockd.sample.spending import ProgramTimes
 
 CAPTURES = "captures"
 """The pair that is not folded: each entry is a question to the namer, to be asked while the process lives."""
@@ -37,7 +38,10 @@ class Collector:
         """Locks that were captured; None if futex calls are not measured."""
         self._kept: dict[str, list[Rows]] = {pair: [] for pair in self._maps.pairs}
         self._captures: list[Rows] = []
-        self.losses = self._maps.losses
+        self.losses, self.run_times = self._maps.losses, self._maps.run_times
+        self.control = self._maps.control
+        self.program_times: ProgramTimes | None = None
+        """Is asked which windows are to be timed."""
         self.kept_rows = 0
         """Drained and not yet taken."""
         self.capacities = {name: pair[0].entries for name, pair in self._maps.pairs.items()}
@@ -69,7 +73,7 @@ class Collector:
             else:
                 self._kept[name].append(rows)
                 self.kept_rows += count
-        self._maps.flip()
+        self._maps.flip(is_timed=bool(self.program_times and self.program_times.next_window()))
         return True
 
     def take(self) -> dict[str, Rows]:

@@ -110,9 +110,8 @@ class FutexAggregates:
         self.by_kind["slots"].reshape(-1)[cells.rows] += cells.sum(calls[blocked])
         if not blocked.any():
             return
-        if waits.overflowed:
-            kinds = [self._kind_names[number] for number in kind[blocked]]
-            self.locks.add_nameless(kinds, calls[blocked], blocked_ns[blocked], max_ns[blocked], now)
+        if not waits.has_detail:
+            self.locks.add_nameless(kind[blocked], calls[blocked], blocked_ns[blocked], max_ns[blocked], now)
         else:
             self._fold_detail(waits.where(blocked), now)
 
@@ -168,10 +167,13 @@ class FutexAggregates:
             waiting.waited_ns,
             now,
         )
+        waiting.put(self.by_kind, rows)
+        if not waiting.has_detail:
+            waiting.put(self.locks.series, self.locks.nameless_rows(kind, now))
+            return
         lock_rows = self._lock_rows(
             waiting.tgids, waiting.addresses, kind, waiting.codes, waiting.processes, now
         )
-        waiting.put(self.by_kind, rows)
         waiting.put(self.locks.series, self.locks.rows(lock_rows, waiting.waited_ns, now))
         groups = Groups(lock_rows)
         self._detail.locks["waiting"][groups.rows] = groups.sum(np.ones(len(lock_rows)))

@@ -36,6 +36,8 @@ class Waiting:
     """(unit, comm) of each."""
     who: Columns
     """tgid and thread_comm, for the table of threads."""
+    has_detail: bool
+    """Whether threads and locks are to be told."""
 
     def __len__(self) -> int:
         return len(self.tids)
@@ -49,7 +51,7 @@ class Waiting:
 
 def waiting_of(
     tids: Columns, tgids: Columns, kinds: Columns, addresses: Columns, waited_ns: Columns,
-    identities: Identities,
+    identities: Identities, has_detail: bool = True,
 ) -> Waiting:  # fmt: skip
     """Name the processes of waits and leave out the unwanted."""
     processes, which = np.unique(tgids, return_inverse=True)
@@ -73,6 +75,7 @@ def waiting_of(
         codes[which],
         names[which],
         who,
+        has_detail,
     )
 
 

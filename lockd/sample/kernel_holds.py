@@ -62,7 +62,7 @@ class KernelHoldAggregates:
         keys, values = window.keys, window.values
         types, slots = keys["type"], keys["slot"]
         acquired = values["acquisitions"].astype(np.int64)
-        if window.overflowed:
+        if not window.has_detail:
             self._ahead.take_back_nameless(types, acquired)
         else:
             self._ahead.take_back(keys["lock"], keys["tid"], acquired)
@@ -78,7 +78,7 @@ class KernelHoldAggregates:
         ended = np.flatnonzero(slots != self._no_slot)
         cells = Groups(rows[ended] * self._slots + slots[ended])
         self.by_type["slots"].reshape(-1)[cells.rows] += cells.sum(values["holds"][ended])
-        if not window.overflowed:
+        if window.has_detail:
             self._locks.add(window.codes, keys["lock"], types, window.processes, values, acquired, now)
 
     def note_holding(

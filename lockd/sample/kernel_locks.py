@@ -58,10 +58,9 @@ class KernelLockAggregates:
         self.by_type.note_max("wait", groups.rows, groups.max(values["max_wait_ns"]))
         cells = Groups(rows * self._slots + window.keys["slot"])
         self.by_type["slots"].reshape(-1)[cells.rows] += cells.sum(values["waits"])
-        if window.overflowed:
-            kinds = [self._types[number] for number in types]
+        if not window.has_detail:
             numbers = values["waits"], values["wait_ns"], values["max_wait_ns"]
-            self.sites.add_nameless(kinds, *numbers, now)
+            self.sites.add_nameless(types, *numbers, now)
         elif len(window):
             self._fold_detail(window, stacks, now)
 
@@ -114,6 +113,8 @@ class KernelLockAggregates:
             now,
         )
         waiting.put(self.by_type, rows)
+        if not waiting.has_detail:
+            return
         threads = self._detail.thread_rows(
             "kernel_locks",
             waiting.who,

@@ -103,11 +103,16 @@ class LockSeries:
         self._count(self.rows(lock_rows, blocked_ns, now), count, blocked_ns, max_ns)
 
     def add_nameless(
-        self, kinds: Sequence[str], count: Columns, blocked_ns: Columns, max_ns: Columns, now: float
+        self, kinds: Columns, count: Columns, blocked_ns: Columns, max_ns: Columns, now: float
     ) -> None:
         """Count waits of which nothing is known but their kind."""
-        rows = np.array([self.series.row(self._other(kind), now) for kind in kinds], np.int64)
-        self._count(rows, count, blocked_ns, max_ns)
+        self._count(self.nameless_rows(kinds, now), count, blocked_ns, max_ns)
+
+    def nameless_rows(self, kinds: Columns, now: float) -> Rows:
+        """The series of locks of which nothing is known but their kind."""
+        numbers, which = np.unique(kinds, return_inverse=True)
+        rows = [self.series.row(self._other(str(self._kind_names[number])), now) for number in numbers]
+        return np.array(rows, np.int64)[which]
 
     def _count(self, rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns) -> None:
         groups = Groups(rows)

@@ -59,7 +59,8 @@ class Loop:
             cost.work.note(ended - started)
             self._each_tick()
             # A tick that is missed is not made up for: its window was only longer.
-            due += self._period_ns * max((ended - due) // self._period_ns + 1, 1)
+            period = self._period_ns * self._sampler.cpu_budget.periods
+            due += period * max((ended - due) // period + 1, 1)
 
     def _wait_until(self, due: int) -> None:
         while not self._stopped:

@@ -147,17 +147,32 @@ class Buffers:
 
 
 class Control:
-    """Which map of every pair the programs write to."""
+    """What the programs are told: which map of every pair to write to, and how.
 
-    def __init__(self, fd: int) -> None:
+    `value` is the dtype of struct control.
+    """
+
+    def __init__(self, fd: int, value: npt.DTypeLike) -> None:
         self._fd = fd
+        self._value = np.zeros(1, value)
         self._lib = libbpf()
         self.window = 0
+        self.restraint = 0
+        """How much to leave out (enum restraint), from the next window on."""
 
-    def flip(self) -> None:
-        """Let the programs write to the other maps. Raises LockdError."""
-        key, value = ctypes.c_uint32(0), ctypes.c_uint32(1 - self.window)
-        if self._lib.bpf_map_update_elem(self._fd, ctypes.byref(key), ctypes.byref(value), 0):
+    def flip(self, is_timed: bool = False) -> None:
+        """Let the programs write to the other maps, and take their run times if `is_timed`.
+
+        Raises LockdError.
+        """
+        for name, told in (
+            ("window", 1 - self.window),
+            ("restraint", self.restraint),
+            ("is_timed", is_timed),
+        ):
+            self._value[name] = told
+        key = ctypes.c_uint32(0)
+        if self._lib.bpf_map_update_elem(self._fd, ctypes.byref(key), self._value.ctypes.data, 0):
             raise LockdError(f"map control: flipping the window: {os.strerror(last_error())}")
         self.window = 1 - self.window
 
@@ -166,7 +181,7 @@ class PerCpuCounters:
     """A per-CPU array of u64 counters that only grow."""
 
     def __init__(self, fd: int, info: MapInfo) -> None:
-        self._fd, self._entries = fd, info.entries
+        self._fd, self._name, self._entries = fd, info.name, info.entries
         cpus = np.dtype(info.value).itemsize // 8  # type: ignore[arg-type]
         self._values = np.zeros(cpus, np.uint64)
         self._lib = libbpf()
@@ -177,7 +192,7 @@ class PerCpuCounters:
         for index in range(self._entries):
             key = ctypes.c_uint32(index)
             if self._lib.bpf_map_lookup_elem(self._fd, ctypes.byref(key), self._values.ctypes.data):
-                raise LockdError(f"map losses: reading: {os.strerror(last_error())}")
+                raise LockdError(f"map {self._name}: reading: {os.strerror(last_error())}")
             totals[index] = int(self._values.sum())
         return totals
 

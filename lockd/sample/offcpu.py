@@ -79,7 +79,7 @@ class OffcpuAggregates:
         groups = Groups(rows)
         self.blocked.note_max("blocked", groups.rows, groups.max(max_ns))
         self._fold_wakers(blocked, now)
-        if not blocked.overflowed:
+        if blocked.has_detail:
             threads = self._detail.thread_rows(
                 "offcpu",
                 values["who"],
@@ -95,7 +95,7 @@ class OffcpuAggregates:
     def _fold_wakers(self, blocked: Window, now: float) -> None:
         # By name: a process renames itself, and its id is used again.
         tgids, which = np.unique(blocked.keys["waker"], return_inverse=True)
-        wakers = [OTHER if blocked.overflowed else self._waker(int(tgid)) for tgid in tgids]
+        wakers = [self._waker(int(tgid)) if blocked.has_detail else OTHER for tgid in tgids]
         codes = np.array([code_of((waker,)) for waker in wakers], np.uint64)
         blocked_ns = blocked.values["blocked_ns"]
         rows = self.wakers.rows(
@@ -159,6 +159,8 @@ class OffcpuAggregates:
             now,
         )
         waiting.put(self.blocked, rows)
+        if not waiting.has_detail:
+            return
         threads = self._detail.thread_rows(
             "offcpu",
             waiting.who,

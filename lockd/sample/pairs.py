@@ -34,7 +34,7 @@ class Pairs:
         self.hashes = {
             name: HashMap(fd, info, batch)
             for name, (fd, info) in infos.items()
-            if name not in ("control", "losses", *others)
+            if name not in ("control", "losses", "run_times", *others)
         }
         """Every hash map by name, those of pairs as NAME_0 and NAME_1."""
         self.pairs = {
@@ -43,8 +43,10 @@ class Pairs:
             if name.endswith("_0")
         }
         self.losses = PerCpuCounters(*infos["losses"])
+        self.run_times = PerCpuCounters(*infos["run_times"])
         self.buffers = Buffers(list(self.hashes.values()))
-        self._control = Control(infos["control"][0])
+        fd, info = infos["control"]
+        self.control = Control(fd, info.value)  # type: ignore[arg-type]  # a layout, as numpy.dtype() takes it
         self._grace = GracePeriod()
 
     @property
@@ -55,10 +57,10 @@ class Pairs:
     def drain(self) -> Iterator[tuple[str, Rows]]:
         """Empty the idle map of each pair; what was in it, even if that is nothing."""
         for name, pair in self.pairs.items():
-            keys, values = pair[1 - self._control.window].drain(self.buffers)
+            keys, values = pair[1 - self.control.window].drain(self.buffers)
             yield name, (structs.copy(keys), structs.copy(values)) if len(keys) else (keys, values)
 
-    def flip(self) -> None:
-        """Let the programs write to the other maps."""
-        self._control.flip()
+    def flip(self, is_timed: bool = False) -> None:
+        """Let the programs write to the other maps, and take their run times if `is_timed`."""
+        self.control.flip(is_timed)
         self._grace.begin()

@@ -20,6 +20,7 @@ from lockd.names.units import Units
 from lockd.sample import structs
 from lockd.sample.block import Block
 from lockd.sample.collect import Collector
+from lockd.sample.cpu_budget import CpuBudget
 from lockd.sample.deadlocks import Deadlocks
 from lockd.sample.detail import Detail
 from lockd.sample.futex import FutexAggregates
@@ -35,7 +36,7 @@ from lockd.sample.own_cost import OwnCost
 from lockd.sample.pairs import Columns, Rows
 from lockd.sample.series import Series
 from lockd.sample.user_locks import UserLocks
-from lockd.sample.window import Stacks, window_of
+from lockd.sample.window import Stacks, windows_of
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class SamplerSettings:
 
     limits: Limits = field(default_factory=Limits)
     filter: Filter = field(default_factory=Filter)
+    cpu_budget: float | None = None
+    """A share of the machine."""
 
 
 Aggregates = FutexAggregates | OffcpuAggregates | KernelLockAggregates | KernelHoldAggregates
@@ -113,6 +116,7 @@ class Sampler:
             self._resolver,
             procfs,
         )
+        self.cpu_budget = CpuBudget(settings.cpu_budget, manifest, self._collector, self._resolver)
         self._tgids_alive: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
         self._next_second = self._next_housekeeping = 0.0
 
@@ -134,8 +138,9 @@ class Sampler:
         now = time.monotonic()
         self.own_cost.ticks += self._collector.collect()
         self._exchange_names(now)
+        self.cpu_budget.look(now)
         if now >= self._next_second:
-            self._next_second = now + 1.0
+            self._next_second = now + self.cpu_budget.look_around_seconds
             self.fold()
             self._each_second(now)
         else:
@@ -183,11 +188,12 @@ class Sampler:
             for pair in (name, f"{name}_over"):
                 if pair not in taken or not aggregates:
                     continue
-                window = window_of(*taken[pair], self._identities, overflowed=pair.endswith("_over"))
-                if isinstance(aggregates, KernelLockAggregates):
-                    aggregates.fold(window, stacks, now)
-                else:
-                    aggregates.fold(window, now)
+                overflowed, of_process = pair.endswith("_over"), self._manifest.constants["OF_PROCESS"]
+                for window in windows_of(*taken[pair], self._identities, overflowed, of_process):
+                    if isinstance(aggregates, KernelLockAggregates):
+                        aggregates.fold(window, stacks, now)
+                    else:
+                        aggregates.fold(window, now)
 
     def _hold_back(self, taken: dict[str, Rows], now: float) -> None:
         """Keep the futex calls for later whose locks are being looked up, and add those kept before."""
@@ -231,6 +237,7 @@ class Sampler:
                     call["uaddr"][blocked],
                     np.maximum(waited, 0),
                     self._identities,
+                    self.cpu_budget.has_detail,
                 ),
                 now,
             )
@@ -244,6 +251,7 @@ class Sampler:
                     np.zeros(len(asleep), np.uint64),
                     np.maximum(clock - since[asleep], 0),
                     self._identities,
+                    self.cpu_budget.has_detail,
                 ),
                 now,
             )
@@ -252,7 +260,15 @@ class Sampler:
             keys, waits = in_kernel
             waited = np.maximum(clock - waits["since"].astype(np.int64), 0)
             self.kernel_locks.note_waiting(
-                waiting_of(keys["tid"], waits["tgid"], waits["type"], keys["lock"], waited, self._identities),
+                waiting_of(
+                    keys["tid"],
+                    waits["tgid"],
+                    waits["type"],
+                    keys["lock"],
+                    waited,
+                    self._identities,
+                    self.cpu_budget.has_detail,
+                ),
                 now,
             )
         self._look_for_deadlocks((tids, threads), in_kernel)
@@ -285,6 +301,7 @@ class Sampler:
             one.export(block, now)
         self._deadlocks.export(block)
         self.own_cost.export(block, self._series)
+        self.cpu_budget.export(block)
         return block.pack()
 
     def close(self) -> None:

@@ -27,8 +27,8 @@ class Window:
     """Of its identity."""
     processes: Columns
     """(unit, comm) of each row."""
-    overflowed: bool
-    """Entries whose names were lost because a map was full."""
+    has_detail: bool
+    """Whether they tell the thread and the lock: not if a map was full, or under restraint."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -44,18 +44,38 @@ class Window:
             self.codes[chosen],
             self.numbers[chosen],
             self.processes[chosen],
-            self.overflowed,
+            self.has_detail,
         )
 
 
-def window_of(keys: Columns, values: Columns, identities: Identities, overflowed: bool) -> Window:
-    """A window of the rows whose processes are wanted."""
+def windows_of(
+    keys: Columns, values: Columns, identities: Identities, overflowed: bool, of_process: int
+) -> list[Window]:
+    """The rows whose processes are wanted; `overflowed`: the processes are not known, as a map was full.
+
+    Rows of whole processes, which have `of_process` in place of a thread, are a window of their own.
+    """
+    if overflowed:
+        return [window_of(keys, values, identities, overflowed=True)]
+    is_whole = keys["tid"] >= of_process
+    if not is_whole.any():
+        return [window_of(keys, values, identities, overflowed=False)]
+    return [
+        window_of(structs.take(keys, at), structs.take(values, at), identities, False, has_detail)
+        for has_detail, at in ((True, np.flatnonzero(~is_whole)), (False, np.flatnonzero(is_whole)))
+    ]
+
+
+def window_of(
+    keys: Columns, values: Columns, identities: Identities, overflowed: bool, has_detail: bool = True
+) -> Window:
+    """One window of them."""
     if overflowed:
         numbers = np.full(len(keys), OVERFLOWED, np.int64)
     else:
         numbers = identities.of(values["who"])
-    window = Window(keys, values, identities.codes[numbers], numbers, identities.names[numbers], overflowed)
-    wanted = identities.wanted[numbers]
+    codes, names, wanted = identities.codes[numbers], identities.names[numbers], identities.wanted[numbers]
+    window = Window(keys, values, codes, numbers, names, has_detail and not overflowed)
     return window if wanted.all() else window.where(wanted)
 
 

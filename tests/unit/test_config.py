@@ -58,6 +58,7 @@ def test_defaults() -> None:
     assert config.histogram.buckets_us == tuple(4**n for n in range(14))
     assert dataclasses.astuple(config.series) == (10000, HOUR, 50)
     assert dataclasses.astuple(config.maps) == (8192, 16384, 1024)
+    assert config.budget.cpu == 0.02
     assert config.web.listen == (("127.0.0.1", 9776),)
     assert config.web.config_file is None
     assert config.log.level == "info"
@@ -107,6 +108,7 @@ def test_every_shipped_value_can_be_changed_on_its_own() -> None:
         "maps.entries": "64",
         "maps.threads": "64",
         "maps.stacks": "64",
+        "budget.cpu": "0.5%",
         "web.listen": '[":1"]',
         "web.config_file": "/etc/web.yml",
         "log.level": "debug",
@@ -187,6 +189,18 @@ def test_no_upper_limit_on_waits(word: str) -> None:
     assert parse(f"filter:\n  max_block: {word}\n").filter.max_block_ns is None
 
 
+@pytest.mark.parametrize("word", ["none", "null", "~", ""])
+def test_no_budget(word: str) -> None:
+    assert parse(f"budget:\n  cpu: {word}\n").budget.cpu is None
+
+
+@pytest.mark.parametrize(
+    ("written", "share"), [("2%", 0.02), ("0.01%", 0.0001), ("12.5%", 0.125), ("100%", 1)]
+)
+def test_a_budget_is_a_share(written: str, share: float) -> None:
+    assert parse(f"budget: {{cpu: {written}}}").budget.cpu == pytest.approx(share)
+
+
 def test_anchors_work() -> None:
     config = parse("filter: {comms: &names [x], exclude_comms: *names}")
     assert config.filter.exclude_comms == ("x",)
@@ -219,7 +233,7 @@ PERIOD = f"is not a duration from 10ms to 10s, {DURATION}"
 WINDOWS = "is not a list of 1 to 4 different durations, each from 10s to 24h"
 BUCKETS = "is not a list of powers of two from 1 to 67108864, each larger than the last"
 COMM = "is not a string: a name of at most 15 bytes, or a shell pattern"
-SECTIONS = "period, programs, filter, windows, histogram, series, maps, web, log"
+SECTIONS = "period, programs, filter, windows, histogram, series, maps, budget, web, log"
 OFF = "{enabled: false}"
 ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for every interface"
 
@@ -280,6 +294,10 @@ ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for eve
         (
             "filter: {min_block: 2ms, max_block: 2000us}",
             "filter.max_block: 2000us is not longer than min_block, so nothing could be counted",
+        ),
+        *(
+            (f"budget: {{cpu: {wrong}}}", f"budget.cpu: {wrong} is not a share from 0.01% to 100%, or none")
+            for wrong in ("2", "0.02", "0%", "0.001%", "101%", "-1%", "2 %", "2.%", "off", "1e1%", "[2%]")
         ),
         ("windows: []", f"windows: [] {WINDOWS}"),
         ("windows: 1m", f"windows: 1m {WINDOWS}"),

@@ -83,6 +83,23 @@ def test_a_kernel_without_modules_has_names(tmp_path: Path, make: MakeResolver) 
     assert named(make(tmp_path), 0xFFFFFFFF82000100) == "tasklist_lock"
 
 
+def test_while_it_is_paused_only_the_owners_of_locks_are_asked_for(
+    tmp_path: Path, make: MakeResolver
+) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    resolver.is_paused = True
+    resolver.ask(KernelLock(1, LOCK, "mutex"))
+    resolver.ask(Owners(7, ()))
+    (answer,) = answers(resolver)
+    assert isinstance(answer, OwnersAnswer)
+    time.sleep(0.1)
+    assert resolver.answers() == []
+    resolver.is_paused = False
+    (answer,) = answers(resolver)
+    assert isinstance(answer, LockAnswer)
+
+
 def test_answers_come_in_the_order_of_the_questions(tmp_path: Path, make: MakeResolver) -> None:
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     resolver = make(tmp_path)

@@ -316,6 +316,7 @@ def test_rules_have_the_promised_alerts():
         ("LockdDown", "warning"),
         ("LockdHookMissing", "warning"),
         ("LockdDroppedEvents", "warning"),
+        ("LockdRestraint", "warning"),
         ("LockdTicksLate", "warning"),
         ("LockdTicksLate", "critical"),
     }

@@ -1,0 +1,279 @@
+"""The budget of CPU time: when lockd restrains itself, when it stops, and what it takes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockd.load.source import assemble
+from lockd.sample.restraint import (
+    CALM,
+    DETAIL,
+    LASTED,
+    MOST_PATIENCE,
+    PATIENCE,
+    PROCESSES,
+    SAVED_SECONDS,
+    STACKS,
+    STEPS,
+    Restraint,
+)
+from lockd.sample.spending import MEAN_SECONDS, NS, TIMED_SHARE, ProgramTimes, Spending, Spent, Successors
+
+BUDGET = 0.02
+LAST = len(STEPS) - 1
+
+
+def seconds_until(restraint: Restraint, level: int, used: float, at_most: int = 10_000) -> int:
+    """How often a second has to be judged that took `used` of the budget."""
+    for seconds in itertools.count():
+        if restraint.level == level:
+            return seconds
+        assert seconds < at_most, f"never at {level}"
+        restraint.judge(Spent(sampler=used * BUDGET), 1.0)
+    raise AssertionError
+
+
+def spend(restraint: Restraint, used: float, seconds: float) -> int:
+    """The level after so many seconds."""
+    for _ in range(round(seconds)):
+        restraint.judge(Spent(programs=used * BUDGET), 1.0)
+    return restraint.level
+
+
+@pytest.fixture
+def restraint() -> Restraint:
+    return Restraint(BUDGET)
+
+
+# --- When -------------------------------------------------------------------------------------------
+
+
+def test_the_steps_are_those_of_the_programs() -> None:
+    steps = assemble(["common.bpf.h"], {}).enums["restraint"]
+    assert len(steps) == len(STEPS) + 1
+    names = [steps.index(f"RESTRAINT_{name}") for name in ("STACKS", "DETAIL", "PROCESSES")]
+    assert names == [STACKS, DETAIL, PROCESSES]
+
+
+def test_within_the_budget_nothing_happens(restraint: Restraint) -> None:
+    assert spend(restraint, 1.0, 3600) == 0
+    assert restraint.seconds == [3600.0, 0, 0, 0]
+
+
+def test_a_burst_is_paid_from_what_was_saved(restraint: Restraint) -> None:
+    for _ in range(100):  # a scrape that takes four times the budget for a second, every 15 seconds
+        assert spend(restraint, 4.0, 1) == 0
+        assert spend(restraint, 0.7, 14) == 0
+
+
+def test_a_storm_has_it_go_up_second_by_second(restraint: Restraint) -> None:
+    used = 20.0
+    assert seconds_until(restraint, 1, used) == round(SAVED_SECONDS / (used - 1) + 0.5)
+    assert seconds_until(restraint, 2, used) == 1
+    assert seconds_until(restraint, 3, used) == 1
+    assert spend(restraint, used, 1000) == LAST
+
+
+def test_slightly_too_much_has_it_go_up_later(restraint: Restraint) -> None:
+    assert seconds_until(restraint, 1, 1.5) == 2 * SAVED_SECONDS
+
+
+def test_it_stays_where_the_cost_fits_the_budget(restraint: Restraint) -> None:
+    seconds_until(restraint, 2, 20.0)
+    assert spend(restraint, (1 + CALM) / 2, 100) == 2
+
+
+def test_it_comes_down_step_by_step(restraint: Restraint) -> None:
+    seconds_until(restraint, LAST, 20.0)
+    for level in reversed(range(LAST)):
+        assert seconds_until(restraint, level, 0.1) == PATIENCE
+    assert spend(restraint, 0.1, 1000) == 0
+
+
+def test_a_moment_of_calm_is_not_enough(restraint: Restraint) -> None:
+    seconds_until(restraint, LAST, 20.0)
+    for _ in range(100):
+        assert spend(restraint, 0.1, PATIENCE - 1) == LAST
+        assert spend(restraint, 20.0, 1) == LAST
+
+
+def test_it_comes_down_if_all_is_saved_again(restraint: Restraint) -> None:
+    """Of a budget that lockd needs nearly all of, nothing is clearly less."""
+    seconds_until(restraint, 1, 20.0)
+    used = (1 + CALM) / 2
+    assert seconds_until(restraint, 0, used) == pytest.approx(SAVED_SECONDS / (1 - used), abs=1)
+
+
+def test_a_step_down_that_does_not_last_makes_it_more_patient(restraint: Restraint) -> None:
+    """A storm that costs the budget at level 1, and twenty times as much without restraint."""
+    seconds_until(restraint, 1, 20.0)
+    patience = []
+    for _ in range(10):
+        patience.append(seconds_until(restraint, 0, 0.1))
+        seconds_until(restraint, 1, 20.0)
+    assert patience[:4] == [PATIENCE, 2 * PATIENCE, 4 * PATIENCE, 8 * PATIENCE]
+    assert patience[-1] <= MOST_PATIENCE
+    assert patience == sorted(patience)
+
+
+def test_patience_is_forgotten_after_a_long_peace(restraint: Restraint) -> None:
+    for _ in range(4):
+        seconds_until(restraint, 1, 20.0)
+        seconds_until(restraint, 0, 0.1)
+    spend(restraint, 0.1, MOST_PATIENCE)
+    seconds_until(restraint, 1, 20.0)
+    assert seconds_until(restraint, 0, 0.1) == PATIENCE
+
+
+def test_a_storm_much_later_is_another_storm(restraint: Restraint) -> None:
+    for _ in range(4):
+        seconds_until(restraint, 1, 20.0)
+        assert seconds_until(restraint, 0, 0.1) == PATIENCE
+        spend(restraint, 0.1, LASTED)
+
+
+def test_without_a_budget_it_never_goes_up() -> None:
+    restraint = Restraint(None)
+    for _ in range(1000):
+        assert not restraint.judge(Spent(programs=1.0), 1.0)
+    assert restraint.level == 0
+    assert restraint.spent == Spent(programs=1.0)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.5, 5)), max_size=200))
+def test_one_step_at_a_time_and_only_with_reason(seconds: list[tuple[float, float]]) -> None:
+    restraint = Restraint(BUDGET)
+    for used, lasted in seconds:
+        before = restraint.level
+        changed = restraint.judge(Spent(used * BUDGET), lasted)
+        assert changed == (restraint.level != before)
+        assert abs(restraint.level - before) <= 1
+        assert 0 <= restraint.level <= LAST
+        assert restraint.level <= before or used > 1
+        assert restraint.level >= before or used <= 1
+    assert sum(restraint.seconds) == pytest.approx(sum(lasted for _, lasted in seconds))
+
+
+def test_each_step_is_said_once_with_its_figures(
+    restraint: Restraint, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(50):
+        restraint.judge(Spent(programs=0.3, sampler=0.05, helpers=0.02), 1.0)
+    seconds_until(restraint, 0, 0.1)
+    told = [vars(record) for record in caplog.records]
+    assert [(one["LOCKD_RESTRAINT_BEFORE"], one["LOCKD_RESTRAINT"]) for one in told] == [
+        (0, 1), (1, 2), (2, 3), (3, 2), (2, 1), (1, 0),
+    ]  # fmt: skip
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3 + ["INFO"] * 3
+    assert told[0]["LOCKD_CPU_PROGRAMS"] == "0.300000"
+    assert told[0]["LOCKD_CPU_BUDGET"] == "0.020000"
+    up, down = caplog.messages[0], caplog.messages[-1]
+    assert up == (
+        "restraint from 0 to 1: no stacks are taken and no names looked up; lockd takes 37.00% of the machine"
+        " (programs 30.00%, sampler 5.00%, helpers 2.00%) in 1.0 s: more than budget.cpu, 2.00%, and"
+        " nothing is saved"
+    )
+    assert down.endswith("for 5 s less than 75% of budget.cpu, 2.00%")
+
+
+# --- What it takes ----------------------------------------------------------------------------------
+
+
+class Clock:
+    """Windows of a given length, in which programs take a share of one CPU."""
+
+    def __init__(self, share: float, timed_runs: int) -> None:
+        self.ns = 0
+        self._share, self._timed_runs, self._told = share, timed_runs, 0.0
+        self.timed = 0
+        self.times = ProgramTimes(lambda: int(self._told), timed_runs, lambda: self.ns)
+
+    def window(self, ns: int) -> bool:
+        self.ns += 1
+        is_timed = self.times.next_window()
+        self.ns += ns
+        if is_timed:
+            self.timed += ns
+            self._told += ns * self._share / self._timed_runs
+        return is_timed
+
+
+@pytest.mark.parametrize("window_ns", [10_000_000, 50_000_000, 200_000_000, 10 * NS])
+def test_programs_are_timed_now_and_then(window_ns: int) -> None:
+    clock = Clock(0.25, 8)
+    for _ in range(1 + 100 * NS // window_ns):
+        clock.window(window_ns)
+    clock.times.next_window()
+    assert clock.times.cpus() == pytest.approx(0.25, rel=0.01)
+    assert 0 < clock.timed <= (TIMED_SHARE + 0.01) * clock.ns + window_ns
+    assert clock.times.cpus() == pytest.approx(0.25, rel=0.01), "what was told last"
+
+
+def test_nothing_is_told_before_a_window_was_timed() -> None:
+    assert Clock(0.25, 8).times.cpus() == 0
+
+
+def test_shares_are_of_the_whole_machine() -> None:
+    clock = Clock(0.4, 1)
+    sampler, helper = [0.0], [0.0]
+    spending = Spending(clock.times, lambda: sampler[0], [lambda: helper[0]], cpus=4)
+    clock.window(NS)
+    clock.window(NS)
+    sampler[0], helper[0] = 0.5, 2.0
+    spent = spending.look(2.0)
+    assert spent.programs == pytest.approx(0.1)
+    assert spent.sampler == pytest.approx(0.0625)
+    assert 0 < spent.helpers < 0.25 * 2 / MEAN_SECONDS * 1.01
+    assert spent.total == spent.programs + spent.sampler + spent.helpers
+
+
+def test_helpers_count_by_their_mean() -> None:
+    """A second in which symbols are read is one of many; a minute of it is not."""
+    helper = [0.0]
+    spending = Spending(Clock(0, 1).times, lambda: 0.0, [lambda: helper[0]], cpus=1)
+    helper[0] += 1.0
+    assert spending.look(1.0).helpers == pytest.approx(1 / MEAN_SECONDS, rel=0.05)
+    for _ in range(5 * round(MEAN_SECONDS)):
+        helper[0] += 1.0
+        spent = spending.look(1.0)
+    assert spent.helpers == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.fixture
+def busy() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that never sleep."""
+    started = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2)]
+    yield started
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+def test_a_process_that_takes_anothers_place_goes_on_with_its_time(
+    busy: list[subprocess.Popen[bytes]],
+) -> None:
+    followed = Successors()
+    assert followed.cpu_seconds() == 0
+    told = [0.0]
+    for one in busy:
+        followed.follow(one.pid)
+        deadline = time.monotonic() + 30
+        while followed.cpu_seconds() < told[-1] + 0.05:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        told.append(followed.cpu_seconds())
+        os.kill(one.pid, 9)
+        one.wait()
+        assert followed.cpu_seconds() >= told[-1], "what it had taken when it ended"
+        followed.follow(0)
+        assert followed.cpu_seconds() >= told[-1]
