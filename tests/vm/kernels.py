@@ -62,11 +62,6 @@ LEFT_OUT = {
     "test_started.py": "about processes of lockd, which are the same on any kernel",
     "test_sys_time.py": "about which calls are timed, on any kernel; to compile a trace takes a minute",
     "test_totals.py": "about maps that are full; filling them takes too long there",
-    "test_offcpu.py::test_each_state_and_reason_has_its_count_and_time": "on the newest kernel one sleep in "
-    "a hundred is not counted there; its time may be up before its thread leaves the CPU: not understood yet",
-    "test_trace_kernel_functions.py": "passed on 5.10, 6.12 and the newest by hand; not seen on 6.1 yet",
-    "test_trace_klock_module.py": "passed on 6.12 by hand (tests/vm/run); not seen on every kernel yet",
-    "test_trace_offcpu_originals.py": "passed on 5.10, 6.1 and 6.12 by hand; not seen on every kernel yet",
     "test_trace_events.py": "about tracepoints and system calls, which are the same there",
     "test_trace_futex.py": "about what is made of futex calls, which test_futex.py tests there; to "
     "compile a trace takes a minute each time",
@@ -78,6 +73,21 @@ LEFT_OUT = {
     "test_waiting.py": "about waits that go on for long, which would take too long for all kernels together",
 }
 """Tests of tests/kernel that are not run in these machines, and why."""
+
+ONLY_ON = {
+    "test_trace_klock_module.py": (
+        "6.12",
+        "the programs are the daemon's, which test_lock_module.py tests everywhere; what is made of them is "
+        "the same on any kernel",
+    ),
+    "test_trace_offcpu_originals.py": ("5.10 6.12", "about what another tool says, which is the same"),
+}
+"""Tests that are run on kernels of these series alone, and why."""
+
+
+def left_out(series: str) -> list[str]:
+    """The tests of tests/kernel that are not run on a kernel."""
+    return [*LEFT_OUT, *(test for test, (only, _) in ONLY_ON.items() if series not in only.split())]
 
 
 @dataclass(frozen=True)
