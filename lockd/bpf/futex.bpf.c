@@ -174,8 +174,8 @@ static __always_inline void count_calls(struct futex_key *key, struct ended *end
     u64 id = bpf_get_current_pid_tgid();
     /* Of another thread, whose leaving of the CPU was not seen, no more is known than its id. */
     bool is_own = key->tid == (u32)id;
-    u32 level = restraint();
-    bool by_process = is_own && level >= RESTRAINT_DETAIL;
+    u32 step = restraint();
+    bool by_process = is_own && step >= RESTRAINT_DETAIL;
 
     if (!map)
         return;
@@ -184,7 +184,7 @@ static __always_inline void count_calls(struct futex_key *key, struct ended *end
         key->tid = OF_PROCESS | id >> 32;
     }
     struct futex_value *v = NULL;
-    if (level < RESTRAINT_PROCESSES) {
+    if (step < RESTRAINT_PROCESSES) {
         v = bpf_map_lookup_elem(map, key);
         if (!v && is_own) {
             struct futex_value fresh = {};

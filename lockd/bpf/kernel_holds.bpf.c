@@ -169,13 +169,13 @@ static __always_inline void count_hold(struct kernel_holding_key *at, struct ker
 #endif
     if (!map)
         return;
-    u32 level = restraint();
-    if (level >= RESTRAINT_DETAIL) {
+    u32 step = restraint();
+    if (step >= RESTRAINT_DETAIL) {
         key.lock = 0;
         key.tid = OF_PROCESS | holding->tgid;
     }
     struct kernel_hold_value *v = NULL;
-    if (level < RESTRAINT_PROCESSES) {
+    if (step < RESTRAINT_PROCESSES) {
         v = bpf_map_lookup_elem(map, &key);
         if (!v) {
             struct kernel_hold_value fresh = {};

@@ -170,8 +170,8 @@ static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, st
     u64 given_up = wait->given_up;
 #endif
 
-    u32 level = restraint();
-    bool by_process = level >= RESTRAINT_DETAIL;
+    u32 step = restraint();
+    bool by_process = step >= RESTRAINT_DETAIL;
 
     kernel_waits.delete(at);
     if (!map || !is_wanted(waited))
@@ -181,7 +181,7 @@ static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, st
         key.tid = OF_PROCESS | bpf_get_current_pid_tgid() >> 32;
     }
     struct kernel_lock_value *v = NULL;
-    if (level < RESTRAINT_PROCESSES) {
+    if (step < RESTRAINT_PROCESSES) {
         v = bpf_map_lookup_elem(map, &key);
         if (!v) {
             struct kernel_lock_value fresh = {};

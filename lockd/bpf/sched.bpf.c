@@ -226,14 +226,14 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
     if (!map || (key->blocked_slot == SLOT_NONE && key->run_slot == SLOT_NONE))
         return;
 #endif
-    u32 level = restraint();
-    bool by_process = level >= RESTRAINT_DETAIL;
+    u32 step = restraint();
+    bool by_process = step >= RESTRAINT_DETAIL;
     if (by_process) {
         key->tid = OF_PROCESS | t->tgid;
         key->waker = 0;
     }
     struct offcpu_value *v = NULL;
-    if (level < RESTRAINT_PROCESSES) {
+    if (step < RESTRAINT_PROCESSES) {
         v = bpf_map_lookup_elem(map, key);
         if (!v) {
             struct offcpu_value fresh = {};
