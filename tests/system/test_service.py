@@ -26,6 +26,9 @@ START_SECONDS = 240
 """A start compiles for half a minute there, and longer beside a busy neighbour."""
 CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
 
+MOST_MB = 95.0
+"""Of all processes together; 75 with Python 3.11."""
+
 
 @pytest.fixture(scope="module")
 def guest() -> Iterator[Machine]:
@@ -152,6 +155,15 @@ def handed_over_lock(guest: Machine) -> str:
     answer = guest.get(f"{URL}/api/v1/locks?comm=handed_over&kind=lock")
     rows = json.loads(answer.out)["locks"] if answer.code == 0 else []
     return next((str(row["lock"]) for row in rows if row["program"] == "futex"), "")
+
+
+def test_it_is_small(guest: Machine) -> None:
+    """Nothing else here runs Python, with whom memory would be shared; the namer has read its files by now."""
+    shares = {}
+    for name, pid in processes(guest).items():
+        lines = guest.shell(f"cat /proc/{pid}/smaps_rollup")
+        shares[name] = {kind: int(kb) / 1000 for kind, kb in re.findall(r"^(Pss\w*):\s*(\d+)", lines, re.M)}
+    assert sum(share["Pss"] for share in shares.values()) < MOST_MB, shares
 
 
 def test_another_exporter_comes_and_counts_go_on(guest: Machine) -> None:
