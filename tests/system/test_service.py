@@ -158,7 +158,7 @@ def handed_over_lock(guest: Machine) -> str:
 
 
 def test_it_is_small(guest: Machine) -> None:
-    """Nothing else here runs Python, with whom memory would be shared; the namer has read its files by now."""
+    """Nothing else here runs Python, which would share memory; the namer has read its files by now."""
     shares = {}
     for name, pid in processes(guest).items():
         lines = guest.shell(f"cat /proc/{pid}/smaps_rollup")
