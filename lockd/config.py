@@ -24,6 +24,7 @@ from lockd.config_rules import (
     integer,
     list_of,
     or_none,
+    or_word,
     parse_duration,
     power_of_two,
     scalar,
@@ -195,16 +196,25 @@ class Maps:
     stacks: int = key(power_of_two(64, LARGEST_MAP), "1024", "Call stacks in the kernel within one period.")
 
 
+AUTO = 0.0
+"""No share that could be written."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """What lockd may cost. See docs/restraint.md."""
 
     cpu: float | None = key(
-        or_none(share("0.01%", "100%"), "none"),
-        "2%",
+        or_none(or_word(share("0.01%", "100%"), "auto", AUTO), "none"),
+        "auto",
         "Of the CPU time of the whole machine, for all programs and processes of lockd together. While they "
-        "take more, lockd tells less, step by step; totals stay exact.",
+        "take more, lockd tells less, step by step; totals stay exact. auto: 2%, or a tenth of one processor "
+        "where that is more.",
     )
+
+    def share(self, cpus: int) -> float | None:
+        """Of a machine of so many processors; None: no limit."""
+        return max(0.02, 0.1 / cpus) if self.cpu == AUTO else self.cpu
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar, cast
 import yaml
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 STR, INT, BOOL, NULL = (f"tag:yaml.org,2002:{name}" for name in ("str", "int", "bool", "null"))
 
@@ -212,10 +213,18 @@ def absolute_path() -> Rule[Path]:
 
 def or_none(rule: Rule[T], word: str) -> Rule[T | None]:
     """What `rule` takes, or nothing, which is written as `word` or null."""
+    return _or(rule, word, None, {NULL})
 
-    def read(node: yaml.Node) -> T | None:
-        if isinstance(node, yaml.ScalarNode) and (node.tag == NULL or node.value == word):
-            return None
+
+def or_word(rule: Rule[T], word: str, value: U) -> Rule[T | U]:
+    """What `rule` takes, or `word`, which means `value`."""
+    return _or(rule, word, value, set())
+
+
+def _or(rule: Rule[T], word: str, value: U, tags: set[str]) -> Rule[T | U]:
+    def read(node: yaml.Node) -> T | U:
+        if isinstance(node, yaml.ScalarNode) and (node.tag in tags or node.value == word):
+            return value
         try:
             return rule.read(node)
         except Broken as error:

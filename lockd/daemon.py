@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import time
@@ -35,7 +36,7 @@ def sampler_settings(config: Config) -> SamplerSettings:
             windows=tuple((window.name, window.ns / NS) for window in config.windows),
         ),
         Filter(asked.units, asked.comms, asked.exclude_comms, asked.pids),
-        config.budget.cpu,
+        config.budget.share(os.cpu_count() or 1),
     )
 
 

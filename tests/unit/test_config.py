@@ -58,7 +58,7 @@ def test_defaults() -> None:
     assert config.histogram.buckets_us == tuple(4**n for n in range(14))
     assert dataclasses.astuple(config.series) == (10000, HOUR, 50)
     assert dataclasses.astuple(config.maps) == (8192, 16384, 1024)
-    assert config.budget.cpu == 0.02
+    assert [config.budget.share(cpus) for cpus in (1, 2, 5, 64)] == [0.1, 0.05, 0.02, 0.02]
     assert config.web.listen == (("127.0.0.1", 9776),)
     assert config.web.config_file is None
     assert config.log.level == "info"
@@ -233,6 +233,7 @@ PERIOD = f"is not a duration from 10ms to 10s, {DURATION}"
 WINDOWS = "is not a list of 1 to 4 different durations, each from 10s to 24h"
 BUCKETS = "is not a list of powers of two from 1 to 67108864, each larger than the last"
 COMM = "is not a string: a name of at most 15 bytes, or a shell pattern"
+SHARE = "a share from 0.01% to 100%, or auto, or none"
 SECTIONS = "period, programs, filter, windows, histogram, series, maps, budget, web, log"
 OFF = "{enabled: false}"
 ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for every interface"
@@ -296,7 +297,7 @@ ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for eve
             "filter.max_block: 2000us is not longer than min_block, so nothing could be counted",
         ),
         *(
-            (f"budget: {{cpu: {wrong}}}", f"budget.cpu: {wrong} is not a share from 0.01% to 100%, or none")
+            (f"budget: {{cpu: {wrong}}}", f"budget.cpu: {wrong} is not {SHARE}")
             for wrong in ("2", "0.02", "0%", "0.001%", "101%", "-1%", "2 %", "2.%", "off", "1e1%", "[2%]")
         ),
         ("windows: []", f"windows: [] {WINDOWS}"),
