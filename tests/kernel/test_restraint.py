@@ -25,6 +25,8 @@ from workload import Workload
 from lockd.load.bpf_syscall import bpf
 from lockd.sample.restraint import STEPS
 
+pytestmark = pytest.mark.timeout(900)  # a storm, and all that comes after it
+
 BPF_ENABLE_STATS = 32
 LAST = len(STEPS) - 1
 STORM_SECONDS, CALM_SECONDS = 40, 200
