@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from comparison import FLOOR, LOCKD, UNTRACED, Comparison
 from emulated import measured
+from emulator import need_emulator
 
 KERNEL = "6.12"
 LOCKS = "lockd: kernel_locks"
@@ -26,7 +27,8 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
-def found(emulator: None) -> Comparison:
+def found() -> Comparison:
+    need_emulator()
     return Comparison.from_json(measured(KERNEL, (UNTRACED, FLOOR, LOCKD, LOCKS)))
 
 

@@ -17,6 +17,7 @@ import guests
 import inside
 import matrix
 import pytest
+from emulator import need_emulator
 from inside import Run
 from kernels import COMPLAINTS, KERNELS, SKIPS, Skip
 from machine.kernel import unpacked
@@ -32,8 +33,9 @@ pytestmark = pytest.mark.timeout(3600)  # all machines
 
 
 @pytest.fixture(scope="session")
-def runs(emulator: None) -> Iterator[dict[str, Future[Run]]]:
+def runs() -> Iterator[dict[str, Future[Run]]]:
     """The tier on every kernel, as many at a time as there are processors: a machine takes one."""
+    need_emulator()
     modules = HERE / "module/build"
     modules.mkdir(exist_ok=True)
     for kernel in KERNELS:

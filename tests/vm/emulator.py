@@ -9,9 +9,8 @@ import shutil
 import pytest
 
 
-@pytest.fixture(scope="session")
-def emulator() -> None:
-    """Skips where there can be no machines."""
+def need_emulator() -> None:
+    """Skip where there can be no machines."""
     if platform.machine() != "x86_64":
         pytest.skip("host: the machines are of x86_64")
     if os.geteuid():
