@@ -51,7 +51,7 @@ LEFT_OUT = {
     "from outside, which adds milliseconds there to a clone; the reasons are not the kernel's matter",
     "test_overhead.py": "about how long programs run, which an emulated processor does not tell",
     "test_profiles.py": "about what is made of the daemon's tables, which other tests look at there",
-    "test_restraint.py": "about shares of processor time, which an emulated processor does not tell",
+    "test_storm.py": "about shares of processor time, which an emulated processor does not tell",
     "test_rings.py": "about locks in user space and the sampler, the same on any kernel",
     "test_server_names.py": "about a server, which is the same on any kernel",
     "test_signals.py": "about processes of lockd, which are the same on any kernel",
