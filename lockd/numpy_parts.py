@@ -10,6 +10,7 @@ import os
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
+from pathlib import Path
 from types import ModuleType
 
 UNUSED = ("ctypeslib", "fft", "ma", "polynomial", "random", "typing")
@@ -38,8 +39,11 @@ def leave_out() -> None:
     # OpenBLAS starts a thread for each processor as it is loaded: each would keep the capabilities that the
     # process then has, whatever the process gives up later (privileges.py).
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    places = numpy.submodule_search_locations or []
+    if any((Path(place) / "_core").is_dir() for place in places):
+        return  # numpy 2 imports them when they are asked for, and would look for itself in a stand-in
     for name in UNUSED:
-        spec = PathFinder.find_spec(f"numpy.{name}", numpy.submodule_search_locations)
+        spec = PathFinder.find_spec(f"numpy.{name}", places)
         if spec:
             module = module_from_spec(spec)
             module.__class__ = Later

@@ -251,7 +251,7 @@ def _itself() -> Iterator[Metric]:
         " themselves now and then, the sampler, and the helpers (namer and exporter; their mean over a"
         " minute).",
     )
-    yield metric("cpu_budget_ratio", "gauge", "", "What lockd may take: budget.cpu; absent if that is none.")
+    yield metric("cpu_budget_ratio", "gauge", "", "What lockd may take: budget.cpu; +Inf if that is none.")
     yield metric(
         "restraint_level",
         "gauge",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from math import inf
 
 from lockd.manifest import Manifest
 from lockd.names.resolver import Resolver
@@ -79,5 +80,4 @@ class CpuBudget:
         block.add("lockd_restraint_seconds_total", levels, restraint.seconds)
         parts = asdict(spent)
         block.add("lockd_cpu_ratio", [(part,) for part in parts], list(parts.values()))
-        if restraint.budget is not None:
-            block.add("lockd_cpu_budget_ratio", [()], [restraint.budget])
+        block.add("lockd_cpu_budget_ratio", [()], [inf if restraint.budget is None else restraint.budget])
