@@ -53,8 +53,9 @@ class Maps:
         losses = len(source.enums["loss"]) - 1
         self.fds: dict[str, int] = {}
         self._infos: list[MapInfo] = []
-        self._make("control", ARRAY, 1, "u4", "u4")
+        self._make("control", ARRAY, 1, "u4", [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4")])
         self._make("losses", PERCPU_ARRAY, losses, "u4", f"({cpus},)u8", value_bytes=8)
+        self._make("run_times", PERCPU_ARRAY, 1, "u4", f"({cpus},)u8", value_bytes=8)
         self._make("threads", HASH, ENTRIES, "u4", THREAD)
         self._make("kernel_waits", HASH, ENTRIES, NOW_KEY, WAITING)
         self._make("kernel_holding", HASH, ENTRIES, NOW_KEY, HOLDING)
