@@ -69,6 +69,12 @@ def budget_for(lockd: Lockd) -> str:
     return f"{100 * min(max(2 * sorted(taken)[5], LEAST), MOST):.3f}%"
 
 
+def left_out(before: Metrics, after: Metrics) -> float:
+    """Runs of programs that the kernel left out: a sampler was preempted in a map operation on that CPU."""
+    name = "lockd_dropped_events_total"
+    return after.sum(name, reason="recursion") - before.sum(name, reason="recursion")
+
+
 class Storm:
     """What two daemons counted in a storm: `small` with a budget, `large` without."""
 
@@ -87,9 +93,13 @@ class Storm:
     def check(self, truth: int, name: str, **labels: str) -> None:
         """Nothing lost and nothing twice; `other` may hold what other processes did meanwhile."""
         everybody = self._large.sum(name, **labels) - self._large_before.sum(name, **labels)
+        lost, lost_by_large = (
+            left_out(self._small_before, self.after),
+            left_out(self._large_before, self._large),
+        )
         others = self.added(name, comm="other", **labels)
         counted = self.after.sum(name, comm=self._one.comm, **labels) + others
-        assert truth <= counted <= everybody, (name, labels)
+        assert truth - lost <= counted <= everybody + lost_by_large, (name, labels, lost, lost_by_large)
         assert 0 < others < counted, (name, labels)
 
     def added(self, name: str, **labels: str) -> float:
@@ -116,7 +126,8 @@ def test_a_storm(large: Lockd, workload: Start, tmp_path: Path) -> None:
         for one_family, another in AGREEING.items():
             expected = pytest.approx(storm.after.sum(another), rel=1e-9)
             assert storm.after.sum(one_family) == expected, one_family
-        assert storm.added("lockd_dropped_events_total") == 0
+        dropped = storm.added("lockd_dropped_events_total")
+        assert dropped == storm.added("lockd_dropped_events_total", reason="recursion")
         assert storm.added("lockd_overflow_events_total", map="futex") > 0
 
         # At the last step nobody has a name; before, processes have.
