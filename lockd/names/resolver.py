@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from lockd import isolated
@@ -46,6 +47,8 @@ class Resolver:
     def __init__(self, procfs: Path = Path("/proc"), blocked: Ring | None = None) -> None:
         self._procfs, self._blocked = procfs, blocked
         self._queue: deque[Question] = deque()
+        self._to_look: dict[int, None] = {}
+        self._to_forget: dict[int, None] = {}
         self._outstanding: deque[Question] = deque()
         self._answers: list[Answer] = []
         self._namer: Namer | None = None
@@ -80,9 +83,16 @@ class Resolver:
         return True
 
     def look(self, tgids: Sequence[int], gone: Sequence[int] = ()) -> None:
-        """Have the mappings of `tgids` remembered, before those processes end, and the `gone` forgotten."""
-        for at in range(0, max(len(tgids), len(gone)), LOOKS):
-            self._queue.appendleft(Looks(tuple(tgids[at : at + LOOKS]), tuple(gone[at : at + LOOKS])))
+        """Have the mappings of `tgids` remembered, before those processes end, and the `gone` forgotten.
+
+        What ends while it waits to be looked at is not looked at: only of what lives can there be much to do.
+        """
+        self._to_look.update(dict.fromkeys(tgids))
+        for tgid in gone:
+            if tgid in self._to_look:
+                del self._to_look[tgid]
+            else:
+                self._to_forget[tgid] = None
 
     def answers(self) -> list[Answer]:
         """All since the last call. To be called often: it is also what sends the questions."""
@@ -115,17 +125,25 @@ class Resolver:
 
     def _send(self, now: float) -> None:
         assert self._namer
-        while self._queue and len(self._outstanding) < OUTSTANDING:
-            question = self._queue[0]
-            if self.is_paused and not isinstance(question, Owners):  # those are in front
-                return
-            if not self._namer.send(question.encode()):
-                return
+        while (question := self._next()) and self._namer.send(question.encode()):
+            if isinstance(question, Looks):
+                for sent, waiting in ((question.tgids, self._to_look), (question.gone, self._to_forget)):
+                    for tgid in sent:
+                        del waiting[tgid]
+                continue
             self._queue.popleft()
-            if question.wants_answer:
-                if not self._outstanding:
-                    self._answered_at = now
-                self._outstanding.append(question)
+            if not self._outstanding:
+                self._answered_at = now
+            self._outstanding.append(question)
+
+    def _next(self) -> Question | None:
+        """What is to be sent now: who holds locks, then what may end, then names."""
+        first = self._queue[0] if self._queue and len(self._outstanding) < OUTSTANDING else None
+        if isinstance(first, Owners) or self.is_paused:
+            return first if isinstance(first, Owners) else None
+        if self._to_look or self._to_forget:
+            return Looks(tuple(islice(self._to_look, LOOKS)), tuple(islice(self._to_forget, LOOKS)))
+        return first
 
     def _note_answer(self, answer: Answer, now: float) -> None:
         if not self._outstanding:

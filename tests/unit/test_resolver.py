@@ -100,6 +100,36 @@ def test_while_it_is_paused_only_the_owners_of_locks_are_asked_for(
     assert isinstance(answer, LockAnswer)
 
 
+def test_processes_that_come_and_go_meanwhile_take_no_room(tmp_path: Path, make: MakeResolver) -> None:
+    """Or a namer that falls behind would be asked about them for ever, and about no lock again."""
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    resolver.is_paused = True
+    for tgid in range(1, 10_000):
+        resolver.look((tgid,))
+        resolver.look((), (tgid,))
+    resolver.answers()
+    assert resolver.room == QUEUED
+    assert not resolver._to_look
+    assert not resolver._to_forget
+    resolver.is_paused = False
+    assert named(resolver, LOCK) == "other_lock+0x1000"
+
+
+def test_all_that_live_are_looked_at_and_forgotten_in_messages_of_their_size(
+    tmp_path: Path, make: MakeResolver
+) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    resolver.look(range(1, 2501))
+    resolver.look((), range(1, 11))
+    named(resolver, LOCK)
+    assert not resolver._to_look
+    resolver.look((), range(11, 2501))
+    named(resolver, LOCK)
+    assert not resolver._to_forget
+
+
 def test_answers_come_in_the_order_of_the_questions(tmp_path: Path, make: MakeResolver) -> None:
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     resolver = make(tmp_path)
