@@ -477,8 +477,7 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool d
     here->call.since = 0;
 }
 
-#define LOOKED_UP_AGAIN_NS                                                                                   \
-    10000000 /* the lock may be known better by then, or forgotten, to be captured again */
+#define LOOKED_UP_AGAIN_NS 10000000 /* it may be known better by then, or be forgotten */
 
 /* It waits for a lock: capture it, if that was not done a moment ago. */
 static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t, u64 now)
