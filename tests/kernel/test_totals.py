@@ -86,8 +86,11 @@ def large(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
 def daemon(directory: Path, **config: Any) -> Iterator[Lockd]:
     """One with a configuration of its own, which must end well."""
     lockd = Lockd(directory, config)
-    yield lockd
-    assert lockd.stop() == 0, "".join(lockd.log)
+    try:
+        yield lockd
+    finally:
+        code = lockd.stop()
+    assert code == 0, "".join(lockd.log)
 
 
 def test_futex_waits_that_find_no_place(large: Lockd, workload: Start, tmp_path: Path) -> None:
