@@ -35,6 +35,7 @@ int main(int argc, char **argv)
     hand_over(&h);
     say("{\"futex\": {");
     say_futex("pi", &h.waits);
-    say("}, \"wakes\": %ld, \"errors\": {}}", 2 * h.rounds);
+    /* One more if the C library wakes somebody as the threads begin or end: seen on 6.12 by each mechanism. */
+    say("}, \"wakes\": %ld, \"more_wakes\": 1, \"errors\": {}}", 2 * h.rounds);
     finish();
 }
