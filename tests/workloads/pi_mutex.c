@@ -35,7 +35,7 @@ int main(int argc, char **argv)
     hand_over(&h);
     say("{\"futex\": {");
     say_futex("pi", &h.waits);
-    /* One more if the C library wakes somebody as the threads begin or end: seen on 6.12 by each mechanism. */
+    /* One more if the C library wakes somebody as threads begin or end: seen on 6.12. */
     say("}, \"wakes\": %ld, \"more_wakes\": 1, \"errors\": {}}", 2 * h.rounds);
     finish();
 }
