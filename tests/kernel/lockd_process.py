@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -135,9 +137,22 @@ class Lockd:
         self._serving.set()
 
     def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=30) as answer:
-            body: bytes = answer.read()
+        try:
+            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=30) as answer:
+                body: bytes = answer.read()
+        except ConnectionError as error:
+            raise AssertionError(self._ended()) from error
+        except urllib.error.URLError as error:
+            if not isinstance(error.reason, ConnectionError):
+                raise
+            raise AssertionError(self._ended()) from error
         return body
+
+    def _ended(self) -> str:
+        """Why nobody answers."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        return f"{self.address} does not answer, exit code {self.process.poll()}:\n{''.join(self.log)}"
 
     def metrics(self, settled: bool = True) -> Metrics:
         """The metrics now; if `settled`, with everything that happened before the call."""

@@ -8,7 +8,6 @@ import platform
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,13 +55,6 @@ SCRIPTS = {**scripts(), **CROWDS}
 
 def comm_of(name: str, attempt: int) -> str:
     return f"kt{list(SCRIPTS).index(name)}.{attempt}"
-
-
-@pytest.fixture(scope="module")
-def module() -> Iterator[LockModule]:
-    module = LockModule()
-    yield module
-    module.unload()
 
 
 @pytest.fixture(scope="module", params=MECHANISMS)
