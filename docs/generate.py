@@ -28,7 +28,8 @@ leader, not of the thread), and besides those in the column *labels*. Names that
 microseconds, all others in base units.
 
 Totals are exact: for each metric, the sum over all label sets is what happened, less what
-`lockd_dropped_events_total` says. There are never more lines than `series.max` (10,000): what has no series
+`lockd_dropped_events_total` says; but for `lockd_futex_sys_seconds_total`, which is a sample where calls are
+many. There are never more lines than `series.max` (10,000): what has no series
 of its own is counted in the one whose names are `other`. So is what found no place in a map of the kernel
 (`lockd_overflow_events_total`); as its process is not known, no filter applies to it.
 """

@@ -16,7 +16,7 @@ The configuration of lockd: every key with its default. Remove what you do not c
 
 Durations have units, from large to small: 1d, 1h30m, 5m, 10s, 50ms, 100us.
 `lockd check --config.file=FILE` says everything that is wrong with a file. A change takes effect at
-a restart, which loses no counts."""
+a restart, with which the counters begin at zero."""
 
 
 def as_yaml() -> str:
