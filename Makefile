@@ -64,7 +64,7 @@ bench: ## measure what lockd costs, beside what users would run instead (ARGS='-
 	@$(call as_root,install packages and trace the kernel)
 	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES) $(BENCH_PACKAGES)
 	@$(MAKE) --no-print-directory $(VENV)/made workloads
-	@$(TOOLS) $(VENV)/bin/python bench/all.py $(ARGS)
+	@$(TOOLS) $(VENV)/bin/python -m bench.all $(ARGS)
 
 unit: $(VENV)/made ## run the tests that need neither root nor BPF
 	@$(TOOLS) $(VENV)/bin/pytest tests/unit $(ARGS)

@@ -17,13 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench import results, targets
+from bench.comparison import Comparison
 
-import results
-import targets
-from comparison import Comparison
-
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
 IDLE = 0.5
 """Threads that run, on average, at most."""
 
@@ -59,8 +56,8 @@ def run(parts: Sequence[Part], is_quick: bool, more: dict[str, list[str]]) -> di
         for ending in ("json", "md", "svg"):
             (results.BUILD / f"{part.name}.{ending}").unlink(missing_ok=True)
         arguments = [*(["--quick"] if is_quick else part.arguments), *more.get(part.name, [])]
-        command = [sys.executable, HERE / f"{part.name}.py", *arguments]
-        if code := subprocess.run(command, check=False).returncode:
+        command = [sys.executable, "-m", f"bench.{part.name}", *arguments]
+        if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
             failed[part.name] = f"exit code {code}; what it printed says why"
         elif not (results.BUILD / f"{part.name}.json").exists():
             failed[part.name] = "left no figures"

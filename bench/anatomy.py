@@ -1,6 +1,6 @@
 """Where the time goes that futex calls take longer while lockd traces them, down to single helpers.
 
-`sudo .venv/bin/python bench/anatomy.py [--quick]` writes bench/build/anatomy.json and .md. A load runs with
+`sudo .venv/bin/python -m bench.anatomy [--quick]` writes bench/build/anatomy.json and .md. A load runs with
 lockd's own programs at their hooks; with empty ones; with all of them empty but one; and with all calls of
 one helper replaced by a constant. The differences are what the parts are worth in their places. Beside that,
 what single steps take by themselves (steps.py).
@@ -18,13 +18,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import results
-from loads import Load, built, ours
-from steps import steps
-from variants import PROGRAMS, settings
-
+from bench import results
+from bench.loads import Load, built, ours
+from bench.steps import steps
+from bench.variants import PROGRAMS, settings
 from lockd.load import loader
 from lockd.load.attach import RETURN_0
 from lockd.load.btf import KernelTypes

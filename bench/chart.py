@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from comparison import FLOOR, LOCKD, UNTRACED, Comparison
+from bench.comparison import FLOOR, LOCKD, UNTRACED, Comparison
 
 COLUMNS = 4
 ROW_INCHES, PANEL_INCHES = 0.19, 2.6

@@ -1,4 +1,4 @@
-"""What lockd costs on this host under a mixed load: `sudo .venv/bin/python bench/cost.py` writes
+"""What lockd costs on this host under a mixed load: `sudo .venv/bin/python -m bench.cost` writes
 bench/build/cost.json and .md, a table.
 
 All figures are lockd's own metrics, and beside them what /proc says about its processes. The load is
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,12 +19,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/kernel"), str(ROOT / "bench")]
+from bench import results
+from tests.kernel.lockd_process import REPEATED_SECONDS, Lockd, Metrics
+from tests.kernel.workload import Workload
 
-import results  # noqa: E402
-from lockd_process import REPEATED_SECONDS, Lockd, Metrics  # noqa: E402
-from workload import Workload  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 FINE = {"histogram": {"buckets_us": [2**power for power in range(27)]}}
 """Every slot a bucket: quantiles are twice as fine as with the default buckets."""

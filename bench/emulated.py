@@ -1,6 +1,6 @@
 """What tracing costs on a kernel that has fentry and kprobes, in instructions: an emulated machine.
 
-`sudo .venv/bin/python bench/emulated.py [--quick] [--kernel 6.12]` writes bench/build/emulated.json, .md and
+`sudo .venv/bin/python -m bench.emulated [--quick] [--kernel 6.12]` writes bench/build/emulated.json, .md and
 .svg. A nanosecond passes there with each instruction (tests/machine), so that figures are numbers of
 instructions, and hardly differ from run to run, whatever else this host does. They do not say what an
 instruction takes, as one that waits for memory. bcc's tools and bpftrace are this host's.
@@ -17,17 +17,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests/vm"), str(HERE.parent / "tests")]
+from bench.comparison import Comparison
+from bench.loads import built
+from bench.overhead import write
+from tests.machine.base import base, make_image
+from tests.vm import compiled, guests, kernels
+from tests.vm.inside import ENVIRONMENT
 
-import compiled  # noqa: E402
-import guests  # noqa: E402
-import kernels  # noqa: E402
-from comparison import Comparison  # noqa: E402
-from inside import ENVIRONMENT  # noqa: E402
-from loads import built  # noqa: E402
-from machine.base import base, make_image  # noqa: E402
-from overhead import write  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 TITLE = "What tracing costs in instructions"
 PROGRAMS = "bench/build/programs"
@@ -73,7 +70,7 @@ def _libraries(program: Path) -> list[Path]:
 
 
 def measured(series: str, variants: tuple[str, ...]) -> dict[str, object]:
-    """What bench/overhead.py writes as JSON in a machine with this kernel."""
+    """What bench.overhead writes as JSON in a machine with this kernel."""
     with tempfile.TemporaryDirectory(prefix="lockd-bench-", dir="/var/tmp") as name:
         root, disk = Path(name, "root"), Path(name, "disk")
         make_checkout(root)
@@ -82,13 +79,13 @@ def measured(series: str, variants: tuple[str, ...]) -> dict[str, object]:
             compiled.give(machine, base() / "root", ASKED)
             tools = f"{guests.WORK}/{TOOLS}"
             done = machine.run(
-                "/usr/bin/python3", "bench/overhead.py", "--json", FOUND, "--rounds", 1, "--runs", RUNS,
+                "/usr/bin/python3", "-m", "bench.overhead", "--json", FOUND, "--rounds", 1, "--runs", RUNS,
                 "--programs", PROGRAMS, "--loads", "futex,pipe,mutex", "--variants", ";".join(variants),
                 seconds=SECONDS, cwd=guests.WORK, more=_say,
                 env={**ENVIRONMENT, "PATH": f"{tools}:/usr/sbin:/usr/bin", "LD_LIBRARY_PATH": tools},
             )  # fmt: skip
             if done.code:
-                raise RuntimeError(f"bench/overhead.py in the machine: exit code {done.code}:\n{done.out}")
+                raise RuntimeError(f"bench.overhead in the machine: exit code {done.code}:\n{done.out}")
             found: dict[str, object] = json.loads(machine.run("cat", FOUND).out)
     return found
 

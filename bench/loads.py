@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from database import SERVER, database
+from bench.database import SERVER, database
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 SECONDS = 60

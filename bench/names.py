@@ -1,4 +1,4 @@
-"""Whether naming delays sampling: `sudo .venv/bin/python bench/names.py`.
+"""Whether naming delays sampling: `sudo .venv/bin/python -m bench.names`.
 
 One daemon, and by turns some seconds with and without 2,000 new processes a minute, each of which blocks
 once on a mutex of its own and is to be named (tests/programs/names_churn.c). How late ticks began is
@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import results
-from cost import FINE, Lockd, Metrics, Workload, quantile, since
+from bench import results
+from bench.cost import FINE, Lockd, Metrics, Workload, quantile, since
 
 ROOT = Path(__file__).resolve().parents[1]
 CHURN = ROOT / "tests/programs/build/names_churn"

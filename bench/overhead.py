@@ -1,6 +1,6 @@
 """What tracing costs, against nothing, against empty programs and against what users would run instead.
 
-`sudo .venv/bin/python bench/overhead.py [--quick] [--rounds N] [--variants "A;B"] [--loads A,B]` writes
+`sudo .venv/bin/python -m bench.overhead [--quick] [--rounds N] [--variants "A;B"] [--loads A,B]` writes
 bench/build/overhead.json, .md and .svg. A round runs every load under every variant, and untraced right
 before or after it: a ratio is made of such neighbours. The order changes from round to round. Run it on an
 otherwise idle host.
@@ -18,13 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import results
-from chart import draw
-from comparison import Comparison
-from loads import Failed, Load, built, others, ours
-from variants import BY_MECHANISM, UNTRACED, VARIANTS, NotHere, Variant
+from bench import results
+from bench.chart import draw
+from bench.comparison import Comparison
+from bench.loads import Failed, Load, built, others, ours
+from bench.variants import BY_MECHANISM, UNTRACED, VARIANTS, NotHere, Variant
 
 ROUNDS = 4
 

@@ -1,6 +1,6 @@
 """How soon lockd is there and how much memory it takes then, at rest and under churn.
 
-`sudo .venv/bin/python bench/startup.py [--quick] [--starts N] [--idle SECONDS] [--churn MINUTES]` writes
+`sudo .venv/bin/python -m bench.startup [--quick] [--starts N] [--idle SECONDS] [--churn MINUTES]` writes
 bench/build/startup.json and .md. The first start compiles the programs, the others find them kept. Churn are
 processes and threads that live for milliseconds and addresses of locks that no one has seen before, from
 tests/workloads; `--churn 60` tells whether anything grows. Shares of pages that other processes have mapped
@@ -24,13 +24,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT), str(ROOT / "tests/kernel")]
+from bench import results
+from bench.cost import CHILDREN, TICK, children_of, cpu_seconds
+from tests.kernel.lockd_process import Lockd
+from tests.kernel.workload import Workload
 
-import results  # noqa: E402
-from cost import CHILDREN, TICK, children_of, cpu_seconds  # noqa: E402
-from lockd_process import Lockd  # noqa: E402
-from workload import Workload  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 READY_TARGET, PSS_TARGET, MAPS_TARGET = 1.5, 60, 16
 """Seconds; MB; MB."""

@@ -5,11 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lockd.load.bpf_syscall import bpf, describe
 from lockd.load.source import HEADERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from comparison import LOCKD, Comparison
+from bench.comparison import LOCKD, Comparison
 
 
 @dataclass(frozen=True)

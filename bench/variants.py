@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/kernel")]
-
-from bcc_headers import bcc_headers  # noqa: E402
-from comparison import FLOOR, LOCKD, UNTRACED  # noqa: E402
-from lockd_process import lockd_or_reason  # noqa: E402
+from bench.comparison import FLOOR, LOCKD, UNTRACED
+from tests.kernel.bcc_headers import bcc_headers
+from tests.kernel.lockd_process import lockd_or_reason
 
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 LOCKTRACE_LIKE = Path(__file__).resolve().parent / "locktrace_like.bpf.c"

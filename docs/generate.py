@@ -1,21 +1,16 @@
 """Writes docs/metrics.md from the catalogue of metrics and the lists of label values.
 
-`python3 docs/generate.py > docs/metrics.md` after a change there; a test compares the two.
+`python3 -m docs.generate > docs/metrics.md` after a change there; a test compares the two.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from lockd.export.catalog import CATALOG, Metric  # noqa: E402
-from lockd.load.source import assemble  # noqa: E402
-from lockd.names.reasons import REASONS  # noqa: E402
-from lockd.sample.limits import SHARES  # noqa: E402
+from lockd.export.catalog import CATALOG, Metric
+from lockd.load.source import assemble
+from lockd.names.reasons import REASONS
+from lockd.sample.limits import SHARES
 
 HEAD = """\
 # Metrics

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from machine.cache import CACHE, locked, proxies, sources
+from tests.machine.cache import CACHE, locked, proxies, sources
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = "bookworm"

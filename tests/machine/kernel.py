@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from machine.cache import CACHE, locked, sources
+from tests.machine.cache import CACHE, locked, sources
 
 NEWEST = "newest"
 """In place of a series: whichever a suite has, so that the day it gets another nothing breaks but by that."""

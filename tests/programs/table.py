@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """docs/lock-names.md: what lockd is to say of each program, and what it said when the tests last ran.
 
-Usage: tests/programs/table.py [new]
+Usage: python3 -m tests.programs.table [new]
 
 Writes it from expected.py and results.json; with `new` the results of the last run, which the tests leave in
 build/, are taken over into results.json first.
@@ -15,13 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.programs.expected import SCENARIOS, Scenario, agrees
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RESULTS = HERE / "results.json"
 DOCUMENT = ROOT / "docs/lock-names.md"
-sys.path.insert(0, str(ROOT))
-
-from tests.programs.expected import SCENARIOS, Scenario, agrees  # noqa: E402
 
 HEAD = """\
 # Names of locks

@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from machine import initrd
-from machine.base import ROOT, base, make_image
-from machine.kernel import unpacked
-from machine.qemu import Kernel, Machine
-from machine.qemu import booted as machine_booted
+from tests.machine import initrd
+from tests.machine.base import ROOT, base, make_image
+from tests.machine.kernel import unpacked
+from tests.machine.qemu import Kernel, Machine
+from tests.machine.qemu import booted as machine_booted
 
 KERNEL = ("6.1", "bookworm-security")
 """Series and suite: what the release has itself."""

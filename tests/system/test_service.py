@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from guest import booted
-from machine.qemu import Machine
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.machine.qemu import Machine
 
 pytestmark = pytest.mark.timeout(900)
 

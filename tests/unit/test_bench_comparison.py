@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-
-from chart import draw
-from comparison import Comparison
-from targets import TARGETS, over_floor, table
+from bench.chart import draw
+from bench.comparison import Comparison
+from bench.targets import TARGETS, over_floor, table
 
 CALL, RATE, MUTEX = "futex wake", "perf bench futex hash", "mutex, kernel (pipe)"
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from bench import all as everything
+from bench import anatomy, results
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests/kernel")]
-
-import all as everything  # noqa: E402
-import anatomy  # noqa: E402
-import results  # noqa: E402
-
 CLOCK, PID = 5, 14
 EXIT = bytes.fromhex("9500000000000000")
 
@@ -25,8 +21,9 @@ def call(helper: int) -> bytes:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with programs in place of bench, and what they write in place of bench/build."""
-    monkeypatch.setattr(everything, "HERE", tmp_path)
+    """A directory with programs in bench, and what they write in place of bench/build."""
+    monkeypatch.setattr(everything, "ROOT", tmp_path)
+    (tmp_path / "bench").mkdir()
     monkeypatch.setattr(results, "BUILD", tmp_path / "build")
     (tmp_path / "build").mkdir()
     return tmp_path
@@ -34,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def program(here: Path, name: str, figure: int, code: int = 0) -> everything.Part:
     """A part that writes its arguments and a figure, unless it fails."""
-    (here / f"{name}.py").write_text(
+    (here / f"bench/{name}.py").write_text(
         f"import sys, pathlib\nif {code}: sys.exit({code})\nbuild = pathlib.Path({str(here)!r}) / 'build'\n"
         f"(build / '{name}.json').write_text('{{\"figure\": {figure}}}')\n"
         f"(build / '{name}.md').write_text('# {name}\\n\\n## Part\\n' + ' '.join(sys.argv[1:]) + '\\n')\n"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from vm import kernels, matrix
+
+from tests.vm import kernels, matrix
 
 DOCTOR = """kernel      5.10.0 x86_64
 BTF         yes

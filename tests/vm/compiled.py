@@ -1,8 +1,8 @@
-#!/usr/bin/env python3
 """The BPF programs that a machine's tests need, compiled outside: inside, clang takes a minute for each.
 
-Usage: compiled.py list [ASKED]              in the machine: prints the sources it will ask for, as JSON
-       compiled.py compile DIRECTORY <JSON   on its userland: compiles them into files of lockd's cache
+Usage, after `python3 -m tests.vm.compiled`:
+       list [ASKED]              in the machine: prints the sources it will ask for, as JSON
+       compile DIRECTORY <JSON   on its userland: compiles them into files of lockd's cache
 
 Nothing depends on the list being complete. What is not in it, lockd compiles itself.
 """
@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from machine.qemu import Machine
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a program
+    from tests.machine.qemu import Machine
 
 CACHE = "/var/cache/lockd"
 """Of lockd in the machine."""
@@ -93,16 +91,16 @@ def compile_into(directory: Path) -> None:
 
 def give(machine: Machine, userland: Path, asked_for: Asked | None = None) -> int:
     """Compile what `machine` will need on its own userland, and put it there; how many that are."""
-    from debian import inside
+    from tests.debian import inside
 
     words = [json.dumps(asked_for)] if asked_for else []
-    asked = machine.run(PYTHON, "tests/vm/compiled.py", "list", *words, seconds=300, cwd="/work")
+    asked = machine.run(PYTHON, "-m", "tests.vm.compiled", "list", *words, seconds=300, cwd="/work")
     assert asked.code == 0, asked.out
     with tempfile.TemporaryDirectory(prefix="lockd-compiled-", dir="/tmp") as name:
         cpus, directory = Path(name, "cpus"), Path(name, "cache")
         cpus.write_text(machine.shell(f"cat {CPUS}") + "\n")
         before = [*inside(userland), "sh", "-ec", WITH_CPUS, "-", cpus]
-        command = [*before, PYTHON, "tests/vm/compiled.py", "compile", directory]
+        command = [*before, PYTHON, "-m", "tests.vm.compiled", "compile", directory]
         subprocess.run(command, input=asked.out, text=True, check=True)
         machine.shell(f"mkdir -m 700 {CACHE}")
         for file in directory.iterdir():

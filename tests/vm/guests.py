@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kernels import Kernel
-from machine import initrd, kernel, qemu
-from machine.base import ROOT, base, make_image
+from tests.machine import initrd, kernel, qemu
+from tests.machine.base import ROOT, base, make_image
+from tests.vm.kernels import Kernel
 
 PARTS = ("lockd", "tests", "config", "pyproject.toml")
 """What tests/kernel needs of a checkout. By name, since there may be no .git to tell."""

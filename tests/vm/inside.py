@@ -9,11 +9,10 @@ import xml.etree.ElementTree as ET
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import compiled
-import guests
-from kernels import Kernel, left_out
-from machine.base import base
-from machine.qemu import VmLost
+from tests.machine.base import base
+from tests.machine.qemu import VmLost
+from tests.vm import compiled, guests
+from tests.vm.kernels import Kernel, left_out
 
 SECONDS = 2400.0
 """That the tier may take, by the host's clock."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from machine.kernel import NEWEST
+from tests.machine.kernel import NEWEST
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """The support matrix of the README: which kernel measures what by which mechanisms, as last seen by tests/vm.
 
-Usage: tests/vm/matrix.py [RESULTS]
+Usage: python3 -m tests.vm.matrix [RESULTS]
 
 Writes it into the README from tests/vm/results.json; from RESULTS, as a run leaves it in
 tests/vm/build/results.json, both.
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inside import Run
+    from tests.vm.inside import Run
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"

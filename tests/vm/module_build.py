@@ -8,9 +8,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from debian import root_of
-from machine.cache import CACHE, locked
-from machine.kernel import Unpacked
+from tests.debian import root_of
+from tests.machine.cache import CACHE, locked
+from tests.machine.kernel import Unpacked
 
 SOURCES = Path(__file__).with_name("module")
 NAME = "lockd_test.ko"

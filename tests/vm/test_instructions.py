@@ -5,16 +5,11 @@ bench/emulated.py counts them, and says of more variants what they are.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-
-from comparison import FLOOR, LOCKD, UNTRACED, Comparison
-from emulated import measured
-from emulator import need_emulator
+from bench.comparison import FLOOR, LOCKD, UNTRACED, Comparison
+from bench.emulated import measured
+from tests.vm.emulator import need_emulator
 
 KERNEL = "6.12"
 LOCKS = "lockd: kernel_locks"

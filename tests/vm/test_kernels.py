@@ -13,16 +13,15 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import guests
-import inside
-import matrix
 import pytest
-from emulator import need_emulator
-from inside import Run
-from kernels import COMPLAINTS, KERNELS, SKIPS, Skip
-from machine.kernel import unpacked
-from machine.qemu import KernelPanic
-from module_build import build_module
+
+from tests.machine.kernel import unpacked
+from tests.machine.qemu import KernelPanic
+from tests.vm import guests, inside, matrix
+from tests.vm.emulator import need_emulator
+from tests.vm.inside import Run
+from tests.vm.kernels import COMPLAINTS, KERNELS, SKIPS, Skip
+from tests.vm.module_build import build_module
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
