@@ -1,10 +1,7 @@
-"""lockd trace futex: what it writes, read by Python's csv module, against what programs know."""
+"""lockd trace futex: what it writes against what programs know."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 import re
 import signal
@@ -18,9 +15,9 @@ from typing import Any
 import pytest
 from checks import about, in_one_of_some_tries
 from conftest import Start
-from lockd_process import CHECKOUT, ROOT, Lockd
+from futex_rows import Row, read, total
+from lockd_process import CHECKOUT, ROOT
 from trace_process import Trace
-from workload import Workload
 
 LOCKTRACE = (
     "pid,tid,addr,blocked_us,sys_us,max_blocked_us,max_sys_us,"
@@ -28,78 +25,6 @@ LOCKTRACE = (
 )
 """The columns as locktrace prints them."""
 FUTEX = {"x86_64": "202", "aarch64": "98"}[os.uname().machine]
-Row = dict[str, Any]
-Compile = Callable[[str, str], Path]
-
-DEPTHS = r"""
-#include <linux/futex.h>
-#include <stdint.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-static uint32_t two = 2;
-__attribute__((noinline)) int wait_below(int depth)
-{
-    struct timespec t = {0, 100000};
-    if (depth == 0)
-        return syscall(SYS_futex, &two, FUTEX_WAIT_PRIVATE, 2, &t, 0, 0);
-    return wait_below(depth - 1) + depth;
-}
-int main(void)
-{
-    char byte;
-    write(1, "r", 1);
-    read(0, &byte, 1);
-    for (int depth = 0; depth < 100; depth++)
-        wait_below(depth);
-    write(1, "d", 1);
-    read(0, &byte, 1);
-}
-"""
-"""100 waits at 100 stacks, each of 100 us or more."""
-
-TEMPLATES = r"""
-#include <linux/futex.h>
-#include <utility>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-static unsigned two = 2;
-template <typename Key, typename Value> struct Table {
-    __attribute__((noinline)) long find(Key key, Value value)
-    {
-        struct timespec t = {0, 1000000};
-        return syscall(SYS_futex, &two, FUTEX_WAIT_PRIVATE, 2, &t, 0, 0) + sizeof(key) + sizeof(value);
-    }
-};
-int main()
-{
-    char byte;
-    write(1, "r", 1);
-    read(0, &byte, 1);
-    long sum = 0;
-    for (int i = 0; i < 20; i++)
-        sum += Table<int, std::pair<char, long>>().find(1, {});
-    write(1, "d", 1);
-    read(0, &byte, 1);
-    return sum == 0;
-}
-"""
-
-
-def read(text: str) -> list[Row]:
-    """The rows, numbers as such."""
-    rows: list[Row] = list(csv.DictReader(io.StringIO(text), strict=True))
-    for row in rows:
-        assert None not in row and None not in row.values(), row
-        for name, value in row.items():
-            if name not in ("addr", "stack", "kind", "lock"):
-                row[name] = int(value)
-    return rows
-
-
-def total(rows: list[Row], column: str, **wanted: Any) -> int:
-    return sum(row[column] for row in rows if all(row[name] == value for name, value in wanted.items()))
 
 
 def check_counts(rows: list[Row], truth: dict[str, Any]) -> None:
@@ -129,35 +54,6 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-@pytest.fixture
-def compiled(tmp_path: Path) -> Compile:
-    """Compiles a program, optimised and without frame pointers, in the language of `suffix`."""
-
-    def make(text: str, suffix: str) -> Path:
-        source = tmp_path / f"program{suffix}"
-        source.write_text(text)
-        command = "g++" if suffix == ".cpp" else "gcc"
-        subprocess.run([command, "-O2", "-w", "-o", source.with_suffix(""), source], check=True)
-        return source.with_suffix("")
-
-    return make
-
-
-def run_traced(program: Path, *options: object) -> tuple[str, Trace]:
-    """Run what is written as DEPTHS is under a trace; what that wrote."""
-    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin
-        assert process.stdout
-        assert process.stdout.read(1) == b"r"
-        trace = Trace("futex", "-p", process.pid, *options)
-        process.stdin.write(b"g")
-        process.stdin.flush()
-        assert process.stdout.read(1) == b"d"
-        text = trace.stop()
-        process.stdin.close()
-    return text, trace
 
 
 @pytest.mark.parametrize(
@@ -255,14 +151,6 @@ def test_a_wait_that_ends_in_the_trace_counts_from_its_beginning(workload: Start
     assert "main;futex_wait_2" in row["stack"]
 
 
-def test_commas_in_names_of_templates(compiled: Compile) -> None:
-    text, _ = run_traced(compiled(TEMPLATES, ".cpp"))
-    (row,) = read(text)
-    assert (row["wait_count"], row["blocked_count"], row["errors"]) == (20, 20, 20)
-    frames = row["stack"].split(";")
-    assert "Table<int, std::pair<char, long> >::find" in frames
-
-
 def test_several_processes_and_no_other_and_it_ends_with_them(workload: Start) -> None:
     traced = [workload("mutex_handover", 20, 1000), workload("semaphore", 20, 1000)]
     other = workload("mutex_handover", 20, 1000)
@@ -355,132 +243,6 @@ def test_what_finds_no_room_is_counted_all_the_same_and_told(workload: Start) ->
     assert trace.lost["futex: counted without names"] == total(nameless, "wait_count") > 0
     assert (total(rows, "wait_count"), total(rows, "blocked_count")) == (told["waits"], told["blocked"])
     assert total(rows, "errors") == sum(truth["errors"].values())
-
-
-def test_rows_whose_stack_is_lost_keep_their_counts(compiled: Compile) -> None:
-    program = compiled(DEPTHS, ".c")
-    text, trace = run_traced(program, "--stack-storage-size", 4)
-    rows = read(text)
-    lost = [row for row in rows if row["stack"].endswith("[stack lost]")]
-    assert trace.lost["stacks: full"] == total(lost, "blocked_count") > 0
-    assert total(rows, "blocked_count") == 100
-    text, trace = run_traced(program)
-    assert trace.lost == {}
-    rows = read(text)
-    assert total(rows, "blocked_count") == 100
-    assert sorted(row["stack"].count(";wait_below") for row in rows) == sorted(
-        min(depth + 1, 100) for depth in range(100)
-    )
-
-
-def test_all_stacks_are_those_of_wakes_as_well(workload: Start) -> None:
-    one = workload("mutex_handover", 20, 1000)
-    trace = Trace("futex", "-p", one.pid, "--all-stacks")
-    truth = one.run()
-    rows = read(trace.stop())
-    assert total(rows, "wake_count") == truth["wakes"]
-    assert all("pthread_mutex_unlock" in row["stack"] for row in rows if row["wake_count"])
-    assert all("pthread_mutex_lock" in row["stack"] for row in rows if row["wait_count"])
-
-
-def test_formats_say_the_same(workload: Start) -> None:
-    one = workload("mutex_handover", 20, 1000)
-    traces = {name: Trace("futex", "-p", one.pid, "--format", name) for name in ("csv", "json", "folded")}
-    one.run()
-    texts = {name: trace.stop() for name, trace in traces.items()}
-    rows = read(texts["csv"])
-    objects = [json.loads(line) for line in texts["json"].splitlines()]
-    counts = ("wait_count", "blocked_count", "wake_count", "errors")
-    key = ("pid", "tid", "addr", *counts)
-    assert sorted([row[name] for name in key] for row in rows) == sorted(
-        [one[name] for name in key] for one in objects
-    )
-    folded = [line.rpartition(" ") for line in texts["folded"].splitlines()]
-    assert {stack for stack, _, _ in folded} == {row["stack"] for row in rows if row["blocked_count"]}
-    # Each trace times the waits by itself.
-    assert sum(int(value) for *_, value in folded) == pytest.approx(total(rows, "blocked_us"), rel=0.02)
-
-
-def test_beside_the_daemon_both_say_the_same(lockd: Lockd, workload: Start) -> None:
-    one = workload("futex_errors", 100, 500, 50, 1000)
-    trace = Trace("futex", "-p", one.pid, "--names")
-    one.run()
-    rows = read(trace.stop())
-    metrics = lockd.metrics()
-    name = "lockd_futex_blocked_seconds"
-    assert total(rows, "wait_count") == metrics.sum("lockd_futex_waits_total", comm=one.comm)
-    assert total(rows, "blocked_count") == metrics.sum(f"{name}_count", comm=one.comm)
-    assert total(rows, "wake_count") == metrics.sum("lockd_futex_wakes_total", comm=one.comm)
-    assert total(rows, "errors") == metrics.sum("lockd_futex_errors_total", comm=one.comm)
-    assert total(rows, "blocked_us") == pytest.approx(
-        metrics.sum(f"{name}_sum", comm=one.comm) * 1e6, rel=0.02
-    )
-    assert {row["kind"] for row in rows} == {"lock"}
-
-
-BPFTRACE = """
-tracepoint:syscalls:sys_enter_futex /pid == $1/ { @op[args->op & 127] = count(); @since[tid] = nsecs; }
-tracepoint:syscalls:sys_exit_futex /@since[tid]/ {
-    @us = sum((nsecs - @since[tid]) / 1000);
-    delete(@since[tid]);
-}
-tracepoint:sched:sched_process_exit /tid == $1/ { exit(); }
-interval:ms:100 /!@begun/ { @begun = 1; printf("begun\\n"); }
-"""
-"""It attaches in this order: all is attached when it says that it has begun."""
-
-
-def bpftraced(one: Workload) -> tuple[Counter[int], float, list[Row], Trace]:
-    """Calls by operation and their time in microseconds as bpftrace sees them, and what a trace says."""
-    script = subprocess.Popen(
-        ["bpftrace", "-f", "json", "-e", BPFTRACE.replace("$1", str(one.pid))],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert script.stdout
-    while "begun" not in (line := script.stdout.readline()):
-        assert line, "bpftrace did not begin"
-    trace = Trace("futex", "-p", one.pid)
-    one.run()
-    one.finish()
-    rows = read(trace.result())
-    maps = [json.loads(line)["data"] for line in script.stdout if line.strip()]
-    assert script.wait(30) == 0
-    operations = next(data["@op"] for data in maps if "@op" in data)
-    (us,) = (data["@us"] for data in maps if "@us" in data)
-    return Counter({int(op): count for op, count in operations.items()}), us, rows, trace
-
-
-WAITS, WAKES = (0, 6, 9, 11, 13), (1, 3, 4, 5, 7, 10, 12)
-"""Operations of futex(2)."""
-
-
-@pytest.mark.parametrize(
-    ("program", "arguments"),
-    [("cond_pingpong", (300,)), ("pi_mutex", (50, 2000)), ("futex_errors", (50, 1000, 20, 1000))],
-)
-def test_side_by_side_with_bpftrace(program: str, arguments: tuple[int, ...], workload: Start) -> None:
-    one = workload(program, *arguments)
-    operations, us, rows, trace = bpftraced(one)
-    assert trace.lost == {}
-    assert total(rows, "wait_count") == sum(operations[op] for op in WAITS)
-    assert total(rows, "wake_count") == sum(operations[op] for op in WAKES)
-    calls = sum(operations.values())
-    # bpftrace cuts each time to whole microseconds.
-    ours = total(rows, "blocked_us") + total(rows, "sys_us")
-    assert ours == pytest.approx(us, rel=0.02, abs=2 * calls)
-
-
-def test_report_live_says_what_the_trace_says(workload: Start) -> None:
-    one = workload("mutex_handover", 30, 1000)
-    trace = Trace(
-        "report", "--live", "-p", one.pid, "--format", "json", "-c", "wait.count,wake.count,blocked.sum"
-    )
-    told = one.run()
-    (lock,) = [json.loads(line) for line in trace.stop().splitlines()]
-    assert (lock["lock"], lock["kind"]) == ("mutex_handover:handover_mutex", "lock")
-    assert (lock["wait.count"], lock["wake.count"]) == (30, told["wakes"])
-    assert lock["blocked.sum"] <= told["futex"]["lock"]["blocked_us"]
-    assert lock["this%"] == lock["cum%"] == 100
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ LEFT_OUT = {
     "test_trace_events.py": "about tracepoints and system calls, which are the same there",
     "test_trace_futex.py": "about what is made of futex calls, which test_futex.py tests there; to "
     "compile a trace takes a minute each time",
+    "test_trace_futex_beside.py": "the same, beside others",
+    "test_trace_futex_stacks.py": "the same, of their stacks, and needs a compiler",
     "test_trace_offcpu.py": "the same of waits, which test_offcpu.py tests there",
     "test_trace_signals.py": "about a tracepoint that is the same there",
     "test_trace_shared.py": "about how the one-shot tools begin, print and end, on any kernel",

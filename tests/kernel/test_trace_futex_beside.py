@@ -1,0 +1,114 @@
+"""lockd trace futex in its formats, beside the daemon, bpftrace and the report: all say the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+
+import pytest
+from conftest import Start
+from futex_rows import Row, read, total
+from lockd_process import Lockd
+from trace_process import Trace
+from workload import Workload
+
+
+def test_formats_say_the_same(workload: Start) -> None:
+    one = workload("mutex_handover", 20, 1000)
+    traces = {name: Trace("futex", "-p", one.pid, "--format", name) for name in ("csv", "json", "folded")}
+    one.run()
+    texts = {name: trace.stop() for name, trace in traces.items()}
+    rows = read(texts["csv"])
+    objects = [json.loads(line) for line in texts["json"].splitlines()]
+    counts = ("wait_count", "blocked_count", "wake_count", "errors")
+    key = ("pid", "tid", "addr", *counts)
+    assert sorted([row[name] for name in key] for row in rows) == sorted(
+        [one[name] for name in key] for one in objects
+    )
+    folded = [line.rpartition(" ") for line in texts["folded"].splitlines()]
+    assert {stack for stack, _, _ in folded} == {row["stack"] for row in rows if row["blocked_count"]}
+    # Each trace times the waits by itself.
+    assert sum(int(value) for *_, value in folded) == pytest.approx(total(rows, "blocked_us"), rel=0.02)
+
+
+def test_beside_the_daemon_both_say_the_same(lockd: Lockd, workload: Start) -> None:
+    one = workload("futex_errors", 100, 500, 50, 1000)
+    trace = Trace("futex", "-p", one.pid, "--names")
+    one.run()
+    rows = read(trace.stop())
+    metrics = lockd.metrics()
+    name = "lockd_futex_blocked_seconds"
+    assert total(rows, "wait_count") == metrics.sum("lockd_futex_waits_total", comm=one.comm)
+    assert total(rows, "blocked_count") == metrics.sum(f"{name}_count", comm=one.comm)
+    assert total(rows, "wake_count") == metrics.sum("lockd_futex_wakes_total", comm=one.comm)
+    assert total(rows, "errors") == metrics.sum("lockd_futex_errors_total", comm=one.comm)
+    assert total(rows, "blocked_us") == pytest.approx(
+        metrics.sum(f"{name}_sum", comm=one.comm) * 1e6, rel=0.02
+    )
+    assert {row["kind"] for row in rows} == {"lock"}
+
+
+BPFTRACE = """
+tracepoint:syscalls:sys_enter_futex /pid == $1/ { @op[args->op & 127] = count(); @since[tid] = nsecs; }
+tracepoint:syscalls:sys_exit_futex /@since[tid]/ {
+    @us = sum((nsecs - @since[tid]) / 1000);
+    delete(@since[tid]);
+}
+tracepoint:sched:sched_process_exit /tid == $1/ { exit(); }
+interval:ms:100 /!@begun/ { @begun = 1; printf("begun\\n"); }
+"""
+"""It attaches in this order: all is attached when it says that it has begun."""
+
+
+def bpftraced(one: Workload) -> tuple[Counter[int], float, list[Row], Trace]:
+    """Calls by operation and their time in microseconds as bpftrace sees them, and what a trace says."""
+    script = subprocess.Popen(
+        ["bpftrace", "-f", "json", "-e", BPFTRACE.replace("$1", str(one.pid))],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert script.stdout
+    while "begun" not in (line := script.stdout.readline()):
+        assert line, "bpftrace did not begin"
+    trace = Trace("futex", "-p", one.pid)
+    one.run()
+    one.finish()
+    rows = read(trace.result())
+    maps = [json.loads(line)["data"] for line in script.stdout if line.strip()]
+    assert script.wait(30) == 0
+    operations = next(data["@op"] for data in maps if "@op" in data)
+    (us,) = (data["@us"] for data in maps if "@us" in data)
+    return Counter({int(op): count for op, count in operations.items()}), us, rows, trace
+
+
+WAITS, WAKES = (0, 6, 9, 11, 13), (1, 3, 4, 5, 7, 10, 12)
+"""Operations of futex(2)."""
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [("cond_pingpong", (300,)), ("pi_mutex", (50, 2000)), ("futex_errors", (50, 1000, 20, 1000))],
+)
+def test_side_by_side_with_bpftrace(program: str, arguments: tuple[int, ...], workload: Start) -> None:
+    one = workload(program, *arguments)
+    operations, us, rows, trace = bpftraced(one)
+    assert trace.lost == {}
+    assert total(rows, "wait_count") == sum(operations[op] for op in WAITS)
+    assert total(rows, "wake_count") == sum(operations[op] for op in WAKES)
+    calls = sum(operations.values())
+    # bpftrace cuts each time to whole microseconds.
+    ours = total(rows, "blocked_us") + total(rows, "sys_us")
+    assert ours == pytest.approx(us, rel=0.02, abs=2 * calls)
+
+
+def test_report_live_says_what_the_trace_says(workload: Start) -> None:
+    one = workload("mutex_handover", 30, 1000)
+    trace = Trace(
+        "report", "--live", "-p", one.pid, "--format", "json", "-c", "wait.count,wake.count,blocked.sum"
+    )
+    told = one.run()
+    (lock,) = [json.loads(line) for line in trace.stop().splitlines()]
+    assert (lock["lock"], lock["kind"]) == ("mutex_handover:handover_mutex", "lock")
+    assert (lock["wait.count"], lock["wake.count"]) == (30, told["wakes"])
+    assert lock["blocked.sum"] <= told["futex"]["lock"]["blocked_us"]
+    assert lock["this%"] == lock["cum%"] == 100
