@@ -61,6 +61,11 @@ struct running {
 
 BPF_PERCPU_ARRAY(running, struct running, 1);
 
+/* A kernel that preempts itself may do so in a program that a trampoline calls. sched_switch then finds
+ * `running` as it is at that moment and counts what is in it; so what a program counts it first takes out.
+ * This keeps the compiler from doing it in another order. */
+#define IN_THIS_ORDER() asm volatile("" ::: "memory")
+
 #ifndef WITH_STEPS
 #define count_step(step)
 #endif
@@ -240,12 +245,13 @@ static __always_inline void count_tally(struct tally *tally)
     };
     struct ended ended = {.calls = tally->calls, .sys_ns = tally->sys_ns, .max_sys_ns = tally->max_sys_ns};
 
+    tally->calls = 0;
+    IN_THIS_ORDER();
 #ifdef TRACE
     key.stacks = tally->stacks;
 #endif
-    if (tally->calls)
+    if (ended.calls)
         count_calls(&key, &ended);
-    tally->calls = 0;
 }
 
 static __always_inline bool has_stacks_of(struct tally *tally, struct call *call)
@@ -266,6 +272,7 @@ static __always_inline void tally_call(struct tally *tally, struct call *call, u
 
     if (tally->calls && tally->tid == call->tid && tally->uaddr == uaddr && tally->kind == call->kind &&
         tally->error == error && tally->window == window && has_stacks_of(tally, call)) {
+        IN_THIS_ORDER();
         tally->calls += 1;
         tally->sys_ns += sys;
         raise_to(&tally->max_sys_ns, longest);
@@ -404,11 +411,14 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
     }
 
     if (here && here->call.tid == tid && here->call.since) {
-        count_step(STEP_ENDED);
-        if (here->call.stands_for)
-            now = bpf_ktime_get_ns();
-        tally_call(&here->tally, &here->call, now, error);
+        struct call call = here->call;
+
         here->call.since = 0;
+        IN_THIS_ORDER();
+        count_step(STEP_ENDED);
+        if (call.stands_for)
+            now = bpf_ktime_get_ns();
+        tally_call(&here->tally, &call, now, error);
         return 0;
     }
     struct thread *t = threads.lookup(&tid);
@@ -487,6 +497,7 @@ static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t
 
     if (now - t->looked_up < LOOKED_UP_AGAIN_NS)
         return;
+    t->call.kind = t->call.guess; /* if it was forgotten */
     struct known_lock *known = known_locks.lookup(&id);
     if (known && known->guess == fresh.guess) {
         fresh.kind = t->call.kind = known->kind;

@@ -299,6 +299,11 @@ static __always_inline bool is_futex_wait(s16 nr)
     return nr == NR_FUTEX || nr == NR_FUTEX_WAIT || nr == NR_FUTEX_WAITV || nr == NR_RESTART_SYSCALL;
 }
 
+static __always_inline bool is_futex_call(s16 nr)
+{
+    return is_futex_wait(nr) || nr == NR_FUTEX_WAKE || nr == NR_FUTEX_REQUEUE;
+}
+
 enum file_kind { FILE_OTHER, FILE_REGULAR, FILE_PIPE, FILE_SOCKET, FILE_DEVICE, FILE_EVENT };
 
 #define S_ANON_INODE (1 << 19) /* and is then said to be a regular file (6.16); had no type before */
@@ -435,7 +440,7 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
     if (nr != NR_RESTART_SYSCALL || t->nr <= 0)
         t->nr = nr;
 #ifdef WITH_FUTEX
-    if (t->call.since && !is_futex_wait(t->nr))
+    if (t->call.since && !is_futex_call(t->nr))
         futex_abandoned(t, now);
     if (t->call.since && !preempted && task_state)
         futex_blocks(ctx, task, t, now);
