@@ -187,9 +187,11 @@ static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, st
             struct kernel_lock_value fresh = {};
             identify(bpf_get_current_task(), &fresh.who);
             fresh.is_mmap_lock = key.lock == own_mmap_lock();
+#ifdef TRACE
             bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST);
-#ifndef TRACE
-            keep_stack(ctx, window, key.lock, key.tid);
+#else
+            if (!bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST))
+                keep_stack(ctx, window, key.lock, key.tid);
 #endif
             v = bpf_map_lookup_elem(map, &key);
         }
