@@ -206,9 +206,10 @@ static __always_inline void run_ends(u64 began)
 
     if (!total)
         return;
-    u64 ended = bpf_ktime_get_ns();
-    *total += ended - began;
-    *total -= bpf_ktime_get_ns() - ended; /* what one of the two readings took */
+    u64 took = bpf_ktime_get_ns() - began;
+    u64 reading = bpf_ktime_get_ns() - began - took; /* with what came between, such as an interrupt */
+    if (took > reading)
+        *total += took - reading;
 }
 
 static __always_inline void lose_many(u32 what, u64 events)
