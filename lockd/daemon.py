@@ -113,7 +113,11 @@ class Daemon:
             words = self._sampler.cpu_budget.words
             self._systemd.status(f"{self._status}; {words}" if words else self._status)
         if not self._exporter and time.monotonic() >= self._start_exporter_at:
-            self._use(self._start_exporter())
+            try:
+                self._use(self._start_exporter())
+            except OSError as error:  # too many processes or descriptors: that may pass
+                log.error("exporter: cannot be started: %s; trying again", error.strerror)
+                self._start_exporter_at = time.monotonic() + EXPORTER_PAUSE
 
 
 def _place(listening: socket.socket) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -14,7 +15,7 @@ class Systemd:
         watchdog_us = int(os.environ.get("WATCHDOG_USEC", "0"))
         if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
             watchdog_us = 0
-        self._alive_every = watchdog_us / 2e6
+        self._alive_every = watchdog_us / 4e6
         """Seconds between two signs of life; 0: none are expected."""
         self._next_alive = 0.0
         self._told = ""
@@ -36,7 +37,7 @@ class Systemd:
         """After every tick; tells the watchdog often enough."""
         now = time.monotonic()
         if self._alive_every and now >= self._next_alive:
-            self._next_alive = now + self._alive_every / 2
+            self._next_alive = now + self._alive_every
             self._notify("WATCHDOG=1")
 
     def _notify(self, text: str) -> None:
@@ -46,4 +47,5 @@ class Systemd:
             from systemd import daemon  # type: ignore[import-untyped,unused-ignore]
         except ImportError:
             return
-        daemon.notify(text)
+        with contextlib.suppress(OSError):  # who does not listen does not hear
+            daemon.notify(text)

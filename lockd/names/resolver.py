@@ -107,10 +107,10 @@ class Resolver:
 
     def _exchange(self) -> None:
         now = time.monotonic()
+        if not self._namer and now >= self._start_at:
+            self._start(now)
         if not self._namer:
-            if now < self._start_at:
-                return
-            self._namer = Namer(self._procfs, self._blocked)
+            return
         try:
             for message in self._namer.received():
                 try:
@@ -122,6 +122,13 @@ class Resolver:
             self._send(now)
         except NamerGone as gone:
             self._lost(str(gone), now)
+
+    def _start(self, now: float) -> None:
+        try:
+            self._namer = Namer(self._procfs, self._blocked)
+        except OSError as error:  # too many processes or descriptors: that may pass
+            log.error("namer: cannot be started: %s; trying again", error.strerror)
+            self._start_at = now + RESTART_SECONDS
 
     def _send(self, now: float) -> None:
         assert self._namer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -159,6 +160,22 @@ def test_a_namer_that_dies_is_replaced_and_only_its_question_is_lost(
     assert resolver.pid not in (0, first)
     assert resolver.restarts == 1
     assert "ended by SIGKILL, while looking at the kernel's lock 0xffffffffc0001000" in caplog.text
+
+
+def test_a_namer_that_cannot_be_started_is_started_later(
+    tmp_path: Path, make: MakeResolver, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        assert resolver.answers() == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resolver.pid == 0
+    assert "namer: cannot be started: Too many open files; trying again" in caplog.text
+    assert named(resolver, LOCK) == "other_lock+0x1000"
 
 
 def test_what_the_namers_cost_only_grows(tmp_path: Path, make: MakeResolver) -> None:
