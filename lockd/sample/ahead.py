@@ -81,8 +81,8 @@ class CountedAhead:
     def take_back_nameless(self, types: Columns, counted: npt.NDArray[np.int64]) -> None:
         """The same where a full map lost lock and thread: of locks of the type that are held no more."""
         for key, ahead in list(self._known.items()):
-            rows = np.flatnonzero((types == ahead.lock_type) & (counted > 0))
-            if ahead.seen < self._now and len(rows):
+            if ahead.seen < self._now:
+                rows = np.flatnonzero((types == ahead.lock_type) & (counted > 0))
                 self._settle(np.full(len(types), key, np.uint64), rows, counted)
 
     def forget(self, locks: Columns, tids: Columns) -> None:
