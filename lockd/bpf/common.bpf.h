@@ -2,7 +2,8 @@
  *
  * An aggregate lives in two hash maps, `NAME_0` and `NAME_1`, behind an array of maps
  * `NAME`. Programs write the one that `control.window` names; the sampler drains the
- * other. Keys contain the thread id, so that an entry has one writer and needs no atomics.
+ * other. Keys contain the thread id, so that an entry has one writer and needs no atomics
+ * (but under restraint, see OF_PROCESS).
  * When a map is full, the event goes to the pair `NAME_over`, whose keys leave out
  * everything of many values (atomics there: many writers); what finds no place there
  * either is counted in `losses`. */
