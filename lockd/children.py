@@ -43,7 +43,7 @@ class Loader:
                 pass_fds=[theirs.fileno()],
             )
         assert self._child.stdin
-        with self._child.stdin as pipe:
+        with contextlib.suppress(BrokenPipeError), self._child.stdin as pipe:  # it ended: result() says why
             pipe.write(settings.to_json())
         self._child.stdin = None  # else communicate() flushes it once more
 
