@@ -1,24 +1,31 @@
-"""What a tick costs by the number of entries that it finds: `sudo .venv/bin/python bench/sampler.py`.
+"""What a tick costs by the entries that it finds: `sudo .venv/bin/python bench/sampler.py` writes
+bench/build/sampler.json and .md.
 
-Real maps are filled with entries that no window had before, of threads of COMMS processes, and a real sampler
-drains and folds them. Prints a Markdown table: milliseconds, medians of ROUNDS.
+Real maps are filled with entries of futex waits, with keys that no window had before and then with the same
+ones again, and a real sampler ticks until all of them are folded. All times are the process's processor time.
+Nothing is attached: what there is to count is what was filled in.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import os
 import statistics
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+import results  # noqa: E402
 
 from lockd.children import run_loader  # noqa: E402
 from lockd.config import Config  # noqa: E402
@@ -29,78 +36,173 @@ from lockd.sample.maps import HashMap  # noqa: E402
 from lockd.sample.sampler import Sampler  # noqa: E402
 from lockd.service import load_settings  # noqa: E402
 
-ENTRIES = (0, 1000, 10_000, 16_000)
-ROUNDS = 15
+ENTRIES = (1000, 10_000, 16_000)
+ROUNDS, QUICK_ROUNDS = 15, 3
 COMMS = 50
-SETTLE_SECONDS = 0.3
+PERIOD = 0.05
+AHEAD = "let the sampler run before others' processes, on a host that is not idle"
+STEADY_TICKS = 200
+OFF = {"enabled": False}
+CONFIG = {
+    "programs": {"offcpu": OFF, "kernel_locks": OFF},
+    "filter": {"comms": ["filled-*"]},
+    "maps": {"entries": 16_384},
+}
 
 
-class Filler:
-    """Writes entries of futex waits that blocked into the map that the next tick drains."""
+class Filled:
+    """A sampler of its own whose programs are not attached, and what fills its maps."""
 
-    def __init__(self, table: HashMap) -> None:
-        self._table = table
+    def __init__(self, config: dict[str, object]) -> None:
+        settings = read_text(Config, json.dumps(config), "bench")
+        manifest, fds = run_loader(load_settings(settings))
+        for fd in fds[len(manifest.maps) + len(manifest.functions) :]:
+            os.close(fd)
+        self.sampler = Sampler(manifest, fds, sampler_settings(settings))
+        self._collector = self.sampler._collector
         self._made = 0
 
-    def fill(self, count: int, known: bool) -> None:
-        """`known`: the same keys as the last time."""
-        keys, values = np.zeros(count, self._table.key), np.zeros(count, self._table.value)
-        numbers = np.arange(count) + (0 if known else self._made)
-        self._made += 0 if known else count
+    def fill(self, count: int, is_fresh: bool = True, comms: int = COMMS) -> None:
+        """Write entries that the next tick drains; if they are not fresh, with the last keys again."""
+        table: HashMap = self._collector._maps.idle("futex")
+        keys, values = np.zeros(count, table.key), np.zeros(count, table.value)
+        self._made += count if is_fresh else 0
+        numbers = np.arange(count) + self._made
         keys["tid"], keys["uaddr"] = numbers % 1_000_000 + 5_000_000, numbers * 64 + (1 << 40)
         keys["slot"] = numbers % 20
         values["calls"], values["blocked_ns"], values["max_blocked_ns"] = 1, 5000, 5000
         who = values["who"]
-        who["tgid"] = 4_000_000 + numbers % COMMS
-        who["comm"] = [b"filled-%d" % (number % COMMS) for number in numbers]
-        number = ctypes.c_uint32(count)
-        update = libbpf().bpf_map_update_batch
+        who["tgid"] = 4_000_000 + numbers % comms
+        who["comm"] = np.array([b"filled-%d" % number for number in range(comms)])[numbers % comms]
+        written = ctypes.c_uint32(count)
         rows = ctypes.c_void_p(keys.ctypes.data), ctypes.c_void_p(values.ctypes.data)
-        if count and update(self._table.fd, *rows, ctypes.byref(number), None):
+        if libbpf().bpf_map_update_batch(table.fd, *rows, ctypes.byref(written), None):
             raise OSError(ctypes.get_errno(), "filling the map")
 
+    def settle(self) -> None:
+        """Until the next tick can drain."""
+        while not self._collector._maps.is_settled:
+            time.sleep(0.001)
 
-def timed(what: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    def drain(self) -> None:
+        self._collector.collect()
+
+    @property
+    def is_folded(self) -> bool:
+        return not self._collector.kept_rows
+
+
+def go_ahead() -> str:
+    """Be scheduled before others' processes, but for those that this one starts; says so."""
+    os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    return "The sampler ran before others' processes (SCHED_RR)."
+
+
+def cpu_ms(what: Callable[[], object]) -> float:
+    began = time.process_time()
     what()
-    return (time.perf_counter() - began) * 1e3
+    return (time.process_time() - began) * 1e3
+
+
+@dataclass
+class Cost:
+    """Of so many entries in one window; milliseconds, one for each round."""
+
+    entries: int
+    is_fresh: bool
+    drain: list[float] = field(default_factory=list)
+    fold: list[float] = field(default_factory=list)
+    longest_tick: list[float] = field(default_factory=list)
+    """Of those that it took until all of them were folded."""
+
+    def measure(self, filled: Filled) -> None:
+        """One round: draining and folding apart, then as ticks do it."""
+        sampler = filled.sampler
+        filled.settle()
+        filled.fill(self.entries, self.is_fresh)
+        self.drain.append(cpu_ms(filled.drain))
+        self.fold.append(cpu_ms(sampler.fold))
+        filled.settle()
+        filled.fill(self.entries, self.is_fresh)
+        each = [cpu_ms(sampler.tick)]
+        while not filled.is_folded:
+            filled.settle()
+            each.append(cpu_ms(sampler.tick))
+        self.longest_tick.append(max(each))
+
+    def row(self) -> str:
+        per_entry = [(d + f) / self.entries * 1e3 for d, f in zip(self.drain, self.fold, strict=True)]
+        times = (middle(each) for each in (self.drain, self.fold, per_entry, self.longest_tick))
+        what = "fresh" if self.is_fresh else "known"
+        return f"| {self.entries:,} {what} | " + " | ".join(times) + " |\n"
+
+
+def middle(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+@dataclass
+class Steady:
+    """Of a tick that finds nothing, one in a period."""
+
+    cpu_ms: float
+    """Of all threads, with what comes once a second."""
+    blocks: float
+    """Of Python's memory, more after a tick than before it, on average."""
+    peak_bytes: float
+    """Allocated at most at a time within a tick, median."""
+
+
+def steady(sampler: Sampler, ticks: int) -> Steady:
+    def run() -> None:
+        for _ in range(ticks):
+            sampler.tick()
+            time.sleep(PERIOD)
+
+    run()
+    blocks = sys.getallocatedblocks()
+    ms = cpu_ms(run) / ticks
+    blocks = sys.getallocatedblocks() - blocks
+    peaks = []
+    tracemalloc.start()
+    for _ in range(ticks):
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        sampler.tick()
+        peaks.append(tracemalloc.get_traced_memory()[1] - before)
+        time.sleep(PERIOD)
+    tracemalloc.stop()
+    return Steady(ms, blocks / ticks, statistics.median(peaks))
 
 
 def main() -> None:
-    programs = {"offcpu": {"enabled": False}, "kernel_locks": {"enabled": False}}
-    # Events of this host are left out, as far as one can: the entries are of no process that lives.
-    asked = {
-        "programs": programs,
-        "filter": {"comms": ["filled-*"]},
-        "maps": {"entries": 1 << 14},
-        "budget": {"cpu": None},
-    }
-    config = read_text(Config, json.dumps(asked), "bench")
-    manifest, fds = run_loader(load_settings(config))
-    for fd in fds[len(manifest.maps) + len(manifest.functions) :]:
-        os.close(fd)  # nothing is attached any more
-    sampler = Sampler(manifest, fds, sampler_settings(config))
-    maps = sampler._collector._maps
-    filler = Filler(maps.pairs["futex"][0])
-    print("| entries | drain | fold | fold of known keys |\n|---:|---:|---:|---:|")
-    for count in ENTRIES:
-        drains, folds, again = [], [], []
-        for _ in range(ROUNDS):
-            for known, times in ((False, folds), (True, again)):
-                while maps._control.window != 1:
-                    sampler.tick()
-                    time.sleep(SETTLE_SECONDS)
-                sampler.fold()
-                filler.fill(count, known)
-                time.sleep(SETTLE_SECONDS)
-                drains.append(timed(sampler._collector.collect))
-                times.append(timed(sampler.fold))
-        print(
-            f"| {count:,} | "
-            + " | ".join(f"{statistics.median(each):.2f}" for each in (drains, folds, again))
-            + " |"
-        )
-    sampler.close()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="few rounds")
+    parser.add_argument("--ahead", action="store_true", help=AHEAD)
+    args = parser.parse_args()
+    host = results.host()
+    if args.ahead:
+        host["ahead"] = go_ahead()
+    filled = Filled(CONFIG)
+    costs = [Cost(entries, is_fresh) for entries in ENTRIES for is_fresh in (True, False)]
+    for _ in range(QUICK_ROUNDS if args.quick else ROUNDS):
+        for cost in costs:
+            cost.measure(filled)
+    calm = steady(filled.sampler, STEADY_TICKS // 10 if args.quick else STEADY_TICKS)
+    filled.sampler.close()
+    text = "# What a tick costs\n\nMilliseconds of processor time, medians (least to most).\n\n"
+    text += "| entries | drain | fold | both, us an entry | longest tick |\n|---|---:|---:|---:|---:|\n"
+    text += "".join(cost.row() for cost in costs)
+    text += (
+        f"\nA tick that finds nothing: {calm.cpu_ms:.3f} ms, {calm.cpu_ms / PERIOD / 10:.2f}% of a processor;"
+        f" {calm.blocks:.2f} blocks of memory more than before it, {calm.peak_bytes:,.0f} bytes in between.\n"
+    )
+    if args.ahead:
+        text += f"\n{host['ahead']}\n"
+    results.write(
+        "sampler", {"host": host, "costs": [asdict(c) for c in costs], "steady": asdict(calm)}, text
+    )
+    print(text)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,11 @@ class Resolver:
         """Questions that may be asked now."""
         return QUEUED - len(self._queue)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to send or to receive, but that the namer has ended."""
+        return bool(self._namer) and not self._queue and not self._outstanding and not self._answers
+
     def ask(self, question: UserLockSeen | KernelLock | Owners) -> bool:
         """False if too much is being asked for already."""
         if len(self._queue) >= QUEUED:

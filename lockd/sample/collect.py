@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lockd.manifest import Manifest
 from lockd.rings import Ring
-from lockd.sample import structs
+from lockd.sample.backlog import Backlog
 from lockd.sample.inflight import read_steady
 from lockd.sample.pairs import Columns, Pairs, Rows
 from lockd.sample.spending import ProgramTimes
@@ -12,6 +12,11 @@ from lockd.sample.spending import ProgramTimes
 CAPTURES = "captures"
 """The pair that is not folded: each entry is a question to the namer, to be asked while the process lives."""
 BLOCKED_PROCESSES = "blocked_processes"
+STACKS = "stacks"
+FOLDED_ROWS = 3072
+"""So many rows are folded in one go, which takes some milliseconds."""
+LOOK_EVERYWHERE = 5
+"""Every so many periods all maps are drained. An odd number: both maps of a pair have their turn."""
 
 
 class Collector:
@@ -20,6 +25,9 @@ class Collector:
     Draining must happen every period, or maps fill up. Folding has a fixed cost, much of it
     numpy's, so drained rows are kept and folded together: after a second, or when there are
     many, or when somebody asks.
+
+    Overflow maps and stacks are written to only when an entry was made for the pair that they belong to, but
+    for those left out by restraint. So else they are looked at with it, and to be sure now and then.
     """
 
     def __init__(self, manifest: Manifest, fds: list[int]) -> None:
@@ -36,14 +44,23 @@ class Collector:
         """Holds of kernel locks that will never end: their threads are gone."""
         self.known_locks = hashes.get("known_locks")
         """Locks that were captured; None if futex calls are not measured."""
-        self._kept: dict[str, list[Rows]] = {pair: [] for pair in self._maps.pairs}
+        self.backlogs = {
+            name: Backlog(pair[0], FOLDED_ROWS) for name, pair in self._maps.pairs.items() if name != CAPTURES
+        }
+        """Drained and not folded yet, by pair."""
+        followers = {"kernel_locks": (STACKS,)}
+        self._followers = {
+            name: tuple(each for each in (f"{name}_over", *followers.get(name, ())) if each in self.backlogs)
+            for name in self.backlogs
+            if name != STACKS and not name.endswith("_over")
+        }
+        """The pairs that need only be looked at when there was something in this one."""
         self._captures: list[Rows] = []
+        self._periods = 0
         self.losses, self.run_times = self._maps.losses, self._maps.run_times
         self.control = self._maps.control
         self.program_times: ProgramTimes | None = None
         """Is asked which windows are to be timed."""
-        self.kept_rows = 0
-        """Drained and not yet taken."""
         self.capacities = {name: pair[0].entries for name, pair in self._maps.pairs.items()}
         for table in (self._threads, self._kernel_holding):
             if table:
@@ -56,6 +73,16 @@ class Collector:
         """Entries of the largest pair."""
         return max(pair[0].entries for name, pair in self._maps.pairs.items() if name != CAPTURES)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether collect() may be called, however much it will find."""
+        return all(backlog.has_room for backlog in self.backlogs.values())
+
+    @property
+    def kept_rows(self) -> int:
+        """Drained and not yet folded."""
+        return sum(map(len, self.backlogs.values()))
+
     def collect(self) -> bool:
         """Drain the window that ended one period ago, and end the current one; whether it did.
 
@@ -64,31 +91,31 @@ class Collector:
         """
         if not self._maps.is_settled:
             return False
-        for name, rows in self._maps.drain():
-            count = self.entries[name] = len(rows[0])
-            if not count:
-                continue
-            if name == CAPTURES:
+        self._periods += 1
+        everywhere = self._periods % LOOK_EVERYWHERE == 0 or self.control.restraint > 0
+        for name, followers in self._followers.items():
+            if self._drain(name) or everywhere:
+                for follower in followers:
+                    self._drain(follower)
+        if CAPTURES in self._maps.pairs:
+            rows = self._maps.drain_one(CAPTURES)
+            self.entries[CAPTURES] = len(rows[0])
+            if len(rows[0]):
                 self._captures.append(rows)
-            else:
-                self._kept[name].append(rows)
-                self.kept_rows += count
         self._maps.flip(is_timed=bool(self.program_times and self.program_times.next_window()))
         return True
 
-    def take(self) -> dict[str, Rows]:
-        """All rows kept, by pair; pairs without rows are left out."""
-        taken = {
-            name: (
-                structs.concatenate([keys for keys, _ in kept]),
-                structs.concatenate([values for _, values in kept]),
-            )
-            for name, kept in self._kept.items()
-            if kept
-        }
-        self._kept = {pair: [] for pair in self._maps.pairs}
-        self.kept_rows = 0
-        return taken
+    def _drain(self, name: str) -> int:
+        count = self.entries[name] = self.backlogs[name].drain(self._maps.idle(name))
+        return count
+
+    def stacks(self) -> Rows:
+        """The stacks in the kernel of what has not been folded."""
+        return self.backlogs[STACKS].all()
+
+    def forget_stacks(self) -> None:
+        if STACKS in self.backlogs:
+            self.backlogs[STACKS].clear()
 
     def captures(self) -> list[Rows]:
         """Threads that blocked on a lock for the first time, since this was last asked."""

@@ -73,15 +73,16 @@ class Detail:
         """The row of each thread and kind of wait; `kind_names` are by kind, the rest by row."""
         number = PROGRAMS.index(program)
 
-        def describe(rows: Rows, positions: Rows) -> None:
-            table = self.threads
-            table["program"][rows] = number
-            table["tid"][rows] = tids[positions]
-            table["tgid"][rows] = who["tgid"][positions]
-            table["lock_row"][rows] = -1
-            table["kind"][rows] = kind_names[kinds[positions]]
-            table["process"][rows] = processes[positions]
-            table["thread_comm"][rows] = who["thread_comm"][positions]
+        def describe(positions: Rows) -> dict[str, Any]:
+            return {
+                "program": number,
+                "tid": tids[positions],
+                "tgid": who["tgid"][positions],
+                "lock_row": -1,
+                "kind": kind_names[kinds[positions]],
+                "process": processes[positions],
+                "thread_comm": who["thread_comm"][positions],
+            }
 
         keys = mix(tids, who["tgid"], codes, kinds, np.full(len(tids), number))
         return self.threads.rows(keys, now, describe)
@@ -101,10 +102,7 @@ class Detail:
         """Remember which threads blocked on which lock."""
         keys = mix(lock_rows, tids)
 
-        def describe(rows: Rows, positions: Rows) -> None:
-            self._pairs["lock_row"][rows] = lock_rows[positions]
-
-        self._pairs.rows(keys, now, describe)
+        self._pairs.rows(keys, now, lambda positions: {"lock_row": lock_rows[positions]})
 
     def threads_by_lock(self, now: float) -> npt.NDArray[np.int64]:
         """Distinct threads that blocked on each lock in the last minute, by row of `locks`."""

@@ -90,13 +90,15 @@ class HeldLocks:
         self, codes: Hashes, addresses: Columns, types: Columns, processes: Columns, now: float
     ) -> Rows:
         keys = mix(codes, addresses, types)
-        table = self._table
 
-        def describe(rows: Rows, positions: Rows) -> None:
-            table["address"][rows], table["type"][rows] = addresses[positions], types[positions]
-            table["process"][rows] = processes[positions]
+        def describe(positions: Rows) -> dict[str, Any]:
+            return {
+                "address": addresses[positions],
+                "type": types[positions],
+                "process": processes[positions],
+            }
 
-        return table.rows(keys, now, describe)
+        return self._table.rows(keys, now, describe)
 
     def _top(self) -> Rows:
         table = self._table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ class Filter:
         )
 
 
+@functools.lru_cache(MAX_KNOWN)
 def code_of(name: tuple[str, ...]) -> int:
     """A 64-bit number that stands for a tuple of label values, the same for ever."""
     digest = blake2b("\0".join(name).encode(), digest_size=8).digest()

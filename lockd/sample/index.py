@@ -68,8 +68,13 @@ class Index:
         """The number of each key, -1 where it has none."""
         return self._values.take(self._places(keys))
 
-    def add(self, keys: Hashes, values: Rows) -> None:
-        """Add keys that are not there yet, each once."""
+    def look(self, keys: Hashes) -> tuple[Rows, Rows]:
+        """The same, and for add() the place where each key is or would be."""
+        at = self._places(keys)
+        return self._values.take(at), at
+
+    def add(self, keys: Hashes, values: Rows, at: Rows | None = None) -> None:
+        """Add keys that are not there yet, each once; `at`: their places, if look() was the last call."""
         self._count += len(keys)
         if 2 * (self._count + self._removed) > len(self._values):
             there = self._values >= 0
@@ -79,11 +84,14 @@ class Index:
             )
             self._removed = 0
             self._make_places(1 << (2 * self._count).bit_length())
-        while len(keys):
+            at = None
+        if at is None:
             at = self._places(keys)
+        while len(keys):
             self._keys[at], self._values[at] = keys, values
-            on = np.flatnonzero(self._keys.take(at) != keys)  # of several that meet, the last one stays
+            on = (self._keys.take(at) != keys).nonzero()[0]  # of several that meet, the last one stays
             keys, values = keys[on], values[on]
+            at = self._places(keys)
 
     def remove(self, keys: Hashes) -> None:
         """Forget keys that are there, each once."""
@@ -124,7 +132,8 @@ class Index:
         """Which of the keys meet another in these places, or one that was removed."""
         values = self._values.take(at)
         is_other = (self._keys.take(at) != keys) & (values != _NONE)
-        return np.flatnonzero(is_other | (values == _REMOVED))
+        on: Rows = (is_other | (values == _REMOVED)).nonzero()[0]
+        return on
 
 
 class Groups:

@@ -26,7 +26,7 @@ class LockWaits:
         self._user_locks, self._detail = user_locks, detail
         kinds = manifest.enums["futex_kind"]
         self._wake = kinds.index("KIND_WAKE")
-        self._locks = [kinds.index("KIND_LOCK"), kinds.index("KIND_PI")]
+        self._is_lock = np.array([kind in ("KIND_LOCK", "KIND_PI") for kind in kinds])
         self._kinds = np.array([name.removeprefix("KIND_").lower() for name in kinds], object)
         types = manifest.enums.get("lock_type", ())
         self._types = np.array([name.removeprefix("LOCK_").lower() for name in types], object)
@@ -56,7 +56,7 @@ class LockWaits:
         tgids, addresses = threads["tgid"][blocked], call["uaddr"][blocked]
         kinds = user_locks.correct(tgids, addresses, call["kind"][blocked])
         families = user_locks.families(tgids, addresses, kinds)
-        some = np.isin(kinds, self._locks) | (families == JOIN)
+        some = self._is_lock[kinds] | (families == JOIN)
         columns = (tids[blocked], tgids, addresses, call["since"][blocked], self._kinds[kinds], families)
         return (*(column[some] for column in columns), np.zeros(int(some.sum()), np.bool_))
 

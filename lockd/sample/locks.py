@@ -51,17 +51,20 @@ class LockSeries:
         now: float,
     ) -> Rows:
         """The row in `detail.locks` of each key; the other columns describe new ones."""
-        locks = self._detail.locks
 
-        def describe(rows: Rows, positions: Rows) -> None:
-            locks["program"][rows] = self._program
-            locks["address"][rows], locks["tgid"][rows] = addresses[positions], tgids[positions]
-            locks["series_row"][rows], locks["since"][rows] = -1, now
-            locks["kind_number"][rows] = kinds[positions]
-            locks["kind"][rows] = self._kind_names[kinds[positions]]
-            locks["process"][rows] = processes[positions]
+        def describe(positions: Rows) -> dict[str, Any]:
+            return {
+                "program": self._program,
+                "address": addresses[positions],
+                "tgid": tgids[positions],
+                "series_row": -1,
+                "since": now,
+                "kind_number": kinds[positions],
+                "kind": self._kind_names[kinds[positions]],
+                "process": processes[positions],
+            }
 
-        return locks.rows(keys, now, describe)
+        return self._detail.locks.rows(keys, now, describe)
 
     def ask_names(self, resolver: Resolver) -> None:
         """Have the kernel's locks named on which most time was lost, some at a time."""

@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 import time
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -34,16 +35,28 @@ class HashMap:
     def __init__(self, fd: int, info: MapInfo, batch: bool = True) -> None:
         self.fd, self.name, self.entries = fd, info.name, info.entries
         self.key, self.value = np.dtype(info.key), np.dtype(info.value)  # type: ignore[arg-type]
+        self._key_bytes, self._value_bytes = self.key.itemsize, self.value.itemsize
         self._batch = batch
         self._lib = libbpf()
+        # Made once: a tick is over in some hundred microseconds, and each of these takes one or two.
+        self._token, self._count = (ctypes.c_char * 16)(), ctypes.c_uint32()
+        self._count_at = ctypes.byref(self._count)
 
     def read(self, buffers: Buffers) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Keys and values of all entries; the arrays are `buffers` and hold until its next use."""
-        return self._all(self._lib.bpf_map_lookup_batch, buffers, delete=False)
+        keys, values = buffers.for_map(self)
+        places = keys.ctypes.data, values.ctypes.data, len(keys)
+        if self._batch:
+            total = self._in_batches(self._lib.bpf_map_lookup_batch, *places)
+        else:
+            total = self._one_by_one(*places)
+        return keys[:total], values[:total]
 
     def drain(self, buffers: Buffers) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """The same, and delete them. No program may be writing to the map any more."""
-        return self._all(self._lib.bpf_map_lookup_and_delete_batch, buffers, delete=True)
+        keys, values = buffers.for_map(self)
+        total = self.move(keys.ctypes.data, values.ctypes.data, len(keys))
+        return keys[:total], values[:total]
 
     def put(self, key: npt.NDArray[Any], value: npt.NDArray[Any]) -> None:
         """Write an entry; each of the two is an array of one."""
@@ -67,32 +80,22 @@ class HashMap:
 
     def delete(self, keys: npt.NDArray[Any]) -> None:
         """Delete entries, one by one; those that are gone already are no error."""
-        first = keys.ctypes.data
-        for at in range(len(keys)):
-            failed = self._lib.bpf_map_delete_elem(self.fd, first + at * self.key.itemsize)
-            if failed and last_error() != errno.ENOENT:
-                raise self._failed("deleting an entry", last_error())
+        self._delete(keys.ctypes.data, len(keys))
 
-    def _all(
-        self, operation: Any, buffers: Buffers, delete: bool
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        keys, values = buffers.for_map(self)
-        if not self._batch:
-            return self._one_by_one(keys, values, delete)
-        count, total = ctypes.c_uint32(), 0
-        token = (ctypes.c_char * 16)()
-        since: Any = None
-        while total < len(keys):
-            count.value = len(keys) - total
-            failed = operation(
-                self.fd,
-                since,
-                token,
-                keys.ctypes.data + total * self.key.itemsize,
-                values.ctypes.data + total * self.value.itemsize,
-                ctypes.byref(count),
-                None,
-            )
+    def move(self, keys_at: int, values_at: int, room: int) -> int:
+        """Drain into memory at these addresses, which has room for so many entries; how many there were."""
+        if self._batch:
+            return self._in_batches(self._lib.bpf_map_lookup_and_delete_batch, keys_at, values_at, room)
+        total = self._one_by_one(keys_at, values_at, room)
+        self._delete(keys_at, total)
+        return total
+
+    def _in_batches(self, operation: Any, keys_at: int, values_at: int, room: int) -> int:
+        total, since, count = 0, None, self._count
+        while total < room:
+            count.value = room - total
+            keys, values = keys_at + total * self._key_bytes, values_at + total * self._value_bytes
+            failed = operation(self.fd, since, self._token, keys, values, self._count_at, None)
             code = last_error() if failed else 0
             if code == errno.ENOSPC:
                 break  # was full and changed while it was read: what comes next has no room here
@@ -101,18 +104,15 @@ class HashMap:
             total += count.value
             if code == errno.ENOENT:
                 break
-            since = token
-        return keys[:total], values[:total]
+            since = self._token
+        return total
 
-    def _one_by_one(
-        self, keys: npt.NDArray[Any], values: npt.NDArray[Any], delete: bool
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def _one_by_one(self, keys_at: int, values_at: int, room: int) -> int:
         total, seen = 0, set()
-        first_key, first_value = keys.ctypes.data, values.ctypes.data
-        key, previous = ctypes.create_string_buffer(self.key.itemsize), None
+        key, previous = ctypes.create_string_buffer(self._key_bytes), None
         # After a key that a program has deleted meanwhile the kernel begins again with the first.
-        for _ in range(LONGEST_WALK * len(keys)):
-            if total == len(keys):
+        for _ in range(LONGEST_WALK * room):
+            if total == room:
                 break
             if self._lib.bpf_map_get_next_key(self.fd, previous, key):
                 if last_error() != errno.ENOENT:
@@ -121,13 +121,15 @@ class HashMap:
             previous, name = key, key.raw
             if name not in seen:
                 seen.add(name)
-                value = first_value + total * self.value.itemsize
-                if not self._lib.bpf_map_lookup_elem(self.fd, key, value):
-                    ctypes.memmove(first_key + total * self.key.itemsize, name, len(name))
+                if not self._lib.bpf_map_lookup_elem(self.fd, key, values_at + total * self._value_bytes):
+                    ctypes.memmove(keys_at + total * self._key_bytes, name, len(name))
                     total += 1
-        if delete:
-            self.delete(keys[:total])
-        return keys[:total], values[:total]
+        return total
+
+    def _delete(self, keys_at: int, count: int) -> None:
+        for at in range(keys_at, keys_at + count * self._key_bytes, self._key_bytes):
+            if self._lib.bpf_map_delete_elem(self.fd, at) and last_error() != errno.ENOENT:
+                raise self._failed("deleting an entry", last_error())
 
     def _failed(self, what: str, code: int) -> LockdError:
         return LockdError(f"map {self.name}: {what}: {os.strerror(code)}")
@@ -155,6 +157,8 @@ class Control:
     def __init__(self, fd: int, value: npt.DTypeLike) -> None:
         self._fd = fd
         self._value = np.zeros(1, value)
+        self._key = ctypes.c_uint32(0)
+        self._entry = ctypes.byref(self._key), self._value.ctypes.data
         self._lib = libbpf()
         self.window = 0
         self.restraint = 0
@@ -171,8 +175,7 @@ class Control:
             ("is_timed", is_timed),
         ):
             self._value[name] = told
-        key = ctypes.c_uint32(0)
-        if self._lib.bpf_map_update_elem(self._fd, ctypes.byref(key), self._value.ctypes.data, 0):
+        if self._lib.bpf_map_update_elem(self._fd, *self._entry, 0):
             raise LockdError(f"map control: flipping the window: {os.strerror(last_error())}")
         self.window = 1 - self.window
 
@@ -211,14 +214,14 @@ class GracePeriod:
         offered = self._libc.syscall(MEMBARRIER_CALL, 0, 0, 0)
         self._begun = self._over = 0
         self._began_at = 0.0
-        self._asked = threading.Event()
+        self._asked: SimpleQueue[None] = SimpleQueue()
         if offered > 0 and offered & MEMBARRIER_CMD_GLOBAL:  # not with nohz_full CPUs
             threading.Thread(target=self._run, name="lockd-grace", daemon=True).start()
 
     def begin(self) -> None:
         self._begun += 1
         self._began_at = time.monotonic()
-        self._asked.set()
+        self._asked.put(None)
 
     @property
     def over(self) -> bool:
@@ -227,8 +230,7 @@ class GracePeriod:
 
     def _run(self) -> None:
         while True:
-            self._asked.wait()
-            self._asked.clear()
+            self._asked.get()
             begun = self._begun
             self._libc.syscall(MEMBARRIER_CALL, MEMBARRIER_CMD_GLOBAL, 0, 0)
             self._over = begun

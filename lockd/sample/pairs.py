@@ -54,11 +54,19 @@ class Pairs:
         """Whether no program can still be writing to the maps that are idle."""
         return self._grace.over
 
+    def idle(self, name: str) -> HashMap:
+        """The map of a pair that the programs do not write to."""
+        return self.pairs[name][1 - self.control.window]
+
     def drain(self) -> Iterator[tuple[str, Rows]]:
         """Empty the idle map of each pair; what was in it, even if that is nothing."""
-        for name, pair in self.pairs.items():
-            keys, values = pair[1 - self.control.window].drain(self.buffers)
-            yield name, (structs.copy(keys), structs.copy(values)) if len(keys) else (keys, values)
+        for name in self.pairs:
+            yield name, self.drain_one(name)
+
+    def drain_one(self, name: str) -> Rows:
+        """Empty the idle map of one pair."""
+        keys, values = self.idle(name).drain(self.buffers)
+        return (structs.copy(keys), structs.copy(values)) if len(keys) else (keys, values)
 
     def flip(self, is_timed: bool = False) -> None:
         """Let the programs write to the other maps, and take their run times if `is_timed`."""

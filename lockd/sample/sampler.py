@@ -1,4 +1,4 @@
-"""One sampling period after another: flip, drain, fold; once a second the waits that go on."""
+"""One sampling period after another: drain, flip, fold; once a second the waits that go on."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lockd.names.messages import OwnersAnswer
 from lockd.names.processes import Processes
 from lockd.names.resolver import Resolver
 from lockd.names.units import Units
-from lockd.sample import structs
 from lockd.sample.block import Block
-from lockd.sample.collect import Collector
+from lockd.sample.collect import FOLDED_ROWS, Collector
 from lockd.sample.cpu_budget import CpuBudget
 from lockd.sample.deadlocks import Deadlocks
 from lockd.sample.detail import Detail
+from lockd.sample.folding import HELD_BACK_ROWS, Aggregates, Folding
 from lockd.sample.futex import FutexAggregates
+from lockd.sample.going_on import GoingOn
 from lockd.sample.identities import Filter, Identities
-from lockd.sample.inflight import waiting_of
 from lockd.sample.kernel_holds import KernelHoldAggregates
 from lockd.sample.kernel_locks import KernelLockAggregates
 from lockd.sample.kernel_owners import KernelOwners
@@ -36,15 +36,13 @@ from lockd.sample.own_cost import OwnCost
 from lockd.sample.pairs import Columns, Rows
 from lockd.sample.series import Series
 from lockd.sample.user_locks import UserLocks
-from lockd.sample.window import Stacks, windows_of
 
 log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
 HOUSEKEEPING_SECONDS = 10.0
-FOLDED_ROWS = 4096
-HELD_BACK_ROWS = 20_000
-"""So many rows are folded at once, without waiting for the second to end."""
+FIRST_FOLD_SECONDS = 0.5
+"""Folding and looking around, each once a second, thus come in different ticks."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,6 @@ class SamplerSettings:
     filter: Filter = field(default_factory=Filter)
     cpu_budget: float | None = None
     """A share of the machine."""
-
-
-Aggregates = FutexAggregates | OffcpuAggregates | KernelLockAggregates | KernelHoldAggregates
 
 
 class Sampler:
@@ -76,11 +71,11 @@ class Sampler:
         self._processes = Processes(Units(procfs), procfs)
         self._identities = Identities(self._processes, settings.filter)
         self._resolver = Resolver(procfs, self._collector.blocked_processes)
-        self.detail = Detail(self._processes.thread_comm, FOLDED_ROWS + 2 * self._collector.largest)
+        self.detail = Detail(
+            self._processes.thread_comm, FOLDED_ROWS + max(2 * self._collector.largest, HELD_BACK_ROWS)
+        )
         self._limits = settings.limits
         self._user_locks: UserLocks | None = None
-        self._undecided: list[Rows] = []
-        """Rows of futex calls that are not counted yet."""
         self.futex: FutexAggregates | None = None
         self.offcpu: OffcpuAggregates | None = None
         self.kernel_locks: KernelLockAggregates | None = None
@@ -101,6 +96,7 @@ class Sampler:
             self.kernel_locks = KernelLockAggregates(*shared, self._resolver)
         if "kernel_holds" in self._collector.capacities:
             self.kernel_holds = KernelHoldAggregates(*shared, self._resolver, self._processes)
+        self._going_on = GoingOn(manifest, self._collector, self._identities, self._aggregates)
         self._lock_waits = LockWaits(manifest, self._user_locks, self.detail)
         self._deadlocks = Deadlocks(
             self._resolver.ask,
@@ -118,7 +114,16 @@ class Sampler:
         )
         self.cpu_budget = CpuBudget(settings.cpu_budget, manifest, self._collector, self._resolver)
         self._tgids_alive: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+        self._folding = Folding(
+            self._collector,
+            self._aggregates,
+            self._identities,
+            self._user_locks,
+            self._look_for_refused,
+            manifest.constants["OF_PROCESS"],
+        )
         self._next_second = self._next_housekeeping = 0.0
+        self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
 
     def _may_be_wanted(self, tgid: int) -> bool:
         """What a process was called that is gone already, only its events tell."""
@@ -126,35 +131,50 @@ class Sampler:
         return is_wanted or not comm
 
     @property
-    def _aggregates(self) -> list[Aggregates]:
-        return [one for one in (self.futex, self.offcpu, self.kernel_locks, self.kernel_holds) if one]
+    def _aggregates(self) -> dict[str, Aggregates]:
+        """By pair of maps."""
+        every = {
+            "futex": self.futex,
+            "offcpu": self.offcpu,
+            "kernel_locks": self.kernel_locks,
+            "kernel_holds": self.kernel_holds,
+        }
+        return {name: one for name, one in every.items() if one}
 
     @property
     def _series(self) -> list[Series]:
-        return [series for one in self._aggregates for series in one.series]
+        return [series for one in self._aggregates.values() for series in one.series]
 
     def tick(self) -> None:
-        """Drain what was counted in the last period; fold it and look around once a second."""
+        """Drain what was counted in the last period. Fold it, and look around, once a second each.
+
+        What is too much to be folded at once is folded over the next ticks.
+        """
         now = time.monotonic()
+        while not self._collector.has_room:
+            self._folding.some()
         self.own_cost.ticks += self._collector.collect()
-        self._exchange_names(now)
+        is_second = now >= self._next_second
+        captures = self._collector.captures()
+        if captures or is_second or not self._resolver.is_idle:
+            self._exchange_names(captures, now)
         self.cpu_budget.look(now)
-        if now >= self._next_second:
-            self._next_second = now + self.cpu_budget.look_around_seconds
+        if self._collector.kept_rows > FOLDED_ROWS:
+            self._folding.some()
+        elif now >= self._next_fold:
+            self._next_fold = now + self.cpu_budget.look_around_seconds
             self.fold()
+        if is_second:
+            self._next_second = now + self.cpu_budget.look_around_seconds
             self._each_second(now)
-        else:
-            if self._collector.kept_rows >= FOLDED_ROWS:
-                self.fold()
-            if time.monotonic_ns() >= self._deadlocks.look_at:
-                self._look_for_deadlocks(self._collector.threads(), self._collector.kernel_waits())
+        elif time.monotonic_ns() >= self._deadlocks.look_at:
+            self._look_for_deadlocks(self._collector.threads(), self._collector.kernel_waits())
         if now >= self._next_housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_SECONDS
             self._housekeeping(now)
 
-    def _exchange_names(self, now: float) -> None:
+    def _exchange_names(self, captures: list[Rows], now: float) -> None:
         """Ask what the locks are that threads were first seen to block on, and take answers."""
-        captures = self._collector.captures()
         if self._user_locks:
             for keys, values in captures:
                 self._user_locks.capture(keys, values, now)
@@ -170,112 +190,19 @@ class Sampler:
 
     def fold(self) -> None:
         """Add all that was drained to the aggregates, but for what can be told better in a moment."""
-        now = time.monotonic()
-        for series in self._series:
-            series.advance(now)
-        taken = self._collector.take()
-        if "futex" in taken:
-            refused = self._lock_waits.refused(taken["futex"][0], errno.EDEADLK)
-            self._deadlocks.refused(*refused, time.monotonic_ns())
-        self._hold_back(taken, now)
-        stacks = Stacks(*taken["stacks"]) if "stacks" in taken else Stacks.none()
-        for name, aggregates in (
-            ("futex", self.futex),
-            ("offcpu", self.offcpu),
-            ("kernel_locks", self.kernel_locks),
-            ("kernel_holds", self.kernel_holds),
-        ):
-            for pair in (name, f"{name}_over"):
-                if pair not in taken or not aggregates:
-                    continue
-                overflowed, of_process = pair.endswith("_over"), self._manifest.constants["OF_PROCESS"]
-                for window in windows_of(*taken[pair], self._identities, overflowed, of_process):
-                    if isinstance(aggregates, KernelLockAggregates):
-                        aggregates.fold(window, stacks, now)
-                    else:
-                        aggregates.fold(window, now)
+        self._folding.all()
 
-    def _hold_back(self, taken: dict[str, Rows], now: float) -> None:
-        """Keep the futex calls for later whose locks are being looked up, and add those kept before."""
-        parts = [*self._undecided, *([taken.pop("futex")] if "futex" in taken else [])]
-        self._undecided = []
-        if not parts or not self._user_locks:
-            return
-        keys, values = (structs.concatenate([part[at] for part in parts]) for at in (0, 1))
-        later = self._user_locks.is_undecided(values["who"]["tgid"], keys["uaddr"], keys["kind"], now)
-        later[np.flatnonzero(later)[:-HELD_BACK_ROWS]] = False  # the oldest come first
-        self.own_cost.undecided_calls = int(values["calls"][later].sum())
-        if later.any():
-            self._undecided = [_chosen(keys, values, later)]
-            keys, values = _chosen(keys, values, ~later)
-        if len(keys):
-            taken["futex"] = keys, values
+    def _look_for_refused(self, keys: Columns) -> None:
+        """Threads among these futex calls that were refused a lock, as they would wait for ever."""
+        refused = self._lock_waits.refused(keys, errno.EDEADLK)
+        self._deadlocks.refused(*refused, time.monotonic_ns())
 
     def _each_second(self, now: float) -> None:
         for series in self._series:
             series.reconsider()
-        self._note_waiting(now)
-
-    def _note_waiting(self, now: float) -> None:
-        """The waits that go on: of threads that are off the CPU, and for kernel locks."""
-        clock = time.monotonic_ns()
-        tids, threads = self._collector.threads()
-        self._tgids_alive = np.unique(threads["tgid"])
-        runnable = self._manifest.enums["state"].index("STATE_RUNNABLE")
-        off = (threads["off_since"] > 0) & (threads["state"] != runnable)
-        since = threads["off_since"].astype(np.int64)
-        if self.futex:
-            call = threads["call"]
-            wake = self._manifest.enums["futex_kind"].index("KIND_WAKE")
-            blocked = off & (call["since"] > 0) & (call["kind"] < wake) & (threads["restart"] == 0)
-            waited = clock - since[blocked] + threads["call_blocked"][blocked].astype(np.int64)
-            self.futex.note_waiting(
-                waiting_of(
-                    tids[blocked],
-                    threads["tgid"][blocked],
-                    call["kind"][blocked],
-                    call["uaddr"][blocked],
-                    np.maximum(waited, 0),
-                    self._identities,
-                    self.cpu_budget.has_detail,
-                ),
-                now,
-            )
-        if self.offcpu:
-            asleep = np.flatnonzero(off & (threads["woken_at"] < threads["off_since"]))
-            self.offcpu.note_waiting(
-                waiting_of(
-                    tids[asleep],
-                    threads["tgid"][asleep],
-                    self.offcpu.reasons_of_threads(threads[asleep]),
-                    np.zeros(len(asleep), np.uint64),
-                    np.maximum(clock - since[asleep], 0),
-                    self._identities,
-                    self.cpu_budget.has_detail,
-                ),
-                now,
-            )
-        in_kernel = self._collector.kernel_waits()
-        if self.kernel_locks and in_kernel:
-            keys, waits = in_kernel
-            waited = np.maximum(clock - waits["since"].astype(np.int64), 0)
-            self.kernel_locks.note_waiting(
-                waiting_of(
-                    keys["tid"],
-                    waits["tgid"],
-                    waits["type"],
-                    keys["lock"],
-                    waited,
-                    self._identities,
-                    self.cpu_budget.has_detail,
-                ),
-                now,
-            )
-        self._look_for_deadlocks((tids, threads), in_kernel)
-        holding = self._collector.kernel_holding()
-        if self.kernel_holds and holding and in_kernel:
-            clock = time.monotonic_ns()  # none of them was taken later
-            self.kernel_holds.note_holding(*holding, in_kernel[0], self._identities, clock)
+        threads, in_kernel = self._going_on.note(now, self.cpu_budget.has_detail)
+        self._tgids_alive = np.unique(threads[1]["tgid"])
+        self._look_for_deadlocks(threads, in_kernel)
 
     def _look_for_deadlocks(self, threads: Rows, in_kernel: Rows | None) -> None:
         self._deadlocks.look(self._lock_waits.now(threads, in_kernel), time.monotonic_ns())
@@ -297,8 +224,9 @@ class Sampler:
         self.fold()
         block = Block(self._limits.buckets_us, self._manifest.constants["SLOTS"])
         now = time.monotonic()
-        for one in self._aggregates:
+        for one in self._aggregates.values():
             one.export(block, now)
+        self.own_cost.undecided_calls = self._folding.undecided_calls
         self._deadlocks.export(block)
         self.own_cost.export(block, self._series)
         self.cpu_budget.export(block)
@@ -315,8 +243,3 @@ class Sampler:
         tables, arrays = self.detail.tables(time.monotonic(), self._deadlocks.holders)
         self._deadlocks.add_to(tables, arrays, time.monotonic_ns(), wall)
         return snapshot.pack({"tables": tables, "time": wall}, arrays)
-
-
-def _chosen(keys: Columns, values: Columns, mask: npt.NDArray[np.bool_]) -> Rows:
-    at = np.flatnonzero(mask)
-    return structs.take(keys, at), structs.take(values, at)

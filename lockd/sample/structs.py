@@ -21,6 +21,11 @@ def copy(rows: Columns) -> Columns:
     return _bytes(rows).copy().view(rows.dtype)
 
 
+def move_to_front(rows: Columns, first: int, end: int) -> None:
+    """Let the rows from `first` to `end` be the first ones of the array."""
+    _bytes(rows)[: end - first] = _bytes(rows)[first:end].copy()
+
+
 def concatenate(parts: Sequence[Columns]) -> Columns:
     """All rows of arrays of the same dtype."""
     joined = np.concatenate([_bytes(rows) for rows in parts])

@@ -32,13 +32,13 @@ class Table:
     def __getitem__(self, column: str) -> npt.NDArray[Any]:
         return self.columns[column]
 
-    def rows(self, keys: Hashes, now: float, describe: Callable[[Rows, Rows], None]) -> Rows:
-        """The row of each key. New rows are zeroed and handed to `describe(rows, positions in keys)`.
+    def rows(self, keys: Hashes, now: float, describe: Callable[[Rows], Mapping[str, Any]]) -> Rows:
+        """The row of each key. `describe(positions in keys)` gives columns of new rows; the others are 0.
 
-        A table that is full gives up its longest unseen rows, a tenth at a time, but none that
+        A table that is full gives up its longest unseen rows, a quarter at a time, but none that
         was asked for `now`: those are in use, and `capacity` must be enough for them.
         """
-        found = self._index.find(keys)
+        found, places = self._index.look(keys)
         missing = np.flatnonzero(found < 0)
         if not len(missing):
             self.columns["seen"][found] = now
@@ -49,9 +49,10 @@ class Table:
         if len(self._index) + len(fresh) > self.capacity:
             self._make_room(len(fresh), now)
         rows = self._take(len(fresh))
-        self._index.add(fresh, rows)
-        self.columns["key"][rows], self.columns["seen"][rows] = fresh, now
-        describe(rows, positions)
+        self._index.add(fresh, rows, places[positions])
+        described = {**describe(positions), "key": fresh, "seen": now}
+        for name, column in self.columns.items():
+            column[rows] = described.get(name, 0)
         found[positions] = rows
         if len(positions) < len(missing):
             found[missing] = self._index.find(keys[missing])
@@ -72,7 +73,7 @@ class Table:
 
     def _make_room(self, wanted: int, now: float) -> None:
         idle = np.flatnonzero(self.used & (self.columns["seen"] < now))
-        count = max(len(self._index) + wanted - self.capacity, self.capacity // 10)
+        count = max(len(self._index) + wanted - self.capacity, self.capacity // 4)
         if count < len(idle):
             idle = idle[np.argpartition(self.columns["seen"][idle], count)[:count]]
         self.drop(idle)
@@ -89,7 +90,5 @@ class Table:
             self.used = np.concatenate([self.used, np.zeros(grown - len(self.used), np.bool_)])
             free = np.flatnonzero(~self.used)
         rows = free[:count]
-        for column in self.columns.values():
-            column[rows] = 0
         self.used[rows] = True
         return rows

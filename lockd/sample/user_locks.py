@@ -59,6 +59,9 @@ class UserLocks:
         self._looked: set[int] = set()
         self._corrections: set[tuple[int, int]] = set()
         """Guesses that were ever wrong, each with the kind that it turned out to be."""
+        self._is_corrected = np.zeros(len(kinds), np.bool_)
+        """Of each kind, whether it was such a guess."""
+        self._is_lock = np.array([kind in ("lock", "pi") for kind in kinds])
         self.refused = 0
         """Captures that were thrown away, as too much was being asked for."""
         self._table = Table(
@@ -133,6 +136,7 @@ class UserLocks:
         if is_corrected:
             table["kind"][row] = kind
             self._corrections.add((int(table["guess"][row]), kind))
+            self._is_corrected[table["guess"][row]] = True
             known = np.zeros(1, self._known_locks.value)
             known["guess"], known["kind"] = table["guess"][row], kind
             known["captured"] = time.monotonic_ns()
@@ -142,7 +146,7 @@ class UserLocks:
     def correct(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
         """The kinds of waits, where a lock has turned out to be of another than its calls look like."""
         corrected = kinds.copy()
-        some = np.flatnonzero(np.isin(kinds, [guess for guess, _ in self._corrections]))
+        some = np.flatnonzero(self._is_corrected[kinds])
         if len(some):
             rows = self._table.find(mix(tgids[some], addresses[some], kinds[some]))
             known = rows >= 0
@@ -153,9 +157,7 @@ class UserLocks:
         """What the code of each of these locks is, as its waits' kinds are corrected; empty if not known."""
         table = self._table
         rows = table.find(mix(tgids, addresses, kinds))
-        unknown = ((rows < 0) | (table["kind"][rows] != kinds)) & np.isin(
-            kinds, [self._kinds.index("lock"), self._kinds.index("pi")]
-        )
+        unknown = ((rows < 0) | (table["kind"][rows] != kinds)) & self._is_lock[kinds]
         rows[unknown] = self._corrected(tgids[unknown], addresses[unknown], kinds[unknown])
         known = (rows >= 0) & table["is_answered"][rows] & (table["kind"][rows] == kinds)
         families = np.full(len(rows), "", object)
@@ -227,13 +229,16 @@ class UserLocks:
 
     def _rows(self, tgids: Columns, addresses: Columns, guesses: Columns, now: float) -> Rows:
         keys: Hashes = mix(tgids, addresses, guesses)
-        table = self._table
 
-        def describe(rows: Rows, positions: Rows) -> None:
-            table["tgid"][rows], table["address"][rows] = tgids[positions], addresses[positions]
-            table["guess"][rows] = table["kind"][rows] = guesses[positions]
+        def describe(positions: Rows) -> dict[str, Any]:
+            return {
+                "tgid": tgids[positions],
+                "address": addresses[positions],
+                "guess": guesses[positions],
+                "kind": guesses[positions],
+            }
 
-        return table.rows(keys, now, describe)
+        return self._table.rows(keys, now, describe)
 
     def _ask(self, row: int, now: float, tid: int = 0, capture: Capture | None = None) -> None:
         table = self._table

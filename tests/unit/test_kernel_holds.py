@@ -420,14 +420,17 @@ def test_the_api_shows_holds_beside_the_waits_for_the_same_lock(host: Host) -> N
     locks, processes = host.detail.locks, np.empty(3, object)
     processes[:] = [("", "shop")] * 3
 
-    def describe(rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
-        locks["program"][rows] = 2
-        locks["address"][rows] = np.array([LOCK, LOCK, LOCK + 64], np.uint64)[positions]
-        locks["kind"][rows], locks["kind_number"][rows] = "mutex", MUTEX
-        locks["process"][rows] = processes[positions]
-        locks["site"][rows] = np.array(["here", "there", "here"], object)[positions]
-        locks["lock"][rows] = np.array(["named", "named", ""], object)[positions]
-        locks["blocked_ns"][rows] = np.array([5, 9, 7])[positions]
+    def describe(positions: npt.NDArray[np.int64]) -> dict[str, Any]:
+        return {
+            "program": 2,
+            "address": np.array([LOCK, LOCK, LOCK + 64], np.uint64)[positions],
+            "kind": "mutex",
+            "kind_number": MUTEX,
+            "process": processes[positions],
+            "site": np.array(["here", "there", "here"], object)[positions],
+            "lock": np.array(["named", "named", ""], object)[positions],
+            "blocked_ns": np.array([5, 9, 7])[positions],
+        }
 
     locks.rows(np.arange(1, 4).astype(np.uint64), 0.0, describe)
     host.fold(
@@ -449,13 +452,17 @@ def test_the_api_shows_holds_beside_the_waits_for_the_same_lock(host: Host) -> N
 
 
 def test_a_flood_of_locks_leaves_room_for_both_kinds_of_rows(host: Host) -> None:
-    locks = host.detail.locks
+    locks, process = host.detail.locks, np.empty(1, object)
+    process[0] = ("", "shop")
 
-    def describe(rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
-        locks["program"][rows], locks["kind"][rows] = 2, "mutex"
-        locks["address"][rows], locks["blocked_ns"][rows] = positions, 1 + positions
-        for row in rows:
-            locks["process"][row] = ("", "shop")
+    def describe(positions: npt.NDArray[np.int64]) -> dict[str, Any]:
+        return {
+            "program": 2,
+            "kind": "mutex",
+            "address": positions,
+            "blocked_ns": 1 + positions,
+            "process": process,
+        }
 
     locks.rows(np.arange(1, 5001).astype(np.uint64), 0.0, describe)
     for start in range(0, 40_000, 4000):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,21 +20,22 @@ class Checked:
     """A table whose rows carry their key, so that a mix-up shows."""
 
     def __init__(self, capacity: int) -> None:
-        self.table = Table({"key": np.int64, "sum": np.int64, "word": object}, capacity)
+        self.table = Table({"sum": np.int64, "word": object}, capacity)
         self.described: list[int] = []
 
     def rows(self, keys: list[int], now: float) -> Rows:
         asked: Hashes = np.array(keys, np.uint64)
 
-        def describe(rows: Rows, positions: Rows) -> None:
-            assert (self.table["sum"][rows] == 0).all()
-            assert not self.table["word"][rows].any()
-            self.table["key"][rows] = asked[positions]
-            for row in rows:
-                self.table["word"][row] = "told"
+        def describe(positions: Rows) -> dict[str, Any]:
             self.described += asked[positions].tolist()
+            return {"word": [f"told {key}" for key in asked[positions]]}
 
-        return self.table.rows(asked, now, describe)
+        known = self.live()
+        rows = self.table.rows(asked, now, describe)
+        fresh = [row for key, row in zip(keys, rows, strict=True) if key not in known]
+        assert not self.table["sum"][fresh].any()
+        assert self.table["word"][fresh].tolist() == [f"told {key}" for key in keys if key not in known]
+        return rows
 
     def live(self) -> dict[int, float]:
         used = self.table.used

@@ -1,0 +1,208 @@
+"""What a scrape costs by the lines that it has, and whether ticks are late for it:
+`sudo .venv/bin/python bench/scrape.py [--quick] [--ahead]` writes bench/build/scrape.json and .md.
+
+Maps are filled as in bench/sampler.py. Costs are processor time: the sampler's for the block of numbers that
+it hands over, the exporter's for the text made of it. Then a sampler ticks with LINES lines and with FRESH
+entries that are new in each second, in turn with and without a client that scrapes once a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+import results  # noqa: E402
+from prometheus_client import CollectorRegistry  # noqa: E402
+from prometheus_client.openmetrics.exposition import generate_latest  # noqa: E402
+from sampler import AHEAD, CONFIG, Filled, cpu_ms, go_ahead  # noqa: E402
+
+from lockd import snapshot  # noqa: E402
+from lockd.children import Exporter  # noqa: E402
+from lockd.export.families import Families  # noqa: E402
+from lockd.sample.loop import Loop  # noqa: E402
+from lockd.sample.own_cost import TickTimes  # noqa: E402
+
+LINES = (1000, 5000, 10_000)
+LINES_OF_PROCESS = 25
+"""That one process whose threads wait for mutexes has."""
+ROUNDS = 15
+PERIOD_NS = 50_000_000
+SECOND = 20
+"""Ticks."""
+FRESH = 10_000
+TURNS, TURN_SECONDS = 6, 10
+SHARES = (0.5, 0.99, 1.0)
+SCRAPER = """
+import sys, time, urllib.request
+end = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < end:
+    began = time.monotonic()
+    urllib.request.urlopen(sys.argv[1]).read()
+    print(time.monotonic() - began, flush=True)
+    time.sleep(max(0, began + 1 - time.monotonic()))
+"""
+
+
+@dataclass
+class Cost:
+    """Of one scrape; milliseconds of processor time, medians."""
+
+    lines: int
+    block_bytes: int
+    sampler: float
+    exporter: float
+    gzip: float
+
+    def row(self) -> str:
+        return (
+            f"| {self.lines:,} | {self.sampler:.2f} | {self.block_bytes / 1e3:.0f} | {self.exporter:.1f} |"
+            f" {self.gzip:.2f} |\n"
+        )
+
+
+def with_lines(lines: int) -> Filled:
+    """A sampler with about so many lines, and room for half as many more."""
+    filled = Filled({**CONFIG, "series": {"max": lines * 3 // 2}})
+    filled.settle()
+    filled.fill(FRESH, comms=lines // LINES_OF_PROCESS)
+    filled.sampler.tick()
+    filled.sampler.fold()
+    return filled
+
+
+def cost_of(lines: int) -> Cost:
+    filled = with_lines(lines)
+
+    def answer() -> None:
+        os.close(snapshot.to_memfd(filled.sampler.metrics()))
+
+    block = memoryview(filled.sampler.metrics())
+
+    def render() -> bytes:
+        registry = CollectorRegistry()
+        registry.register(Families(*snapshot.unpack(block), procfs=Path("/proc")))
+        return generate_latest(registry)
+
+    text = render()
+    times = (
+        statistics.median(cpu_ms(what) for _ in range(ROUNDS))
+        for what in (answer, render, lambda: gzip.compress(text, 1, mtime=0))
+    )
+    cost = Cost(_lines(text), len(block), *times)
+    filled.sampler.close()
+    return cost
+
+
+def _lines(text: bytes) -> int:
+    return sum(not line.startswith(b"#") for line in text.splitlines())
+
+
+@dataclass
+class Lateness:
+    """Milliseconds that ticks began too late, and that they took (not processor time), by turn."""
+
+    late: list[list[float]]
+    work: list[list[float]]
+    scrapes: list[float]
+    """Milliseconds that the client waited, when there was one."""
+
+
+class Recorder(TickTimes):
+    """Keeps each one: the sampler itself counts by powers of two."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.turns: list[list[float]] = []
+
+    def note(self, ns: int) -> None:
+        super().note(ns)
+        self.turns[-1].append(ns / 1e6)
+
+
+def lateness(lines: int, turns: int, seconds: float) -> Lateness:
+    """In each second turn a client scrapes."""
+    filled = with_lines(lines)
+    sampler = filled.sampler
+    slots = len(sampler.own_cost.late.slots)
+    sampler.own_cost.late, sampler.own_cost.work = late, work = Recorder(slots), Recorder(slots)
+    listening = socket.create_server(("127.0.0.1", 0))
+    exporter = Exporter([listening], None, "warning")
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/metrics"
+    wakeup, _other = socket.socketpair()
+    loop = Loop(sampler, PERIOD_NS, lambda message: None, lambda: next(steps), wakeup)
+    scrapes: list[float] = []
+
+    def each_tick() -> Iterator[None]:
+        for turn in range(turns):
+            client = None
+            if turn % 2:
+                command = [sys.executable, "-c", SCRAPER, url, str(seconds)]
+                client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            late.turns.append([])
+            work.turns.append([])
+            for tick in range(int(seconds * SECOND)):
+                if tick % SECOND == SECOND // 2:
+                    filled.fill(FRESH, comms=lines // LINES_OF_PROCESS)
+                yield
+            if client:
+                scrapes.extend(float(line) * 1e3 for line in client.communicate()[0].split())
+        loop.stop()
+        yield
+
+    steps = each_tick()
+    next(steps)
+    loop.control = exporter.control
+    exporter.serve()
+    loop.run()
+    exporter.end()
+    sampler.close()
+    return Lateness(late.turns, work.turns, scrapes)
+
+
+def late_rows(found: Lateness) -> Iterator[str]:
+    for what, turns in (("late", found.late), ("work of a tick", found.work)):
+        for name, chosen in (("not scraped", turns[::2]), ("scraped", turns[1::2])):
+            each = np.quantile(np.concatenate(chosen), SHARES)
+            yield f"| {what}, {name} | " + " | ".join(f"{value:.2f}" for value in each) + " |\n"
+    each = np.quantile(found.scrapes, SHARES)
+    yield "| what the client waits | " + " | ".join(f"{value:.1f}" for value in each) + " |\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="two short turns")
+    parser.add_argument("--ahead", action="store_true", help=AHEAD)
+    args = parser.parse_args()
+    host = results.host()
+    if args.ahead:
+        host["ahead"] = go_ahead()
+    costs = [cost_of(lines) for lines in LINES]
+    turns, seconds = (2, 3.0) if args.quick else (TURNS, TURN_SECONDS)
+    found = lateness(LINES[-1], turns, seconds)
+    text = "# What a scrape costs\n\nMilliseconds of processor time, medians.\n\n"
+    text += "| lines | sampler | kB handed over | exporter | gzip |\n|---:|---:|---:|---:|---:|\n"
+    text += "".join(cost.row() for cost in costs)
+    text += f"\n{LINES[-1]:,} lines, {FRESH:,} fresh entries a second, {turns} turns of {seconds:g} s;"
+    text += " milliseconds by the clock.\n\n| | median | p99 | most |\n|---|---:|---:|---:|\n"
+    text += "".join(late_rows(found))
+    if args.ahead:
+        text += f"\n{host['ahead']}\n"
+    results.write("scrape", {"host": host, "costs": [asdict(c) for c in costs], **asdict(found)}, text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

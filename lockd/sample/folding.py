@@ -1,0 +1,117 @@
+"""What was drained, added to the aggregates: all of it, or as much as one tick has time for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd.sample import structs
+from lockd.sample.collect import FOLDED_ROWS, STACKS, Collector
+from lockd.sample.futex import FutexAggregates
+from lockd.sample.identities import Identities
+from lockd.sample.kernel_holds import KernelHoldAggregates
+from lockd.sample.kernel_locks import KernelLockAggregates
+from lockd.sample.offcpu import OffcpuAggregates
+from lockd.sample.pairs import Columns, Rows
+from lockd.sample.user_locks import UserLocks
+from lockd.sample.window import Stacks, windows_of
+
+Aggregates = FutexAggregates | OffcpuAggregates | KernelLockAggregates | KernelHoldAggregates
+
+FUTEX, KERNEL_LOCKS = "futex", "kernel_locks"
+OVER = "_over"
+HELD_BACK_ROWS = 20_000
+"""So many rows of futex calls wait at most for the names of their locks."""
+
+
+class Folding:
+    """Folds what `collector` has drained into `aggregates`, by pair.
+
+    Futex calls are held back while their locks are being looked up; `look(keys)` gets the keys of all.
+    From `of_process` on, thread ids stand for whole processes.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        aggregates: Mapping[str, Aggregates],
+        identities: Identities,
+        user_locks: UserLocks | None,
+        look: Callable[[Columns], None],
+        of_process: int,
+    ) -> None:
+        self._collector = collector
+        self._aggregates = aggregates
+        self._identities = identities
+        self._user_locks = user_locks
+        self._look = look
+        self._of_process = of_process
+        self._backlogs = {name: rows for name, rows in collector.backlogs.items() if name != STACKS}
+        self._undecided: Rows | None = None
+        """Rows of futex calls that are not counted yet."""
+        self.undecided_calls = 0
+
+    def all(self) -> None:
+        """Fold everything, but for what can be told better in a moment."""
+        now = time.monotonic()
+        self._advance(now)
+        if self._undecided:
+            rows, self._undecided, self.undecided_calls = self._undecided, None, 0
+            self._fold(FUTEX, self._decided(rows, now), now)
+        while any(self._backlogs.values()):
+            self.some()
+
+    def some(self) -> None:
+        """Fold FOLDED_ROWS at most, of the pair that has most."""
+        now = time.monotonic()
+        self._advance(now)
+        name = max(self._backlogs, key=lambda name: len(self._backlogs[name]))
+        rows = self._backlogs[name].take(FOLDED_ROWS)
+        if name == FUTEX:
+            self._look(rows[0])
+            rows = self._decided(rows, now)
+        self._fold(name, rows, now)
+        if not self._backlogs.get(KERNEL_LOCKS):
+            self._collector.forget_stacks()
+
+    def _advance(self, now: float) -> None:
+        for aggregates in self._aggregates.values():
+            for series in aggregates.series:
+                series.advance(now)
+
+    def _fold(self, name: str, rows: Rows, now: float) -> None:
+        aggregates = self._aggregates.get(name.removesuffix(OVER))
+        if not aggregates or not len(rows[0]):
+            return
+        for window in windows_of(*rows, self._identities, name.endswith(OVER), self._of_process):
+            if isinstance(aggregates, KernelLockAggregates):
+                aggregates.fold(window, Stacks(*self._collector.stacks()), now)
+            else:
+                aggregates.fold(window, now)
+
+    def _decided(self, rows: Rows, now: float) -> Rows:
+        """Keep the futex calls for later whose locks are being looked up; the others."""
+        keys, values = rows
+        if not self._user_locks:
+            return rows
+        later = self._user_locks.is_undecided(values["who"]["tgid"], keys["uaddr"], keys["kind"], now)
+        if not later.any():
+            return rows
+        held = _chosen(rows, later)
+        keys, values = _joined(self._undecided, held) if self._undecided else held
+        surplus = max(len(keys) - HELD_BACK_ROWS, 0)  # the oldest come first
+        self._undecided = keys[surplus:], values[surplus:]
+        self.undecided_calls = int(values["calls"][surplus:].sum())
+        return _joined((keys[:surplus], values[:surplus]), _chosen(rows, ~later))
+
+
+def _joined(rows: Rows, more: Rows) -> Rows:
+    return structs.concatenate([rows[0], more[0]]), structs.concatenate([rows[1], more[1]])
+
+
+def _chosen(rows: Rows, mask: npt.NDArray[np.bool_]) -> Rows:
+    at = np.flatnonzero(mask)
+    return structs.take(rows[0], at), structs.take(rows[1], at)
