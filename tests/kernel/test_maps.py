@@ -12,6 +12,7 @@ import pytest
 
 from lockd.libbpf import libbpf
 from lockd.manifest import MapInfo
+from lockd.sample.backlog import Backlog
 from lockd.sample.maps import Buffers, HashMap
 
 BPF_MAP_TYPE_HASH = 1
@@ -61,6 +62,27 @@ def test_more_entries_than_room_is_no_error(fd: int, batch: bool, room: int) -> 
         seen += keys.tolist()
     # A bucket of several entries that has no room stays as a whole; what is drained is drained once.
     assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_a_backlog_hands_out_what_was_drained_in_its_order(fd: int, batch: bool) -> None:
+    table = HashMap(fd, MapInfo("test", ENTRIES, "u4", "u8"), batch)
+    backlog, seen = Backlog(table, more=10), []
+    for _ in range(7):
+        while not backlog.has_room:
+            keys, values = backlog.take(ENTRIES // 3)
+            assert (values == keys.astype(int) ** 2).all()
+            seen += keys.tolist()
+        fill(fd)
+        assert backlog.drain(table) == ENTRIES
+        keys, _ = backlog.take(3)
+        seen += keys.tolist()
+    seen += backlog.all()[0].tolist()
+    backlog.clear()
+    assert len(backlog) == 0
+    for start in range(0, 7 * ENTRIES, ENTRIES):
+        assert sorted(seen[start : start + ENTRIES]) == list(range(ENTRIES))
+    assert len(seen) == 7 * ENTRIES
 
 
 def test_one_by_one_no_entry_is_found_twice_while_others_come_and_go(fd: int) -> None:

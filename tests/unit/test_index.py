@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd.sample.index import Groups, Index, mix
+from lockd.sample.index import Groups, Index, mix, one_of_each
 
 U64 = st.integers(0, 2**64 - 1)
 FEW = st.integers(0, 20)
@@ -46,7 +46,42 @@ def test_an_index_forgets_numbers(model: dict[int, int], forgotten: set[int]) ->
     assert (index.find(hashes(list(model))) == -1).all()
 
 
-@given(st.lists(st.tuples(FEW, st.integers(0, 2**40))))
+@given(st.lists(st.tuples(st.sets(FEW | U64), st.sets(FEW))))
+def test_what_is_removed_is_found_no_more_and_may_come_back(steps: list[tuple[set[int], set[int]]]) -> None:
+    index, model = Index(), {}
+    for added, removed in steps:
+        fresh = [key for key in added if key not in model]
+        gone = [key for key in removed if key in model and key not in added]
+        found, places = index.look(hashes(fresh))
+        assert (found == -1).all()
+        index.remove(hashes(gone))
+        index.add(hashes(fresh), numbers(list(range(len(fresh)))), places)
+        model |= {key: number for number, key in enumerate(fresh)}
+        for key in gone:
+            del model[key]
+        asked = [*added, *removed, *model]
+        assert index.find(hashes(asked)).tolist() == [model.get(key, -1) for key in asked]
+        assert len(index) == len(model)
+
+
+def test_keys_that_come_and_go_take_no_more_memory() -> None:
+    index = Index()
+    for number in range(200):
+        keys = mix(np.arange(50) + 50 * number)
+        index.add(keys, np.arange(50))
+        assert (index.find(keys) == np.arange(50)).all()
+        index.remove(keys)
+    assert len(index) == 0
+    assert len(index._keys) <= 256
+
+
+@given(st.lists(FEW | U64))
+def test_one_of_each_is_a_position_of_every_key(values: list[int]) -> None:
+    positions = one_of_each(hashes(values)).tolist()
+    assert sorted(values[position] for position in positions) == sorted(set(values))
+
+
+@given(st.lists(st.tuples(FEW | st.integers(2**16 - 2, 2**32 - 1), st.integers(0, 2**40))))
 def test_groups_are_what_a_loop_makes(pairs: list[tuple[int, int]]) -> None:
     sums: dict[int, int] = defaultdict(int)
     largest: dict[int, int] = defaultdict(int)

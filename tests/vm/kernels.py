@@ -56,6 +56,7 @@ LEFT_OUT = {
     "test_server_names.py": "about a server, which is the same on any kernel",
     "test_signals.py": "about processes of lockd, which are the same on any kernel",
     "test_single_operations.py": "about lockd without batch operations, which it takes on any of these",
+    "test_tick_cost.py": "about what the sampler does with entries, which are the same on any kernel",
     "test_trace_mutex.py": "about functions of C libraries; compiling takes a minute there each time",
     "test_trace_klock.py": "about waits that system calls make, as test_kernel_locks.py; of these "
     "kernels test_trace_klock_module.py says more",
