@@ -47,6 +47,7 @@ CONFIG = {
     "programs": {"offcpu": OFF, "kernel_locks": OFF},
     "filter": {"comms": ["filled-*"]},
     "maps": {"entries": 16_384},
+    "budget": {"cpu": None},
 }
 
 

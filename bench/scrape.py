@@ -44,6 +44,8 @@ SECOND = 20
 """Ticks."""
 FRESH = 10_000
 TURNS, TURN_SECONDS = 6, 10
+START_SECONDS = 1.5
+"""That a client may take to start and for its last scrape."""
 SHARES = (0.5, 0.99, 1.0)
 SCRAPER = """
 import sys, time, urllib.request
@@ -143,22 +145,19 @@ def lateness(lines: int, turns: int, seconds: float) -> Lateness:
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/metrics"
     wakeup, _other = socket.socketpair()
     loop = Loop(sampler, PERIOD_NS, lambda message: None, lambda: next(steps), wakeup)
-    scrapes: list[float] = []
+    clients: list[subprocess.Popen[str]] = []
 
     def each_tick() -> Iterator[None]:
         for turn in range(turns):
-            client = None
             if turn % 2:
-                command = [sys.executable, "-c", SCRAPER, url, str(seconds)]
-                client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+                command = [sys.executable, "-c", SCRAPER, url, str(seconds - START_SECONDS)]
+                clients.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             late.turns.append([])
             work.turns.append([])
             for tick in range(int(seconds * SECOND)):
                 if tick % SECOND == SECOND // 2:
                     filled.fill(FRESH, comms=lines // LINES_OF_PROCESS)
                 yield
-            if client:
-                scrapes.extend(float(line) * 1e3 for line in client.communicate()[0].split())
         loop.stop()
         yield
 
@@ -169,6 +168,7 @@ def lateness(lines: int, turns: int, seconds: float) -> Lateness:
     loop.run()
     exporter.end()
     sampler.close()
+    scrapes = [float(line) * 1e3 for client in clients for line in client.communicate()[0].split()]
     return Lateness(late.turns, work.turns, scrapes)
 
 
