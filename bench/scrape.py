@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import results  # noqa: E402
 from prometheus_client import CollectorRegistry  # noqa: E402
 from prometheus_client.openmetrics.exposition import generate_latest  # noqa: E402
-from sampler import AHEAD, CONFIG, Filled, cpu_ms, go_ahead  # noqa: E402
+from sampler import AHEAD, CONFIG, SHARES, Filled, cpu_ms, go_ahead  # noqa: E402
 
 from lockd import snapshot  # noqa: E402
 from lockd.children import Exporter  # noqa: E402
@@ -46,7 +46,6 @@ FRESH = 10_000
 TURNS, TURN_SECONDS = 6, 10
 START_SECONDS = 1.5
 """That a client may take to start and for its last scrape."""
-SHARES = (0.5, 0.99, 1.0)
 SCRAPER = """
 import sys, time, urllib.request
 end = time.monotonic() + float(sys.argv[2])

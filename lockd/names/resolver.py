@@ -75,7 +75,8 @@ class Resolver:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to send or to receive, but that the namer has ended."""
-        return bool(self._namer) and not self._queue and not self._outstanding and not self._answers
+        waiting = self._queue or self._to_look or self._to_forget or self._outstanding or self._answers
+        return bool(self._namer) and not waiting
 
     def ask(self, question: UserLockSeen | KernelLock | Owners) -> bool:
         """False if too much is being asked for already."""

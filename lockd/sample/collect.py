@@ -16,7 +16,7 @@ STACKS = "stacks"
 FOLDED_ROWS = 3072
 """So many rows are folded in one go, which takes some milliseconds."""
 LOOK_EVERYWHERE = 5
-"""Every so many periods all maps are drained. An odd number: both maps of a pair have their turn."""
+"""Every so many periods all maps are looked at. An odd number: both maps of a pair have their turn."""
 
 
 class Collector:
@@ -26,8 +26,8 @@ class Collector:
     numpy's, so drained rows are kept and folded together: after a second, or when there are
     many, or when somebody asks.
 
-    Overflow maps and stacks are written to only when an entry was made for the pair that they belong to, but
-    for those left out by restraint. So else they are looked at with it, and to be sure now and then.
+    But under restraint, overflow maps and stacks are written to only in windows in which the pair that they
+    belong to got an entry. Where it got none they are left alone, but for now and then, to be sure.
     """
 
     def __init__(self, manifest: Manifest, fds: list[int]) -> None:
@@ -94,9 +94,12 @@ class Collector:
         self._periods += 1
         everywhere = self._periods % LOOK_EVERYWHERE == 0 or self.control.restraint > 0
         for name, followers in self._followers.items():
-            if self._drain(name) or everywhere:
-                for follower in followers:
+            count = self._drain(name)
+            for follower in followers:
+                if count or everywhere:
                     self._drain(follower)
+                else:
+                    self.entries[follower] = 0
         if CAPTURES in self._maps.pairs:
             rows = self._maps.drain_one(CAPTURES)
             self.entries[CAPTURES] = len(rows[0])

@@ -65,15 +65,19 @@ class Folding:
             self.some()
 
     def some(self) -> None:
-        """Fold FOLDED_ROWS at most, of the pair that has most."""
+        """Fold FOLDED_ROWS at most: first of the pairs that have least, which thus never wait for long."""
         now = time.monotonic()
         self._advance(now)
-        name = max(self._backlogs, key=lambda name: len(self._backlogs[name]))
-        rows = self._backlogs[name].take(FOLDED_ROWS)
-        if name == FUTEX:
-            self._look(rows[0])
-            rows = self._decided(rows, now)
-        self._fold(name, rows, now)
+        left = FOLDED_ROWS
+        for name in sorted(self._backlogs, key=lambda name: len(self._backlogs[name])):
+            rows = self._backlogs[name].take(left)
+            if not len(rows[0]):
+                continue
+            left -= len(rows[0])
+            if name == FUTEX:
+                self._look(rows[0])
+                rows = self._decided(rows, now)
+            self._fold(name, rows, now)
         if not self._backlogs.get(KERNEL_LOCKS):
             self._collector.forget_stacks()
 

@@ -74,7 +74,7 @@ class Index:
         return self._values.take(at), at
 
     def add(self, keys: Hashes, values: Rows, at: Rows | None = None) -> None:
-        """Add keys that are not there yet, each once; `at`: their places, if look() was the last call."""
+        """Add keys that are not there yet, each once; `at`: their places, if none was added since look()."""
         self._count += len(keys)
         if 2 * (self._count + self._removed) > len(self._values):
             there = self._values >= 0

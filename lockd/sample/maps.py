@@ -7,7 +7,6 @@ import errno
 import os
 import threading
 import time
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -214,14 +213,14 @@ class GracePeriod:
         offered = self._libc.syscall(MEMBARRIER_CALL, 0, 0, 0)
         self._begun = self._over = 0
         self._began_at = 0.0
-        self._asked: SimpleQueue[None] = SimpleQueue()
+        self._asked = threading.Event()
         if offered > 0 and offered & MEMBARRIER_CMD_GLOBAL:  # not with nohz_full CPUs
             threading.Thread(target=self._run, name="lockd-grace", daemon=True).start()
 
     def begin(self) -> None:
         self._begun += 1
         self._began_at = time.monotonic()
-        self._asked.put(None)
+        self._asked.set()
 
     @property
     def over(self) -> bool:
@@ -230,7 +229,8 @@ class GracePeriod:
 
     def _run(self) -> None:
         while True:
-            self._asked.get()
+            self._asked.wait()
+            self._asked.clear()
             begun = self._begun
             self._libc.syscall(MEMBARRIER_CALL, MEMBARRIER_CMD_GLOBAL, 0, 0)
             self._over = begun

@@ -131,6 +131,23 @@ def test_all_that_live_are_looked_at_and_forgotten_in_messages_of_their_size(
     assert not resolver._to_forget
 
 
+def test_it_is_idle_only_while_nothing_waits(tmp_path: Path, make: MakeResolver) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    assert not resolver.is_idle  # there is no namer yet
+    named(resolver, LOCK)
+    assert resolver.is_idle
+    for gone in ((), (1,)):
+        resolver.look(() if gone else (1,), gone)
+        assert not resolver.is_idle
+        resolver.answers()
+        assert resolver.is_idle
+    assert resolver.ask(KernelLock(2, LOCK, "mutex"))
+    assert not resolver.is_idle
+    answers(resolver)
+    assert resolver.is_idle
+
+
 def test_answers_come_in_the_order_of_the_questions(tmp_path: Path, make: MakeResolver) -> None:
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     resolver = make(tmp_path)
