@@ -43,9 +43,9 @@ PARTS = (
     Part("emulated", 5, 1.5),
     Part("startup", 2.5, 0.6, ("--churn", "1")),
     Part("cost", 1.2, 0.5),
-    Part("sampler", 1.5, 0.6),
-    Part("scrape", 1.5, 0.4),
-    Part("idle", 1.2, 0.3),
+    Part("sampler", 0.8, 0.3),
+    Part("scrape", 1, 0.3),
+    Part("idle", 0.8, 0.2),
     Part("names", 0.8, 0.3),
 )
 

@@ -91,7 +91,7 @@ def _measure(daemon: Lockd, load: Workload, scrape_every: float) -> Figures:
     running = threading.Thread(target=lambda: told.append(load.run()))
     children = children_of(daemon.process.pid)
     processes = [Process("sampler", daemon.process.pid)]
-    processes += [Process(_name_of(command), pid) for pid, command in children.items()]
+    processes += [Process(name_of(command), pid) for pid, command in children.items()]
     before, used_before = look(daemon, processes)
     began = time.monotonic()
     running.start()
@@ -182,7 +182,7 @@ def forbidden_libraries(pid: int) -> list[str]:
     return [name for name in FORBIDDEN if name in maps]
 
 
-def _name_of(command: str) -> str:
+def name_of(command: str) -> str:
     """What lockd's metrics call a child of the sampler."""
     return next(name for module, name in CHILDREN.items() if module in command)
 

@@ -1,4 +1,4 @@
-"""What lockd takes of a processor where hardly anything happens: `sudo .venv/bin/python bench/idle.py`
+"""What lockd takes of a processor where hardly anything happens: `sudo .venv/bin/python -m bench.idle`
 writes bench/build/idle.json and .md.
 
 The daemon runs with its default configuration, and nobody scrapes. Figures are of the scheduler, in
@@ -11,20 +11,16 @@ import argparse
 import contextlib
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/kernel"), str(ROOT / "bench")]
-
-import results  # noqa: E402
-from cost import _name_of, children_of  # noqa: E402
-from lockd_process import Lockd  # noqa: E402
+from bench import results
+from bench.cost import children_of, name_of
+from tests.kernel.lockd_process import Lockd
 
 SETTLE_SECONDS = 5.0
-SECONDS, ROUNDS = 12.0, 5
+SECONDS, ROUNDS = 10.0, 4
 TARGET = 0.007
 
 
@@ -51,7 +47,7 @@ def measure(rounds: int, seconds: float) -> tuple[dict[str, list[float]], list[f
         try:
             time.sleep(SETTLE_SECONDS)
             pids = {"sampler": daemon.process.pid}
-            pids |= {_name_of(command): pid for pid, command in children_of(daemon.process.pid).items()}
+            pids |= {name_of(command): pid for pid, command in children_of(daemon.process.pid).items()}
             shares: dict[str, list[float]] = {name: [] for name in pids}
             others = []
             for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""What a tick costs by the entries that it finds: `sudo .venv/bin/python bench/sampler.py` writes
+"""What a tick costs by the entries that it finds: `sudo .venv/bin/python -m bench.sampler` writes
 bench/build/sampler.json and .md.
 
 Real maps are filled with entries of futex waits, with keys that no window had before and then with the same
@@ -18,23 +18,19 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
-
-import results  # noqa: E402
-
-from lockd.children import run_loader  # noqa: E402
-from lockd.config import Config  # noqa: E402
-from lockd.config_reader import read_text  # noqa: E402
-from lockd.daemon import sampler_settings  # noqa: E402
-from lockd.libbpf import libbpf  # noqa: E402
-from lockd.sample.maps import HashMap  # noqa: E402
-from lockd.sample.sampler import Sampler  # noqa: E402
-from lockd.service import load_settings  # noqa: E402
+from bench import results
+from lockd.children import run_loader
+from lockd.config import Config
+from lockd.config_reader import read_text
+from lockd.daemon import sampler_settings
+from lockd.libbpf import libbpf
+from lockd.sample.collect import FOLDED_ROWS
+from lockd.sample.maps import HashMap
+from lockd.sample.sampler import Sampler
+from lockd.service import load_settings
 
 ENTRIES = (1000, 10_000, 16_000)
 ROUNDS, QUICK_ROUNDS = 25, 3
@@ -42,7 +38,7 @@ SHARES = (0.5, 0.99, 1.0)
 COMMS = 50
 PERIOD = 0.05
 AHEAD = "let the sampler run before others' processes, on a host that is not idle"
-STEADY_TICKS = 200
+STEADY_TICKS = 100
 OFF = {"enabled": False}
 CONFIG = {
     "programs": {"offcpu": OFF, "kernel_locks": OFF},
@@ -93,9 +89,15 @@ class Filled:
     def drain(self) -> None:
         self._collector.collect()
 
+    def end_second(self) -> None:
+        """A tick that folds what is left."""
+        self.sampler.tick()
+        self.sampler.fold()
+
     @property
-    def is_folded(self) -> bool:
-        return not self._collector.kept_rows
+    def kept_rows(self) -> int:
+        """Drained and not yet folded."""
+        return self._collector.kept_rows
 
 
 def go_ahead() -> str:
@@ -131,9 +133,11 @@ class Cost:
         filled.settle()
         filled.fill(self.entries, self.is_fresh)
         each = [cpu_ms(sampler.tick)]
-        while not filled.is_folded:
+        while filled.kept_rows > FOLDED_ROWS:
             filled.settle()
             each.append(cpu_ms(sampler.tick))
+        filled.settle()
+        each.append(cpu_ms(filled.end_second))
         self.ticks.append(each)
 
     def row(self) -> str:

@@ -1,5 +1,5 @@
 """What a scrape costs by the lines that it has, and whether ticks are late for it:
-`sudo .venv/bin/python bench/scrape.py [--quick] [--ahead]` writes bench/build/scrape.json and .md.
+`sudo .venv/bin/python -m bench.scrape [--quick] [--ahead]` writes bench/build/scrape.json and .md.
 
 Maps are filled as in bench/sampler.py. Costs are processor time: the sampler's for the block of numbers that
 it hands over, the exporter's for the text made of it. Then a sampler ticks with LINES lines and with FRESH
@@ -20,20 +20,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
-
-import results  # noqa: E402
-from prometheus_client import CollectorRegistry  # noqa: E402
-from prometheus_client.openmetrics.exposition import generate_latest  # noqa: E402
-from sampler import AHEAD, CONFIG, SHARES, Filled, cpu_ms, go_ahead  # noqa: E402
-
-from lockd import snapshot  # noqa: E402
-from lockd.children import Exporter  # noqa: E402
-from lockd.export.families import Families  # noqa: E402
-from lockd.sample.loop import Loop  # noqa: E402
-from lockd.sample.own_cost import TickTimes  # noqa: E402
+from bench import results
+from bench.sampler import AHEAD, CONFIG, SHARES, Filled, cpu_ms, go_ahead
+from lockd import snapshot
+from lockd.children import Exporter
+from lockd.export.families import Families
+from lockd.sample.loop import Loop
+from lockd.sample.own_cost import TickTimes
 
 LINES = (1000, 5000, 10_000)
 LINES_OF_PROCESS = 25
@@ -43,7 +39,7 @@ PERIOD_NS = 50_000_000
 SECOND = 20
 """Ticks."""
 FRESH = 10_000
-TURNS, TURN_SECONDS = 6, 10
+TURNS, TURN_SECONDS = 4, 10
 START_SECONDS = 1.5
 """That a client may take to start and for its last scrape."""
 SCRAPER = """

@@ -82,7 +82,7 @@ def test_a_burst_is_folded_over_several_ticks_and_counted_whole(filled: Filled) 
     before = counted(filled)
     tick(filled, BURST)
     assert counted(filled) - before == FOLDED_ROWS
-    while not filled.is_folded:
+    while filled.kept_rows:
         tick(filled)
     assert counted(filled) - before == BURST
 
