@@ -1,0 +1,125 @@
+"""The aggregates of kernel locks held on a host made up, and what is put into them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockd import snapshot
+from lockd.manifest import Manifest
+from lockd.names.processes import Processes
+from lockd.names.resolver import Resolver
+from lockd.names.units import Units
+from lockd.sample.block import Block
+from lockd.sample.detail import Detail
+from lockd.sample.identities import Filter, Identities
+from lockd.sample.kernel_holds import NS, KernelHoldAggregates
+from lockd.sample.limits import Budget, Limits
+from lockd.sample.window import window_of
+
+MUTEX, READ, WRITE, SEMAPHORE = range(4)
+NAMES = ("mutex", "rwsem_read", "rwsem_write", "semaphore", "spinlock")
+SLOTS, SLOT_NONE = 28, 255
+LOCK = 0xFFFF_8880_0000_0000
+US = 1000
+SHOP = ("", "shop", "mutex")
+"""The labels of the process that entry() makes by default, and its mutexes."""
+
+WHO = [("cgroup", "u8"), ("comm", "S16"), ("thread_comm", "S16"), ("tgid", "u4"), ("kernel_thread", "u4")]
+KEY = np.dtype([("lock", "u8"), ("tid", "u4"), ("type", "u1"), ("slot", "u1"), ("pad", "u2")])
+VALUE = np.dtype(
+    [("acquisitions", "u8"), ("holds", "u8"), ("hold_ns", "u8"), ("max_hold_ns", "u8"),
+     ("is_mmap_lock", "u8"), ("who", WHO)]
+)  # fmt: skip
+HELD_KEY = np.dtype([("lock", "u8"), ("tid", "u4"), ("pad", "u4")])
+HELD = np.dtype(
+    [("since", "u8", 4), ("tgid", "u4"), ("depth", "u1"), ("type", "u1"), ("asked", "u1"), ("untimed", "u1")]
+)
+
+Entry = tuple[tuple[Any, ...], tuple[Any, ...]]
+
+
+def slot_of(ns: int) -> int:
+    return min(max(ns - 1, 0) // US, 2**27).bit_length()
+
+
+def entry(
+    tid: int, *, lock: int = LOCK, lock_type: int = MUTEX, acquired: int = 1, held: int | None = None,
+    tgid: int = 0, comm: bytes = b"shop", cgroup: int = 1,
+) -> Entry:  # fmt: skip
+    """An entry of the aggregate: locks taken, and one hold of so many ns."""
+    slot, holds, ns = (SLOT_NONE, 0, 0) if held is None else (slot_of(held), 1, held)
+    who = (cgroup, comm, b"thread", tgid or tid, 0)
+    return (lock, tid, lock_type, slot, 0), (acquired, holds, ns, ns, 0, who)
+
+
+class Host:
+    """The aggregates of one host, whose processes are in `procfs`."""
+
+    def __init__(self, procfs: Path, limits: Limits | None = None, wanted: Filter | None = None) -> None:
+        limits = limits or Limits()
+        processes = Processes(Units(procfs), procfs)
+        manifest = Manifest(
+            source_hash="", attached_ns=0, chosen=(), hooks=(), maps=(), functions=(),
+            enums={"lock_type": tuple(f"LOCK_{name.upper()}" for name in NAMES)},
+            constants={"SLOTS": SLOTS, "SLOT_NONE": SLOT_NONE},
+        )  # fmt: skip
+        self.identities = Identities(processes, wanted or Filter())
+        self.detail = Detail(processes.thread_comm, 1000)
+        self.budget, self.limits = Budget(limits), limits
+        self.holds = KernelHoldAggregates(
+            manifest, limits, self.budget, self.detail, Resolver(procfs), processes
+        )
+        self.clock = time.monotonic_ns()
+
+    def fold(self, *entries: Entry, overflowed: bool = False) -> None:
+        keys = np.array([key for key, _ in entries], KEY)
+        values = np.array([value for _, value in entries], VALUE)
+        self.holds.fold(window_of(keys, values, self.identities, overflowed), self.clock / NS)
+
+    def look(self, *held: Entry, waits: tuple[tuple[int, int], ...] = ()) -> None:
+        """What the table of locks held has in it at this moment, and the (lock, tid) that are waited for."""
+        keys = np.array([key for key, _ in held], HELD_KEY)
+        values = np.array([value for _, value in held], HELD)
+        waited = np.array([(lock, tid, 0) for lock, tid in waits], HELD_KEY)
+        self.holds.note_holding(keys, values, waited, self.identities, self.clock)
+
+    def held(
+        self, tid: int, *ago: float, lock: int = LOCK, lock_type: int = MUTEX, asked: bool = False,
+        untimed: bool = False, tgid: int = 0,
+    ) -> Entry:  # fmt: skip
+        """A lock taken so many seconds ago; of which `asked`, the last is only asked for."""
+        since = [self.clock - int(seconds * NS) for seconds in ago] + [0] * (4 - len(ago))
+        return (lock, tid, 0), (since, tgid or tid, len(ago) - asked, lock_type, asked, untimed)
+
+    def exported(self) -> tuple[dict[str, dict[tuple[str, ...], float]], dict[tuple[str, ...], list[int]]]:
+        """Values by metric and labels, and the buckets of the histogram of holds."""
+        block = Block(self.limits.buckets_us, SLOTS)
+        self.holds.export(block, self.clock / NS)
+        head, arrays = snapshot.unpack(memoryview(block.pack()))
+        labels = {each["name"]: [tuple(row) for row in each["labels"]] for each in head["metrics"]}
+        holds = "lockd_kernel_lock_hold_seconds"
+        acquired = "lockd_kernel_lock_acquisitions_total"
+        assert set(labels) == {holds, acquired}
+        width = len(self.limits.buckets_us) + 1
+        buckets = np.array(arrays[f"{holds}.buckets"]).reshape(-1, width)
+        values = {
+            "acquired": dict(zip(labels[acquired], arrays[acquired], strict=True)),
+            "held": dict(zip(labels[holds], arrays[f"{holds}.sum"], strict=True)),
+            "holds": dict(zip(labels[holds], buckets.sum(axis=1).tolist(), strict=True)),
+        }
+        return values, dict(zip(labels[holds], buckets.tolist(), strict=True))
+
+    def acquired(self) -> dict[tuple[str, ...], float]:
+        return self.exported()[0]["acquired"]
+
+    def api(self) -> list[dict[str, Any]]:
+        """The rows of /api/v1/locks."""
+        tables, arrays = self.detail.tables(self.clock / NS, {})
+        table = tables["locks"]
+        columns = {**table["text"], **table["lists"]}
+        columns |= {name: arrays[f"locks.{name}"].tolist() for name in table["numbers"]}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
