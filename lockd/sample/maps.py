@@ -19,6 +19,8 @@ from lockd.manifest import MapInfo
 MEMBARRIER_CALL = {"x86_64": 324, "aarch64": 283}[os.uname().machine]
 MEMBARRIER_CMD_GLOBAL = 1
 BPF_NOEXIST = 1
+BUSY = (errno.EBUSY, errno.EDEADLK, errno.ETIMEDOUT)
+"""Who holds the lock of a bucket does not let go of it (5.12; for a quarter of a second: 6.15). It will."""
 LONGEST_WALK = 4
 """So many times as many steps as entries a map that changes may take to be read one by one."""
 LONGEST_PROGRAM = 0.25
@@ -59,15 +61,15 @@ class HashMap:
 
     def put(self, key: npt.NDArray[Any], value: npt.NDArray[Any]) -> None:
         """Write an entry; each of the two is an array of one."""
-        if self._lib.bpf_map_update_elem(self.fd, key.ctypes.data, value.ctypes.data, 0):
-            raise self._failed("writing an entry", last_error())
+        if code := self._try(self._lib.bpf_map_update_elem, key.ctypes.data, value.ctypes.data, 0):
+            raise self._failed("writing an entry", code)
 
     def put_new(self, key: npt.NDArray[Any], value: npt.NDArray[Any]) -> bool:
         """The same if there is no entry yet, and there is room; whether that was so."""
-        failed = self._lib.bpf_map_update_elem(self.fd, key.ctypes.data, value.ctypes.data, BPF_NOEXIST)
-        if failed and last_error() not in (errno.EEXIST, errno.E2BIG):
-            raise self._failed("writing an entry", last_error())
-        return not failed
+        code = self._try(self._lib.bpf_map_update_elem, key.ctypes.data, value.ctypes.data, BPF_NOEXIST)
+        if code not in (0, errno.EEXIST, errno.E2BIG):
+            raise self._failed("writing an entry", code)
+        return code == 0
 
     def get(self, key: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The value of an entry, an array of one as `key`; blank if there is none."""
@@ -98,7 +100,7 @@ class HashMap:
             code = last_error() if failed else 0
             if code == errno.ENOSPC:
                 break  # was full and changed while it was read: what comes next has no room here
-            if code not in (0, errno.ENOENT):
+            if code not in (0, errno.ENOENT, *BUSY):  # these say how far they came, as success does
                 raise self._failed("reading a batch", code)
             total += count.value
             if code == errno.ENOENT:
@@ -127,8 +129,15 @@ class HashMap:
 
     def _delete(self, keys_at: int, count: int) -> None:
         for at in range(keys_at, keys_at + count * self._key_bytes, self._key_bytes):
-            if self._lib.bpf_map_delete_elem(self.fd, at) and last_error() != errno.ENOENT:
-                raise self._failed("deleting an entry", last_error())
+            if (code := self._try(self._lib.bpf_map_delete_elem, at)) not in (0, errno.ENOENT):
+                raise self._failed("deleting an entry", code)
+
+    def _try(self, operation: Any, *arguments: Any) -> int:
+        """0, or the error's number."""
+        while operation(self.fd, *arguments):
+            if (code := last_error()) not in BUSY:
+                return code
+        return 0
 
     def _failed(self, what: str, code: int) -> LockdError:
         return LockdError(f"map {self.name}: {what}: {os.strerror(code)}")
