@@ -60,7 +60,7 @@ kernels: ## run the tests of the programs on other kernels, in emulated machines
 	@$(MAKE) --no-print-directory $(VENV)/made workloads
 	@$(TOOLS) $(VENV)/bin/pytest tests/vm $(ARGS)
 
-bench: ## measure what lockd costs, beside what users would run instead (ARGS='--quick'); 20 minutes
+bench: ## measure what lockd costs, beside what users would run instead (ARGS='--quick'); 25 minutes
 	@$(call as_root,install packages and trace the kernel)
 	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES) $(BENCH_PACKAGES)
 	@$(MAKE) --no-print-directory $(VENV)/made workloads
