@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator
 
 from lockd.errors import UsageError
+from lockd.load.settings import LoadSettings
 from lockd.names.processes import text
 from lockd.profile import Mark, Profile, Sample, Value
 from lockd.sample.pairs import Rows
 from lockd.trace import options, output, probe_options
 from lockd.trace.call_stacks import CallStacks
+from lockd.trace.probes import Probes
 from lockd.trace.session import Session
 
 HELP = "Count how often functions or tracepoints are reached, by stack"
@@ -57,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _check(args)
     found = probe_options.probes(args, TITLE)
-    settings = probe_options.load_settings(args, found, "count_stack", "stackcount.bpf.c", ("stackcount",))
+    settings = settings_of(args, found)
     with Session(TITLE, settings, args.duration, args.pids, shown=probe_options.shown(args)) as session:
         probe_options.tell_attached(TITLE, found, session.manifest.hooks)
         counts = _Counts(args, session.stacks)
@@ -70,6 +72,11 @@ def run(args: argparse.Namespace) -> int:
         counts.write(None if args.interval else session.elapsed)
         session.report()
     return 0
+
+
+def settings_of(args: argparse.Namespace, found: Probes) -> LoadSettings:
+    """What is loaded."""
+    return probe_options.load_settings(args, found, "count_stack", "stackcount.bpf.c", ("stackcount",))
 
 
 def _check(args: argparse.Namespace) -> None:

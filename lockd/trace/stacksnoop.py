@@ -12,11 +12,13 @@ import numpy as np
 
 from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
+from lockd.load.settings import LoadSettings
 from lockd.names.processes import text
 from lockd.profile import printable
 from lockd.rings import Ring, RingReader
 from lockd.trace import options, output, probe_options
 from lockd.trace.call_stacks import CallStacks
+from lockd.trace.probes import Probes
 from lockd.trace.session import Session
 
 HELP = "Print each call of a function, or each time at a tracepoint, with its stack"
@@ -30,7 +32,7 @@ examples:
   lockd trace stacksnoop -s -n 10 vfs_fsync_range       ten calls of a function of the kernel, with offsets
 """
 TITLE = "lockd trace stacksnoop"
-RING, RECORD = "snooped", "snooped_record"
+RING, RECORD = MAPS = "snooped", "snooped_record"
 """See lockd/bpf/stacksnoop.bpf.c."""
 
 
@@ -63,11 +65,9 @@ def run(args: argparse.Namespace) -> int:
             f"{TITLE}: this kernel has no ring buffers for BPF programs (Linux 5.8 and later have them)"
         )
     found = probe_options.probes(args, TITLE)
-    maps = (RING, RECORD)
-    settings = probe_options.load_settings(args, found, "snoop_stack", "stacksnoop.bpf.c", maps=maps)
     name = found.places[0].name if len(found.places) == 1 else args.pattern
     shown = probe_options.shown(args)
-    session = Session(TITLE, settings, args.duration, args.pids, others=maps, shown=shown)
+    session = Session(TITLE, settings_of(args, found), args.duration, args.pids, others=MAPS, shown=shown)
     with output.stream(args.output) as write, session:
         probe_options.tell_attached(TITLE, found, session.manifest.hooks)
         show = _as_json if args.format == "json" else _as_text
@@ -82,6 +82,11 @@ def run(args: argparse.Namespace) -> int:
                 session.stop()
         session.report()
     return 0
+
+
+def settings_of(args: argparse.Namespace, found: Probes) -> LoadSettings:
+    """What is loaded."""
+    return probe_options.load_settings(args, found, "snoop_stack", "stacksnoop.bpf.c", maps=MAPS)
 
 
 def _events(session: Session) -> Iterator[Event]:

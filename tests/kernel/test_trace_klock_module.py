@@ -8,13 +8,14 @@ import platform
 import re
 import signal
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checks import in_one_of_some_tries
-from lock_module import MODULE, LockModule, Truth, TypeTruth
+from lock_module import MODULE, LockModule, Script, Truth, TypeTruth
 from lock_scripts import CROWDS, scripts
 from trace_process import one_shot, samples_of
 
@@ -57,21 +58,24 @@ SCRIPTS = {**scripts(), **CROWDS}
 
 
 class Rounds:
-    """Every script, run while one mechanism makes a profile and records of it; once more if somebody asks."""
+    """Runs of scripts while one mechanism makes a profile and records of them: of all, then of some again."""
 
     def __init__(self, module: LockModule, mechanism: str) -> None:
         self._module = module
         self._words = ("klock", "--mode", "all", "--mechanism", mechanism, "--format")
-        self._rounds: list[Seen] = []
+        self._of_all: Seen | None = None
 
-    def __getitem__(self, attempt: int) -> Seen:
-        while len(self._rounds) <= attempt:
-            self._rounds.append(self._watch())
-        return self._rounds[attempt]
+    def seen(self, name: str, attempt: int = 0) -> Seen:
+        """What was seen of that script; after the first attempt it is run anew."""
+        if attempt:
+            return self._watch({name: SCRIPTS[name]})
+        if not self._of_all:
+            self._of_all = self._watch(SCRIPTS)
+        return self._of_all
 
-    def _watch(self) -> Seen:
+    def _watch(self, scripts: Mapping[str, Script]) -> Seen:
         with one_shot(*self._words, "json", LONG) as profile, one_shot(*self._words, "csv", LONG) as records:
-            truths = {name: self._module.run(script, comm_of(name)) for name, script in SCRIPTS.items()}
+            truths = {name: self._module.run(script, comm_of(name)) for name, script in scripts.items()}
             lines = [line for line in csv.reader(records.stop().splitlines()) if line[0] == "s"]
             return Seen(samples_of(profile.stop()), lines, truths, {**profile.lost, **records.lost})
 
@@ -108,7 +112,7 @@ def off(told: TypeTruth, found: dict[str, int]) -> list[str]:
 def test_counts_are_exact_and_times_right(name: str, rounds: Rounds) -> None:
     found = []
     for attempt in range(TRIES):
-        seen = rounds[attempt]
+        seen = rounds.seen(name, attempt)
         truth = seen.truths[name].threads
         found.append(
             {kind: words for kind, told in truth.items() if (words := off(told, seen.of(name, kind)))}
@@ -126,7 +130,7 @@ def test_of_a_crowd_every_acquisition_is_counted(name: str, rounds: Rounds) -> N
     """
     found = []
     for attempt in range(TRIES):
-        seen = rounds[attempt]
+        seen = rounds.seen(name, attempt)
         missed = any("return missed" in what for what in seen.lost)
         told = {
             (kind, what): (seen.of(name, kind)[what], getattr(truth, what))
@@ -152,7 +156,8 @@ def test_the_caller_is_where_the_module_asks(function: str, rounds: Rounds) -> N
     """Of waits and of holds alike. Where all it does is call the kernel's function, that may be a jump."""
     if is_blind_to_callers():
         pytest.skip("host: before 5.15 no stack leads through a kretprobe")
-    seen, comm = rounds[0], comm_of(f"contended {function}")
+    name = f"contended {function}"
+    seen, comm = rounds.seen(name), comm_of(name)
     callers = {one["stack"][-2] for one in seen.samples if one["comm"] == comm and one["waits"]}
     assert callers and callers <= {f"call_{function}", "take", "do_step"}
     holders = {one["stack"][-2] for one in seen.samples if one["comm"] == comm and one["holds"]}

@@ -34,12 +34,19 @@ ASKED: Asked = (
     (("futex", "kernel_locks"), "all", ("kprobe",), {}),
 )
 """Programs, mode, mechanisms and maps of the daemons that tests start."""
-TRACES = tuple(
-    ("klock", "--mode", "all", "--mechanism", mechanism, "--format", form)
-    for mechanism in ("fentry", "kprobe")
-    for form in ("csv", "json")
+TRACES = (
+    *(
+        ("klock", "--mode", "all", "--mechanism", mechanism, "--format", form)
+        for mechanism in ("fentry", "kprobe")
+        for form in ("csv", "json")
+    ),
+    *(
+        ("stackcount", "schedule", "-p", "1", "--mechanism", mechanism, *more)
+        for mechanism, more in (("fentry", ()), ("kprobe", ()), ("kprobe", ("-K",)))
+    ),
+    ("stacksnoop", "schedule", "-p", "1"),
 )
-"""Command lines of one-shot tools that tests start; their modules have settings_of()."""
+"""Command lines of one-shot tools as tests start them; their modules have settings_of()."""
 CPUS = "/sys/devices/system/cpu/possible"
 WITH_CPUS = f'mount --bind "$1" {CPUS}; shift; exec "$@"'
 """Per-CPU maps are described with the number of processors."""
@@ -58,6 +65,7 @@ def listed(asked_for: Asked | None = None) -> dict[str, str]:
     from lockd.load.loader import source_for
     from lockd.service import load_settings
     from lockd.trace.commands import TOOLS
+    from lockd.trace.probe_options import probes
 
     host = Host(KernelTypes(), ensure_tracefs())
     wanted = []
@@ -70,14 +78,16 @@ def listed(asked_for: Asked | None = None) -> dict[str, str]:
                 load_settings(read_text(Config, json.dumps({"programs": asked, "maps": maps}), "list"))
             )
     for words in () if asked_for else TRACES:
-        wanted.append(TOOLS[words[0]].settings_of(_parser(["trace"]).parse_args(["trace", *words])))
-    found = {}
+        tool, args = TOOLS[words[0]], _parser(["trace"]).parse_args(["trace", *words])
+        found = (probes(args, "list"),) if hasattr(args, "pattern") else ()
+        wanted.append(tool.settings_of(args, *found))
+    sources = {}
     for settings in wanted:
         choices = choices_for(settings, host)
         if all(choice.way for choice in choices):
             source = source_for(settings, choices, host)
-            found[key_of(what_decides(source))] = source.text
-    return found
+            sources[key_of(what_decides(source))] = source.text
+    return sources
 
 
 def compile_into(directory: Path) -> None:

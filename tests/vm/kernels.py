@@ -83,7 +83,7 @@ ONLY_ON = {
         "the programs are the daemon's, which test_lock_module.py tests everywhere; what is made of them is "
         "the same on any kernel",
     ),
-    "test_trace_offcpu_originals.py": ("5.10 6.12", "about what another tool says, which is the same"),
+    "test_trace_offcpu_originals.py": ("5.10", "about what another tool says, which is the same"),
 }
 """Tests that are run on kernels of these series alone, and why."""
 
