@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.comparison import FLOOR, LOCKD, UNTRACED
+from bench.cost import children_of, cpu_seconds
 from tests.kernel.bcc_headers import bcc_headers
 from tests.kernel.lockd_process import lockd_or_reason
 
@@ -24,6 +25,8 @@ KPROBES = Path("/sys/bus/event_source/devices/kprobe")
 START_SECONDS = 60.0
 SETTLE_SECONDS = 1.0
 """After it said that it is attached: it looks at what was there before, or attaches only now."""
+REST_SECONDS, AT_REST = 30.0, 0.1
+"""How long to wait for a daemon to take no more than this share of a processor."""
 FUTEX_BPFTRACE = """
 tracepoint:syscalls:sys_enter_futex { @since[tid] = nsecs; }
 tracepoint:syscalls:sys_exit_futex /@since[tid]/ {
@@ -113,10 +116,25 @@ def lockd(
         if isinstance(daemon, str):
             raise NotHere(daemon)
         try:
-            time.sleep(SETTLE_SECONDS)
+            _wait_for_rest(daemon.process.pid)
             yield
         finally:
             daemon.stop()
+
+
+def _wait_for_rest(daemon: int) -> None:
+    """Until its processes do hardly anything: the namer is still starting when the daemon is ready, and would
+    share the processor with the load."""
+    deadline = time.monotonic() + REST_SECONDS
+    while time.monotonic() < deadline:
+        before = _cpu_seconds(daemon)
+        time.sleep(SETTLE_SECONDS)
+        if _cpu_seconds(daemon) - before < AT_REST * SETTLE_SECONDS:
+            return
+
+
+def _cpu_seconds(daemon: int) -> float:
+    return sum(cpu_seconds(pid) for pid in (daemon, *children_of(daemon)))
 
 
 @contextlib.contextmanager
