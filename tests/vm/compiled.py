@@ -17,7 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockd.load.hooks import SYSTEM_CALL
+
 if TYPE_CHECKING:
+    from lockd.trace.probes import Probes
     from tests.machine.qemu import Machine
 
 CACHE = "/var/cache/lockd"
@@ -34,6 +37,8 @@ ASKED: Asked = (
     (("futex", "kernel_locks"), "all", ("kprobe",), {}),
 )
 """Programs, mode, mechanisms and maps of the daemons that tests start."""
+FUNCTION = f"{SYSTEM_CALL}getpgid"
+"""Which one it is makes no difference to what is compiled, but it must be there."""
 TRACES = (
     *(
         ("klock", "--mode", "all", "--mechanism", mechanism, "--format", form)
@@ -41,10 +46,10 @@ TRACES = (
         for form in ("csv", "json")
     ),
     *(
-        ("stackcount", "schedule", "-p", "1", "--mechanism", mechanism, *more)
+        ("stackcount", FUNCTION, "-p", "1", "--mechanism", mechanism, *more)
         for mechanism, more in (("fentry", ()), ("kprobe", ()), ("kprobe", ("-K",)))
     ),
-    ("stacksnoop", "schedule", "-p", "1"),
+    ("stacksnoop", FUNCTION, "-p", "1"),
 )
 """Command lines of one-shot tools as tests start them; their modules have settings_of()."""
 CPUS = "/sys/devices/system/cpu/possible"
@@ -67,7 +72,7 @@ def listed(asked_for: Asked | None = None) -> dict[str, str]:
     from lockd.trace.commands import TOOLS
     from lockd.trace.probe_options import probes
 
-    host = Host(KernelTypes(), ensure_tracefs())
+    host = Host(KernelTypes(), ensure_tracefs(), (FUNCTION,))
     wanted = []
     for programs, mode, mechanisms, maps in asked_for or ASKED:
         for mechanism in mechanisms:
@@ -77,9 +82,11 @@ def listed(asked_for: Asked | None = None) -> dict[str, str]:
             wanted.append(
                 load_settings(read_text(Config, json.dumps({"programs": asked, "maps": maps}), "list"))
             )
+    found: tuple[Probes, ...] = ()
     for words in () if asked_for else TRACES:
         tool, args = TOOLS[words[0]], _parser(["trace"]).parse_args(["trace", *words])
-        found = (probes(args, "list"),) if hasattr(args, "pattern") else ()
+        if FUNCTION in words:
+            found = found or (probes(args, "list"),)
         wanted.append(tool.settings_of(args, *found))
     sources = {}
     for settings in wanted:
