@@ -100,10 +100,18 @@ class Filled:
         return self._collector.kept_rows
 
 
-def go_ahead() -> str:
-    """Be scheduled before others' processes, but for those that this one starts; says so."""
-    os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    return "The sampler ran before others' processes (SCHED_RR)."
+def begin(doc: str, quick: str) -> tuple[bool, dict[str, str]]:
+    """Read the command line of a bench that fills maps: whether to be `quick`, and the host. If asked to, be
+    scheduled before others' processes from now on, but for those that this one starts."""
+    parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--ahead", action="store_true", help=AHEAD)
+    args = parser.parse_args()
+    host = results.host()
+    if args.ahead:
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        host["ahead"] = "the sampler ran before others' processes (SCHED_RR)"
+    return args.quick, host
 
 
 def cpu_ms(what: Callable[[], object]) -> float:
@@ -188,19 +196,13 @@ def steady(sampler: Sampler, ticks: int) -> Steady:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds")
-    parser.add_argument("--ahead", action="store_true", help=AHEAD)
-    args = parser.parse_args()
-    host = results.host()
-    if args.ahead:
-        host["ahead"] = go_ahead()
+    is_quick, host = begin(__doc__ or "", "few rounds")
     filled = Filled(CONFIG)
     costs = [Cost(entries, is_fresh) for entries in ENTRIES for is_fresh in (True, False)]
-    for _ in range(QUICK_ROUNDS if args.quick else ROUNDS):
+    for _ in range(QUICK_ROUNDS if is_quick else ROUNDS):
         for cost in costs:
             cost.measure(filled)
-    calm = steady(filled.sampler, STEADY_TICKS // 10 if args.quick else STEADY_TICKS)
+    calm = steady(filled.sampler, STEADY_TICKS // 10 if is_quick else STEADY_TICKS)
     filled.sampler.close()
     text = "# What a tick costs\n\nMilliseconds of processor time, medians (least to most).\n\n"
     text += "| entries | drain | fold | both, us an entry | ticks | one: median | p99 | most |\n"
@@ -210,8 +212,6 @@ def main() -> None:
         f"\nA tick that finds nothing: {calm.cpu_ms:.3f} ms, {calm.cpu_ms / PERIOD / 10:.2f}% of a processor;"
         f" {calm.blocks:.2f} blocks of memory more than before it, {calm.peak_bytes:,.0f} bytes in between.\n"
     )
-    if args.ahead:
-        text += f"\n{host['ahead']}\n"
     results.write(
         "sampler", {"host": host, "costs": [asdict(c) for c in costs], "steady": asdict(calm)}, text
     )

@@ -8,7 +8,6 @@ entries that are new in each second, in turn with and without a client that scra
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import os
 import socket
@@ -24,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 
 from bench import results
-from bench.sampler import AHEAD, CONFIG, SHARES, Filled, cpu_ms, go_ahead
+from bench.sampler import CONFIG, SHARES, Filled, begin, cpu_ms
 from lockd import snapshot
 from lockd.children import Exporter
 from lockd.export.families import Families
@@ -177,15 +176,9 @@ def late_rows(found: Lateness) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="two short turns")
-    parser.add_argument("--ahead", action="store_true", help=AHEAD)
-    args = parser.parse_args()
-    host = results.host()
-    if args.ahead:
-        host["ahead"] = go_ahead()
+    is_quick, host = begin(__doc__ or "", "two short turns")
     costs = [cost_of(lines) for lines in LINES]
-    turns, seconds = (2, 3.0) if args.quick else (TURNS, TURN_SECONDS)
+    turns, seconds = (2, 3.0) if is_quick else (TURNS, TURN_SECONDS)
     found = lateness(LINES[-1], turns, seconds)
     text = "# What a scrape costs\n\nMilliseconds of processor time, medians.\n\n"
     text += "| lines | sampler | kB handed over | exporter | gzip |\n|---:|---:|---:|---:|---:|\n"
@@ -193,8 +186,6 @@ def main() -> None:
     text += f"\n{LINES[-1]:,} lines, {FRESH:,} fresh entries a second, {turns} turns of {seconds:g} s;"
     text += " milliseconds by the clock.\n\n| | median | p99 | most |\n|---|---:|---:|---:|\n"
     text += "".join(late_rows(found))
-    if args.ahead:
-        text += f"\n{host['ahead']}\n"
     results.write("scrape", {"host": host, "costs": [asdict(c) for c in costs], **asdict(found)}, text)
     print(text)
 

@@ -152,8 +152,10 @@ class Resolver:
     def _next(self) -> Question | None:
         """What is to be sent now: who holds locks, then what may end, then names."""
         first = self._queue[0] if self._queue and len(self._outstanding) < OUTSTANDING else None
-        if isinstance(first, Owners) or self.is_paused:
-            return first if isinstance(first, Owners) else None
+        if isinstance(first, Owners):
+            return first
+        if self.is_paused:
+            return None
         if self._to_look or self._to_forget:
             return Looks(tuple(islice(self._to_look, LOOKS)), tuple(islice(self._to_forget, LOOKS)))
         return first

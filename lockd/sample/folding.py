@@ -62,7 +62,7 @@ class Folding:
             rows, self._undecided, self.undecided_calls = self._undecided, None, 0
             self._fold(FUTEX, self._decided(rows, now), now)
         while any(self._backlogs.values()):
-            self.some()
+            self.some()  # at a time of its own: a table has room for what is asked for at one time
 
     def some(self) -> None:
         """Fold FOLDED_ROWS at most: first of the pairs that have least, which thus never wait for long."""
