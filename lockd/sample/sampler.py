@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from lockd import snapshot
 from lockd.manifest import Manifest
@@ -113,7 +112,8 @@ class Sampler:
             procfs,
         )
         self.cpu_budget = CpuBudget(settings.cpu_budget, manifest, self._collector, self._resolver)
-        self._tgids_alive: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+        self._alive: Columns = np.empty(0, np.uint32)
+        self._last_seen = self._alive
         self._folding = Folding(
             self._collector,
             self._aggregates,
@@ -201,14 +201,16 @@ class Sampler:
         for series in self._series:
             series.reconsider()
         threads, in_kernel = self._going_on.note(now, self.cpu_budget.has_detail)
-        self._tgids_alive = np.unique(threads[1]["tgid"])
+        self._last_seen = np.unique(threads[1]["tgid"])
+        self._alive = np.union1d(self._alive, self._last_seen)
         self._look_for_deadlocks(threads, in_kernel)
 
     def _look_for_deadlocks(self, threads: Rows, in_kernel: Rows | None) -> None:
         self._deadlocks.look(self._lock_waits.now(threads, in_kernel), time.monotonic_ns())
 
     def _housekeeping(self, now: float) -> None:
-        alive = {int(tgid) for tgid in self._tgids_alive}
+        # Of all looks since the last time: one does not see the threads that are being switched as it looks.
+        alive, self._alive = set(self._alive.tolist()), self._last_seen
         self._processes.keep(alive)
         names = {self._processes.name(tgid) for tgid in alive}
         for series in self._series:

@@ -206,8 +206,14 @@ class UserLocks:
         return self._table[name][row]
 
     def keep(self, alive: set[int], now: float) -> None:
-        """Forget the locks of processes that have ended; their ids and addresses will be used again."""
+        """Forget the locks of processes that have ended; their ids and addresses will be used again.
+
+        A process that waited a moment ago counts as alive: it may be newer than `alive` is, and waits of one
+        that has ended may be held back.
+        """
         table = self._table
+        recent = table.used & (table["seen"] >= now - HELD_BACK_SECONDS)
+        alive = alive.union(table["tgid"][recent].tolist())
         ended = table.used & ~np.isin(table["tgid"], list(alive))
         for row in np.flatnonzero(ended & (table["asked_at"] > 0)):
             self._known_locks.delete(self._key_of(int(row)))

@@ -131,14 +131,13 @@ def stolen_us() -> float:
 def test_a_thread_that_spins_waits_for_the_cpu_only(narrow: Lockd, workload: Start) -> None:
     def attempt() -> list[str]:
         stolen_before_us = stolen_us()
-        one = workload("spinner", 2)
+        one = workload("spinner", 4)
         one.go()
         first = narrow.until(lambda m: m.sum(RUNQUEUE, comm=one.comm) > 0.2, 10)
         second = narrow.until(lambda m: m.sum(RUNQUEUE, comm=one.comm) > 1, 10)
-        for name in (COUNT, SUM):
-            assert second.sum(name, comm=one.comm) == first.sum(name, comm=one.comm)
         truth = one.truth()
         metrics = narrow.metrics()
+        waits = [m.sum(COUNT, comm=one.comm) for m in (first, second)]
         # Before it spins, a thread may wait to be moved to its CPU.
         waits_us = {row["tid"]: row["blocked_us"] for row in offcpu_threads(narrow, one)}
         told_us = sum(thread["runqueue_us"] for thread in truth["threads"])
@@ -148,8 +147,10 @@ def test_a_thread_that_spins_waits_for_the_cpu_only(narrow: Lockd, workload: Sta
         # Wall less CPU time holds what the hypervisor and interrupts took as well; the process has a
         # thread more, which only starts and ends the others.
         seen_us, lost_us = metrics.sum(RUNQUEUE, comm=one.comm) * 1e6, stolen_us() - stolen_before_us
-        words = f"run queue: {seen_us:.0f} us, truth {told_us} us, stolen {lost_us:.0f} us"
-        return [] if (1 - SHARE) * told_us - lost_us <= seen_us <= (1 + SHARE) * told_us else [words]
+        words = f"run queue: {seen_us:.0f} us, truth {told_us} us, stolen {lost_us:.0f} us; waits {waits}"
+        is_right = (1 - SHARE) * told_us - lost_us <= seen_us <= (1 + SHARE) * told_us
+        # A scrape that took long came when they had ended; a page of the program may come from the disk.
+        return [] if is_right and waits[0] == waits[1] else [words]
 
     in_one_of_some_tries(attempt)
 
