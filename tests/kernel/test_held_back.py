@@ -1,4 +1,4 @@
-"""Waits for a lock that is being looked up are counted when its kind is known, and not by what they look like."""
+"""Waits for a lock that is being looked up are counted when its kind is known, not by what they look like."""
 
 from __future__ import annotations
 
