@@ -126,8 +126,12 @@ class Sampler:
         self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
 
     def _may_be_wanted(self, tgid: int) -> bool:
-        """What a process was called that is gone already, only its events tell."""
-        (_, comm), is_wanted = self._identities.of_process(tgid, 0)
+        """What a process was called that is gone already, only its events tell. One that is not wanted may
+        have become another by exec."""
+        _, is_wanted = self._identities.of_process(tgid, 0)
+        if is_wanted:
+            return True
+        (_, comm), is_wanted = self._identities.of_process(tgid, time.monotonic_ns())
         return is_wanted or not comm
 
     @property

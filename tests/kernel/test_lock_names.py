@@ -31,6 +31,7 @@ COUNTED = "lockd_futex_lock_blocked_total"
 SHORT_LIVED = "names_churn"
 SHORT_LIVED_SHARE = 0.9
 """Of processes that lived for 30 ms, so many have a name for their lock."""
+EXECUTED = "c.executed"
 TOOLS = {
     "c": ("gcc", "g++"), "musl": ("musl-gcc",), "rust": ("/usr/bin/cargo", "/usr/bin/rustc"), "go": ("go",),
     "cgo": ("go", "gcc"), "java": ("javac", "jcmd"),
@@ -57,7 +58,7 @@ class Said:
 @pytest.fixture(scope="module")
 def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
     """A daemon that looks at these programs alone."""
-    comms = [*(one.comm for one in SCENARIOS), SHORT_LIVED]
+    comms = [*(one.comm for one in SCENARIOS), SHORT_LIVED, EXECUTED]
     config = {"filter": {"comms": comms}, "series": {"top_locks": 1000, "max": 100_000}}
     daemon = Lockd(tmp_path_factory.mktemp("lockd"), config)
     yield daemon
@@ -199,3 +200,18 @@ def test_processes_that_have_ended_soon_after(lockd: Lockd) -> None:
     assert metrics.sum("lockd_futex_blocked_seconds_count", comm=SHORT_LIVED, kind="lock") == told
     metrics = lockd.until(lambda metrics: metrics.sum(COUNTED, **named) >= told * SHORT_LIVED_SHARE, 10)
     assert metrics.sum(COUNTED, **named) <= told
+
+
+def test_a_process_that_has_just_become_another_program(lockd: Lockd, tmp_path: Path) -> None:
+    """As a shell it was not looked at."""
+    if reason := why_not_built("c"):
+        pytest.skip(reason)
+    link = tmp_path / EXECUTED
+    link.symlink_to(BUILD / "names_c")
+    become = ("sh", "-c", "sleep 2; exec $0 read")
+    one = Workload(str(shutil.which("sh")), *become[1:], link, comm=EXECUTED)
+    assert one.run()["blocked"] == ROUNDS
+    metrics = lockd.metrics()
+    named = {"comm": EXECUTED, "lock": "names_c:rwlock", "kind": "lock"}
+    assert metrics.sum(COUNTED, **named) == ROUNDS, metrics.labels(COUNTED, comm=EXECUTED)
+    one.finish()

@@ -34,6 +34,7 @@ LEFT_OUT = {
     "test_doctor.py::test_without_the_right_to_mount_it_doctor_says_how": "the same",
     "test_ends.py::test_a_churn_of_short_lived_threads": "50,000 threads take half an hour there",
     "test_ends.py::test_a_storm_of_short_lived_processes": "so do 20,000 processes",
+    "test_held_back.py": "about the sampler, on maps that no program fills",
     "test_installed.py": "about where lockd is installed, not about the kernel",
     "test_kept_results.py": "about compiling, which takes a minute there each time",
     "test_kernel_holding.py": "about the sampler, on maps that no program fills",
