@@ -103,7 +103,7 @@ def take_over() -> None:
     """The results of the last run; what it did not run stays as it was."""
     known = results() if RESULTS.exists() else {"names": {}, "server": {}}
     for comm, said in json.loads((HERE / "build/results.json").read_text()).items():
-        del said["stack"]
+        del said["stack"], said["comm"]
         if not said["missing"] or comm not in known["names"]:
             known["names"][comm] = said
     known["server"] = json.loads((HERE / "build/server.json").read_text())
