@@ -122,6 +122,8 @@ class Sampler:
             self._look_for_refused,
             manifest.constants["OF_PROCESS"],
         )
+        self._only_drains = False
+        """Whether the last tick left the folding to the next."""
         self._next_second = self._next_housekeeping = 0.0
         self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
 
@@ -157,14 +159,18 @@ class Sampler:
         now = time.monotonic()
         while not self._collector.has_room:
             self._folding.some()
+        kept = self._collector.kept_rows
         self.own_cost.ticks += self._collector.collect()
+        # To drain so many is work enough for a tick, but not twice in a row: they have to be folded too.
+        self._only_drains = not self._only_drains and self._collector.kept_rows - kept > FOLDED_ROWS
         is_second = now >= self._next_second
         captures = self._collector.captures()
         if captures or is_second or not self._resolver.is_idle:
             self._exchange_names(captures, now)
         self.cpu_budget.look(now)
         if self._collector.kept_rows > FOLDED_ROWS:
-            self._folding.some()
+            if not self._only_drains:
+                self._folding.some()
         elif now >= self._next_fold:
             self._next_fold = now + self.cpu_budget.look_around_seconds
             self.fold()
