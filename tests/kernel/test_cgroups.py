@@ -157,7 +157,7 @@ def test_a_thread_frozen_by_its_cgroup_waits_for_nothing_else(
 ) -> None:
     """It goes on with its wait as restart_syscall, which is the call that it was in before."""
     service = make(cgroup2, SLICE, "lockd-frozen.service")
-    one, spinner = workload("timed_wait", 3000), workload("spinner", 1)
+    one, spinner = workload("timed_wait", 6000), workload("spinner", 1)
     for process in (one, spinner):
         move(process, service)
         process.go()
