@@ -18,8 +18,7 @@ struct capture {
     u32 tid;
     u32 tgid;
     u32 bytes; /* of `stack` */
-    u8 guess; /* of a thread that waits for a lock: enum futex_kind */
-    u8 pad[3];
+    u32 pad;
     u8 stack[CAPTURE_BYTES]; /* from the stack pointer upward */
 };
 

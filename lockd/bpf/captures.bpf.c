@@ -5,15 +5,15 @@
 struct lock_id {
     u64 uaddr;
     u32 tgid;
-    u32 pad;
+    u8 guess; /* enum futex_kind, by the call's arguments; of another guess it is another lock */
+    u8 pad[3];
 };
 
 /* A lock that was captured, until others take its place. */
 struct known_lock {
     u64 captured; /* when */
-    u8 guess; /* enum futex_kind, by the call's arguments; of another guess it is another lock */
     u8 kind; /* enum futex_kind; the sampler corrects it when it knows what the code is */
-    u8 pad[6];
+    u8 pad[7];
 };
 
 BPF_TABLE("hash", struct lock_id, struct capture, captures_0, CAPTURES_ENTRIES);
@@ -22,7 +22,7 @@ BPF_ARRAY_OF_MAPS(captures, "captures_0", 2);
 BPF_TABLE("lru_hash", struct lock_id, struct known_lock, known_locks, KNOWN_LOCKS_ENTRIES);
 
 /* Whether the current thread was captured, now or by another thread a moment ago. */
-static __always_inline bool keep_capture(void *ctx, u64 task, struct lock_id *id, u8 guess)
+static __always_inline bool keep_capture(void *ctx, u64 task, struct lock_id *id)
 {
     int window = current_window();
     u32 zero = 0;
@@ -41,6 +41,5 @@ static __always_inline bool keep_capture(void *ctx, u64 task, struct lock_id *id
     if (!kept)
         return false;
     fill_capture(ctx, task, kept);
-    kept->guess = guess;
     return true;
 }

@@ -492,14 +492,14 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool d
 /* It waits for a lock: capture it, if that was not done a moment ago. */
 static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t, u64 now)
 {
-    struct lock_id id = {.uaddr = t->call.uaddr, .tgid = t->tgid};
-    struct known_lock fresh = {.captured = now, .guess = t->call.guess, .kind = t->call.guess};
+    struct lock_id id = {.uaddr = t->call.uaddr, .tgid = t->tgid, .guess = t->call.guess};
+    struct known_lock fresh = {.captured = now, .kind = t->call.guess};
 
     if (now - t->looked_up < LOOKED_UP_AGAIN_NS)
         return;
     t->call.kind = t->call.guess; /* if it was forgotten */
     struct known_lock *known = known_locks.lookup(&id);
-    if (known && known->guess == fresh.guess) {
+    if (known) {
         fresh.kind = t->call.kind = known->kind;
         t->looked_up = now;
         if (now - known->captured < CAPTURED_AGAIN_NS)
@@ -508,7 +508,7 @@ static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t
     if (restraint() >= RESTRAINT_STACKS)
         return;
     tell_of_process(task, t->tgid, now);
-    if (keep_capture(ctx, task, &id, fresh.guess))
+    if (keep_capture(ctx, task, &id))
         known_locks.update(&id, &fresh);
 }
 

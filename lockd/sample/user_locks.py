@@ -84,8 +84,8 @@ class UserLocks:
 
     def capture(self, keys: Columns, captures: Columns, now: float) -> None:
         """Ask for the names of locks that threads were just seen to block on."""
-        chosen, looked_at = self._chosen(keys["tgid"].tolist())
-        self._refuse(keys[looked_at:])
+        chosen, too_many = self._chosen(keys["tgid"].tolist())
+        self._refuse(keys[too_many])
         if not chosen:
             return
         keys, captures = keys[chosen], captures[chosen]
@@ -93,21 +93,25 @@ class UserLocks:
         if fresh:
             self._resolver.look(tuple(fresh))
             self._looked |= fresh
-        rows = self._rows(keys["tgid"], keys["uaddr"], captures["guess"].astype(np.int16), now)
+        rows = self._rows(keys["tgid"], keys["uaddr"], keys["guess"].astype(np.int16), now)
         taken = captures_of(captures, self._machine)
         for row, tid, capture in zip(rows.tolist(), captures["tid"].tolist(), taken, strict=True):
             self._ask(row, now, tid, capture)
 
-    def _chosen(self, tgids: list[int]) -> tuple[list[int], int]:
-        """Positions of what is to be asked now, and how many were looked at for that."""
+    def _chosen(self, tgids: list[int]) -> tuple[list[int], list[int]]:
+        """Positions of what is to be asked now, and of what there is no room for.
+
+        First one lock of each process, then another of each: one that begins with hundreds of them, as a
+        Java machine does, must not keep out all others.
+        """
         room = min(CAPTURES_AT_ONCE, self._resolver.room)
-        chosen: list[int] = []
-        for at, tgid in enumerate(tgids):
-            if len(chosen) == room:
-                return chosen, at
-            if self._is_wanted(tgid):
-                chosen.append(at)
-        return chosen, len(tgids)
+        turns, turn = Counter[int](), []
+        for tgid in tgids:
+            turn.append(turns[tgid])
+            turns[tgid] += 1
+        order = sorted(range(len(tgids)), key=turn.__getitem__)
+        wanted = [at for at in order if self._is_wanted(tgids[at])]
+        return wanted[:room], wanted[room:]
 
     def _refuse(self, keys: Columns) -> None:
         """Have these captured again, when a thread next blocks there: what is hot has its turn first."""
@@ -138,7 +142,7 @@ class UserLocks:
             self._corrections.add((int(table["guess"][row]), kind))
             self._is_corrected[table["guess"][row]] = True
             known = np.zeros(1, self._known_locks.value)
-            known["guess"], known["kind"] = table["guess"][row], kind
+            known["kind"] = kind
             known["captured"] = time.monotonic_ns()
             self._known_locks.put(self._key_of(row), known)
         return bool(is_corrected)
@@ -258,5 +262,6 @@ class UserLocks:
 
     def _key_of(self, row: int) -> Columns:
         key = np.zeros(1, self._known_locks.key)
-        key["uaddr"], key["tgid"] = self._table["address"][row], self._table["tgid"][row]
+        for member, column in (("uaddr", "address"), ("tgid", "tgid"), ("guess", "guess")):
+            key[member] = self._table[column][row]
         return key

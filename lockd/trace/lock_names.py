@@ -38,7 +38,7 @@ class LockNames:
             return
         keys, rows = taken["captures"]
         self._names.look(set(keys["tgid"].tolist()))
-        columns = keys["tgid"], keys["uaddr"], rows["guess"], rows["tid"]
+        columns = keys["tgid"], keys["uaddr"], keys["guess"], rows["tid"]
         for (tgid, address, guess, tid), capture in zip(
             zip(*(column.tolist() for column in columns), strict=True), captures_of(rows), strict=True
         ):
