@@ -81,7 +81,8 @@ STACK_MISSES = {
     "unreadable": "the kernel could not walk it",
     "captures_full": "threads blocked on more new locks in one period than there is room for; "
     "one that is left out is captured when a thread blocks on it again",
-    "refused": "the namer is behind; the lock is captured again when a thread blocks on it",
+    "refused": "the namer is behind; the lock is captured again when a thread blocks on it. Until then its "
+    "waits, as those of `captures_full`, are of the kind that their calls look like",
 }
 PROCESSES = {"sampler": "counts", "namer": "looks up names", "exporter": "answers HTTP"}
 FAMILIES = {
