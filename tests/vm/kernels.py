@@ -85,6 +85,16 @@ ONLY_ON = {
         "the same on any kernel",
     ),
     "test_trace_offcpu_originals.py": ("5.10", "about what another tool says, which is the same"),
+    "test_trace_kernel_functions.py::test_side_by_side_with_bcc": (NEWEST, "the same"),
+    "test_trace_kernel_functions.py::test_calls_of_many_functions": (
+        f"5.10 {NEWEST}",
+        "about many at a time, for which there is a way of before 5.18 and one of since then",
+    ),
+    "test_trace_kernel_functions.py::test_offsets_and_addresses_are_those_of_kallsyms": (
+        NEWEST,
+        "about what is printed, which is the same",
+    ),
+    "test_trace_kernel_functions.py::test_events": (NEWEST, "the same"),
 }
 """Tests that are run on kernels of these series alone, and why."""
 
