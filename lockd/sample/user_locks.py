@@ -109,8 +109,8 @@ class UserLocks:
         for tgid in tgids:
             turn.append(turns[tgid])
             turns[tgid] += 1
-        order = sorted(range(len(tgids)), key=turn.__getitem__)
-        wanted = [at for at in order if self._is_wanted(tgids[at])]
+        processes = {tgid for tgid in turns if self._is_wanted(tgid)}
+        wanted = [at for at in sorted(range(len(tgids)), key=turn.__getitem__) if tgids[at] in processes]
         return wanted[:room], wanted[room:]
 
     def _refuse(self, keys: Columns) -> None:

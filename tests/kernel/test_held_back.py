@@ -30,12 +30,13 @@ def undecided(filled: Filled) -> int:
 
 
 def test_also_those_of_a_process_that_has_just_begun_as_others_are_forgotten(filled: Filled) -> None:
-    captures = filled.sampler._collector._maps.idle("captures")
+    maps = filled.sampler._collector._maps
+    captures = maps.idle("captures")
     key, value = np.zeros(1, captures.key), np.zeros(1, captures.value)
     filled.settle()
     filled.fill(1)
-    keys, values = filled.sampler._collector._maps.idle("futex").read(filled.sampler._collector._maps.buffers)
-    (key["uaddr"], key["tgid"]) = keys["uaddr"], values["who"]["tgid"]
+    keys, values = maps.idle("futex").read(maps.buffers)
+    key["uaddr"], key["tgid"] = keys["uaddr"], values["who"]["tgid"]
     captures.put(key, value)
     filled.sampler.tick()  # the first one also forgets the locks of processes that are not there any more
     filled.sampler.fold()

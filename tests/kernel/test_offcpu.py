@@ -137,7 +137,7 @@ def test_a_thread_that_spins_waits_for_the_cpu_only(narrow: Lockd, workload: Sta
         second = narrow.until(lambda m: m.sum(RUNQUEUE, comm=one.comm) > 1, 10)
         truth = one.truth()
         metrics = narrow.metrics()
-        waits = [m.sum(COUNT, comm=one.comm) for m in (first, second)]
+        waits = [[m.sum(name, comm=one.comm) for name in (COUNT, SUM)] for m in (first, second)]
         # Before it spins, a thread may wait to be moved to its CPU.
         waits_us = {row["tid"]: row["blocked_us"] for row in offcpu_threads(narrow, one)}
         told_us = sum(thread["runqueue_us"] for thread in truth["threads"])

@@ -45,7 +45,7 @@ def runs() -> Iterator[dict[str, Future[Run]]]:
     with guests.checkout() as disk, ThreadPoolExecutor(os.cpu_count()) as pool:
         yield {
             kernel.series: pool.submit(inside.run, kernel, disk, BUILD / f"{kernel.series}.log")
-            for kernel in KERNELS[2:] + KERNELS[:2]  # those that take longest first
+            for kernel in KERNELS[2:] + KERNELS[:2]  # the newer ones take longest, and begin
         }
         pool.shutdown(cancel_futures=True)
 
