@@ -10,17 +10,19 @@ VENV := .venv
 TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 C_FILES = $(shell find lockd tests bench -name build -prune -o '(' -name '*.[ch]' -o -name '*.cpp' ')' -print)
 
-# What lockd needs, and what its tests need besides. `a|b`: whichever the release has.
+# What lockd needs. `a|b`: whichever the release has.
 RUN_PACKAGES := python3 python3-bcrypt python3-bpfcc python3-numpy python3-prometheus-client \
 	python3-rich python3-systemd python3-tornado python3-yaml 'libbpf1|libbpf0' 'libdw1|libdw1t64' binutils
-TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd \
-	'bpftool|linux-tools-common' bpftrace bpfcc-tools e2fsprogs mmdebstrap qemu-system-x86 'chromium|chromium-browser' \
-	python3-matplotlib $(PROGRAM_PACKAGES)
 
 # What builds tests/programs, and the server among them. None of these starts a service.
 PROGRAM_PACKAGES := g++ musl-tools rustc cargo librust-parking-lot-dev golang-go \
 	'openjdk-17-jdk-headless|default-jdk-headless' \
 	'mariadb-server-core|mariadb-server-core-10.6' mariadb-client
+
+# What lockd's tests need besides.
+TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd \
+	'bpftool|linux-tools-common' bpftrace bpfcc-tools e2fsprogs mmdebstrap qemu-system-x86 'chromium|chromium-browser' \
+	python3-matplotlib $(PROGRAM_PACKAGES)
 
 # Others' benchmarks and tools, for `make bench`.
 BENCH_PACKAGES := 'linux-perf|linux-tools-common' stress-ng bpftrace bpfcc-tools
