@@ -21,6 +21,11 @@ REQUEST_DETAIL = b"d"
 """Ask for the per-thread and per-lock aggregates: the block behind /api/v1."""
 
 
+REQUEST_SETTLED = b"s"
+"""Ask to be told once everything that happened before is counted; the answer is SETTLED, without a block."""
+SETTLED = b"settled"
+
+
 class Array(Protocol):
     """Anything with the buffer protocol that can copy itself: a numpy array, an array.array."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +37,7 @@ REPLY_TIMEOUT = 30.0
 """A client that has not taken its answer after this many seconds loses its connection."""
 
 MOST_WATCHING = 8
-"""Profiles of some seconds that are taken at a time: each keeps a connection."""
+"""Requests at a time that take seconds, as a profile of some seconds does: each keeps a connection."""
 
 _ERROR_HEADERS = {
     401: ("WWW-Authenticate", 'Basic realm="lockd"'),
@@ -82,13 +83,24 @@ class Service:
         """Since the daemon started, or of as many seconds from now on as the query says."""
         if not query.seconds:
             return await self._profile_now(query)
-        if self._watching >= MOST_WATCHING:
-            raise HTTPError(503, reason="Too many profiles are being taken")
-        self._watching += 1
-        try:
+        with self._watch():
             earlier = await self._profile_now(query)
             await asyncio.sleep(query.seconds)
             return between(earlier, await self._profile_now(query))
+
+    async def settled(self) -> None:
+        """Wait until everything that happened before the call is in the next answers of the sampler."""
+        with self._watch():
+            await self.link.settled()
+
+    @contextlib.contextmanager
+    def _watch(self) -> Iterator[None]:
+        """One of the requests that take seconds."""
+        if self._watching >= MOST_WATCHING:
+            raise HTTPError(503, reason=f"{MOST_WATCHING} requests that take seconds are being answered")
+        self._watching += 1
+        try:
+            yield
         finally:
             self._watching -= 1
 
@@ -252,6 +264,14 @@ class Ready(Handler):
         await self.reply(b"lockd is ready.\n", "text/plain; charset=utf-8")
 
 
+class Settled(Handler):
+    """Answers once everything that happened before the request is in the next answers of all other paths."""
+
+    async def get(self) -> None:
+        await self.service.settled()
+        await self.reply(b"lockd has counted everything up to this request.\n", "text/plain; charset=utf-8")
+
+
 class Page(Handler):
     async def get(self) -> None:
         await self.reply(PAGE, "text/html; charset=utf-8")
@@ -269,6 +289,7 @@ def application(service: Service) -> Application:
             (r"/metrics", Metrics),
             (r"/-/healthy", Healthy),
             (r"/-/ready", Ready),
+            (r"/-/settled", Settled),
             (r"/debug/pprof/(futex|offcpu|kernel_locks)", Pprof),
             (r"/flamegraph", FlameGraph),
             (r"/api/v1/(locks|threads|deadlocks)", Table),

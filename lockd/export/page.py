@@ -21,6 +21,7 @@ PAGE = b"""<!DOCTYPE html>
 <a href="debug/pprof/offcpu">offcpu</a></li>
 <li><a href="-/healthy">/-/healthy</a>: whether this process serves</li>
 <li><a href="-/ready">/-/ready</a>: whether the sampler answers too</li>
+<li><a href="-/settled">/-/settled</a>: answers once everything that happened before is counted</li>
 </ul>
 </body>
 </html>

@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from lockd.errors import LockdError
-from lockd.snapshot import from_memfd
+from lockd.snapshot import REQUEST_SETTLED, SETTLED, from_memfd
 
 SERVING = b"serving"
 """The first message: connections are being accepted."""
 TIMEOUT = 5.0
 """How many seconds a request waits for its answer."""
+SETTLED_TIMEOUT = 10.0
+"""The same for word that everything is counted. A lock that is being looked up may take half of that."""
 REUSE = 0.2
 """An answer younger than this many seconds is used again."""
 
@@ -50,6 +53,8 @@ class SamplerLink:
         self._asked: dict[bytes, asyncio.Future[Answer]] = {}
         self._flying: bytes | None = None
         self._latest: dict[bytes, Answer] = {}
+        self._settling: deque[asyncio.Future[None]] = deque()
+        """Who waits until everything is counted, in the order of their requests."""
         self._loop = asyncio.get_running_loop()
         self.closed = asyncio.Event()
         """Set once the sampler has closed its end."""
@@ -71,6 +76,27 @@ class SamplerLink:
             raise SamplerError(
                 f"sampler: no answer on the control socket within {TIMEOUT:g} s;"
                 " rule: it answers between two of its sampling periods"
+            ) from None
+
+    async def settled(self) -> None:
+        """Wait until everything that happened before the call is in the next answers."""
+        if self.closed.is_set():
+            raise _gone("the control socket is closed")
+        is_counted: asyncio.Future[None] = self._loop.create_future()
+        # Whoever waits may have given up: its error is then nobody's.
+        is_counted.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._settling.append(is_counted)
+        try:
+            self._control.send(REQUEST_SETTLED)
+        except OSError as error:
+            self._close(error.strerror)
+        try:
+            # Whoever gives up keeps its place: the sampler answers one request after another.
+            await asyncio.wait_for(asyncio.shield(is_counted), SETTLED_TIMEOUT)
+        except TimeoutError:
+            raise SamplerError(
+                f"sampler: not everything is counted after {SETTLED_TIMEOUT:g} s;"
+                " rule: three sampling periods, and until the locks of all futex calls are known"
             ) from None
 
     def _shared(self, request: bytes) -> asyncio.Future[Answer]:
@@ -103,6 +129,11 @@ class SamplerLink:
         if not message and not fds:
             self._close("the sampler has closed it")
             return
+        if message == SETTLED and not fds:
+            self._latest.clear()  # answers from before
+            if self._settling:
+                self._settling.popleft().set_result(None)
+            return
         if self._flying is None:
             for fd in fds:
                 os.close(fd)
@@ -124,6 +155,8 @@ class SamplerLink:
         waiting, self._asked = self._asked, {}
         for future in waiting.values():
             future.set_exception(_gone(why or "broken"))
+        while self._settling:
+            self._settling.popleft().set_exception(_gone(why or "broken"))
         self.closed.set()
 
 

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 
 from lockd.sample.sampler import NS, Sampler
-from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, to_memfd
+from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, REQUEST_SETTLED, SETTLED, to_memfd
 
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 64
+WINDOWS = 3
+"""Until an event is counted: its window ends, waits for a grace period, is drained."""
 
 
 class Loop:
@@ -40,6 +42,8 @@ class Loop:
         self._stopped = False
         self.control: socket.socket | None = None
         """The socket to the exporter; None while there is none."""
+        self._settling: list[tuple[socket.socket, int]] = []
+        """Who is to be told that everything up to now is counted, and after which tick that may be so."""
 
     def stop(self) -> None:
         self._stopped = True
@@ -58,6 +62,7 @@ class Loop:
             cost.late.note(started - due)
             cost.work.note(ended - started)
             self._each_tick()
+            self._tell_settled()
             # A tick that is missed is not made up for: its window was only longer.
             period = self._period_ns * self._sampler.cpu_budget.periods
             due += period * max((ended - due) // period + 1, 1)
@@ -85,8 +90,20 @@ class Loop:
             self._send(control, self._sampler.metrics())
         elif message == REQUEST_DETAIL:
             self._send(control, self._sampler.details())
+        elif message == REQUEST_SETTLED:
+            self._settling.append((control, self._sampler.own_cost.ticks + WINDOWS))
         else:
             self._on_message(message)
+
+    def _tell_settled(self) -> None:
+        # An exporter that has ended meanwhile does not wait any more.
+        self._settling = [(asker, tick) for asker, tick in self._settling if asker is self.control]
+        while self._settling and self._sampler.has_counted(self._settling[0][1]):
+            asker, _ = self._settling.pop(0)
+            try:
+                asker.send(SETTLED)
+            except OSError as error:  # as in _send()
+                log.warning("control socket to the exporter: %s", error)
 
     @staticmethod
     def _send(control: socket.socket, block: bytes) -> None:

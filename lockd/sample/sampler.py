@@ -202,6 +202,13 @@ class Sampler:
         """Add all that was drained to the aggregates, but for what can be told better in a moment."""
         self._folding.all()
 
+    def has_counted(self, tick: int) -> bool:
+        """Whether all that was drained up to that tick is in the aggregates, under its final names."""
+        if self.own_cost.ticks < tick:
+            return False
+        self.fold()
+        return not self._folding.undecided_calls
+
     def _look_for_refused(self, keys: Columns) -> None:
         """Threads among these futex calls that were refused a lock, as they would wait for ever."""
         refused = self._lock_waits.refused(keys, errno.EDEADLK)

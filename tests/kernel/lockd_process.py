@@ -26,14 +26,11 @@ CANNOT = 3
 """What it exits with where the host cannot do what it is asked for."""
 START_SECONDS = 300.0
 """Several start at the same time on an emulated machine."""
-WINDOWS = 3
-"""Until an event is counted: its window ends, waits for a grace period, is drained."""
 REPEATED_SECONDS = 0.25
 """The exporter may repeat an answer for 200 ms."""
 SETTLED_SECONDS = 30.0
 PERIOD = os.environ.get("LOCKD_TEST_PERIOD", "50ms")
 """Of the daemons: several at a time are too much work for an emulated machine with the usual one."""
-PERIOD_SECONDS = int(PERIOD.removesuffix("ms")) / 1000
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -156,20 +153,19 @@ class Lockd:
 
     def metrics(self, settled: bool = True) -> Metrics:
         """The metrics now; if `settled`, with everything that happened before the call."""
-        return Metrics(self._settled() if settled else self._text())
+        if settled:
+            self.settle()
+        return Metrics(self._text())
 
-    def _settled(self) -> str:
-        time.sleep(REPEATED_SECONDS)
-        first, deadline = _total("lockd_ticks_total ", self._text()), time.monotonic() + SETTLED_SECONDS
+    def settle(self) -> None:
+        """Wait until everything that happened before the call is counted."""
+        deadline = time.monotonic() + SETTLED_SECONDS
         while True:
-            time.sleep(max(WINDOWS * PERIOD_SECONDS, REPEATED_SECONDS))
-            text = self._text()
-            ticks = _total("lockd_ticks_total ", text) - first
-            undecided = _total("lockd_undecided_futex_calls ", text)
-            if ticks >= WINDOWS and not undecided:
-                return text
-            words = f"after {SETTLED_SECONDS:g} s: {ticks} ticks, {undecided} calls with locks to look up"
-            assert time.monotonic() < deadline, words
+            try:
+                self.get("/-/settled")
+                return
+            except urllib.error.HTTPError as error:
+                assert time.monotonic() < deadline, f"after {SETTLED_SECONDS:g} s: {error.read().decode()}"
 
     def _text(self) -> str:
         return self.get("/metrics").decode()

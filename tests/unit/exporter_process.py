@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from lockd.export.catalog import CATALOG
-from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, SERVE, pack, to_memfd
+from lockd.snapshot import (
+    REQUEST_DETAIL,
+    REQUEST_METRICS,
+    REQUEST_SETTLED,
+    SERVE,
+    SETTLED,
+    pack,
+    to_memfd,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EDGES = [4**i / 1e6 for i in range(14)]
@@ -91,6 +99,9 @@ class Sampler:
                 continue
             self.requests.append(message)
             self.answers.wait()
+            if message == REQUEST_SETTLED:
+                self.ours.send(SETTLED)
+                continue
             fd = to_memfd(self.blocks[message])
             try:
                 socket.send_fds(self.ours, [b"ok"], [fd])

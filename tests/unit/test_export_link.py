@@ -12,7 +12,7 @@ import pytest
 
 from lockd.export import sampler_link
 from lockd.export.sampler_link import SamplerError, SamplerLink
-from lockd.snapshot import to_memfd
+from lockd.snapshot import REQUEST_SETTLED, SETTLED, to_memfd
 
 Test = Callable[[SamplerLink, socket.socket], Coroutine[Any, Any, None]]
 
@@ -117,5 +117,47 @@ def test_what_nobody_asked_for_is_dropped() -> None:
         await asyncio.sleep(0.01)
         answer(sampler, b"asked")
         assert (await asked).block.tobytes() == b"asked"
+
+    play(test)
+
+
+def test_what_settles_is_said_in_order_and_makes_answers_new() -> None:
+    async def test(link: SamplerLink, sampler: socket.socket) -> None:
+        asked = asyncio.ensure_future(link.ask(b"m"))
+        await asyncio.sleep(0.01)
+        answer(sampler, b"before")
+        await asked
+        first = asyncio.ensure_future(link.settled())
+        second = asyncio.ensure_future(link.settled())
+        await asyncio.sleep(0.01)
+        assert [waiting(sampler) for _ in range(4)] == [b"m", REQUEST_SETTLED, REQUEST_SETTLED, b""]
+        assert await link.ask(b"m") is await asked, "others do not wait"
+        sampler.send(SETTLED)
+        await first
+        assert not second.done()
+        later = asyncio.ensure_future(link.ask(b"m"))
+        await asyncio.sleep(0.01)
+        assert waiting(sampler) == b"m", "the young answer is of before"
+        answer(sampler, b"after")
+        assert (await later).block.tobytes() == b"after"
+        sampler.shutdown(socket.SHUT_RDWR)
+        await asyncio.wait([second])
+        assert "sampler: gone" in str(second.exception())
+
+    play(test)
+
+
+def test_what_never_settles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_link, "SETTLED_TIMEOUT", 0.05)
+
+    async def test(link: SamplerLink, sampler: socket.socket) -> None:
+        with pytest.raises(SamplerError, match=r"not everything is counted after 0\.05 s; rule: three"):
+            await link.settled()
+        later = asyncio.ensure_future(link.settled())
+        sampler.send(SETTLED)  # which answers the one that gave up
+        await asyncio.sleep(0.01)
+        assert not later.done()
+        sampler.send(SETTLED)
+        await later
 
     play(test)
