@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import platform
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,8 @@ import pytest
 from conftest import Start
 from debian import inside, root_of
 from lockd_process import CHECKOUT, ROOT, Lockd
+
+from tests.needs import need
 
 PYTHON = "/usr/bin/python3"
 OLDEST_BCC = {"bookworm": (0, 26), "trixie": (0, 31), "sid": (0, 37)}
@@ -36,8 +37,7 @@ def command(suite: str) -> tuple[str | Path, ...]:
         pytest.skip("host: making a root directory needs root")
     if platform.freedesktop_os_release().get("VERSION_CODENAME") == suite:
         return ()
-    if not shutil.which("mmdebstrap"):
-        pytest.skip("mmdebstrap is not installed; `make test` installs it")
+    need("mmdebstrap")
     return tuple(inside(root_of(suite)))
 
 

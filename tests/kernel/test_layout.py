@@ -10,7 +10,6 @@ import copy
 import ctypes
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,6 +25,7 @@ from lockd.load.btf import KernelTypes
 from lockd.load.settings import LoadSettings
 from lockd.manifest import Layout, Manifest, MapInfo
 from lockd.sample import program_info
+from tests.needs import need
 
 BPF_MAP_TYPE_PERCPU_ARRAY, BPF_MAP_TYPE_RINGBUF = 6, 27
 BTF_IDS_AT = 64
@@ -88,8 +88,7 @@ class KernelMap:
 @pytest.fixture(scope="module")
 def loaded(host: None) -> Iterator[tuple[Manifest, dict[str, KernelMap]]]:
     """What the real loader sends, and the maps that it made."""
-    if not shutil.which("bpftool"):
-        pytest.skip("host: has no bpftool, which reads the maps' BTF")
+    need("bpftool")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)  # where the loader finds its package
         manifest, fds = run_loader(SETTINGS)

@@ -21,6 +21,7 @@ import pytest
 from lockd_process import Lockd, Metrics
 from workload import Workload
 
+from tests.needs import absence
 from tests.programs.expected import HOLD_US, ROUNDS, SCENARIOS, Scenario, agrees
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
@@ -38,7 +39,7 @@ CPYTHON = "CPython"
 """What it waits for is read from its memory as it waits, for which it may be too late on a busy host."""
 CPYTHON_TRIES = 3
 TOOLS = {
-    "c": ("gcc", "g++"), "musl": ("musl-gcc",), "rust": ("/usr/bin/cargo", "/usr/bin/rustc"), "go": ("go",),
+    "c": ("gcc", "g++"), "musl": ("musl-gcc",), "rust": ("cargo", "rustc"), "go": ("go",),
     "cgo": ("go", "gcc"), "java": ("javac", "jcmd"),
 }  # fmt: skip
 """What each target of the Makefile needs."""
@@ -99,10 +100,11 @@ def is_right(one: Scenario, mine: Said) -> bool:
 
 def why_not_built(target: str) -> str:
     """Build it; what is missing for that, if anything is."""
-    if target and (absent := [tool for tool in TOOLS[target] if not shutil.which(tool)]):
-        return f"{', '.join(absent)} not installed"
-    if target:
-        subprocess.run(["make", "-s", "-C", PROGRAMS, target], check=True)
+    if not target:
+        return ""
+    if reason := absence(*TOOLS[target]):
+        return reason
+    subprocess.run(["make", "-s", "-C", PROGRAMS, target], check=True)
     return ""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 import time
@@ -13,12 +12,12 @@ import pytest
 from conftest import Start
 from lockd_process import Lockd
 
+from tests.needs import need
+
 
 def top(lockd: Lockd, program: str, comm: str, index: str) -> dict[str, tuple[float, float]]:
     """By name: what is in the frame itself, and what is in it with all that it calls."""
-    go = shutil.which("go")
-    if not go:
-        pytest.skip("host: no Go here")
+    go = need("go")
     url = f"http://{lockd.address}/debug/pprof/{program}?comm={comm}"
     command = [go, "tool", "pprof", "-top", "-nodefraction=0", "-unit=us", f"-sample_index={index}", url]
     with tempfile.TemporaryDirectory() as kept:  # what it fetches

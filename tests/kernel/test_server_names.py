@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from lockd_process import Lockd, Metrics
 
+from tests.needs import need
+
 BUILD = Path(__file__).resolve().parents[1] / "programs/build"
 SERVER = "/usr/sbin/mariadbd"
 COMM = "mariadbd"
@@ -64,8 +66,7 @@ def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
 
 @pytest.fixture(scope="module")
 def server(lockd: Lockd) -> Iterator[Server]:
-    if not Path(SERVER).exists():
-        pytest.skip("mariadb-server-core not installed")
+    need("mariadbd", "mariadb", "mariadb-install-db", "mariadb-slap")
     with tempfile.TemporaryDirectory(prefix="lockd-mariadb-", dir="/var/tmp") as name:
         directory = Path(name)
         options = ("--no-defaults", "--user=root", f"--datadir={directory / 'data'}")

@@ -7,10 +7,7 @@ about lockd.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 
@@ -19,6 +16,8 @@ from guest import booted
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.machine.qemu import Machine
+from tests.needs import need
+from tests.vm.emulator import need_emulator
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -33,13 +32,8 @@ MOST_MB = 95.0
 
 @pytest.fixture(scope="module")
 def guest() -> Iterator[Machine]:
-    if platform.machine() != "x86_64":
-        pytest.skip("host: the guest is built for x86_64")
-    if os.geteuid():
-        pytest.skip("host: building the guest needs root")
-    for program in ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "systemctl", "gcc"):
-        if not shutil.which(program):
-            pytest.skip(f"{program} is not installed; `make test` installs it")
+    need_emulator()
+    need("systemctl")
     with booted() as machine:
         yield machine
 

@@ -16,6 +16,7 @@ from lockd import cli
 from lockd.analyze import pictures, tables
 from lockd.analyze.records import Lock, Records, Thread, read
 from lockd.errors import UsageError
+from tests.needs import need
 
 ROOT = Path(__file__).resolve().parents[2]
 START = 1_000_000_000_000
@@ -235,7 +236,7 @@ def test_options_that_make_no_sense(
 
 
 def test_pictures_show_the_numbers(records: Records) -> None:
-    pytest.importorskip("matplotlib", reason="host: python3-matplotlib is not installed")
+    need("python3:matplotlib")
     waiting, threads, worst, average = pictures.figure(records, 0).axes
     starts = tables.periods(records)
     seconds = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25]
@@ -256,7 +257,7 @@ def test_pictures_show_the_numbers(records: Records) -> None:
 
 
 def test_png_and_page_are_written(file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib", reason="host: python3-matplotlib is not installed")
+    need("python3:matplotlib")
     png, html = tmp_path / "x.png", tmp_path / "x.html"
     assert cli.main(["analyze", "--png", str(png), "--html", str(html), str(file)]) == 0
     content = png.read_bytes()
@@ -294,7 +295,7 @@ def test_text_loads_no_matplotlib(file: Path) -> None:
 
 def test_the_notebook_runs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells in order, as a notebook would run them, on the records of this test."""
-    pytest.importorskip("matplotlib", reason="host: python3-matplotlib is not installed")
+    need("python3:matplotlib")
     notebook = json.loads((ROOT / "docs/trace/klock.ipynb").read_text())
     names: dict[str, object] = {"display": lambda _: None}
     monkeypatch.chdir(file.parent)

@@ -10,6 +10,7 @@ import pytest
 from bench.chart import draw
 from bench.comparison import Comparison
 from bench.targets import TARGETS, over_floor, table
+from tests.needs import need
 
 CALL, RATE, MUTEX = "futex wake", "perf bench futex hash", "mutex, kernel (pipe)"
 
@@ -83,7 +84,7 @@ def test_a_target_that_was_not_measured_is_said_to_be(found: Comparison) -> None
 
 
 def test_the_chart_is_a_picture_with_a_panel_for_each_load(found: Comparison, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="host: no matplotlib")
+    need("python3:matplotlib")
     draw(found, tmp_path / "c.svg")
     texts = {
         node.text for node in ElementTree.parse(tmp_path / "c.svg").iter("{http://www.w3.org/2000/svg}text")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import lzma
 import os
-import shutil
 import struct
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 from lockd.names.elf import ObjectFile
 from lockd.names.functions import functions_by_name
 from lockd.names.libdw import Elf, ElfError
+from tests.needs import needs
 
 HERE = Path(__file__).parent
 SOURCE = """
@@ -29,7 +29,7 @@ __asm__(".text\\n.globl handwritten\\nhandwritten: nop; nop; ret\\n");
 int main(void) { return plain() + hidden + own + other; }
 """
 
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="host: no gcc")
+pytestmark = needs("gcc", "nm", "objcopy", "strip")
 
 
 @pytest.fixture(scope="module")

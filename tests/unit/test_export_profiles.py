@@ -7,7 +7,6 @@ import base64
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 import time
@@ -21,6 +20,7 @@ import pytest
 from exporter_process import Exporter, exporter, full_block
 
 from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, pack
+from tests.needs import need
 
 EVIL = "</svg><script>alert(1)</script>"
 LOCKS = [
@@ -75,9 +75,7 @@ def running() -> Iterator[Exporter]:
 
 
 def go_pprof(running: Exporter, path: str, *how: str) -> str:
-    go = shutil.which("go")
-    if not go:
-        pytest.skip("host: no Go here")
+    go = need("go")
     url = f"http://127.0.0.1:{running.port}{path}"
     command = [go, "tool", "pprof", "-nodefraction=0", *how, url]
     with tempfile.TemporaryDirectory() as kept:  # what it fetches
@@ -177,9 +175,7 @@ def test_names_are_text_and_only_our_own_script_may_run(running: Exporter) -> No
 
 
 def test_the_script_and_the_style_are_allowed_by_a_browser(running: Exporter, tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    if not browser:
-        pytest.skip("host: no Chromium here")
+    browser = need("chromium")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/user"]
     command += ["--window-size=777,600", "--enable-logging=stderr", "--dump-dom"]
     url = f"http://127.0.0.1:{running.port}/flamegraph?program=futex"

@@ -16,6 +16,7 @@ from lockd.trace import probes
 from lockd.trace.kernel_functions import Kernel
 from lockd.trace.objects import is_called, objects_named
 from lockd.trace.patterns import KERNEL, TRACEPOINT, USER, parse
+from tests.needs import needs
 
 SOURCE = """
 int plain(int x) { return x; }
@@ -34,7 +35,7 @@ int shop::Till::close() { return 0; }
 int main() { return shop::Till().open(1) + shop::Till().close() + getchar(); }
 """
 
-needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="host: no gcc")
+needs_gcc = needs("gcc")
 
 
 @pytest.mark.parametrize(

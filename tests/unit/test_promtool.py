@@ -5,9 +5,7 @@ Every panel must show something when lockd exports something, and no idle worker
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 
 import pytest
@@ -25,17 +23,12 @@ from watch_files import (
 )
 
 from lockd.export.catalog import CATALOG
+from tests.needs import need
 
 
 @pytest.fixture
-def promtool(capsys):
-    if shutil.which("promtool") is None:
-        reason = "promtool (Debian package prometheus) is not installed: rules and queries are not checked"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        with capsys.disabled():
-            print(f"\nSKIPPED: {reason}")
-        pytest.skip(reason)
+def promtool():
+    need("promtool")
 
     def run(*args, cwd=PROMETHEUS):
         done = subprocess.run(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import configparser
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
+
 UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "lockd.service"
 
-needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
-)
+needs_systemd = needs("systemd-analyze")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from top_daemon import Daemon, fails, lock, serving, top
+
+from tests.needs import needs
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_no_proxy_is_asked(daemon: Daemon) -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@needs("openssl")
 def test_tls(daemon: Daemon, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subprocess.run(

@@ -6,7 +6,6 @@ import gzip
 import html
 import json
 import re
-import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -19,6 +18,7 @@ import pytest
 from lockd import flamegraph, pprof
 from lockd.profile import KernelFrame, Mark, Profile, Sample, Value, printable
 from lockd.trace.formats import FORMATS
+from tests.needs import need
 
 NASTY = "operator<<&\"';x\n\x1b[31m\x00\udc80\u202e]]>"
 """A function of a program that wants to do harm."""
@@ -120,9 +120,7 @@ def test_pprof_by_a_decoder_of_its_own() -> None:
 
 
 def test_pprof_by_go(tmp_path: Path) -> None:
-    go = shutil.which("go")
-    if not go:
-        pytest.skip("host: no Go here")
+    go = need("go")
     file = tmp_path / "a.pb.gz"
     file.write_bytes(pprof.encode(PROFILE))
 
@@ -300,9 +298,7 @@ document.title = JSON.stringify({
 
 
 def test_zoom_and_search_in_a_browser(tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    if not browser:
-        pytest.skip("host: no Chromium here")
+    browser = need("chromium")
     samples = [
         Sample("p", 1, 1, ("outer", "inner", "leaf"), (30, 1)), Sample("p", 1, 1, ("outer",), (20, 1)),
         Sample("p", 1, 1, ("other", "leaf"), (50, 1)),

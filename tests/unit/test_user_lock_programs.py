@@ -16,6 +16,7 @@ import pytest
 from ptraced import blocked_thread, capture_of
 
 from lockd.names.user_locks import UserLock, UserNames
+from tests.needs import need
 
 HERE = Path(__file__).parent
 NO_TABLES = ("-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
@@ -82,8 +83,7 @@ def running(*command: object, **options: object) -> Iterator[int]:
 
 
 def compiled(tmp: Path, name: str, compiler: tuple[str, ...], source: str = "user_waits.c") -> Path:
-    if shutil.which(compiler[0]) is None:
-        pytest.skip(f"host: no {compiler[0]}")
+    need(compiler[0])
     program = tmp / name
     subprocess.run([*compiler, str(HERE / source), "-o", str(program)], check=True)
     return program
@@ -194,7 +194,6 @@ print(found.lock, found.kind, found.site)
 """
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="host: no setpriv")
 @pytest.mark.parametrize("dropped", ["-sys_resource", "-sys_admin,-checkpoint_restore"])
 def test_a_library_that_was_deleted(dropped: str, tmp_path: Path) -> None:
     """With the right to open what is mapped, and without it, from the memory of the process."""

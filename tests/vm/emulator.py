@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 
 import pytest
+
+from tests.needs import need
 
 
 def need_emulator() -> None:
@@ -15,6 +16,4 @@ def need_emulator() -> None:
         pytest.skip("host: the machines are of x86_64")
     if os.geteuid():
         pytest.skip("host: making the machines' disks needs root")
-    for program in ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "gcc"):
-        if not shutil.which(program):
-            pytest.skip(f"{program} is not installed; `make test` installs it")
+    need("qemu-system-x86_64", "mmdebstrap", "mke2fs", "gcc", "make")

@@ -1,0 +1,84 @@
+"""The programs that tests ask for, and the packages that have them: `make test` installs those.
+
+A test that asks for another one is refused by tests/unit/test_needs.py, which compares with the Makefile.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+
+import pytest
+
+PACKAGES = {
+    "bpftool": "bpftool",
+    "bpftrace": "bpftrace",
+    "cargo": "cargo",
+    "chromium": "chromium",
+    "g++": "g++",
+    "gcc": "gcc",
+    "go": "golang-go",
+    "javac": "openjdk-17-jdk-headless",
+    "jcmd": "openjdk-17-jdk-headless",
+    "make": "make",
+    "mariadb": "mariadb-client",
+    "mariadb-install-db": "mariadb-server-core",
+    "mariadb-slap": "mariadb-client",
+    "mariadbd": "mariadb-server-core",
+    "mke2fs": "e2fsprogs",
+    "mmdebstrap": "mmdebstrap",
+    "musl-gcc": "musl-tools",
+    "nm": "binutils",
+    "objcopy": "binutils",
+    "objdump": "binutils",
+    "offcputime-bpfcc": "bpfcc-tools",
+    "offwaketime-bpfcc": "bpfcc-tools",
+    "openssl": "openssl",
+    "qemu-system-x86_64": "qemu-system-x86",
+    "rustc": "rustc",
+    "stackcount-bpfcc": "bpfcc-tools",
+    "strip": "binutils",
+    "systemctl": "systemd",
+    "systemd-analyze": "systemd",
+    "zstd": "zstd",
+    "python3:matplotlib": "python3-matplotlib",
+}
+"""By program, or by module of Python. Of `a|b` in the Makefile, the first."""
+PLACES = {
+    "cargo": ("/usr/bin/cargo",),  # Debian's, whatever comes first on PATH: only it has crates
+    "rustc": ("/usr/bin/rustc",),
+    "mariadbd": ("/usr/sbin/mariadbd",),
+    "chromium": ("chromium", "chromium-browser"),  # as Ubuntu calls it
+}
+"""Of those that are not simply on PATH under their names."""
+MADE = {"promtool": "tests/get-promtool"}
+"""Programs that the Makefile gets in other ways."""
+
+
+def found(program: str) -> str:
+    """Where the program or module is; empty if it is not installed. Raises KeyError if no package has it."""
+    assert program in MADE or PACKAGES[program]
+    if program.startswith("python3:"):
+        spec = importlib.util.find_spec(program.removeprefix("python3:"))
+        return spec.name if spec else ""
+    return next(filter(None, map(shutil.which, PLACES.get(program, (program,)))), "")
+
+
+def absence(*programs: str) -> str:
+    """Why a test that needs these cannot run; empty if it can."""
+    absent = [program for program in programs if not found(program)]
+    where = ", ".join(sorted({MADE.get(program) or PACKAGES[program] for program in absent}))
+    return f"not installed: {', '.join(absent)} (of {where}); `make test` installs it" if absent else ""
+
+
+def need(*programs: str) -> str:
+    """Skip where one of them is not installed; else where the first is."""
+    if reason := absence(*programs):
+        pytest.skip(reason)
+    return found(programs[0])
+
+
+def needs(*programs: str) -> pytest.MarkDecorator:
+    """The same for a whole test or module."""
+    reason = absence(*programs)
+    return pytest.mark.skipif(bool(reason), reason=reason or "nothing is missing")

@@ -1,0 +1,80 @@
+"""What `make test` installs has every program that tests ask for: a fresh machine lacks nothing."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.needs import MADE, PACKAGES, absence, found
+
+ROOT = Path(__file__).resolve().parents[2]
+ESSENTIAL = {
+    "bash", "cat", "cp", "dpkg", "dpkg-query", "getconf", "id", "kill", "ldd", "mount", "printf", "setpriv",
+    "sh", "sleep", "sync", "true", "umount", "unshare", "apt-cache", "apt-config", "apt-get",
+}  # fmt: skip
+"""Programs that every Debian and Ubuntu has, however small."""
+OF_A_MACHINE = {"bpftool", "insmod", "rmmod", "systemctl"}
+"""What runs in the emulated machines, which tests/machine/base.py furnishes."""
+STARTS = {"run", "Popen", "check_output", "check_call"}
+
+
+def installed() -> set[str]:
+    """The packages that `make test` asks for."""
+    printed = subprocess.check_output(["make", "-n", "test"], cwd=ROOT, text=True)
+    (line,) = re.findall(r"^deploy/apt-need (.*)$", printed, re.MULTILINE)
+    return {word.partition("|")[0] for word in shlex.split(line)}
+
+
+def test_every_package_is_installed_by_make_test() -> None:
+    assert set(PACKAGES.values()) <= installed()
+
+
+def programs(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """What a module starts under a name that stands there, and what it asks shutil.which() for."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+            continue
+        first = node.args[0]
+        if node.func.attr in STARTS and isinstance(first, ast.List) and first.elts:
+            first = first.elts[0]
+        elif node.func.attr != "which":
+            continue
+        if isinstance(first, ast.Constant) and isinstance(first.value, str):
+            yield node.lineno, first.value
+
+
+def test_every_program_that_tests_start_is_of_such_a_package() -> None:
+    unknown = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line, name in programs(ast.parse(path.read_text()))
+        if not name.startswith("/") and name not in {*PACKAGES, *MADE, *ESSENTIAL, *OF_A_MACHINE}
+    ]
+    assert not unknown
+
+
+def test_no_skip_for_a_missing_program_but_by_needs() -> None:
+    """Such a skip would be excused as one of the host, on which nobody would see what is not installed."""
+    written = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path.name not in ("needs.py", "test_needs.py")
+        for text in re.findall(r"\bskip.*(?:not installed|which\().*", path.read_text())
+    ]
+    assert not written
+
+
+@pytest.mark.parametrize("program", [*PACKAGES, *MADE])
+def test_every_program_is_there(program: str) -> None:
+    """`make test` has installed them; without it a test that asks for one says what is missing."""
+    if os.environ.get("CI"):
+        assert found(program), absence(program)
+    else:
+        assert found(program) or f"not installed: {program} (of " in absence(program)
