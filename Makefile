@@ -36,12 +36,12 @@ UNIT := $(PREFIX)/lib/systemd/system/lockd.service
 # What starts leave there: programs as they were compiled.
 CACHE := /var/cache/lockd
 
-as_root = [ "$$(id -u)" = 0 ] || { echo "make $@: needs root, to $(1): sudo make $@" >&2; exit 1; }
+as_root = [ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): needs root, to $(1): sudo make $(MAKECMDGOALS)" >&2; exit 1; }
 
-.PHONY: help run test kernels bench unit lint format packages workloads install uninstall
+.PHONY: help run test test-all ready kernels bench unit lint format packages workloads install uninstall
 
 help: ## this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
 # With a terminal the daemon gets it for itself (set -m), so that Ctrl-C ends the daemon and not make. The
 # `exit` keeps bash: it would run a last command in its own place.
@@ -50,17 +50,22 @@ run: ## install what lockd needs and run it on this host until Ctrl-C (ARGS='mor
 	@deploy/apt-need $(RUN_PACKAGES)
 	@if [ -t 0 ]; then set -m; fi; $(PYTHON) -m lockd run --config.file=config/lockd.yaml $(ARGS); exit
 
-test: ## install what the tests need and run them all (ARGS='more flags of pytest')
+test: ready ## install what the tests need and run all that a change must pass, in 20 minutes (ARGS='what to give pytest': only that)
+	@$(MAKE) --no-print-directory lint
+	@$(TOOLS) $(VENV)/bin/$(if $(ARGS),pytest $(ARGS),python -m tests.run)
+
+test-all: ready ## run every test, on every kernel, and `make test` in a bare root
+	@$(MAKE) --no-print-directory lint
+	@$(TOOLS) $(VENV)/bin/python -m tests.run --all
+	@tests/bare/run test
+
+kernels: ready ## run the tests of the programs on all other kernels, in emulated machines
+	@$(TOOLS) $(VENV)/bin/pytest tests/vm $(ARGS)
+
+ready:
 	@$(call as_root,install packages and trace the kernel)
 	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES)
-	@$(MAKE) --no-print-directory lint workloads
-	@$(TOOLS) $(VENV)/bin/pytest $(ARGS)
-
-kernels: ## run the tests of the programs on other kernels, in emulated machines
-	@$(call as_root,install packages and make disks)
-	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory $(VENV)/made workloads
-	@$(TOOLS) $(VENV)/bin/pytest tests/vm $(ARGS)
 
 bench: ## measure what lockd costs, beside what users would run instead (ARGS='--quick'); 25 minutes
 	@$(call as_root,install packages and trace the kernel)

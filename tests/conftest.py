@@ -1,4 +1,4 @@
-"""What holds for all tiers: which tests belong to one, and when a test may be skipped."""
+"""What holds for all tiers: which tests belong to one, and when a test may be skipped or tried again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import tries
+
 TIERS = {"kernel", "system", "vm"}
+THOROUGH = "thorough"
 HERE = Path(__file__).parent
 
 # Exactly, and however slow the machine is at the moment.
@@ -32,13 +35,64 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="a skip fails unless its reason starts with `host:`, that is unless this host cannot do it;"
         " on by itself where CI is set",
     )
+    parser.addoption(
+        "--gate",
+        action="store_true",
+        help=f"leave out the tests marked `{THOROUGH}`, which `make test-all` runs and `make test` does not",
+    )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of a tier has its marker, for `pytest -m 'not system'`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Every test of a tier has its marker, for `pytest -m 'not system'`; --gate leaves some out."""
     for item in items:
         if HERE in item.path.parents and (tier := item.path.relative_to(HERE).parts[0]) in TIERS:
             item.add_marker(tier)
+        for marker in item.iter_markers(THOROUGH):
+            why = marker.args[0] if marker.args else ""
+            assert isinstance(why, str) and why, f"{item.nodeid}: {THOROUGH} says why, as its one argument"
+    if config.getoption("gate"):
+        left_out = [item for item in items if item.get_closest_marker(THOROUGH)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker(THOROUGH)]
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    if count := tries.further():
+        item.user_properties.append((tries.FURTHER_TRIES, count))
+
+
+class FurtherTries:
+    """Counts the tries beyond the first of each test; too many fail the run."""
+
+    def __init__(self) -> None:
+        self._by_test: dict[str, int] = {}
+
+    @property
+    def _sum(self) -> int:
+        return sum(self._by_test.values())
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            for name, count in report.user_properties:
+                if name == tries.FURTHER_TRIES:
+                    self._by_test[report.nodeid] = self._by_test.get(report.nodeid, 0) + int(str(count))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._sum > tries.MOST and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for test, count in self._by_test.items():
+            terminalreporter.write_line(f"further tries: {count}: {test}")
+        if self._sum > tries.MOST:
+            words = f"FAILED: {self._sum} further tries, at most {tries.MOST} may be (tests/tries.py)"
+            terminalreporter.write_line(words, red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # of xdist, whose reports come to the one process that started it
+        config.pluginmanager.register(FurtherTries())
 
 
 # Wrappers of the old kind, which pytest 7 of Debian 12 knows too: the tier vm runs under it.

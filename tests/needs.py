@@ -20,6 +20,7 @@ PACKAGES = {
     "go": "golang-go",
     "javac": "openjdk-17-jdk-headless",
     "jcmd": "openjdk-17-jdk-headless",
+    "klockstat-bpfcc": "bpfcc-tools",
     "make": "make",
     "mariadb": "mariadb-client",
     "mariadb-install-db": "mariadb-server-core",

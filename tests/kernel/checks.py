@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from lockd_process import Lockd, Metrics
 
+from tests.tries import tries
+
 TRIES = 5
 
 SHARE = 0.03
@@ -39,7 +41,7 @@ def in_one_of_some_tries(attempt: Callable[[], list[str]]) -> None:
     program is about to wait, or has waited, is in its truth too.
     """
     off: list[list[str]] = []
-    while len(off) < TRIES:
+    for _ in tries(TRIES):
         off.append(attempt())
         if not off[-1]:
             return

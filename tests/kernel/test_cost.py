@@ -13,8 +13,6 @@ CPU_SHARE, CPU_SECONDS = 0.1, 0.2
 RESIDENT_SHARE = 0.1
 """How far lockd's figures may be from the kernel's, which are taken a moment later."""
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def figures(host: None) -> Figures:

@@ -13,6 +13,8 @@ from conftest import OURS, Start
 from lockd_process import Metrics
 from mechanisms import Daemons
 
+from tests.tries import tries
+
 IDLE_POOL = (8, 3)
 """So many threads, and for how many seconds they wait."""
 TRIES = 5
@@ -138,7 +140,7 @@ def test_counts_are_exact_and_times_right(
     record_property("futex calls", by)
     _ = bench.daemons[by]
     seen = []
-    for attempt in range(TRIES):
+    for attempt in tries(TRIES):
         run = bench.run(workload, program, arguments, attempt)
         metrics, lost = run.seen[by], run.lost[by]
         check_counts(metrics, run.comm, run.truth, lost)

@@ -19,6 +19,8 @@ from lock_scripts import CROWDS, scripts
 from lockd_process import Lockd, Metrics
 from mechanisms import Daemons
 
+from tests.tries import tries
+
 WAITS, WAITED = "lockd_kernel_lock_wait_seconds_count", "lockd_kernel_lock_wait_seconds_sum"
 MAX_WAIT = "lockd_kernel_lock_max_wait_us"
 TAKEN = "lockd_kernel_lock_acquisitions_total"
@@ -169,7 +171,7 @@ def off(metrics: Metrics, comm: str, truth: Truth) -> list[str]:
 @pytest.mark.parametrize("name", scripts())
 def test_counts_are_exact_and_times_right(name: str, by: str, bench: Bench) -> None:
     found = []
-    for attempt in range(TRIES):
+    for attempt in tries(TRIES):
         comm, truth = bench.result(name, attempt)
         metrics = bench.seen[by]
         seen, told = counts(metrics, comm), true_counts(truth)
@@ -200,7 +202,7 @@ def lost(metrics: Metrics) -> Lost:
 def test_a_crowd_loses_nothing_that_is_not_counted(name: str, by: str, bench: Bench) -> None:
     """Many threads in one function at a time: a kretprobe follows only a few of them."""
     found = []
-    for attempt in range(TRIES):
+    for attempt in tries(TRIES):
         comm, truth = bench.result(name, attempt)
         metrics = bench.seen[by]
         seen, told = counts(metrics, comm), true_counts(truth)

@@ -20,6 +20,7 @@ from lockd.load.bpf_syscall import bpf
 from lockd.load.host import ensure_tracefs
 from lockd.load.settings import LoadSettings
 from lockd.sample.program_info import program_info
+from tests.tries import tries
 
 SOURCE = Path(__file__).resolve().parents[2] / "bench/programs/futex_call.c"
 BPF_ENABLE_STATS = 32
@@ -77,7 +78,7 @@ def test_a_call_that_does_not_block_runs_few_instructions(call: str) -> None:
         opened.append(attach.attach(empty[-1], "tracepoint", hook, ensure_tracefs()))
     ratios = []
     try:
-        for _ in range(TRIES):
+        for _ in tries(TRIES):
             before, before_empty = spent(own), spent(empty)
             subprocess.run([call, "wake"], check=True, capture_output=True)
             after, after_empty = spent(own), spent(empty)

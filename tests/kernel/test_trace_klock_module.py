@@ -19,6 +19,8 @@ from lock_module import MODULE, LockModule, Script, Truth, TypeTruth
 from lock_scripts import CROWDS, scripts
 from trace_process import one_shot, samples_of
 
+from tests.tries import tries
+
 MECHANISMS = ("fentry", "kprobe")
 SHARE, EACH_NS = 0.05, 500_000
 """Times may be off by so much, or by so much for each of the waits or holds."""
@@ -111,7 +113,7 @@ def off(told: TypeTruth, found: dict[str, int]) -> list[str]:
 @pytest.mark.parametrize("name", scripts())
 def test_counts_are_exact_and_times_right(name: str, rounds: Rounds) -> None:
     found = []
-    for attempt in range(TRIES):
+    for attempt in tries(TRIES):
         seen = rounds.seen(name, attempt)
         truth = seen.truths[name].threads
         found.append(
@@ -129,7 +131,7 @@ def test_of_a_crowd_every_acquisition_is_counted(name: str, rounds: Rounds) -> N
     An interrupt may take a lock under the name of a thread, as does the console's of one that prints.
     """
     found = []
-    for attempt in range(TRIES):
+    for attempt in tries(TRIES):
         seen = rounds.seen(name, attempt)
         missed = any("return missed" in what for what in seen.lost)
         told = {

@@ -7,13 +7,19 @@ import platform
 
 import pytest
 
-from tests.needs import need
+from tests.needs import absence
+
+
+def why_no_emulator() -> str:
+    """Why there can be no machines here; empty if there can."""
+    if platform.machine() != "x86_64":
+        return "host: the machines are of x86_64"
+    if os.geteuid():
+        return "host: making the machines' disks needs root"
+    return absence("qemu-system-x86_64", "mmdebstrap", "mke2fs", "gcc", "make")
 
 
 def need_emulator() -> None:
     """Skip where there can be no machines."""
-    if platform.machine() != "x86_64":
-        pytest.skip("host: the machines are of x86_64")
-    if os.geteuid():
-        pytest.skip("host: making the machines' disks needs root")
-    need("qemu-system-x86_64", "mmdebstrap", "mke2fs", "gcc", "make")
+    if reason := why_no_emulator():
+        pytest.skip(reason)

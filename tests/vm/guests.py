@@ -7,19 +7,34 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.machine import initrd, kernel, qemu
+from tests.machine import initrd, qemu
 from tests.machine.base import ROOT, base, make_image
+from tests.machine.kernel import unpacked
 from tests.vm.kernels import Kernel
+from tests.vm.module_build import build_module
 
 PARTS = ("lockd", "tests", "config", "pyproject.toml")
 """What tests/kernel needs of a checkout. By name, since there may be no .git to tell."""
 NOT_PARTS = shutil.ignore_patterns("__pycache__", ".*")
 ORIGINALS = ("stackcount", "offcputime", "offwaketime")
 """Tools of bcc that tests compare lockd's with: scripts of the package bpfcc-tools."""
+KLOCKSTAT = Path("/usr/sbin/klockstat-bpfcc")
+"""Of bcc's tools, to be run in the machines; their Python has bcc."""
 WORK = "/work"
+
+
+def prepare(kernels: Sequence[Kernel]) -> None:
+    """Have in the cache what takes the network or a compiler: userland, kernels, and the test module."""
+    base()
+    modules = ROOT / "tests/vm/module/build"
+    modules.mkdir(exist_ok=True)
+    for kernel in kernels:
+        found = unpacked(kernel.series, kernel.suite)
+        shutil.copy(build_module(found, kernel.suite), modules / f"{found.release}.ko")
+    shutil.copy(KLOCKSTAT, modules / "klockstat.py")
 
 
 @contextlib.contextmanager
@@ -61,7 +76,7 @@ def _newer_libc() -> bool:
 @contextlib.contextmanager
 def booted(tested: Kernel, disk: Path) -> Iterator[qemu.Machine]:
     """A machine that has booted this kernel; `disk` is what checkout() gave."""
-    found = kernel.unpacked(tested.series, tested.suite)
+    found = unpacked(tested.series, tested.suite)
     with tempfile.NamedTemporaryFile(prefix="lockd-initrd-", dir="/var/tmp") as file:
         first = Path(file.name)
         initrd.build(found.modules, first)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.machine.base import base
-from tests.machine.qemu import VmLost
+from tests.machine.qemu import KernelPanic, Machine, VmLost
 from tests.vm import compiled, guests
 from tests.vm.kernels import Kernel, left_out
 
@@ -53,32 +53,37 @@ class Run:
     kernel_log: str
     doctor: str
     doctor_code: int
+    death: str
+    """What a machine says of a kernel that dies, as this one was made to in the end."""
     seconds: float
 
 
-def run(kernel: Kernel, disk: Path, log: Path) -> Run:
+def run(kernel: Kernel, disk: Path, log: Path, gate: bool) -> Run:
     """Boot `kernel` and run the tier in it; what it prints goes to `log` as it comes.
+
+    With `gate`, without the tests that are marked as thorough.
 
     A machine that is lost says nothing of lockd and everything of the emulator: there is one more.
     Raises VmLost, KernelPanic.
     """
     try:
-        return _run(kernel, disk, log)
+        return _run(kernel, disk, log, gate)
     except VmLost as lost:
         kept = log.with_suffix(".lost")
         log.replace(kept).open("a").write(f"\n{lost}\n")
         warnings.warn(
             f"{kernel.series}: lost a machine, see {kept}:\n{kept.read_text()[-2000:]}", stacklevel=1
         )
-        return _run(kernel, disk, log)
+        return _run(kernel, disk, log, gate)
 
 
-def _run(kernel: Kernel, disk: Path, log: Path) -> Run:
+def _run(kernel: Kernel, disk: Path, log: Path, gate: bool) -> Run:
     began = time.monotonic()
     options = [
         f"--{'deselect' if '::' in test else 'ignore'}=tests/kernel/{test}"
         for test in left_out(kernel.series)
     ]
+    options += ["--gate"] if gate else []
     with log.open("w") as file, guests.booted(kernel, disk) as machine:
 
         def more(text: str) -> None:
@@ -96,10 +101,20 @@ def _run(kernel: Kernel, disk: Path, log: Path) -> Run:
         )  # fmt: skip
         report = machine.run("cat", REPORT)
         kernel_log = machine.shell("dmesg")
+        death = _killed(machine)
     return Run(
         kernel.series, release, cases_of(report.out) if report.code == 0 else [], done.code, done.out,
-        kernel_log, doctor.out, doctor.code, time.monotonic() - began,
+        kernel_log, doctor.out, doctor.code, death, time.monotonic() - began,
     )  # fmt: skip
+
+
+def _killed(machine: Machine) -> str:
+    """What is said of the machine when its kernel dies, of which it ends."""
+    try:
+        machine.run("sh", "-c", "echo c >/proc/sysrq-trigger")
+    except (KernelPanic, VmLost) as error:
+        return f"{type(error).__name__}: {error}"
+    return "it goes on"
 
 
 def cases_of(report: str) -> list[Case]:

@@ -18,7 +18,10 @@ OVER_FLOOR, PING_PONG_SLOWER = 1.6, 2.2
 """At most; 1.38 and 1.84 when this was written."""
 NO_COST = 1.01
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.thorough("a machine of its own for some minutes; a change of the programs' cost is rare"),
+]
 
 
 @pytest.fixture(scope="module")

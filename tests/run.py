@@ -1,0 +1,187 @@
+"""Runs every tier of the tests and says in the end what came of them.
+
+Usage: python3 -m tests.run [--all]
+
+By default it leaves out the tests that are marked `thorough`, as `make test` does; with --all it is
+`make test-all`. Whatever a tier prints that runs in the background is in tests/build/TIER.log.
+
+The tiers in machines (vm, system) only compute, for as long as everything else together. They run in the
+background in the scheduling class SCHED_IDLE: a thread of any other class that wants a processor takes it
+from them at once. So they get the time in which the tests of the tier kernel wait, which is most of it, and
+those measure as if they were alone. What is measured in a machine is measured by its own clock, which counts
+instructions.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.tries import FURTHER_TRIES, MOST
+from tests.vm import guests
+from tests.vm.emulator import why_no_emulator
+from tests.vm.kernels import KERNELS
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = Path(__file__).with_name("build")
+GATE = "--gate"
+IN_THE_BACKGROUND = ("chrt", "--idle", "0", "setpriv", "--pdeathsig", "TERM")
+ENDING_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Tests that one pytest runs, with these options of it."""
+
+    name: str
+    options: Sequence[str] = ()
+    is_in_machines: bool = False
+
+    @property
+    def report(self) -> Path:
+        return BUILD / f"{self.name}.xml"
+
+    @property
+    def log(self) -> Path:
+        return BUILD / f"{self.name}.log"
+
+    def command(self, gate: bool) -> list[str]:
+        before = IN_THE_BACKGROUND if self.is_in_machines else ()
+        words = [*before, sys.executable, "-m", "pytest", f"tests/{self.name}", f"--junitxml={self.report}"]
+        return [*words, "-o", "junit_family=xunit1", *self.options, *([GATE] if gate else [])]
+
+
+TIERS = (
+    Tier("vm", is_in_machines=True),
+    Tier("system", is_in_machines=True),
+    Tier("kernel", ("--durations=30",)),
+    # Its programs wait more than they compute. The tests of a module share what its fixtures start.
+    Tier("unit", ("-n", "4", "--dist", "loadfile", "--durations=10")),
+)
+"""In the order in which they are started."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a tier. `code` is pytest's exit code."""
+
+    name: str
+    code: int
+    minutes: float
+    outcomes: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    """By reason."""
+    further_tries: Counter[str] = field(default_factory=Counter)
+    """By test."""
+
+    @property
+    def failed(self) -> int:
+        """Tests; where pytest itself failed, that counts as one."""
+        return max(self.outcomes["failed"], self.code != 0)
+
+
+def result_of(name: str, code: int, minutes: float, report: Path) -> Result:
+    """Of a tier that has ended, by its report in JUnit's format."""
+    result = Result(name, code, minutes)
+    for case in ET.parse(report).iter("testcase") if report.exists() else ():
+        test = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        result.outcomes[outcome_of(case)] += 1
+        if (skipped := case.find("skipped")) is not None:
+            result.skipped[(skipped.get("message") or "").partition("\n")[0]] += 1
+        for one in case.iter("property"):
+            if one.get("name") == FURTHER_TRIES:
+                result.further_tries[test] += int(one.get("value", 0))
+    return result
+
+
+def outcome_of(case: ET.Element) -> str:
+    kinds = {child.tag for child in case}
+    if kinds & {"failure", "error"}:
+        return "failed"
+    return "skipped" if "skipped" in kinds else "passed"
+
+
+def summary(results: Iterable[Result], minutes: float) -> str:
+    """Passed, failed and skipped, by tier, with reasons, tries, and minutes."""
+    results = list(results)
+    lines = [f"{'tier':8} {'passed':>7} {'failed':>7} {'skipped':>8} {'minutes':>8}"]
+    for one in results:
+        counts = one.outcomes
+        lines.append(
+            f"{one.name:8} {counts['passed']:7} {one.failed:7} {counts['skipped']:8} {one.minutes:8.1f}"
+        )
+    skipped: Counter[str] = sum((one.skipped for one in results), Counter())
+    lines += [f"skipped {count:4}: {reason}" for reason, count in skipped.most_common()]
+    for one in results:
+        lines += [f"further tries {count}: {one.name}: {test}" for test, count in one.further_tries.items()]
+    further = max((one.further_tries.total() for one in results), default=0)
+    lines.append(f"further tries: {further} at most in a tier, {MOST} may be")
+    passed, failed = sum(one.outcomes["passed"] for one in results), sum(one.failed for one in results)
+    lines.append(f"{minutes:.1f} minutes in all")
+    lines.append(f"{passed} passed, {failed} failed, {skipped.total()} skipped")
+    return "\n".join(lines)
+
+
+def prepare(gate: bool) -> None:
+    """What the machines need of the network and of compilers, which would disturb the tests of the kernel."""
+    if reason := why_no_emulator():
+        print(f"no machines: {reason}")
+        return
+    guests.prepare([kernel for kernel in KERNELS if not (gate and kernel.only_thorough)])
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def main() -> int:
+    if sys.argv[1:] not in ([], ["--all"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    gate = not sys.argv[1:]
+    BUILD.mkdir(exist_ok=True)
+    began = time.monotonic()
+    prepare(gate)
+    results = []
+    with ExitStack() as stack:
+        background = []
+        for tier in TIERS:
+            tier.report.unlink(missing_ok=True)
+            command, started = tier.command(gate), time.monotonic()
+            if tier.is_in_machines:
+                log = stack.enter_context(tier.log.open("wb"))
+                process = subprocess.Popen(
+                    command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                )
+                stack.callback(end, process)
+                background.append((tier, process, started))
+                continue
+            print(f"== {tier.name}", flush=True)
+            code = subprocess.run(command, cwd=ROOT, check=False).returncode
+            results.append(result_of(tier.name, code, (time.monotonic() - started) / 60, tier.report))
+        for tier, process, started in background:
+            code = process.wait()
+            print(f"== {tier.name}", flush=True)
+            print(tier.log.read_text(errors="replace"), flush=True)
+            results.append(result_of(tier.name, code, (time.monotonic() - started) / 60, tier.report))
+    print(summary(results, (time.monotonic() - began) / 60), flush=True)
+    return int(any(one.failed for one in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

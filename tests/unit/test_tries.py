@@ -1,0 +1,71 @@
+"""What holds for all tiers (tests/conftest.py): tries are counted and limited, and a marker says why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tries import MOST
+
+ROOT = Path(__file__).resolve().parents[2]
+RETRYING = """
+from tests.tries import tries
+import pytest
+
+@pytest.fixture
+def tried():
+    assert list(tries(2)) == [0, 1]
+
+@pytest.mark.parametrize("most", {numbers})
+def test_one(tried, most):
+    assert list(tries(most)) == list(range(most))
+"""
+MARKED = """
+import pytest
+
+@pytest.mark.thorough({why})
+def test_thorough():
+    pass
+
+def test_other():
+    pass
+"""
+
+
+def run(directory: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """A pytest of its own that runs this module."""
+    (directory / "test_it.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", ROOT / "pyproject.toml"]
+    return subprocess.run(
+        [*command, "-p", "no:cacheprovider", f"--rootdir={directory}", *options, directory / "test_it.py"],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("further", [MOST, MOST + 1])
+def test_as_many_tries_as_may_be_and_one_more(tmp_path: Path, further: int) -> None:
+    """Each test has one in its fixture, and the second has all others."""
+    done = run(tmp_path, RETRYING.format(numbers=[1, further - 1]), f"--junitxml={tmp_path}/report.xml")
+    assert "2 passed" in done.stdout
+    assert "further tries: 1: test_it.py::test_one[1]" in done.stdout
+    assert f"further tries: {further - 1}: test_it.py::test_one[" in done.stdout
+    assert (f"FAILED: {further} further tries, at most {MOST} may be" in done.stdout) == (further > MOST)
+    assert done.returncode == (further > MOST)
+    assert f'name="further tries" value="{further - 1}"' in (tmp_path / "report.xml").read_text()
+
+
+@pytest.mark.parametrize(("options", "says"), [(["--gate"], "1 passed, 1 deselected"), ([], "2 passed")])
+def test_the_gate_leaves_out_what_is_thorough(tmp_path: Path, options: list[str], says: str) -> None:
+    done = run(tmp_path, MARKED.format(why="'it takes long'"), *options)
+    assert says in done.stdout
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("why", ["", "''", "7"])
+def test_a_marker_without_a_reason_is_an_error(tmp_path: Path, why: str) -> None:
+    done = run(tmp_path, MARKED.format(why=why))
+    assert "thorough says why, as its one argument" in done.stdout + done.stderr
+    assert done.returncode != 0
