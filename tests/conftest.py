@@ -57,37 +57,44 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    if count := tries.further():
-        item.user_properties.append((tries.FURTHER_TRIES, count))
+    item.user_properties += [(tries.TRIES, count) for count in tries.used()]
 
 
 class FurtherTries:
     """Counts the tries beyond the first of each test; too many fail the run."""
 
     def __init__(self) -> None:
+        self._may = 0
+        """Tests that may try again."""
         self._by_test: dict[str, int] = {}
 
     @property
     def _sum(self) -> int:
         return sum(self._by_test.values())
 
+    @property
+    def _are_too_many(self) -> bool:
+        return self._sum > tries.allowance(self._may)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "teardown":
-            for name, count in report.user_properties:
-                if name == tries.FURTHER_TRIES:
-                    self._by_test[report.nodeid] = self._by_test.get(report.nodeid, 0) + int(str(count))
+        used = [int(str(value)) for name, value in report.user_properties if name == tries.TRIES]
+        if report.when == "teardown" and used:
+            self._may += len(used)
+            if further := sum(used) - len(used):
+                self._by_test[report.nodeid] = further
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._sum > tries.MOST and session.exitstatus == pytest.ExitCode.OK:
+        if self._are_too_many and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for test, count in self._by_test.items():
             terminalreporter.write_line(f"further tries: {count}: {test}")
-        if self._sum > tries.MOST:
-            words = f"FAILED: {self._sum} further tries, at most {tries.MOST} may be (tests/tries.py)"
-            terminalreporter.write_line(words, red=True)
+        if self._may:
+            words = f"further tries: {self._sum}, of {self._may} tests; {tries.allowance(self._may)} may be"
+            is_too_many = self._are_too_many
+            terminalreporter.write_line(("FAILED: " if is_too_many else "") + words, red=is_too_many)
 
 
 def pytest_configure(config: pytest.Config) -> None:

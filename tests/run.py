@@ -14,19 +14,18 @@ instructions.
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.tries import FURTHER_TRIES, MOST
+from tests.tries import TRIES, allowance
 from tests.vm import guests
 from tests.vm.emulator import why_no_emulator
 from tests.vm.kernels import KERNELS
@@ -34,8 +33,8 @@ from tests.vm.kernels import KERNELS
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(__file__).with_name("build")
 GATE = "--gate"
+# They end with this process, which Ctrl-C on a terminal ends together with them.
 IN_THE_BACKGROUND = ("chrt", "--idle", "0", "setpriv", "--pdeathsig", "TERM")
-ENDING_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ class Result:
     outcomes: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     """By reason."""
-    further_tries: Counter[str] = field(default_factory=Counter)
-    """By test."""
+    tries: dict[str, list[int]] = field(default_factory=dict)
+    """How many were used, by test, of those that may try again."""
 
     @property
     def failed(self) -> int:
@@ -98,8 +97,8 @@ def result_of(name: str, code: int, minutes: float, report: Path) -> Result:
         if (skipped := case.find("skipped")) is not None:
             result.skipped[(skipped.get("message") or "").partition("\n")[0]] += 1
         for one in case.iter("property"):
-            if one.get("name") == FURTHER_TRIES:
-                result.further_tries[test] += int(one.get("value", 0))
+            if one.get("name") == TRIES:
+                result.tries.setdefault(test, []).append(int(one.get("value", 0)))
     return result
 
 
@@ -122,9 +121,11 @@ def summary(results: Iterable[Result], minutes: float) -> str:
     skipped: Counter[str] = sum((one.skipped for one in results), Counter())
     lines += [f"skipped {count:4}: {reason}" for reason, count in skipped.most_common()]
     for one in results:
-        lines += [f"further tries {count}: {one.name}: {test}" for test, count in one.further_tries.items()]
-    further = max((one.further_tries.total() for one in results), default=0)
-    lines.append(f"further tries: {further} at most in a tier, {MOST} may be")
+        further = {test: sum(used) - len(used) for test, used in one.tries.items()}
+        lines += [f"further tries {count}: {one.name}: {test}" for test, count in further.items() if count]
+        if may := sum(map(len, one.tries.values())):
+            words = f"{sum(further.values())}, of {may} tests; {allowance(may)} may be"
+            lines.append(f"further tries in {one.name}: {words}")
     passed, failed = sum(one.outcomes["passed"] for one in results), sum(one.failed for one in results)
     lines.append(f"{minutes:.1f} minutes in all")
     lines.append(f"{passed} passed, {failed} failed, {skipped.total()} skipped")
@@ -139,14 +140,16 @@ def prepare(gate: bool) -> None:
     guests.prepare([kernel for kernel in KERNELS if not (gate and kernel.only_thorough)])
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGINT)
-        try:
-            process.wait(ENDING_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def run(tier: Tier, gate: bool) -> Result:
+    """Run it to its end. What it prints goes to the terminal, or to its log if it runs in the background."""
+    tier.report.unlink(missing_ok=True)
+    began = time.monotonic()
+    with ExitStack() as stack:
+        log = stack.enter_context(tier.log.open("wb")) if tier.is_in_machines else None
+        code = subprocess.run(
+            tier.command(gate), cwd=ROOT, check=False, stdout=log, stderr=log and subprocess.STDOUT
+        ).returncode
+    return result_of(tier.name, code, (time.monotonic() - began) / 60, tier.report)
 
 
 def main() -> int:
@@ -157,28 +160,17 @@ def main() -> int:
     BUILD.mkdir(exist_ok=True)
     began = time.monotonic()
     prepare(gate)
+    machines = [tier for tier in TIERS if tier.is_in_machines]
     results = []
-    with ExitStack() as stack:
-        background = []
+    with ThreadPoolExecutor(len(machines)) as background:
+        running = [background.submit(run, tier, gate) for tier in machines]
         for tier in TIERS:
-            tier.report.unlink(missing_ok=True)
-            command, started = tier.command(gate), time.monotonic()
-            if tier.is_in_machines:
-                log = stack.enter_context(tier.log.open("wb"))
-                process = subprocess.Popen(
-                    command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-                )
-                stack.callback(end, process)
-                background.append((tier, process, started))
-                continue
-            print(f"== {tier.name}", flush=True)
-            code = subprocess.run(command, cwd=ROOT, check=False).returncode
-            results.append(result_of(tier.name, code, (time.monotonic() - started) / 60, tier.report))
-        for tier, process, started in background:
-            code = process.wait()
-            print(f"== {tier.name}", flush=True)
-            print(tier.log.read_text(errors="replace"), flush=True)
-            results.append(result_of(tier.name, code, (time.monotonic() - started) / 60, tier.report))
+            if tier not in machines:
+                print(f"== {tier.name}", flush=True)
+                results.append(run(tier, gate))
+        for tier, future in zip(machines, running, strict=True):
+            results.append(future.result())
+            print(f"== {tier.name}\n{tier.log.read_text(errors='replace')}", flush=True)
     print(summary(results, (time.monotonic() - began) / 60), flush=True)
     return int(any(one.failed for one in results))
 

@@ -1,31 +1,37 @@
 """Tests that may try again, because something outside lockd can disturb what they measure.
 
-A second try can hide a fault that shows in one run of three. So every try beyond a test's first is counted,
-shown at the end of the run, and a run that needs more of them than MOST has failed (tests/conftest.py).
+A second try can hide a fault that shows in one run of three. So every try is counted; tries beyond the first
+are shown at the end of a run, and a run that needs too many of them has failed (tests/conftest.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-FURTHER_TRIES = "further tries"
-"""The property of a test's report that counts them."""
-MOST = 12
-"""Of one run, in all its tests together."""
+TRIES = "tries"
+"""The property of a test's report that says how many it used, if it may use several."""
+ALWAYS, SHARE = 3, 0.1
+"""So many further tries may be in a run, or this share of the tests that may try again."""
 
-_count = 0
+_used: list[int] = []
 
 
-def further() -> int:
-    """How many there were since the last call."""
-    global _count  # one test runs at a time, and helpers do not know which
-    count, _count = _count, 0
-    return count
+def used() -> list[int]:
+    """By each call of tries() since the last call of this."""
+    global _used  # one test runs at a time, and helpers do not know which
+    found, _used = _used, []
+    return found
 
 
 def tries(most: int) -> Iterator[int]:
     """The numbers of so many tries from 0 on; to be left as soon as one is right."""
-    global _count  # noqa: PLW0603
+    mine = len(_used)
+    _used.append(0)
     for number in range(most):
-        _count += number > 0
+        _used[mine] = number + 1
         yield number
+
+
+def allowance(tests: int) -> int:
+    """How many further tries a run may need in which so many tests may try again."""
+    return max(ALWAYS, int(SHARE * tests))

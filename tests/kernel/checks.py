@@ -12,6 +12,8 @@ from tests.tries import tries
 
 TRIES = 5
 
+beside_another_tool = pytest.mark.thorough("what another tool says; what is true, other tests here say")
+
 SHARE = 0.03
 PER_WAIT_US = 300
 """Tolerance: 3% or 300 us a wait, whichever is more."""

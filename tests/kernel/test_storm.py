@@ -25,7 +25,10 @@ from workload import Workload
 from lockd.load.bpf_syscall import bpf
 from lockd.sample.restraint import STEPS
 
-pytestmark = pytest.mark.timeout(900)  # a storm, and all that comes after it
+pytestmark = [
+    pytest.mark.timeout(900),  # a storm, and all that comes after it
+    pytest.mark.thorough("takes all processors for a minute"),
+]
 
 BPF_ENABLE_STATS = 32
 LAST = len(STEPS) - 1

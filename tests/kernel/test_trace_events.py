@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from bpftrace import bpftrace
+from checks import beside_another_tool
 from conftest import Start
 from tracing import Done, Trace, trace
 
@@ -347,6 +348,7 @@ def bpftrace_counts(printed: list[dict[str, Any]], name: str) -> dict[tuple[int 
     return {(one.get("min"), one["max"] + 1): one["count"] for one in data if one["count"]}
 
 
+@beside_another_tool
 def test_values_beside_bpftrace(workload: Start) -> None:
     calls = workload("system_calls", TIMES)
     script = f"tracepoint:syscalls:sys_exit_pread64 /pid == {calls.pid}/ {{ @ret = hist(args->ret); }}"
@@ -358,6 +360,7 @@ def test_values_beside_bpftrace(workload: Start) -> None:
     assert buckets(group) == bpftrace_counts(printed, "@ret")
 
 
+@beside_another_tool
 def test_latencies_beside_bpftrace(workload: Start) -> None:
     calls = workload("system_calls", TIMES)
     script = f"""

@@ -7,6 +7,7 @@ import subprocess
 from collections import Counter
 
 import pytest
+from checks import beside_another_tool
 from conftest import Start
 from futex_rows import Row, read, total
 from lockd_process import Lockd
@@ -85,6 +86,7 @@ WAITS, WAKES = (0, 6, 9, 11, 13), (1, 3, 4, 5, 7, 10, 12)
 """Operations of futex(2)."""
 
 
+@beside_another_tool
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [("cond_pingpong", (300,)), ("pi_mutex", (50, 2000)), ("futex_errors", (50, 1000, 20, 1000))],

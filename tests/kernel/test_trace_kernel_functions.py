@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from checks import beside_another_tool
 from lockd_process import CHECKOUT, ROOT
 from trace_process import Trace
 
@@ -124,6 +125,7 @@ def test_what_cannot_be_probed_is_left_out_and_told() -> None:
     assert f"the kernel allows no probes on it (kprobes/blacklist): {name}" in done.stderr
 
 
+@beside_another_tool
 def test_side_by_side_with_bcc(asking: Asking, tmp_path: Path) -> None:
     original = ORIGINAL if ORIGINAL.exists() else Path(shutil.which("stackcount-bpfcc") or "")
     assert original.is_file(), "bpfcc-tools is not installed"

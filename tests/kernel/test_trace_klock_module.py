@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import in_one_of_some_tries
+from checks import beside_another_tool, in_one_of_some_tries
 from lock_module import MODULE, LockModule, Script, Truth, TypeTruth
 from lock_scripts import CROWDS, scripts
 from trace_process import one_shot, samples_of
@@ -195,6 +195,7 @@ class Klockstat:
         self._process.wait()
 
 
+@beside_another_tool
 def test_side_by_side_with_klockstat(module: LockModule) -> None:
     """Mutexes, which is all that it follows: counts are equal, and times within 2%. It times a call to its
     return, lockd the wait in it; of a mutex that is free the difference is all there is.

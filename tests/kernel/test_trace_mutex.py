@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checks import beside_another_tool
 from lockd_process import ROOT
 from workload import Workload
 
@@ -360,6 +361,7 @@ END { clear(@since); clear(@mutex); clear(@from); }
 """
 
 
+@beside_another_tool
 @pytest.mark.parametrize("scenario", ["holds", "contention", "often"])
 def test_beside_bpftrace(programs: dict[str, Path], tmp_path: Path, scenario: str) -> None:
     """Scripts like pmlock and pmheld in the same run: the same counts, and times of the same length."""

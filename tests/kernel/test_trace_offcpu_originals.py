@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from bcc_headers import bcc_headers
-from checks import in_one_of_some_tries
+from checks import beside_another_tool, in_one_of_some_tries
 from conftest import Start
 from lockd_process import ROOT
 from trace_process import one_shot
@@ -28,6 +28,8 @@ PER_WAIT_US = 1
 K, SLEEP_US = 20, 40_000
 KPROBES = Path("/sys/bus/event_source/devices/kprobe")
 Blocks = list[list[str]]
+
+pytestmark = beside_another_tool
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from bpftrace import bpftrace
+from checks import beside_another_tool
 from conftest import Start
 from tracing import Done, Trace, trace
 
@@ -150,6 +151,7 @@ def test_what_cannot_be_is_said_at_once(words: tuple[str, ...], says: str) -> No
     assert says in done.err
 
 
+@beside_another_tool
 def test_beside_bpftrace(workload: Start) -> None:
     program = workload("signals")
     script = "tracepoint:signal:signal_generate { @[args->sig, args->pid] = count(); }"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from checks import beside_another_tool
 from lockd_process import CHECKOUT, ROOT
 from trace_process import Trace
 
@@ -387,6 +388,7 @@ tracepoint:syscalls:sys_enter_getpgid /pid == PID/ { @asked = count(); }
 """
 
 
+@beside_another_tool
 def test_side_by_side_with_bpftrace(start: Start, built: dict[str, Path]) -> None:
     """With frame pointers, from which bpftrace has its stacks."""
     one = start("fp")

@@ -105,11 +105,13 @@ def serving() -> Iterator[Daemon]:
 
 
 def top(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """As in a pipe that no terminal is about; `environment` may say how wide one is."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     return subprocess.run(
         [PYTHON, "-m", "lockd", "top", "--interval=100ms", *args],
         check=False,
         cwd=ROOT,
-        env=os.environ | environment,
+        env=inherited | environment,
         capture_output=True,
         text=True,
         timeout=60,

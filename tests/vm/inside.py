@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.machine.base import base
 from tests.machine.qemu import KernelPanic, Machine, VmLost
+from tests.tries import TRIES
 from tests.vm import compiled, guests
 from tests.vm.kernels import Kernel, left_out
 
@@ -38,6 +39,8 @@ class Case:
     words: str = ""
     """Why it was skipped or failed."""
     properties: dict[str, str] = field(default_factory=dict)
+    tries: tuple[int, ...] = ()
+    """That it used, where it may try again (tests/tries.py)."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ def cases_of(report: str) -> list[Case]:
                 outcome = {"failure": "failed"}.get(child.tag, child.tag)
                 words = f"{child.get('message', '')}\n{child.text or ''}"
         name = re.sub(r".*\.", "", case.get("classname", "")) + "::" + case.get("name", "")
-        properties = {one.get("name", ""): one.get("value", "") for one in case.iter("property")}
-        cases.append(Case(name, outcome, words, properties))
+        properties = [(one.get("name", ""), one.get("value", "")) for one in case.iter("property")]
+        used = tuple(int(value) for name, value in properties if name == TRIES)
+        cases.append(Case(name, outcome, words, dict(properties), used))
     return cases

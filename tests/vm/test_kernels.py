@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tries import FURTHER_TRIES
+from tests.tries import TRIES
 from tests.vm import guests, inside, matrix
 from tests.vm.emulator import need_emulator
 from tests.vm.inside import Run
@@ -63,8 +63,8 @@ def test_every_test_passes(run: Run, record_property: pytest.RecordProperty) -> 
     passed = sum(case.outcome == "passed" for case in run.cases)
     record_property("summary", f"{run.release}: {passed} of {len(run.cases)} passed in {run.seconds:.0f} s")
     for case in run.cases:
-        if FURTHER_TRIES in case.properties:
-            record_property(FURTHER_TRIES, case.properties[FURTHER_TRIES])
+        for used in case.tries:
+            record_property(TRIES, used)
     failed = [f"{case.name}\n{case.words}" for case in run.cases if case.outcome in ("failed", "error")]
     assert not failed, "\n".join(failed)
     assert run.code == 0, run.printed[-5000:]

@@ -1,7 +1,8 @@
 /* mmap_lock, K times: one thread changes the protection of MEGABYTES of pages, which holds the lock for
  * writing all the time (milliseconds), while another asks for it for reading: by mincore(), or with
  * FAULT=1 by touching the last of these pages, which is not there. The count of rwsem_read is not known
- * beforehand but measured: the calls, or faults, that were switched out. */
+ * beforehand but measured: the calls, or faults, that were switched out. Each of the two has a processor of
+ * its own, if there are two: on one they would take turns, and hardly ever meet. */
 #include "workload.h"
 
 static long k;
@@ -10,8 +11,22 @@ static char *pages, *missing;
 static struct waits waits;
 static _Atomic long asked, finished;
 
+/* The first processor that this process may use, or the last. */
+static void use_processor(bool last)
+{
+    cpu_set_t may, one;
+    check(sched_getaffinity(0, sizeof may, &may), "sched_getaffinity");
+    int cpu = last ? CPU_SETSIZE - 1 : 0;
+    while (!CPU_ISSET(cpu, &may))
+        cpu += last ? -1 : 1;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    check(sched_setaffinity(0, sizeof one, &one), "sched_setaffinity");
+}
+
 static void *reader(void *unused)
 {
+    use_processor(true);
     unsigned char resident;
     for (long i = 1; i <= k; i++) {
         while (asked < i) /* awake, or it would come too late */
@@ -42,6 +57,7 @@ int main(int argc, char **argv)
     memset(pages, 1, size - page);
     ready();
     spawn(reader, NULL);
+    use_processor(false);
     int64_t held = 0;
     for (long i = 1; i <= k; i++) {
         int64_t start = now_ns();
