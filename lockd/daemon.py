@@ -57,6 +57,8 @@ class Daemon:
         self._systemd = systemd
         self._exporter: Exporter | None = None
         self._start_exporter_at = 0.0
+        self._exporter_code: int | None = None
+        """What the last one ended with, until another is started."""
         self._is_ready = False
         self._status = ""
         wakeup, self._woken = socket.socketpair()
@@ -103,9 +105,8 @@ class Daemon:
         if not self._is_ready:  # it cannot start at all: its words are in the log
             raise HostError(f"exporter: ended with code {code} before it served anything")
         self._sampler.cpu_budget.exporter.follow(0)
-        self._sampler.own_cost.exporter_restarts += 1
         self._start_exporter_at = time.monotonic() + EXPORTER_PAUSE
-        log.error("exporter: ended with code %d; starting another", code)
+        self._exporter_code = code
 
     def _each_tick(self) -> None:
         self._systemd.alive()
@@ -113,11 +114,19 @@ class Daemon:
             words = self._sampler.cpu_budget.words
             self._systemd.status(f"{self._status}; {words}" if words else self._status)
         if not self._exporter and time.monotonic() >= self._start_exporter_at:
-            try:
-                self._use(self._start_exporter())
-            except OSError as error:  # too many processes or descriptors: that may pass
-                log.error("exporter: cannot be started: %s; trying again", error.strerror)
-                self._start_exporter_at = time.monotonic() + EXPORTER_PAUSE
+            self._replace_exporter()
+
+    def _replace_exporter(self) -> None:
+        # Not as soon as it has ended: a supervisor may be ending all processes, and this one last.
+        if self._exporter_code is not None:
+            log.error("exporter: ended with code %d; starting another", self._exporter_code)
+            self._sampler.own_cost.exporter_restarts += 1
+            self._exporter_code = None
+        try:
+            self._use(self._start_exporter())
+        except OSError as error:  # too many processes or descriptors: that may pass
+            log.error("exporter: cannot be started: %s; trying again", error.strerror)
+            self._start_exporter_at = time.monotonic() + EXPORTER_PAUSE
 
 
 def _place(listening: socket.socket) -> str:

@@ -72,9 +72,11 @@ class Loop:
             left = (due - time.monotonic_ns()) / NS
             waiting = [self._wakeup, *([self.control] if self.control else [])]
             ready, _, _ = select.select(waiting, [], [], max(left, 0))
+            if self._stopped:  # an exporter that has ended too is no news
+                return
             if self._wakeup in ready:
                 self._wakeup.recv(MESSAGE_BYTES)
-                continue  # if that was stop(), an exporter that has ended too is no news
+                continue
             if self.control and self.control in ready:
                 self._answer(self.control)
             elif left <= 0:
