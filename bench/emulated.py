@@ -75,7 +75,7 @@ def measured(series: str, variants: tuple[str, ...]) -> dict[str, object]:
         root, disk = Path(name, "root"), Path(name, "disk")
         make_checkout(root)
         make_image(root, disk, "512M")
-        with guests.booted(kernels.kernel_of(series), disk) as machine:
+        with guests.booted(kernels.kernel_of(series), disk, sleep="on") as machine:
             compiled.give(machine, base() / "root", ASKED)
             tools = f"{guests.WORK}/{TOOLS}"
             done = machine.run(

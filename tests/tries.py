@@ -32,6 +32,11 @@ def tries(most: int) -> Iterator[int]:
         yield number
 
 
+def note(number: int) -> None:
+    """One try, from 0 on, of something that several tests look at: it is theirs together."""
+    _used.append(2 if number else 1)
+
+
 def allowance(tests: int) -> int:
     """How many further tries a run may need in which so many tests may try again."""
     return max(ALWAYS, int(SHARE * tests))

@@ -17,6 +17,8 @@ beside_another_tool = pytest.mark.thorough("what another tool says; what is true
 SHARE = 0.03
 PER_WAIT_US = 300
 """Tolerance: 3% or 300 us a wait, whichever is more."""
+PER_SWITCH_US = 50
+"""Between the kernel's accounting of a thread's time and the switch that lockd sees."""
 REST_SECONDS = 10.0
 
 
@@ -50,9 +52,21 @@ def in_one_of_some_tries(attempt: Callable[[], list[str]]) -> None:
     pytest.fail(f"off in each of {TRIES} tries: {off}")
 
 
-def off(what: str, seen_us: float, told_us: float, waits: float = 1, more_us: float = 0) -> list[str]:
-    """Words if a time is not about the truth. It must never be more than that and `more_us`."""
-    words = f"{what}: {seen_us:.0f} us, truth {told_us:.0f} us"
+def off(
+    what: str,
+    seen_us: float,
+    told_us: float,
+    waits: float = 1,
+    more_us: float = 0,
+    least_us: float | None = None,
+) -> list[str]:
+    """Words if a time is not about the truth. It must never be more than that and `more_us`.
+
+    Where the truth says how long it was at least, as the kernel tells (tests/workloads/workload.h), less
+    than about it is right too, down to that; without `more_us`, which such a thread was on the run queue.
+    """
+    words = f"{what}: {seen_us:.0f} us, truth {told_us:.0f} us, at least {least_us} us"
     is_about = seen_us == about(told_us, waits)
     assert is_about or seen_us < told_us + more_us, words
-    return [] if is_about else [words]
+    is_possible = least_us is not None and seen_us >= least_us - more_us - PER_SWITCH_US * waits
+    return [] if is_about or is_possible else [words]

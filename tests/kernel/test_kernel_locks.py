@@ -40,9 +40,11 @@ def check(metrics: Metrics, comm: str, truth: dict[str, Any]) -> list[str]:
     for lock_type, told in truth["kernel"].items():
         labels = {"comm": comm, "lock_type": lock_type}
         assert metrics.sum(COUNT, **labels) == told["waits"], lock_type
-        found += off(lock_type, metrics.sum(SUM, **labels) * 1e6, told["wait_us"], told["waits"])
+        found += off(
+            lock_type, metrics.sum(SUM, **labels) * 1e6, told["wait_us"], told["waits"], 0, told["least_us"]
+        )
         longest_us = metrics.max(MAX, window="1m", **labels)
-        found += off(f"longest {lock_type}", longest_us, told["max_us"])
+        found += off(f"longest {lock_type}", longest_us, told["max_us"], 1, 0, told["max_least_us"])
     return found
 
 
@@ -122,7 +124,8 @@ def test_the_lock_of_an_address_space(narrow: Lockd, workload: Start) -> None:
         assert 0 < sum(sites.values()) <= waits
         one.finish()
         longest_us = metrics.max(MAX, window="1m", **labels)
-        found = off("longest", longest_us, told["max_us"])
-        return found + off("mmap_lock", metrics.sum(SUM, **labels) * 1e6, told["wait_us"], waits)
+        found = off("longest", longest_us, told["max_us"], 1, 0, told["max_least_us"])
+        sum_us = metrics.sum(SUM, **labels) * 1e6
+        return found + off("mmap_lock", sum_us, told["wait_us"], waits, 0, told["least_us"])
 
     in_one_of_some_tries(attempt)

@@ -19,7 +19,7 @@ from lock_scripts import CROWDS, scripts
 from lockd_process import Lockd, Metrics
 from mechanisms import Daemons
 
-from tests.tries import tries
+from tests.tries import note
 
 WAITS, WAITED = "lockd_kernel_lock_wait_seconds_count", "lockd_kernel_lock_wait_seconds_sum"
 MAX_WAIT = "lockd_kernel_lock_max_wait_us"
@@ -95,6 +95,7 @@ class Bench:
     def _run(self, names: list[str], attempt: int) -> None:
         comms = {self._comm(name, attempt): self._scripts[name] for name in names}
         for comm, script in comms.items():
+            note(attempt)
             self._truths[comm] = self._module.run(script, comm)
         before, self.seen = self.seen, self.daemons.metrics()
         for by, metrics in self.seen.items():
@@ -171,7 +172,7 @@ def off(metrics: Metrics, comm: str, truth: Truth) -> list[str]:
 @pytest.mark.parametrize("name", scripts())
 def test_counts_are_exact_and_times_right(name: str, by: str, bench: Bench) -> None:
     found = []
-    for attempt in tries(TRIES):
+    for attempt in range(TRIES):
         comm, truth = bench.result(name, attempt)
         metrics = bench.seen[by]
         seen, told = counts(metrics, comm), true_counts(truth)
@@ -202,7 +203,7 @@ def lost(metrics: Metrics) -> Lost:
 def test_a_crowd_loses_nothing_that_is_not_counted(name: str, by: str, bench: Bench) -> None:
     """Many threads in one function at a time: a kretprobe follows only a few of them."""
     found = []
-    for attempt in tries(TRIES):
+    for attempt in range(TRIES):
         comm, truth = bench.result(name, attempt)
         metrics = bench.seen[by]
         seen, told = counts(metrics, comm), true_counts(truth)

@@ -53,10 +53,10 @@ def test_each_state_and_reason_has_its_count_and_time(narrow: Lockd, workload: S
             assert counted <= told["count"], reason
             found += [f"{reason}: {counted:g} of {told['count']}"] if counted < told["count"] else []
             sum_us, longest_us = metrics.sum(SUM, **labels) * 1e6, metrics.max(MAX, window="1m", **labels)
-            found += off(f"longest {reason}", longest_us, told["max_us"], 1, queued_us)
+            found += off(f"longest {reason}", longest_us, told["max_us"], 1, queued_us, told["max_least_us"])
             is_with_queue = reason == "sleep" and told["sum_us"] - queued_us < sum_us < told["sum_us"]
             if not is_with_queue:
-                found += off(reason, sum_us, told["sum_us"], told["count"], queued_us)
+                found += off(reason, sum_us, told["sum_us"], told["count"], queued_us, told["least_us"])
         for told in truth["phases"]:
             row, reason = rows.get((told["tid"], told["reason"])), told["reason"]
             if not told["count"]:
@@ -64,8 +64,22 @@ def test_each_state_and_reason_has_its_count_and_time(narrow: Lockd, workload: S
                 continue
             assert row, f"no row for {told}"
             assert row["blocked_count"] == told["count"], reason
-            found += off(f"thread's longest {reason}", row["max_blocked_us"], told["max_us"], 1, queued_us)
-            found += off(f"thread's {reason}", row["blocked_us"], told["sum_us"], told["count"], queued_us)
+            found += off(
+                f"thread's longest {reason}",
+                row["max_blocked_us"],
+                told["max_us"],
+                1,
+                queued_us,
+                told["max_least_us"],
+            )
+            found += off(
+                f"thread's {reason}",
+                row["blocked_us"],
+                told["sum_us"],
+                told["count"],
+                queued_us,
+                told["least_us"],
+            )
         one.finish()
         return found
 
@@ -89,8 +103,10 @@ def test_every_reason_that_a_program_can_provoke(narrow: Lockd, workload: Start,
             reason, what, count = told["reason"], told["what"], told["count"]
             row = rows[told["tid"], reason]
             assert row["blocked_count"] == count > 0, what
-            found += off(what, row["blocked_us"], told["sum_us"], count, queued_us)
-            found += off(f"longest {what}", row["max_blocked_us"], told["max_us"], 1, queued_us)
+            found += off(what, row["blocked_us"], told["sum_us"], count, queued_us, told["least_us"])
+            found += off(
+                f"longest {what}", row["max_blocked_us"], told["max_us"], 1, queued_us, told["max_least_us"]
+            )
             waits.setdefault((told["state"], reason), []).append(count)
         for (state, reason), counts in waits.items():
             of_all = metrics.sum(COUNT, comm=one.comm, state=state, reason=reason)
@@ -166,6 +182,6 @@ def test_the_time_is_charged_to_the_process_that_ended_the_wait(narrow: Lockd, w
             assert metrics.sum(WAKERS, comm=comm) == pytest.approx(metrics.sum(SUM, comm=comm))
         one.finish()
         charged_us = metrics.sum(WAKERS, comm=waiter, waker=one.comm) * 1e6
-        return off("pipe", charged_us, truth["sum_us"], truth["count"], truth["queued_us"])
+        return off("pipe", charged_us, truth["sum_us"], truth["count"], truth["queued_us"], truth["least_us"])
 
     in_one_of_some_tries(attempt)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import about, in_one_of_some_tries
+from checks import in_one_of_some_tries, off
 from conftest import Start
 from futex_rows import Row, read, total
 from lockd_process import CHECKOUT, ROOT
@@ -44,8 +44,9 @@ def times_off(rows: list[Row], truth: dict[str, Any]) -> list[str]:
         longest = max(row["max_blocked_us"] for row in rows if row["kind"] == kind)
         assert blocked <= told["blocked_us"] + told["blocked"], kind
         assert longest <= told["max_us"] + 1, kind
-        if blocked != about(told["blocked_us"], told["blocked"]) or longest != about(told["max_us"]):
-            found.append(f"{kind}: {blocked} us, longest {longest}; truth {told}")
+        count = told["blocked"]
+        found += off(kind, blocked, told["blocked_us"], count, count, told["least_us"])
+        found += off(f"longest {kind}", longest, told["max_us"], 1, 1, told["max_least_us"])
     return found
 
 

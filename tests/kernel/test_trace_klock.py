@@ -62,7 +62,14 @@ def check_records(
     for kind, told in truth["kernel"].items():
         mine = [line for line in lines if line[3] == kind]
         assert sum(int(line[7]) for line in mine) == told["waits"], kind
-        found += off(kind, sum(int(line[6]) for line in mine) / 1e3, told["wait_us"], told["waits"])
+        found += off(
+            kind,
+            sum(int(line[6]) for line in mine) / 1e3,
+            told["wait_us"],
+            told["waits"],
+            0,
+            told["least_us"],
+        )
     assert all(int(line[5]) % period_ns == 0 for line in lines)
     keys = [(line[2], line[3], line[4], line[5]) for line in lines]
     assert len({line[2] for line in lines if line[3] == "mutex"}) == threads

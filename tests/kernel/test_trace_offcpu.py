@@ -94,9 +94,9 @@ def test_each_stack_has_its_count_and_time(workload: Start) -> None:
                 assert user == CALLERS[function]
                 assert row["stack"][-2:] == ["schedule", "__schedule"]
             queued_us = truth["queued_us"]
-            found += off(function, total(waits), told["sum_us"], count, queued_us)
+            found += off(function, total(waits), told["sum_us"], count, queued_us, told["least_us"])
             longest = max(row["max_us"] for row in waits)
-            found += off(f"longest {function}", longest, told["max_us"], 1, queued_us)
+            found += off(f"longest {function}", longest, told["max_us"], 1, queued_us, told["max_least_us"])
         one.finish()
         return found
 
@@ -191,7 +191,9 @@ def test_folded_as_the_drawers_of_flame_graphs_read_it(workload: Start) -> None:
             seen = sum(
                 us for stack, us in stacks.items() if told["function"] in stack and stack[-1] == "__schedule"
             )
-            found += off(told["function"], seen, told["sum_us"], told["count"], truth["queued_us"])
+            found += off(
+                told["function"], seen, told["sum_us"], told["count"], truth["queued_us"], told["least_us"]
+            )
         return found
 
     in_one_of_some_tries(attempt)
@@ -305,7 +307,9 @@ def test_who_ended_a_wait(workload: Start) -> None:
         (older,) = at(rows, "older_wait")
         assert older["stack"][-2:] == ["--", "[not woken]"]
         assert "waker" not in older
-        return off("read_here", total(reads), pipe["sum_us"], pipe["count"], truth["queued_us"])
+        return off(
+            "read_here", total(reads), pipe["sum_us"], pipe["count"], truth["queued_us"], pipe["least_us"]
+        )
 
     in_one_of_some_tries(attempt)
 
@@ -359,7 +363,9 @@ def test_all_threads_of_the_host(workload: Start) -> None:
         place = truth["places"][1]
         reads = [row for row in at(rows, "read_here", reason="pipe") if row["pid"] == one.pid]
         assert total(reads, "count") == place["count"]
-        return off("read_here", total(reads), place["sum_us"], place["count"], truth["queued_us"])
+        return off(
+            "read_here", total(reads), place["sum_us"], place["count"], truth["queued_us"], place["least_us"]
+        )
 
     in_one_of_some_tries(attempt)
 

@@ -6,13 +6,10 @@ An answer is any number of lines with `more` of a program's output, then one lin
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
-import threading
 import urllib.request
 from io import FileIO
 from pathlib import Path
@@ -42,8 +39,8 @@ class Port:
         return request
 
 
-def run(port: Port, argv: list[str], seconds: float, cwd: str, env: dict[str, str]) -> None:
-    """Run a program in a session of its own, all of which ends with it."""
+def run(port: Port, argv: list[str], cwd: str, env: dict[str, str]) -> None:
+    """Run a program in a session of its own, to its end."""
     with subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -53,14 +50,10 @@ def run(port: Port, argv: list[str], seconds: float, cwd: str, env: dict[str, st
         env={**os.environ, **env},
         start_new_session=True,
     ) as process:
-        late = threading.Timer(seconds, kill, (process.pid,))
-        late.start()
         while text := output(process):
             port.send(more=text.decode(errors="replace"))
         code = process.wait()
-        in_time = late.is_alive()
-        late.cancel()
-    port.send(code=code if in_time else -1, out="" if in_time else f"TimeoutExpired: {seconds:g} s")
+    port.send(code=code, out="")
 
 
 def output(process: subprocess.Popen[bytes]) -> bytes:
@@ -70,11 +63,6 @@ def output(process: subprocess.Popen[bytes]) -> bytes:
         if process.poll() is not None:
             return b""
     return os.read(process.stdout.fileno(), 1 << 16)
-
-
-def kill(session: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(session, signal.SIGKILL)
 
 
 def put(port: Port, path: str, content: str, mode: int) -> None:

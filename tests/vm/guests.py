@@ -74,11 +74,16 @@ def _newer_libc() -> bool:
 
 
 @contextlib.contextmanager
-def booted(tested: Kernel, disk: Path) -> Iterator[qemu.Machine]:
-    """A machine that has booted this kernel; `disk` is what checkout() gave."""
+def booted(tested: Kernel, disk: Path, sleep: str = "off") -> Iterator[qemu.Machine]:
+    """A machine that has booted this kernel; `disk` is what checkout() gave, `sleep` as of qemu.CLOCK.
+
+    It has read its disks once: what a test starts is in its memory.
+    """
     found = unpacked(tested.series, tested.suite)
     with tempfile.NamedTemporaryFile(prefix="lockd-initrd-", dir="/var/tmp") as file:
         first = Path(file.name)
         initrd.build(found.modules, first)
-        with qemu.booted(qemu.Kernel(found.image, first), [base() / "image", disk], memory="2G") as machine:
+        disks = [base() / "image", disk]
+        with qemu.booted(qemu.Kernel(found.image, first), disks, memory="2G", sleep=sleep) as machine:
+            machine.shell(f"find /bin /sbin /lib /usr {WORK} -xdev -type f -exec cat {{}} + >/dev/null", 300)
             yield machine

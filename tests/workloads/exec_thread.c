@@ -27,12 +27,19 @@ static void *blocked(void *unused)
 
 static void *exec(void *name)
 {
-    char text[5][24];
+    char text[7][24];
     wait_k_times();
-    long numbers[] = {k, waits.blocked, waits.sum_ns, waits.max_ns, n * (now_ns() - others_since)};
-    for (int i = 0; i < 5; i++)
+    long numbers[] = {k,
+                      waits.blocked,
+                      waits.sum_ns,
+                      waits.max_ns,
+                      waits.least_ns,
+                      waits.max_least_ns,
+                      n * (now_ns() - others_since)};
+    for (int i = 0; i < 7; i++)
         snprintf(text[i], sizeof text[i], "%ld", numbers[i]);
-    execl("/proc/self/exe", "exec_thread", "again", text[0], text[1], text[2], text[3], text[4], name, NULL);
+    execl("/proc/self/exe", "exec_thread", "again", text[0], text[1], text[2], text[3], text[4], text[5],
+          text[6], name, NULL);
     die("exec");
 }
 
@@ -40,9 +47,14 @@ static _Noreturn void again(int argc, char **argv)
 {
     prctl(PR_SET_NAME, argv[argc - 1]);
     k = arg(argc, argv, 2, 0);
-    waits = (struct waits){k, arg(argc, argv, 3, 0), arg(argc, argv, 4, 0), arg(argc, argv, 5, 0)};
+    waits = (struct waits){k,
+                           arg(argc, argv, 3, 0),
+                           arg(argc, argv, 4, 0),
+                           arg(argc, argv, 5, 0),
+                           arg(argc, argv, 6, 0),
+                           arg(argc, argv, 7, 0)};
     wait_k_times();
-    say("{\"tid\": %d, \"others_us\": %ld, \"futex\": {", gettid(), arg(argc, argv, 6, 0) / 1000);
+    say("{\"tid\": %d, \"others_us\": %ld, \"futex\": {", gettid(), arg(argc, argv, 8, 0) / 1000);
     say_futex("lock", &waits);
     say("}, \"wakes\": 0, \"errors\": {\"ETIMEDOUT\": %ld}}", waits.waits);
     finish();
@@ -51,7 +63,7 @@ static _Noreturn void again(int argc, char **argv)
 int main(int argc, char **argv)
 {
     static char name[16];
-    if (argc == 8 && !strcmp(argv[1], "again"))
+    if (argc == 10 && !strcmp(argv[1], "again"))
         again(argc, argv);
     k = arg(argc, argv, 1, 20);
     n = arg(argc, argv, 2, 4);

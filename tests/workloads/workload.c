@@ -64,17 +64,20 @@ int64_t now_ns(void)
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-static long switches(void)
+/* What this thread ran so far. */
+static int64_t cpu_ns(void)
 {
-    struct rusage usage;
-    getrusage(RUSAGE_THREAD, &usage);
-    return usage.ru_nvcsw;
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
 struct before before(void)
 {
-    long count = switches();
-    return (struct before){now_ns(), count};
+    struct rusage usage;
+    getrusage(RUSAGE_THREAD, &usage);
+    int64_t cpu = cpu_ns();
+    return (struct before){now_ns(), cpu, usage.ru_nvcsw, usage.ru_nivcsw};
 }
 
 static void raise_to(_Atomic int64_t *max, int64_t value)
@@ -86,14 +89,19 @@ static void raise_to(_Atomic int64_t *max, int64_t value)
 
 void after(struct waits *w, struct before b)
 {
-    int64_t ns = now_ns() - b.ns;
-    bool blocked = switches() != b.switches;
+    int64_t ns = now_ns() - b.ns, on_cpu = cpu_ns() - b.cpu_ns;
+    struct rusage usage;
+    getrusage(RUSAGE_THREAD, &usage);
     w->waits++;
-    if (!blocked)
+    if (usage.ru_nvcsw == b.switches)
         return;
     w->blocked++;
     w->sum_ns += ns;
     raise_to(&w->max_ns, ns);
+    if (usage.ru_nivcsw == b.preemptions && ns > on_cpu) {
+        w->least_ns += ns - on_cpu;
+        raise_to(&w->max_least_ns, ns - on_cpu);
+    }
 }
 
 void add_waits(struct waits *sum, const struct waits *w)
@@ -101,7 +109,9 @@ void add_waits(struct waits *sum, const struct waits *w)
     sum->waits += w->waits;
     sum->blocked += w->blocked;
     sum->sum_ns += w->sum_ns;
+    sum->least_ns += w->least_ns;
     raise_to(&sum->max_ns, w->max_ns);
+    raise_to(&sum->max_least_ns, w->max_least_ns);
 }
 
 /* The second number of schedstat, which is there if the kernel has CONFIG_SCHED_INFO. */
@@ -149,22 +159,32 @@ static long us(int64_t ns)
     return ns / 1000;
 }
 
+static void say_least(const struct waits *w)
+{
+    say("\"least_us\": %ld, \"max_least_us\": %ld", us(w->least_ns), us(w->max_least_ns));
+}
+
 void say_futex(const char *kind, const struct waits *w)
 {
-    say("\"%s\": {\"waits\": %ld, \"blocked\": %ld, \"blocked_us\": %ld, \"max_us\": %ld}", kind, w->waits,
+    say("\"%s\": {\"waits\": %ld, \"blocked\": %ld, \"blocked_us\": %ld, \"max_us\": %ld, ", kind, w->waits,
         w->blocked, us(w->sum_ns), us(w->max_ns));
+    say_least(w);
+    say("}");
 }
 
 void say_offcpu(const char *state, const char *reason, const struct waits *w)
 {
-    say("\"state\": \"%s\", \"reason\": \"%s\", \"count\": %ld, \"sum_us\": %ld, \"max_us\": %ld", state,
+    say("\"state\": \"%s\", \"reason\": \"%s\", \"count\": %ld, \"sum_us\": %ld, \"max_us\": %ld, ", state,
         reason, w->blocked, us(w->sum_ns), us(w->max_ns));
+    say_least(w);
 }
 
 void say_kernel(const char *lock_type, const struct waits *w)
 {
-    say("\"%s\": {\"waits\": %ld, \"wait_us\": %ld, \"max_us\": %ld}", lock_type, w->blocked, us(w->sum_ns),
+    say("\"%s\": {\"waits\": %ld, \"wait_us\": %ld, \"max_us\": %ld, ", lock_type, w->blocked, us(w->sum_ns),
         us(w->max_ns));
+    say_least(w);
+    say("}");
 }
 
 struct waits naps;

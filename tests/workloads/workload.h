@@ -44,14 +44,18 @@ void nap(long us);
 void spin(long us);
 
 /* Waits, measured by the waiter. A wait blocked if the thread was switched out voluntarily,
- * which the kernel counts (ru_nvcsw); only those add to the times. */
+ * which the kernel counts (ru_nvcsw); only those add to the times.
+ *
+ * A clock that is read before the call and after it (sum, max) runs on while the thread is disturbed on its
+ * way to sleep or back. What it was away at least (least, and the largest of that), the kernel tells: without
+ * the thread's own time on the CPU, and nothing of a wait in which it was preempted (ru_nivcsw). */
 struct waits {
     _Atomic long waits, blocked;
-    _Atomic int64_t sum_ns, max_ns;
+    _Atomic int64_t sum_ns, max_ns, least_ns, max_least_ns;
 };
 struct before {
-    int64_t ns;
-    long switches;
+    int64_t ns, cpu_ns;
+    long switches, preemptions;
 };
 extern struct waits naps;
 struct before before(void);
