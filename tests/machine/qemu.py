@@ -154,15 +154,13 @@ class Machine:
         self._port.close()
         self._monitor.close()
 
-    def _ask(
-        self, more: Callable[[str], None], seconds: float, silence: float | None, **request: Any
-    ) -> Done:
+    def _ask(self, more: Callable[[str], None], limit: float, silence: float | None, **request: Any) -> Done:
         what = str(request.get("argv") or request.get("url") or request.get("path"))[:200]
         try:
             self._port.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
             raise self._lost(f"{what}: cannot be asked: {error}") from None
-        return self._answer(what, seconds + SLACK_SECONDS, more, silence)
+        return self._answer(what, limit + SLACK_SECONDS, more, silence)
 
     def _answer(
         self, what: str, seconds: float, more: Callable[[str], None], silence: float | None = None
