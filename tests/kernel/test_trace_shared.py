@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checks import in_one_of_some_tries
 from conftest import Start
 from lockd_process import CANNOT, CHECKOUT, ROOT, Lockd
 from tracing import Done, Trace, trace
@@ -148,11 +149,18 @@ def test_the_second_signal_ends_it_at_once(workload: Start, tmp_path: Path) -> N
 
 
 def test_a_duration_ends_it() -> None:
-    began = time.monotonic()
-    done = trace("stackcount", GETPPID, "300ms")
-    assert done.code == 0
-    assert "0.3 s, " in done.err
-    assert time.monotonic() - began >= 0.3
+    """Later only where the host is too busy to let it run."""
+
+    def attempt() -> list[str]:
+        began = time.monotonic()
+        done = trace("stackcount", GETPPID, "300ms")
+        assert done.code == 0
+        said = re.search(r"([\d.]+) s, ", done.err)
+        assert said, done.err
+        assert 0.3 <= float(said[1]) <= time.monotonic() - began
+        return [] if said[1] == "0.3" else [said[0]]
+
+    in_one_of_some_tries(attempt)
 
 
 def test_it_ends_with_its_process() -> None:
