@@ -32,9 +32,9 @@ def tries(most: int) -> Iterator[int]:
         yield number
 
 
-def note(number: int) -> None:
-    """One try, from 0 on, of something that several tests look at: it is theirs together."""
-    _used.append(2 if number else 1)
+def note(number: int, is_new: bool) -> None:
+    """A test looks at a try, from 0 on, that several tests share: it is that of the first who does."""
+    _used.append(2 if number and is_new else 1)
 
 
 def allowance(tests: int) -> int:

@@ -45,8 +45,8 @@ class Bench:
 
     def run(self, start: Start, program: str, arguments: tuple[int, ...], attempt: int) -> Run:
         key = program, arguments, attempt
+        note(attempt, key not in self._runs)
         if key not in self._runs:
-            note(attempt)
             before = {by: daemon.dropped("futex") for by, daemon in self.daemons.running.items()}
             one = start(program, *arguments)
             one.hurry()
