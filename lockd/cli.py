@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import io
 import os
 import platform
 import shlex
@@ -58,13 +60,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LockdError as error:
         for line in str(error).splitlines():
             print(f"lockd: error: {line}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # which the error may have been about
+            _drop_output()
         return error.exit_code
     except KeyboardInterrupt:
+        _drop_output()
         return INTERRUPTED
-    except BrokenPipeError:
-        # `lockd check | head`: nobody reads on. Python would complain once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `lockd check | head`: nobody reads on
+        _drop_output()
         return LockdError.exit_code
+
+
+def _drop_output() -> None:
+    """Python would write the rest of it as it exits: to fail once more, or to wait until somebody reads."""
+    with contextlib.suppress(io.UnsupportedOperation):  # it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command(args: argparse.Namespace) -> int:
