@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from workload import Workload
 
 from lockd.export.catalog import CATALOG
+from tests.needs import need
 
 PROCESSES, ROUNDS = 5000, 2
 ENTRIES = 65536
@@ -183,6 +184,7 @@ def test_both_formats_parse_and_agree(run: Run) -> None:
 
 def test_promtool_warns_of_nothing_but_microseconds(run: Run) -> None:
     """Names in _us are part of the contract: users' alerts are written on max_blocked_us."""
+    need("promtool")
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=run.text, capture_output=True, text=True, check=False
     )

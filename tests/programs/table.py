@@ -42,6 +42,10 @@ Stacks are not walked by frame pointers alone, since most distributions build th
 first thread blocks on a lock, the programs take its registers and the first 4 KiB of its stack, and another
 process unwinds them by the unwind tables (`.eh_frame`) of the mapped files, by frame pointers where code has
 none, as compilers at run time.
+
+The tests run with the debug symbols of the C library (Debian's package libc6-dbg). Without them its internal
+functions have no names, and some waits are of the wrong kind: those of `pthread_mutex_timedlock` and
+`pthread_once` count as `cond`, and deadlocks of PI mutexes, or with a thread that is joined, are not found.
 """
 
 

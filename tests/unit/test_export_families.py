@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from lockd.export.catalog import CATALOG
 from lockd.export.families import Families, SnapshotError, own_usage
 from lockd.snapshot import pack, unpack
+from tests.needs import need
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -82,6 +83,7 @@ def test_own_usage_without_anything_from_the_sampler(procfs: Path) -> None:
 
 
 def test_promtool_has_nothing_to_say_but_about_microseconds(procfs: Path) -> None:
+    need("promtool")
     checked = subprocess.run(
         ["promtool", "check", "metrics"],
         input=expose(full_block(), procfs).encode(),
