@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,8 +66,24 @@ def pause(lockd: Lockd) -> None:
     until(lambda: state_of(lockd.process.pid) == "T", "the sampler stands still")
 
 
+def where_it_is(pid: int) -> str:
+    """What the threads of a process do, and its children, if it does not end."""
+    lines = []
+    for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
+        call, place = ((task / name).read_text().strip() for name in ("syscall", "wchan"))
+        children = (task / "children").read_text().split()
+        states = [f"{child} {state_of(int(child))}" for child in children]
+        lines.append(f"{task.name} {state_of(int(task.name))}: call {call}, in {place}; children {states}")
+    return "\n".join(lines)
+
+
 def check_end(lockd: Lockd, exporter: int) -> None:
-    assert lockd.process.wait(SECONDS) == 0, "".join(lockd.log)
+    try:
+        code = lockd.process.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        where = where_it_is(lockd.process.pid)
+        raise AssertionError(f"not ended within {SECONDS:g} s:\n{where}\n{''.join(lockd.log)}") from None
+    assert code == 0, "".join(lockd.log)
     until(lambda: not state_of(exporter), "the exporter is gone")
     log = "".join(lockd.log)
     assert log.count("serving on") == 1
