@@ -3,7 +3,7 @@
 Usage: python3 -m tests.run [--all]
 
 By default it leaves out the tests that are marked `thorough`, as `make test` does; with --all it is
-`make test-all`. Whatever a tier prints that runs in the background is in tests/build/TIER.log.
+`make test-all`. What a tier in the background prints is in tests/build/TIER.log, and comes at the end.
 
 The tiers in machines (vm, system) only compute, for as long as everything else together. They run in the
 background in the scheduling class SCHED_IDLE: a thread of any other class that wants a processor takes it
@@ -24,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 from tests.tries import TRIES, allowance
 from tests.vm import guests
@@ -139,8 +141,8 @@ def prepare(gate: bool) -> None:
         return
     try:
         guests.prepare([kernel for kernel in KERNELS if not (gate and kernel.only_thorough)])
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # the tests will say so again
-        print(f"the machines' parts cannot be made: {error}")
+    except (Exception, pytest.skip.Exception) as error:  # whatever it is: the tests in machines say it again
+        print(f"the machines' parts cannot be made: {type(error).__name__}: {error}")
 
 
 def run(tier: Tier, gate: bool) -> Result:

@@ -17,7 +17,7 @@ _used: list[int] = []
 
 
 def used() -> list[int]:
-    """By each call of tries() since the last call of this."""
+    """The number of tries of each loop over tries(), and of each note(), since this was last called."""
     global _used  # one test runs at a time, and helpers do not know which
     found, _used = _used, []
     return found
@@ -33,7 +33,8 @@ def tries(most: int) -> Iterator[int]:
 
 
 def note(number: int, is_new: bool) -> None:
-    """A test looks at a try, from 0 on, that several tests share: it is that of the first who does."""
+    """Count a run of a program that several tests share: which try it is, from 0 on, and whether this test
+    is the first to need it. A further try is counted for that test alone."""
     _used.append(2 if number and is_new else 1)
 
 
