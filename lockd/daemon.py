@@ -61,6 +61,8 @@ class Daemon:
         """What the last one ended with, until another is started."""
         self._is_ready = False
         self._status = ""
+        self._signal: signal.Signals | None = None
+        """What has ended it."""
         wakeup, self._woken = socket.socketpair()
         self._woken.setblocking(False)
         self._loop = Loop(sampler, period_ns, self._on_message, self._each_tick, wakeup)
@@ -72,15 +74,16 @@ class Daemon:
             signal.signal(number, self._on_signal)
         self._use(exporter)
         self._loop.run()
+        log.info("signal %s: ending", self._signal.name if self._signal else "none")
         self._systemd.stopping()
-        log.info("ending")
         if self._exporter:
             self._loop.control = None
             self._exporter.end()
         self._sampler.close()
 
     def _on_signal(self, number: int, _: object) -> None:
-        log.info("signal %s: ending", signal.Signals(number).name)
+        # No log line from here: this may run within the writing of another, which would raise RuntimeError.
+        self._signal = signal.Signals(number)
         self._loop.stop()
 
     def _use(self, exporter: Exporter) -> None:

@@ -26,6 +26,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # Started in the background of a script. The programs under test would inherit it, deaf to Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Python's own settings, as PYTHONUNBUFFERED of a container's image, hide faults that users meet.
+for variable in [name for name in os.environ if name.startswith("PYTHON")]:
+    del os.environ[variable]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

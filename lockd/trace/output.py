@@ -110,14 +110,16 @@ def _opened(path: Path | None, mode: str = "wb") -> Iterator[BinaryIO]:
     with _explained(path):
         sys.stdout.flush()
         file = cast("BinaryIO", path.open(mode)) if path else sys.stdout.buffer
+    if not path:
+        yield file
+        with _explained(path):
+            file.flush()  # but not after Ctrl-C: that would wait once more until somebody reads
+        return
     try:
         yield file
     finally:
         with _explained(path):
-            if path:
-                file.close()
-            else:
-                file.flush()
+            file.close()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import time
@@ -10,9 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lockd_process import CHECKOUT, Lockd
+from lockd_process import CHECKOUT, PERIOD, ROOT, START_SECONDS, Lockd
 
 SECONDS = 20.0
+PIPE_BYTES = 4096
 
 
 @pytest.fixture
@@ -35,14 +37,21 @@ def lockd(tmp_path: Path, terminal: tuple[int, int]) -> Iterator[Lockd]:
 
 
 def exporter_of(lockd: Lockd) -> int:
-    return child_of(lockd, b"lockd.export")
+    return child_of(lockd.process.pid, b"lockd.export")
 
 
-def child_of(lockd: Lockd, module: bytes) -> int:
+def child_of(daemon: int, module: bytes) -> int:
     """The process of the daemon's that runs `module`."""
-    pids = Path(f"/proc/{lockd.process.pid}/task/{lockd.process.pid}/children").read_text().split()
-    (pid,) = [pid for pid in pids if module in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return int(pid)
+    found: list[int] = []
+
+    def is_there() -> bool:
+        # proc(5): a child may be missing in that list while another ends, as the loader does.
+        pids = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
+        found[:] = [int(pid) for pid in pids if module in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return len(found) == 1
+
+    until(is_there, f"{module.decode()} is a child of process {daemon}")
+    return found[0]
 
 
 def state_of(pid: int) -> str:
@@ -115,8 +124,45 @@ def test_an_exporter_that_ends_first_is_not_replaced(lockd: Lockd, number: signa
     check_end(lockd, exporter)
 
 
+def test_a_signal_while_a_log_line_is_written_ends_it(tmp_path: Path) -> None:
+    """Which takes as long as nobody reads the other end of the pipe."""
+    config = tmp_path / "lockd.yaml"
+    config.write_text(f"period: {PERIOD}\n")
+    reading, writing = os.pipe()
+    words = [*CHECKOUT, "run", f"--config.file={config}", "--web.listen-address=127.0.0.1:0"]
+    daemon = subprocess.Popen(words, cwd=ROOT, stderr=writing)
+    log = b""
+    try:
+        while b"serving on" not in log:
+            assert select.select([reading], [], [], START_SECONDS)[0], log.decode()
+            log += os.read(reading, PIPE_BYTES)
+        fill(writing)
+        os.kill(child_of(daemon.pid, b"lockd.export"), signal.SIGKILL)  # which is news for the log
+        place = Path(f"/proc/{daemon.pid}/wchan")
+        until(lambda: "pipe_write" in place.read_text(), "the sampler waits for room in the pipe")
+        daemon.send_signal(signal.SIGTERM)
+        time.sleep(0.5)  # for the handler to run, which nothing shows but what comes of it
+        os.close(writing)
+        while select.select([reading], [], [], SECONDS)[0] and (data := os.read(reading, PIPE_BYTES)):
+            log += data
+        assert daemon.wait(SECONDS) == 0, log.decode()
+        assert b"signal SIGTERM: ending" in log
+        assert b"Traceback" not in log
+    finally:
+        daemon.kill()
+        daemon.wait()
+        os.close(reading)
+
+
+def fill(pipe: int) -> None:
+    """Until there is no room left, by a description of its own: others who write to it still wait."""
+    with open(os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as own:
+        while own.write(b"\n" * PIPE_BYTES):
+            pass
+
+
 def test_its_children_end_when_the_sampler_is_killed(lockd: Lockd) -> None:
-    exporter, namer = exporter_of(lockd), child_of(lockd, b"lockd.names")
+    exporter, namer = exporter_of(lockd), child_of(lockd.process.pid, b"lockd.names")
     lockd.process.kill()
     assert lockd.process.wait(SECONDS) == -signal.SIGKILL
     until(lambda: not state_of(exporter), "the exporter is gone")
