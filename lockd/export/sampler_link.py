@@ -145,9 +145,13 @@ class SamplerLink:
         except (OSError, ValueError, SamplerError) as error:
             future.set_exception(SamplerError(f"sampler: {error}"))
         else:
-            self._loop.call_later(REUSE, self._latest.pop, request, None)
+            self._loop.call_later(REUSE, self._forget, request, answer)
             future.set_result(answer)
         self._send_next()
+
+    def _forget(self, request: bytes, answer: Answer) -> None:
+        if self._latest.get(request) is answer:  # and not a later one, after everything was counted
+            del self._latest[request]
 
     def _close(self, why: str | None) -> None:
         self._loop.remove_reader(self._control)
