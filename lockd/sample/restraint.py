@@ -1,14 +1,16 @@
 """How lockd keeps to its budget of CPU time: what it does without while it takes more.
 
-Each step is taken for what it makes cheaper, and for nothing else. The programs and the sampler work with every
-event, and every step relieves them: it goes one up when they have taken more than the budget for a second, and
-what they had saved before is used up. The namer works now and then, for seconds where a large program is new, and
-the first step stops it: it is taken for the namer when that has used up what programs and sampler have left it
-for minutes. The exporter works for those who ask it. No step makes that cheaper, so it is no reason for one.
+A step is taken for what it makes cheaper, and for nothing else:
 
-A step begins with something saved, so that it has time to show what it saves: the more is still taken, the less
-time. It comes one step down when clearly less was taken for a while, or all is saved that can be saved. A step down
-that does not last makes the next wait twice as long.
+- The programs and the sampler work with every event, and each step relieves them. It goes up one when they
+  have taken more than the budget for a second, and what they had saved before is used up.
+- The namer works now and then, but then for seconds, as when a large program is new. The first step stops it,
+  and is taken for it when it has used up what programs and sampler left it for minutes.
+- The exporter works for those who ask it. No step makes that cheaper.
+
+Some of the budget counts as saved when a step begins, so that it has time to show what it saves: the less,
+the more is still taken. It comes down one when clearly less was taken for a while, or when all is saved that
+can be. A step down that does not last makes the next wait twice as long.
 """
 
 from __future__ import annotations
@@ -115,7 +117,8 @@ class Restraint:
         self._since_down = LASTED
         self._of_events.put(STEP_SECONDS)
         self._step_up(
-            f"programs and sampler more than budget.cpu, {budget:.2%}, in {seconds:.1f} s, and nothing is saved"
+            f"programs and sampler more than budget.cpu, {budget:.2%}, in {seconds:.1f} s,"
+            " and nothing is saved"
         )
 
     def _step_up(self, why: str) -> None:

@@ -258,7 +258,7 @@ def test_who_scrapes_takes_no_names_away(restraint: Restraint) -> None:
 
 
 class Load:
-    """What each second costs at a level, in shares of the machine: at level 0, and what is left of it at each.
+    """What each second costs, in shares of the machine: at level 0, and what is left of it at each level.
 
     As measured in docs/restraint.md, for each wait: a storm makes no more of them for what lockd saves.
     """
