@@ -2,7 +2,7 @@
 `sudo .venv/bin/python -m bench.scrape [--quick] [--ahead]` writes bench/build/scrape.json and .md.
 
 Maps are filled as in bench/sampler.py. Costs are processor time: the sampler's for the block of numbers that
-it hands over, the exporter's for the text made of it, when all lines are new and when it has kept them. Then a
+it hands over, the exporter's for the text made of it, when all lines are new and when they are kept. Then a
 sampler ticks with LINES lines and with FRESH entries that are new in each second, in turn with and without a
 client that scrapes once a second.
 """

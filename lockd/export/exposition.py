@@ -30,6 +30,7 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoM
 Encode = Callable[[CollectorRegistry], bytes]
 """One of prometheus_client's formats."""
 Labels = tuple[str, ...]
+_text: Callable[[float], str] = floatToGoString
 
 PROCESS = "exporter"
 """What this process is called in the label `process`."""
@@ -78,7 +79,7 @@ class Exposition:
             numbers = self._numbers(metric, len(labels), arrays)
             if name in own:
                 labels.append((PROCESS,))
-                numbers.append(floatToGoString(own[name]))
+                numbers.append(_text(own[name]))
             lines = self._lines[name] = self._lines_of(metric, labels, before.get(name, {}))
             parts.append(self._headers[name])
             parts += map(mod, lines.values(), numbers)
@@ -122,7 +123,7 @@ class Exposition:
         if metric.kind == "info":
             return ["1.0"] * rows
         if metric.kind != "histogram":
-            return [floatToGoString(value) for value in _array(arrays, metric.name, rows)]
+            return [_text(value) for value in _array(arrays, metric.name, rows)]
         width = len(self._edges)
         counts = _array(arrays, f"{metric.name}.buckets", rows * width)
         sums = _array(arrays, f"{metric.name}.sum", rows)
@@ -130,8 +131,8 @@ class Exposition:
         for at, total in enumerate(sums):
             up_to = list(accumulate(counts[at * width : (at + 1) * width]))
             is_plain = up_to[-1] < PLAIN
-            buckets = [f"{count}.0" for count in up_to] if is_plain else [*map(floatToGoString, up_to)]
-            numbers.append((*buckets, buckets[-1], floatToGoString(total)))  # the last but one is _count
+            buckets = [f"{count}.0" for count in up_to] if is_plain else [*map(_text, up_to)]
+            numbers.append((*buckets, buckets[-1], _text(total)))  # the last but one is _count
         return numbers
 
 
