@@ -32,7 +32,7 @@ STEPS = (
 )
 SAVED_SECONDS = 30.0
 """At most so many seconds of the budget can programs and sampler save up."""
-STEP_SECONDS = 5.0
+STEP_SECONDS = 3.0
 """So many of them have they when a step begins."""
 SETTLED_SECONDS = 2.0
 """After a step, until what is taken is all taken at that step: what came before is folded in the first."""
