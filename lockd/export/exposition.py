@@ -80,17 +80,18 @@ class Exposition:
             if name in own:
                 labels.append((PROCESS,))
                 numbers.append(_text(own[name]))
-            lines = self._lines[name] = self._lines_of(metric, labels, before.get(name, {}))
+            lines = self._lines_of(metric, labels, before.get(name, {}))
+            self._lines[name] = dict(zip(labels, lines, strict=True))
             parts.append(self._headers[name])
-            parts += map(mod, lines.values(), numbers)
+            parts += map(mod, lines, numbers)
         return "".join(parts).encode() + self._end
 
-    def _lines_of(self, metric: Metric, rows: Sequence[Labels], kept: dict[Labels, str]) -> dict[Labels, str]:
-        """The lines of these rows, no others, in their order."""
+    def _lines_of(self, metric: Metric, rows: Sequence[Labels], kept: dict[Labels, str]) -> list[str]:
+        """Of each row, those that are not kept written now."""
         fresh = [row for row in rows if row not in kept]
         if fresh or metric.name not in self._headers:
             kept = kept | dict(zip(fresh, self._written(metric, fresh), strict=True))
-        return {row: kept[row] for row in rows}
+        return [kept[row] for row in rows]
 
     def _written(self, metric: Metric, rows: Sequence[Labels]) -> list[str]:
         """Have the lines of rows written, and put %s in the places of their numbers."""
