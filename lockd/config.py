@@ -207,14 +207,14 @@ class Budget:
     cpu: float | None = key(
         or_none(or_word(share("0.01%", "100%"), "auto", AUTO), "none"),
         "auto",
-        "Of the CPU time of the whole machine, for all programs and processes of lockd together. While they "
-        "take more, lockd tells less, step by step; totals stay exact. auto: 2%, or a tenth of one processor "
-        "where that is more.",
+        "Of the CPU time of the whole machine, for all that lockd does by itself. While that takes more, "
+        "lockd tells less, step by step; totals stay exact. auto: 2%, or a fifth of one processor where that "
+        "is more.",
     )
 
     def share(self, cpus: int) -> float | None:
         """Of a machine of so many processors; None: no limit."""
-        return max(0.02, 0.1 / cpus) if self.cpu == AUTO else self.cpu
+        return max(0.02, 0.2 / cpus) if self.cpu == AUTO else self.cpu
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from lockd.names.capture import Capture
@@ -82,7 +82,7 @@ class KernelLock:
     """Of the waiter's own address space."""
 
     def encode(self) -> bytes:
-        return _message({"q": "kernel", **asdict(self)})
+        return _message({"q": "kernel", **vars(self)})
 
     def fallback(self) -> Answer:
         return LockAnswer(self.key, False, ANON, UNKNOWN)
@@ -131,7 +131,7 @@ class Looks:
     gone: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
-        return _message({"q": "look", **asdict(self)})
+        return _message({"q": "look", **vars(self)})
 
     def fallback(self) -> Answer:
         raise AssertionError("is not answered")
@@ -165,7 +165,7 @@ def decode_question(message: bytes) -> Question:
 
 def encode_answer(answer: Answer) -> bytes:
     kind = "owners" if isinstance(answer, OwnersAnswer) else "lock"
-    return _message({"a": kind, **asdict(answer)})
+    return _message({"a": kind, **vars(answer)})
 
 
 def decode(message: bytes) -> Answer:

@@ -24,6 +24,8 @@ LOCK_SIZE = 64
 """A variable up to this size, in bytes, is the lock itself; in a larger one the offset tells which."""
 MAX_PROCESSES = 4096
 MAX_PROCESS_BYTES = 64 << 20
+WEIGHED_EVERY = 64
+"""New processes between two looks at how many bytes all of them take: there may be thousands."""
 PI, GIL = "pi", "gil"
 
 
@@ -65,6 +67,7 @@ class UserNames:
         self._objects = ObjectFiles(max_file_bytes, max_files)
         self._demangler = Demangler()
         self._processes: OrderedDict[int, _Process] = OrderedDict()
+        self._until_weighed = 0
 
     def look(self, tgid: int) -> None:
         """Remember what a process has mapped, for when it is gone."""
@@ -155,14 +158,22 @@ class UserNames:
             process = self._processes[tgid] = _Process(
                 directory, AddressSpace(directory, self._objects), JitNames(directory)
             )
-            total = sum(p.memory for p in self._processes.values())
-            while len(self._processes) > MAX_PROCESSES or (
-                total > MAX_PROCESS_BYTES and len(self._processes) > 1
-            ):
-                _, oldest = self._processes.popitem(last=False)
-                total -= oldest.memory
+            self._make_room()
         self._processes.move_to_end(tgid)
         return process
+
+    def _make_room(self) -> None:
+        """For a new process, the last one."""
+        while len(self._processes) > MAX_PROCESSES:
+            self._processes.popitem(last=False)
+        self._until_weighed -= 1
+        if self._until_weighed > 0:
+            return
+        self._until_weighed = WEIGHED_EVERY
+        total = sum(process.memory for process in self._processes.values())
+        while total > MAX_PROCESS_BYTES and len(self._processes) > 1:
+            _, oldest = self._processes.popitem(last=False)
+            total -= oldest.memory
 
     def _frames(self, process: _Process, places: Sequence[int]) -> list[Frame]:
         frames: list[Frame] = []

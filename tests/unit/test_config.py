@@ -46,7 +46,7 @@ def test_defaults() -> None:
     assert config.histogram.buckets_us == tuple(4**n for n in range(14))
     assert dataclasses.astuple(config.series) == (10000, HOUR, 50)
     assert dataclasses.astuple(config.maps) == (8192, 16384, 1024)
-    assert [config.budget.share(cpus) for cpus in (1, 2, 5, 64)] == [0.1, 0.05, 0.02, 0.02]
+    assert [config.budget.share(cpus) for cpus in (1, 2, 10, 64)] == [0.2, 0.1, 0.02, 0.02]
     assert config.web.listen == (("127.0.0.1", 9776),)
     assert config.web.config_file is None
     assert config.log.level == "info"
