@@ -102,7 +102,8 @@ def _site(stack: Sequence[Frame], sorts: Sequence[str], end: int) -> str:
 def _sorts(stack: Sequence[Frame]) -> list[str]:
     """locking, runtime, common or, for a function that may be a site, empty; of each frame.
 
-    A nameless function between locking functions of one object is locking too, as is one of the C library.
+    A nameless function between locking functions of one object is locking too, as is one of the C library,
+    which further out is never a site: the exported function around it is.
     In HotSpot there are stubs as well, which Java is left by, and its interpreter: locking goes on beyond.
     """
     sorts: list[str] = []
@@ -119,6 +120,8 @@ def _sorts(stack: Sequence[Frame]) -> list[str]:
             outer = next((other for other in stack[i + 1 :] if other.function), None)
             is_inside = outer and outer.object == frame.object and _sort(*_named(outer)) == "locking"
             sort = "locking" if is_inside or _C_LIBRARY.match(frame.object) else sort
+        if not frame.function and not sort and _C_LIBRARY.match(frame.object):
+            sort = "common"  # it starts threads, or serves a function of the library that has a name
         sorts.append(sort)
     return sorts
 

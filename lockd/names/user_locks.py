@@ -6,14 +6,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from lockd.names.address_space import STALE_SECONDS, AddressSpace
 from lockd.names.capture import Capture
+from lockd.names.debug_files import DIRECTORY
 from lockd.names.demangle import Demangler
-from lockd.names.elf import EM_AARCH64
+from lockd.names.elf import EM_AARCH64, ObjectFile
+from lockd.names.functions import tail_callers
 from lockd.names.jit import OBJECT as JIT
 from lockd.names.jit import JitNames
-from lockd.names.locking import COND, LOCK, Frame, is_end, is_pool, judge
+from lockd.names.locking import COND, LOCK, Frame, family_of, is_end, is_of_c_library, is_pool, judge
 from lockd.names.messages import ANON
 from lockd.names.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
 from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, is_of_python, shown_stack
@@ -56,13 +59,19 @@ class _Process:
 
 
 class UserNames:
-    """`procfs` is the root of a proc file system. What was used least recently makes room."""
+    """`procfs` is the root of a proc file system, `debug_files` the directory of what was stripped from
+    programs. What was used least recently makes room."""
 
     def __init__(
-        self, procfs: Path = Path("/proc"), max_file_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
+        self,
+        procfs: Path = Path("/proc"),
+        max_file_bytes: int = MAX_BYTES,
+        max_files: int = MAX_FILES,
+        debug_files: bytes = DIRECTORY,
     ) -> None:
         self._procfs = procfs
-        self._objects = ObjectFiles(max_file_bytes, max_files)
+        self._objects = ObjectFiles(max_file_bytes, max_files, debug_files)
+        self._tail_callers: WeakKeyDictionary[ObjectFile, dict[int, tuple[str, ...]]] = WeakKeyDictionary()
         self._demangler = Demangler()
         self._processes: OrderedDict[int, _Process] = OrderedDict()
 
@@ -189,7 +198,21 @@ class UserNames:
             name = self._demangler.name(symbol.name)
             return Frame(image.name, name, f"{image.name}:{name}", placed[1] + symbol.address)
         start = space.function_start(address)
-        return Frame(image.name, "", f"{image.name}+{(start if start >= 0 else address) - image.base:#x}")
+        label = f"{image.name}+{(start if start >= 0 else address) - image.base:#x}"
+        if placed and is_of_c_library(image.name):
+            names = self._names_in_c_library(placed[0]).get(start - placed[1], ())
+            if names:
+                return Frame(image.name, names[0], label if len(names) > 1 else f"{image.name}:{names[0]}")
+        return Frame(image.name, "", label)
+
+    def _names_in_c_library(self, file: ObjectFile) -> dict[int, tuple[str, ...]]:
+        """Of its functions that only it knows, the locking functions of the same family that they end."""
+        if file not in self._tail_callers:
+            callers = tail_callers(file, lambda name: family_of(name) != "")
+            self._tail_callers[file] = {
+                start: names for start, names in callers.items() if len({*map(family_of, names)}) == 1
+            }
+        return self._tail_callers[file]
 
     def _static(self, space: AddressSpace, address: int, implementation: str) -> str:
         """`object:symbol`, `object:symbol+0xoffset` or `object+0xoffset`; empty if it is in no object."""

@@ -43,9 +43,12 @@ first thread blocks on a lock, the programs take its registers and the first 4 K
 process unwinds them by the unwind tables (`.eh_frame`) of the mapped files, by frame pointers where code has
 none, as compilers at run time.
 
-The tests run with the debug symbols of the C library (Debian's package libc6-dbg). Without them its internal
-functions have no names, and some waits are of the wrong kind: those of `pthread_mutex_timedlock` and
-`pthread_once` count as `cond`, and deadlocks of PI mutexes, or with a thread that is joined, are not found.
+The programs run where no debug symbols of the C library are installed, as on most hosts. Its internal functions
+then have no names, and a thread often waits in one that an exported function ends in a jump to, which leaves
+nothing of the exported function on the stack. So lockd looks for such jumps in the code of the exported locking
+functions: what only `pthread_once` jumps to is `pthread_once`. If there are several, as for `pthread_join`,
+the stack shows `libc.so.6+offset`, but the kind is known. With debug symbols (Debian's package libc6-dbg) stacks have
+the internal names; kinds, locks and sites are the same.
 """
 
 

@@ -94,10 +94,12 @@ def named(names: UserNames, tgid: int, comm: str, guessed: str = "other") -> Use
     return names.name(tgid, tid, address, guessed, capture_of(tgid, tid))
 
 
+@pytest.mark.parametrize("has_debug_files", [True, False])
 @pytest.mark.parametrize("way", COMPILED)
-def test_c_as_it_is_compiled(way: str, tmp_path: Path) -> None:
+def test_c_as_it_is_compiled(way: str, has_debug_files: bool, tmp_path: Path) -> None:
+    """The C library's debug files need not be installed, and on most hosts are not."""
     program = compiled(tmp_path, f"waits-{way}", COMPILED[way])
-    names = UserNames()
+    names = UserNames() if has_debug_files else UserNames(debug_files=os.fsencode(tmp_path / "none"))
     with running(program) as tgid:
         for comm, expected in C.items():
             lock, kind = MUSL.get(comm, expected) if "musl" in way else expected
