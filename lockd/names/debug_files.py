@@ -17,9 +17,7 @@ MAX_CHECKED = 1 << 30
 """Largest file whose checksum is computed, where there is no build id to compare."""
 
 
-def debug_file(
-    elf: Elf, path: bytes, roots: tuple[Path, ...], directory: bytes = DIRECTORY
-) -> Elf | None:
+def debug_file(elf: Elf, path: bytes, roots: tuple[Path, ...], directory: bytes = DIRECTORY) -> Elf | None:
     """The debug file of an object, which lies at `path` under the first root; none if it is not installed.
 
     `directory` is where they are kept, in each of the roots.

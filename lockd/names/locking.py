@@ -12,7 +12,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockd.names.locking_functions import COMMON, ENDS, FAMILIES, LOCKING, PARKERS, POOLS, PYTHON, RUNTIMES
+from lockd.names.locking_functions import (
+    COMMON,
+    ENDS,
+    FAMILIES,
+    LOCKING,
+    PARKERS,
+    POOLS,
+    PYTHON,
+    RUNTIMES,
+    SERVICES,
+    WRAPPERS,
+)  # fmt: skip
 
 LOCK, COND = "lock", "cond"
 
@@ -42,6 +53,8 @@ class Frame:
     label: str
     start: int = 0
     """Where it begins in memory, if it has a name in an object's file."""
+    offset: int = 0
+    """Where in it the stack goes on, if that is so."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,8 @@ class Judgement:
     """What the function is in that tells the family."""
     is_parked: bool
     """Whether the thread sleeps on a word of its own, which is no part of the lock."""
+    service: str = ""
+    """The name of all locks of this sort, where they are the C library's own."""
 
 
 def judge(stack: Sequence[Frame]) -> Judgement:
@@ -70,13 +85,18 @@ def judge(stack: Sequence[Frame]) -> Judgement:
     is_musl = any(_MUSL_OBJECT.match(f.object) or _MUSL.fullmatch(f.function) for f in stack[:end])
     for frame in stack[:end]:
         found = family_of(frame.function)
+        by_words = "" if found else _family_by_words(frame.function)
+        if by_words and KINDS.get(family) != KINDS[by_words]:
+            found = by_words  # a wrapper of a lock of the same kind knows no better than that
         if not implementation and found and frame.function.lstrip("_").startswith("pthread_"):
             implementation = ("musl " if is_musl else "glibc ") + found
         if found and _replaces(found, family):
             family, owner = found, frame.object
     is_parked = any(_matches(_PARKER, _plain(frame.function)) for frame in stack[:end])
     site = _site(stack, sorts, end)
-    return Judgement(family, KINDS.get(family, ""), site, implementation, owner, is_parked)
+    service = next((name for frame in stack[:end] if (name := _service(*_named(frame)))), "")
+    family = family or ("internal" if service else "")
+    return Judgement(family, KINDS.get(family, ""), site, implementation, owner, is_parked, service)
 
 
 def _replaces(outer: str, inner: str) -> bool:
@@ -86,7 +106,10 @@ def _replaces(outer: str, inner: str) -> bool:
 
 
 def _site(stack: Sequence[Frame], sorts: Sequence[str], end: int) -> str:
-    """The first function of none of the three sorts; else the least common of what there is."""
+    """The first function of none of the three sorts; else the least common of what there is.
+
+    Instead of one without a name a place in the function of the same object that called it, if that has one.
+    """
     inner, rest = zip(stack[:end], sorts, strict=False), list(zip(stack[end:], sorts[end:], strict=True))
     locking = [frame for frame, sort in inner if frame.function and sort == "locking"][::-1]
     candidates = [
@@ -96,7 +119,13 @@ def _site(stack: Sequence[Frame], sorts: Sequence[str], end: int) -> str:
         *(frame for frame, _ in rest if frame.function and not _C_LIBRARY.match(frame.object)),
         *locking,
     ]
-    return candidates[0].label if candidates else ""
+    if not candidates:
+        return ""
+    site = candidates[0]
+    at = next(i for i, frame in enumerate(stack) if frame is site)
+    caller = stack[at + 1] if at + 1 < len(stack) else site
+    is_named = site.object == caller.object and caller.function and caller.offset and not sorts[at + 1]
+    return f"{caller.label}+{caller.offset:#x}" if not site.function and is_named else site.label
 
 
 def _sorts(stack: Sequence[Frame]) -> list[str]:
@@ -133,7 +162,7 @@ def _named(frame: Frame) -> tuple[str, str]:
 @functools.lru_cache(4096)
 def _sort(object_name: str, function: str) -> str:
     name = _plain(function)
-    if _matches(_LOCKING, name):
+    if _matches(_LOCKING, name) or _family_by_words(function) or _service(object_name, function):
         return "locking"
     if _PYTHON_OBJECT.match(object_name) and (not name or _PYTHON_COMMON.fullmatch(name)):
         return "common"
@@ -147,6 +176,21 @@ def family_of(function: str) -> str:
     """Empty if the name says nothing of one."""
     name = _plain(function)
     return next((family for family, pattern in _BY_FAMILY.items() if name and pattern.fullmatch(name)), "")
+
+
+@functools.lru_cache(4096)
+def _family_by_words(function: str) -> str:
+    """The same for a function that is known only by what it is called."""
+    name = _plain(function)
+    return next((family for family, pattern in _BY_WORDS.items() if pattern.fullmatch(name)), "")
+
+
+def _service(object_name: str, function: str) -> str:
+    """The name of the locks that a function of the C library takes for itself, as malloc() does."""
+    if not function or not _C_LIBRARY.fullmatch(object_name):
+        return ""
+    found = (service for service, pattern in _SERVICES.items() if pattern.fullmatch(function))
+    return next((f"{object_name}:{service}" for service in found), "")
 
 
 def is_of_c_library(object_name: str) -> bool:
@@ -184,7 +228,9 @@ def _any(*texts: str) -> re.Pattern[str]:
 
 
 _BY_FAMILY = {family: _any(text) for family, text in FAMILIES.items()}
+_BY_WORDS = {family: _any(text) for family, text in WRAPPERS.items()}
 _LOCKING = _any(LOCKING, *FAMILIES.values())
+_SERVICES = {service: _any(text) for service, text in SERVICES.items()}
 _RUNTIME = _any(RUNTIMES)
 _COMMON_CODE = _any(COMMON)
 _PARKER = _any(PARKERS)

@@ -112,8 +112,8 @@ class UserNames:
         places = unwind(process.space, capture) if capture else ()
         frames = self._frames(process, places)
         judgement = judge(frames)
-        name = ""
-        if not judgement.is_parked:
+        name = judgement.service
+        if not name and not judgement.is_parked:
             name = self._static(process.space, address, judgement.implementation)
             if not name and capture and capture.thread_pointer:
                 name = self._thread_local(process.space, address, capture.thread_pointer)
@@ -196,7 +196,8 @@ class UserNames:
         symbol = placed[0].function(address - placed[1]) if placed else None
         if placed and symbol:
             name = self._demangler.name(symbol.name)
-            return Frame(image.name, name, f"{image.name}:{name}", placed[1] + symbol.address)
+            begin = placed[1] + symbol.address
+            return Frame(image.name, name, f"{image.name}:{name}", begin, address + 1 - begin)
         start = space.function_start(address)
         label = f"{image.name}+{(start if start >= 0 else address) - image.base:#x}"
         if placed and is_of_c_library(image.name):

@@ -113,6 +113,25 @@ def test_c_as_it_is_compiled(way: str, has_debug_files: bool, tmp_path: Path) ->
             assert found.stack[at : at + 2] == (site, f"{program.name}:{comm}_thread")
 
 
+@pytest.mark.parametrize("has_debug_files", [True, False])
+def test_callers_of_wrappers_and_of_functions_without_names(has_debug_files: bool, tmp_path: Path) -> None:
+    """The program exports what is not static, and nothing else has a name."""
+    way = ("gcc", "-O2", "-pthread", "-rdynamic", "-s")
+    program = compiled(tmp_path, "wrappers", way, "user_wrappers.c")
+    names = UserNames() if has_debug_files else UserNames(debug_files=os.fsencode(tmp_path / "none"))
+    with running(program, stdout=subprocess.DEVNULL) as tgid:
+        wrapper = named(names, tgid, "wrapper")
+        assert wrapper.site == wrapper.lock == "wrappers:wrapper_caller"
+        nameless = named(names, tgid, "nameless")
+        caller, _, offset = nameless.site.partition("+")
+        assert (caller, nameless.lock) == ("wrappers:nameless_caller", nameless.site)
+        assert 0 < int(offset, 16) < 32, "where in it, after the call"
+        for comm in ("puts", "fflush"):
+            found = named(names, tgid, comm)
+            assert (found.lock, found.kind) == ("libc.so.6:stdio", "lock"), found
+            assert found.site == f"wrappers:{comm}_caller"
+
+
 def test_cpp(tmp_path: Path) -> None:
     for level in ("-O2", "-O0"):
         program = compiled(tmp_path, "shop", ("g++", "-std=c++20", level, "-pthread"), "user_waits.cc")
