@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockd.names.locking_functions import (
     COMMON,
@@ -29,18 +29,22 @@ LOCK, COND = "lock", "cond"
 
 KINDS = {
     "mutex": LOCK, "rwlock": LOCK, "once": LOCK, "gil": LOCK, "monitor": LOCK, "internal": LOCK,
-    "thread_lock": LOCK, "runtime": LOCK, "lwlock": LOCK, "synchronizer": LOCK,
+    "innodb": LOCK, "thread_lock": LOCK, "runtime": LOCK, "lwlock": LOCK, "synchronizer": LOCK,
     "cond": COND, "sem": COND, "barrier": COND, "latch": COND, "join": COND, "park": COND,
 }  # fmt: skip
 """Families by the kind of wait: for another's critical section, or for others to do something.
 
-`internal` are the C library's own locks, `thread_lock` is Python's threading.Lock, `monitor` is Java's,
-`synchronizer` are the locks of java.util.concurrent, `runtime` a lock of Go's runtime, `lwlock` PostgreSQL's.
+`internal` are the C library's own locks, `innodb` the latches of MariaDB's pages and indexes, `thread_lock` is
+Python's threading.Lock, `monitor` is Java's, `synchronizer` are the locks of java.util.concurrent, `runtime` a
+lock of Go's runtime, `lwlock` PostgreSQL's.
 """
 
 _PYTHON_OBJECT = re.compile(r"(?:lib)?python[23](?:\.\d+)?[dt]?(?:\.so.*)?$|python$")
 _MUSL_OBJECT = re.compile(r"libc\.so$|ld-musl|libc\.musl")
 _MUSL = re.compile(r"__timedwait\w*|__wait|__syscall_cp\w*")
+_INNODB_SERVER = "mariadbd"
+LATCH = "ssux_lock"
+"""What most of InnoDB's latches are in its source."""
 _C_LIBRARY = re.compile(r"(?:libc|libpthread|ld-linux.*|ld-musl.*|libc\.musl.*|ld)[-.].*")
 
 
@@ -73,12 +77,13 @@ class Judgement:
     """The name of all locks of this sort, where they are the C library's own."""
 
 
-def judge(stack: Sequence[Frame]) -> Judgement:
-    """By the frames of a blocked thread, innermost first.
+def judge(stack: Sequence[Frame], value: int = 0) -> Judgement:
+    """By the frames of a blocked thread, innermost first, and the value that it found in the lock's word.
 
     The outermost of the locking functions decides: a condition variable that a GIL is made of is a
     GIL. But a thread that has come back from a condition variable, and waits for the mutex, waits for a lock.
     """
+    stack = _with_latch(stack, value)
     sorts = _sorts(stack)
     end = next((i for i, sort in enumerate(sorts) if sort not in ("locking", "stub")), len(stack))
     family = owner = implementation = ""
@@ -97,6 +102,20 @@ def judge(stack: Sequence[Frame]) -> Judgement:
     service = next((name for frame in stack[:end] if (name := _service(*_named(frame)))), "")
     family = family or ("internal" if service else "")
     return Judgement(family, KINDS.get(family, ""), site, implementation, owner, is_parked, service)
+
+
+def _with_latch(stack: Sequence[Frame], value: int) -> Sequence[Frame]:
+    """With a name for InnoDB's latches, the locks of its pages and indexes, in a MariaDB without symbols.
+
+    Such a server makes futex calls of its own, not by way of the C library's locks, for two things alone: a
+    latch, whose word is never 0 when a thread waits for it, and a semaphore, whose word always is.
+    """
+    if len(stack) < 2 or not value or stack[0].function != "syscall":
+        return stack
+    maker = stack[1]
+    if maker.function or maker.object != _INNODB_SERVER:
+        return stack
+    return [stack[0], replace(maker, function=LATCH), *stack[2:]]
 
 
 def _replaces(outer: str, inner: str) -> bool:

@@ -37,8 +37,10 @@ FAMILIES = {
         <*lock_api::rwlock\b.* folly::(?:\w*::)*SharedMutex\w*::.*
         boost::(?:\w+::)*(?:shared_mutex|shared_lock|upgrade_\w+)\w*::.*
         Q(?:ReadWriteLock|ReadLocker|WriteLocker)\w*::.*
-        (?:ssux_lock\w*|srw_lock\w*|rw_lock|sux_lock|index_lock|block_lock|page_hash_latch)\b.*
         rw_lock_\w+ sync\.\(\*RWMutex\)\..*
+    """,
+    "innodb": r"""
+        (?:ssux_lock\w*|srw_lock\w*|rw_lock|sux_lock|index_lock|block_lock|page_hash_latch)\b.*
     """,
     "once": r"""
         _*(?:pthread_once|call_once)\w* __cxa_guard_acquire std::(?:__)?call_once\w* __gthread_once

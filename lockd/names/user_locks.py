@@ -28,6 +28,8 @@ LOCK_SIZE = 64
 MAX_PROCESSES = 4096
 MAX_PROCESS_BYTES = 64 << 20
 PI, GIL = "pi", "gil"
+X86_REGISTERS = 17
+"""So many are captured on x86-64."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class UserNames:
         process.space.look(STALE_SECONDS)
         places = unwind(process.space, capture) if capture else ()
         frames = self._frames(process, places)
-        judgement = judge(frames)
+        judgement = judge(frames, _expected_value(capture))
         name = judgement.service
         if not name and not judgement.is_parked:
             name = self._static(process.space, address, judgement.implementation)
@@ -250,6 +252,14 @@ class UserNames:
     def _variable(self, object_name: str, symbol: str, size: int, offset: int) -> str:
         name = f"{object_name}:{self._demangler.name(symbol)}"
         return f"{name}+{offset:#x}" if size > LOCK_SIZE and offset > 0 else name
+
+
+def _expected_value(capture: Capture | None) -> int:
+    """What the thread expects in the futex word, by the registers of its system call; 0 if that is not known.
+
+    The kernel's futex(2) takes it third; %rdx has the number 1 in DWARF.
+    """
+    return capture.registers[1] & 0xFFFFFFFF if capture and len(capture.registers) == X86_REGISTERS else 0
 
 
 def _base(address: int, implementation: str) -> int:

@@ -144,6 +144,23 @@ def test_locks_of_the_c_library_have_one_name_whoever_waits_for_them() -> None:
     assert judge(frames(inside)).service == "", "a lock of the program's own"
 
 
+@pytest.mark.parametrize(
+    ("stack", "value", "kind"),
+    [
+        ("libc.so.6:syscall mariadbd+0xde2920 mariadbd+0xd7b2a0", 3, "lock"),
+        ("libc.so.6:syscall mariadbd+0xde29d0 mariadbd+0xd7b2a0", 0x80000001, "lock"),
+        ("libc.so.6:syscall mariadbd+0xd6e1e0 mariadbd+0xd7b2a0", 0, ""),
+        ("libc.so.6:syscall ha_rocksdb.so+0xde2920 mariadbd+0xd7b2a0", 3, ""),
+        ("libc.so.6:syscall mariadbd:my_wait mariadbd+0xd7b2a0", 3, ""),
+    ],
+)
+def test_latches_of_a_server_without_symbols(stack: str, value: int, kind: str) -> None:
+    """MariaDB's semaphore of group commits waits for 0, and what other code does is not known."""
+    found = judge(frames(stack), value)
+    assert found.kind == kind
+    assert found.site == ("mariadbd+0xd7b2a0" if kind else frames(stack)[1].label)
+
+
 def test_an_empty_stack() -> None:
     assert (judge([]).family, judge([]).kind, judge([]).site) == ("", "", "")
 
