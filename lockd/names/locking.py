@@ -34,9 +34,9 @@ KINDS = {
 }  # fmt: skip
 """Families by the kind of wait: for another's critical section, or for others to do something.
 
-`internal` are the C library's own locks, `innodb` the latches of MariaDB's pages and indexes, `thread_lock` is
-Python's threading.Lock, `monitor` is Java's, `synchronizer` are the locks of java.util.concurrent, `runtime` a
-lock of Go's runtime, `lwlock` PostgreSQL's.
+`internal` are the C library's own locks, `innodb` the latches of MariaDB's pages and indexes, `thread_lock`
+is Python's threading.Lock, `monitor` is Java's, `synchronizer` are the locks of java.util.concurrent,
+`runtime` a lock of Go's runtime, `lwlock` PostgreSQL's.
 """
 
 _PYTHON_OBJECT = re.compile(r"(?:lib)?python[23](?:\.\d+)?[dt]?(?:\.so.*)?$|python$")
