@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lockd.names.elf import EM_X86_64, ObjectFile
 from lockd.names.symbols import Named
-
-_JUMP = re.compile(rb"(?=\xe9(....))", re.S)
-"""`jmp` of x86-64 to a place that is told by its distance."""
-MAX_CODE = 1 << 16
-"""Bytes of one function that are looked through for jumps."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +52,8 @@ def tail_callers(file: ObjectFile, is_wanted: Callable[[str], bool]) -> dict[int
         return {}
     for entry in functions_by_name(file, is_wanted):
         symbol = file.function(entry.address)
-        code = file.code(entry.address, min(symbol.size, MAX_CODE)) if symbol else b""
-        for jump in _JUMP.finditer(code):
-            target = entry.address + jump.end(1) + int.from_bytes(jump[1], "little", signed=True)
-            is_inside = 0 <= target < file.end
-            if is_inside and file.function_start(target) == target and not file.function(target):
+        for target in file.jumps(range(entry.address, entry.address + (symbol.size if symbol else 0))):
+            if file.function_start(target) == target and not file.function(target):
                 found.setdefault(target, set()).add(entry.names[0])
     return {address: tuple(sorted(names, key=_plainest)) for address, names in found.items()}
 

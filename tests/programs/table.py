@@ -55,8 +55,9 @@ say both what the lock is and that it is taken: `ngx_thread_mutex_lock`, `rocksd
 `lock_accounts` or `Registry::lock` is a site. A function without a symbol that was called by one of the same
 object that has one is shown as the place in that: `postgres:LockAcquireExtended+0x5a1`.
 
-MariaDB's own latches, which wait by futex calls of the server itself, are told by the value that their word
-has then, as Debian's `mariadbd` has no symbols for them; their names are offsets.
+A part of a function that the compiler put elsewhere has the name of the function. MariaDB's own latches,
+which wait by futex calls of the server itself, are told by the value that their word has then, as Debian's
+`mariadbd` has no symbols for them; their names are offsets.
 
 Locks that are variables have the same name after a restart, and on all hosts with the same build of a
 program. So have the C library's own locks, one for each sort, whoever waits for whichever of them:

@@ -126,6 +126,7 @@ def test_callers_of_wrappers_and_of_functions_without_names(has_debug_files: boo
         caller, _, offset = nameless.site.partition("+")
         assert (caller, nameless.lock) == ("wrappers:nameless_caller", nameless.site)
         assert 0 < int(offset, 16) < 32, "where in it, after the call"
+        assert named(names, tgid, "split").site == "wrappers:split_caller"
         for comm in ("puts", "fflush"):
             found = named(names, tgid, comm)
             assert (found.lock, found.kind) == ("libc.so.6:stdio", "lock"), found

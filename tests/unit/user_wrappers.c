@@ -36,6 +36,24 @@ KEPT void nameless_caller(void)
     NOT_AT_THE_END;
 }
 
+__attribute__((cold)) KEPT void seldom(void)
+{
+    NOT_AT_THE_END;
+}
+
+/* The compiler puts the part that it expects to run seldom somewhere else. */
+static volatile int is_seldom = 1;
+
+KEPT void split_caller(void)
+{
+    if (is_seldom) {
+        seldom();
+        pthread_mutex_lock(heap);
+    }
+    for (int i = 0; i < 100; i++)
+        is_seldom += i;
+}
+
 KEPT void puts_caller(void)
 {
     puts("");
@@ -64,10 +82,8 @@ static void *started(void *p)
 int main(void)
 {
     static struct waiter all[] = {
-        {"wrapper", wrapper_caller},
-        {"nameless", nameless_caller},
-        {"puts", puts_caller},
-        {"fflush", fflush_caller},
+        {"wrapper", wrapper_caller}, {"nameless", nameless_caller}, {"split", split_caller},
+        {"puts", puts_caller},       {"fflush", fflush_caller},
     };
     pthread_t thread;
     heap = malloc(sizeof *heap);
