@@ -19,8 +19,8 @@ PROGRAM_PACKAGES := g++ musl-tools rustc cargo librust-parking-lot-dev golang-go
 	'openjdk-17-jdk-headless|default-jdk-headless' \
 	'mariadb-server-core|mariadb-server-core-10.6' mariadb-client
 
-# What lockd's tests need besides. With libc6-dbg the C library's own functions have names.
-TEST_PACKAGES := gcc libc6-dev libc6-dbg make python3-venv ca-certificates openssl systemd zstd \
+# What lockd's tests need besides.
+TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd zstd \
 	'bpftool|linux-tools-common' bpftrace bpfcc-tools e2fsprogs mmdebstrap qemu-system-x86 'chromium|chromium-browser' \
 	python3-matplotlib $(PROGRAM_PACKAGES)
 

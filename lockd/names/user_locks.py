@@ -6,14 +6,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from lockd.names.address_space import STALE_SECONDS, AddressSpace
 from lockd.names.capture import Capture
+from lockd.names.debug_files import DIRECTORY
 from lockd.names.demangle import Demangler
-from lockd.names.elf import EM_AARCH64
+from lockd.names.elf import EM_AARCH64, ObjectFile
+from lockd.names.functions import tail_callers
 from lockd.names.jit import OBJECT as JIT
 from lockd.names.jit import JitNames
-from lockd.names.locking import COND, LOCK, Frame, is_end, is_pool, judge
+from lockd.names.locking import COND, LOCK, Frame, family_of, is_end, is_of_c_library, is_pool, judge
 from lockd.names.messages import ANON
 from lockd.names.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
 from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, is_of_python, shown_stack
@@ -27,6 +30,8 @@ MAX_PROCESS_BYTES = 64 << 20
 WEIGHED_EVERY = 64
 """New processes between two looks at how many bytes all of them take: there may be thousands."""
 PI, GIL = "pi", "gil"
+X86_REGISTERS = 17
+"""So many are captured on x86-64."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,19 @@ class _Process:
 
 
 class UserNames:
-    """`procfs` is the root of a proc file system. What was used least recently makes room."""
+    """`procfs` is the root of a proc file system, `debug_files` the directory of what was stripped from
+    programs. What was used least recently makes room."""
 
     def __init__(
-        self, procfs: Path = Path("/proc"), max_file_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
+        self,
+        procfs: Path = Path("/proc"),
+        max_file_bytes: int = MAX_BYTES,
+        max_files: int = MAX_FILES,
+        debug_files: bytes = DIRECTORY,
     ) -> None:
         self._procfs = procfs
-        self._objects = ObjectFiles(max_file_bytes, max_files)
+        self._objects = ObjectFiles(max_file_bytes, max_files, debug_files)
+        self._tail_callers: WeakKeyDictionary[ObjectFile, dict[int, tuple[str, ...]]] = WeakKeyDictionary()
         self._demangler = Demangler()
         self._processes: OrderedDict[int, _Process] = OrderedDict()
         self._until_weighed = 0
@@ -105,9 +116,9 @@ class UserNames:
         process.space.look(STALE_SECONDS)
         places = unwind(process.space, capture) if capture else ()
         frames = self._frames(process, places)
-        judgement = judge(frames)
-        name = ""
-        if not judgement.is_parked:
+        judgement = judge(frames, _expected_value(capture))
+        name = judgement.service
+        if not name and not judgement.is_parked:
             name = self._static(process.space, address, judgement.implementation)
             if not name and capture and capture.thread_pointer:
                 name = self._thread_local(process.space, address, capture.thread_pointer)
@@ -198,9 +209,24 @@ class UserNames:
         symbol = placed[0].function(address - placed[1]) if placed else None
         if placed and symbol:
             name = self._demangler.name(symbol.name)
-            return Frame(image.name, name, f"{image.name}:{name}", placed[1] + symbol.address)
+            begin = placed[1] + symbol.address
+            return Frame(image.name, name, f"{image.name}:{name}", begin, address + 1 - begin)
         start = space.function_start(address)
-        return Frame(image.name, "", f"{image.name}+{(start if start >= 0 else address) - image.base:#x}")
+        label = f"{image.name}+{(start if start >= 0 else address) - image.base:#x}"
+        if placed and is_of_c_library(image.name):
+            names = self._names_in_c_library(placed[0]).get(start - placed[1], ())
+            if names:
+                return Frame(image.name, names[0], label if len(names) > 1 else f"{image.name}:{names[0]}")
+        return Frame(image.name, "", label)
+
+    def _names_in_c_library(self, file: ObjectFile) -> dict[int, tuple[str, ...]]:
+        """Of its functions that only it knows, the locking functions of the same family that they end."""
+        if file not in self._tail_callers:
+            callers = tail_callers(file, lambda name: family_of(name) != "")
+            self._tail_callers[file] = {
+                start: names for start, names in callers.items() if len({*map(family_of, names)}) == 1
+            }
+        return self._tail_callers[file]
 
     def _static(self, space: AddressSpace, address: int, implementation: str) -> str:
         """`object:symbol`, `object:symbol+0xoffset` or `object+0xoffset`; empty if it is in no object."""
@@ -237,6 +263,14 @@ class UserNames:
     def _variable(self, object_name: str, symbol: str, size: int, offset: int) -> str:
         name = f"{object_name}:{self._demangler.name(symbol)}"
         return f"{name}+{offset:#x}" if size > LOCK_SIZE and offset > 0 else name
+
+
+def _expected_value(capture: Capture | None) -> int:
+    """What the thread expects in the futex word, by the registers of its system call; 0 if that is not known.
+
+    The kernel's futex(2) takes it third; %rdx has the number 1 in DWARF.
+    """
+    return capture.registers[1] & 0xFFFFFFFF if capture and len(capture.registers) == X86_REGISTERS else 0
 
 
 def _base(address: int, implementation: str) -> int:

@@ -43,9 +43,28 @@ first thread blocks on a lock, the programs take its registers and the first 4 K
 process unwinds them by the unwind tables (`.eh_frame`) of the mapped files, by frame pointers where code has
 none, as compilers at run time.
 
-The tests run with the debug symbols of the C library (Debian's package libc6-dbg). Without them its internal
-functions have no names, and some waits are of the wrong kind: those of `pthread_mutex_timedlock` and
-`pthread_once` count as `cond`, and deadlocks of PI mutexes, or with a thread that is joined, are not found.
+The programs run where no debug symbols of the C library are installed, as on most hosts. Functions that only
+it knows then have no names, and threads often wait in one that an exported function ends in a jump to, which
+leaves nothing of that on the stack. So lockd looks for such jumps in the code of the exported locking
+functions: what only `pthread_once` jumps to is shown as `pthread_once`; if there are several, as for
+`pthread_join`, the stack shows `libc.so.6+offset`, but the kind is known. With debug symbols (`libc6-dbg`)
+stacks have more names; kinds, locks and sites are the same.
+
+Wrappers of locks are no sites either. Many are known by name; others by the words in their names, if these
+say both what the lock is and that it is taken: `ngx_thread_mutex_lock`, `rocksdb::port::CondVar::Wait`;
+`lock_accounts` or `Registry::lock` is a site. A function without a symbol that was called by one of the same
+object that has one is shown as the place in that: `postgres:LockAcquireExtended+0x5a1`.
+
+A part of a function that the compiler put elsewhere has the name of the function. MariaDB's own latches,
+which wait by futex calls of the server itself, are told by the value that their word has then, as Debian's
+`mariadbd` has no symbols for them; their names are offsets.
+
+Locks that are variables have the same name after a restart, and on all hosts with the same build of a
+program. So have the C library's own locks, one for each sort, whoever waits for whichever of them:
+`libc.so.6:malloc` for those of its heaps, `libc.so.6:stdio` for those of its files. But a lock on a heap
+that several functions take is named by the one that blocked first, and may be named by another after a
+restart; `sites` in `/api/v1/locks` has all that were seen. What has no symbol is called by an offset, which
+is another one in the next build.
 """
 
 
