@@ -78,9 +78,11 @@ class Names:
         """None if none is wanted."""
         match question:
             case UserLockSeen():
-                known = self._user.name(
-                    question.tgid, question.tid, question.address, question.guess, question.capture
-                )
+                lock = question.tgid, question.tid, question.address, question.guess
+                if question.sleeper:
+                    known = self._user.name_of_sleeper(*lock, question.sleeper)
+                else:
+                    known = self._user.name(*lock, question.capture)
                 return LockAnswer(question.key, True, **vars(known))
             case KernelLock():
                 return self._kernel.answer(question)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockd.names.address_space import STALE_SECONDS, AddressSpace
-from lockd.names.capture import Capture
+from lockd.names.capture import Capture, captured
 from lockd.names.demangle import Demangler
 from lockd.names.elf import EM_AARCH64
 from lockd.names.jit import OBJECT as JIT
@@ -16,7 +16,7 @@ from lockd.names.jit import JitNames
 from lockd.names.locking import COND, LOCK, Frame, is_end, is_pool, judge
 from lockd.names.messages import ANON
 from lockd.names.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
-from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, is_of_python, shown_stack
+from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, call_of, is_of_python, shown_stack
 from lockd.names.unwind import unwind, unwind_returns
 
 SHOWN_FRAMES = 24
@@ -32,7 +32,8 @@ class UserLock:
     """`site` and `family` are empty if they are not known; `stack` is innermost first.
 
     `kind` is `lock`, `pi`, `cond` or `other`. `is_provisional`: another capture may tell more, as
-    there was nothing that has a name, or the interpreter's frames could not be read.
+    there was nothing that has a name, or the interpreter's frames could not be read. `is_reused`: its memory
+    is soon that of another lock, as CPython makes one for each wait in a queue.
     """
 
     lock: str
@@ -41,6 +42,7 @@ class UserLock:
     stack: tuple[str, ...]
     family: str
     is_provisional: bool = False
+    is_reused: bool = False
 
 
 @dataclass
@@ -124,7 +126,21 @@ class UserNames:
                 family, kind = python.family, python.kind
         is_provisional = not (name or site) or (python is not None and not python.site)
         shown = tuple(stack[:SHOWN_FRAMES])
-        return UserLock(name or site or ANON, kind or guessed, site, shown, family, is_provisional)
+        is_reused = python is not None and family != GIL
+        return UserLock(name or site or ANON, kind or guessed, site, shown, family, is_provisional, is_reused)
+
+    def name_of_sleeper(
+        self, tgid: int, tid: int, address: int, guessed: str, thread_pointer: int
+    ) -> UserLock:  # fmt: skip
+        """The same, by what a thread is in that has slept there for some time.
+
+        Of its registers too much is missed for an answer that is certain, but for an interpreter's frames.
+        """
+        capture = None
+        if (call := call_of(self._procfs / str(tgid), tid)) and int(call[1], 16) == address:
+            capture = captured(self._procfs, tgid, int(call[-2], 16), int(call[-1], 16), thread_pointer)
+        found = self.name(tgid, tid, address, guessed, capture)
+        return found if found.is_reused else replace(found, is_provisional=True)
 
     def _python(
         self,

@@ -87,6 +87,7 @@ class Sampler:
                 self._collector.known_locks,
                 [name.removeprefix("KIND_").lower() for name in manifest.enums["futex_kind"]],
                 self._may_be_wanted,
+                manifest.constants["CAPTURED_AGAIN_NS"],
             )
             self.futex = FutexAggregates(*shared, self._user_locks)
         if "offcpu" in self._collector.capacities:
