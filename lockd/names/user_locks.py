@@ -13,7 +13,7 @@ from lockd.names.demangle import Demangler
 from lockd.names.elf import EM_AARCH64
 from lockd.names.jit import OBJECT as JIT
 from lockd.names.jit import JitNames
-from lockd.names.locking import COND, LOCK, Frame, is_end, is_pool, judge
+from lockd.names.locking import COND, LOCK, Frame, is_end, is_pool, judge, parks
 from lockd.names.messages import ANON
 from lockd.names.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
 from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, call_of, is_of_python, shown_stack
@@ -58,12 +58,20 @@ class _Process:
 
 
 class UserNames:
-    """`procfs` is the root of a proc file system. What was used least recently makes room."""
+    """`procfs` is the root of a proc file system. What was used least recently makes room.
+
+    `parked` are patterns of the names of locks that threads park on, besides those that are known.
+    """
 
     def __init__(
-        self, procfs: Path = Path("/proc"), max_file_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
+        self,
+        procfs: Path = Path("/proc"),
+        max_file_bytes: int = MAX_BYTES,
+        max_files: int = MAX_FILES,
+        parked: Sequence[str] = (),
     ) -> None:
         self._procfs = procfs
+        self._parked = parked
         self._objects = ObjectFiles(max_file_bytes, max_files)
         self._demangler = Demangler()
         self._processes: OrderedDict[int, _Process] = OrderedDict()
@@ -124,6 +132,8 @@ class UserNames:
             site, stack = python.site or site, shown_stack(frames, python.functions)
             if family != GIL:
                 family, kind = python.family, python.kind
+        if (kind or guessed) in (LOCK, PI) and parks(name or site, self._parked):
+            family, kind = "park", COND
         is_provisional = not (name or site) or (python is not None and not python.site)
         shown = tuple(stack[:SHOWN_FRAMES])
         is_reused = python is not None and family != GIL

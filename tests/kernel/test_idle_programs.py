@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from checks import at_rest
 from conftest import Start
 from lockd_process import Lockd, Metrics
+
+from tests.needs import need
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 WAITING, MAX = "lockd_futex_waiting", "lockd_futex_max_blocked_us"
@@ -71,3 +76,38 @@ def test_python_that_is_stuck_among_idle_threads(narrow: Lockd, workload: Start)
     rows = narrow.api("locks", comm=comm, kind="lock", limit="1000")
     assert [row["lock"] for row in rows if row["waiting"]] == ["idle.py:be_stuck"] * STUCK
     one.kill()
+
+
+@contextlib.contextmanager
+def redis(directory: Path, comm: str, threads: int) -> Iterator[Path]:
+    """A server with so many threads for its clients' sockets, the main thread among them; its socket."""
+    program, socket = directory / comm, directory / "socket"
+    program.symlink_to(need("redis-check-rdb"))
+    options = {"port": 0, "unixsocket": socket, "io-threads": threads, "save": "", "dir": directory}
+    arguments = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    with subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL) as server:
+        try:
+            until = time.monotonic() + SOON_SECONDS
+            while not socket.exists():
+                assert time.monotonic() < until and server.poll() is None
+                time.sleep(0.02)
+            yield socket
+        finally:
+            server.terminate()
+
+
+def test_redis_whose_threads_park_on_mutexes(narrow: Lockd, tmp_path: Path) -> None:
+    """The main thread holds them while there is little to do, and lets go under load."""
+    need("redis-benchmark")
+    comm, threads = f"idle.{os.getpid():x}.redis", 4
+    with redis(tmp_path, comm, threads) as socket:
+        check_idle(narrow, comm, threads - 1)
+        load = ["redis-benchmark", "-s", socket, "-c", "50", "-n", "20000", "-t", "set,get", "-q"]
+        subprocess.run(load, check=True, stdout=subprocess.DEVNULL)
+        check_idle(narrow, comm, threads - 1)
+        rows = [row for row in narrow.api("locks", comm=comm, limit="1000") if row["program"] == "futex"]
+        parked = [row for row in rows if ":io_threads_mutex" in row["lock"]]
+        assert sum(row["waiting"] for row in parked) == threads - 1, rows
+        assert {row["kind"] for row in parked} == {"cond"}
+    waits = at_rest(narrow, comm)
+    assert contention(waits, comm)[1] < PAGING_US
