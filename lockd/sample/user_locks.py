@@ -189,7 +189,7 @@ class UserLocks:
         At each once, and if nothing certain was found, again whenever it has lasted twice as long.
         """
         table = self._table
-        if not table["is_reused"].any():
+        if self._resolver.is_paused or not table["is_reused"].any():
             return
         rows = table.find(mix(tgids, addresses, guesses))
         waited = waited_ns / 1e9
