@@ -19,7 +19,7 @@ from tests.needs import need
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 WAITING, MAX = "lockd_futex_waiting", "lockd_futex_max_blocked_us"
 CONTENTION = ("lock", "pi")
-SOON_SECONDS, LONG_SECONDS = 10.0, 2.0
+SOON_SECONDS, LONG_SECONDS = 30.0, 2.0
 """Until all is known of threads that have just begun to wait, and how long it then must be so."""
 PAGING_US = 1_000_000
 """What the alerts call a long wait."""
