@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from checks import at_rest
-from conftest import Start
+from conftest import OURS, Start
 from lockd_process import Lockd, Metrics
 
 from tests.needs import need
@@ -111,3 +111,13 @@ def test_redis_whose_threads_park_on_mutexes(narrow: Lockd, tmp_path: Path) -> N
         assert {row["kind"] for row in parked} == {"cond"}
     waits = at_rest(narrow, comm)
     assert contention(waits, comm)[1] < PAGING_US
+
+
+def test_a_lock_that_threads_park_on_by_configuration(host: None, tmp_path: Path, workload: Start) -> None:
+    """What is stuck by default is idle if the lock is named."""
+    daemon = Lockd(tmp_path, {"filter": {"comms": [OURS]}, "names": {"parked": ["*:stuck_mutex"]}})
+    one = workload("stuck_mutex")
+    one.run()
+    check_idle(daemon, one.comm, 1)
+    one.kill()
+    assert daemon.stop() == 0, "".join(daemon.log)
