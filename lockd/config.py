@@ -196,6 +196,20 @@ class Maps:
     stacks: int = key(power_of_two(64, LARGEST_MAP), "1024", "Call stacks in the kernel within one period.")
 
 
+@dataclass(frozen=True)
+class Names:
+    """What locks are called, and of what kind they are. See docs/lock-names.md."""
+
+    parked: tuple[str, ...] = key(
+        list_of(glob(), "a list of names or shell patterns"),
+        "[]",
+        'Locks that idle threads park on, by their label `lock`, such as ["pooled:gate", "*:idle_mutex"]: '
+        "who has work for a thread holds the lock until there is some. Waits for them are of the kind "
+        "`cond`, as all waits for work, and no alert speaks of them. Those that lockd knows need not be "
+        "here, such as Redis' io_threads_mutex.",
+    )
+
+
 AUTO = 0.0
 """No share that could be written."""
 
@@ -273,6 +287,7 @@ class Config:
     histogram: Histogram = section(Histogram)
     series: Series = section(Series)
     maps: Maps = section(Maps)
+    names: Names = section(Names)
     budget: Budget = section(Budget)
     web: Web = section(Web)
     log: Log = section(Log)

@@ -497,6 +497,7 @@ static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t
 
     if (now - t->looked_up < LOOKED_UP_AGAIN_NS)
         return;
+    READ_TASK(task, TASK_THREAD_POINTER, t->thread_pointer);
     t->call.kind = t->call.guess; /* if it was forgotten */
     struct known_lock *known = known_locks.lookup(&id);
     if (known) {

@@ -11,19 +11,21 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from lockd.names.locking_functions import (
     COMMON,
     ENDS,
     FAMILIES,
     LOCKING,
+    PARKED,
     PARKERS,
     POOLS,
     PYTHON,
     RUNTIMES,
     SERVICES,
     WRAPPERS,
-)  # fmt: skip
+)
 
 LOCK, COND = "lock", "cond"
 
@@ -220,6 +222,15 @@ def is_of_c_library(object_name: str) -> bool:
 def is_pool(variable: str) -> bool:
     """Whether a variable serves many locks."""
     return _POOL.fullmatch(variable) is not None
+
+
+def parks(lock: str, patterns: Sequence[str]) -> bool:
+    """Whether threads park on the lock of this name; `patterns` are those of locks besides the known.
+
+    Of a lock that is a part of a variable, they may leave out which.
+    """
+    names = lock, re.sub(r"(:.*)\+0x[0-9a-f]+$", r"\1", lock)
+    return any(fnmatchcase(name, pattern) for name in names for pattern in (*PARKED, *patterns))
 
 
 def is_end(function: str) -> bool:

@@ -239,3 +239,11 @@ ENDS = r"""
         runtime\.(?:mcall|goschedImpl|gopreempt_m|preemptPark)
 """
 """What lies beyond is not the caller: the stack of a goroutine that the thread has left."""
+
+PARKED = {
+    "*:io_threads_mutex": "Redis 6 and 7, Valkey and other forks, with `io-threads`",
+}
+"""Locks that threads park on, by shell patterns of their names, and whose they are.
+
+Who has work for a thread holds the lock until there is some; a thread that waits for it is idle.
+"""

@@ -29,6 +29,8 @@ class LockAnswer:
     """Of a lock in user space: what its code is, such as mutex or rwlock; empty if that is not known."""
     is_provisional: bool = False
     """Whether the next answer about it may tell more."""
+    is_reused: bool = False
+    """Of a lock in user space: whether its memory is soon that of another, as with all locks of CPython."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class UserLockSeen:
     guess: str
     """Its kind by the arguments of the call."""
     capture: Capture | None = None
+    sleeper: int = 0
+    """Without a capture, the thread pointer of `tid`, which still sleeps there; 0: it is not looked at."""
 
     def encode(self) -> bytes:
         capture = self.capture

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from lockd.names.address_space import STALE_SECONDS, AddressSpace
-from lockd.names.capture import Capture
+from lockd.names.capture import Capture, captured
 from lockd.names.debug_files import DIRECTORY
 from lockd.names.demangle import Demangler
 from lockd.names.elf import EM_AARCH64, ObjectFile
 from lockd.names.functions import tail_callers
 from lockd.names.jit import OBJECT as JIT
 from lockd.names.jit import JitNames
-from lockd.names.locking import COND, LOCK, Frame, family_of, is_end, is_of_c_library, is_pool, judge
+from lockd.names.locking import COND, LOCK, Frame, family_of, is_end, is_of_c_library, is_pool, judge, parks
 from lockd.names.messages import ANON
 from lockd.names.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
-from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, is_of_python, shown_stack
+from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, call_of, is_of_python, shown_stack
 from lockd.names.unwind import unwind, unwind_returns
 
 SHOWN_FRAMES = 24
@@ -39,7 +39,8 @@ class UserLock:
     """`site` and `family` are empty if they are not known; `stack` is innermost first.
 
     `kind` is `lock`, `pi`, `cond` or `other`. `is_provisional`: another capture may tell more, as
-    there was nothing that has a name, or the interpreter's frames could not be read.
+    there was nothing that has a name, or the interpreter's frames could not be read. `is_reused`: its memory
+    is soon that of another lock, as CPython makes one for each wait in a queue.
     """
 
     lock: str
@@ -48,6 +49,7 @@ class UserLock:
     stack: tuple[str, ...]
     family: str
     is_provisional: bool = False
+    is_reused: bool = False
 
 
 @dataclass
@@ -64,7 +66,10 @@ class _Process:
 
 class UserNames:
     """`procfs` is the root of a proc file system, `debug_files` the directory of what was stripped from
-    programs. What was used least recently makes room."""
+    programs. What was used least recently makes room.
+
+    `parked` are patterns of the names of locks that threads park on, besides those that are known.
+    """
 
     def __init__(
         self,
@@ -72,8 +77,10 @@ class UserNames:
         max_file_bytes: int = MAX_BYTES,
         max_files: int = MAX_FILES,
         debug_files: bytes = DIRECTORY,
+        parked: Sequence[str] = (),
     ) -> None:
         self._procfs = procfs
+        self._parked = parked
         self._objects = ObjectFiles(max_file_bytes, max_files, debug_files)
         self._tail_callers: WeakKeyDictionary[ObjectFile, dict[int, tuple[str, ...]]] = WeakKeyDictionary()
         self._demangler = Demangler()
@@ -136,9 +143,25 @@ class UserNames:
             site, stack = python.site or site, shown_stack(frames, python.functions)
             if family != GIL:
                 family, kind = python.family, python.kind
+        if (kind or guessed) in (LOCK, PI) and parks(name or site, self._parked):
+            family, kind = "park", COND
         is_provisional = not (name or site) or (python is not None and not python.site)
         shown = tuple(stack[:SHOWN_FRAMES])
-        return UserLock(name or site or ANON, kind or guessed, site, shown, family, is_provisional)
+        is_reused = python is not None and family != GIL
+        return UserLock(name or site or ANON, kind or guessed, site, shown, family, is_provisional, is_reused)
+
+    def name_of_sleeper(
+        self, tgid: int, tid: int, address: int, guessed: str, thread_pointer: int
+    ) -> UserLock:  # fmt: skip
+        """The same, by what a thread is in that has slept there for some time.
+
+        Of its registers too much is missed for an answer that is certain, but for an interpreter's frames.
+        """
+        capture = None
+        if (call := call_of(self._procfs / str(tgid), tid)) and int(call[1], 16) == address:
+            capture = captured(self._procfs, tgid, int(call[-2], 16), int(call[-1], 16), thread_pointer)
+        found = self.name(tgid, tid, address, guessed, capture)
+        return found if found.is_reused else replace(found, is_provisional=True)
 
     def _python(
         self,

@@ -185,6 +185,15 @@ class FutexAggregates:
         self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
         self._detail.threads["lock_row"][threads] = lock_rows
 
+    def look_again(
+        self, tids: npt.NDArray[Any], threads: npt.NDArray[Any], waited_ns: npt.NDArray[np.int64], now: float
+    ) -> None:  # fmt: skip
+        """Make sure of what these threads wait for, by their entries and for how long they have."""
+        call = threads["call"]
+        self._user_locks.look_again(
+            tids, threads["tgid"], call["uaddr"], call["guess"], waited_ns, threads["thread_pointer"], now
+        )
+
     def export(self, block: Block, now: float) -> None:
         """Write every series to a block."""
         series = self.by_kind

@@ -74,6 +74,7 @@ class GoingOn:
             has_detail,
         )
         futex.note_waiting(waiting, now)
+        futex.look_again(tids[blocked], threads[blocked], waited, now)
 
     def _note_offcpu(
         self, offcpu: OffcpuAggregates, tids: Columns, threads: Columns, off: npt.NDArray[np.bool_],

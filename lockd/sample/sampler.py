@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,6 +53,8 @@ class SamplerSettings:
     filter: Filter = field(default_factory=Filter)
     cpu_budget: float | None = None
     """A share of the machine."""
+    parked: Sequence[str] = ()
+    """Patterns of the names of locks that threads park on, besides those that are known."""
 
 
 class Sampler:
@@ -69,7 +72,7 @@ class Sampler:
         functions = fds[len(manifest.maps) : len(manifest.maps) + len(manifest.functions)]
         self._processes = Processes(Units(procfs), procfs)
         self._identities = Identities(self._processes, settings.filter)
-        self._resolver = Resolver(procfs, self._collector.blocked_processes)
+        self._resolver = Resolver(procfs, self._collector.blocked_processes, settings.parked)
         self.detail = Detail(
             self._processes.thread_comm, FOLDED_ROWS + max(2 * self._collector.largest, HELD_BACK_ROWS)
         )
@@ -87,6 +90,7 @@ class Sampler:
                 self._collector.known_locks,
                 [name.removeprefix("KIND_").lower() for name in manifest.enums["futex_kind"]],
                 self._may_be_wanted,
+                manifest.constants["CAPTURED_AGAIN_NS"],
             )
             self.futex = FutexAggregates(*shared, self._user_locks)
         if "offcpu" in self._collector.capacities:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lockd.names.locking_functions import PARKED
 from tests.programs.expected import SCENARIOS, Scenario, agrees
 
 HERE = Path(__file__).resolve().parent
@@ -68,6 +69,27 @@ is another one in the next build.
 """
 
 
+PARKING = """\
+## Locks that threads park on
+
+Some programs use a lock as a gate: whoever has work for a thread holds the lock until there is some, and
+the thread waits for it meanwhile, maybe for days. It is idle, and nobody contends. Such waits are of the
+kind `cond`, as all waits for work, and no alert speaks of them. Those that lockd knows, as patterns of the
+label `lock`:
+"""
+
+PARKING_ELSEWHERE = """\
+Others are told to lockd by `names.parked` in its configuration, such as `["pooled:gate"]`; of an array of
+locks all, by the array's name. A lock that has no name but the function that takes it is told by that. In a
+program without symbols such a lock may have only a number, which is another in each build.
+
+Only names tell them, as nothing else is certain. That the holder goes on, and never asks for the lock, is
+so as well where it has forgotten to let go; that a thread always waits in one place, and does nothing under
+the lock, also where the lock is the bottleneck; and neither is known before the wait has lasted for long.
+Better that an alert is to be silenced once, by a name, than that a thread which is stuck is taken for idle.
+"""
+
+
 def results() -> dict[str, Any]:
     """As last seen: `names` by comm, and `server`."""
     read: dict[str, Any] = json.loads(RESULTS.read_text())
@@ -76,7 +98,8 @@ def results() -> dict[str, Any]:
 
 def document(shown: dict[str, Any]) -> str:
     """In Markdown."""
-    return "\n".join([HEAD, *_right(shown["names"]), *_names(shown["names"]), *_server(shown["server"])])
+    names = [*_right(shown["names"]), *_names(shown["names"])]
+    return "\n".join([HEAD, *names, *_parked(), *_server(shown["server"])])
 
 
 def right(one: Scenario, said: dict[str, Any]) -> bool:
@@ -109,6 +132,15 @@ def _words(one: Scenario, said: dict[str, Any]) -> str:
     if right(one, said) and "*" not in one.lock + one.site:
         return "the same"
     return f"{said['kind']} `{said['lock']}` `{said['site']}`"
+
+
+def _parked() -> Iterator[str]:
+    yield PARKING
+    yield "| lock | of |"
+    yield "|---|---|"
+    yield from (f"| `{pattern}` | {whose} |" for pattern, whose in PARKED.items())
+    yield ""
+    yield PARKING_ELSEWHERE
 
 
 def _server(said: dict[str, Any]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockd.names.locking import KINDS, Frame, family_of, is_end, is_pool, judge
+from lockd.names.locking import KINDS, Frame, family_of, is_end, is_pool, judge, parks
 from lockd.names.locking_functions import FAMILIES
 
 THREAD = "libc.so.6:start_thread libc.so.6:clone3"
@@ -226,3 +226,11 @@ def test_what_is_shared_or_left() -> None:
     assert not is_pool("registry_mutex")
     assert is_end("runtime.mcall")
     assert not is_end("runtime.schedule")
+
+
+def test_locks_that_threads_park_on() -> None:
+    """Of an array of locks all, by the array's name."""
+    assert parks("redis-check-rdb:io_threads_mutex+0x28", ()) and parks("valkey-server:io_threads_mutex", ())
+    assert not parks("app:gate", ()) and not parks("app:io_threads_mutex_of_another", ())
+    assert parks("app:gate+0x40", ("app:gate",)) and parks("app:gate+0x40", ("*+0x40",))
+    assert not parks("app+0x40", ("app",)), "it is not part of a variable that is so called"
