@@ -99,7 +99,7 @@ class Names:
         return None
 
     def rest(self) -> None:
-        """Nobody asks at the moment: keep no child, whose CPU time counts for its parent's once it has ended."""
+        """Nobody asks at the moment: keep no child, whose CPU time is known once it has ended."""
         self._user.rest()
 
     def _forget(self, now: float) -> None:

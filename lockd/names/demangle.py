@@ -94,7 +94,7 @@ class Demangler:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                preexec_fn=_limit_child,
+                preexec_fn=_limit_child,  # noqa: PLW1509  # the namer has one thread
             )
             self._asked = 0
         self._asked += 1

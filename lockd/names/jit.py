@@ -27,9 +27,7 @@ CODE_LOAD = 0
 CODE = struct.Struct("<IIQQQQ")
 """Of a record that tells of new code: process, thread, its address twice, its size, its number."""
 
-_LINE = re.compile(
-    rb"(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.{1,%d})" % MAX_NAME
-)
+_LINE = re.compile(rb"(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.{1,%d})" % MAX_NAME)
 _JAVA = re.compile(r"[^\s()]+ ([^\s()]+\.[^\s()]+)\([^()]*\)?")
 """As HotSpot writes a method: its type, its name, its parameters, which may be cut."""
 _HIDDEN_CLASS = re.compile(r"/0x[0-9a-f]+")

@@ -40,8 +40,9 @@ class Detail:
         waits = {"blocked_ns": np.int64, "count": np.int64, "max_ns": np.int64, "waiting_ns": np.int64}
         about = {"program": np.int8, "kind": object, "process": object, "tgid": np.int64}
         self.threads = Table(
-            {**waits, **about, "tid": np.int64, "thread_comm": "S16", "lock_key": np.uint64}, rows
-        )
+            {**waits, **about, "tid": np.int64, "thread_comm": "S16", "lock_key": np.uint64,
+             "waiting_is_least": np.bool_}, rows,
+        )  # fmt: skip
         self.locks = Table(
             {
                 **waits,
@@ -115,7 +116,9 @@ class Detail:
     def clear_waiting(self, program: str) -> None:
         """Before the waits that go on at this moment are noted anew."""
         number = PROGRAMS.index(program)
-        self.threads["waiting_ns"][self.threads["program"] == number] = 0
+        of_program = self.threads["program"] == number
+        self.threads["waiting_ns"][of_program] = 0
+        self.threads["waiting_is_least"][of_program] = False
         of_program = self.locks["program"] == number
         self.locks["waiting_ns"][of_program] = 0
         self.locks["waiting"][of_program] = 0
@@ -151,7 +154,9 @@ class Detail:
                 "thread_comm": [self._name_of_thread(row) for row in threads],
                 "lock": lock_names,
             },
-            "numbers": _numbers("threads", self.threads, threads, ("tid", "tgid"), arrays),
+            "numbers": _numbers(
+                "threads", self.threads, threads, ("tid", "tgid", "waiting_is_least"), arrays
+            ),
             "lists": {},
         }
         rows = _top(locks)

@@ -181,6 +181,7 @@ class FutexAggregates:
             "futex", waiting.who, waiting.tids, kind, self._kinds, waiting.codes, waiting.processes, now
         )
         self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
+        self._detail.threads["waiting_is_least"][threads] = waiting.is_least
         self._detail.note_threads_of(lock_rows, threads, waiting.tids, now)
 
     def export(self, block: Block, now: float) -> None:

@@ -36,7 +36,6 @@ def test_no_host_is_every_interface() -> None:
         assert [connected(host, port) for host in ("127.0.0.1", "::1")] == [True, True]
 
 
-
 def test_no_host_where_ipv6_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "has_ipv6", False)  # as on a kernel that was started without it
     (listening,) = listen([("", 0)])

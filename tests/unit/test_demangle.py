@@ -120,7 +120,9 @@ def test_a_child_may_take_so_much_cpu_and_memory_and_no_more(monkeypatch: pytest
     demangler = Demangler()
     demangler.name("_ZN1a1bEv")
     assert demangler._child
-    limits = [resource.prlimit(demangler._child.pid, one) for one in (resource.RLIMIT_AS, resource.RLIMIT_CPU)]
+    limits = [
+        resource.prlimit(demangler._child.pid, one) for one in (resource.RLIMIT_AS, resource.RLIMIT_CPU)
+    ]
     assert limits == [(demangle.MEMORY, demangle.MEMORY), (1, 1)]
     demangler.close()
 
