@@ -241,7 +241,7 @@ def _itself() -> Iterator[Metric]:
         "cpu_seconds_total",
         "counter",
         "process",
-        "CPU time, user and system, of lockd's own process. In seconds.",
+        "CPU time, user and system, of lockd's own process; of the namer with its children. In seconds.",
     )
     yield metric(
         "cpu_ratio",

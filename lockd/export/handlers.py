@@ -174,7 +174,7 @@ class Handler(RequestHandler):
             # Headers go first, so that the body is sent as it is: all clients share one copy.
             await self.flush()
             await asyncio.wait_for(self.finish(body), REPLY_TIMEOUT)
-        except TimeoutError:
+        except asyncio.TimeoutError:  # the builtin one only since Python 3.11
             log.debug("%s does not take its answer", self.request.remote_ip)
             if self._stream is not None:
                 self._stream.close()

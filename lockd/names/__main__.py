@@ -47,6 +47,7 @@ READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
 MEMORY_BYTES = 512 << 20
 """Of its own, not counting files that it maps."""
 MESSAGE_BYTES = 1 << 17
+REST_MS = 1000
 ASKED_SECONDS = 10.0
 """After a thread of a process blocked; whoever has not asked for the process by then never will."""
 
@@ -102,6 +103,10 @@ class Names:
                     self._user.look(tgid)
         return None
 
+    def rest(self) -> None:
+        """Nobody asks at the moment: keep no child, whose CPU time is known once it has ended."""
+        self._user.rest()
+
     def _forget(self, now: float) -> None:
         """All but the processes that the sampler speaks of, or that it may soon ask about."""
         self._blocked = {tgid: at for tgid, at in self._blocked.items() if at > now - ASKED_SECONDS}
@@ -115,7 +120,10 @@ def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = 
         if one:
             ready.register(one, select.POLLIN)
     while True:
-        events = ready.poll()
+        events = ready.poll(REST_MS)
+        if not events:
+            names.rest()
+            events = ready.poll()
         if blocked:
             names.look_at_blocked(blocked.read())
         if sock.fileno() not in (fd for fd, _ in events):

@@ -96,6 +96,10 @@ class UserNames:
         self.look(tgid)
         self._process(tgid).space.load()
 
+    def rest(self) -> None:
+        """Nobody asks at the moment: end what was started to answer."""
+        self._demangler.close()
+
     def keep(self, alive: set[int]) -> None:
         """Forget all other processes."""
         for tgid in self._processes.keys() - alive:

@@ -125,8 +125,7 @@ class FutexAggregates:
         lock_rows = self._lock_rows(who["tgid"], keys["uaddr"], kind, blocked.codes, blocked.processes, now)
         detail.add(detail.threads, threads, *numbers)
         detail.add(detail.locks, lock_rows, *numbers)
-        detail.threads["lock_row"][threads[threads >= 0]] = lock_rows[threads >= 0]
-        detail.note_threads_of(lock_rows, tids, now)
+        detail.note_threads_of(lock_rows, threads, tids, now)
         self.locks.add(lock_rows, values["calls"], values["blocked_ns"], values["max_blocked_ns"], now)
 
     def _lock_rows(
@@ -178,12 +177,12 @@ class FutexAggregates:
         groups = Groups(lock_rows)
         self._detail.locks["waiting"][groups.rows] = groups.sum(np.ones(len(lock_rows)))
         self._detail.locks["waiting_ns"][groups.rows] = groups.max(waiting.waited_ns)
-        self._detail.note_threads_of(lock_rows, waiting.tids, now)
         threads = self._detail.thread_rows(
             "futex", waiting.who, waiting.tids, kind, self._kinds, waiting.codes, waiting.processes, now
         )
         self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
-        self._detail.threads["lock_row"][threads] = lock_rows
+        self._detail.threads["waiting_is_least"][threads] = waiting.is_least
+        self._detail.note_threads_of(lock_rows, threads, waiting.tids, now)
 
     def look_again(
         self, tids: npt.NDArray[Any], threads: npt.NDArray[Any], waited_ns: npt.NDArray[np.int64], now: float

@@ -94,8 +94,7 @@ class KernelLockAggregates:
         )
         detail.add(detail.threads, threads, *numbers)
         detail.add(detail.locks, lock_rows, *numbers)
-        detail.threads["lock_row"][threads] = lock_rows
-        detail.note_threads_of(lock_rows, keys["tid"], now)
+        detail.note_threads_of(lock_rows, threads, keys["tid"], now)
         self.sites.add(lock_rows, values["waits"], values["wait_ns"], values["max_wait_ns"], now)
         self.sites.ask_names(self._resolver)
 

@@ -171,7 +171,8 @@ class OffcpuAggregates:
             waiting.processes,
             now,
         )
-        self._detail.threads["waiting_ns"][threads[threads >= 0]] = waiting.waited_ns[threads >= 0]
+        self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
+        self._detail.threads["waiting_is_least"][threads] = waiting.is_least
 
     def export(self, block: Block, now: float) -> None:
         """Write every series to a block."""

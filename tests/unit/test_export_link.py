@@ -183,3 +183,31 @@ def test_what_never_settles(monkeypatch: pytest.MonkeyPatch) -> None:
         await later
 
     play(test)
+
+
+def test_a_time_limit_as_before_python_3_11(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asyncio raised then was not the builtin TimeoutError."""
+
+    class OldTimeoutError(Exception):
+        pass
+
+    wait_for, raised_now = asyncio.wait_for, asyncio.TimeoutError
+
+    async def old_wait_for(what: Any, timeout: float) -> Any:
+        try:
+            return await wait_for(what, timeout)
+        except raised_now:
+            raise OldTimeoutError from None
+
+    monkeypatch.setattr(sampler_link, "TIMEOUT", 0.05)
+    monkeypatch.setattr(sampler_link, "SETTLED_TIMEOUT", 0.05)
+
+    async def test(link: SamplerLink, _: socket.socket) -> None:
+        monkeypatch.setattr(asyncio, "wait_for", old_wait_for)
+        monkeypatch.setattr(asyncio, "TimeoutError", OldTimeoutError)
+        for asked in (link.ask(b"m"), link.settled()):
+            with pytest.raises(SamplerError):
+                await asked
+        monkeypatch.undo()
+
+    play(test)
