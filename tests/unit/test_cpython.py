@@ -77,7 +77,11 @@ def waiter(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
 
 def said(names: UserNames, pid: int, comm: str) -> UserLock:
     tid, address = blocked_thread(pid, comm)
-    return names.name(pid, tid, address, "other", capture_of(pid, tid))
+    capture = capture_of(pid, tid)
+    until = time.monotonic() + SECONDS
+    while blocked_thread(pid, comm) != (tid, address):  # it was stopped, and goes on
+        assert time.monotonic() < until
+    return names.name(pid, tid, address, "other", capture)
 
 
 @pytest.mark.parametrize("comm", WAITS)
