@@ -58,7 +58,6 @@ class Detail:
                 "stack": object,
                 "sites": object,
                 "series_code": np.uint64,
-                "series_row": np.int64,
             },
             rows,
         )
