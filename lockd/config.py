@@ -176,7 +176,7 @@ class Series:
     idle_ns: int = key(
         duration("1m", "30d"),
         "1h",
-        "A series goes away after this long with nothing new, once its process is gone; after a minute if "
+        "A series goes away after this long with nothing new, once its process is gone; after 30 s if "
         "others need the room.",
     )
     top_locks: int = key(

@@ -235,7 +235,7 @@ def _itself() -> Iterator[Metric]:
         "series_retired_total",
         "counter",
         "family",
-        "Series that went: with no live process and nothing new for series.idle (or for a minute, when others"
+        "Series that went: with no live process and nothing new for series.idle (or for 30 s, when others"
         " needed the room), or as others are waited for more. lockd_retired_value has what they had counted.",
     )
     yield metric(

@@ -19,8 +19,8 @@ from lockd.sample.presence import GONE, LASTS, THERE, Presence
 from lockd.sample.ranking import EARNED_NS, HALF_LIFE, MEMORY_NS, STAYS, ranked
 
 OTHER = "other"
-SHOWN_SECONDS = 60.0
-"""So long a series shows its last numbers before it goes, for everybody who scrapes."""
+SHOWN_SECONDS = 30.0
+"""So long a series shows its last numbers before it goes, for those who scrape."""
 REMEMBERED_SECONDS = 120.0
 """After so long with nothing new a label set without a series is forgotten."""
 MOST_REFUSED = 20_000
@@ -36,7 +36,7 @@ _ENTRY = {
     "waited": (np.float64, 0.0),  # ns, what is over decayed
     "going_on": (np.float64, 0.0),  # ns, of waits that were going on when they were last looked at
     "row": (np.int64, _NOWHERE),  # its own
-    "displaced": (np.float64, np.inf),  # since when it does not count there any more
+    "displaced": (np.float64, np.inf),  # when it counted there last, if it does no more
     "unit": (np.int64, _NOWHERE),  # entry of its unit
     "other": (np.int64, _NOWHERE),  # row for what has none
     "target": (np.int64, _NOWHERE),  # row in which it counts
@@ -159,7 +159,7 @@ class Series:
         self._retire(named[is_shown & (has_faded | has_ended)])
         stays = np.maximum(stays, np.where(seen >= now - SHOWN_SECONDS, THERE, GONE))
         self._give_way(named[stays == GONE])
-        self._compete(named, stays, now)
+        self._compete(named, stays)
         self._forget_refused(named, now)
         self._aim()
 
@@ -327,7 +327,7 @@ class Series:
             shown = gone[self._entries["row"][gone] >= 0]
             self._retire(shown[np.argsort(self._merits()[shown], kind="stable")][:asked])
 
-    def _compete(self, named: Rows, stays: npt.NDArray[np.int64], now: float) -> None:
+    def _compete(self, named: Rows, stays: npt.NDArray[np.int64]) -> None:
         """Give the rows there are to the entries that come first; `stays` tells it of each of `named`."""
         entries, merits = self._entries, self._merits()
         is_own = (entries["row"][named] >= 0) & np.isinf(entries["displaced"][named])
@@ -356,7 +356,7 @@ class Series:
         first, last = order[: max(limit, 0)], order[max(limit, 0) :]
         winners = first[~is_own[first]]
         losers = last[is_own[last]][::-1][: max(len(winners) - max(limit - self._own, 0), 0)]
-        self._displace(which[losers[stays[losers] != GONE]], now)
+        self._displace(which[losers[stays[losers] != GONE]])
         self._retire(which[losers[stays[losers] == GONE]])
         for entry in which[winners].tolist():
             if entries["row"][entry] >= 0 or self._budget.room(self.family) >= self.lines:
@@ -364,10 +364,10 @@ class Series:
         lacking = which[winners if self._most is not None else ~is_own]
         self._budget.want(self.family, np.count_nonzero(entries["row"][lacking] < 0) * self.lines)
 
-    def _displace(self, which: Rows, now: float) -> None:
-        """Let entries count elsewhere; their rows go when everybody has seen their last numbers."""
+    def _displace(self, which: Rows) -> None:
+        """Let entries count elsewhere; their rows go when their last numbers have been shown for a while."""
         self._own -= len(which)
-        self._entries["displaced"][which] = now
+        self._entries["displaced"][which] = self._entries["seen"][which]
         for entry in which.tolist():
             self._share_row(entry)
 
