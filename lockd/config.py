@@ -176,10 +176,13 @@ class Series:
     idle_ns: int = key(
         duration("1m", "30d"),
         "1h",
-        "A series goes away after this long with nothing new, once its process is gone.",
+        "A series goes away after this long with nothing new, once its process is gone; after 30 s if "
+        "others need the room.",
     )
     top_locks: int = key(
-        integer(1, 10_000), "50", "How many locks have series of their own, the most contended."
+        integer(1, 10_000),
+        "50",
+        "How many locks have series of their own: those that are most contended at the time.",
     )
 
 

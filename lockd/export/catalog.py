@@ -228,14 +228,22 @@ def _itself() -> Iterator[Metric]:
         "series_overflow_total",
         "counter",
         "family",
-        "Label sets that got no series of their own because series.max was reached;"
-        ' their events are in series whose labels say "other".',
+        "Label sets that got no series of their own when they were first seen, as there was no room for all;"
+        ' until they have one, their events are in series whose labels say "other".',
     )
     yield metric(
         "series_retired_total",
         "counter",
         "family",
-        "Series retired because they had nothing new for series.idle and no live process.",
+        "Series that went: with no live process and nothing new for series.idle (or for 30 s, when others"
+        " needed the room), or as others are waited for more. lockd_retired_value has what they had counted.",
+    )
+    yield metric(
+        "retired_value",
+        "gauge",
+        "metric",
+        "What series that are not exported any more had counted, by metric: what sums over all series lack."
+        " A series that comes back takes its part along.",
     )
     yield metric(
         "cpu_seconds_total",

@@ -59,7 +59,6 @@ class Detail:
                 "stack": object,
                 "sites": object,
                 "series_code": np.uint64,
-                "series_row": np.int64,
             },
             rows,
         )

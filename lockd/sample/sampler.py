@@ -34,6 +34,7 @@ from lockd.sample.lock_waits import LockWaits
 from lockd.sample.offcpu import OffcpuAggregates
 from lockd.sample.own_cost import OwnCost
 from lockd.sample.pairs import Columns, Rows
+from lockd.sample.presence import Presence
 from lockd.sample.series import Series
 from lockd.sample.user_locks import UserLocks
 
@@ -77,6 +78,7 @@ class Sampler:
             self._processes.thread_comm, FOLDED_ROWS + max(2 * self._collector.largest, HELD_BACK_ROWS)
         )
         self._limits = settings.limits
+        self._presence = Presence()
         self._user_locks: UserLocks | None = None
         self.futex: FutexAggregates | None = None
         self.offcpu: OffcpuAggregates | None = None
@@ -219,8 +221,6 @@ class Sampler:
         self._deadlocks.refused(*refused, time.monotonic_ns())
 
     def _each_second(self, now: float) -> None:
-        for series in self._series:
-            series.reconsider()
         threads, in_kernel = self._going_on.note(now, self.cpu_budget.has_detail)
         self._last_seen = np.unique(threads[1]["tgid"])
         self._alive = np.union1d(self._alive, self._last_seen)
@@ -233,9 +233,9 @@ class Sampler:
         # Of all looks since the last time: one does not see the threads that are being switched as it looks.
         alive, self._alive = set(self._alive.tolist()), self._last_seen
         self._processes.keep(alive)
-        names = {self._processes.name(tgid) for tgid in alive}
+        self._presence.note({self._processes.name(tgid) for tgid in alive}, now)
         for series in self._series:
-            series.retire(now - self._limits.idle_seconds, lambda labels: labels[:2] in names)
+            series.rearrange(self._presence, self._limits.idle_seconds, now)
         self.detail.expire(now)
         if self._user_locks:
             self._user_locks.keep(alive, now)
