@@ -154,6 +154,7 @@ class BusyHost:
             cast("HashMap", self._names),
             [name.removeprefix("KIND_").lower() for name in source.enums["futex_kind"]],
             lambda tgid: True,
+            captured_again_ns=10_000_000_000,
         )
         shared = (manifest, self.limits, Budget(self.limits), self._detail)
         self.futex = FutexAggregates(*shared, self._user_locks)
@@ -235,7 +236,10 @@ class BusyHost:
         waited = np.full(count, STEP * SECOND, np.int64)
 
         def waiting(kinds: Any, addresses: Any) -> Waiting:
-            return Waiting(tgids, tgids, kinds, addresses, waited, codes, names, who, has_detail=True)
+            return Waiting(
+                tgids, tgids, kinds, addresses, waited, codes, names, who,
+                has_detail=True, is_least=np.zeros(count, np.bool_),
+            )  # fmt: skip
 
         addresses = (tgids << 16 | 0xFFFF).astype(np.uint64)
         self.futex.note_waiting(waiting(np.full(count, COND), addresses), self.now)
