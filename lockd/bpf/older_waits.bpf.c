@@ -18,7 +18,7 @@ struct sleep {
 static __always_inline bool is_asleep(u64 task, struct sleep *sleep)
 {
     u64 voluntary = 0, involuntary = 0;
-    s32 on_cpu = 0, on_rq = 0;
+    u8 on_cpu = 0, on_rq = 0; /* in 7.2; in 6.18 the lowest byte of an int, which has all that is in it */
     u8 dequeued_later = 0;
 
     sleep->state = 0;
