@@ -14,6 +14,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -26,7 +27,7 @@ import urllib.parse
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +79,23 @@ class Host:
         self._threads: list[threading.Thread] = []
         root = cgroup2()
         self._units = root / f"lockdservices{os.getpid()}.slice" if root else None
-        if self._units:
+        if root and self._units:
+            own = re.findall("^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)[0]
+            self._before = root / own / "cgroup.procs"
             self._units.mkdir()
+            self.place("harness", os.getpid())
         ends.callback(self._end)
 
     @property
-    def has_units(self) -> bool:
-        return self._units is not None
+    def units(self) -> list[str]:
+        """As labels; none if there is no unified hierarchy."""
+        return [cgroup.name for cgroup in self._units.glob("*.service")] if self._units else []
 
     def _end(self) -> None:
         """What is still in the cgroups is killed: what services have started, and who used them."""
         self.over.set()
+        if self._units:
+            self._before.write_text(str(os.getpid()))
         for cgroup in (*self._units.glob("*.service"), self._units) if self._units else ():
             deadline = time.monotonic() + READY_SECONDS
             while time.monotonic() < deadline:
@@ -102,12 +109,12 @@ class Host:
         for thread in self._threads:
             thread.join(READY_SECONDS)
 
-    def place(self, unit: str, process: subprocess.Popen[Any]) -> None:
+    def place(self, unit: str, pid: int) -> None:
         if self._units:
             cgroup = self._units / f"{unit}.service"
             cgroup.mkdir(exist_ok=True)
             with contextlib.suppress(ProcessLookupError):  # it was short
-                (cgroup / "cgroup.procs").write_text(str(process.pid))
+                (cgroup / "cgroup.procs").write_text(str(pid))
 
     def start(
         self, unit: str, *command: object, user: Sequence[str] = (), **how: Any
@@ -117,7 +124,7 @@ class Host:
             words = [*KILLED_WITH_US, *user, *map(str, command)]
             usual = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": self.directory}
             process = subprocess.Popen(words, start_new_session=True, **{**usual, **how})
-        self.place(unit, process)
+        self.place(unit, process.pid)
         return process
 
     def serve(self, unit: str, *command: object, **how: Any) -> subprocess.Popen[Any]:
@@ -137,6 +144,7 @@ class Host:
         """One with the protocol of tests/workloads."""
         pipe, environment = subprocess.PIPE, {**os.environ, "LOCKD_COMM": comm}
         process = self.serve(comm, *command, stdin=pipe, stdout=pipe, env=environment)
+        assert process.stdin and process.stdout
         if not process.stdout.readline().startswith(b"ready"):
             raise RuntimeError(f"{comm}: not ready\n{self.log(comm)}")
         process.stdin.write(b"\n")
@@ -244,7 +252,8 @@ def redis_idle(host: Host) -> None:
 
 
 def redis_used(host: Host) -> None:
-    load = ("redis-benchmark", "-s", redis(host, "redis", 2), "-c", 20, "-n", 20_000, "-t", "set,get", "-q")
+    unix = redis(host, "redis", 2)
+    load = ("redis-benchmark", "-s", unix, "-c", 20, "-n", 20_000, "-t", "set,get", "--csv")
     host.every(60, "redis-benchmark", lambda: host.run("clients", *load))
 
 
@@ -275,7 +284,8 @@ def postgresql(host: Host) -> None:
 def mariadb(host: Host, cycle_seconds: float) -> None:
     """At full speed for the beginning of each cycle, else at a low rate."""
     unix = host.directory / "mariadb.socket"
-    host.place("mariadb", server := host.ends.enter_context(database(unix)))
+    server = host.ends.enter_context(database(unix))
+    host.place("mariadb", server.pid)
     host.processes.append(("mariadb", server))
     host.run("clients", "mariadb", "--no-defaults", f"--socket={unix}", "-e", "CREATE DATABASE sbtest")
     load = ["sysbench", "oltp_read_write", f"--mysql-socket={unix}", "--mysql-user=root", "--tables=4"]
@@ -418,11 +428,10 @@ class Prometheus:
         config["scrape_configs"][0]["static_configs"] = [{"targets": [lockd]}]
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
         address = f"127.0.0.1:{free_port()}"
-        options = {"config.file": directory / "prometheus.yml", "storage.tsdb.path": directory / "data"}
-        options["web.listen-address"] = address
         self._url = f"http://{address}"
-        words = [f"--{name}={value}" for name, value in options.items()]
-        host.serve("prometheus", unpacked("usr/bin/prometheus"), *words, env=libraries())
+        options = [f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
+        options += [f"--web.listen-address={address}"]
+        host.serve("prometheus", unpacked("usr/bin/prometheus"), *options, env=libraries())
         host.until("prometheus", lambda: get(f"{self._url}/-/ready"))
 
     def _asked(self, what: str, **query: object) -> list[dict[str, Any]]:
@@ -449,61 +458,43 @@ class Prometheus:
         return {float(at) for one in found for at, _ in one["values"]}
 
 
-@dataclass
-class Alert:
-    """One that fired, or was about to."""
-
-    name: str
-    state: str
-    severity: str
-    unit: str
-    comm: str
-    """Empty if it is about lockd itself."""
-    first: float
-    """Seconds after the beginning."""
-    seconds: float
-
-
-LABELS = ("alertname", "alertstate", "severity", "unit", "comm")
-
-
-def alerts(prometheus: Prometheus, began: float, ended: float) -> list[Alert]:
+def alerts(prometheus: Prometheus, began: float, quiet: float, over: float) -> list[dict[str, Any]]:
+    """Those that fired or were about to; those about lockd itself have no comm."""
     found = [
-        Alert(*(labels.get(name, "") for name in LABELS), rows[0, 0] - began, len(rows) * float(STEP))
-        for labels, rows in prometheus.samples("ALERTS", began, ended)
+        {name: labels.get(name, "") for name in ("alertname", "alertstate", "severity", "comm", "unit")}
+        | {"phase": "quiet" if rows[0, 0] < quiet else "true cases"}
+        | {"after": rows[0, 0] - began, "seconds": len(rows) * STEP}
+        for labels, rows in prometheus.samples("ALERTS", began, over)
     ]
-    return sorted(found, key=lambda alert: (alert.state, alert.first))
+    return sorted(found, key=lambda alert: (alert["alertstate"], alert["after"]))
 
 
-def counted(values: np.ndarray) -> float:
+def counted(values: Any) -> float:
     """What a counter counted from 0 on, also if it was away, or began again."""
     steps = np.diff(values, prepend=0)
     return float(np.where(steps < 0, values, steps).sum())
 
 
-def lock_time(prometheus: Prometheus, comm: str, began: float, ended: float) -> dict[str, Any]:
-    """Seconds that its threads waited for locks, in all and by the names of locks that had series."""
-    what = f'{{comm="{comm}", kind=~"lock|pi"}}'
+def lock_time(prometheus: Prometheus, whose: str, began: float, ended: float) -> dict[str, Any]:
+    """Seconds that threads waited for locks, in all and by the names of locks that had series."""
+    what = f'{{{whose}, kind=~"lock|pi"}}'
     of_all, by_name = 0.0, dict[str, float]()
     for _, rows in prometheus.samples(f"lockd_futex_blocked_seconds_sum{what}", began, ended):
         of_all += counted(rows[:, 1])
     for labels, rows in prometheus.samples(f"lockd_futex_lock_blocked_seconds_total{what}", began, ended):
         by_name[labels["lock"]] = by_name.get(labels["lock"], 0.0) + counted(rows[:, 1])
     named = sum(seconds for lock, seconds in by_name.items() if lock != "other")
-    largest = dict(sorted(by_name.items(), key=lambda one: -one[1])[:12])
-    return {"seconds": of_all, "named": named, "share": named / of_all if of_all else None, "locks": largest}
+    largest = dict(sorted(by_name.items(), key=lambda one: -one[1])[:8])
+    return {"seconds": of_all, "named": named, "share": named / of_all if of_all else 0.0, "locks": largest}
 
 
-def has_series(
-    prometheus: Prometheus, service: Service, by_unit: bool, began: float, ended: float
-) -> dict[str, Any]:
+def has_series(prometheus: Prometheus, whose: str, began: float, ended: float) -> dict[str, Any]:
     """At how many scrapes, after the first minute, it had a series of its own, and whether at the last."""
-    unit = f', unit="{service.name}.service"' if by_unit else ""
     began += SERIES_SECONDS
-    wanted = [began + STEP * number for number in range(int((ended - began) // STEP) + 1)]
-    there = prometheus.moments(f'count({{{COUNTED}, comm="{service.comm}"{unit}}})', began, wanted[-1])
-    last = bool(there) and max(there) > wanted[-1] - STEP / 2
-    return {"scrapes": len(wanted), "with": len(there), "at the end": last}
+    scraped = prometheus.moments('up{job="lockd"} == 1', began, ended)
+    there = prometheus.moments(f"count({{{COUNTED}, {whose}}})", began, ended)
+    last = bool(there) and max(there) == max(scraped)
+    return {"scrapes": len(scraped), "with": len(scraped & there), "at the end": last}
 
 
 class Memory:
@@ -584,14 +575,17 @@ def measure(chosen: Sequence[Service], minutes: float, true_minutes: float) -> d
         wait(host, true_minutes * 60, memory, ended)
         over = time.time()
         text = daemon.get("/metrics")
-        found = {
+
+        def whose(service: Service) -> str:
+            unit = f', unit="{service.name}.service"' if host.units else ""
+            return f'comm="{service.comm}"{unit}'
+
+        return {
             "minutes": {"starts": (all_started - began) / 60, "quiet": minutes, "true cases": true_minutes},
-            "has units": host.has_units,
-            "quiet at": quiet - began,
-            "alerts": [asdict(alert) for alert in alerts(prometheus, began, over)],
+            "units": host.units,
+            "alerts": alerts(prometheus, began, quiet, over),
             "series": {
-                service.name: {"comm": service.comm}
-                | has_series(prometheus, service, host.has_units, at, quiet)
+                service.name: {"comm": service.comm, **has_series(prometheus, whose(service), at, quiet)}
                 for service, at in started.items()
             },
             "ended": ended,
@@ -600,14 +594,16 @@ def measure(chosen: Sequence[Service], minutes: float, true_minutes: float) -> d
             },
             "memory": memory.report((quiet - began) / 60),
             "resident bytes": memory.by_process,
-            "mariadb": lock_time(prometheus, "mariadbd", began, quiet),
+            "lock time": {
+                service.name: lock_time(prometheus, whose(service), began, quiet) for service in started
+            },
+            "scrapes that failed": sum(
+                int((rows[:, 1] == 0).sum()) for _, rows in prometheus.samples("up", began, over)
+            ),
             "scrape bytes": len(text),
             **told(prometheus, began, quiet),
             "log": [line.strip() for line in daemon.log],
         }
-        # As lockd's exporter has it, what it says of the true cases may be of use.
-        found["deadlocks"] = daemon.api("deadlocks")
-        return found
 
 
 def told(prometheus: Prometheus, began: float, at: float) -> dict[str, Any]:
@@ -648,20 +644,20 @@ def told(prometheus: Prometheus, began: float, at: float) -> dict[str, Any]:
         "scrape seconds": over_time(f"scrape_duration_seconds{job}"),
         "scrape samples": over_time(f"scrape_samples_scraped{job}"),
         "scrapes": by_label(f"sum(count_over_time(up{job}[{seconds}]))"),
-        "scrapes that failed": by_label(f"sum(count_over_time((up{job} == 0)[{seconds}:{STEP}s]))"),
     }
 
 
 def failures(found: dict[str, Any]) -> list[str]:
-    """What is not as it should be."""
-    fired = [alert for alert in (Alert(**one) for one in found["alerts"]) if alert.state == "firing"]
+    """What is not as it should be. Alerts for who else runs on the host are told and may be true."""
+    fired = [alert for alert in found["alerts"] if alert["alertstate"] == "firing"]
     true = {(name, case.comm) for case in TRUE_CASES for name in case.alerts}
     wrong = [
-        f"{alert.name} fired for {alert.comm} after {alert.first:.0f} s, for {alert.seconds:.0f} s"
+        "{alertname} fired for {comm} after {after:.0f} s, for {seconds:.0f} s".format(**alert)
         for alert in fired
-        if alert.comm not in {"", *(comm for _, comm in true)}
+        if alert["comm"] not in {"", *(comm for _, comm in true)}
+        and (alert["unit"] in found["units"] or not found["units"])
     ]
-    missing = sorted(true - {(alert.name, alert.comm) for alert in fired})
+    missing = sorted(true - {(alert["alertname"], alert["comm"]) for alert in fired})
     wrong += [f"{name} did not fire for {comm}" for name, comm in missing]
     if found["levels"].get("0", 0.0) < LEAST_AT_LEVEL_0:
         wrong.append(f"at restraint level 0 for {found['levels'].get('0', 0.0):.1%} of the time only")
@@ -690,13 +686,9 @@ def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
     text = f"# lockd beside real services\n\nMinutes: {phases}.\n\n"
     text += "".join(f"- **{one}**\n" for one in wrong) or "All is as it should be.\n"
     rows: list[Sequence[object]] = [
-        (
-            one.name, one.state, one.severity, one.comm, one.unit,
-            "true cases" if one.first >= found["quiet at"] else "quiet",
-            f"{one.first:.0f} s", f"{one.seconds:.0f} s",
-        )
-        for one in (Alert(**each) for each in found["alerts"])
-    ]  # fmt: skip
+        [f"{value:.0f} s" if isinstance(value, float | int) else value for value in alert.values()]
+        for alert in found["alerts"]
+    ]
     text += "\n## Alerts\n\n" + table("alert | state | severity | comm | unit | phase | after | for", rows)
     rows = [
         (name, one["comm"], f"{one['with']} of {one['scrapes']}", "yes" if one["at the end"] else "**no**")
@@ -712,7 +704,7 @@ def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
     for name, shape in (("scrape seconds", "{:.3f}"), ("scrape samples", "{:,.0f}")):
         rows += [(f"{name}, {what}", listed(each, shape)) for what, each in found[name].items()]
     rows.append(("scrape, bytes at the end", f"{found['scrape bytes']:,}"))
-    rows.append(("scrapes; failed", f"{listed(found['scrapes'])}; {listed(found['scrapes that failed'])}"))
+    rows.append(("scrapes; failed", f"{listed(found['scrapes'])}; {found['scrapes that failed']}"))
     text += "\n## lockd itself, in the quiet phase\n\n" + table("what | value", rows)
     rows = [
         (name, *("" if value is None else f"{value:.1f}" for key, value in one.items() if "MB" in key),
@@ -721,10 +713,13 @@ def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
     ]  # fmt: skip
     head = "process | MB until settled | MB after | most MB | MB an hour | growth | flat"
     text += "\n## Memory\n\n" + table(head, rows)
-    of = found["mariadb"]
-    share = "nothing waited" if of["share"] is None else f"{of['share']:.1%} under names of locks"
-    text += f"\n## Lock time of MariaDB\n\n{of['seconds']:.1f} s in all, {share}.\n\n"
-    text += table("lock | seconds", [(name, f"{seconds:.2f}") for name, seconds in of["locks"].items()])
+    rows = [
+        (name, f"{of['seconds']:.2f}", f"{of['share']:.1%}", lock, f"{seconds:.2f}")
+        for name, of in found["lock time"].items()
+        for lock, seconds in of["locks"].items()
+    ]
+    head = "service | seconds in all | under names of locks | lock | seconds"
+    text += "\n## Lock time of each service\n\n" + table(head, rows)
     if found["errors"]:
         rows = [(what, one["count"], one["last"].splitlines()[0]) for what, one in found["errors"].items()]
         text += "\n## Errors of clients\n\n" + table("who | errors | the last", rows)
