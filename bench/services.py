@@ -60,6 +60,7 @@ CYCLE_MINUTES = 15.0
 FULL_SPEED = 1 / 5
 """Of each cycle, for the database."""
 DATABASE_RATE, DATABASE_THREADS = 15, 32
+LOG_LINES = 20
 SHORT_COMMANDS = 300
 """Names of short processes."""
 FILTERS = ("sort", "tac", "rev", "nl", "sed p", "cut -c2-", "tr 1 2", "uniq -c", "awk 1", "grep -c .", "wc")
@@ -328,6 +329,7 @@ def memcached(host: Host) -> None:
     unix = host.directory / "memcached.socket"
     command = (unpacked("usr/bin/memcached"), "-t", 4, "-u", "root", "-s", unix)
     host.serve("memcached", *command, env=libraries())
+    host.until("memcached", unix.exists)
 
     def use() -> None:
         with socket.socket(socket.AF_UNIX) as client, client.makefile("rwb") as stream:
@@ -522,6 +524,8 @@ class Memory:
         for name, looks in self.by_process.items():
             rows = np.array([look for look in looks if look[0] <= minutes])
             before, after = rows[rows[:, 0] < settled], rows[rows[:, 0] >= settled]
+            if not len(after):  # a run of a minute
+                continue
             slope = float(np.polyfit(after[:, 0], after[:, 1], 1)[0]) if len(after) > 2 else 0.0
             growth = slope * (minutes - settled) / float(after[:, 1].mean())
             found[name] = {
@@ -613,9 +617,12 @@ def told(prometheus: Prometheus, began: float, at: float) -> dict[str, Any]:
     def by_label(query: str) -> dict[str, float]:
         return prometheus.value(query, at)
 
-    levels = by_label("sum by (level) (lockd_restraint_seconds_total)")
+    def last(metric: str) -> str:
+        return f"last_over_time({metric}[2m])"  # the very last scrape may have failed
+
+    levels = by_label(f"sum by (level) ({last('lockd_restraint_seconds_total')})")
     counters = {
-        name: by_label(f"sum by ({labels}) ({name}) > 0") if labels else by_label(f"sum({name})")
+        name: by_label(f"sum by ({labels}) ({last(name)})" + (" > 0" if labels else ""))
         for name, labels in (
             ("lockd_dropped_events_total", "map, reason"),
             ("lockd_overflow_events_total", "map"),
@@ -640,7 +647,7 @@ def told(prometheus: Prometheus, began: float, at: float) -> dict[str, Any]:
         "levels": {level: value / sum(levels.values()) for level, value in levels.items()},
         "counters": counters,
         "cpu ratio": over_time("lockd_cpu_ratio"),
-        "cpu seconds": by_label("sum by (process) (lockd_cpu_seconds_total)"),
+        "cpu seconds": by_label(f"sum by (process) ({last('lockd_cpu_seconds_total')})"),
         "scrape seconds": over_time(f"scrape_duration_seconds{job}"),
         "scrape samples": over_time(f"scrape_samples_scraped{job}"),
         "scrapes": by_label(f"sum(count_over_time(up{job}[{seconds}]))"),
@@ -665,6 +672,8 @@ def failures(found: dict[str, Any]) -> list[str]:
         f"{name} has no series at the end" for name, one in found["series"].items() if not one["at the end"]
     ]
     wrong += [f"{name} ended: {why}" for name, why in found["ended"].items()]
+    if tracebacks := sum(line.startswith("Traceback") for line in found["log"]):
+        wrong.append(f"{tracebacks} tracebacks in the log of lockd")
     if found["minutes"]["quiet"] >= 2 * SETTLED_MINUTES:
         wrong += [
             f"memory of the {name} grows" for name, one in found["memory"].items() if not one["is flat"]
@@ -720,6 +729,8 @@ def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
     ]
     head = "service | seconds in all | under names of locks | lock | seconds"
     text += "\n## Lock time of each service\n\n" + table(head, rows)
+    lines = "".join(f"    {line}\n" for line in found["log"][-LOG_LINES:])
+    text += f"\n## The end of lockd's log\n\n{lines}"
     if found["errors"]:
         rows = [(what, one["count"], one["last"].splitlines()[0]) for what, one in found["errors"].items()]
         text += "\n## Errors of clients\n\n" + table("who | errors | the last", rows)
