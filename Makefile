@@ -27,6 +27,12 @@ TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd
 # Others' benchmarks and tools, for `make bench`.
 BENCH_PACKAGES := 'linux-perf|linux-tools-common' stress-ng bpftrace bpfcc-tools
 
+# What `make services` runs beside lockd, besides the programs above. Servers that would start when they are installed
+# are unpacked instead, which a new version of the release does again.
+SERVICE_PACKAGES := sysbench
+UNPACKED_PACKAGES := memcached nginx postgresql prometheus
+UNPACKED := $(or $(LOCKD_CACHE),/var/cache/lockd-tests)/servers
+
 # Where `make install` puts things; DESTDIR is the root directory of another system, if it is for one.
 PREFIX := /usr
 SYSCONFDIR := /etc
@@ -38,7 +44,7 @@ CACHE := /var/cache/lockd
 
 as_root = [ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): needs root, to $(1): sudo make $(MAKECMDGOALS)" >&2; exit 1; }
 
-.PHONY: help run test test-all ready kernels bench unit lint format packages workloads install uninstall
+.PHONY: help run test test-all ready kernels bench services unit lint format packages workloads install uninstall
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -73,6 +79,12 @@ bench: ## measure what lockd costs, beside what users would run instead (ARGS='-
 	@$(MAKE) --no-print-directory $(VENV)/made workloads
 	@$(TOOLS) $(VENV)/bin/python -m bench.all $(ARGS)
 
+services: ## run lockd beside many real services, watched by Prometheus (ARGS='--minutes 120'); 35 minutes
+	@$(call as_root,install packages and trace the kernel)
+	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES) $(SERVICE_PACKAGES)
+	@$(MAKE) --no-print-directory $(VENV)/made workloads $(UNPACKED)/made
+	@$(TOOLS) $(VENV)/bin/python -m bench.services $(ARGS)
+
 unit: $(VENV)/made ## run the tests that need neither root nor BPF
 	@$(TOOLS) $(VENV)/bin/pytest tests/unit $(ARGS)
 
@@ -97,7 +109,13 @@ workloads:
 $(VENV)/made: tests/requirements.txt
 	$(PYTHON) -m venv --clear --system-site-packages $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
-	command -v promtool >/dev/null || tests/get-promtool $(VENV)/bin
+	command -v promtool >/dev/null || { tests/unpack $(VENV)/unpacked prometheus && \
+		mv $(VENV)/unpacked/usr/bin/promtool $(VENV)/bin && rm -r $(VENV)/unpacked; }
+	touch $@
+
+$(UNPACKED)/made: /etc/os-release
+	rm -rf $(@D)
+	tests/unpack $(@D) $(UNPACKED_PACKAGES)
 	touch $@
 
 install: ## install lockd and its systemd unit (PREFIX, SYSCONFDIR, DESTDIR)

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SERVER = "/usr/sbin/mariadbd"
-READY_SECONDS = 60.0
+READY_SECONDS = 300.0
 # Durability would measure the disk.
 QUICK = ("--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=0")
 
 
 @contextlib.contextmanager
-def database(socket: Path) -> Iterator[None]:
+def database(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A server that listens there. It ends with this process in any case."""
     with tempfile.TemporaryDirectory(prefix="lockd-bench-mariadb-", dir="/var/tmp") as name:
         directory = Path(name)
@@ -33,7 +33,7 @@ def database(socket: Path) -> Iterator[None]:
             server = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", SERVER, *options, *own], stderr=log)
         try:
             _until_it_answers(server, socket, directory / "log")
-            yield
+            yield server
         finally:
             server.terminate()
             try:

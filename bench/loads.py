@@ -38,7 +38,7 @@ class Load:
     """Whether nothing that lockd traces happens in it, so that it should cost nothing."""
     needs: tuple[str, ...] = ()
     """Programs besides the command's."""
-    beside: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    beside: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     """A context in which is there what the command talks to."""
 
     def missing(self) -> str:

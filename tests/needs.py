@@ -54,7 +54,7 @@ PLACES = {
     "chromium": ("chromium", "chromium-browser"),  # as Ubuntu calls it
 }
 """Of those that are not simply on PATH under their names."""
-MADE = {"promtool": "tests/get-promtool"}
+MADE = {"promtool": "tests/unpack"}
 """Programs that the Makefile gets in other ways."""
 
 
