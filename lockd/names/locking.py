@@ -143,10 +143,12 @@ def _site(stack: Sequence[Frame], sorts: Sequence[str], end: int) -> str:
     if not candidates:
         return ""
     site = candidates[0]
-    at = next(i for i, frame in enumerate(stack) if frame is site)
-    caller = stack[at + 1] if at + 1 < len(stack) else site
-    is_named = site.object == caller.object and caller.function and caller.offset and not sorts[at + 1]
-    return f"{caller.label}+{caller.offset:#x}" if not site.function and is_named else site.label
+    at = next(i for i, frame in enumerate(stack) if frame is site) + 1
+    if site.function or at == len(stack):
+        return site.label
+    caller = stack[at]
+    is_named = site.object == caller.object and caller.function and caller.offset and not sorts[at]
+    return f"{caller.label}+{caller.offset:#x}" if is_named else site.label
 
 
 def _sorts(stack: Sequence[Frame]) -> list[str]:
