@@ -37,14 +37,17 @@ class Server:
 def started(*options: str) -> Iterator[Server]:
     """A server that answers, on new data."""
     need("mariadbd", "mariadb", "mariadb-install-db")
-    with tempfile.TemporaryDirectory(prefix="lockd-mariadb-", dir="/var/tmp") as name:
-        with running(Path(name), *options) as server:
-            yield server
+    made = tempfile.TemporaryDirectory(prefix="lockd-mariadb-", dir="/var/tmp")
+    with made as name, running(Path(name), *options) as server:
+        yield server
 
 
 @contextlib.contextmanager
 def running(directory: Path, *options: str) -> Iterator[Server]:
-    """A server that answers; its data is in the directory, and stays there."""
+    """A server that answers; its data is in the directory, and stays there.
+
+    So are its temporary tables: one that starts removes all of them, also those of others.
+    """
     of_data = ("--no-defaults", "--user=root", f"--datadir={directory / 'data'}", f"--tmpdir={directory}")
     if not (directory / "data").exists():
         subprocess.run(
