@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import tempfile
 import time
@@ -13,7 +14,8 @@ from pathlib import Path
 from tests.needs import need
 
 SERVER = "/usr/sbin/mariadbd"
-COMM = "mariadbd"
+COMM = f"mariadbd.{os.getpid():x}"
+"""What its process is called here: there may be others on this host."""
 READY_SECONDS = 60.0
 
 
@@ -56,10 +58,12 @@ def running(directory: Path, *options: str) -> Iterator[Server]:
             stdout=subprocess.DEVNULL,
         )
     version = subprocess.check_output([SERVER, "--no-defaults", "--version"], text=True).split()[2]
-    socket = directory / "socket"
+    program, socket = directory / COMM, directory / "socket"
+    program.unlink(missing_ok=True)
+    program.symlink_to(SERVER)
     own = (f"--socket={socket}", "--skip-networking", "--skip-grant-tables", *options)
     with (directory / "log").open("w") as log:
-        process = subprocess.Popen([SERVER, *of_data, *own], stderr=log)
+        process = subprocess.Popen([program, *of_data, *own], stderr=log)
     server = Server(socket, version.partition("-")[0], process.pid)
     try:
         _until_it_answers(server, process, directory / "log")

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mariadb
@@ -29,6 +31,9 @@ QUIET_SECONDS, FIRST_SECONDS, SECONDS = 5, 60, 30
 """Alone; until the hot locks have their series, which may take a minute; and what is compared."""
 NOISE_SECONDS = 600
 CONDS = 20
+REST_SECONDS = 8.0
+"""After so long all calls are counted, also those whose locks had to be looked up. /-/settled waits for those
+of all other processes too, and on a busy host there are always some."""
 PLACES = 50
 """As many locks have series by default."""
 OPTIONS = (
@@ -39,7 +44,10 @@ OPTIONS = (
     "--innodb-doublewrite=0",
 )
 WAITED = 0.5
-"""Seconds in all from which on an instrument is compared, within 3%."""
+"""Seconds in all from which on an instrument is compared, to within 3%."""
+MOST_PREEMPTED = 0.25
+"""Of what an instrument says, the share that may be time for which a thread was merely preempted. Where it may
+be more there is little blocking in many calls, and lockd can only be seen to say no more than that."""
 LATCHES = re.compile(r"wait/synch/(?:rwlock|sxlock)/innodb/")
 LOCKS = re.compile(r"wait/synch/(?:mutex|rwlock|sxlock|prlock)/")
 BLOCKED, BY_KIND = "lockd_futex_lock_blocked_seconds_total", "lockd_futex_blocked_seconds_sum"
@@ -64,7 +72,7 @@ class Instruments:
         InnoDB's latches have the pointer in front of them, all others behind.
         """
         word = address & ~7
-        for at in (word - 8, word, *range(word + 8, word + 64, 8)):
+        for at in (word - 8, word, *range(word + 8, word + 128, 8)):
             name = self._name(self._pointer(self._pointer(at) + self.CLASS_AT))
             if name and bool(LATCHES.match(name)) == (at <= word):
                 return name
@@ -96,17 +104,27 @@ class Look:
     counts: Counter[str]
     seconds: Counter[str]
     """By instrument, what performance_schema says."""
+    scheduled: tuple[int, int]
+    """Nanoseconds that the server's threads ran, and that they waited for a processor."""
 
 
 def look(lockd: Lockd, server: Server) -> Look:
-    metrics = lockd.metrics()
+    time.sleep(REST_SECONDS)
+    metrics = lockd.metrics(settled=False)
     answer = server.ask(
         "SELECT event_name, count_star, sum_timer_wait"
         " FROM performance_schema.events_waits_summary_global_by_event_name WHERE count_star > 0"
     )
     counts = Counter({name: int(count) for name, count, _ in answer})
     seconds = Counter({name: int(picoseconds) / 1e12 for name, _, picoseconds in answer})
-    return Look(metrics, lockd.api("locks", limit="1000", comm=COMM), counts, seconds)
+    rows = [row for row in lockd.api("locks", limit="1000", comm=COMM) if row["program"] == "futex"]
+    return Look(metrics, rows, counts, seconds, scheduled(server.pid))
+
+
+def scheduled(pid: int) -> tuple[int, int]:
+    """What the kernel says of the threads there are; those of clients that are gone wait for others."""
+    threads = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(thread[0]) for thread in threads), sum(int(thread[1]) for thread in threads)
 
 
 @dataclass(frozen=True)
@@ -129,19 +147,28 @@ class Compared:
                 (row["blocked_us"] - before.get((row["address"], row["kind"]), 0.0)) / 1e6,
             )
             for row in self.after.rows
-            if row["program"] == "futex"
         ]
 
-    def by_instrument(self) -> dict[str, tuple[float, float]]:
-        """What each took by performance_schema, less what it takes without waiting, and by lockd."""
+    def by_instrument(self) -> dict[str, tuple[float, float, float]]:
+        """What each took by performance_schema, less what it takes without waiting; by lockd; and preempted.
+
+        That last one is what is to be expected of the time in which a thread has not asked for the lock yet,
+        or has it already, and wants a processor: it is timed there, but is no blocking.
+        """
+        ran, wanted = (b - a for a, b in zip(self.before.scheduled, self.after.scheduled, strict=True))
         counts = self.after.counts - self.before.counts
         found = {name: 0.0 for name in counts if LOCKS.match(name)}
         for name, _, seconds in self.locks():
             if name in found:
                 found[name] += seconds
         seconds = self.after.seconds - self.before.seconds
-        waited = {name: seconds[name] - counts[name] * self.own.get(name, 0.0) for name in found}
-        return {name: (waited[name], found[name]) for name in found if waited[name] > WAITED}
+        own = {name: counts[name] * self.own.get(name, 0.0) for name in found}
+        waited = {name: seconds[name] - own[name] for name in found}
+        return {
+            name: (waited[name], found[name], own[name] * wanted / ran)
+            for name in found
+            if waited[name] > WAITED
+        }
 
     def lock_seconds(self, metric: str) -> dict[str, float]:
         """Of the server's locks, by the label `lock`; empty where there is none."""
@@ -180,7 +207,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[C
             before = run(f"--threads={CLIENTS}", f"--time={FIRST_SECONDS}", "run")
             after = run(f"--threads={CLIENTS}", f"--time={SECONDS}", "run")
             memory = Instruments(server.pid)
-            instruments = {int(row["address"], 16): memory.of(int(row["address"], 16)) for row in after.rows}
+            addresses = [int(row["address"], 16) for row in after.rows]
+            instruments = {address: memory.of(address) for address in addresses}
             memory.close()
             counts = alone.counts - first.counts
             own = {name: (alone.seconds[name] - first.seconds[name]) / counts[name] for name in counts}
@@ -204,11 +232,13 @@ def test_lock_time_is_under_the_names_of_the_locks(compared: Compared) -> None:
 def test_each_lock_waits_as_long_as_the_server_says(compared: Compared) -> None:
     found = compared.by_instrument()
     assert found
-    for name, (theirs, ours) in sorted(found.items()):
-        print(f"{name}: performance_schema {theirs:.3f} s, lockd {ours:.3f} s, {ours / theirs - 1:+.2%}")
-    assert {name: ours for name, (_, ours) in found.items()} == pytest.approx(
-        {name: theirs for name, (theirs, _) in found.items()}, rel=0.03
-    )
+    for name, (theirs, ours, preempted) in sorted(found.items()):
+        said = f"{theirs:.3f} s, {preempted:.3f} s of it perhaps preempted"
+        print(f"{name}: {said}; lockd {ours:.3f} s, {ours / theirs - 1:+.2%}")
+    assert all(ours <= 1.03 * theirs for theirs, ours, _ in found.values())
+    waits = {name: seconds for name, seconds in found.items() if seconds[2] < MOST_PREEMPTED * seconds[0]}
+    assert waits
+    assert all(ours >= 0.97 * theirs for theirs, ours, _ in waits.values()), waits
 
 
 def test_latches_are_locks(compared: Compared) -> None:
