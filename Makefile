@@ -17,7 +17,7 @@ RUN_PACKAGES := python3 python3-bcrypt python3-bpfcc python3-numpy python3-prome
 # What builds tests/programs, and the servers among them. None of these starts a service.
 PROGRAM_PACKAGES := g++ musl-tools rustc cargo librust-parking-lot-dev golang-go \
 	'openjdk-17-jdk-headless|default-jdk-headless' \
-	'mariadb-server-core|mariadb-server-core-10.6' mariadb-client redis-tools
+	'mariadb-server-core|mariadb-server-core-10.6' mariadb-client redis-tools sysbench
 
 # What lockd's tests need besides.
 TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd zstd \

@@ -41,6 +41,7 @@ PACKAGES = {
     "rustc": "rustc",
     "stackcount-bpfcc": "bpfcc-tools",
     "strip": "binutils",
+    "sysbench": "sysbench",
     "systemctl": "systemd",
     "systemd-analyze": "systemd",
     "zstd": "zstd",

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lockd.manifest import Manifest
+from lockd.names.messages import ANON
 from lockd.sample.block import Block, with_windows
 from lockd.sample.detail import NOT_CONTENTION, Detail, lock_key
 from lockd.sample.index import Groups, Hashes, Rows, mix
@@ -143,9 +144,12 @@ class FutexAggregates:
         return rows
 
     def _name(self, rows: Rows, now: float) -> None:
-        """Give those of these locks their names that have none and are known by now."""
+        """Give those of these locks their names that have none and are known by now.
+
+        One that was `anon`, as nobody had been captured who waited for it, has its name from when that is known.
+        """
         locks, user_locks = self._detail.locks, self._user_locks
-        rows = rows[locks["series_code"][rows] == 0]
+        rows = rows[(locks["series_code"][rows] == 0) | (locks["lock"][rows] == ANON)]
         if not len(rows):
             return
         which = locks["tgid"][rows], locks["address"][rows], locks["kind_number"][rows]
@@ -154,6 +158,8 @@ class FutexAggregates:
         named, first = np.unique(rows[answered], return_index=True)
         for row, at in zip(named, known[answered[first]], strict=True):
             lock, site, stack = (user_locks.column(name, int(at)) for name in ("lock", "site", "stack"))
+            if lock == locks["lock"][row]:
+                continue
             self.locks.name(int(row), lock, site, stack)
             locks["sites"][row] = user_locks.column("sites", int(at))
 

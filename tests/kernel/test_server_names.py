@@ -8,20 +8,17 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
+import mariadb
 import pytest
 from lockd_process import Lockd, Metrics
+from mariadb import COMM, Server
 
 from tests.needs import need
 
 BUILD = Path(__file__).resolve().parents[1] / "programs/build"
-SERVER = "/usr/sbin/mariadbd"
-COMM = "mariadbd"
 HOT = "mariadbd:LOCK_short_uuid_generator"
 """UUID_SHORT() takes this mutex, a global variable of the server, for each value."""
 LOAD = (
@@ -32,27 +29,18 @@ LOAD = (
 )
 CLIENTS = 16
 LOAD_SECONDS = 8.0
-READY_SECONDS = 60.0
 SECONDS = "lockd_futex_lock_blocked_seconds_total"
 NAMELESS = ("other", "anon", "")
 
 
-@dataclass(frozen=True)
-class Server:
-    socket: Path
-    version: str
-
-    def client(self, name: str, *arguments: str) -> list[str]:
-        return [name, "--no-defaults", f"--socket={self.socket}", *arguments]
-
-    def load(self, seconds: float) -> None:
-        """Have clients send it queries for so long."""
-        slap = self.client("mariadb-slap", f"--concurrency={CLIENTS}", "--number-of-queries=100000000", *LOAD)
-        with subprocess.Popen(slap, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as clients:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                _, errors = clients.communicate(timeout=seconds)
-                pytest.fail(f"the load ended before its time: {errors}")
-            clients.kill()
+def load(server: Server, seconds: float) -> None:
+    """Have clients send it queries for so long."""
+    slap = server.client("mariadb-slap", f"--concurrency={CLIENTS}", "--number-of-queries=100000000", *LOAD)
+    with subprocess.Popen(slap, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as clients:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _, errors = clients.communicate(timeout=seconds)
+            pytest.fail(f"the load ended before its time: {errors}")
+        clients.kill()
 
 
 @pytest.fixture(scope="module")
@@ -66,44 +54,15 @@ def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
 
 @pytest.fixture(scope="module")
 def server(lockd: Lockd) -> Iterator[Server]:
-    need("mariadbd", "mariadb", "mariadb-install-db", "mariadb-slap")
-    with tempfile.TemporaryDirectory(prefix="lockd-mariadb-", dir="/var/tmp") as name:
-        directory = Path(name)
-        options = ("--no-defaults", "--user=root", f"--datadir={directory / 'data'}")
-        subprocess.run(
-            ["mariadb-install-db", *options, "--skip-test-db", "--auth-root-authentication-method=normal"],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        version = subprocess.check_output([SERVER, "--no-defaults", "--version"], text=True).split()[2]
-        one = Server(directory / "socket", version.partition("-")[0])
-        own = (f"--socket={one.socket}", "--skip-networking", "--skip-grant-tables")
-        with (directory / "log").open("w") as log:
-            process = subprocess.Popen([SERVER, *options, *own], stderr=log)
-        try:
-            until(lambda: answers(one), READY_SECONDS)
-            yield one
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def answers(server: Server) -> bool:
-    asked = server.client("mariadb", "-e", "SELECT 1")
-    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
-
-
-def until(holds: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not so within {seconds:g} s"
-        time.sleep(0.1)
+    need("mariadb-slap")
+    with mariadb.started() as one:
+        yield one
 
 
 @pytest.fixture(scope="module")
 def metrics(lockd: Lockd, server: Server) -> Metrics:
     """After the load, which the server was just started for."""
-    server.load(LOAD_SECONDS)
+    load(server, LOAD_SECONDS)
     found = lockd.metrics()
     BUILD.mkdir(exist_ok=True)
     (BUILD / "server.json").write_text(json.dumps(summary(found, server), indent=1) + "\n")

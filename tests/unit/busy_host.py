@@ -16,7 +16,7 @@ import numpy as np
 from lockd import snapshot
 from lockd.load.source import assemble
 from lockd.manifest import Manifest
-from lockd.names.messages import LockAnswer, UserLockSeen
+from lockd.names.messages import ANON, LockAnswer, UserLockSeen
 from lockd.names.processes import Processes
 from lockd.names.resolver import Resolver
 from lockd.names.units import Units
@@ -111,18 +111,29 @@ class UnitsById:
 
 
 class NamesAtOnce:
-    """A resolver that knows every lock: `mutex_ADDRESS`."""
+    """A resolver that knows every lock, `mutex_ADDRESS`; or none, as long as it is told no stacks."""
 
     room = 1000
+    has_stacks = True
     key = np.dtype([("uaddr", "u8"), ("tgid", "u4"), ("guess", "u4")])
 
     def __init__(self) -> None:
         self.answers: list[LockAnswer] = []
+        self._asked: list[UserLockSeen] = []
 
     def ask(self, seen: UserLockSeen) -> bool:
-        lock = f"app:mutex_{seen.address & 0xFFFF}"
-        self.answers.append(LockAnswer(seen.key, True, lock, "app:work", (), seen.guess))
+        lock, site = (f"app:mutex_{seen.address & 0xFFFF}", "app:work") if self.has_stacks else (ANON, "")
+        self._asked.append(seen)
+        self.answers.append(
+            LockAnswer(seen.key, True, lock, site, (), seen.guess, is_provisional=not self.has_stacks)
+        )
         return True
+
+    def ask_again(self) -> None:
+        """With stacks, of everything."""
+        self.has_stacks, asked, self._asked = True, self._asked, []
+        for seen in asked:
+            self.ask(seen)
 
     def look(self, fresh: tuple[int, ...], gone: tuple[int, ...] = ()) -> None:
         """Which processes there are is nothing to it."""
@@ -148,10 +159,10 @@ class BusyHost:
         processes = Processes(cast("Units", self.units), self.procfs)
         self._identities, self._processes = Identities(processes, Filter()), processes
         self._detail = Detail(processes.thread_comm, 20_000)
-        self._names = NamesAtOnce()
+        self.names = NamesAtOnce()
         self._user_locks = UserLocks(
-            cast("Resolver", self._names),
-            cast("HashMap", self._names),
+            cast("Resolver", self.names),
+            cast("HashMap", self.names),
             [name.removeprefix("KIND_").lower() for name in source.enums["futex_kind"]],
             lambda tgid: True,
             captured_again_ns=10_000_000_000,
@@ -173,9 +184,9 @@ class BusyHost:
         both = processes + ended
         self._fold_futex(both)
         self._fold_offcpu(both)
-        for answer in self._names.answers:
+        for answer in self.names.answers:
             self._user_locks.answer(answer)
-        self._names.answers.clear()
+        self.names.answers.clear()
         self._look(processes)
         alive = {process.tgid for process in processes}
         self._processes.keep(alive)

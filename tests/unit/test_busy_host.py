@@ -105,3 +105,24 @@ def test_a_whole_day(tmp_path: Path, seed: int) -> None:
     crowd = live(host, seed, seconds=24 * HOUR)
     assert len(crowd.comms) > 10_000
     assert all(series.retired for series in host.series if series.family == "futex")
+
+
+def test_a_lock_that_had_no_name_has_it_once_it_is_known(tmp_path: Path) -> None:
+    """Who waited for it first was not captured: what is counted until another is, stays `anon`."""
+    host = BusyHost(tmp_path)
+    service = Process(next(numbers()), "shop.service", "shop")
+    anon, named = (("shop.service", "shop", "lock", lock) for lock in ("anon", "app:mutex_0"))
+
+    def counted() -> dict[tuple[str, ...], float]:
+        host.step([service], [])
+        counts = host.exported()["lockd_futex_lock_blocked_total"]
+        return {labels: count for labels, count in counts.items() if labels in (anon, named)}
+
+    host.names.has_stacks = False
+    while not counted():
+        pass
+    nameless = counted()[anon]
+    host.names.ask_again()
+    assert counted() == {anon: nameless + 10}
+    assert counted() == {anon: nameless + 10, named: 10}
+    is_exact(host)

@@ -1,0 +1,82 @@
+"""A MariaDB of a test's own: no network, its data gone with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.needs import need
+
+SERVER = "/usr/sbin/mariadbd"
+COMM = f"mariadbd.{os.getpid():x}"
+"""What its process is called here: there may be others on this host."""
+READY_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Server:
+    socket: Path
+    version: str
+    pid: int
+
+    def client(self, name: str, *arguments: str) -> list[str]:
+        return [name, "--no-defaults", f"--socket={self.socket}", *arguments]
+
+    def ask(self, query: str) -> list[list[str]]:
+        """The rows of the answer."""
+        asked = self.client("mariadb", "--batch", "--skip-column-names", "-e", query)
+        answer = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        return [line.split("\t") for line in answer.splitlines()]
+
+
+@contextlib.contextmanager
+def started(*options: str) -> Iterator[Server]:
+    """A server that answers, on new data."""
+    need("mariadbd", "mariadb", "mariadb-install-db")
+    made = tempfile.TemporaryDirectory(prefix="lockd-mariadb-", dir="/var/tmp")
+    with made as name, running(Path(name), *options) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running(directory: Path, *options: str) -> Iterator[Server]:
+    """A server that answers; its data is in the directory, and stays there.
+
+    So are its temporary tables: one that starts removes all of them, also those of others.
+    """
+    of_data = ("--no-defaults", "--user=root", f"--datadir={directory / 'data'}", f"--tmpdir={directory}")
+    if not (directory / "data").exists():
+        subprocess.run(
+            ["mariadb-install-db", *of_data, "--skip-test-db", "--auth-root-authentication-method=normal"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+    version = subprocess.check_output([SERVER, "--no-defaults", "--version"], text=True).split()[2]
+    program, socket = directory / COMM, directory / "socket"
+    program.unlink(missing_ok=True)
+    program.symlink_to(SERVER)
+    own = (f"--socket={socket}", "--skip-networking", "--skip-grant-tables", *options)
+    with (directory / "log").open("w") as log:
+        process = subprocess.Popen([program, *of_data, *own], stderr=log)
+    server = Server(socket, version.partition("-")[0], process.pid)
+    try:
+        _until_it_answers(server, process, directory / "log")
+        yield server
+    finally:
+        process.terminate()
+        process.wait(READY_SECONDS)
+
+
+def _until_it_answers(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    asked = server.client("mariadb", "-e", "SELECT 1")
+    while subprocess.run(asked, capture_output=True, check=False).returncode:
+        is_late = process.poll() is not None or time.monotonic() > deadline
+        assert not is_late, f"{SERVER} does not answer:\n{log.read_text()[-2000:]}"
+        time.sleep(0.1)
