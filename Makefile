@@ -27,9 +27,8 @@ TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd
 # Others' benchmarks and tools, for `make bench`.
 BENCH_PACKAGES := 'linux-perf|linux-tools-common' stress-ng bpftrace bpfcc-tools
 
-# What `make services` runs beside lockd, besides the programs above. Servers that would start when they are installed
-# are unpacked instead, which a new version of the release does again.
-SERVICE_PACKAGES := sysbench
+# Servers that `make services` runs beside lockd, besides the programs above. They would start when they are
+# installed, so they are unpacked instead, again with each new version of the release.
 UNPACKED_PACKAGES := memcached nginx postgresql prometheus
 UNPACKED := $(or $(LOCKD_CACHE),/var/cache/lockd-tests)/servers
 
@@ -81,7 +80,7 @@ bench: ## measure what lockd costs, beside what users would run instead (ARGS='-
 
 services: ## run lockd beside many real services, watched by Prometheus (ARGS='--minutes 120'); 35 minutes
 	@$(call as_root,install packages and trace the kernel)
-	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES) $(SERVICE_PACKAGES)
+	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory $(VENV)/made workloads $(UNPACKED)/made
 	@$(TOOLS) $(VENV)/bin/python -m bench.services $(ARGS)
 

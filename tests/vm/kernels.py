@@ -57,6 +57,7 @@ LEFT_OUT = {
     "test_offcpu.py::test_every_reason_that_a_program_can_provoke": "its program times its calls "
     "from outside, which adds milliseconds there to a clone; the reasons are not the kernel's matter",
     "test_overhead.py": "about how long programs run, which an emulated processor does not tell",
+    "test_performance_schema.py": "about a server, which is the same on any kernel",
     "test_profiles.py": "about what is made of the daemon's tables, which other tests look at there",
     "test_storm.py": "about shares of processor time, which an emulated processor does not tell",
     "test_rings.py": "about locks in user space and the sampler, the same on any kernel",
