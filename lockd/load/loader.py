@@ -36,6 +36,8 @@ CAPTURES_ENTRIES = 128
 The namer takes longer for as many than a period lasts."""
 KNOWN_LOCKS_ENTRIES = 16384
 """Locks in user space that are not captured again."""
+HOTSPOTS_ENTRIES = 1024
+"""Java machines whose waits are looked into."""
 TOLD_PROCESSES_ENTRIES = 1024
 """Processes of which the namer is not told again."""
 BLOCKED_PROCESSES = "blocked_processes"
@@ -66,6 +68,7 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
         "HOLDING_ENTRIES": settings.entries,
         "CAPTURES_ENTRIES": CAPTURES_ENTRIES,
         "KNOWN_LOCKS_ENTRIES": KNOWN_LOCKS_ENTRIES,
+        "HOTSPOTS_ENTRIES": HOTSPOTS_ENTRIES,
         "TOLD_PROCESSES_ENTRIES": TOLD_PROCESSES_ENTRIES,
         "TASK_PID": types.offset("task_struct", "pid"),
         "TASK_TGID": types.offset("task_struct", "tgid"),
@@ -237,7 +240,7 @@ def _maps(settings: LoadSettings, choices: list[Choice]) -> tuple[list[str], lis
         pairs += [program, f"{program}_over"]
     if "futex" in settings.programs:
         pairs.append("captures")
-        plain.append("known_locks")
+        plain += ["known_locks", "hotspots"]
     if "kernel_locks" in settings.programs:
         plain.append("kernel_waits")
     if any(choice.way and choice.part.what == "holds" for choice in choices):

@@ -13,6 +13,38 @@ ANON = "anon"
 UNKNOWN = "unknown"
 """A place in the kernel of which nothing is known."""
 
+JAVA, JAVA_UNKNOWN, GO = "java", "java_unknown", "go"
+ADVICE = {
+    JAVA: "its locks have the names of classes, as there is no perf map that names its code:"
+    " jcmd PID Compiler.perfmap writes one (JDK 17 and later)",
+    JAVA_UNKNOWN: "what its threads are parked for cannot be read (ZGC, compact object headers, a JDK before"
+    " 17), so that a wait is of the kind that its thread's first one was of, for most of them cond",
+    GO: "a goroutine that waits for a sync.Mutex makes no system call: cond is a thread without work, and the"
+    " waiting is in lockd_go_mutex_wait_seconds_total",
+}
+"""What somebody who looks at a process's waits has to know, or do: by value of the label `advice`."""
+
+
+@dataclass(frozen=True)
+class HotSpotPlaces:
+    """Where the memory of a thread of Java says what it waits for: struct hotspot of the programs."""
+
+    oop_base: int
+    module: int
+    current_thread: int
+    thread_object: int
+    current_object: int
+    pending_monitor: int
+    waiting_monitor: int
+    eetop: int
+    blocker: int
+    klass: int
+    oop_shift: int
+    klass_shift: int
+    is_wide: int
+    generation: int = 0
+    """Waits have other numbers when more names have come to be known: what they are for is named anew."""
+
 
 @dataclass(frozen=True)
 class LockAnswer:
@@ -29,6 +61,12 @@ class LockAnswer:
     """Of a lock in user space: what its code is, such as mutex or rwlock; empty if that is not known."""
     is_provisional: bool = False
     """Whether the next answer about it may tell more."""
+    is_many: bool = False
+    """Whether `key` stands for a class of Java whose objects are to be told apart."""
+    hotspot: tuple[int, ...] = ()
+    """Of a Java machine, HotSpotPlaces as a tuple; empty if that is not known."""
+    advice: str = ""
+    """Of ADVICE, for who looks at this process; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +211,7 @@ def decode(message: bytes) -> Answer:
     fields = json.loads(message)
     if fields.pop("a") == "owners":
         return OwnersAnswer(int(fields["token"]), tuple(int(tid) for tid in fields["tids"]))
-    return LockAnswer(**{**fields, "stack": tuple(fields["stack"])})
+    return LockAnswer(**{**fields, "stack": tuple(fields["stack"]), "hotspot": tuple(fields["hotspot"])})
 
 
 def _capture(fields: dict[str, Any], stack: bytes) -> Capture:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
 from lockd.names.address_space import STALE_SECONDS, AddressSpace
 from lockd.names.capture import Capture
 from lockd.names.demangle import Demangler
 from lockd.names.elf import EM_AARCH64
+from lockd.names.hotspot import ADDRESS, FLAG, GENERATIONS, LIBRARY, HotSpot, JavaWait, is_word
 from lockd.names.jit import OBJECT as JIT
 from lockd.names.jit import JitNames
 from lockd.names.locking import COND, LOCK, Frame, is_end, is_pool, judge
-from lockd.names.messages import ANON
+from lockd.names.messages import ANON, JAVA, JAVA_UNKNOWN
 from lockd.names.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
 from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, is_of_python, shown_stack
 from lockd.names.unwind import unwind, unwind_returns
@@ -25,6 +28,15 @@ LOCK_SIZE = 64
 MAX_PROCESSES = 4096
 MAX_PROCESS_BYTES = 64 << 20
 PI, GIL = "pi", "gil"
+JAVA_OBJECT = "[java]"
+"""Instead of an object file's name, before the class of what threads of Java wait for."""
+RENAMED_SECONDS = 60.0
+"""Between two times that all locks of a Java machine are named anew, as its perf map has changed."""
+_JAVA_SITE = re.compile(
+    r"(?!libjvm\.so\b|libc\b|\[jit\](?!:.*\.)"
+    r"|\[jit\]:(?:java\.util\.concurrent\.locks|jdk\.internal|sun\.misc|java\.lang\.Object)\.)."
+)
+"""Code that somebody may know, and not the machine itself or what all locks of Java are made of."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,8 @@ class UserLock:
     """`site` and `family` are empty if they are not known; `stack` is innermost first.
 
     `kind` is `lock`, `pi`, `cond` or `other`. `is_provisional`: another capture may tell more, as
-    there was nothing that has a name, or the interpreter's frames could not be read.
+    there was nothing that has a name, or the interpreter's frames could not be read. The rest is as in
+    LockAnswer.
     """
 
     lock: str
@@ -41,6 +54,9 @@ class UserLock:
     stack: tuple[str, ...]
     family: str
     is_provisional: bool = False
+    is_many: bool = False
+    hotspot: tuple[int, ...] = ()
+    advice: str = ""
 
 
 @dataclass
@@ -49,6 +65,17 @@ class _Process:
     space: AddressSpace
     jit: JitNames
     pythons: dict[int, PythonProcess] = field(default_factory=dict)
+    hotspot: HotSpot | None = None
+    generation: int = 0
+    """How often all locks of a Java machine had to be named anew."""
+    _names_read: int = 0
+    _renamed_at: float = 0.0
+
+    def note_names(self, now: float) -> None:
+        """Have all locks named anew if a perf map has come or changed, but not all the time."""
+        if self.jit.reads != self._names_read and now >= self._renamed_at + RENAMED_SECONDS:
+            self._names_read, self._renamed_at = self.jit.reads, now
+            self.generation += 1
 
     @property
     def memory(self) -> int:
@@ -97,11 +124,45 @@ class UserNames:
         return self._static(process.space, address, "")
 
     def name(self, tgid: int, tid: int, address: int, guessed: str, capture: Capture | None) -> UserLock:
-        """The lock at `address` on which a thread blocked; `guessed` is the kind by its futex call."""
+        """The lock at `address` on which a thread blocked; `guessed` is the kind by its futex call.
+
+        Of a thread of Java `address` may be the number of its wait, see lockd/names/hotspot.py.
+        """
         process = self._process(tgid)
         process.space.look(STALE_SECONDS)
         places = unwind(process.space, capture) if capture else ()
         frames = self._frames(process, places)
+        hotspot = self._hotspot(process, places, frames)
+        if not hotspot:
+            return self._lock(
+                process, tid, address, guessed, capture, list(zip(places, frames, strict=False))
+            )
+        wait = hotspot.wait(address, guessed) if address & FLAG else JavaWait()
+        if wait.kind:
+            lock = _java_lock(wait, frames)
+        else:
+            word = address if not address & FLAG else address & ADDRESS if is_word(address) else 0
+            lock = self._lock(process, tid, word, guessed, capture, list(zip(places, frames, strict=False)))
+        found = hotspot.places(capture.thread_pointer if capture else 0)
+        process.note_names(time.monotonic())
+        generation = process.generation % GENERATIONS
+        return replace(
+            lock,
+            hotspot=astuple(replace(found, generation=generation)) if found else (),
+            advice="" if found and process.jit.has_names else JAVA if found else JAVA_UNKNOWN,
+        )
+
+    def _lock(
+        self,
+        process: _Process,
+        tid: int,
+        address: int,
+        guessed: str,
+        capture: Capture | None,
+        stack: list[tuple[int, Frame]],
+    ) -> UserLock:
+        """What name() says of all but waits of Java; `stack` has the address of each frame."""
+        frames = [frame for _, frame in stack]
         judgement = judge(frames)
         name = ""
         if not judgement.is_parked:
@@ -116,15 +177,25 @@ class UserNames:
             family, kind, name = GIL, LOCK, f"{owner}:GIL"
         if guessed == PI and kind in ("", LOCK):
             kind = PI
-        site, stack = judgement.site, [frame.label for frame in frames]
-        python = self._python(process, tid, address, capture, list(zip(places, frames, strict=False)))
+        site, labels = judgement.site, [frame.label for frame in frames]
+        python = self._python(process, tid, address, capture, stack)
         if python:
-            site, stack = python.site or site, shown_stack(frames, python.functions)
+            site, labels = python.site or site, shown_stack(frames, python.functions)
             if family != GIL:
                 family, kind = python.family, python.kind
         is_provisional = not (name or site) or (python is not None and not python.site)
-        shown = tuple(stack[:SHOWN_FRAMES])
+        shown = tuple(labels[:SHOWN_FRAMES])
         return UserLock(name or site or ANON, kind or guessed, site, shown, family, is_provisional)
+
+    def _hotspot(self, process: _Process, places: Sequence[int], frames: Sequence[Frame]) -> HotSpot | None:
+        """The Java machine of a process, once a stack has been in it."""
+        if process.hotspot is None:
+            for place, frame in zip(places, frames, strict=False):
+                located = process.space.locate(place) if frame.object == LIBRARY else None
+                if located:
+                    process.hotspot = HotSpot(process.directory, located[0], place - located[1])
+                    break
+        return process.hotspot
 
     def _python(
         self,
@@ -226,6 +297,19 @@ class UserNames:
     def _variable(self, object_name: str, symbol: str, size: int, offset: int) -> str:
         name = f"{object_name}:{self._demangler.name(symbol)}"
         return f"{name}+{offset:#x}" if size > LOCK_SIZE and offset > 0 else name
+
+
+def _java_lock(wait: JavaWait, frames: Sequence[Frame]) -> UserLock:
+    """Named by the code that waits, if a perf map tells it; else by the class of what is waited for."""
+    judgement = judge(frames)
+    kind, family, is_many = wait.kind, wait.family, wait.is_many
+    if judgement.kind == LOCK and not wait.name.startswith("java."):  # a program's own sort of lock
+        kind, family, is_many = LOCK, judgement.family, True
+    site = judgement.site if _JAVA_SITE.match(judgement.site) else ""
+    shown = tuple(frame.label for frame in frames[:SHOWN_FRAMES])
+    return UserLock(
+        site or f"{JAVA_OBJECT}:{wait.name or 'monitor'}", kind, site, shown, family, is_many=is_many
+    )
 
 
 def _base(address: int, implementation: str) -> int:

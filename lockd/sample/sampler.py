@@ -82,9 +82,11 @@ class Sampler:
         shared = (manifest, settings.limits, Budget(settings.limits), self.detail)
         if "futex" in self._collector.capacities:
             assert self._collector.known_locks
+            assert self._collector.hotspots
             self._user_locks = UserLocks(
                 self._resolver,
                 self._collector.known_locks,
+                self._collector.hotspots,
                 [name.removeprefix("KIND_").lower() for name in manifest.enums["futex_kind"]],
                 self._may_be_wanted,
             )

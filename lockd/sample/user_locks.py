@@ -6,13 +6,14 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from lockd.names.capture import Capture
-from lockd.names.messages import LockAnswer, UserLockSeen
+from lockd.names.messages import HotSpotPlaces, LockAnswer, UserLockSeen
 from lockd.names.resolver import Resolver
 from lockd.sample.captured import captures_of
 from lockd.sample.index import Hashes, Rows, mix
@@ -33,6 +34,8 @@ ASKED_AT_ONCE = 100
 FORGET_AFTER = 60.0
 """Seconds after which the locks of a process that has ended are forgotten."""
 ROWS = 50_000
+HOTSPOT = tuple(field.name for field in fields(HotSpotPlaces))
+"""Members of struct hotspot that the namer tells, in its order."""
 SITES = 16
 """Places remembered of each lock."""
 
@@ -47,12 +50,16 @@ class UserLocks:
         self,
         resolver: Resolver,
         known_locks: HashMap,
+        hotspots: HashMap,
         kinds: Sequence[str],
         is_wanted: Callable[[int], bool],
         machine: str = os.uname().machine,
     ) -> None:
         self._resolver = resolver
-        self._known_locks = known_locks
+        self._known_locks, self._hotspots = known_locks, hotspots
+        self._hotspots_put: dict[int, tuple[int, ...]] = {}
+        self.advice: dict[int, str] = {}
+        """What is to be known of a process, by its id."""
         self._kinds = list(kinds)
         self._is_wanted = is_wanted
         self._machine = machine
@@ -127,6 +134,7 @@ class UserLocks:
         if row < 0:
             return False
         table = self._table
+        self._note_process(int(table["tgid"][row]), answer)
         sites = table["sites"][row] = table["sites"][row] or Counter()
         if answer.site and (answer.site in sites or len(sites) < SITES):
             sites[answer.site] += 1
@@ -141,11 +149,25 @@ class UserLocks:
             table["kind"][row] = kind
             self._corrections.add((int(table["guess"][row]), kind))
             self._is_corrected[table["guess"][row]] = True
+        if is_corrected or answer.is_many:
             known = np.zeros(1, self._known_locks.value)
-            known["kind"] = kind
+            known["kind"], known["is_many"] = kind, answer.is_many
             known["captured"] = time.monotonic_ns()
             self._known_locks.put(self._key_of(row), known)
         return bool(is_corrected)
+
+    def _note_process(self, tgid: int, answer: LockAnswer) -> None:
+        if answer.advice:
+            self.advice[tgid] = answer.advice
+        else:
+            self.advice.pop(tgid, None)
+        if answer.hotspot and self._hotspots_put.get(tgid) != answer.hotspot:
+            self._hotspots_put[tgid] = answer.hotspot
+            key, value = np.zeros(1, self._hotspots.key), np.zeros(1, self._hotspots.value)
+            key.view(np.uint32)[0] = tgid
+            for name, number in zip(HOTSPOT, answer.hotspot, strict=True):
+                value[name] = number
+            self._hotspots.put(key, value)
 
     def correct(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
         """The kinds of waits, where a lock has turned out to be of another than its calls look like."""
@@ -223,6 +245,12 @@ class UserLocks:
             self._known_locks.delete(self._key_of(int(row)))
         table["asked_at"][ended] = 0
         table.drop(np.flatnonzero(ended & (table["seen"] < now - FORGET_AFTER)))
+        for tgid in (self.advice.keys() | self._hotspots_put.keys()) - alive:
+            self.advice.pop(tgid, None)
+            if self._hotspots_put.pop(tgid, None):
+                key = np.zeros(1, self._hotspots.key)
+                key.view(np.uint32)[0] = tgid
+                self._hotspots.delete(key)
         if gone := self._looked - alive:
             self._resolver.look((), tuple(gone))
             self._looked -= gone
