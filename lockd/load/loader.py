@@ -79,6 +79,7 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
         "TASK_GROUP_LEADER": types.offset("task_struct", "group_leader"),
         "TASK_CGROUPS": types.offset("task_struct", "cgroups"),
         "TASK_MM": types.offset("task_struct", "mm"),
+        "MM_ARG_START": types.offset("mm_struct", "arg_start"),
         # Was mmap_sem before c1e8d7c6a7a6 (5.8).
         "MM_MMAP_LOCK": types.offset("mm_struct", "mmap_lock"),
         "MM_START_CODE": types.offset("mm_struct", "start_code"),
