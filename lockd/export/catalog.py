@@ -159,6 +159,16 @@ def _deadlocks() -> Iterator[Metric]:
     yield metric("_found_total", "counter", "Deadlocks found.", _DEADLOCK, whose)
 
 
+def _processes() -> Iterator[Metric]:
+    yield Metric(
+        "lockd_advised_processes",
+        "gauge",
+        _labels("advice"),
+        "Processes of whose waits something has to be known, or can be done, that lockd cannot see or do by"
+        " itself.",
+    )
+
+
 def _itself() -> Iterator[Metric]:
     def metric(name: str, kind: Kind, labels: str, text: str) -> Metric:
         return Metric(f"lockd_{name}", kind, tuple(labels.split()), text)
@@ -289,6 +299,6 @@ def _labels(names: str) -> tuple[str, ...]:
 
 CATALOG: dict[str, Metric] = {
     metric.name: metric
-    for group in (_futex, _kernel_lock, _offcpu, _deadlocks, _itself)
+    for group in (_futex, _kernel_lock, _offcpu, _deadlocks, _processes, _itself)
     for metric in group()
 }

@@ -13,17 +13,6 @@ ANON = "anon"
 UNKNOWN = "unknown"
 """A place in the kernel of which nothing is known."""
 
-JAVA, JAVA_UNKNOWN, GO = "java", "java_unknown", "go"
-ADVICE = {
-    JAVA: "its locks have the names of classes, as there is no perf map that names its code:"
-    " jcmd PID Compiler.perfmap writes one (JDK 17 and later)",
-    JAVA_UNKNOWN: "what its threads are parked for cannot be read (ZGC, compact object headers, a JDK before"
-    " 17), so that a wait is of the kind that its thread's first one was of, for most of them cond",
-    GO: "a goroutine that waits for a sync.Mutex makes no system call: cond is a thread without work, and the"
-    " waiting is in lockd_go_mutex_wait_seconds_total",
-}
-"""What somebody who looks at a process's waits has to know, or do: by value of the label `advice`."""
-
 
 @dataclass(frozen=True)
 class HotSpotPlaces:
@@ -66,7 +55,7 @@ class LockAnswer:
     hotspot: tuple[int, ...] = ()
     """Of a Java machine, HotSpotPlaces as a tuple; empty if that is not known."""
     advice: str = ""
-    """Of ADVICE, for who looks at this process; empty if there is none."""
+    """Of lockd.advice, for who looks at this process; empty if there is none."""
 
 
 @dataclass(frozen=True)

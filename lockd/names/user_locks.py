@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
+from lockd.advice import GO, JAVA, JAVA_UNKNOWN
 from lockd.names.address_space import STALE_SECONDS, AddressSpace
 from lockd.names.capture import Capture
 from lockd.names.demangle import Demangler
@@ -17,7 +18,7 @@ from lockd.names.hotspot import ADDRESS, FLAG, GENERATIONS, LIBRARY, HotSpot, Ja
 from lockd.names.jit import OBJECT as JIT
 from lockd.names.jit import JitNames
 from lockd.names.locking import COND, LOCK, Frame, is_end, is_pool, judge
-from lockd.names.messages import ANON, JAVA, JAVA_UNKNOWN
+from lockd.names.messages import ANON
 from lockd.names.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
 from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, is_of_python, shown_stack
 from lockd.names.unwind import unwind, unwind_returns
@@ -28,6 +29,8 @@ LOCK_SIZE = 64
 MAX_PROCESSES = 4096
 MAX_PROCESS_BYTES = 64 << 20
 PI, GIL = "pi", "gil"
+GO_WAITS = "runtime.futex"
+"""The beginning of what every thread of Go waits in."""
 JAVA_OBJECT = "[java]"
 """Instead of an object file's name, before the class of what threads of Java wait for."""
 RENAMED_SECONDS = 60.0
@@ -133,16 +136,17 @@ class UserNames:
         places = unwind(process.space, capture) if capture else ()
         frames = self._frames(process, places)
         hotspot = self._hotspot(process, places, frames)
+        stack = list(zip(places, frames, strict=False))
         if not hotspot:
-            return self._lock(
-                process, tid, address, guessed, capture, list(zip(places, frames, strict=False))
-            )
+            lock = self._lock(process, tid, address, guessed, capture, stack)
+            is_go = any(frame.function.startswith(GO_WAITS) for frame in frames)
+            return replace(lock, advice=GO) if is_go else lock
         wait = hotspot.wait(address, guessed) if address & FLAG else JavaWait()
         if wait.kind:
             lock = _java_lock(wait, frames)
         else:
             word = address if not address & FLAG else address & ADDRESS if is_word(address) else 0
-            lock = self._lock(process, tid, word, guessed, capture, list(zip(places, frames, strict=False)))
+            lock = self._lock(process, tid, word, guessed, capture, stack)
         found = hotspot.places(capture.thread_pointer if capture else 0)
         process.note_names(time.monotonic())
         generation = process.generation % GENERATIONS

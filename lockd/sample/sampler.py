@@ -248,6 +248,8 @@ class Sampler:
         for one in self._aggregates.values():
             one.export(block, now)
         self.own_cost.undecided_calls = self._folding.undecided_calls
+        if self._user_locks:
+            self._user_locks.export_advice(block, lambda tgid: self._identities.of_process(tgid, 0)[0])
         self._deadlocks.export(block)
         self.own_cost.export(block, self._series)
         self.cpu_budget.export(block)
@@ -261,6 +263,7 @@ class Sampler:
         """The block behind /api/v1."""
         self.fold()
         wall = time.time()
-        tables, arrays = self.detail.tables(time.monotonic(), self._deadlocks.holders)
+        advice = self._user_locks.advice if self._user_locks else {}
+        tables, arrays = self.detail.tables(time.monotonic(), self._deadlocks.holders, advice)
         self._deadlocks.add_to(tables, arrays, time.monotonic_ns(), wall)
         return snapshot.pack({"tables": tables, "time": wall}, arrays)

@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from lockd.names.capture import Capture
 from lockd.names.messages import HotSpotPlaces, LockAnswer, UserLockSeen
+from lockd.names.processes import Name
 from lockd.names.resolver import Resolver
+from lockd.sample.block import Block
 from lockd.sample.captured import captures_of
 from lockd.sample.index import Hashes, Rows, mix
 from lockd.sample.maps import HashMap
@@ -36,6 +38,8 @@ FORGET_AFTER = 60.0
 ROWS = 50_000
 HOTSPOT = tuple(field.name for field in fields(HotSpotPlaces))
 """Members of struct hotspot that the namer tells, in its order."""
+MOST_ADVISED = 100
+"""Names of processes with advice that are exported."""
 SITES = 16
 """Places remembered of each lock."""
 
@@ -230,6 +234,12 @@ class UserLocks:
     def column(self, name: str, row: int) -> Any:
         """`lock`, `site`, `stack` or `family` of a row."""
         return self._table[name][row]
+
+    def export_advice(self, block: Block, name: Callable[[int], Name]) -> None:
+        """How many processes there are of each name that somebody has to know something of."""
+        found = Counter((*name(tgid), advice) for tgid, advice in self.advice.items())
+        some = dict(found.most_common(MOST_ADVISED))
+        block.add("lockd_advised_processes", list(some), list(some.values()))
 
     def keep(self, alive: set[int], now: float) -> None:
         """Forget the locks of processes that have ended; their ids and addresses will be used again.

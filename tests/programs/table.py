@@ -46,6 +46,50 @@ none, as compilers at run time.
 The tests run with the debug symbols of the C library (Debian's package libc6-dbg). Without them its internal
 functions have no names, and some waits are of the wrong kind: those of `pthread_mutex_timedlock` and
 `pthread_once` count as `cond`, and deadlocks of PI mutexes, or with a thread that is joined, are not found.
+
+## Java
+
+Every thread of Java sleeps on a word of its own, whatever it waits for: a lock, a queue, work of its pool.
+So at each wait the programs read from HotSpot's memory which monitor the thread enters (`lock`) or has
+called `wait()` of (`cond`), or else what it gave to `LockSupport.park()`: locks of
+`java.util.concurrent.locks` are `lock`, conditions, queues, semaphores, latches and futures are `cond`.
+That needs neither a perf map nor flags of the JVM, and agrees with Flight Recorder's `jdk.JavaMonitorEnter`
+and `jdk.ThreadPark` (`tests/kernel/test_java.py`, with OpenJDK 17).
+
+- Without a perf map a lock has the name of its class, `[java]:com.shop.Registry` for a monitor of one,
+  `[java]:java.util.concurrent.locks.ReentrantLock` for all of these, and no site; `lockd_advised_processes`
+  and `lockd top` say so (`java`). `jcmd PID Compiler.perfmap` (JDK 17 and later) writes a map of what is
+  compiled at that moment. lockd notices it when a thread next waits for a lock that was not captured for
+  ten seconds, and from then on counts under names as `[jit]:com.shop.Registry.put`; what was counted before
+  stays where it was. So for a map that is written anew, once a minute at most.
+- What is inlined into a method has that method's name, and what is interpreted, or was compiled after the
+  map was written, has that of its caller. Without `-XX:+PreserveFramePointer` a compiled caller may be
+  missed.
+- In `/api/v1/locks` the `address` of such a lock is a number that has its highest bit set: it tells the
+  class and, of locks, conditions and semaphores, the object, or the monitor. An object that a collector
+  moves is another lock there, of the same name.
+- A class of a program's own that waits by `AbstractQueuedSynchronizer` is `cond` unless a map names its
+  frames.
+- Not read are ZGC, compact object headers, HotSpot before 17, machines other than HotSpot, and musl
+  (`java_unknown`): a wait is then of the kind that the first one on the same word was of, mostly `cond`. A
+  few waits of a JVM's first tenth of a second, or of lockd's, are as well.
+
+## Go
+
+A goroutine that waits for a `sync.Mutex` makes no system call: its thread looks for another goroutine, and
+sleeps in `runtime.stopm` if there is none, which is `cond`. lockd does not see what goroutines wait for;
+the program's own mutex profile, and `/sync/mutex/wait/total` of `runtime/metrics`, tell (`go`). Locks of
+the runtime itself, and those of C, are seen.
+
+## PostgreSQL
+
+Waits for lightweight locks are `lock`, named by what takes them. A backend that waits for a row, a table or
+another transaction is no futex wait: it is in `epoll_wait`, as one that waits for its client is. It says so
+in its title (`ps` shows `UPDATE waiting`), which the programs read, so that its time off the CPU has the
+reason `lock` and not `poll`; which row or table it is, `pg_locks` tells. With `update_process_title = off`
+it is `poll`, and if the server's processes are not called `postgres`.
+
+## Each program
 """
 
 
