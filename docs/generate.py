@@ -35,6 +35,7 @@ GROUPS = {
     "lockd_kernel_lock_": ("Locks inside the kernel", True),
     "lockd_offcpu_": ("Threads off the CPU", True),
     "lockd_deadlocks": ("Deadlocks: threads that wait for each other", True),
+    "lockd_go_": ("Go", True),
     "lockd_advised_": ("Processes of which something has to be known", True),
     "lockd_": ("lockd itself", False),
 }

@@ -66,7 +66,18 @@ class OwnersAnswer:
     tids: tuple[int, ...]
 
 
-Answer = LockAnswer | OwnersAnswer
+@dataclass(frozen=True)
+class GoWaitsAnswer:
+    """What the runtimes of these processes have counted that goroutines waited for mutexes, in nanoseconds.
+
+    -1 where that cannot be read.
+    """
+
+    tgids: tuple[int, ...]
+    waited_ns: tuple[int, ...]
+
+
+Answer = LockAnswer | OwnersAnswer | GoWaitsAnswer
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,24 @@ class Owners:
 
 
 @dataclass(frozen=True)
+class GoWaits:
+    """How long have goroutines of these processes waited for mutexes?"""
+
+    wants_answer: ClassVar[bool] = True
+    tgids: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        return _message({"q": "go", "tgids": self.tgids})
+
+    def fallback(self) -> Answer:
+        return GoWaitsAnswer(self.tgids, (-1,) * len(self.tgids))
+
+    @property
+    def words(self) -> str:
+        return f"the mutexes of {len(self.tgids)} programs in Go"
+
+
+@dataclass(frozen=True)
 class Looks:
     """Remember the mappings of the processes `tgids`; forget all of those that are `gone`."""
 
@@ -168,7 +197,7 @@ class Looks:
         return f"the mappings of {len(self.tgids)} processes"
 
 
-Question = UserLockSeen | KernelLock | Owners | Looks
+Question = UserLockSeen | KernelLock | Owners | GoWaits | Looks
 
 
 def decode_question(message: bytes) -> Question:
@@ -184,6 +213,8 @@ def decode_question(message: bytes) -> Question:
             return KernelLock(**{**fields, "stack": tuple(fields["stack"])})
         case "owners":
             return Owners(fields["token"], tuple(OwnedLock(*lock) for lock in fields["locks"]))
+        case "go":
+            return GoWaits(tuple(fields["tgids"]))
         case "look":
             return Looks(tuple(fields["tgids"]), tuple(fields["gone"]))
         case other:
@@ -191,15 +222,18 @@ def decode_question(message: bytes) -> Question:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    kind = "owners" if isinstance(answer, OwnersAnswer) else "lock"
-    return _message({"a": kind, **asdict(answer)})
+    kinds = {LockAnswer: "lock", OwnersAnswer: "owners", GoWaitsAnswer: "go"}
+    return _message({"a": kinds[type(answer)], **asdict(answer)})
 
 
 def decode(message: bytes) -> Answer:
     """Raises ValueError, KeyError or TypeError if it is no answer."""
     fields = json.loads(message)
-    if fields.pop("a") == "owners":
+    kind = fields.pop("a")
+    if kind == "owners":
         return OwnersAnswer(int(fields["token"]), tuple(int(tid) for tid in fields["tids"]))
+    if kind == "go":
+        return GoWaitsAnswer(tuple(map(int, fields["tgids"])), tuple(map(int, fields["waited_ns"])))
     return LockAnswer(**{**fields, "stack": tuple(fields["stack"]), "hotspot": tuple(fields["hotspot"])})
 
 

@@ -29,6 +29,9 @@ LOCK_SIZE = 64
 MAX_PROCESSES = 4096
 MAX_PROCESS_BYTES = 64 << 20
 PI, GIL = "pi", "gil"
+GO_SCHEDULER = "runtime.sched"
+GO_WAITED = ("runtime", "runtime.schedt", "totalMutexWaitTime")
+"""Compilation unit, struct and member, of that variable: nanoseconds."""
 GO_WAITS = "runtime.futex"
 """The beginning of what every thread of Go waits in."""
 JAVA_OBJECT = "[java]"
@@ -125,6 +128,22 @@ class UserNames:
         process = self._process(tgid)
         process.space.look(STALE_SECONDS)
         return self._static(process.space, address, "")
+
+    def go_waited_ns(self, tgid: int) -> int:
+        """What a program in Go has counted itself that its goroutines waited for mutexes.
+
+        -1 if that cannot be read: before Go 1.20, or if it has no symbols or no debugging information.
+        """
+        space = self._process(tgid).space
+        space.look(STALE_SECONDS)
+        image = space.program_image()
+        placed = space.file(image) if image else None
+        scheduler = placed[0].exported(GO_SCHEDULER) if placed else None
+        offset = placed[0].member_offset(*GO_WAITED) if placed and scheduler else None
+        if not placed or not scheduler or offset is None:
+            return -1
+        data = space.read_now(scheduler + offset + placed[1], 8)
+        return int.from_bytes(data, "little", signed=True) if len(data) == 8 else -1
 
     def name(self, tgid: int, tid: int, address: int, guessed: str, capture: Capture | None) -> UserLock:
         """The lock at `address` on which a thread blocked; `guessed` is the kind by its futex call.

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from lockd import snapshot
+from lockd.advice import GO
 from lockd.manifest import Manifest
-from lockd.names.messages import OwnersAnswer
+from lockd.names.messages import GoWaitsAnswer, OwnersAnswer
 from lockd.names.processes import Processes
 from lockd.names.resolver import Resolver
 from lockd.names.units import Units
@@ -23,6 +24,7 @@ from lockd.sample.deadlocks import Deadlocks
 from lockd.sample.detail import Detail
 from lockd.sample.folding import HELD_BACK_ROWS, Aggregates, Folding
 from lockd.sample.futex import FutexAggregates
+from lockd.sample.go_waits import GoMutexWaits
 from lockd.sample.going_on import GoingOn
 from lockd.sample.identities import Filter, Identities
 from lockd.sample.kernel_holds import KernelHoldAggregates
@@ -98,6 +100,7 @@ class Sampler:
         if "kernel_holds" in self._collector.capacities:
             self.kernel_holds = KernelHoldAggregates(*shared, self._resolver, self._processes)
         self._going_on = GoingOn(manifest, self._collector, self._identities, self._aggregates)
+        self._go_waits = GoMutexWaits(lambda tgid: self._identities.of_process(tgid, 0)[0])
         self._lock_waits = LockWaits(manifest, self._user_locks, self.detail)
         self._deadlocks = Deadlocks(
             self._resolver.ask,
@@ -194,6 +197,8 @@ class Sampler:
         for answer in self._resolver.answers():
             if isinstance(answer, OwnersAnswer):
                 self._deadlocks.answered(answer)
+            elif isinstance(answer, GoWaitsAnswer):
+                self._go_waits.note(answer)
             elif answer.is_user and self._user_locks:
                 if self._user_locks.answer(answer):
                     self._deadlocks.look_soon()
@@ -237,6 +242,10 @@ class Sampler:
         self.detail.expire(now)
         if self._user_locks:
             self._user_locks.keep(alive, now)
+            self._go_waits.keep(alive)
+            go = (tgid for tgid, advice in self._user_locks.advice.items() if advice == GO)
+            if question := self._go_waits.question(go):
+                self._resolver.ask(question)
         if self.kernel_holds and (abandoned := self.kernel_holds.abandoned()):
             self._collector.forget_holding(*abandoned)
 
@@ -250,6 +259,7 @@ class Sampler:
         self.own_cost.undecided_calls = self._folding.undecided_calls
         if self._user_locks:
             self._user_locks.export_advice(block, lambda tgid: self._identities.of_process(tgid, 0)[0])
+        self._go_waits.export(block)
         self._deadlocks.export(block)
         self.own_cost.export(block, self._series)
         self.cpu_budget.export(block)

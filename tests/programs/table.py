@@ -77,9 +77,12 @@ and `jdk.ThreadPark` (`tests/kernel/test_java.py`, with OpenJDK 17).
 ## Go
 
 A goroutine that waits for a `sync.Mutex` makes no system call: its thread looks for another goroutine, and
-sleeps in `runtime.stopm` if there is none, which is `cond`. lockd does not see what goroutines wait for;
-the program's own mutex profile, and `/sync/mutex/wait/total` of `runtime/metrics`, tell (`go`). Locks of
-the runtime itself, and those of C, are seen.
+sleeps in `runtime.stopm` if there is none, which is `cond`. Since Go 1.20 the runtime has a total of what
+goroutines waited for mutexes. lockd reads it from its memory every ten seconds (`runtime.sched` and its
+`totalMutexWaitTime`, found by symbol and DWARF) into `lockd_go_mutex_wait_seconds_total`; which mutex it
+was, nobody counts. A program that was linked with `-s` or `-w` has no such series, and its own mutex
+profile tells. The total is that of `/sync/mutex/wait/total` less what is waited for locks of the runtime
+itself, which make system calls and are seen, as those of C are.
 
 ## PostgreSQL
 
