@@ -14,13 +14,13 @@ C_FILES = $(shell find lockd tests bench -name build -prune -o '(' -name '*.[ch]
 RUN_PACKAGES := python3 python3-bcrypt python3-bpfcc python3-numpy python3-prometheus-client \
 	python3-rich python3-systemd python3-tornado python3-yaml 'libbpf1|libbpf0' 'libdw1|libdw1t64' binutils
 
-# What builds tests/programs, and the server among them. None of these starts a service.
+# What builds tests/programs, and the servers among them. None of these starts a service.
 PROGRAM_PACKAGES := g++ musl-tools rustc cargo librust-parking-lot-dev golang-go \
 	'openjdk-17-jdk-headless|default-jdk-headless' \
-	'mariadb-server-core|mariadb-server-core-10.6' mariadb-client
+	'mariadb-server-core|mariadb-server-core-10.6' mariadb-client redis-tools
 
-# What lockd's tests need besides. With libc6-dbg the C library's own functions have names.
-TEST_PACKAGES := gcc libc6-dev libc6-dbg make python3-venv ca-certificates openssl systemd zstd \
+# What lockd's tests need besides.
+TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd zstd \
 	'bpftool|linux-tools-common' bpftrace bpfcc-tools e2fsprogs mmdebstrap qemu-system-x86 'chromium|chromium-browser' \
 	python3-matplotlib $(PROGRAM_PACKAGES)
 

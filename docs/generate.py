@@ -23,11 +23,34 @@ The metrics of a host all have the labels `unit` (systemd unit or container of t
 leader, not of the thread), and besides those in the column *labels*. Names that end in `_us` are in
 microseconds, all others in base units.
 
-Totals are exact: for each metric, the sum over all label sets is what happened, less what
-`lockd_dropped_events_total` says; but for `lockd_futex_sys_seconds_total`, which is a sample where calls are
-many. There are never more lines than `series.max` (10,000): what has no series
-of its own is counted in the one whose names are `other`. So is what found no place in a map of the kernel
+Totals are exact: for each counter, the sum over all label sets and `lockd_retired_value` is what happened,
+less what `lockd_dropped_events_total` says; but for `lockd_futex_sys_seconds_total`, which is a sample where
+calls are many. There are never more lines than `series.max` (10,000): what has no series of its own is
+counted in the one whose names are `other`. So is what found no place in a map of the kernel
 (`lockd_overflow_events_total`); as its process is not known, no filter applies to it.
+
+## Who has series
+
+- **As long as there is room, everybody.** The last quarter is kept for what lasts: a name (`unit`, `comm`)
+  that has had a process for 20 s, whatever it was doing. Each family has a share that no other can take,
+  and what is nobody's share goes to those that need more.
+- **Then those that last.** Series of names that have no process any more give way, the smallest and oldest
+  first; then those of names that have one for a moment only. A service has its series within a minute. What
+  short-lived processes of a unit do is counted in one series of the unit, `comm` being `other`, if it can
+  have none of its own; where the unit does not last either, `unit` is `other` too.
+- **Of locks, the most contended now**: `series.top_locks` of those in user space, and as many call sites of
+  kernel locks. What counts is blocked time, half as much after a minute; a wait that goes on counts while
+  it lasts. Kinds `lock` and `pi` come before the others. Up to half of the places are for the two most
+  contended locks of each unit, so that one service does not take all. Looked at every 10 s; another lock
+  must have waited for twice as long to take a place, and for 5 ms at least.
+- **A series that goes** shows its last numbers for 30 s; what happens meanwhile is counted in that of its
+  unit or in `other`. (Who scrapes less often than every 30 s may miss what came after his last look.)
+  `lockd_series_retired_total` counts it, and `lockd_retired_value` has what it had counted.
+- **A series that comes back** goes on from where it was, as counters do: of each family lockd remembers the
+  1,000 that went last. So `rate()` and `increase()` see no reset, and just what was counted in this series:
+  nothing for the time when it was gone, which is in `other`. Were it to begin at 0, they would take a value
+  past the old one for a series that went on, and leave out the part below: all of it, for a job that does
+  the same every time. One that is not remembered begins at 0, as after a restart.
 """
 
 GROUPS = {

@@ -35,36 +35,41 @@ class Loader:
     def __init__(self, settings: LoadSettings) -> None:
         _make_room(settings)
         self._ours, theirs = socket.socketpair()
+        # No pipe: it would wait for whoever reads that, who waits for what it hands over.
+        self._errors = os.fdopen(os.memfd_create("loader-stderr"), "r+b")
         with theirs:
             self._child = subprocess.Popen(
                 [*isolated.command("lockd.load"), str(theirs.fileno())],
                 stdin=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=self._errors,
                 pass_fds=[theirs.fileno()],
             )
         assert self._child.stdin
         with contextlib.suppress(BrokenPipeError), self._child.stdin as pipe:  # it ended: result() says why
             pipe.write(settings.to_json())
-        self._child.stdin = None  # else communicate() flushes it once more
 
     def result(self) -> tuple[Manifest, list[int]]:
         """Wait for its manifest and descriptors, and for its end. Raises LockdError with its words."""
         self._ours.settimeout(LOADER_TIMEOUT)
-        with self._ours:
+        with self._ours, self._errors:
             try:
                 result = handover.receive(self._ours)
             except TimeoutError:
                 self._child.kill()
                 raise LockdError(f"loader: nothing handed over within {LOADER_TIMEOUT:g} s") from None
             except LockdError:
-                _, errors = self._child.communicate()
-                words = _relay(errors) or f"ended with code {self._child.returncode}"
+                words = self._last_words() or f"ended with code {self._child.returncode}"
                 kind = HostError if self._child.returncode == HostError.exit_code else LockdError
                 raise kind(words) from None
-        _, errors = self._child.communicate(timeout=LOADER_TIMEOUT)
-        if words := _relay(errors):
-            log.debug("loader: %s", words)
+            if words := self._last_words():
+                log.debug("loader: %s", words)
         return result
+
+    def _last_words(self) -> str:
+        """Wait for its end, and relay what it logged; the rest."""
+        self._child.wait(LOADER_TIMEOUT)
+        self._errors.seek(0)
+        return _relay(self._errors.read())
 
 
 def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
@@ -124,25 +129,31 @@ class Exporter:
             self.control.send(SERVE)
 
     def end(self) -> int:
-        """Let it end, which it does when its control socket closes; its exit code, -1 if it does not end."""
+        """Let it end, which it does when its control socket closes; its exit code.
+
+        One that does not end is killed: it would go on to take connections, beside the next exporter or in
+        the way of the next daemon.
+        """
         self.control.close()
         if not self._is_serving:
             self._child.terminate()  # it may not have come to look at the socket yet
         try:
             return self._child.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
-            log.warning("exporter: process %d does not end", self._child.pid)
-            return -1
+            log.warning("exporter: process %d does not end: killing it", self._child.pid)
+            self._child.kill()
+            return self._child.wait()
 
 
 def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:
-    """A listening socket for each address. Raises LockdError that names the one that cannot be had."""
+    """A listening socket for each address; no host means every interface, by IPv6 and by IPv4.
+
+    Raises LockdError that names the one that cannot be had.
+    """
     sockets: list[socket.socket] = []
     for host, port in addresses:
         try:
-            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family = found[0][0]
-            sock = socket.create_server(found[0][4], family=family, backlog=128)
+            sock = _listening(host, port)
         except OSError as error:
             for one in sockets:
                 one.close()
@@ -155,3 +166,10 @@ def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:
             ) from error
         sockets.append(sock)
     return sockets
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    if not host and socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
+    found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return socket.create_server(found[0][4], family=found[0][0], backlog=128)

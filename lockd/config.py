@@ -176,10 +176,13 @@ class Series:
     idle_ns: int = key(
         duration("1m", "30d"),
         "1h",
-        "A series goes away after this long with nothing new, once its process is gone.",
+        "A series goes away after this long with nothing new, once its process is gone; after 30 s if "
+        "others need the room.",
     )
     top_locks: int = key(
-        integer(1, 10_000), "50", "How many locks have series of their own, the most contended."
+        integer(1, 10_000),
+        "50",
+        "How many locks have series of their own: those that are most contended at the time.",
     )
 
 
@@ -196,6 +199,20 @@ class Maps:
     stacks: int = key(power_of_two(64, LARGEST_MAP), "1024", "Call stacks in the kernel within one period.")
 
 
+@dataclass(frozen=True)
+class Names:
+    """What locks are called, and of what kind they are. See docs/lock-names.md."""
+
+    parked: tuple[str, ...] = key(
+        list_of(glob(), "a list of names or shell patterns"),
+        "[]",
+        'Locks that idle threads park on, by their label `lock`, such as ["pooled:gate", "*:idle_mutex"]: '
+        "who has work for a thread holds the lock until there is some. Waits for them are of the kind "
+        "`cond`, as all waits for work, and no alert speaks of them. Those that lockd knows need not be "
+        "here, such as Redis' io_threads_mutex.",
+    )
+
+
 AUTO = 0.0
 """No share that could be written."""
 
@@ -207,14 +224,14 @@ class Budget:
     cpu: float | None = key(
         or_none(or_word(share("0.01%", "100%"), "auto", AUTO), "none"),
         "auto",
-        "Of the CPU time of the whole machine, for all programs and processes of lockd together. While they "
-        "take more, lockd tells less, step by step; totals stay exact. auto: 2%, or a tenth of one processor "
-        "where that is more.",
+        "Of the CPU time of the whole machine, for all that lockd does by itself. While that takes more, "
+        "lockd tells less, step by step; totals stay exact. auto: 2%, or a fifth of one processor where that "
+        "is more.",
     )
 
     def share(self, cpus: int) -> float | None:
         """Of a machine of so many processors; None: no limit."""
-        return max(0.02, 0.1 / cpus) if self.cpu == AUTO else self.cpu
+        return max(0.02, 0.2 / cpus) if self.cpu == AUTO else self.cpu
 
 
 @dataclass(frozen=True)
@@ -273,6 +290,7 @@ class Config:
     histogram: Histogram = section(Histogram)
     series: Series = section(Series)
     maps: Maps = section(Maps)
+    names: Names = section(Names)
     budget: Budget = section(Budget)
     web: Web = section(Web)
     log: Log = section(Log)

@@ -37,6 +37,7 @@ def sampler_settings(config: Config) -> SamplerSettings:
         ),
         Filter(asked.units, asked.comms, asked.exclude_comms, asked.pids),
         config.budget.share(os.cpu_count() or 1),
+        config.names.parked,
     )
 
 

@@ -52,7 +52,8 @@ class Manifest:
     source_hash: str
     """Of everything that was compiled: what may be adopted by a later start."""
     attached_ns: int
-    """Monotonic clock; waits that are older were not seen to begin."""
+    """Monotonic clock, when everything was attached. A wait that began before and is said to have begun then
+    has lasted for longer: how long, the kernel did not tell."""
     chosen: tuple[Chosen, ...]
     hooks: tuple[Hook, ...]
     maps: tuple[MapInfo, ...]

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 NAMING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
 """To read other processes' maps, cgroups by id, and kernel symbols."""
-RESTARTING = {"CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"}
-"""To start another exporter as an unprivileged user if it ends."""
+RESTARTING = {"CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL"}
+"""To start another exporter as an unprivileged user if it ends, and to kill one that does not."""
 MAPS = {"CAP_BPF", "CAP_SYS_ADMIN"}
 """To read maps before 5.19 (c8644cd0efe7): one of them, whichever there is."""
 LONGEST = 2**63 - 1

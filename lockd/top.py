@@ -219,6 +219,11 @@ def _process(row: Row) -> str:
     return f"{row.comm}[{row.tgid}]" if row.tgid else row.comm
 
 
+def _waiting(row: Row) -> str:
+    least = ">" if row.waiting_is_least else ""
+    return f"{least}{duration(row.waiting_us)}" if row.waiting else "-"
+
+
 NUMBERS = (
     Column("BLOCKED/S", lambda r: duration(r.blocked_rate * 1e6), number=True),
     Column("WAITS/S", lambda r: _number(r.count_rate), 60, number=True),
@@ -248,7 +253,7 @@ HELD_COLUMNS = (
 )
 THREAD_COLUMNS = (
     *NUMBERS,
-    Column("WAITING", lambda r: duration(r.waiting_us) if r.waiting else "-", number=True),
+    Column("WAITING", _waiting, number=True),
     Column("KIND", lambda r: r.kind, 70),
     Column("THREAD", lambda r: f"{r.thread_comm}[{r.tid}]"),
     Column("WAITS FOR", lambda r: r.lock),

@@ -42,6 +42,8 @@ class Row:
     """For a thread how long its wait has lasted so far."""
     waiting: int
     """Threads that are blocked now."""
+    waiting_is_least: bool = False
+    """Whether a thread's wait is older than the daemon, and `waiting_us` only what is known of it."""
     threads: int = 1
     holder: str = ""
     """The thread that had the lock when it was last asked, while others waited for it."""
@@ -228,6 +230,7 @@ def _thread(raw: dict[str, Any]) -> Row:
     return Row(
         **_common(raw, key, waiting),
         waiting=int(waiting > 0),
+        waiting_is_least=bool(raw.get("waiting_is_least")),
         tid=tid,
         thread_comm=str(raw["thread_comm"] or ""),
         advice=str(raw.get("advice") or ""),

@@ -36,6 +36,8 @@ PACKAGES = {
     "offwaketime-bpfcc": "bpfcc-tools",
     "openssl": "openssl",
     "qemu-system-x86_64": "qemu-system-x86",
+    "redis-benchmark": "redis-tools",
+    "redis-check-rdb": "redis-tools",  # the server, by any other name; the package redis-server starts one
     "rustc": "rustc",
     "stackcount-bpfcc": "bpfcc-tools",
     "strip": "binutils",

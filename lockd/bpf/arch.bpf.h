@@ -31,37 +31,46 @@
 #define NR_KERNEL (-2) /* a kernel thread */
 #define NR_COMPAT (-3) /* a system call of a 32-bit program: its numbers mean something else */
 
-/* Saved user registers of the current thread. The helper (5.15) knows where the kernel
- * put them; before it they are at the very top of the stack, as FRED's padding (6.9)
- * did not exist yet. */
-static __always_inline struct pt_regs *user_regs(void)
+/* Saved user registers of a thread. The helper (5.15) knows where the kernel put them; before it they
+ * are at the very top of the stack, as FRED's padding (6.9) did not exist yet. */
+static __always_inline struct pt_regs *user_regs_of(u64 task)
 {
 #ifdef HAVE_TYPED_CURRENT
-    return (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
+    return (struct pt_regs *)bpf_task_pt_regs((struct task_struct *)task);
 #else
     u64 stack = 0;
-    bpf_probe_read_kernel(&stack, sizeof(stack), (void *)(bpf_get_current_task() + TASK_STACK));
+    bpf_probe_read_kernel(&stack, sizeof(stack), (void *)(task + TASK_STACK));
     return (struct pt_regs *)(stack + THREAD_BYTES - sizeof(struct pt_regs));
 #endif
 }
 
-/* Number of the system call that the current user thread is in. */
-static __always_inline s16 current_syscall(void)
+/* The same of the current thread. */
+static __always_inline struct pt_regs *user_regs(void)
+{
+#ifdef HAVE_TYPED_CURRENT
+    return user_regs_of((u64)bpf_get_current_task_btf());
+#else
+    return user_regs_of(bpf_get_current_task());
+#endif
+}
+
+/* Number of the system call that a user thread is in, by its saved registers. */
+static __always_inline s16 syscall_of(struct pt_regs *registers)
 {
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
     s32 nr = NR_NONE;
-    bpf_probe_read_kernel(&nr, sizeof(nr), &user_regs()->syscallno);
+    bpf_probe_read_kernel(&nr, sizeof(nr), &registers->syscallno);
     return nr;
 #else
     struct {
         u64 orig_ax, ip, cs;
     } regs = {};
 #ifdef HAVE_TYPED_CURRENT
-    volatile struct pt_regs *saved = user_regs();
+    volatile struct pt_regs *saved = registers;
     regs.orig_ax = saved->orig_ax;
     regs.cs = saved->cs;
 #else
-    bpf_probe_read_kernel(&regs, sizeof(regs), &user_regs()->orig_ax);
+    bpf_probe_read_kernel(&regs, sizeof(regs), &registers->orig_ax);
 #endif
     if ((s64)regs.orig_ax < 0)
         return NR_NONE;
@@ -69,15 +78,20 @@ static __always_inline s16 current_syscall(void)
 #endif
 }
 
+/* The same of the current one. */
+static __always_inline s16 current_syscall(void)
+{
+    return syscall_of(user_regs());
+}
+
 struct system_call {
     u32 nr;
     u64 args[4];
 };
 
-/* The system call that the current thread is in, by its saved user registers. */
-static __always_inline struct system_call saved_call(void)
+/* The system call that a thread is in, by its saved user registers. */
+static __always_inline struct system_call call_of(struct pt_regs *saved)
 {
-    struct pt_regs *saved = user_regs();
     struct system_call call = {};
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
     bpf_probe_read_kernel(&call.args, sizeof(call.args), &saved->regs[0]);
@@ -95,6 +109,12 @@ static __always_inline struct system_call saved_call(void)
     call.args[3] = regs.r10;
 #endif
     return call;
+}
+
+/* The same of the current one. */
+static __always_inline struct system_call saved_call(void)
+{
+    return call_of(user_regs());
 }
 
 static __always_inline u64 user_stack_pointer(struct pt_regs *regs)

@@ -125,6 +125,7 @@ struct thread {
     struct call call; /* moved here from the CPU's slot when it blocks in a call */
     u64 call_blocked; /* so far in this call */
     u64 looked_up; /* when the lock of `call` last was found among known_locks; 0: was not */
+    u64 thread_pointer; /* of a thread that has waited for a lock */
     u32 tgid;
     u32 waker; /* thread group that woke it; 0: the idle task, that is an interrupt */
     s16 nr; /* system call it is in */

@@ -494,8 +494,9 @@ static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t
 {
     if (now - t->looked_up < LOOKED_UP_AGAIN_NS)
         return;
+    READ_TASK(task, TASK_THREAD_POINTER, t->thread_pointer);
 #ifndef TRACE
-    see_java_wait(task, &t->call, t->tgid);
+    see_java_wait(t);
 #endif
     struct lock_id id = {.uaddr = t->call.uaddr, .tgid = t->tgid, .guess = t->call.guess};
     struct known_lock fresh = {.captured = now, .kind = t->call.guess};

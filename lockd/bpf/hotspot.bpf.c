@@ -52,11 +52,8 @@ static __always_inline u32 user_half(u64 at)
 }
 
 /* The JavaThread of the current thread; 0 if it is not of Java, as its object does not point back to it. */
-static __always_inline u64 java_thread(u64 task, struct hotspot *vm)
+static __always_inline u64 java_thread(u64 thread_pointer, struct hotspot *vm)
 {
-    u64 thread_pointer = 0;
-
-    READ_TASK(task, TASK_THREAD_POINTER, thread_pointer);
     u64 block = user_word(user_word(thread_pointer + 8) + vm->module);
     u64 thread = user_word(block + vm->current_thread);
     u64 object = user_word(user_word(thread + vm->thread_object));
@@ -64,13 +61,17 @@ static __always_inline u64 java_thread(u64 task, struct hotspot *vm)
     return object && user_word(object + vm->eetop) == thread ? thread : 0;
 }
 
-/* The current thread blocks in this call of a Java machine: let what it waits for stand for the address. */
-static __always_inline void see_java_wait(u64 task, struct call *call, u32 tgid)
+/* The current thread blocks in a call: if it is of a Java machine, let what it waits for stand for the
+ * address. */
+static __always_inline void see_java_wait(struct thread *t)
 {
+    struct call *call = &t->call;
+    u32 tgid = t->tgid;
+
     if (call->guess != KIND_COND || call->uaddr & JAVA_WAIT) /* mutexes of HotSpot's own are what they are */
         return;
     struct hotspot *vm = hotspots.lookup(&tgid);
-    u64 thread = vm ? java_thread(task, vm) : 0;
+    u64 thread = vm ? java_thread(t->thread_pointer, vm) : 0;
     if (!vm || !thread)
         return;
 

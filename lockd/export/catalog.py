@@ -165,9 +165,9 @@ def _processes() -> Iterator[Metric]:
         "counter",
         _labels(""),
         "Time that goroutines waited for a sync.Mutex or sync.RWMutex, as their program's own Go runtime"
-        " counts it, from one wait in eight; since lockd first read it, which it does every ten seconds. There"
-        " is none of a program that it cannot be read of: with a Go before 1.20, without symbols or without"
-        " DWARF. In seconds.",
+        " counts it, from one wait in eight; since lockd first read it, which it does every ten seconds."
+        " There is none of a program that it cannot be read of: with a Go before 1.20, without symbols or"
+        " without DWARF. In seconds.",
     )
     yield Metric(
         "lockd_advised_processes",
@@ -247,28 +247,36 @@ def _itself() -> Iterator[Metric]:
         "series_overflow_total",
         "counter",
         "family",
-        "Label sets that got no series of their own because series.max was reached;"
-        ' their events are in series whose labels say "other".',
+        "Label sets that got no series of their own when they were first seen, as there was no room for all;"
+        ' until they have one, their events are in series whose labels say "other".',
     )
     yield metric(
         "series_retired_total",
         "counter",
         "family",
-        "Series retired because they had nothing new for series.idle and no live process.",
+        "Series that went: with no live process and nothing new for series.idle (or for 30 s, when others"
+        " needed the room), or as others are waited for more. lockd_retired_value has what they had counted.",
+    )
+    yield metric(
+        "retired_value",
+        "gauge",
+        "metric",
+        "What series that are not exported any more had counted, by metric: what sums over all series lack."
+        " A series that comes back takes its part along.",
     )
     yield metric(
         "cpu_seconds_total",
         "counter",
         "process",
-        "CPU time, user and system, of lockd's own process. In seconds.",
+        "CPU time, user and system, of lockd's own process; of the namer with its children. In seconds.",
     )
     yield metric(
         "cpu_ratio",
         "gauge",
         "part",
         "Share of the CPU time of the whole machine that lockd takes: its BPF programs, by what they time"
-        " themselves now and then, the sampler, and the helpers (namer and exporter; their mean over a"
-        " minute).",
+        " themselves now and then, the sampler, the namer and the exporter (of these two, who work now and"
+        " then, the mean over a minute).",
     )
     yield metric("cpu_budget_ratio", "gauge", "", "What lockd may take: budget.cpu; +Inf if that is none.")
     yield metric(

@@ -72,7 +72,7 @@ class SamplerLink:
             return self._latest[request]
         try:
             return await asyncio.wait_for(self._shared(request), TIMEOUT)
-        except TimeoutError:
+        except asyncio.TimeoutError:  # the builtin one only since Python 3.11
             raise SamplerError(
                 f"sampler: no answer on the control socket within {TIMEOUT:g} s;"
                 " rule: it answers between two of its sampling periods"
@@ -93,7 +93,7 @@ class SamplerLink:
         try:
             # Whoever gives up keeps its place: the sampler answers one request after another.
             await asyncio.wait_for(asyncio.shield(is_counted), SETTLED_TIMEOUT)
-        except TimeoutError:
+        except asyncio.TimeoutError:  # the builtin one only since Python 3.11
             raise SamplerError(
                 f"sampler: not everything is counted after {SETTLED_TIMEOUT:g} s;"
                 " rule: three sampling periods, and until the locks of all futex calls are known"
@@ -145,9 +145,13 @@ class SamplerLink:
         except (OSError, ValueError, SamplerError) as error:
             future.set_exception(SamplerError(f"sampler: {error}"))
         else:
-            self._loop.call_later(REUSE, self._latest.pop, request, None)
+            self._loop.call_later(REUSE, self._forget, request, answer)
             future.set_result(answer)
         self._send_next()
+
+    def _forget(self, request: bytes, answer: Answer) -> None:
+        if self._latest.get(request) is answer:  # and not a later one, after everything was counted
+            del self._latest[request]
 
     def _close(self, why: str | None) -> None:
         self._loop.remove_reader(self._control)

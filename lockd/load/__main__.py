@@ -6,9 +6,12 @@ Exit codes are lockd's own; what went wrong is on standard error, after what is 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
 import sys
 
+from lockd import privileges
 from lockd.errors import LockdError
 from lockd.load import handover
 from lockd.load.loader import load
@@ -16,6 +19,10 @@ from lockd.load.settings import LoadSettings
 
 
 def main() -> int:
+    parent = os.getppid()
+    privileges.die_with_parent(signal.SIGKILL)  # nobody else would have what it attaches
+    if os.getppid() != parent:
+        return 1
     logging.basicConfig(level=logging.INFO, format="%(levelname)s:%(message)s")
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:

@@ -19,8 +19,11 @@ from lockd.errors import HostError
 from lockd.libbpf import libbpf
 from lockd.load import programs
 from lockd.load.bpf_syscall import (
+    BPF_ITER_CREATE,
     BPF_LINK_CREATE,
+    IterCreate,
     KprobeMulti,
+    LinkCreate,
     PerfEventAttr,
     UprobeMulti,
     bpf,
@@ -77,6 +80,22 @@ def attach_together(program: int, mechanism: str, hooks: Sequence[str], pid: int
     if fd < 0:
         raise HostError(f"{hooks[0]} and others: cannot be attached: {describe(ctypes.get_errno())}")
     return fd
+
+
+def run_iterator(program: int) -> None:
+    """Have a program that was loaded for `iterator` called for everything there is. Raises HostError."""
+    link = bpf(BPF_LINK_CREATE, LinkCreate(prog_fd=program, attach_type=programs.ATTACH_TYPES["iterator"]))
+    if link < 0:
+        raise HostError(f"the iterator cannot be attached: {describe(ctypes.get_errno())}")
+    try:
+        iterator = bpf(BPF_ITER_CREATE, IterCreate(link_fd=link))
+        if iterator < 0:
+            raise HostError(f"the iterator cannot be made: {describe(ctypes.get_errno())}")
+        with os.fdopen(iterator, "rb", buffering=0) as called:
+            while called.read(1) is None:  # it was called a million times and said nothing, which is EAGAIN
+                pass
+    finally:
+        os.close(link)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import resource
 from lockd.libbpf import ENOTSUPP
 
 SYS_BPF, SYS_PERF_EVENT_OPEN = {"aarch64": (280, 241)}.get(platform.machine(), (321, 298))
-BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_BTF_LOAD, BPF_LINK_CREATE = 0, 5, 18, 28
+BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_BTF_LOAD, BPF_LINK_CREATE, BPF_ITER_CREATE = 0, 5, 18, 28, 33
 PERF_FLAG_FD_CLOEXEC = 8
 
 
@@ -53,8 +53,23 @@ class ProgLoad(ctypes.Structure):
     )  # fmt: skip
 
 
+class LinkCreate(ctypes.Structure):
+    """What BPF_LINK_CREATE reads of it, of an iterator."""
+
+    _fields_ = (
+        ("prog_fd", ctypes.c_uint32), ("target_fd", ctypes.c_uint32), ("attach_type", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32), ("iter_info", ctypes.c_uint64), ("iter_info_len", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class IterCreate(ctypes.Structure):
+    """What BPF_ITER_CREATE reads of it."""
+
+    _fields_ = (("link_fd", ctypes.c_uint32), ("flags", ctypes.c_uint32))
+
+
 class KprobeMulti(ctypes.Structure):
-    """What BPF_LINK_CREATE reads of it, of a link to many functions of the kernel."""
+    """The same of a link to many functions of the kernel."""
 
     _fields_ = (
         ("prog_fd", ctypes.c_uint32), ("target_fd", ctypes.c_uint32), ("attach_type", ctypes.c_uint32),

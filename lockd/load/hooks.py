@@ -137,7 +137,8 @@ def _switches(programs: tuple[str, ...]) -> Part:
     if "offcpu" in programs:
         waking = Candidate(program, "on_sched_waking", "raw_tracepoint", "sched_waking", required=False)
         hooks.append(waking)
-    return Part(program, "switches", (Way("tracepoint", tuple(hooks), ()),), ("sched.bpf.c",))
+    files = ("sched.bpf.c", "older_waits.bpf.c")
+    return Part(program, "switches", (Way("tracepoint", tuple(hooks), ()),), files)
 
 
 SLOW_PATHS = (

@@ -40,6 +40,8 @@ HOTSPOTS_ENTRIES = 1024
 """Java machines whose waits are looked into."""
 TOLD_PROCESSES_ENTRIES = 1024
 """Processes of which the namer is not told again."""
+JUST_WOKEN = 0.001
+"""Seconds to sleep before clocks are compared: by when this thread was last given a CPU."""
 BLOCKED_PROCESSES = "blocked_processes"
 """The ring buffer that tells the namer of processes; kernels before 5.8 have none."""
 
@@ -119,6 +121,20 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
         defines["HAVE_RINGBUF"] = None
         defines["PAGE_SIZE"] = resource.getpagesize()  # bcc takes it for the size of a ring
 
+    defines["TASK_NVCSW"] = types.offset("task_struct", "nvcsw")
+    defines["TASK_NIVCSW"] = types.offset("task_struct", "nivcsw")
+    defines["TASK_ON_RQ"] = types.offset("task_struct", "on_rq")
+    if types.has_member("task_struct", "on_cpu"):  # not with one processor
+        defines["TASK_ON_CPU"] = types.offset("task_struct", "on_cpu")
+    if types.has_member("sched_entity", "sched_delayed"):
+        defines["TASK_SCHED_DELAYED"] = types.offset("task_struct", "se.sched_delayed")
+    if types.has_member("sched_info", "last_arrival"):  # CONFIG_SCHED_INFO
+        defines["HAVE_LAST_ARRIVAL"] = None
+        defines["TASK_LAST_ARRIVAL"] = types.offset("task_struct", "sched_info.last_arrival")
+        defines["TASK_SUM_EXEC"] = types.offset("task_struct", "se.sum_exec_runtime")
+        defines["TASK_PREV_SUM_EXEC"] = types.offset("task_struct", "se.prev_sum_exec_runtime")
+        defines["TASK_PRIO"] = types.offset("task_struct", "prio")
+
     # Not with PREEMPT_RT, where a mutex is an rt_mutex; osq only where writers spin.
     if types.has_member("mutex", "owner") and types.has_member("rw_semaphore", "owner"):
         defines["MUTEX_OWNER"] = types.offset("mutex", "owner")
@@ -194,7 +210,6 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
             module.put_map(pair, index, f"{pair}_{index}")
     maps = plain + [f"{pair}_{index}" for pair in pairs for index in (0, 1)]
 
-    started = time.monotonic_ns()
     attached = Attached()
     try:
         for choice in reversed(choices):  # kernel locks first: attaching takes them
@@ -205,11 +220,14 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     if not attached.attachments:
         reasons = "; ".join(f"{hook.hook}: {hook.reason}" for hook in attached.hooks if hook.reason)
         raise HostError(f"none of the programs {', '.join(settings.programs)} can be attached: {reasons}")
+    attached_ns = time.monotonic_ns()
     if "kernel_holding" in plain:
-        module.set("armed", time.monotonic_ns())
+        module.set("armed", attached_ns)
+    if not settings.trace and any(choice.way and choice.part.what == "switches" for choice in choices):
+        _enter_older_waits(module, attached_ns)
     manifest = Manifest(
         source_hash=source.hash,
-        attached_ns=started,
+        attached_ns=attached_ns,
         chosen=tuple(choice.told for choice in choices),
         hooks=tuple(attached.hooks),
         maps=tuple(module.map_info(name) for name in maps),
@@ -220,6 +238,16 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     fds = [module.map_fd(name) for name in maps]
     fds += [fd for _, _, fd in attached.functions] + attached.attachments
     return Loaded(manifest, fds)
+
+
+def _enter_older_waits(module: Module, attached_ns: int) -> None:
+    """Let the programs know of the waits that none of them saw begin."""
+    module.set("looked_at", attached_ns)
+    time.sleep(JUST_WOKEN)
+    try:
+        module.run_for_tasks("enter_older_wait")
+    except HostError as error:
+        log.warning("waits that began before are not seen until their threads next leave the CPU: %s", error)
 
 
 def _require_any(choices: list[Choice]) -> None:

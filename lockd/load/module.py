@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lockd.errors import HostError
 from lockd.load import maps, programs
-from lockd.load.attach import MULTI, attach, attach_together
+from lockd.load.attach import MULTI, attach, attach_together, run_iterator
 from lockd.load.compiled import Compiled, with_maps
 from lockd.load.hooks import Candidate
 from lockd.load.host import Host
@@ -79,6 +79,17 @@ class Module:
         if (function,) not in self._programs:
             self._programs[function,] = programs.load(self._code[function], function, "raw_tracepoint")
         return self._programs[function,]
+
+    def run_for_tasks(self, function: str) -> None:
+        """Have a function called once for every task of the host. Raises HostError."""
+        btf_id = self._host.types.function("bpf_iter_task")  # 5.8
+        if not btf_id:
+            raise HostError(f"{function}: this kernel does not iterate over tasks")
+        program = programs.load(self._code[function], function, "iterator", btf_id)
+        try:
+            run_iterator(program)
+        finally:
+            os.close(program)
 
     def code_for(self, candidate: Candidate, arguments: int = 0) -> bytes:
         """The code of its function with what it is given; `arguments` of the hooked function."""

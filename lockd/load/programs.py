@@ -10,12 +10,12 @@ from lockd.load.bpf_syscall import BPF_PROG_LOAD, ProgLoad, bpf, describe
 
 TYPES = {
     **dict.fromkeys(("kprobe", "kretprobe", "uprobe", "uretprobe", "kprobe_multi", "uprobe_multi"), 2),
-    **dict.fromkeys(("fentry", "fexit"), 26),
+    **dict.fromkeys(("fentry", "fexit", "iterator"), 26),
     "tracepoint": 5,
     "raw_tracepoint": 17,
 }
 """BPF_PROG_TYPE_* by mechanism."""
-ATTACH_TYPES = {"fentry": 24, "fexit": 25, "kprobe_multi": 42, "uprobe_multi": 48}
+ATTACH_TYPES = {"fentry": 24, "fexit": 25, "iterator": 28, "kprobe_multi": 42, "uprobe_multi": 48}
 LOG_BYTES = (1 << 24) - 1
 """The most that all kernels take. Before 6.4 (124009615660) a log that has no room ends at its beginning."""
 LOG_LINES = 12
@@ -52,8 +52,8 @@ class Given:
 def load(code: bytes, name: str, mechanism: str, btf_id: int = 0, verbose: bool = True) -> int:
     """Load a program to be attached by one of TYPES; its descriptor.
 
-    `btf_id`: of fentry and fexit, the kernel function in the kernel's BTF. Raises HostError with the
-    verifier's last words.
+    `btf_id`: of fentry, fexit and iterator, the kernel function in the kernel's BTF. Raises HostError with
+    the verifier's last words.
     """
     instructions, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
     attr = ProgLoad(

@@ -1,6 +1,6 @@
 """The namer process: answers what locks are called and who holds them, one question after another.
 
-`python3 lockd/isolated.py lockd.names SOCKET-FD PROCFS LOG-LEVEL [RING-FD RING-BYTES]`
+`python3 lockd/isolated.py lockd.names SOCKET-FD PROCFS LOG-LEVEL PARKED [RING-FD RING-BYTES]`
 
 It reads files that anybody may have written. What goes wrong there ends at most this process: its memory is
 limited, it has no descriptors but the socket and the ring of blocked processes, and of its parent's
@@ -10,6 +10,7 @@ capabilities only those for reading.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import resource
@@ -48,6 +49,7 @@ READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
 MEMORY_BYTES = 512 << 20
 """Of its own, not counting files that it maps."""
 MESSAGE_BYTES = 1 << 17
+REST_MS = 1000
 ASKED_SECONDS = 10.0
 """After a thread of a process blocked; whoever has not asked for the process by then never will."""
 
@@ -55,9 +57,11 @@ ASKED_SECONDS = 10.0
 class Names:
     """Everything that can be asked. `clock` counts seconds."""
 
-    def __init__(self, procfs: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, procfs: Path, clock: Callable[[], float] = time.monotonic, parked: Sequence[str] = ()
+    ) -> None:
         self._procfs, self._clock = procfs, clock
-        self._user = UserNames(procfs)
+        self._user = UserNames(procfs, parked=parked)
         self._kernel = KernelNames(procfs)
         self._looked: set[int] = set()
         self._blocked: dict[int, float] = {}
@@ -80,9 +84,11 @@ class Names:
         """None if none is wanted."""
         match question:
             case UserLockSeen():
-                known = self._user.name(
-                    question.tgid, question.tid, question.address, question.guess, question.capture
-                )
+                lock = question.tgid, question.tid, question.address, question.guess
+                if question.sleeper:
+                    known = self._user.name_of_sleeper(*lock, question.sleeper)
+                else:
+                    known = self._user.name(*lock, question.capture)
                 return LockAnswer(question.key, True, **vars(known))
             case KernelLock():
                 return self._kernel.answer(question)
@@ -101,6 +107,10 @@ class Names:
                     self._user.look(tgid)
         return None
 
+    def rest(self) -> None:
+        """Nobody asks at the moment: keep no child, whose CPU time is known once it has ended."""
+        self._user.rest()
+
     def _forget(self, now: float) -> None:
         """All but the processes that the sampler speaks of, or that it may soon ask about."""
         self._blocked = {tgid: at for tgid, at in self._blocked.items() if at > now - ASKED_SECONDS}
@@ -114,7 +124,10 @@ def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = 
         if one:
             ready.register(one, select.POLLIN)
     while True:
-        events = ready.poll()
+        events = ready.poll(REST_MS)
+        if not events:
+            names.rest()
+            events = ready.poll()
         if blocked:
             names.look_at_blocked(blocked.read())
         if sock.fileno() not in (fd for fd, _ in events):
@@ -147,7 +160,8 @@ def blocked_processes(ring: Ring) -> BlockedProcesses | None:
 def main() -> None:
     parent = os.getppid()
     fd, procfs, level = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    ring = Ring(int(sys.argv[4]), int(sys.argv[5])) if len(sys.argv) > 4 else None
+    parked = json.loads(sys.argv[4])
+    ring = Ring(int(sys.argv[5]), int(sys.argv[6])) if len(sys.argv) > 5 else None
     logs.setup(level, process="namer")
     privileges.keep_only(READING & privileges.capabilities())
     privileges.die_with_parent(signal.SIGKILL)
@@ -157,7 +171,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(ConnectionError):  # the sampler closed its end without reading every answer
-        serve(socket.socket(fileno=fd), Names(procfs), blocked_processes(ring) if ring else None)
+        serve(
+            socket.socket(fileno=fd), Names(procfs, parked=parked), blocked_processes(ring) if ring else None
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,24 @@
-"""The user side of a thread as it blocked: what is needed to find out where and on what it waits."""
+"""The user side of a blocked thread: what is needed to find out where and on what it waits."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass
+from pathlib import Path
+
+REGISTERS = {
+    "x86_64": ("ax", "dx", "cx", "bx", "si", "di", "bp", "sp", *(f"r{n}" for n in range(8, 16)), "ip"),
+    "aarch64": ("regs", "sp", "pc"),
+}
+"""Members of struct pt_regs in the order of their DWARF numbers."""
+ASLEEP_BYTES = 16384
+PAGE = 4096
 
 
 @dataclass(frozen=True)
 class Capture:
-    """Taken by the programs once for each lock, as a thread blocks on it."""
+    """Taken by the programs now and then for each lock, as a thread blocks on it; or later, as it sleeps."""
 
     registers: tuple[int, ...]
     """By their DWARF numbers; the last is where the thread will go on."""
@@ -17,3 +28,28 @@ class Capture:
     """Return addresses as the kernel finds them by frame pointers, innermost first."""
     thread_pointer: int
     """0 if it is not known."""
+
+
+def captured(
+    procfs: Path, tgid: int, stack_pointer: int, program_counter: int, thread_pointer: int = 0,
+    machine: str = os.uname().machine,
+) -> Capture | None:  # fmt: skip
+    """What there is without stopping a thread that sleeps; None if its stack cannot be read.
+
+    Of the registers only two are known. What the caller of a function needs of the others, the function has
+    saved on the stack; a caller for which that is not so is missed, with all beyond.
+    """
+    stack = b""
+    for size in (ASLEEP_BYTES, PAGE - stack_pointer % PAGE):  # there may be less of it
+        with contextlib.suppress(OSError, OverflowError):
+            stack = stack or _read(procfs, tgid, stack_pointer, size)
+    known = {"sp": stack_pointer, "ip": program_counter, "pc": program_counter}
+    registers: list[int] = []
+    for name in REGISTERS[machine]:
+        registers += [0] * 31 if name == "regs" else [known.get(name, 0)]
+    return Capture(tuple(registers), stack, (), thread_pointer) if stack else None
+
+
+def _read(procfs: Path, tgid: int, address: int, size: int) -> bytes:
+    with (procfs / str(tgid) / "mem").open("rb", buffering=0) as memory:
+        return os.pread(memory.fileno(), size, address)

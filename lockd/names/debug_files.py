@@ -11,18 +11,21 @@ from pathlib import Path
 from lockd.names.files import open_regular
 from lockd.names.libdw import Elf, ElfError
 
-DEBUG = b"/usr/lib/debug"
+DIRECTORY = b"/usr/lib/debug"
 CHUNK = 1 << 20
 MAX_CHECKED = 1 << 30
 """Largest file whose checksum is computed, where there is no build id to compare."""
 
 
-def debug_file(elf: Elf, path: bytes, roots: tuple[Path, ...]) -> Elf | None:
-    """The debug file of an object, which lies at `path` under the first root; none if it is not installed."""
+def debug_file(elf: Elf, path: bytes, roots: tuple[Path, ...], directory: bytes = DIRECTORY) -> Elf | None:
+    """The debug file of an object, which lies at `path` under the first root; none if it is not installed.
+
+    `directory` is where they are kept, in each of the roots.
+    """
     build_id = elf.build_id
     link, checksum = elf.debug_link
     for root in roots:
-        for candidate in _candidates(path, build_id, link):
+        for candidate in _candidates(path, build_id, link, directory):
             with contextlib.suppress(OSError, ElfError):
                 found = _open(root, candidate)
                 if _belongs(found, build_id, checksum if link else -1):
@@ -31,13 +34,13 @@ def debug_file(elf: Elf, path: bytes, roots: tuple[Path, ...]) -> Elf | None:
     return None
 
 
-def _candidates(path: bytes, build_id: bytes, link: bytes) -> Iterator[bytes]:
+def _candidates(path: bytes, build_id: bytes, link: bytes, kept: bytes) -> Iterator[bytes]:
     if len(build_id) > 1:
         name = build_id.hex().encode()
-        yield b"%s/.build-id/%s/%s.debug" % (DEBUG, name[:2], name[2:])
+        yield b"%s/.build-id/%s/%s.debug" % (kept, name[:2], name[2:])
     if link and b"/" not in link:
         directory = path.rpartition(b"/")[0]
-        for place in (directory, directory + b"/.debug", DEBUG + directory):
+        for place in (directory, directory + b"/.debug", kept + directory):
             yield place + b"/" + link
 
 

@@ -9,15 +9,22 @@ import os
 import re
 import resource
 import select
+import signal
 import subprocess
 import time
 from collections import OrderedDict
+
+from lockd import privileges
 
 log = logging.getLogger(__name__)
 
 COMMAND = ("c++filt", "-p")
 SECONDS = 0.5
 """For one name. Some take forever, by intention or not."""
+NAMES_OF_CHILD = 1000
+"""Then it is ended and another started: what a child took is known once it has ended."""
+CPU_SECONDS = 5
+"""Of a child, which takes some hundredths of a second for that many names."""
 MEMORY = 256 << 20
 MAX_MANGLED = 2048
 MAX_ANSWER = 1 << 16
@@ -37,6 +44,8 @@ class Demangler:
     def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
         self._command = command
         self._child: subprocess.Popen[bytes] | None = None
+        self._asked = 0
+        """Names that the child was asked for."""
         self._is_missing = False
         self._known: OrderedDict[str, str] = OrderedDict()
 
@@ -54,6 +63,7 @@ class Demangler:
         return known
 
     def close(self) -> None:
+        """End the child; the next name starts another."""
         if self._child:
             self._child.kill()
             self._child.communicate()
@@ -75,6 +85,8 @@ class Demangler:
         return _by_runtime(symbol)
 
     def _ask(self, symbol: str) -> str:
+        if self._asked == NAMES_OF_CHILD:
+            self.close()
         if self._child is None:
             self._child = subprocess.Popen(
                 self._command,
@@ -82,8 +94,10 @@ class Demangler:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
+                preexec_fn=_limit_child,  # noqa: PLW1509  # the namer has one thread
             )
-            resource.prlimit(self._child.pid, resource.RLIMIT_AS, (MEMORY, MEMORY))
+            self._asked = 0
+        self._asked += 1
         assert self._child.stdin and self._child.stdout
         self._child.stdin.write(symbol.encode() + b"\n")
         answer, until = b"", time.monotonic() + SECONDS
@@ -94,6 +108,17 @@ class Demangler:
             if not part or len(answer) > MAX_ANSWER:
                 raise OSError("it ended, or took too long")
         return answer[:-1].decode("utf-8", "backslashreplace")
+
+
+def _limit_child() -> None:
+    """Of one that is busy with a name when its parent is killed, nobody else would notice."""
+    privileges.die_with_parent(signal.SIGKILL)
+    for limit, most in (
+        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_CPU, CPU_SECONDS),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(limit, (most, most))
 
 
 def shortened(name: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import lzma
+import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -29,6 +30,9 @@ RULES = 4_000
 RULE_BYTES = 1500
 FUNCTIONS = 4_000
 FUNCTION_BYTES = 400
+JUMPED_IN = 1 << 16
+"""Bytes of one function that are looked through for jumps."""
+_JUMP = re.compile(rb"(?=(?:\xe9|\x0f[\x80-\x8f])(....))", re.S)
 REGISTERS = {EM_X86_64: 17, EM_AARCH64: 32}
 
 
@@ -77,9 +81,40 @@ class ObjectFile:
         if address not in self._functions:
             if len(self._functions) >= FUNCTIONS:
                 self._functions.clear()
-            found = next((found for t in self.tables if (found := t.function(address))), None)
-            self._functions[address] = found
+            self._functions[address] = self._named(address) or self._split_off(address)
         return self._functions[address]
+
+    def _named(self, address: int) -> Symbol | None:
+        return next((found for t in self.tables if (found := t.function(address))), None)
+
+    def _split_off(self, address: int) -> Symbol | None:
+        """A part of a named function that the compiler put elsewhere, as it seldom runs.
+
+        It has a name only in full symbol tables. Each of the two jumps into the other, and the part into the
+        middle, which only parts of one function do.
+        """
+        if self.machine != EM_X86_64 or self.rule(address) is None:
+            return None
+        at = int(np.searchsorted(self._starts, np.uint64(address), side="right"))
+        if not 0 < at < len(self._starts):
+            return None
+        part = range(int(self._starts[at - 1]), int(self._starts[at]))
+        targets = (target for target in self.jumps(part) if target not in part)
+        named = {symbol for target in targets if (symbol := self._named(target)) and symbol.address != target}
+        if len(named) != 1:
+            return None
+        (whole,) = named
+        is_its = any(
+            target in part for target in self.jumps(range(whole.address, whole.address + whole.size))
+        )
+        return Symbol(whole.name, part.start, len(part)) if is_its else None
+
+    def jumps(self, code: range) -> Iterator[int]:
+        """Where the jumps in some code of x86-64 go to, within the file, if told by a distance of 32 bits."""
+        for jump in _JUMP.finditer(self.code(code.start, min(len(code), JUMPED_IN))):
+            target = code.start + jump.end(1) + int.from_bytes(jump[1], "little", signed=True)
+            if 0 <= target < self.end:
+                yield target
 
     def variable(self, address: int) -> Symbol | None:
         return next((found for t in self.tables if (found := t.variable(address))), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from lockd.names.elf import ObjectFile
+from lockd.names.elf import EM_X86_64, ObjectFile
 from lockd.names.symbols import Named
 
 
@@ -38,6 +38,24 @@ def functions_by_name(file: ObjectFile, is_wanted: Callable[[str], bool]) -> lis
         )
         for address, symbols in sorted(found.items())
     ]
+
+
+def tail_callers(file: ObjectFile, is_wanted: Callable[[str], bool]) -> dict[int, tuple[str, ...]]:
+    """Functions without a name by where they begin, each with the wanted functions that end in a jump to it.
+
+    As a jump leaves no trace on the stack, such a function is there in place of the one that was called:
+    `pthread_once` leaves all but the quick check to one that only the C library itself knows. A plain and
+    short name comes first.
+    """
+    found: dict[int, set[str]] = {}
+    if file.has_full_symbols or file.machine != EM_X86_64:
+        return {}
+    for entry in functions_by_name(file, is_wanted):
+        symbol = file.function(entry.address)
+        for target in file.jumps(range(entry.address, entry.address + (symbol.size if symbol else 0))):
+            if file.function_start(target) == target and not file.function(target):
+                found.setdefault(target, set()).add(entry.names[0])
+    return {address: tuple(sorted(names, key=_plainest)) for address, names in found.items()}
 
 
 def all_functions(file: ObjectFile) -> Iterator[Named]:

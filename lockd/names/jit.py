@@ -14,9 +14,12 @@ from pathlib import Path
 from lockd.names.files import open_regular
 
 OBJECT = "[jit]"
-MAX_BYTES = 64 << 20
+MAX_BYTES = 16 << 20
 """Of a map; what was written last counts."""
-MAX_FUNCTIONS = 1_000_000
+MAX_FUNCTIONS = 200_000
+"""Of a file; the last of a map, the first of a dump. In memory they are 40 MB."""
+MAX_RECORDS = 2 * MAX_FUNCTIONS
+"""Of a dump: lines of source code have records too."""
 MAX_NAME = 256
 LOOK_SECONDS = 1.0
 """Between two looks for files that have come or changed, while a function has no name,"""
@@ -32,9 +35,7 @@ CODE_LOAD = 0
 CODE = struct.Struct("<IIQQQQ")
 """Of a record that tells of new code: process, thread, its address twice, its size, its number."""
 
-_LINE = re.compile(
-    rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) ([^\n]{1,%d})[^\n]*$" % MAX_NAME, re.M
-)
+_LINE = re.compile(rb"(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.{1,%d})" % MAX_NAME)
 _JAVA = re.compile(r"[^\s()]+ ([^\s()]+\.[^\s()]+)\([^()]*\)?")
 """As HotSpot writes a method: its type, its name, its parameters, which may be cut."""
 _HIDDEN_CLASS = re.compile(r"/0x[0-9a-f]+")
@@ -127,11 +128,12 @@ class JitNames:
 def _map(file: int, size: int) -> dict[int, tuple[int, str]]:
     start = max(0, size - MAX_BYTES)
     data = os.pread(file, MAX_BYTES, start)
+    lines = data.rsplit(b"\n", MAX_FUNCTIONS)
     functions: dict[int, tuple[int, str]] = {}
-    for address, length, name in _LINE.findall(data, data.find(b"\n") + 1 if start else 0):
-        functions[int(address, 16)] = (int(length, 16), _without_types(name))
-        if len(functions) > MAX_FUNCTIONS:
-            break
+    for line in lines[1:] if start or len(lines) > MAX_FUNCTIONS else lines:  # the first may be cut
+        if found := _LINE.match(line):
+            address, length, name = found.groups()
+            functions[int(address, 16)] = (int(length, 16), _without_types(name))
     return functions
 
 
@@ -152,7 +154,9 @@ def _dump(file: int, size: int) -> dict[int, tuple[int, str]]:
     if len(header) < DUMP_HEADER.size or DUMP_HEADER.unpack(header)[0] != DUMP_MAGIC:
         return functions
     at = max(DUMP_HEADER.unpack(header)[2], DUMP_HEADER.size)
-    while at < size and len(functions) < MAX_FUNCTIONS:
+    for _ in range(MAX_RECORDS):
+        if at >= size or len(functions) == MAX_FUNCTIONS:
+            break
         record = os.pread(file, RECORD.size + CODE.size + MAX_NAME, at)
         if len(record) < RECORD.size + CODE.size:
             break

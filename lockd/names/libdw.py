@@ -163,7 +163,7 @@ class Elf:
         return self._dw.dwelf_elf_gnu_debuglink(self._handle, byref(crc)) or b"", crc.value
 
     def member_offset(self, unit: str, structure: str, member: str) -> int | None:
-        """Where in a struct its member is, in bytes, as a compilation unit's DWARF says; none if it does not."""
+        """Where in a struct its member is, in bytes, as the DWARF of a compilation unit says; else none."""
         about = sum(s.size for s in self.sections if s.name in (".debug_info", ".zdebug_info"))
         dwarf = self._dw.dwarf_begin_elf(self._handle, DWARF_C_READ, None) if 0 < about <= MAX_INFO else None
         if not dwarf:

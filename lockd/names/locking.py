@@ -10,26 +10,43 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
-from lockd.names.locking_functions import COMMON, ENDS, FAMILIES, LOCKING, PARKERS, POOLS, PYTHON, RUNTIMES
+from lockd.names.locking_functions import (
+    COMMON,
+    ENDS,
+    FAMILIES,
+    LOCKING,
+    PARKED,
+    PARKERS,
+    POOLS,
+    PYTHON,
+    RUNTIMES,
+    SERVICES,
+    WRAPPERS,
+)
 
 LOCK, COND = "lock", "cond"
 
 KINDS = {
     "mutex": LOCK, "rwlock": LOCK, "once": LOCK, "gil": LOCK, "monitor": LOCK, "internal": LOCK,
-    "thread_lock": LOCK, "runtime": LOCK, "lwlock": LOCK, "synchronizer": LOCK,
+    "innodb": LOCK, "thread_lock": LOCK, "runtime": LOCK, "lwlock": LOCK, "synchronizer": LOCK,
     "cond": COND, "sem": COND, "barrier": COND, "latch": COND, "join": COND, "park": COND,
 }  # fmt: skip
 """Families by the kind of wait: for another's critical section, or for others to do something.
 
-`internal` are the C library's own locks, `thread_lock` is Python's threading.Lock, `monitor` is Java's,
-`synchronizer` are the locks of java.util.concurrent, `runtime` a lock of Go's runtime, `lwlock` PostgreSQL's.
+`internal` are the C library's own locks, `innodb` the latches of MariaDB's pages and indexes, `thread_lock`
+is Python's threading.Lock, `monitor` is Java's, `synchronizer` are the locks of java.util.concurrent,
+`runtime` a lock of Go's runtime, `lwlock` PostgreSQL's.
 """
 
 _PYTHON_OBJECT = re.compile(r"(?:lib)?python[23](?:\.\d+)?[dt]?(?:\.so.*)?$|python$")
 _MUSL_OBJECT = re.compile(r"libc\.so$|ld-musl|libc\.musl")
 _MUSL = re.compile(r"__timedwait\w*|__wait|__syscall_cp\w*")
+_INNODB_SERVER = "mariadbd"
+LATCH = "ssux_lock"
+"""What most of InnoDB's latches are in its source."""
 _C_LIBRARY = re.compile(r"(?:libc|libpthread|ld-linux.*|ld-musl.*|libc\.musl.*|ld)[-.].*")
 
 
@@ -42,6 +59,8 @@ class Frame:
     label: str
     start: int = 0
     """Where it begins in memory, if it has a name in an object's file."""
+    offset: int = 0
+    """Where in it the stack goes on, if that is so."""
 
 
 @dataclass(frozen=True)
@@ -56,27 +75,49 @@ class Judgement:
     """What the function is in that tells the family."""
     is_parked: bool
     """Whether the thread sleeps on a word of its own, which is no part of the lock."""
+    service: str = ""
+    """The name of all locks of this sort, where they are the C library's own."""
 
 
-def judge(stack: Sequence[Frame]) -> Judgement:
-    """By the frames of a blocked thread, innermost first.
+def judge(stack: Sequence[Frame], value: int = 0) -> Judgement:
+    """By the frames of a blocked thread, innermost first, and the value that it found in the lock's word.
 
     The outermost of the locking functions decides: a condition variable that a GIL is made of is a
     GIL. But a thread that has come back from a condition variable, and waits for the mutex, waits for a lock.
     """
+    stack = _with_latch(stack, value)
     sorts = _sorts(stack)
     end = next((i for i, sort in enumerate(sorts) if sort not in ("locking", "stub")), len(stack))
     family = owner = implementation = ""
     is_musl = any(_MUSL_OBJECT.match(f.object) or _MUSL.fullmatch(f.function) for f in stack[:end])
     for frame in stack[:end]:
         found = family_of(frame.function)
+        by_words = "" if found else _family_by_words(frame.function)
+        if by_words and KINDS.get(family) != KINDS[by_words]:
+            found = by_words  # a wrapper of a lock of the same kind knows no better than that
         if not implementation and found and frame.function.lstrip("_").startswith("pthread_"):
             implementation = ("musl " if is_musl else "glibc ") + found
         if found and _replaces(found, family):
             family, owner = found, frame.object
     is_parked = any(_matches(_PARKER, _plain(frame.function)) for frame in stack[:end])
     site = _site(stack, sorts, end)
-    return Judgement(family, KINDS.get(family, ""), site, implementation, owner, is_parked)
+    service = next((name for frame in stack[:end] if (name := _service(*_named(frame)))), "")
+    family = family or ("internal" if service else "")
+    return Judgement(family, KINDS.get(family, ""), site, implementation, owner, is_parked, service)
+
+
+def _with_latch(stack: Sequence[Frame], value: int) -> Sequence[Frame]:
+    """With a name for InnoDB's latches, the locks of its pages and indexes, in a MariaDB without symbols.
+
+    Such a server makes futex calls of its own, not by way of the C library's locks, for two things alone: a
+    latch, whose word is never 0 when a thread waits for it, and a semaphore, whose word always is.
+    """
+    if len(stack) < 2 or not value or stack[0].function != "syscall":
+        return stack
+    maker = stack[1]
+    if maker.function or maker.object != _INNODB_SERVER:
+        return stack
+    return [stack[0], replace(maker, function=LATCH), *stack[2:]]
 
 
 def _replaces(outer: str, inner: str) -> bool:
@@ -86,7 +127,10 @@ def _replaces(outer: str, inner: str) -> bool:
 
 
 def _site(stack: Sequence[Frame], sorts: Sequence[str], end: int) -> str:
-    """The first function of none of the three sorts; else the least common of what there is."""
+    """The first function of none of the three sorts; else the least common of what there is.
+
+    Instead of one without a name a place in the function of the same object that called it, if that has one.
+    """
     inner, rest = zip(stack[:end], sorts, strict=False), list(zip(stack[end:], sorts[end:], strict=True))
     locking = [frame for frame, sort in inner if frame.function and sort == "locking"][::-1]
     candidates = [
@@ -96,13 +140,20 @@ def _site(stack: Sequence[Frame], sorts: Sequence[str], end: int) -> str:
         *(frame for frame, _ in rest if frame.function and not _C_LIBRARY.match(frame.object)),
         *locking,
     ]
-    return candidates[0].label if candidates else ""
+    if not candidates:
+        return ""
+    site = candidates[0]
+    at = next(i for i, frame in enumerate(stack) if frame is site)
+    caller = stack[at + 1] if at + 1 < len(stack) else site
+    is_named = site.object == caller.object and caller.function and caller.offset and not sorts[at + 1]
+    return f"{caller.label}+{caller.offset:#x}" if not site.function and is_named else site.label
 
 
 def _sorts(stack: Sequence[Frame]) -> list[str]:
     """locking, runtime, common or, for a function that may be a site, empty; of each frame.
 
-    A nameless function between locking functions of one object is locking too, as is one of the C library.
+    A nameless function between locking functions of one object is locking too, as is one of the C library,
+    which further out is never a site: the exported function around it is.
     In HotSpot there are stubs as well, which Java is left by, and its interpreter: locking goes on beyond.
     """
     sorts: list[str] = []
@@ -119,6 +170,8 @@ def _sorts(stack: Sequence[Frame]) -> list[str]:
             outer = next((other for other in stack[i + 1 :] if other.function), None)
             is_inside = outer and outer.object == frame.object and _sort(*_named(outer)) == "locking"
             sort = "locking" if is_inside or _C_LIBRARY.match(frame.object) else sort
+        if not frame.function and not sort and _C_LIBRARY.match(frame.object):
+            sort = "common"  # it starts threads, or serves a function of the library that has a name
         sorts.append(sort)
     return sorts
 
@@ -130,7 +183,7 @@ def _named(frame: Frame) -> tuple[str, str]:
 @functools.lru_cache(4096)
 def _sort(object_name: str, function: str) -> str:
     name = _plain(function)
-    if _matches(_LOCKING, name):
+    if _matches(_LOCKING, name) or _family_by_words(function) or _service(object_name, function):
         return "locking"
     if _PYTHON_OBJECT.match(object_name) and (not name or _PYTHON_COMMON.fullmatch(name)):
         return "common"
@@ -146,6 +199,21 @@ def family_of(function: str) -> str:
     return next((family for family, pattern in _BY_FAMILY.items() if name and pattern.fullmatch(name)), "")
 
 
+@functools.lru_cache(4096)
+def _family_by_words(function: str) -> str:
+    """The same for a function that is known only by what it is called."""
+    name = _plain(function)
+    return next((family for family, pattern in _BY_WORDS.items() if pattern.fullmatch(name)), "")
+
+
+def _service(object_name: str, function: str) -> str:
+    """The name of the locks that a function of the C library takes for itself, as malloc() does."""
+    if not function or not _C_LIBRARY.fullmatch(object_name):
+        return ""
+    found = (service for service, pattern in _SERVICES.items() if pattern.fullmatch(function))
+    return next((f"{object_name}:{service}" for service in found), "")
+
+
 def is_of_c_library(object_name: str) -> bool:
     """Its dynamic linker and its threads included."""
     return _C_LIBRARY.fullmatch(object_name) is not None
@@ -154,6 +222,15 @@ def is_of_c_library(object_name: str) -> bool:
 def is_pool(variable: str) -> bool:
     """Whether a variable serves many locks."""
     return _POOL.fullmatch(variable) is not None
+
+
+def parks(lock: str, patterns: Sequence[str]) -> bool:
+    """Whether threads park on the lock of this name; `patterns` are those of locks besides the known.
+
+    Of a lock that is a part of a variable, they may leave out which.
+    """
+    names = lock, re.sub(r"(:.*)\+0x[0-9a-f]+$", r"\1", lock)
+    return any(fnmatchcase(name, pattern) for name in names for pattern in (*PARKED, *patterns))
 
 
 def is_end(function: str) -> bool:
@@ -181,7 +258,9 @@ def _any(*texts: str) -> re.Pattern[str]:
 
 
 _BY_FAMILY = {family: _any(text) for family, text in FAMILIES.items()}
+_BY_WORDS = {family: _any(text) for family, text in WRAPPERS.items()}
 _LOCKING = _any(LOCKING, *FAMILIES.values())
+_SERVICES = {service: _any(text) for service, text in SERVICES.items()}
 _RUNTIME = _any(RUNTIMES)
 _COMMON_CODE = _any(COMMON)
 _PARKER = _any(PARKERS)

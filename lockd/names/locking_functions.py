@@ -37,8 +37,10 @@ FAMILIES = {
         <*lock_api::rwlock\b.* folly::(?:\w*::)*SharedMutex\w*::.*
         boost::(?:\w+::)*(?:shared_mutex|shared_lock|upgrade_\w+)\w*::.*
         Q(?:ReadWriteLock|ReadLocker|WriteLocker)\w*::.*
-        (?:ssux_lock\w*|srw_lock\w*|rw_lock|sux_lock|index_lock|block_lock|page_hash_latch)\b.*
         rw_lock_\w+ sync\.\(\*RWMutex\)\..*
+    """,
+    "innodb": r"""
+        (?:ssux_lock\w*|srw_lock\w*|rw_lock|sux_lock|index_lock|block_lock|page_hash_latch)\b.*
     """,
     "once": r"""
         _*(?:pthread_once|call_once)\w* __cxa_guard_acquire std::(?:__)?call_once\w* __gthread_once
@@ -131,6 +133,47 @@ FAMILIES = {
 }
 """Of each family, the functions that only it has."""
 
+WRAPPERS = {
+    "rwlock": r"""
+        \w+_(?:wrlock|rdlock) \w*rw_?lock_(?!\w*unlock)\w*(?:lock|acquire|enter)\w*
+        (?:\w+::)*\w*(?:[Rr][Ww]_?[Ll]ock|RWMutex|[Ss]hared_?[Mm]utex)\w*::(?!\w*[Uu]nlock)\w*[Ll]ock\w*
+    """,
+    "mutex": r"""
+        \w*(?:mutex|mtx|spin_?lock|critical_?section)_(?!\w*unlock)(?:\w+_)?(?:lock|enter|acquire)\w*
+        (?:\w+::)*\w*(?:[Mm]utex|[Ss]pin_?[Ll]ock)\w*::(?!\w*[Uu]nlock)\w*(?:[Ll]ock|[Ee]nter|[Aa]cquire)\w*
+        (?:\w+::)*(?P<of>\w*[Mm]utex\w*)::(?P=of)
+    """,
+    "cond": r"""
+        (?:\w*_)?cond(?:ition|var)?_(?:timed|clock|rel|abs)?_?wait\w*
+        (?:\w+::)*(?:(?:\w*_)?c|\w*C)ond(?:ition)?(?:_?[Vv]ar(?:iable)?)?::(?:[Tt]imed_?)?[Ww]ait\w*
+    """,
+    "sem": r"""
+        (?:\w*_)?sem(?:aphore)?_(?:timed|clock)?_?(?:wait|down|acquire)\w*
+        (?:\w+::)*\w*Semaphore::(?:\w*[Ww]ait\w*|[Aa]cquire\w*|[Dd]own)
+    """,
+}
+"""The same for names that nobody knows but that say by their words what they do: programs wrap the locks of
+the C library in functions and classes of their own. What has both words, the lock and how it is taken, is a
+wrapper; `lock_accounts` or `Registry::lock` is not, but a place where a thread waits."""
+
+SERVICES = {
+    "malloc": r"""
+        (?:__libc_|__)?(?:malloc|calloc|realloc|free|cfree|memalign|posix_memalign|aligned_alloc|valloc|pvalloc)
+        reallocarray mallinfo2? mallopt malloc_(?:trim|stats|info|consolidate) sysmalloc systrim
+        _int_(?:malloc|free|realloc|memalign)\S* _mid_memalign\S* arena_get\S* tcache_\w+ ptmalloc_init\S*
+    """,
+    "stdio": r"""
+        (?:_IO_)?v?f?w?(?:printf|scanf) (?:__)?v?f?(?:printf|scanf)_chk __isoc\d\d_\w*scanf
+        (?:_IO_)?f?(?:put|get)w?(?:c|s|char) (?:_IO_)?(?:getw|putw|getdelim|getline|ungetw?c|perror)
+        (?:_IO_)?f(?:read|write|close|flush|seeko?|tello?|getpos|setpos)(?:64)? rewind
+        fflush_all freopen(?:64)? setv?buf setbuffer setlinebuf clearerr feof ferror fileno
+        _IO_\w+ _*f?lockfile _*flockfile
+    """,
+}
+"""Functions of the C library that take locks of its own: one name for each sort, whoever waits for it where.
+
+Which function that is, and of which arena or file, is chance: the first that blocks would give its name."""
+
 PARKERS = r"""
         (?:os::)?PlatformEvent::park\w* (?:\w+::)*Parker::park %thread::(?:current::|functions::)?park\w*
         %sys(?:_common)?\b.*(?:thread_park\w*|::Parker)\b.* %thread::(?:thread::)?Thread>?::park.*
@@ -144,6 +187,8 @@ PARKERS = r"""
 LOCKING = r"""
         std::(?:lock_guard|unique_lock|scoped_lock)::~?\w+
         std::(?:lock|__detail::__lock_impl|__lock_first)
+        (?:\w+::)*(?P<by>(?:[Ss]coped|[Aa]uto|[Uu]nique)_?[Ll]ock(?:er)?|[Ll]ock_?[Gg]uard)::(?P=by)
+        operator.(?:new|delete)\S*
         syscall _*(?:GI_)?_*futex_\w+ __futex\w* __timedwait\w* __wait __syscall_cp\w* __syscall\w*
         __cp_begin __cp_end sccp __internal_syscall_cancel __syscall_cancel\w* lll_\w+ __lll_\w+
         __pthread_\w* __nptl_\w+ __tls_get_addr\w* std::__(?:invoke|atomic)\w*
@@ -194,3 +239,11 @@ ENDS = r"""
         runtime\.(?:mcall|goschedImpl|gopreempt_m|preemptPark)
 """
 """What lies beyond is not the caller: the stack of a goroutine that the thread has left."""
+
+PARKED = {
+    "*:io_threads_mutex": "Redis 6 and 7, Valkey and other forks, with `io-threads`",
+}
+"""Locks that threads park on, by shell patterns of their names, and whose they are.
+
+Who has work for a thread holds the lock until there is some; a thread that waits for it is idle.
+"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from lockd.names.capture import Capture
@@ -50,6 +50,8 @@ class LockAnswer:
     """Of a lock in user space: what its code is, such as mutex or rwlock; empty if that is not known."""
     is_provisional: bool = False
     """Whether the next answer about it may tell more."""
+    is_reused: bool = False
+    """Of a lock in user space: whether its memory is soon that of another, as with all locks of CPython."""
     is_many: bool = False
     """Whether `key` stands for a class of Java whose objects are to be told apart."""
     hotspot: tuple[int, ...] = ()
@@ -92,6 +94,8 @@ class UserLockSeen:
     guess: str
     """Its kind by the arguments of the call."""
     capture: Capture | None = None
+    sleeper: int = 0
+    """Without a capture, the thread pointer of `tid`, which still sleeps there; 0: it is not looked at."""
 
     def encode(self) -> bytes:
         capture = self.capture
@@ -120,7 +124,7 @@ class KernelLock:
     """Of the waiter's own address space."""
 
     def encode(self) -> bytes:
-        return _message({"q": "kernel", **asdict(self)})
+        return _message({"q": "kernel", **vars(self)})
 
     def fallback(self) -> Answer:
         return LockAnswer(self.key, False, ANON, UNKNOWN)
@@ -187,7 +191,7 @@ class Looks:
     gone: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
-        return _message({"q": "look", **asdict(self)})
+        return _message({"q": "look", **vars(self)})
 
     def fallback(self) -> Answer:
         raise AssertionError("is not answered")
@@ -223,7 +227,7 @@ def decode_question(message: bytes) -> Question:
 
 def encode_answer(answer: Answer) -> bytes:
     kinds = {LockAnswer: "lock", OwnersAnswer: "owners", GoWaitsAnswer: "go"}
-    return _message({"a": kinds[type(answer)], **asdict(answer)})
+    return _message({"a": kinds[type(answer)], **vars(answer)})
 
 
 def decode(message: bytes) -> Answer:

@@ -8,7 +8,7 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 
-from lockd.names.debug_files import debug_file
+from lockd.names.debug_files import DIRECTORY, debug_file
 from lockd.names.elf import ObjectFile, has_full_symbols
 from lockd.names.files import open_mapped
 from lockd.names.libdw import Elf
@@ -28,9 +28,13 @@ Key = tuple[int, int, int, int]
 class ObjectFiles:
     """Whatever is wrong with a file, it has no symbols then, which is logged once at level debug."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES) -> None:
+    def __init__(
+        self, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES, debug_files: bytes = DIRECTORY
+    ) -> None:
+        """`debug_files` is the directory of what was stripped from the files."""
         self._max_bytes = max_bytes
         self._max_files = max_files
+        self._debug_files = debug_files
         self._files: OrderedDict[Key, ObjectFile] = OrderedDict()
         self._by_inode: dict[tuple[int, int], Key] = {}
         self._failed: set[Key] = set()
@@ -55,7 +59,7 @@ class ObjectFiles:
             self.by_key(key)
             return None if key in self._failed else key
         try:
-            read = read_object(file, process, mapping.path)
+            read = read_object(file, process, mapping.path, self._debug_files)
         except Exception as error:  # any file can be mapped, and anything can be in it
             log.debug("%s has no symbols: %s", os.fsdecode(mapping.path), error)
             if len(self._failed) >= MAX_FAILED:
@@ -91,7 +95,7 @@ class ObjectFiles:
             self._by_inode = {inode: key for inode, key in self._by_inode.items() if key in self._files}
 
 
-def read_object(file: int, process: Path, path: bytes) -> ObjectFile:
+def read_object(file: int, process: Path, path: bytes, debug_files: bytes = DIRECTORY) -> ObjectFile:
     """Takes the descriptor of the file that a process, by its directory in procfs, has at `path`.
 
     What was stripped from it is looked for in that process's root and in our own. ElfError if it is no
@@ -105,5 +109,5 @@ def read_object(file: int, process: Path, path: bytes) -> ObjectFile:
     debug = None
     if not has_full_symbols(elf):
         with contextlib.suppress(OSError):
-            debug = debug_file(elf, path, (process / "root", Path("/")))
+            debug = debug_file(elf, path, (process / "root", Path("/")), debug_files)
     return ObjectFile(elf, debug)

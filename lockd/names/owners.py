@@ -37,7 +37,7 @@ WRITE_LOCKED = 3
 
 NOT_OWNED = {
     "cond", "sem", "barrier", "latch", "park", "once", "gil", "thread_lock", "monitor", "runtime", "lwlock",
-    "internal", "synchronizer",
+    "internal", "synchronizer", "innodb",
 }  # fmt: skip
 """Families whose words name nobody."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from lockd.names.capture import Capture
 from lockd.names.cpython import Interpreter, PythonFrame
 from lockd.names.locking import Frame, is_of_c_library
-from lockd.names.python_waits import COND, LOCK_TYPES, QUEUE_TYPE, RLOCK_TYPE, judge_python, label
+from lockd.names.python_waits import COND, LOCK, LOCK_TYPES, QUEUE_TYPE, RLOCK_TYPE, judge_python, label
 
 RUNTIME = "_PyRuntime"
 """The variable that everything of an interpreter is found from."""
@@ -45,7 +45,8 @@ _QUEUE = re.compile(r"_queue\..*\.so")
 
 @dataclass(frozen=True)
 class PythonLock:
-    """`kind` is `lock` or `cond`; `functions` are of Python, `file:function`, innermost first."""
+    """`kind` is `lock` or `cond`, or empty if that is not known, as is the family then; `functions` are of
+    Python, `file:function`, innermost first."""
 
     kind: str
     site: str
@@ -100,6 +101,14 @@ def _place(memory: _Memory, call: Sequence[bytes], frame: int, instruction: int,
     return _Place(stack_pointer, program, words) if is_told else None
 
 
+def call_of(process: Path, tid: int) -> list[bytes]:
+    """The system call that a thread is in, its arguments, its stack pointer and where it was made; if any."""
+    with contextlib.suppress(OSError):
+        call = (process / "task" / str(tid) / "syscall").read_bytes().split()
+        return call if len(call) == CALL_FIELDS else []
+    return []
+
+
 class PythonProcess:
     """By its directory in procfs, and the address of its `_PyRuntime`."""
 
@@ -129,19 +138,19 @@ class PythonProcess:
                 self._next_patience = time.monotonic() + IMPATIENT_SECONDS
             waited_for = _told_by(stack) or self._type(memory, address, capture)
         found = judge_python(frames, waited_for)
-        family = "cond" if found.kind == COND else "thread_lock"
+        family = {COND: "cond", LOCK: "thread_lock"}.get(found.kind, "")
         return PythonLock(found.kind, found.site, family, tuple(label(frame) for frame in frames))
 
     def _frames(self, memory: _Memory, tid: int, address: int, capture: Capture) -> list[PythonFrame]:
         """Of the thread if it is where it was captured: waits for the same, or in the same place."""
-        before = self._call(tid)
+        before = call_of(self._process, tid)
         frames = self._interpreter.frames(memory, capture.thread_pointer) if before else []
         if not frames:
             return []
         frame, instruction = self._interpreter.place(memory, capture.thread_pointer)
         place = _place(memory, before, frame, instruction, len(capture.stack))
         is_there = place is not None and place.is_of(capture)
-        if not (is_there or int(before[1], 16) == address) or self._call(tid) != before:
+        if not (is_there or int(before[1], 16) == address) or call_of(self._process, tid) != before:
             return []
         if place and is_there and instruction:
             self._seen[place] = frames
@@ -151,13 +160,6 @@ class PythonProcess:
 
     def _seen_before(self, capture: Capture) -> list[PythonFrame]:
         return next((frames for place, frames in self._seen.items() if place.is_of(capture)), [])
-
-    def _call(self, tid: int) -> list[bytes]:
-        """The system call that a thread is in, its arguments, its stack pointer and where it was made."""
-        with contextlib.suppress(OSError):
-            call = (self._process / "task" / str(tid) / "syscall").read_bytes().split()
-            return call if len(call) == CALL_FIELDS else []
-        return []
 
     def _type(self, memory: _Memory, address: int, capture: Capture) -> str:
         """Of the object that the lock belongs to; empty if there is none that has it by its address."""

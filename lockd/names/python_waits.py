@@ -46,7 +46,10 @@ _NOT_TELLING = {"__init__.py", "__main__.py"}
 
 @dataclass(frozen=True)
 class PythonWait:
-    """`site` is `file:function`, the file as it is called on every host; empty without frames."""
+    """`site` is `file:function`, the file as it is called on every host; empty without frames.
+
+    `kind` is empty if neither the frames nor the type of the object are known that would tell it.
+    """
 
     kind: str
     site: str
@@ -70,8 +73,10 @@ def label(frame: PythonFrame) -> str:
 def _kind(frames: Sequence[PythonFrame], waited_for: str) -> str:
     if waited_for == QUEUE_TYPE:
         return COND
-    if waited_for == RLOCK_TYPE or not frames:  # also as a Condition takes it back
+    if waited_for == RLOCK_TYPE:  # also as a Condition takes it back
         return LOCK
+    if not frames:
+        return ""
     places = [_place(frame) for frame in frames[:2]]
     if places[0] == _ENTERS:
         del places[0]

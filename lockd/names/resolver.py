@@ -7,6 +7,7 @@ or die; the sampler never waits for it, and starts another.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -41,11 +42,13 @@ class Resolver:
     """Ask with ask(), fetch what is ready with answers(); neither ever waits.
 
     `procfs` is the root of a proc file system. By `blocked` the programs tell the namer itself, at once, of
-    which processes a thread blocks.
+    which processes a thread blocks. `parked` are patterns of the names of locks that threads park on.
     """
 
-    def __init__(self, procfs: Path = Path("/proc"), blocked: Ring | None = None) -> None:
-        self._procfs, self._blocked = procfs, blocked
+    def __init__(
+        self, procfs: Path = Path("/proc"), blocked: Ring | None = None, parked: Sequence[str] = ()
+    ) -> None:  # fmt: skip
+        self._procfs, self._blocked, self._parked = procfs, blocked, parked
         self._queue: deque[Question] = deque()
         self._to_look: dict[int, None] = {}
         self._to_forget: dict[int, None] = {}
@@ -131,7 +134,7 @@ class Resolver:
 
     def _start(self, now: float) -> None:
         try:
-            self._namer = Namer(self._procfs, self._blocked)
+            self._namer = Namer(self._procfs, self._blocked, self._parked)
         except OSError as error:  # too many processes or descriptors: that may pass
             log.error("namer: cannot be started: %s; trying again", error.strerror)
             self._start_at = now + RESTART_SECONDS
@@ -194,7 +197,7 @@ class NamerGone(Exception):
 class Namer:
     """The process, and our end of the socket to it."""
 
-    def __init__(self, procfs: Path, blocked: Ring | None = None) -> None:
+    def __init__(self, procfs: Path, blocked: Ring | None, parked: Sequence[str]) -> None:
         ring = [blocked.fd, blocked.size] if blocked else []
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -205,6 +208,7 @@ class Namer:
                     str(theirs.fileno()),
                     str(procfs),
                     str(log.getEffectiveLevel()),
+                    json.dumps(parked),
                     *map(str, ring),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -8,19 +8,22 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from lockd.advice import GO, JAVA, JAVA_UNKNOWN
 from lockd.names.address_space import STALE_SECONDS, AddressSpace
-from lockd.names.capture import Capture
+from lockd.names.capture import Capture, captured
+from lockd.names.debug_files import DIRECTORY
 from lockd.names.demangle import Demangler
-from lockd.names.elf import EM_AARCH64
+from lockd.names.elf import EM_AARCH64, ObjectFile
+from lockd.names.functions import tail_callers
 from lockd.names.hotspot import ADDRESS, FLAG, GENERATIONS, LIBRARY, HotSpot, JavaWait, is_word
 from lockd.names.jit import OBJECT as JIT
 from lockd.names.jit import JitNames
-from lockd.names.locking import COND, LOCK, Frame, is_end, is_pool, judge
+from lockd.names.locking import COND, LOCK, Frame, family_of, is_end, is_of_c_library, is_pool, judge, parks
 from lockd.names.messages import ANON
 from lockd.names.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
-from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, is_of_python, shown_stack
+from lockd.names.python_locks import RUNTIME, PythonLock, PythonProcess, call_of, is_of_python, shown_stack
 from lockd.names.unwind import unwind, unwind_returns
 
 SHOWN_FRAMES = 24
@@ -28,7 +31,11 @@ LOCK_SIZE = 64
 """A variable up to this size, in bytes, is the lock itself; in a larger one the offset tells which."""
 MAX_PROCESSES = 4096
 MAX_PROCESS_BYTES = 64 << 20
+WEIGHED_EVERY = 64
+"""New processes between two looks at how many bytes all of them take: there may be thousands."""
 PI, GIL = "pi", "gil"
+X86_REGISTERS = 17
+"""So many are captured on x86-64."""
 GO_SCHEDULER = "runtime.sched"
 GO_WAITED = ("runtime", "runtime.schedt", "totalMutexWaitTime")
 """Compilation unit, struct and member, of that variable: nanoseconds."""
@@ -50,8 +57,8 @@ class UserLock:
     """`site` and `family` are empty if they are not known; `stack` is innermost first.
 
     `kind` is `lock`, `pi`, `cond` or `other`. `is_provisional`: another capture may tell more, as
-    there was nothing that has a name, or the interpreter's frames could not be read. The rest is as in
-    LockAnswer.
+    there was nothing that has a name, or the interpreter's frames could not be read. `is_reused`: its memory
+    is soon that of another lock, as CPython makes one for each wait in a queue. The rest is as in LockAnswer.
     """
 
     lock: str
@@ -60,6 +67,7 @@ class UserLock:
     stack: tuple[str, ...]
     family: str
     is_provisional: bool = False
+    is_reused: bool = False
     is_many: bool = False
     hotspot: tuple[int, ...] = ()
     advice: str = ""
@@ -89,15 +97,27 @@ class _Process:
 
 
 class UserNames:
-    """`procfs` is the root of a proc file system. What was used least recently makes room."""
+    """`procfs` is the root of a proc file system, `debug_files` the directory of what was stripped from
+    programs. What was used least recently makes room.
+
+    `parked` are patterns of the names of locks that threads park on, besides those that are known.
+    """
 
     def __init__(
-        self, procfs: Path = Path("/proc"), max_file_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
+        self,
+        procfs: Path = Path("/proc"),
+        max_file_bytes: int = MAX_BYTES,
+        max_files: int = MAX_FILES,
+        debug_files: bytes = DIRECTORY,
+        parked: Sequence[str] = (),
     ) -> None:
         self._procfs = procfs
-        self._objects = ObjectFiles(max_file_bytes, max_files)
+        self._parked = parked
+        self._objects = ObjectFiles(max_file_bytes, max_files, debug_files)
+        self._tail_callers: WeakKeyDictionary[ObjectFile, dict[int, tuple[str, ...]]] = WeakKeyDictionary()
         self._demangler = Demangler()
         self._processes: OrderedDict[int, _Process] = OrderedDict()
+        self._until_weighed = 0
 
     def look(self, tgid: int) -> None:
         """Remember what a process has mapped, for when it is gone."""
@@ -107,6 +127,10 @@ class UserNames:
         """The same, and read the files that it runs."""
         self.look(tgid)
         self._process(tgid).space.load()
+
+    def rest(self) -> None:
+        """Nobody asks at the moment: end what was started to answer."""
+        self._demangler.close()
 
     def keep(self, alive: set[int]) -> None:
         """Forget all other processes."""
@@ -155,17 +179,18 @@ class UserNames:
         places = unwind(process.space, capture) if capture else ()
         frames = self._frames(process, places)
         hotspot = self._hotspot(process, places, frames)
-        stack = list(zip(places, frames, strict=False))
-        if not hotspot:
-            lock = self._lock(process, tid, address, guessed, capture, stack)
-            is_go = any(frame.function.startswith(GO_WAITS) for frame in frames)
-            return replace(lock, advice=GO) if is_go else lock
-        wait = hotspot.wait(address, guessed) if address & FLAG else JavaWait()
+        wait = hotspot.wait(address, guessed) if hotspot and address & FLAG else JavaWait()
         if wait.kind:
             lock = _java_lock(wait, frames)
         else:
             word = address if not address & FLAG else address & ADDRESS if is_word(address) else 0
+            stack = list(zip(places, frames, strict=False))
             lock = self._lock(process, tid, word, guessed, capture, stack)
+        if lock.kind in (LOCK, PI) and parks(lock.lock, self._parked):
+            lock = replace(lock, kind=COND, family="park")
+        if not hotspot:
+            is_go = any(frame.function.startswith(GO_WAITS) for frame in frames)
+            return replace(lock, advice=GO) if is_go else lock
         found = hotspot.places(capture.thread_pointer if capture else 0)
         process.note_names(time.monotonic())
         generation = process.generation % GENERATIONS
@@ -186,9 +211,9 @@ class UserNames:
     ) -> UserLock:
         """What name() says of all but waits of Java; `stack` has the address of each frame."""
         frames = [frame for _, frame in stack]
-        judgement = judge(frames)
-        name = ""
-        if not judgement.is_parked:
+        judgement = judge(frames, _expected_value(capture))
+        name = judgement.service
+        if not name and not judgement.is_parked:
             name = self._static(process.space, address, judgement.implementation)
             if not name and capture and capture.thread_pointer:
                 name = self._thread_local(process.space, address, capture.thread_pointer)
@@ -208,7 +233,21 @@ class UserNames:
                 family, kind = python.family, python.kind
         is_provisional = not (name or site) or (python is not None and not python.site)
         shown = tuple(labels[:SHOWN_FRAMES])
-        return UserLock(name or site or ANON, kind or guessed, site, shown, family, is_provisional)
+        is_reused = python is not None and family != GIL
+        return UserLock(name or site or ANON, kind or guessed, site, shown, family, is_provisional, is_reused)
+
+    def name_of_sleeper(
+        self, tgid: int, tid: int, address: int, guessed: str, thread_pointer: int
+    ) -> UserLock:  # fmt: skip
+        """The same, by what a thread is in that has slept there for some time.
+
+        Of its registers too much is missed for an answer that is certain, but for an interpreter's frames.
+        """
+        capture = None
+        if (call := call_of(self._procfs / str(tgid), tid)) and int(call[1], 16) == address:
+            capture = captured(self._procfs, tgid, int(call[-2], 16), int(call[-1], 16), thread_pointer)
+        found = self.name(tgid, tid, address, guessed, capture)
+        return found if found.is_reused else replace(found, is_provisional=True)
 
     def _hotspot(self, process: _Process, places: Sequence[int], frames: Sequence[Frame]) -> HotSpot | None:
         """The Java machine of a process, once a stack has been in it."""
@@ -249,14 +288,22 @@ class UserNames:
             process = self._processes[tgid] = _Process(
                 directory, AddressSpace(directory, self._objects), JitNames(directory)
             )
-            total = sum(p.memory for p in self._processes.values())
-            while len(self._processes) > MAX_PROCESSES or (
-                total > MAX_PROCESS_BYTES and len(self._processes) > 1
-            ):
-                _, oldest = self._processes.popitem(last=False)
-                total -= oldest.memory
+            self._make_room()
         self._processes.move_to_end(tgid)
         return process
+
+    def _make_room(self) -> None:
+        """For a new process, the last one."""
+        while len(self._processes) > MAX_PROCESSES:
+            self._processes.popitem(last=False)
+        self._until_weighed -= 1
+        if self._until_weighed > 0:
+            return
+        self._until_weighed = WEIGHED_EVERY
+        total = sum(process.memory for process in self._processes.values())
+        while total > MAX_PROCESS_BYTES and len(self._processes) > 1:
+            _, oldest = self._processes.popitem(last=False)
+            total -= oldest.memory
 
     def _frames(self, process: _Process, places: Sequence[int]) -> list[Frame]:
         frames: list[Frame] = []
@@ -281,9 +328,24 @@ class UserNames:
         symbol = placed[0].function(address - placed[1]) if placed else None
         if placed and symbol:
             name = self._demangler.name(symbol.name)
-            return Frame(image.name, name, f"{image.name}:{name}", placed[1] + symbol.address)
+            begin = placed[1] + symbol.address
+            return Frame(image.name, name, f"{image.name}:{name}", begin, address + 1 - begin)
         start = space.function_start(address)
-        return Frame(image.name, "", f"{image.name}+{(start if start >= 0 else address) - image.base:#x}")
+        label = f"{image.name}+{(start if start >= 0 else address) - image.base:#x}"
+        if placed and is_of_c_library(image.name):
+            names = self._names_in_c_library(placed[0]).get(start - placed[1], ())
+            if names:
+                return Frame(image.name, names[0], label if len(names) > 1 else f"{image.name}:{names[0]}")
+        return Frame(image.name, "", label)
+
+    def _names_in_c_library(self, file: ObjectFile) -> dict[int, tuple[str, ...]]:
+        """Of its functions that only it knows, the locking functions of the same family that they end."""
+        if file not in self._tail_callers:
+            callers = tail_callers(file, lambda name: family_of(name) != "")
+            self._tail_callers[file] = {
+                start: names for start, names in callers.items() if len({*map(family_of, names)}) == 1
+            }
+        return self._tail_callers[file]
 
     def _static(self, space: AddressSpace, address: int, implementation: str) -> str:
         """`object:symbol`, `object:symbol+0xoffset` or `object+0xoffset`; empty if it is in no object."""
@@ -333,6 +395,14 @@ def _java_lock(wait: JavaWait, frames: Sequence[Frame]) -> UserLock:
     return UserLock(
         site or f"{JAVA_OBJECT}:{wait.name or 'monitor'}", kind, site, shown, family, is_many=is_many
     )
+
+
+def _expected_value(capture: Capture | None) -> int:
+    """What the thread expects in the futex word, by the registers of its system call; 0 if that is not known.
+
+    The kernel's futex(2) takes it third; %rdx has the number 1 in DWARF.
+    """
+    return capture.registers[1] & 0xFFFFFFFF if capture and len(capture.registers) == X86_REGISTERS else 0
 
 
 def _base(address: int, implementation: str) -> int:

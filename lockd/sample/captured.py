@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lockd.names.capture import Capture
-
-REGISTERS = {
-    "x86_64": ("ax", "dx", "cx", "bx", "si", "di", "bp", "sp", *(f"r{n}" for n in range(8, 16)), "ip"),
-    "aarch64": ("regs", "sp", "pc"),
-}
-"""Members of struct pt_regs in the order of their DWARF numbers."""
+from lockd.names.capture import REGISTERS, Capture
 
 
 def captures_of(rows: npt.NDArray[Any], machine: str = os.uname().machine) -> list[Capture]:

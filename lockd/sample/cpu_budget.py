@@ -36,7 +36,7 @@ class CpuBudget:
         counter, timed_runs = collector.run_times, manifest.constants["TIMED_RUNS"]
         collector.program_times = ProgramTimes(lambda: int(counter.read()[0]), timed_runs)
         self._spending = Spending(
-            collector.program_times, time.process_time, [resolver.cpu_seconds, self.exporter.cpu_seconds]
+            collector.program_times, time.process_time, resolver.cpu_seconds, self.exporter.cpu_seconds
         )
         self._looked = time.monotonic()
 
@@ -74,10 +74,10 @@ class CpuBudget:
 
     def export(self, block: Block) -> None:
         """Write the metrics to a block."""
-        restraint, spent = self.restraint, self.restraint.spent
+        restraint = self.restraint
         block.add("lockd_restraint_level", [()], [restraint.level])
         levels = [(str(level),) for level in range(len(STEPS))]
         block.add("lockd_restraint_seconds_total", levels, restraint.seconds)
-        parts = asdict(spent)
+        parts = asdict(self._spending.mean)
         block.add("lockd_cpu_ratio", [(part,) for part in parts], list(parts.values()))
         block.add("lockd_cpu_budget_ratio", [()], [inf if restraint.budget is None else restraint.budget])

@@ -40,8 +40,9 @@ class Detail:
         waits = {"blocked_ns": np.int64, "count": np.int64, "max_ns": np.int64, "waiting_ns": np.int64}
         about = {"program": np.int8, "kind": object, "process": object, "tgid": np.int64}
         self.threads = Table(
-            {**waits, **about, "tid": np.int64, "thread_comm": "S16", "lock_row": np.int64}, rows
-        )
+            {**waits, **about, "tid": np.int64, "thread_comm": "S16", "lock_key": np.uint64,
+             "waiting_is_least": np.bool_}, rows,
+        )  # fmt: skip
         self.locks = Table(
             {
                 **waits,
@@ -58,11 +59,10 @@ class Detail:
                 "stack": object,
                 "sites": object,
                 "series_code": np.uint64,
-                "series_row": np.int64,
             },
             rows,
         )
-        self._pairs = Table({"lock_row": np.int64}, rows)
+        self._pairs = Table({"lock_key": np.uint64}, rows)
         self.held: HeldLocks | None = None
         """What is known of holds, in mode `all`."""
 
@@ -78,7 +78,6 @@ class Detail:
                 "program": number,
                 "tid": tids[positions],
                 "tgid": who["tgid"][positions],
-                "lock_row": -1,
                 "kind": kind_names[kinds[positions]],
                 "process": processes[positions],
                 "thread_comm": who["thread_comm"][positions],
@@ -98,21 +97,27 @@ class Detail:
         table["count"][groups.rows] += groups.sum(count[found])
         table["max_ns"][groups.rows] = np.maximum(table["max_ns"][groups.rows], groups.max(max_ns[found]))
 
-    def note_threads_of(self, lock_rows: Rows, tids: npt.NDArray[Any], now: float) -> None:
-        """Remember which threads blocked on which lock."""
-        keys = mix(lock_rows, tids)
+    def note_threads_of(self, lock_rows: Rows, threads: Rows, tids: npt.NDArray[Any], now: float) -> None:
+        """Remember which threads blocked on which lock; `threads` are their rows.
 
-        self._pairs.rows(keys, now, lambda positions: {"lock_row": lock_rows[positions]})
+        By the locks' keys: the row of a lock that is forgotten is used for another.
+        """
+        lock_keys = self.locks["key"][lock_rows]
+        self.threads["lock_key"][threads] = lock_keys
+        self._pairs.rows(mix(lock_keys, tids), now, lambda positions: {"lock_key": lock_keys[positions]})
 
     def threads_by_lock(self, now: float) -> npt.NDArray[np.int64]:
         """Distinct threads that blocked on each lock in the last minute, by row of `locks`."""
         recent = self._pairs.used & (self._pairs["seen"] >= now - RECENT)
-        return np.bincount(self._pairs["lock_row"][recent], minlength=len(self.locks.used))
+        rows = self.locks.find(self._pairs["lock_key"][recent])
+        return np.bincount(rows[rows >= 0], minlength=len(self.locks.used))
 
     def clear_waiting(self, program: str) -> None:
         """Before the waits that go on at this moment are noted anew."""
         number = PROGRAMS.index(program)
-        self.threads["waiting_ns"][self.threads["program"] == number] = 0
+        of_program = self.threads["program"] == number
+        self.threads["waiting_ns"][of_program] = 0
+        self.threads["waiting_is_least"][of_program] = False
         of_program = self.locks["program"] == number
         self.locks["waiting_ns"][of_program] = 0
         self.locks["waiting"][of_program] = 0
@@ -140,11 +145,9 @@ class Detail:
         tables: dict[str, Any] = {}
         arrays: dict[str, npt.NDArray[Any]] = {}
         threads = _top(self.threads)
-        lock_of = self.threads["lock_row"][threads]
         locks = self.locks
-        lock_names = [
-            str(locks["lock"][row] or "") if row >= 0 and locks.used[row] else "" for row in lock_of
-        ]
+        lock_of = locks.find(self.threads["lock_key"][threads])
+        lock_names = [str(locks["lock"][row] or "") if row >= 0 else "" for row in lock_of]
         tables["threads"] = {
             "text": {
                 **_about(self.threads, threads),
@@ -152,7 +155,9 @@ class Detail:
                 "lock": lock_names,
                 "advice": [advice.get(tgid, "") for tgid in self.threads["tgid"][threads].tolist()],
             },
-            "numbers": _numbers("threads", self.threads, threads, ("tid", "tgid"), arrays),
+            "numbers": _numbers(
+                "threads", self.threads, threads, ("tid", "tgid", "waiting_is_least"), arrays
+            ),
             "lists": {},
         }
         rows = _top(locks)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lockd.manifest import Manifest
 from lockd.sample.block import Block, with_windows
-from lockd.sample.detail import Detail, lock_key
+from lockd.sample.detail import NOT_CONTENTION, Detail, lock_key
 from lockd.sample.index import Groups, Hashes, Rows, mix
 from lockd.sample.inflight import Waiting
 from lockd.sample.limits import Budget, Limits
@@ -41,24 +41,29 @@ class FutexAggregates:
             "futex",
             {"waits": np.int64, "slots": (np.int64, (self._slots,)), "blocked_ns": np.int64,
              "waiting": np.int64, "waiting_ns": np.int64},
+            counters={"waits": "lockd_futex_waits_total", "slots": "lockd_futex_blocked_seconds_count",
+                      "blocked_ns": "lockd_futex_blocked_seconds_sum"},
             names=(0, 1), lines=limits.histogram_lines + 2 + limits.max_gauges,
-            budget=budget, others=4, maxima=("blocked",), windows=windows,
+            budget=budget, others=4, uncontended=NOT_CONTENTION, maxima=("blocked",), windows=windows,
         )  # fmt: skip
         self.by_process = Series(
             "futex_process", {"wakes": np.int64, "sys_ns": np.int64},
+            counters={"wakes": "lockd_futex_wakes_total", "sys_ns": "lockd_futex_sys_seconds_total"},
             names=(0, 1), lines=2 + limits.max_gauges,
             budget=budget, others=1, maxima=("sys",), windows=windows,
         )  # fmt: skip
         self.errors = Series(
-            "futex_error", {"errors": np.int64},
+            "futex_error", {"errors": np.int64}, counters={"errors": "lockd_futex_errors_total"},
             names=(0, 1), lines=1, budget=budget, others=16,
         )  # fmt: skip
         per_lock = 4 + limits.max_gauges
         locks = Series(
             "futex_lock",
             {"count": np.int64, "blocked_ns": np.int64, "waiting": np.int64, "waiting_ns": np.int64},
+            counters={"count": "lockd_futex_lock_blocked_total",
+                      "blocked_ns": "lockd_futex_lock_blocked_seconds_total"},
             names=(0, 1, 3), lines=per_lock,
-            budget=budget, others=4, most=limits.top_locks,
+            budget=budget, others=4, most=limits.top_locks, uncontended=NOT_CONTENTION,
             maxima=("blocked",), windows=windows,
         )  # fmt: skip
         self.locks = LockSeries("futex", detail, locks, self._kind_names, has_site=False)
@@ -125,8 +130,7 @@ class FutexAggregates:
         lock_rows = self._lock_rows(who["tgid"], keys["uaddr"], kind, blocked.codes, blocked.processes, now)
         detail.add(detail.threads, threads, *numbers)
         detail.add(detail.locks, lock_rows, *numbers)
-        detail.threads["lock_row"][threads[threads >= 0]] = lock_rows[threads >= 0]
-        detail.note_threads_of(lock_rows, tids, now)
+        detail.note_threads_of(lock_rows, threads, tids, now)
         self.locks.add(lock_rows, values["calls"], values["blocked_ns"], values["max_blocked_ns"], now)
 
     def _lock_rows(
@@ -161,7 +165,7 @@ class FutexAggregates:
         if not len(waiting):
             return
         kind = self._user_locks.correct(waiting.tgids, waiting.addresses, waiting.kinds)
-        rows = self.by_kind.rows(
+        rows = self.by_kind.waiting_rows(
             mix(waiting.codes, kind),
             lambda i: (*waiting.processes[i], self._kind_names[kind[i]]),
             waiting.waited_ns,
@@ -174,16 +178,25 @@ class FutexAggregates:
         lock_rows = self._lock_rows(
             waiting.tgids, waiting.addresses, kind, waiting.codes, waiting.processes, now
         )
-        waiting.put(self.locks.series, self.locks.rows(lock_rows, waiting.waited_ns, now))
+        waiting.put(self.locks.series, self.locks.waiting_rows(lock_rows, waiting.waited_ns, now))
         groups = Groups(lock_rows)
         self._detail.locks["waiting"][groups.rows] = groups.sum(np.ones(len(lock_rows)))
         self._detail.locks["waiting_ns"][groups.rows] = groups.max(waiting.waited_ns)
-        self._detail.note_threads_of(lock_rows, waiting.tids, now)
         threads = self._detail.thread_rows(
             "futex", waiting.who, waiting.tids, kind, self._kinds, waiting.codes, waiting.processes, now
         )
         self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
-        self._detail.threads["lock_row"][threads] = lock_rows
+        self._detail.threads["waiting_is_least"][threads] = waiting.is_least
+        self._detail.note_threads_of(lock_rows, threads, waiting.tids, now)
+
+    def look_again(
+        self, tids: npt.NDArray[Any], threads: npt.NDArray[Any], waited_ns: npt.NDArray[np.int64], now: float
+    ) -> None:  # fmt: skip
+        """Make sure of what these threads wait for, by their entries and for how long they have."""
+        call = threads["call"]
+        self._user_locks.look_again(
+            tids, threads["tgid"], call["uaddr"], call["guess"], waited_ns, threads["thread_pointer"], now
+        )
 
     def export(self, block: Block, now: float) -> None:
         """Write every series to a block."""

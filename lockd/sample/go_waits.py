@@ -1,4 +1,4 @@
-"""How long goroutines wait for mutexes, by what each program's own runtime counts: no system call shows it."""
+"""How long goroutines wait for mutexes, as each program's own runtime counts it: no system call shows it."""
 
 from __future__ import annotations
 

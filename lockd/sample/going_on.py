@@ -35,6 +35,7 @@ class GoingOn:
         self._aggregates = list(aggregates.values())
         self._runnable = manifest.enums["state"].index("STATE_RUNNABLE")
         self._wake = manifest.enums["futex_kind"].index("KIND_WAKE")
+        self._attached_ns = manifest.attached_ns
 
     def note(self, now: float, has_detail: bool) -> tuple[Rows, Rows | None]:
         """Read the tables of threads and of waits in the kernel, and return them; `now` in seconds.
@@ -72,8 +73,10 @@ class GoingOn:
             np.maximum(waited, 0),
             self._identities,
             has_detail,
+            call["since"][blocked] == self._attached_ns,
         )
         futex.note_waiting(waiting, now)
+        futex.look_again(tids[blocked], threads[blocked], waited, now)
 
     def _note_offcpu(
         self, offcpu: OffcpuAggregates, tids: Columns, threads: Columns, off: npt.NDArray[np.bool_],
@@ -88,6 +91,7 @@ class GoingOn:
             np.maximum(clock - threads["off_since"][asleep].astype(np.int64), 0),
             self._identities,
             has_detail,
+            threads["off_since"][asleep] == self._attached_ns,
         )
         offcpu.note_waiting(waiting, now)
 

@@ -38,6 +38,8 @@ class Waiting:
     """tgid and thread_comm, for the table of threads."""
     has_detail: bool
     """Whether threads and locks are to be told."""
+    is_least: npt.NDArray[np.bool_]
+    """Of each, whether it has lasted for longer: it began before lockd, and the kernel did not tell when."""
 
     def __len__(self) -> int:
         return len(self.tids)
@@ -51,7 +53,7 @@ class Waiting:
 
 def waiting_of(
     tids: Columns, tgids: Columns, kinds: Columns, addresses: Columns, waited_ns: Columns,
-    identities: Identities, has_detail: bool = True,
+    identities: Identities, has_detail: bool = True, is_least: npt.NDArray[np.bool_] | None = None,
 ) -> Waiting:  # fmt: skip
     """Name the processes of waits and leave out the unwanted."""
     processes, which = np.unique(tgids, return_inverse=True)
@@ -76,6 +78,7 @@ def waiting_of(
         names[which],
         who,
         has_detail,
+        np.zeros(len(which), np.bool_) if is_least is None else is_least[wanted],
     )
 
 

@@ -49,6 +49,9 @@ class KernelHoldAggregates:
         self.by_type = Series(
             "kernel_hold",
             {"acquisitions": np.int64, "slots": (np.int64, (self._slots,)), "hold_ns": np.int64},
+            counters={"acquisitions": "lockd_kernel_lock_acquisitions_total",
+                      "slots": "lockd_kernel_lock_hold_seconds_count",
+                      "hold_ns": "lockd_kernel_lock_hold_seconds_sum"},
             names=(0, 1), lines=limits.histogram_lines + 1, budget=budget, others=TYPES_HELD,
         )  # fmt: skip
         self.series = [self.by_type]

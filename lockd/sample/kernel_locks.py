@@ -32,12 +32,16 @@ class KernelLockAggregates:
             "kernel_lock",
             {"slots": (np.int64, (self._slots,)), "wait_ns": np.int64,
              "waiting": np.int64, "waiting_ns": np.int64},
+            counters={"slots": "lockd_kernel_lock_wait_seconds_count",
+                      "wait_ns": "lockd_kernel_lock_wait_seconds_sum"},
             names=(0, 1), lines=limits.histogram_lines + 1 + limits.max_gauges,
             budget=budget, others=len(types),
             maxima=("wait",), windows=dict(limits.windows),
         )  # fmt: skip
         sites = Series(
             "kernel_lock_site", {"count": np.int64, "blocked_ns": np.int64},
+            counters={"count": "lockd_kernel_lock_site_waits_total",
+                      "blocked_ns": "lockd_kernel_lock_site_wait_seconds_total"},
             names=(0, 1, 3, 4), lines=2, budget=budget, others=len(types),
             most=limits.top_locks,
         )  # fmt: skip
@@ -94,8 +98,7 @@ class KernelLockAggregates:
         )
         detail.add(detail.threads, threads, *numbers)
         detail.add(detail.locks, lock_rows, *numbers)
-        detail.threads["lock_row"][threads] = lock_rows
-        detail.note_threads_of(lock_rows, keys["tid"], now)
+        detail.note_threads_of(lock_rows, threads, keys["tid"], now)
         self.sites.add(lock_rows, values["waits"], values["wait_ns"], values["max_wait_ns"], now)
         self.sites.ask_names(self._resolver)
 
@@ -106,7 +109,7 @@ class KernelLockAggregates:
         if not len(waiting):
             return
         types = waiting.kinds
-        rows = self.by_type.rows(
+        rows = self.by_type.waiting_rows(
             mix(waiting.codes, types),
             lambda i: (*waiting.processes[i], self._types[types[i]]),
             waiting.waited_ns,

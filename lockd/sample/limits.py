@@ -9,21 +9,21 @@ RESERVED_LINES = 400
 """For lockd's own metrics and for HELP and TYPE."""
 
 OPEN_SHARE = 0.75
-"""Up to this part of what there is, every label set gets a series at once."""
+"""Up to this part of what there is, every label set gets a series at once; the rest is for what lasts."""
 
 SHARES = {
-    "futex": 0.31,
-    "futex_process": 0.06,
+    "futex": 0.20,
+    "futex_process": 0.04,
     "futex_error": 0.02,
-    "futex_lock": 0.08,
-    "offcpu": 0.25,
-    "offcpu_runqueue": 0.06,
-    "offcpu_waker": 0.02,
-    "kernel_lock": 0.08,
-    "kernel_lock_site": 0.04,
-    "kernel_hold": 0.08,
+    "futex_lock": 0.07,
+    "offcpu": 0.18,
+    "offcpu_runqueue": 0.04,
+    "offcpu_waker": 0.03,
+    "kernel_lock": 0.05,
+    "kernel_lock_site": 0.03,
+    "kernel_hold": 0.04,
 }
-"""Of what `series.max` leaves."""
+"""Of what `series.max` leaves, each family's own; what is over is for those that need more."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,42 @@ class Limits:
 
 
 class Budget:
-    """Lines of exposition left for all families together; one for each sampler.
+    """Lines of exposition for all families together; one for each sampler.
 
-    A family has its share for itself, and may take more while there is plenty: what one
-    host needs for locks, another needs for wakers.
+    A family has its share for itself, whatever others take, and may take more from what is nobody's share:
+    what one host needs for locks, another needs for wakers.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._all = max(limits.max_lines - RESERVED_LINES, 0)
-        self.left = self._all
+        self._taken: dict[str, int] = {}
+        self._wanted: dict[str, int] = {}
+        """Lines that families lack."""
 
-    def quota(self, family: str) -> int:
-        """Lines that `family` may take in any case."""
-        return int(self._all * SHARES[family])
+    def enter(self, family: str, others: int) -> None:
+        """Before anything is taken: a family that needs so many lines in any case, for its `other`."""
+        self._all = max(self._all - others, 0)
+        self._taken[family] = 0
 
-    @property
-    def is_plentiful(self) -> bool:
-        """Whether less than OPEN_SHARE of all lines are taken."""
-        return self.left > (1 - OPEN_SHARE) * self._all
+    def take(self, family: str, lines: int) -> None:
+        """Take lines, or give them back if `lines` is negative."""
+        self._taken[family] += lines
+
+    def room(self, family: str, part: float = 1.0) -> float:
+        """How many lines more `family` may take, if there were only this part of everything."""
+        common = part * (self._all - sum(map(self._share, self._taken)))
+        overdrawn = sum(max(lines - part * self._share(name), 0) for name, lines in self._taken.items())
+        own = max(part * self._share(family) - self._taken[family], 0)
+        return own + max(common - overdrawn, 0)
+
+    def want(self, family: str, lines: int) -> None:
+        """Note what a family lacks."""
+        self._wanted[family] = lines
+
+    def asked_of(self, family: str) -> int:
+        """How many of its lines other families lack, if it has more than its share."""
+        wanted = sum(lines for name, lines in self._wanted.items() if name != family)
+        return max(min(wanted, int(self._taken[family] - self._share(family))), 0)
+
+    def _share(self, family: str) -> float:
+        return self._all * SHARES[family]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +13,7 @@ from lockd.names.resolver import Resolver
 from lockd.sample.detail import PROGRAMS, Detail
 from lockd.sample.identities import code_of
 from lockd.sample.index import Groups, Hashes, Rows
+from lockd.sample.ranking import MEMORY_NS
 from lockd.sample.series import OTHER, Series
 
 Columns: TypeAlias = "npt.NDArray[Any]"
@@ -57,7 +58,6 @@ class LockSeries:
                 "program": self._program,
                 "address": addresses[positions],
                 "tgid": tgids[positions],
-                "series_row": -1,
                 "since": now,
                 "kind_number": kinds[positions],
                 "kind": self._kind_names[kinds[positions]],
@@ -103,7 +103,14 @@ class LockSeries:
 
     def add(self, lock_rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns, now: float) -> None:
         """Count waits on locks."""
-        self._count(self.rows(lock_rows, blocked_ns, now), count, blocked_ns, max_ns)
+        # One that was long shall not count for more than many that were as long together.
+        weights = np.minimum(blocked_ns, count.astype(np.int64) * MEMORY_NS)
+        rows = self.series.rows(*self._names_of(lock_rows), weights, now)
+        self._count(rows, count, blocked_ns, max_ns)
+
+    def waiting_rows(self, lock_rows: Rows, waited_ns: Columns, now: float) -> Rows:
+        """The series of the lock that each of these waits that go on is for."""
+        return self.series.waiting_rows(*self._names_of(lock_rows), waited_ns, now)
 
     def add_nameless(
         self, kinds: Columns, count: Columns, blocked_ns: Columns, max_ns: Columns, now: float
@@ -124,26 +131,24 @@ class LockSeries:
         if self.series.maxima:
             self.series.note_max("blocked", groups.rows, groups.max(max_ns))
 
-    def rows(self, lock_rows: Rows, blocked_ns: Columns, now: float) -> Rows:
-        """The series of each lock row."""
+    def threads(self, now: float) -> npt.NDArray[np.int64]:
+        """Distinct threads that blocked in the last minute on the locks of each series."""
+        by_lock = self._detail.threads_by_lock(now)
+        mine = np.flatnonzero((self._detail.locks["program"] == self._program) & (by_lock > 0))
+        rows = self.series.find(self._codes_of(mine))
+        known = rows >= 0
+        counts = np.bincount(rows[known], weights=by_lock[mine[known]], minlength=self.series.size)
+        return counts.astype(np.int64)
+
+    def _names_of(self, lock_rows: Rows) -> tuple[Hashes, Callable[[int], tuple[str, ...]]]:
+        """What each lock is called in the series, as a number, and the labels."""
+        return self._codes_of(lock_rows), lambda i: self._labels(int(lock_rows[i]))
+
+    def _codes_of(self, lock_rows: Rows) -> Hashes:
         locks = self._detail.locks
         codes = locks["series_code"][lock_rows]
         # No name's code is as small as these.
-        codes = np.where(codes == 0, locks["kind_number"][lock_rows].astype(np.uint64) + np.uint64(1), codes)
-        found = self.series.rows(codes, lambda i: self._labels(int(lock_rows[i])), blocked_ns, now)
-        locks["series_row"][lock_rows] = found
-        return found
-
-    def threads(self, now: float) -> npt.NDArray[np.int64]:
-        """Distinct threads that blocked in the last minute on the locks of each series."""
-        locks = self._detail.locks
-        by_lock = self._detail.threads_by_lock(now)
-        mine = np.flatnonzero(
-            (locks["program"] == self._program) & (by_lock > 0) & (locks["series_row"] >= 0)
-        )
-        size = len(self.series.seen)
-        counts = np.bincount(locks["series_row"][mine], weights=by_lock[mine], minlength=size)
-        return counts.astype(np.int64)
+        return np.where(codes == 0, locks["kind_number"][lock_rows].astype(np.uint64) + np.uint64(1), codes)
 
     def _labels(self, row: int) -> tuple[str, ...]:
         locks = self._detail.locks

@@ -41,15 +41,19 @@ class OffcpuAggregates:
         histogram: dict[str, Any] = {"slots": (np.int64, (self._slots,)), "sum_ns": np.int64}
         self.blocked = Series(
             "offcpu", {**histogram, "waiting": np.int64, "waiting_ns": np.int64},
+            counters={"slots": "lockd_offcpu_blocked_seconds_count",
+                      "sum_ns": "lockd_offcpu_blocked_seconds_sum"},
             names=(0, 1, 3), lines=limits.histogram_lines + limits.max_gauges,
             budget=budget, others=3, maxima=("blocked",), windows=windows,
         )  # fmt: skip
         self.runqueue = Series(
             "offcpu_runqueue", histogram,
+            counters={"slots": "lockd_offcpu_runqueue_seconds_count",
+                      "sum_ns": "lockd_offcpu_runqueue_seconds_sum"},
             names=(0, 1), lines=limits.histogram_lines, budget=budget, others=1,
         )  # fmt: skip
         self.wakers = Series(
-            "offcpu_waker", {"sum_ns": np.int64},
+            "offcpu_waker", {"sum_ns": np.int64}, counters={"sum_ns": "lockd_offcpu_waker_seconds_total"},
             names=(0, 1, 2), lines=1, budget=budget, others=1,
         )  # fmt: skip
         self.series = [self.blocked, self.runqueue, self.wakers]
@@ -152,7 +156,7 @@ class OffcpuAggregates:
         if not len(waiting):
             return
         reasons, states = waiting.kinds // 256, waiting.kinds % 256
-        rows = self.blocked.rows(
+        rows = self.blocked.waiting_rows(
             mix(waiting.codes, states, reasons),
             lambda i: (*waiting.processes[i], self._states[states[i]], REASON_NAMES[reasons[i]]),
             waiting.waited_ns,
@@ -171,7 +175,8 @@ class OffcpuAggregates:
             waiting.processes,
             now,
         )
-        self._detail.threads["waiting_ns"][threads[threads >= 0]] = waiting.waited_ns[threads >= 0]
+        self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
+        self._detail.threads["waiting_is_least"][threads] = waiting.is_least
 
     def export(self, block: Block, now: float) -> None:
         """Write every series to a block."""

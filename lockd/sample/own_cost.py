@@ -79,6 +79,8 @@ class OwnCost:
         block.add("lockd_series", names, [series.exported_lines for series in families])
         block.add("lockd_series_overflow_total", names, [series.overflowed for series in families])
         block.add("lockd_series_retired_total", names, [series.retired for series in families])
+        retired = {metric: value for series in families for metric, value in series.retired_values().items()}
+        block.add("lockd_retired_value", [(metric,) for metric in retired], list(retired.values()))
         block.add("lockd_exporter_restarts_total", [()], [self.exporter_restarts])
         block.add("lockd_undecided_futex_calls", [()], [self.undecided_calls])
         block.add("lockd_namer_restarts_total", [()], [self._resolver.restarts])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from lockd.sample.lock_waits import LockWaits
 from lockd.sample.offcpu import OffcpuAggregates
 from lockd.sample.own_cost import OwnCost
 from lockd.sample.pairs import Columns, Rows
+from lockd.sample.presence import Presence
 from lockd.sample.series import Series
 from lockd.sample.user_locks import UserLocks
 
@@ -54,6 +56,8 @@ class SamplerSettings:
     filter: Filter = field(default_factory=Filter)
     cpu_budget: float | None = None
     """A share of the machine."""
+    parked: Sequence[str] = ()
+    """Patterns of the names of locks that threads park on, besides those that are known."""
 
 
 class Sampler:
@@ -71,11 +75,12 @@ class Sampler:
         functions = fds[len(manifest.maps) : len(manifest.maps) + len(manifest.functions)]
         self._processes = Processes(Units(procfs), procfs)
         self._identities = Identities(self._processes, settings.filter)
-        self._resolver = Resolver(procfs, self._collector.blocked_processes)
+        self._resolver = Resolver(procfs, self._collector.blocked_processes, settings.parked)
         self.detail = Detail(
             self._processes.thread_comm, FOLDED_ROWS + max(2 * self._collector.largest, HELD_BACK_ROWS)
         )
         self._limits = settings.limits
+        self._presence = Presence()
         self._user_locks: UserLocks | None = None
         self.futex: FutexAggregates | None = None
         self.offcpu: OffcpuAggregates | None = None
@@ -91,6 +96,7 @@ class Sampler:
                 self._collector.hotspots,
                 [name.removeprefix("KIND_").lower() for name in manifest.enums["futex_kind"]],
                 self._may_be_wanted,
+                manifest.constants["CAPTURED_AGAIN_NS"],
             )
             self.futex = FutexAggregates(*shared, self._user_locks)
         if "offcpu" in self._collector.capacities:
@@ -222,8 +228,6 @@ class Sampler:
         self._deadlocks.refused(*refused, time.monotonic_ns())
 
     def _each_second(self, now: float) -> None:
-        for series in self._series:
-            series.reconsider()
         threads, in_kernel = self._going_on.note(now, self.cpu_budget.has_detail)
         self._last_seen = np.unique(threads[1]["tgid"])
         self._alive = np.union1d(self._alive, self._last_seen)
@@ -236,9 +240,9 @@ class Sampler:
         # Of all looks since the last time: one does not see the threads that are being switched as it looks.
         alive, self._alive = set(self._alive.tolist()), self._last_seen
         self._processes.keep(alive)
-        names = {self._processes.name(tgid) for tgid in alive}
+        self._presence.note({self._processes.name(tgid) for tgid in alive}, now)
         for series in self._series:
-            series.retire(now - self._limits.idle_seconds, lambda labels: labels[:2] in names)
+            series.rearrange(self._presence, self._limits.idle_seconds, now)
         self.detail.expire(now)
         if self._user_locks:
             self._user_locks.keep(alive, now)

@@ -6,8 +6,8 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from lockd.cpu_clock import cpu_seconds
 
@@ -15,7 +15,7 @@ NS = 1_000_000_000
 TIMED_SHARE = 0.1
 """At most this share of all time is timed, as it costs something; and a window in a second is enough."""
 MEAN_SECONDS = 60.0
-"""Helpers count by their mean over such a time."""
+"""Of processes that work now and then, the mean over such a time is told."""
 
 CpuSeconds = Callable[[], float]
 """So far; never less than before."""
@@ -27,12 +27,17 @@ class Spent:
 
     programs: float = 0.0
     sampler: float = 0.0
-    helpers: float = 0.0
-    """The namer and the exporter, who work now and then: a mean."""
+    namer: float = 0.0
+    exporter: float = 0.0
+
+    @property
+    def by_events(self) -> float:
+        """What comes with every event."""
+        return self.programs + self.sampler
 
     @property
     def total(self) -> float:
-        return self.programs + self.sampler + self.helpers
+        return self.by_events + self.namer + self.exporter
 
 
 class ProgramTimes:
@@ -101,22 +106,29 @@ class Spending:
         self,
         programs: ProgramTimes,
         sampler: CpuSeconds,
-        helpers: Sequence[CpuSeconds],
+        namer: CpuSeconds,
+        exporter: CpuSeconds,
         cpus: int = os.cpu_count() or 1,
     ) -> None:
-        self._programs, self._sampler, self._helpers, self._cpus = programs, sampler, helpers, cpus
+        self._programs, self._processes, self._cpus = programs, (sampler, namer, exporter), cpus
         self._told = self._seconds()
-        self._mean = 0.0
+        self.mean = Spent()
+        """As was last told, but of namer and exporter, who work now and then, the mean over a minute."""
 
     def look(self, seconds: float) -> Spent:
         """What was taken since the last call, `seconds` ago."""
-        told, before = self._seconds(), self._told
-        self._told = told
-        sampler, helpers = (
-            (now - then) / seconds / self._cpus for now, then in zip(told, before, strict=True)
+        before, self._told = self._told, self._seconds()
+        spent = Spent(
+            self._programs.cpus() / self._cpus,
+            *((now - then) / seconds / self._cpus for now, then in zip(self._told, before, strict=True)),
         )
-        self._mean += (helpers - self._mean) * (1 - math.exp(-seconds / MEAN_SECONDS))
-        return Spent(self._programs.cpus() / self._cpus, sampler, self._mean)
+        fresh = 1 - math.exp(-seconds / MEAN_SECONDS)
+        self.mean = replace(
+            spent,
+            namer=self.mean.namer + (spent.namer - self.mean.namer) * fresh,
+            exporter=self.mean.exporter + (spent.exporter - self.mean.exporter) * fresh,
+        )
+        return spent
 
-    def _seconds(self) -> tuple[float, float]:
-        return self._sampler(), sum(one() for one in self._helpers)
+    def _seconds(self) -> list[float]:
+        return [so_far() for so_far in self._processes]

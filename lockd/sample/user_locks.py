@@ -33,6 +33,12 @@ CAPTURES_AT_ONCE = 32
 """Locks asked about in one tick; a namer answers for some hundreds in a second."""
 ASKED_AT_ONCE = 100
 """Names asked for after one fold of locks that were not captured."""
+LASTING_NS = 100_000_000
+"""A wait in memory that is used again that has lasted for so long is looked at as it goes on."""
+LOOKED_AT_AGAIN = 8
+"""Of these at most so many in a second: each takes the namer some milliseconds."""
+PROVISIONAL_NS = 1_000_000_000
+"""After so long, such a lock is captured again of which nothing certain was found."""
 FORGET_AFTER = 60.0
 """Seconds after which the locks of a process that has ended are forgotten."""
 ROWS = 50_000
@@ -48,6 +54,7 @@ class UserLocks:
     """A row for each address and kind by the calls' arguments, the guess: what is used again is another lock.
 
     `kinds` are the names of enum futex_kind; `is_wanted(tgid)` tells whether to name the process's locks.
+    The programs capture a lock again after `captured_again_ns`.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class UserLocks:
         hotspots: HashMap,
         kinds: Sequence[str],
         is_wanted: Callable[[int], bool],
+        captured_again_ns: int,
         machine: str = os.uname().machine,
     ) -> None:
         self._resolver = resolver
@@ -66,12 +74,15 @@ class UserLocks:
         """What is to be known of a process, by its id."""
         self._kinds = list(kinds)
         self._is_wanted = is_wanted
+        self._captured_again_ns = captured_again_ns
         self._machine = machine
         self._looked: set[int] = set()
         self._corrections: set[tuple[int, int]] = set()
         """Guesses that were ever wrong, each with the kind that it turned out to be."""
         self._is_corrected = np.zeros(len(kinds), np.bool_)
         """Of each kind, whether it was such a guess."""
+        self._changes: set[tuple[int, int]] = set()
+        """Guesses and such a kind, where the memory turned out later to be a lock of yet another kind."""
         self._is_lock = np.array([kind in ("lock", "pi") for kind in kinds])
         self.refused = 0
         """Captures that were thrown away, as too much was being asked for."""
@@ -81,9 +92,11 @@ class UserLocks:
                 "address": np.uint64,
                 "guess": np.int16,
                 "kind": np.int16,
+                "former_kinds": np.int16,
                 "asked_at": np.float64,
                 "is_answered": np.bool_,
                 "is_provisional": np.bool_,
+                "is_reused": np.bool_,
                 "lock": object,
                 "site": object,
                 "stack": object,
@@ -132,32 +145,34 @@ class UserLocks:
     def answer(self, answer: LockAnswer) -> bool:
         """Note what a lock is, if it is still remembered, and let the programs know its kind.
 
-        Whether that is another than its calls look like.
+        Whether that is another than was known, or its calls look like.
         """
         row = int(self._table.find(np.array([answer.key], np.uint64))[0])
         if row < 0:
             return False
         table = self._table
         self._note_process(int(table["tgid"][row]), answer)
-        sites = table["sites"][row] = table["sites"][row] or Counter()
+        kind = self._kinds.index(answer.kind) if answer.kind in self._kinds else int(table["guess"][row])
+        is_certain = bool(table["is_answered"][row] and not table["is_provisional"][row])
+        is_another = is_certain and answer.is_reused and not answer.is_provisional
+        is_another = is_another and kind != table["kind"][row]
+        sites = table["sites"][row] = (not is_another and table["sites"][row]) or Counter()
         if answer.site and (answer.site in sites or len(sites) < SITES):
             sites[answer.site] += 1
-        if table["is_answered"][row] and (answer.is_provisional or not table["is_provisional"][row]):
+        if is_certain and not is_another:
             return False  # that a thread waits for it elsewhere changes neither its name nor its kind
+        if answer.is_provisional and answer.is_reused:
+            self._tell_kind(row, int(table["kind"][row]), self._captured_again_ns - PROVISIONAL_NS)
+        if answer.is_provisional and table["is_answered"][row]:
+            return False
         table["lock"][row], table["site"][row], table["stack"][row] = answer.lock, answer.site, answer.stack
         table["family"][row], table["is_provisional"][row] = answer.family, answer.is_provisional
-        table["is_answered"][row] = True
-        kind = self._kinds.index(answer.kind) if answer.kind in self._kinds else int(table["guess"][row])
+        table["is_answered"][row], table["is_reused"][row] = True, answer.is_reused
         is_corrected = kind != table["kind"][row]
         if is_corrected:
-            table["kind"][row] = kind
-            self._corrections.add((int(table["guess"][row]), kind))
-            self._is_corrected[table["guess"][row]] = True
+            self._change_kind(row, kind)
         if is_corrected or answer.is_many:
-            known = np.zeros(1, self._known_locks.value)
-            known["kind"], known["is_many"] = kind, answer.is_many
-            known["captured"] = time.monotonic_ns()
-            self._known_locks.put(self._key_of(row), known)
+            self._tell_kind(row, kind, is_many=answer.is_many)
         return bool(is_corrected)
 
     def _note_process(self, tgid: int, answer: LockAnswer) -> None:
@@ -173,6 +188,46 @@ class UserLocks:
                 value[name] = number
             self._hotspots.put(key, value)
 
+    def _change_kind(self, row: int, kind: int) -> None:
+        guess, before = int(self._table["guess"][row]), int(self._table["kind"][row])
+        self._table["kind"][row] = kind
+        self._is_corrected[guess] = True
+        if kind != guess:
+            self._corrections.add((guess, kind))
+            self._table["former_kinds"][row] &= ~(1 << kind)
+        if before != guess:
+            self._changes.add((guess, before))
+            self._table["former_kinds"][row] |= 1 << before
+
+    def _tell_kind(self, row: int, kind: int, ago_ns: int = 0, is_many: bool = False) -> None:
+        """Have the programs count its waits so, as if it had been captured so long ago."""
+        known = np.zeros(1, self._known_locks.value)
+        known["kind"], known["is_many"] = kind, is_many
+        known["captured"] = max(time.monotonic_ns() - ago_ns, 0)
+        self._known_locks.put(self._key_of(row), known)
+
+    def look_again(
+        self, tids: Columns, tgids: Columns, addresses: Columns, guesses: Columns, waited_ns: Columns,
+        thread_pointers: Columns, now: float,
+    ) -> None:  # fmt: skip
+        """Look at some waits that go on, where what is known may be of a lock that was in that memory before.
+
+        At each once, and if nothing certain was found, again whenever it has lasted twice as long.
+        """
+        table = self._table
+        if self._resolver.is_paused or not table["is_reused"].any():
+            return
+        rows = table.find(mix(tgids, addresses, guesses))
+        waited = waited_ns / 1e9
+        looked_after = table["asked_at"][rows] - (now - waited)
+        is_due = (looked_after < 0) | (table["is_provisional"][rows] & (waited >= 2 * looked_after))
+        is_due &= (rows >= 0) & table["is_reused"][rows] & (waited_ns >= LASTING_NS) & (thread_pointers > 0)
+        due = np.flatnonzero(is_due)
+        due = due[np.lexsort((-waited_ns[due], ~self._is_lock[table["kind"][rows[due]]]))]
+        _, first = np.unique(rows[due], return_index=True)
+        for at in due[np.sort(first)][: min(LOOKED_AT_AGAIN, self._resolver.room)].tolist():
+            self._ask(int(rows[at]), now, int(tids[at]), sleeper=int(thread_pointers[at]))
+
     def correct(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
         """The kinds of waits, where a lock has turned out to be of another than its calls look like."""
         corrected = kinds.copy()
@@ -181,6 +236,11 @@ class UserLocks:
             rows = self._table.find(mix(tgids[some], addresses[some], kinds[some]))
             known = rows >= 0
             corrected[some[known]] = self._table["kind"][rows[known]]
+        for guess, former in self._changes:
+            some = np.flatnonzero(kinds == former)
+            rows = self._table.find(mix(tgids[some], addresses[some], np.full(len(some), guess)))
+            has_changed = (rows >= 0) & (self._table["former_kinds"][rows] >> former & 1 > 0)
+            corrected[some[has_changed]] = self._table["kind"][rows[has_changed]]
         return corrected
 
     def families(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
@@ -218,6 +278,8 @@ class UserLocks:
         rows = self._corrected(tgids, addresses, kinds)
         table["seen"][rows[rows >= 0]] = now
         is_answered = (rows >= 0) & table["is_answered"][rows]
+        is_unsure = table["is_provisional"][rows] & table["is_reused"][rows]
+        is_answered &= ~is_unsure | (since <= now - HELD_BACK_SECONDS)
         overdue = np.flatnonzero(~is_answered & (since <= now - UNCAPTURED_SECONDS))
         if len(overdue):
             self._ask_uncaptured(tgids[overdue], addresses[overdue], kinds[overdue], now)
@@ -288,11 +350,13 @@ class UserLocks:
 
         return self._table.rows(keys, now, describe)
 
-    def _ask(self, row: int, now: float, tid: int = 0, capture: Capture | None = None) -> None:
+    def _ask(
+        self, row: int, now: float, tid: int = 0, capture: Capture | None = None, sleeper: int = 0
+    ) -> None:  # fmt: skip
         table = self._table
         guess = self._kinds[table["guess"][row]]
         tgid, address = int(table["tgid"][row]), int(table["address"][row])
-        seen = UserLockSeen(int(table["key"][row]), tgid, tid or tgid, address, guess, capture)
+        seen = UserLockSeen(int(table["key"][row]), tgid, tid or tgid, address, guess, capture, sleeper)
         if self._resolver.ask(seen):
             table["asked_at"][row] = now
         else:

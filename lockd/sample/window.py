@@ -109,4 +109,4 @@ class Stacks:
         return hashed
 
     def kernel(self, position: int) -> tuple[int, ...]:
-        return tuple(int(address) for address in self._values["kernel"][position] if address)
+        return tuple(filter(None, self._values["kernel"][position].tolist()))

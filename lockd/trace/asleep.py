@@ -8,16 +8,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockd.names.capture import Capture
-from lockd.sample.captured import REGISTERS
+from lockd.names.capture import Capture, captured
 
 FUTEX = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
 FUTEX_WAITV, FUTEX_WAIT = 449, 455
 """Numbers of system calls."""
 PRIVATE, REALTIME = 128, 256
 """FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME of an operation."""
-CAPTURED_BYTES = 16384
-PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -99,25 +96,6 @@ def capture_of(procfs: Path, one: Asleep) -> Capture | None:
     """What its stack can be unwound from; None if it is gone, or has been awake meanwhile."""
     found = captured(procfs, one.tgid, one.stack_pointer, one.program_counter)
     return found if asleep(procfs, one.tgid, one.tid) == one else None
-
-
-def captured(
-    procfs: Path, tgid: int, stack_pointer: int, program_counter: int, machine: str = os.uname().machine
-) -> Capture | None:
-    """What there is without stopping a thread; None if its stack cannot be read.
-
-    Of the registers only two are known. What the caller of a function needs of the others, the function has
-    saved on the stack; a caller for which that is not so is missed, with all beyond.
-    """
-    stack = b""
-    for size in (CAPTURED_BYTES, PAGE - stack_pointer % PAGE):  # there may be less of it
-        with contextlib.suppress(OSError, OverflowError):
-            stack = stack or _read(procfs, tgid, stack_pointer, size)
-    known = {"sp": stack_pointer, "ip": program_counter, "pc": program_counter}
-    registers: list[int] = []
-    for name in REGISTERS[machine]:
-        registers += [0] * 31 if name == "regs" else [known.get(name, 0)]
-    return Capture(tuple(registers), stack, (), 0) if stack else None
 
 
 def _read(procfs: Path, tgid: int, address: int, size: int) -> bytes:

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockd.names.capture import Capture
+from lockd.names.capture import Capture, captured
 from lockd.names.reasons import calls
-from lockd.trace.asleep import captured
 
 PF_KTHREAD = 0x00200000
 NO_CALL = -1

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lockd_process import Lockd, Metrics
-from workload import Workload
+from lockd_process import CHECKOUT, Lockd, Metrics
+from workload import WITHOUT_DEBUG_FILES, Workload
 
 from tests.needs import absence
 from tests.programs.expected import HOLD_US, ROUNDS, SCENARIOS, Scenario, agrees
@@ -66,10 +66,11 @@ class Said:
 
 @pytest.fixture(scope="module")
 def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
-    """A daemon that looks at these programs alone."""
+    """A daemon that looks at these programs alone, all where no debug files are installed."""
     comms = [*(one.comm for one in SCENARIOS), SHORT_LIVED, EXECUTED, "[0-9]py.*"]
     config = {"filter": {"comms": comms}, "series": {"top_locks": 1000, "max": 100_000}}
-    daemon = Lockd(tmp_path_factory.mktemp("lockd"), config)
+    program = [*WITHOUT_DEBUG_FILES, *CHECKOUT]
+    daemon = Lockd(tmp_path_factory.mktemp("lockd"), config, program)
     yield daemon
     assert daemon.stop() == 0, "".join(daemon.log)
 
@@ -149,11 +150,11 @@ def start(one: Scenario, directory: Path) -> Workload:
         path = own / program
     link = directory / one.comm
     link.symlink_to(path)
-    before: list[str | Path] = []
+    before: list[str | Path] = [*WITHOUT_DEBUG_FILES]
     if one.where == "mount namespace":
-        before = ["/usr/bin/unshare", "--mount", "sh", "-ec", IN_A_NAMESPACE, BUILD, own]
+        before += ["/usr/bin/unshare", "--mount", "sh", "-ec", IN_A_NAMESPACE, BUILD, own]
     elif one.where == "pid namespace":
-        before = ["/usr/bin/unshare", "--pid", "--mount-proc", "--fork", "--kill-child"]
+        before += ["/usr/bin/unshare", "--pid", "--mount-proc", "--fork", "--kill-child"]
     name, *rest = [*before, link, *arguments]
     workload = Workload(str(name), *rest, comm=one.comm)
     if one.where == "deleted":

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checks import in_one_of_some_tries
-from conftest import Start
-from lockd_process import Lockd, Metrics
-from workload import Workload
+from conftest import NUMBERS, OURS, Start
+from lockd_process import CHECKOUT, Lockd, Metrics
+from workload import BUILD, WITHOUT_DEBUG_FILES, Workload
 
 FOUND_SECONDS = 2.0
 """What is promised, from when the last thread asks for its lock."""
@@ -53,8 +54,30 @@ def journal(narrow: Lockd, one: Workload) -> list[str]:
 
 @pytest.mark.parametrize(("mode", "size"), MODES.values(), ids=MODES)
 def test_a_deadlock(narrow: Lockd, workload: Start, mode: int, size: int) -> None:
+    find(narrow, lambda: workload("deadlock", mode, size, 3), mode)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
+    """A daemon where no debug files are installed, of the C library or of anything else."""
+    program = [*WITHOUT_DEBUG_FILES, *CHECKOUT]
+    daemon = Lockd(tmp_path_factory.mktemp("bare"), {"filter": {"comms": [OURS]}}, program)
+    yield daemon
+    assert daemon.stop() == 0, "".join(daemon.log)
+
+
+@pytest.mark.parametrize("name", ["a PI mutex and a mutex", "PI mutexes", "a mutex and a join"])
+def test_a_deadlock_in_functions_that_only_the_c_library_knows(
+    bare: Lockd, workload: Start, name: str
+) -> None:
+    mode, size = MODES[name]
+    command = [*WITHOUT_DEBUG_FILES, BUILD / "deadlock", mode, size, 3]
+    find(bare, lambda: workload(*command, comm=f"bare.{os.getpid():x}.{mode}.{next(NUMBERS)}"), mode)
+
+
+def find(narrow: Lockd, start: Callable[[], Workload], mode: int) -> None:
     def attempt() -> list[str]:
-        one = workload("deadlock", mode, size, 3)
+        one = start()
         truth = one.run()
         narrow.until(lambda m: m.sum(EXISTING, comm=one.comm) == 1, PATIENCE_SECONDS)
         took = (time.monotonic_ns() - truth["formed_ns"]) / 1e9

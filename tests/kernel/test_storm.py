@@ -32,7 +32,7 @@ pytestmark = [
 
 BPF_ENABLE_STATS = 32
 LAST = len(STEPS) - 1
-STORM_SECONDS, CALM_SECONDS = 40, 200
+STORM_SECONDS, CALM_SECONDS = 60, 200
 """Of the storm: long enough for every step. Of what comes after it: at most."""
 LEAST, MOST = 0.005, 0.03
 """Bounds of the budget: less is too little where others are at work, more takes too long to use up."""

@@ -303,7 +303,7 @@ def test_every_format(programs: dict[str, Path], tmp_path: Path) -> None:
 
     folded = dict(line.rsplit(" ", 1) for line in (tmp_path / "folded").read_text().splitlines())
     (line,) = [one for one in folded if one.startswith("waiter;") and one.endswith(f";[{name}]")]
-    assert ";start_thread;waits_often;take;pthread_mutex_lock;" in line and int(folded[line]) >= 150e6
+    assert ";waits_often;take;pthread_mutex_lock;" in line and int(folded[line]) >= 150e6
 
     assert (tmp_path / "pprof").read_bytes()[:2] == b"\x1f\x8b"
     assert "waits_often" in graph.read_text()
@@ -338,7 +338,7 @@ def test_other_tools_still_find_callers(programs: dict[str, Path]) -> None:
     waits = [line for line in outputs[1].splitlines() if ";pthread_mutex_lock" in line]
     assert any(line.startswith("waiter;") for line in waits)
     for line in waits:
-        assert re.search(r"(;start_thread;waits_often|;main;contention);take;pthread_mutex_lock", line), line
+        assert re.search(r"(;waits_often|;main;contention);take;pthread_mutex_lock", line), line
 
 
 def test_without_stacks(programs: dict[str, Path]) -> None:

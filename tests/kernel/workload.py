@@ -14,6 +14,11 @@ import pytest
 
 BUILD = Path(__file__).resolve().parents[1] / "workloads/build"
 MISSING = 77
+WITHOUT_DEBUG_FILES = (
+    "/usr/bin/unshare", "--mount", "sh", "-ec",
+    'test ! -d /usr/lib/debug || mount -t tmpfs none /usr/lib/debug; exec "$@"', "sh",
+)  # fmt: skip
+"""What runs a program where no debug files are installed, as on most hosts: libc6-dbg is one of those."""
 
 
 class Workload:

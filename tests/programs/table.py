@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lockd.names.locking_functions import PARKED
 from tests.programs.expected import SCENARIOS, Scenario, agrees
 
 HERE = Path(__file__).resolve().parent
@@ -43,9 +44,28 @@ first thread blocks on a lock, the programs take its registers and the first 4 K
 process unwinds them by the unwind tables (`.eh_frame`) of the mapped files, by frame pointers where code has
 none, as compilers at run time.
 
-The tests run with the debug symbols of the C library (Debian's package libc6-dbg). Without them its internal
-functions have no names, and some waits are of the wrong kind: those of `pthread_mutex_timedlock` and
-`pthread_once` count as `cond`, and deadlocks of PI mutexes, or with a thread that is joined, are not found.
+The programs run where no debug symbols of the C library are installed, as on most hosts. Functions that only
+it knows then have no names, and threads often wait in one that an exported function ends in a jump to, which
+leaves nothing of that on the stack. So lockd looks for such jumps in the code of the exported locking
+functions: what only `pthread_once` jumps to is shown as `pthread_once`; if there are several, as for
+`pthread_join`, the stack shows `libc.so.6+offset`, but the kind is known. With debug symbols (`libc6-dbg`)
+stacks have more names; kinds, locks and sites are the same.
+
+Wrappers of locks are no sites either. Many are known by name; others by the words in their names, if these
+say both what the lock is and that it is taken: `ngx_thread_mutex_lock`, `rocksdb::port::CondVar::Wait`;
+`lock_accounts` or `Registry::lock` is a site. A function without a symbol that was called by one of the same
+object that has one is shown as the place in that: `postgres:LockAcquireExtended+0x5a1`.
+
+A part of a function that the compiler put elsewhere has the name of the function. MariaDB's own latches,
+which wait by futex calls of the server itself, are told by the value that their word has then, as Debian's
+`mariadbd` has no symbols for them; their names are offsets.
+
+Locks that are variables have the same name after a restart, and on all hosts with the same build of a
+program. So have the C library's own locks, one for each sort, whoever waits for whichever of them:
+`libc.so.6:malloc` for those of its heaps, `libc.so.6:stdio` for those of its files. But a lock on a heap
+that several functions take is named by the one that blocked first, and may be named by another after a
+restart; `sites` in `/api/v1/locks` has all that were seen. What has no symbol is called by an offset, which
+is another one in the next build.
 
 ## Java
 
@@ -96,6 +116,27 @@ it is `poll`, and if the server's processes are not called `postgres`.
 """
 
 
+PARKING = """\
+## Locks that threads park on
+
+Some programs use a lock as a gate: whoever has work for a thread holds the lock until there is some, and
+the thread waits for it meanwhile, maybe for days. It is idle, and nobody contends. Such waits are of the
+kind `cond`, as all waits for work, and no alert speaks of them. Those that lockd knows, as patterns of the
+label `lock`:
+"""
+
+PARKING_ELSEWHERE = """\
+Others are told to lockd by `names.parked` in its configuration, such as `["pooled:gate"]`; of an array of
+locks all, by the array's name. A lock that has no name but the function that takes it is told by that. In a
+program without symbols such a lock may have only a number, which is another in each build.
+
+Only names tell them, as nothing else is certain. That the holder goes on, and never asks for the lock, is
+so as well where it has forgotten to let go; that a thread always waits in one place, and does nothing under
+the lock, also where the lock is the bottleneck; and neither is known before the wait has lasted for long.
+Better that an alert is to be silenced once, by a name, than that a thread which is stuck is taken for idle.
+"""
+
+
 def results() -> dict[str, Any]:
     """As last seen: `names` by comm, and `server`."""
     read: dict[str, Any] = json.loads(RESULTS.read_text())
@@ -104,7 +145,8 @@ def results() -> dict[str, Any]:
 
 def document(shown: dict[str, Any]) -> str:
     """In Markdown."""
-    return "\n".join([HEAD, *_right(shown["names"]), *_names(shown["names"]), *_server(shown["server"])])
+    names = [*_right(shown["names"]), *_names(shown["names"])]
+    return "\n".join([HEAD, *names, *_parked(), *_server(shown["server"])])
 
 
 def right(one: Scenario, said: dict[str, Any]) -> bool:
@@ -137,6 +179,15 @@ def _words(one: Scenario, said: dict[str, Any]) -> str:
     if right(one, said) and "*" not in one.lock + one.site:
         return "the same"
     return f"{said['kind']} `{said['lock']}` `{said['site']}`"
+
+
+def _parked() -> Iterator[str]:
+    yield PARKING
+    yield "| lock | of |"
+    yield "|---|---|"
+    yield from (f"| `{pattern}` | {whose} |" for pattern, whose in PARKED.items())
+    yield ""
+    yield PARKING_ELSEWHERE
 
 
 def _server(said: dict[str, Any]) -> Iterator[str]:

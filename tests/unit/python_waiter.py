@@ -12,6 +12,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -94,13 +95,24 @@ def wait_for_all() -> None:
     waiters: Any = taken_back
     while not waiters._waiters:
         time.sleep(0.001)
-    tid = threads["take_back"].native_id or 0
-    while call_of(tid).startswith("running"):
-        time.sleep(0.001)
-    before = call_of(tid)
+    waits = [threads["take_back"]]
+    before = calls_for_ever(waits)
     taken_back.acquire()
     taken_back.notify_all()
-    while call_of(tid) in (before, "running\n"):
+    while calls_for_ever(waits) == before:
+        time.sleep(0.001)
+    calls_for_ever([*threads.values(), *pool._threads])
+
+
+def calls_for_ever(waits: Iterable[threading.Thread]) -> list[str]:
+    """The calls that these threads are in, once each is in a futex call without a time limit.
+
+    For the interpreter they wait with one.
+    """
+    while True:
+        calls = [call_of(thread.native_id or 0) for thread in waits]
+        if all(len(words := call.split()) > 4 and words[4] == "0x0" for call in calls):
+            return calls
         time.sleep(0.001)
 
 

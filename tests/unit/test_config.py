@@ -46,7 +46,8 @@ def test_defaults() -> None:
     assert config.histogram.buckets_us == tuple(4**n for n in range(14))
     assert dataclasses.astuple(config.series) == (10000, HOUR, 50)
     assert dataclasses.astuple(config.maps) == (8192, 16384, 1024)
-    assert [config.budget.share(cpus) for cpus in (1, 2, 5, 64)] == [0.1, 0.05, 0.02, 0.02]
+    assert config.names.parked == ()
+    assert [config.budget.share(cpus) for cpus in (1, 2, 10, 64)] == [0.2, 0.1, 0.02, 0.02]
     assert config.web.listen == (("127.0.0.1", 9776),)
     assert config.web.config_file is None
     assert config.log.level == "info"
@@ -96,6 +97,7 @@ def test_every_shipped_value_can_be_changed_on_its_own() -> None:
         "maps.entries": "64",
         "maps.threads": "64",
         "maps.stacks": "64",
+        "names.parked": '["app:gate"]',
         "budget.cpu": "0.5%",
         "web.listen": '[":1"]',
         "web.config_file": "/etc/web.yml",

@@ -77,7 +77,11 @@ def waiter(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
 
 def said(names: UserNames, pid: int, comm: str) -> UserLock:
     tid, address = blocked_thread(pid, comm)
-    return names.name(pid, tid, address, "other", capture_of(pid, tid))
+    capture = capture_of(pid, tid)
+    until = time.monotonic() + SECONDS
+    while blocked_thread(pid, comm) != (tid, address):  # it was stopped, and goes on
+        assert time.monotonic() < until
+    return names.name(pid, tid, address, "other", capture)
 
 
 @pytest.mark.parametrize("comm", WAITS)
@@ -89,6 +93,19 @@ def test_a_wait_is_told_by_the_functions_of_python(waiter: tuple[int, int], comm
     assert (found.kind, found.lock, found.site) == (WAITS[comm], site, site)
     assert site in found.stack
     assert found.family == {"lock": "thread_lock", "cond": "cond"}[WAITS[comm]]
+
+
+@pytest.mark.parametrize("comm", WAITS)
+def test_a_wait_is_told_later_without_stopping_its_thread(waiter: tuple[int, int], comm: str) -> None:
+    _, pid = waiter
+    names = UserNames()
+    thread_pointer = capture_of(pid, blocked_thread(pid, comm)[0]).thread_pointer
+    tid, address = blocked_thread(pid, comm)  # again: it was stopped
+    found = names.name_of_sleeper(pid, tid, address, "other", thread_pointer)
+    assert (found.kind, found.is_reused, found.is_provisional) == (WAITS[comm], True, False)
+    assert found.site == said(names, pid, comm).site
+    elsewhere = names.name_of_sleeper(pid, tid, address + 4, "other", thread_pointer)
+    assert elsewhere.is_provisional, "the thread sleeps on another word by now"
 
 
 @pytest.mark.parametrize("minor", VERSIONS)
@@ -215,7 +232,7 @@ def frames(*texts: str) -> list[PythonFrame]:
          "sqlalchemy/pool/impl.py:do_get"),
         (["/usr/lib/python3/dist-packages/apt/cache.py:Cache.open"], "lock", "apt/cache.py:Cache.open"),
         (["/v/lib/python3.13t/threading.py:Event.wait", "/srv/a.py:f"], "cond", "a.py:f"),
-        ([], "lock", ""),
+        ([], "", ""),
     ],
 )  # fmt: skip
 def test_kind_and_site_of_a_wait(stack: list[str], kind: str, site: str) -> None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
+import sys
+import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
+from lockd.names import demangle
 from lockd.names.demangle import Demangler, shortened
+
+ROOT = Path(__file__).resolve().parents[2]
 
 CPP = [
     ("_ZN4shop8Registry3addEi", "shop::Registry::add"),
@@ -63,3 +71,69 @@ def test_long_names() -> None:
     assert shortened("a\nb") == "a?b"
     huge = "_ZN" + "1a" * 2000 + "E"
     assert len(Demangler().name(huge)) == 120
+
+
+def doubled(times: int) -> str:
+    """A function with so many template arguments, each of which has the one before it twice."""
+    digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    numbers = [""] + [digits[n] if n < 36 else digits[n // 36] + digits[n % 36] for n in range(times)]
+    return "_Z1fI1AIiiE" + "".join(f"S_IS{n}_S{n}_E" for n in numbers[1:]) + "Evv"
+
+
+ORPHAN = """
+import sys
+sys.path.insert(0, {root!r})
+from lockd.names import demangle
+demangle.SECONDS = 60
+demangler = demangle.Demangler()
+demangler.name("_ZN1a1bEv")
+print(demangler._child.pid, flush=True)
+demangler.name({symbol!r})
+"""
+
+
+def test_a_child_dies_with_its_parent_however_busy_it_is() -> None:
+    lines = textwrap.dedent(ORPHAN).format(root=str(ROOT), symbol=doubled(60))
+    with subprocess.Popen([sys.executable, "-c", lines], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        child = int(parent.stdout.readline())
+        stat = Path(f"/proc/{child}/stat")
+        deadline = time.monotonic() + 30
+        while int(stat.read_text().rpartition(")")[2].split()[11]) < 5:  # it is busy
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        parent.kill()
+    deadline = time.monotonic() + 5
+    while stat.exists() and ") Z " not in stat.read_text():
+        assert time.monotonic() < deadline, stat.read_text()
+        time.sleep(0.01)
+
+
+def test_a_child_may_take_so_much_cpu_and_memory_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demangle, "SECONDS", 60.0)
+    monkeypatch.setattr(demangle, "CPU_SECONDS", 1)
+    demangler = Demangler(("sh", "-c", "while :; do :; done"))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert demangler.name("_ZN1a1bEv") == "_ZN1a1bEv"
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert 0.5 < after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
+    demangler = Demangler()
+    demangler.name("_ZN1a1bEv")
+    assert demangler._child
+    limits = [
+        resource.prlimit(demangler._child.pid, one) for one in (resource.RLIMIT_AS, resource.RLIMIT_CPU)
+    ]
+    assert limits == [(demangle.MEMORY, demangle.MEMORY), (1, 1)]
+    demangler.close()
+
+
+def test_a_child_is_replaced_after_so_many_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demangle, "NAMES_OF_CHILD", 3)
+    demangler = Demangler()
+    pids = set()
+    for at in range(7):
+        assert demangler.name(f"_ZN1a2f{at}Ev") == f"a::f{at}"
+        assert demangler._child
+        pids.add(demangler._child.pid)
+    assert len(pids) == 3
+    demangler.close()

@@ -147,6 +147,28 @@ def test_what_settles_is_said_in_order_and_makes_answers_new() -> None:
     play(test)
 
 
+def test_what_is_new_after_it_settled_is_shared_for_as_long_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_link, "REUSE", 1.0)
+
+    async def test(link: SamplerLink, sampler: socket.socket) -> None:
+        for request, reply in (
+            (link.ask(b"m"), b"before"),
+            (link.settled(), b""),
+            (link.ask(b"m"), b"after"),
+        ):
+            asked = asyncio.ensure_future(request)
+            await asyncio.sleep(0.3)
+            if reply:
+                answer(sampler, reply)
+            else:
+                sampler.send(SETTLED)
+            last = await asked
+        await asyncio.sleep(0.6)  # the answer of before would be 1.2 s old, this one is 0.6
+        assert await link.ask(b"m") is last
+
+    play(test)
+
+
 def test_what_never_settles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_link, "SETTLED_TIMEOUT", 0.05)
 
@@ -159,5 +181,33 @@ def test_what_never_settles(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not later.done()
         sampler.send(SETTLED)
         await later
+
+    play(test)
+
+
+def test_a_time_limit_as_before_python_3_11(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asyncio raised then was not the builtin TimeoutError."""
+
+    class OldTimeoutError(Exception):
+        pass
+
+    wait_for, raised_now = asyncio.wait_for, asyncio.TimeoutError
+
+    async def old_wait_for(what: Any, timeout: float) -> Any:
+        try:
+            return await wait_for(what, timeout)
+        except raised_now:
+            raise OldTimeoutError from None
+
+    monkeypatch.setattr(sampler_link, "TIMEOUT", 0.05)
+    monkeypatch.setattr(sampler_link, "SETTLED_TIMEOUT", 0.05)
+
+    async def test(link: SamplerLink, _: socket.socket) -> None:
+        monkeypatch.setattr(asyncio, "wait_for", old_wait_for)
+        monkeypatch.setattr(asyncio, "TimeoutError", OldTimeoutError)
+        for asked in (link.ask(b"m"), link.settled()):
+            with pytest.raises(SamplerError):
+                await asked
+        monkeypatch.undo()
 
     play(test)

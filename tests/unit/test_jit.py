@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from lockd.names import jit
 from lockd.names.jit import LOOK_SECONDS, MAX_BYTES, PATIENCE_SECONDS, READING_SHARE, JitNames
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -136,3 +141,52 @@ def test_what_is_not_believed(process: Path, tmp_path: Path, kind: str) -> None:
         path.write_text("1000 20 early\n")
         os.truncate(path, MAX_BYTES + 100)
     assert named(JitNames(process), 0x1000) == ""
+
+
+def test_of_too_many_functions_those_written_last_are_known(
+    process: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit, "MAX_FUNCTIONS", 100)
+    lines = [f"{0x1000 * n:x} 10 f{n}\n" for n in range(1, 201)]
+    (process / "root/tmp/perf-3.map").write_text("".join(lines))
+    names = JitNames(process)
+    assert [named(names, 0x1000 * n) for n in (1, 100, 102, 200)] == ["", "", "f102", "f200"]
+
+
+DUMP_HEADER = struct.pack("<IIIIIIQQ", 0x4A695444, 1, 40, 62, 0, 3, 0, 0)
+
+
+def test_a_dump_of_endless_records_is_read_for_a_while_only(
+    process: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = process / "root/tmp/jit-3.dump"
+    path.write_bytes(DUMP_HEADER + record(2, b"") * 100_000)
+    read = os.pread
+    reads = []
+    monkeypatch.setattr(jit, "MAX_RECORDS", 1000)
+    monkeypatch.setattr(os, "pread", lambda *about: reads.append(about) or read(*about))
+    assert named(JitNames(process), 0x5000) == ""
+    assert len(reads) <= jit.MAX_RECORDS + 1
+
+
+MEMORY = """
+import resource, sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from lockd.names.jit import JitNames
+from lockd.names.__main__ import MEMORY_BYTES
+resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES // 2, MEMORY_BYTES // 2))
+names = JitNames(Path({process!r}))
+print(names.function({address}, []))
+"""
+
+
+def test_a_huge_map_takes_less_than_half_of_what_the_namer_may_have(process: Path) -> None:
+    with (process / "root/tmp/perf-3.map").open("w") as file:
+        for n in range(1_200_000):
+            file.write(f"{0x7F0000000000 + 64 * n:x} 40 void com.example.Class{n}.method(int)\n")
+    last = 0x7F0000000000 + 64 * (n - 1)
+    lines = MEMORY.format(root=str(ROOT), process=str(process), address=last)
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"com.example.Class{n - 1}.method" in done.stdout

@@ -13,6 +13,7 @@ from small_procfs import Procfs
 from lockd.sample.identities import Filter
 from lockd.sample.kernel_holds import NS
 from lockd.sample.limits import Limits
+from lockd.sample.presence import Presence
 
 
 @pytest.fixture
@@ -130,5 +131,5 @@ def test_series_of_processes_that_are_gone_are_retired(host: Host) -> None:
     host.fold(entry(7), entry(8, comm=b"market"))
     host.clock += 100 * NS
     host.fold(entry(8, comm=b"market"))
-    host.holds.by_type.retire(host.clock / NS - 50, lambda labels: False)
+    host.holds.by_type.rearrange(Presence(), 50.0, host.clock / NS)
     assert host.acquired() == {("", "market", "mutex"): 2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockd.names.locking import KINDS, Frame, family_of, is_end, is_pool, judge
+from lockd.names.locking import KINDS, Frame, family_of, is_end, is_pool, judge, parks
 from lockd.names.locking_functions import FAMILIES
 
 THREAD = "libc.so.6:start_thread libc.so.6:clone3"
@@ -31,7 +31,21 @@ rwlock lock app:get: WAIT pthread_rwlock_rdlock libstdc++.so.6:std::shared_mutex
 cond cond app:pop: WAIT pthread_cond_wait app:std::unique_lock<std::mutex>::lock app:pop
 mutex lock app:pop: libc.so.6:__lll_lock_wait libc.so.6:__pthread_mutex_cond_lock
     libc.so.6:pthread_cond_wait app:pop
-internal lock libc.so.6:malloc: libc.so.6:__lll_lock_wait_private libc.so.6:malloc app:make
+internal lock app:make: libc.so.6:__lll_lock_wait_private libc.so.6:malloc app:make
+internal lock app:make: libc.so.6+0x1 libc.so.6+0x2 libc.so.6:malloc libstdc++.so.6:operator~new app:make
+internal lock app:say: libc.so.6+0x1 libc.so.6:_IO_puts app:say THREAD
+mutex lock mariadbd:open_table: libc.so.6:__lll_lock_wait libc.so.6:pthread_mutex_lock
+    mariadbd:psi_mutex_lock mariadbd:open_table
+mutex lock mariadbd:MDL_map::find: libc.so.6:__lll_lock_wait libc.so.6:pthread_mutex_lock
+    mariadbd:rw_pr_wrlock mariadbd:MDL_map::find
+mutex lock rocks:DBImpl::Write: libc.so.6:pthread_mutex_lock rocks:rocksdb::port::Mutex::Lock
+    rocks:rocksdb::MutexLock::MutexLock rocks:DBImpl::Write
+rwlock lock app:find: libc.so.6+0x1 libc.so.6:pthread_rwlock_wrlock app:MyMutex::lock
+    app:ScopedLock::ScopedLock app:find
+cond cond rocks:WriteThread::Await: WAIT pthread_cond_wait rocks:rocksdb::port::CondVar::Wait
+    rocks:WriteThread::Await
+cond cond nginx:ngx_thread_pool_cycle: WAIT pthread_cond_wait nginx:ngx_thread_cond_wait
+    nginx:ngx_thread_pool_cycle
 mutex lock app:take: libc.so.6+0x1 libc.so.6:pthread_mutex_lock app:take
 - - app:take: libc.so.6+0x1 app:take
 gil lock _ssl.so:read: WAIT pthread_cond_timedwait python3.11:take_gil python3.11:PyEval_RestoreThread
@@ -107,6 +121,46 @@ def test_judgements(case: list[str]) -> None:
     assert (found.family or "-", found.kind or "-", found.site + ":") == (family, kind, site)
 
 
+def test_a_function_without_a_name_is_a_place_in_the_named_one_that_called_it() -> None:
+    wait = frames("libc.so.6:do_futex_wait postgres:PGSemaphoreLock")
+    (static, other) = frames("postgres+0x45d8a0 libplugin.so+0x10")
+    caller = Frame("postgres", "LockAcquireExtended", "postgres:LockAcquireExtended", 0x1000, 0x5A1)
+    assert judge([*wait, static, caller]).site == "postgres:LockAcquireExtended+0x5a1"
+    assert judge([*wait, static, static, caller]).site == static.label, "it may be anything in there"
+    assert judge([*wait, other, caller]).site == other.label, "the caller is in another object"
+    assert judge([*wait, caller, static]).site == caller.label
+
+
+def test_locks_of_the_c_library_have_one_name_whoever_waits_for_them() -> None:
+    for stack in (
+        "libc.so.6:__lll_lock_wait_private libc.so.6:_int_free libc.so.6:cfree app:drop",
+        "libc.so.6+0x1 libc.so.6+0x2 libc.so.6:free app:drop",
+        "libc.so.6+0x1 libc.so.6:calloc app:make",
+    ):
+        assert judge(frames(stack)).service == "libc.so.6:malloc"
+    assert judge(frames("libc.so.6+0x1 libc.so.6:_IO_puts app:say")).service == "libc.so.6:stdio"
+    assert judge(frames("libc.so.6:__lll_lock_wait libc.so.6:pthread_mutex_lock app:malloc")).service == ""
+    inside = "libc.so.6:__lll_lock_wait libc.so.6:pthread_mutex_lock app:write libc.so.6:fwrite app:say"
+    assert judge(frames(inside)).service == "", "a lock of the program's own"
+
+
+@pytest.mark.parametrize(
+    ("stack", "value", "kind"),
+    [
+        ("libc.so.6:syscall mariadbd+0xde2920 mariadbd+0xd7b2a0", 3, "lock"),
+        ("libc.so.6:syscall mariadbd+0xde29d0 mariadbd+0xd7b2a0", 0x80000001, "lock"),
+        ("libc.so.6:syscall mariadbd+0xd6e1e0 mariadbd+0xd7b2a0", 0, ""),
+        ("libc.so.6:syscall ha_rocksdb.so+0xde2920 mariadbd+0xd7b2a0", 3, ""),
+        ("libc.so.6:syscall mariadbd:my_wait mariadbd+0xd7b2a0", 3, ""),
+    ],
+)
+def test_latches_of_a_server_without_symbols(stack: str, value: int, kind: str) -> None:
+    """MariaDB's semaphore of group commits waits for 0, and what other code does is not known."""
+    found = judge(frames(stack), value)
+    assert found.kind == kind
+    assert found.site == ("mariadbd+0xd7b2a0" if kind else frames(stack)[1].label)
+
+
 def test_an_empty_stack() -> None:
     assert (judge([]).family, judge([]).kind, judge([]).site) == ("", "", "")
 
@@ -121,7 +175,22 @@ def test_the_implementation_is_told_for_the_place_of_the_word_in_the_lock() -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["main", "lock_the_door", "shop::Mutexes", "my_function", "std::sort", "Registry::add"]
+    "name",
+    [
+        "main",
+        "lock_the_door",
+        "shop::Mutexes",
+        "my_function",
+        "std::sort",
+        "Registry::add",
+        "Registry::lock",
+        "lock_static_mutex",
+        "registry_lock",
+        "read_lock",
+        "SecondThing::wait",
+        "wait_for_cond",
+        "ngx_thread_mutex_unlock",
+    ],
 )
 def test_what_is_not_locking(name: str) -> None:
     assert family_of(name) == ""
@@ -157,3 +226,11 @@ def test_what_is_shared_or_left() -> None:
     assert not is_pool("registry_mutex")
     assert is_end("runtime.mcall")
     assert not is_end("runtime.schedule")
+
+
+def test_locks_that_threads_park_on() -> None:
+    """Of an array of locks all, by the array's name."""
+    assert parks("redis-check-rdb:io_threads_mutex+0x28", ()) and parks("valkey-server:io_threads_mutex", ())
+    assert not parks("app:gate", ()) and not parks("app:io_threads_mutex_of_another", ())
+    assert parks("app:gate+0x40", ("app:gate",)) and parks("app:gate+0x40", ("*+0x40",))
+    assert not parks("app+0x40", ("app",)), "it is not part of a variable that is so called"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from lockd.names import user_locks
 from lockd.names.__main__ import ASKED_SECONDS, Names
 from lockd.names.messages import LockAnswer, Looks, UserLockSeen
+from lockd.names.user_locks import WEIGHED_EVERY
 
 FIRST, SECOND = 100, 200
 MAPS = "400000-401000 r-xp 00000000 08:01 7 /bin/waiter\n401000-402000 rw-p 00001000 08:01 7 /bin/waiter\n"
@@ -68,4 +73,29 @@ def test_what_the_sampler_speaks_of_is_known_until_it_says_otherwise(tmp_path: P
     host.blocks_and_ends(SECOND)
     assert host.lock_of(FIRST) == "waiter+0x1100"
     host.names.answer(Looks((), (FIRST,)))
+    assert host.lock_of(FIRST) == "anon"
+
+
+def test_what_it_remembers_has_a_bound_that_is_not_looked_at_for_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much it is, is a sum over thousands."""
+    most, weighed = 50 * len(MAPS), 0
+
+    def memory(process: Any) -> int:
+        nonlocal weighed
+        weighed += 1
+        return int(process.space.memory)
+
+    monkeypatch.setattr(user_locks, "MAX_PROCESS_BYTES", most)
+    monkeypatch.setattr(user_locks._Process, "memory", property(memory))
+    host = Host(tmp_path)
+    count = 10 * WEIGHED_EVERY
+    for tgid in range(FIRST, FIRST + count):
+        host.blocks_and_ends(tgid)
+    kept = host.names._user._processes
+    assert sum(process.space.memory for process in kept.values()) <= most + WEIGHED_EVERY * len(MAPS)
+    assert weighed < 4 * count
+    assert list(kept)[-1] == FIRST + count - 1
+    assert host.lock_of(FIRST + count - 1) == "waiter+0x1100"
     assert host.lock_of(FIRST) == "anon"

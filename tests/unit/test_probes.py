@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -25,7 +26,11 @@ static int hidden(int x) { return x + 1; }
 static int (*chosen(void))(int) { return hidden; }
 int either(int x) __attribute__((ifunc("chosen")));
 int a_variable;
-int main(int argc, char **argv) { return plain(either(argc)) + hidden(2) + getchar(); }
+int main(int argc, char **argv) {
+  puts("running");
+  fflush(stdout);
+  return plain(either(argc)) + hidden(2) + getchar();
+}
 """
 CXX_SOURCE = """
 #include <cstdio>
@@ -116,7 +121,16 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def running(program: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([program], stdin=subprocess.PIPE) as child:
+    with run(program) as child:
+        yield child
+
+
+@contextlib.contextmanager
+def run(program: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Until its input is closed. A process that has just become a program has nothing mapped for a moment."""
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout
+        assert child.stdout.readline() == b"running\n"
         yield child
 
 
@@ -183,7 +197,7 @@ def test_a_file_that_was_replaced_is_found_as_it_is_mapped(program: Path, tmp_pa
     copy = tmp_path / "copy"
     shutil.copy(program, copy)
     at = offsets(copy)["plain"]
-    with subprocess.Popen([copy], stdin=subprocess.PIPE) as child:
+    with run(copy) as child:
         before = os.stat(copy)
         shutil.copy(program, tmp_path / "other")
         os.replace(tmp_path / "other", copy)
@@ -191,8 +205,6 @@ def test_a_file_that_was_replaced_is_found_as_it_is_mapped(program: Path, tmp_pa
         path, _, offset = place.hook.rpartition("+")
         assert int(offset, 16) == at
         assert os.path.samestat(os.stat(path), before)
-        assert child.stdin
-        child.stdin.close()
 
 
 @needs_gcc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -244,3 +245,31 @@ def test_answers_arrive_as_they_were_sent(answer: Answer) -> None:
 def test_what_is_no_question_is_refused(message: bytes) -> None:
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
         decode_question(message)
+
+
+SLOW_FILTER = """#!/bin/sh
+while read symbol; do
+  n=0; while [ $n -lt 60000 ]; do n=$((n+1)); done
+  echo "a::slow"
+done
+"""
+
+
+def test_what_its_children_take_counts_as_its_own(
+    tmp_path: Path, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A C++ variable, named by a c++filt that is busy for a while."""
+    filter_ = tmp_path / "c++filt"
+    filter_.write_text(SLOW_FILTER)
+    filter_.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    resolver = make(Path("/proc"))
+    variable = ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL("libstdc++.so.6"), "_ZSt4cout"))
+    assert resolver.ask(UserLockSeen(1, os.getpid(), os.getpid(), variable, "lock"))
+    (answer,) = answers(resolver)
+    assert isinstance(answer, LockAnswer)
+    assert answer.lock.endswith("a::slow")
+    before, deadline = resolver.cpu_seconds(), time.monotonic() + 10
+    while resolver.cpu_seconds() < before + 0.03:  # the child ends once nobody asks
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -1,8 +1,12 @@
-"""Series: nothing is lost, nothing jumps, and there are never more lines than allowed."""
+"""Series: nothing is lost, nothing jumps, and there are never more lines than allowed.
+
+Which label sets have one, where there is not room for all, is in test_places.py.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -12,15 +16,21 @@ from hypothesis import strategies as st
 from lockd.sample import series as module
 from lockd.sample.identities import code_of
 from lockd.sample.limits import OPEN_SHARE, RESERVED_LINES, SHARES, Budget, Limits
-from lockd.sample.series import EARNED_NS, OTHER, Series
+from lockd.sample.presence import Presence
+from lockd.sample.ranking import EARNED_NS
+from lockd.sample.series import OTHER, SHOWN_SECONDS, Series
 
 KINDS = ("lock", "cond")
-LABELS = st.tuples(st.just("unit"), st.integers(0, 30).map(str), st.sampled_from(KINDS))
+IDLE = 3600.0
+Labels = tuple[str, ...]
+LABELS = st.tuples(st.sampled_from(["a", "b", ""]), st.integers(0, 30).map(str), st.sampled_from(KINDS))
 EVENTS = st.lists(
     st.tuples(LABELS, st.integers(0, 10**6), st.sampled_from([0, 1000, EARNED_NS, 10**9])), max_size=20
 )
 """Label set, what is counted, and the waiting that it showed."""
-STEPS = st.lists(st.tuples(EVENTS, EVENTS, st.sampled_from(["", "reconsider", "retire"])), max_size=20)
+PRESENT = st.none() | st.sets(st.integers(0, 30), max_size=20)
+"""The comms that have processes when rows are given anew, if they are."""
+STEPS = st.lists(st.tuples(EVENTS, EVENTS, PRESENT, st.sampled_from([1, 10, 70, 4000])), max_size=30)
 
 
 def budget(lines: int) -> Budget:
@@ -30,8 +40,9 @@ def budget(lines: int) -> Budget:
 
 def make(shared: Budget, family: str = "futex", lines: int = 2, most: int | None = None) -> Series:
     return Series(
-        family, {"count": np.int64, "waiting": np.int64, "waiting_ns": np.int64},
-        names=(0, 1), lines=lines, budget=shared, others=len(KINDS), most=most,
+        family, {"count": np.int64, "slots": (np.int64, (3,)), "waiting": np.int64, "waiting_ns": np.int64},
+        counters={"count": "counted", "slots": "slotted"},
+        names=(0, 1), lines=lines, budget=shared, others=len(KINDS), most=most, uncontended=("cond",),
         maxima=("blocked",), windows={"1m": 60.0},
     )  # fmt: skip
 
@@ -41,102 +52,84 @@ class Model:
 
     def __init__(self, series: Series) -> None:
         self.series = series
-        self.put: dict[tuple[str, ...], int] = defaultdict(int)
-        self.retired = 0
+        self.put: dict[Labels, int] = defaultdict(int)
+        self._seen: dict[Labels, int] = {}
 
-    def count(self, events: list[tuple[tuple[str, ...], int, int]], now: float) -> None:
+    def count(self, events: list[tuple[Labels, int, int]], now: float) -> None:
         if not events:
             return
         labels = [one for one, _, _ in events]
         keys = np.array([code_of(one) for one in labels], np.uint64)
         weights = np.array([weight for _, _, weight in events])
         rows = self.series.rows(keys, lambda i: labels[i], weights, now)
-        np.add.at(self.series["count"], rows, [amount for _, amount, _ in events])
+        amounts = [amount for _, amount, _ in events]
+        np.add.at(self.series["count"], rows, amounts)
+        np.add.at(self.series["slots"][:, 1], rows, amounts)
         for one, row in zip(labels, rows, strict=True):
-            assert self.series.labels[row] in (one, (OTHER, OTHER, one[2]))
+            assert self.series.labels[row] in (one, (one[0], OTHER, one[2]), (OTHER, OTHER, one[2]))
         for one, amount, _ in events:
             self.put[one] += amount
 
-    def counts(self) -> dict[tuple[str, ...], int]:
+    def counts(self) -> dict[Labels, int]:
         rows, labels = self.series.live()
         assert len(set(labels)) == len(labels)
+        assert (self.series["count"][rows] == self.series["slots"][rows, 1]).all()
         return dict(zip(labels, self.series["count"][rows].tolist(), strict=True))
 
     def check(self) -> None:
+        """Nothing is lost, nothing is counted twice, and no series ever goes back, not when it returns."""
         counts = self.counts()
-        assert sum(counts.values()) + self.retired == sum(self.put.values())
+        for retired in self.series.retired_values().values():
+            assert sum(counts.values()) + retired == sum(self.put.values())
         for kind in KINDS:  # what a label says besides names is never lost
             mine = sum(count for labels, count in counts.items() if labels[2] == kind)
             assert mine <= sum(amount for labels, amount in self.put.items() if labels[2] == kind)
         for labels, count in counts.items():
             assert labels[1] == OTHER or count <= self.put[labels]
-
-    def retire(self, before: float, alive: set[str]) -> None:
-        old, seen = self.counts(), {}
-        for row, labels in zip(*self.series.live(), strict=True):
-            seen[labels] = self.series.seen[row]
-        self.series.retire(before, lambda labels: labels[1] in alive)
-        new = self.counts()
-        gone = old.keys() - new.keys()
-        assert gone == {
-            labels
-            for labels in old
-            if labels[1] != OTHER and labels[1] not in alive and seen[labels] < before
-        }
-        assert new == {labels: count for labels, count in old.items() if labels not in gone}
-        self.retired += sum(old[labels] for labels in gone)
+            assert count >= self._seen.get(labels, 0), labels
+        self._seen |= counts
 
 
-@given(STEPS, st.integers(10, 90))
+def presence(comms: Iterable[object], *, lasting: bool = True, now: float = 0.0) -> Presence:
+    """These comms have processes, in every unit."""
+    one, names = (
+        Presence(),
+        [(unit, str(comm)) for unit in ("a", "b", "", "unit", "late", "db", "cron") for comm in comms],
+    )
+    one.note(names, now - 100)
+    if lasting:
+        one.note(names, now)
+    return one
+
+
+def rearrange(model: Model, comms: Iterable[object] = (), *, now: float, lasting: bool = True) -> None:
+    model.series.rearrange(presence(comms, lasting=lasting, now=now), IDLE, now)
+
+
+@given(STEPS, st.integers(10, 120), st.sampled_from([None, 3, 10]))
 def test_totals_are_exact_and_lines_bounded(
-    steps: list[tuple[list[tuple[tuple[str, ...], int, int]], ...]], lines: int
-) -> None:
-    """Two families share what there is, whatever is asked of them in which order."""
+    steps: list[tuple[list[tuple[Labels, int, int]], list[tuple[Labels, int, int]], set[int] | None, int]],
+    lines: int, most: int | None,
+) -> None:  # fmt: skip
+    """Two families share what there is, whatever is asked of them in which order, and whoever lives."""
     shared = budget(lines)
-    models = [Model(make(shared, "futex", lines=2)), Model(make(shared, "offcpu", lines=3))]
-    for now, (*events, then) in enumerate(steps):
-        for model, mine in zip(models, events, strict=True):
+    models = [Model(make(shared, "futex", lines=2, most=most)), Model(make(shared, "offcpu", lines=3))]
+    now, there = 0.0, Presence()
+    for mine, others, present, seconds in steps:
+        now += seconds
+        if present is not None:
+            there.note([("a", str(comm)) for comm in present] + [("b", str(comm)) for comm in present], now)
+        for model, events in zip(models, (mine, others), strict=True):
             before = model.counts()
-            model.count(mine, now)
+            model.count(events, now)
             after = model.counts()
             assert all(after[labels] >= count for labels, count in before.items())
-            if then == "reconsider":
-                model.series.reconsider()
-                assert model.counts() == after
-            elif then == "retire":
-                model.retire(now - 1, alive={"1", "2", "3"})
+            if present is not None:
+                model.series.rearrange(there, IDLE, now)
+                kept = model.counts()
+                assert all(kept[labels] == after[labels] for labels in kept.keys() & after.keys())
             model.check()
         assert sum(model.series.exported_lines for model in models) <= max(lines, 2 * 2 + 2 * 3)
-        assert sum(model.series.exported_lines for model in models) <= lines
-
-
-def test_a_family_gets_its_share_though_another_is_greedy() -> None:
-    shared = budget(10_000)
-    greedy, modest = Model(make(shared, "futex")), Model(make(shared, "offcpu_waker"))
-    greedy.count([(("unit", str(i), "lock"), 1, 10**9) for i in range(20_000)], 0)
-    modest.count([(("unit", str(i), "lock"), 1, 10**9) for i in range(20_000)], 0)
-    least = SHARES["offcpu_waker"] * 10_000 // 2
-    assert len(modest.series) >= least
-    assert greedy.series.exported_lines + modest.series.exported_lines <= 10_000
-    for model in (greedy, modest):
-        model.check()
-
-
-def test_the_last_lines_are_for_those_that_wait() -> None:
-    """Beyond OPEN_SHARE of its quota a family admits who showed much waiting at once."""
-    shared = budget(1000)
-    greedy, model = Model(make(shared, "futex")), Model(make(shared, "kernel_lock"))
-    greedy.count([(("unit", str(i), "lock"), 1, 10**9) for i in range(1000)], 0)
-    quota = SHARES["kernel_lock"] * 1000 // 2
-    model.count([(("unit", str(i), "lock"), 1, EARNED_NS - 1) for i in range(100)], 0)
-    assert len(model.series) - 1 == OPEN_SHARE * quota
-    assert model.series.overflowed == 100 - OPEN_SHARE * quota
-    late = ("unit", "late", "lock")
-    model.count([(late, 1, EARNED_NS)], 1)
-    assert model.counts()[late] == 1
-    model.count([(("unit", f"later{i}", "lock"), 1, EARNED_NS) for i in range(100)], 2)
-    assert len(model.series) - 1 == quota
-    model.check()
 
 
 def test_refused_ask_again_when_there_is_room() -> None:
@@ -144,13 +137,50 @@ def test_refused_ask_again_when_there_is_room() -> None:
     model = Model(make(shared))
     model.count([(("unit", str(i), "lock"), 1, 10**9) for i in range(20)], 0)
     refused = next(labels for labels in model.put if labels not in model.counts())
+    rearrange(model, now=1)
     model.count([(refused, 5, 10**9)], 1)
     assert refused not in model.counts()
-    model.retire(100, alive=set())
-    model.series.reconsider()
-    model.count([(refused, 7, 10**9)], 101)
+    rearrange(model, now=2 * IDLE)
+    model.count([(refused, 7, 10**9)], 2 * IDLE)
     assert model.counts()[refused] == 7  # what was counted before stays where it is
     model.check()
+
+
+def test_a_series_without_processes_goes_when_it_is_idle() -> None:
+    model = Model(make(budget(1000)))
+    old, alive = ("a", "old", "lock"), ("a", "alive", "lock")
+    model.count([(old, 3, 0), (alive, 4, 0)], 0)
+    rearrange(model, ["alive"], now=IDLE)
+    assert old in model.counts()
+    rearrange(model, ["alive"], now=IDLE + 1)
+    assert model.counts() == {alive: 4}
+    assert model.series.retired == 1
+    assert model.series.retired_values() == {"counted": 3, "slotted": 3}
+    model.check()
+
+
+def test_one_that_comes_back_goes_on_where_it_was() -> None:
+    """Else rate() takes it for one that goes on if it is past the old value when it is next seen."""
+    model = Model(make(budget(1000)))
+    old = ("a", "old", "lock")
+    model.count([(old, 3, 0)], 0)
+    rearrange(model, now=IDLE + 1)
+    assert not model.counts()
+    model.count([(old, 5, 0)], IDLE + 2)
+    assert model.counts() == {old: 8}
+    assert model.series.retired_values() == {"counted": 0, "slotted": 0}
+
+
+def test_what_has_gone_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_RETIRED", 2)
+    model = Model(make(budget(1000)))
+    gone = [("a", str(i), "lock") for i in range(3)]
+    for now, labels in enumerate(gone):
+        model.count([(labels, 10, 0)], now)
+        rearrange(model, now=now + IDLE + 1)
+    model.count([(labels, 1, 0) for labels in gone], 2 * IDLE)
+    assert sorted(model.counts().values()) == [1, 11, 11]
+    assert model.series.retired_values() == {"counted": 10, "slotted": 10}
 
 
 def test_never_more_than_most() -> None:
@@ -166,8 +196,9 @@ def test_names_that_were_refused_do_not_pile_up(monkeypatch: pytest.MonkeyPatch)
     model = Model(make(budget(100)))
     for now in range(20):
         model.count([(("unit", f"{now}.{i}", "lock"), 1, 0) for i in range(500)], now)
-        model.series.reconsider()
+        rearrange(model, now=now)
         assert len(model.series._index) <= 1600
+        assert len(model.series._entry_labels) <= 1700
     model.check()
     assert model.series.overflowed > 9900
 
@@ -182,9 +213,9 @@ def test_a_row_used_again_has_nothing_of_the_old_one() -> None:
     series["waiting"][row] = 3
     series["waiting_ns"][row] = 99
     assert series.current_max("blocked", np.array([row]))["1m"] == 99
-    model.retire(1, alive=set())
+    rearrange(model, now=IDLE + 1)
     assert series.retired == 1
-    model.count([(("unit", "new", "lock"), 1, 0)], 2)
+    model.count([(("unit", "new", "lock"), 1, 0)], IDLE + 2)
     assert series.live()[0].tolist() == [row]
     assert model.counts() == {("unit", "new", "lock"): 1}
     assert series["waiting"][row] == 0
@@ -203,5 +234,36 @@ def test_waits_that_go_on_are_in_the_maximum() -> None:
     assert series.current_max("blocked", np.array([row]))["1m"] == 50
 
 
-def test_the_shares_are_of_everything() -> None:
-    assert sum(SHARES.values()) == pytest.approx(1)
+def test_the_shares_leave_something_for_whoever_needs_more() -> None:
+    assert 0.5 < sum(SHARES.values()) < OPEN_SHARE
+
+
+def test_a_family_gets_its_share_though_another_is_greedy() -> None:
+    shared = budget(10_000)
+    greedy, modest = Model(make(shared, "futex")), Model(make(shared, "offcpu_waker"))
+    greedy.count([(("unit", str(i), "lock"), 1, 10**9) for i in range(20_000)], 0)
+    rearrange(greedy, range(20_000), now=1)
+    modest.count([(("unit", str(i), "lock"), 1, 10**9) for i in range(20_000)], 1)
+    share = SHARES["offcpu_waker"] * 9992 / 2
+    assert len(modest.series) - 1 == int(OPEN_SHARE * share)
+    rearrange(modest, range(20_000), now=2)
+    assert len(modest.series) - 1 == int(share)
+    assert greedy.series.exported_lines + modest.series.exported_lines <= 10_000
+    for model in (greedy, modest):
+        model.check()
+
+
+def test_what_has_ended_gives_way_to_another_family() -> None:
+    shared = budget(10_000)
+    greedy, late = Model(make(shared, "futex")), Model(make(shared, "offcpu"))
+    greedy.count([(("unit", str(i), "lock"), 1, i) for i in range(20_000)], 0)
+    before = len(greedy.series)
+    late.count([(("unit", str(i), "lock"), 1, 10**9) for i in range(3000)], SHOWN_SECONDS + 1)
+    for now in (SHOWN_SECONDS + 2, SHOWN_SECONDS + 3):
+        for model in (greedy, late):
+            rearrange(model, range(3000) if model is late else (), now=now)
+    assert before > len(greedy.series) >= SHARES["futex"] * 9992 // 2
+    assert len(late.series) > 2500
+    assert greedy.series.exported_lines + late.series.exported_lines <= 10_000
+    for model in (greedy, late):
+        model.check()

@@ -94,10 +94,12 @@ def named(names: UserNames, tgid: int, comm: str, guessed: str = "other") -> Use
     return names.name(tgid, tid, address, guessed, capture_of(tgid, tid))
 
 
+@pytest.mark.parametrize("has_debug_files", [True, False])
 @pytest.mark.parametrize("way", COMPILED)
-def test_c_as_it_is_compiled(way: str, tmp_path: Path) -> None:
+def test_c_as_it_is_compiled(way: str, has_debug_files: bool, tmp_path: Path) -> None:
+    """The C library's debug files need not be installed, and on most hosts are not."""
     program = compiled(tmp_path, f"waits-{way}", COMPILED[way])
-    names = UserNames()
+    names = UserNames() if has_debug_files else UserNames(debug_files=os.fsencode(tmp_path / "none"))
     with running(program) as tgid:
         for comm, expected in C.items():
             lock, kind = MUSL.get(comm, expected) if "musl" in way else expected
@@ -109,6 +111,26 @@ def test_c_as_it_is_compiled(way: str, tmp_path: Path) -> None:
                 assert found.kind == (kind or "lock"), (comm, found)
             at = found.stack.index(site)
             assert found.stack[at : at + 2] == (site, f"{program.name}:{comm}_thread")
+
+
+@pytest.mark.parametrize("has_debug_files", [True, False])
+def test_callers_of_wrappers_and_of_functions_without_names(has_debug_files: bool, tmp_path: Path) -> None:
+    """The program exports what is not static, and nothing else has a name."""
+    way = ("gcc", "-O2", "-pthread", "-rdynamic", "-s")
+    program = compiled(tmp_path, "wrappers", way, "user_wrappers.c")
+    names = UserNames() if has_debug_files else UserNames(debug_files=os.fsencode(tmp_path / "none"))
+    with running(program, stdout=subprocess.DEVNULL) as tgid:
+        wrapper = named(names, tgid, "wrapper")
+        assert wrapper.site == wrapper.lock == "wrappers:wrapper_caller"
+        nameless = named(names, tgid, "nameless")
+        caller, _, offset = nameless.site.partition("+")
+        assert (caller, nameless.lock) == ("wrappers:nameless_caller", nameless.site)
+        assert 0 < int(offset, 16) < 32, "where in it, after the call"
+        assert named(names, tgid, "split").site == "wrappers:split_caller"
+        for comm in ("puts", "fflush"):
+            found = named(names, tgid, comm)
+            assert (found.lock, found.kind) == ("libc.so.6:stdio", "lock"), found
+            assert found.site == f"wrappers:{comm}_caller"
 
 
 def test_cpp(tmp_path: Path) -> None:

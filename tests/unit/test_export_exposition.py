@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import array
+import itertools
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from exporter_process import EDGES, full_block
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from lockd.export.catalog import CATALOG
-from lockd.export.families import Families, SnapshotError, own_usage
+from lockd.export.exposition import Exposition, SnapshotError, own_usage
 from lockd.snapshot import pack, unpack
 from tests.needs import need
 
@@ -32,9 +36,7 @@ def procfs(tmp_path: Path) -> Path:
 
 
 def expose(block: bytes, procfs: Path, accept: str = "") -> str:
-    registry = CollectorRegistry()
-    registry.register(Families(*unpack(memoryview(block)), procfs=procfs))
-    return choose_encoder(accept)[0](registry).decode()
+    return Exposition(choose_encoder(accept)[0], procfs).text(*unpack(memoryview(block))).decode()
 
 
 def samples(text: str, accept: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -95,16 +97,15 @@ def test_promtool_has_nothing_to_say_but_about_microseconds(procfs: Path) -> Non
     assert [line for line in said if not line.split()[0].endswith("_us")] == []
 
 
-def test_every_metric_has_a_family_even_before_there_are_rows(procfs: Path) -> None:
-    described = {
-        f"{family.name}_total"
-        if family.type == "counter"
-        else f"{family.name}_info"
-        if family.type == "info"
-        else family.name
-        for family in Families({"metrics": [], "buckets": []}, {}, procfs).describe()
-    }
-    assert described == set(CATALOG)
+def test_every_metric_of_a_block_has_its_help_even_before_there_are_rows(procfs: Path) -> None:
+    head = {"metrics": [{"name": name, "labels": []} for name in CATALOG], "buckets": EDGES}
+    arrays: dict[str, Any] = {}
+    for metric in CATALOG.values():
+        for name in (metric.name, f"{metric.name}.buckets", f"{metric.name}.sum"):
+            arrays[name] = array.array("d")
+    text = expose(pack(head, arrays), procfs)
+    for name, metric in CATALOG.items():
+        assert f"# HELP {name} {metric.help}\n# TYPE {name} " in text
 
 
 def test_help_defines_its_terms_in_the_words_of_the_contract() -> None:
@@ -152,3 +153,71 @@ def test_a_wrong_block_is_an_error_that_names_what_is_wrong(
 ) -> None:
     with pytest.raises(SnapshotError, match=says):
         expose(pack({**head, "buckets": EDGES}, arrays), procfs)
+
+
+class AsIs:
+    """Families as they are."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+ROWS = st.dictionaries(
+    st.tuples(st.text(st.characters(codec="utf-8"), max_size=4), st.sampled_from(["a%sb", " 1.0", "#"])),
+    st.tuples(
+        st.lists(st.integers(0, 10**16), min_size=len(EDGES) + 1, max_size=len(EDGES) + 1),
+        st.floats(0, allow_infinity=True),
+    ),
+    max_size=5,
+)
+COUNTER, HISTOGRAM = CATALOG["lockd_futex_wakes_total"], CATALOG["lockd_offcpu_runqueue_seconds"]
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+@given(blocks=st.lists(ROWS, min_size=1, max_size=4))
+def test_block_after_block_the_text_is_what_prometheus_client_writes(
+    accept: str, blocks: list[dict[tuple[str, str], tuple[list[int], float]]]
+) -> None:
+    """Rows come, stay with other numbers, and go."""
+    encode, _ = choose_encoder(accept)
+    exposition = Exposition(encode, Path("/proc"))
+    for rows in blocks:
+        counter = CounterMetricFamily(COUNTER.name, COUNTER.help, labels=COUNTER.labels)
+        histogram = HistogramMetricFamily(HISTOGRAM.name, HISTOGRAM.help, labels=HISTOGRAM.labels)
+        counts, sums = array.array("q"), array.array("d")
+        for labels, (row, number) in rows.items():
+            counts.extend(row)
+            sums.append(number)
+            counter.add_metric(labels, number)
+            up_to = list(itertools.accumulate(row))
+            edges = [*(repr(edge) for edge in EDGES), "+Inf"]
+            histogram.add_metric(labels, list(zip(edges, up_to, strict=True)), number)
+        registry = CollectorRegistry()
+        registry.register(AsIs([counter, histogram]))  # type: ignore[arg-type]  # all that is asked of it
+        metrics = [{"name": one.name, "labels": [list(row) for row in rows]} for one in (COUNTER, HISTOGRAM)]
+        arrays = {
+            COUNTER.name: sums,
+            f"{HISTOGRAM.name}.buckets": counts,
+            f"{HISTOGRAM.name}.sum": sums,
+        }
+        block = pack({"metrics": metrics, "buckets": EDGES}, arrays)
+        text = exposition.text(*unpack(memoryview(block))).decode()
+        end = encode(CollectorRegistry()).decode()
+        assert text.startswith(encode(registry).decode().removesuffix(end))
+        assert text.endswith(end)
+        other = text.removeprefix(encode(registry).decode().removesuffix(end)).removesuffix(end)
+        samples_left = [line for line in other.splitlines() if not line.startswith("#")]
+        assert all('{process="exporter"} ' in line for line in samples_left)
+        assert len(samples_left) == 2
+
+
+def test_only_the_lines_of_the_last_block_are_kept(procfs: Path) -> None:
+    exposition = Exposition(choose_encoder("")[0], procfs)
+    for comm in ("one", "two", "one"):
+        text = exposition.text(*unpack(memoryview(full_block(1, comm=comm)))).decode()
+        assert f'comm="{comm}-0"' in text
+        kept = {row for rows in exposition._lines.values() for row in rows}
+        assert {row[1] for row in kept if len(row) > 1 and row[1][:3] in ("one", "two")} == {f"{comm}-0"}

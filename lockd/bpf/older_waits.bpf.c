@@ -1,0 +1,154 @@
+/* Waits that began before lockd did. Nothing calls this: the loader has it run once, for every task of the
+ * host, when all else is attached. From then on the programs see who ends these waits, and when. */
+
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+
+#ifndef TRACE /* whoever traces asked for some processes, and reads their stacks as well */
+BPF_ARRAY(looked_at, u64, 1); /* when the loader began to look, which writes it: all is attached since */
+BPF_ARRAY(clock_offset, u64,
+          1); /* of the monotonic clock to the scheduler's, the least that was seen; 0: none */
+
+/* Of a thread: the same at two times if it slept all the time between. */
+struct sleep {
+    u64 state;
+    u64 switches;
+};
+
+/* Whether a thread is off the CPU, and not about to have one. */
+static __always_inline bool is_asleep(u64 task, struct sleep *sleep)
+{
+    u64 voluntary = 0, involuntary = 0;
+    s32 on_cpu = 0, on_rq = 0;
+    u8 dequeued_later = 0;
+
+    sleep->state = 0;
+    READ_TASK(task, TASK_STATE, sleep->state);
+#if TASK_STATE_BYTES == 4
+    sleep->state &= 0xffffffff;
+#endif
+    READ_TASK(task, TASK_NVCSW, voluntary);
+    READ_TASK(task, TASK_NIVCSW, involuntary);
+    sleep->switches = voluntary + involuntary;
+#ifdef TASK_ON_CPU
+    READ_TASK(task, TASK_ON_CPU, on_cpu);
+#endif
+    READ_TASK(task, TASK_ON_RQ, on_rq);
+#ifdef TASK_SCHED_DELAYED /* it stays there for a while though it sleeps (152e11f6df29, 6.12) */
+    READ_TASK(task, TASK_SCHED_DELAYED, dequeued_later);
+#endif
+    return sleep->state && !on_cpu && (!on_rq || dequeued_later);
+}
+
+#ifdef HAVE_LAST_ARRIVAL
+#define FIRST_FAIR_PRIORITY 100 /* MAX_RT_PRIO */
+
+/* The scheduler's clock goes on with the monotonic one, but began elsewhere. The current thread has just been
+ * given its CPU: how much later it is by now makes that much less of what is older. */
+static __always_inline void compare_clocks(u64 *offset, u64 now)
+{
+    u64 arrived = 0;
+
+    READ_TASK(bpf_get_current_task(), TASK_LAST_ARRIVAL, arrived);
+    if (arrived && (!*offset || (s64)(now - arrived - *offset) < 0))
+        *offset = now - arrived;
+}
+
+/* When a thread that sleeps left its CPU, by the monotonic clock: when it was given it, and how long it ran
+ * then, which is known of the fair class. 0: not known. */
+static __always_inline u64 left_cpu(u64 task, u64 offset, u64 now)
+{
+    u64 arrived = 0, total = 0, before = 0;
+    s32 priority = 0;
+
+    READ_TASK(task, TASK_LAST_ARRIVAL, arrived);
+    READ_TASK(task, TASK_SUM_EXEC, total);
+    READ_TASK(task, TASK_PREV_SUM_EXEC, before);
+    READ_TASK(task, TASK_PRIO, priority);
+    u64 left = arrived + (total - before) + offset;
+    return arrived && offset && priority >= FIRST_FAIR_PRIORITY && left < now ? left : 0;
+}
+#endif
+
+/* What the thread waits for, if that is a futex or uninterruptible: all else waits for work. */
+static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, struct thread *t)
+{
+    u32 flags = 0;
+    u8 bits = 0;
+
+    READ_TASK(task, TASK_FLAGS, flags);
+    struct pt_regs *saved = user_regs_of(task);
+    t->state = state_of(task_state);
+    t->nr = flags & 0x00200000 /* PF_KTHREAD */ ? NR_KERNEL : syscall_of(saved);
+    READ_TASK(task, TASK_FROZEN, bits);
+    bool is_frozen = (bits >> TASK_FROZEN_BIT) & 1; /* so is whoever waits for its vfork */
+    if (t->state == STATE_INTERRUPTIBLE && is_futex_wait(t->nr) && !is_frozen) {
+#ifdef WITH_FUTEX
+        struct system_call call = call_of(saved);
+        t->call.tid = tid;
+        t->call.uaddr = call.args[0];
+        if (t->nr == NR_FUTEX)
+            t->call.guess = kind_of_call(call.args[1], call.args[2], call.args[3]);
+        else if (t->nr == NR_FUTEX_WAIT)
+            t->call.guess = kind_of_value(call.args[1]);
+        else
+            return false; /* of several, or one that goes on after SIGCONT: which, is in its own memory */
+        t->call.since = t->off_since;
+        t->call.kind = t->detail = t->call.guess;
+        return t->call.guess < KIND_WAKE;
+#else
+        t->detail = KIND_NONE;
+        return true;
+#endif
+    }
+#ifdef WITH_OFFCPU
+    if (t->state != STATE_UNINTERRUPTIBLE || t->nr == NR_CLONE3) /* what it asked for is in its own memory */
+        return false;
+    if (t->nr == NR_CLONE)
+        t->detail = call_of(saved).args[0] & CLONE_VFORK ? CLONE_AND_WAIT : CLONE_OTHER;
+#ifdef TASK_IN_IOWAIT
+    bits = 0;
+    READ_TASK(task, TASK_IN_IOWAIT, bits);
+    t->iowait = (bits >> TASK_IN_IOWAIT_BIT) & 1;
+#endif
+    return true;
+#else
+    return false;
+#endif
+}
+
+/* Iterator over tasks: about the iteration, and the task; none after the last. */
+int enter_older_wait(struct bpf_raw_tracepoint_args *ctx)
+{
+    u64 task = ctx->args[1], now = bpf_ktime_get_ns();
+    u32 zero = 0, tid = 0;
+    u64 *looked = looked_at.lookup(&zero), *offset = clock_offset.lookup(&zero);
+    struct thread fresh = {};
+    struct sleep sleep = {}, then = {};
+
+    if (!task || !looked || !offset)
+        return 0;
+    fresh.off_since = *looked;
+#ifdef HAVE_LAST_ARRIVAL
+    compare_clocks(offset, now);
+#endif
+    if (!is_asleep(task, &sleep))
+        return 0;
+#ifdef HAVE_LAST_ARRIVAL
+    u64 left = left_cpu(task, *offset, now);
+    if (left)
+        fresh.off_since = left;
+#endif
+    READ_TASK(task, TASK_PID, tid);
+    READ_TASK(task, TASK_TGID, fresh.tgid);
+    if (!describe_wait(task, sleep.state, tid, &fresh) || threads.insert(&tid, &fresh))
+        return 0;
+    if (is_asleep(task, &then) && then.switches == sleep.switches)
+        return 0;
+    /* It ran before it was entered, and runs still: it would be taken for blocked. Or it has been entered
+     * while it slept, as it should, and the programs have seen it since. */
+    struct thread *entered = threads.lookup(&tid);
+    if (entered && entered->off_since == fresh.off_since && !entered->woken_at)
+        threads.delete(&tid);
+    return 0;
+}
+#endif

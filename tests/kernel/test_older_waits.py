@@ -1,0 +1,179 @@
+"""Waits that began before the daemon: seen at once, for as long as they have lasted, and counted once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checks import at_rest
+from conftest import OURS, Start
+from lockd_process import Lockd, Metrics
+from workload import Workload
+
+WAITS, WAITING = "lockd_futex_waits_total", "lockd_futex_waiting"
+MAX, LOCK_MAX = "lockd_futex_max_blocked_us", "lockd_futex_lock_max_blocked_us"
+COUNT, SUM = "lockd_futex_blocked_seconds_count", "lockd_futex_blocked_seconds_sum"
+OFFCPU_COUNT, OFFCPU_MAX = "lockd_offcpu_blocked_seconds_count", "lockd_offcpu_max_blocked_us"
+OFFCPU_SUM = "lockd_offcpu_blocked_seconds_sum"
+
+BEFORE_SECONDS = 2.0
+"""How long they wait, at least, before the daemon begins."""
+CLOCKS_US = 20_000
+"""By so much the scheduler's clock and what it is compared with may differ, on a busy machine."""
+PATIENCE_SECONDS = 20.0
+
+VFORK = """
+import ctypes
+open("/proc/self/comm", "w").write("{comm}")
+libc = ctypes.CDLL(None)
+child = ctypes.cast(libc.pause, ctypes.c_void_p)
+stack = ctypes.create_string_buffer(65536)
+top = ctypes.c_void_p((ctypes.addressof(stack) + 65536) & ~15)
+print("ready", flush=True)
+CLONE_VM, CLONE_VFORK, SIGCHLD = 0x100, 0x4000, 17
+libc.clone(child, top, CLONE_VM | CLONE_VFORK | SIGCHLD, None)
+"""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, host: None) -> Iterator[Callable[[], Lockd]]:
+    """Starts one that sees only these tests' programs."""
+    started: list[Lockd] = []
+
+    def start() -> Lockd:
+        started.append(Lockd(tmp_path, {"filter": {"comms": [OURS]}}))
+        return started[-1]
+
+    yield start
+    for one in started:
+        assert one.stop() == 0, "".join(one.log)
+
+
+def waited_us(truth: dict[str, Any]) -> float:
+    return (time.monotonic_ns() - int(truth["since_monotonic_ns"])) / 1000
+
+
+def thread_of(lockd: Lockd, program: str, tid: int) -> dict[str, Any]:
+    (row,) = [
+        row for row in lockd.api("threads", limit="1000") if (row["program"], row["tid"]) == (program, tid)
+    ]
+    return row
+
+
+def test_a_thread_that_was_stuck_before(daemon: Callable[[], Lockd], workload: Start) -> None:
+    one = workload("stuck_mutex")
+    truth, labels = one.run(), {"comm": one.comm, "kind": "lock"}
+    time.sleep(BEFORE_SECONDS)
+    lockd = daemon()
+    earliest = waited_us(truth)
+    metrics = lockd.until(lambda m: m.sum(WAITING, **labels) == 1, PATIENCE_SECONDS)
+    assert earliest - 1e6 - CLOCKS_US < metrics.max(MAX, **labels) < waited_us(truth) + CLOCKS_US
+    for program in ("futex", "offcpu"):
+        earliest = waited_us(truth)
+        thread = thread_of(lockd, program, truth["tid"])
+        assert earliest - 2e6 < thread["waiting_us"] < waited_us(truth) + CLOCKS_US
+        assert (thread["tgid"], thread["kind"], thread["waiting_is_least"]) == (one.pid, "lock", 0)
+    named = labels | {"lock": "stuck_mutex:stuck_mutex"}
+    lockd.until(lambda m: m.sum("lockd_futex_lock_waiting", **named) == 1, PATIENCE_SECONDS)
+    earliest = waited_us(truth)
+    one.kill()
+    latest = waited_us(truth)
+    metrics = at_rest(lockd, one.comm)
+    assert metrics.sum(WAITS, **labels) == metrics.sum(COUNT, **labels) == 1
+    assert earliest - CLOCKS_US < metrics.sum(SUM, **labels) * 1e6 < latest + CLOCKS_US
+    assert metrics.sum(OFFCPU_COUNT, comm=one.comm, reason="lock") == 1
+    assert metrics.sum(OFFCPU_SUM, comm=one.comm, reason="lock") * 1e6 < latest + CLOCKS_US
+
+
+def test_waits_that_end_later_are_counted_once(daemon: Callable[[], Lockd], workload: Start) -> None:
+    for seconds in (6, 30, 120):
+        one = workload("idle_pool", 8, seconds)
+        labels = {"comm": one.comm, "kind": "cond"}
+        one.go()
+        time.sleep(BEFORE_SECONDS)
+        lockd = daemon()
+        if lockd.metrics().sum(WAITING, **labels) == 8:
+            break
+        one.finish()  # this machine took longer than that to start the daemon
+    told = one.truth()["futex"]["cond"]
+    metrics = at_rest(lockd, one.comm)
+    assert metrics.sum(COUNT, **labels) == metrics.sum(WAITS, **labels) == told["blocked"] == 8
+    assert metrics.sum(OFFCPU_COUNT, comm=one.comm, reason="cond") == 8
+    assert metrics.sum(SUM, **labels) * 1e6 == pytest.approx(told["blocked_us"], abs=8 * CLOCKS_US)
+    one.finish()
+
+
+def test_where_the_scheduler_does_not_tell_since_when(daemon: Callable[[], Lockd], workload: Start) -> None:
+    """As of a thread of a real-time class: from the start of the daemon on, and marked as at least that."""
+    one = workload("stuck_mutex")
+    truth, labels = one.run(), {"comm": one.comm, "kind": "lock"}
+    try:
+        os.sched_setscheduler(truth["tid"], os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        pytest.skip("host: no real-time threads in this control group (CONFIG_RT_GROUP_SCHED)")
+    time.sleep(BEFORE_SECONDS)
+    before = time.monotonic_ns()
+    lockd = daemon()
+    lockd.until(lambda m: m.sum(WAITING, **labels) == 1, PATIENCE_SECONDS)
+    for program in ("futex", "offcpu"):
+        thread = thread_of(lockd, program, truth["tid"])
+        assert 0 < thread["waiting_us"] < (time.monotonic_ns() - before) / 1000
+        assert thread["waiting_is_least"] == 1
+    one.kill()
+    metrics = at_rest(lockd, one.comm)
+    assert metrics.sum(COUNT, **labels) == 1
+    assert metrics.sum(SUM, **labels) < (time.monotonic_ns() - before) / 1e9
+
+
+def test_an_uninterruptible_wait(daemon: Callable[[], Lockd]) -> None:
+    """The parent of a vfork, whose child neither executes anything nor ends."""
+    comm = f"vfork.{os.getpid():x}.0"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", VFORK.format(comm=comm)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert parent.stdout and parent.stdout.readline() == "ready\n"
+        since = time.monotonic()
+        state = Path(f"/proc/{parent.pid}/stat")
+        while state.read_text().rpartition(") ")[2][0] != "D":
+            assert time.monotonic() < since + PATIENCE_SECONDS
+            time.sleep(0.01)
+        time.sleep(BEFORE_SECONDS)
+        lockd = daemon()
+        least = BEFORE_SECONDS * 1e6 - CLOCKS_US
+        labels = {"comm": comm, "reason": "child", "state": "uninterruptible"}
+
+        def is_seen(metrics: Metrics) -> bool:
+            return metrics.max(OFFCPU_MAX, **labels) > least
+
+        metrics = lockd.until(is_seen, PATIENCE_SECONDS)
+        assert metrics.max(OFFCPU_MAX, **labels) < (time.monotonic() - since) * 1e6 + CLOCKS_US
+    finally:
+        os.killpg(parent.pid, signal.SIGKILL)
+        parent.wait()
+
+
+def test_threads_that_come_and_go_meanwhile_are_counted_once(
+    daemon: Callable[[], Lockd], workload: Start
+) -> None:
+    """Of threads that wait and are woken all the time, as they are looked at: none is said to wait since
+    before, and no wait is longer than it can be."""
+    busy: Workload = workload("cond_pingpong", 200_000)
+    busy.go()
+    lockd = daemon()
+    metrics = lockd.metrics()
+    longest = max(metrics.max(MAX, comm=busy.comm), metrics.max(OFFCPU_MAX, comm=busy.comm))
+    rows = [row for row in lockd.api("threads", limit="1000") if row["comm"] == busy.comm]
+    assert not any(row["waiting_is_least"] for row in rows)
+    busy.kill()
+    assert longest < PATIENCE_SECONDS * 1e6

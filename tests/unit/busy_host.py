@@ -1,0 +1,327 @@
+"""A busy host made up for the real aggregates: services that stay, and what cron, builds and logins start.
+
+The names of short-lived programs were recorded by lockd on a Debian host that ran its daily jobs and a build.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from lockd import snapshot
+from lockd.load.source import assemble
+from lockd.manifest import Manifest
+from lockd.names.messages import LockAnswer, UserLockSeen
+from lockd.names.processes import Processes
+from lockd.names.resolver import Resolver
+from lockd.names.units import Units
+from lockd.sample.block import Block
+from lockd.sample.detail import Detail
+from lockd.sample.futex import FutexAggregates
+from lockd.sample.identities import Filter, Identities, code_of
+from lockd.sample.inflight import Waiting
+from lockd.sample.limits import Budget, Limits
+from lockd.sample.maps import HashMap
+from lockd.sample.offcpu import OffcpuAggregates
+from lockd.sample.presence import Presence
+from lockd.sample.series import Series
+from lockd.sample.user_locks import UserLocks
+from lockd.sample.window import window_of
+
+CRON = """
+apt-cache apt-compat apt-config apt-get apt.systemd.dai awk basename bash cat chmod chown chrt cksum cmp cp
+curl cut date dd df diff dirname dpkg dpkg-db-backup dpkg-query du echo env exe expr find findmnt flock free
+getent grep gzip head hostname id ip join journalctl logger ls man-db mandb md5sum mkdir mktemp mount mv
+my_print_defaul mariadb-install nice nl openssl paste perl pgrep ps python3 python3.11 readlink resolveip
+rev rm run-parts savelog sed seq sh sleep sort ss start-stop-daem stat systemctl tac tail tar tee timeout
+touch tr true uname uniq unshare uptime vmstat wc whoami xargs xz zcat
+""".split()  # noqa: SIM905
+BUILD = """
+make sh bash gcc cc cc1 cc1plus g++ as ld collect2 ar ranlib strip nm objdump objcopy readelf size ldconfig
+pkg-config cmake cargo rustc go javac java git pyenv pyenv-hooks pyenv-which python3.8 python3.9 python3.10
+python3.12 python3.13 mypy ruff promtool pprof conftest sed grep cp mv rm mkdir
+""".split()  # noqa: SIM905
+SERVICES = """
+mariadbd postgres redis-server nginx php-fpm8.2 memcached java node prometheus grafana dockerd containerd
+sshd cron dbus-daemon systemd-journal rsyslogd snapd unbound chronyd haproxy rabbitmq-server beam.smp etcd
+vector
+""".split()  # noqa: SIM905
+
+SECOND, MS = 10**9, 10**6
+STEP = 10
+"""Seconds between two looks."""
+WHO = [("cgroup", "u8"), ("comm", "S16"), ("thread_comm", "S16"), ("tgid", "u4"), ("kernel_thread", "u4")]
+FUTEX_KEY = np.dtype(
+    [("uaddr", "u8"), ("tid", "u4"), ("kind", "u1"), ("slot", "u1"), ("error", "u1"), ("pad", "u1")]
+)
+FUTEX = np.dtype(
+    [("calls", "u8"), ("blocked_ns", "u8"), ("max_blocked_ns", "u8"), ("sys_ns", "u8"), ("max_sys_ns", "u8"),
+     ("who", WHO)]
+)  # fmt: skip
+OFFCPU_KEY = np.dtype(
+    [("tid", "u4"), ("waker", "u4"), ("nr", "i2"), ("state", "u1"), ("iowait", "u1"), ("detail", "u1"),
+     ("blocked_slot", "u1"), ("run_slot", "u1"), ("pad", "u1")]
+)  # fmt: skip
+OFFCPU = np.dtype(
+    [("count", "u8"), ("blocked_ns", "u8"), ("max_blocked_ns", "u8"), ("run_ns", "u8"), ("who", WHO)]
+)
+NR_READ, NR_EPOLL, NR_SLEEP, NR_WAIT = 0, 232, 35, 61
+LOCK, COND, WAKE = 0, 2, 4
+HOT_MS = 2000
+
+
+@dataclass
+class Process:
+    """One that waits: for work on a condition variable, for a lock now and then, in system calls."""
+
+    tgid: int
+    unit: str
+    comm: str
+    lasts: float = 0.0
+    """How many seconds more; 0: less than a look."""
+    locks: int = 1
+    blocked_ms: int = 20
+    """For each of its locks, in a step."""
+    calls: tuple[int, ...] = (NR_READ,)
+
+    @property
+    def addresses(self) -> Iterator[int]:
+        return (self.tgid << 16 | number for number in range(self.locks))
+
+
+class UnitsById:
+    """Units, each with a number for its cgroup."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._units: dict[int, str] = {}
+
+    def number(self, unit: str) -> int:
+        number = self._numbers.setdefault(unit, len(self._numbers) + 1)
+        self._units[number] = unit
+        return number
+
+    def unit(self, cgroup: int, tgid: int) -> str:
+        return self._units.get(cgroup, "")
+
+
+class NamesAtOnce:
+    """A resolver that knows every lock: `mutex_ADDRESS`."""
+
+    room = 1000
+    key = np.dtype([("uaddr", "u8"), ("tgid", "u4"), ("guess", "u4")])
+
+    def __init__(self) -> None:
+        self.answers: list[LockAnswer] = []
+
+    def ask(self, seen: UserLockSeen) -> bool:
+        lock = f"app:mutex_{seen.address & 0xFFFF}"
+        self.answers.append(LockAnswer(seen.key, True, lock, "app:work", (), seen.guess))
+        return True
+
+    def look(self, fresh: tuple[int, ...], gone: tuple[int, ...] = ()) -> None:
+        """Which processes there are is nothing to it."""
+
+    def delete(self, keys: Any) -> None:
+        """It stands for the map of known locks too."""
+
+
+@dataclass
+class BusyHost:
+    """The aggregates of one host, with a clock of its own."""
+
+    procfs: Path
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        source = assemble(["common.bpf.h", "arch.bpf.h", "futex.bpf.c", "sched.bpf.c"], {})
+        manifest = Manifest(
+            source_hash="", attached_ns=0, chosen=(), hooks=(), maps=(), functions=(),
+            enums=source.enums, constants={**source.constants, "SLOTS": 28, "SLOT_NONE": 255},
+        )  # fmt: skip
+        self.units = UnitsById()
+        processes = Processes(cast("Units", self.units), self.procfs)
+        self._identities, self._processes = Identities(processes, Filter()), processes
+        self._detail = Detail(processes.thread_comm, 20_000)
+        self._names = NamesAtOnce()
+        self._user_locks = UserLocks(
+            cast("Resolver", self._names),
+            cast("HashMap", self._names),
+            cast("HashMap", self._names),
+            [name.removeprefix("KIND_").lower() for name in source.enums["futex_kind"]],
+            lambda tgid: True,
+            captured_again_ns=10_000_000_000,
+        )
+        shared = (manifest, self.limits, Budget(self.limits), self._detail)
+        self.futex = FutexAggregates(*shared, self._user_locks)
+        self.offcpu = OffcpuAggregates(*shared, processes)
+        self.series: list[Series] = [*self.futex.series, *self.offcpu.series]
+        self._manifest = manifest
+        self.presence = Presence()
+        self.now = 1000.0
+        self.truth = dict.fromkeys(
+            ("waits", "wakes", "blocked", "blocked_ns", "offcpu", "offcpu_ns", "runqueue", "run_ns"), 0
+        )
+
+    def step(self, processes: list[Process], ended: list[Process]) -> None:
+        """STEP seconds in which all of these wait; those that have ended are not there at the end."""
+        self.now += STEP
+        both = processes + ended
+        self._fold_futex(both)
+        self._fold_offcpu(both)
+        for answer in self._names.answers:
+            self._user_locks.answer(answer)
+        self._names.answers.clear()
+        self._look(processes)
+        alive = {process.tgid for process in processes}
+        self._processes.keep(alive)
+        self.presence.note({(process.unit, process.comm) for process in processes}, self.now)
+        for series in self.series:
+            series.advance(self.now)
+            series.rearrange(self.presence, self.limits.idle_seconds, self.now)
+        self._detail.expire(self.now)
+        self._user_locks.keep(alive, self.now)
+
+    def _who(self, process: Process) -> tuple[Any, ...]:
+        comm = process.comm.encode()
+        return (self.units.number(process.unit), comm, comm, process.tgid, 0)
+
+    def _fold_futex(self, processes: list[Process]) -> None:
+        keys, values = [], []
+        for process in processes:
+            who = self._who(process)
+            for address in process.addresses:
+                keys.append((address, process.tgid, LOCK, 11, 0, 0))
+                values.append((10, process.blocked_ms * MS, process.blocked_ms // 4 * MS, MS, MS, who))
+            keys.append((process.tgid << 16 | 0xFFFF, process.tgid, COND, 15, 0, 0))
+            values.append((5, 200 * MS, 50 * MS, MS, MS, who))
+            keys.append((process.tgid << 16 | 0xFFFF, process.tgid, WAKE, 255, 0, 0))
+            values.append((3, 0, 0, MS, MS, who))
+            self.truth["waits"] += 10 * process.locks + 5
+            self.truth["wakes"] += 3
+            self.truth["blocked"] += 10 * process.locks + 5
+            self.truth["blocked_ns"] += process.blocked_ms * MS * process.locks + 200 * MS
+        if keys:
+            rows = np.array(keys, FUTEX_KEY), np.array(values, FUTEX)
+            self.futex.fold(window_of(*rows, self._identities, overflowed=False), self.now)
+
+    def _fold_offcpu(self, processes: list[Process]) -> None:
+        keys, values = [], []
+        for process in processes:
+            who = self._who(process)
+            for nr in process.calls:
+                keys.append((process.tgid, process.tgid, nr, 0, 0, 0, 12, 5, 0))
+                values.append((4, 80 * MS, 30 * MS, MS, who))
+                self.truth["offcpu"] += 4
+                self.truth["offcpu_ns"] += 80 * MS
+                self.truth["runqueue"] += 4
+                self.truth["run_ns"] += MS
+        if keys:
+            rows = np.array(keys, OFFCPU_KEY), np.array(values, OFFCPU)
+            self.offcpu.fold(window_of(*rows, self._identities, overflowed=False), self.now)
+
+    def _look(self, processes: list[Process]) -> None:
+        """Every process has a thread that waits for work, and one in its first call."""
+        count = len(processes)
+        tgids = np.array([process.tgid for process in processes], np.int64)
+        names = np.empty(count, object)
+        names[:] = [(process.unit, process.comm) for process in processes]
+        codes = np.array([code_of(name) for name in names], np.uint64)
+        who = np.zeros(count, [("tgid", np.uint32), ("thread_comm", "S16")])
+        who["tgid"] = tgids
+        waited = np.full(count, STEP * SECOND, np.int64)
+
+        def waiting(kinds: Any, addresses: Any) -> Waiting:
+            return Waiting(tgids, tgids, kinds, addresses, waited, codes, names, who, has_detail=True)
+
+        addresses = (tgids << 16 | 0xFFFF).astype(np.uint64)
+        self.futex.note_waiting(waiting(np.full(count, COND), addresses), self.now)
+        threads = np.zeros(count, [("nr", "i2"), ("state", "u1"), ("iowait", "u1"), ("detail", "u1")])
+        threads["nr"] = [process.calls[0] for process in processes]
+        kinds = self.offcpu.reasons_of_threads(threads)
+        self.offcpu.note_waiting(waiting(kinds, np.zeros(count, np.uint64)), self.now)
+
+    def exported(self) -> dict[str, dict[tuple[str, ...], float]]:
+        """Values by metric and labels, of a histogram the counts and sums."""
+        block = Block(self.limits.buckets_us, 28)
+        self.futex.export(block, self.now)
+        self.offcpu.export(block, self.now)
+        head, arrays = snapshot.unpack(memoryview(block.pack()))
+        values: dict[str, dict[tuple[str, ...], float]] = {}
+        for each in head["metrics"]:
+            name, labels = each["name"], [tuple(row) for row in each["labels"]]
+            if name in arrays:
+                values[name] = dict(zip(labels, arrays[name], strict=True))
+            else:
+                counts = np.array(arrays[f"{name}.buckets"]).reshape(len(labels), -1).sum(axis=1).tolist()
+                values[f"{name}_count"] = dict(zip(labels, counts, strict=True))
+                values[f"{name}_sum"] = dict(zip(labels, arrays[f"{name}.sum"], strict=True))
+        return values
+
+    def lines(self) -> int:
+        return sum(series.exported_lines for series in self.series)
+
+    def retired(self) -> dict[str, float]:
+        return {metric: value for series in self.series for metric, value in series.retired_values().items()}
+
+
+class Crowd:
+    """What comes and goes: cron every minute, a build in a container and a login now and then."""
+
+    def __init__(self, seed: int, tgids: Iterator[int]) -> None:
+        self._random = np.random.default_rng(seed)
+        self._tgids = tgids
+        self._lasting: list[Process] = []
+        self.comms: set[tuple[str, str]] = set()
+
+    def step(self, second: int) -> tuple[list[Process], list[Process]]:
+        """The processes that are there at the end of a step, and those that ended in it."""
+        ended = []
+        if second % 60 == 0:
+            ended += self._some("cron.service", CRON, 30)
+        if second % 3600 == 0:
+            ended += self._some("cron.service", CRON, 200)
+        ended += self._some("node-exporter.service", ("sh", "smartctl", "ipmitool", "cut", "sed", "tr"), 3)
+        if second % 300 == 0:
+            container = f"{self._random.integers(1 << 48):012x}"
+            tests = [f"test_{self._random.integers(10**6)}" for _ in range(20)]
+            ended += self._some(container, BUILD, 60) + self._some(container, tests, 20)
+            self._lasting += self._some(container, ("make", "cc1plus", "rustc", "docker-init"), 4, 240)
+        if second % 600 == 0:
+            session = f"session-{second // 600}.scope"
+            ended += self._some(session, CRON, 10)
+            self._lasting += self._some(session, ("sshd", "bash", "vim", "less"), 3, 900)
+        for process in self._lasting:
+            process.lasts -= STEP
+        ended += [process for process in self._lasting if process.lasts <= 0]
+        self._lasting = [process for process in self._lasting if process.lasts > 0]
+        self.comms.update((process.unit, process.comm) for process in ended)
+        return self._lasting, ended
+
+    def _some(self, unit: str, comms: Any, count: int, lasts: float = 0.0) -> list[Process]:
+        chosen = self._random.choice(comms, count)
+        return [Process(next(self._tgids), unit, str(comm), lasts) for comm in chosen]
+
+
+def services(random: np.random.Generator, tgids: Iterator[int], seconds: int) -> dict[int, list[Process]]:
+    """By the step in which they start: half of them before all, the others at any time."""
+    started: dict[int, list[Process]] = {}
+    calls = (NR_READ, NR_EPOLL, NR_SLEEP, NR_WAIT)
+    for number, comm in enumerate(SERVICES):
+        count = int(random.integers(1, 4))
+        blocked_ms = HOT_MS if number % 5 == 0 else 20
+        one = Process(
+            next(tgids), f"{comm}.service", comm, seconds, 1 + number % 3, blocked_ms, calls[:count]
+        )
+        at = 0 if number % 2 else int(random.integers(1, seconds // STEP - 12))
+        started.setdefault(at, []).append(one)
+    return started
+
+
+def numbers() -> Iterator[int]:
+    return itertools.count(1000)

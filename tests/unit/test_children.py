@@ -1,0 +1,107 @@
+"""The processes that the daemon starts: what they may do to it, and that none is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from lockd import children, isolated
+from lockd.children import Exporter, Loader, listen
+from lockd.load.settings import LoadSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def connected(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), 5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_no_host_is_every_interface() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("the host has no IPv6")
+    (listening,) = listen([("", 0)])
+    with listening:
+        port = listening.getsockname()[1]
+        assert [connected(host, port) for host in ("127.0.0.1", "::1")] == [True, True]
+
+
+def test_no_host_where_ipv6_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_ipv6", False)  # as on a kernel that was started without it
+    (listening,) = listen([("", 0)])
+    with listening:
+        assert listening.family == socket.AF_INET
+        assert connected("127.0.0.1", listening.getsockname()[1])
+
+
+TALKATIVE = """
+import socket, sys
+sys.path.insert(0, {root!r})
+from lockd.load import handover
+from lockd.manifest import Manifest
+sys.stdin.buffer.read()
+print("INFO:a line of many", file=sys.stderr)
+sys.stderr.write("WARNING:" + "word " * 100_000 + "\\n")
+sys.stderr.flush()
+handover.send(socket.socket(fileno=int(sys.argv[1])), Manifest("", 0, (), (), (), (), {{}}, {{}}), [])
+"""
+
+
+def test_a_loader_with_much_to_say_hands_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More than a pipe has room for."""
+    script = tmp_path / "loader.py"
+    script.write_text(TALKATIVE.format(root=str(ROOT)))
+    monkeypatch.setattr(isolated, "command", lambda module: [sys.executable, str(script)])
+    monkeypatch.setattr(children, "LOADER_TIMEOUT", 20.0)
+    caplog.set_level("INFO")
+    manifest, fds = Loader(LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", ())).result()
+    assert (manifest.source_hash, fds) == ("", [])
+    assert [len(record.message) > 400_000 for record in caplog.records] == [False, True]
+
+
+def test_an_exporter_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "ENDING_SECONDS", 0.2)
+    listening = listen([("127.0.0.1", 0)])
+    exporter = Exporter(listening, None, "info")
+    exporter.serve()
+    assert exporter.control.recv(64) == b"serving"
+    os.kill(exporter.pid, signal.SIGSTOP)
+    port = listening[0].getsockname()[1]
+    assert exporter.end() == -signal.SIGKILL
+    listening[0].close()
+    assert not connected("127.0.0.1", port)
+
+
+KILLING = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from lockd import children, privileges, service
+children.ENDING_SECONDS = 0.2
+exporter = children.Exporter(children.listen([("127.0.0.1", 0)]), None, "info")
+exporter.serve()
+exporter.control.recv(64)
+os.kill(exporter.pid, signal.SIGSTOP)
+privileges.keep_only((service.NAMING | service.RESTARTING) & privileges.capabilities())
+sys.exit(exporter.end() != -signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give up privileges")
+def test_and_so_it_is_by_a_sampler_that_has_given_up_its_privileges() -> None:
+    lines = textwrap.dedent(KILLING).format(root=str(ROOT))
+    done = subprocess.run(
+        [sys.executable, "-c", lines], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

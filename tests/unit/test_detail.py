@@ -1,0 +1,61 @@
+"""Which thread waited for which lock, where locks are more than there is room for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockd.sample import detail as module
+from lockd.sample.detail import PROGRAMS, Detail
+
+CAPACITY = 64
+
+
+@pytest.fixture
+def detail(monkeypatch: pytest.MonkeyPatch) -> Detail:
+    monkeypatch.setattr(module, "MIN_ROWS", CAPACITY)
+    return Detail(lambda tgid, tid: f"thread{tid}", CAPACITY)
+
+
+def wait(detail: Detail, locks: list[int], tid: int, now: float) -> None:
+    """A thread waits for each of the locks with these keys, which are called after them."""
+    ones = np.ones(len(locks), np.int64)
+    kinds, kind_names = np.zeros(len(locks), np.int64), np.array(["lock"], object)
+    process = np.empty(len(locks), object)
+    process[:] = [("shop.service", "shop")] * len(locks)
+    who = np.zeros(len(locks), [("tgid", np.uint32), ("thread_comm", "S16")])
+    rows = detail.locks.rows(
+        np.array(locks, np.uint64),
+        now,
+        lambda at: {
+            "program": PROGRAMS.index("futex"),
+            "kind": "lock",
+            "lock": [f"lock{locks[i]}" for i in at],
+            "process": process[at],
+        },
+    )
+    threads = detail.thread_rows("futex", who, tid * ones, kinds, kind_names, ones, process, now)
+    for table, of in ((detail.locks, rows), (detail.threads, threads)):
+        detail.add(table, of, 1000 * ones, ones, 1000 * ones)
+    detail.note_threads_of(rows, threads, tid * ones, now)
+
+
+def test_a_row_of_the_locks_that_is_used_again_is_another_lock(detail: Detail) -> None:
+    wait(detail, [1], tid=7, now=1.0)
+    wait(detail, list(range(1000, 1000 + CAPACITY)), tid=8, now=2.0)  # nothing else finds room
+    tables: dict[str, Any] = detail.tables(2.0, {})[0]
+    threads = tables["threads"]["text"]
+    assert threads["thread_comm"] == ["thread8", "thread7"]
+    assert threads["lock"][1] == ""
+    assert threads["lock"][0].startswith("lock1")
+    assert detail.threads_by_lock(2.0).sum() == CAPACITY
+
+
+def test_a_lock_that_comes_back_is_the_one_that_it_was(detail: Detail) -> None:
+    wait(detail, [1], tid=7, now=1.0)
+    wait(detail, list(range(1000, 1000 + CAPACITY)), tid=8, now=2.0)
+    wait(detail, [1], tid=9, now=3.0)
+    threads = detail.tables(3.0, {})[0]["threads"]["text"]
+    assert dict(zip(threads["thread_comm"], threads["lock"], strict=True))["thread7"] == "lock1"
