@@ -237,7 +237,10 @@ class BusyHost:
         waited = np.full(count, STEP * SECOND, np.int64)
 
         def waiting(kinds: Any, addresses: Any) -> Waiting:
-            return Waiting(tgids, tgids, kinds, addresses, waited, codes, names, who, has_detail=True)
+            return Waiting(
+                tgids, tgids, kinds, addresses, waited, codes, names, who,
+                has_detail=True, is_least=np.zeros(count, np.bool_),
+            )  # fmt: skip
 
         addresses = (tgids << 16 | 0xFFFF).astype(np.uint64)
         self.futex.note_waiting(waiting(np.full(count, COND), addresses), self.now)
