@@ -122,6 +122,7 @@ FAMILIES = {
     "kernel_lock": "kernel-lock waits by process and type",
     "kernel_lock_site": "kernel-lock waits by lock and site",
     "kernel_hold": "kernel-lock acquisitions and holds by process and type, in mode `all`",
+    "go_mutex": "what goroutines wait for mutexes, by process",
 }
 
 

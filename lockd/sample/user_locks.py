@@ -20,6 +20,7 @@ from lockd.sample.block import Block
 from lockd.sample.captured import captures_of
 from lockd.sample.index import Hashes, Rows, mix
 from lockd.sample.maps import HashMap
+from lockd.sample.series import OTHER
 from lockd.sample.table import Table
 
 Columns: TypeAlias = "npt.NDArray[Any]"
@@ -45,7 +46,7 @@ ROWS = 50_000
 HOTSPOT = tuple(field.name for field in fields(HotSpotPlaces))
 """Members of struct hotspot that the namer tells, in its order."""
 MOST_ADVISED = 100
-"""Names of processes with advice that are exported."""
+"""Names of processes with advice that are exported; further ones are `other`."""
 SITES = 16
 """Places remembered of each lock."""
 
@@ -178,7 +179,7 @@ class UserLocks:
     def _note_process(self, tgid: int, answer: LockAnswer) -> None:
         if answer.advice:
             self.advice[tgid] = answer.advice
-        else:
+        elif answer.hotspot:  # its names have come; what says nothing of the process takes nothing back
             self.advice.pop(tgid, None)
         if answer.hotspot and self._hotspots_put.get(tgid) != answer.hotspot:
             self._hotspots_put[tgid] = answer.hotspot
@@ -300,8 +301,10 @@ class UserLocks:
     def export_advice(self, block: Block, name: Callable[[int], Name]) -> None:
         """How many processes there are of each name that somebody has to know something of."""
         found = Counter((*name(tgid), advice) for tgid, advice in self.advice.items())
-        some = dict(found.most_common(MOST_ADVISED))
-        block.add("lockd_advised_processes", list(some), list(some.values()))
+        shown = Counter(dict(found.most_common(MOST_ADVISED)))
+        for (_, _, advice), number in (found - shown).items():
+            shown[OTHER, OTHER, advice] += number
+        block.add("lockd_advised_processes", list(shown), list(shown.values()))
 
     def keep(self, alive: set[int], now: float) -> None:
         """Forget the locks of processes that have ended; their ids and addresses will be used again.
