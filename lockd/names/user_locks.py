@@ -392,9 +392,8 @@ def _java_lock(wait: JavaWait, frames: Sequence[Frame]) -> UserLock:
         kind, family, is_many = LOCK, judgement.family, True
     site = judgement.site if _JAVA_SITE.match(judgement.site) else ""
     shown = tuple(frame.label for frame in frames[:SHOWN_FRAMES])
-    return UserLock(
-        site or f"{JAVA_OBJECT}:{wait.name or 'monitor'}", kind, site, shown, family, is_many=is_many
-    )
+    lock = site or f"{JAVA_OBJECT}:{wait.name or 'monitor'}"
+    return UserLock(lock, kind, site, shown, family, is_provisional=not frames, is_many=is_many)
 
 
 def _expected_value(capture: Capture | None) -> int:

@@ -161,6 +161,8 @@ class UserLocks:
         if answer.site and (answer.site in sites or len(sites) < SITES):
             sites[answer.site] += 1
         if is_certain and not is_another:
+            if answer.is_many:  # the programs may have forgotten it
+                self._tell_kind(row, int(table["kind"][row]), is_many=True)
             return False  # that a thread waits for it elsewhere changes neither its name nor its kind
         if answer.is_provisional and answer.is_reused:
             self._tell_kind(row, int(table["kind"][row]), self._captured_again_ns - PROVISIONAL_NS)

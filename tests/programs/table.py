@@ -87,12 +87,13 @@ and `jdk.ThreadPark` (`tests/kernel/test_java.py`, with OpenJDK 17).
   missed.
 - In `/api/v1/locks` the `address` of such a lock is a number that has its highest bit set: it tells the
   class and, of locks, conditions and semaphores, the object, or the monitor. An object that a collector
-  moves is another lock there, of the same name.
+  moves is another lock there, of the same name. A monitor's memory that HotSpot gives to another object
+  keeps its name, but never its kind.
 - A class of a program's own that waits by `AbstractQueuedSynchronizer` is `cond` unless a map names its
   frames.
 - Not read are ZGC, compact object headers, HotSpot before 17, machines other than HotSpot, and musl
-  (`java_unknown`): a wait is then of the kind that the first one on the same word was of, mostly `cond`. A
-  few waits of a JVM's first tenth of a second, or of lockd's, are as well.
+  (`java_unknown`): a wait is then of the kind that the first one on the same word was of, mostly `cond`. So
+  are a few waits of a JVM's first tenth of a second, or of lockd's, and those that began before lockd.
 
 ## Go
 
