@@ -393,7 +393,8 @@ def _java_lock(wait: JavaWait, frames: Sequence[Frame]) -> UserLock:
     site = judgement.site if _JAVA_SITE.match(judgement.site) else ""
     shown = tuple(frame.label for frame in frames[:SHOWN_FRAMES])
     lock = site or f"{JAVA_OBJECT}:{wait.name or 'monitor'}"
-    return UserLock(lock, kind, site, shown, family, is_provisional=not frames, is_many=is_many)
+    is_provisional = not frames or not (site or wait.name)
+    return UserLock(lock, kind, site, shown, family, is_provisional, is_many=is_many)
 
 
 def _expected_value(capture: Capture | None) -> int:

@@ -22,9 +22,11 @@ COMPILED_AT_ONCE = (
     "-Xcomp",
     "-XX:CompileCommand=quiet",
     "-XX:CompileCommand=compileonly,Contention::*",
+    "-XX:CompileCommand=dontinline,Contention::*",
     "-XX:+PreserveFramePointer",
 )
-"""The program's own methods, for the perf map to have them; all others are interpreted."""
+"""The program's own methods, for the perf map and the stacks to have each of them; all others are
+interpreted."""
 LOCKS = {
     "reentrant": ("[java]:java.util.concurrent.locks.ReentrantLock", "[jit]:Contention.lockReentrant"),
     "writers": ("[java]:java.util.concurrent.locks.ReentrantReadWriteLock", "[jit]:Contention.writeTable"),
@@ -66,6 +68,16 @@ def java(lockd: Lockd) -> Iterator[Callable[..., Workload]]:
         Path(f"/tmp/perf-{one.pid}.map").unlink(missing_ok=True)
 
 
+def until_known(lockd: Lockd, program: Workload) -> None:
+    """Until lockd has found where its threads say what they wait for, which it does at their first waits."""
+    lockd.until(
+        lambda _: any(
+            row["tgid"] == program.pid and row["advice"] == "java" for row in lockd.api("threads", comm=COMM)
+        ),
+        NOTICED_SECONDS,
+    )
+
+
 def waited(metrics: Metrics, kind: str, *locks: str) -> float:
     return sum(metrics.sum(SECONDS, comm=COMM, kind=kind, lock=lock) for lock in locks)
 
@@ -75,6 +87,7 @@ def test_locks_of_java_have_their_kind_and_get_their_names(
 ) -> None:
     """All of them, queues as well, are waited for on the same words; the names come with the perf map."""
     program = java(*COMPILED_AT_ONCE)
+    until_known(lockd, program)
     before = lockd.metrics()
     program.go()
     metrics = lockd.until(
@@ -101,8 +114,9 @@ def test_locks_of_java_have_their_kind_and_get_their_names(
 def test_kinds_whatever_the_heap(
     lockd: Lockd, java: Callable[..., Workload], options: tuple[str, ...]
 ) -> None:
-    before = lockd.metrics()
     program = java(*options, "-Xmx64m")
+    until_known(lockd, program)
+    before = lockd.metrics()
     program.go()
     time.sleep(3)
     program.go()

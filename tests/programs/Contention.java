@@ -2,6 +2,7 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.concurrent.locks.ReentrantReadWriteLock;
 import jdk.jfr.Recording;
@@ -11,8 +12,8 @@ import jdk.jfr.consumer.RecordingFile;
 
 /**
  * Threads that take work from a queue and then want locks, all of which they sleep for on the same word.
- * `java Contention WORKERS=4`, with the protocol of README.md: works until a second line is read, and says how many
- * seconds Flight Recorder saw threads wait, by class.
+ * `java Contention WORKERS=4`, with the protocol of README.md: idles until one line is read, works until a second one
+ * is, and says how many seconds Flight Recorder saw threads wait meanwhile, by class.
  */
 public class Contention {
     static class Shelf {}
@@ -68,9 +69,12 @@ public class Contention {
         for (String event : new String[] {"jdk.JavaMonitorEnter", "jdk.ThreadPark"}) {
             recording.enable(event).withoutThreshold().withoutStackTrace();
         }
-        recording.start();
         System.out.println("ready " + ProcessHandle.current().pid());
+        while (System.in.available() == 0) {
+            work.poll(50, TimeUnit.MILLISECONDS); // so that it is known what this is before anything is counted
+        }
         System.in.read();
+        recording.start();
         Thread[] threads = new Thread[workers];
         for (int i = 0; i < workers; i++) {
             threads[i] = new Thread(Contention::worker, "worker" + i);
