@@ -144,9 +144,11 @@ def _site(stack: Sequence[Frame], sorts: Sequence[str], end: int) -> str:
         return ""
     site = candidates[0]
     at = next(i for i, frame in enumerate(stack) if frame is site)
-    caller = stack[at + 1] if at + 1 < len(stack) else site
-    is_named = site.object == caller.object and caller.function and caller.offset and not sorts[at + 1]
-    return f"{caller.label}+{caller.offset:#x}" if not site.function and is_named else site.label
+    if site.function or at + 1 == len(stack) or sorts[at + 1]:
+        return site.label
+    caller = stack[at + 1]
+    is_of_caller = caller.function and caller.offset and caller.object == site.object
+    return f"{caller.label}+{caller.offset:#x}" if is_of_caller else site.label
 
 
 def _sorts(stack: Sequence[Frame]) -> list[str]:

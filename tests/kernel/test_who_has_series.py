@@ -12,7 +12,7 @@ COMM = "latemutex"
 CONDS, THREADS = 60, 8
 PLACES = 50
 """As many locks have series by default."""
-BEFORE_SECONDS, SECONDS = 2, 20
+SECONDS = 20
 BLOCKED, COUNTED = "lockd_futex_lock_blocked_seconds_total", "lockd_futex_lock_blocked_total"
 
 
@@ -23,11 +23,12 @@ def locks_of(metrics: Metrics, kind: str) -> set[str]:
 def test_a_mutex_is_seen_behind_sixty_condition_variables(tmp_path: Path, host: None) -> None:
     """The smallest case: the places of series.top_locks are all taken when the fight begins."""
     lockd = Lockd(tmp_path, {"filter": {"comms": [COMM]}})
-    workload = Workload("late_mutex", CONDS, THREADS, BEFORE_SECONDS, SECONDS, comm=COMM)
+    workload = Workload("late_mutex", CONDS, THREADS, SECONDS, comm=COMM)
     try:
         workload.go()
         lockd.until(lambda metrics: metrics.sum("lockd_futex_waiting", kind="cond") == CONDS, 30)
         lockd.until(lambda metrics: len(locks_of(metrics, "cond")) >= PLACES, 30)
+        workload.go()
         seen = lockd.until(lambda metrics: bool(locks_of(metrics, "lock")), 60)
         truth = workload.truth()["futex"]["lock"]
         metrics = lockd.metrics()

@@ -129,6 +129,7 @@ def test_a_function_without_a_name_is_a_place_in_the_named_one_that_called_it() 
     assert judge([*wait, static, static, caller]).site == static.label, "it may be anything in there"
     assert judge([*wait, other, caller]).site == other.label, "the caller is in another object"
     assert judge([*wait, caller, static]).site == caller.label
+    assert judge([*wait, caller]).site == caller.label, "nothing is known of who called it"
 
 
 def test_locks_of_the_c_library_have_one_name_whoever_waits_for_them() -> None:

@@ -40,6 +40,7 @@ LEFT_OUT = {
     "test_ends.py::test_a_churn_of_short_lived_threads": "50,000 threads take half an hour there",
     "test_ends.py::test_a_storm_of_short_lived_processes": "so do 20,000 processes",
     "test_held_back.py": "about the sampler, on maps that no program fills",
+    "test_idle_programs.py": "about programs and servers, which no kernel sees as such",
     "test_installed.py": "about where lockd is installed, not about the kernel",
     "test_kept_results.py": "about compiling, which takes a minute there each time",
     "test_kernel_holding.py": "about the sampler, on maps that no program fills",
@@ -80,6 +81,7 @@ LEFT_OUT = {
     "test_trace_stacks.py": "about functions of programs and tracepoints, and needs a compiler; functions of "
     "the kernel are in test_trace_kernel_functions.py",
     "test_waiting.py": "about waits that go on for long, which would take too long for all kernels together",
+    "test_who_has_series.py": "about the sampler's tables, the same on any kernel",
 }
 """Tests of tests/kernel that are not run in these machines, and why."""
 

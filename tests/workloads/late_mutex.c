@@ -1,7 +1,7 @@
-/* CONDS threads wait for work, each on a condition variable of its own, from the start on; WAIT seconds later
- * THREADS threads fight for one mutex, `late_mutex`, for SECONDS: waits of kind lock on it alone. One call
- * may wait several times, so only their number of calls that blocked is known; their sum is that of all
- * waits. */
+/* CONDS threads wait for work, each on a condition variable of its own, from the start on; when there is a
+ * second byte THREADS threads fight for one mutex, `late_mutex`, for SECONDS: waits of kind lock on it alone.
+ * One call may wait several times, so only their number of calls that blocked is known; their sum is that of
+ * all waits. */
 #include "workload.h"
 
 #define HELD_US 500
@@ -41,7 +41,7 @@ static void *fight(void *unused)
 int main(int argc, char **argv)
 {
     long conds = arg(argc, argv, 1, 60), threads = arg(argc, argv, 2, 8);
-    long wait = arg(argc, argv, 3, 2), seconds = arg(argc, argv, 4, 10);
+    long seconds = arg(argc, argv, 3, 10);
 
     ready();
     for (long i = 0; i < conds && i < MOST; i++) {
@@ -49,7 +49,7 @@ int main(int argc, char **argv)
         pthread_cond_init(&own[i].cond, NULL);
         wait_asleep(spawn(wait_for_work, &own[i]), SYS_futex);
     }
-    nap(wait * 1000000);
+    wait_for_byte();
     for (long i = 0; i < threads; i++)
         spawn(fight, NULL);
     nap(seconds * 1000000);

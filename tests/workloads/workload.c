@@ -137,11 +137,17 @@ static void warm_up(void)
     after(&nobody, b);
 }
 
+void wait_for_byte(void)
+{
+    char byte;
+    if (check(read(0, &byte, 1), "read stdin") == 0)
+        _exit(1); /* the test went away */
+}
+
 void ready(void)
 {
     const char *comm = getenv("LOCKD_COMM");
     struct timespec moment = {0, 1000000};
-    char byte;
     if (comm) {
         nanosleep(&moment,
                   NULL); /* lockd adds up calls until a thread leaves the CPU: these have the old name */
@@ -150,8 +156,7 @@ void ready(void)
     warm_up();
     say("ready %d", getpid());
     publish();
-    if (check(read(0, &byte, 1), "read stdin") == 0)
-        _exit(1); /* the test went away */
+    wait_for_byte();
 }
 
 static long us(int64_t ns)

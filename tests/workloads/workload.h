@@ -26,6 +26,7 @@
 /* Protocol. */
 long arg(int argc, char **argv, int index, long otherwise); /* a number >= 0 */
 void ready(void); /* name the process, say "ready PID", wait for a byte */
+void wait_for_byte(void); /* from the test, which is to say when to go on */
 void say(const char *format, ...) __attribute__((format(printf, 1, 2))); /* add to the line */
 void publish(void); /* send the line */
 _Noreturn void finish(void); /* publish what is left, wait for the end of stdin, exit 0 */
