@@ -13,7 +13,9 @@ import jdk.jfr.consumer.RecordingFile;
 /**
  * Threads that take work from a queue and then want locks, all of which they sleep for on the same word.
  * `java Contention WORKERS=4`, with the protocol of README.md: idles until one line is read, works until a second one
- * is, and says how many seconds Flight Recorder saw threads wait meanwhile, by class.
+ * is, and says how many seconds Flight Recorder saw threads wait meanwhile, by class. Each lock is held for longer than
+ * the one before, so that threads which come one by one wait again, and for long beside what they spin before they
+ * sleep, which Flight Recorder counts too.
  */
 public class Contention {
     static class Shelf {}
@@ -26,7 +28,7 @@ public class Contention {
     static void lockReentrant() throws InterruptedException {
         lock.lock();
         try {
-            Thread.sleep(3);
+            Thread.sleep(6);
         } finally {
             lock.unlock();
         }
@@ -35,7 +37,7 @@ public class Contention {
     static void writeTable() throws InterruptedException {
         table.writeLock().lock();
         try {
-            Thread.sleep(2);
+            Thread.sleep(12);
         } finally {
             table.writeLock().unlock();
         }
@@ -43,7 +45,7 @@ public class Contention {
 
     static void enterMonitor() throws InterruptedException {
         synchronized (shelf) {
-            Thread.sleep(3);
+            Thread.sleep(20);
         }
     }
 
@@ -84,7 +86,7 @@ public class Contention {
             for (int i = 0; i < workers; i++) {
                 work.add(true);
             }
-            Thread.sleep(50);
+            Thread.sleep(200); // all have come through by then
         }
         for (int i = 0; i < workers; i++) {
             work.add(false);

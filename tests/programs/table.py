@@ -74,7 +74,8 @@ So at each wait the programs read from HotSpot's memory which monitor the thread
 called `wait()` of (`cond`), or else what it gave to `LockSupport.park()`: locks of
 `java.util.concurrent.locks` are `lock`, conditions, queues, semaphores, latches and futures are `cond`.
 That needs neither a perf map nor flags of the JVM, and agrees with Flight Recorder's `jdk.JavaMonitorEnter`
-and `jdk.ThreadPark` (`tests/kernel/test_java.py`, with OpenJDK 17).
+and `jdk.ThreadPark` (`tests/kernel/test_java.py`, with OpenJDK 17), which also count what a thread spins
+before it sleeps.
 
 - Without a perf map a lock has the name of its class, `[java]:com.shop.Registry` for a monitor of one,
   `[java]:java.util.concurrent.locks.ReentrantLock` for all of these, and no site; `lockd_advised_processes`
