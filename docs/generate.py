@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from lockd.advice import ADVICE
 from lockd.export.catalog import CATALOG, Metric
 from lockd.load.source import assemble
 from lockd.names.reasons import REASONS
@@ -57,6 +58,8 @@ GROUPS = {
     "lockd_kernel_lock_": ("Locks inside the kernel", True),
     "lockd_offcpu_": ("Threads off the CPU", True),
     "lockd_deadlocks": ("Deadlocks: threads that wait for each other", True),
+    "lockd_go_": ("Go", True),
+    "lockd_advised_": ("Processes of which something has to be known", True),
     "lockd_": ("lockd itself", False),
 }
 """By the beginning of a name, the first that fits: title, and whether it has the base labels."""
@@ -119,6 +122,7 @@ FAMILIES = {
     "kernel_lock": "kernel-lock waits by process and type",
     "kernel_lock_site": "kernel-lock waits by lock and site",
     "kernel_hold": "kernel-lock acquisitions and holds by process and type, in mode `all`",
+    "go_mutex": "what goroutines wait for mutexes, by process",
 }
 
 
@@ -152,6 +156,7 @@ def _values() -> Iterator[str]:
     yield from _table("`lock_type` of a kernel lock", LOCK_TYPES)
     yield from _table("`reason` of `lockd_dropped_events_total`", DROPS)
     yield from _table("`reason` of `lockd_stack_misses_total`", STACK_MISSES)
+    yield from _table("`advice` for who looks at a process", ADVICE)
     yield from _table("`process` of lockd", PROCESSES)
     yield from _table("`family` of series", FAMILIES)
 

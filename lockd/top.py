@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType
@@ -18,6 +19,7 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
+from lockd.advice import ADVICE
 from lockd.errors import LockdError, UsageError
 from lockd.top_rates import Client, Rates, Row, Table
 
@@ -26,6 +28,8 @@ BLOCKED, HELD = "blocked", "held"
 PIPE_WIDTH = 500
 """Columns where the output is not a terminal: names are for grep then and stay whole."""
 PIPE_ROWS = 20
+MOST_ADVICE = 3
+"""Lines about processes of which something has to be known."""
 PATIENCE = 5
 """How many times in a row `--once` takes unchanged numbers for a daemon that is only slow."""
 
@@ -108,9 +112,12 @@ class Watch:
         locks = [row for row in self.locks.rows if shown(row, self.options.kinds)]
         threads = [row for row in self.threads.rows if shown(row, self.options.kinds)]
         by_hold, sort = self.options.sort == HELD, self.options.sort
+        advice = _advice(self.threads.rows)
+        rows = max(1, rows - (len(advice) + 1) // 2)
         return Group(
             Text(f"lockd top  {self.url}  {_totals(threads)}", no_wrap=True),
             Text(problem, style="bold red", no_wrap=True),
+            *(Text(line, no_wrap=True, overflow="ellipsis") for line in advice),
             _grid("locks", HELD_COLUMNS if by_hold else LOCK_COLUMNS, self._top(locks, rows, sort), width),
             Text(""),
             _grid("threads", THREAD_COLUMNS, self._top(threads, rows, BLOCKED if by_hold else sort), width),
@@ -266,6 +273,22 @@ def _grid(title: str, columns: Iterable[Column], rows: list[Row], width: int) ->
         cells = (plain(column.cell(row)) for column in columns)
         grid.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
     return Group(Text(title, style="bold"), grid if rows else Text("nothing blocked"))
+
+
+def _advice(threads: Iterable[Row]) -> list[str]:
+    """What has to be known of the processes that wait most, or can be done; a line for each."""
+    advised: dict[tuple[str, str], Counter[int]] = {}
+    for row in threads:
+        blocked = int(_blocked(row) * 1e6)
+        if row.advice in ADVICE and row.program == "futex" and blocked:
+            advised.setdefault((row.advice, row.comm), Counter())[row.tgid] += blocked
+    most = sorted(advised.items(), key=lambda one: one[1].total(), reverse=True)[:MOST_ADVICE]
+    lines = []
+    for (advice, comm), tgids in most:
+        first, more = tgids.most_common(1)[0][0], len(tgids) - 1
+        who = f"{plain(comm)}[{first}]" + (f" and {more} more" if more else "")
+        lines.append(f"{who}: {ADVICE[advice]}")
+    return lines
 
 
 def _totals(threads: Iterable[Row]) -> str:

@@ -52,6 +52,8 @@ class Row:
     site: str = ""
     tid: int = 0
     thread_comm: str = ""
+    advice: str = ""
+    """Of the thread's process, a key of ADVICE."""
     held_us: int = 0
     """How long a kernel lock was held, and still is."""
     acquired: int = 0
@@ -231,6 +233,7 @@ def _thread(raw: dict[str, Any]) -> Row:
         waiting_is_least=bool(raw.get("waiting_is_least")),
         tid=tid,
         thread_comm=str(raw["thread_comm"] or ""),
+        advice=str(raw.get("advice") or ""),
     )
 
 

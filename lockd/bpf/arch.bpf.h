@@ -4,11 +4,15 @@
 #define NR_FUTEX 98
 #define NR_RESTART_SYSCALL 128
 #define NR_CLONE 220
+#define NR_EPOLL_PWAIT 22
+#define NR_EPOLL_WAIT NR_EPOLL_PWAIT /* there is none */
 
 #else
 #define NR_FUTEX 202
 #define NR_RESTART_SYSCALL 219
 #define NR_CLONE 56
+#define NR_EPOLL_WAIT 232
+#define NR_EPOLL_PWAIT 281
 
 #define USER64_CODE_SEGMENT 0x33
 #endif

@@ -13,7 +13,8 @@ struct lock_id {
 struct known_lock {
     u64 captured; /* when */
     u8 kind; /* enum futex_kind; the sampler corrects it when it knows what the code is */
-    u8 pad[7];
+    u8 is_many; /* stands for a class of Java whose objects are to be told apart */
+    u8 pad[6];
 };
 
 BPF_TABLE("hash", struct lock_id, struct capture, captures_0, CAPTURES_ENTRIES);

@@ -492,16 +492,19 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool d
 /* It waits for a lock: capture it, if that was not done a moment ago. */
 static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t, u64 now)
 {
-    struct lock_id id = {.uaddr = t->call.uaddr, .tgid = t->tgid, .guess = t->call.guess};
-    struct known_lock fresh = {.captured = now, .kind = t->call.guess};
-
     if (now - t->looked_up < LOOKED_UP_AGAIN_NS)
         return;
     READ_TASK(task, TASK_THREAD_POINTER, t->thread_pointer);
+#ifndef TRACE
+    see_java_wait(t);
+#endif
+    struct lock_id id = {.uaddr = t->call.uaddr, .tgid = t->tgid, .guess = t->call.guess};
+    struct known_lock fresh = {.captured = now, .kind = t->call.guess};
     t->call.kind = t->call.guess; /* if it was forgotten */
     struct known_lock *known = known_locks.lookup(&id);
     if (known) {
         fresh.kind = t->call.kind = known->kind;
+        fresh.is_many = known->is_many;
         t->looked_up = now;
         if (now - known->captured < CAPTURED_AGAIN_NS)
             return;

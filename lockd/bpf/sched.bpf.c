@@ -11,7 +11,7 @@ struct offcpu_key {
     u8 iowait;
     u8 blocked_slot; /* SLOT_NONE: was preempted, did not wait */
     u8 run_slot; /* SLOT_NONE: the wake-up was not seen */
-    u8 detail; /* of the system call: enum futex_kind, file_kind or clone_kind */
+    u8 detail; /* of the system call: enum futex_kind, file_kind, clone_kind or poll_kind */
     u8 pad;
 #ifdef TRACE_OFFCPU /* and no slots: fewer keys */
     struct call_stack_ids stacks;
@@ -344,6 +344,41 @@ static __always_inline u8 file_kind(u64 task)
     }
 }
 
+enum poll_kind { POLL_ANY, POLL_FOR_LOCK };
+
+#define COMM_POSTGRES 0x7365726774736f70ULL /* "postgres" */
+#define SAYS_WAITING 0x676e697469617720ULL /* " waiting" */
+#define TITLE_LEN 256
+#define TITLE_ROOM 264 /* for eight bytes at any place of it */
+
+struct title {
+    char text[TITLE_ROOM];
+};
+
+BPF_PERCPU_ARRAY(titles, struct title, 1);
+
+/* The current thread polls. A backend of PostgreSQL does that as well while it waits for a lock of a row, a
+ * table or another transaction, and says so at the end of its title, which is where its arguments were. */
+static __always_inline u8 poll_kind(u64 task)
+{
+    u64 comm[COMM_LEN / sizeof(u64)] = {}, mm = 0, title_at = 0, end = 0;
+    u32 zero = 0;
+
+    bpf_get_current_comm(comm, sizeof(comm));
+    if (comm[0] != COMM_POSTGRES || comm[1])
+        return POLL_ANY;
+    struct title *title = titles.lookup(&zero);
+    READ_TASK(task, TASK_MM, mm);
+    READ_TASK(mm, MM_ARG_START, title_at);
+    if (!title)
+        return POLL_ANY;
+    int len = bpf_probe_read_user_str(title->text, TITLE_LEN, (void *)title_at);
+    if (len <= (int)sizeof(end) || len > TITLE_LEN)
+        return POLL_ANY;
+    bpf_probe_read_kernel(&end, sizeof(end), title->text + ((len - 1 - sizeof(end)) & (TITLE_LEN - 1)));
+    return end == SAYS_WAITING ? POLL_FOR_LOCK : POLL_ANY;
+}
+
 enum clone_kind { CLONE_OTHER, CLONE_AND_WAIT };
 
 #define CLONE_VFORK 0x4000
@@ -454,6 +489,8 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
         t->detail = file_kind(task);
     if (t->nr == NR_CLONE || t->nr == NR_CLONE3)
         t->detail = clone_kind(t->nr);
+    if (t->nr == NR_EPOLL_WAIT || t->nr == NR_EPOLL_PWAIT)
+        t->detail = poll_kind(task);
 #ifdef WITH_FUTEX
     if (t->call.since)
         t->detail = t->call.kind;

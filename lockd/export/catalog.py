@@ -159,6 +159,25 @@ def _deadlocks() -> Iterator[Metric]:
     yield metric("_found_total", "counter", "Deadlocks found.", _DEADLOCK, whose)
 
 
+def _processes() -> Iterator[Metric]:
+    yield Metric(
+        "lockd_go_mutex_wait_seconds_total",
+        "counter",
+        _labels(""),
+        "Time that goroutines waited for a sync.Mutex or sync.RWMutex, as their program's own Go runtime"
+        " counts it, from one wait in eight; since lockd first read it, which it does every ten seconds."
+        " There is none of a program that it cannot be read of: with a Go before 1.20, without symbols or"
+        " without DWARF. In seconds.",
+    )
+    yield Metric(
+        "lockd_advised_processes",
+        "gauge",
+        _labels("advice"),
+        "Processes of whose waits something has to be known, or can be done, that lockd cannot see or do by"
+        " itself.",
+    )
+
+
 def _itself() -> Iterator[Metric]:
     def metric(name: str, kind: Kind, labels: str, text: str) -> Metric:
         return Metric(f"lockd_{name}", kind, tuple(labels.split()), text)
@@ -297,6 +316,6 @@ def _labels(names: str) -> tuple[str, ...]:
 
 CATALOG: dict[str, Metric] = {
     metric.name: metric
-    for group in (_futex, _kernel_lock, _offcpu, _deadlocks, _itself)
+    for group in (_futex, _kernel_lock, _offcpu, _deadlocks, _processes, _itself)
     for metric in group()
 }

@@ -123,7 +123,7 @@ def _futex_calls() -> Part:
             Way("fentry", tuple(fentry), ("fentry.bpf.h", probes)),
             Way("kprobe", tuple(kprobe), ("kprobe.bpf.h", probes)),
         ),
-        ("captures.bpf.c", "futex.bpf.c"),
+        ("captures.bpf.c", "hotspot.bpf.c", "futex.bpf.c"),
     )
 
 

@@ -36,6 +36,8 @@ CAPTURES_ENTRIES = 128
 The namer takes longer for as many than a period lasts."""
 KNOWN_LOCKS_ENTRIES = 16384
 """Locks in user space that are not captured again."""
+HOTSPOTS_ENTRIES = 1024
+"""Java machines whose waits are looked into."""
 TOLD_PROCESSES_ENTRIES = 1024
 """Processes of which the namer is not told again."""
 JUST_WOKEN = 0.001
@@ -68,6 +70,7 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
         "HOLDING_ENTRIES": settings.entries,
         "CAPTURES_ENTRIES": CAPTURES_ENTRIES,
         "KNOWN_LOCKS_ENTRIES": KNOWN_LOCKS_ENTRIES,
+        "HOTSPOTS_ENTRIES": HOTSPOTS_ENTRIES,
         "TOLD_PROCESSES_ENTRIES": TOLD_PROCESSES_ENTRIES,
         "TASK_PID": types.offset("task_struct", "pid"),
         "TASK_TGID": types.offset("task_struct", "tgid"),
@@ -78,6 +81,7 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
         "TASK_GROUP_LEADER": types.offset("task_struct", "group_leader"),
         "TASK_CGROUPS": types.offset("task_struct", "cgroups"),
         "TASK_MM": types.offset("task_struct", "mm"),
+        "MM_ARG_START": types.offset("mm_struct", "arg_start"),
         # Was mmap_sem before c1e8d7c6a7a6 (5.8).
         "MM_MMAP_LOCK": types.offset("mm_struct", "mmap_lock"),
         "MM_START_CODE": types.offset("mm_struct", "start_code"),
@@ -265,7 +269,7 @@ def _maps(settings: LoadSettings, choices: list[Choice]) -> tuple[list[str], lis
         pairs += [program, f"{program}_over"]
     if "futex" in settings.programs:
         pairs.append("captures")
-        plain.append("known_locks")
+        plain += ["known_locks", "hotspots"]
     if "kernel_locks" in settings.programs:
         plain.append("kernel_waits")
     if any(choice.way and choice.part.what == "holds" for choice in choices):

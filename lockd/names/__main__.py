@@ -27,6 +27,8 @@ from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.kernel_locks import KernelNames
 from lockd.names.messages import (
     Answer,
+    GoWaits,
+    GoWaitsAnswer,
     KernelLock,
     LockAnswer,
     Looks,
@@ -96,6 +98,8 @@ class Names:
                     for lock in question.locks
                 )
                 return OwnersAnswer(question.token, tuple(tids))
+            case GoWaits():
+                return GoWaitsAnswer(question.tgids, tuple(map(self._user.go_waited_ns, question.tgids)))
             case Looks():
                 self._looked = self._looked - set(question.gone) | set(question.tgids)
                 self._forget(self._clock())

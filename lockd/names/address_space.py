@@ -187,6 +187,11 @@ class AddressSpace:
             return os.pread(self._memory, size, address) if self._memory >= 0 else b""
         return b""
 
+    def read_now(self, address: int, size: int) -> bytes:
+        """The same, where nothing else is read with it."""
+        with self._opened_memory():
+            return self.read(address, size)
+
     def jit_dumps(self) -> list[bytes]:
         """Files with names of compiled functions that the process has mapped to say so."""
         return self._maps.jit_dumps()

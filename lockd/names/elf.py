@@ -125,6 +125,14 @@ class ObjectFile:
             self._exported[name] = exported_variable(self._elf, name)
         return self._exported[name]
 
+    def member_offset(self, unit: str, structure: str, member: str) -> int | None:
+        """Where in a struct its member is, by the debugging information; none if that does not tell."""
+        asked = f"{unit} {structure} {member}"
+        if asked not in self._exported:
+            told = (file.member_offset(unit, structure, member) for file in (self._elf, self._debug) if file)
+            self._exported[asked] = next((offset for offset in told if offset is not None), None)
+        return self._exported[asked]
+
     def thread_local(self, offset: int) -> Symbol | None:
         return next((found for t in self.tables if (found := t.thread_local(offset))), None)
 

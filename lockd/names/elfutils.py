@@ -45,6 +45,17 @@ class Operation(ctypes.Structure):
 
 Operations = POINTER(Operation)
 
+
+class Die(ctypes.Structure):
+    """An entry of DWARF."""
+
+    _fields_ = (("addr", c_void_p), ("cu", c_void_p), ("abbrev", c_void_p), ("padding", ctypes.c_long))
+
+
+class Attribute(ctypes.Structure):
+    _fields_ = (("code", c_uint), ("form", c_uint), ("valp", c_void_p), ("cu", c_void_p))
+
+
 _LIBELF: dict[str, tuple[Any, list[Any]]] = {
     "elf_version": (c_uint, [c_uint]),
     "elf_begin": (c_void_p, [c_int, c_int, c_void_p]),
@@ -71,6 +82,17 @@ _LIBDW: dict[str, tuple[Any, list[Any]]] = {
     "dwarf_cfi_addrframe": (c_int, [c_void_p, c_uint64, POINTER(c_void_p)]),
     "dwarf_frame_info": (c_int, [c_void_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(ctypes.c_bool)]),
     "dwarf_frame_cfa": (c_int, [c_void_p, POINTER(Operations), POINTER(c_size_t)]),
+    "dwarf_nextcu": (
+        c_int,
+        [c_void_p, c_uint64, POINTER(c_uint64), POINTER(c_size_t), c_void_p, c_void_p, c_void_p],
+    ),
+    "dwarf_offdie": (c_void_p, [c_void_p, c_uint64, POINTER(Die)]),
+    "dwarf_child": (c_int, [POINTER(Die), POINTER(Die)]),
+    "dwarf_siblingof": (c_int, [POINTER(Die), POINTER(Die)]),
+    "dwarf_tag": (c_int, [POINTER(Die)]),
+    "dwarf_diename": (c_char_p, [POINTER(Die)]),
+    "dwarf_attr": (c_void_p, [POINTER(Die), c_uint, POINTER(Attribute)]),
+    "dwarf_formudata": (c_int, [POINTER(Attribute), POINTER(c_uint64)]),
     "dwarf_frame_register": (
         c_int,
         [c_void_p, c_int, POINTER(Operation), POINTER(Operations), POINTER(c_size_t)],

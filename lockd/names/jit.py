@@ -7,6 +7,8 @@ import contextlib
 import os
 import re
 import struct
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from lockd.names.files import open_regular
@@ -19,6 +21,12 @@ MAX_FUNCTIONS = 200_000
 MAX_RECORDS = 2 * MAX_FUNCTIONS
 """Of a dump: lines of source code have records too."""
 MAX_NAME = 256
+LOOK_SECONDS = 1.0
+"""Between two looks for files that have come or changed, while a function has no name,"""
+PATIENCE_SECONDS = 9.0
+"""and so much longer where it has one: code that has gone may have had its place."""
+READING_SHARE = 20
+"""Times as long as the last reading took, nothing is read again."""
 
 DUMP_MAGIC = 0x4A695444
 DUMP_HEADER = struct.Struct("<IIIIIIQQ")
@@ -40,8 +48,11 @@ class JitNames:
     Only files of its own user or of root are believed. Later entries hide earlier ones.
     """
 
-    def __init__(self, process: Path) -> None:
-        self._process = process
+    def __init__(self, process: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._process, self._clock = process, clock
+        self._look_at = 0.0
+        self.reads = 0
+        """How often there was something to be read that was not so before."""
         self._read: dict[bytes, tuple[int, int, int]] = {}
         self._starts: list[int] = []
         self._functions: list[tuple[int, str]] = []
@@ -49,9 +60,17 @@ class JitNames:
     def function(self, address: int, dumps: list[bytes]) -> tuple[int, str] | None:
         """Where a function begins and its name. `dumps`: files of that sort that the process has mapped."""
         found = self._find(address)
-        if found is None and self._has_more(dumps):
-            found = self._find(address)
-        return found
+        now = self._clock()
+        if now < self._look_at or (found and now < self._look_at + PATIENCE_SECONDS):
+            return found
+        has_more = self._has_more(dumps)
+        done = self._clock()
+        self._look_at = done + max(LOOK_SECONDS, READING_SHARE * (done - now))
+        return self._find(address) if has_more else found
+
+    @property
+    def has_names(self) -> bool:
+        return bool(self._starts)
 
     @property
     def memory(self) -> int:
@@ -84,6 +103,7 @@ class JitNames:
                 functions.update(read(opened[path], about[path].st_size))
             self._starts = sorted(functions)
             self._functions = [functions[start] for start in self._starts]
+            self.reads += 1
             return True
         except OSError:
             return False
@@ -120,7 +140,12 @@ def _map(file: int, size: int) -> dict[int, tuple[int, str]]:
 def _without_types(name: bytes) -> str:
     text = name.decode("utf-8", "backslashreplace")
     java = _JAVA.fullmatch(text)
-    return _HIDDEN_CLASS.sub("", java[1]) if java else text
+    return without_address(java[1]) if java else text
+
+
+def without_address(name: str) -> str:
+    """The name of a class of Java, or of what is in one, as it is in every process."""
+    return _HIDDEN_CLASS.sub("", name)
 
 
 def _dump(file: int, size: int) -> dict[int, tuple[int, str]]:

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
-from ctypes import byref, c_size_t, c_uint, c_void_p
+from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,10 @@ MAX_NAME = 4096
 MAX_OPERATIONS = 64
 MAX_EH_FRAME = 128 << 20
 """Bytes: libdw reads all of it."""
+MAX_INFO = 32 << 20
+"""Bytes of `.debug_info`, compressed as it may be: libdw reads and unpacks all of it."""
+MAX_CHILDREN = 200_000
+DW_TAG_STRUCTURE, DW_TAG_MEMBER, DW_AT_MEMBER_LOCATION = 0x13, 0x0D, 0x38
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,48 @@ class Elf:
         """The name of the file that holds what was stripped, and its CRC; an empty name if there is none."""
         crc = c_uint()
         return self._dw.dwelf_elf_gnu_debuglink(self._handle, byref(crc)) or b"", crc.value
+
+    def member_offset(self, unit: str, structure: str, member: str) -> int | None:
+        """Where in a struct its member is, in bytes, as the DWARF of a compilation unit says; else none."""
+        about = sum(s.size for s in self.sections if s.name in (".debug_info", ".zdebug_info"))
+        dwarf = self._dw.dwarf_begin_elf(self._handle, DWARF_C_READ, None) if 0 < about <= MAX_INFO else None
+        if not dwarf:
+            return None
+        try:
+            for die in self._units(dwarf):
+                if self._dw.dwarf_diename(byref(die)) != unit.encode():
+                    continue
+                for one in self._children(die, DW_TAG_STRUCTURE, structure):
+                    for field in self._children(one, DW_TAG_MEMBER, member):
+                        return self._number(field, DW_AT_MEMBER_LOCATION)
+        finally:
+            self._dw.dwarf_end(dwarf)
+        return None
+
+    def _units(self, dwarf: int) -> Iterator[elfutils.Die]:
+        at, following, header = 0, c_uint64(), c_size_t()
+        while self._dw.dwarf_nextcu(dwarf, at, byref(following), byref(header), None, None, None) == 0:
+            die = elfutils.Die()
+            if self._dw.dwarf_offdie(dwarf, at + header.value, byref(die)):
+                yield die
+            at = following.value
+
+    def _children(self, of: elfutils.Die, tag: int, name: str) -> Iterator[elfutils.Die]:
+        """Those with this tag and name."""
+        die = elfutils.Die()
+        failed = self._dw.dwarf_child(byref(of), byref(die))
+        for _ in range(MAX_CHILDREN):
+            if failed:
+                return
+            if self._dw.dwarf_tag(byref(die)) == tag and self._dw.dwarf_diename(byref(die)) == name.encode():
+                yield die
+            failed = self._dw.dwarf_siblingof(byref(die), byref(die))
+
+    def _number(self, die: elfutils.Die, attribute: int) -> int | None:
+        found, number = elfutils.Attribute(), c_uint64()
+        if not self._dw.dwarf_attr(byref(die), attribute, byref(found)):
+            return None
+        return number.value if self._dw.dwarf_formudata(byref(found), byref(number)) == 0 else None
 
     def rule(self, address: int, registers: int, use_debug_frame: bool) -> Rule | None:
         """How to unwind from an address of the file (not of memory); none if the file does not say.

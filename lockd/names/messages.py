@@ -15,6 +15,27 @@ UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
+class HotSpotPlaces:
+    """Where the memory of a thread of Java says what it waits for: struct hotspot of the programs."""
+
+    oop_base: int
+    module: int
+    current_thread: int
+    thread_object: int
+    current_object: int
+    pending_monitor: int
+    waiting_monitor: int
+    eetop: int
+    blocker: int
+    klass: int
+    oop_shift: int
+    klass_shift: int
+    is_wide: int
+    generation: int = 0
+    """Waits have other numbers when more names have come to be known: what they are for is named anew."""
+
+
+@dataclass(frozen=True)
 class LockAnswer:
     """The name of the lock that was asked for under `key`."""
 
@@ -31,6 +52,12 @@ class LockAnswer:
     """Whether the next answer about it may tell more."""
     is_reused: bool = False
     """Of a lock in user space: whether its memory is soon that of another, as with all locks of CPython."""
+    is_many: bool = False
+    """Whether `key` stands for a class of Java whose objects are to be told apart."""
+    hotspot: tuple[int, ...] = ()
+    """Of a Java machine, HotSpotPlaces as a tuple; empty if that is not known."""
+    advice: str = ""
+    """Of lockd.advice, for who looks at this process; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +68,18 @@ class OwnersAnswer:
     tids: tuple[int, ...]
 
 
-Answer = LockAnswer | OwnersAnswer
+@dataclass(frozen=True)
+class GoWaitsAnswer:
+    """What the runtimes of these processes have counted that goroutines waited for mutexes, in nanoseconds.
+
+    -1 where that cannot be read.
+    """
+
+    tgids: tuple[int, ...]
+    waited_ns: tuple[int, ...]
+
+
+Answer = LockAnswer | OwnersAnswer | GoWaitsAnswer
 
 
 @dataclass(frozen=True)
@@ -127,6 +165,24 @@ class Owners:
 
 
 @dataclass(frozen=True)
+class GoWaits:
+    """How long have goroutines of these processes waited for mutexes?"""
+
+    wants_answer: ClassVar[bool] = True
+    tgids: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        return _message({"q": "go", "tgids": self.tgids})
+
+    def fallback(self) -> Answer:
+        return GoWaitsAnswer(self.tgids, (-1,) * len(self.tgids))
+
+    @property
+    def words(self) -> str:
+        return f"the mutexes of {len(self.tgids)} programs in Go"
+
+
+@dataclass(frozen=True)
 class Looks:
     """Remember the mappings of the processes `tgids`; forget all of those that are `gone`."""
 
@@ -145,7 +201,7 @@ class Looks:
         return f"the mappings of {len(self.tgids)} processes"
 
 
-Question = UserLockSeen | KernelLock | Owners | Looks
+Question = UserLockSeen | KernelLock | Owners | GoWaits | Looks
 
 
 def decode_question(message: bytes) -> Question:
@@ -161,6 +217,8 @@ def decode_question(message: bytes) -> Question:
             return KernelLock(**{**fields, "stack": tuple(fields["stack"])})
         case "owners":
             return Owners(fields["token"], tuple(OwnedLock(*lock) for lock in fields["locks"]))
+        case "go":
+            return GoWaits(tuple(fields["tgids"]))
         case "look":
             return Looks(tuple(fields["tgids"]), tuple(fields["gone"]))
         case other:
@@ -168,16 +226,19 @@ def decode_question(message: bytes) -> Question:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    kind = "owners" if isinstance(answer, OwnersAnswer) else "lock"
-    return _message({"a": kind, **vars(answer)})
+    kinds = {LockAnswer: "lock", OwnersAnswer: "owners", GoWaitsAnswer: "go"}
+    return _message({"a": kinds[type(answer)], **vars(answer)})
 
 
 def decode(message: bytes) -> Answer:
     """Raises ValueError, KeyError or TypeError if it is no answer."""
     fields = json.loads(message)
-    if fields.pop("a") == "owners":
+    kind = fields.pop("a")
+    if kind == "owners":
         return OwnersAnswer(int(fields["token"]), tuple(int(tid) for tid in fields["tids"]))
-    return LockAnswer(**{**fields, "stack": tuple(fields["stack"])})
+    if kind == "go":
+        return GoWaitsAnswer(tuple(map(int, fields["tgids"])), tuple(map(int, fields["waited_ns"])))
+    return LockAnswer(**{**fields, "stack": tuple(fields["stack"]), "hotspot": tuple(fields["hotspot"])})
 
 
 def _capture(fields: dict[str, Any], stack: bytes) -> Capture:

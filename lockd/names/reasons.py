@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 REASONS = {
-    "lock": "a futex that is a lock or a priority-inheritance lock",
+    "lock": "a futex that is a lock or a priority-inheritance lock; also a lock of PostgreSQL's, of a row or"
+    " table, that a backend waits for as its title says",
     "cond": "a futex that is a condition variable, a semaphore, a join: waits for work",
     "futex": "a futex whose kind is not known",
     "sleep": "nanosleep and clock_nanosleep",
@@ -116,7 +117,7 @@ class Reasons:
         self._no_call, self._kernel_thread = constants["NR_NONE"], constants["NR_KERNEL"]
 
     def reason(self, nr: int, state: int, iowait: bool, detail: int) -> str:
-        """`detail` is an enum futex_kind, file_kind or clone_kind, if the call is one of those."""
+        """`detail` is an enum futex_kind, file_kind, clone_kind or poll_kind, if the call is one of those."""
         state_name = self._enums["state"][state]
         group = self._group.get(nr, "other")
         is_uninterruptible = state_name == "STATE_UNINTERRUPTIBLE"
@@ -135,6 +136,8 @@ class Reasons:
             return self._named(_KINDS, "futex_kind", detail, "futex")
         if group == "read":
             return self._named(_FILES, "file_kind", detail, "other")
+        if group == "poll" and self._is("POLL_FOR_LOCK", "poll_kind", detail):
+            return "lock"
         return "fault" if nr == self._no_call else group if group in REASONS else "other"
 
     def _is(self, member: str, enum: str, detail: int) -> bool:

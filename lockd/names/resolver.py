@@ -21,7 +21,7 @@ from pathlib import Path
 
 from lockd import isolated
 from lockd.cpu_clock import cpu_seconds
-from lockd.names.messages import Answer, KernelLock, Looks, Owners, Question, UserLockSeen, decode
+from lockd.names.messages import Answer, GoWaits, KernelLock, Looks, Owners, Question, UserLockSeen, decode
 from lockd.rings import Ring
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Resolver:
         waiting = self._queue or self._to_look or self._to_forget or self._outstanding or self._answers
         return bool(self._namer) and not waiting
 
-    def ask(self, question: UserLockSeen | KernelLock | Owners) -> bool:
+    def ask(self, question: UserLockSeen | KernelLock | Owners | GoWaits) -> bool:
         """False if too much is being asked for already."""
         if len(self._queue) >= QUEUED:
             return False

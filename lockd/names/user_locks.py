@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+from lockd.advice import GO, JAVA, JAVA_UNKNOWN
 from lockd.names.address_space import STALE_SECONDS, AddressSpace
 from lockd.names.capture import Capture, captured
 from lockd.names.debug_files import DIRECTORY
 from lockd.names.demangle import Demangler
 from lockd.names.elf import EM_AARCH64, ObjectFile
 from lockd.names.functions import tail_callers
+from lockd.names.hotspot import ADDRESS, FLAG, GENERATIONS, LIBRARY, HotSpot, JavaWait, is_word
 from lockd.names.jit import OBJECT as JIT
 from lockd.names.jit import JitNames
 from lockd.names.locking import COND, LOCK, Frame, family_of, is_end, is_of_c_library, is_pool, judge, parks
@@ -32,6 +36,20 @@ WEIGHED_EVERY = 64
 PI, GIL = "pi", "gil"
 X86_REGISTERS = 17
 """So many are captured on x86-64."""
+GO_SCHEDULER = "runtime.sched"
+GO_WAITED = ("runtime", "runtime.schedt", "totalMutexWaitTime")
+"""Compilation unit, struct and member, of that variable: nanoseconds."""
+GO_WAITS = "runtime.futex"
+"""The beginning of what every thread of Go waits in."""
+JAVA_OBJECT = "[java]"
+"""Instead of an object file's name, before the class of what threads of Java wait for."""
+RENAMED_SECONDS = 60.0
+"""Between two times that all locks of a Java machine are named anew, as its perf map has changed."""
+_JAVA_SITE = re.compile(
+    r"(?!libjvm\.so\b|libc\b|\[jit\](?!:.*\.)"
+    r"|\[jit\]:(?:java\.util\.concurrent\.locks|jdk\.internal|sun\.misc|java\.lang\.Object)\.)."
+)
+"""Code that somebody may know, and not the machine itself or what all locks of Java are made of."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +58,7 @@ class UserLock:
 
     `kind` is `lock`, `pi`, `cond` or `other`. `is_provisional`: another capture may tell more, as
     there was nothing that has a name, or the interpreter's frames could not be read. `is_reused`: its memory
-    is soon that of another lock, as CPython makes one for each wait in a queue.
+    is soon that of another lock, as CPython makes one for each wait in a queue. The rest is as in LockAnswer.
     """
 
     lock: str
@@ -50,6 +68,9 @@ class UserLock:
     family: str
     is_provisional: bool = False
     is_reused: bool = False
+    is_many: bool = False
+    hotspot: tuple[int, ...] = ()
+    advice: str = ""
 
 
 @dataclass
@@ -58,6 +79,17 @@ class _Process:
     space: AddressSpace
     jit: JitNames
     pythons: dict[int, PythonProcess] = field(default_factory=dict)
+    hotspot: HotSpot | None = None
+    generation: int = 0
+    """How often all locks of a Java machine had to be named anew."""
+    _names_read: int = 0
+    _renamed_at: float = 0.0
+
+    def note_names(self, now: float) -> None:
+        """Have all locks named anew if a perf map has come or changed, but not all the time."""
+        if self.jit.reads != self._names_read and now >= self._renamed_at + RENAMED_SECONDS:
+            self._names_read, self._renamed_at = self.jit.reads, now
+            self.generation += 1
 
     @property
     def memory(self) -> int:
@@ -121,12 +153,64 @@ class UserNames:
         process.space.look(STALE_SECONDS)
         return self._static(process.space, address, "")
 
+    def go_waited_ns(self, tgid: int) -> int:
+        """What a program in Go has counted itself that its goroutines waited for mutexes.
+
+        -1 if that cannot be read: before Go 1.20, or if it has no symbols or no debugging information.
+        """
+        space = self._process(tgid).space
+        space.look(STALE_SECONDS)
+        image = space.program_image()
+        placed = space.file(image) if image else None
+        scheduler = placed[0].exported(GO_SCHEDULER) if placed else None
+        offset = placed[0].member_offset(*GO_WAITED) if placed and scheduler else None
+        if not placed or not scheduler or offset is None:
+            return -1
+        data = space.read_now(scheduler + offset + placed[1], 8)
+        return int.from_bytes(data, "little", signed=True) if len(data) == 8 else -1
+
     def name(self, tgid: int, tid: int, address: int, guessed: str, capture: Capture | None) -> UserLock:
-        """The lock at `address` on which a thread blocked; `guessed` is the kind by its futex call."""
+        """The lock at `address` on which a thread blocked; `guessed` is the kind by its futex call.
+
+        Of a thread of Java `address` may be the number of its wait, see lockd/names/hotspot.py.
+        """
         process = self._process(tgid)
         process.space.look(STALE_SECONDS)
         places = unwind(process.space, capture) if capture else ()
         frames = self._frames(process, places)
+        hotspot = self._hotspot(process, places, frames)
+        wait = hotspot.wait(address, guessed) if hotspot and address & FLAG else JavaWait()
+        if wait.kind:
+            lock = _java_lock(wait, frames)
+        else:
+            word = address if not address & FLAG else address & ADDRESS if is_word(address) else 0
+            stack = list(zip(places, frames, strict=False))
+            lock = self._lock(process, tid, word, guessed, capture, stack)
+        if lock.kind in (LOCK, PI) and parks(lock.lock, self._parked):
+            lock = replace(lock, kind=COND, family="park")
+        if not hotspot:
+            is_go = any(frame.function.startswith(GO_WAITS) for frame in frames)
+            return replace(lock, advice=GO) if is_go else lock
+        found = hotspot.places(capture.thread_pointer if capture else 0)
+        process.note_names(time.monotonic())
+        generation = process.generation % GENERATIONS
+        return replace(
+            lock,
+            hotspot=astuple(replace(found, generation=generation)) if found else (),
+            advice="" if found and process.jit.has_names else JAVA if found else JAVA_UNKNOWN,
+        )
+
+    def _lock(
+        self,
+        process: _Process,
+        tid: int,
+        address: int,
+        guessed: str,
+        capture: Capture | None,
+        stack: list[tuple[int, Frame]],
+    ) -> UserLock:
+        """What name() says of all but waits of Java; `stack` has the address of each frame."""
+        frames = [frame for _, frame in stack]
         judgement = judge(frames, _expected_value(capture))
         name = judgement.service
         if not name and not judgement.is_parked:
@@ -141,16 +225,14 @@ class UserNames:
             family, kind, name = GIL, LOCK, f"{owner}:GIL"
         if guessed == PI and kind in ("", LOCK):
             kind = PI
-        site, stack = judgement.site, [frame.label for frame in frames]
-        python = self._python(process, tid, address, capture, list(zip(places, frames, strict=False)))
+        site, labels = judgement.site, [frame.label for frame in frames]
+        python = self._python(process, tid, address, capture, stack)
         if python:
-            site, stack = python.site or site, shown_stack(frames, python.functions)
+            site, labels = python.site or site, shown_stack(frames, python.functions)
             if family != GIL:
                 family, kind = python.family, python.kind
-        if (kind or guessed) in (LOCK, PI) and parks(name or site, self._parked):
-            family, kind = "park", COND
         is_provisional = not (name or site) or (python is not None and not python.site)
-        shown = tuple(stack[:SHOWN_FRAMES])
+        shown = tuple(labels[:SHOWN_FRAMES])
         is_reused = python is not None and family != GIL
         return UserLock(name or site or ANON, kind or guessed, site, shown, family, is_provisional, is_reused)
 
@@ -166,6 +248,16 @@ class UserNames:
             capture = captured(self._procfs, tgid, int(call[-2], 16), int(call[-1], 16), thread_pointer)
         found = self.name(tgid, tid, address, guessed, capture)
         return found if found.is_reused else replace(found, is_provisional=True)
+
+    def _hotspot(self, process: _Process, places: Sequence[int], frames: Sequence[Frame]) -> HotSpot | None:
+        """The Java machine of a process, once a stack has been in it."""
+        if process.hotspot is None:
+            for place, frame in zip(places, frames, strict=False):
+                located = process.space.locate(place) if frame.object == LIBRARY else None
+                if located:
+                    process.hotspot = HotSpot(process.directory, located[0], place - located[1])
+                    break
+        return process.hotspot
 
     def _python(
         self,
@@ -290,6 +382,19 @@ class UserNames:
     def _variable(self, object_name: str, symbol: str, size: int, offset: int) -> str:
         name = f"{object_name}:{self._demangler.name(symbol)}"
         return f"{name}+{offset:#x}" if size > LOCK_SIZE and offset > 0 else name
+
+
+def _java_lock(wait: JavaWait, frames: Sequence[Frame]) -> UserLock:
+    """Named by the code that waits, if a perf map tells it; else by the class of what is waited for."""
+    judgement = judge(frames)
+    kind, family, is_many = wait.kind, wait.family, wait.is_many
+    if judgement.kind == LOCK and not wait.name.startswith("java."):  # a program's own sort of lock
+        kind, family, is_many = LOCK, judgement.family, True
+    site = judgement.site if _JAVA_SITE.match(judgement.site) else ""
+    shown = tuple(frame.label for frame in frames[:SHOWN_FRAMES])
+    lock = site or f"{JAVA_OBJECT}:{wait.name or 'monitor'}"
+    is_provisional = not frames or not (site or wait.name)
+    return UserLock(lock, kind, site, shown, family, is_provisional, is_many=is_many)
 
 
 def _expected_value(capture: Capture | None) -> int:

@@ -42,8 +42,8 @@ class Collector:
         self._kernel_holding = hashes.get("kernel_holding")
         self.abandoned = 0
         """Holds of kernel locks that will never end: their threads are gone."""
-        self.known_locks = hashes.get("known_locks")
-        """Locks that were captured; None if futex calls are not measured."""
+        self.known_locks, self.hotspots = hashes.get("known_locks"), hashes.get("hotspots")
+        """Locks that were captured, and Java machines; None if futex calls are not measured."""
         self.backlogs = {
             name: Backlog(pair[0], FOLDED_ROWS) for name, pair in self._maps.pairs.items() if name != CAPTURES
         }

@@ -135,11 +135,12 @@ class Detail:
         return told or self._thread_comm(int(table["tgid"][row]), int(table["tid"][row]))
 
     def tables(
-        self, now: float, holders: Mapping[tuple[int, int], int]
+        self, now: float, holders: Mapping[tuple[int, int], int], advice: Mapping[int, str]
     ) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         """The tables behind /api/v1: the rows with the most blocked time, waits still going on included.
 
-        `holders` are the threads that hold locks, by process (0: the kernel) and address.
+        `holders` are the threads that hold locks, by process (0: the kernel) and address; `advice` is that of
+        UserLocks, by process.
         """
         tables: dict[str, Any] = {}
         arrays: dict[str, npt.NDArray[Any]] = {}
@@ -152,6 +153,7 @@ class Detail:
                 **_about(self.threads, threads),
                 "thread_comm": [self._name_of_thread(row) for row in threads],
                 "lock": lock_names,
+                "advice": [advice.get(tgid, "") for tgid in self.threads["tgid"][threads].tolist()],
             },
             "numbers": _numbers(
                 "threads", self.threads, threads, ("tid", "tgid", "waiting_is_least"), arrays

@@ -22,6 +22,7 @@ SHARES = {
     "kernel_lock": 0.05,
     "kernel_lock_site": 0.03,
     "kernel_hold": 0.04,
+    "go_mutex": 0.01,
 }
 """Of what `series.max` leaves, each family's own; what is over is for those that need more."""
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from lockd import snapshot
+from lockd.advice import GO
 from lockd.manifest import Manifest
-from lockd.names.messages import OwnersAnswer
-from lockd.names.processes import Processes
+from lockd.names.messages import GoWaitsAnswer, OwnersAnswer
+from lockd.names.processes import Name, Processes
 from lockd.names.resolver import Resolver
 from lockd.names.units import Units
 from lockd.sample.block import Block
@@ -24,6 +25,7 @@ from lockd.sample.deadlocks import Deadlocks
 from lockd.sample.detail import Detail
 from lockd.sample.folding import HELD_BACK_ROWS, Aggregates, Folding
 from lockd.sample.futex import FutexAggregates
+from lockd.sample.go_waits import GoMutexWaits
 from lockd.sample.going_on import GoingOn
 from lockd.sample.identities import Filter, Identities
 from lockd.sample.kernel_holds import KernelHoldAggregates
@@ -80,21 +82,26 @@ class Sampler:
         self._limits = settings.limits
         self._presence = Presence()
         self._user_locks: UserLocks | None = None
+        self._go_waits: GoMutexWaits | None = None
         self.futex: FutexAggregates | None = None
         self.offcpu: OffcpuAggregates | None = None
         self.kernel_locks: KernelLockAggregates | None = None
         self.kernel_holds: KernelHoldAggregates | None = None
-        shared = (manifest, settings.limits, Budget(settings.limits), self.detail)
+        budget = Budget(settings.limits)
+        shared = (manifest, settings.limits, budget, self.detail)
         if "futex" in self._collector.capacities:
             assert self._collector.known_locks
+            assert self._collector.hotspots
             self._user_locks = UserLocks(
                 self._resolver,
                 self._collector.known_locks,
+                self._collector.hotspots,
                 [name.removeprefix("KIND_").lower() for name in manifest.enums["futex_kind"]],
                 self._may_be_wanted,
                 manifest.constants["CAPTURED_AGAIN_NS"],
             )
             self.futex = FutexAggregates(*shared, self._user_locks)
+            self._go_waits = GoMutexWaits(budget, self._name_of)
         if "offcpu" in self._collector.capacities:
             self.offcpu = OffcpuAggregates(*shared, self._processes)
         if "kernel_locks" in self._collector.capacities:
@@ -142,6 +149,9 @@ class Sampler:
         (_, comm), is_wanted = self._identities.of_process(tgid, time.monotonic_ns())
         return is_wanted or not comm
 
+    def _name_of(self, tgid: int) -> Name:
+        return self._identities.of_process(tgid, 0)[0]
+
     @property
     def _aggregates(self) -> dict[str, Aggregates]:
         """By pair of maps."""
@@ -155,7 +165,8 @@ class Sampler:
 
     @property
     def _series(self) -> list[Series]:
-        return [series for one in self._aggregates.values() for series in one.series]
+        of_events = [series for one in self._aggregates.values() for series in one.series]
+        return [*of_events, self._go_waits.series] if self._go_waits else of_events
 
     def tick(self) -> None:
         """Drain what was counted in the last period. Fold it, and look around, once a second each.
@@ -198,6 +209,9 @@ class Sampler:
         for answer in self._resolver.answers():
             if isinstance(answer, OwnersAnswer):
                 self._deadlocks.answered(answer)
+            elif isinstance(answer, GoWaitsAnswer):
+                if self._go_waits:
+                    self._go_waits.note(answer, now)
             elif answer.is_user and self._user_locks:
                 if self._user_locks.answer(answer):
                     self._deadlocks.look_soon()
@@ -239,6 +253,11 @@ class Sampler:
         self.detail.expire(now)
         if self._user_locks:
             self._user_locks.keep(alive, now)
+        if self._user_locks and self._go_waits:
+            self._go_waits.keep(alive)
+            go = (tgid for tgid, advice in self._user_locks.advice.items() if advice == GO)
+            if question := self._go_waits.question(go):
+                self._resolver.ask(question)
         if self.kernel_holds and (abandoned := self.kernel_holds.abandoned()):
             self._collector.forget_holding(*abandoned)
 
@@ -250,6 +269,9 @@ class Sampler:
         for one in self._aggregates.values():
             one.export(block, now)
         self.own_cost.undecided_calls = self._folding.undecided_calls
+        if self._user_locks and self._go_waits:
+            self._user_locks.export_advice(block, self._name_of)
+            self._go_waits.export(block)
         self._deadlocks.export(block)
         self.own_cost.export(block, self._series)
         self.cpu_budget.export(block)
@@ -263,6 +285,7 @@ class Sampler:
         """The block behind /api/v1."""
         self.fold()
         wall = time.time()
-        tables, arrays = self.detail.tables(time.monotonic(), self._deadlocks.holders)
+        advice = self._user_locks.advice if self._user_locks else {}
+        tables, arrays = self.detail.tables(time.monotonic(), self._deadlocks.holders, advice)
         self._deadlocks.add_to(tables, arrays, time.monotonic_ns(), wall)
         return snapshot.pack({"tables": tables, "time": wall}, arrays)

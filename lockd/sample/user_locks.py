@@ -6,17 +6,21 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from lockd.names.capture import Capture
-from lockd.names.messages import LockAnswer, UserLockSeen
+from lockd.names.messages import HotSpotPlaces, LockAnswer, UserLockSeen
+from lockd.names.processes import Name
 from lockd.names.resolver import Resolver
+from lockd.sample.block import Block
 from lockd.sample.captured import captures_of
 from lockd.sample.index import Hashes, Rows, mix
 from lockd.sample.maps import HashMap
+from lockd.sample.series import OTHER
 from lockd.sample.table import Table
 
 Columns: TypeAlias = "npt.NDArray[Any]"
@@ -39,6 +43,10 @@ PROVISIONAL_NS = 1_000_000_000
 FORGET_AFTER = 60.0
 """Seconds after which the locks of a process that has ended are forgotten."""
 ROWS = 50_000
+HOTSPOT = tuple(field.name for field in fields(HotSpotPlaces))
+"""Members of struct hotspot that the namer tells, in its order."""
+MOST_ADVISED = 100
+"""Names of processes with advice that are exported; further ones are `other`."""
 SITES = 16
 """Places remembered of each lock."""
 
@@ -54,13 +62,17 @@ class UserLocks:
         self,
         resolver: Resolver,
         known_locks: HashMap,
+        hotspots: HashMap,
         kinds: Sequence[str],
         is_wanted: Callable[[int], bool],
         captured_again_ns: int,
         machine: str = os.uname().machine,
     ) -> None:
         self._resolver = resolver
-        self._known_locks = known_locks
+        self._known_locks, self._hotspots = known_locks, hotspots
+        self._hotspots_put: dict[int, tuple[int, ...]] = {}
+        self.advice: dict[int, str] = {}
+        """What is to be known of a process, by its id."""
         self._kinds = list(kinds)
         self._is_wanted = is_wanted
         self._captured_again_ns = captured_again_ns
@@ -140,6 +152,7 @@ class UserLocks:
         if row < 0:
             return False
         table = self._table
+        self._note_process(int(table["tgid"][row]), answer)
         kind = self._kinds.index(answer.kind) if answer.kind in self._kinds else int(table["guess"][row])
         is_certain = bool(table["is_answered"][row] and not table["is_provisional"][row])
         is_another = is_certain and answer.is_reused and not answer.is_provisional
@@ -148,6 +161,8 @@ class UserLocks:
         if answer.site and (answer.site in sites or len(sites) < SITES):
             sites[answer.site] += 1
         if is_certain and not is_another:
+            if answer.is_many:  # the programs may have forgotten it
+                self._tell_kind(row, int(table["kind"][row]), is_many=True)
             return False  # that a thread waits for it elsewhere changes neither its name nor its kind
         if answer.is_provisional and answer.is_reused:
             self._tell_kind(row, int(table["kind"][row]), self._captured_again_ns - PROVISIONAL_NS)
@@ -159,8 +174,22 @@ class UserLocks:
         is_corrected = kind != table["kind"][row]
         if is_corrected:
             self._change_kind(row, kind)
-            self._tell_kind(row, kind)
+        if is_corrected or answer.is_many:
+            self._tell_kind(row, kind, is_many=answer.is_many)
         return bool(is_corrected)
+
+    def _note_process(self, tgid: int, answer: LockAnswer) -> None:
+        if answer.advice:
+            self.advice[tgid] = answer.advice
+        elif answer.hotspot:  # its names have come; what says nothing of the process takes nothing back
+            self.advice.pop(tgid, None)
+        if answer.hotspot and self._hotspots_put.get(tgid) != answer.hotspot:
+            self._hotspots_put[tgid] = answer.hotspot
+            key, value = np.zeros(1, self._hotspots.key), np.zeros(1, self._hotspots.value)
+            key.view(np.uint32)[0] = tgid
+            for name, number in zip(HOTSPOT, answer.hotspot, strict=True):
+                value[name] = number
+            self._hotspots.put(key, value)
 
     def _change_kind(self, row: int, kind: int) -> None:
         guess, before = int(self._table["guess"][row]), int(self._table["kind"][row])
@@ -173,10 +202,10 @@ class UserLocks:
             self._changes.add((guess, before))
             self._table["former_kinds"][row] |= 1 << before
 
-    def _tell_kind(self, row: int, kind: int, ago_ns: int = 0) -> None:
+    def _tell_kind(self, row: int, kind: int, ago_ns: int = 0, is_many: bool = False) -> None:
         """Have the programs count its waits so, as if it had been captured so long ago."""
         known = np.zeros(1, self._known_locks.value)
-        known["kind"] = kind
+        known["kind"], known["is_many"] = kind, is_many
         known["captured"] = max(time.monotonic_ns() - ago_ns, 0)
         self._known_locks.put(self._key_of(row), known)
 
@@ -271,6 +300,14 @@ class UserLocks:
         """`lock`, `site`, `stack` or `family` of a row."""
         return self._table[name][row]
 
+    def export_advice(self, block: Block, name: Callable[[int], Name]) -> None:
+        """How many processes there are of each name that somebody has to know something of."""
+        found = Counter((*name(tgid), advice) for tgid, advice in self.advice.items())
+        shown = Counter(dict(found.most_common(MOST_ADVISED)))
+        for (_, _, advice), number in (found - shown).items():
+            shown[OTHER, OTHER, advice] += number
+        block.add("lockd_advised_processes", list(shown), list(shown.values()))
+
     def keep(self, alive: set[int], now: float) -> None:
         """Forget the locks of processes that have ended; their ids and addresses will be used again.
 
@@ -285,6 +322,12 @@ class UserLocks:
             self._known_locks.delete(self._key_of(int(row)))
         table["asked_at"][ended] = 0
         table.drop(np.flatnonzero(ended & (table["seen"] < now - FORGET_AFTER)))
+        for tgid in (self.advice.keys() | self._hotspots_put.keys()) - alive:
+            self.advice.pop(tgid, None)
+            if self._hotspots_put.pop(tgid, None):
+                key = np.zeros(1, self._hotspots.key)
+                key.view(np.uint32)[0] = tgid
+                self._hotspots.delete(key)
         if gone := self._looked - alive:
             self._resolver.look((), tuple(gone))
             self._looked -= gone

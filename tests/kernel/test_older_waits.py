@@ -26,7 +26,7 @@ OFFCPU_SUM = "lockd_offcpu_blocked_seconds_sum"
 BEFORE_SECONDS = 2.0
 """How long they wait, at least, before the daemon begins."""
 CLOCKS_US = 50_000
-"""By so much the scheduler's clock and what it is compared with may differ, on a busy machine or an emulated one."""
+"""The scheduler's clock and what it is compared with may differ by so much on a busy or emulated machine."""
 PATIENCE_SECONDS = 20.0
 
 VFORK = """

@@ -66,6 +66,55 @@ program. So have the C library's own locks, one for each sort, whoever waits for
 that several functions take is named by the one that blocked first, and may be named by another after a
 restart; `sites` in `/api/v1/locks` has all that were seen. What has no symbol is called by an offset, which
 is another one in the next build.
+
+## Java
+
+Every thread of Java sleeps on a word of its own, whatever it waits for: a lock, a queue, work of its pool.
+So at each wait the programs read from HotSpot's memory which monitor the thread enters (`lock`) or has
+called `wait()` of (`cond`), or else what it gave to `LockSupport.park()`: locks of
+`java.util.concurrent.locks` are `lock`, conditions, queues, semaphores, latches and futures are `cond`.
+That needs neither a perf map nor flags of the JVM, and agrees with Flight Recorder's `jdk.JavaMonitorEnter`
+and `jdk.ThreadPark` (`tests/kernel/test_java.py`, with OpenJDK 17), which also count what a thread spins
+before it sleeps.
+
+- Without a perf map a lock has the name of its class, `[java]:com.shop.Registry` for a monitor of one,
+  `[java]:java.util.concurrent.locks.ReentrantLock` for all of these, and no site; `lockd_advised_processes`
+  and `lockd top` say so (`java`). `jcmd PID Compiler.perfmap` (JDK 17 and later) writes a map of what is
+  compiled at that moment. lockd notices it when a thread next waits for a lock that was not captured for
+  ten seconds, and from then on counts under names as `[jit]:com.shop.Registry.put`; what was counted before
+  stays where it was. So for a map that is written anew, once a minute at most.
+- What is inlined into a method has that method's name, and what is interpreted, or was compiled after the
+  map was written, has that of its caller. Without `-XX:+PreserveFramePointer` a compiled caller may be
+  missed.
+- In `/api/v1/locks` the `address` of such a lock is a number that has its highest bit set: it tells the
+  class and, of locks, conditions and semaphores, the object, or the monitor. An object that a collector
+  moves is another lock there, of the same name. A monitor's memory that HotSpot gives to another object
+  keeps its name, but never its kind.
+- A class of a program's own that waits by `AbstractQueuedSynchronizer` is `cond` unless a map names its
+  frames.
+- Not read are ZGC, compact object headers, HotSpot before 17, machines other than HotSpot, and musl
+  (`java_unknown`): a wait is then of the kind that the first one on the same word was of, mostly `cond`. So
+  are a few waits of a JVM's first tenth of a second, or of lockd's, and those that began before lockd.
+
+## Go
+
+A goroutine that waits for a `sync.Mutex` makes no system call: its thread looks for another goroutine, and
+sleeps in `runtime.stopm` if there is none, which is `cond`. Since Go 1.20 the runtime has a total of what
+goroutines waited for mutexes. lockd reads it from its memory every ten seconds (`runtime.sched` and its
+`totalMutexWaitTime`, found by symbol and DWARF) into `lockd_go_mutex_wait_seconds_total`; which mutex it
+was, nobody counts. A program that was linked with `-s` or `-w` has no such series, and its own mutex
+profile tells. The total is that of `/sync/mutex/wait/total` less what is waited for locks of the runtime
+itself, which make system calls and are seen, as those of C are.
+
+## PostgreSQL
+
+Waits for lightweight locks are `lock`, named by what takes them. A backend that waits for a row, a table or
+another transaction is no futex wait: it is in `epoll_wait`, as one that waits for its client is. It says so
+in its title (`ps` shows `UPDATE waiting`), which the programs read, so that its time off the CPU has the
+reason `lock` and not `poll`; which row or table it is, `pg_locks` tells. With `update_process_title = off`
+it is `poll`, and if the server's processes are not called `postgres`.
+
+## Each program
 """
 
 

@@ -163,6 +163,7 @@ class BusyHost:
         self._user_locks = UserLocks(
             cast("Resolver", self.names),
             cast("HashMap", self.names),
+            cast("HashMap", self.names),
             [name.removeprefix("KIND_").lower() for name in source.enums["futex_kind"]],
             lambda tgid: True,
             captured_again_ns=10_000_000_000,

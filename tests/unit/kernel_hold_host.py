@@ -118,7 +118,7 @@ class Host:
 
     def api(self) -> list[dict[str, Any]]:
         """The rows of /api/v1/locks."""
-        tables, arrays = self.detail.tables(self.clock / NS, {})
+        tables, arrays = self.detail.tables(self.clock / NS, {}, {})
         table = tables["locks"]
         columns = {**table["text"], **table["lists"]}
         columns |= {name: arrays[f"locks.{name}"].tolist() for name in table["numbers"]}

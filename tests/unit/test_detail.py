@@ -45,7 +45,7 @@ def wait(detail: Detail, locks: list[int], tid: int, now: float) -> None:
 def test_a_row_of_the_locks_that_is_used_again_is_another_lock(detail: Detail) -> None:
     wait(detail, [1], tid=7, now=1.0)
     wait(detail, list(range(1000, 1000 + CAPACITY)), tid=8, now=2.0)  # nothing else finds room
-    tables: dict[str, Any] = detail.tables(2.0, {})[0]
+    tables: dict[str, Any] = detail.tables(2.0, {}, {})[0]
     threads = tables["threads"]["text"]
     assert threads["thread_comm"] == ["thread8", "thread7"]
     assert threads["lock"][1] == ""
@@ -57,5 +57,5 @@ def test_a_lock_that_comes_back_is_the_one_that_it_was(detail: Detail) -> None:
     wait(detail, [1], tid=7, now=1.0)
     wait(detail, list(range(1000, 1000 + CAPACITY)), tid=8, now=2.0)
     wait(detail, [1], tid=9, now=3.0)
-    threads = detail.tables(3.0, {})[0]["threads"]["text"]
+    threads = detail.tables(3.0, {}, {})[0]["threads"]["text"]
     assert dict(zip(threads["thread_comm"], threads["lock"], strict=True))["thread7"] == "lock1"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockd.names import jit
-from lockd.names.jit import MAX_BYTES, JitNames
+from lockd.names.jit import LOOK_SECONDS, MAX_BYTES, PATIENCE_SECONDS, READING_SHARE, JitNames
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,10 +30,22 @@ def named(names: JitNames, address: int) -> str:
     return found[1] if found else ""
 
 
+class Clock:
+    """Is set by the test, and goes on by `step` whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.now = self.step = 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
 def test_a_map_is_read_again_when_it_has_grown(process: Path) -> None:
     path = process / "root/tmp/perf-3.map"
     path.write_text("1000 20 one\n0x2000 10 LShop;::two words\nnonsense\n2010 zz bad\n")
-    names = JitNames(process)
+    clock = Clock()
+    names = JitNames(process, clock)
     assert [named(names, a) for a in (0x1000, 0x101F, 0x1020, 0x2005)] == [
         "one",
         "one",
@@ -42,7 +54,45 @@ def test_a_map_is_read_again_when_it_has_grown(process: Path) -> None:
     ]
     with path.open("a") as file:
         file.write("1000 8 replaced\n3000 8 new\n")
+    clock.now = LOOK_SECONDS
     assert [named(names, a) for a in (0x3000, 0x1000, 0x1010)] == ["new", "replaced", ""]
+
+
+def test_a_map_that_appears_later_is_looked_for_once_a_second(process: Path) -> None:
+    clock = Clock()
+    names = JitNames(process, clock)
+    assert named(names, 0x1000) == ""
+    (process / "root/tmp/perf-3.map").write_text("1000 20 one\n")
+    clock.now = LOOK_SECONDS / 2
+    assert (named(names, 0x1000), names.reads) == ("", 0)
+    clock.now = LOOK_SECONDS
+    assert (named(names, 0x1000), names.reads) == ("one", 1)
+
+
+def test_a_name_that_was_replaced_is_noticed(process: Path) -> None:
+    path = process / "root/tmp/perf-3.map"
+    path.write_text("1000 20 one\n")
+    clock = Clock()
+    names = JitNames(process, clock)
+    assert named(names, 0x1000) == "one"
+    path.write_text("1000 20 other\n")
+    clock.now = LOOK_SECONDS
+    assert named(names, 0x1000) == "one"
+    clock.now = LOOK_SECONDS + PATIENCE_SECONDS
+    assert named(names, 0x1000) == "other"
+
+
+def test_what_takes_long_to_read_is_not_read_all_the_time(process: Path) -> None:
+    path = process / "root/tmp/perf-3.map"
+    path.write_text("1000 20 one\n")
+    clock = Clock()
+    clock.step = 1.0  # so long it takes to read it
+    names = JitNames(process, clock)
+    for _ in range(READING_SHARE - 1):
+        assert named(names, 0x3000) == ""
+        with path.open("a") as file:
+            file.write("2000 20 more\n")
+    assert names.reads == 1
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,10 @@ def file(name: str) -> int:
     return SOURCE.enums["file_kind"].index(f"FILE_{name}")
 
 
+def poll(name: str) -> int:
+    return SOURCE.enums["poll_kind"].index(f"POLL_{name}")
+
+
 def clone(name: str) -> int:
     return SOURCE.enums["clone_kind"].index(f"CLONE_{name}")
 
@@ -64,7 +68,8 @@ def clone(name: str) -> int:
         (35, INTERRUPTIBLE, False, 0, "sleep"),
         (230, INTERRUPTIBLE, False, 0, "sleep"),
         (7, INTERRUPTIBLE, False, 0, "poll"),
-        (232, INTERRUPTIBLE, False, 0, "poll"),
+        (232, INTERRUPTIBLE, False, poll("ANY"), "poll"),
+        (232, INTERRUPTIBLE, False, poll("FOR_LOCK"), "lock"),
         (45, INTERRUPTIBLE, False, 0, "socket"),
         (61, INTERRUPTIBLE, False, 0, "child"),
         (61, UNINTERRUPTIBLE, False, 0, "kernel"),

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from top_daemon import KINDS, SECOND, Daemon, fails, lock, serving, tables, thread, top
 
+from lockd.advice import ADVICE
+
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
@@ -181,6 +183,20 @@ def test_an_output_that_cannot_show_every_letter(daemon: Daemon) -> None:
     done = top("--once", f"--url={daemon.url}", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert "?berpr?fer[11]" in done.stdout
+
+
+def test_what_has_to_be_known_of_a_process_is_said(daemon: Daemon) -> None:
+    daemon.threads = lambda look: [
+        thread(advice="java", blocked_us=look * SECOND, blocked_count=look),
+        thread(12, tgid=12, advice="java", blocked_us=look * SECOND // 2, blocked_count=look),
+        thread(13, comm="quiet", tgid=13, advice="go"),
+        thread(
+            14, comm="odd", tgid=14, advice="of a newer daemon", blocked_us=look * SECOND, blocked_count=look
+        ),
+    ]
+    shown = top("--once", f"--url={daemon.url}").stdout
+    assert f"shopd[10] and 1 more: {ADVICE['java']}" in shown
+    assert ADVICE["go"] not in shown
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])

@@ -1,0 +1,55 @@
+"""What goroutines wait for mutexes, which no system call shows, against the program's own runtime/metrics."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lockd_process import ROOT, Lockd
+from workload import Workload
+
+from tests.needs import need
+
+SOURCE = ROOT / "tests/programs/go_mutex/main.go"
+WAITED = "lockd_go_mutex_wait_seconds_total"
+COMM = f"gomutex.{os.getpid():x}"
+NOTICED_SECONDS = 60.0
+"""It is read every ten seconds; the rest is for a host that has much else to do."""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """By the Go of LOCKD_TEST_GO, if that is set: Debian 12 has one whose runtime does not count it yet."""
+    go = os.environ.get("LOCKD_TEST_GO") or need("go")
+    directory = tmp_path_factory.mktemp("go")
+    environment = {"GO111MODULE": "off", "GOCACHE": str(directory / "cache"), "GOFLAGS": ""}
+    subprocess.run(
+        [go, "build", "-o", directory / "go_mutex", SOURCE], env=os.environ | environment, check=True
+    )
+    yield directory / "go_mutex"
+
+
+@pytest.fixture
+def running(program: Path) -> Iterator[Workload]:
+    one = Workload(str(program), comm=COMM)
+    yield one
+    one.finish()
+
+
+def test_mutexes_of_go(lockd: Lockd, running: Workload) -> None:
+    """None where the runtime does not tell, and never zero for what is not known."""
+    before = running.run()["waited"]
+    lockd.until(lambda m: m.sum("lockd_advised_processes", comm=COMM, advice="go") == 1, NOTICED_SECONDS)
+    if before is None:
+        time.sleep(12)
+        assert not lockd.metrics().labels(WAITED, comm=COMM)
+        return
+    read = lockd.until(lambda m: bool(m.labels(WAITED, comm=COMM)), NOTICED_SECONDS).sum(WAITED, comm=COMM)
+    new = running.run()["waited"] - before
+    assert new > 1
+    metrics = lockd.until(lambda m: m.sum(WAITED, comm=COMM) - read > 0.9 * new, NOTICED_SECONDS)
+    assert metrics.sum(WAITED, comm=COMM) - read == pytest.approx(new, rel=0.001)

@@ -1,0 +1,133 @@
+"""Locks of Java against its own Flight Recorder, without a perf map and with one that comes later."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from lockd_process import ROOT, Lockd, Metrics
+from workload import Workload
+
+from tests.needs import need
+
+PROGRAMS = ROOT / "tests/programs"
+SECONDS = "lockd_futex_lock_blocked_seconds_total"
+COMM = f"contend.{os.getpid():x}"
+COMPILED_AT_ONCE = (
+    "-Xcomp",
+    "-XX:CompileCommand=quiet",
+    "-XX:CompileCommand=compileonly,Contention::*",
+    "-XX:CompileCommand=dontinline,Contention::*",
+    "-XX:+PreserveFramePointer",
+)
+"""The program's own methods, for the perf map and the stacks to have each of them; all others are
+interpreted."""
+LOCKS = {
+    "reentrant": ("[java]:java.util.concurrent.locks.ReentrantLock", "[jit]:Contention.lockReentrant"),
+    "writers": ("[java]:java.util.concurrent.locks.ReentrantReadWriteLock", "[jit]:Contention.writeTable"),
+    "monitor": ("[java]:Contention$Shelf", "[jit]:Contention.enterMonitor"),
+}
+"""What each of them is called without a perf map and with one."""
+NOTICED_SECONDS = 60.0
+"""A lock is captured again after ten seconds; the rest is for a host that has much else to do."""
+NEARLY = 0.03
+
+
+@pytest.fixture(scope="module")
+def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
+    """A daemon that looks at these programs alone."""
+    config = {"filter": {"comms": [COMM]}, "series": {"top_locks": 1000}}
+    daemon = Lockd(tmp_path_factory.mktemp("lockd"), config)
+    yield daemon
+    assert daemon.stop() == 0, "".join(daemon.log)
+
+
+@pytest.fixture
+def java(lockd: Lockd) -> Iterator[Callable[..., Workload]]:
+    """Start the program; what it wrote for profilers goes with it."""
+    need("javac", "jcmd")
+    subprocess.run(["make", "-s", "-C", PROGRAMS, "java"], check=True)
+    started: list[Workload] = []
+
+    def start(*options: str) -> Workload:
+        one = Workload(
+            str(shutil.which("java")), *options, "-cp", PROGRAMS / "build", "Contention", comm=COMM
+        )
+        started.append(one)
+        return one
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.kill()
+        Path(f"/tmp/perf-{one.pid}.map").unlink(missing_ok=True)
+
+
+def until_known(lockd: Lockd, program: Workload) -> None:
+    """Until lockd has found where its threads say what they wait for, which it does at their first waits."""
+    lockd.until(
+        lambda _: any(
+            row["tgid"] == program.pid and row["advice"] == "java" for row in lockd.api("threads", comm=COMM)
+        ),
+        NOTICED_SECONDS,
+    )
+
+
+def waited(metrics: Metrics, kind: str, *locks: str) -> float:
+    return sum(metrics.sum(SECONDS, comm=COMM, kind=kind, lock=lock) for lock in locks)
+
+
+def test_locks_of_java_have_their_kind_and_get_their_names(
+    lockd: Lockd, java: Callable[..., Workload]
+) -> None:
+    """All of them, queues as well, are waited for on the same words; the names come with the perf map."""
+    program = java(*COMPILED_AT_ONCE)
+    until_known(lockd, program)
+    before = lockd.metrics()
+    program.go()
+    metrics = lockd.until(
+        lambda m: all(waited(m, "lock", nameless) > 0.5 for nameless, _ in LOCKS.values()), NOTICED_SECONDS
+    )
+    assert not any(waited(metrics, "lock", named) for _, named in LOCKS.values())
+    assert metrics.sum("lockd_advised_processes", comm=COMM, advice="java") == 1
+    subprocess.run(["jcmd", str(program.pid), "Compiler.perfmap"], check=True, stdout=subprocess.DEVNULL)
+    lockd.until(lambda m: all(waited(m, "lock", named) > 0.5 for _, named in LOCKS.values()), NOTICED_SECONDS)
+    assert lockd.metrics().sum("lockd_advised_processes", comm=COMM, advice="java") == 0
+    program.go()
+    truth = program.truth()
+    metrics = lockd.metrics()
+    said = {
+        lock: waited(metrics, "lock", *names) - waited(before, "lock", *names)
+        for lock, names in LOCKS.items()
+    }
+    assert said == {lock: pytest.approx(truth[lock], rel=NEARLY) for lock in LOCKS}
+    assert truth["conditions"] > 5 > metrics.sum(SECONDS, comm=COMM, kind="lock") - sum(said.values())
+    program.finish()
+
+
+@pytest.mark.parametrize("options", [("-XX:+UseSerialGC",), ("-XX:-UseCompressedOops",)], ids=lambda o: o[0])
+def test_kinds_whatever_the_heap(
+    lockd: Lockd, java: Callable[..., Workload], options: tuple[str, ...]
+) -> None:
+    program = java(*options, "-Xmx64m")
+    until_known(lockd, program)
+    before = lockd.metrics()
+    program.go()
+    lockd.until(
+        lambda m: all(
+            waited(m, "lock", lock) - waited(before, "lock", lock) > 0.5 for lock, _ in LOCKS.values()
+        ),
+        NOTICED_SECONDS,
+    )
+    program.go()
+    truth = program.truth()
+    metrics = lockd.metrics()
+    for lock, (nameless, _) in LOCKS.items():
+        assert waited(metrics, "lock", nameless) - waited(before, "lock", nameless) == pytest.approx(
+            truth[lock], rel=NEARLY
+        )
+    program.finish()

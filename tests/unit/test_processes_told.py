@@ -1,0 +1,153 @@
+"""What answers of the namer tell of whole processes: Java machines, programs in Go, what has to be known."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd import snapshot
+from lockd.advice import GO, JAVA
+from lockd.names.messages import GoWaitsAnswer, HotSpotPlaces, LockAnswer
+from lockd.names.resolver import Resolver
+from lockd.sample.block import Block
+from lockd.sample.go_waits import GoMutexWaits
+from lockd.sample.index import mix
+from lockd.sample.limits import Budget, Limits
+from lockd.sample.maps import HashMap
+from lockd.sample.series import OTHER
+from lockd.sample.user_locks import HOTSPOT, MOST_ADVISED, UserLocks
+
+KINDS = ("none", "lock", "cond")
+CLASS = 1 << 63
+SEEN, LATER = 1000.0, 1060.0
+PLACES = HotSpotPlaces(*range(1, 14))
+
+
+class Map:
+    """A map of the kernel that keeps what is put into it."""
+
+    def __init__(self, key: npt.DTypeLike, value: npt.DTypeLike) -> None:
+        self.key, self.value = np.dtype(key), np.dtype(value)
+        self.held: dict[bytes, npt.NDArray[Any]] = {}
+
+    def put(self, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+        self.held[keys.tobytes()] = values[0].copy()
+
+    def delete(self, keys: npt.NDArray[Any]) -> None:
+        self.held.pop(keys.tobytes(), None)
+
+
+class Namer:
+    """A resolver that is asked, and answers nothing by itself."""
+
+    room = 1000
+
+    def ask(self, question: object) -> bool:
+        return True
+
+    def look(self, fresh: tuple[int, ...], gone: tuple[int, ...] = ()) -> None:
+        """Which processes there are is nothing to it."""
+
+
+class Told:
+    """The locks of some processes, as the sampler knows them; each process has waited for one."""
+
+    def __init__(self, *tgids: int) -> None:
+        self.known = Map(
+            [("uaddr", "u8"), ("tgid", "u4"), ("guess", "u4")],
+            [("captured", "u8"), ("kind", "u1"), ("is_many", "u1"), ("pad", "u1", 6)],
+        )
+        self.hotspots = Map("u4", [(name, "u8") for name in HOTSPOT])
+        self.locks = UserLocks(
+            cast("Resolver", Namer()), cast("HashMap", self.known), cast("HashMap", self.hotspots),
+            KINDS, lambda tgid: True, captured_again_ns=10**10,
+        )  # fmt: skip
+        self._keys: dict[int, int] = {}
+        for tgid in tgids:
+            wait = np.array([tgid]), np.array([CLASS], np.uint64), np.array([KINDS.index("cond")])
+            self.locks.known(*wait, np.zeros(1), SEEN)
+            self._keys[tgid] = int(mix(*wait)[0])
+
+    def answer(self, tgid: int, **about: Any) -> None:
+        named = LockAnswer(self._keys[tgid], True, "[java]:Lock", "", kind="cond")
+        self.locks.answer(replace(named, **about))
+
+    def advised(self) -> dict[tuple[str, ...], float]:
+        block = Block((1,), 28)
+        self.locks.export_advice(block, lambda tgid: ("", f"comm{tgid}"))
+        return exported(block)
+
+
+def exported(block: Block) -> dict[tuple[str, ...], float]:
+    """Of the one metric in it."""
+    head, arrays = snapshot.unpack(memoryview(block.pack()))
+    (metric,) = head["metrics"]
+    return dict(zip(map(tuple, metric["labels"]), arrays[metric["name"]], strict=True))
+
+
+def test_programs_are_told_where_a_java_machine_has_its_waits() -> None:
+    told = Told(7)
+    told.answer(7, hotspot=astuple(PLACES))
+    (held,) = told.hotspots.held.values()
+    assert tuple(held.tolist()) == astuple(PLACES)
+    told.answer(7, hotspot=astuple(replace(PLACES, generation=1)))  # its names have come to be known
+    (held,) = told.hotspots.held.values()
+    assert held["generation"] == 1
+    told.locks.keep(set(), LATER)
+    assert not told.hotspots.held
+
+
+def test_programs_that_forgot_a_class_whose_objects_are_told_apart_are_told_again() -> None:
+    told = Told(7)
+    told.answer(7, is_many=True, kind="lock")
+    (held,) = told.known.held.values()
+    assert (held["is_many"], held["kind"]) == (1, KINDS.index("lock"))
+    told.known.held.clear()
+    told.answer(7, is_many=True, kind="lock")
+    (held,) = told.known.held.values()
+    assert (held["is_many"], held["kind"]) == (1, KINDS.index("lock"))
+
+
+def test_advice_lasts_until_it_has_been_taken() -> None:
+    told = Told(7, 8)
+    told.answer(7, advice=JAVA, hotspot=astuple(PLACES))
+    told.answer(8, advice=GO)
+    for tgid in (7, 8):  # of what was not captured nothing is known
+        told.answer(tgid, is_provisional=True)
+    assert told.advised() == {("", "comm7", JAVA): 1, ("", "comm8", GO): 1}
+    told.answer(7, hotspot=astuple(PLACES))
+    assert told.advised() == {("", "comm8", GO): 1}
+    told.locks.keep({7}, LATER)
+    assert not told.advised()
+
+
+def test_processes_with_advice_are_all_counted_but_not_all_named() -> None:
+    told = Told(*range(1, MOST_ADVISED + 21))
+    for tgid in range(1, MOST_ADVISED + 21):
+        told.answer(tgid, advice=GO)
+    advised = told.advised()
+    assert len(advised) == MOST_ADVISED + 1
+    assert advised[OTHER, OTHER, GO] == 20
+
+
+def test_what_go_has_counted_since_it_was_first_read() -> None:
+    waits = GoMutexWaits(Budget(Limits()), lambda tgid: ("", f"comm{tgid}"))
+
+    def seconds() -> dict[tuple[str, ...], float]:
+        block = Block((1,), 28)
+        waits.export(block)
+        return exported(block)
+
+    waits.note(GoWaitsAnswer((7, 8), (10**9, -1)), 0.0)
+    assert seconds() == {("", "comm7"): 0}  # of what cannot be read there is none
+    waits.note(GoWaitsAnswer((7, 8), (3 * 10**9, -1)), 10.0)
+    waits.note(GoWaitsAnswer((7, 8), (-1, -1)), 20.0)
+    waits.note(GoWaitsAnswer((7,), (4 * 10**9,)), 30.0)
+    assert seconds() == {("", "comm7"): 3}
+    waits.keep(set())
+    waits.note(GoWaitsAnswer((7,), (10**9,)), 40.0)  # another process of that name
+    waits.note(GoWaitsAnswer((7,), (2 * 10**9,)), 50.0)
+    assert seconds() == {("", "comm7"): 4}
