@@ -46,8 +46,8 @@ OPTIONS = (
 WAITED = 0.5
 """Seconds in all from which on an instrument is compared, to within 3%."""
 MOST_PREEMPTED = 0.25
-"""Of what an instrument says, the share that may be time for which a thread was merely preempted. Where it may
-be more there is little blocking in many calls, and lockd can only be seen to say no more than that."""
+"""Of what an instrument says, the share that may be time for which a thread was merely preempted. Where it
+may be more there is little blocking in many calls, and lockd can only be seen to say no more than that."""
 LATCHES = re.compile(r"wait/synch/(?:rwlock|sxlock)/innodb/")
 LOCKS = re.compile(r"wait/synch/(?:mutex|rwlock|sxlock|prlock)/")
 BLOCKED, BY_KIND = "lockd_futex_lock_blocked_seconds_total", "lockd_futex_blocked_seconds_sum"
