@@ -146,7 +146,7 @@ class FutexAggregates:
     def _name(self, rows: Rows, now: float) -> None:
         """Give those of these locks their names that have none and are known by now.
 
-        One that was `anon`, as nobody had been captured who waited for it, has its name from when that is known.
+        One that was `anon`, as no thread that waited had been captured, has its name once that is known.
         """
         locks, user_locks = self._detail.locks, self._user_locks
         rows = rows[(locks["series_code"][rows] == 0) | (locks["lock"][rows] == ANON)]

@@ -37,7 +37,8 @@ and the tests assert each of them. `*` stands for anything; *the same* is what w
 - `site` is `object:function` of the first function outside of what implements locks, or `object+offset` of
   its start if it has no symbol. It has no parameters, and no hash of the compiler.
 - Time is counted under a lock's name only once that is known; see [metrics.md](metrics.md) for what is
-  `other`.
+  `other`. A lock of which there was nothing to tell, as none of its waiters had been captured, is `anon`
+  until there is.
 
 Stacks are not walked by frame pointers alone, since most distributions build their libc without: when the
 first thread blocks on a lock, the programs take its registers and the first 4 KiB of its stack, and another
@@ -64,8 +65,9 @@ Locks that are variables have the same name after a restart, and on all hosts wi
 program. So have the C library's own locks, one for each sort, whoever waits for whichever of them:
 `libc.so.6:malloc` for those of its heaps, `libc.so.6:stdio` for those of its files. But a lock on a heap
 that several functions take is named by the one that blocked first, and may be named by another after a
-restart; `sites` in `/api/v1/locks` has all that were seen. What has no symbol is called by an offset, which
-is another one in the next build.
+restart, as MariaDB's table cache is by `mariadbd:tc_acquire_table` or `mariadbd:tc_release_table`; `sites` in
+`/api/v1/locks` has all that were seen. What has no symbol is called by an offset, which is another one in the
+next build.
 
 ## Java
 
