@@ -27,8 +27,8 @@ TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd
 # Others' benchmarks and tools, for `make bench`.
 BENCH_PACKAGES := 'linux-perf|linux-tools-common' stress-ng bpftrace bpfcc-tools
 
-# Servers that `make services` runs beside lockd, besides the programs above. They would start when they are
-# installed, so they are unpacked instead, again with each new version of the release.
+# Servers for the tests and `make services` that would start when they are installed: they are unpacked instead, and
+# again with each new version of the release.
 UNPACKED_PACKAGES := memcached nginx postgresql prometheus
 UNPACKED := $(or $(LOCKD_CACHE),/var/cache/lockd-tests)/servers
 
@@ -70,7 +70,7 @@ kernels: ready ## run the tests of the programs on all other kernels, in emulate
 ready:
 	@$(call as_root,install packages and trace the kernel)
 	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES)
-	@$(MAKE) --no-print-directory $(VENV)/made workloads
+	@$(MAKE) --no-print-directory $(VENV)/made workloads $(UNPACKED)/made
 
 bench: ## measure what lockd costs, beside what users would run instead (ARGS='--quick'); 25 minutes
 	@$(call as_root,install packages and trace the kernel)
@@ -78,10 +78,7 @@ bench: ## measure what lockd costs, beside what users would run instead (ARGS='-
 	@$(MAKE) --no-print-directory $(VENV)/made workloads
 	@$(TOOLS) $(VENV)/bin/python -m bench.all $(ARGS)
 
-services: ## run lockd beside many real services, watched by Prometheus (ARGS='--minutes 120'); 35 minutes
-	@$(call as_root,install packages and trace the kernel)
-	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES)
-	@$(MAKE) --no-print-directory $(VENV)/made workloads $(UNPACKED)/made
+services: ready ## run lockd beside many real services, watched by Prometheus (ARGS='--minutes 120'); 35 minutes
 	@$(TOOLS) $(VENV)/bin/python -m bench.services $(ARGS)
 
 unit: $(VENV)/made ## run the tests that need neither root nor BPF

@@ -37,13 +37,11 @@ import yaml
 from bench import results
 from bench.cost import children_of, memory, name_of
 from bench.database import database
-from tests.debian import CACHE
 from tests.kernel.lockd_process import CHECKOUT, Lockd
+from tests.needs import found, libraries
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "bench/programs"
-UNPACKED = CACHE.parent / "servers"
-"""Of packages that must not be installed, as their servers would start: made by the Makefile."""
 KILLED_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 NOBODY = ("--reuid", "nobody", "--regid", "nogroup", "--clear-groups")
 READY_SECONDS = 300.0
@@ -202,20 +200,6 @@ def end(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def unpacked(pattern: str) -> Path:
-    """A program of an unpacked package, or of this host if it has that package."""
-    for root in (UNPACKED, Path("/")):
-        if found := sorted(root.glob(pattern)):
-            return found[-1]
-    raise FileNotFoundError(f"{pattern}: neither in {UNPACKED} nor installed; `make services` unpacks it")
-
-
-def libraries() -> dict[str, str]:
-    """The environment of unpacked programs."""
-    paths = [str(path) for path in UNPACKED.glob("usr/lib/*-linux-gnu*")]
-    return {**os.environ, "LD_LIBRARY_PATH": ":".join(paths)} if paths else dict(os.environ)
-
-
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as one:
         port: int = one.getsockname()[1]
@@ -268,15 +252,12 @@ def postgresql(host: Host) -> None:
     environment = {**libraries(), "PGHOST": str(directory), "PGUSER": "lockd", "PGDATABASE": "postgres"}
     how: dict[str, Any] = {"user": NOBODY, "env": environment}
 
-    def program(name: str) -> Path:
-        return unpacked(f"usr/lib/postgresql/*/bin/{name}")
-
     data = directory / "data"
-    host.run("postgresql", program("initdb"), "-A", "trust", "-U", "lockd", "-D", data, **how)
+    host.run("postgresql", found("initdb"), "-A", "trust", "-U", "lockd", "-D", data, **how)
     options = ("-c", "listen_addresses=", "-c", "fsync=off", "-k", directory)
-    host.serve("postgresql", program("postgres"), "-D", data, *options, **how)
+    host.serve("postgresql", found("postgres"), "-D", data, *options, **how)
     host.until("postgresql", (directory / ".s.PGSQL.5432").exists)
-    pgbench = program("pgbench")
+    pgbench = found("pgbench")
     host.run("clients", pgbench, "-i", "-q", "-s", 5, **how)
     load = ("-c", 8, "--rate", 30, "-T", 600)
     host.every(1, "pgbench", lambda: host.run("clients", pgbench, *load, **how))
@@ -320,14 +301,14 @@ http {{
     server {{ listen 127.0.0.1:{port}; root {directory}; }}
 }}
 """)
-    command = (unpacked("usr/sbin/nginx"), "-e", "stderr", "-p", directory, "-c", directory / "nginx.conf")
+    command = (found("nginx"), "-e", "stderr", "-p", directory, "-c", directory / "nginx.conf")
     host.serve("nginx", *command, env=libraries())
     host.every(0.1, "client of nginx", lambda: get(f"http://127.0.0.1:{port}/file"))
 
 
 def memcached(host: Host) -> None:
     unix = host.directory / "memcached.socket"
-    command = (unpacked("usr/bin/memcached"), "-t", 4, "-u", "root", "-s", unix)
+    command = (found("memcached"), "-t", 4, "-u", "root", "-s", unix)
     host.serve("memcached", *command, env=libraries())
     host.until("memcached", unix.exists)
 
@@ -433,7 +414,7 @@ class Prometheus:
         self._url = f"http://{address}"
         options = [f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
         options += [f"--web.listen-address={address}"]
-        host.serve("prometheus", unpacked("usr/bin/prometheus"), *options, env=libraries())
+        host.serve("prometheus", found("prometheus"), *options, env=libraries())
         host.until("prometheus", lambda: get(f"{self._url}/-/ready"))
 
     def _asked(self, what: str, **query: object) -> list[dict[str, Any]]:

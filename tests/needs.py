@@ -6,7 +6,9 @@ A test that asks for another one is refused by tests/unit/test_needs.py, which c
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,7 @@ PACKAGES = {
     "gcc": "gcc",
     "go": "golang-go",
     "javac": "openjdk-17-jdk-headless",
+    "java": "openjdk-17-jdk-headless",
     "jcmd": "openjdk-17-jdk-headless",
     "klockstat-bpfcc": "bpfcc-tools",
     "make": "make",
@@ -55,8 +58,20 @@ PLACES = {
     "chromium": ("chromium", "chromium-browser"),  # as Ubuntu calls it
 }
 """Of those that are not simply on PATH under their names."""
-MADE = {"promtool": "tests/unpack"}
+SERVERS = Path(os.environ.get("LOCKD_CACHE", "/var/cache/lockd-tests")) / "servers"
+"""Where the Makefile unpacks packages that must not be installed, as that would start their servers."""
+UNPACKED = {
+    name: f"usr/lib/postgresql/*/bin/{name}" for name in ("initdb", "pgbench", "postgres", "psql")
+} | {"memcached": "usr/bin/memcached", "nginx": "usr/sbin/nginx", "prometheus": "usr/bin/prometheus"}
+"""Where the programs of these packages lie there, or on a host that has them installed."""
+MADE = dict.fromkeys(("promtool", *UNPACKED), "tests/unpack")
 """Programs that the Makefile gets in other ways."""
+
+
+def libraries() -> dict[str, str]:
+    """The environment of unpacked programs."""
+    paths = [str(path) for path in SERVERS.glob("usr/lib/*-linux-gnu*")]
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join(paths)} if paths else dict(os.environ)
 
 
 def found(program: str) -> str:
@@ -65,6 +80,8 @@ def found(program: str) -> str:
     if program.startswith("python3:"):
         spec = importlib.util.find_spec(program.removeprefix("python3:"))
         return spec.name if spec else ""
+    if program in UNPACKED:
+        return next((str(path) for root in (SERVERS, Path("/")) for path in root.glob(UNPACKED[program])), "")
     return next(filter(None, map(shutil.which, PLACES.get(program, (program,)))), "")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from lockd_process import Lockd
 
-PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-"""Of Debian's packages, whose installation starts a server: so that is left to who runs the tests."""
-pytestmark = pytest.mark.skipif(
-    not PROGRAMS or not Path("/usr/bin/psql").exists(), reason="not installed: postgresql, postgresql-client"
-)
+from tests.needs import found, libraries, needs
+
+pytestmark = needs("initdb", "postgres", "psql")
+AS_NOBODY = ("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups", "--")
+"""The server refuses to run as root."""
 COMM = "postgres"
 SECONDS = "lockd_offcpu_blocked_seconds_sum"
 READY_SECONDS = 60.0
@@ -27,15 +27,13 @@ HELD = 3.0
 def directory() -> Iterator[Path]:
     """That of a running server, and of its socket."""
     with tempfile.TemporaryDirectory(prefix="lockd-postgresql-", dir="/var/tmp") as name:
-        subprocess.run(["chown", "postgres", name], check=True)
-        as_user = ["runuser", "-u", "postgres", "--"]
+        shutil.chown(name, "nobody")
         data = f"{name}/data"
-        subprocess.run([*as_user, PROGRAMS[-1] / "initdb", "-D", data, "--no-sync"], check=True,
-                       stdout=subprocess.DEVNULL)  # fmt: skip
+        made = [*AS_NOBODY, found("initdb"), "-D", data, "-U", "lockd", "--no-sync"]
+        subprocess.run(made, check=True, stdout=subprocess.DEVNULL, env=libraries())
         with open(f"{name}/log", "wb") as log:
-            server = subprocess.Popen(
-                [*as_user, PROGRAMS[-1] / "postgres", "-D", data, "-k", name, "-h", ""], stderr=log
-            )
+            command = [*AS_NOBODY, found("postgres"), "-D", data, "-k", name, "-h", ""]
+            server = subprocess.Popen(command, stderr=log, env=libraries())
         try:
             deadline = time.monotonic() + READY_SECONDS
             while psql(Path(name), "SELECT 1").wait():
@@ -49,10 +47,10 @@ def directory() -> Iterator[Path]:
 
 def psql(directory: Path, *commands: str) -> subprocess.Popen[bytes]:
     given = [word for command in commands for word in ("-c", command)]
-    options = ["-q", "-h", str(directory), "-U", "postgres", "-v", "ON_ERROR_STOP=1"]
+    options = ["-q", "-h", str(directory), "-U", "lockd", "-d", "postgres", "-v", "ON_ERROR_STOP=1"]
     return subprocess.Popen(
-        ["psql", *options, *given], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env={**os.environ, "PGAPPNAME": "shop waiting"},
+        [found("psql"), *options, *given], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**libraries(), "PGAPPNAME": "shop waiting"},
     )  # fmt: skip
 
 
