@@ -39,15 +39,12 @@ PLACES = 50
 OPTIONS = (
     "--performance-schema=ON",
     "--performance-schema-instrument=wait/synch/%=ON",
-    "--innodb-sync-spin-loops=0",  # spinning is no blocking, but is timed
+    "--innodb-sync-spin-loops=1",  # spinning is no blocking, but is timed; with 0 some latches only spin
     "--innodb-flush-log-at-trx-commit=0",
     "--innodb-doublewrite=0",
 )
 WAITED = 0.5
 """Seconds in all from which on an instrument is compared, to within 3%."""
-MOST_PREEMPTED = 0.25
-"""Of what an instrument says, the share that may be time for which a thread was merely preempted. Where it
-may be more, little is blocking in many calls, and lockd can only be seen to say no more than that."""
 LATCHES = re.compile(r"wait/synch/(?:rwlock|sxlock)/innodb/")
 LOCKS = re.compile(r"wait/synch/(?:mutex|rwlock|sxlock|prlock)/")
 BLOCKED, BY_KIND = "lockd_futex_lock_blocked_seconds_total", "lockd_futex_blocked_seconds_sum"
@@ -235,10 +232,8 @@ def test_each_lock_waits_as_long_as_the_server_says(compared: Compared) -> None:
     for name, (theirs, ours, preempted) in sorted(found.items()):
         said = f"{theirs:.3f} s, {preempted:.3f} s of it perhaps preempted"
         print(f"{name}: {said}; lockd {ours:.3f} s, {ours / theirs - 1:+.2%}")
-    assert all(ours <= 1.03 * theirs for theirs, ours, _ in found.values())
-    waits = {name: seconds for name, seconds in found.items() if seconds[2] < MOST_PREEMPTED * seconds[0]}
-    assert waits
-    assert all(ours >= 0.97 * theirs for theirs, ours, _ in waits.values()), waits
+    for theirs, ours, preempted in found.values():
+        assert 0.97 * theirs - preempted <= ours <= 1.03 * theirs
 
 
 def test_latches_are_locks(compared: Compared) -> None:
