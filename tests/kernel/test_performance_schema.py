@@ -46,8 +46,9 @@ OPTIONS = (
 WAITED = 0.5
 """Seconds in all from which on an instrument is compared."""
 MORE, SPUN = 0.03, 0.08
-"""lockd may say so much more; and less by what threads spin in a contended lock, which the server times too: 2 to
-6% of what it says of latches were seen, 20 to 50 us a wait, or 0.1 to 0.3 us a call, most of which do not wait."""
+"""lockd may say so much more; and less by what threads spin in a contended lock, which the server times too:
+2 to 6% of what it says of latches were seen. That is 20 to 50 us a wait, or 0.1 to 0.3 us a call, as most do
+not wait."""
 LATCHES = re.compile(r"wait/synch/(?:rwlock|sxlock)/innodb/")
 LOCKS = re.compile(r"wait/synch/(?:mutex|rwlock|sxlock|prlock)/")
 BLOCKED, BY_KIND = "lockd_futex_lock_blocked_seconds_total", "lockd_futex_blocked_seconds_sum"
