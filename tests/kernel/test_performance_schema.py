@@ -44,7 +44,10 @@ OPTIONS = (
     "--innodb-doublewrite=0",
 )
 WAITED = 0.5
-"""Seconds in all from which on an instrument is compared, to within 3%."""
+"""Seconds in all from which on an instrument is compared."""
+MORE, SPUN = 0.03, 0.08
+"""lockd may say so much more; and less by what threads spin in a contended lock, which the server times too: 2 to
+6% of what it says of latches were seen, 20 to 50 us a wait, or 0.1 to 0.3 us a call, most of which do not wait."""
 LATCHES = re.compile(r"wait/synch/(?:rwlock|sxlock)/innodb/")
 LOCKS = re.compile(r"wait/synch/(?:mutex|rwlock|sxlock|prlock)/")
 BLOCKED, BY_KIND = "lockd_futex_lock_blocked_seconds_total", "lockd_futex_blocked_seconds_sum"
@@ -233,7 +236,7 @@ def test_each_lock_waits_as_long_as_the_server_says(compared: Compared) -> None:
         said = f"{theirs:.3f} s, {preempted:.3f} s of it perhaps preempted"
         print(f"{name}: {said}; lockd {ours:.3f} s, {ours / theirs - 1:+.2%}")
     for theirs, ours, preempted in found.values():
-        assert 0.97 * theirs - preempted <= ours <= 1.03 * theirs
+        assert (1 - SPUN) * theirs - preempted <= ours <= (1 + MORE) * theirs
 
 
 def test_latches_are_locks(compared: Compared) -> None:
