@@ -46,10 +46,10 @@ JAVA_OBJECT = "[java]"
 RENAMED_SECONDS = 60.0
 """Between two times that all locks of a Java machine are named anew, as its perf map has changed."""
 _JAVA_SITE = re.compile(
-    r"(?!libjvm\.so\b|libc\b|\[jit\](?!:.*\.)"
+    r"(?!libj(?:vm|li)\.so\b|libc\b|\[jit\](?!:.*\.)"
     r"|\[jit\]:(?:java\.util\.concurrent\.locks|jdk\.internal|sun\.misc|java\.lang\.Object)\.)."
 )
-"""Code that somebody may know, and not the machine itself or what all locks of Java are made of."""
+"""Code that somebody may know, and not the machine, its launcher, or what all locks of Java are made of."""
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ def test_locks_of_java_have_their_kind_and_get_their_names(
     }
     assert said == {lock: pytest.approx(truth[lock], rel=NEARLY) for lock in LOCKS}
     assert truth["conditions"] > 5 > metrics.sum(SECONDS, comm=COMM, kind="lock") - sum(said.values())
+    assert not metrics.sum(SECONDS, comm=COMM, lock="libjli.so:JavaMain")  # where the first wait of all was
     program.finish()
 
 
@@ -119,7 +120,7 @@ def test_kinds_whatever_the_heap(
     program.go()
     lockd.until(
         lambda m: all(
-            waited(m, "lock", lock) - waited(before, "lock", lock) > 0.5 for lock, _ in LOCKS.values()
+            waited(m, "lock", lock) - waited(before, "lock", lock) > 1 for lock, _ in LOCKS.values()
         ),
         NOTICED_SECONDS,
     )
@@ -128,6 +129,6 @@ def test_kinds_whatever_the_heap(
     metrics = lockd.metrics()
     for lock, (nameless, _) in LOCKS.items():
         assert waited(metrics, "lock", nameless) - waited(before, "lock", nameless) == pytest.approx(
-            truth[lock], rel=NEARLY
+            truth[lock], rel=2 * NEARLY
         )
     program.finish()
