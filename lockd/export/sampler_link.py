@@ -96,7 +96,7 @@ class SamplerLink:
         except asyncio.TimeoutError:  # the builtin one only since Python 3.11
             raise SamplerError(
                 f"sampler: not everything is counted after {SETTLED_TIMEOUT:g} s;"
-                " rule: three sampling periods, and until the locks of all futex calls are known"
+                " rule: three sampling periods, and until the locks of all futex calls before are known"
             ) from None
 
     def _shared(self, request: bytes) -> asyncio.Future[Answer]:

@@ -50,17 +50,26 @@ class Folding:
         self._look = look
         self._of_process = of_process
         self._backlogs = {name: rows for name, rows in collector.backlogs.items() if name != STACKS}
+        self.tick = 0
+        """The tick at which the last of it was drained."""
         self._undecided: Rows | None = None
         """Rows of futex calls that are not counted yet."""
+        self._undecided_since = np.zeros(0, np.int64)
+        """Of each of these rows, the tick by which it had been drained."""
         self.undecided_calls = 0
+
+    def has_decided(self, tick: int) -> bool:
+        """Whether no call is undecided that was drained up to that tick."""
+        return not (self._undecided_since <= tick).any()
 
     def all(self) -> None:
         """Fold everything, but for what can be told better in a moment."""
         now = time.monotonic()
         self._advance(now)
         if self._undecided:
-            rows, self._undecided, self.undecided_calls = self._undecided, None, 0
-            self._fold(FUTEX, self._decided(rows, now), now)
+            rows, since = self._undecided, self._undecided_since
+            self._undecided, self._undecided_since, self.undecided_calls = None, since[:0], 0
+            self._fold(FUTEX, self._decided(rows, since, now), now)
         while any(self._backlogs.values()):
             self.some()  # at a time of its own: a table has room for what is asked for at one time
 
@@ -76,7 +85,7 @@ class Folding:
             left -= len(rows[0])
             if name == FUTEX:
                 self._look(rows[0])
-                rows = self._decided(rows, now)
+                rows = self._decided(rows, np.full(len(rows[0]), self.tick), now)
             self._fold(name, rows, now)
         if not self._backlogs.get(KERNEL_LOCKS):
             self._collector.forget_stacks()
@@ -96,7 +105,7 @@ class Folding:
             else:
                 aggregates.fold(window, now)
 
-    def _decided(self, rows: Rows, now: float) -> Rows:
+    def _decided(self, rows: Rows, since: npt.NDArray[np.int64], now: float) -> Rows:
         """Keep the futex calls for later whose locks are being looked up; the others."""
         keys, values = rows
         if not self._user_locks:
@@ -106,8 +115,9 @@ class Folding:
             return rows
         held = _chosen(rows, later)
         keys, values = _joined(self._undecided, held) if self._undecided else held
+        since = np.concatenate([self._undecided_since, since[later]])
         surplus = max(len(keys) - HELD_BACK_ROWS, 0)  # the oldest come first
-        self._undecided = keys[surplus:], values[surplus:]
+        self._undecided, self._undecided_since = (keys[surplus:], values[surplus:]), since[surplus:]
         self.undecided_calls = int(values["calls"][surplus:].sum())
         return _joined((keys[:surplus], values[:surplus]), _chosen(rows, ~later))
 

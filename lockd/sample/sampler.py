@@ -178,6 +178,7 @@ class Sampler:
             self._folding.some()
         kept = self._collector.kept_rows
         self.own_cost.ticks += self._collector.collect()
+        self._folding.tick = self.own_cost.ticks
         # To drain so many is work enough for a tick, but not twice in a row: they have to be folded too.
         self._only_drains = not self._only_drains and self._collector.kept_rows - kept > FOLDED_ROWS
         is_second = now >= self._next_second
@@ -227,7 +228,7 @@ class Sampler:
         if self.own_cost.ticks < tick:
             return False
         self.fold()
-        return not self._folding.undecided_calls
+        return self._folding.has_decided(tick)
 
     def _look_for_refused(self, keys: Columns) -> None:
         """Threads among these futex calls that were refused a lock, as they would wait for ever."""

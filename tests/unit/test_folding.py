@@ -159,6 +159,23 @@ def test_calls_wait_for_the_names_of_their_locks() -> None:
     assert bench.folding.undecided_calls == 0
 
 
+def test_what_was_drained_before_is_decided_though_there_is_always_more() -> None:
+    bench = Bench(locks := OddOnes())
+    for bench.folding.tick in (5, 6):
+        bench.collector.drain("futex", 2)
+        bench.folding.all()
+    assert bench.folding.has_decided(4)
+    assert not bench.folding.has_decided(5)
+    locks.are_known = True
+    bench.folding.all()
+    locks.are_known = False
+    bench.folding.tick = 7
+    bench.collector.drain("futex", 2)
+    bench.folding.all()
+    assert bench.folding.has_decided(6)
+    assert not bench.folding.has_decided(7)
+
+
 def test_only_so_many_calls_wait_and_the_oldest_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folding, "HELD_BACK_ROWS", 100)
     bench = Bench(OddOnes())
