@@ -19,7 +19,6 @@ struct hotspot {
     u8 klass_shift;
     u8 is_wide; /* whether pointers to objects have 64 bits */
     u8 generation;
-    u32 pad;
 };
 
 /* What stands for the address of a lock: the highest bits tell what it is. */

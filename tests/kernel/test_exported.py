@@ -16,6 +16,8 @@ HOLDS = {"lockd_kernel_lock_acquisitions_total", "lockd_kernel_lock_hold_seconds
 """Only in mode `all`."""
 DEADLOCKS = {"lockd_deadlocks", "lockd_deadlocks_found_total"}
 """Only where there is one, or has been (test_rings.py)."""
+RUNTIMES = {"lockd_advised_processes", "lockd_go_mutex_wait_seconds_total"}
+"""Only where there are such programs (test_java.py, test_go.py)."""
 SUFFIXES = {"counter": "_total", "info": "_info"}
 
 
@@ -47,4 +49,4 @@ def test_the_catalogue_is_what_is_exported(lockd: Lockd, workload: Start, scratc
     has_statistics = Path("/proc/sys/kernel/bpf_stats_enabled").read_text().strip() == "1"
     expected = CATALOG.keys() - HOLDS - (set() if has_statistics else STATISTICS)
     assert names <= CATALOG.keys() - HOLDS
-    assert samples | DEADLOCKS == expected
+    assert samples | DEADLOCKS | RUNTIMES == expected
