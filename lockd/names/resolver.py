@@ -217,6 +217,7 @@ class Namer:
             )
         self.pid = self._child.pid
         self._cpu_seconds = 0.0
+        self._buffer = memoryview(bytearray(MESSAGE_BYTES))
 
     def send(self, message: bytes) -> bool:
         """False if there is no room at the moment. Raises NamerGone."""
@@ -233,16 +234,16 @@ class Namer:
         messages: list[bytes] = []
         while True:
             try:
-                message = self._socket.recv(MESSAGE_BYTES)
+                length = self._socket.recv_into(self._buffer)
             except BlockingIOError:
                 return messages
             except OSError as error:
                 raise NamerGone(self._how_it_ended(error.strerror or "")) from error
-            if not message:
+            if not length:
                 if messages:
                     return messages  # the next call tells
                 raise NamerGone(self._how_it_ended("its socket is closed"))
-            messages.append(message)
+            messages.append(bytes(self._buffer[:length]))
 
     def cpu_seconds(self) -> float:
         """That it has taken so far."""
