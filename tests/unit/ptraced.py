@@ -35,7 +35,7 @@ def futex_of(tgid: int, tid: int) -> int:
     return int(fields[1], 16) if fields[0] == str(FUTEX) else 0
 
 
-def blocked_thread(tgid: int, comm: str, seconds: float = 10.0) -> tuple[int, int]:
+def blocked_thread(tgid: int, comm: str, seconds: float = 60.0) -> tuple[int, int]:
     """The thread of that name and the futex on which it sleeps, as soon as it does."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
