@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -238,7 +239,10 @@ def decode(message: bytes) -> Answer:
         return OwnersAnswer(int(fields["token"]), tuple(int(tid) for tid in fields["tids"]))
     if kind == "go":
         return GoWaitsAnswer(tuple(map(int, fields["tgids"])), tuple(map(int, fields["waited_ns"])))
-    return LockAnswer(**{**fields, "stack": tuple(fields["stack"]), "hotspot": tuple(fields["hotspot"])})
+    # Thousands of locks are waited for in the same functions: one string for each is enough.
+    texts = {name: sys.intern(fields[name]) for name in ("lock", "site", "kind", "family", "advice")}
+    stack = tuple(map(sys.intern, fields["stack"]))
+    return LockAnswer(**{**fields, **texts, "stack": stack, "hotspot": tuple(fields["hotspot"])})
 
 
 def _capture(fields: dict[str, Any], stack: bytes) -> Capture:

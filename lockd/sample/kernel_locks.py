@@ -84,7 +84,7 @@ class KernelLockAggregates:
         detail = self._detail
         detail.locks["is_mmap_lock"][lock_rows] |= values["is_mmap_lock"] != 0
         frames = detail.locks["frames"]
-        for i in np.flatnonzero(found >= 0):
+        for i in np.flatnonzero((found >= 0) & ~detail.locks["is_asked"][lock_rows]):
             frames[lock_rows[i]] = frames[lock_rows[i]] or stacks.kernel(int(found[i]))
         threads = detail.thread_rows(
             "kernel_locks",

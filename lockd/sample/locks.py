@@ -83,7 +83,7 @@ class LockSeries:
             )
             if not resolver.ask(question):
                 return
-            locks["is_asked"][row] = True
+            locks["is_asked"][row], locks["frames"][row] = True, None
 
     def name(self, row: int, lock: str, site: str, stack: tuple[str, ...]) -> None:
         """Give the lock in a row of `detail.locks` its name."""
