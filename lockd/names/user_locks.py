@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections import OrderedDict
@@ -45,6 +46,8 @@ JAVA_OBJECT = "[java]"
 """Instead of an object file's name, before the class of what threads of Java wait for."""
 RENAMED_SECONDS = 60.0
 """Between two times that all locks of a Java machine are named anew, as its perf map has changed."""
+NAMELESS = Frame(JIT, "", JIT)
+"""A function that was compiled as the program ran, and that no file names."""
 _JAVA_SITE = re.compile(
     r"(?!libj(?:vm|li)\.so\b|libc\b|\[jit\](?!:.*\.)"
     r"|\[jit\]:(?:java\.util\.concurrent\.locks|jdk\.internal|sun\.misc|java\.lang\.Object)\.)."
@@ -181,7 +184,7 @@ class UserNames:
         hotspot = self._hotspot(process, places, frames)
         wait = hotspot.wait(address, guessed) if hotspot and address & FLAG else JavaWait()
         if wait.kind:
-            lock = _java_lock(wait, frames)
+            lock = java_lock(wait, frames)
         else:
             word = address if not address & FLAG else address & ADDRESS if is_word(address) else 0
             stack = list(zip(places, frames, strict=False))
@@ -323,7 +326,7 @@ class UserNames:
             if compiled:
                 name = self._demangler.name(compiled[1])
                 return Frame(JIT, name, f"{JIT}:{name}")
-            return Frame(JIT if mapping else "", "", JIT if mapping else "?")
+            return NAMELESS if mapping else Frame("", "", "?")
         placed = space.file(image)
         symbol = placed[0].function(address - placed[1]) if placed else None
         if placed and symbol:
@@ -384,14 +387,19 @@ class UserNames:
         return f"{name}+{offset:#x}" if size > LOCK_SIZE and offset > 0 else name
 
 
-def _java_lock(wait: JavaWait, frames: Sequence[Frame]) -> UserLock:
-    """Named by the code that waits, if a perf map tells it; else by the class of what is waited for."""
+def java_lock(wait: JavaWait, frames: Sequence[Frame]) -> UserLock:
+    """Named by the code that waits, if a perf map tells it; else by the class of what is waited for.
+
+    Code that was compiled after the map was written has no name: the site may be there, so none is known.
+    """
     judgement = judge(frames)
     kind, family, is_many = wait.kind, wait.family, wait.is_many
     if judgement.kind == LOCK and not wait.name.startswith("java."):  # a program's own sort of lock
         kind, family, is_many = LOCK, judgement.family, True
-    site = judgement.site if _JAVA_SITE.match(judgement.site) else ""
     shown = tuple(frame.label for frame in frames[:SHOWN_FRAMES])
+    site = judgement.site if _JAVA_SITE.match(judgement.site) else ""
+    if any(frame == NAMELESS for frame in itertools.takewhile(lambda frame: frame.label != site, frames)):
+        site = ""
     lock = site or f"{JAVA_OBJECT}:{wait.name or 'monitor'}"
     is_provisional = not frames or not (site or wait.name)
     return UserLock(lock, kind, site, shown, family, is_provisional, is_many=is_many)

@@ -19,13 +19,14 @@ SECONDS = "lockd_futex_lock_blocked_seconds_total"
 COMM = f"contend.{os.getpid():x}"
 COMPILED_AT_ONCE = (
     "-Xcomp",
+    "-XX:TieredStopAtLevel=1",
     "-XX:CompileCommand=quiet",
     "-XX:CompileCommand=compileonly,Contention::*",
     "-XX:CompileCommand=dontinline,Contention::*",
     "-XX:+PreserveFramePointer",
 )
-"""The program's own methods, for the perf map and the stacks to have each of them; all others are
-interpreted."""
+"""The program's own methods, once for all, for the perf map and the stacks to have each of them; all others
+are interpreted. What C2 has compiled is compiled anew where its guesses fail, and then in no map."""
 LOCKS = {
     "reentrant": ("[java]:java.util.concurrent.locks.ReentrantLock", "[jit]:Contention.lockReentrant"),
     "writers": ("[java]:java.util.concurrent.locks.ReentrantReadWriteLock", "[jit]:Contention.writeTable"),

@@ -119,6 +119,8 @@ def run(lockd: Lockd, group: list[Scenario], directory: Path) -> dict[str, Said]
         for one in started:
             stack.callback(end, one)
         until_calm(lockd)
+        mapped = {one.comm for one in group if one.where == "jcmd"}
+        map_functions(lockd, [one for one in started if one.comm in mapped])
         for one in started:
             one.go()
         truths = {one.comm: one.truth() for one in started}
@@ -135,6 +137,18 @@ def until_calm(lockd: Lockd) -> None:
     while (missed := lockd.metrics().sum("lockd_stack_misses_total")) != before:
         assert time.monotonic() < deadline, "locks are never all known"
         before = missed
+
+
+def map_functions(lockd: Lockd, machines: list[Workload]) -> None:
+    """Have Java machines write perf maps, until lockd has read them and so has no more advice for them."""
+
+    def advised(metrics: Metrics, machine: Workload) -> float:
+        return metrics.sum("lockd_advised_processes", comm=machine.comm, advice="java")
+
+    lockd.until(lambda metrics: all(advised(metrics, one) == 1 for one in machines), CALM_SECONDS)
+    for one in machines:
+        subprocess.run(["jcmd", str(one.pid), "Compiler.perfmap"], check=True, stdout=subprocess.DEVNULL)
+    lockd.until(lambda metrics: not any(advised(metrics, one) for one in machines), CALM_SECONDS)
 
 
 def start(one: Scenario, directory: Path) -> Workload:
@@ -161,8 +175,6 @@ def start(one: Scenario, directory: Path) -> Workload:
         path.unlink()
     elif one.where == "replaced":
         os.replace(shutil.copy2(BUILD / "names_cpp", own / "new"), path)
-    elif one.where == "jcmd":
-        subprocess.run(["jcmd", str(workload.pid), "Compiler.perfmap"], check=True, stdout=subprocess.DEVNULL)
     return workload
 
 

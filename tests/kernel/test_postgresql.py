@@ -27,6 +27,14 @@ NEARLY = 0.02
 
 
 @pytest.fixture
+def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
+    """A daemon that looks at these servers alone: one that has seen much has no series for them at once."""
+    daemon = Lockd(tmp_path_factory.mktemp("lockd"), {"filter": {"comms": [COMM]}})
+    yield daemon
+    assert daemon.stop() == 0, "".join(daemon.log)
+
+
+@pytest.fixture
 def directory() -> Iterator[Path]:
     """That of a running server, and of its socket."""
     with tempfile.TemporaryDirectory(prefix="lockd-postgresql-", dir="/var/tmp") as name:

@@ -85,9 +85,9 @@ before it sleeps.
   compiled at that moment. lockd notices it when a thread next waits for a lock that was not captured for
   ten seconds, and from then on counts under names as `[jit]:com.shop.Registry.put`; what was counted before
   stays where it was. So for a map that is written anew, once a minute at most.
-- What is inlined into a method has that method's name, and what is interpreted, or was compiled after the
-  map was written, has that of its caller. Without `-XX:+PreserveFramePointer` a compiled caller may be
-  missed.
+- What is inlined into a method has that method's name, and what is interpreted that of its caller. Where code
+  on the way was compiled after the map was written, the lock has the name of its class. Without
+  `-XX:+PreserveFramePointer` a compiled caller may be missed.
 - In `/api/v1/locks` the `address` of such a lock is a number that has its highest bit set: it tells the
   class and, of locks, conditions and semaphores, the object, or the monitor. An object that a collector
   moves is another lock there, of the same name. A monitor's memory that HotSpot gives to another object

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from small_procfs import Procfs
 
+from lockd.names.hotspot import JavaWait
+from lockd.names.locking import Frame
 from lockd.names.messages import ANON
-from lockd.names.user_locks import UserNames
+from lockd.names.user_locks import NAMELESS, UserNames, java_lock
 
 MAPS = """\
 555000000000-555000001000 r--p 00000000 08:01 10 /usr/bin/my server
@@ -92,3 +94,12 @@ def test_file_names_can_be_anything(tmp_path: Path, file: bytes, name: str) -> N
     Procfs(tmp_path).add(7, b"server")
     (tmp_path / "7/maps").write_bytes(b"1000-2000 rw-p 00000000 08:01 10 /lib/%s\n" % file)
     assert name_of(tmp_path, 0x1010) == f"{name}+0x10"
+
+
+def test_a_lock_of_java_behind_code_that_no_map_names_is_called_by_its_class() -> None:
+    """That code may be where it is waited for, and its caller is not."""
+    wait = JavaWait("com.shop.Registry", "lock", "monitor")
+    method, caller = (Frame("[jit]", name, f"[jit]:{name}") for name in ("Shop.add", "Shop.main"))
+    assert java_lock(wait, [method, NAMELESS, caller]).lock == "[jit]:Shop.add"
+    behind = java_lock(wait, [NAMELESS, caller])
+    assert (behind.lock, behind.site, behind.kind) == ("[java]:com.shop.Registry", "", "lock")
