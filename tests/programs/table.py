@@ -84,7 +84,8 @@ before it sleeps.
   and `lockd top` say so (`java`). `jcmd PID Compiler.perfmap` (JDK 17 and later) writes a map of what is
   compiled at that moment. lockd notices it when a thread next waits for a lock that was not captured for
   ten seconds, and from then on counts under names as `[jit]:com.shop.Registry.put`; what was counted before
-  stays where it was. So for a map that is written anew, once a minute at most.
+  stays where it was. So for a map that is written anew, after a second, then after two, four and so on: in
+  the end once a minute.
 - What is inlined into a method has that method's name, and what is interpreted that of its caller. Where code
   on the way was compiled after the map was written, the lock has the name of its class. Without
   `-XX:+PreserveFramePointer` a compiled caller may be missed.
