@@ -43,8 +43,9 @@ GO_WAITS = "runtime.futex"
 """The beginning of what every thread of Go waits in."""
 JAVA_OBJECT = "[java]"
 """Instead of an object file's name, before the class of what threads of Java wait for."""
-RENAMED_SECONDS = 60.0
-"""Between two times that all locks of a Java machine are named anew, as its perf map has changed."""
+RENAMED_SECONDS, MOST_RENAMED_SECONDS = 1.0, 60.0
+"""Between two times that all locks of a Java machine are named anew, as its perf map has changed: after each
+twice as long, as one that is read while it is being written soon changes again."""
 _JAVA_SITE = re.compile(
     r"(?!libj(?:vm|li)\.so\b|libc\b|\[jit\](?!:.*\.)"
     r"|\[jit\]:(?:java\.util\.concurrent\.locks|jdk\.internal|sun\.misc|java\.lang\.Object)\.)."
@@ -83,12 +84,14 @@ class _Process:
     generation: int = 0
     """How often all locks of a Java machine had to be named anew."""
     _names_read: int = 0
-    _renamed_at: float = 0.0
+    _rename_at: float = 0.0
+    _rename_wait: float = RENAMED_SECONDS
 
     def note_names(self, now: float) -> None:
         """Have all locks named anew if a perf map has come or changed, but not all the time."""
-        if self.jit.reads != self._names_read and now >= self._renamed_at + RENAMED_SECONDS:
-            self._names_read, self._renamed_at = self.jit.reads, now
+        if self.jit.reads != self._names_read and now >= self._rename_at:
+            self._names_read, self._rename_at = self.jit.reads, now + self._rename_wait
+            self._rename_wait = min(2 * self._rename_wait, MOST_RENAMED_SECONDS)
             self.generation += 1
 
     @property

@@ -45,6 +45,8 @@ FORGET_AFTER = 60.0
 ROWS = 50_000
 HOTSPOT = tuple(field.name for field in fields(HotSpotPlaces))
 """Members of struct hotspot that the namer tells, in its order."""
+JAVA_WAIT_AT, JAVA_IS_NO_OBJECT_AT, JAVA_GENERATION_AT, JAVA_OBJECT_GENERATION_AT = 63, 62, 48, 60
+"""Bits of what stands for the address of a lock of Java, see bpf/hotspot.bpf.c."""
 MOST_ADVISED = 100
 """Names of processes with advice that are exported; further ones are `other`."""
 SITES = 16
@@ -184,12 +186,24 @@ class UserLocks:
         elif answer.hotspot:  # its names have come; what says nothing of the process takes nothing back
             self.advice.pop(tgid, None)
         if answer.hotspot and self._hotspots_put.get(tgid) != answer.hotspot:
+            self._forget_names(tgid, answer.hotspot[HOTSPOT.index("generation")])
             self._hotspots_put[tgid] = answer.hotspot
             key, value = np.zeros(1, self._hotspots.key), np.zeros(1, self._hotspots.value)
             key.view(np.uint32)[0] = tgid
             for name, number in zip(HOTSPOT, answer.hotspot, strict=True):
                 value[name] = number
             self._hotspots.put(key, value)
+
+    def _forget_names(self, tgid: int, generation: int) -> None:
+        """That a Java machine's locks had when its waits had numbers of this generation, which begins again:
+        there are few."""
+        table, numbers = self._table, self._table["address"]
+        bits = np.where(numbers >> JAVA_IS_NO_OBJECT_AT & 1, JAVA_GENERATION_AT, JAVA_OBJECT_GENERATION_AT)
+        is_its = table.used & (table["tgid"] == tgid) & (numbers >> JAVA_WAIT_AT > 0)
+        is_its &= numbers >> bits.astype(np.uint64) & 3 == generation
+        for row in np.flatnonzero(is_its):
+            self._known_locks.delete(self._key_of(int(row)))
+        table["asked_at"][is_its], table["is_answered"][is_its] = 0, False
 
     def _change_kind(self, row: int, kind: int) -> None:
         guess, before = int(self._table["guess"][row]), int(self._table["kind"][row])

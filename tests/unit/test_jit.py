@@ -21,7 +21,7 @@ def process(tmp_path: Path) -> Path:
     """A process 7 that is number 3 in its own namespace."""
     directory = tmp_path / "7"
     (directory / "root/tmp").mkdir(parents=True)
-    (directory / "status").write_text("Name:\tjava\nNSpid:\t7\t3\n")
+    (directory / "status").write_text("Name:\tjava\nUid:\t0\t0\t0\t0\nNSpid:\t7\t3\n")
     return directory
 
 
@@ -58,15 +58,32 @@ def test_a_map_is_read_again_when_it_has_grown(process: Path) -> None:
     assert [named(names, a) for a in (0x3000, 0x1000, 0x1010)] == ["new", "replaced", ""]
 
 
-def test_a_map_that_appears_later_is_looked_for_once_a_second(process: Path) -> None:
+def test_a_map_that_appears_later_is_looked_for_ten_times_a_second(process: Path) -> None:
     clock = Clock()
     names = JitNames(process, clock)
     assert named(names, 0x1000) == ""
     (process / "root/tmp/perf-3.map").write_text("1000 20 one\n")
-    clock.now = LOOK_SECONDS / 2
+    clock.now = 0.05
     assert (named(names, 0x1000), names.reads) == ("", 0)
+    clock.now = 0.1
+    assert (named(names, 0x1000), names.reads) == ("one", 1)
+
+
+def test_a_map_that_has_no_names_yet_is_no_reading(process: Path) -> None:
+    path = process / "root/tmp/perf-3.map"
+    path.touch()
+    clock = Clock()
+    names = JitNames(process, clock)
+    assert (named(names, 0x1000), names.reads) == ("", 0)
+    path.write_text("1000 20 one\n")
     clock.now = LOOK_SECONDS
     assert (named(names, 0x1000), names.reads) == ("one", 1)
+
+
+def test_a_line_that_is_still_being_written_is_no_name(process: Path) -> None:
+    (process / "root/tmp/perf-3.map").write_text("1000 20 one\n2000 20 tw")
+    names = JitNames(process)
+    assert [named(names, a) for a in (0x1000, 0x2000)] == ["one", ""]
 
 
 def test_a_name_that_was_replaced_is_noticed(process: Path) -> None:

@@ -10,8 +10,11 @@ import pytest
 
 from lockd.names import user_locks
 from lockd.names.__main__ import ASKED_SECONDS, Names
+from lockd.names.address_space import AddressSpace
+from lockd.names.jit import JitNames
 from lockd.names.messages import LockAnswer, Looks, UserLockSeen
-from lockd.names.user_locks import WEIGHED_EVERY
+from lockd.names.object_files import ObjectFiles
+from lockd.names.user_locks import MOST_RENAMED_SECONDS, WEIGHED_EVERY
 
 FIRST, SECOND = 100, 200
 MAPS = "400000-401000 r-xp 00000000 08:01 7 /bin/waiter\n401000-402000 rw-p 00001000 08:01 7 /bin/waiter\n"
@@ -99,3 +102,33 @@ def test_what_it_remembers_has_a_bound_that_is_not_looked_at_for_every_process(
     assert list(kept)[-1] == FIRST + count - 1
     assert host.lock_of(FIRST + count - 1) == "waiter+0x1100"
     assert host.lock_of(FIRST) == "anon"
+
+
+def java(directory: Path) -> user_locks._Process:
+    return user_locks._Process(directory, AddressSpace(directory, ObjectFiles()), JitNames(directory))
+
+
+def test_locks_of_java_are_named_anew_soon_and_then_more_and_more_rarely(tmp_path: Path) -> None:
+    """A perf map is read as it is being written, and then there is more in it; one may also change always."""
+    process = java(tmp_path)
+    process.note_names(0.0)
+    assert process.generation == 0
+    renamed = []
+    for tenth in range(10_000):
+        process.jit.reads += 1
+        before = process.generation
+        process.note_names(tenth / 10)
+        renamed += [tenth / 10] * (process.generation - before)
+    assert renamed[:8] == [0, 1, 3, 7, 15, 31, 63, 123]
+    assert renamed[-1] - renamed[-2] == MOST_RENAMED_SECONDS
+
+
+def test_names_that_came_too_soon_are_taken_up_later(tmp_path: Path) -> None:
+    process = java(tmp_path)
+    process.jit.reads += 1
+    process.note_names(10.0)
+    process.jit.reads += 1
+    process.note_names(10.5)
+    assert process.generation == 1
+    process.note_names(11.0)
+    assert process.generation == 2

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from lockd import snapshot
 from lockd.advice import GO, JAVA
@@ -55,7 +56,7 @@ class Namer:
 class Told:
     """The locks of some processes, as the sampler knows them; each process has waited for one."""
 
-    def __init__(self, *tgids: int) -> None:
+    def __init__(self, *tgids: int, number: int = CLASS) -> None:
         self.known = Map(
             [("uaddr", "u8"), ("tgid", "u4"), ("guess", "u4")],
             [("captured", "u8"), ("kind", "u1"), ("is_many", "u1"), ("pad", "u1", 6)],
@@ -67,7 +68,7 @@ class Told:
         )  # fmt: skip
         self._keys: dict[int, int] = {}
         for tgid in tgids:
-            wait = np.array([tgid]), np.array([CLASS], np.uint64), np.array([KINDS.index("cond")])
+            wait = np.array([tgid]), np.array([number], np.uint64), np.array([KINDS.index("cond")])
             self.locks.known(*wait, np.zeros(1), SEEN)
             self._keys[tgid] = int(mix(*wait)[0])
 
@@ -98,6 +99,32 @@ def test_programs_are_told_where_a_java_machine_has_its_waits() -> None:
     assert held["generation"] == 1
     told.locks.keep(set(), LATER)
     assert not told.hotspots.held
+
+
+@pytest.mark.parametrize(
+    ("number", "generation"),
+    [
+        (0b10 << 62 | 2 << 60 | 5 << 32 | 7, 2),
+        (0b110 << 61 | 1 << 48 | 0x7F0000001000, 1),
+        (0b111 << 61 | 3 << 48 | 0x7F0000002000, 3),
+        (0x7F0000003000, -1),
+    ],
+    ids=["object", "word", "monitor", "address"],
+)
+def test_numbers_that_stand_for_waits_again_are_named_anew(number: int, generation: int) -> None:
+    """There are few generations: what a lock was called four readings of a perf map ago is of no use."""
+    told = Told(7, number=number)
+    wait = np.array([7]), np.array([number], np.uint64), np.array([KINDS.index("cond")])
+    told.answer(7, hotspot=astuple(replace(PLACES, generation=generation - 1 & 3)))
+    for begins in (0, 1, 2, 3):
+        (row,) = told.locks.known(*wait, np.full(1, SEEN), SEEN)
+        assert told.locks.column("lock", row) == "[java]:Lock"
+        told.known.put(told.locks._key_of(row), np.zeros(1, told.known.value))  # as the programs do
+        told.locks._note_process(7, LockAnswer(0, True, "", "", hotspot=(*astuple(PLACES)[:-1], begins)))
+        is_named = told.locks.known(*wait, np.full(1, SEEN), SEEN)[0] >= 0
+        assert is_named == (begins != generation)
+        assert bool(told.known.held) == is_named
+        told.answer(7)
 
 
 def test_programs_that_forgot_a_class_whose_objects_are_told_apart_are_told_again() -> None:
