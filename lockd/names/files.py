@@ -51,8 +51,8 @@ def open_regular(root: Path | str, path: bytes) -> int:
     """A descriptor to read a regular file under `root`, which no link leads out of. OSError if there is none.
 
     Nothing else is opened: what to open has effects, like a pipe, a device or a file of procfs, is only
-    looked at. Whose file it is does not matter: this is for files that are then compared with what is known of them,
-    such as a build id.
+    looked at. Whose file it is does not matter: this is for files that are then compared with what is known
+    of them, such as a build id.
     """
     directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
