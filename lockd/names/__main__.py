@@ -1,16 +1,15 @@
 """The namer process: answers what locks are called and who holds them, one question after another.
 
-`python3 lockd/isolated.py lockd.names SOCKET-FD PROCFS LOG-LEVEL PARKED [RING-FD RING-BYTES]`
+`python3 lockd/isolated.py lockd.names SETTINGS`
 
 It reads files that anybody may have written. What goes wrong there ends at most this process: its memory is
-limited, it has no descriptors but the socket and the ring of blocked processes, and of its parent's
-capabilities only those for reading.
+limited, it has no descriptors but the socket, the ring of blocked processes and what the scheduler says of
+itself, and of its parent's capabilities only those for reading.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import resource
@@ -32,6 +31,8 @@ from lockd.names.messages import (
     KernelLock,
     LockAnswer,
     Looks,
+    NamerSettings,
+    OwnedLock,
     Owners,
     OwnersAnswer,
     Question,
@@ -40,6 +41,7 @@ from lockd.names.messages import (
     encode_answer,
 )
 from lockd.names.owners import owner_of_user_lock
+from lockd.names.shares import Bench, Shares
 from lockd.names.user_locks import UserNames
 from lockd.rings import Ring
 
@@ -58,9 +60,13 @@ class Names:
     """Everything that can be asked. `clock` counts seconds."""
 
     def __init__(
-        self, procfs: Path, clock: Callable[[], float] = time.monotonic, parked: Sequence[str] = ()
+        self,
+        procfs: Path,
+        shares: Shares,
+        clock: Callable[[], float] = time.monotonic,
+        parked: Sequence[str] = (),
     ) -> None:
-        self._procfs, self._clock = procfs, clock
+        self._procfs, self._shares, self._clock = procfs, shares, clock
         self._user = UserNames(procfs, parked=parked)
         self._kernel = KernelNames(procfs)
         self._looked: set[int] = set()
@@ -73,7 +79,7 @@ class Names:
         for tgid in tgids:
             self._blocked[tgid] = now
             try:
-                self._user.look(tgid)
+                self._look(tgid)
             except Exception:  # as in serve()
                 log.exception("the mappings of process %d", tgid)
         if tgids and now >= self._forget_at:
@@ -84,28 +90,41 @@ class Names:
         """None if none is wanted."""
         match question:
             case UserLockSeen():
-                lock = question.tgid, question.tid, question.address, question.guess
-                if question.sleeper:
-                    known = self._user.name_of_sleeper(*lock, question.sleeper)
-                else:
-                    known = self._user.name(*lock, question.capture)
-                return LockAnswer(question.key, True, **vars(known))
+                with self._shares.turn(question.tgid) as is_left:
+                    return self._user_lock(question) if is_left else question.fallback()
             case KernelLock():
                 return self._kernel.answer(question)
             case Owners():
-                tids = (
-                    owner_of_user_lock(self._procfs, lock.tgid, lock.address, lock.kind, lock.family)
-                    for lock in question.locks
-                )
-                return OwnersAnswer(question.token, tuple(tids))
+                return OwnersAnswer(question.token, tuple(map(self._owner, question.locks)))
             case GoWaits():
-                return GoWaitsAnswer(question.tgids, tuple(map(self._user.go_waited_ns, question.tgids)))
+                return GoWaitsAnswer(question.tgids, tuple(map(self._go_waited_ns, question.tgids)))
             case Looks():
                 self._looked = self._looked - set(question.gone) | set(question.tgids)
                 self._forget(self._clock())
                 for tgid in question.tgids:
-                    self._user.look(tgid)
+                    self._look(tgid)
         return None
+
+    def _look(self, tgid: int) -> None:
+        with self._shares.turn(tgid) as is_left:
+            if is_left:
+                self._user.look(tgid)
+
+    def _user_lock(self, question: UserLockSeen) -> LockAnswer:
+        lock = question.tgid, question.tid, question.address, question.guess
+        if question.sleeper:
+            known = self._user.name_of_sleeper(*lock, question.sleeper)
+        else:
+            known = self._user.name(*lock, question.capture)
+        return LockAnswer(question.key, True, **vars(known))
+
+    def _owner(self, lock: OwnedLock) -> int:
+        with self._shares.turn(lock.tgid) as is_left:
+            return owner_of_user_lock(self._procfs, **vars(lock)) if is_left else 0
+
+    def _go_waited_ns(self, tgid: int) -> int:
+        with self._shares.turn(tgid) as is_left:
+            return self._user.go_waited_ns(tgid) if is_left else -1
 
     def rest(self) -> None:
         """Nobody asks at the moment: keep no child, whose CPU time is known once it has ended."""
@@ -114,7 +133,9 @@ class Names:
     def _forget(self, now: float) -> None:
         """All but the processes that the sampler speaks of, or that it may soon ask about."""
         self._blocked = {tgid: at for tgid, at in self._blocked.items() if at > now - ASKED_SECONDS}
-        self._user.keep(self._looked | self._blocked.keys())
+        wanted = self._looked | self._blocked.keys()
+        self._user.keep(wanted)
+        self._shares.keep(wanted)
 
 
 def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = None) -> None:
@@ -159,10 +180,8 @@ def blocked_processes(ring: Ring) -> BlockedProcesses | None:
 
 def main() -> None:
     parent = os.getppid()
-    fd, procfs, level = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    parked = json.loads(sys.argv[4])
-    ring = Ring(int(sys.argv[5]), int(sys.argv[6])) if len(sys.argv) > 5 else None
-    logs.setup(level, process="namer")
+    settings = NamerSettings.from_json(sys.argv[1])
+    logs.setup(settings.log_level, process="namer")
     privileges.keep_only(READING & privileges.capabilities())
     privileges.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:  # it ended before it could be noticed
@@ -170,10 +189,12 @@ def main() -> None:
     heap.keep_little()
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    procfs, ring = Path(settings.procfs), settings.ring
+    shares = Shares(procfs, settings.share, Bench(settings.bench), settings.owing)
+    os.close(settings.bench)
+    names = Names(procfs, shares, parked=settings.parked)
     with contextlib.suppress(ConnectionError):  # the sampler closed its end without reading every answer
-        serve(
-            socket.socket(fileno=fd), Names(procfs, parked=parked), blocked_processes(ring) if ring else None
-        )
+        serve(socket.socket(fileno=settings.socket), names, blocked_processes(Ring(*ring)) if ring else None)
 
 
 if __name__ == "__main__":

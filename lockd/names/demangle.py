@@ -10,6 +10,7 @@ import re
 import resource
 import select
 import signal
+import stat
 import subprocess
 import time
 from collections import OrderedDict
@@ -18,7 +19,8 @@ from lockd import privileges
 
 log = logging.getLogger(__name__)
 
-COMMAND = ("c++filt", "-p")
+COMMAND = ("/usr/bin/c++filt", "-p")
+"""Not what is found by PATH, which may name a directory of somebody else's."""
 SECONDS = 0.5
 """For one name. Some take forever, by intention or not."""
 NAMES_OF_CHILD = 1000
@@ -43,10 +45,12 @@ class Demangler:
 
     def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
         self._command = command
+        self._is_missing = not _is_of_root(command[0])
+        if self._is_missing:
+            log.warning("%s, of root alone, is not installed: Rust symbols stay as they are", command[0])
         self._child: subprocess.Popen[bytes] | None = None
         self._asked = 0
         """Names that the child was asked for."""
-        self._is_missing = False
         self._known: OrderedDict[str, str] = OrderedDict()
 
     def name(self, symbol: str) -> str:
@@ -75,9 +79,6 @@ class Demangler:
         if not self._is_missing:
             try:
                 return self._ask(symbol)
-            except FileNotFoundError:
-                self._is_missing = True
-                log.warning("%s is not installed: Rust symbols stay as they are", self._command[0])
             except OSError as error:
                 log.debug("%s did not demangle %.200s: %s", self._command[0], symbol, error)
                 self.close()
@@ -108,6 +109,14 @@ class Demangler:
             if not part or len(answer) > MAX_ANSWER:
                 raise OSError("it ended, or took too long")
         return answer[:-1].decode("utf-8", "backslashreplace")
+
+
+def _is_of_root(program: str) -> bool:
+    try:
+        about = os.stat(program)
+    except OSError:
+        return False
+    return about.st_uid == 0 and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _limit_child() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
+import functools
 import os
 import re
 import struct
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lockd.names.files import open_regular
+from lockd.names.files import open_own
 
 OBJECT = "[jit]"
 MAX_BYTES = 16 << 20
@@ -46,7 +46,7 @@ _HIDDEN_CLASS = re.compile(r"/0x[0-9a-f]+")
 class JitNames:
     """Of one process by its directory in procfs: from perf-PID.map and jit-PID.dump in its own /tmp.
 
-    Only files of its own user or of root are believed. Later entries hide earlier ones.
+    Only files of its own user are believed, see open_own(). Later entries hide earlier ones.
     """
 
     def __init__(self, process: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,19 +87,14 @@ class JitNames:
         """Reads everything again if a file has changed."""
         opened: dict[bytes, int] = {}
         try:
-            for path in self._paths(dumps):
-                with contextlib.suppress(OSError):
-                    opened[path] = open_regular(self._process / "root", path)
-            owners = {0, os.stat(self._process).st_uid}
+            opened = open_own(self._process, dict.fromkeys([*self._paths, *dumps]))
             about = {path: os.fstat(file) for path, file in opened.items()}
-            believed = {
-                path: (a.st_ino, a.st_size, a.st_mtime_ns) for path, a in about.items() if a.st_uid in owners
-            }
-            if believed == self._read:
+            found = {path: (a.st_ino, a.st_size, a.st_mtime_ns) for path, a in about.items()}
+            if found == self._read:
                 return False
-            self._read = believed
+            self._read = found
             functions: dict[int, tuple[int, str]] = {}
-            for path in believed:
+            for path in found:
                 read = _dump if path.endswith(b".dump") else _map
                 functions.update(read(opened[path], about[path].st_size))
             before = self._starts, self._functions
@@ -115,18 +110,16 @@ class JitNames:
             for file in opened.values():
                 os.close(file)
 
-    def _paths(self, dumps: list[bytes]) -> list[bytes]:
+    @functools.cached_property
+    def _paths(self) -> list[bytes]:
         """By the process's own number in its namespace, or the one it has here."""
-        numbers = {self._process.name.encode()}
-        with contextlib.suppress(OSError):
-            status = (self._process / "status").read_bytes()
-            numbers |= {line.split()[-1] for line in status.splitlines() if line.startswith(b"NSpid:")}
-        named = [
+        status = (self._process / "status").read_bytes()
+        numbers = {line.split()[-1] for line in status.splitlines() if line.startswith(b"NSpid:")}
+        return [
             b"/tmp/" + name % number
-            for number in sorted(numbers)
+            for number in sorted({self._process.name.encode(), *numbers})
             for name in (b"perf-%s.map", b"jit-%s.dump")
         ]
-        return list(dict.fromkeys([*named, *dumps]))
 
 
 def _map(file: int, size: int) -> dict[int, tuple[int, str]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from lockd.names.capture import Capture
+from lockd.names.shares import Turn
 
 ANON = "anon"
 """A lock of which nothing is known that has a name: on a heap, a stack or in shared memory, and no stack."""
@@ -203,6 +205,30 @@ class Looks:
 
 
 Question = UserLockSeen | KernelLock | Owners | GoWaits | Looks
+
+
+@dataclass(frozen=True)
+class NamerSettings:
+    """What a namer begins with; `bench`, `ring` and `socket` have numbers of descriptors."""
+
+    procfs: str
+    log_level: int
+    parked: Sequence[str]
+    share: float
+    owing: Sequence[tuple[Turn, float]]
+    """Both as in Shares."""
+    ring: tuple[int, int] | None
+    bench: int = -1
+    socket: int = -1
+
+    def to_json(self) -> str:
+        return json.dumps(vars(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> NamerSettings:
+        fields = json.loads(text)
+        owing = [((tgid, user), seconds) for (tgid, user), seconds in fields["owing"]]
+        return cls(**{**fields, "owing": owing})
 
 
 def decode_question(message: bytes) -> Question:

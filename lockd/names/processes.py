@@ -24,6 +24,8 @@ TOLD_LATE_NS = 3 * NS
 """An event tells a name at most so long after it was read."""
 COMM_BYTES = 15
 """Of a name in a task. procfs has had those of kernel threads in full since d6986ce24fc0 (5.17)."""
+PF_KTHREAD = 1 << 21
+"""Of the flags in a process's stat."""
 ASKS_PER_SECOND = 200
 """How often procfs is asked again what a process is called: each takes some 20 us."""
 
@@ -133,15 +135,15 @@ class Processes:
     def _ask(self, tgid: int) -> Name:
         comm = self._comm_now(tgid)
         try:
-            is_kernel = not (self._procfs / str(tgid) / "cmdline").read_bytes() and self._is_kthread(tgid)
+            is_kernel = self._is_kthread(tgid)
         except OSError:
             return ("", "")
         return self._kernel(comm[:COMM_BYTES]) if is_kernel else (self._unit(0, tgid), comm)
 
     def _is_kthread(self, tgid: int) -> bool:
-        """Children of kthreadd (2), and itself."""
+        """By its flags: its command line is in memory, which may be a page of a file that is never read."""
         stat = (self._procfs / str(tgid) / "stat").read_bytes()
-        return tgid == 2 or stat.rpartition(b")")[2].split()[1] == b"2"
+        return bool(int(stat.rpartition(b")")[2].split()[6]) & PF_KTHREAD)
 
     @staticmethod
     def _kernel(comm: str) -> Name:

@@ -7,8 +7,8 @@ or die; the sampler never waits for it, and starts another.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -16,12 +16,24 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from lockd import isolated
 from lockd.cpu_clock import cpu_seconds
-from lockd.names.messages import Answer, GoWaits, KernelLock, Looks, Owners, Question, UserLockSeen, decode
+from lockd.names.messages import (
+    Answer,
+    GoWaits,
+    KernelLock,
+    Looks,
+    NamerSettings,
+    Owners,
+    Question,
+    UserLockSeen,
+    decode,
+)
+from lockd.names.shares import SAVED_SECONDS, Bench, Turn
 from lockd.rings import Ring
 
 log = logging.getLogger(__name__)
@@ -33,6 +45,12 @@ OUTSTANDING = 64
 ANSWER_SECONDS = 30.0
 """A namer that has not answered one for so long hangs. An emulated machine needs 10 s for its first."""
 RESTART_SECONDS = 1.0
+MOST_ENDING = 3
+"""Namers that were killed and do not end. With so many of them no other is started."""
+ENDING_SECONDS = 1.0
+"""So long it is waited for that, when lockd itself ends."""
+SHARE = 0.25
+OWING = 100
 MESSAGE_BYTES = 1 << 17
 LOOKS = 1000
 """Processes in one message."""
@@ -42,13 +60,22 @@ class Resolver:
     """Ask with ask(), fetch what is ready with answers(); neither ever waits.
 
     `procfs` is the root of a proc file system. By `blocked` the programs tell the namer itself, at once, of
-    which processes a thread blocks. `parked` are patterns of the names of locks that threads park on.
+    which processes a thread blocks. `parked` are patterns of the names of locks that threads park on. `share`
+    of the namer's time may a process take, and a user.
     """
 
     def __init__(
-        self, procfs: Path = Path("/proc"), blocked: Ring | None = None, parked: Sequence[str] = ()
-    ) -> None:  # fmt: skip
-        self._procfs, self._blocked, self._parked = procfs, blocked, parked
+        self,
+        procfs: Path = Path("/proc"),
+        blocked: Ring | None = None,
+        parked: Sequence[str] = (),
+        share: float = SHARE,
+    ) -> None:
+        self._procfs, self._blocked, self._parked, self._share = procfs, blocked, parked, share
+        self._owing: deque[tuple[Turn, float, float]] = deque(maxlen=OWING)
+        """Of whom a namer was lost, for how many seconds, and when."""
+        self._ending: list[Namer] = []
+        """That were killed and have not ended."""
         self._queue: deque[Question] = deque()
         self._to_look: dict[int, None] = {}
         self._to_forget: dict[int, None] = {}
@@ -68,7 +95,11 @@ class Resolver:
 
     def cpu_seconds(self) -> float:
         """Of all namers so far."""
-        return self._cpu_seconds_of_ended + (self._namer.cpu_seconds() if self._namer else 0.0)
+        return self._cpu_seconds_of_ended + sum(namer.cpu_seconds() for namer in self._all)
+
+    @property
+    def _all(self) -> list[Namer]:
+        return [*self._ending, self._namer] if self._namer else self._ending
 
     @property
     def room(self) -> int:
@@ -113,10 +144,15 @@ class Resolver:
         """End the namer."""
         if self._namer:
             self._end_namer()
+        until = time.monotonic() + ENDING_SECONDS
+        while self._ending and time.monotonic() < until:
+            time.sleep(0.001)
+            self._note_ended()
 
     def _exchange(self) -> None:
         now = time.monotonic()
-        if not self._namer and now >= self._start_at:
+        self._note_ended()
+        if not self._namer and now >= self._start_at and len(self._ending) < MOST_ENDING:
             self._start(now)
         if not self._namer:
             return
@@ -127,17 +163,24 @@ class Resolver:
                 except (ValueError, KeyError, TypeError) as error:
                     raise NamerGone(f"no answer that can be read: {error}") from error
             if self._outstanding and now - self._answered_at > ANSWER_SECONDS:
-                raise NamerGone(f"no answer for {ANSWER_SECONDS:g} s")
+                raise NamerGone(f"no answer for {ANSWER_SECONDS:g} s", ANSWER_SECONDS)
             self._send(now)
         except NamerGone as gone:
-            self._lost(str(gone), now)
+            self._lost(gone, now)
 
     def _start(self, now: float) -> None:
         try:
-            self._namer = Namer(self._procfs, self._blocked, self._parked)
+            self._namer = Namer(self._settings(now))
         except OSError as error:  # too many processes or descriptors: that may pass
             log.error("namer: cannot be started: %s; trying again", error.strerror)
             self._start_at = now + RESTART_SECONDS
+
+    def _settings(self, now: float) -> NamerSettings:
+        owing = [(turn, max(seconds - self._share * (now - at), 0.0)) for turn, seconds, at in self._owing]
+        ring = (self._blocked.fd, self._blocked.size) if self._blocked else None
+        return NamerSettings(
+            str(self._procfs), log.getEffectiveLevel(), self._parked, self._share, owing, ring
+        )
 
     def _send(self, now: float) -> None:
         assert self._namer
@@ -170,13 +213,19 @@ class Resolver:
         self._answered_at = now
         self._answers.append(answer)
 
-    def _lost(self, why: str, now: float) -> None:
+    def _lost(self, gone: NamerGone, now: float) -> None:
         """It ended or hangs: answer what it had before it for it, and let another do the rest."""
+        assert self._namer
+        tgid, _ = turn = self._namer.bench.turn
         self._end_namer()
         culprit = self._outstanding.popleft() if self._outstanding else None
         log.error(
-            "namer: %s, while looking at %s; starting another", why, culprit.words if culprit else "nothing"
+            "namer: %s, while looking at %s; starting another",
+            gone,
+            culprit.words if culprit else f"process {tgid}" if tgid > 0 else "nothing",
         )
+        if tgid > 0:
+            self._owing.append((turn, gone.seconds, now))
         if culprit:
             self._answers.append(culprit.fallback())
         self._queue.extendleft(reversed(self._outstanding))
@@ -185,34 +234,41 @@ class Resolver:
         self._start_at = now + RESTART_SECONDS
 
     def _end_namer(self) -> None:
+        """Never waits: a kill does not end what waits for a page of a file whose server does not answer."""
         assert self._namer
-        self._cpu_seconds_of_ended += self._namer.end()
+        self._namer.kill()
+        self._ending.append(self._namer)
         self._namer = None
+
+    def _note_ended(self) -> None:
+        for namer in [namer for namer in self._ending if namer.has_ended()]:
+            self._cpu_seconds_of_ended += namer.cpu_seconds()
+            self._ending.remove(namer)
 
 
 class NamerGone(Exception):
-    """Says how it ended."""
+    """Says how it ended, and how many seconds whose turn it was has to answer for."""
+
+    def __init__(self, why: str, seconds: float = SAVED_SECONDS) -> None:
+        super().__init__(why)
+        self.seconds = seconds
 
 
 class Namer:
     """The process, and our end of the socket to it."""
 
-    def __init__(self, procfs: Path, blocked: Ring | None, parked: Sequence[str]) -> None:
-        ring = [blocked.fd, blocked.size] if blocked else []
+    def __init__(self, settings: NamerSettings) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        with theirs:
+        ring = settings.ring[:1] if settings.ring else ()
+        with theirs, open(os.memfd_create("lockd-bench"), "r+b", buffering=0) as bench:
+            bench.truncate(mmap.PAGESIZE)
+            self.bench = Bench(bench.fileno())
+            settings = replace(settings, socket=theirs.fileno(), bench=bench.fileno())
             self._child = subprocess.Popen(
-                [
-                    *isolated.command("lockd.names"),
-                    str(theirs.fileno()),
-                    str(procfs),
-                    str(log.getEffectiveLevel()),
-                    json.dumps(parked),
-                    *map(str, ring),
-                ],
+                [*isolated.command("lockd.names"), settings.to_json()],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), *ring[:1]],
+                pass_fds=[theirs.fileno(), bench.fileno(), *ring],
                 start_new_session=True,  # Ctrl-C on a terminal is for the sampler, which ends it
             )
         self.pid = self._child.pid
@@ -246,18 +302,27 @@ class Namer:
             messages.append(bytes(self._buffer[:length]))
 
     def cpu_seconds(self) -> float:
-        """That it has taken so far."""
-        with contextlib.suppress(OSError):  # it has just ended: end() will know
-            self._cpu_seconds = cpu_seconds(self.pid)
+        """That it has taken so far, and its children, such as c++filt, while they live and after."""
+        if self._child.returncode is None:
+            with contextlib.suppress(OSError):  # it has just ended: has_ended() will know
+                own = cpu_seconds(self.pid)
+                children = Path(f"/proc/{self.pid}/task/{self.pid}/children")  # some kernels do not tell
+                living = children.read_text().split() if children.exists() else ()
+                self._cpu_seconds = max(own + sum(map(cpu_seconds, map(int, living))), self._cpu_seconds)
         return self._cpu_seconds
 
-    def end(self) -> float:
-        """Seconds of CPU that it took."""
+    def kill(self) -> None:
+        """It ends, now or later: see has_ended()."""
         self._socket.close()
         os.kill(self.pid, signal.SIGKILL)  # nobody has waited for it: its id is still its own
-        _, status, usage = os.wait4(self.pid, 0)
-        self._child.returncode = os.waitstatus_to_exitcode(status)
-        return usage.ru_utime + usage.ru_stime
+
+    def has_ended(self) -> bool:
+        """Of one that was killed. Never waits."""
+        pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+        if pid:
+            self._child.returncode = os.waitstatus_to_exitcode(status)
+            self._cpu_seconds = max(usage.ru_utime + usage.ru_stime, self._cpu_seconds)
+        return pid > 0
 
     def _how_it_ended(self, otherwise: str) -> str:
         """Leaves it as it is, so that its times can still be had."""

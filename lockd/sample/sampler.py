@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from lockd.sample.offcpu import OffcpuAggregates
 from lockd.sample.own_cost import OwnCost
 from lockd.sample.pairs import Columns, Rows
 from lockd.sample.presence import Presence
+from lockd.sample.restraint import NAMER_SHARE
 from lockd.sample.series import Series
 from lockd.sample.user_locks import UserLocks
 
@@ -75,7 +77,9 @@ class Sampler:
         functions = fds[len(manifest.maps) : len(manifest.maps) + len(manifest.functions)]
         self._processes = Processes(Units(procfs), procfs)
         self._identities = Identities(self._processes, settings.filter)
-        self._resolver = Resolver(procfs, self._collector.blocked_processes, settings.parked)
+        cpus = 1.0 if settings.cpu_budget is None else settings.cpu_budget * (os.cpu_count() or 1)
+        share = NAMER_SHARE * min(cpus, 1.0)
+        self._resolver = Resolver(procfs, self._collector.blocked_processes, settings.parked, share)
         self.detail = Detail(
             self._processes.thread_comm, FOLDED_ROWS + max(2 * self._collector.largest, HELD_BACK_ROWS)
         )

@@ -20,17 +20,16 @@ class Procfs:
         self,
         tgid: int,
         comm: bytes,
-        cmdline: bytes = b"program\0",
         cgroup: bytes = b"0::/\n",
-        parent: int = 1,
+        is_kernel: bool = False,
     ) -> Path:
         """A process, or another one of the same id."""
         directory = self.root / str(tgid)
         directory.mkdir(exist_ok=True)
         (directory / "comm").write_bytes(comm + b"\n")
-        (directory / "cmdline").write_bytes(cmdline)
         (directory / "cgroup").write_bytes(cgroup)
-        (directory / "stat").write_bytes(b"%d (%s) S %d 0 0 0 -1 0\n" % (tgid, comm, parent))
+        flags = 0x208040 if is_kernel else 0x400100
+        (directory / "stat").write_bytes(b"%d (%s) S 2 0 0 0 -1 %d 0\n" % (tgid, comm, flags))
         return directory
 
     def add_thread(self, tgid: int, tid: int, comm: bytes) -> None:
@@ -39,5 +38,5 @@ class Procfs:
         (directory / "comm").write_bytes(comm + b"\n")
 
     def remove(self, tgid: int) -> None:
-        for name in ("comm", "cmdline", "cgroup", "stat"):
+        for name in ("comm", "cgroup", "stat"):
             os.unlink(self.root / str(tgid) / name)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from doubled_symbol import doubled
 
 from lockd.names import demangle
 from lockd.names.demangle import Demangler, shortened
@@ -43,13 +44,32 @@ def test_by_the_runtime(symbol: str, name: str) -> None:
     assert Demangler(("/nonexistent/c++filt",)).name(symbol) == name
 
 
-@pytest.mark.parametrize("command", [("sleep", "1000"), ("true",), ("cat", "/dev/zero")])
+@pytest.mark.parametrize("command", [("/bin/sleep", "1000"), ("/bin/true",), ("/bin/cat", "/dev/zero")])
 def test_a_child_that_answers_nothing_or_too_much(command: tuple[str, ...]) -> None:
     demangler = Demangler(command)
     start = time.monotonic()
     assert demangler.name("_ZN1a1bEv") == "_ZN1a1bEv"
     assert time.monotonic() - start < 10
     demangler.close()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o775, 0o757])
+@pytest.mark.parametrize("user", [0, 12345])
+def test_only_what_root_alone_may_write_is_run(tmp_path: Path, user: int, mode: int) -> None:
+    program = tmp_path / "c++filt"
+    program.write_text("#!/bin/sh\nwhile read symbol; do echo run; done\n")
+    program.chmod(mode)
+    os.chown(program, user, user)
+    demangler = Demangler((str(program),))
+    assert demangler.name("_ZN1a1bEv") == ("run" if (user, mode) == (0, 0o755) else "a::b")
+    demangler.close()
+
+
+def test_what_is_in_path_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c++filt").write_text("#!/bin/sh\nwhile read symbol; do echo run; done\n")
+    (tmp_path / "c++filt").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert Demangler().name("_ZN1a1bEv") == "a::b"
 
 
 def test_a_child_that_was_killed_is_started_again() -> None:
@@ -71,13 +91,6 @@ def test_long_names() -> None:
     assert shortened("a\nb") == "a?b"
     huge = "_ZN" + "1a" * 2000 + "E"
     assert len(Demangler().name(huge)) == 120
-
-
-def doubled(times: int) -> str:
-    """A function with so many template arguments, each of which has the one before it twice."""
-    digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    numbers = [""] + [digits[n] if n < 36 else digits[n // 36] + digits[n % 36] for n in range(times)]
-    return "_Z1fI1AIiiE" + "".join(f"S_IS{n}_S{n}_E" for n in numbers[1:]) + "Evv"
 
 
 ORPHAN = """
@@ -112,7 +125,7 @@ def test_a_child_dies_with_its_parent_however_busy_it_is() -> None:
 def test_a_child_may_take_so_much_cpu_and_memory_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demangle, "SECONDS", 60.0)
     monkeypatch.setattr(demangle, "CPU_SECONDS", 1)
-    demangler = Demangler(("sh", "-c", "while :; do :; done"))
+    demangler = Demangler(("/bin/sh", "-c", "while :; do :; done"))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert demangler.name("_ZN1a1bEv") == "_ZN1a1bEv"
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -73,7 +73,7 @@ def released_by_another(tid: int, tgid: int, **about: Any) -> Entry:
 
 def test_a_hold_that_another_thread_ended_is_its_holders(host: Host, procfs: Procfs) -> None:
     procfs.add(7, b"shop", cgroup=b"4:memory:/system.slice/a.service\n")
-    procfs.add(70, b"kworker/3:1", cmdline=b"", parent=2)
+    procfs.add(70, b"kworker/3:1", is_kernel=True)
     host.fold(
         released_by_another(8, 7, lock_type=SEMAPHORE, acquired=0, held=10),
         released_by_another(70, 70, lock_type=SEMAPHORE, acquired=0, held=10),

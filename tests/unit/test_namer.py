@@ -12,8 +12,18 @@ from lockd.names import user_locks
 from lockd.names.__main__ import ASKED_SECONDS, Names
 from lockd.names.address_space import AddressSpace
 from lockd.names.jit import JitNames
-from lockd.names.messages import LockAnswer, Looks, UserLockSeen
+from lockd.names.messages import (
+    GoWaits,
+    GoWaitsAnswer,
+    LockAnswer,
+    Looks,
+    OwnedLock,
+    Owners,
+    OwnersAnswer,
+    UserLockSeen,
+)
 from lockd.names.object_files import ObjectFiles
+from lockd.names.shares import NOBODY, Shares
 from lockd.names.user_locks import MOST_RENAMED_SECONDS, WEIGHED_EVERY
 
 FIRST, SECOND = 100, 200
@@ -27,7 +37,12 @@ class Host:
     def __init__(self, procfs: Path) -> None:
         self._procfs = procfs
         self._now = 1000.0
-        self.names = Names(procfs, lambda: self._now)
+        self._shares = Shares(procfs, 1.0)
+        self.names = Names(procfs, self._shares, lambda: self._now)
+
+    def owes(self, tgid: int) -> None:
+        """It has taken more of the namer's time than it may."""
+        self._shares._take((tgid, NOBODY), 1000.0)
 
     def blocks_and_ends(self, tgid: int) -> None:
         directory = self._procfs / str(tgid)
@@ -132,3 +147,15 @@ def test_names_that_came_too_soon_are_taken_up_later(tmp_path: Path) -> None:
     assert process.generation == 1
     process.note_names(11.0)
     assert process.generation == 2
+
+
+def test_of_whom_has_taken_his_share_no_lock_is_looked_at(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.blocks_and_ends(FIRST)
+    host.owes(FIRST)
+    assert host.lock_of(FIRST) == "anon"
+    owners = host.names.answer(Owners(1, (OwnedLock(FIRST, LOCK, "lock", "mutex"),)))
+    assert owners == OwnersAnswer(1, (0,))
+    assert host.names.answer(GoWaits((FIRST,))) == GoWaitsAnswer((FIRST,), (-1,))
+    host.blocks_and_ends(SECOND)
+    assert host.lock_of(SECOND) == "waiter+0x1100"

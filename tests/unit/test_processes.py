@@ -84,20 +84,20 @@ def test_pools_of_kernel_threads_are_one_process(
     procfs: Procfs, processes: Processes, comm: bytes, name: str
 ) -> None:
     assert processes.tell(7, 1, comm, kernel_thread=True) == (KERNEL, name)
-    procfs.add(8, comm, cmdline=b"", parent=2)
+    procfs.add(8, comm, is_kernel=True)
     assert processes.name(8) == (KERNEL, name)
 
 
 def test_a_kernel_thread_is_called_the_same_by_events_and_by_procfs(
     procfs: Procfs, processes: Processes
 ) -> None:
-    procfs.add(7, b"irq/27-virtio0-output.0", cmdline=b"", parent=2)
+    procfs.add(7, b"irq/27-virtio0-output.0", is_kernel=True)
     assert processes.name(7) == (KERNEL, "irq/27-virtio0-")
     assert processes.tell(7, 1, b"irq/27-virtio0-\0", kernel_thread=True) == (KERNEL, "irq/27-virtio0-")
 
 
 def test_a_kernel_thread_that_renamed_itself(procfs: Procfs, processes: Processes) -> None:
-    procfs.add(7, b"made as this", cmdline=b"", parent=2)
+    procfs.add(7, b"made as this", is_kernel=True)
     assert processes.tell(7, 1, b"before\0", kernel_thread=True) == (KERNEL, "before")
     assert processes.tell(7, 1, b"called so\0", kernel_thread=True) == (KERNEL, "called so")
     assert processes.name(7, since=time.monotonic_ns()) == (KERNEL, "called so")
@@ -105,11 +105,11 @@ def test_a_kernel_thread_that_renamed_itself(procfs: Procfs, processes: Processe
 
 def test_a_user_process_is_no_kernel_thread_whatever_its_name(procfs: Procfs, processes: Processes) -> None:
     assert processes.tell(7, 1, b"kworker/0:1", kernel_thread=False) == ("", "kworker/0:1")
-    procfs.add(8, b"kworker/0:1", cmdline=b"/bin/kworker\0", parent=2)
+    procfs.add(8, b"kworker/0:1")  # as what kthreadd starts for the kernel
     assert processes.name(8) == ("", "kworker/0:1")
-    procfs.add(9, b"a) S 2 (", cmdline=b"", parent=1)  # a zombie has no command line either
+    procfs.add(9, b"a) S 2 (")
     assert processes.name(9) == ("", "a) S 2 (")
-    procfs.add(2, b"kthreadd", cmdline=b"", parent=0)
+    procfs.add(2, b"kthreadd", is_kernel=True)
     assert processes.name(2) == (KERNEL, "kthreadd")
 
 
@@ -128,9 +128,9 @@ def test_a_process_that_is_gone_has_no_name(processes: Processes) -> None:
 
 def test_any_bytes_are_a_name(procfs: Procfs, processes: Processes) -> None:
     """A process chooses its own; if its leader is a zombie there is no command line."""
-    procfs.add(7, b"\xff\xfe", cmdline=b"")
+    procfs.add(7, b"\xff\xfe")
     assert processes.name(7) == ("", "\ufffd\ufffd")
-    procfs.add(8, b"\xff", cmdline=b"\xff\0", cgroup=b"4:memory:/\xff.service\n")
+    procfs.add(8, b"\xff", cgroup=b"4:memory:/\xff.service\n")
     assert processes.name(8) == ("\\xff.service", "\ufffd")
     procfs.add_thread(8, 9, b"\xfe")
     assert processes.thread_comm(8, 9) == "\ufffd"

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from doubled_symbol import doubled
 
+from lockd.cpu_clock import cpu_seconds
+from lockd.names import resolver as resolver_module
 from lockd.names.capture import Capture
 from lockd.names.kernel_locks import MODULES_SECONDS
 from lockd.names.messages import (
@@ -28,7 +34,8 @@ from lockd.names.messages import (
     decode_question,
     encode_answer,
 )
-from lockd.names.resolver import QUEUED, Resolver
+from lockd.names.resolver import ANSWER_SECONDS, MOST_ENDING, QUEUED, RESTART_SECONDS, Resolver
+from tests.needs import needs
 
 LOCK = 0xFFFFFFFFC0001000
 KALLSYMS = "ffffffff82000000 D init_task\nffffffffc0000000 d other_lock\t[other]\n"
@@ -180,6 +187,75 @@ def test_a_namer_that_dies_is_replaced_and_only_its_question_is_lost(
     assert "ended by SIGKILL, while looking at the kernel's lock 0xffffffffc0001000" in caplog.text
 
 
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """A process and its memory that nobody can read, nor be killed while he tries."""
+    if os.geteuid() or not Path("/dev/fuse").exists():
+        pytest.skip("needs root and /dev/fuse: mounts a file system whose server is silent")
+    script = Path(__file__).with_name("silent_fuse.py")
+    server = subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert server.stdout
+    tgid, address = server.stdout.readline().split()
+    yield int(tgid), int(address, 16)
+    server.kill()
+    server.communicate()
+
+
+def is_stuck(pid: int) -> bool:
+    """In a wait for the server; since it was killed, one that no signal ends."""
+    return Path(f"/proc/{pid}/wchan").read_text() == "request_wait_answer"
+
+
+def stick(resolver: Resolver, question: Owners) -> int:
+    """Have a namer stuck with this question; its id."""
+    assert resolver.ask(question)
+    deadline = time.monotonic() + 30
+    while not (resolver.pid and is_stuck(resolver.pid)):
+        assert time.monotonic() < deadline
+        assert resolver.answers() == []
+        time.sleep(0.01)
+    return resolver.pid
+
+
+def test_a_namer_that_cannot_die_is_left_behind(
+    silent: tuple[int, int], make: MakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the server ends it waits for a page of a file, whatever signal it gets: who waited for its end
+    would not come back."""
+    resolver = make(Path("/proc"))
+    tgid, address = silent
+    for token in range(1, MOST_ENDING + 1):
+        resolver._owing.clear()  # as if it were another user's process each time
+        page = address + token * mmap.PAGESIZE  # whoever waits for the same one is second, and can be killed
+        namer = stick(resolver, Owners(token, (OwnedLock(tgid, page, "lock", "mutex"),)))
+        with monkeypatch.context() as patched:
+            patched.setattr(resolver_module, "ANSWER_SECONDS", 0.0)
+            assert answers(resolver) == [OwnersAnswer(token, (0,))]
+        assert is_stuck(namer)
+        assert resolver.restarts == token
+    time.sleep(2 * RESTART_SECONDS)
+    assert resolver.answers() == []
+    assert resolver.pid == 0  # that many are enough
+    assert resolver.cpu_seconds() > 0
+
+
+def test_whose_turn_it_was_when_a_namer_was_lost_is_known_to_the_next(
+    silent: tuple[int, int], make: MakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolver = make(Path("/proc"))
+    mine, silents = (
+        OwnedLock(os.getpid(), ctypes.addressof(HELD), "pi", ""),
+        OwnedLock(*silent, "lock", "mutex"),
+    )
+    stick(resolver, Owners(1, (silents,)))
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * ANSWER_SECONDS)
+    assert answers(resolver) == [OwnersAnswer(1, (0,))]
+    resolver.ask(Owners(2, (silents, mine)))
+    assert answers(resolver) == [OwnersAnswer(2, (0, os.getpid()))]
+    assert resolver.restarts == 1
+
+
 def test_a_namer_that_cannot_be_started_is_started_later(
     tmp_path: Path, make: MakeResolver, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,15 +284,19 @@ def test_what_the_namers_cost_only_grows(tmp_path: Path, make: MakeResolver) -> 
     assert resolver.cpu_seconds() > before
 
 
-def test_without_a_ring_it_holds_no_descriptor_but_its_socket(tmp_path: Path, make: MakeResolver) -> None:
+def test_without_a_ring_it_holds_its_socket_and_what_tells_whose_turn_it_is(
+    tmp_path: Path, make: MakeResolver
+) -> None:
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     resolver = make(tmp_path)
     named(resolver, LOCK)
     fds = {os.readlink(fd).partition(":")[0] for fd in Path(f"/proc/{resolver.pid}/fd").iterdir()}
     ours = {os.readlink(f"/proc/self/fd/{fd}").partition(":")[0] for fd in (1, 2)}
-    assert fds <= {"socket", "/dev/null"} | ours
+    assert fds <= {"socket", "/memfd", f"/proc/{resolver.pid}/schedstat", "/dev/null"} | ours
 
 
+HELD = ctypes.c_uint32(os.getpid())
+"""A PI mutex of this process, by its own thread."""
 CAPTURE = Capture(tuple(range(17)), bytes(range(256)) * 3, (1 << 63, 5), 7)
 
 
@@ -247,32 +327,32 @@ def test_what_is_no_question_is_refused(message: bytes) -> None:
         decode_question(message)
 
 
-SLOW_FILTER = """#!/bin/sh
-while read symbol; do
-  n=0; while [ $n -lt 60000 ]; do n=$((n+1)); done
-  echo "a::slow"
-done
-"""
+SLOW = [doubled(60).replace("1f", f"3f{number}", 1) for number in range(10, 30)]
 
 
-def test_what_its_children_take_counts_as_its_own(
-    tmp_path: Path, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A C++ variable, named by a c++filt that is busy for a while."""
-    filter_ = tmp_path / "c++filt"
-    filter_.write_text(SLOW_FILTER)
-    filter_.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+def slow_variables(directory: Path) -> list[int]:
+    """Addresses of variables with whose names c++filt is busy until it is stopped."""
+    source, library = directory / "slow.c", directory / "libslow.so"
+    source.write_text("".join(f'int v{at} __asm__("{name}") = 1;' for at, name in enumerate(SLOW)))
+    subprocess.run(["gcc", "-shared", "-o", library, source], check=True)
+    loaded = ctypes.CDLL(str(library))
+    return [ctypes.addressof(ctypes.c_int.in_dll(loaded, name)) for name in SLOW]
+
+
+@needs("gcc")
+def test_what_its_children_take_counts_as_its_own_while_they_live(tmp_path: Path, make: MakeResolver) -> None:
     resolver = make(Path("/proc"))
-    variable = ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL("libstdc++.so.6"), "_ZSt4cout"))
-    assert resolver.ask(UserLockSeen(1, os.getpid(), os.getpid(), variable, "lock"))
-    (answer,) = answers(resolver)
-    assert isinstance(answer, LockAnswer)
-    assert answer.lock.endswith("a::slow")
-    before, deadline = resolver.cpu_seconds(), time.monotonic() + 10
-    while resolver.cpu_seconds() < before + 0.03:  # the child ends once nobody asks
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    seconds, most = [0.0], 0.0
+    for key, variable in enumerate(slow_variables(tmp_path)):
+        if most > 0.05:
+            break
+        resolver.ask(UserLockSeen(key, os.getpid(), os.getpid(), variable, "lock"))
+        while not resolver.answers():
+            seconds.append(resolver.cpu_seconds())
+            most = max(most, seconds[-1] - (cpu_seconds(resolver.pid) if resolver.pid else 0.0))
+            time.sleep(0.01)
+    assert most > 0.05  # that is of those that live
+    assert seconds == sorted(seconds)
 
 
 def test_names_of_functions_are_kept_once_however_many_locks_are_waited_for_there() -> None:

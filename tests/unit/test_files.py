@@ -1,0 +1,140 @@
+"""What the namer reads by paths that processes choose: of real processes of several users."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lockd.names.files import open_regular
+from lockd.names.jit import JitNames
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of several users")
+
+USER, OTHER = 12345, 12346
+LINE = "1000 20 told\n"
+PROCESS = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+NEWNS, NEWUSER, BIND, PRIVATE = 0x20000, 0x10000000, 0x1000, 1 << 18 | 1 << 14
+place = f"/tmp/perf-{os.getpid()}.map"
+kind, target = sys.argv[1:]
+def check(failed):
+    if failed:
+        raise OSError(ctypes.get_errno(), kind)
+if kind == "written":
+    with open(place, "w") as file:
+        file.write(target)
+elif kind == "link":
+    os.symlink(target, place)
+else:
+    user = os.getuid()
+    check(libc.unshare(NEWNS | (NEWUSER if user else 0)))
+    if user:
+        numbers = f"{user} {user} 1"
+        for name, line in ("setgroups", "deny"), ("uid_map", numbers), ("gid_map", numbers):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(line)
+    check(libc.mount(b"none", b"/", None, PRIVATE, None))
+    source = f"/proc/self/fd/{os.open(target, os.O_PATH)}"
+    check(libc.mount(b"none", b"/tmp", b"tmpfs", 0, None))
+    open(place, "w").close()
+    check(libc.mount(source.encode(), place.encode(), None, BIND, None))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+Start = Callable[..., Path]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a process as a user with a perf map of a kind; gives its directory in procfs."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(user: int, kind: str, target: object, *before: str, **more: str) -> Path:
+        command = [*before, os.path.realpath(sys.executable), "-I", "-c", PROCESS, kind, str(target)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user, group=user, extra_groups=[],
+            env=more, cwd="/",
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        return Path(f"/proc/{process.pid}")
+
+    yield start
+    for process in started:
+        process.communicate()
+        Path(f"/tmp/perf-{process.pid}.map").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file that only root may read, where everybody may look."""
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    path = tmp_path / "secret"
+    path.write_text(LINE)
+    path.chmod(0o600)
+    return path
+
+
+def told(process: Path) -> str:
+    found = JitNames(process).function(0x1000, [])
+    return found[1] if found else ""
+
+
+@pytest.mark.parametrize("user", [0, USER])
+def test_what_a_process_wrote_itself_is_believed(start: Start, user: int) -> None:
+    assert told(start(user, "written", LINE)) == "told"
+
+
+@pytest.mark.parametrize("kind", ["link", "bound"])
+def test_no_users_process_has_a_file_of_roots_read(start: Start, secret: Path, kind: str) -> None:
+    assert told(start(USER, kind, secret)) == ""
+
+
+@pytest.mark.parametrize("user", [0, USER])
+def test_no_symbolic_link_is_followed(start: Start, secret: Path, user: int) -> None:
+    os.chown(secret, user, user)
+    assert told(start(user, "link", secret)) == ""
+
+
+def test_what_another_user_wrote_is_not_believed_of_roots_process(start: Start) -> None:
+    process = start(0, "written", LINE)
+    os.chown(f"/tmp/perf-{process.name}.map", USER, USER)
+    assert told(process) == ""
+
+
+def test_a_file_that_has_other_names_is_not_believed(start: Start, tmp_path: Path) -> None:
+    """A user may have made one of root's where the kernel lets him (fs.protected_hardlinks=0)."""
+    process = start(0, "written", LINE)
+    os.link(f"/tmp/perf-{process.name}.map", tmp_path / "other")
+    assert told(process) == ""
+
+
+def test_a_process_between_two_users_has_no_files(start: Start) -> None:
+    """As one that a setuid program has become."""
+    between = f"import os, sys; os.setresuid({USER}, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    process = start(0, "written", LINE, os.path.realpath(sys.executable), "-I", "-c", between)
+    assert Path(f"/tmp/perf-{process.name}.map").stat().st_uid == 0
+    assert told(process) == ""
+
+
+@pytest.mark.parametrize("user", [0, USER])
+def test_no_file_of_procfs_is_read(start: Start, user: int) -> None:
+    """Its own environment has lines as of a perf map."""
+    process = start(user, "bound", "/proc/self/environ", "/usr/bin/env", f"X=\n{LINE}")
+    assert LINE.encode() in (process / "environ").read_bytes()
+    assert told(process) == ""
+
+
+@pytest.mark.parametrize("path", ["/proc/kmsg", "/sys/kernel/mm/transparent_hugepage/enabled"])
+def test_no_file_of_the_kernel_is_opened_whoever_asks(path: str) -> None:
+    with pytest.raises(OSError, match=r"a file of (procfs|sysfs)"):
+        open_regular("/", os.fsencode(path))

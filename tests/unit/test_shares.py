@@ -1,0 +1,118 @@
+"""What one process, or one user, may take of the namer's time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lockd.names.shares import NOBODY, SAVED_SECONDS, Shares
+
+SHARE = 0.1
+
+
+class Host:
+    """Processes of several users, and a clock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.now = root, 1000.0
+        self.shares = Shares(root, SHARE, clock=lambda: self.now)
+
+    def start(self, tgid: int, user: int) -> int:
+        directory = self.root / str(tgid)
+        directory.mkdir()
+        os.chown(directory, user, user)
+        return tgid
+
+    def work(self, tgid: int, seconds: float) -> bool:
+        """Whether it may be done."""
+        with self.shares.turn(tgid) as is_left:
+            if is_left:
+                self.now += seconds
+        return is_left
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    if os.geteuid():
+        pytest.skip("needs root: has directories of several users")
+    return Host(tmp_path)
+
+
+def test_what_takes_more_than_its_share_waits_and_nobody_else_does(host: Host) -> None:
+    greedy, modest = host.start(1, 0), host.start(2, 0)
+    assert host.work(greedy, 3 * SAVED_SECONDS)
+    assert not host.work(greedy, 1)
+    assert host.work(modest, 1)
+    host.now += 2 * SAVED_SECONDS / SHARE - 2
+    assert not host.work(greedy, 1)
+    host.now += 2
+    assert host.work(greedy, 1)
+
+
+def test_over_a_long_time_it_gets_its_share(host: Host) -> None:
+    greedy, worked = host.start(1, 0), 0
+    for _ in range(10_000):
+        if host.work(greedy, 0.5):
+            worked += 1
+        else:
+            host.now += 0.5
+    assert worked * 0.5 == pytest.approx(SAVED_SECONDS + SHARE * 5000, rel=0.01)
+
+
+def test_processes_of_one_user_have_one_share_and_roots_each_their_own(host: Host) -> None:
+    users = [host.start(tgid, 1000) for tgid in range(1, 12)]
+    roots = [host.start(tgid, 0) for tgid in range(21, 32)]
+    other = host.start(50, 1001)
+    may = [host.work(tgid, SAVED_SECONDS / 10 + 0.5) for tgid in users]
+    assert (may[0], may[-1]) == (True, False)
+    assert all(host.work(tgid, SAVED_SECONDS / 10 + 0.5) for tgid in (*roots, other))
+
+
+def test_a_process_that_has_ended_is_still_its_users(host: Host) -> None:
+    for tgid in range(1, 12):
+        host.start(tgid, 1000)
+        assert host.work(tgid, 0)
+        (host.root / str(tgid)).rmdir()
+    may = [host.work(tgid, SAVED_SECONDS / 10 + 0.5) for tgid in range(1, 12)]
+    assert (may[0], may[-1]) == (True, False)
+
+
+def test_who_cost_a_namer_owes_what_it_took(host: Host) -> None:
+    one, other = host.start(1, 1000), host.start(2, 1000)
+    host.shares = Shares(host.root, SHARE, owing=[((1, 1000), 2 * SAVED_SECONDS)], clock=lambda: host.now)
+    assert not host.work(one, 1)
+    assert not host.work(other, 1)
+    assert host.work(host.start(3, 0), 1)
+
+
+def test_what_fails_has_taken_its_time(host: Host) -> None:
+    one = host.start(1, 0)
+    with pytest.raises(ValueError, match="strange"), host.shares.turn(one):
+        host.now += 2 * SAVED_SECONDS
+        raise ValueError("strange")
+    assert not host.work(one, 1)
+
+
+def test_waiting_for_a_cpu_is_nobodys_fault() -> None:
+    """Two on one CPU have half of it each."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        shares = Shares(Path("/proc"), SHARE)
+        began, ran = time.monotonic(), time.process_time()
+        with shares.turn(os.getpid()):
+            while time.process_time() < ran + 0.3:
+                pass
+        took = time.monotonic() - began
+    finally:
+        rival.kill()
+        rival.wait()
+        os.sched_setaffinity(0, cpus)
+    assert took > 0.4
+    assert shares._owes((os.getpid(), NOBODY)) == pytest.approx(0.3, abs=0.08)
