@@ -86,9 +86,9 @@ before it sleeps.
   ten seconds, and from then on counts under names as `[jit]:com.shop.Registry.put`; what was counted before
   stays where it was. So for a map that is written anew, after a second, then after two, four and so on: in
   the end once a minute.
-- A perf map or jitdump, of Java or any other program, is read only if it belongs to the one user that the process
-  runs as, is a regular file with no other name, and no symbolic link leads there: else any user could have lockd
-  tell what is in a file of root's.
+- A perf map or jitdump, of Java or any other program, is read only if it belongs to the one user that the
+  process runs as, is a regular file with no other name, and no symbolic link leads there: else any user
+  could have lockd tell what is in a file of root's.
 - What is inlined into a method has that method's name, and what is interpreted that of its caller. Where code
   on the way was compiled after the map was written, the lock has the name of its class. Without
   `-XX:+PreserveFramePointer` a compiled caller may be missed.
