@@ -2,6 +2,8 @@
 
 The format is that of Prometheus' exporter-toolkit. The file and the certificates that it names
 are read again once they have changed; what is wrong then is logged, and what was before stays.
+So does what keeps people out, though the file no longer asks for it: half a file, as there is
+while it is being written, looks like that. Only a restart takes it away.
 """
 
 from __future__ import annotations
@@ -31,6 +33,17 @@ class Settings:
     client_names: frozenset[str] = frozenset()
     """If there are any, a client's certificate must have one of them as alternative name."""
 
+    def protections(self) -> dict[str, bool]:
+        """Whether there is what keeps people out, by its key in the file."""
+        return {
+            "basic_auth_users": bool(self.users),
+            "tls_server_config": self.tls is not None,
+            "tls_server_config.client_auth_type": bool(
+                self.tls and self.tls.verify_mode == ssl.CERT_REQUIRED
+            ),
+            "tls_server_config.client_allowed_sans": bool(self.client_names),
+        }
+
 
 class WebConfig:
     """The file at `path`; raises ConfigError if it is wrong at the start."""
@@ -44,11 +57,25 @@ class WebConfig:
         """What the file says now. Cheap enough to be called for every request and connection."""
         if self._path and any(_signature(path) != was for path, was in self._seen.items()):
             try:
-                self._settings = self._read(self._path)
+                found = self._read(self._path)
+                self._refuse_less(self._path, found)
+                self._settings = found
                 log.info("%s: read again, because it or a file that it names has changed", self._path)
             except ConfigError as error:
                 log.error("the web configuration before this one stays in use: %s", error)
         return self._settings
+
+    def _refuse_less(self, path: Path, found: Settings) -> None:
+        before, now = self._settings.protections(), found.protections()
+        lost = [key for key in before if before[key] and not now[key]]
+        # Without TLS nothing of it is there: to name that says it all.
+        if "tls_server_config" in lost:
+            lost = [key for key in lost if not key.startswith("tls_server_config.")]
+        if lost:
+            raise ConfigError(
+                f"{path}: it no longer has {', '.join(lost)}; rule: what keeps people out stays until a"
+                " restart of lockd, as half a file may look like this"
+            )
 
     def _read(self, path: Path) -> Settings:
         # Without a file neither YAML nor the rules for its keys are needed: 1 MB.

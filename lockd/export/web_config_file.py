@@ -16,7 +16,7 @@ from lockd.export.web_config_keys import CIPHERS, CLIENTS, CURVES, VERSIONS, Tls
 
 def read(path: Path) -> WebFile:
     """Raises ConfigError if it is wrong, or asks for what this host does not have."""
-    file = read_file(WebFile, path)
+    file = read_file(WebFile, path, may_be_empty=False)
     if file.basic_auth_users and find_spec("bcrypt") is None:
         raise ConfigError(
             f"{path}: basic_auth_users: Python's bcrypt is not installed;"

@@ -179,16 +179,19 @@ def test_changes_are_taken_up_and_mistakes_are_not(shared: Path) -> None:
         running.tls = trusting(first)
         assert running.ask("/metrics")[0] == 200
 
-        replace(config, f"basic_auth_users: {{alice: {password_hash('one')}}}\n")
-        running.tls = None
+        replace(config, f"{tls}basic_auth_users: {{alice: {password_hash('one')}}}\n")
         assert running.ask("/metrics")[0] == 401
         assert running.ask("/metrics", headers=basic("alice", "one"))[0] == 200
-        replace(config, f"basic_auth_users: {{alice: {password_hash('two')}}}\n")
+        replace(config, f"{tls}basic_auth_users: {{alice: {password_hash('two')}}}\n")
         assert running.ask("/metrics", headers=basic("alice", "one"))[0] == 401
         assert running.ask("/metrics", headers=basic("alice", "two"))[0] == 200
         config.unlink()
         assert running.ask("/metrics", headers=basic("alice", "two"))[0] == 200
         assert "cannot read this configuration" in running.stderr()
+        replace(config, "{}")
+        running.ask("/metrics", headers=basic("alice", "two"))
+        assert "no longer has basic_auth_users, tls_server_config; rule: " in running.stderr()
+        assert running.ask("/metrics")[0] == 401
 
 
 def test_a_right_password_is_checked_once_and_wrong_ones_do_not_delay_it(shared: Path) -> None:

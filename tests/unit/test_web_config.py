@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from test_export_tls import certificate
 
 from lockd.errors import ConfigError
 from lockd.export.web_config import Settings, WebConfig
@@ -27,8 +28,6 @@ def problems(tmp_path: Path, text: str) -> list[str]:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "# nothing\n",
         "{}",
         "tls_server_config:\n",
         "http_server_config: {http2: false}\n",
@@ -101,6 +100,8 @@ def test_users_and_headers(tmp_path: Path) -> None:
         ("basic_auth_users: [alice]", "is not a mapping of user names to bcrypt hashes"),
         (f"basic_auth_users: {{'a:b': {HASH}}}", "is not a user name: text without a colon"),
         (f"basic_auth_users: {{a: {HASH}, a: {HASH}}}", "a is given twice"),
+        ("", "web.yml: empty; rule: {} if nothing is to be set"),
+        ("# nothing\n", "web.yml: empty"),
         ("a: b: c", "not valid YAML"),
         ("- a", "is not a section"),
     ],
@@ -126,3 +127,59 @@ def test_files_that_are_not_certificates(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_text("nonsense")
     (wrong,) = problems(tmp_path, config)
     assert "cannot use cert.pem with key.pem" in wrong
+
+
+def replace(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.rename(path)
+
+
+def test_a_file_that_is_being_written_opens_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever beginning of it is there: the users, TLS and who must have a certificate stay."""
+    certificate(tmp_path, "localhost")
+    (tmp_path / "ca.crt").write_bytes((tmp_path / "localhost.crt").read_bytes())
+    whole = (
+        "tls_server_config:\n  cert_file: localhost.crt\n  key_file: localhost.key\n"
+        "  client_ca_file: ca.crt\n  client_auth_type: RequireAndVerifyClientCert\n"
+        f"  client_allowed_sans:\n    - prometheus.example\nbasic_auth_users:\n  alice: {HASH}\n"
+    )
+    path = tmp_path / "web.yml"
+    path.write_text(whole)
+    web = WebConfig(path)
+    before = web.current()
+    for length in range(len(whole) - 1):
+        replace(path, whole[:length])
+        caplog.clear()
+        assert web.current() is before, whole[:length]
+        assert web.current() is before
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+    replace(path, whole)
+    assert web.current().users == before.users
+
+
+@pytest.mark.parametrize(
+    ("then", "lost"),
+    [
+        ("{}", "basic_auth_users, tls_server_config"),
+        ("http_server_config: {headers: {X-Frame-Options: deny}}", "basic_auth_users, tls_server_config"),
+        (f"basic_auth_users: {{bob: {HASH}}}", "tls_server_config"),
+        ("tls_server_config: {cert_file: localhost.crt, key_file: localhost.key}", "basic_auth_users"),
+    ],
+)
+def test_users_and_tls_are_never_lost_while_it_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, then: str, lost: str
+) -> None:
+    certificate(tmp_path, "localhost")
+    path = tmp_path / "web.yml"
+    tls = "tls_server_config: {cert_file: localhost.crt, key_file: localhost.key}\n"
+    path.write_text(f"{tls}basic_auth_users: {{alice: {HASH}}}\n")
+    web = WebConfig(path)
+    before = web.current()
+    replace(path, then)
+    assert web.current() is before
+    assert f"no longer has {lost}; rule: " in caplog.text
+    assert "restart" in caplog.text
+    assert (web.current(), len(caplog.records)) == (before, 1)
+    replace(path, f"{tls}basic_auth_users: {{bob: {HASH}}}\n")
+    assert web.current().users == {"bob": HASH}
