@@ -16,7 +16,7 @@ from prometheus_client.exposition import choose_encoder, gzip_accepted
 from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPServerRequest
 from tornado.iostream import IOStream, StreamClosedError
-from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
+from tornado.web import Application, Finish, HTTPError, RequestHandler, stream_request_body
 
 from lockd import flamegraph, pprof
 from lockd.errors import LockdError
@@ -144,7 +144,10 @@ class Handler(RequestHandler):
 
     async def prepare(self) -> None:
         self._stream = cast(HTTP1Connection, self.request.connection).stream
+        if self._stream.closed():  # it came with another that was the last of its connection
+            raise Finish
         self.service.busy.add(self._stream)
+        has_body = self._forget_body()
         settings = self.service.web.current()
         if settings.client_names and settings.client_names.isdisjoint(_names(self.request)):
             raise HTTPError(403, reason="The certificate is not for a client of this server")
@@ -157,9 +160,20 @@ class Handler(RequestHandler):
             raise HTTPError(401)
         if self.request.method not in ("GET", "HEAD"):
             raise HTTPError(405)
-        headers = self.request.headers
-        if "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0":
+        if has_body:
             raise HTTPError(413, reason="Requests have no body here")
+
+    def _forget_body(self) -> bool:
+        """Have tornado leave the body where it is, as the answer, which is an error, closes the connection.
+
+        It would read it for nobody, and log a traceback for each that is not in chunks as it says.
+        """
+        headers = self.request.headers
+        has_body = "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0"
+        for name in ("Transfer-Encoding", "Content-Length"):
+            if name in headers:
+                del headers[name]
+        return has_body
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -83,6 +84,34 @@ def test_bodies_are_refused_unread(running: Exporter) -> None:
         answer = b"".join(iter(lambda: client.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 405")
     assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("POST /metrics HTTP/1.1\r\nTransfer-Encoding: chunked", "405"),
+        ("GET /metrics HTTP/1.1\r\nTransfer-Encoding: chunked", "413"),
+        ("GET /metrics HTTP/1.1\r\nTransfer-Encoding: nonsense", "413"),
+        ("GET /metrics HTTP/1.1\r\nContent-Length: nonsense", "413"),
+        ("GET /metrics HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", "413"),
+    ],
+)
+@pytest.mark.parametrize("body", ["nonsense\r\n", "5\r\nhelloXX0\r\n\r\n", "GET / HTTP/1.1\r\n\r\n"])
+def test_a_broken_body_is_one_answer_and_no_line_in_the_log(
+    running: Exporter, head: str, status: str, body: str
+) -> None:
+    running.stderr()
+    for _ in range(3):
+        with running.connect() as client:
+            client.sendall(f"{head}\r\nHost: a\r\n\r\n{body}".encode())
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):
+                while piece := client.recv(65536):
+                    answer += piece
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+        assert answer.count(b"HTTP/1.1") == 1
+    assert running.ask("/-/healthy")[0] == 200
+    assert running.stderr() == ""
 
 
 def test_what_is_not_there(running: Exporter) -> None:
