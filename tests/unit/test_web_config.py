@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,11 @@ def test_users_and_headers(tmp_path: Path) -> None:
         ),
         ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb"}}', "one line of text"),
         ("basic_auth_users: [alice]", "is not a mapping of user names to bcrypt hashes"),
+        (
+            f"basic_auth_users: {{a: {HASH.replace('$10$', '$15$')}}}",
+            "a has a bcrypt hash of cost 15, so each check of a password would take 2 s or so;"
+            " rule: at most 14",
+        ),
         (f"basic_auth_users: {{'a:b': {HASH}}}", "is not a user name: text without a colon"),
         (f"basic_auth_users: {{a: {HASH}, a: {HASH}}}", "a is given twice"),
         ("", "web.yml: empty; rule: {} if nothing is to be set"),
@@ -183,3 +189,21 @@ def test_users_and_tls_are_never_lost_while_it_runs(
     assert (web.current(), len(caplog.records)) == (before, 1)
     replace(path, f"{tls}basic_auth_users: {{bob: {HASH}}}\n")
     assert web.current().users == {"bob": HASH}
+
+
+def ciphers(tmp_path: Path, more: str) -> set[str]:
+    tls = read(
+        tmp_path, f"tls_server_config: {{cert_file: localhost.crt, key_file: localhost.key{more}}}"
+    ).tls
+    assert tls
+    return {each["name"] for each in tls.get_ciphers() if each["protocol"] != "TLSv1.3"}
+
+
+def test_ciphers_of_tls_1_2_forget_their_keys_and_are_no_cbc(tmp_path: Path) -> None:
+    certificate(tmp_path, "localhost")
+    found = ciphers(tmp_path, "")
+    assert {"ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-RSA-AES256-GCM-SHA384"} <= found
+    assert all(re.fullmatch("ECDHE-(ECDSA|RSA)-.*(GCM|POLY1305).*", name) for name in found)
+    assert "ECDHE-RSA-AES128-SHA" in ciphers(tmp_path, ", min_version: TLS11")
+    asked = ciphers(tmp_path, ", cipher_suites: [TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA]")
+    assert asked == {"ECDHE-RSA-AES128-SHA"}
