@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def detail_block(rows: int = 3) -> bytes:
     for name in tables:
         arrays[f"{name}.tid"] = array.array("q", range(rows))
         arrays[f"{name}.blocked_us"] = array.array("d", [row + 0.5 for row in range(rows)])
-    return pack({"tables": tables, "time": 1700000000.25}, arrays)
+    return pack({"tables": tables, "time": 1700000000.25, "monotonic": 500.0}, arrays)
 
 
 class Sampler:
@@ -166,12 +166,17 @@ class Exporter:
 
 
 @contextmanager
-def exporter(*options: str, blocks: Mapping[bytes, bytes] | None = None) -> Iterator[Exporter]:
+def exporter(
+    *options: str,
+    blocks: Mapping[bytes, bytes] | None = None,
+    run: tuple[str, str] = ("-m", "lockd.export"),
+    fds: Sequence[int] = (),
+) -> Iterator[Exporter]:
     sampler = Sampler(blocks or {REQUEST_METRICS: full_block(), REQUEST_DETAIL: detail_block()})
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
-    fds = [sampler.theirs.fileno(), listening.fileno()]
+    fds = [sampler.theirs.fileno(), listening.fileno(), *fds]
     process = subprocess.Popen(
-        [sys.executable, "-m", "lockd.export", f"--control-fd={fds[0]}", f"--listen-fd={fds[1]}", *options],
+        [sys.executable, *run, f"--control-fd={fds[0]}", f"--listen-fd={fds[1]}", *options],
         pass_fds=fds,
         cwd=REPOSITORY,
         stderr=subprocess.PIPE,

@@ -194,6 +194,26 @@ def test_changes_are_taken_up_and_mistakes_are_not(shared: Path) -> None:
         assert running.ask("/metrics")[0] == 401
 
 
+def test_an_exporter_that_takes_the_place_of_another_opens_nothing(shared: Path) -> None:
+    config = shared / "web.yml"
+    config.write_text("{}\n")
+    kept = os.memfd_create("web-kept")
+    options = (f"--web-config={config}", f"--web-kept-fd={kept}")
+    with exporter(*options, fds=[kept]) as running:
+        assert running.ask("/metrics")[0] == 200
+        replace(config, f"basic_auth_users: {{alice: {password_hash('secret')}}}\n")
+        assert running.ask("/metrics")[0] == 401
+    with exporter(*options, fds=[kept]) as running:
+        assert running.ask("/metrics", headers=basic("alice", "secret"))[0] == 200
+    replace(config, "{}\n")
+    with (
+        pytest.raises(AssertionError, match="no longer has basic_auth_users; rule: "),
+        exporter(*options, fds=[kept]),
+    ):
+        pass
+    os.close(kept)
+
+
 def test_a_right_password_is_checked_once_and_wrong_ones_do_not_delay_it(shared: Path) -> None:
     config = shared / "web.yml"
     config.write_text(f"basic_auth_users: {{alice: {password_hash('secret', 11)}}}\n")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from exporter_process import REPOSITORY
 from test_export_tls import certificate
 
+from lockd.children import check_web_config
 from lockd.errors import ConfigError
 from lockd.export.web_config import Settings, WebConfig
 
@@ -207,3 +212,44 @@ def test_ciphers_of_tls_1_2_forget_their_keys_and_are_no_cbc(tmp_path: Path) -> 
     assert "ECDHE-RSA-AES128-SHA" in ciphers(tmp_path, ", min_version: TLS11")
     asked = ciphers(tmp_path, ", cipher_suites: [TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA]")
     assert asked == {"ECDHE-RSA-AES128-SHA"}
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        (None, 2, "web.yml: cannot read this configuration: No such file or directory"),
+        ("", 2, "web.yml: empty"),
+        ("nonsense: 1", 2, "web.yml:1: nonsense: unknown key"),
+        (f"basic_auth_users: {{alice: {HASH}}}", 0, ""),
+    ],
+)
+def test_the_exporter_checks_it_as_the_user_that_serves(
+    tmp_path: Path, text: str | None, code: int, says: str
+) -> None:
+    for each in (tmp_path, *tmp_path.parents):
+        if each.stat().st_uid == os.geteuid() and each != Path("/"):
+            each.chmod(each.stat().st_mode | 0o055)
+    path = tmp_path / "web.yml"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(0o644)
+    if not code:
+        check_web_config(path)
+        path.chmod(0o000 if os.geteuid() else 0o600)
+        says = "web.yml: cannot read this configuration: Permission denied"
+    with pytest.raises(ConfigError) as raised:
+        check_web_config(path)
+    assert says in str(raised.value)
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_check_refuses_a_web_configuration_that_is_not_there(tmp_path: Path, flag: bool) -> None:
+    config = tmp_path / "lockd.yaml"
+    config.write_text("period: 50ms\n" if flag else f"web: {{config_file: {tmp_path}/none.yml}}\n")
+    command = [sys.executable, "-m", "lockd", "check", f"--config.file={config}"]
+    command += [f"--web.config.file={tmp_path}/none.yml"] if flag else []
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"lockd: error: {tmp_path}/none.yml: cannot read this configuration")
+    assert "Traceback" not in done.stderr
