@@ -86,11 +86,13 @@ class Service:
     async def profile(self, query: ProfileQuery) -> Profile:
         """Since the daemon started, or of as many seconds from now on as the query says."""
         if not query.seconds:
-            return await self._profile_now(query)
+            _, profile = await self._profile_now(query)
+            return profile
         with self._watch():
-            earlier = await self._profile_now(query)
+            began, earlier = await self._profile_now(query)
             await asyncio.sleep(query.seconds)
-            return between(earlier, await self._profile_now(query))
+            ended, later = await self._profile_now(query)
+            return between(earlier, later, ended - began)
 
     async def settled(self) -> None:
         """Wait until everything that happened before the call is in the next answers of the sampler."""
@@ -108,10 +110,15 @@ class Service:
         finally:
             self._watching -= 1
 
-    async def _profile_now(self, query: ProfileQuery) -> Profile:
+    async def _profile_now(self, query: ProfileQuery) -> tuple[float, Profile]:
+        """When that was, by the monotonic clock, and the profile."""
         answer = await self.link.ask(REQUEST_DETAIL)
-        executor = asyncio.get_running_loop().run_in_executor
-        return await executor(self._thread, lambda: profile_of(query, *unpack(answer.block)))
+
+        def make() -> tuple[float, Profile]:
+            head, arrays = unpack(answer.block)
+            return head["monotonic"], profile_of(query, head, arrays)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, make)
 
     def _expose(self, answer: Answer, encode: Encode, content_type: str, zipped: bool) -> bytes:
         exposition = self._expositions.pop(content_type, None) or Exposition(encode, self._procfs)

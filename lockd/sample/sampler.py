@@ -285,8 +285,8 @@ class Sampler:
     def details(self) -> bytes:
         """The block behind /api/v1."""
         self.fold()
-        wall = time.time()
+        wall, now = time.time(), time.monotonic()
         advice = self._user_locks.advice if self._user_locks else {}
-        tables, arrays = self.detail.tables(time.monotonic(), self._deadlocks.holders, advice)
+        tables, arrays = self.detail.tables(now, self._deadlocks.holders, advice)
         self._deadlocks.add_to(tables, arrays, time.monotonic_ns(), wall)
-        return snapshot.pack({"tables": tables, "time": wall}, arrays)
+        return snapshot.pack({"tables": tables, "time": wall, "monotonic": now}, arrays)
