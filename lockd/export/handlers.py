@@ -7,12 +7,13 @@ import contextlib
 import gzip
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-from prometheus_client.exposition import choose_encoder, gzip_accepted
+from prometheus_client.exposition import choose_encoder
 from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPServerRequest
 from tornado.iostream import IOStream, StreamClosedError
@@ -246,7 +247,7 @@ class Handler(RequestHandler):
 class Metrics(Handler):
     async def get(self) -> None:
         headers = self.request.headers
-        zipped = gzip_accepted(headers.get("Accept-Encoding", ""))
+        zipped = _takes_gzip(headers.get("Accept-Encoding", ""))
         body, content_type = await self.service.metrics(headers.get("Accept", ""), zipped)
         self.set_header("Vary", "Accept, Accept-Encoding")
         if zipped:
@@ -337,6 +338,14 @@ def _log(handler: RequestHandler) -> None:
         handler.get_status(),
         1000 * request.request_time(),
     )
+
+
+def _takes_gzip(accept_encoding: str) -> bool:
+    for each in accept_encoding.lower().split(","):
+        coding, *parameters = (part.strip() for part in each.split(";"))
+        if coding == "gzip":  # a weight of 0: anything but this
+            return not any(re.fullmatch(r"q\s*=\s*0(\.0*)?", parameter) for parameter in parameters)
+    return False
 
 
 def _names(request: HTTPServerRequest) -> set[str]:

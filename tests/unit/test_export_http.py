@@ -55,6 +55,24 @@ def test_gzip_if_asked_for(running: Exporter) -> None:
     assert gzip.decompress(body).splitlines()[0] == plain.splitlines()[0]
 
 
+@pytest.mark.parametrize(
+    ("accepts", "zipped"),
+    [
+        ("gzip", True),
+        ("GZIP;q=0.5", True),
+        ("deflate, gzip ; q=1.0", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000, identity", False),
+        ("gzip;Q=0", False),
+        ("xgzip", False),
+        ("", False),
+    ],
+)
+def test_gzip_only_if_it_is_accepted(running: Exporter, accepts: str, zipped: bool) -> None:
+    _, headers, _ = running.ask("/metrics", headers={"Accept-Encoding": accepts})
+    assert headers["Content-Encoding"] == ("gzip" if zipped else None)
+
+
 @pytest.mark.parametrize("path", ["/", "/metrics", "/-/healthy", "/-/ready", "/api/v1/locks"])
 def test_head_has_the_headers_of_get_and_no_body(running: Exporter, path: str) -> None:
     status, headers, body = running.ask(path)
