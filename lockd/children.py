@@ -108,6 +108,7 @@ class Exporter:
         listening: list[socket.socket],
         web_config: Path | None,
         log_level: str,
+        requests_share: float | None = None,
         web_kept: int | None = None,
     ) -> None:
         """`web_kept` is an unnamed file in which one exporter tells the next what keeps people out."""
@@ -118,6 +119,8 @@ class Exporter:
                 arguments += ["--listen-fd", str(each.fileno())]
             if web_config:
                 arguments += ["--web-config", str(web_config)]
+            if requests_share:
+                arguments += ["--requests-share", str(requests_share)]
             if web_kept is not None:
                 arguments += ["--web-kept-fd", str(web_kept)]
             fds = [theirs.fileno(), *(each.fileno() for each in listening)]

@@ -44,6 +44,7 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
         listening,
         web_config,
         config.log.level,
+        config.budget.requests,
         os.memfd_create("lockd-web-kept") if web_config else None,
     )
     exporter = start_exporter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import pwd
 import signal
@@ -36,6 +37,12 @@ def main() -> int:
     parser.add_argument(
         "--web-kept-fd", type=int, help="file: what keeps people out since the start of lockd"
     )
+    parser.add_argument(
+        "--requests-share",
+        type=float,
+        default=math.inf,
+        help="of a processor, for the answers to one source (default: no limit)",
+    )
     parser.add_argument("--procfs", type=Path, default=Path("/proc"))
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     args = parser.parse_args()
@@ -56,7 +63,7 @@ def main() -> int:
         web = WebConfig(args.web_config, kept)
         if not control.recv(len(SERVE)):
             return 0  # the sampler could not start
-        asyncio.run(_serve(control, listening, web, args.procfs))
+        asyncio.run(_serve(control, listening, web, args))
     except LockdError as error:
         log.error("%s", error)
         return error.exit_code
@@ -64,7 +71,7 @@ def main() -> int:
 
 
 async def _serve(
-    control: socket.socket, listening: list[socket.socket], web: WebConfig, procfs: Path
+    control: socket.socket, listening: list[socket.socket], web: WebConfig, args: argparse.Namespace
 ) -> None:
     """Until the sampler closes the control socket, or SIGTERM."""
     end = asyncio.Event()
@@ -72,7 +79,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
     link = SamplerLink(control)
-    server = Server(Service(link, web, procfs))
+    server = Server(Service(link, web, args.procfs, args.requests_share))
     for each in listening:
         server.serve(each)
     link.say_serving()

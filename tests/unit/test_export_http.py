@@ -20,6 +20,7 @@ import pytest
 from exporter_process import REPOSITORY, Exporter, exporter
 from prometheus_client.parser import text_string_to_metric_families
 
+from lockd.export.sources import LOOPBACK, MOST_SOURCES, Allowance, source_of
 from lockd.snapshot import REQUEST_METRICS, pack
 
 ROOT = os.geteuid() == 0
@@ -246,6 +247,52 @@ def _gone(client: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+DEAR = (
+    "import sys; from lockd.export import __main__ as main, handlers;"
+    "handlers.SETTLED_SECONDS = 1e6; sys.exit(main.main())"
+)
+"""An exporter for which one question is too much."""
+
+
+def test_who_asks_for_too_much_is_told_to_wait() -> None:
+    with exporter("--requests-share=0.25", run=("-c", DEAR)) as running:
+        assert running.ask("/metrics")[0] == 200
+        assert running.ask("/-/settled")[0] == 200
+        for path in ("/-/settled", "/api/v1/locks", "/debug/pprof/futex", "/flamegraph"):
+            status, headers, body = running.ask(path)
+            assert (status, headers["Retry-After"]) == (429, "1")
+            assert b"Too much is being asked from there" in body
+        for path in ("/", "/metrics", "/-/healthy", "/-/ready"):
+            assert running.ask(path)[0] == 200
+        assert running.stderr().count("\n") <= 2
+
+
+def test_a_source_is_who_can_choose_between_addresses() -> None:
+    assert source_of("192.0.2.7") == source_of("::ffff:192.0.2.7") == "192.0.2.7"
+    assert source_of("127.0.0.1") == source_of("127.8.9.1") == source_of("::1") == LOOPBACK
+    assert source_of("::ffff:127.0.0.1") == LOOPBACK
+    assert source_of("2001:db8::1") == source_of("2001:db8::ffff:1%eth0") != source_of("2001:db8:0:1::1")
+
+
+def test_each_source_has_an_allowance_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("lockd.export.sources.time.monotonic", lambda: now[0])
+    allowance = Allowance(share=0.1, saved=2.0)
+    for _ in range(19):
+        assert not allowance.seconds_until_some("a")
+        allowance.spend("a", 0.11)
+    assert allowance.seconds_until_some("a") == pytest.approx(0.9)
+    assert not allowance.seconds_until_some("b")
+    now[0] += 1.0  # in which 0.1 s came to it
+    assert not allowance.seconds_until_some("a")
+    allowance.spend("a", 0.2)
+    assert allowance.seconds_until_some("a") == pytest.approx(1.9)
+    for number in range(2 * MOST_SOURCES):
+        allowance.spend(str(number), 3.0)
+    assert not allowance.seconds_until_some("a")  # forgotten: that many cannot be told apart
+    assert allowance.seconds_until_some(str(2 * MOST_SOURCES - 1))
 
 
 def test_ready_only_while_the_sampler_answers() -> None:

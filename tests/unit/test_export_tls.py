@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import ssl
 import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -216,18 +218,45 @@ def test_an_exporter_that_takes_the_place_of_another_opens_nothing(shared: Path)
 
 def test_a_right_password_is_checked_once_and_wrong_ones_do_not_delay_it(shared: Path) -> None:
     config = shared / "web.yml"
-    config.write_text(f"basic_auth_users: {{alice: {password_hash('secret', 11)}}}\n")
+    config.write_text(
+        f"basic_auth_users: {{alice: {password_hash('secret', 11)}, bob: {password_hash('other', 8)}}}\n"
+    )
     with exporter(f"--web-config={config}") as running:
         assert _processor_seconds(running, "secret") > 4 * _processor_seconds(running, "secret")
         with ThreadPoolExecutor(60) as pool:
             wrong = [
-                pool.submit(running.ask, "/metrics", headers=basic("alice", str(n)), timeout=PATIENCE)
+                pool.submit(running.ask, "/metrics", headers=basic("bob", str(n)), timeout=PATIENCE)
                 for n in range(60)
             ]
             _processor_seconds(running, "secret")
             assert not all(each.done() for each in wrong)
             statuses = [each.result()[0] for each in wrong]
-        assert set(statuses) == {401, 503}
+        assert set(statuses) == {401, 429}
+
+
+def test_a_right_password_gets_its_turn_among_wrong_ones_from_the_same_address(shared: Path) -> None:
+    config = shared / "web.yml"
+    config.write_text(f"basic_auth_users: {{alice: {password_hash('secret', 8)}}}\n")
+    refused: list[int] = []
+    is_over = threading.Event()
+
+    def guess(first: int) -> None:
+        for number in itertools.count(first, 1000):
+            if is_over.is_set():
+                break
+            refused.append(running.ask("/metrics", headers=basic("alice", str(number)), timeout=PATIENCE)[0])
+
+    with exporter(f"--web-config={config}") as running, ThreadPoolExecutor(20) as pool:
+        guessing = [pool.submit(guess, number) for number in range(20)]
+        try:
+            while len(refused) < 100:  # what is saved is used up soon after
+                time.sleep(0.01)
+            assert running.ask("/-/healthy", headers=basic("alice", "secret"), timeout=PATIENCE)[0] == 200
+        finally:
+            is_over.set()
+        for each in guessing:
+            each.result()
+    assert set(refused) == {401}
 
 
 def _processor_seconds(running: Exporter, password: str) -> float:
