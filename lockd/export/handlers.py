@@ -8,6 +8,7 @@ import gzip
 import json
 import logging
 import re
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from lockd.export.exposition import Encode, Exposition
 from lockd.export.page import PAGE
 from lockd.export.profiles import ProfileQuery, between, profile_of, program_of, with_waiting
 from lockd.export.sampler_link import Answer, SamplerError, SamplerLink
-from lockd.export.sources import Allowance, source_of
+from lockd.export.sources import LOOPBACK, Allowance, is_ip, source_of
 from lockd.export.tables import QueryError, parse_query, render_table
 from lockd.export.web_config import WebConfig
 from lockd.profile import Profile
@@ -194,12 +195,28 @@ class Handler(RequestHandler):
             raise HTTPError(429, reason="Too many passwords are being tried from there") from None
         if not allowed:
             raise HTTPError(401)
+        if not settings.users and not settings.tls and self._is_rebound():
+            raise HTTPError(403, reason="The Host header names no address of this host: see docs/web.md")
         if self.request.method not in ("GET", "HEAD"):
             raise HTTPError(405)
         if has_body:
             raise HTTPError(413, reason="Requests have no body here")
         if self.is_work and self.service.work.seconds_until_some(self.source):
             raise HTTPError(429, reason="Too much is being asked from there")
+
+    def _is_rebound(self) -> bool:
+        """Whether it may be a page of somebody else's that asks, in a browser: its name points here for now.
+
+        On the loopback address only, where what is served is for this host and hardly anybody uses other
+        names. A name without a dot, or this host's own, is none that such a page can have.
+        """
+        assert self._stream
+        local = self._stream.socket.getsockname()
+        if not isinstance(local, tuple) or source_of(str(local[0])) != LOOPBACK:
+            return False
+        name = self.request.host_name.strip("[]").rstrip(".").lower()
+        is_local = "." not in name or name.endswith(".localhost") or name == socket.gethostname().lower()
+        return not is_local and not is_ip(name)
 
     def _forget_body(self) -> bool:
         """Have tornado leave the body where it is, as the answer, which is an error, closes the connection.

@@ -12,6 +12,14 @@ LOOPBACK = "loopback"
 """The source that all are on this host."""
 
 
+def is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def source_of(address: str) -> str:
     """Whoever can choose between some addresses is one source: a /64 of IPv6, and this host itself."""
     try:

@@ -74,6 +74,31 @@ def test_gzip_only_if_it_is_accepted(running: Exporter, accepts: str, zipped: bo
     assert headers["Content-Encoding"] == ("gzip" if zipped else None)
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:9776", 200),
+        ("LOCALHOST", 200),
+        ("127.0.0.1:9776", 200),
+        ("192.0.2.1:9776", 200),
+        ("[::1]:9776", 200),
+        ("myhost:9776", 200),
+        (f"{socket.gethostname()}:9776", 200),
+        ("lockd.localhost:9776", 200),
+        ("evil.example:9776", 403),
+        ("evil.example", 403),
+        (f"{socket.gethostname().partition('.')[0]}.evil.example", 403),
+        ("127.0.0.1.evil.example.", 403),
+        ("localhost.evil.example", 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["/metrics", "/api/v1/locks"])
+def test_a_page_of_somebody_else_cannot_read_it_by_a_name_of_its_own(
+    running: Exporter, path: str, host: str, status: int
+) -> None:
+    assert running.ask(path, headers={"Host": host})[0] == status
+
+
 @pytest.mark.parametrize("path", ["/", "/metrics", "/-/healthy", "/-/ready", "/api/v1/locks"])
 def test_head_has_the_headers_of_get_and_no_body(running: Exporter, path: str) -> None:
     status, headers, body = running.ask(path)
