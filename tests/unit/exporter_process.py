@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -163,6 +164,15 @@ class Exporter:
                 break
             text += piece
         return text.decode()
+
+
+@contextmanager
+def shared_directory() -> Iterator[Path]:
+    """One that the exporter's user can read too: not pytest's, which is only for who runs the tests."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
 
 
 @contextmanager

@@ -9,12 +9,13 @@ import ssl
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import bcrypt
 import pytest
-from exporter_process import Exporter, exporter
+from exporter_process import Exporter, exporter, shared_directory
 
 from lockd.cpu_clock import cpu_seconds
 
@@ -73,13 +74,9 @@ def replace(path: Path, text: str) -> None:
 
 
 @pytest.fixture
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that the exporter's user can read too."""
-    directory = tmp_path_factory.mktemp("web")
-    for each in (directory, *directory.parents):
-        if each.stat().st_uid == os.geteuid() and each != Path("/"):
-            each.chmod(each.stat().st_mode | 0o055)
-    return directory
+def shared() -> Iterator[Path]:
+    with shared_directory() as directory:
+        yield directory
 
 
 def test_https_with_passwords(shared: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from exporter_process import REPOSITORY
+from exporter_process import REPOSITORY, shared_directory
 from test_export_tls import certificate
 
 from lockd.children import check_web_config
@@ -215,30 +215,25 @@ def test_ciphers_of_tls_1_2_forget_their_keys_and_are_no_cbc(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "says"),
+    ("text", "says"),
     [
-        (None, 2, "web.yml: cannot read this configuration: No such file or directory"),
-        ("", 2, "web.yml: empty"),
-        ("nonsense: 1", 2, "web.yml:1: nonsense: unknown key"),
-        (f"basic_auth_users: {{alice: {HASH}}}", 0, ""),
+        (None, "web.yml: cannot read this configuration: No such file or directory"),
+        ("", "web.yml: empty"),
+        ("nonsense: 1", "web.yml:1: nonsense: unknown key"),
+        (f"basic_auth_users: {{alice: {HASH}}}", ""),
     ],
 )
-def test_the_exporter_checks_it_as_the_user_that_serves(
-    tmp_path: Path, text: str | None, code: int, says: str
-) -> None:
-    for each in (tmp_path, *tmp_path.parents):
-        if each.stat().st_uid == os.geteuid() and each != Path("/"):
-            each.chmod(each.stat().st_mode | 0o055)
-    path = tmp_path / "web.yml"
-    if text is not None:
-        path.write_text(text)
-        path.chmod(0o644)
-    if not code:
-        check_web_config(path)
-        path.chmod(0o000 if os.geteuid() else 0o600)
-        says = "web.yml: cannot read this configuration: Permission denied"
-    with pytest.raises(ConfigError) as raised:
-        check_web_config(path)
+def test_the_exporter_checks_it_as_the_user_that_serves(text: str | None, says: str) -> None:
+    with shared_directory() as directory:
+        path = directory / "web.yml"
+        if text is not None:
+            path.write_text(text)
+        if not says:
+            check_web_config(path)
+            path.chmod(0o000 if os.geteuid() else 0o600)
+            says = "web.yml: cannot read this configuration: Permission denied"
+        with pytest.raises(ConfigError) as raised:
+            check_web_config(path)
     assert says in str(raised.value)
     assert raised.value.exit_code == 2
 
