@@ -1,14 +1,18 @@
-"""What who reaches the port can do to the daemon, and what a wrong web configuration does."""
+"""What whoever reaches the port can do to the daemon, and what its web configuration does."""
 
 from __future__ import annotations
 
+import http.client
 import os
+import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
-from lockd_process import CHECKOUT, ROOT
+from lockd_process import CHECKOUT, ROOT, Lockd
 
+from bench.cost import children_of
 from lockd.children import run_loader
 from lockd.config import Config
 from lockd.config_reader import read_text
@@ -16,6 +20,8 @@ from lockd.sample.cpu_budget import LOOK_SECONDS
 from lockd.sample.sampler import Sampler, SamplerSettings
 from lockd.service import load_settings
 from lockd.snapshot import unpack
+
+NOBODYS = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
 
 
 def test_a_wrong_web_configuration_ends_it_with_2(tmp_path: Path) -> None:
@@ -25,6 +31,38 @@ def test_a_wrong_web_configuration_ends_it_with_2(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_an_exporter_that_is_killed_comes_back_as_closed_as_it_was(tmp_path: Path) -> None:
+    closed = f"basic_auth_users: {{alice: {NOBODYS}}}\n"
+    with tempfile.TemporaryDirectory() as name:  # not pytest's, which is for root alone
+        Path(name).chmod(0o755)
+        web = Path(name) / "web.yml"
+        web.write_text(closed)
+        lockd = Lockd(tmp_path, {"web": {"config_file": str(web)}})
+        try:
+            assert _status(lockd) == 401
+            web.write_text("{}")
+            os.kill(_exporter(lockd), signal.SIGKILL)
+            while not any("it no longer has basic_auth_users" in line for line in lockd.log):
+                time.sleep(0.05)
+            web.write_text(closed)
+            assert _status(lockd) == 401
+        finally:
+            lockd.stop()
+
+
+def _exporter(lockd: Lockd) -> int:
+    """Its process."""
+    (pid,) = (pid for pid, command in children_of(lockd.process.pid).items() if "lockd.export" in command)
+    return pid
+
+
+def _status(lockd: Lockd) -> int:
+    """Of an answer to who has no password, once somebody answers."""
+    connection = http.client.HTTPConnection(lockd.address, timeout=60)
+    connection.request("GET", "/metrics")
+    return connection.getresponse().status
 
 
 def test_what_the_sampler_takes_to_answer_is_not_its_own() -> None:
