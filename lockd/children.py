@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from lockd import isolated
-from lockd.errors import HostError, LockdError
+from lockd.errors import ConfigError, HostError, LockdError
 from lockd.load import handover
 from lockd.load.settings import LoadSettings
 from lockd.manifest import Manifest
@@ -103,7 +103,15 @@ def _relay(errors: bytes) -> str:
 class Exporter:
     """The exporter process, and our end of its control socket. It serves nothing until it is told to."""
 
-    def __init__(self, listening: list[socket.socket], web_config: Path | None, log_level: str) -> None:
+    def __init__(
+        self,
+        listening: list[socket.socket],
+        web_config: Path | None,
+        log_level: str,
+        requests_share: float | None = None,
+        web_kept: int | None = None,
+    ) -> None:
+        """`web_kept` is an unnamed file in which one exporter tells the next what keeps people out."""
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             arguments = [*isolated.command("lockd.export"), "--control-fd", str(theirs.fileno())]
@@ -111,7 +119,12 @@ class Exporter:
                 arguments += ["--listen-fd", str(each.fileno())]
             if web_config:
                 arguments += ["--web-config", str(web_config)]
+            if requests_share:
+                arguments += ["--requests-share", str(requests_share)]
+            if web_kept is not None:
+                arguments += ["--web-kept-fd", str(web_kept)]
             fds = [theirs.fileno(), *(each.fileno() for each in listening)]
+            fds += [] if web_kept is None else [web_kept]
             # A session of its own: Ctrl-C on a terminal is for the sampler, which ends it.
             self._child = subprocess.Popen(
                 [*arguments, "--log-level", log_level],
@@ -143,6 +156,18 @@ class Exporter:
             log.warning("exporter: process %d does not end: killing it", self._child.pid)
             self._child.kill()
             return self._child.wait()
+
+
+def check_web_config(path: Path) -> None:
+    """Raises ConfigError if the exporter, as the user that it runs as, could not use it."""
+    command = [*isolated.command("lockd.export"), "--check", "--web-config", str(path)]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=False, env=os.environ | NO_AUTHORITIES
+    )
+    if done.returncode:
+        raise ConfigError(
+            done.stdout.strip() or f"{path}: the exporter cannot read it: code {done.returncode}"
+        )
 
 
 def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:

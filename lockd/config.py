@@ -228,6 +228,13 @@ class Budget:
         "lockd tells less, step by step; totals stay exact. auto: 2%, or a fifth of one processor where that "
         "is more.",
     )
+    requests: float | None = key(
+        or_none(share("1%", "100%"), "none"),
+        "25%",
+        "Of the CPU time of one processor, for the tables and profiles that one address asks for (all of "
+        "this host are one). What it does not take is saved, 10 s of it at most; while that is used up it is "
+        "told to come back later, by status 429. Whoever scrapes /metrics never is. See docs/web.md.",
+    )
 
     def share(self, cpus: int) -> float | None:
         """Of a machine of so many processors; None: no limit."""

@@ -66,8 +66,8 @@ def all_keys(kind: type[Section], above: str = "") -> Iterator[tuple[str, Key | 
             yield from all_keys(about, f"{above}{name}.")
 
 
-def read_file(kind: type[S], path: Path) -> S:
-    """The section in a file."""
+def read_file(kind: type[S], path: Path, may_be_empty: bool = True) -> S:
+    """The section in a file. If that `may_be_empty`, or all in comments, every key has its default."""
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE + 1)
@@ -80,10 +80,10 @@ def read_file(kind: type[S], path: Path) -> S:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: not text in UTF-8") from None
-    return read_text(kind, text, str(path))
+    return read_text(kind, text, str(path), may_be_empty)
 
 
-def read_text(kind: type[S], text: str, file: str) -> S:
+def read_text(kind: type[S], text: str, file: str, may_be_empty: bool = True) -> S:
     """The section in a text; `file` is how messages call it."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -100,6 +100,8 @@ def read_text(kind: type[S], text: str, file: str) -> S:
     except RecursionError:
         raise ConfigError(f"{file}: not valid YAML for lockd: nested too deeply") from None
     if root is None:
+        if not may_be_empty:
+            raise ConfigError(f"{file}: empty; rule: {{}} if nothing is to be set")
         return kind()
     reader = Reader(kind, file)
     values = reader.read(kind, root, "")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from lockd.children import Exporter
 from lockd.config import Config
-from lockd.errors import HostError
+from lockd.errors import ConfigError, HostError
 from lockd.sample.identities import Filter
 from lockd.sample.limits import Limits
 from lockd.sample.loop import Loop
@@ -106,6 +106,8 @@ class Daemon:
     def _exporter_ended(self, exporter: Exporter) -> None:
         code = exporter.end()
         self._exporter, self._loop.control = None, None
+        if not self._is_ready and code == ConfigError.exit_code:
+            raise ConfigError("exporter: the web configuration is wrong: see what it said above")
         if not self._is_ready:  # it cannot start at all: its words are in the log
             raise HostError(f"exporter: ended with code {code} before it served anything")
         self._sampler.cpu_budget.exporter.follow(0)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
+
+PAUSE = 10.0
+"""Seconds between two lines of a library that says the same again and again."""
 
 
 def setup(level: str | int, process: str) -> None:
@@ -15,6 +19,31 @@ def setup(level: str | int, process: str) -> None:
     # Tornado reports every malformed request; a port scan would fill the log.
     if logging.getLogger().level > logging.DEBUG:
         logging.getLogger("tornado.general").setLevel(logging.ERROR)
+        # The rest comes of what clients send, too: who reaches the port must not be able to fill it.
+        for name in ("tornado.general", "tornado.application"):
+            logging.getLogger(name).addFilter(Seldom())
+
+
+class Seldom(logging.Filter):
+    """Lets one message in ten seconds through, without its traceback, and says how many it did not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0.0
+        self._left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            self._left_out += 1
+            return False
+        says = record.getMessage()
+        if record.exc_info:
+            says += f": {record.exc_info[1]!r}"
+        more = f" (and {self._left_out} others before)" if self._left_out else ""
+        record.msg, record.args, record.exc_info = f"{says[:150]}{more}", None, None
+        self._next, self._left_out = now + PAUSE, 0
+        return True
 
 
 def _text() -> logging.Handler:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import threading
 from pathlib import Path
 
 from lockd import heap, logs, privileges
-from lockd.children import Exporter, Loader, listen
+from lockd.children import Exporter, Loader, check_web_config, listen
 from lockd.config import Config, Program
 from lockd.errors import HostError
 from lockd.libbpf import libbpf
@@ -38,7 +39,14 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
     listening = listen(addresses)
     systemd.status("compiling and attaching the BPF programs")
     loader = Loader(load_settings(config))
-    start_exporter = functools.partial(Exporter, listening, web_config, config.log.level)
+    start_exporter = functools.partial(
+        Exporter,
+        listening,
+        web_config,
+        config.log.level,
+        config.budget.requests,
+        os.memfd_create("lockd-web-kept") if web_config else None,
+    )
     exporter = start_exporter()
     try:
         # While those two work: numpy is half of this process's start.
@@ -119,7 +127,12 @@ def _maps_readable_without_privileges(fd: int) -> bool:
 
 
 def check(config: Config) -> int:
-    """Say what would be attached with a (valid) configuration; 3 if a program cannot run here."""
+    """Say what would be attached with a (valid) configuration; 3 if a program cannot run here.
+
+    Raises ConfigError if the web configuration is wrong.
+    """
+    if config.web.config_file:
+        check_web_config(config.web.config_file)
     from lockd.load import doctor as host_doctor  # much that the daemon has no use for
 
     return host_doctor.check(load_settings(config))

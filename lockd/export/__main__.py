@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import pwd
 import signal
@@ -26,11 +27,22 @@ log = logging.getLogger(__name__)
 def main() -> int:
     """Until the end of the exporter; its exit code."""
     parser = argparse.ArgumentParser(prog="lockd.export", description=__doc__)
-    parser.add_argument("--control-fd", type=int, required=True, help="socket to the sampler")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--control-fd", type=int, help="socket to the sampler")
+    what.add_argument("--check", action="store_true", help="only read --web-config, and say what is wrong")
     parser.add_argument(
-        "--listen-fd", type=int, required=True, action="append", help="listening socket; repeatable"
+        "--listen-fd", type=int, default=[], action="append", help="listening socket; repeatable"
     )
     parser.add_argument("--web-config", type=Path, help="the exporter-toolkit's file")
+    parser.add_argument(
+        "--web-kept-fd", type=int, help="file: what keeps people out since the start of lockd"
+    )
+    parser.add_argument(
+        "--requests-share",
+        type=float,
+        default=math.inf,
+        help="of a processor, for the answers to one source (default: no limit)",
+    )
     parser.add_argument("--procfs", type=Path, default=Path("/proc"))
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     args = parser.parse_args()
@@ -38,19 +50,20 @@ def main() -> int:
     heap.keep_little()
     parent = os.getppid()
     try:
+        if args.check:
+            return _check(args.web_config)
         control = _socket("--control-fd", args.control_fd)
         listening = [_listening(fd) for fd in args.listen_fd]
-        if args.web_config:  # while its own files can be read, wherever they are
-            import lockd.export.web_config_file  # noqa: F401
-        privileges.drop_all(_unprivileged_user() if os.geteuid() == 0 else None)
+        _drop_privileges(args.web_config)
         privileges.die_with_parent(signal.SIGTERM)
         if os.getppid() != parent:  # it ended before it could be noticed
             return 0
         # As the user that serves: what it cannot read now, it could not read again later.
-        web = WebConfig(args.web_config)
+        kept = None if args.web_kept_fd is None else os.fdopen(args.web_kept_fd, "r+b", buffering=0)
+        web = WebConfig(args.web_config, kept)
         if not control.recv(len(SERVE)):
             return 0  # the sampler could not start
-        asyncio.run(_serve(control, listening, web, args.procfs))
+        asyncio.run(_serve(control, listening, web, args))
     except LockdError as error:
         log.error("%s", error)
         return error.exit_code
@@ -58,7 +71,7 @@ def main() -> int:
 
 
 async def _serve(
-    control: socket.socket, listening: list[socket.socket], web: WebConfig, procfs: Path
+    control: socket.socket, listening: list[socket.socket], web: WebConfig, args: argparse.Namespace
 ) -> None:
     """Until the sampler closes the control socket, or SIGTERM."""
     end = asyncio.Event()
@@ -66,7 +79,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
     link = SamplerLink(control)
-    server = Server(Service(link, web, procfs))
+    server = Server(Service(link, web, args.procfs, args.requests_share))
     for each in listening:
         server.serve(each)
     link.say_serving()
@@ -76,6 +89,22 @@ async def _serve(
     await server.finish()
     for wait in waits:
         wait.cancel()
+
+
+def _drop_privileges(web_config: Path | None) -> None:
+    if web_config:  # while its own files can be read, wherever they are
+        import lockd.export.web_config_file  # noqa: F401
+    privileges.drop_all(_unprivileged_user() if os.geteuid() == 0 else None)
+
+
+def _check(web_config: Path) -> int:
+    _drop_privileges(web_config)
+    try:
+        WebConfig(web_config)
+    except LockdError as error:
+        print(error)
+        return error.exit_code
+    return 0
 
 
 def _unprivileged_user() -> str:

@@ -275,8 +275,8 @@ def _itself() -> Iterator[Metric]:
         "gauge",
         "part",
         "Share of the CPU time of the whole machine that lockd takes: its BPF programs, by what they time"
-        " themselves now and then, the sampler, the namer and the exporter (of these two, who work now and"
-        " then, the mean over a minute).",
+        " themselves now and then, the sampler, the namer and the exporter, with what the sampler takes to"
+        " answer it (of these two, who work now and then, the mean over a minute).",
     )
     yield metric("cpu_budget_ratio", "gauge", "", "What lockd may take: budget.cpu; +Inf if that is none.")
     yield metric(

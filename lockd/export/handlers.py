@@ -7,24 +7,28 @@ import contextlib
 import gzip
 import json
 import logging
+import re
+import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from prometheus_client.exposition import choose_encoder, gzip_accepted
+from prometheus_client.exposition import choose_encoder
 from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPServerRequest
 from tornado.iostream import IOStream, StreamClosedError
-from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
+from tornado.web import Application, Finish, HTTPError, RequestHandler, stream_request_body
 
 from lockd import flamegraph, pprof
 from lockd.errors import LockdError
-from lockd.export.basic_auth import BasicAuth, TooManyChecks
+from lockd.export.basic_auth import BasicAuth, TooManyPasswords
 from lockd.export.exposition import Encode, Exposition
 from lockd.export.page import PAGE
 from lockd.export.profiles import ProfileQuery, between, profile_of, program_of, with_waiting
 from lockd.export.sampler_link import Answer, SamplerError, SamplerLink
+from lockd.export.sources import LOOPBACK, Allowance, is_ip, source_of
 from lockd.export.tables import QueryError, parse_query, render_table
 from lockd.export.web_config import WebConfig
 from lockd.profile import Profile
@@ -32,18 +36,25 @@ from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, unpack
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 REPLY_TIMEOUT = 30.0
 """A client that has not taken its answer after this many seconds loses its connection."""
 
 MOST_WATCHING = 8
 """Requests at a time that take seconds, as a profile of some seconds does: each keeps a connection."""
 
-MOST_FORMATS = 2
-"""Formats of /metrics of which the lines are kept until the next scrape: some MB each."""
+OPENMETRICS = "application/openmetrics-text"
+
+WORK_SAVED = 10.0
+"""Seconds of CPU time that one source can have saved of its share."""
+SETTLED_SECONDS = 0.02
+"""What /-/settled counts as: the answers that were kept for all are made again."""
 
 _ERROR_HEADERS = {
     401: ("WWW-Authenticate", 'Basic realm="lockd"'),
     405: ("Allow", "GET, HEAD"),
+    429: ("Retry-After", "1"),
     503: ("Retry-After", "1"),
 }
 
@@ -51,16 +62,18 @@ _ERROR_HEADERS = {
 class Service:
     """What the handlers share."""
 
-    def __init__(self, link: SamplerLink, web: WebConfig, procfs: Path) -> None:
+    def __init__(self, link: SamplerLink, web: WebConfig, procfs: Path, share: float) -> None:
         self.link = link
         self.web = web
         self.auth = BasicAuth()
+        self.work = Allowance(share, WORK_SAVED)
+        """For making the answers, of each source."""
         self.busy: set[IOStream] = set()
         """The connections with a request that has not been answered."""
         self._procfs = procfs
         self._watching = 0
         self._expositions: dict[str, Exposition] = {}
-        """By content type, the latest last; for the thread alone."""
+        """By content type; for the thread alone."""
         # One thread: rendering holds Python's lock, and two at once would only take turns.
         self._thread = ThreadPoolExecutor(1, "render")
 
@@ -69,31 +82,46 @@ class Service:
         self._thread.shutdown(wait=False, cancel_futures=True)
         self.auth.close()
 
-    async def render(self, make: Callable[[], bytes]) -> bytes:
-        """The result of `make`, which may take long, while others are served."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, make)
+    async def render(self, source: str | None, make: Callable[[], T]) -> T:
+        """The result of `make`, which may take long, while others are served. `source`, if any, pays."""
+
+        def timed() -> tuple[T, float]:
+            began = time.thread_time()
+            return make(), time.thread_time() - began
+
+        made, seconds = await asyncio.get_running_loop().run_in_executor(self._thread, timed)
+        if source is not None:
+            self.work.spend(source, seconds)
+        return made
 
     async def metrics(self, accept: str, zipped: bool) -> tuple[bytes, str]:
-        """The exposition and its content type; scrapers that share an answer share it too."""
+        """The exposition and its content type; scrapers that share an answer share it too.
+
+        So it is nobody's to pay for, and a scraper is never refused because of others at its address: there
+        are two formats, whatever a client can read of their versions, and five answers a second.
+        """
         answer = await self.link.ask(REQUEST_METRICS)
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = choose_encoder(OPENMETRICS if _takes_openmetrics(accept) else "")
         key = (content_type, zipped)
         if key not in answer.made:
-            make = self.render(lambda: self._expose(answer, encode, content_type, zipped))
+            make = self.render(None, lambda: self._expose(answer, encode, content_type, zipped))
             answer.made[key] = asyncio.ensure_future(make)
         return await asyncio.shield(answer.made[key]), content_type
 
-    async def profile(self, query: ProfileQuery) -> Profile:
+    async def profile(self, source: str, query: ProfileQuery) -> Profile:
         """Since the daemon started, or of as many seconds from now on as the query says."""
         if not query.seconds:
-            return await self._profile_now(query)
+            _, profile = await self._profile_now(source, query)
+            return profile
         with self._watch():
-            earlier = await self._profile_now(query)
+            began, earlier = await self._profile_now(source, query)
             await asyncio.sleep(query.seconds)
-            return between(earlier, await self._profile_now(query))
+            ended, later = await self._profile_now(source, query)
+            return between(earlier, later, ended - began)
 
-    async def settled(self) -> None:
+    async def settled(self, source: str) -> None:
         """Wait until everything that happened before the call is in the next answers of the sampler."""
+        self.work.spend(source, SETTLED_SECONDS)
         with self._watch():
             await self.link.settled()
 
@@ -108,17 +136,20 @@ class Service:
         finally:
             self._watching -= 1
 
-    async def _profile_now(self, query: ProfileQuery) -> Profile:
+    async def _profile_now(self, source: str, query: ProfileQuery) -> tuple[float, Profile]:
+        """When that was, by the monotonic clock, and the profile."""
         answer = await self.link.ask(REQUEST_DETAIL)
-        executor = asyncio.get_running_loop().run_in_executor
-        return await executor(self._thread, lambda: profile_of(query, *unpack(answer.block)))
+
+        def make() -> tuple[float, Profile]:
+            head, arrays = unpack(answer.block)
+            return head["monotonic"], profile_of(query, head, arrays)
+
+        return await self.render(source, make)
 
     def _expose(self, answer: Answer, encode: Encode, content_type: str, zipped: bool) -> bytes:
-        exposition = self._expositions.pop(content_type, None) or Exposition(encode, self._procfs)
-        self._expositions[content_type] = exposition
-        if len(self._expositions) > MOST_FORMATS:
-            del self._expositions[next(iter(self._expositions))]
-        text = exposition.text(*unpack(answer.block))
+        if content_type not in self._expositions:
+            self._expositions[content_type] = Exposition(encode, self._procfs)
+        text = self._expositions[content_type].text(*unpack(answer.block))
         # Level 1: 10,000 lines take 3 ms and 77 kB; level 9, the default, 39 ms and 63 kB.
         return gzip.compress(text, 1, mtime=0) if zipped else text
 
@@ -128,11 +159,17 @@ class Handler(RequestHandler):
     """Limits, users and errors: the same for every path."""
 
     content_policy = "default-src 'none'"
+    is_work = True
+    """Whether it is refused to an address that has had its share of the exporter's time."""
     _stream: IOStream | None = None
 
     @property
     def service(self) -> Service:
         return cast(Service, self.settings["service"])
+
+    @property
+    def source(self) -> str:
+        return source_of(self.request.remote_ip or "")
 
     def set_default_headers(self) -> None:
         self.set_header("Server", "lockd")
@@ -144,22 +181,54 @@ class Handler(RequestHandler):
 
     async def prepare(self) -> None:
         self._stream = cast(HTTP1Connection, self.request.connection).stream
+        if self._stream.closed():  # it came with another that was the last of its connection
+            raise Finish
         self.service.busy.add(self._stream)
+        has_body = self._forget_body()
         settings = self.service.web.current()
         if settings.client_names and settings.client_names.isdisjoint(_names(self.request)):
             raise HTTPError(403, reason="The certificate is not for a client of this server")
         try:
             authorization = self.request.headers.get("Authorization")
-            allowed = await self.service.auth.allows(settings.users, authorization)
-        except TooManyChecks:
-            raise HTTPError(503, reason="Too many passwords are being tried") from None
+            allowed = await self.service.auth.allows(settings.users, authorization, self.source)
+        except TooManyPasswords:
+            raise HTTPError(429, reason="Too many passwords are being tried from there") from None
         if not allowed:
             raise HTTPError(401)
+        if not settings.users and not settings.tls and self._is_rebound():
+            raise HTTPError(403, reason="The Host header names no address of this host: see docs/web.md")
         if self.request.method not in ("GET", "HEAD"):
             raise HTTPError(405)
-        headers = self.request.headers
-        if "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0":
+        if has_body:
             raise HTTPError(413, reason="Requests have no body here")
+        if self.is_work and self.service.work.seconds_until_some(self.source):
+            raise HTTPError(429, reason="Too much is being asked from there")
+
+    def _is_rebound(self) -> bool:
+        """Whether it may be a page of somebody else's that asks, in a browser: its name points here for now.
+
+        On the loopback address only, where what is served is for this host and hardly anybody uses other
+        names. A name without a dot, or this host's own, is none that such a page can have.
+        """
+        assert self._stream
+        local = self._stream.socket.getsockname()
+        if not isinstance(local, tuple) or source_of(str(local[0])) != LOOPBACK:
+            return False
+        name = self.request.host_name.strip("[]").rstrip(".").lower()
+        is_local = "." not in name or name.endswith(".localhost") or name == socket.gethostname().lower()
+        return not is_local and not is_ip(name)
+
+    def _forget_body(self) -> bool:
+        """Have tornado leave the body where it is, as the answer, which is an error, closes the connection.
+
+        It would read it for nobody, and log a traceback for each that is not in chunks as it says.
+        """
+        headers = self.request.headers
+        has_body = "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0"
+        for name in ("Transfer-Encoding", "Content-Length"):
+            if name in headers:
+                del headers[name]
+        return has_body
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
         return None
@@ -223,9 +292,11 @@ class Handler(RequestHandler):
 
 
 class Metrics(Handler):
+    is_work = False
+
     async def get(self) -> None:
         headers = self.request.headers
-        zipped = gzip_accepted(headers.get("Accept-Encoding", ""))
+        zipped = _takes_gzip(headers.get("Accept-Encoding", ""))
         body, content_type = await self.service.metrics(headers.get("Accept", ""), zipped)
         self.set_header("Vary", "Accept, Accept-Encoding")
         if zipped:
@@ -237,14 +308,17 @@ class Table(Handler):
     async def get(self, name: str) -> None:
         query = parse_query(self.request.query_arguments)
         answer = await self.service.link.ask(REQUEST_DETAIL)
-        body = await self.service.render(lambda: render_table(name, *unpack(answer.block), query=query))
+        body = await self.service.render(
+            self.source, lambda: render_table(name, *unpack(answer.block), query=query)
+        )
         await self.reply(body, "application/json")
 
 
 class Pprof(Handler):
     async def get(self, program: str) -> None:
-        profile = await self.service.profile(ProfileQuery(program, self.request.query_arguments))
-        body = await self.service.render(lambda: pprof.encode(profile, comm_is_frame=True))
+        query = ProfileQuery(program, self.request.query_arguments)
+        profile = await self.service.profile(self.source, query)
+        body = await self.service.render(self.source, lambda: pprof.encode(profile, comm_is_frame=True))
         self.set_header("Content-Disposition", f'attachment; filename="{program}.pb.gz"')
         await self.reply(body, "application/octet-stream")
 
@@ -254,17 +328,22 @@ class FlameGraph(Handler):
 
     async def get(self) -> None:
         arguments = self.request.query_arguments
-        profile = await self.service.profile(ProfileQuery(program_of(arguments), arguments))
-        page = await self.service.render(lambda: flamegraph.page(with_waiting(profile)).encode())
+        query = ProfileQuery(program_of(arguments), arguments)
+        profile = await self.service.profile(self.source, query)
+        page = await self.service.render(self.source, lambda: flamegraph.page(with_waiting(profile)).encode())
         await self.reply(page, "text/html; charset=utf-8")
 
 
 class Healthy(Handler):
+    is_work = False
+
     async def get(self) -> None:
         await self.reply(b"lockd is healthy.\n", "text/plain; charset=utf-8")
 
 
 class Ready(Handler):
+    is_work = False
+
     async def get(self) -> None:
         await self.service.link.ask(REQUEST_METRICS)
         await self.reply(b"lockd is ready.\n", "text/plain; charset=utf-8")
@@ -274,16 +353,20 @@ class Settled(Handler):
     """Answers once everything that happened before the request is in the next answers of all other paths."""
 
     async def get(self) -> None:
-        await self.service.settled()
+        await self.service.settled(self.source)
         await self.reply(b"lockd has counted everything up to this request.\n", "text/plain; charset=utf-8")
 
 
 class Page(Handler):
+    is_work = False
+
     async def get(self) -> None:
         await self.reply(PAGE, "text/html; charset=utf-8")
 
 
 class Nothing(Handler):
+    is_work = False
+
     async def get(self) -> None:
         raise HTTPError(404)
 
@@ -316,6 +399,18 @@ def _log(handler: RequestHandler) -> None:
         handler.get_status(),
         1000 * request.request_time(),
     )
+
+
+def _takes_openmetrics(accept: str) -> bool:
+    return any(each.partition(";")[0].strip() == OPENMETRICS for each in accept.split(","))
+
+
+def _takes_gzip(accept_encoding: str) -> bool:
+    for each in accept_encoding.lower().split(","):
+        coding, *parameters = (part.strip() for part in each.split(";"))
+        if coding == "gzip":  # a weight of 0: anything but this
+            return not any(re.fullmatch(r"q\s*=\s*0(\.0*)?", parameter) for parameter in parameters)
+    return False
 
 
 def _names(request: HTTPServerRequest) -> set[str]:

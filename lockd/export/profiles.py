@@ -60,9 +60,8 @@ def profile_of(query: ProfileQuery, head: Head, arrays: Arrays) -> Profile:
     return Profile(f"lockd {query.program}", VALUES, samples, head["time"])
 
 
-def between(earlier: Profile, later: Profile) -> Profile:
-    """What came to it from one moment to the other."""
-    seconds = later.began - earlier.began
+def between(earlier: Profile, later: Profile, seconds: float) -> Profile:
+    """What came to it from one moment to the other, `seconds` later; the wall clock may have been set."""
     before = {_key(sample): sample for sample in earlier.samples}
     samples = []
     for sample in later.samples:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from tornado.iostream import IOStream, SSLIOStream
 from tornado.netutil import add_accept_handler, ssl_wrap_socket
 
 from lockd.export.handlers import Service, application
+from lockd.export.sources import source_of
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +34,9 @@ _GRACE = 2.0
 class Server(HTTPServer):
     """Accepts connections and, when there are too many, closes the one that waits longest.
 
-    Many clients that never finish a request can thus not keep out one that does. TLS is decided
-    for each connection, so new certificates need no restart.
+    Many clients that never finish a request can thus not keep out one that does. If all have asked for
+    something, one is closed of the source that has most, so that others are served beside it. TLS is
+    decided for each connection, so new certificates need no restart.
     """
 
     def initialize(self, service: Service) -> None:  # type: ignore[override]  # tornado's own way
@@ -46,7 +49,7 @@ class Server(HTTPServer):
             body_timeout=HEADER_TIMEOUT,
         )
         self._service = service
-        self._open: dict[IOStream, None] = {}  # the oldest first
+        self._open: dict[IOStream, str] = {}  # the oldest first, with their sources
         self._stop_accepting: list[Callable[[], None]] = []
 
     def serve(self, listening: socket.socket) -> None:
@@ -66,7 +69,8 @@ class Server(HTTPServer):
         self._service.close()
 
     def _accept(self, connection: socket.socket, address: Any) -> None:
-        if len(self._open) >= MOST_CONNECTIONS and not self._close_oldest():
+        source = source_of(str(address[0])) if isinstance(address, tuple) else ""
+        if len(self._open) >= MOST_CONNECTIONS and not self._close_one_for(source):
             log.debug("%s: refused, all connections are busy", _text(address))
             connection.close()
             return
@@ -81,15 +85,19 @@ class Server(HTTPServer):
             log.debug("%s: %s", _text(address), error)
             connection.close()
             return
-        self._open[stream] = None
+        self._open[stream] = source
         self.handle_stream(stream, address)
 
-    def _close_oldest(self) -> bool:
-        idle = next((stream for stream in self._open if stream not in self._service.busy), None)
-        if idle is None:
-            return False
-        del self._open[idle]
-        idle.close()
+    def _close_one_for(self, source: str) -> bool:
+        closed = next((stream for stream in self._open if stream not in self._service.busy), None)
+        if closed is None:
+            counts = Counter(self._open.values())
+            most, count = counts.most_common(1)[0]
+            if counts[source] + 1 >= count:
+                return False
+            closed = next(stream for stream, its in self._open.items() if its == most)
+        del self._open[closed]
+        closed.close()
         return True
 
     def on_close(self, server_conn: object) -> None:

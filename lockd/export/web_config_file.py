@@ -11,12 +11,21 @@ from pathlib import Path
 
 from lockd.config_reader import read_file
 from lockd.errors import ConfigError
-from lockd.export.web_config_keys import CIPHERS, CLIENTS, CURVES, VERSIONS, TlsServer, WebFile
+from lockd.export.web_config_keys import (
+    AEAD_CIPHERS,
+    CIPHERS,
+    CLIENTS,
+    CURVES,
+    OLDER_CIPHERS,
+    VERSIONS,
+    TlsServer,
+    WebFile,
+)
 
 
 def read(path: Path) -> WebFile:
     """Raises ConfigError if it is wrong, or asks for what this host does not have."""
-    file = read_file(WebFile, path)
+    file = read_file(WebFile, path, may_be_empty=False)
     if file.basic_auth_users and find_spec("bcrypt") is None:
         raise ConfigError(
             f"{path}: basic_auth_users: Python's bcrypt is not installed;"
@@ -67,8 +76,7 @@ def context(config: Path, tls: TlsServer, files: Mapping[str, Path]) -> ssl.SSLC
         if "client_ca_file" in files:
             made.load_verify_locations(files["client_ca_file"])
         made.verify_mode = CLIENTS[tls.client_auth_type]
-        if tls.cipher_suites:
-            made.set_ciphers(":".join(CIPHERS[name] for name in tls.cipher_suites))
+        made.set_ciphers(_ciphers(tls))
         for name in tls.curve_preferences:
             made.set_ecdh_curve(CURVES[name])
     except (OSError, ValueError) as error:
@@ -77,6 +85,13 @@ def context(config: Path, tls: TlsServer, files: Mapping[str, Path]) -> ssl.SSLC
             " rule: client_ca_file is in PEM, and the ciphers and curves are ones that it has"
         ) from None
     return made
+
+
+def _ciphers(tls: TlsServer) -> str:
+    if tls.cipher_suites:
+        return ":".join(CIPHERS[name] for name in tls.cipher_suites)
+    has_aead = VERSIONS[tls.min_version] >= ssl.TLSVersion.TLSv1_2
+    return AEAD_CIPHERS if has_aead else f"{AEAD_CIPHERS}:{OLDER_CIPHERS}"
 
 
 def _no_password() -> str:

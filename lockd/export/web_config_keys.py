@@ -51,6 +51,12 @@ _HEADERS: dict[str, tuple[str, ...]] = {  # with the values a header can have, i
     "X-Frame-Options": ("deny", "sameorigin"),
     "X-XSS-Protection": (),
 }
+AEAD_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""What is taken for TLS 1.2 unless others are asked for: keys that are forgotten, and no CBC."""
+OLDER_CIPHERS = "ECDHE+AES"
+"""Besides, if TLS 1.0 or 1.1 is asked for, which have no others."""
+MOST_COST = 14
+"""Of a bcrypt hash: such a check takes a second of CPU time, and each step more doubles that."""
 _BCRYPT = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 
 Pairs = tuple[tuple[str, str], ...]
@@ -108,6 +114,13 @@ def _user(name: yaml.Node, password: yaml.Node) -> Iterator[Fault]:
         yield Fault(name, "is not a user name: text without a colon")
     elif not isinstance(password, yaml.ScalarNode) or not _BCRYPT.fullmatch(password.value):
         yield Fault(name, "has no bcrypt hash of a password, such as `htpasswd -nB` prints: $2y$…")
+    elif int(password.value[4:6]) > MOST_COST:
+        yield Fault(
+            name,
+            f"has a bcrypt hash of cost {password.value[4:6]}, so each check of a password would take"
+            f" {2 ** (int(password.value[4:6]) - MOST_COST)} s or so; rule: at most {MOST_COST}, such as"
+            " `htpasswd -nB -C 12` makes",
+        )
 
 
 @dataclass(frozen=True)
@@ -130,7 +143,7 @@ class TlsServer:
     cipher_suites: tuple[str, ...] = setting(
         list_of(choice(*CIPHERS), "a list of cipher suites"),
         "[]",
-        "For TLS 1.2; OpenSSL's if none.",
+        "For TLS 1.2; if none, ECDHE with AES-GCM or ChaCha20.",
     )
     prefer_server_cipher_suites: bool = setting(boolean(), "true", "Whose order of ciphers counts.")
     curve_preferences: tuple[str, ...] = setting(

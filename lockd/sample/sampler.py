@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
 HOUSEKEEPING_SECONDS = 10.0
+FEW_ROWS = 256
 FIRST_FOLD_SECONDS = 0.5
 """Folding and looking around, each once a second, thus come in different ticks."""
 
@@ -231,8 +233,14 @@ class Sampler:
         """Whether all that was drained up to that tick is in the aggregates, under its final names."""
         if self.own_cost.ticks < tick:
             return False
-        self.fold()
+        self._fold_for_exporter()
         return self._folding.has_decided(tick)
+
+    def _fold_for_exporter(self) -> None:
+        """Many rows had to be folded anyway. With few it is the folding itself that costs, for who asks."""
+        is_extra = self._collector.kept_rows <= FEW_ROWS
+        with self.cpu_budget.answering() if is_extra else contextlib.nullcontext():
+            self.fold()
 
     def _look_for_refused(self, keys: Columns) -> None:
         """Threads among these futex calls that were refused a lock, as they would wait for ever."""
@@ -268,7 +276,11 @@ class Sampler:
 
     def metrics(self) -> bytes:
         """The block behind /metrics."""
-        self.fold()
+        self._fold_for_exporter()
+        with self.cpu_budget.answering():
+            return self._metrics()
+
+    def _metrics(self) -> bytes:
         block = Block(self._limits.buckets_us, self._manifest.constants["SLOTS"])
         now = time.monotonic()
         for one in self._aggregates.values():
@@ -288,9 +300,10 @@ class Sampler:
 
     def details(self) -> bytes:
         """The block behind /api/v1."""
-        self.fold()
-        wall = time.time()
-        advice = self._user_locks.advice if self._user_locks else {}
-        tables, arrays = self.detail.tables(time.monotonic(), self._deadlocks.holders, advice)
-        self._deadlocks.add_to(tables, arrays, time.monotonic_ns(), wall)
-        return snapshot.pack({"tables": tables, "time": wall}, arrays)
+        self._fold_for_exporter()
+        with self.cpu_budget.answering():
+            wall, now = time.time(), time.monotonic()
+            advice = self._user_locks.advice if self._user_locks else {}
+            tables, arrays = self.detail.tables(now, self._deadlocks.holders, advice)
+            self._deadlocks.add_to(tables, arrays, time.monotonic_ns(), wall)
+            return snapshot.pack({"tables": tables, "time": wall, "monotonic": now}, arrays)

@@ -98,7 +98,7 @@ def lockd_or_reason(directory: Path, config: dict[str, Any]) -> Lockd | str:
 class Lockd:
     """`lockd run` with `config` over the defaults, on a port that the kernel chooses.
 
-    It has no budget of CPU time: what a test asks of it may well cost too much.
+    It has no budget of CPU time, for itself and for answers: what a test asks of it may well cost too much.
     `program` is what starts lockd; signals go to its process. `how` is for Popen.
     """
 
@@ -110,7 +110,8 @@ class Lockd:
         **how: Any,
     ) -> None:
         path = directory / "lockd.yaml"
-        path.write_text(yaml.safe_dump({"period": PERIOD, "budget": {"cpu": None}, **(config or {})}))
+        unlimited = {"cpu": None, "requests": None}
+        path.write_text(yaml.safe_dump({"period": PERIOD, "budget": unlimited, **(config or {})}))
         self.process = subprocess.Popen(
             [*program, "run", f"--config.file={path}", "--web.listen-address=127.0.0.1:0"],
             **{"cwd": ROOT, "stderr": subprocess.PIPE, "text": True, **how},

@@ -11,8 +11,9 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def detail_block(rows: int = 3) -> bytes:
     for name in tables:
         arrays[f"{name}.tid"] = array.array("q", range(rows))
         arrays[f"{name}.blocked_us"] = array.array("d", [row + 0.5 for row in range(rows)])
-    return pack({"tables": tables, "time": 1700000000.25}, arrays)
+    return pack({"tables": tables, "time": 1700000000.25, "monotonic": 500.0}, arrays)
 
 
 class Sampler:
@@ -166,12 +167,26 @@ class Exporter:
 
 
 @contextmanager
-def exporter(*options: str, blocks: Mapping[bytes, bytes] | None = None) -> Iterator[Exporter]:
+def shared_directory() -> Iterator[Path]:
+    """One that the exporter's user can read too: not pytest's, which is only for who runs the tests."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
+
+
+@contextmanager
+def exporter(
+    *options: str,
+    blocks: Mapping[bytes, bytes] | None = None,
+    run: tuple[str, str] = ("-m", "lockd.export"),
+    fds: Sequence[int] = (),
+) -> Iterator[Exporter]:
     sampler = Sampler(blocks or {REQUEST_METRICS: full_block(), REQUEST_DETAIL: detail_block()})
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
-    fds = [sampler.theirs.fileno(), listening.fileno()]
+    fds = [sampler.theirs.fileno(), listening.fileno(), *fds]
     process = subprocess.Popen(
-        [sys.executable, "-m", "lockd.export", f"--control-fd={fds[0]}", f"--listen-fd={fds[1]}", *options],
+        [sys.executable, *run, f"--control-fd={fds[0]}", f"--listen-fd={fds[1]}", *options],
         pass_fds=fds,
         cwd=REPOSITORY,
         stderr=subprocess.PIPE,

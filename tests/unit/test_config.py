@@ -99,6 +99,7 @@ def test_every_shipped_value_can_be_changed_on_its_own() -> None:
         "maps.stacks": "64",
         "names.parked": '["app:gate"]',
         "budget.cpu": "0.5%",
+        "budget.requests": "50%",
         "web.listen": '[":1"]',
         "web.config_file": "/etc/web.yml",
         "log.level": "debug",

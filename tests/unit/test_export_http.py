@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 from exporter_process import REPOSITORY, Exporter, exporter
 from prometheus_client.parser import text_string_to_metric_families
 
+from lockd.export.sources import LOOPBACK, MOST_SOURCES, Allowance, source_of
 from lockd.snapshot import REQUEST_METRICS, pack
 
 ROOT = os.geteuid() == 0
@@ -54,6 +56,49 @@ def test_gzip_if_asked_for(running: Exporter) -> None:
     assert gzip.decompress(body).splitlines()[0] == plain.splitlines()[0]
 
 
+@pytest.mark.parametrize(
+    ("accepts", "zipped"),
+    [
+        ("gzip", True),
+        ("GZIP;q=0.5", True),
+        ("deflate, gzip ; q=1.0", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000, identity", False),
+        ("gzip;Q=0", False),
+        ("xgzip", False),
+        ("", False),
+    ],
+)
+def test_gzip_only_if_it_is_accepted(running: Exporter, accepts: str, zipped: bool) -> None:
+    _, headers, _ = running.ask("/metrics", headers={"Accept-Encoding": accepts})
+    assert headers["Content-Encoding"] == ("gzip" if zipped else None)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:9776", 200),
+        ("LOCALHOST", 200),
+        ("127.0.0.1:9776", 200),
+        ("192.0.2.1:9776", 200),
+        ("[::1]:9776", 200),
+        ("myhost:9776", 200),
+        (f"{socket.gethostname()}:9776", 200),
+        ("lockd.localhost:9776", 200),
+        ("evil.example:9776", 403),
+        ("evil.example", 403),
+        (f"{socket.gethostname().partition('.')[0]}.evil.example", 403),
+        ("127.0.0.1.evil.example.", 403),
+        ("localhost.evil.example", 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["/metrics", "/api/v1/locks"])
+def test_a_page_of_somebody_else_cannot_read_it_by_a_name_of_its_own(
+    running: Exporter, path: str, host: str, status: int
+) -> None:
+    assert running.ask(path, headers={"Host": host})[0] == status
+
+
 @pytest.mark.parametrize("path", ["/", "/metrics", "/-/healthy", "/-/ready", "/api/v1/locks"])
 def test_head_has_the_headers_of_get_and_no_body(running: Exporter, path: str) -> None:
     status, headers, body = running.ask(path)
@@ -83,6 +128,34 @@ def test_bodies_are_refused_unread(running: Exporter) -> None:
         answer = b"".join(iter(lambda: client.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 405")
     assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("POST /metrics HTTP/1.1\r\nTransfer-Encoding: chunked", "405"),
+        ("GET /metrics HTTP/1.1\r\nTransfer-Encoding: chunked", "413"),
+        ("GET /metrics HTTP/1.1\r\nTransfer-Encoding: nonsense", "413"),
+        ("GET /metrics HTTP/1.1\r\nContent-Length: nonsense", "413"),
+        ("GET /metrics HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", "413"),
+    ],
+)
+@pytest.mark.parametrize("body", ["nonsense\r\n", "5\r\nhelloXX0\r\n\r\n", "GET / HTTP/1.1\r\n\r\n"])
+def test_a_broken_body_is_one_answer_and_no_line_in_the_log(
+    running: Exporter, head: str, status: str, body: str
+) -> None:
+    running.stderr()
+    for _ in range(3):
+        with running.connect() as client:
+            client.sendall(f"{head}\r\nHost: a\r\n\r\n{body}".encode())
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):
+                while piece := client.recv(65536):
+                    answer += piece
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+        assert answer.count(b"HTTP/1.1") == 1
+    assert running.ask("/-/healthy")[0] == 200
+    assert running.stderr() == ""
 
 
 def test_what_is_not_there(running: Exporter) -> None:
@@ -199,6 +272,52 @@ def _gone(client: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+DEAR = (
+    "import sys; from lockd.export import __main__ as main, handlers;"
+    "handlers.SETTLED_SECONDS = 1e6; sys.exit(main.main())"
+)
+"""An exporter for which one question is too much."""
+
+
+def test_who_asks_for_too_much_is_told_to_wait() -> None:
+    with exporter("--requests-share=0.25", run=("-c", DEAR)) as running:
+        assert running.ask("/metrics")[0] == 200
+        assert running.ask("/-/settled")[0] == 200
+        for path in ("/-/settled", "/api/v1/locks", "/debug/pprof/futex", "/flamegraph"):
+            status, headers, body = running.ask(path)
+            assert (status, headers["Retry-After"]) == (429, "1")
+            assert b"Too much is being asked from there" in body
+        for path in ("/", "/metrics", "/-/healthy", "/-/ready"):
+            assert running.ask(path)[0] == 200
+        assert running.stderr().count("\n") <= 2
+
+
+def test_a_source_is_who_can_choose_between_addresses() -> None:
+    assert source_of("192.0.2.7") == source_of("::ffff:192.0.2.7") == "192.0.2.7"
+    assert source_of("127.0.0.1") == source_of("127.8.9.1") == source_of("::1") == LOOPBACK
+    assert source_of("::ffff:127.0.0.1") == LOOPBACK
+    assert source_of("2001:db8::1") == source_of("2001:db8::ffff:1%eth0") != source_of("2001:db8:0:1::1")
+
+
+def test_each_source_has_an_allowance_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("lockd.export.sources.time.monotonic", lambda: now[0])
+    allowance = Allowance(share=0.1, saved=2.0)
+    for _ in range(19):
+        assert not allowance.seconds_until_some("a")
+        allowance.spend("a", 0.11)
+    assert allowance.seconds_until_some("a") == pytest.approx(0.9)
+    assert not allowance.seconds_until_some("b")
+    now[0] += 1.0  # in which 0.1 s came to it
+    assert not allowance.seconds_until_some("a")
+    allowance.spend("a", 0.2)
+    assert allowance.seconds_until_some("a") == pytest.approx(1.9)
+    for number in range(2 * MOST_SOURCES):
+        allowance.spend(str(number), 3.0)
+    assert not allowance.seconds_until_some("a")  # forgotten: that many cannot be told apart
+    assert allowance.seconds_until_some(str(2 * MOST_SOURCES - 1))
 
 
 def test_ready_only_while_the_sampler_answers() -> None:

@@ -50,3 +50,27 @@ def test_without_systemds_module(tmp_path: Path) -> None:
     handler, said = run("journal", PYTHONPATH=str(tmp_path))
     assert handler == "StreamHandler"
     assert "hello world" in said
+
+
+def test_what_clients_do_to_tornado_is_a_short_line_now_and_then() -> None:
+    script = (
+        "import logging\n"
+        "from lockd import logs\n"
+        "logs.setup('info', process='exporter')\n"
+        "for _ in range(1000):\n"
+        "    try:\n"
+        "        int('non\\nsense', 16)\n"
+        "    except ValueError:\n"
+        "        logging.getLogger('tornado.general').error('Uncaught exception', exc_info=True)\n"
+        "        logging.getLogger('tornado.application').error('Uncaught %s', 'one', exc_info=True)\n"
+        "logging.getLogger('lockd.export').error('ours')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    *theirs, ours = done.stderr.splitlines()
+    assert ours.endswith(" error ours")
+    assert "Uncaught exception: ValueError(" in theirs[0]
+    assert "Uncaught one: ValueError(" in theirs[1]
+    assert 2 <= len(theirs) <= 10  # a busy host may take seconds for them
+    assert all(len(line) < 200 for line in theirs)

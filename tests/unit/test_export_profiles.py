@@ -38,7 +38,7 @@ THREADS = [
 ]
 
 
-def block(later: float = 0.0, more: int = 0) -> bytes:
+def block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
     """What the sampler tells; `later` seconds later, with `more` waits of 100 us on each row."""
     columns: dict[str, Any] = {}
     tables: dict[str, Any] = {}
@@ -65,7 +65,9 @@ def block(later: float = 0.0, more: int = 0) -> bytes:
             add = {"blocked_us": 100.0 * more, "blocked_count": more}.get(column, 0)
             kind_of = "d" if column.endswith("_us") else "q"
             columns[f"{name}.{column}"] = array.array(kind_of, [value + add for value in values])
-    return pack({"tables": tables, "time": 1700000000.0 + later}, columns)
+    return pack(
+        {"tables": tables, "time": 1700000000.0 + later + clock_set, "monotonic": 500.0 + later}, columns
+    )
 
 
 @pytest.fixture
@@ -138,6 +140,22 @@ def test_a_profile_of_some_seconds_is_what_came_to_it(running: Exporter) -> None
     assert time.monotonic() - began >= 2
     assert rows(top)["shop:stock"][0] == "1000us"  # 5 of 100 us on each of its two stacks
     assert "Duration: 2s" in top
+
+
+@pytest.mark.parametrize("clock_set", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_meanwhile_does_not_matter(running: Exporter, clock_set: float) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(go_pprof, running, "/debug/pprof/futex?seconds=1", "-raw")
+        while not running.sampler.requests:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        running.sampler.blocks[REQUEST_DETAIL] = block(later=2.0, more=5, clock_set=clock_set)
+        raw = asked.result()
+    assert "Duration: 2s" in raw
+    samples = re.findall(r"^ +(-?\d+) +(-?\d+) +(-?\d+): ", raw, re.MULTILINE)
+    assert len(samples) == 3
+    assert max(int(waiting) for _, waiting, _ in samples) == 2_000_000  # of 5 s, as long as it took
+    assert min(int(value) for sample in samples for value in sample) >= 0
 
 
 SVG = "{http://www.w3.org/2000/svg}"

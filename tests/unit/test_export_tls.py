@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import ssl
 import subprocess
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import bcrypt
 import pytest
-from exporter_process import Exporter, exporter
+from exporter_process import Exporter, exporter, shared_directory
 
 from lockd.cpu_clock import cpu_seconds
 
@@ -71,13 +74,9 @@ def replace(path: Path, text: str) -> None:
 
 
 @pytest.fixture
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that the exporter's user can read too."""
-    directory = tmp_path_factory.mktemp("web")
-    for each in (directory, *directory.parents):
-        if each.stat().st_uid == os.geteuid() and each != Path("/"):
-            each.chmod(each.stat().st_mode | 0o055)
-    return directory
+def shared() -> Iterator[Path]:
+    with shared_directory() as directory:
+        yield directory
 
 
 def test_https_with_passwords(shared: Path) -> None:
@@ -179,32 +178,82 @@ def test_changes_are_taken_up_and_mistakes_are_not(shared: Path) -> None:
         running.tls = trusting(first)
         assert running.ask("/metrics")[0] == 200
 
-        replace(config, f"basic_auth_users: {{alice: {password_hash('one')}}}\n")
-        running.tls = None
+        replace(config, f"{tls}basic_auth_users: {{alice: {password_hash('one')}}}\n")
         assert running.ask("/metrics")[0] == 401
         assert running.ask("/metrics", headers=basic("alice", "one"))[0] == 200
-        replace(config, f"basic_auth_users: {{alice: {password_hash('two')}}}\n")
+        replace(config, f"{tls}basic_auth_users: {{alice: {password_hash('two')}}}\n")
         assert running.ask("/metrics", headers=basic("alice", "one"))[0] == 401
         assert running.ask("/metrics", headers=basic("alice", "two"))[0] == 200
         config.unlink()
         assert running.ask("/metrics", headers=basic("alice", "two"))[0] == 200
         assert "cannot read this configuration" in running.stderr()
+        replace(config, "{}")
+        running.ask("/metrics", headers=basic("alice", "two"))
+        assert "no longer has basic_auth_users, tls_server_config; rule: " in running.stderr()
+        assert running.ask("/metrics")[0] == 401
+
+
+def test_an_exporter_that_takes_the_place_of_another_opens_nothing(shared: Path) -> None:
+    config = shared / "web.yml"
+    config.write_text("{}\n")
+    kept = os.memfd_create("web-kept")
+    options = (f"--web-config={config}", f"--web-kept-fd={kept}")
+    with exporter(*options, fds=[kept]) as running:
+        assert running.ask("/metrics")[0] == 200
+        replace(config, f"basic_auth_users: {{alice: {password_hash('secret')}}}\n")
+        assert running.ask("/metrics")[0] == 401
+    with exporter(*options, fds=[kept]) as running:
+        assert running.ask("/metrics", headers=basic("alice", "secret"))[0] == 200
+    replace(config, "{}\n")
+    with (
+        pytest.raises(AssertionError, match="no longer has basic_auth_users; rule: "),
+        exporter(*options, fds=[kept]),
+    ):
+        pass
+    os.close(kept)
 
 
 def test_a_right_password_is_checked_once_and_wrong_ones_do_not_delay_it(shared: Path) -> None:
     config = shared / "web.yml"
-    config.write_text(f"basic_auth_users: {{alice: {password_hash('secret', 11)}}}\n")
+    config.write_text(
+        f"basic_auth_users: {{alice: {password_hash('secret', 11)}, bob: {password_hash('other', 8)}}}\n"
+    )
     with exporter(f"--web-config={config}") as running:
         assert _processor_seconds(running, "secret") > 4 * _processor_seconds(running, "secret")
         with ThreadPoolExecutor(60) as pool:
             wrong = [
-                pool.submit(running.ask, "/metrics", headers=basic("alice", str(n)), timeout=PATIENCE)
+                pool.submit(running.ask, "/metrics", headers=basic("bob", str(n)), timeout=PATIENCE)
                 for n in range(60)
             ]
             _processor_seconds(running, "secret")
             assert not all(each.done() for each in wrong)
             statuses = [each.result()[0] for each in wrong]
-        assert set(statuses) == {401, 503}
+        assert set(statuses) == {401, 429}
+
+
+def test_a_right_password_gets_its_turn_among_wrong_ones_from_the_same_address(shared: Path) -> None:
+    config = shared / "web.yml"
+    config.write_text(f"basic_auth_users: {{alice: {password_hash('secret', 8)}}}\n")
+    refused: list[int] = []
+    is_over = threading.Event()
+
+    def guess(first: int) -> None:
+        for number in itertools.count(first, 1000):
+            if is_over.is_set():
+                break
+            refused.append(running.ask("/metrics", headers=basic("alice", str(number)), timeout=PATIENCE)[0])
+
+    with exporter(f"--web-config={config}") as running, ThreadPoolExecutor(20) as pool:
+        guessing = [pool.submit(guess, number) for number in range(20)]
+        try:
+            while len(refused) < 100:  # what is saved is used up soon after
+                time.sleep(0.01)
+            assert running.ask("/-/healthy", headers=basic("alice", "secret"), timeout=PATIENCE)[0] == 200
+        finally:
+            is_over.set()
+        for each in guessing:
+            each.result()
+    assert set(refused) == {401}
 
 
 def _processor_seconds(running: Exporter, password: str) -> float:

@@ -8,6 +8,8 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from lockd import config
 from lockd.load.source import assemble
+from lockd.sample import cpu_budget
 from lockd.sample.restraint import (
     CALM,
     DETAIL,
@@ -256,6 +259,25 @@ def test_who_scrapes_takes_no_names_away(restraint: Restraint) -> None:
     for _ in range(10_000):
         assert not restraint.judge(Spent(0.4 * BUDGET, 0.4 * BUDGET, 0.1 * BUDGET, 50 * BUDGET), 1.0)
     assert restraint.level == 0
+
+
+def test_what_the_sampler_takes_to_answer_counts_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = SimpleNamespace(constants={"TIMED_RUNS": 8})
+    collector = SimpleNamespace(control=None, run_times=SimpleNamespace(read=lambda: [0]))
+    resolver = SimpleNamespace(cpu_seconds=lambda: 0.0)
+    now = [1000.0]
+    monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cpu_budget.time, "process_time", lambda: now[0] - 999.0)  # it never sleeps
+    one = cpu_budget.CpuBudget(0.2, cast(Any, manifest), cast(Any, collector), cast(Any, resolver))
+    for _ in range(1000):
+        now[0] += 0.05
+        with one.answering():
+            now[0] += 0.95
+        one.look(now[0])
+    cpus = os.cpu_count() or 1
+    assert one.restraint.level == 0
+    assert one.restraint.spent.sampler == pytest.approx(0.05 / cpus)
+    assert one.restraint.spent.exporter == pytest.approx(0.95 / cpus)
 
 
 class Load:

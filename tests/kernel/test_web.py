@@ -1,0 +1,93 @@
+"""What whoever reaches the port can do to the daemon, and what its web configuration does."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from lockd_process import CHECKOUT, ROOT, Lockd
+
+from bench.cost import children_of
+from lockd.children import run_loader
+from lockd.config import Config
+from lockd.config_reader import read_text
+from lockd.sample.cpu_budget import LOOK_SECONDS
+from lockd.sample.sampler import Sampler, SamplerSettings
+from lockd.service import load_settings
+from lockd.snapshot import unpack
+
+NOBODYS = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
+
+
+def test_a_wrong_web_configuration_ends_it_with_2(tmp_path: Path) -> None:
+    web = tmp_path / "web.yml"
+    web.write_text("")
+    command = [*CHECKOUT, "run", "--web.listen-address=127.0.0.1:0", f"--web.config.file={web}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_an_exporter_that_is_killed_comes_back_as_closed_as_it_was(tmp_path: Path) -> None:
+    closed = f"basic_auth_users: {{alice: {NOBODYS}}}\n"
+    with tempfile.TemporaryDirectory() as name:  # not pytest's, which is for root alone
+        Path(name).chmod(0o755)
+        web = Path(name) / "web.yml"
+        web.write_text(closed)
+        lockd = Lockd(tmp_path, {"web": {"config_file": str(web)}})
+        try:
+            assert _status(lockd) == 401
+            web.write_text("{}")
+            os.kill(_exporter(lockd), signal.SIGKILL)
+            while not any("it no longer has basic_auth_users" in line for line in lockd.log):
+                time.sleep(0.05)
+            web.write_text(closed)
+            assert _status(lockd) == 401
+        finally:
+            lockd.stop()
+
+
+def _exporter(lockd: Lockd) -> int:
+    """Its process."""
+    (pid,) = (pid for pid, command in children_of(lockd.process.pid).items() if "lockd.export" in command)
+    return pid
+
+
+def _status(lockd: Lockd) -> int:
+    """Of an answer to who has no password, once somebody answers."""
+    connection = http.client.HTTPConnection(lockd.address, timeout=60)
+    connection.request("GET", "/metrics")
+    return connection.getresponse().status
+
+
+def test_what_the_sampler_takes_to_answer_is_not_its_own() -> None:
+    """Of a second that goes to nothing else, hardly anything counts for what restraint looks at."""
+    manifest, fds = run_loader(load_settings(read_text(Config, "", "test")))
+    sampler = Sampler(manifest, fds, SamplerSettings())
+    try:
+        sampler.tick()
+        time.sleep(LOOK_SECONDS)
+        sampler.tick()
+        began, used = time.monotonic(), time.process_time()
+        while time.monotonic() < began + LOOK_SECONDS or time.process_time() < used + 0.2:
+            sampler.metrics()
+            sampler.details()
+        sampler.tick()
+        seconds, used = time.monotonic() - began, time.process_time() - used
+        told = _share_told(sampler) * seconds * (os.cpu_count() or 1)
+    finally:
+        sampler.close()
+        for fd in fds:
+            os.close(fd)
+    assert told < used / 2
+
+
+def _share_told(sampler: Sampler) -> float:
+    head, arrays = unpack(memoryview(sampler.metrics()))
+    (labels,) = (each["labels"] for each in head["metrics"] if each["name"] == "lockd_cpu_ratio")
+    return arrays["lockd_cpu_ratio"][labels.index(["sampler"])]
