@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import resource
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 LOADER_TIMEOUT = 300.0
 """Seconds. An emulated or overloaded host compiles for minutes; systemd (TimeoutStartSec) gives up sooner."""
 ENDING_SECONDS = 3.0
+KILLED_SECONDS = 2.0
+"""Until what was killed is gone."""
 OTHER_DESCRIPTORS = 512
 """That a trace may have open besides those of what it is attached to."""
 NO_AUTHORITIES = {"SSL_CERT_FILE": os.devnull}
@@ -105,6 +108,10 @@ class Exporter:
 
     def __init__(self, listening: list[socket.socket], web_config: Path | None, log_level: str) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Nobody waits for it, whatever it does. Nor is there room for more than a few answers that it has not
+        # read: each of them keeps its block in memory.
+        self.control.setblocking(False)
+        self.control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)
         with theirs:
             arguments = [*isolated.command("lockd.export"), "--control-fd", str(theirs.fileno())]
             for each in listening:
@@ -128,21 +135,41 @@ class Exporter:
         with contextlib.suppress(OSError):  # it has ended: its end of the socket says so as well
             self.control.send(SERVE)
 
-    def end(self) -> int:
-        """Let it end, which it does when its control socket closes; its exit code.
-
-        One that does not end is killed: it would go on to take connections, beside the next exporter or in
-        the way of the next daemon.
-        """
+    def let_go(self) -> None:
+        """Let it end, which it does when its control socket closes."""
         self.control.close()
-        if not self._is_serving:
-            self._child.terminate()  # it may not have come to look at the socket yet
+        if not self._is_serving:  # it may not have come to look at the socket yet
+            with contextlib.suppress(PermissionError):
+                self._child.terminate()
+
+    def code(self) -> int | None:
+        """What it has ended with; None if it has not."""
+        return self._child.poll()
+
+    def kill(self) -> None:
+        """It would go on to take connections, beside the next exporter or in the way of the next daemon."""
+        log.warning("exporter: process %d does not end: killing it", self.pid)
+        try:
+            self._child.kill()
+        except PermissionError:  # it is another user's by now, and may keep the port
+            log.error("exporter: process %d cannot be killed without CAP_KILL", self.pid)
+
+    def end(self) -> int | None:
+        """Wait for its end, for some seconds at most, and kill it if it does not; as code()."""
+        self.let_go()
         try:
             return self._child.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
-            log.warning("exporter: process %d does not end: killing it", self._child.pid)
-            self._child.kill()
-            return self._child.wait()
+            self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._child.wait(KILLED_SECONDS)
+        return None
+
+
+def how_it_ended(code: int) -> str:
+    """The exit code of a child, in words."""
+    signals = {one.value: one.name for one in signal.Signals}
+    return f"ended by {signals.get(-code, f'signal {-code}')}" if code < 0 else f"ended with code {code}"
 
 
 def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:

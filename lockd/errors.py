@@ -25,3 +25,8 @@ class HostError(LockdError):
     """This host cannot do what was asked: no BPF, a missing hook, not enough privileges."""
 
     exit_code = 3
+
+
+def error_of(exit_code: int) -> type[LockdError]:
+    """The kind of error that a child of lockd's has ended with this code for."""
+    return {ConfigError.exit_code: ConfigError, HostError.exit_code: HostError}.get(exit_code, LockdError)

@@ -43,7 +43,7 @@ def main() -> int:
         if args.web_config:  # while its own files can be read, wherever they are
             import lockd.export.web_config_file  # noqa: F401
         privileges.drop_all(_unprivileged_user() if os.geteuid() == 0 else None)
-        privileges.die_with_parent(signal.SIGTERM)
+        privileges.die_with_parent(signal.SIGKILL)  # one that is stopped, too: it would keep the port
         if os.getppid() != parent:  # it ended before it could be noticed
             return 0
         # As the user that serves: what it cannot read now, it could not read again later.
