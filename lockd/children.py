@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from lockd import isolated
-from lockd.errors import HostError, LockdError
+from lockd.errors import HostError, LockdError, error_of
 from lockd.load import handover
 from lockd.load.settings import LoadSettings
 from lockd.manifest import Manifest
@@ -26,7 +26,7 @@ ENDING_SECONDS = 3.0
 KILLED_SECONDS = 2.0
 """Until what was killed is gone."""
 OTHER_DESCRIPTORS = 512
-"""That a trace may have open besides those of what it is attached to."""
+"""That a process may have open besides those of what a trace is attached to."""
 NO_AUTHORITIES = {"SSL_CERT_FILE": os.devnull}
 """tornado, once imported, reads the certificates of all authorities that the host trusts: a fifth of the
 exporter's start, for clients of other servers, which it never is."""
@@ -60,17 +60,22 @@ class Loader:
             except TimeoutError:
                 self._child.kill()
                 raise LockdError(f"loader: nothing handed over within {LOADER_TIMEOUT:g} s") from None
-            except LockdError:
-                words = self._last_words() or f"ended with code {self._child.returncode}"
-                kind = HostError if self._child.returncode == HostError.exit_code else LockdError
-                raise kind(words) from None
+            except LockdError as error:
+                words = self._last_words()
+                code = self._child.returncode
+                ended = f"loader: {how_it_ended(code)}" if code else str(error)
+                raise error_of(code)(words or ended) from None
             if words := self._last_words():
                 log.debug("loader: %s", words)
         return result
 
     def _last_words(self) -> str:
         """Wait for its end, and relay what it logged; the rest."""
-        self._child.wait(LOADER_TIMEOUT)
+        try:
+            self._child.wait(LOADER_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
         self._errors.seek(0)
         return _relay(self._errors.read())
 
@@ -81,12 +86,25 @@ def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
 
 
 def _make_room(settings: LoadSettings) -> None:
-    """For a descriptor of each place that a trace is attached to, in the loader as well, if that may be."""
+    """For all descriptors that are needed, in the loader as well, and for one of each place that a trace is
+    attached to, if that may be. Raises HostError if it may not even be the first."""
     parts = settings.trace.parts if settings.trace else ()
     wanted = OTHER_DESCRIPTORS + sum(max((len(way.hooks) for way in part.ways), default=0) for part in parts)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard < 0 else min(wanted, hard), hard))
+    if soft >= wanted or soft == resource.RLIM_INFINITY:
+        return
+    if 0 <= hard < wanted:
+        with contextlib.suppress(ValueError, OSError):  # without CAP_SYS_RESOURCE
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+            return
+        if hard < OTHER_DESCRIPTORS:
+            raise HostError(
+                f"the limit on open files (RLIMIT_NOFILE) is {hard} and cannot be raised without "
+                f"CAP_SYS_RESOURCE; rule: at least {OTHER_DESCRIPTORS}, as by LimitNOFILE={OTHER_DESCRIPTORS}"
+                f" in the unit, or ulimit -n {OTHER_DESCRIPTORS}"
+            )
+        wanted = hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _relay(errors: bytes) -> str:
