@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from conftest import Start
 from lockd_process import CHECKOUT, ROOT, START_SECONDS, Lockd
 from test_doctor import WITHOUT_BTF, where
 
@@ -27,6 +28,7 @@ WITHOUT_KILL = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")
 """The exporter, another user's, cannot be sent a signal then."""
 WITHOUT_RESOURCE = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource")
 """So that a hard limit cannot be raised."""
+OF_A_CONTAINER = ("unshare", "--mount", "--uts", "--ipc", "--cgroup")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -116,3 +118,41 @@ def test_too_few_descriptors_are_refused() -> None:
     code, log = failed("prlimit", "--nofile=48:48", *WITHOUT_RESOURCE)
     assert code == CANNOT, log
     assert re.search(r"RLIMIT_NOFILE.* 48\b.*LimitNOFILE=512", log)
+
+
+@pytest.mark.parametrize("options", [("--mount-proc",), ()], ids=["its own /proc", "the host's /proc"])
+def test_a_pid_namespace_is_refused(options: Sequence[str]) -> None:
+    """The ids that the programs count by would be others' there."""
+    code, log = failed("unshare", "--pid", "--fork", *options)
+    assert code == CANNOT, log
+    for part in ("PID namespace of its own", "hostPID: true", "--pid=host"):
+        assert part in log
+
+
+def test_the_proc_of_a_pid_namespace_is_refused() -> None:
+    """Where lockd itself has the ids of the host."""
+    with subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", "echo; exec sleep 300"],
+        stdout=subprocess.PIPE,
+    ) as other:
+        try:
+            assert other.stdout
+            other.stdout.readline()
+            code, log = failed("nsenter", f"--mount=/proc/{other.pid}/ns/mnt", f"--wd={ROOT}")
+        finally:
+            other.kill()
+    assert code == CANNOT, log
+    assert "/proc: this process is not in it" in log
+
+
+def test_a_container_with_the_pids_of_the_host(tmp_path: Path, workload: Start) -> None:
+    daemon = Lockd(tmp_path, program=[*OF_A_CONTAINER, *CHECKOUT])
+    try:
+        one = workload("mutex_handover", 20, 1000)
+        truth = one.run()["futex"]["lock"]
+        metrics = daemon.metrics()
+        one.finish()
+    finally:
+        code = daemon.stop()
+    assert code == 0, "".join(daemon.log)
+    assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == truth["waits"] == 20
