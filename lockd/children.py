@@ -6,12 +6,13 @@ import contextlib
 import logging
 import os
 import resource
+import signal
 import socket
 import subprocess
 from pathlib import Path
 
 from lockd import isolated
-from lockd.errors import ConfigError, HostError, LockdError
+from lockd.errors import ConfigError, HostError, LockdError, error_of
 from lockd.load import handover
 from lockd.load.settings import LoadSettings
 from lockd.manifest import Manifest
@@ -22,8 +23,10 @@ log = logging.getLogger(__name__)
 LOADER_TIMEOUT = 300.0
 """Seconds. An emulated or overloaded host compiles for minutes; systemd (TimeoutStartSec) gives up sooner."""
 ENDING_SECONDS = 3.0
+KILLED_SECONDS = 2.0
+"""Until what was killed is gone."""
 OTHER_DESCRIPTORS = 512
-"""That a trace may have open besides those of what it is attached to."""
+"""That a process may have open besides those of what a trace is attached to."""
 NO_AUTHORITIES = {"SSL_CERT_FILE": os.devnull}
 """tornado, once imported, reads the certificates of all authorities that the host trusts: a fifth of the
 exporter's start, for clients of other servers, which it never is."""
@@ -57,17 +60,22 @@ class Loader:
             except TimeoutError:
                 self._child.kill()
                 raise LockdError(f"loader: nothing handed over within {LOADER_TIMEOUT:g} s") from None
-            except LockdError:
-                words = self._last_words() or f"ended with code {self._child.returncode}"
-                kind = HostError if self._child.returncode == HostError.exit_code else LockdError
-                raise kind(words) from None
+            except LockdError as error:
+                words = self._last_words()
+                code = self._child.returncode
+                ended = f"loader: {how_it_ended(code)}" if code else str(error)
+                raise error_of(code)(words or ended) from None
             if words := self._last_words():
                 log.debug("loader: %s", words)
         return result
 
     def _last_words(self) -> str:
         """Wait for its end, and relay what it logged; the rest."""
-        self._child.wait(LOADER_TIMEOUT)
+        try:
+            self._child.wait(LOADER_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
         self._errors.seek(0)
         return _relay(self._errors.read())
 
@@ -78,12 +86,25 @@ def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
 
 
 def _make_room(settings: LoadSettings) -> None:
-    """For a descriptor of each place that a trace is attached to, in the loader as well, if that may be."""
+    """For all descriptors that are needed, in the loader as well, and for one of each place that a trace is
+    attached to, if that may be. Raises HostError if it may not even be the first."""
     parts = settings.trace.parts if settings.trace else ()
     wanted = OTHER_DESCRIPTORS + sum(max((len(way.hooks) for way in part.ways), default=0) for part in parts)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard < 0 else min(wanted, hard), hard))
+    if soft >= wanted or soft == resource.RLIM_INFINITY:
+        return
+    if 0 <= hard < wanted:
+        with contextlib.suppress(ValueError, OSError):  # without CAP_SYS_RESOURCE
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+            return
+        if hard < OTHER_DESCRIPTORS:
+            raise HostError(
+                f"the limit on open files (RLIMIT_NOFILE) is {hard} and cannot be raised without "
+                f"CAP_SYS_RESOURCE; rule: at least {OTHER_DESCRIPTORS}, as by LimitNOFILE={OTHER_DESCRIPTORS}"
+                f" in the unit, or ulimit -n {OTHER_DESCRIPTORS}"
+            )
+        wanted = hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _relay(errors: bytes) -> str:
@@ -113,6 +134,10 @@ class Exporter:
     ) -> None:
         """`web_kept` is an unnamed file in which one exporter tells the next what keeps people out."""
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Nobody waits for it, whatever it does. Nor is there room for more than a few answers that it has not
+        # read: each of them keeps its block in memory.
+        self.control.setblocking(False)
+        self.control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)
         with theirs:
             arguments = [*isolated.command("lockd.export"), "--control-fd", str(theirs.fileno())]
             for each in listening:
@@ -141,21 +166,41 @@ class Exporter:
         with contextlib.suppress(OSError):  # it has ended: its end of the socket says so as well
             self.control.send(SERVE)
 
-    def end(self) -> int:
-        """Let it end, which it does when its control socket closes; its exit code.
-
-        One that does not end is killed: it would go on to take connections, beside the next exporter or in
-        the way of the next daemon.
-        """
+    def let_go(self) -> None:
+        """Let it end, which it does when its control socket closes."""
         self.control.close()
-        if not self._is_serving:
-            self._child.terminate()  # it may not have come to look at the socket yet
+        if not self._is_serving:  # it may not have come to look at the socket yet
+            with contextlib.suppress(PermissionError):
+                self._child.terminate()
+
+    def code(self) -> int | None:
+        """What it has ended with; None if it has not."""
+        return self._child.poll()
+
+    def kill(self) -> None:
+        """It would go on to take connections, beside the next exporter or in the way of the next daemon."""
+        log.warning("exporter: process %d does not end: killing it", self.pid)
+        try:
+            self._child.kill()
+        except PermissionError:  # it is another user's by now, and may keep the port
+            log.error("exporter: process %d cannot be killed without CAP_KILL", self.pid)
+
+    def end(self) -> int | None:
+        """Wait for its end, for some seconds at most, and kill it if it does not; as code()."""
+        self.let_go()
         try:
             return self._child.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
-            log.warning("exporter: process %d does not end: killing it", self._child.pid)
-            self._child.kill()
-            return self._child.wait()
+            self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._child.wait(KILLED_SECONDS)
+        return None
+
+
+def how_it_ended(code: int) -> str:
+    """The exit code of a child, in words."""
+    signals = {one.value: one.name for one in signal.Signals}
+    return f"ended by {signals.get(-code, f'signal {-code}')}" if code < 0 else f"ended with code {code}"
 
 
 def check_web_config(path: Path) -> None:

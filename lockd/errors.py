@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
+PASSING = frozenset((errno.EAGAIN, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+"""What a call fails with for lack of something that there may be enough of a moment later."""
+
 
 class LockdError(Exception):
     """Something failed while lockd ran; the message says what, where, and what to do about it."""
@@ -22,6 +27,19 @@ class ConfigError(LockdError):
 
 
 class HostError(LockdError):
-    """This host cannot do what was asked: no BPF, a missing hook, not enough privileges."""
+    """This host cannot do what was asked: no BPF, a missing hook, not enough privileges.
+
+    It will be the same after a restart, so that systemd does not start lockd again.
+    """
 
     exit_code = 3
+
+
+def refusal(message: str, number: int) -> LockdError:
+    """The error for what the kernel refuses with this errno: HostError, unless that may pass."""
+    return (LockdError if number in PASSING else HostError)(message)
+
+
+def error_of(exit_code: int) -> type[LockdError]:
+    """The kind of error that a child of lockd's has ended with this code for."""
+    return {ConfigError.exit_code: ConfigError, HostError.exit_code: HostError}.get(exit_code, LockdError)

@@ -12,7 +12,7 @@ import logging
 import os
 import pwd
 
-from lockd.errors import HostError
+from lockd.errors import HostError, LockdError, refusal
 
 log = logging.getLogger(__name__)
 
@@ -160,9 +160,10 @@ def _prctl(what: str, option: int, argument: int) -> None:
         raise _failed(what)
 
 
-def _failed(what: str) -> HostError:
+def _failed(what: str) -> LockdError:
     number = ctypes.get_errno()
-    return HostError(
+    return refusal(
         f"privileges: cannot {what}: {os.strerror(number)}"
-        f" ({errno.errorcode.get(number, number)}) in process {os.getpid()}"
+        f" ({errno.errorcode.get(number, number)}) in process {os.getpid()}",
+        number,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from lockd import heap, logs, privileges
 from lockd.children import Exporter, Loader, check_web_config, listen
 from lockd.config import Config, Program
-from lockd.errors import HostError
+from lockd.errors import HostError, LockdError
 from lockd.libbpf import libbpf
 from lockd.load.settings import LoadSettings
 from lockd.manifest import Manifest
@@ -38,7 +38,6 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
     systemd = Systemd()
     listening = listen(addresses)
     systemd.status("compiling and attaching the BPF programs")
-    loader = Loader(load_settings(config))
     start_exporter = functools.partial(
         Exporter,
         listening,
@@ -47,8 +46,10 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
         config.budget.requests,
         os.memfd_create("lockd-web-kept") if web_config else None,
     )
-    exporter = start_exporter()
+    exporter: Exporter | None = None
     try:
+        loader = Loader(load_settings(config))
+        exporter = start_exporter()
         # While those two work: numpy is half of this process's start.
         from lockd.daemon import Daemon, sampler_settings
         from lockd.sample.sampler import Sampler
@@ -58,8 +59,11 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
         _drop_privileges(manifest, fds)
         systemd.status("starting to sample")
         sampler = Sampler(manifest, fds, sampler_settings(config))
-    except BaseException:
-        exporter.end()
+    except BaseException as error:
+        if exporter:
+            exporter.end()
+        if isinstance(error, (OSError, MemoryError)):  # of processes, descriptors or memory
+            raise LockdError(f"cannot start: {error or type(error).__name__}") from error
         raise
     Daemon(sampler, config.period_ns, listening, start_exporter, systemd).run(exporter)
     return 0

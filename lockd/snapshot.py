@@ -15,6 +15,11 @@ from typing import Any, Protocol
 
 SERVE = b"serve"
 """The sampler's first message to the exporter: there is something to ask for."""
+SERVING = b"serving"
+"""The exporter's first: connections are being accepted."""
+PING = b"ping"
+"""The sampler asks now and then whether the exporter's loop runs; the answer is ALIVE."""
+ALIVE = b"alive"
 REQUEST_METRICS = b"m"
 """Ask for every series: the block behind /metrics."""
 REQUEST_DETAIL = b"d"
@@ -60,8 +65,12 @@ def to_memfd(block: bytes) -> int:
     """A memory file that holds `block`; the caller closes it."""
     fd = os.memfd_create("lockd-snapshot", os.MFD_CLOEXEC)
     view = memoryview(block)
-    while view:
-        view = view[os.write(fd, view) :]
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+    except OSError:  # no memory
+        os.close(fd)
+        raise
     return fd
 
 

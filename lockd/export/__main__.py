@@ -55,7 +55,7 @@ def main() -> int:
         control = _socket("--control-fd", args.control_fd)
         listening = [_listening(fd) for fd in args.listen_fd]
         _drop_privileges(args.web_config)
-        privileges.die_with_parent(signal.SIGTERM)
+        privileges.die_with_parent(signal.SIGKILL)  # one that is stopped, too: it would keep the port
         if os.getppid() != parent:  # it ended before it could be noticed
             return 0
         # As the user that serves: what it cannot read now, it could not read again later.

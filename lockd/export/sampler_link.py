@@ -14,10 +14,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from lockd.errors import LockdError
-from lockd.snapshot import REQUEST_SETTLED, SETTLED, from_memfd
+from lockd.snapshot import ALIVE, PING, REQUEST_SETTLED, SERVING, SETTLED, from_memfd
 
-SERVING = b"serving"
-"""The first message: connections are being accepted."""
 TIMEOUT = 5.0
 """How many seconds a request waits for its answer."""
 SETTLED_TIMEOUT = 10.0
@@ -61,10 +59,7 @@ class SamplerLink:
         self._loop.add_reader(control, self._receive)
 
     def say_serving(self) -> None:
-        try:
-            self._control.send(SERVING)
-        except OSError as error:
-            self._close(error.strerror)
+        self._say(SERVING)
 
     async def ask(self, request: bytes) -> Answer:
         """The answer to one of lockd.snapshot's requests."""
@@ -129,6 +124,9 @@ class SamplerLink:
         if not message and not fds:
             self._close("the sampler has closed it")
             return
+        if message == PING and not fds:
+            self._say(ALIVE)
+            return
         if message == SETTLED and not fds:
             self._latest.clear()  # answers from before
             if self._settling:
@@ -148,6 +146,12 @@ class SamplerLink:
             self._loop.call_later(REUSE, self._forget, request, answer)
             future.set_result(answer)
         self._send_next()
+
+    def _say(self, message: bytes) -> None:
+        try:
+            self._control.send(message)
+        except OSError as error:
+            self._close(error.strerror)
 
     def _forget(self, request: bytes, answer: Answer) -> None:
         if self._latest.get(request) is answer:  # and not a later one, after everything was counted

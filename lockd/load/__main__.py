@@ -31,6 +31,9 @@ def main() -> int:
     except LockdError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except (OSError, MemoryError) as error:  # too little of something, mostly
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return LockdError.exit_code
     return 0
 
 

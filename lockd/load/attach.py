@@ -15,7 +15,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockd.errors import HostError
+from lockd.errors import HostError, LockdError, refusal
 from lockd.libbpf import libbpf
 from lockd.load import programs
 from lockd.load.bpf_syscall import (
@@ -46,7 +46,8 @@ TRIED_FUNCTION = "down_read_killable"
 def attach(program: int, mechanism: str, hook: str, tracefs: Path, pid: int = 0) -> int:
     """Attach a program loaded for `mechanism`; the descriptor that keeps it attached.
 
-    `hook` and `pid` as in hooks.Candidate. Raises HostError with the kernel's reason.
+    `hook` and `pid` as in hooks.Candidate. Raises HostError with the kernel's reason, LockdError if that may
+    pass.
     """
     match mechanism:
         case "tracepoint":
@@ -63,7 +64,7 @@ def attach(program: int, mechanism: str, hook: str, tracefs: Path, pid: int = 0)
 def attach_together(program: int, mechanism: str, hooks: Sequence[str], pid: int = 0) -> int:
     """The same of many functions of the kernel, or of many places in one file, by one link: all or none.
 
-    The program was loaded for MULTI[mechanism]. Raises HostError.
+    The program was loaded for MULTI[mechanism]. Raises as attach() does.
     """
     attr: KprobeMulti | UprobeMulti
     if mechanism == "kprobe":
@@ -78,19 +79,19 @@ def attach_together(program: int, mechanism: str, hooks: Sequence[str], pid: int
     attr.prog_fd, attr.attach_type = program, programs.ATTACH_TYPES[MULTI[mechanism]]
     fd = bpf(BPF_LINK_CREATE, attr)
     if fd < 0:
-        raise HostError(f"{hooks[0]} and others: cannot be attached: {describe(ctypes.get_errno())}")
+        raise _refused(f"{hooks[0]} and others: cannot be attached")
     return fd
 
 
 def run_iterator(program: int) -> None:
-    """Have a program that was loaded for `iterator` called for everything there is. Raises HostError."""
+    """Have a program that was loaded for `iterator` called for everything there is. Raises as attach()."""
     link = bpf(BPF_LINK_CREATE, LinkCreate(prog_fd=program, attach_type=programs.ATTACH_TYPES["iterator"]))
     if link < 0:
-        raise HostError(f"the iterator cannot be attached: {describe(ctypes.get_errno())}")
+        raise _refused("the iterator cannot be attached")
     try:
         iterator = bpf(BPF_ITER_CREATE, IterCreate(link_fd=link))
         if iterator < 0:
-            raise HostError(f"the iterator cannot be made: {describe(ctypes.get_errno())}")
+            raise _refused("the iterator cannot be made")
         with os.fdopen(iterator, "rb", buffering=0) as called:
             while called.read(1) is None:  # it was called a million times and said nothing, which is EAGAIN
                 pass
@@ -139,7 +140,7 @@ def try_tracing(function: str, btf_id: int) -> str:
 def _open_raw_tracepoint(program: int, hook: str, tracepoint: bytes | None) -> int:
     fd = int(libbpf().bpf_raw_tracepoint_open(tracepoint, program))
     if fd < 0:
-        raise HostError(f"{hook}: cannot be attached: {describe(ctypes.get_errno())}")
+        raise _refused(f"{hook}: cannot be attached")
     return fd
 
 
@@ -148,7 +149,7 @@ def _attach_tracepoint(program: int, hook: str, tracefs: Path) -> int:
     try:
         attr = PerfEventAttr(type=PERF_TYPE_TRACEPOINT, config=int(path.read_text()))
     except OSError as error:
-        raise HostError(f"{path}: {error.strerror}") from error
+        raise refusal(f"{path}: {error.strerror}", error.errno or 0) from error
     return _open_event(program, attr, hook, "tracepoint")
 
 
@@ -180,11 +181,18 @@ def _attach_uprobe(program: int, hook: str, mechanism: str, pid: int) -> int:
 def _open_event(program: int, attr: PerfEventAttr, hook: str, mechanism: str, pid: int = 0) -> int:
     fd = perf_event_open(attr, pid)
     if fd < 0:
-        raise HostError(f"{hook}: no {mechanism} can be set: {describe(ctypes.get_errno())}")
+        raise _refused(f"{hook}: no {mechanism} can be set")
     try:
         fcntl.ioctl(fd, PERF_EVENT_IOC_SET_BPF, program)
         fcntl.ioctl(fd, PERF_EVENT_IOC_ENABLE, 0)
     except OSError as error:
         os.close(fd)
-        raise HostError(f"{hook}: the {mechanism} takes no program: {error.strerror}") from error
+        words = f"{hook}: the {mechanism} takes no program: {error.strerror}"
+        raise refusal(words, error.errno or 0) from error
     return fd
+
+
+def _refused(what: str) -> LockdError:
+    """The error for the call that just failed."""
+    number = ctypes.get_errno()
+    return refusal(f"{what}: {describe(number)}", number)

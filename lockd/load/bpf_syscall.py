@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import os
 import platform
@@ -149,6 +150,8 @@ def describe(error: int) -> str:
     """An errno in words."""
     if error == ENOTSUPP:
         return "this kernel does not support it here (ENOTSUPP)"
+    if error == errno.EMFILE:
+        return f"{os.strerror(error)} (RLIMIT_NOFILE is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]})"
     return os.strerror(error)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
-from lockd.errors import HostError
+from lockd.errors import PASSING, HostError, LockdError
 from lockd.libbpf import libbpf
+from lockd.load.bpf_syscall import describe
 
+VMLINUX = Path("/sys/kernel/btf/vmlinux")
 BTF_KIND_STRUCT, BTF_KIND_ENUM, BTF_KIND_TYPEDEF, BTF_KIND_FUNC = 4, 6, 8, 12
 
 
@@ -33,17 +36,14 @@ class _EnumValue(ctypes.Structure):
 class KernelTypes:
     """The kernel's own type information (CONFIG_DEBUG_INFO_BTF), read through libbpf.
 
-    Raises HostError if the kernel has none.
+    Raises HostError if the kernel has none, LockdError if it cannot be read for another reason.
     """
 
     def __init__(self) -> None:
         self._lib = libbpf()
         self._btf = self._lib.btf__load_vmlinux_btf()
         if not self._btf:
-            raise HostError(
-                "/sys/kernel/btf/vmlinux: cannot be read: this kernel was built without BTF "
-                "(CONFIG_DEBUG_INFO_BTF), from which lockd takes the offsets of kernel structures"
-            )
+            raise _missing()
 
     def close(self) -> None:
         self._lib.btf__free(self._btf)
@@ -120,3 +120,17 @@ class KernelTypes:
 
     def _name(self, offset: int) -> str:
         return str(self._lib.btf__name_by_offset(self._btf, offset).decode())
+
+
+def _missing() -> LockdError:
+    """Why libbpf has found none, which it does not tell itself."""
+    try:
+        VMLINUX.read_bytes()
+    except OSError as error:
+        if error.errno in PASSING:
+            return LockdError(f"{VMLINUX}: cannot be read: {describe(error.errno)}")
+        return HostError(
+            f"{VMLINUX}: cannot be read: this kernel was built without BTF "
+            "(CONFIG_DEBUG_INFO_BTF), from which lockd takes the offsets of kernel structures"
+        )
+    return LockdError(f"{VMLINUX}: is there, but libbpf cannot take it in: {describe(ctypes.get_errno())}")

@@ -11,7 +11,13 @@ from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
 from lockd.load.choose import Choice, available, choices_for, choose
 from lockd.load.hooks import Part, Way, parts_of
-from lockd.load.host import TRACEFS_PLACES, Host, ensure_tracefs, require_privileges
+from lockd.load.host import (
+    TRACEFS_PLACES,
+    Host,
+    ensure_tracefs,
+    require_pids_of_the_host,
+    require_privileges,
+)
 from lockd.load.maps import require_batches
 from lockd.load.settings import LoadSettings
 
@@ -60,6 +66,7 @@ def _general() -> Host | None:
         print(f"{what:<11} yes{remark}")
         return found
 
+    probe("process ids", require_pids_of_the_host)
     probe("privileges", require_privileges)
     types = probe("BTF", KernelTypes)
     trace = probe("tracefs", ensure_tracefs, _tracefs_remark())

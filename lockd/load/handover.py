@@ -28,12 +28,13 @@ def receive(sock: socket.socket) -> tuple[Manifest, list[int]]:
     count = int.from_bytes(head[8:], "little")
     fds: list[int] = []
     while len(fds) < count:
-        marker, got, _, _ = socket.recv_fds(sock, 1, FDS_PER_MESSAGE)
-        if not marker:
+        marker, got, flags, _ = socket.recv_fds(sock, 1, FDS_PER_MESSAGE)
+        fds.extend(array.array("i", got))
+        if not marker or flags & socket.MSG_CTRUNC:
             for fd in fds:
                 os.close(fd)
-            raise LockdError(f"loader: ended after {len(fds)} of {count} descriptors")
-        fds.extend(array.array("i", got))
+            why = "there is room for no more (RLIMIT_NOFILE)" if marker else "it ended"
+            raise LockdError(f"loader: {len(fds)} of {count} descriptors came over: {why}")
     return Manifest.from_json(text), fds
 
 

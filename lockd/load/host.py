@@ -19,6 +19,13 @@ from lockd.load.hooks import Candidate, hooked_functions
 CLONE_NEWNS = 0x00020000
 MS_REC_PRIVATE = 0x4000 | 0x40000
 TRACEFS_PLACES = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""The inode of the host's own, in every kernel since 3.8 (PROC_PID_INIT_INO in linux/proc_ns.h)."""
+HOST_PIDS = (
+    "the programs in the kernel tell processes by the ids that they have on the host, under which others or"
+    " none would be found here; rule: lockd and its /proc have the host's ids, as by hostPID: true in a pod,"
+    " or --pid=host for docker and podman"
+)
 
 RETURN_TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 """Of 6.1 (f3a112c0c40d), 5.15 (adf8a61a940c) and before."""
@@ -37,6 +44,18 @@ def require_privileges() -> None:
             f"user id {os.geteuid()}, capabilities {effective:#x}: loading BPF programs needs root, "
             "or CAP_BPF and CAP_PERFMON (5.8 and later), or CAP_SYS_ADMIN: run it with sudo"
         )
+
+
+def require_pids_of_the_host() -> None:
+    """Raise HostError unless ids of processes mean here what they mean in the kernel's programs."""
+    try:
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+    except FileNotFoundError as error:
+        raise HostError(
+            f"/proc: this process is not in it: it is that of another PID namespace: {HOST_PIDS}"
+        ) from error
+    if namespace != INITIAL_PID_NAMESPACE:
+        raise HostError(f"this process is in a PID namespace of its own, as in a container: {HOST_PIDS}")
 
 
 def tracefs() -> Path | None:

@@ -15,7 +15,7 @@ from lockd.load.choose import Choice, choices_for
 from lockd.load.compile import compile_source, what_decides
 from lockd.load.compiled import Compiled
 from lockd.load.hooks import Candidate, Way, functions_of
-from lockd.load.host import Host, ensure_tracefs, require_privileges
+from lockd.load.host import Host, ensure_tracefs, require_pids_of_the_host, require_privileges
 from lockd.load.kept import Kept, default_directory, key_of
 from lockd.load.module import Module
 from lockd.load.settings import LoadSettings
@@ -178,6 +178,7 @@ def load(settings: LoadSettings) -> Loaded:
     A hook that is missing is in the manifest with its reason; a part without any way is not
     attached at all. Raises HostError if nothing can be.
     """
+    require_pids_of_the_host()
     require_privileges()
     host = Host(KernelTypes(), ensure_tracefs(), functions_of(settings.trace.parts) if settings.trace else ())
     refused: dict[Way, str] = {}

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from lockd.batch import MISSING, can_batch
-from lockd.errors import HostError
+from lockd.errors import HostError, LockdError, refusal
 from lockd.libbpf import last_error, libbpf
 from lockd.load.bpf_syscall import BPF_BTF_LOAD, BPF_MAP_CREATE, BtfLoad, MapCreate, bpf, describe
 from lockd.load.compiled import MapDefinition
@@ -16,13 +16,13 @@ BPF_MAP_TYPE_HASH = 1
 
 
 def create(maps: Sequence[MapDefinition], btf: bytes) -> list[int]:
-    """The descriptor of each map. Raises HostError with the kernel's reason, and then keeps none."""
+    """The descriptor of each map. Raises LockdError with the kernel's reason, and then keeps none."""
     types = _load_btf(btf)
     made: dict[str, int] = {}
     try:
         for one in sorted(maps, key=lambda one: bool(one.inner)):
             made[one.name] = _create(one, made.get(one.inner, 0), types)
-    except HostError:
+    except LockdError:
         for fd in made.values():
             os.close(fd)
         raise
@@ -36,7 +36,7 @@ def require_batches() -> None:
     """Raise HostError if this kernel cannot read maps in batches; needs the privileges for making one."""
     fd = bpf(BPF_MAP_CREATE, MapCreate(map_type=BPF_MAP_TYPE_HASH, key_size=4, value_size=4, max_entries=1))
     if fd < 0:
-        raise HostError(f"a map cannot be made: {describe(ctypes.get_errno())}")
+        raise _refused("a map cannot be made", ctypes.get_errno())
     try:
         if not can_batch(fd):
             raise HostError(MISSING)
@@ -48,7 +48,7 @@ def set_element(fd: int, name: str, index: int, value: ctypes.c_uint32 | ctypes.
     """Write an element of an array; of an array of maps, `value` is a map's descriptor."""
     key = ctypes.c_uint32(index)
     if libbpf().bpf_map_update_elem(fd, ctypes.byref(key), ctypes.byref(value), 0):
-        raise HostError(f"map {name}: setting element {index}: {describe(last_error())}")
+        raise _refused(f"map {name}: setting element {index}", last_error())
 
 
 def _create(one: MapDefinition, inner: int, types: int) -> int:
@@ -65,8 +65,12 @@ def _create(one: MapDefinition, inner: int, types: int) -> int:
         attr.btf_fd, attr.btf_key_type_id, attr.btf_value_type_id = types, one.key_type, one.value_type
     fd = bpf(BPF_MAP_CREATE, attr)
     if fd < 0:
-        raise HostError(f"map {one.name}: cannot be made: {describe(ctypes.get_errno())}")
+        raise _refused(f"map {one.name}: cannot be made", ctypes.get_errno())
     return fd
+
+
+def _refused(what: str, number: int) -> LockdError:
+    return refusal(f"{what}: {describe(number)}", number)
 
 
 def _load_btf(btf: bytes) -> int:

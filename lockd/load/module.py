@@ -17,7 +17,7 @@ from lockd.manifest import MapInfo
 
 
 class Module:
-    """Descriptors stay open until close(), or until the process ends. Raises HostError."""
+    """Descriptors stay open until close(), or until the process ends. Raises LockdError."""
 
     def __init__(self, compiled: Compiled, source: Source, host: Host) -> None:
         self._host = host
@@ -60,7 +60,7 @@ class Module:
             os.close(fd)
 
     def attach(self, candidate: Candidate) -> tuple[int, int]:
-        """Load and attach; descriptors of the program and of what keeps it attached. Raises HostError."""
+        """Load and attach; descriptors of the program and of what keeps it attached. Raises LockdError."""
         program = self._load(candidate)
         attachment = attach(program, candidate.mechanism, candidate.hook, self._host.tracefs, candidate.pid)
         self._attached.append(attachment)
@@ -75,13 +75,13 @@ class Module:
         return program, self._attached[-1]
 
     def load_on_demand(self, function: str) -> int:
-        """Load a function that is attached nowhere; its descriptor. Raises HostError."""
+        """Load a function that is attached nowhere; its descriptor. Raises LockdError."""
         if (function,) not in self._programs:
             self._programs[function,] = programs.load(self._code[function], function, "raw_tracepoint")
         return self._programs[function,]
 
     def run_for_tasks(self, function: str) -> None:
-        """Have a function called once for every task of the host. Raises HostError."""
+        """Have a function called once for every task of the host. Raises LockdError."""
         btf_id = self._host.types.function("bpf_iter_task")  # 5.8
         if not btf_id:
             raise HostError(f"{function}: this kernel does not iterate over tasks")

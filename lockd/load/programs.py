@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from lockd.errors import HostError
+from lockd.errors import refusal
 from lockd.load.bpf_syscall import BPF_PROG_LOAD, ProgLoad, bpf, describe
 
 TYPES = {
@@ -53,7 +53,7 @@ def load(code: bytes, name: str, mechanism: str, btf_id: int = 0, verbose: bool 
     """Load a program to be attached by one of TYPES; its descriptor.
 
     `btf_id`: of fentry, fexit and iterator, the kernel function in the kernel's BTF. Raises HostError with
-    the verifier's last words.
+    the verifier's last words, LockdError if what fails may pass.
     """
     instructions, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
     attr = ProgLoad(
@@ -75,4 +75,4 @@ def load(code: bytes, name: str, mechanism: str, btf_id: int = 0, verbose: bool 
     if fd >= 0:
         return fd
     words = "\n".join(log.value.decode(errors="replace").splitlines()[-LOG_LINES:]) if verbose else ""
-    raise HostError(f"{name}: the kernel refuses it: {describe(error)}{words and ': '}{words}")
+    raise refusal(f"{name}: the kernel refuses it: {describe(error)}{words and ': '}{words}", error)

@@ -15,6 +15,11 @@ from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, REQUEST_SETTLED, SET
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 64
+MESSAGES = 16
+"""That are taken from the exporter between two ticks, whatever it sends; none after a request for a block,
+which takes some milliseconds."""
+SETTLING = 10_000
+"""Questions that may wait until all is counted."""
 WINDOWS = 3
 """Until an event is counted: its window ends, waits for a grace period, is drained."""
 
@@ -41,7 +46,7 @@ class Loop:
         self._wakeup = wakeup
         self._stopped = False
         self.control: socket.socket | None = None
-        """The socket to the exporter; None while there is none."""
+        """The socket to the exporter, which must not block; None while there is none."""
         self._settling: list[tuple[socket.socket, int]] = []
         """Who is to be told that everything up to now is counted, and after which tick that may be so."""
 
@@ -68,9 +73,10 @@ class Loop:
             due += period * max((ended - due) // period + 1, 1)
 
     def _wait_until(self, due: int) -> None:
+        messages = MESSAGES if self._has_room() else 0
         while not self._stopped:
             left = (due - time.monotonic_ns()) / NS
-            waiting = [self._wakeup, *([self.control] if self.control else [])]
+            waiting = [self._wakeup, *([self.control] if self.control and messages > 0 else [])]
             ready, _, _ = select.select(waiting, [], [], max(left, 0))
             if self._stopped:  # an exporter that has ended too is no news
                 return
@@ -78,11 +84,17 @@ class Loop:
                 self._wakeup.recv(MESSAGE_BYTES)
                 continue
             if self.control and self.control in ready:
-                self._answer(self.control)
+                messages -= MESSAGES if self._take_message(self.control) else 1
             elif left <= 0:
                 return
 
-    def _answer(self, control: socket.socket) -> None:
+    def _has_room(self) -> bool:
+        """For an answer. An exporter that has not read the last ones is not listened to, so that none is made
+        that would have to wait, or be lost while the exporter waits for it."""
+        return bool(self.control and select.select([], [self.control], [], 0)[1])
+
+    def _take_message(self, control: socket.socket) -> bool:
+        """Whether it was a request for a block, which has been answered."""
         try:
             message = control.recv(MESSAGE_BYTES)
         except OSError as error:
@@ -92,27 +104,37 @@ class Loop:
             self._send(control, self._sampler.metrics())
         elif message == REQUEST_DETAIL:
             self._send(control, self._sampler.details())
-        elif message == REQUEST_SETTLED:
+        elif message == REQUEST_SETTLED and len(self._settling) < SETTLING:
             self._settling.append((control, self._sampler.own_cost.ticks + WINDOWS))
         else:
             self._on_message(message)
+        return message in (REQUEST_METRICS, REQUEST_DETAIL)
 
     def _tell_settled(self) -> None:
         # An exporter that has ended meanwhile does not wait any more.
         self._settling = [(asker, tick) for asker, tick in self._settling if asker is self.control]
         while self._settling and self._sampler.has_counted(self._settling[0][1]):
-            asker, _ = self._settling.pop(0)
+            asker, _ = self._settling[0]
             try:
                 asker.send(SETTLED)
+            except BlockingIOError:  # it is told once it has read what it was sent before
+                break
             except OSError as error:  # as in _send()
                 log.warning("control socket to the exporter: %s", error)
+            del self._settling[0]
 
     @staticmethod
     def _send(control: socket.socket, block: bytes) -> None:
-        fd = to_memfd(block)
         try:
-            socket.send_fds(control, [b"ok"], [fd])
+            fd = to_memfd(block)
+        except OSError as error:  # no memory, no descriptors: it may ask again
+            words, fds = f"no block: {error.strerror}", []
+        else:
+            words, fds = "ok", [fd]
+        try:
+            socket.send_fds(control, [words.encode()], fds)
         except OSError as error:  # it is gone: its end of the socket will say so
             log.warning("control socket to the exporter: %s", error)
         finally:
-            os.close(fd)
+            for fd in fds:
+                os.close(fd)

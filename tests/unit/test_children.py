@@ -76,6 +76,7 @@ def test_an_exporter_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch
     listening = listen([("127.0.0.1", 0)])
     exporter = Exporter(listening, None, "info")
     exporter.serve()
+    exporter.control.settimeout(60)
     assert exporter.control.recv(64) == b"serving"
     os.kill(exporter.pid, signal.SIGSTOP)
     port = listening[0].getsockname()[1]
@@ -91,17 +92,26 @@ from lockd import children, privileges, service
 children.ENDING_SECONDS = 0.2
 exporter = children.Exporter(children.listen([("127.0.0.1", 0)]), None, "info")
 exporter.serve()
+exporter.control.settimeout(60)
 exporter.control.recv(64)
 os.kill(exporter.pid, signal.SIGSTOP)
 privileges.keep_only((service.NAMING | service.RESTARTING) & privileges.capabilities())
-sys.exit(exporter.end() != -signal.SIGKILL)
+{ends}
 """
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give up privileges")
-def test_and_so_it_is_by_a_sampler_that_has_given_up_its_privileges() -> None:
-    lines = textwrap.dedent(KILLING).format(root=str(ROOT))
-    done = subprocess.run(
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ("sys.exit(exporter.end() != -signal.SIGKILL)", 0),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_and_so_it_is_by_a_sampler_that_has_given_up_its_privileges(ends: str, code: int) -> None:
+    """By its end as well, whatever that is: one that is stopped would keep the port."""
+    lines = textwrap.dedent(KILLING).format(root=str(ROOT), ends=ends)
+    done = subprocess.run(  # until the exporter too has closed the pipes
         [sys.executable, "-c", lines], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr

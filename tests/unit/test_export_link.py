@@ -12,7 +12,7 @@ import pytest
 
 from lockd.export import sampler_link
 from lockd.export.sampler_link import SamplerError, SamplerLink
-from lockd.snapshot import REQUEST_SETTLED, SETTLED, to_memfd
+from lockd.snapshot import ALIVE, PING, REQUEST_SETTLED, SETTLED, to_memfd
 
 Test = Callable[[SamplerLink, socket.socket], Coroutine[Any, Any, None]]
 
@@ -117,6 +117,19 @@ def test_what_nobody_asked_for_is_dropped() -> None:
         await asyncio.sleep(0.01)
         answer(sampler, b"asked")
         assert (await asked).block.tobytes() == b"asked"
+
+    play(test)
+
+
+def test_it_says_that_it_is_alive_whatever_else_is_asked() -> None:
+    async def test(link: SamplerLink, sampler: socket.socket) -> None:
+        asked = asyncio.ensure_future(link.ask(b"m"))
+        await asyncio.sleep(0.01)
+        sampler.send(PING)
+        await asyncio.sleep(0.01)
+        assert (waiting(sampler), waiting(sampler)) == (b"m", ALIVE)
+        answer(sampler, b"metrics")
+        assert (await asked).block.tobytes() == b"metrics"
 
     play(test)
 

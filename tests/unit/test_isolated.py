@@ -18,6 +18,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from lockd.children import Exporter, listen
 exporter = Exporter(listen([("127.0.0.1", 0)]), None, "info")
 exporter.serve()
+exporter.control.settimeout(60)
 print(exporter.control.recv(64).decode())
 sys.exit(exporter.end())
 """

@@ -27,7 +27,8 @@ MAY = {
     "__main__": {"cli"},
     "cli": {"analyze", "service", "top", "trace"},
     "service": {"children", "daemon", "load", "sample", "systemd"},
-    "daemon": {"children", "sample", "systemd"},
+    "daemon": {"children", "sample", "supervisor", "systemd"},
+    "supervisor": {"children"},
     "children": {"load", "isolated"},
     "isolated": {"?"},  # whatever it is told to start
     "numpy_parts": {"?"},  # parts of numpy

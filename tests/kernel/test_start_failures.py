@@ -1,0 +1,158 @@
+"""A start that fails: in words, with an exit code that tells whether another start could go better.
+
+A supervisor starts lockd again after 1, not after 3: what this host cannot do today it cannot do tomorrow.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conftest import Start
+from lockd_process import CHECKOUT, ROOT, START_SECONDS, Lockd
+from test_doctor import WITHOUT_BTF, where
+
+from bench.cost import children_of
+from lockd.load.bpf_syscall import BPF_MAP_CREATE, BPF_PROG_LOAD, SYS_BPF, SYS_PERF_EVENT_OPEN
+
+FAILED, CANNOT = 1, 3
+WITHOUT_KILL = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")
+"""The exporter, another user's, cannot be sent a signal then."""
+WITHOUT_RESOURCE = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource")
+"""So that a hard limit cannot be raised."""
+OF_A_CONTAINER = ("unshare", "--mount", "--uts", "--ipc", "--cgroup")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hooks(host: None, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a daemon says of its hooks where nothing fails. From then on the programs are compiled."""
+    daemon = Lockd(tmp_path_factory.mktemp("usual"))
+    assert daemon.stop() == 0, "".join(daemon.log)
+    return hooks_of(daemon)
+
+
+def hooks_of(daemon: Lockd) -> str:
+    (words,) = re.findall(r"attached (\d+ of \d+) hooks", "".join(daemon.log))
+    return str(words)
+
+
+def failed(*before: str | Path, kill: str = "") -> tuple[int, str]:
+    """Exit code and log of a daemon that does not start; its child that runs the module `kill` is killed."""
+    command = [*before, *CHECKOUT, "run", "--web.listen-address=127.0.0.1:0"]
+    daemon = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        if kill:
+            os.kill(child(daemon, kill), signal.SIGKILL)
+        _, log = daemon.communicate(timeout=START_SECONDS)
+    finally:
+        daemon.kill()
+        daemon.wait()
+    assert "Traceback" not in log, log
+    return daemon.returncode, log
+
+
+def child(daemon: subprocess.Popen[str], module: str) -> int:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and daemon.poll() is None:
+        for pid, command in children_of(daemon.pid).items():
+            if f"isolated.py {module}" in command:
+                return pid
+    raise AssertionError(f"no child runs {module}")
+
+
+def refusing(error: str, *call: int) -> Sequence[str | Path]:
+    return sys.executable, Path(__file__).with_name("refusing.py"), error, *map(str, call), "--"
+
+
+@pytest.mark.parametrize("before", [(), WITHOUT_KILL], ids=["root", "without CAP_KILL"])
+def test_a_loader_that_is_killed(before: Sequence[str]) -> None:
+    code, log = failed(*before, kill="lockd.load")
+    assert code == FAILED
+    assert "loader: ended by SIGKILL" in log
+
+
+def test_no_btf_without_the_right_to_kill() -> None:
+    code, log = failed(*where(WITHOUT_BTF), *WITHOUT_KILL)
+    assert code == CANNOT, log
+    assert "/sys/kernel/btf/vmlinux" in log
+
+
+@pytest.mark.parametrize("before", [(), WITHOUT_KILL], ids=["root", "without CAP_KILL"])
+def test_an_exporter_that_is_killed_before_it_serves(before: Sequence[str]) -> None:
+    code, log = failed(*before, kill="lockd.export")
+    assert code == FAILED, log
+    assert "exporter: ended by SIGKILL before it served anything" in log
+
+
+@pytest.mark.parametrize(
+    ("error", "call", "code"),
+    [
+        ("ENOMEM", (SYS_BPF, BPF_MAP_CREATE), FAILED),
+        ("EPERM", (SYS_BPF, BPF_MAP_CREATE), CANNOT),
+        ("ENOMEM", (SYS_BPF, BPF_PROG_LOAD), FAILED),
+        ("EMFILE", (SYS_BPF, 17), FAILED),  # BPF_RAW_TRACEPOINT_OPEN
+        ("ENFILE", (SYS_PERF_EVENT_OPEN,), FAILED),
+    ],
+)
+def test_what_may_pass_is_told_from_what_stays(error: str, call: tuple[int, ...], code: int) -> None:
+    done, log = failed(*refusing(error, *call))
+    assert done == code, log
+    assert os.strerror(getattr(errno, error)) in log
+
+
+def test_few_descriptors_are_made_more(tmp_path: Path, hooks: str) -> None:
+    daemon = Lockd(tmp_path, program=["prlimit", "--nofile=48:4096", *CHECKOUT])
+    assert daemon.stop() == 0, "".join(daemon.log)
+    assert hooks_of(daemon) == hooks
+
+
+def test_too_few_descriptors_are_refused() -> None:
+    code, log = failed("prlimit", "--nofile=48:48", *WITHOUT_RESOURCE)
+    assert code == CANNOT, log
+    assert re.search(r"RLIMIT_NOFILE.* 48\b.*LimitNOFILE=512", log)
+
+
+@pytest.mark.parametrize("options", [("--mount-proc",), ()], ids=["its own /proc", "the host's /proc"])
+def test_a_pid_namespace_is_refused(options: Sequence[str]) -> None:
+    """The ids that the programs count by would be others' there."""
+    code, log = failed("unshare", "--pid", "--fork", *options)
+    assert code == CANNOT, log
+    for part in ("PID namespace of its own", "hostPID: true", "--pid=host"):
+        assert part in log
+
+
+def test_the_proc_of_a_pid_namespace_is_refused() -> None:
+    """Where lockd itself has the ids of the host."""
+    with subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", "echo; exec sleep 300"],
+        stdout=subprocess.PIPE,
+    ) as other:
+        try:
+            assert other.stdout
+            other.stdout.readline()
+            code, log = failed("nsenter", f"--mount=/proc/{other.pid}/ns/mnt", f"--wd={ROOT}")
+        finally:
+            other.kill()
+    assert code == CANNOT, log
+    assert "/proc: this process is not in it" in log
+
+
+def test_a_container_with_the_pids_of_the_host(tmp_path: Path, workload: Start) -> None:
+    daemon = Lockd(tmp_path, program=[*OF_A_CONTAINER, *CHECKOUT])
+    try:
+        one = workload("mutex_handover", 20, 1000)
+        truth = one.run()["futex"]["lock"]
+        metrics = daemon.metrics()
+        one.finish()
+    finally:
+        code = daemon.stop()
+    assert code == 0, "".join(daemon.log)
+    assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == truth["waits"] == 20
