@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -74,14 +75,14 @@ def start() -> Iterator[Start]:
 
 
 @pytest.fixture
-def secret(tmp_path: Path) -> Path:
-    """A file that only root may read, where everybody may look."""
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(0o755)
-    path = tmp_path / "secret"
-    path.write_text(LINE)
-    path.chmod(0o600)
-    return path
+def secret() -> Iterator[Path]:
+    """A file that only root may read, where everybody may look; not so where pytest has its directories."""
+    with tempfile.TemporaryDirectory(prefix="lockd-secret-", dir="/var/tmp") as directory:
+        os.chmod(directory, 0o755)
+        path = Path(directory) / "secret"
+        path.write_text(LINE)
+        path.chmod(0o600)
+        yield path
 
 
 def told(process: Path) -> str:
