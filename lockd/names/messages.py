@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ ANON = "anon"
 """A lock of which nothing is known that has a name: on a heap, a stack or in shared memory, and no stack."""
 UNKNOWN = "unknown"
 """A place in the kernel of which nothing is known."""
+STACKS = 8192
+"""That the locks of a busy host are waited for in; further ones are kept for each lock."""
 
 
 @dataclass(frozen=True)
@@ -265,10 +268,16 @@ def decode(message: bytes) -> Answer:
         return OwnersAnswer(int(fields["token"]), tuple(int(tid) for tid in fields["tids"]))
     if kind == "go":
         return GoWaitsAnswer(tuple(map(int, fields["tgids"])), tuple(map(int, fields["waited_ns"])))
-    # Thousands of locks are waited for in the same functions: one string for each is enough.
+    # Thousands of locks are waited for in the same functions, and stacks: one of each is enough.
     texts = {name: sys.intern(fields[name]) for name in ("lock", "site", "kind", "family", "advice")}
-    stack = tuple(map(sys.intern, fields["stack"]))
+    stack = _one_of(tuple(map(sys.intern, fields["stack"])))
     return LockAnswer(**{**fields, **texts, "stack": stack, "hotspot": tuple(fields["hotspot"])})
+
+
+@functools.lru_cache(STACKS)
+def _one_of(stack: tuple[str, ...]) -> tuple[str, ...]:
+    """The same for all that are equal."""
+    return stack
 
 
 def _capture(fields: dict[str, Any], stack: bytes) -> Capture:
