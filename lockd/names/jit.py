@@ -61,13 +61,18 @@ class JitNames:
     def function(self, address: int, dumps: list[bytes]) -> tuple[int, str] | None:
         """Where a function begins and its name. `dumps`: files of that sort that the process has mapped."""
         found = self._find(address)
+        has_more = self.refresh(dumps, PATIENCE_SECONDS if found else 0.0)
+        return self._find(address) if has_more else found
+
+    def refresh(self, dumps: list[bytes], patience: float = 0.0) -> bool:
+        """Read what has come or changed, but not all the time; whether there are other names now."""
         now = self._clock()
-        if now < self._look_at or (found and now < self._look_at + PATIENCE_SECONDS):
-            return found
+        if now < self._look_at + patience:
+            return False
         has_more = self._has_more(dumps)
         done = self._clock()
         self._look_at = done + max(LOOK_SECONDS, READING_SHARE * (done - now))
-        return self._find(address) if has_more else found
+        return has_more
 
     @property
     def has_names(self) -> bool:

@@ -182,6 +182,8 @@ class UserNames:
         """
         process = self._process(tgid)
         process.space.look(STALE_SECONDS)
+        if process.hotspot:  # whose threads that are not of Java wait most regularly
+            process.jit.refresh(process.space.jit_dumps())
         places = unwind(process.space, capture) if capture else ()
         frames = self._frames(process, places)
         hotspot = self._hotspot(process, places, frames)
