@@ -39,6 +39,7 @@ LEFT_OUT = {
     "test_doctor.py::test_without_the_right_to_mount_it_doctor_says_how": "the same",
     "test_ends.py::test_a_churn_of_short_lived_threads": "50,000 threads take half an hour there",
     "test_ends.py::test_a_storm_of_short_lived_processes": "so do 20,000 processes",
+    "test_exporter_lost.py": "about processes of lockd, which are the same on any kernel",
     "test_go.py": "about programs, which no kernel sees as such",
     "test_held_back.py": "about the sampler, on maps that no program fills",
     "test_idle_programs.py": "about programs and servers, which no kernel sees as such",
@@ -72,6 +73,7 @@ LEFT_OUT = {
     "test_trace_klock.py": "about waits that system calls make, as test_kernel_locks.py; of these "
     "kernels test_trace_klock_module.py says more",
     "test_started.py": "about processes of lockd, which are the same on any kernel",
+    "test_start_failures.py": "the same",
     "test_sys_time.py": "about which calls are timed, on any kernel; to compile a trace takes a minute",
     "test_totals.py": "about maps that are full; filling them takes too long there",
     "test_trace_events.py": "about tracepoints and system calls, which are the same there",
@@ -85,6 +87,7 @@ LEFT_OUT = {
     "test_trace_stacks.py": "about functions of programs and tracepoints, and needs a compiler; functions of "
     "the kernel are in test_trace_kernel_functions.py",
     "test_waiting.py": "about waits that go on for long, which would take too long for all kernels together",
+    "test_web.py": "about HTTP and the processes of lockd, which are the same on any kernel",
     "test_who_has_series.py": "about the sampler's tables, the same on any kernel",
 }
 """Tests of tests/kernel that are not run in these machines, and why."""
