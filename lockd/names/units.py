@@ -23,6 +23,7 @@ CONTAINER = re.compile(
 kubepods-podUID.slice:cri-containerd:ID, podman's health checks ID-HEX.service. Not libpod-payload-ID: it is
 the one container of a service that was written for it, whose name outlives the ids."""
 SHORT_ID = 12
+USER_MANAGER = re.compile(r"user@(?P<user>[^/]+)\.service")
 
 OCTAL = re.compile(r"\\([0-7]{3})")
 """How spaces are written in mountinfo."""
@@ -39,10 +40,13 @@ def unit_of(path: str) -> str:
     """The unit in a cgroup's path; empty if there is none.
 
     It is the outermost container, for what runs in it is named by somebody else, and may be a whole
-    system; else the last service or scope, so that below it a service may arrange itself as it likes.
+    system; else the outermost service or scope, so that below it a service may arrange itself as it likes.
+    A user's manager has units of the user's choice: they have the user's slice before them.
 
     >>> unit_of("/system.slice/nginx.service/worker")
     'nginx.service'
+    >>> unit_of("/user.slice/user-1000.slice/user@1000.service/app.slice/nginx.service")
+    'user-1000.slice/nginx.service'
     """
     return container_of(path) or _service_of(path)
 
@@ -52,15 +56,22 @@ def container_of(path: str) -> str:
     found = CONTAINER.search(path.removesuffix(DELETED))
     if not found:
         return ""
-    return found["machine"] or (f"lxc:{found['lxc']}" if found["lxc"] else found["id"][:SHORT_ID])
+    unit = found["machine"] or (f"lxc:{found['lxc']}" if found["lxc"] else found["id"][:SHORT_ID])
+    return _slice_of_user(path[: found.start() + 1]) + unit
 
 
 def _service_of(path: str) -> str:
-    """The innermost; but init.scope of a user's manager is that manager, user@1000.service."""
-    units = SERVICE.findall(path.removesuffix(DELETED))
-    if units[1:] and units[-1] == "init.scope":
-        units.pop()
-    return units[-1] if units else ""
+    units: list[str] = SERVICE.findall(path.removesuffix(DELETED))
+    if units[1:] and USER_MANAGER.fullmatch(units[0]) and units[1] != "init.scope":  # which is the manager
+        return _slice_of_user(path) + units[1]
+    return units[0] if units else ""
+
+
+def _slice_of_user(path: str) -> str:
+    """Of the user whose manager's cgroup this is below, with a slash; empty if it is not below one's."""
+    units = SERVICE.findall(path)
+    manager = USER_MANAGER.fullmatch(units[0]) if units else None
+    return f"user-{manager['user']}.slice/" if manager else ""
 
 
 def unit_of_cgroup_file(lines: list[str]) -> str:

@@ -36,12 +36,14 @@ POD = "pod01234567_89ab_cdef_0123_456789abcdef"
         ("/user.slice/user-1000.slice/session-3.scope", "session-3.scope"),
         # what a service makes of the part that is its own
         ("/system.slice/nginx.service/worker/1", "nginx.service"),
+        ("/system.slice/delegated.service/mariadb.service", "delegated.service"),
         ("/system.slice/postgresql.slice/pg@14-main.service/supervisor", "pg@14-main.service"),
         ("/system.slice/slurmstepd.scope/job_12/step_0/user/task_0", "slurmstepd.scope"),
         # a user's manager
-        (f"{USER}/app.slice/foo.service", "foo.service"),
-        (f"{USER}/app.slice/app-gnome-firefox-12345.scope", "app-gnome-firefox-12345.scope"),
-        (f"{USER}/session.slice/dbus.service/payload", "dbus.service"),
+        (f"{USER}/app.slice/mariadb.service", "user-1000.slice/mariadb.service"),
+        (f"{USER}/app.slice/app-gnome-firefox-12345.scope", "user-1000.slice/app-gnome-firefox-12345.scope"),
+        (f"{USER}/session.slice/dbus.service/payload", "user-1000.slice/dbus.service"),
+        (f"{USER}/session.slice/dbus.service/mariadb.service", "user-1000.slice/dbus.service"),
         (f"{USER}/init.scope", "user@1000.service"),
         (USER, "user@1000.service"),
         # in no unit
@@ -69,7 +71,11 @@ POD = "pod01234567_89ab_cdef_0123_456789abcdef"
         # podman
         (f"/machine.slice/libpod-{ID}.scope/container", SHORT),
         (f"/machine.slice/libpod-conmon-{ID}.scope", SHORT),
-        (f"{USER}/user.slice/user-libpod_pod_{OTHER_ID}.slice/libpod-{ID}.scope/container", SHORT),
+        (
+            f"{USER}/user.slice/user-libpod_pod_{OTHER_ID}.slice/libpod-{ID}.scope/container",
+            f"user-1000.slice/{SHORT}",
+        ),
+        (f"{USER}/docker-{ID}.scope", f"user-1000.slice/{SHORT}"),
         (f"/libpod_parent/libpod-{ID}", SHORT),
         (f"/system.slice/{ID}-61b0c2a7e9d4f518.service", SHORT),
         (f"/system.slice/shop.service/libpod-payload-{ID}", "shop.service"),
