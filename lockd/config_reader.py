@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +71,10 @@ def all_keys(kind: type[Section], above: str = "") -> Iterator[tuple[str, Key | 
 def read_file(kind: type[S], path: Path, may_be_empty: bool = True) -> S:
     """The section in a file. If that `may_be_empty`, or all in comments, every key has its default."""
     try:
-        with path.open("rb") as file:
+        # Without waiting for whoever writes into a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{path}: cannot read this configuration: it is no regular file")
             data = file.read(LARGEST_FILE + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot read this configuration: {error.strerror}") from None

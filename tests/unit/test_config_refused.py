@@ -225,9 +225,19 @@ def test_a_directory(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_file_without_end() -> None:
-    with pytest.raises(ConfigError, match="/dev/zero: larger than 1 MiB"):
-        load(Path("/dev/zero"))
+def test_a_file_that_is_too_large(tmp_path: Path) -> None:
+    file = tmp_path / "lockd.yaml"
+    file.touch()
+    os.truncate(file, (1 << 20) + 1)
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        load(file)
+
+
+def test_what_has_no_end_or_waits_for_a_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="it is no regular file"):
+            load(path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a child of another user")

@@ -73,6 +73,11 @@ def put_no_text(file: Path) -> None:
     file.write_bytes(kept._digest(KEY, b"\xff") + b"\n\xff")
 
 
+def nest_deeply(file: Path) -> None:
+    content = b"[" * 100_000
+    file.write_bytes(kept._digest(KEY, content) + b"\n" + content)
+
+
 def put_another_result(file: Path) -> None:
     """One that is whole, but of another key."""
     other = key_of(("another source",))
@@ -110,8 +115,8 @@ def give_away(file: Path) -> None:
 
 
 WRONG = [
-    flip_a_bit, cut, empty, put_other_json, put_no_text, put_another_result, grow, link_it, pipe_it,
-    let_the_group_write, let_all_write, give_away,
+    flip_a_bit, cut, empty, put_other_json, put_no_text, nest_deeply, put_another_result, grow, link_it,
+    pipe_it, let_the_group_write, let_all_write, give_away,
 ]  # fmt: skip
 
 

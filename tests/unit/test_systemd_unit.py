@@ -61,6 +61,7 @@ def test_it_runs_what_the_contract_says() -> None:
     assert unit["Restart"] == ["on-failure"]
     assert unit["ExecStart"] == ["/usr/bin/lockd run --config.file=/etc/lockd/lockd.yaml"]
     assert unit["LimitMEMLOCK"] == ["infinity"]
+    assert (unit["MemoryMax"], unit["OOMPolicy"], unit["TasksMax"]) == (["1G"], ["continue"], ["64"])
 
 
 def test_it_has_the_capabilities_it_explains_and_no_others() -> None:
