@@ -53,7 +53,7 @@ def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
     """One daemon for all tests, with the default configuration but for CROWD, and series for all that these
     run; it must end well.
     """
-    config = {"filter": {"exclude_comms": [CROWD]}, "series": {"max": 50_000}}
+    config = {"filter": {"exclude_comms": [CROWD]}, "series": {"max": 200_000}}
     daemon = Lockd(tmp_path_factory.mktemp("lockd"), config)
     yield daemon
     assert daemon.stop() == 0, "".join(daemon.log)
