@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from checks import beside_another_tool
 from lock_module import LockModule
 from lockd_process import ROOT, Lockd
 from workload import Workload
+
+from lockd.load.host import ensure_tracefs
 
 Start = Callable[..., Workload]
 CROWD = "mp[0-9]*"
@@ -46,6 +49,13 @@ def host(compiled_once: None) -> None:
     if reason:
         pytest.skip(f"host: lockd doctor says:\n{reason}")
     subprocess.run(["make", "-s", "-C", ROOT / "tests/workloads"], check=True)
+
+
+@pytest.fixture(autouse=True)
+def tracefs_for_others(request: pytest.FixtureRequest) -> None:
+    """Other tools do not mount it for themselves, as lockd does."""
+    if beside_another_tool.mark in request.node.iter_markers():
+        ensure_tracefs()
 
 
 @pytest.fixture(scope="session")
