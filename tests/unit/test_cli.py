@@ -140,12 +140,12 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_is_silent(tmp_path: Path) -> None:
-    fifo = tmp_path / "config"
+    fifo = tmp_path / "records"
     os.mkfifo(fifo)
-    command = [PYTHON, "-m", "lockd", "check", f"--config.file={fifo}"]
+    command = [PYTHON, "-m", "lockd", "analyze", str(fifo)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         try:
-            writer = _open_once_read(fifo)  # nothing is written: lockd waits for its configuration
+            writer = _open_once_read(fifo)  # nothing is written: lockd waits for records
             _wait_until_asleep(child.pid)  # between open() and read() Python would be deaf to it
             child.send_signal(signal.SIGINT)
             assert child.communicate(timeout=60) == (b"", b"")
