@@ -1,7 +1,8 @@
 """A file system whose server answers everything but reads, and a process that has a file of it mapped.
 
 `silent_fuse.py DIRECTORY` mounts it there, for itself and that process alone, whose id and the memory's
-address it prints. Whoever reads that memory waits until the server ends, however often it is killed.
+address it prints. Whoever reads that memory waits until the server ends, however often it is killed: from
+when the server has the request, of which it prints a line.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def serve(device: int) -> None:
     while True:
         _, kind, unique, node, *_ = REQUEST.unpack_from(os.read(device, 1 << 17))
         if kind == READ:
+            print("read", flush=True)
             continue
         body = BODIES[kind](node) if kind in BODIES else b""
         code = 0 if kind in BODIES else -errno.ENOSYS

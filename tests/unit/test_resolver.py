@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import pytest
 from doubled_symbol import doubled
@@ -187,8 +188,14 @@ def test_a_namer_that_dies_is_replaced_and_only_its_question_is_lost(
     assert "ended by SIGKILL, while looking at the kernel's lock 0xffffffffc0001000" in caplog.text
 
 
+class Silent(NamedTuple):
+    tgid: int
+    address: int
+    requests: IO[str]  # a line for each that the server has and does not answer
+
+
 @pytest.fixture
-def silent(tmp_path: Path) -> Iterator[tuple[int, int]]:
+def silent(tmp_path: Path) -> Iterator[Silent]:
     """A process and its memory that nobody can read, nor be killed while he tries."""
     if os.geteuid() or not Path("/dev/fuse").exists():
         pytest.skip("needs root and /dev/fuse: mounts a file system whose server is silent")
@@ -196,42 +203,46 @@ def silent(tmp_path: Path) -> Iterator[tuple[int, int]]:
     server = subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True)
     assert server.stdout
     tgid, address = server.stdout.readline().split()
-    yield int(tgid), int(address, 16)
+    yield Silent(int(tgid), int(address, 16), server.stdout)
     server.kill()
     server.communicate()
 
 
 def is_stuck(pid: int) -> bool:
-    """In a wait for the server; since it was killed, one that no signal ends."""
+    """In a wait for the server; once it was killed, one that no signal ends."""
     return Path(f"/proc/{pid}/wchan").read_text() == "request_wait_answer"
 
 
-def stick(resolver: Resolver, question: Owners) -> int:
-    """Have a namer stuck with this question; its id."""
-    assert resolver.ask(question)
+def stick(resolver: Resolver, token: int, silent: Silent, page: int = 0) -> int:
+    """Have a namer stuck with a question about the owner of a lock there; its id."""
+    address = silent.address + page * mmap.PAGESIZE
+    assert resolver.ask(Owners(token, (OwnedLock(silent.tgid, address, "lock", "mutex"),)))
     deadline = time.monotonic() + 30
     while not (resolver.pid and is_stuck(resolver.pid)):
         assert time.monotonic() < deadline
         assert resolver.answers() == []
         time.sleep(0.01)
+    assert silent.requests.readline() == "read\n"  # a signal takes a request back that the server has not got
     return resolver.pid
 
 
 def test_a_namer_that_cannot_die_is_left_behind(
-    silent: tuple[int, int], make: MakeResolver, monkeypatch: pytest.MonkeyPatch
+    silent: Silent, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until the server ends it waits for a page of a file, whatever signal it gets: who waited for its end
     would not come back."""
     resolver = make(Path("/proc"))
-    tgid, address = silent
     for token in range(1, MOST_ENDING + 1):
         resolver._owing.clear()  # as if it were another user's process each time
-        page = address + token * mmap.PAGESIZE  # whoever waits for the same one is second, and can be killed
-        namer = stick(resolver, Owners(token, (OwnedLock(tgid, page, "lock", "mutex"),)))
+        # Whoever waits for the same page as another is second, and can be killed.
+        namer = stick(resolver, token, silent, page=token)
         with monkeypatch.context() as patched:
             patched.setattr(resolver_module, "ANSWER_SECONDS", 0.0)
             assert answers(resolver) == [OwnersAnswer(token, (0,))]
-        assert is_stuck(namer)
+        deadline = time.monotonic() + 30
+        while not is_stuck(namer):  # between the wait that the signal has ended and the next
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         assert resolver.restarts == token
     time.sleep(2 * RESTART_SECONDS)
     assert resolver.answers() == []
@@ -240,14 +251,14 @@ def test_a_namer_that_cannot_die_is_left_behind(
 
 
 def test_whose_turn_it_was_when_a_namer_was_lost_is_known_to_the_next(
-    silent: tuple[int, int], make: MakeResolver, monkeypatch: pytest.MonkeyPatch
+    silent: Silent, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolver = make(Path("/proc"))
     mine, silents = (
         OwnedLock(os.getpid(), ctypes.addressof(HELD), "pi", ""),
-        OwnedLock(*silent, "lock", "mutex"),
+        OwnedLock(silent.tgid, silent.address, "lock", "mutex"),
     )
-    stick(resolver, Owners(1, (silents,)))
+    stick(resolver, 1, silent)
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * ANSWER_SECONDS)
     assert answers(resolver) == [OwnersAnswer(1, (0,))]

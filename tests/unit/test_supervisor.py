@@ -40,7 +40,11 @@ class Supervised:
         exporter = self.supervisor.exporter
         control = exporter.control if exporter else None
         if control and select.select([control], [], [], TICK)[0]:
-            self.supervisor.note(control.recv(64))
+            try:
+                message = control.recv(64)
+            except ConnectionResetError:  # ended with a question unread: the loop takes it as an end
+                message = b""
+            self.supervisor.note(message)
         elif not control:
             time.sleep(TICK)
         self.supervisor.look()
