@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 LOADER_TIMEOUT = 300.0
 """Seconds. An emulated or overloaded host compiles for minutes; systemd (TimeoutStartSec) gives up sooner."""
 ENDING_SECONDS = 3.0
+LAST_WORDS_BYTES = 1 << 20
+"""Of what the loader prints; of more than that, the end."""
+LOADER_FILE_BYTES = 64 << 20
+"""The largest file that the loader may write, as the one that it prints to is in memory."""
 KILLED_SECONDS = 2.0
 """Until what was killed is gone."""
 OTHER_DESCRIPTORS = 512
@@ -47,6 +51,7 @@ class Loader:
                 stderr=self._errors,
                 pass_fds=[theirs.fileno()],
             )
+        resource.prlimit(self._child.pid, resource.RLIMIT_FSIZE, (LOADER_FILE_BYTES, LOADER_FILE_BYTES))
         assert self._child.stdin
         with contextlib.suppress(BrokenPipeError), self._child.stdin as pipe:  # it ended: result() says why
             pipe.write(settings.to_json())
@@ -76,7 +81,10 @@ class Loader:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
-        self._errors.seek(0)
+        before = os.fstat(self._errors.fileno()).st_size - LAST_WORDS_BYTES
+        self._errors.seek(max(before, 0))
+        if before > 0:
+            self._errors.readline()  # a part of one
         return _relay(self._errors.read())
 
 

@@ -10,6 +10,7 @@ import logging
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,8 +42,9 @@ T = TypeVar("T")
 REPLY_TIMEOUT = 30.0
 """A client that has not taken its answer after this many seconds loses its connection."""
 
-MOST_WATCHING = 8
-"""Requests at a time that take seconds, as a profile of some seconds does: each keeps a connection."""
+MOST_WATCHING, MOST_OF_ONE_WATCHING = 16, 8
+"""Requests at a time that take seconds, as a profile of some seconds does, in all and of one source: each
+keeps a connection, and what it began with."""
 
 OPENMETRICS = "application/openmetrics-text"
 
@@ -71,7 +73,8 @@ class Service:
         self.busy: set[IOStream] = set()
         """The connections with a request that has not been answered."""
         self._procfs = procfs
-        self._watching = 0
+        self._watching: Counter[str] = Counter()
+        """Requests that take seconds, by source."""
         self._expositions: dict[str, Exposition] = {}
         """By content type; for the thread alone."""
         # One thread: rendering holds Python's lock, and two at once would only take turns.
@@ -113,7 +116,7 @@ class Service:
         if not query.seconds:
             _, profile = await self._profile_now(source, query)
             return profile
-        with self._watch():
+        with self._watch(source):
             began, earlier = await self._profile_now(source, query)
             await asyncio.sleep(query.seconds)
             ended, later = await self._profile_now(source, query)
@@ -122,19 +125,24 @@ class Service:
     async def settled(self, source: str) -> None:
         """Wait until everything that happened before the call is in the next answers of the sampler."""
         self.work.spend(source, SETTLED_SECONDS)
-        with self._watch():
+        with self._watch(source):
             await self.link.settled()
 
     @contextlib.contextmanager
-    def _watch(self) -> Iterator[None]:
+    def _watch(self, source: str) -> Iterator[None]:
         """One of the requests that take seconds."""
-        if self._watching >= MOST_WATCHING:
-            raise HTTPError(503, reason=f"{MOST_WATCHING} requests that take seconds are being answered")
-        self._watching += 1
+        if self._watching[source] >= MOST_OF_ONE_WATCHING or self._watching.total() >= MOST_WATCHING:
+            raise HTTPError(
+                503,
+                reason=f"Requests that take seconds are being answered: {self._watching.total()}, and"
+                f" {self._watching[source]} of them from there",
+            )
+        self._watching[source] += 1
         try:
             yield
         finally:
-            self._watching -= 1
+            self._watching[source] -= 1
+            self._watching = +self._watching  # keeps nothing of who asks no more
 
     async def _profile_now(self, source: str, query: ProfileQuery) -> tuple[float, Profile]:
         """When that was, by the monotonic clock, and the profile."""

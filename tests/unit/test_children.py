@@ -14,6 +14,7 @@ import pytest
 
 from lockd import children, isolated
 from lockd.children import Exporter, Loader, listen
+from lockd.errors import LockdError
 from lockd.load.settings import LoadSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,35 @@ def test_a_loader_with_much_to_say_hands_over(
     manifest, fds = Loader(LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", ())).result()
     assert (manifest.source_hash, fds) == ("", [])
     assert [len(record.message) > 400_000 for record in caplog.records] == [False, True]
+
+
+FLOOD = """
+import os, sys
+sys.stdin.buffer.read()
+line = b"INFO:" + b"word " * 20_000 + b"\\n"
+try:
+    while True:
+        os.write(2, line)
+except OSError as error:
+    size = os.lseek(2, 0, os.SEEK_CUR)
+    os.ftruncate(2, os.lseek(2, -100, os.SEEK_CUR))
+    os.write(2, f"\\n{{error.strerror}} after {{size}}\\n".encode())
+    sys.exit(1)
+"""
+
+
+def test_a_loader_that_prints_without_end_fills_no_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = tmp_path / "loader.py"
+    script.write_text(FLOOD.format())
+    monkeypatch.setattr(isolated, "command", lambda module: [sys.executable, str(script)])
+    monkeypatch.setattr(children, "LOADER_TIMEOUT", 60.0)
+    caplog.set_level("INFO")
+    with pytest.raises(LockdError, match=r"^File too large after 6710\d{4}$"):
+        Loader(LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", ())).result()
+    logged = sum(len(record.message) for record in caplog.records)
+    assert 0 < logged < 2 * children.LAST_WORDS_BYTES
 
 
 def test_an_exporter_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import base64
 import hashlib
 import os
@@ -19,6 +20,8 @@ from typing import Any
 import pytest
 from exporter_process import Exporter, exporter, full_block
 
+from lockd.export.handlers import Service
+from lockd.export.web_config import WebConfig
 from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, pack
 from tests.needs import need
 
@@ -239,3 +242,26 @@ def test_only_so_many_profiles_are_taken_at_a_time(running: Exporter) -> None:
         statuses = sorted(status for status, _, _ in pool.map(running.ask, paths))
     assert statuses == [200] * 8 + [503] * 4
     assert running.ask("/debug/pprof/futex")[0] == 200
+
+
+def test_one_address_cannot_have_all_of_them(tmp_path: Path) -> None:
+    class Never:
+        async def settled(self) -> None:
+            await asyncio.Event().wait()
+
+    async def refused(service: Service, sources: list[str]) -> list[str]:
+        asked = [asyncio.ensure_future(service.settled(source)) for source in sources]
+        done, waiting = await asyncio.wait(asked, timeout=0.1)
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
+        assert {one.exception().status_code for one in done} == {503}  # type: ignore[union-attr]
+        return sorted(source for source, one in zip(sources, asked, strict=True) if one in done)
+
+    service = Service(Never(), WebConfig(None), tmp_path, 1.0)  # type: ignore[arg-type]
+    try:
+        for _ in range(2):  # those that went have left their places
+            wanted = ["192.0.2.1"] * 10 + ["192.0.2.2"] * 4 + ["192.0.2.3"] * 5
+            assert asyncio.run(refused(service, wanted)) == ["192.0.2.1"] * 2 + ["192.0.2.3"]
+    finally:
+        service.close()
