@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 
 from lockd import privileges
+from lockd.printable import printable
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +143,7 @@ def shortened(name: str) -> str:
         name = "".join(kept)
     if len(name) > MAX_NAME:
         name = name[: MAX_NAME - 3] + "..."
-    return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
+    return printable(name)
 
 
 @functools.cache

@@ -8,6 +8,8 @@ import os
 import re
 from dataclasses import dataclass
 
+from lockd.printable import printable
+
 NOT_OBJECTS = (b"/dev/zero", b"/memfd:", b"/dev/shm/", b"/SYSV")
 """Memory that is shared by way of a file, rather than a program or a library."""
 DELETED = b" (deleted)"
@@ -49,7 +51,7 @@ class Image:
 
     @property
     def name(self) -> str:
-        return self.first.path.rpartition(b"/")[2].decode("utf-8", "backslashreplace")
+        return printable(self.first.path.rpartition(b"/")[2].decode("utf-8", "backslashreplace"))
 
 
 class Mappings:

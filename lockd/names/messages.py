@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from lockd.names.capture import Capture
 from lockd.names.shares import Turn
+from lockd.printable import printable
 
 ANON = "anon"
 """A lock of which nothing is known that has a name: on a heap, a stack or in shared memory, and no stack."""
@@ -269,9 +270,14 @@ def decode(message: bytes) -> Answer:
     if kind == "go":
         return GoWaitsAnswer(tuple(map(int, fields["tgids"])), tuple(map(int, fields["waited_ns"])))
     # Thousands of locks are waited for in the same functions, and stacks: one of each is enough.
-    texts = {name: sys.intern(fields[name]) for name in ("lock", "site", "kind", "family", "advice")}
-    stack = _one_of(tuple(map(sys.intern, fields["stack"])))
+    texts = {name: _text(fields[name]) for name in ("lock", "site", "kind", "family", "advice")}
+    stack = _one_of(tuple(map(_text, fields["stack"])))
     return LockAnswer(**{**fields, **texts, "stack": stack, "hotspot": tuple(fields["hotspot"])})
+
+
+def _text(name: str) -> str:
+    """Whoever took the namer over may send anything."""
+    return sys.intern(printable(name))
 
 
 @functools.lru_cache(STACKS)

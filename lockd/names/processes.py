@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from lockd.names.units import Units
+from lockd.printable import printable
 
 KERNEL = "kernel"
 """The unit of kernel threads."""
@@ -36,7 +37,7 @@ def text(comm: bytes) -> str:
     Equal ones are one object: tens of thousands of processes have few names.
     """
     name = comm.split(b"\0", 1)[0].decode("utf-8", "replace")
-    return sys.intern(name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name))
+    return sys.intern(printable(name))
 
 
 class Processes:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from lockd.printable import printable
+
 SERVICE = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
 CONTAINER = re.compile(
     r"""/(?:
@@ -86,13 +88,12 @@ def unit_of_cgroup_file(lines: list[str]) -> str:
 @lru_cache(MAX_FILES)
 def _unit_of_cgroup_file(text: bytes) -> str:
     """Thousands of processes share a few cgroups: their files are the same."""
-    return unit_of_cgroup_file(_text(text).split("\n"))
+    return unit_of_cgroup_file([_text(line) for line in text.split(b"\n")])
 
 
 def _text(path: bytes) -> str:
     """Anybody who may make cgroups may call them what they like."""
-    name = path.decode("utf-8", "backslashreplace")
-    return name if name.isprintable() else "".join(c if c.isprintable() or c == "\n" else "?" for c in name)
+    return printable(path.decode("utf-8", "backslashreplace"))
 
 
 class _FileHandle(ctypes.Structure):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lockd_process import Lockd
+from lockd_process import CHECKOUT, ROOT, Lockd
 
 SEEN_SECONDS = 10.0
 ASKED_AGAIN_US = 2e6
@@ -26,6 +28,41 @@ threading.Thread(target=wait, daemon=True).start()
 libc.syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # exit, of this thread alone
 """
 
+EVIL = b'<script>alert(1)</script>\x1b[31m"\\\n\x07{}\xff\xe2\x80\xae'
+"""Markup, a terminal's colour, what ends labels and lines, invalid UTF-8, and text from right to left."""
+FIGHT = r"""
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+pthread_mutex_t fought_for = PTHREAD_MUTEX_INITIALIZER;
+__attribute__((noinline)) void fight(void)
+{
+    pthread_mutex_lock(&fought_for);
+    pthread_mutex_unlock(&fought_for);
+    __asm__ volatile("");
+}
+static void *fighter(void *arg)
+{
+    fight();
+    return arg;
+}
+int main(void)
+{
+    for (int i = 0; i < 5; i++) {
+        pthread_t one;
+        pthread_mutex_lock(&fought_for);
+        pthread_create(&one, 0, fighter, 0);
+        usleep(200000);
+        pthread_mutex_unlock(&fought_for);
+        pthread_join(one, 0);
+    }
+    puts("done");
+    fflush(stdout);
+    pause();
+}
+"""
+"""Five waits of 0.2 s for a mutex, each by a thread of its own."""
+
 
 @pytest.fixture
 def leaderless() -> Iterator[subprocess.Popen[str]]:
@@ -39,9 +76,50 @@ def leaderless() -> Iterator[subprocess.Popen[str]]:
 @pytest.fixture
 def lockd(tmp_path: Path, host: None) -> Iterator[Lockd]:
     """One of its own: should it not survive, it is missed nowhere else."""
-    daemon = Lockd(tmp_path, {"filter": {"comms": ["lockd?*"]}})
+    daemon = Lockd(tmp_path, {"filter": {"comms": ["lockd?*", "<script>*"]}})
     yield daemon
     assert daemon.stop() == 0, "".join(daemon.log)
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Iterator[Path]:
+    """A program whose file, variable and function have EVIL names."""
+    source, plain = tmp_path / "fight.c", tmp_path / "fight"
+    source.write_text(FIGHT)
+    subprocess.run(["gcc", "-O1", "-pthread", "-o", plain, source], check=True)
+    program = tmp_path / os.fsdecode(EVIL.replace(b"/", b"|"))
+    names = [b"--redefine-sym=fought_for=" + EVIL, b"--redefine-sym=fight=fight" + EVIL]
+    subprocess.run(["objcopy", *names, plain, program], check=True)
+    return program
+
+
+def test_names_of_evil_bytes_are_harmless_wherever_they_are_shown(lockd: Lockd, evil: Path) -> None:
+    with subprocess.Popen([evil], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"done\n"
+        metrics = lockd.metrics()
+        comms = {labels["comm"] for labels in metrics.labels("lockd_futex_waits_total", kind="lock")}
+        (comm,) = [one for one in comms if one.startswith("<script>")]
+        assert metrics.sum("lockd_futex_waits_total", comm=comm, kind="lock") == 5
+        assert metrics.sum("lockd_futex_lock_blocked_total", comm=comm, kind="lock") == 5
+        (row,) = [one for one in lockd.waited_for(kind="lock") if one["comm"] == comm]
+        top = [*CHECKOUT, "top", "--once", f"--url=http://{lockd.address}"]
+        shown = {
+            "terminal": subprocess.run(top, capture_output=True, check=True, cwd=ROOT).stdout,
+            "log": "".join(lockd.log).encode(),
+            **{path: lockd.get(path) for path in ("/", "/metrics", "/flamegraph?program=futex")},
+            "json": row["lock"].encode() + row["site"].encode() + "".join(row["stack"]).encode(),
+        }
+        process.kill()
+    for what in ("/metrics", "json"):
+        assert shown[what].count(b"<script>alert(1)") >= 2, f"{what} has these names"
+    for what, text in shown.items():
+        text.decode()
+        assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]", text), what
+        assert "\u202e" not in text.decode(), what
+    graph = shown["/flamegraph?program=futex"]
+    assert b"alert(1)" in graph
+    assert b"<script>alert(1)" not in graph
 
 
 def test_a_name_of_any_bytes_and_no_command_line(lockd: Lockd, leaderless: subprocess.Popen[str]) -> None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED = {
     "lockd", "advice", "batch", "config", "config_docs", "config_reader", "config_rules", "cpu_clock",
     "errors", "flamegraph", "heap", "libbpf", "logs", "manifest", "numpy_parts", "pprof", "privileges",
-    "profile", "rings", "snapshot",
+    "printable", "profile", "rings", "snapshot",
 }  # fmt: skip
 """Modules for all; they import each other and nothing else of lockd."""
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from top_daemon import KINDS, SECOND, Daemon, serving, thread
 
-from lockd.top import Options, duration, plain, shown
+from lockd.printable import printable
+from lockd.top import Options, duration, shown
 from lockd.top_rates import Client, Rates, Row, Table
 
 
@@ -29,7 +30,7 @@ def test_durations(us: float, text: str) -> None:
 
 
 def test_plain_names_stay() -> None:
-    assert plain("Überprüfer 検査 [a]") == "Überprüfer 検査 [a]"
+    assert printable("Überprüfer 検査 [a]") == "Überprüfer 検査 [a]"
 
 
 def row(**changes: Any) -> Row:
