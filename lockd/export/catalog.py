@@ -303,6 +303,13 @@ def _itself() -> Iterator[Metric]:
         "Times the process that looks up the names of locks had to be started again.",
     )
     yield metric(
+        "namer_refused_total",
+        "counter",
+        "",
+        "Times nothing was looked up about a process because it, or its user, had taken its share of the time"
+        " for that: a new lock of it is `anon`, and a ring of waits through it may not be found.",
+    )
+    yield metric(
         "exporter_restarts_total",
         "counter",
         "",

@@ -87,6 +87,7 @@ class Resolver:
         """Whether questions about names wait; who holds the locks of a deadlock is asked all the same."""
         self.restarts = 0
         self._cpu_seconds_of_ended = 0.0
+        self._refused_by_ended = 0
 
     @property
     def pid(self) -> int:
@@ -96,6 +97,11 @@ class Resolver:
     def cpu_seconds(self) -> float:
         """Of all namers so far."""
         return self._cpu_seconds_of_ended + sum(namer.cpu_seconds() for namer in self._all)
+
+    @property
+    def refused(self) -> int:
+        """Questions about processes that had taken their share of the time, or their users: of all namers."""
+        return self._refused_by_ended + sum(namer.bench.refused for namer in self._all)
 
     @property
     def _all(self) -> list[Namer]:
@@ -243,6 +249,7 @@ class Resolver:
     def _note_ended(self) -> None:
         for namer in [namer for namer in self._ending if namer.has_ended()]:
             self._cpu_seconds_of_ended += namer.cpu_seconds()
+            self._refused_by_ended += namer.bench.refused
             self._ending.remove(namer)
 
 

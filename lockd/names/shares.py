@@ -18,14 +18,15 @@ SAVED_SECONDS = 10.0
 FORGOTTEN_AT = 10_000
 """Processes and users, of whom those are forgotten who owe nothing."""
 ROOT, NOBODY = 0, -1
-BENCH = struct.Struct("=qq")
+BENCH, REFUSED = struct.Struct("=qq"), struct.Struct("=Q")
 
 Turn = tuple[int, int]
 """A process and its user; NOBODY where that is not known."""
 
 
 class Bench:
-    """Whose turn it is: memory that the namer shares with the sampler, who may have to end it for that."""
+    """Whose turn it is, and how many were refused one: memory that the namer shares with the sampler, who may
+    have to end it for that."""
 
     def __init__(self, fd: int) -> None:
         """By the descriptor of a file with room for a page."""
@@ -40,6 +41,15 @@ class Bench:
     @turn.setter
     def turn(self, turn: Turn) -> None:
         BENCH.pack_into(self._memory, 0, turn[0] + 1, turn[1] + 1)
+
+    @property
+    def refused(self) -> int:
+        (refused,) = REFUSED.unpack_from(self._memory, BENCH.size)
+        return int(refused)
+
+    @refused.setter
+    def refused(self, refused: int) -> None:
+        REFUSED.pack_into(self._memory, BENCH.size, refused)
 
 
 class Shares:
@@ -72,6 +82,8 @@ class Shares:
         """What is done for a process meanwhile is its own; whether it may be done."""
         turn = tgid, self._user(tgid)
         if max(self._owes(one) for one in _who(turn)) > SAVED_SECONDS:
+            if self._bench:
+                self._bench.refused += 1
             yield False
             return
         if self._bench:

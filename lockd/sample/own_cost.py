@@ -84,6 +84,7 @@ class OwnCost:
         block.add("lockd_exporter_restarts_total", [()], [self.exporter_restarts])
         block.add("lockd_undecided_futex_calls", [()], [self.undecided_calls])
         block.add("lockd_namer_restarts_total", [()], [self._resolver.restarts])
+        block.add("lockd_namer_refused_total", [()], [self._resolver.refused])
         self._export_programs(block)
         usage = resource.getrusage(resource.RUSAGE_SELF)
         processes = [("sampler",), ("namer",)]

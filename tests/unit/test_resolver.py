@@ -262,8 +262,10 @@ def test_whose_turn_it_was_when_a_namer_was_lost_is_known_to_the_next(
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * ANSWER_SECONDS)
     assert answers(resolver) == [OwnersAnswer(1, (0,))]
+    assert resolver.refused == 0
     resolver.ask(Owners(2, (silents, mine)))
     assert answers(resolver) == [OwnersAnswer(2, (0, os.getpid()))]
+    assert resolver.refused == 1
     assert resolver.restarts == 1
 
 
