@@ -30,6 +30,8 @@ RULES = 4_000
 RULE_BYTES = 1500
 FUNCTIONS = 4_000
 FUNCTION_BYTES = 400
+FILE_BYTES = 100_000
+"""What a file takes besides symbols, function starts and what was found: sections, segments, libelf's own."""
 JUMPED_IN = 1 << 16
 """Bytes of one function that are looked through for jumps."""
 _JUMP = re.compile(rb"(?=(?:\xe9|\x0f[\x80-\x8f])(....))", re.S)
@@ -63,7 +65,7 @@ class ObjectFile:
         """Bytes that it takes, about."""
         found = len(self._rules) * RULE_BYTES + len(self._functions) * FUNCTION_BYTES
         held = self._elf.memory + (self._mini.memory if self._mini else 0)
-        return sum(t.memory for t in self.tables) + self._starts.nbytes + found + held
+        return FILE_BYTES + sum(t.memory for t in self.tables) + self._starts.nbytes + found + held
 
     def bias(self, mapping: Mapping) -> int:
         """What is to be taken from an address in memory to get the file's own, by one mapping of the file.

@@ -16,7 +16,8 @@ from lockd.names.mappings import Mapping
 
 log = logging.getLogger(__name__)
 
-MAX_BYTES = 128 << 20
+MAX_BYTES = 64 << 20
+"""A large program takes one to five million, more as more of its functions are asked for."""
 MAX_FILES = 200
 """Each keeps up to two descriptors open."""
 MAX_FAILED = 10_000
