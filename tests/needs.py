@@ -15,6 +15,7 @@ import pytest
 PACKAGES = {
     "bpftool": "bpftool",
     "bpftrace": "bpftrace",
+    "c++filt": "binutils",
     "cargo": "cargo",
     "chromium": "chromium",
     "g++": "g++",

@@ -302,7 +302,7 @@ class Namer:
             messages.append(bytes(self._buffer[:length]))
 
     def cpu_seconds(self) -> float:
-        """That it has taken so far, and its children, such as c++filt, while they live and after."""
+        """That it has taken so far, and its children, such as who demangles, while they live and after."""
         if self._child.returncode is None:
             with contextlib.suppress(OSError):  # it has just ended: has_ended() will know
                 own = cpu_seconds(self.pid)
