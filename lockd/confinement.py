@@ -29,8 +29,12 @@ EXCEPT_READING = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_TMPFILE & ~os.O_D
 """Of these flags none is set where a file is only read."""
 THREAD = 0x10000
 """CLONE_THREAD"""
+FORK = 0x1200011
+"""What the C library's fork() asks clone() for: CLONE_CHILD_SETTID, CLONE_CHILD_CLEARTID and SIGCHLD."""
 TCGETS, FIONREAD, FIONBIO, FIOCLEX = 0x5401, 0x541B, 0x5421, 0x5451
 F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC = 0, 1, 2, 3, 4, 1030
+PRCTL = (1, 21, 22, 23, 38, 47)
+"""PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP, PR_CAPBSET_READ, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT"""
 
 
 def _any(names: str) -> Rules:
@@ -61,6 +65,15 @@ READING = {
     "sendto": ((4, "EQ", 0),),  # no address: only where the socket is connected to
 }
 """Of files as well."""
+NAMER = {
+    **READING,
+    "clone": ((0, "EQ", FORK),),
+    # What makes its children even less than it is (demangle.py).
+    **_any("wait4 waitid capget capset seccomp dup2 dup3 close_range"),
+    **_one_of("prctl", 0, *PRCTL),
+    **_one_of("prlimit64", 0, 0),  # its own limits
+}
+"""And children of its own, which it can neither signal nor let execute anything."""
 EXPORTER = {
     **READING,
     **_any("accept4 listen shutdown getsockname getpeername getsockopt setsockopt"),

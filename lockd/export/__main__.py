@@ -7,7 +7,6 @@ import asyncio
 import logging
 import math
 import os
-import pwd
 import signal
 import socket
 import sys
@@ -95,7 +94,7 @@ async def _serve(
 def _drop_privileges(web_config: Path | None) -> None:
     if web_config:  # while its own files can be read, wherever they are
         import lockd.export.web_config_file  # noqa: F401
-    privileges.drop_all(_unprivileged_user() if os.geteuid() == 0 else None)
+    privileges.drop_all(privileges.unprivileged_user("lockd"))
 
 
 def confine() -> None:
@@ -111,13 +110,6 @@ def _check(web_config: Path) -> int:
         print(error)
         return error.exit_code
     return 0
-
-
-def _unprivileged_user() -> str:
-    try:
-        return pwd.getpwnam("lockd").pw_name
-    except KeyError:
-        return "nobody"
 
 
 def _socket(option: str, fd: int) -> socket.socket:

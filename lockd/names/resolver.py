@@ -314,7 +314,10 @@ class Namer:
     def kill(self) -> None:
         """It ends, now or later: see has_ended()."""
         self._socket.close()
-        os.kill(self.pid, signal.SIGKILL)  # nobody has waited for it: its id is still its own
+        try:
+            os.kill(self.pid, signal.SIGKILL)  # nobody has waited for it: its id is still its own
+        except PermissionError:  # it is another user's by now; its end of the socket tells it to end
+            log.error("namer: process %d cannot be killed without CAP_KILL", self.pid)
 
     def has_ended(self) -> bool:
         """Of one that was killed. Never waits."""

@@ -7,7 +7,6 @@ the name of the error.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import json
@@ -60,11 +59,11 @@ def open_file(path: str, flags: int, mode: int = 0o600) -> None:
 def write_memory(path: str, address: int) -> None:
     """By the file of procfs."""
     file = os.open(path, os.O_RDWR)
-    os.pwrite(file, b"overwritten", address)
+    os.pwrite(file, b"changed!", address)
 
 
 def write_by_reading(path: str, address: int) -> None:
-    os.pwrite(os.open(path, os.O_RDONLY), b"overwritten", address)
+    os.pwrite(os.open(path, os.O_RDONLY), b"changed!", address)
 
 
 def read_memory(path: str, address: int, expected: str) -> None:
@@ -72,7 +71,7 @@ def read_memory(path: str, address: int, expected: str) -> None:
 
 
 def write_by_call(pid: int, address: int) -> None:
-    text = ctypes.create_string_buffer(b"overwritten")
+    text = ctypes.create_string_buffer(b"changed!")
     here = (ctypes.c_size_t * 2)(ctypes.addressof(text), len(text))
     there = (ctypes.c_size_t * 2)(address, len(text))
     raw("process_vm_writev", pid, ctypes.addressof(here), 1, ctypes.addressof(there), 1, 0)
@@ -125,6 +124,12 @@ def limit_of(pid: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1))
 
 
+def demangle(symbol: str, expected: str) -> None:
+    from lockd.names.demangle import Demangler
+
+    assert Demangler().name(symbol) == expected
+
+
 def foreign_call() -> None:
     """A call of the 32-bit kind, whose numbers are others: it ends the process."""
     code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -142,7 +147,7 @@ ACTS: dict[str, Callable[..., object]] = {
     "exec": lambda path: os.execv(path, [path]),
     "connect": lambda path: socket.socket(socket.AF_UNIX).connect(path),
     "socket": lambda family, kind: socket.socket(family, kind).close(),
-    "kill": lambda pid: os.kill(pid, signal.SIGCONT),
+    "kill": lambda pid: os.kill(pid, signal.SIGURG),
     "change": change_file,
     "type into the terminal": type_into_terminal,
     "limit": limit_of,
@@ -150,6 +155,8 @@ ACTS: dict[str, Callable[..., object]] = {
     "child": child,
     "read": read_file,
     "foreign call": foreign_call,
+    "demangle": demangle,
+    "become": os.setresuid,
     "log": lambda text: logging.getLogger("lockd").error(text),
 }
 
@@ -161,11 +168,16 @@ def come_of(act: str, *arguments: Any) -> str:
         return errno.errorcode.get(error.errno or 0, str(error))
     except RuntimeError as error:  # Python's words for a thread that cannot be started
         return str(error)
+    except AssertionError as error:
+        return repr(error)
     return "done"
 
 
 def perform(plan: list[list[Any]]) -> None:
     for act, *arguments in plan:
+        if act == "say":
+            print(json.dumps(Path(*arguments).read_text()), flush=True)
+            continue
         print(json.dumps(come_of(act, *arguments)), flush=True)
 
 
@@ -184,7 +196,30 @@ def exporter(plan: list[list[Any]]) -> int:
     return process.main()
 
 
+def namer(plan: list[list[Any]]) -> int:
+    from lockd.names import __main__ as process
+    from lockd.names.messages import NamerSettings
+
+    def serve(*_: object) -> None:
+        perform(plan)
+
+    process.serve = serve
+    _, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    bench = os.memfd_create("bench")
+    os.truncate(bench, mmap.PAGESIZE)
+    settings = NamerSettings("/proc", logging.INFO, [], 1.0, [], None, bench, theirs.detach())
+    sys.argv[1:] = [settings.to_json()]
+    return process.main()
+
+
+def unfiltered(plan: list[list[Any]]) -> int:
+    """The namer, if it had no filter."""
+    from lockd import confinement
+
+    confinement.confine = lambda *_, **__: None
+    return namer(plan)
+
+
 if __name__ == "__main__":
     who, plan = sys.argv[1], json.loads(sys.argv[2])
-    with contextlib.suppress(BrokenPipeError):
-        sys.exit({"exporter": exporter}[who](plan))
+    sys.exit({"exporter": exporter, "namer": namer, "unfiltered namer": unfiltered}[who](plan))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -15,6 +16,9 @@ from typing import Any
 
 import pytest
 from acts import CALLS
+
+from lockd import privileges
+from lockd.names.__main__ import READING
 
 ACTS = Path(__file__).with_name("acts.py")
 REFUSING = Path(__file__).parents[1] / "kernel/refusing.py"
@@ -73,9 +77,18 @@ def place() -> Iterator[Path]:
         yield path
 
 
-@pytest.fixture
-def victim() -> Iterator[Victim]:
-    one = Victim()
+def namers_user() -> str:
+    try:
+        return pwd.getpwnam("lockd-namer").pw_name
+    except KeyError:
+        return "nobody"
+
+
+@pytest.fixture(params=["root", namers_user()])
+def victim(request: pytest.FixtureRequest) -> Iterator[Victim]:
+    """Root's, or of the very user that the namer runs as."""
+    user = pwd.getpwnam(request.param)
+    one = Victim(user=user.pw_uid, group=user.pw_gid, extra_groups=[], cwd="/")
     yield one
     assert one.text() == "as it was"
 
@@ -99,7 +112,7 @@ def succeed(who: str, *plan: tuple[Any, ...]) -> set[tuple[Any, ...]]:
     return {act for act, come in zip(plan, come_of(who, *plan), strict=True) if come == DONE}
 
 
-CONFINED = pytest.mark.parametrize("who", ["exporter"])
+CONFINED = pytest.mark.parametrize("who", ["exporter", "namer"])
 
 
 @CONFINED
@@ -173,11 +186,67 @@ def test_calls_of_another_kind_of_machine_end_it(who: str) -> None:
     assert come_of(who, ("foreign call",), code=-signal.SIGSYS) == []
 
 
-def test_the_exporter_reads_nothing_of_roots_and_can_do_its_work(victim: Victim) -> None:
+def test_the_exporter_reads_nothing_of_others_and_can_do_its_work() -> None:
+    victim = Victim()
     forbidden = [("read", "/etc/shadow"), ("read", f"/proc/{victim.pid}/environ"), ("child",)]
     forbidden.append(("read memory", f"/proc/{victim.pid}/mem", victim.address, "as it was"))
     needed = [("thread",), ("read", "/etc/passwd"), ("read", "/proc/self/stat")]
     assert succeed("exporter", *forbidden, *needed) == set(needed)
+    assert victim.text() == "as it was"
+
+
+def test_the_namer_reads_what_anybody_has_and_can_do_its_work(victim: Victim) -> None:
+    forbidden = [("thread",), ("become", 0, 0, 0)]
+    needed = [
+        ("read", "/etc/shadow"),
+        ("read", f"/proc/{victim.pid}/environ"),
+        ("read", f"/proc/{victim.pid}/root/etc/shadow"),
+        ("read", f"/proc/{victim.pid}/exe"),
+        ("read", "/proc/kallsyms"),
+        ("read memory", f"/proc/{victim.pid}/mem", victim.address, "as it was"),
+        ("demangle", "_ZN4shop8Registry3addEi", "shop::Registry::add"),
+        ("demangle", "_RNvCs1234_7mycrate3foo", "mycrate::foo"),
+        ("child",),
+    ]
+    assert succeed("namer", *forbidden, *needed) == set(needed)
+
+
+def test_even_without_its_filter_the_namer_could_not_write_to_roots_files(place: Path) -> None:
+    """Its user and capabilities are enough for that. The rest takes the filter: CAP_SYS_PTRACE is enough to
+    write to another process's memory by ptrace() or process_vm_writev()."""
+    place.chmod(0o644)
+    victim = Victim()
+    memory = f"/proc/{victim.pid}/mem"
+    plan: list[tuple[Any, ...]] = [
+        ("write memory", memory, victim.address),
+        ("write memory by a descriptor for reading", memory, victim.address),
+        ("open", str(place), os.O_WRONLY),
+        ("change", "chmod", str(place)),
+        ("change", "chown", str(place)),
+        ("become", 0, 0, 0),
+        ("kill", victim.pid),
+        ("raw", "bpf"),
+        ("raw", "mount"),
+    ]
+    errors = ["EACCES", "EBADF", "EACCES", "EPERM", "EPERM", "EPERM", "EPERM"]
+    assert come_of("unfiltered namer", *plan)[:7] == errors
+    assert not succeed("unfiltered namer", *plan)
+    assert come_of("unfiltered namer", ("process_vm_writev", victim.pid, victim.address)) == [DONE]
+    assert victim.text() == "changed!"
+
+
+def test_what_the_namer_is() -> None:
+    status = dict(
+        line.split(":\t", 1)
+        for line in json.loads(run("namer", ("say", "/proc/self/status")).stdout).splitlines()
+    )
+    reading = sum(1 << privileges.NUMBERS[name] for name in READING)
+    assert {name: int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {
+        "CapInh": 0, "CapPrm": reading, "CapEff": reading, "CapBnd": reading, "CapAmb": 0,
+    }  # fmt: skip
+    assert set(status["Uid"].split()) == {str(pwd.getpwnam(namers_user()).pw_uid)}
+    assert status["Groups"].strip() == ""
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
 
 @CONFINED
@@ -211,7 +280,8 @@ def test_prctl_will_do(who: str) -> None:
     assert json.loads(done.stdout) == NOT_THERE
 
 
-def test_the_journal_is_told_from_within(tmp_path: Path) -> None:
+@CONFINED
+def test_the_journal_is_told_from_within(who: str) -> None:
     """Its socket is open by then. This is one in the place of journald's, in a mount namespace of its own."""
     script = f"""
 import ctypes, os, socket, subprocess, sys
@@ -224,7 +294,7 @@ journal.bind("/run/systemd/journal/socket")
 os.chmod("/run/systemd/journal/socket", 0o666)
 about = os.fstat(2)
 os.environ["JOURNAL_STREAM"] = f"{{about.st_dev}}:{{about.st_ino}}"
-subprocess.run([sys.executable, {str(ACTS)!r}, "exporter", '[["log", "from within"]]'], check=True)
+subprocess.run([sys.executable, {str(ACTS)!r}, {who!r}, '[["log", "from within"]]'], check=True)
 journal.setblocking(False)
 while True:
     try:
@@ -237,4 +307,4 @@ while True:
     )
     assert done.returncode == 0, done.stderr
     assert "MESSAGE=from within\n" in done.stdout
-    assert "LOCKD_PROCESS=exporter\n" in done.stdout
+    assert f"LOCKD_PROCESS={who}\n" in done.stdout
