@@ -100,10 +100,12 @@ def test_it_is_active_after_boot(guest: Machine) -> None:
     assert 'Status: "sampling; metrics on 127.0.0.1:9776"' in status
 
 
-def test_journal_has_fields_of_both_processes(guest: Machine) -> None:
+def test_journal_has_fields_of_all_processes(guest: Machine) -> None:
     own = [entry for entry in journal(guest, "-b") if entry["_PID"] != "1"]
     assert {entry["SYSLOG_IDENTIFIER"] for entry in own} == {"lockd"}
-    assert {entry["LOCKD_PROCESS"] for entry in own} == {"sampler", "exporter"}
+    assert {entry["LOCKD_PROCESS"] for entry in own} == {"sampler", "exporter", "namer"}
+    confined = {entry["LOCKD_PROCESS"] for entry in own if entry["MESSAGE"] == "confined from now on"}
+    assert confined == {"exporter", "namer"}
     attached = [entry for entry in own if re.search(r"attached \d+ of \d+ hooks", entry["MESSAGE"])]
     assert [(entry["PRIORITY"], entry["LOCKD_PROCESS"]) for entry in attached] == [("6", "sampler")]
     assert attached[0]["MESSAGE"].startswith("attached"), "level and logger are fields, not part of the words"
@@ -113,6 +115,7 @@ def test_no_process_keeps_what_loading_needed(guest: Machine) -> None:
     release = tuple(int(number) for number in guest.shell("uname -r").split("-")[0].split(".")[:2])
     pids = processes(guest)
     assert set(pids) == {"sampler", "namer", "exporter"}
+    filters = {}
     for name, pid in pids.items():
         texts = guest.shell(f"cat /proc/{pid}/task/*/status").split("Name:")[1:]  # of each thread
         assert texts
@@ -125,7 +128,10 @@ def test_no_process_keeps_what_loading_needed(guest: Machine) -> None:
                 elif name == "namer" or release >= (5, 19):
                     assert not [cap for cap, bit in CAPABILITIES.items() if bits >> bit & 1], which
         assert status["NoNewPrivs"] == "1"
-        assert (status["Uid"].split()[0] == "0") == (name != "exporter")
+        assert ("0" in status["Uid"].split()) == (name == "sampler")
+        filters[name] = int(status["Seccomp_filters"])
+    # The unit's own, which all have, and one more of what reads what others wrote.
+    assert filters["namer"] == filters["exporter"] == filters["sampler"] + 1 > 1
 
 
 def test_a_workload_in_the_guest_is_measured(guest: Machine) -> None:
