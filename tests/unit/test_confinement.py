@@ -21,6 +21,7 @@ from lockd import privileges
 from lockd.names.__main__ import READING
 
 ACTS = Path(__file__).with_name("acts.py")
+ROOT = Path(__file__).parents[2]
 REFUSING = Path(__file__).parents[1] / "kernel/refusing.py"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the processes start as root")
 
@@ -256,6 +257,20 @@ def test_without_the_library_it_does_not_run(who: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (3, "")
     assert "rule: install Debian's package python3-seccomp" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_call_that_the_library_does_not_know_is_left_out() -> None:
+    """Of a list that is newer than the library. That no other is, shows that it has no misspelled name."""
+    script = """
+from lockd.confinement import COMPUTING, EXPORTER, NAMER, _is_known, confine
+print([call for call in NAMER | EXPORTER if not _is_known(call)], flush=True)
+confine(COMPUTING | {"newer_than_all": (), "and_so_is_this": ((0, "EQ", 1),)})
+print("confined")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\nconfined\n"
 
 
 @CONFINED
