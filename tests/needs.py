@@ -48,6 +48,7 @@ PACKAGES = {
     "sysbench": "sysbench",
     "systemctl": "systemd",
     "systemd-analyze": "systemd",
+    "systemd-sysusers": "systemd",
     "zstd": "zstd",
     "python3:matplotlib": "python3-matplotlib",
 }
