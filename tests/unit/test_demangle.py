@@ -16,6 +16,7 @@ from doubled_symbol import doubled
 
 from lockd.names import demangle
 from lockd.names.demangle import Demangler, shortened
+from tests.needs import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,6 +73,7 @@ def test_a_name_that_takes_forever_is_left_as_it_is(libraries: str) -> None:
     demangler.close()
 
 
+@needs("gcc")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives a file away")
 @pytest.mark.parametrize("mode", [0o755, 0o775, 0o757])
 @pytest.mark.parametrize("user", [0, 12345])
