@@ -12,7 +12,8 @@ C_FILES = $(shell find lockd tests bench -name build -prune -o '(' -name '*.[ch]
 
 # What lockd needs. `a|b`: whichever the release has.
 RUN_PACKAGES := python3 python3-bcrypt python3-bpfcc python3-numpy python3-prometheus-client \
-	python3-rich python3-systemd python3-tornado python3-yaml 'libbpf1|libbpf0' 'libdw1|libdw1t64' binutils
+	python3-rich python3-seccomp python3-systemd python3-tornado python3-yaml 'libbpf1|libbpf0' \
+	'libdw1|libdw1t64' binutils
 
 # What builds tests/programs, and the servers among them. None of these starts a service.
 PROGRAM_PACKAGES := g++ musl-tools rustc cargo librust-parking-lot-dev golang-go \
@@ -38,6 +39,8 @@ SYSCONFDIR := /etc
 DESTDIR :=
 LIB := $(PREFIX)/lib/lockd
 UNIT := $(PREFIX)/lib/systemd/system/lockd.service
+USERS := $(PREFIX)/lib/sysusers.d/lockd.conf
+SYSUSERS := systemd-sysusers
 # What starts leave there: programs as they were compiled.
 CACHE := /var/cache/lockd
 
@@ -114,9 +117,15 @@ $(UNPACKED)/made: /etc/os-release
 	tests/unpack $(@D) $(UNPACKED_PACKAGES)
 	touch $@
 
-install: ## install lockd and its systemd unit (PREFIX, SYSCONFDIR, DESTDIR)
+# Where DESTDIR has no users at all it becomes a package, and they are made where that is installed.
+make_users = if [ ! -e $(DESTDIR)/etc/passwd ]; then :; \
+	elif command -v $(SYSUSERS) >/dev/null; then $(SYSUSERS) --root=$(DESTDIR)/ - <deploy/sysusers.d/lockd.conf; \
+	else echo "no $(SYSUSERS) here: until there are users lockd and lockd-namer, lockd's processes share the user" \
+		"nobody with others'; make them with: useradd --system --no-create-home --shell /usr/sbin/nologin USER"; fi
+
+install: ## install lockd, its systemd unit and its users (PREFIX, SYSCONFDIR, DESTDIR)
 	@$(if $(DESTDIR),,$(call as_root,install files); deploy/apt-need $(RUN_PACKAGES))
-	install -d $(addprefix $(DESTDIR),$(LIB) $(PREFIX)/bin $(SYSCONFDIR)/lockd $(dir $(UNIT)))
+	install -d $(addprefix $(DESTDIR),$(LIB) $(PREFIX)/bin $(SYSCONFDIR)/lockd $(dir $(UNIT) $(USERS)))
 	rm -rf $(DESTDIR)$(LIB)/lockd
 	tar -c --exclude=__pycache__ --owner=0 --group=0 --mode=u=rwX,go=rX lockd | tar -x -C $(DESTDIR)$(LIB)
 	$(PYTHON) -m compileall -q -s "$(DESTDIR)" $(DESTDIR)$(LIB)
@@ -126,12 +135,15 @@ install: ## install lockd and its systemd unit (PREFIX, SYSCONFDIR, DESTDIR)
 		install -m 644 config/lockd.yaml $(DESTDIR)$(SYSCONFDIR)/lockd/
 	sed 's|/usr/bin/lockd|$(PREFIX)/bin/lockd|; s|/etc/lockd/|$(SYSCONFDIR)/lockd/|' \
 		deploy/systemd/lockd.service >$(DESTDIR)$(UNIT)
+	install -m 644 deploy/sysusers.d/lockd.conf $(DESTDIR)$(USERS)
+	@$(make_users)
 	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
 	@echo "installed; start it with: systemctl enable --now lockd"
 
-uninstall: ## stop lockd and remove its files, except its configuration
+# Its users stay, as distributions have it: files may still be theirs, and must not be the next user's.
+uninstall: ## stop lockd and remove its files, except its configuration and its users
 	@$(if $(DESTDIR),,$(call as_root,remove files))
 	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl disable --now lockd; fi
-	rm -rf $(DESTDIR)$(LIB) $(DESTDIR)$(PREFIX)/bin/lockd $(DESTDIR)$(UNIT) $(DESTDIR)$(CACHE)
+	rm -rf $(DESTDIR)$(LIB) $(DESTDIR)$(PREFIX)/bin/lockd $(DESTDIR)$(UNIT) $(DESTDIR)$(USERS) $(DESTDIR)$(CACHE)
 	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
-	@echo "uninstalled; $(SYSCONFDIR)/lockd stays"
+	@echo "uninstalled; $(SYSCONFDIR)/lockd and the users lockd and lockd-namer stay"

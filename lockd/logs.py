@@ -24,6 +24,21 @@ def setup(level: str | int, process: str) -> None:
             logging.getLogger(name).addFilter(Seldom())
 
 
+def open_journal() -> bool:
+    """Whether lines go to the journal. Then its socket is open from now on, so that they still go there from
+    a process that may open none. The library opens it for a line and not otherwise."""
+    journal = [one for one in logging.getLogger().handlers if not isinstance(one, logging.StreamHandler)]
+    for handler in journal:
+        line = {
+            "name": __name__,
+            "levelno": logging.DEBUG,
+            "levelname": "DEBUG",
+            "msg": "confined from now on",
+        }
+        handler.handle(logging.makeLogRecord(line))
+    return bool(journal)
+
+
 class Seldom(logging.Filter):
     """Lets one message in ten seconds through, without its traceback, and says how many it did not."""
 

@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import pwd
+from collections.abc import Collection
 
 from lockd.errors import HostError, LockdError, refusal
 
@@ -26,6 +27,7 @@ _NAMES = (  # in the order of their numbers, from linux/capability.h
 NUMBERS = {f"CAP_{name}": number for number, name in enumerate(_NAMES.split())}
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_KEEPCAPS = 8
 _PR_CAPBSET_READ = 23
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
@@ -63,12 +65,17 @@ def drop_all(user: str | None = None) -> None:
     if account is not None:
         _become(account)
     _prctl("clear the ambient capabilities", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    _set(0)
+    _set(0, 0)
 
 
-def keep_only(caps: set[str]) -> None:
-    """Keep `caps`, in effect, and drop every other capability for good."""
-    keep = sum(1 << _number(name) for name in caps)
+def keep_only(caps: set[str], user: str | None = None, dormant: Collection[str] = ()) -> None:
+    """Keep `caps`, in effect, and drop every other capability for good; become `user` if one is given.
+
+    Those that are `dormant` are kept as well, but are in effect only in what root executes.
+    """
+    effective = sum(1 << _number(name) for name in caps)
+    keep = effective | sum(1 << _number(name) for name in {*dormant} - caps)
+    account = _account(user) if user is not None else None
     _, permitted = _get()
     if missing := _named(keep & ~permitted):
         raise HostError(
@@ -76,8 +83,23 @@ def keep_only(caps: set[str]) -> None:
             " rule: start lockd as root, or with these in AmbientCapabilities= of its unit"
         )
     _cut_bounding_set(keep)
+    if account is not None:
+        _prctl("keep capabilities as another user", _PR_SET_KEEPCAPS, 1)
+        _become(account)
+        _prctl("keep none as yet another user", _PR_SET_KEEPCAPS, 0)
     _prctl("clear the ambient capabilities", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    _set(keep)
+    _set(effective, keep)
+
+
+def unprivileged_user(wanted: str) -> str | None:
+    """Whom a process that is root's is to become: this user if there is one, else nobody. None for others,
+    which may not become anybody."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam(wanted).pw_name
+    except KeyError:
+        return "nobody"
 
 
 def no_new_privileges() -> None:
@@ -145,10 +167,12 @@ def _get() -> tuple[int, int]:
     return low.effective | high.effective << 32, low.permitted | high.permitted << 32
 
 
-def _set(bits: int) -> None:
-    """Make `bits` the effective and the permitted set; nothing is inherited."""
-    low, high = bits & 0xFFFFFFFF, bits >> 32
-    words = (_Words * 2)(_Words(low, low, 0), _Words(high, high, 0))
+def _set(effective: int, permitted: int) -> None:
+    """Make these bits the sets; nothing is inherited."""
+    low, high = (
+        _Words(effective >> shift & 0xFFFFFFFF, permitted >> shift & 0xFFFFFFFF, 0) for shift in (0, 32)
+    )
+    words = (_Words * 2)(low, high)
     header = _Header(_CAPABILITY_VERSION_3, 0)
     if _libc.capset(ctypes.byref(header), words) != 0:
         raise _failed("set the capabilities")

@@ -29,7 +29,9 @@ class RingReader:
     def __init__(self, ring: Ring) -> None:
         page = mmap.PAGESIZE
         self._ring = ring
-        self._read_to = memoryview(mmap.mmap(ring.fd, page)).cast("Q")
+        read_to = mmap.mmap(ring.fd, page)
+        read_to.madvise(mmap.MADV_DONTFORK)  # no child is to say what was read
+        self._read_to = memoryview(read_to).cast("Q")
         # One page, and the data twice: no record is in two pieces.
         self._written = memoryview(mmap.mmap(ring.fd, page + 2 * ring.size, prot=mmap.PROT_READ, offset=page))
         self._written_to = self._written[:page].cast("Q")

@@ -22,8 +22,10 @@ log = logging.getLogger(__name__)
 
 NAMING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
 """To read other processes' maps, cgroups by id, and kernel symbols."""
-RESTARTING = {"CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL"}
-"""To start another exporter as an unprivileged user if it ends, and to kill one that does not."""
+KILLING = {"CAP_KILL"}
+"""To end an exporter and a namer, which are other users'."""
+RESTARTING = {"CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"}
+"""To start others, which become other users then: this process itself never uses them."""
 MAPS = {"CAP_BPF", "CAP_SYS_ADMIN"}
 """To read maps before 5.19 (c8644cd0efe7): one of them, whichever there is."""
 LONGEST = 2**63 - 1
@@ -35,6 +37,7 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
     """The daemon; returns 0 after SIGTERM or SIGINT. Raises LockdError if it cannot start."""
     logs.setup(config.log.level, process="sampler")
     heap.keep_little(LARGE)
+    privileges.no_new_privileges()  # as in the unit
     systemd = Systemd()
     listening = listen(addresses)
     systemd.status("compiling and attaching the BPF programs")
@@ -106,13 +109,14 @@ def _report_hooks(manifest: Manifest, strict: bool) -> None:
 
 def _drop_privileges(manifest: Manifest, fds: list[int]) -> None:
     """Keep what naming needs, and what reading maps needs only where the kernel asks for it."""
-    keep = (NAMING | RESTARTING) & privileges.capabilities()
+    has = privileges.capabilities()
+    keep = (NAMING | KILLING) & has
     needs_more = not _maps_readable_without_privileges(fds[0])
     if needs_more:
-        kept = sorted(MAPS & privileges.capabilities())[:1]
+        kept = sorted(MAPS & has)[:1]
         log.warning("this kernel (before 5.19) lets only %s read maps: the sampler keeps it", *kept)
         keep |= set(kept)
-    privileges.keep_only(keep)
+    privileges.keep_only(keep, dormant=RESTARTING & has)
 
 
 def _maps_readable_without_privileges(fd: int) -> bool:

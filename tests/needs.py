@@ -15,6 +15,7 @@ import pytest
 PACKAGES = {
     "bpftool": "bpftool",
     "bpftrace": "bpftrace",
+    "c++filt": "binutils",
     "cargo": "cargo",
     "chromium": "chromium",
     "g++": "g++",
@@ -47,6 +48,7 @@ PACKAGES = {
     "sysbench": "sysbench",
     "systemctl": "systemd",
     "systemd-analyze": "systemd",
+    "systemd-sysusers": "systemd",
     "zstd": "zstd",
     "python3:matplotlib": "python3-matplotlib",
 }

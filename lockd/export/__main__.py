@@ -7,13 +7,12 @@ import asyncio
 import logging
 import math
 import os
-import pwd
 import signal
 import socket
 import sys
 from pathlib import Path
 
-from lockd import heap, logs, privileges
+from lockd import confinement, heap, logs, privileges
 from lockd.errors import LockdError
 from lockd.export.handlers import Service
 from lockd.export.sampler_link import SamplerLink
@@ -58,6 +57,7 @@ def main() -> int:
         privileges.die_with_parent(signal.SIGKILL)  # one that is stopped, too: it would keep the port
         if os.getppid() != parent:  # it ended before it could be noticed
             return 0
+        confine()
         # As the user that serves: what it cannot read now, it could not read again later.
         kept = None if args.web_kept_fd is None else os.fdopen(args.web_kept_fd, "r+b", buffering=0)
         web = WebConfig(args.web_config, kept)
@@ -94,7 +94,12 @@ async def _serve(
 def _drop_privileges(web_config: Path | None) -> None:
     if web_config:  # while its own files can be read, wherever they are
         import lockd.export.web_config_file  # noqa: F401
-    privileges.drop_all(_unprivileged_user() if os.geteuid() == 0 else None)
+    privileges.drop_all(privileges.unprivileged_user("lockd"))
+
+
+def confine() -> None:
+    """What it reads from here on, others may have written."""
+    confinement.confine(confinement.EXPORTER, log_is_journal=logs.open_journal())
 
 
 def _check(web_config: Path) -> int:
@@ -105,13 +110,6 @@ def _check(web_config: Path) -> int:
         print(error)
         return error.exit_code
     return 0
-
-
-def _unprivileged_user() -> str:
-    try:
-        return pwd.getpwnam("lockd").pw_name
-    except KeyError:
-        return "nobody"
 
 
 def _socket(option: str, fd: int) -> socket.socket:

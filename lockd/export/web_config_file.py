@@ -25,6 +25,7 @@ from lockd.export.web_config_keys import (
 
 def read(path: Path) -> WebFile:
     """Raises ConfigError if it is wrong, or asks for what this host does not have."""
+    _open(path, f"{path}: cannot read this configuration")
     file = read_file(WebFile, path, may_be_empty=False)
     if file.basic_auth_users and find_spec("bcrypt") is None:
         raise ConfigError(
@@ -51,14 +52,7 @@ def named_files(path: Path, file: WebFile) -> dict[str, Path]:
 def context(config: Path, tls: TlsServer, files: Mapping[str, Path]) -> ssl.SSLContext:
     """Raises ConfigError that says which of the files cannot be used."""
     for key, path in files.items():
-        try:
-            path.open("rb").close()
-        except OSError as error:
-            raise ConfigError(
-                f"{config}: tls_server_config.{key}: cannot read {path} as user {_user()}:"
-                f" {error.strerror}; rule: the process that answers the network runs as this user,"
-                " so the file and the directories above must let it read"
-            ) from None
+        _open(path, f"{config}: tls_server_config.{key}: cannot read {path}")
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = VERSIONS[tls.min_version]
     made.maximum_version = VERSIONS[tls.max_version]
@@ -97,6 +91,23 @@ def _ciphers(tls: TlsServer) -> str:
 def _no_password() -> str:
     # Without this, OpenSSL would ask for one on the terminal.
     raise ValueError("the key needs a password")
+
+
+def _open(path: Path, what: str) -> None:
+    """Raises ConfigError that begins with `what` if this user cannot."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except PermissionError as error:
+        user = _user()
+        rule = f"chown {user} {path} && chmod 0400 {path}, and let {user} into the directories above"
+        if user == "nobody":  # which other services may be as well
+            rule = (
+                "never open it to nobody, but make a user lockd, as `make install` does, or `useradd --system"
+                f" --no-create-home --shell /usr/sbin/nologin lockd`; then {rule.replace(user, 'lockd')}"
+            )
+        raise ConfigError(f"{what} as user {user}: {error.strerror}; rule: {rule}") from None
+    except OSError as error:
+        raise ConfigError(f"{what}: {error.strerror}") from None
 
 
 def _user() -> str:

@@ -4,7 +4,8 @@
 
 It reads files that anybody may have written. What goes wrong there ends at most this process: its memory is
 limited, it has no descriptors but the socket, the ring of blocked processes and what the scheduler says of
-itself, and of its parent's capabilities only those for reading.
+itself, it runs as an unprivileged user with those capabilities of its parent's that are for reading, and a
+filter of system calls lets it open files for reading and do little else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lockd import heap, logs, privileges
+from lockd import confinement, heap, logs, privileges
+from lockd.errors import LockdError
 from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.kernel_locks import KernelNames
 from lockd.names.messages import (
@@ -178,24 +180,32 @@ def blocked_processes(ring: Ring) -> BlockedProcesses | None:
         return None
 
 
-def main() -> None:
+def main() -> int:
+    """Until the sampler closes its end, or ends; the exit code."""
     parent = os.getppid()
     settings = NamerSettings.from_json(sys.argv[1])
+    sock = socket.socket(fileno=settings.socket)
     logs.setup(settings.log_level, process="namer")
-    privileges.keep_only(READING & privileges.capabilities())
-    privileges.die_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before it could be noticed
-        return
-    heap.keep_little()
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        privileges.keep_only(READING & privileges.capabilities(), privileges.unprivileged_user("lockd-namer"))
+        privileges.die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before it could be noticed
+            return 0
+        heap.keep_little()
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        confinement.confine(confinement.NAMER, log_is_journal=logs.open_journal())
+    except LockdError as error:
+        log.error("%s", error)
+        return error.exit_code
     procfs, ring = Path(settings.procfs), settings.ring
     shares = Shares(procfs, settings.share, Bench(settings.bench), settings.owing)
     os.close(settings.bench)
     names = Names(procfs, shares, parked=settings.parked)
     with contextlib.suppress(ConnectionError):  # the sampler closed its end without reading every answer
-        serve(socket.socket(fileno=settings.socket), names, blocked_processes(Ring(*ring)) if ring else None)
+        serve(sock, names, blocked_processes(Ring(*ring)) if ring else None)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,27 +1,29 @@
-"""Names of C++ and Rust functions as their authors wrote them, by binutils' c++filt."""
+"""Names of C++ and Rust functions as their authors wrote them, by the library that c++filt is made of."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
+import gc
+import glob
 import logging
 import os
 import re
 import resource
-import select
 import signal
 import stat
-import subprocess
-import time
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import NoReturn
 
-from lockd import privileges
+from lockd import confinement, privileges
 from lockd.printable import printable
 
 log = logging.getLogger(__name__)
 
-COMMAND = ("/usr/bin/c++filt", "-p")
-"""Not what is found by PATH, which may name a directory of somebody else's."""
+LIBRARIES = "/usr/lib/*/libbfd-*-system.so"
+"""Where Debian has it; its name has a version in it."""
+ANSI, VERBOSE = 2, 8
+"""DMGL_ANSI and DMGL_VERBOSE of binutils: what c++filt asks for without parameters (-p)."""
 SECONDS = 0.5
 """For one name. Some take forever, by intention or not."""
 NAMES_OF_CHILD = 1000
@@ -29,6 +31,7 @@ NAMES_OF_CHILD = 1000
 CPU_SECONDS = 5
 """Of a child, which takes some hundredths of a second for that many names."""
 MEMORY = 256 << 20
+"""That a child may come to have besides what it begins with."""
 MAX_MANGLED = 2048
 MAX_ANSWER = 1 << 16
 MAX_NAME = 120
@@ -42,16 +45,17 @@ _MANGLED = re.compile(r"^_{1,3}[ZR][A-Za-z0-9_.$]+$")
 
 
 class Demangler:
-    """Names without parameters. Without c++filt the C++ runtime's own function serves, for C++ alone."""
+    """Names without parameters. Without binutils the C++ runtime's own function serves, for C++ alone.
 
-    def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
-        self._command = command
-        self._is_missing = not _is_of_root(command[0])
-        if self._is_missing:
-            log.warning("%s, of root alone, is not installed: Rust symbols stay as they are", command[0])
-        self._child: subprocess.Popen[bytes] | None = None
-        self._asked = 0
-        """Names that the child was asked for."""
+    Symbols are what anybody may have written: they are read in a child that can do nothing but compute. It
+    ends itself when a name takes too long, as this process may not be allowed to end any.
+    """
+
+    def __init__(self, libraries: str = LIBRARIES) -> None:
+        self._library = next(filter(_is_of_root, sorted(glob.glob(libraries), reverse=True)), "")
+        if not self._library:
+            log.warning("%s, of root alone, is not installed: Rust symbols stay as they are", libraries)
+        self._child: _Child | None = None
         self._known: OrderedDict[str, str] = OrderedDict()
 
     def name(self, symbol: str) -> str:
@@ -70,46 +74,123 @@ class Demangler:
     def close(self) -> None:
         """End the child; the next name starts another."""
         if self._child:
-            self._child.kill()
-            self._child.communicate()
+            self._child.close()
             self._child = None
 
     def _demangled(self, symbol: str) -> str:
         if len(symbol) > MAX_MANGLED or not _MANGLED.match(symbol):
             return symbol
-        if not self._is_missing:
-            try:
-                return self._ask(symbol)
-            except OSError as error:
-                log.debug("%s did not demangle %.200s: %s", self._command[0], symbol, error)
+        try:
+            if self._child and self._child.asked == NAMES_OF_CHILD:
                 self.close()
-                return symbol
-        return _by_runtime(symbol)
-
-    def _ask(self, symbol: str) -> str:
-        if self._asked == NAMES_OF_CHILD:
+            if not self._child:
+                self._child = _Child(self._library)
+            name = self._child.ask(symbol.encode()).decode("utf-8", "backslashreplace")
+        except OSError as error:
+            log.debug("%.200s is not demangled: %s", symbol, error)
             self.close()
-        if self._child is None:
-            self._child = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                preexec_fn=_limit_child,  # noqa: PLW1509  # the namer has one thread
-            )
-            self._asked = 0
-        self._asked += 1
-        assert self._child.stdin and self._child.stdout
-        self._child.stdin.write(symbol.encode() + b"\n")
-        answer, until = b"", time.monotonic() + SECONDS
+            return symbol
+        return (name if self._library else _without_parameters(name)) or symbol
+
+
+class _Child:
+    """A process that demangles. It has of this one what fork() leaves it, and no descriptor."""
+
+    def __init__(self, library: str) -> None:
+        self.asked = 0
+        theirs, self._questions = os.pipe()
+        self._answers, to_us = os.pipe()
+        try:
+            self.pid = os.fork()
+        except OSError:
+            os.close(self._questions)
+            os.close(self._answers)
+            raise
+        else:
+            if not self.pid:
+                _serve(library, theirs, to_us)
+        finally:
+            os.close(theirs)
+            os.close(to_us)
+
+    def ask(self, symbol: bytes) -> bytes:
+        """Empty if it is no name. OSError if that took too long."""
+        self.asked += 1
+        os.write(self._questions, symbol)
+        answer = b""
         while not answer.endswith(b"\n"):
-            ready, _, _ = select.select([self._child.stdout], [], [], max(0, until - time.monotonic()))
-            part = os.read(self._child.stdout.fileno(), MAX_ANSWER) if ready else b""
-            answer += part
+            part = os.read(self._answers, MAX_ANSWER)
             if not part or len(answer) > MAX_ANSWER:
-                raise OSError("it ended, or took too long")
-        return answer[:-1].decode("utf-8", "backslashreplace")
+                raise OSError("it took too long, or more memory than there is for it")
+            answer += part
+        return answer[:-1]
+
+    def close(self) -> None:
+        """And wait for its end, which comes when it has nobody left to tell, or has worked for too long."""
+        os.close(self._questions)
+        os.close(self._answers)
+        os.waitpid(self.pid, 0)
+
+
+def _serve(library: str, questions: int, answers: int) -> NoReturn:
+    try:
+        gc.disable()  # it would write to all memory, which is this process's own then
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        # Of one that is busy with a name when its parent is killed, nobody else would notice.
+        privileges.die_with_parent(signal.SIGKILL)
+        privileges.drop_all()
+        os.dup2(questions, 0)
+        os.dup2(answers, 1)
+        os.closerange(2, os.sysconf("SC_OPEN_MAX"))
+        demangled = _by_binutils(library) if library else _by_runtime()
+        _limit()
+        confinement.confine(confinement.COMPUTING)
+        while symbol := os.read(0, MAX_MANGLED):
+            signal.setitimer(signal.ITIMER_REAL, SECONDS)
+            answer = demangled(symbol)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            os.write(1, (answer if len(answer) < MAX_ANSWER else b"") + b"\n")
+    finally:
+        os._exit(0)
+
+
+def _limit() -> None:
+    with open("/proc/self/statm", "rb") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    for limit, most in (
+        (resource.RLIMIT_AS, size + MEMORY),
+        (resource.RLIMIT_CPU, CPU_SECONDS),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(limit)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (most, most))
+
+
+def _by_binutils(path: str) -> Callable[[bytes], bytes]:
+    function = ctypes.CDLL(path).bfd_demangle
+    function.restype = ctypes.c_void_p
+    return lambda symbol: _taken(function(None, symbol, ANSI | VERBOSE))
+
+
+def _by_runtime() -> Callable[[bytes], bytes]:
+    """With parameters, as it knows no other way."""
+    try:
+        function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+    except OSError:
+        return lambda symbol: b""
+    function.restype = ctypes.c_void_p
+    return lambda symbol: _taken(function(symbol, None, None, None))
+
+
+def _taken(text: int | None) -> bytes:
+    """A string that is to be freed."""
+    if not text:
+        return b""
+    copy = ctypes.string_at(text)
+    ctypes.CDLL(None).free(ctypes.c_void_p(text))
+    return copy
 
 
 def _is_of_root(program: str) -> bool:
@@ -118,17 +199,6 @@ def _is_of_root(program: str) -> bool:
     except OSError:
         return False
     return about.st_uid == 0 and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _limit_child() -> None:
-    """Of one that is busy with a name when its parent is killed, nobody else would notice."""
-    privileges.die_with_parent(signal.SIGKILL)
-    for limit, most in (
-        (resource.RLIMIT_AS, MEMORY),
-        (resource.RLIMIT_CPU, CPU_SECONDS),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(limit, (most, most))
 
 
 def shortened(name: str) -> str:
@@ -144,29 +214,6 @@ def shortened(name: str) -> str:
     if len(name) > MAX_NAME:
         name = name[: MAX_NAME - 3] + "..."
     return printable(name)
-
-
-@functools.cache
-def _runtime() -> ctypes.CDLL | None:
-    try:
-        library = ctypes.CDLL("libstdc++.so.6")
-    except OSError:
-        return None
-    library.__cxa_demangle.restype = ctypes.c_void_p
-    return library
-
-
-def _by_runtime(symbol: str) -> str:
-    library = _runtime()
-    status = ctypes.c_int()
-    text = library.__cxa_demangle(symbol.encode(), None, None, ctypes.byref(status)) if library else None
-    if not text:
-        return symbol
-    try:
-        name = ctypes.string_at(text).decode("utf-8", "backslashreplace")
-    finally:
-        ctypes.CDLL(None).free(ctypes.c_void_p(text))
-    return _without_parameters(name)
 
 
 def _without_parameters(name: str) -> str:

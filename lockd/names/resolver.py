@@ -309,7 +309,7 @@ class Namer:
             messages.append(bytes(self._buffer[:length]))
 
     def cpu_seconds(self) -> float:
-        """That it has taken so far, and its children, such as c++filt, while they live and after."""
+        """That it has taken so far, and its children, such as who demangles, while they live and after."""
         if self._child.returncode is None:
             with contextlib.suppress(OSError):  # it has just ended: has_ended() will know
                 own = cpu_seconds(self.pid)
@@ -321,7 +321,10 @@ class Namer:
     def kill(self) -> None:
         """It ends, now or later: see has_ended()."""
         self._socket.close()
-        os.kill(self.pid, signal.SIGKILL)  # nobody has waited for it: its id is still its own
+        try:
+            os.kill(self.pid, signal.SIGKILL)  # nobody has waited for it: its id is still its own
+        except PermissionError:  # it is another user's by now; its end of the socket tells it to end
+            log.error("namer: process %d cannot be killed without CAP_KILL", self.pid)
 
     def has_ended(self) -> bool:
         """Of one that was killed. Never waits."""

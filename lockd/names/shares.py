@@ -31,6 +31,7 @@ class Bench:
     def __init__(self, fd: int) -> None:
         """By the descriptor of a file with room for a page."""
         self._memory = mmap.mmap(fd, mmap.PAGESIZE)
+        self._memory.madvise(mmap.MADV_DONTFORK)  # it is no child's turn
 
     @property
     def turn(self) -> Turn:

@@ -74,6 +74,30 @@ def test_the_exporter_has_no_capability_and_nothing_open_of_the_sampler(processe
     assert kinds <= {"socket:[]", "anon_inode:[eventpoll]", "/memfd:lockd-snapshot (deleted)"}
 
 
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, value in (line.split(":", 1) for line in lines)}
+
+
+def test_no_process_gets_more_by_what_it_executes(processes: dict[str, int]) -> None:
+    assert {status(pid)["NoNewPrivs"] for pid in processes.values()} == {"1"}
+
+
+def test_what_reads_what_others_wrote_is_no_roots_and_may_call_little(processes: dict[str, int]) -> None:
+    """What it may is in tests/unit/test_confinement.py."""
+    for name in ("export", "names"):
+        about = status(processes[name])
+        assert about["Seccomp"] == "2", name
+        assert "0" not in about["Uid"].split() + about["Gid"].split(), name
+
+
+def test_the_sampler_changes_its_user_in_no_thread(processes: dict[str, int]) -> None:
+    for about in Path(f"/proc/{processes['sampler']}/task").glob("*/status"):
+        (effective,) = re.findall(r"^CapEff:\s*(\w+)$", about.read_text(), re.MULTILINE)
+        for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
+            assert not int(effective, 16) >> privileges.NUMBERS[name] & 1
+
+
 def test_the_namer_reads_and_has_nothing_else(processes: dict[str, int]) -> None:
     assert all(has <= READING for has in capabilities(processes["names"]))
     maps = [one for one in descriptors(processes["names"]) if one == "anon_inode:bpf-map"]

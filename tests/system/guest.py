@@ -19,6 +19,8 @@ KERNEL = ("6.1", "bookworm-security")
 """Series and suite: what the release has itself."""
 SLOW_UNITS = ("e2scrub_reap.service", "getty-static.service", "getty@tty1.service", "apt-daily.timer")
 """They only compete with lockd for the emulated processors while it starts."""
+ACTS = ("unit/acts.py", "unit/test_confinement.py", "kernel/refusing.py")
+"""Tests that are run in there, of lockd as it is installed."""
 AGENT_UNIT = r"""[Unit]
 BindsTo=dev-virtio\x2dports-lockd\x2dtest.device
 After=dev-virtio\x2dports-lockd\x2dtest.device
@@ -52,6 +54,11 @@ def build_image(root: Path, image: Path) -> None:
     subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
     tests = root / "usr/lib/lockd-tests"
     shutil.copy(ROOT / "tests/machine/agent.py", tests)
+    shutil.copy(ROOT / "pyproject.toml", tests)
+    for name in ("conftest.py", "tries.py", "needs.py", *ACTS):
+        (tests / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "tests" / name, tests / "tests" / name)
+    (tests / "lockd").symlink_to("/usr/lib/lockd/lockd")
     workloads = ROOT / "tests/workloads"
     for name in ("mutex_handover",):  # static, since the machine may have an older libc
         sources = [workloads / f"{name}.c", workloads / "workload.c"]

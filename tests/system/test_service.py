@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from guest import booted
@@ -26,14 +28,35 @@ START_SECONDS = 240
 """A start compiles for half a minute there, and longer beside a busy neighbour."""
 CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
 
+USERS = {"sampler": "root", "namer": "lockd-namer", "exporter": "lockd"}
+MOST_EXPOSED = "39"
+"""Tenths of what systemd calls exposure, of 10."""
+NOT_UNDER_SYSTEMD = ("calls_of_another_kind", "the_journal", "without_the_library", "kernel_takes_no_filter")
+"""Tests of the confinement: the unit's own sandbox refuses what the first two do before lockd's can; the
+others are not about what a process may do."""
+ACTS_UNIT = f"""[Service]
+Type=oneshot
+Restart=no
+WatchdogSec=0
+TimeoutStartSec=infinity
+ExecStart=
+ExecStart=/usr/bin/python3 -m pytest -q -p no:cacheprovider -o timeout=0 \\
+  -k 'not {" and not ".join(NOT_UNDER_SYSTEMD)}' tests/unit/test_confinement.py
+WorkingDirectory=/usr/lib/lockd-tests
+# For the files that are not to be written to.
+ReadWritePaths=/var/tmp
+Environment=TMPDIR=/var/tmp PYTHONDONTWRITEBYTECODE=1
+"""
+"""What is in place of lockd in its unit."""
+
 MOST_MB = 95.0
-"""Of all processes together; 75 with Python 3.11."""
+"""Of all processes together; 76 with Python 3.11."""
 
 
 @pytest.fixture(scope="module")
 def guest() -> Iterator[Machine]:
     need_emulator()
-    need("systemctl")
+    need("systemctl", "systemd-sysusers", "openssl")
     with booted() as machine:
         yield machine
 
@@ -100,10 +123,18 @@ def test_it_is_active_after_boot(guest: Machine) -> None:
     assert 'Status: "sampling; metrics on 127.0.0.1:9776"' in status
 
 
-def test_journal_has_fields_of_both_processes(guest: Machine) -> None:
+def confined(guest: Machine) -> set[str]:
+    """The processes that have said so."""
+    told = [entry for entry in journal(guest, "-b") if entry["MESSAGE"] == "confined from now on"]
+    return {entry["LOCKD_PROCESS"] for entry in told}
+
+
+def test_journal_has_fields_of_all_processes(guest: Machine) -> None:
+    # The namer may be the last to come so far; nothing is asked of it before.
+    until(guest, lambda: confined(guest) == {"exporter", "namer"}, "both are confined", 60)
     own = [entry for entry in journal(guest, "-b") if entry["_PID"] != "1"]
     assert {entry["SYSLOG_IDENTIFIER"] for entry in own} == {"lockd"}
-    assert {entry["LOCKD_PROCESS"] for entry in own} == {"sampler", "exporter"}
+    assert {entry["LOCKD_PROCESS"] for entry in own} == {"sampler", "exporter", "namer"}
     attached = [entry for entry in own if re.search(r"attached \d+ of \d+ hooks", entry["MESSAGE"])]
     assert [(entry["PRIORITY"], entry["LOCKD_PROCESS"]) for entry in attached] == [("6", "sampler")]
     assert attached[0]["MESSAGE"].startswith("attached"), "level and logger are fields, not part of the words"
@@ -113,6 +144,7 @@ def test_no_process_keeps_what_loading_needed(guest: Machine) -> None:
     release = tuple(int(number) for number in guest.shell("uname -r").split("-")[0].split(".")[:2])
     pids = processes(guest)
     assert set(pids) == {"sampler", "namer", "exporter"}
+    filters = {}
     for name, pid in pids.items():
         texts = guest.shell(f"cat /proc/{pid}/task/*/status").split("Name:")[1:]  # of each thread
         assert texts
@@ -125,7 +157,10 @@ def test_no_process_keeps_what_loading_needed(guest: Machine) -> None:
                 elif name == "namer" or release >= (5, 19):
                     assert not [cap for cap, bit in CAPABILITIES.items() if bits >> bit & 1], which
         assert status["NoNewPrivs"] == "1"
-        assert (status["Uid"].split()[0] == "0") == (name != "exporter")
+        assert set(status["Uid"].split()) == {guest.shell(f"id -u {USERS[name]}")}
+        filters[name] = int(status["Seccomp_filters"])
+    # The unit's own, which all have, and one more of what reads what others wrote.
+    assert filters["namer"] == filters["exporter"] == filters["sampler"] + 1 > 1
 
 
 def test_a_workload_in_the_guest_is_measured(guest: Machine) -> None:
@@ -158,6 +193,27 @@ def test_it_is_small(guest: Machine) -> None:
         lines = guest.shell(f"cat /proc/{pid}/smaps_rollup")
         shares[name] = {kind: int(kb) / 1000 for kind, kb in re.findall(r"^(Pss\w*):\s*(\d+)", lines, re.M)}
     assert sum(share["Pss"] for share in shares.values()) < MOST_MB, shares
+
+
+def test_it_is_as_closed_as_it_says(guest: Machine) -> None:
+    done = guest.run("systemd-analyze", "security", "--no-pager", f"--threshold={MOST_EXPOSED}", "lockd")
+    assert done.code == 0, done.out
+
+
+@pytest.mark.thorough("takes the emulated machine more than a minute; without systemd it is in tests/unit")
+def test_in_its_sandbox_no_process_does_what_it_may_not(guest: Machine) -> None:
+    """The tests of the confinement, started by systemd in place of lockd."""
+    directory = "/run/systemd/system"
+    unit = f"{directory}/lockd-acts.service"
+    guest.shell(f"mkdir -p {unit}.d && cp /usr/lib/systemd/system/lockd.service {unit}")
+    guest.put(f"{unit}.d/acts.conf", ACTS_UNIT.encode(), 0o644)
+    guest.shell("systemctl daemon-reload")
+    done = guest.run("systemctl", "start", "lockd-acts", seconds=900)
+    log = guest.shell("journalctl -u lockd-acts -b -o cat --no-pager")
+    assert done.code == 0, log
+    passed = re.search(r"^(\d+) passed, (\d+) deselected", log, re.MULTILINE)
+    assert passed, log
+    assert int(passed[1]) >= 20, log
 
 
 def test_another_exporter_comes_and_counts_go_on(guest: Machine) -> None:
@@ -234,3 +290,35 @@ def test_ready_means_that_the_port_answers(guest: Machine) -> None:
     assert answer.code == 0, f"the first request after READY: {answer.out}"
     assert "compiling and attaching the BPF programs" in stages
     assert stages[-1].startswith("sampling")
+
+
+def test_the_key_for_tls_is_read_by_its_user_alone(guest: Machine, tmp_path: Path) -> None:
+    """Which the message says, when it cannot."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-days", "3650", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    place = "/etc/lockd"
+    guest.put(f"{place}/key.pem", key.read_bytes(), 0o400)
+    guest.put(f"{place}/cert.pem", certificate.read_bytes(), 0o644)
+    web = "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\n"
+    guest.put(f"{place}/web.yml", web.encode(), 0o644)
+    override = "[Service]\nExecStart=\nExecStart=/usr/bin/lockd run --config.file=/etc/lockd/lockd.yaml"
+    override += f" --web.config.file={place}/web.yml\n"
+    guest.put("/etc/systemd/system/lockd.service.d/web.conf", override.encode(), 0o644)
+    guest.shell("systemctl daemon-reload && systemctl stop lockd")
+    assert guest.run("systemctl", "start", "lockd", seconds=START_SECONDS).code != 0
+    assert show(guest, "ExecMainStatus") == "2"
+    said = f"cannot read {place}/key.pem as user lockd: Permission denied; rule: chown lockd {place}/key.pem"
+    assert any(said in entry["MESSAGE"] for entry in journal(guest, "-b"))
+    guest.shell(f"install -o lockd -m 0400 {place}/key.pem {place}/new && mv {place}/new {place}/key.pem")
+    guest.shell("systemctl start lockd", seconds=START_SECONDS)
+    ask = (
+        "import ssl, urllib.request;"
+        f" trusted = ssl.create_default_context(cafile='{place}/cert.pem');"
+        " print(urllib.request.urlopen('https://127.0.0.1:9776/metrics', context=trusted).read().decode())"
+    )
+    assert "\nlockd_hook_attached{" in guest.shell(f'python3 -c "{ask}"')

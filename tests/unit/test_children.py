@@ -125,7 +125,7 @@ exporter.serve()
 exporter.control.settimeout(60)
 exporter.control.recv(64)
 os.kill(exporter.pid, signal.SIGSTOP)
-privileges.keep_only((service.NAMING | service.RESTARTING) & privileges.capabilities())
+privileges.keep_only(service.NAMING | service.KILLING, dormant=service.RESTARTING)
 {ends}
 """
 

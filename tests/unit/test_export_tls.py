@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import os
+import shutil
 import ssl
 import subprocess
 import threading
@@ -17,6 +18,7 @@ import bcrypt
 import pytest
 from exporter_process import Exporter, exporter, shared_directory
 
+from lockd import privileges
 from lockd.cpu_clock import cpu_seconds
 
 PATIENCE = 120
@@ -264,14 +266,22 @@ def _processor_seconds(running: Exporter, password: str) -> float:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes another user")
-def test_a_key_that_the_exporters_user_cannot_read_is_explained(shared: Path) -> None:
-    certificate(shared, "localhost")
-    (shared / "localhost.key").chmod(0o600)
+def test_the_key_is_read_as_the_user_that_serves_and_may_be_for_it_alone(shared: Path) -> None:
+    user = privileges.unprivileged_user("lockd")
+    assert user
+    trusted = certificate(shared, "localhost")
+    key = shared / "localhost.key"
+    key.chmod(0o400)
     config = shared / "web.yml"
     config.write_text("tls_server_config: {cert_file: localhost.crt, key_file: localhost.key}\n")
     with pytest.raises(AssertionError) as failed, exporter(f"--web-config={config}"):
         pass
     said = str(failed.value)
-    assert f"tls_server_config.key_file: cannot read {shared}/localhost.key as user" in said
-    assert "Permission denied; rule: the process that answers the network runs as this" in said
+    assert f"tls_server_config.key_file: cannot read {key} as user {user}: Permission denied; rule: " in said
+    assert f"chown lockd {key} && chmod 0400 {key}, and let lockd into" in said
+    assert ("never open it to nobody, but make a user lockd" in said) == (user == "nobody")
     assert "Traceback" not in said
+    shutil.chown(key, user)
+    with exporter(f"--web-config={config}") as running:
+        running.tls = trusting(trusted)
+        assert running.ask("/metrics")[0] == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -139,3 +140,72 @@ def test_no_file_of_procfs_is_read(start: Start, user: int) -> None:
 def test_no_file_of_the_kernel_is_opened_whoever_asks(path: str) -> None:
     with pytest.raises(OSError, match=r"a file of (procfs|sysfs)"):
         open_regular("/", os.fsencode(path))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root directory with a file, beside one that is outside of it."""
+    (tmp_path / "file").write_text("outside")
+    (tmp_path / "root/usr/lib").mkdir(parents=True)
+    (tmp_path / "root/usr/lib/file").write_text("inside")
+    return tmp_path / "root"
+
+
+def found(root: Path, path: str) -> str:
+    with open(open_regular(root, path.encode()), "rb") as file:
+        return file.read().decode()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "usr/lib/file",
+        "/usr//lib/./file",
+        "/usr/lib/../lib/file",
+        "/../../usr/lib/file",
+        "usr/../../usr/lib/file",
+    ],
+)
+def test_a_path_begins_at_the_root(root: Path, path: str) -> None:
+    assert found(root, path) == "inside"
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/usr/lib", "usr/lib", "./usr/../usr/lib/.", "../usr/lib", "../../../usr/lib", "/lib64", "usr/lib/"],
+)
+def test_and_so_do_links_in_it(root: Path, target: str) -> None:
+    (root / "lib64").symlink_to("usr/lib")
+    (root / "link").symlink_to(target)
+    assert found(root, "/link/file") == "inside"
+
+
+@pytest.mark.parametrize("target", ["../file", "/../file", "usr/../../file", "/file"])
+def test_no_link_leads_out_of_it(root: Path, target: str) -> None:
+    (root / "link").symlink_to(target)
+    with pytest.raises(FileNotFoundError):
+        open_regular(root, b"link")
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("one", errno.ELOOP),
+        ("/one/file", errno.ELOOP),
+        ("usr/lib/file/more", errno.ENOTDIR),
+        ("usr/lib/none", errno.ENOENT),
+        ("usr/lib", errno.EINVAL),
+        ("usr/..", errno.EISDIR),
+        ("", errno.EISDIR),
+    ],
+)
+def test_where_there_is_no_file_nothing_stays_open(root: Path, path: str, error: int) -> None:
+    (root / "one").symlink_to("two")
+    (root / "two").symlink_to("one")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(
+        OSError, match=os.strerror(error) if error != errno.EINVAL else "no regular file"
+    ) as got:
+        open_regular(root, path.encode())
+    assert got.value.errno == error
+    assert os.listdir("/proc/self/fd") == before

@@ -344,7 +344,7 @@ SLOW = [doubled(60).replace("1f", f"3f{number}", 1) for number in range(10, 30)]
 
 
 def slow_variables(directory: Path) -> list[int]:
-    """Addresses of variables with whose names c++filt is busy until it is stopped."""
+    """Addresses of variables with whose names a child of the namer is busy until it is stopped."""
     source, library = directory / "slow.c", directory / "libslow.so"
     source.write_text("".join(f'int v{at} __asm__("{name}") = 1;' for at, name in enumerate(SLOW)))
     subprocess.run(["gcc", "-shared", "-o", library, source], check=True)

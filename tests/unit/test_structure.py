@@ -17,9 +17,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 SHARED = {
-    "lockd", "advice", "batch", "config", "config_docs", "config_reader", "config_rules", "cpu_clock",
-    "errors", "flamegraph", "heap", "libbpf", "logs", "manifest", "numpy_parts", "pprof", "privileges",
-    "printable", "profile", "rings", "snapshot",
+    "lockd", "advice", "batch", "config", "config_docs", "config_reader", "config_rules", "confinement",
+    "cpu_clock", "errors", "flamegraph", "heap", "libbpf", "logs", "manifest", "numpy_parts", "pprof",
+    "printable", "privileges", "profile", "rings", "snapshot",
 }  # fmt: skip
 """Modules for all; they import each other and nothing else of lockd."""
 
@@ -48,6 +48,7 @@ ONLY = {
     "bcc": {"load"},
     "matplotlib": {"analyze"},
     "numpy": {"analyze", "sample", "names", "trace"},
+    "seccomp": {"confinement"},
 }
 """The parts that may import a library; for all others there is no rule."""
 
