@@ -14,6 +14,7 @@ from lockd.sample.identities import Filter
 from lockd.sample.limits import Limits
 from lockd.sample.loop import Loop
 from lockd.sample.sampler import NS, Sampler, SamplerSettings
+from lockd.store import Store
 from lockd.supervisor import Supervisor
 from lockd.systemd import Systemd
 
@@ -47,11 +48,12 @@ class Daemon:
         listening: list[socket.socket],
         start_exporter: Callable[[], Exporter],
         systemd: Systemd,
+        store: Store,
     ) -> None:
         self._sampler = sampler
         self._places = ", ".join(_place(sock) for sock in listening)
         self._start_exporter = start_exporter
-        self._systemd = systemd
+        self._systemd, self._store = systemd, store
         self._is_ready = False
         self._signal: signal.Signals | None = None
         """What has ended it."""
@@ -92,6 +94,7 @@ class Daemon:
             log.info("serving on %s", self._places)
             if not self._is_ready:
                 self._is_ready = True
+                self._store.has_started()
                 self._systemd.ready(self._status())
         self._follow_exporter()
 

@@ -16,6 +16,7 @@ from lockd.errors import HostError, LockdError
 from lockd.libbpf import libbpf
 from lockd.load.settings import LoadSettings
 from lockd.manifest import Manifest
+from lockd.store import Store, key_of
 from lockd.systemd import Systemd
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
     heap.keep_little(LARGE)
     systemd = Systemd()
     listening = listen(addresses)
-    systemd.status("compiling and attaching the BPF programs")
+    settings = load_settings(config)
+    store = Store(systemd, key_of(settings, config.filter, config.series, config.histogram, config.windows))
     start_exporter = functools.partial(
         Exporter,
         listening,
@@ -48,24 +50,31 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
     )
     exporter: Exporter | None = None
     try:
-        loader = Loader(load_settings(config))
+        adopted = store.adopt()
+        if not adopted:
+            systemd.status("compiling and attaching the BPF programs")
+            loader = Loader(settings)
         exporter = start_exporter()
         # While those two work: numpy is half of this process's start.
         from lockd.daemon import Daemon, sampler_settings
         from lockd.sample.sampler import Sampler
 
-        manifest, fds = loader.result()
+        manifest, fds = adopted or loader.result()
+        if not adopted:
+            store.keep(manifest, fds)
         _report_hooks(manifest, strict)
         _drop_privileges(manifest, fds)
         systemd.status("starting to sample")
         sampler = Sampler(manifest, fds, sampler_settings(config))
+        if adopted:
+            sampler.take_over()
     except BaseException as error:
         if exporter:
             exporter.end()
         if isinstance(error, (OSError, MemoryError)):  # of processes, descriptors or memory
             raise LockdError(f"cannot start: {error or type(error).__name__}") from error
         raise
-    Daemon(sampler, config.period_ns, listening, start_exporter, systemd).run(exporter)
+    Daemon(sampler, config.period_ns, listening, start_exporter, systemd, store).run(exporter)
     return 0
 
 

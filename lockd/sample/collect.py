@@ -112,6 +112,12 @@ class Collector:
         count = self.entries[name] = self.backlogs[name].drain(self._maps.idle(name))
         return count
 
+    def forget_names(self) -> None:
+        """Have all locks captured again, and Java machines looked for: another sampler knew what they are."""
+        for table in (self.known_locks, self.hotspots):
+            if table:
+                table.drain(self._maps.buffers)
+
     def stacks(self) -> Rows:
         """The stacks in the kernel of what has not been folded."""
         return self.backlogs[STACKS].all()

@@ -146,6 +146,10 @@ class Sampler:
         self._next_second = self._next_housekeeping = 0.0
         self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
 
+    def take_over(self) -> None:
+        """Go on with maps that another sampler has used."""
+        self._collector.forget_names()
+
     def _may_be_wanted(self, tgid: int) -> bool:
         """What a process was called that is gone already, only its events tell. One that is not wanted may
         have become another by exec."""
