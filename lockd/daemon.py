@@ -71,6 +71,8 @@ class Daemon:
         try:
             self._loop.run()
             log.info("signal %s: ending", self._signal.name if self._signal else "none")
+            self._sampler.fold()
+            self._sampler.save(is_end=True)
         finally:
             self._systemd.stopping()
             self._supervisor.end()

@@ -58,6 +58,7 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
         # While those two work: numpy is half of this process's start.
         from lockd.daemon import Daemon, sampler_settings
         from lockd.sample.sampler import Sampler
+        from lockd.sample.saved import Saved
 
         manifest, fds = adopted or loader.result()
         if not adopted:
@@ -65,7 +66,7 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
         _report_hooks(manifest, strict)
         _drop_privileges(manifest, fds)
         systemd.status("starting to sample")
-        sampler = Sampler(manifest, fds, sampler_settings(config))
+        sampler = Sampler(manifest, fds, sampler_settings(config), saved=Saved(store.counted()))
         if adopted:
             sampler.take_over()
     except BaseException as error:

@@ -27,7 +27,7 @@ LOCKD = Path(__file__).resolve().parent
 DECIDING = ("bpf/**/*.[ch]", "load/*.py", "manifest.py")
 """The files of lockd that decide what is loaded."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-MANIFEST = "manifest"
+MANIFEST, COUNTED = "manifest", "counted"
 TRIES = 3
 """So many starts with what was kept may fail, one after another: the next one loads anew."""
 DIGEST_BYTES = 32
@@ -87,6 +87,18 @@ class Store:
         for name, fd in zip(names, fds, strict=True):
             self._systemd.keep(name, fd)
         self._systemd.keep(MANIFEST, self._note)  # the last: without it nothing is adopted
+
+    def counted(self) -> int | None:
+        """The file in memory in which a sampler leaves what it has counted: of the last start, if adopted.
+
+        None if nobody keeps it.
+        """
+        if not self._systemd.is_there:
+            return None
+        if COUNTED not in self._given:
+            self._given[COUNTED] = os.memfd_create("lockd-counted")
+            self._systemd.keep(COUNTED, self._given[COUNTED])
+        return self._given[COUNTED]
 
     def has_started(self) -> None:
         """This start has come as far as to count: what it has adopted is not what makes starts fail."""

@@ -13,7 +13,7 @@ class Systemd:
     """Notifications of a service of Type=notify. Without systemd, or its Python module, does nothing."""
 
     def __init__(self) -> None:
-        self._is_there = "NOTIFY_SOCKET" in os.environ
+        self.is_there = "NOTIFY_SOCKET" in os.environ
         watchdog_us = int(os.environ.get("WATCHDOG_USEC", "0"))
         if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
             watchdog_us = 0
@@ -65,7 +65,7 @@ class Systemd:
         return {name: fd for fd, name in daemon.listen_fds_with_names(unset_environment=True).items()}
 
     def _notify(self, text: str, fds: Sequence[int] = ()) -> None:
-        if not self._is_there:
+        if not self.is_there:
             return
         try:
             from systemd import daemon

@@ -303,6 +303,20 @@ def _itself() -> Iterator[Metric]:
         "Times the process that looks up the names of locks had to be started again.",
     )
     yield metric(
+        "taken_over_total",
+        "counter",
+        "after",
+        "Starts that went on where the last one was, with its programs and counts: after: end: it was ended;"
+        " crash: it was not. All counts are since the last start that did not.",
+    )
+    yield metric(
+        "interrupted_drains_total",
+        "counter",
+        "",
+        "Of the starts after a crash, those before which lockd was taking a sampling period out of the"
+        " kernel's maps: what it had taken of one pair of maps may be in no series.",
+    )
+    yield metric(
         "exporter_restarts_total",
         "counter",
         "",

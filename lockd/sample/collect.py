@@ -7,6 +7,7 @@ from lockd.rings import Ring
 from lockd.sample.backlog import Backlog
 from lockd.sample.inflight import read_steady
 from lockd.sample.pairs import Columns, Pairs, Rows
+from lockd.sample.saved import Saved
 from lockd.sample.spending import ProgramTimes
 
 CAPTURES = "captures"
@@ -28,9 +29,12 @@ class Collector:
 
     But under restraint, overflow maps and stacks are written to only in windows in which the pair that they
     belong to got an entry. Where it got none they are left alone, but for now and then, to be sure.
+
+    What is drained is in `saved`.
     """
 
-    def __init__(self, manifest: Manifest, fds: list[int]) -> None:
+    def __init__(self, manifest: Manifest, fds: list[int], saved: Saved | None = None) -> None:
+        self._saved = saved or Saved()
         self._maps = Pairs(manifest, fds, (BLOCKED_PROCESSES,))
         hashes = self._maps.hashes
         self.blocked_processes: Ring | None = None
@@ -45,7 +49,9 @@ class Collector:
         self.known_locks, self.hotspots = hashes.get("known_locks"), hashes.get("hotspots")
         """Locks that were captured, and Java machines; None if futex calls are not measured."""
         self.backlogs = {
-            name: Backlog(pair[0], FOLDED_ROWS) for name, pair in self._maps.pairs.items() if name != CAPTURES
+            name: Backlog(pair[0], FOLDED_ROWS, self._saved)
+            for name, pair in self._maps.pairs.items()
+            if name != CAPTURES
         }
         """Drained and not folded yet, by pair."""
         followers = {"kernel_locks": (STACKS,)}
@@ -93,6 +99,7 @@ class Collector:
             return False
         self._periods += 1
         everywhere = self._periods % LOOK_EVERYWHERE == 0 or self.control.restraint > 0
+        self._saved.is_draining = True
         for name, followers in self._followers.items():
             count = self._drain(name)
             for follower in followers:
@@ -100,6 +107,7 @@ class Collector:
                     self._drain(follower)
                 else:
                     self.entries[follower] = 0
+        self._saved.is_draining = False
         if CAPTURES in self._maps.pairs:
             rows = self._maps.drain_one(CAPTURES)
             self.entries[CAPTURES] = len(rows[0])

@@ -7,6 +7,7 @@ import platform
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from lockd.sample.losses import Losses
 from lockd.sample.program_info import program_info
 from lockd.sample.series import Series
 
+SAVED = ("ticks", "taken_over", "interrupted_drains")
+"""What is counted here, besides the times of ticks."""
+
 
 class TickTimes:
     """Durations counted in the programs' own slots: (2^(i-1), 2^i] us."""
@@ -27,6 +31,12 @@ class TickTimes:
     def __init__(self, slots: int) -> None:
         self.slots = np.zeros(slots, np.int64)
         self.sum_ns = 0
+
+    def save(self) -> list[int]:
+        return [self.sum_ns, *self.slots.tolist()]
+
+    def restore(self, saved: list[int]) -> None:
+        self.sum_ns, self.slots[:] = saved[0], saved[1:]
 
     def note(self, ns: int) -> None:
         us = max(ns - 1, 0) // 1000
@@ -54,6 +64,38 @@ class OwnCost:
         self.exporter_restarts = 0
         self.captures_refused = 0
         self.undecided_calls = 0
+        self.taken_over = {"end": 0, "crash": 0}
+        """How often another sampler had been gone on with, by how that one ended."""
+        self.interrupted_drains = 0
+        self._before: dict[str, float] = {}
+        """What others have counted before that somebody else counts here."""
+
+    def save(self) -> dict[str, Any]:
+        """What was counted here and by those who are asked, for restore()."""
+        own = {name: getattr(self, name) for name in SAVED}
+        return {**own, "late": self.late.save(), "work": self.work.save(), "others": self._of_others()}
+
+    def restore(self, head: dict[str, Any], is_end: bool, was_draining: bool) -> None:
+        """Go on with what another one has counted; whether that one had come to its end, and whether it ended
+        as it drained."""
+        for name in SAVED:
+            setattr(self, name, head[name])
+        self.late.restore(head["late"])
+        self.work.restore(head["work"])
+        self._before = dict(head["others"])
+        self.taken_over["end" if is_end else "crash"] += 1
+        self.interrupted_drains += was_draining
+
+    def _of_others(self) -> dict[str, float]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        now = {
+            "exporter_restarts": self.exporter_restarts,
+            "namer_restarts": self._resolver.restarts,
+            "captures_refused": self.captures_refused,
+            "sampler_seconds": usage.ru_utime + usage.ru_stime,
+            "namer_seconds": self._resolver.cpu_seconds(),
+        }
+        return {name: value + self._before.get(name, 0) for name, value in now.items()}
 
     def export(self, block: Block, families: list[Series]) -> None:
         """Write every metric to a block."""
@@ -81,18 +123,22 @@ class OwnCost:
         block.add("lockd_series_retired_total", names, [series.retired for series in families])
         retired = {metric: value for series in families for metric, value in series.retired_values().items()}
         block.add("lockd_retired_value", [(metric,) for metric in retired], list(retired.values()))
-        block.add("lockd_exporter_restarts_total", [()], [self.exporter_restarts])
+        others = self._of_others()
+        block.add("lockd_exporter_restarts_total", [()], [others["exporter_restarts"]])
         block.add("lockd_undecided_futex_calls", [()], [self.undecided_calls])
-        block.add("lockd_namer_restarts_total", [()], [self._resolver.restarts])
-        self._export_programs(block)
-        usage = resource.getrusage(resource.RUSAGE_SELF)
+        block.add("lockd_namer_restarts_total", [()], [others["namer_restarts"]])
+        block.add(
+            "lockd_taken_over_total", [(how,) for how in self.taken_over], list(self.taken_over.values())
+        )
+        block.add("lockd_interrupted_drains_total", [()], [self.interrupted_drains])
+        self._export_programs(block, others["captures_refused"])
         processes = [("sampler",), ("namer",)]
-        seconds = [usage.ru_utime + usage.ru_stime, self._resolver.cpu_seconds()]
+        seconds = [others["sampler_seconds"], others["namer_seconds"]]
         resident = [self._resident_bytes("self"), self._resident_bytes(str(self._resolver.pid))]
         block.add("lockd_cpu_seconds_total", processes, seconds)
         block.add("lockd_resident_bytes", processes, resident)
 
-    def _export_programs(self, block: Block) -> None:
+    def _export_programs(self, block: Block, captures_refused: float) -> None:
         dropped, overflowed, stacks, unseen = self._losses.read()
         dropped = {where: count for where, count in dropped.items() if where[0] != "trace"}
         runs: dict[str, npt.NDArray[np.int64]] = {}
@@ -106,7 +152,7 @@ class OwnCost:
             dropped["kernel_holds", "holder_gone"] = self._collector.abandoned
         block.add("lockd_dropped_events_total", list(dropped), list(dropped.values()))
         block.add("lockd_overflow_events_total", [(name,) for name in overflowed], list(overflowed.values()))
-        stacks["refused"] = self.captures_refused
+        stacks["refused"] = int(captures_refused)
         block.add("lockd_stack_misses_total", [(reason,) for reason in stacks], list(stacks.values()))
         block.add("lockd_unseen_switches_total", [()], [unseen])
         if self._kernel_keeps_statistics():

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Start
 from descriptor_store import DescriptorStore
-from lockd_process import Lockd
-from test_nothing_left import check_gone, in_kernel, new_since, processes_of
+from lockd_process import Labels, Lockd
+from test_nothing_left import IDS, check_gone, in_kernel, processes_of
 
+from lockd.export.catalog import CATALOG
+
+SECONDS = 10
+RESTARTS = 3
+AFTER = {signal.SIGTERM: "end", signal.SIGKILL: "crash"}
+OF_EXPORTER = ("lockd_cpu_seconds_total", (("process", "exporter"),))
+"""What it says of itself begins again with every exporter."""
 LATER = {"period": "20ms"}
 """A configuration that loads the same programs."""
 
@@ -23,9 +34,13 @@ def store(tmp_path: Path, host: None) -> Iterator[DescriptorStore]:
     kept.close()
 
 
-def ours(lockd: Lockd) -> list[int]:
-    """The processes that may have what it loaded: this one keeps it."""
-    return [os.getpid(), *processes_of(lockd.process.pid)]
+def loaded_by(lockd: Lockd) -> set[str]:
+    """Programs, maps and links that it has descriptors of, as in_kernel() tells them."""
+    held = set()
+    for file in Path(f"/proc/{lockd.process.pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed just now
+            held |= {" ".join(found) for found in IDS.findall(file.read_text())}
+    return {one for one in in_kernel() if " ".join(one.split()[:2]) in held}
 
 
 def ended(lockd: Lockd) -> None:
@@ -37,8 +52,8 @@ def test_what_is_kept_is_adopted(store: DescriptorStore, tmp_path: Path, workloa
     """Nothing else is attached, and what happens between two daemons is counted by the second."""
     before = in_kernel()
     first = store.start(tmp_path)
-    loaded = new_since(before, ours(first))
-    attached = {one for one in loaded if not one.startswith("map")}
+    loaded = loaded_by(first)
+    assert len([one for one in loaded if one.startswith("prog")]) > 5
     assert first.stop() == 0, "".join(first.log)
     one = workload("mutex_handover", 200, 1000)
     truth = one.run()
@@ -48,34 +63,90 @@ def test_what_is_kept_is_adopted(store: DescriptorStore, tmp_path: Path, workloa
         log = "".join(second.log)
         assert "the programs of the last start are attached still" in log
         assert "loader" not in log
-        assert {one for one in new_since(before, ours(second)) if not one.startswith("map")} == attached
+        assert loaded_by(second) == loaded
         told = truth["futex"]["lock"]
         assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == told["waits"] == 200
         assert metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock") == told["blocked"]
         assert metrics.dropped == 0
         for child in processes_of(second.process.pid)[1:]:
             command = Path(f"/proc/{child}/cmdline").read_bytes()
-            links = {os.readlink(link) for link in Path(f"/proc/{child}/fd").iterdir()}
-            rings = {link for link in links if "bpf" in link or "perf_event" in link}
-            assert rings <= ({"anon_inode:bpf-map"} if b"lockd.names" in command else set()), command
+            links = set()
+            for link in Path(f"/proc/{child}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # as above
+                    links.add(os.readlink(link))
+            objects = {link for link in links if "bpf" in link or "perf_event" in link}
+            assert objects <= ({"anon_inode:bpf-map"} if b"lockd.names" in command else set()), command
     finally:
         ended(second)
     store.close()
-    check_gone(loaded, before)
+    check_gone(loaded, before, [os.getpid()])
+
+
+def counters(lockd: Lockd) -> dict[tuple[str, Labels], float]:
+    """Every counter, and what a histogram consists of, by its labels."""
+    names = {metric.name for metric in CATALOG.values() if metric.kind == "counter"}
+    histograms = [metric.name for metric in CATALOG.values() if metric.kind == "histogram"]
+    names |= {name + part for name in histograms for part in ("_bucket", "_count", "_sum")}
+    samples = lockd.metrics(settled=False).samples
+    return {(name, key): value for name in names for key, value in samples.get(name, {}).items()}
+
+
+def fallen(before: dict[tuple[str, Labels], float], now: dict[tuple[str, Labels], float]) -> dict[Any, Any]:
+    """The counters that are less than they were, or are no more."""
+    return {
+        which: (was, now.get(which))
+        for which, was in before.items()
+        if now.get(which, -1.0) < was and which != OF_EXPORTER
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_lost_and_no_counter_falls(
+    store: DescriptorStore, tmp_path: Path, workload: Start, number: signal.Signals
+) -> None:
+    """Under load, several times. Of a kill, a drain that it interrupts may cost what that had taken."""
+    lockd = store.start(tmp_path)
+    try:
+        one = workload("storm", 2, SECONDS, 1, 50)
+        one.go()
+        told = counters(lockd)
+        for _ in range(RESTARTS):
+            time.sleep(0.7)
+            before, told = told, counters(lockd)
+            assert fallen(before, told) == {}
+            lockd.process.send_signal(number)
+            lockd.process.wait(30)
+            lockd = store.start(tmp_path)
+            before, told = told, counters(lockd)
+            assert fallen(before, told) == {}
+        truth = one.truth()["futex"]["lock"]
+        metrics = lockd.metrics()
+        counted = metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock")
+        blocked = metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock")
+        interrupted = metrics.sum("lockd_interrupted_drains_total")
+        assert metrics.sum("lockd_taken_over_total", after=AFTER[number]) == RESTARTS
+        assert metrics.sum("lockd_taken_over_total") == RESTARTS
+        assert interrupted == 0 or number == signal.SIGKILL
+        of_a_period = truth["waits"] / SECONDS  # of 50 ms, or what a busy host makes of them
+        assert truth["waits"] - interrupted * of_a_period <= counted <= truth["waits"]
+        assert truth["blocked"] - interrupted * of_a_period <= blocked <= truth["blocked"]
+        assert metrics.dropped == 0
+    finally:
+        ended(lockd)
 
 
 @pytest.mark.parametrize("why", ["settings", "missing", "damaged", "exchanged", "failing"])
 def test_what_does_not_fit_is_let_go(store: DescriptorStore, tmp_path: Path, why: str) -> None:
     before = in_kernel()
     first = store.start(tmp_path)
-    loaded = new_since(before, ours(first))
+    loaded = loaded_by(first)
     ended(first)
     config = {"filter": {"min_block": "1us"}} if why == "settings" else {}
     says = spoil(store, why)
     second = store.start(tmp_path, config)
     try:
         assert f"not used: {says}; loading anew" in "".join(second.log)
-        check_gone(loaded, before, ours(second))
+        check_gone(loaded, before, [os.getpid(), *processes_of(second.process.pid)])
         assert second.metrics().sum("lockd_hook_attached") > 5
     finally:
         ended(second)
