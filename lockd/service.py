@@ -7,7 +7,9 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockd import heap, logs, privileges
 from lockd.children import Exporter, Loader, check_web_config, listen
@@ -18,6 +20,9 @@ from lockd.load.settings import LoadSettings
 from lockd.manifest import Manifest
 from lockd.store import Store, key_of
 from lockd.systemd import Systemd
+
+if TYPE_CHECKING:
+    from lockd.sample.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +71,8 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
         _report_hooks(manifest, strict)
         _drop_privileges(manifest, fds)
         systemd.status("starting to sample")
-        sampler = Sampler(manifest, fds, sampler_settings(config), saved=Saved(store.counted()))
-        if adopted:
-            sampler.take_over()
+        begin = functools.partial(Sampler, manifest, fds, sampler_settings(config))
+        sampler = _going_on(begin, store) if adopted else begin(saved=Saved(store.counted()))
     except BaseException as error:
         if exporter:
             exporter.end()
@@ -77,6 +81,25 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
         raise
     Daemon(sampler, config.period_ns, listening, start_exporter, systemd, store).run(exporter)
     return 0
+
+
+def _going_on(begin: Callable[..., Sampler], store: Store) -> Sampler:
+    """A sampler that goes on where the last one was, or from zero if what that one left makes no sense."""
+    try:
+        return _taken_over(begin, store)
+    except Exception as error:  # whichever comes of another version's file
+        words = str(error) if isinstance(error, ValueError) else repr(error)
+        log.warning("what the last start has counted is not used: %s; all counts begin at zero", words)
+        store.forget_counted()
+        return _taken_over(begin, store)
+
+
+def _taken_over(begin: Callable[..., Sampler], store: Store) -> Sampler:
+    from lockd.sample.saved import Saved
+
+    sampler = begin(saved=Saved(store.counted()))
+    sampler.take_over()
+    return sampler
 
 
 def load_settings(config: Config) -> LoadSettings:

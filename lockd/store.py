@@ -53,8 +53,10 @@ class Store:
     def __init__(self, systemd: Systemd, key: str) -> None:
         self._systemd, self._key = systemd, key
         self._given = systemd.kept()
-        self._note: int | None = None
-        """The file with the manifest."""
+        self._manifest: int | None = None
+        """The file with the manifest. Its first byte is how many starts with it have failed in a row."""
+        self._failed = 0
+        """Of them, those before this start."""
 
     def adopt(self) -> tuple[Manifest, list[int]] | None:
         """The manifest and the descriptors of the last start, as the loader hands them over.
@@ -65,7 +67,7 @@ class Store:
             return None
         try:
             manifest, fds = self._read(self._given)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError) as error:
             words = (isinstance(error, OSError) and error.strerror) or str(error)
             log.warning("what systemd kept of the last start is not used: %s; loading anew", words)
             self._let_go()
@@ -75,6 +77,8 @@ class Store:
 
     def keep(self, manifest: Manifest, fds: list[int]) -> None:
         """Leave these, which were just loaded, to the next start."""
+        if not self._systemd.is_there:
+            return
         names = [f"bpf-{number:03}" for number in range(len(fds))]
         described = {
             "key": self._key,
@@ -82,11 +86,11 @@ class Store:
             "objects": {name: _identity(fd) for name, fd in zip(names, fds, strict=True)},
         }
         text = json.dumps(described).encode()
-        self._note = os.memfd_create("lockd-manifest")
-        os.pwrite(self._note, bytes(1) + blake2b(text, digest_size=DIGEST_BYTES).digest() + text, 0)
+        self._manifest = os.memfd_create("lockd-manifest")
+        os.pwrite(self._manifest, bytes(1) + blake2b(text, digest_size=DIGEST_BYTES).digest() + text, 0)
         for name, fd in zip(names, fds, strict=True):
             self._systemd.keep(name, fd)
-        self._systemd.keep(MANIFEST, self._note)  # the last: without it nothing is adopted
+        self._systemd.keep(MANIFEST, self._manifest)  # the last: without it nothing is adopted
 
     def counted(self) -> int | None:
         """The file in memory in which a sampler leaves what it has counted: of the last start, if adopted.
@@ -100,18 +104,36 @@ class Store:
             self._systemd.keep(COUNTED, self._given[COUNTED])
         return self._given[COUNTED]
 
+    def forget_counted(self) -> None:
+        """What the last start has counted is of no use; counted() gives a file of its own to this one."""
+        if fd := self._given.pop(COUNTED, None):
+            self._systemd.forget(COUNTED)
+            os.close(fd)
+
     def has_started(self) -> None:
-        """This start has come as far as to count: what it has adopted is not what makes starts fail."""
-        if self._note is not None:
-            os.pwrite(self._note, bytes(1), 0)
+        """This start has come as far as to serve: it has not failed, unless has_failed() says so."""
+        self._note_failed(self._failed)
+
+    def has_lasted(self) -> None:
+        """What this start has adopted is not what makes starts fail."""
+        self._failed = 0
+        self._note_failed(0)
+
+    def has_failed(self) -> None:
+        """This start ends by an error of its own."""
+        self._note_failed(self._failed + 1)
+
+    def _note_failed(self, failed: int) -> None:
+        if self._manifest is not None:
+            os.pwrite(self._manifest, bytes((failed,)), 0)
 
     def _read(self, given: Mapping[str, int]) -> tuple[Manifest, list[int]]:
-        """Raises OSError, ValueError, KeyError or TypeError if something is not as keep() left it."""
+        """Raises OSError, ValueError, LookupError or TypeError if something is not as keep() left it."""
         if MANIFEST not in given:
             raise ValueError("there is no manifest with it: that start did not come as far")
-        note = given[MANIFEST]
-        text = os.pread(note, os.fstat(note).st_size, 0)
-        tries, digest, text = text[0], text[1 : 1 + DIGEST_BYTES], text[1 + DIGEST_BYTES :]
+        file = given[MANIFEST]
+        text = os.pread(file, os.fstat(file).st_size, 0)
+        failed, digest, text = text[0], text[1 : 1 + DIGEST_BYTES], text[1 + DIGEST_BYTES :]
         if digest != blake2b(text, digest_size=DIGEST_BYTES).digest():
             raise ValueError("the manifest is damaged")
         described = json.loads(text)
@@ -123,11 +145,11 @@ class Store:
                 raise ValueError(f"the descriptor {name} is missing")
             if _identity(given[name]) != identity:
                 raise ValueError(f"the descriptor {name} is another's")
-        if tries >= TRIES:
-            raise ValueError(f"{tries} starts with it have failed, one after another")
+        if failed >= TRIES:
+            raise ValueError(f"{failed} starts with it have failed, one after another")
         manifest = Manifest.from_json(json.dumps(described["manifest"]).encode())
-        self._note = note
-        os.pwrite(note, bytes((tries + 1,)), 0)
+        self._manifest, self._failed = file, failed
+        self.has_failed()  # until it has started
         return manifest, [given[name] for name in objects]
 
     def _let_go(self) -> None:

@@ -188,7 +188,13 @@ def _itself() -> Iterator[Metric]:
         "version python kernel",
         "Version of lockd, of the Python that runs it and of the kernel; always 1.",
     )
-    yield metric("start_time_seconds", "gauge", "", "When lockd started, in seconds since the Unix epoch.")
+    yield metric(
+        "start_time_seconds",
+        "gauge",
+        "",
+        "When counting began, in seconds since the Unix epoch: at the last start that did not go on where the"
+        " one before it was (lockd_taken_over_total). All counters were zero then.",
+    )
     yield metric(
         "hook_attached",
         "gauge",

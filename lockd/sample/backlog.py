@@ -12,6 +12,8 @@ from lockd.sample.saved import Saved
 BASE, END = 0, 1
 """Words before the rows."""
 WORDS_BYTES = 16
+MOST = 1 << 60
+"""Rows, from the first one on: more than there will ever be."""
 
 
 class Backlog:
@@ -38,7 +40,9 @@ class Backlog:
         self._keys_at, self._values_at = self._keys.ctypes.data, self._values.ctypes.data
         self._base, self._end = self._words[BASE], self._words[END]
         """The number of the row in the first place, and that of the next row."""
-        self.first = self._kept = self._end
+        if not 0 <= self._base <= self._end <= min(self._base + self._room, MOST):
+            raise ValueError(f"rows {self._base} to {self._end} are not what {self._room} places can have")
+        self.first = self._kept = self._base
         """The next to be folded, and the first that must not be overwritten."""
 
     def __len__(self) -> int:
@@ -47,12 +51,21 @@ class Backlog:
     @property
     def has_room(self) -> bool:
         """Whether a full map can be drained into it."""
+        return self._would_have_room(self._kept)
+
+    @property
+    def has_room_once_saved(self) -> bool:
+        """The same after forget_folded()."""
+        return self._would_have_room(self.first)
+
+    def _would_have_room(self, kept_from: int) -> bool:
+        """If the rows before that one may be overwritten."""
         if self._end - self._base + self._map_entries <= self._room:
             return True
-        kept = self._end - self._kept
+        kept = self._end - kept_from
         # They are moved to the front; in a file only to where none of themselves is.
         return kept + self._map_entries <= self._room and (
-            not self._is_saved or kept <= self._kept - self._base
+            not self._is_saved or kept <= kept_from - self._base
         )
 
     def drain(self, table: HashMap) -> int:

@@ -85,6 +85,11 @@ class Collector:
         return all(backlog.has_room for backlog in self.backlogs.values())
 
     @property
+    def has_room_once_saved(self) -> bool:
+        """The same once what was folded is written as counted."""
+        return all(backlog.has_room_once_saved for backlog in self.backlogs.values())
+
+    @property
     def kept_rows(self) -> int:
         """Drained and not yet folded."""
         return sum(map(len, self.backlogs.values()))

@@ -20,8 +20,9 @@ from lockd.sample.collect import Collector
 from lockd.sample.losses import Losses
 from lockd.sample.program_info import program_info
 from lockd.sample.series import Series
+from lockd.sample.spending import Successors
 
-SAVED = ("ticks", "taken_over", "interrupted_drains")
+SAVED = ("started", "ticks", "taken_over", "interrupted_drains")
 """What is counted here, besides the times of ticks."""
 
 
@@ -49,16 +50,17 @@ class OwnCost:
 
     def __init__(
         self, manifest: Manifest, collector: Collector, functions: list[tuple[str, int]],
-        resolver: Resolver, procfs: Path = Path("/proc"),
+        resolver: Resolver, exporter: Successors, procfs: Path = Path("/proc"),
     ) -> None:  # fmt: skip
         slots = manifest.constants["SLOTS"]
         self._manifest = manifest
         self._losses = Losses(manifest, collector.losses)
         self._collector = collector
         self._functions = functions
-        self._resolver = resolver
+        self._resolver, self._exporter = resolver, exporter
         self._procfs = procfs
-        self._started = time.time()
+        self.started = time.time()
+        """When counting began: at the start of the first of those that took over from one another."""
         self.work, self.late = TickTimes(slots), TickTimes(slots)
         self.ticks = 0
         self.exporter_restarts = 0
@@ -75,16 +77,14 @@ class OwnCost:
         own = {name: getattr(self, name) for name in SAVED}
         return {**own, "late": self.late.save(), "work": self.work.save(), "others": self._of_others()}
 
-    def restore(self, head: dict[str, Any], is_end: bool, was_draining: bool) -> None:
-        """Go on with what another one has counted; whether that one had come to its end, and whether it ended
-        as it drained."""
+    def restore(self, head: dict[str, Any], is_end: bool) -> None:
+        """Go on with what another one has counted; whether that one had come to its end."""
         for name in SAVED:
             setattr(self, name, head[name])
         self.late.restore(head["late"])
         self.work.restore(head["work"])
         self._before = dict(head["others"])
         self.taken_over["end" if is_end else "crash"] += 1
-        self.interrupted_drains += was_draining
 
     def _of_others(self) -> dict[str, float]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -94,15 +94,21 @@ class OwnCost:
             "captures_refused": self.captures_refused,
             "sampler_seconds": usage.ru_utime + usage.ru_stime,
             "namer_seconds": self._resolver.cpu_seconds(),
+            "exporter_seconds": self._exporter.cpu_seconds(),
         }
         return {name: value + self._before.get(name, 0) for name, value in now.items()}
+
+    @property
+    def exporters_seconds(self) -> float:
+        """CPU time of the exporters that are no more."""
+        return self._exporter.ended + self._before.get("exporter_seconds", 0.0)
 
     def export(self, block: Block, families: list[Series]) -> None:
         """Write every metric to a block."""
         block.add(
             "lockd_build_info", [(lockd.__version__, platform.python_version(), os.uname().release)], [1]
         )
-        block.add("lockd_start_time_seconds", [()], [self._started])
+        block.add("lockd_start_time_seconds", [()], [self.started])
         hooks = self._manifest.hooks
         block.add(
             "lockd_hook_attached",

@@ -135,14 +135,15 @@ class Sampler:
             lambda tgid: self._identities.of_process(tgid, 0),
             self._processes.thread_comm,
         )
+        self.cpu_budget = CpuBudget(settings.cpu_budget, manifest, self._collector, self._resolver)
         self.own_cost = OwnCost(
             manifest,
             self._collector,
             [(program, fd) for (program, _), fd in zip(manifest.functions, functions, strict=True)],
             self._resolver,
+            self.cpu_budget.exporter,
             procfs,
         )
-        self.cpu_budget = CpuBudget(settings.cpu_budget, manifest, self._collector, self._resolver)
         self._alive: Columns = np.empty(0, np.uint32)
         self._last_seen = self._alive
         self._folding = Folding(
@@ -159,13 +160,16 @@ class Sampler:
         self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
 
     def take_over(self) -> None:
-        """Go on with maps that another sampler has used, and with what it has counted, if that is there."""
+        """Go on with maps that another sampler has used, and with what it has counted, as far as it wrote it.
+
+        If what it wrote makes no sense that raises an exception, whichever, and this sampler is of no use:
+        another one has to begin, with a file of its own.
+        """
         self._collector.forget_names()
-        try:
-            if block := self._saved.read():
-                self._restore(*snapshot.unpack(block))
-        except ValueError as error:
-            log.warning("all counts begin at zero: %s", error)
+        if block := self._saved.read():
+            self._restore(*snapshot.unpack(block))
+        self.own_cost.interrupted_drains += self._saved.is_draining
+        self.save()  # so that this is written before what tells of it is changed
         self._saved.is_draining = False
 
     def save(self, is_end: bool = False) -> None:
@@ -202,7 +206,7 @@ class Sampler:
         return snapshot.pack(head, arrays)
 
     def _restore(self, head: dict[str, Any], arrays: dict[str, memoryview]) -> None:
-        """Raises ValueError, before any count is changed, if it is of another form."""
+        """Raises ValueError if it is of another form."""
         if head["form"] != self._form:
             raise ValueError("what was counted was left by another version of lockd")
         of = {name: np.asarray(array) for name, array in arrays.items()}
@@ -215,7 +219,7 @@ class Sampler:
         now = time.monotonic()
         for series in self._series:
             series.restore(head["series"][series.family], named(series.family), now)
-        self.own_cost.restore(head["own_cost"], head["is_end"], self._saved.is_draining)
+        self.own_cost.restore(head["own_cost"], head["is_end"])
         self._folding.tick = self.own_cost.ticks
         self.cpu_budget.restraint.seconds = head["restraint_seconds"]
         self._deadlocks.restore(head["deadlocks"])
@@ -264,10 +268,10 @@ class Sampler:
         What is too much to be folded at once is folded over the next ticks.
         """
         now = time.monotonic()
-        while not self._collector.has_room:
-            self._folding.some()
-            if not self._collector.has_room:
-                self.save()
+        if not self._collector.has_room:
+            while not self._collector.has_room_once_saved:
+                self._folding.some()
+            self.save()
         kept = self._collector.kept_rows
         self.own_cost.ticks += self._collector.collect()
         self._folding.tick = self.own_cost.ticks
@@ -289,11 +293,11 @@ class Sampler:
             self._each_second(now)
         elif time.monotonic_ns() >= self._deadlocks.look_at:
             self._look_for_deadlocks(self._collector.threads(), self._collector.kernel_waits())
-        if now >= self._next_save:
-            self.save()
         if now >= self._next_housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_SECONDS
             self._housekeeping(now)
+        if now >= self._next_save:
+            self.save()
 
     def _exchange_names(self, captures: list[Rows], now: float) -> None:
         """Ask what the locks are that threads were first seen to block on, and take answers."""
@@ -361,6 +365,7 @@ class Sampler:
                 self._resolver.ask(question)
         if self.kernel_holds and (abandoned := self.kernel_holds.abandoned()):
             self._collector.forget_holding(*abandoned)
+            self._next_save = now  # the programs' map does not tell of them any more
 
     def metrics(self) -> bytes:
         """The block behind /metrics."""
@@ -370,7 +375,8 @@ class Sampler:
             return self._metrics()
 
     def _metrics(self) -> bytes:
-        block = Block(self._limits.buckets_us, self._manifest.constants["SLOTS"])
+        slots = self._manifest.constants["SLOTS"]
+        block = Block(self._limits.buckets_us, slots, self.own_cost.exporters_seconds)
         now = time.monotonic()
         for one in self._aggregates.values():
             one.export(block, now)

@@ -10,19 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Start
 from descriptor_store import DescriptorStore
 from lockd_process import Labels, Lockd
 from test_nothing_left import IDS, check_gone, in_kernel, processes_of
 
+from lockd import snapshot
 from lockd.export.catalog import CATALOG
+from lockd.sample.saved import PLACE, Saved
 
 SECONDS = 10
 RESTARTS = 3
 AFTER = {signal.SIGTERM: "end", signal.SIGKILL: "crash"}
-OF_EXPORTER = ("lockd_cpu_seconds_total", (("process", "exporter"),))
-"""What it says of itself begins again with every exporter."""
 LATER = {"period": "20ms"}
 """A configuration that loads the same programs."""
 
@@ -93,11 +94,7 @@ def counters(lockd: Lockd) -> dict[tuple[str, Labels], float]:
 
 def fallen(before: dict[tuple[str, Labels], float], now: dict[tuple[str, Labels], float]) -> dict[Any, Any]:
     """The counters that are less than they were, or are no more."""
-    return {
-        which: (was, now.get(which))
-        for which, was in before.items()
-        if now.get(which, -1.0) < was and which != OF_EXPORTER
-    }
+    return {which: (was, now.get(which)) for which, was in before.items() if now.get(which, -1.0) < was}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -109,6 +106,7 @@ def test_nothing_is_lost_and_no_counter_falls(
     try:
         one = workload("storm", 2, SECONDS, 1, 50)
         one.go()
+        began = lockd.metrics(settled=False).sum("lockd_start_time_seconds")
         told = counters(lockd)
         for _ in range(RESTARTS):
             time.sleep(0.7)
@@ -126,11 +124,13 @@ def test_nothing_is_lost_and_no_counter_falls(
         interrupted = metrics.sum("lockd_interrupted_drains_total")
         assert metrics.sum("lockd_taken_over_total", after=AFTER[number]) == RESTARTS
         assert metrics.sum("lockd_taken_over_total") == RESTARTS
+        assert metrics.sum("lockd_start_time_seconds") == began
         assert interrupted == 0 or number == signal.SIGKILL
         of_a_period = truth["waits"] / SECONDS  # of 50 ms, or what a busy host makes of them
-        assert truth["waits"] - interrupted * of_a_period <= counted <= truth["waits"]
-        assert truth["blocked"] - interrupted * of_a_period <= blocked <= truth["blocked"]
-        assert metrics.dropped == 0
+        # The kernel calls no program on a CPU on which the sampler was preempted as it read a map.
+        lost = interrupted * of_a_period + metrics.dropped
+        assert truth["waits"] - lost <= counted <= truth["waits"]
+        assert truth["blocked"] - lost <= blocked <= truth["blocked"]
     finally:
         ended(lockd)
 
@@ -172,3 +172,67 @@ def spoil(store: DescriptorStore, why: str) -> str:
             os.pwrite(store.kept["manifest"], b"\3", 0)
             return "3 starts with it have failed, one after another"
     return "this start loads other programs, or the same with other settings"
+
+
+@pytest.mark.parametrize("why", ["another version", "damaged", "other rows"])
+def test_counts_that_make_no_sense_begin_at_zero(
+    store: DescriptorStore, tmp_path: Path, workload: Start, why: str
+) -> None:
+    """The programs are gone on with all the same, and so is what is counted from then on."""
+    first = store.start(tmp_path)
+    one = workload("mutex_handover", 50, 1000)
+    one.run()
+    before = first.metrics()
+    assert before.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == 50
+    ended(first)
+    says = spoil_counted(store.kept["counted"], why)
+    second = store.start(tmp_path)
+    log = "".join(second.log)
+    assert "the programs of the last start are attached still" in log
+    assert f"is not used: {says}" in log
+    assert "all counts begin at zero" in log
+    other = workload("mutex_handover", 30, 1000)
+    other.run()
+    metrics = second.metrics()
+    assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == 0
+    assert metrics.sum("lockd_futex_waits_total", comm=other.comm, kind="lock") == 30
+    assert metrics.sum("lockd_taken_over_total") == 0
+    assert metrics.sum("lockd_start_time_seconds") > before.sum("lockd_start_time_seconds")
+    ended(second)
+    third = store.start(tmp_path)
+    try:
+        metrics = third.metrics()
+        assert "begin at zero" not in "".join(third.log)
+        assert metrics.sum("lockd_futex_waits_total", comm=other.comm, kind="lock") == 30
+        assert metrics.sum("lockd_taken_over_total", after="crash") == 1
+    finally:
+        ended(third)
+
+
+def spoil_counted(file: int, why: str) -> str:
+    """What the next start says of it."""
+    saved = Saved(file)
+    block = saved.read()
+    assert block
+    if why == "another version":
+        head, arrays = snapshot.unpack(block)
+        parts = {name: np.asarray(array) for name, array in arrays.items()}
+        saved.write(snapshot.pack({**head, "form": [0]}, parts))
+        return "what was counted was left by another version of lockd"
+    if why == "damaged":
+        for at in (1, 2):
+            os.pwrite(file, b"x", at * PLACE + 100)
+        return "what was counted is damaged"
+    os.pwrite(file, b"\x77" * 16, 3 * PLACE)
+    return "rows "
+
+
+def test_an_interrupted_drain_is_counted_whatever_comes_next(store: DescriptorStore, tmp_path: Path) -> None:
+    ended(store.start(tmp_path))
+    os.pwrite(store.kept["counted"], b"\1", 0)  # as it is in that moment
+    for _ in range(2):
+        lockd = store.start(tmp_path)
+        try:
+            assert lockd.metrics(settled=False).sum("lockd_interrupted_drains_total") == 1
+        finally:
+            ended(lockd)

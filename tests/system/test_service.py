@@ -1,7 +1,7 @@
 """lockd as a service of a real systemd: from boot to stop, in the order of a machine's life.
 
-One machine for all tests. A failure of type VmLost says that the machine stopped answering, and nothing
-about lockd.
+One machine for all tests, also for those of the next file. A failure of type VmLost says that the machine
+stopped answering, and nothing about lockd.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from guest import booted
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.machine.qemu import Machine
-from tests.needs import need
-from tests.vm.emulator import need_emulator
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -28,14 +25,6 @@ CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
 
 MOST_MB = 95.0
 """Of all processes together; 75 with Python 3.11."""
-
-
-@pytest.fixture(scope="module")
-def guest() -> Iterator[Machine]:
-    need_emulator()
-    need("systemctl")
-    with booted() as machine:
-        yield machine
 
 
 def until(guest: Machine, holds: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
@@ -189,17 +178,6 @@ def test_a_sampler_that_hangs_is_started_again(guest: Machine) -> None:
     assert programs(guest) == attached, "one of each, as before"
 
 
-def test_only_the_first_start_compiled(guest: Machine) -> None:
-    """The boot was the first; in a directory that systemd made for root alone."""
-    words = [entry["MESSAGE"] for entry in journal(guest, "-b") if entry["_PID"] != "1"]
-    starts = [line for line in words if "compiled" in line]
-    assert starts[0].startswith("loader: compiled the BPF programs in")
-    assert set(starts[1:]) == {
-        "loader: the BPF programs were compiled by an earlier start and kept in /var/cache/lockd"
-    }
-    assert guest.shell("stat -c '%a %U' /var/cache/lockd").strip() == "700 root"
-
-
 def test_stop_is_clean(guest: Machine) -> None:
     assert programs(guest)
     guest.shell("systemctl stop lockd")
@@ -234,3 +212,15 @@ def test_ready_means_that_the_port_answers(guest: Machine) -> None:
     assert answer.code == 0, f"the first request after READY: {answer.out}"
     assert "compiling and attaching the BPF programs" in stages
     assert stages[-1].startswith("sampling")
+
+
+def test_only_the_first_start_compiled(guest: Machine) -> None:
+    """The boot was the first; in a directory that systemd made for root alone. After the watchdog nothing was
+    loaded."""
+    words = [entry["MESSAGE"] for entry in journal(guest, "-b") if entry["_PID"] != "1"]
+    starts = [line for line in words if "compiled" in line]
+    assert starts[0].startswith("loader: compiled the BPF programs in")
+    assert set(starts[1:]) == {
+        "loader: the BPF programs were compiled by an earlier start and kept in /var/cache/lockd"
+    }
+    assert guest.shell("stat -c '%a %U' /var/cache/lockd").strip() == "700 root"
