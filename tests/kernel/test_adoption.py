@@ -24,6 +24,7 @@ from lockd.sample.saved import PLACE, Saved
 SECONDS = 10
 RESTARTS = 3
 AFTER = {signal.SIGTERM: "end", signal.SIGKILL: "crash"}
+Counters = dict[tuple[str, Labels], float]
 LATER = {"period": "20ms"}
 """A configuration that loads the same programs."""
 
@@ -83,7 +84,7 @@ def test_what_is_kept_is_adopted(store: DescriptorStore, tmp_path: Path, workloa
     check_gone(loaded, before, [os.getpid()])
 
 
-def counters(lockd: Lockd) -> dict[tuple[str, Labels], float]:
+def counters(lockd: Lockd) -> Counters:
     """Every counter, and what a histogram consists of, by its labels."""
     names = {metric.name for metric in CATALOG.values() if metric.kind == "counter"}
     histograms = [metric.name for metric in CATALOG.values() if metric.kind == "histogram"]
@@ -92,7 +93,7 @@ def counters(lockd: Lockd) -> dict[tuple[str, Labels], float]:
     return {(name, key): value for name in names for key, value in samples.get(name, {}).items()}
 
 
-def fallen(before: dict[tuple[str, Labels], float], now: dict[tuple[str, Labels], float]) -> dict[Any, Any]:
+def fallen(before: Counters, now: Counters) -> dict[Any, Any]:
     """The counters that are less than they were, or are no more."""
     return {which: (was, now.get(which)) for which, was in before.items() if now.get(which, -1.0) < was}
 
