@@ -15,6 +15,8 @@ from lockd_process import CHECKOUT, Lockd
 FIRST = 3
 """The first descriptor that a service is given (sd_listen_fds(3))."""
 MOST = 253
+ROOMY = {"maps": {"entries": 32768}}
+"""For all that happens on a busy host while there is no daemon: what has no room is not told by process."""
 STARTER = """
 import os, sys
 fds, names, command = sys.argv[1].split(), sys.argv[2], sys.argv[3:]
@@ -44,7 +46,9 @@ class DescriptorStore:
         names, fds = list(self.kept), list(self.kept.values())
         starter = [sys.executable, "-c", STARTER, " ".join(map(str, fds)), ":".join(names)]
         environment = {**os.environ, "NOTIFY_SOCKET": self.path}
-        return Lockd(directory, config, program=[*starter, *CHECKOUT], pass_fds=fds, env=environment)
+        return Lockd(
+            directory, ROOMY | (config or {}), program=[*starter, *CHECKOUT], pass_fds=fds, env=environment
+        )
 
     def close(self) -> None:
         """As at the stop of a service."""

@@ -6,6 +6,7 @@ neither a machine of its own nor a host that was booted with systemd.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -13,17 +14,31 @@ import subprocess
 import time
 from pathlib import Path
 
+from descriptor_store import ROOMY
 from lockd_process import ROOT, Lockd
 
 UNIT = ROOT / "deploy/systemd/lockd.service"
+OF_ITS_OWN = """
+mount -t cgroup2 none "$1"
+mkdir "$1/$2"
+echo $$ >"$1/$2/cgroup.procs"
+exec unshare --cgroup sh -ec "$3"
+"""
+"""A control group, as the root of all that it sees: a manager moves what it finds in its own."""
 START = """
+mount -t cgroup2 none /sys/fs/cgroup
 mount -t tmpfs none /run
 mkdir -p /run/systemd/system
 mount -t tracefs none /sys/kernel/tracing
 exec /lib/systemd/systemd --user --unit=empty.target --log-target=console
 """
 """What it takes for a host that was booted with systemd, seen by it alone."""
-CONFIG = "budget: {cpu: null, requests: null}\n"
+CLEAN = """
+mount -t cgroup2 none "$1"
+find "$1/$2" -depth -type d -exec rmdir {} +
+"""
+APART = ("unshare", "--mount", "--propagation=private", "sh", "-ec")
+CONFIG = json.dumps({"budget": {"cpu": None, "requests": None}, **ROOMY})
 SECONDS = 60.0
 
 
@@ -54,8 +69,10 @@ class Service(Lockd):
             "XDG_CONFIG_HOME": str(directory / "config"),
             "XDG_CACHE_HOME": str(directory / "cache"),
         }
+        self._groups = (str(directory / "cgroups"), f"lockd-test-{os.getpid()}")
+        os.mkdir(self._groups[0])
         self._manager = subprocess.Popen(
-            ["unshare", "--mount", "--propagation=private", "sh", "-ec", START],
+            [*APART, OF_ITS_OWN, "sh", *self._groups, START],
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -100,6 +117,7 @@ class Service(Lockd):
         self._control("stop", "lockd")
         self._manager.terminate()
         self._manager.wait(SECONDS)
+        subprocess.run([*APART, CLEAN, "sh", *self._groups], check=True)
 
     def _control(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["systemctl", "--user", "--no-pager", *arguments]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import Start
 from service_manager import Service
-from test_adoption import Counters, counters, fallen
+from test_adoption import Counters, counters, fallen, not_told
 from test_nothing_left import check_gone, in_kernel, processes_of
 
 from tests.needs import need
@@ -23,6 +23,8 @@ from tests.needs import need
 RESTARTS, KILLS = 3, 4
 MANY = pytest.param(20, marks=pytest.mark.thorough("20 kills of each take minutes"))
 CHILDREN = {"namer": "lockd.names", "exporter": "lockd.export"}
+BACKOFF_SECONDS = 120
+"""An exporter that ends again and again is started ever later."""
 STORM = ("storm", 2, 0, 1, 50, 500)
 
 
@@ -54,7 +56,7 @@ def test_a_restart_loses_nothing(service: Service, workload: Start) -> None:
     load.go()
     truth = load.truth()["futex"]["lock"]
     metrics = service.metrics()
-    assert metrics.dropped == 0
+    assert not_told(metrics) == 0, "of a host that is too busy for this test"
     assert metrics.sum("lockd_futex_waits_total", comm=load.comm, kind="lock") == truth["waits"] > 1000
     blocked = metrics.sum("lockd_futex_blocked_seconds_count", comm=load.comm, kind="lock")
     assert blocked == truth["blocked"]
@@ -75,7 +77,7 @@ def pid_of(service: Service, which: str) -> int:
 
 
 def until_another(service: Service, which: str, was: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + BACKOFF_SECONDS
     while pid_of(service, which) in (0, was):
         assert time.monotonic() < deadline, f"no other {which}:\n{service.said()}"
         time.sleep(0.05)
@@ -106,16 +108,18 @@ def test_a_kill_loses_a_period_at_most(service: Service, workload: Start, which:
     assert interrupted <= (kills if which == "sampler" else 0)
     assert metrics.sum("lockd_taken_over_total", after="crash") == (kills if which == "sampler" else 0)
     assert metrics.sum("lockd_start_time_seconds") == first.sum("lockd_start_time_seconds")
-    # A period, or what a busy host makes of it; and what the kernel says that it has left out.
-    lost = interrupted * truth["waits"] / seconds + metrics.dropped
     counted = metrics.sum("lockd_futex_waits_total", comm=load.comm, kind="lock")
-    print(f"{which}: {counted:.0f} of {truth['waits']}, interrupted {interrupted:.0f}, {metrics.dropped=}")
+    print(
+        f"{which}: {counted:.0f} of {truth['waits']}; {interrupted:.0f} interrupted, {not_told(metrics)} not told"
+    )
+    # A period, or what a busy host makes of it.
+    lost = interrupted * truth["waits"] / seconds + not_told(metrics)
     assert truth["waits"] - lost <= counted <= truth["waits"]
 
 
 def counters_again(service: Service) -> Counters:
     """Once somebody answers."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + BACKOFF_SECONDS
     while True:
         try:
             return counters(service)
@@ -155,7 +159,9 @@ def test_an_upgrade_with_other_programs_begins_anew(service: Service, workload: 
     assert metrics.sum("lockd_taken_over_total") == 0
     assert metrics.sum("lockd_start_time_seconds") > began
     now = in_kernel()
-    kinds = [sum(one.startswith(kind) for one in found) for found in (before, now) for kind in ("prog", "link")]
+    kinds = [
+        sum(one.startswith(kind) for one in found) for found in (before, now) for kind in ("prog", "link")
+    ]
     assert kinds[:2] == kinds[2:], "those from before are gone"
 
 
