@@ -99,8 +99,8 @@ def fallen(before: Counters, now: Counters) -> dict[Any, Any]:
 
 
 def not_told(metrics: Metrics) -> float:
-    """Events that are in no series of a process: the kernel calls no program on a CPU on which the sampler was
-    preempted as it read a map; or a map was full."""
+    """Events that are in no series of a process: a map was full, or the kernel called no program, as it does
+    on a CPU on which the sampler was preempted while it read a map."""
     return metrics.dropped + metrics.sum("lockd_overflow_events_total", map="futex")
 
 

@@ -53,7 +53,7 @@ def build_image(root: Path, image: Path) -> None:
     tests = root / "usr/lib/lockd-tests"
     shutil.copy(ROOT / "tests/machine/agent.py", tests)
     workloads = ROOT / "tests/workloads"
-    for name in ("mutex_handover", "storm"):  # static, since the machine may have an older libc
+    for name in ("mutex_handover",):  # static, since the machine may have an older libc
         sources = [workloads / f"{name}.c", workloads / "workload.c"]
         subprocess.run(["gcc", "-O2", "-pthread", "-static", "-o", tests / name, *sources], check=True)
     units = root / "etc/systemd/system"

@@ -1,7 +1,7 @@
 """lockd as a service of a real systemd: from boot to stop, in the order of a machine's life.
 
-One machine for all tests, also for those of the next file. A failure of type VmLost says that the machine
-stopped answering, and nothing about lockd.
+One machine for all tests. A failure of type VmLost says that the machine stopped answering, and nothing
+about lockd.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from guest import booted
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.machine.qemu import Machine
+from tests.needs import need
+from tests.vm.emulator import need_emulator
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -25,6 +28,14 @@ CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
 
 MOST_MB = 95.0
 """Of all processes together; 75 with Python 3.11."""
+
+
+@pytest.fixture(scope="module")
+def guest() -> Iterator[Machine]:
+    need_emulator()
+    need("systemctl")
+    with booted() as machine:
+        yield machine
 
 
 def until(guest: Machine, holds: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
@@ -162,7 +173,9 @@ def test_another_exporter_comes_and_counts_go_on(guest: Machine) -> None:
 
 
 def test_a_sampler_that_hangs_is_started_again(guest: Machine) -> None:
+    """And goes on where it was: tests/kernel/test_service_restarts.py tells the rest."""
     attached = programs(guest)
+    waits = samples(guest, comm="handed_over")["lockd_futex_waits_total"]
     pid = int(show(guest, "MainPID"))
     assert pid
     guest.shell(f"kill -STOP {pid}")
@@ -174,8 +187,9 @@ def test_a_sampler_that_hangs_is_started_again(guest: Machine) -> None:
     )
     log = guest.run("journalctl", "-u", "lockd", "-b", "--no-pager").out
     assert int(show(guest, "NRestarts")) == log.count("Watchdog timeout") == 1, log
-    assert guest.get(f"{URL}/metrics").code == 0
     assert programs(guest) == attached, "one of each, as before"
+    assert samples(guest, comm="handed_over")["lockd_futex_waits_total"] == waits
+    assert samples(guest, after="crash")["lockd_taken_over_total"] == 1
 
 
 def test_stop_is_clean(guest: Machine) -> None:
@@ -184,6 +198,7 @@ def test_stop_is_clean(guest: Machine) -> None:
     assert show(guest, "Result") == "success"
     assert (show(guest, "ExecMainCode"), show(guest, "ExecMainStatus")) == ("1", "0"), "exited with 0"
     assert programs(guest) == []
+    assert show(guest, "NFileDescriptorStore") == "0"
     assert guest.get(f"{URL}/metrics").code == -1
 
 
