@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -37,6 +38,7 @@ class DescriptorStore:
         self.path = str(directory / "notify")
         self.kept: dict[str, int] = {}
         self.told: list[str] = []
+        self._started: list[subprocess.Popen[str]] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.path)
         threading.Thread(target=self._listen, daemon=True).start()
@@ -46,12 +48,17 @@ class DescriptorStore:
         names, fds = list(self.kept), list(self.kept.values())
         starter = [sys.executable, "-c", STARTER, " ".join(map(str, fds)), ":".join(names)]
         environment = {**os.environ, "NOTIFY_SOCKET": self.path}
-        return Lockd(
-            directory, ROOMY | (config or {}), program=[*starter, *CHECKOUT], pass_fds=fds, env=environment
-        )
+        program = [*starter, *CHECKOUT]
+        one = Lockd(directory, ROOMY | (config or {}), program=program, pass_fds=fds, env=environment)
+        self._started.append(one.process)
+        return one
 
     def close(self) -> None:
-        """As at the stop of a service."""
+        """As at the stop of a service; a daemon that a test that failed has left goes too."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.wait(30)
         for fd in self.kept.values():
             os.close(fd)
         self.kept.clear()

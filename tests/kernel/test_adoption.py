@@ -94,8 +94,8 @@ def counters(lockd: Lockd) -> Counters:
 
 
 def fallen(before: Counters, now: Counters) -> dict[Any, Any]:
-    """The counters that are less than they were, or are no more."""
-    return {which: (was, now.get(which)) for which, was in before.items() if now.get(which, -1.0) < was}
+    """The counters that are less than they were. Series may go with their processes (lockd_retired_value)."""
+    return {which: (was, now[which]) for which, was in before.items() if now.get(which, was) < was}
 
 
 def not_told(metrics: Metrics) -> float:
