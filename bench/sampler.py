@@ -30,6 +30,7 @@ from lockd.libbpf import libbpf
 from lockd.sample.collect import FOLDED_ROWS
 from lockd.sample.maps import HashMap
 from lockd.sample.sampler import Sampler
+from lockd.sample.saved import Saved
 from lockd.service import load_settings
 
 ENTRIES = (1000, 10_000, 16_000)
@@ -49,14 +50,15 @@ CONFIG = {
 
 
 class Filled:
-    """A sampler of its own whose programs are not attached, and what fills its maps."""
+    """A sampler of its own whose programs are not attached, and what fills its maps; with `saved`, as under
+    systemd."""
 
-    def __init__(self, config: dict[str, object]) -> None:
+    def __init__(self, config: dict[str, object], saved: Saved | None = None) -> None:
         settings = read_text(Config, json.dumps(config), "bench")
         manifest, fds = run_loader(load_settings(settings))
         for fd in fds[len(manifest.maps) + len(manifest.functions) :]:
             os.close(fd)
-        self.sampler = Sampler(manifest, fds, sampler_settings(settings))
+        self.sampler = Sampler(manifest, fds, sampler_settings(settings), saved=saved)
         self._collector = self.sampler._collector
         self._made = 0
         for _ in range(2):  # what was counted while they were attached

@@ -6,7 +6,9 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
+from math import inf
 
 from lockd.children import Exporter
 from lockd.config import Config
@@ -14,10 +16,14 @@ from lockd.sample.identities import Filter
 from lockd.sample.limits import Limits
 from lockd.sample.loop import Loop
 from lockd.sample.sampler import NS, Sampler, SamplerSettings
+from lockd.store import Store
 from lockd.supervisor import Supervisor
 from lockd.systemd import Systemd
 
 log = logging.getLogger(__name__)
+
+LASTED_SECONDS = 60.0
+"""A start that was ready for so long has not failed."""
 
 
 def sampler_settings(config: Config) -> SamplerSettings:
@@ -47,12 +53,15 @@ class Daemon:
         listening: list[socket.socket],
         start_exporter: Callable[[], Exporter],
         systemd: Systemd,
+        store: Store,
     ) -> None:
         self._sampler = sampler
         self._places = ", ".join(_place(sock) for sock in listening)
         self._start_exporter = start_exporter
-        self._systemd = systemd
+        self._systemd, self._store = systemd, store
         self._is_ready = False
+        self._lasts_at = 0.0
+        """When a start that is ready will have lasted."""
         self._signal: signal.Signals | None = None
         """What has ended it."""
         wakeup, self._woken = socket.socketpair()
@@ -69,6 +78,11 @@ class Daemon:
         try:
             self._loop.run()
             log.info("signal %s: ending", self._signal.name if self._signal else "none")
+            self._sampler.fold()
+            self._sampler.save(is_end=True)
+        except BaseException:
+            self._store.has_failed()
+            raise
         finally:
             self._systemd.stopping()
             self._supervisor.end()
@@ -92,6 +106,8 @@ class Daemon:
             log.info("serving on %s", self._places)
             if not self._is_ready:
                 self._is_ready = True
+                self._lasts_at = time.monotonic() + LASTED_SECONDS
+                self._store.has_started()
                 self._systemd.ready(self._status())
         self._follow_exporter()
 
@@ -101,6 +117,9 @@ class Daemon:
         self._follow_exporter()
         if self._is_ready:
             self._systemd.status(self._status())
+            if self._lasts_at < time.monotonic():
+                self._lasts_at = inf
+                self._store.has_lasted()
 
     def _status(self) -> str:
         trouble = self._supervisor.trouble

@@ -7,7 +7,9 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockd import heap, logs, privileges
 from lockd.children import Exporter, Loader, check_web_config, listen
@@ -16,7 +18,11 @@ from lockd.errors import HostError, LockdError
 from lockd.libbpf import libbpf
 from lockd.load.settings import LoadSettings
 from lockd.manifest import Manifest
+from lockd.store import Store, key_of
 from lockd.systemd import Systemd
+
+if TYPE_CHECKING:
+    from lockd.sample.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +46,8 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
     privileges.no_new_privileges()  # as in the unit
     systemd = Systemd()
     listening = listen(addresses)
-    systemd.status("compiling and attaching the BPF programs")
+    settings = load_settings(config)
+    store = Store(systemd, key_of(settings, config.filter, config.series, config.histogram, config.windows))
     start_exporter = functools.partial(
         Exporter,
         listening,
@@ -51,25 +58,51 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
     )
     exporter: Exporter | None = None
     try:
-        loader = Loader(load_settings(config))
+        adopted = store.adopt()
+        if not adopted:
+            systemd.status("compiling and attaching the BPF programs")
+            loader = Loader(settings)
         exporter = start_exporter()
         # While those two work: numpy is half of this process's start.
         from lockd.daemon import Daemon, sampler_settings
         from lockd.sample.sampler import Sampler
+        from lockd.sample.saved import Saved
 
-        manifest, fds = loader.result()
+        manifest, fds = adopted or loader.result()
+        if not adopted:
+            store.keep(manifest, fds)
         _report_hooks(manifest, strict)
         _drop_privileges(manifest, fds)
         systemd.status("starting to sample")
-        sampler = Sampler(manifest, fds, sampler_settings(config))
+        begin = functools.partial(Sampler, manifest, fds, sampler_settings(config))
+        sampler = _going_on(begin, store) if adopted else begin(saved=Saved(store.counted()))
     except BaseException as error:
         if exporter:
             exporter.end()
         if isinstance(error, (OSError, MemoryError)):  # of processes, descriptors or memory
             raise LockdError(f"cannot start: {error or type(error).__name__}") from error
         raise
-    Daemon(sampler, config.period_ns, listening, start_exporter, systemd).run(exporter)
+    Daemon(sampler, config.period_ns, listening, start_exporter, systemd, store).run(exporter)
     return 0
+
+
+def _going_on(begin: Callable[..., Sampler], store: Store) -> Sampler:
+    """A sampler that goes on where the last one was, or from zero if what that one left makes no sense."""
+    try:
+        return _taken_over(begin, store)
+    except Exception as error:  # whichever comes of another version's file
+        words = str(error) if isinstance(error, ValueError) else repr(error)
+        log.warning("what the last start has counted is not used: %s; all counts begin at zero", words)
+        store.forget_counted()
+        return _taken_over(begin, store)
+
+
+def _taken_over(begin: Callable[..., Sampler], store: Store) -> Sampler:
+    from lockd.sample.saved import Saved
+
+    sampler = begin(saved=Saved(store.counted()))
+    sampler.take_over()
+    return sampler
 
 
 def load_settings(config: Config) -> LoadSettings:

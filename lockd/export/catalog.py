@@ -188,7 +188,13 @@ def _itself() -> Iterator[Metric]:
         "version python kernel",
         "Version of lockd, of the Python that runs it and of the kernel; always 1.",
     )
-    yield metric("start_time_seconds", "gauge", "", "When lockd started, in seconds since the Unix epoch.")
+    yield metric(
+        "start_time_seconds",
+        "gauge",
+        "",
+        "When counting began, in seconds since the Unix epoch: at the last start that did not go on where the"
+        " one before it was (lockd_taken_over_total). All counters were zero then.",
+    )
     yield metric(
         "hook_attached",
         "gauge",
@@ -308,6 +314,20 @@ def _itself() -> Iterator[Metric]:
         "",
         "Times nothing was looked up about a process because it, or its user, had taken its share of the time"
         " for that: a new lock of it is `anon`, and a ring of waits through it may not be found.",
+    )
+    yield metric(
+        "taken_over_total",
+        "counter",
+        "after",
+        "Starts that went on where the last one was, with its programs and counts: after: end: it was ended;"
+        " crash: it was not. All counts are since the last start that did not.",
+    )
+    yield metric(
+        "interrupted_drains_total",
+        "counter",
+        "",
+        "Of the starts after a crash, those before which lockd was taking a sampling period out of the"
+        " kernel's maps: what it had taken of one pair of maps may be in no series.",
     )
     yield metric(
         "exporter_restarts_total",

@@ -34,6 +34,7 @@ _text: Callable[[float], str] = floatToGoString
 
 PROCESS = "exporter"
 """What this process is called in the label `process`."""
+CPU_SECONDS = "lockd_cpu_seconds_total"
 PLAIN = 1_000_000
 """Below, prometheus_client writes counts with all their digits: what that is needs not be asked for each."""
 
@@ -46,7 +47,8 @@ class Exposition:
     """The text in one format, of one block (see lockd.snapshot) after another, with what this process uses.
 
     The head is {"metrics": [{"name": NAME, "labels": [[value, ...], ...]}, ...],
-    "buckets": [upper edges in seconds, without +Inf]}. A counter or gauge has an array NAME with
+    "buckets": [upper edges in seconds, without +Inf], "cpu_seconds_before": CPU time of those in whose place
+    this process is}. A counter or gauge has an array NAME with
     one value a row, a histogram NAME.buckets (a row of counts, not cumulative, +Inf last) and
     NAME.sum (seconds).
     """
@@ -65,6 +67,7 @@ class Exposition:
         if edges != self._edges:
             self._edges, self._lines = edges, {}
         own = own_usage(self._procfs)
+        own[CPU_SECONDS] += head.get("cpu_seconds_before", 0.0)
         rows: dict[str, list[list[str]]] = {each["name"]: each["labels"] for each in head["metrics"]}
         before, self._lines = self._lines, {}
         parts: list[str] = []
@@ -163,7 +166,7 @@ def own_usage(procfs: Path) -> dict[str, float]:
     stat = (procfs / "self" / "stat").read_text().rpartition(")")[2].split()
     resident = (procfs / "self" / "statm").read_text().split()[1]
     return {
-        "lockd_cpu_seconds_total": (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
+        CPU_SECONDS: (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
         "lockd_resident_bytes": int(resident) * os.sysconf("SC_PAGE_SIZE"),
     }
 

@@ -47,6 +47,14 @@ class CountedAhead:
     def __len__(self) -> int:
         return len(self._known)
 
+    def save(self) -> list[tuple[int, int, int, int, float]]:
+        """What is remembered, for restore()."""
+        return [(key, one.count, one.since, one.lock_type, one.seen) for key, one in self._known.items()]
+
+    def restore(self, known: list[tuple[int, int, int, int, float]]) -> None:
+        self._known = {key: Ahead(*told) for key, *told in known}  # type: ignore[arg-type]  # in its order
+        self._reindex()
+
     def unknown(self, locks: Columns, tids: Columns, since: Columns, now: float) -> npt.NDArray[np.bool_]:
         """Which of the locks held at this moment are to be counted; room for more than MOST there is not."""
         self._now = now

@@ -15,10 +15,15 @@ NS_PER_SECOND = 1e9
 
 
 class Block:
-    """Metrics of one moment. `buckets_us` are the upper edges exported, `slots` what programs count in."""
+    """Metrics of one moment. `buckets_us` are the upper edges exported, `slots` what programs count in;
+    `exporters_seconds` is the CPU time of those that are no more, to which the exporter adds its own."""
 
-    def __init__(self, buckets_us: Sequence[int], slots: int) -> None:
-        self._head: dict[str, Any] = {"metrics": [], "buckets": [us / US_PER_SECOND for us in buckets_us]}
+    def __init__(self, buckets_us: Sequence[int], slots: int, exporters_seconds: float = 0.0) -> None:
+        self._head: dict[str, Any] = {
+            "metrics": [],
+            "buckets": [us / US_PER_SECOND for us in buckets_us],
+            "cpu_seconds_before": exporters_seconds,
+        }
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         # Slot i ends at 2^i us; the last has no end.
         ends = 2.0 ** np.arange(slots)

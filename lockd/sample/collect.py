@@ -7,6 +7,7 @@ from lockd.rings import Ring
 from lockd.sample.backlog import Backlog
 from lockd.sample.inflight import read_steady
 from lockd.sample.pairs import Columns, Pairs, Rows
+from lockd.sample.saved import Saved
 from lockd.sample.spending import ProgramTimes
 
 CAPTURES = "captures"
@@ -28,9 +29,12 @@ class Collector:
 
     But under restraint, overflow maps and stacks are written to only in windows in which the pair that they
     belong to got an entry. Where it got none they are left alone, but for now and then, to be sure.
+
+    What is drained is in `saved`.
     """
 
-    def __init__(self, manifest: Manifest, fds: list[int]) -> None:
+    def __init__(self, manifest: Manifest, fds: list[int], saved: Saved | None = None) -> None:
+        self._saved = saved or Saved()
         self._maps = Pairs(manifest, fds, (BLOCKED_PROCESSES,))
         hashes = self._maps.hashes
         self.blocked_processes: Ring | None = None
@@ -45,7 +49,9 @@ class Collector:
         self.known_locks, self.hotspots = hashes.get("known_locks"), hashes.get("hotspots")
         """Locks that were captured, and Java machines; None if futex calls are not measured."""
         self.backlogs = {
-            name: Backlog(pair[0], FOLDED_ROWS) for name, pair in self._maps.pairs.items() if name != CAPTURES
+            name: Backlog(pair[0], FOLDED_ROWS, self._saved)
+            for name, pair in self._maps.pairs.items()
+            if name != CAPTURES
         }
         """Drained and not folded yet, by pair."""
         followers = {"kernel_locks": (STACKS,)}
@@ -79,6 +85,11 @@ class Collector:
         return all(backlog.has_room for backlog in self.backlogs.values())
 
     @property
+    def has_room_once_saved(self) -> bool:
+        """The same once what was folded is written as counted."""
+        return all(backlog.has_room_once_saved for backlog in self.backlogs.values())
+
+    @property
     def kept_rows(self) -> int:
         """Drained and not yet folded."""
         return sum(map(len, self.backlogs.values()))
@@ -93,6 +104,7 @@ class Collector:
             return False
         self._periods += 1
         everywhere = self._periods % LOOK_EVERYWHERE == 0 or self.control.restraint > 0
+        self._saved.is_draining = True
         for name, followers in self._followers.items():
             count = self._drain(name)
             for follower in followers:
@@ -100,6 +112,7 @@ class Collector:
                     self._drain(follower)
                 else:
                     self.entries[follower] = 0
+        self._saved.is_draining = False
         if CAPTURES in self._maps.pairs:
             rows = self._maps.drain_one(CAPTURES)
             self.entries[CAPTURES] = len(rows[0])
@@ -111,6 +124,12 @@ class Collector:
     def _drain(self, name: str) -> int:
         count = self.entries[name] = self.backlogs[name].drain(self._maps.idle(name))
         return count
+
+    def forget_names(self) -> None:
+        """Have all locks captured again, and Java machines looked for: another sampler knew what they are."""
+        for table in (self.known_locks, self.hotspots):
+            if table:
+                table.drain(self._maps.buffers)
 
     def stacks(self) -> Rows:
         """The stacks in the kernel of what has not been folded."""

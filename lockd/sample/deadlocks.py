@@ -128,6 +128,8 @@ class Deadlocks:
         self._found: Counter[Name] = Counter()
         self._token = self._skipped = self._looked = 0
         self._is_wanted_soon = False
+        self._reported_before: set[frozenset[tuple[int, int]]] = set()
+        """By another sampler."""
         self.holders: dict[Lock, int] = {}
         """The threads that held the contended locks when that was last asked; a thread of 0 is not known."""
 
@@ -212,7 +214,8 @@ class Deadlocks:
             if key not in self._known:
                 processes = [self._process(wait.tgid) for wait in ring]
                 wanted = any(wants for _, wants in processes)
-                self._known[key] = Deadlock(ring, processes[0][0], wanted)
+                told = key in self._reported_before
+                self._known[key] = Deadlock(ring, processes[0][0], wanted, is_reported=told, is_logged=told)
             self._known[key].locks = locks
         self._suspected = []
 
@@ -270,6 +273,17 @@ class Deadlocks:
             }
             for wait, holder in list(zip(one.threads, holders, strict=True))[:SHOWN_THREADS]
         ]
+
+    def save(self) -> dict[str, Any]:
+        """What was found, for restore()."""
+        rings = [[(wait.tid, wait.since) for wait in one.threads] for one in self.now]
+        return {"found": list(self._found.items()), "skipped": self._skipped, "reported": rings}
+
+    def restore(self, head: dict[str, Any]) -> None:
+        """Go on with what another one has found: it is found again, and not reported."""
+        self._found = Counter({(unit, comm): count for (unit, comm), count in head["found"]})
+        self._skipped = head["skipped"]
+        self._reported_before = {frozenset((tid, since) for tid, since in ring) for ring in head["reported"]}
 
     def export(self, block: Block) -> None:
         """Write the metrics."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +58,21 @@ class Folding:
         self._undecided_since = np.zeros(0, np.int64)
         """Of each of these rows, the tick by which it had been drained."""
         self.undecided_calls = 0
+
+    def save(self) -> tuple[dict[str, int], dict[str, npt.NDArray[Any]]]:
+        """How far it has come with each pair, and the rows that wait for the names of their locks."""
+        first = {name: backlog.first for name, backlog in self._collector.backlogs.items()}
+        keys, values = self._undecided or (np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return first, {"keys": keys.view(np.int64), "values": values.view(np.int64)}
+
+    def restore(self, first: Mapping[str, int], undecided: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on where another one was. Raises ValueError if what it had not folded is not there any more."""
+        for name, backlog in self._collector.backlogs.items():
+            backlog.go_back(first[name])
+        if len(undecided["keys"]):
+            keys, values = self._backlogs[FUTEX].all()
+            rows = undecided["keys"].copy().view(keys.dtype), undecided["values"].copy().view(values.dtype)
+            self._undecided, self._undecided_since = rows, np.zeros(len(rows[0]), np.int64)
 
     def has_decided(self, tick: int) -> bool:
         """Whether no call is undecided that was drained up to that tick."""

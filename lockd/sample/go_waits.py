@@ -46,6 +46,13 @@ class GoMutexWaits:
         """Forget what was read of processes that have ended; their totals stay."""
         self._read = {tgid: waited for tgid, waited in self._read.items() if tgid in alive}
 
+    def save(self) -> list[tuple[int, int]]:
+        """What was read, for restore()."""
+        return list(self._read.items())
+
+    def restore(self, read: list[tuple[int, int]]) -> None:
+        self._read = dict(read)
+
     def export(self, block: Block) -> None:
         rows, labels = self.series.live()
         block.add(WAITED, labels, self.series["waited_ns"][rows] / 1e9)

@@ -56,7 +56,7 @@ class KernelHoldAggregates:
         )  # fmt: skip
         self.series = [self.by_type]
         self._locks = detail.held = HeldLocks(resolver, self._types, detail.locks.capacity)
-        self._ahead = CountedAhead()
+        self.ahead = CountedAhead()
         self._old: tuple[Columns, Columns, Columns, Columns] | None = None
         """Keys of what was held for ABANDONED_NS when last seen; process, since when, how often."""
 
@@ -66,9 +66,9 @@ class KernelHoldAggregates:
         types, slots = keys["type"], keys["slot"]
         acquired = values["acquisitions"].astype(np.int64)
         if not window.has_detail:
-            self._ahead.take_back_nameless(types, acquired)
+            self.ahead.take_back_nameless(types, acquired)
         else:
-            self._ahead.take_back(keys["lock"], keys["tid"], acquired)
+            self.ahead.take_back(keys["lock"], keys["tid"], acquired)
         rows = self.by_type.rows(
             mix(window.codes, types),
             lambda i: (*window.processes[i], self._types[types[i]]),
@@ -109,7 +109,7 @@ class KernelHoldAggregates:
 
         began = np.where(is_quiet, np.minimum(taken, asked), taken)
         self._locks.note_holding(choose((depth > 0) | is_quiet, began), now)
-        is_quiet[is_quiet] = self._ahead.unknown(
+        is_quiet[is_quiet] = self.ahead.unknown(
             keys["lock"][is_quiet], keys["tid"][is_quiet], asked[is_quiet], now
         )
         if is_quiet.any():
@@ -132,7 +132,7 @@ class KernelHoldAggregates:
         )
         np.add.at(self.by_type["acquisitions"], rows, 1)
         self._locks.add_acquired(locks, now)
-        self._ahead.add(locks.addresses, locks.tids, clock - locks.waited_ns, types)
+        self.ahead.add(locks.addresses, locks.tids, clock - locks.waited_ns, types)
 
     def abandoned(self) -> tuple[Columns, int] | None:
         """Keys of locks whose holders are gone for good, and how many holds that are; None: of none."""
@@ -143,7 +143,7 @@ class KernelHoldAggregates:
         gone = np.array([not self._processes.has_thread(*thread) for thread in threads], np.bool_)
         if not gone.any():
             return None
-        self._ahead.forget(keys["lock"][gone], keys["tid"][gone])
+        self.ahead.forget(keys["lock"][gone], keys["tid"][gone])
         return structs.take(keys, np.flatnonzero(gone)), int(levels[gone].sum())
 
     def export(self, block: Block, now: float) -> None:

@@ -168,7 +168,10 @@ class Control:
         self._key = ctypes.c_uint32(0)
         self._entry = ctypes.byref(self._key), self._value.ctypes.data
         self._lib = libbpf()
-        self.window = 0
+        if self._lib.bpf_map_lookup_elem(fd, *self._entry):
+            raise LockdError(f"map control: reading the window: {os.strerror(last_error())}")
+        self.window = int(self._value["window"][0]) & 1
+        """Which map of every pair is written to; 0 at first, else as the last sampler left it."""
         self.restraint = 0
         """How much to leave out (enum restraint), from the next window on."""
 

@@ -35,6 +35,24 @@ class Maxima:
         column = self._parts[:, self._now % (PARTS + 1)]
         column[rows] = np.maximum(column[rows], values)
 
+    @property
+    def part(self) -> int:
+        """The number of the part that is kept now: of the monotonic clock, so that it goes on elsewhere."""
+        return self._now
+
+    def save(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """The parts of each row."""
+        parts = np.zeros((len(rows), PARTS + 1), np.int64)
+        inside = rows < len(self._parts)
+        parts[inside] = self._parts[rows[inside]]
+        return parts
+
+    def restore(self, rows: Rows, parts: npt.NDArray[np.int64], now: int) -> None:
+        """Take over what save() gave when `now` was the part, before anything is noted."""
+        self._now = now
+        self.note(rows, np.zeros(len(rows), np.int64))  # which makes room
+        self._parts[rows] = parts.reshape(len(rows), PARTS + 1)
+
     def forget(self, rows: Rows) -> None:
         self._parts[rows[rows < len(self._parts)]] = 0
 

@@ -7,6 +7,7 @@ import platform
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,10 @@ from lockd.sample.collect import Collector
 from lockd.sample.losses import Losses
 from lockd.sample.program_info import program_info
 from lockd.sample.series import Series
+from lockd.sample.spending import Successors
+
+SAVED = ("started", "ticks", "taken_over", "interrupted_drains")
+"""What is counted here, besides the times of ticks."""
 
 
 class TickTimes:
@@ -27,6 +32,12 @@ class TickTimes:
     def __init__(self, slots: int) -> None:
         self.slots = np.zeros(slots, np.int64)
         self.sum_ns = 0
+
+    def save(self) -> list[int]:
+        return [self.sum_ns, *self.slots.tolist()]
+
+    def restore(self, saved: list[int]) -> None:
+        self.sum_ns, self.slots[:] = saved[0], saved[1:]
 
     def note(self, ns: int) -> None:
         us = max(ns - 1, 0) // 1000
@@ -39,28 +50,66 @@ class OwnCost:
 
     def __init__(
         self, manifest: Manifest, collector: Collector, functions: list[tuple[str, int]],
-        resolver: Resolver, procfs: Path = Path("/proc"),
+        resolver: Resolver, exporter: Successors, procfs: Path = Path("/proc"),
     ) -> None:  # fmt: skip
         slots = manifest.constants["SLOTS"]
         self._manifest = manifest
         self._losses = Losses(manifest, collector.losses)
         self._collector = collector
         self._functions = functions
-        self._resolver = resolver
+        self._resolver, self._exporter = resolver, exporter
         self._procfs = procfs
-        self._started = time.time()
+        self.started = time.time()
+        """When counting began: at the start of the first of those that took over from one another."""
         self.work, self.late = TickTimes(slots), TickTimes(slots)
         self.ticks = 0
         self.exporter_restarts = 0
         self.captures_refused = 0
         self.undecided_calls = 0
+        self.taken_over = {"end": 0, "crash": 0}
+        """How often another sampler had been gone on with, by how that one ended."""
+        self.interrupted_drains = 0
+        self._before: dict[str, float] = {}
+        """What others have counted before that somebody else counts here."""
+
+    def save(self) -> dict[str, Any]:
+        """What was counted here and by those who are asked, for restore()."""
+        own = {name: getattr(self, name) for name in SAVED}
+        return {**own, "late": self.late.save(), "work": self.work.save(), "others": self._of_others()}
+
+    def restore(self, head: dict[str, Any], is_end: bool) -> None:
+        """Go on with what another one has counted; whether that one had come to its end."""
+        for name in SAVED:
+            setattr(self, name, head[name])
+        self.late.restore(head["late"])
+        self.work.restore(head["work"])
+        self._before = dict(head["others"])
+        self.taken_over["end" if is_end else "crash"] += 1
+
+    def _of_others(self) -> dict[str, float]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        now = {
+            "exporter_restarts": self.exporter_restarts,
+            "namer_restarts": self._resolver.restarts,
+            "namer_refused": self._resolver.refused,
+            "captures_refused": self.captures_refused,
+            "sampler_seconds": usage.ru_utime + usage.ru_stime,
+            "namer_seconds": self._resolver.cpu_seconds(),
+            "exporter_seconds": self._exporter.cpu_seconds(),
+        }
+        return {name: value + self._before.get(name, 0) for name, value in now.items()}
+
+    @property
+    def exporters_seconds(self) -> float:
+        """CPU time of the exporters that are no more."""
+        return self._exporter.ended + self._before.get("exporter_seconds", 0.0)
 
     def export(self, block: Block, families: list[Series]) -> None:
         """Write every metric to a block."""
         block.add(
             "lockd_build_info", [(lockd.__version__, platform.python_version(), os.uname().release)], [1]
         )
-        block.add("lockd_start_time_seconds", [()], [self._started])
+        block.add("lockd_start_time_seconds", [()], [self.started])
         hooks = self._manifest.hooks
         block.add(
             "lockd_hook_attached",
@@ -81,19 +130,23 @@ class OwnCost:
         block.add("lockd_series_retired_total", names, [series.retired for series in families])
         retired = {metric: value for series in families for metric, value in series.retired_values().items()}
         block.add("lockd_retired_value", [(metric,) for metric in retired], list(retired.values()))
-        block.add("lockd_exporter_restarts_total", [()], [self.exporter_restarts])
+        others = self._of_others()
+        block.add("lockd_exporter_restarts_total", [()], [others["exporter_restarts"]])
         block.add("lockd_undecided_futex_calls", [()], [self.undecided_calls])
-        block.add("lockd_namer_restarts_total", [()], [self._resolver.restarts])
-        block.add("lockd_namer_refused_total", [()], [self._resolver.refused])
-        self._export_programs(block)
-        usage = resource.getrusage(resource.RUSAGE_SELF)
+        block.add("lockd_namer_restarts_total", [()], [others["namer_restarts"]])
+        block.add("lockd_namer_refused_total", [()], [others["namer_refused"]])
+        block.add(
+            "lockd_taken_over_total", [(how,) for how in self.taken_over], list(self.taken_over.values())
+        )
+        block.add("lockd_interrupted_drains_total", [()], [self.interrupted_drains])
+        self._export_programs(block, others["captures_refused"])
         processes = [("sampler",), ("namer",)]
-        seconds = [usage.ru_utime + usage.ru_stime, self._resolver.cpu_seconds()]
+        seconds = [others["sampler_seconds"], others["namer_seconds"]]
         resident = [self._resident_bytes("self"), self._resident_bytes(str(self._resolver.pid))]
         block.add("lockd_cpu_seconds_total", processes, seconds)
         block.add("lockd_resident_bytes", processes, resident)
 
-    def _export_programs(self, block: Block) -> None:
+    def _export_programs(self, block: Block, captures_refused: float) -> None:
         dropped, overflowed, stacks, unseen = self._losses.read()
         dropped = {where: count for where, count in dropped.items() if where[0] != "trace"}
         runs: dict[str, npt.NDArray[np.int64]] = {}
@@ -107,7 +160,7 @@ class OwnCost:
             dropped["kernel_holds", "holder_gone"] = self._collector.abandoned
         block.add("lockd_dropped_events_total", list(dropped), list(dropped.values()))
         block.add("lockd_overflow_events_total", [(name,) for name in overflowed], list(overflowed.values()))
-        stacks["refused"] = self.captures_refused
+        stacks["refused"] = int(captures_refused)
         block.add("lockd_stack_misses_total", [(reason,) for reason in stacks], list(stacks.values()))
         block.add("lockd_unseen_switches_total", [()], [unseen])
         if self._kernel_keeps_statistics():

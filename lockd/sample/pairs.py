@@ -48,6 +48,7 @@ class Pairs:
         fd, info = infos["control"]
         self.control = Control(fd, info.value)  # type: ignore[arg-type]  # a layout, as numpy.dtype() takes it
         self._grace = GracePeriod()
+        self._grace.begin()  # a sampler that ended may have flipped a moment ago
 
     @property
     def is_settled(self) -> bool:

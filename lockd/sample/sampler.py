@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from lockd.sample.own_cost import OwnCost
 from lockd.sample.pairs import Columns, Rows
 from lockd.sample.presence import Presence
 from lockd.sample.restraint import NAMER_SHARE
+from lockd.sample.saved import Saved
 from lockd.sample.series import Series
 from lockd.sample.user_locks import UserLocks
 
@@ -48,6 +50,10 @@ log = logging.getLogger(__name__)
 NS = 1_000_000_000
 HOUSEKEEPING_SECONDS = 10.0
 FEW_ROWS = 256
+SAVE_SECONDS = 5.0
+"""Between two times that what was counted is written; what was drained since then is kept as it is."""
+FORMAT = 1
+"""Of what is written; to be changed with it."""
 FIRST_FOLD_SECONDS = 0.5
 """Folding and looking around, each once a second, thus come in different ticks."""
 
@@ -68,14 +74,20 @@ class Sampler:
     """Aggregates of everything that the programs of `manifest` count.
 
     `fds` are the descriptors of its maps and then of its functions; `procfs` the root of a
-    proc file system.
+    proc file system. What it counts it leaves in `saved`.
     """
 
     def __init__(
-        self, manifest: Manifest, fds: list[int], settings: SamplerSettings, procfs: Path = Path("/proc")
+        self,
+        manifest: Manifest,
+        fds: list[int],
+        settings: SamplerSettings,
+        procfs: Path = Path("/proc"),
+        saved: Saved | None = None,
     ) -> None:
         self._manifest = manifest
-        self._collector = Collector(manifest, fds)
+        self._saved = saved or Saved()
+        self._collector = Collector(manifest, fds, self._saved)
         functions = fds[len(manifest.maps) : len(manifest.maps) + len(manifest.functions)]
         self._processes = Processes(Units(procfs), procfs)
         self._identities = Identities(self._processes, settings.filter)
@@ -123,14 +135,15 @@ class Sampler:
             lambda tgid: self._identities.of_process(tgid, 0),
             self._processes.thread_comm,
         )
+        self.cpu_budget = CpuBudget(settings.cpu_budget, manifest, self._collector, self._resolver)
         self.own_cost = OwnCost(
             manifest,
             self._collector,
             [(program, fd) for (program, _), fd in zip(manifest.functions, functions, strict=True)],
             self._resolver,
+            self.cpu_budget.exporter,
             procfs,
         )
-        self.cpu_budget = CpuBudget(settings.cpu_budget, manifest, self._collector, self._resolver)
         self._alive: Columns = np.empty(0, np.uint32)
         self._last_seen = self._alive
         self._folding = Folding(
@@ -143,8 +156,83 @@ class Sampler:
         )
         self._only_drains = False
         """Whether the last tick left the folding to the next."""
-        self._next_second = self._next_housekeeping = 0.0
+        self._next_second = self._next_housekeeping = self._next_save = 0.0
         self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
+
+    def take_over(self) -> None:
+        """Go on with maps that another sampler has used, and with what it has counted, as far as it wrote it.
+
+        If what it wrote makes no sense that raises an exception, whichever, and this sampler is of no use:
+        another one has to begin, with a file of its own.
+        """
+        self._collector.forget_names()
+        if block := self._saved.read():
+            self._restore(*snapshot.unpack(block))
+        self.own_cost.interrupted_drains += self._saved.is_draining
+        self.save()  # so that this is written before what tells of it is changed
+        self._saved.is_draining = False
+
+    def save(self, is_end: bool = False) -> None:
+        """Leave what was counted, and how far, for the next sampler; `is_end`: no more will be counted."""
+        self._next_save = time.monotonic() + SAVE_SECONDS
+        if not self._saved.is_kept:
+            return
+        try:
+            self._saved.write(self._packed(is_end))
+        except OSError as error:
+            log.warning("what was counted is not kept for the next start: %s", error.strerror or error)
+        for backlog in self._collector.backlogs.values():
+            backlog.forget_folded()
+
+    def _packed(self, is_end: bool) -> bytes:
+        first, undecided = self._folding.save()
+        arrays = {f"undecided {name}": array for name, array in undecided.items()}
+        heads = {}
+        for series in self._series:
+            heads[series.family], columns = series.save()
+            arrays |= {f"{series.family} {name}": array for name, array in columns.items()}
+        head = {
+            "form": self._form,
+            "is_end": is_end,
+            "first": first,
+            "series": heads,
+            "own_cost": self.own_cost.save(),
+            "restraint_seconds": self.cpu_budget.restraint.seconds,
+            "deadlocks": self._deadlocks.save(),
+            "go_waits": self._go_waits.save() if self._go_waits else [],
+            "ahead": self.kernel_holds.ahead.save() if self.kernel_holds else [],
+            "abandoned": self._collector.abandoned,
+        }
+        return snapshot.pack(head, arrays)
+
+    def _restore(self, head: dict[str, Any], arrays: dict[str, memoryview]) -> None:
+        """Raises ValueError if it is of another form."""
+        if head["form"] != self._form:
+            raise ValueError("what was counted was left by another version of lockd")
+        of = {name: np.asarray(array) for name, array in arrays.items()}
+
+        def named(prefix: str) -> dict[str, Columns]:
+            begin = f"{prefix} "
+            return {name.removeprefix(begin): array for name, array in of.items() if name.startswith(begin)}
+
+        self._folding.restore(head["first"], named("undecided"))
+        now = time.monotonic()
+        for series in self._series:
+            series.restore(head["series"][series.family], named(series.family), now)
+        self.own_cost.restore(head["own_cost"], head["is_end"])
+        self._folding.tick = self.own_cost.ticks
+        self.cpu_budget.restraint.seconds = head["restraint_seconds"]
+        self._deadlocks.restore(head["deadlocks"])
+        if self._go_waits:
+            self._go_waits.restore(head["go_waits"])
+        if self.kernel_holds:
+            self.kernel_holds.ahead.restore(head["ahead"])
+        self._collector.abandoned = head["abandoned"]
+
+    @property
+    def _form(self) -> list[Any]:
+        """What tells whether a sampler can go on with what another one has left."""
+        return [FORMAT, {series.family: series.form for series in self._series}]
 
     def _may_be_wanted(self, tgid: int) -> bool:
         """What a process was called that is gone already, only its events tell. One that is not wanted may
@@ -180,8 +268,10 @@ class Sampler:
         What is too much to be folded at once is folded over the next ticks.
         """
         now = time.monotonic()
-        while not self._collector.has_room:
-            self._folding.some()
+        if not self._collector.has_room:
+            while not self._collector.has_room_once_saved:
+                self._folding.some()
+            self.save()
         kept = self._collector.kept_rows
         self.own_cost.ticks += self._collector.collect()
         self._folding.tick = self.own_cost.ticks
@@ -206,6 +296,8 @@ class Sampler:
         if now >= self._next_housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_SECONDS
             self._housekeeping(now)
+        if now >= self._next_save:
+            self.save()
 
     def _exchange_names(self, captures: list[Rows], now: float) -> None:
         """Ask what the locks are that threads were first seen to block on, and take answers."""
@@ -273,15 +365,18 @@ class Sampler:
                 self._resolver.ask(question)
         if self.kernel_holds and (abandoned := self.kernel_holds.abandoned()):
             self._collector.forget_holding(*abandoned)
+            self._next_save = now  # the programs' map does not tell of them any more
 
     def metrics(self) -> bytes:
         """The block behind /metrics."""
         self._fold_for_exporter()
         with self.cpu_budget.answering():
+            self.save()  # whatever happens now, no counter will be less than is told here
             return self._metrics()
 
     def _metrics(self) -> bytes:
-        block = Block(self._limits.buckets_us, self._manifest.constants["SLOTS"])
+        slots = self._manifest.constants["SLOTS"]
+        block = Block(self._limits.buckets_us, slots, self.own_cost.exporters_seconds)
         now = time.monotonic()
         for one in self._aggregates.values():
             one.export(block, now)

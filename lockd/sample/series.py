@@ -196,6 +196,76 @@ class Series:
         labels = list(self._row_of)
         return np.fromiter(self._row_of.values(), np.int64, len(labels)), labels
 
+    @property
+    def form(self) -> list[Any]:
+        """What two of them have in common if one can take over what the other has counted."""
+        return [
+            list(self._counters),
+            self._widths,
+            [[name, list(maxima)] for name, maxima in self.maxima.items()],
+        ]
+
+    def save(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        """All that was counted, and in which rows, for restore()."""
+        rows, labels = self.live()
+        entries = np.array([self._entry_of[label] for label in labels], np.int64)
+        arrays = {
+            "counted": self._counted(rows),
+            "gone": np.array(list(self._gone.values()), np.int64),
+            "waited": self._entries["waited"][entries],
+            "displaced": np.nan_to_num(self._entries["displaced"][entries], posinf=-1.0),
+        }
+        for name, windows in self.maxima.items():
+            for window, maxima in windows.items():
+                arrays[f"{name} {window}"] = maxima.save(rows)
+        return {
+            "labels": labels,
+            "gone": list(self._gone),
+            "retired": self.retired,
+            "overflowed": self.overflowed,
+            "retired_values": self._retired_values,
+            "parts": {name: {w: m.part for w, m in ms.items()} for name, ms in self.maxima.items()},
+        }, arrays
+
+    def restore(self, head: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]], now: float) -> None:
+        """Go on where another one of the same form was; before anything is counted."""
+        entries = []
+        for labels in map(tuple, head["labels"]):
+            entries.append(self._new_entry(labels))
+            self._give_row(entries[-1])
+        which = np.array(entries, np.int64)
+        rows = self._entries["row"][which]
+        self._entries["seen"][which] = self._aged = now
+        self._entries["waited"][which] = arrays["waited"]
+        self._set_counted(rows, arrays["counted"].reshape(len(rows), sum(self._widths)))
+        displaced = arrays["displaced"] >= 0
+        self._displace(which[displaced])
+        self._entries["displaced"][which[displaced]] = arrays["displaced"][displaced]
+        gone = arrays["gone"].reshape(len(head["gone"]), sum(self._widths))
+        self._gone = {tuple(labels): values for labels, values in zip(head["gone"], gone, strict=True)}
+        self.retired, self.overflowed = head["retired"], head["overflowed"]
+        self._retired_values = dict(head["retired_values"])
+        for name, windows in self.maxima.items():
+            for window, maxima in windows.items():
+                maxima.restore(rows, arrays[f"{name} {window}"], head["parts"][name][window])
+
+    def _counted(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """What rows have counted, one after another, as _take_counters() has it of one."""
+        columns = zip(self._counters, self._widths, strict=True)
+        return np.concatenate([self.columns[name][rows].reshape(len(rows), w) for name, w in columns], axis=1)
+
+    @property
+    def _widths(self) -> list[int]:
+        """Of the columns that are counters."""
+        return [self.columns[name][0].size for name in self._counters]
+
+    def _set_counted(self, rows: Rows, counted: npt.NDArray[np.int64]) -> None:
+        at = 0
+        for name, width in zip(self._counters, self._widths, strict=True):
+            column = self.columns[name]
+            column[rows] = counted[:, at : at + width].reshape(len(rows), *column.shape[1:])
+            at += width
+
     def _is_other(self, labels: tuple[str, ...]) -> bool:
         return all(labels[position] == OTHER for position in self.names)
 

@@ -84,19 +84,20 @@ class Successors:
 
     def __init__(self) -> None:
         self._pid = 0
-        self._ended = self._latest = 0.0
+        self.ended = self._latest = 0.0
+        """Of those that are no more; of the one there is, when that was last asked."""
 
     def follow(self, pid: int) -> None:
         """0: there is none at the moment."""
         self._pid = pid
-        self._ended += self._latest
+        self.ended += self._latest
         self._latest = 0.0
 
     def cpu_seconds(self) -> float:
         if self._pid:
             with contextlib.suppress(OSError):  # it has just ended
                 self._latest = cpu_seconds(self._pid)
-        return self._ended + self._latest
+        return self.ended + self._latest
 
 
 class Spending:

@@ -229,7 +229,9 @@ def test_another_exporter_comes_and_counts_go_on(guest: Machine) -> None:
 
 
 def test_a_sampler_that_hangs_is_started_again(guest: Machine) -> None:
+    """And goes on where it was: tests/kernel/test_service_restarts.py tells the rest."""
     attached = programs(guest)
+    waits = samples(guest, comm="handed_over")["lockd_futex_waits_total"]
     pid = int(show(guest, "MainPID"))
     assert pid
     guest.shell(f"kill -STOP {pid}")
@@ -241,19 +243,9 @@ def test_a_sampler_that_hangs_is_started_again(guest: Machine) -> None:
     )
     log = guest.run("journalctl", "-u", "lockd", "-b", "--no-pager").out
     assert int(show(guest, "NRestarts")) == log.count("Watchdog timeout") == 1, log
-    assert guest.get(f"{URL}/metrics").code == 0
     assert programs(guest) == attached, "one of each, as before"
-
-
-def test_only_the_first_start_compiled(guest: Machine) -> None:
-    """The boot was the first; in a directory that systemd made for root alone."""
-    words = [entry["MESSAGE"] for entry in journal(guest, "-b") if entry["_PID"] != "1"]
-    starts = [line for line in words if "compiled" in line]
-    assert starts[0].startswith("loader: compiled the BPF programs in")
-    assert set(starts[1:]) == {
-        "loader: the BPF programs were compiled by an earlier start and kept in /var/cache/lockd"
-    }
-    assert guest.shell("stat -c '%a %U' /var/cache/lockd").strip() == "700 root"
+    assert samples(guest, comm="handed_over")["lockd_futex_waits_total"] == waits
+    assert samples(guest, after="crash")["lockd_taken_over_total"] == 1
 
 
 def test_stop_is_clean(guest: Machine) -> None:
@@ -262,6 +254,7 @@ def test_stop_is_clean(guest: Machine) -> None:
     assert show(guest, "Result") == "success"
     assert (show(guest, "ExecMainCode"), show(guest, "ExecMainStatus")) == ("1", "0"), "exited with 0"
     assert programs(guest) == []
+    assert show(guest, "NFileDescriptorStore") == "0"
     assert guest.get(f"{URL}/metrics").code == -1
 
 
@@ -290,6 +283,18 @@ def test_ready_means_that_the_port_answers(guest: Machine) -> None:
     assert answer.code == 0, f"the first request after READY: {answer.out}"
     assert "compiling and attaching the BPF programs" in stages
     assert stages[-1].startswith("sampling")
+
+
+def test_only_the_first_start_compiled(guest: Machine) -> None:
+    """The boot was the first; in a directory that systemd made for root alone. After the watchdog nothing was
+    loaded."""
+    words = [entry["MESSAGE"] for entry in journal(guest, "-b") if entry["_PID"] != "1"]
+    starts = [line for line in words if "compiled" in line]
+    assert starts[0].startswith("loader: compiled the BPF programs in")
+    assert set(starts[1:]) == {
+        "loader: the BPF programs were compiled by an earlier start and kept in /var/cache/lockd"
+    }
+    assert guest.shell("stat -c '%a %U' /var/cache/lockd").strip() == "700 root"
 
 
 def test_the_key_for_tls_is_read_by_its_user_alone(guest: Machine, tmp_path: Path) -> None:

@@ -26,10 +26,11 @@ SHARED = {
 MAY = {
     "__main__": {"cli"},
     "cli": {"analyze", "service", "top", "trace"},
-    "service": {"children", "daemon", "load", "sample", "systemd"},
-    "daemon": {"children", "sample", "supervisor", "systemd"},
+    "service": {"children", "daemon", "load", "sample", "store", "systemd"},
+    "daemon": {"children", "sample", "store", "supervisor", "systemd"},
     "supervisor": {"children"},
     "children": {"load", "isolated"},
+    "store": {"load", "systemd"},
     "isolated": {"?"},  # whatever it is told to start
     "numpy_parts": {"?"},  # parts of numpy
     "systemd": set(),

@@ -1,9 +1,10 @@
-/* THREADS threads that make as many futex calls as they can for SECONDS, each on WORDS addresses of its own:
- * EAGAINS waits (kind lock) that fail at once, then one that times out after 50 us, and so on. A wait that is
- * preempted for all of that time does not block. No wakes, and no times: taking them would calm the storm. */
+/* THREADS threads that make as many futex calls as they can for SECONDS (0: until another byte comes), each
+ * on WORDS addresses of its own: EAGAINS waits (kind lock) that fail at once, then one that times out after
+ * TIMEOUT_US, and so on. A wait that is preempted for all of that time does not block. No wakes, and no
+ * times: taking them would calm the storm. */
 #include "workload.h"
 
-static long seconds, eagains, words;
+static long seconds, eagains, words, timeout_us;
 static _Atomic long failed, timeouts, blocked, finished;
 static _Atomic bool is_over;
 
@@ -17,7 +18,7 @@ static void *run(void *unused)
         for (long i = 0; i < eagains; i++, at = (at + 1) % words)
             if (futex_wait_2(&word[2 * at], 1000000) != EAGAIN)
                 die("futex: did not fail at once");
-        if (futex_wait_2(&word[2 * at + 1], 50) != ETIMEDOUT)
+        if (futex_wait_2(&word[2 * at + 1], timeout_us) != ETIMEDOUT)
             die("futex: no timeout");
         mine++;
     }
@@ -35,10 +36,14 @@ int main(int argc, char **argv)
     seconds = arg(argc, argv, 2, 10);
     eagains = arg(argc, argv, 3, 4);
     words = arg(argc, argv, 4, 1000);
+    timeout_us = arg(argc, argv, 5, 50);
     ready();
     for (long i = 0; i < threads; i++)
         spawn(run, NULL);
-    nap(seconds * 1000000);
+    if (seconds)
+        nap(seconds * 1000000);
+    else
+        wait_for_byte();
     is_over = true;
     while (finished < threads)
         nap(10000);

@@ -1,0 +1,244 @@
+"""A restart under load, with the descriptors kept as systemd keeps them: the programs never stop counting."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Start
+from descriptor_store import DescriptorStore
+from lockd_process import Labels, Lockd, Metrics
+from test_nothing_left import IDS, check_gone, in_kernel, processes_of
+
+from lockd import snapshot
+from lockd.export.catalog import CATALOG
+from lockd.sample.saved import PLACE, Saved
+
+SECONDS = 10
+RESTARTS = 3
+AFTER = {signal.SIGTERM: "end", signal.SIGKILL: "crash"}
+Counters = dict[tuple[str, Labels], float]
+LATER = {"period": "20ms"}
+"""A configuration that loads the same programs."""
+
+
+@pytest.fixture
+def store(tmp_path: Path, host: None) -> Iterator[DescriptorStore]:
+    kept = DescriptorStore(tmp_path)
+    yield kept
+    kept.close()
+
+
+def loaded_by(lockd: Lockd) -> set[str]:
+    """Programs, maps and links that it has descriptors of, as in_kernel() tells them."""
+    held = set()
+    for file in Path(f"/proc/{lockd.process.pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed just now
+            held |= {" ".join(found) for found in IDS.findall(file.read_text())}
+    return {one for one in in_kernel() if " ".join(one.split()[:2]) in held}
+
+
+def ended(lockd: Lockd) -> None:
+    lockd.process.kill()
+    lockd.process.wait(30)
+
+
+def test_what_is_kept_is_adopted(store: DescriptorStore, tmp_path: Path, workload: Start) -> None:
+    """Nothing else is attached, and what happens between two daemons is counted by the second."""
+    before = in_kernel()
+    first = store.start(tmp_path)
+    loaded = loaded_by(first)
+    assert len([one for one in loaded if one.startswith("prog")]) > 5
+    assert first.stop() == 0, "".join(first.log)
+    one = workload("mutex_handover", 200, 1000)
+    truth = one.run()
+    second = store.start(tmp_path, LATER)
+    try:
+        metrics = second.metrics()
+        log = "".join(second.log)
+        assert "the programs of the last start are attached still" in log
+        assert "loader" not in log
+        assert loaded_by(second) == loaded
+        told = truth["futex"]["lock"]
+        assert not_told(metrics) == 0, "of a host that is too busy for this test"
+        assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == told["waits"] == 200
+        assert metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock") == told["blocked"]
+        for child in processes_of(second.process.pid)[1:]:
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+            links = set()
+            for link in Path(f"/proc/{child}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # as above
+                    links.add(os.readlink(link))
+            objects = {link for link in links if "bpf" in link or "perf_event" in link}
+            assert objects <= ({"anon_inode:bpf-map"} if b"lockd.names" in command else set()), command
+    finally:
+        ended(second)
+    store.close()
+    check_gone(loaded, before, [os.getpid()])
+
+
+def counters(lockd: Lockd) -> Counters:
+    """Every counter, and what a histogram consists of, by its labels."""
+    names = {metric.name for metric in CATALOG.values() if metric.kind == "counter"}
+    histograms = [metric.name for metric in CATALOG.values() if metric.kind == "histogram"]
+    names |= {name + part for name in histograms for part in ("_bucket", "_count", "_sum")}
+    samples = lockd.metrics(settled=False).samples
+    return {(name, key): value for name in names for key, value in samples.get(name, {}).items()}
+
+
+def fallen(before: Counters, now: Counters) -> dict[Any, Any]:
+    """The counters that are less than they were. Series may go with their processes (lockd_retired_value)."""
+    return {which: (was, now[which]) for which, was in before.items() if now.get(which, was) < was}
+
+
+def not_told(metrics: Metrics) -> float:
+    """Events that are in no series of a process: a map was full, or the kernel called no program, as it does
+    on a CPU on which the sampler was preempted while it read a map."""
+    return metrics.dropped + metrics.sum("lockd_overflow_events_total", map="futex")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_lost_and_no_counter_falls(
+    store: DescriptorStore, tmp_path: Path, workload: Start, number: signal.Signals
+) -> None:
+    """Under load, several times. Of a kill, a drain that it interrupts may cost what that had taken."""
+    lockd = store.start(tmp_path)
+    try:
+        one = workload("storm", 2, SECONDS, 1, 50)
+        one.go()
+        began = lockd.metrics(settled=False).sum("lockd_start_time_seconds")
+        told = counters(lockd)
+        for _ in range(RESTARTS):
+            time.sleep(0.7)
+            before, told = told, counters(lockd)
+            assert fallen(before, told) == {}
+            lockd.process.send_signal(number)
+            lockd.process.wait(30)
+            lockd = store.start(tmp_path)
+            before, told = told, counters(lockd)
+            assert fallen(before, told) == {}
+        truth = one.truth()["futex"]["lock"]
+        metrics = lockd.metrics()
+        counted = metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock")
+        blocked = metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock")
+        interrupted = metrics.sum("lockd_interrupted_drains_total")
+        assert metrics.sum("lockd_taken_over_total", after=AFTER[number]) == RESTARTS
+        assert metrics.sum("lockd_taken_over_total") == RESTARTS
+        assert metrics.sum("lockd_start_time_seconds") == began
+        assert interrupted == 0 or number == signal.SIGKILL
+        of_a_period = truth["waits"] / SECONDS  # of 50 ms, or what a busy host makes of them
+        lost = interrupted * of_a_period + not_told(metrics)
+        assert truth["waits"] - lost <= counted <= truth["waits"]
+        assert truth["blocked"] - lost <= blocked <= truth["blocked"]
+    finally:
+        ended(lockd)
+
+
+@pytest.mark.parametrize("why", ["settings", "missing", "damaged", "exchanged", "failing"])
+def test_what_does_not_fit_is_let_go(store: DescriptorStore, tmp_path: Path, why: str) -> None:
+    before = in_kernel()
+    first = store.start(tmp_path)
+    loaded = loaded_by(first)
+    ended(first)
+    config = {"filter": {"min_block": "1us"}} if why == "settings" else {}
+    says = spoil(store, why)
+    second = store.start(tmp_path, config)
+    try:
+        assert f"not used: {says}; loading anew" in "".join(second.log)
+        check_gone(loaded, before, [os.getpid(), *processes_of(second.process.pid)])
+        assert second.metrics().sum("lockd_hook_attached") > 5
+    finally:
+        ended(second)
+    third = store.start(tmp_path, config)
+    assert "attached still" in "".join(third.log)
+    ended(third)
+
+
+def spoil(store: DescriptorStore, why: str) -> str:
+    """What the next start says of it."""
+    match why:
+        case "missing":
+            os.close(store.kept.pop("bpf-003"))
+            return "the descriptor bpf-003 is missing"
+        case "damaged":
+            os.pwrite(store.kept["manifest"], b"x", 1000)
+            return "the manifest is damaged"
+        case "exchanged":
+            kept = store.kept
+            kept["bpf-003"], kept["bpf-004"] = kept["bpf-004"], kept["bpf-003"]
+            return "the descriptor bpf-003 is another's"
+        case "failing":
+            os.pwrite(store.kept["manifest"], b"\3", 0)
+            return "3 starts with it have failed, one after another"
+    return "this start loads other programs, or the same with other settings"
+
+
+@pytest.mark.parametrize("why", ["another version", "damaged", "other rows"])
+def test_counts_that_make_no_sense_begin_at_zero(
+    store: DescriptorStore, tmp_path: Path, workload: Start, why: str
+) -> None:
+    """The programs are gone on with all the same, and so is what is counted from then on."""
+    first = store.start(tmp_path)
+    one = workload("mutex_handover", 50, 1000)
+    one.run()
+    before = first.metrics()
+    assert before.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == 50
+    ended(first)
+    says = spoil_counted(store.kept["counted"], why)
+    second = store.start(tmp_path)
+    log = "".join(second.log)
+    assert "the programs of the last start are attached still" in log
+    assert f"is not used: {says}" in log
+    assert "all counts begin at zero" in log
+    other = workload("mutex_handover", 30, 1000)
+    other.run()
+    metrics = second.metrics()
+    assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == 0
+    assert metrics.sum("lockd_futex_waits_total", comm=other.comm, kind="lock") == 30
+    assert metrics.sum("lockd_taken_over_total") == 0
+    assert metrics.sum("lockd_start_time_seconds") > before.sum("lockd_start_time_seconds")
+    ended(second)
+    third = store.start(tmp_path)
+    try:
+        metrics = third.metrics()
+        assert "begin at zero" not in "".join(third.log)
+        assert metrics.sum("lockd_futex_waits_total", comm=other.comm, kind="lock") == 30
+        assert metrics.sum("lockd_taken_over_total", after="crash") == 1
+    finally:
+        ended(third)
+
+
+def spoil_counted(file: int, why: str) -> str:
+    """What the next start says of it."""
+    saved = Saved(file)
+    block = saved.read()
+    assert block
+    if why == "another version":
+        head, arrays = snapshot.unpack(block)
+        parts = {name: np.asarray(array) for name, array in arrays.items()}
+        saved.write(snapshot.pack({**head, "form": [0]}, parts))
+        return "what was counted was left by another version of lockd"
+    if why == "damaged":
+        for at in (1, 2):
+            os.pwrite(file, b"x", at * PLACE + 100)
+        return "what was counted is damaged"
+    os.pwrite(file, b"\x77" * 16, 3 * PLACE)
+    return "rows "
+
+
+def test_an_interrupted_drain_is_counted_whatever_comes_next(store: DescriptorStore, tmp_path: Path) -> None:
+    ended(store.start(tmp_path))
+    os.pwrite(store.kept["counted"], b"\1", 0)  # as it is in that moment
+    for _ in range(2):
+        lockd = store.start(tmp_path)
+        try:
+            assert lockd.metrics(settled=False).sum("lockd_interrupted_drains_total") == 1
+        finally:
+            ended(lockd)

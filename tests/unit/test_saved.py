@@ -1,0 +1,207 @@
+"""What one sampler leaves to the next in a file in memory: whole, at whatever moment the first one ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockd import snapshot
+from lockd.sample.backlog import Backlog
+from lockd.sample.limits import Budget, Limits
+from lockd.sample.presence import Presence
+from lockd.sample.saved import PLACE, Saved
+from lockd.sample.series import Series
+
+ENTRIES = 8
+KEY = np.dtype([("number", "u8")])
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    fd = os.memfd_create("saved")
+    yield fd
+    os.close(fd)
+
+
+def test_what_was_written_last_is_read(file: int) -> None:
+    saved = Saved(file)
+    assert Saved(file).read() is None
+    for block in (b"one", b"two" * 1000, b"three"):
+        saved.write(block)
+        assert bytes(Saved(file).read() or b"") == block
+
+
+def test_a_write_that_does_not_end_leaves_the_last_one(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by SIGKILL: nothing is run after it."""
+    saved = Saved(file)
+    saved.write(b"whole")
+    pwritev = os.pwritev
+
+    def killed(fd: int, parts: list[bytes], at: int) -> int:
+        pwritev(fd, [b"".join(parts)[:40]], at)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "pwritev", killed)
+        saved.write(b"torn" * 100)
+    assert bytes(Saved(file).read() or b"") == b"whole"
+
+
+def test_what_cannot_be_written_leaves_nothing(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was told meanwhile may be more than was written before."""
+    saved = Saved(file)
+    saved.write(b"old")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="only 10 bytes"):
+        patch.setattr(os, "pwritev", lambda *_: 10)
+        saved.write(b"new")
+    assert Saved(file).read() is None
+
+
+def test_damage_is_seen(file: int) -> None:
+    Saved(file).write(b"block" * 10)
+    os.pwrite(file, b"x", 2 * PLACE + 50)
+    with pytest.raises(ValueError, match="damaged"):
+        Saved(file).read()
+
+
+class Table:
+    """As a map that programs have filled."""
+
+    entries, key, value = ENTRIES, KEY, KEY
+
+    def __init__(self) -> None:
+        self.made = self.fresh = 0
+
+    def move(self, keys_at: int, values_at: int, room: int) -> int:
+        count, self.fresh = self.fresh, 0
+        assert count <= room
+        rows = np.arange(self.made, self.made + count, dtype=np.uint64)
+        for at in (keys_at, values_at):
+            ctypes.memmove(at, rows.ctypes.data, rows.nbytes)
+        self.made += count
+        return count
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("drain"), st.integers(0, ENTRIES)),
+            st.tuples(st.just("take"), st.integers(0, 2 * ENTRIES)),
+            st.tuples(st.just("write"), st.just(0)),
+            st.tuples(st.just("kill"), st.just(0)),
+        )
+    )
+)
+def test_every_row_is_counted_once_whenever_it_ends(steps: list[tuple[str, int]]) -> None:
+    """Rows are taken, and what was taken is written now and then; the next one goes on from there."""
+    file = os.memfd_create("saved")
+    table = Table()
+    written: tuple[list[int], int] | None = None
+    counted: list[int] = []
+    backlog = Backlog(cast(Any, table), 4, Saved(file))
+    try:
+        for what, number in [*steps, ("kill", 0)]:
+            if what == "drain":
+                if not backlog.has_room:
+                    while not backlog.has_room_once_saved:
+                        counted += backlog.take(5)[0]["number"].tolist()
+                    written = list(counted), backlog.first
+                    backlog.forget_folded()
+                    assert backlog.has_room
+                table.fresh = number
+                backlog.drain(cast(Any, table))
+            elif what == "take":
+                counted += backlog.take(number)[0]["number"].tolist()
+            elif what == "write":
+                written = list(counted), backlog.first
+                backlog.forget_folded()
+            else:
+                counted = list(written[0]) if written else []
+                backlog = Backlog(cast(Any, table), 4, Saved(file))
+                if written:
+                    backlog.go_back(written[1])
+        counted += backlog.all()[1]["number"].tolist()
+    finally:
+        os.close(file)
+    assert counted == list(range(table.made))
+
+
+@given(st.tuples(*2 * [st.integers(-(2**63), 2**63 - 1)]))
+def test_rows_of_another_form_are_refused_or_fit(words: tuple[int, int]) -> None:
+    """What is where the numbers of the rows should be says never to write elsewhere than there."""
+    file = os.memfd_create("saved")
+    os.pwrite(file, np.array(words, np.int64).tobytes(), 3 * PLACE)
+    table = Table()
+    try:
+        backlog = Backlog(cast(Any, table), 4, Saved(file))
+    except ValueError:
+        return
+    finally:
+        os.close(file)
+    if not backlog.has_room:
+        backlog.take(len(backlog))
+        backlog.forget_folded()
+    table.fresh = ENTRIES
+    assert backlog.drain(cast(Any, table)) == ENTRIES
+
+
+def series(max_lines: int = 900) -> Series:
+    return Series(
+        "futex",
+        {"waits": np.int64, "slots": (np.int64, (3,))},
+        counters={"waits": "waits_total", "slots": "seconds_count"},
+        names=(0, 1),
+        lines=10,
+        budget=Budget(Limits(max_lines=max_lines)),
+        others=2,
+        maxima=("blocked",),
+        windows={"1m": 60.0},
+    )
+
+
+def count(of: Series, numbers: range, now: float) -> None:
+    keys = np.array(numbers, np.uint64) + np.uint64(1)
+    rows = of.rows(keys, lambda i: ("unit", f"comm{numbers[i]}", "lock"), np.ones(len(keys)), now)
+    np.add.at(of["waits"], rows, 1)
+    np.add.at(of["slots"], (rows, 1), 2)
+    of.advance(now)
+    for row in rows:
+        of.note_max("blocked", np.array([row]), np.array([1000 + int(row)]))
+
+
+def told(of: Series, now: float) -> dict[tuple[str, ...], Any]:
+    of.advance(now)
+    rows, labels = of.live()
+    maxima = of.current_max("blocked", rows)["1m"].tolist()
+    numbers = zip(of["waits"][rows].tolist(), of["slots"][rows].tolist(), maxima, strict=True)
+    return dict(zip(labels, numbers, strict=True))
+
+
+def test_series_go_on_as_they_were() -> None:
+    """Those that had rows, those that share one, and what is remembered of those that went."""
+    first = series()
+    count(first, range(100), 1000.0)
+    assert first.overflowed, "there was no room for all"
+    first.rearrange(Presence(), 10.0, 1100.0)
+    assert first.retired
+    count(first, range(50, 90), 1101.0)
+    head, arrays = first.save()
+    fields, blocks = snapshot.unpack(memoryview(snapshot.pack(head, arrays)))
+    second = series()
+    assert second.form == first.form
+    second.restore(fields, {name: np.asarray(block) for name, block in blocks.items()}, 1102.0)
+    assert told(second, 1102.0) == told(first, 1102.0)
+    assert second.retired_values() == first.retired_values()
+    assert (second.retired, second.overflowed) == (first.retired, first.overflowed)
+    shown = told(second, 1102.0)
+    count(second, range(100), 1103.0)
+    waits = {labels: numbers[0] for labels, numbers in told(second, 1103.0).items()}
+    assert all(waits[labels] >= numbers[0] for labels, numbers in shown.items())
+    assert sum(waits.values()) + second.retired_values()["waits_total"] == 100 + 40 + 100

@@ -1,0 +1,118 @@
+"""What one start leaves to the next in systemd's descriptor store, and when that is not believed any more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from lockd.load.settings import LoadSettings
+from lockd.manifest import Manifest
+from lockd.store import TRIES, Store, key_of
+from lockd.systemd import Systemd
+
+MANIFEST = Manifest("hash", 1, (), (), (), (), {}, {})
+
+
+class Keeper(Systemd):
+    """Keeps for the next start, in this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_there = True
+        self.left: dict[str, int] = {}
+
+    def keep(self, name: str, fd: int) -> None:
+        assert name not in self.left
+        self.left[name] = os.dup(fd)
+
+    def forget(self, name: str) -> None:
+        os.close(self.left.pop(name))
+
+    def kept(self) -> dict[str, int]:
+        return {name: os.dup(fd) for name, fd in self.left.items()}
+
+
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    one = Keeper()
+    Store(one, "key").keep(MANIFEST, [os.memfd_create("map"), os.memfd_create("program")])
+    yield one
+    for fd in one.left.values():
+        os.close(fd)
+
+
+def adopted(keeper: Keeper, key: str = "key") -> Store | None:
+    """The store of a start, if that takes what was kept."""
+    store = Store(keeper, key)
+    return store if store.adopt() else None
+
+
+def test_the_same_is_adopted_and_anything_else_let_go(keeper: Keeper) -> None:
+    assert adopted(keeper)
+    assert not adopted(keeper, "another")
+    assert keeper.left == {}
+
+
+def test_starts_that_never_serve_are_three_at_most(keeper: Keeper) -> None:
+    for _ in range(TRIES):
+        assert adopted(keeper)
+    assert not adopted(keeper)
+
+
+def test_kills_after_the_start_are_no_failures(keeper: Keeper) -> None:
+    for _ in range(2 * TRIES):
+        store = adopted(keeper)
+        assert store
+        store.has_started()
+
+
+def test_errors_after_the_start_are_failures_unless_it_has_lasted(keeper: Keeper) -> None:
+    """What a sampler finds in its maps, or in what was left to it, may be what it fails with each time."""
+    for _ in range(2 * TRIES):
+        store = adopted(keeper)
+        assert store
+        store.has_started()
+        store.has_lasted()
+        store.has_failed()
+    for _ in range(TRIES - 1):
+        store = adopted(keeper)
+        assert store
+        store.has_started()
+        store.has_failed()
+    assert not adopted(keeper)
+
+
+def test_what_was_counted_may_be_let_go_alone(keeper: Keeper) -> None:
+    first = Store(keeper, "key").counted()
+    assert first is not None
+    os.pwrite(first, b"counted", 0)
+    store = adopted(keeper)
+    assert store
+    again = store.counted()
+    assert again is not None
+    assert os.pread(again, 7, 0) == b"counted"
+    store.forget_counted()
+    anew = store.counted()
+    assert anew is not None
+    assert os.fstat(anew).st_size == 0
+    assert "counted" in keeper.left
+    assert adopted(keeper)
+
+
+def test_without_systemd_nothing_is_kept() -> None:
+    keeper = Keeper()
+    keeper.is_there = False
+    store = Store(keeper, "key")
+    store.keep(MANIFEST, [os.memfd_create("map")])
+    assert store.counted() is None
+    assert keeper.left == {}
+
+
+def test_the_key_tells_settings() -> None:
+    one = LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", ())
+    other = replace(one, entries=128)
+    assert key_of(one) == key_of(one)
+    assert len({key_of(one), key_of(other), key_of(one, "filter")}) == 3
