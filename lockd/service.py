@@ -44,7 +44,7 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
     systemd = Systemd()
     listening = listen(addresses)
     settings = load_settings(config)
-    store = Store(systemd, key_of(settings, config.filter, config.series, config.histogram, config.windows))
+    store = Store(systemd, key_of(settings))
     start_exporter = functools.partial(
         Exporter,
         listening,

@@ -208,7 +208,10 @@ class Sampler:
     def _restore(self, head: dict[str, Any], arrays: dict[str, memoryview]) -> None:
         """Raises ValueError if it is of another form."""
         if head["form"] != self._form:
-            raise ValueError("what was counted was left by another version of lockd")
+            raise ValueError(
+                "what was counted was left by another version of lockd, or with other windows, buckets or"
+                " bounds on series"
+            )
         of = {name: np.asarray(array) for name, array in arrays.items()}
 
         def named(prefix: str) -> dict[str, Columns]:
@@ -232,7 +235,9 @@ class Sampler:
     @property
     def _form(self) -> list[Any]:
         """What tells whether a sampler can go on with what another one has left."""
-        return [FORMAT, {series.family: series.form for series in self._series}]
+        limits = self._limits
+        bounds = [limits.max_lines, limits.top_locks, list(limits.buckets_us)]
+        return [FORMAT, bounds, {series.family: series.form for series in self._series}]
 
     def _may_be_wanted(self, tgid: int) -> bool:
         """What a process was called that is gone already, only its events tell. One that is not wanted may
