@@ -144,8 +144,10 @@ class Daemon:
     def _status(self) -> str:
         trouble = self._supervisor.trouble
         served = f"no metrics are served, exporter: {trouble}" if trouble else f"metrics on {self._places}"
-        refused = "" if self._reloads.was_successful else "the last reload was refused"
-        return "; ".join(filter(None, ("sampling", served, refused, self._sampler.cpu_budget.words)))
+        trouble_of_reload = "" if self._reloads.was_successful else "the last reload failed"
+        return "; ".join(
+            filter(None, ("sampling", served, trouble_of_reload, self._sampler.cpu_budget.words))
+        )
 
 
 def has_terminal() -> bool:

@@ -102,7 +102,7 @@ def test_systemd_is_told_when_it_begins_and_when_it_ends(
     store: DescriptorStore, lockd: Lockd, tmp_path: Path
 ) -> None:
     until(lambda: any("READY=1" in one for one in store.told), "it is ready")
-    for config, status in (({"perid": "1s"}, "; the last reload was refused"), ({}, "")):
+    for config, status in (({"perid": "1s"}, "; the last reload failed"), ({}, "")):
         store.told.clear()
         write(tmp_path, config)
         lockd.process.send_signal(signal.SIGHUP)

@@ -200,7 +200,7 @@ def test_reload_takes_what_is_right_and_fails_for_what_is_wrong(guest: Machine) 
     assert done.code != 0
     assert is_active(guest)
     until(guest, lambda: samples(guest)["lockd_config_last_reload_successful"] == 0, "told in a metric", 60)
-    assert show(guest, "StatusText").endswith("; the last reload was refused")
+    assert show(guest, "StatusText").endswith("; the last reload failed")
     words = [entry["MESSAGE"] for entry in journal(guest, "-b")]
     assert any(line.startswith("the configuration before this one stays in force: ") for line in words)
     assert handed_over(guest, 10) == counted, "the filter is still in force"
