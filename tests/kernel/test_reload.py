@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 import yaml
 from conftest import Start
-from descriptor_store import DescriptorStore
+from descriptor_store import ROOMY, DescriptorStore
 from lockd_process import CHECKOUT, PERIOD, ROOT, Lockd, Metrics
+from service_manager import Service
 from test_adoption import counters, ended, fallen
 from test_signals import child_of, until
 from workload import BUILD, Workload
+
+from tests.needs import need
 
 WAITS = "lockd_futex_waits_total"
 SECONDS = 6
@@ -57,7 +60,7 @@ def lockd(store: DescriptorStore, tmp_path: Path) -> Iterator[Lockd]:
 def write(directory: Path, config: dict[str, Any]) -> None:
     """As the daemon's fixture does, with others."""
     budget = {"cpu": None, "requests": None, **config.get("budget", {})}
-    text = yaml.safe_dump({"period": PERIOD, **config, "budget": budget})
+    text = yaml.safe_dump({"period": PERIOD, **ROOMY, **config, "budget": budget})
     (directory / "lockd.yaml").write_text(text)
 
 
@@ -278,3 +281,40 @@ def test_a_terminal_that_is_gone_ends_it(tmp_path: Path, host: None) -> None:
         assert lockd.process.wait(20) == 0, "".join(lockd.log)
     finally:
         ended(lockd)
+
+
+def test_systemctl_reload(host: None, tmp_path: Path, workload: Start) -> None:
+    """It comes back when all is taken, fails for a wrong file, and the service goes on."""
+    need("systemctl")
+    service = Service(tmp_path)
+    try:
+        service.systemctl("start")
+        one, other, third = (workload("mutex_handover", 30, 1000) for _ in range(3))
+        pid, kept = service.pid, yaml.safe_load(service.config.read_text())
+
+        service.config.write_text(
+            yaml.safe_dump({**kept, "filter": {"exclude_comms": [one.comm, other.comm]}})
+        )
+        service.systemctl("reload")
+        one.run()
+        assert service.metrics().sum(WAITS, comm=one.comm) == 0
+        assert "the configuration was read again; changed: filter.exclude_comms" in service.said()
+
+        service.config.write_text("perid: 10ms")
+        service.systemctl("reload", succeeds=False)
+        assert service.show("ActiveState") == "active"
+        other.run()
+        metrics = service.metrics()
+        assert metrics.sum(WAITS, comm=other.comm) == 0, "the filter is still in force"
+        assert metrics.sum("lockd_config_last_reload_successful") == 0
+        assert service.said().count('perid: unknown key; did you mean "period"?') == 2, "by daemon and check"
+
+        service.config.write_text(yaml.safe_dump(kept))
+        service.systemctl("reload")
+        third.run()
+        metrics = service.metrics()
+        assert metrics.sum(WAITS, comm=third.comm, kind="lock") == 30
+        assert metrics.sum("lockd_config_last_reload_successful") == 1
+        assert service.pid == pid
+    finally:
+        service.close()
