@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import resource
 import signal
@@ -16,7 +17,7 @@ from lockd.errors import ConfigError, HostError, LockdError, error_of
 from lockd.load import handover
 from lockd.load.settings import LoadSettings
 from lockd.manifest import Manifest
-from lockd.snapshot import SERVE
+from lockd.snapshot import RELOAD, SERVE
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +174,17 @@ class Exporter:
         self._is_serving = True
         with contextlib.suppress(OSError):  # it has ended: its end of the socket says so as well
             self.control.send(SERVE)
+
+    def reload(self, log_level: str, requests_share: float | None) -> bool:
+        """Ask it to take these, and to read the web configuration; whether there was room to ask."""
+        share = requests_share or math.inf
+        try:
+            self.control.send(b" ".join([RELOAD, log_level.encode(), str(share).encode()]))
+        except BlockingIOError:
+            return False
+        except OSError:  # as in serve()
+            pass
+        return True
 
     def let_go(self) -> None:
         """Let it end, which it does when its control socket closes."""

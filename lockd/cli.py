@@ -94,8 +94,8 @@ def _command(args: argparse.Namespace) -> int:
     if config is None:
         return service.doctor()
     if args.command == "check":
-        return service.check(config)
-    return service.run(config, list(config.web.listen), config.web.config_file, args.strict)
+        return service.check(config, args.quiet)
+    return service.run(config, lambda: _config(args), args.strict)
 
 
 def _config(args: argparse.Namespace) -> Config:
@@ -126,7 +126,9 @@ def _parser(words: list[str]) -> Parser:
     run = command("run", "Measure, and serve the metrics: the daemon")
     _daemon_flags(run)
     run.add_argument("--strict", action="store_true", help="fail if a hook is missing")
-    _daemon_flags(command("check", "Validate a configuration and say what would be measured"))
+    check = command("check", "Validate a configuration and say what would be measured")
+    _daemon_flags(check)
+    check.add_argument("--quiet", action="store_true", help="only say what is wrong with the configuration")
     command("doctor", "Say which hooks this host has, and why not the others")
     _top_flags(command("top", "Show live who is blocked most, and on what"))
     trace = command("trace", "Trace for a while and print what was found: one-shot tools")

@@ -118,21 +118,25 @@ class Filter:
         list_of(glob(), "a list of names or shell patterns"),
         "[]",
         'Only these systemd units or containers, such as ["nginx.service", "user@*"].',
+        reloads=True,
     )
     comms: tuple[str, ...] = key(
         list_of(glob(COMM_BYTES), "a list of names or shell patterns"),
         "[]",
         'Only processes of these names, such as [postgres, "php-fpm*"].',
+        reloads=True,
     )
     exclude_comms: tuple[str, ...] = key(
         list_of(glob(COMM_BYTES), "a list of names or shell patterns"),
         "[]",
         "Not the processes of these names, even if the lists above have them.",
+        reloads=True,
     )
     pids: tuple[int, ...] = key(
         list_of(integer(1, LARGEST_PID), "a list of process ids"),
         "[]",
         "Only these processes.",
+        reloads=True,
     )
     min_block_ns: int = key(
         duration("0", "24h"),
@@ -178,6 +182,7 @@ class Series:
         "1h",
         "A series goes away after this long with nothing new, once its process is gone; after 30 s if "
         "others need the room.",
+        reloads=True,
     )
     top_locks: int = key(
         integer(1, 10_000),
@@ -227,6 +232,7 @@ class Budget:
         "Of the CPU time of the whole machine, for all that lockd does by itself. While that takes more, "
         "lockd tells less, step by step; totals stay exact. auto: 2%, or a fifth of one processor where that "
         "is more.",
+        reloads=True,
     )
     requests: float | None = key(
         or_none(share("1%", "100%"), "none"),
@@ -234,6 +240,7 @@ class Budget:
         "Of the CPU time of one processor, for the tables and profiles that one address asks for (all of "
         "this host are one). What it does not take is saved, 10 s of it at most; while that is used up it is "
         "told to come back later, by status 429. Whoever scrapes /metrics never is. See docs/web.md.",
+        reloads=True,
     )
 
     def share(self, cpus: int) -> float | None:
@@ -271,6 +278,7 @@ class Log:
         choice("debug", "info", "warning", "error"),
         "info",
         "The least important messages that are still logged. --log.level overrides this.",
+        reloads=True,
     )
 
 
@@ -282,6 +290,7 @@ class Config:
         duration("10ms", "10s"),
         "50ms",
         "How often the counts are collected from the kernel: the sampling window.",
+        reloads=True,
     )
     programs: Programs = section(Programs)
     filter: Filter = section(Filter)
@@ -292,7 +301,9 @@ class Config:
             lambda windows: 1 <= len(windows) <= 4 and len({w.ns for w in windows}) == len(windows),
         ),
         "[1m, 5m]",
-        "The time spans of the `max` metrics. The alerts that come with lockd use 1m.",
+        "The time spans of the `max` metrics. The alerts that come with lockd use 1m. A reload takes others, "
+        "but no more of them than there were at the start.",
+        reloads=True,
     )
     histogram: Histogram = section(Histogram)
     series: Series = section(Series)

@@ -15,8 +15,11 @@ HEAD = """\
 The configuration of lockd: every key with its default. Remove what you do not change.
 
 Durations have units, from large to small: 1d, 1h30m, 5m, 10s, 50ms, 100us.
-`lockd check --config.file=FILE` says everything that is wrong with a file. A change takes effect at
-a restart, with which the counters begin at zero."""
+`lockd check --config.file=FILE` says everything that is wrong with a file. `systemctl reload lockd`
+(or SIGHUP) takes changes of the keys below that say so. The others take effect at a restart; the
+counters go on from there, unless what is changed is one of programs, windows, histogram, maps, or
+min_block, max_block, series.max or top_locks."""
+RELOADS = "Taken by a reload."
 
 
 def as_yaml() -> str:
@@ -35,7 +38,8 @@ def _section(kind: type[Section], depth: int) -> Iterator[str]:
             yield from _section(about, depth + 1)
         else:
             takes = about.rule.wants[0].upper() + about.rule.wants[1:]
-            yield _comment(f"{about.help} {takes}.", indent)
+            reload = f" {RELOADS}" if about.reloads else ""
+            yield _comment(f"{about.help} {takes}.{reload}", indent)
             yield f"{indent}{name}: {about.default}\n"
 
 

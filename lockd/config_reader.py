@@ -41,11 +41,13 @@ class Key:
     rule: Rule[Any]
     default: str
     help: str
+    reloads: bool = False
+    """Whether a daemon that runs can take another value."""
 
 
-def key(rule: Rule[T], default: str, help: str) -> T:
+def key(rule: Rule[T], default: str, help: str, reloads: bool = False) -> T:
     """A field of a section: a key with one value."""
-    about = Key(rule, default, help)
+    about = Key(rule, default, help, reloads)
     return field(default=rule.read_text(default), metadata={"about": about})
 
 

@@ -1,4 +1,4 @@
-"""The daemon while it runs: the loop, the exporter that it serves, and the signals that end both."""
+"""The daemon while it runs: the loop, the exporter that it serves, reloads, and the signals that end all."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable
 from math import inf
 
+from lockd import logs
 from lockd.children import Exporter
 from lockd.config import Config
+from lockd.reload import Reloads
 from lockd.sample.identities import Filter
 from lockd.sample.limits import Limits
 from lockd.sample.loop import Loop
@@ -49,9 +51,10 @@ class Daemon:
     def __init__(
         self,
         sampler: Sampler,
-        period_ns: int,
+        config: Config,
+        read: Callable[[], Config],
         listening: list[socket.socket],
-        start_exporter: Callable[[], Exporter],
+        start_exporter: Callable[[Config], Exporter],
         systemd: Systemd,
         store: Store,
     ) -> None:
@@ -66,14 +69,16 @@ class Daemon:
         """What has ended it."""
         wakeup, self._woken = socket.socketpair()
         self._woken.setblocking(False)
-        self._loop = Loop(sampler, period_ns, self._on_message, self._each_tick, wakeup)
+        self._loop = Loop(sampler, config.period_ns, self._on_message, self._each_tick, wakeup)
+        self._reloads = Reloads(config, read, self._take, systemd.reloading, self._reloaded)
+        self._had_terminal = has_terminal()
 
     def run(self, exporter: Exporter) -> None:
         """Until SIGTERM or SIGINT. `exporter` has been started; if it ends another will be."""
         signal.set_wakeup_fd(self._woken.fileno())
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        self._supervisor = Supervisor(self._start_exporter, exporter)
+        self._supervisor = Supervisor(lambda: self._start_exporter(self._reloads.running), exporter)
         self._follow_exporter()
         try:
             self._loop.run()
@@ -90,6 +95,9 @@ class Daemon:
 
     def _on_signal(self, number: int, _: object) -> None:
         # No log line from here: this may run within the writing of another, which would raise RuntimeError.
+        if number == signal.SIGHUP and has_terminal() == self._had_terminal:
+            self._reloads.ask()
+            return
         self._signal = signal.Signals(number)
         self._loop.stop()
 
@@ -101,7 +109,18 @@ class Daemon:
             self._sampler.cpu_budget.exporter.follow(exporter.pid if exporter else 0)
             self._sampler.own_cost.exporter_restarts = self._supervisor.restarts
 
+    def _take(self, config: Config) -> None:
+        """What a reload has changed, but for the exporter, which is told."""
+        logs.set_level(config.log.level)
+        self._loop.period_ns = config.period_ns
+        self._sampler.reload(sampler_settings(config))
+
+    def _reloaded(self) -> None:
+        self._sampler.own_cost.note_reload(self._reloads.was_successful, len(self._reloads.waiting))
+        self._systemd.ready(self._status())
+
     def _on_message(self, message: bytes) -> None:
+        self._reloads.answered(message)
         if self._supervisor.note(message):
             log.info("serving on %s", self._places)
             if not self._is_ready:
@@ -116,6 +135,7 @@ class Daemon:
         self._supervisor.look()
         self._follow_exporter()
         if self._is_ready:
+            self._reloads.look(self._supervisor.exporter)
             self._systemd.status(self._status())
             if self._lasts_at < time.monotonic():
                 self._lasts_at = inf
@@ -124,8 +144,19 @@ class Daemon:
     def _status(self) -> str:
         trouble = self._supervisor.trouble
         served = f"no metrics are served, exporter: {trouble}" if trouble else f"metrics on {self._places}"
-        words = self._sampler.cpu_budget.words
-        return f"sampling; {served}; {words}" if words else f"sampling; {served}"
+        trouble_of_reload = "" if self._reloads.was_successful else "the last reload failed"
+        return "; ".join(
+            filter(None, ("sampling", served, trouble_of_reload, self._sampler.cpu_budget.words))
+        )
+
+
+def has_terminal() -> bool:
+    """Whether somebody can still press Ctrl-C; SIGHUP says as well that a terminal is gone."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _place(listening: socket.socket) -> str:

@@ -13,15 +13,19 @@ PAUSE = 10.0
 
 def setup(level: str | int, process: str) -> None:
     """Send this process's log lines of `level` (such as "info") and above to their place."""
-    if isinstance(level, str):
-        level = level.upper()
-    logging.basicConfig(level=level, handlers=[_journal(process) or _text()], force=True)
+    logging.basicConfig(handlers=[_journal(process) or _text()], force=True)
+    for name in ("tornado.general", "tornado.application"):
+        logging.getLogger(name).addFilter(Seldom())
+    set_level(level)
+
+
+def set_level(level: str | int) -> None:
+    """Let log lines of `level` and above through from now on."""
+    root = logging.getLogger()
+    root.setLevel(level.upper() if isinstance(level, str) else level)
     # Tornado reports every malformed request; a port scan would fill the log.
-    if logging.getLogger().level > logging.DEBUG:
-        logging.getLogger("tornado.general").setLevel(logging.ERROR)
-        # The rest comes of what clients send, too: who reaches the port must not be able to fill it.
-        for name in ("tornado.general", "tornado.application"):
-            logging.getLogger(name).addFilter(Seldom())
+    is_debugged = root.level <= logging.DEBUG
+    logging.getLogger("tornado.general").setLevel(logging.NOTSET if is_debugged else logging.ERROR)
 
 
 def open_journal() -> bool:
@@ -40,7 +44,11 @@ def open_journal() -> bool:
 
 
 class Seldom(logging.Filter):
-    """Lets one message in ten seconds through, without its traceback, and says how many it did not."""
+    """Lets one message in ten seconds through, without its traceback, and says how many it did not.
+
+    What tornado says comes of what clients send: who reaches the port must not be able to fill the log. At
+    the level debug all is let through.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,6 +56,8 @@ class Seldom(logging.Filter):
         self._left_out = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if logging.getLogger().level <= logging.DEBUG:
+            return True
         now = time.monotonic()
         if now < self._next:
             self._left_out += 1

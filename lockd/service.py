@@ -8,7 +8,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockd import heap, logs, privileges
@@ -39,30 +38,31 @@ LARGE = 1 << 20
 """Bytes. What a tick allocates is seldom so large."""
 
 
-def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | None, strict: bool) -> int:
-    """The daemon; returns 0 after SIGTERM or SIGINT. Raises LockdError if it cannot start."""
+def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
+    """The daemon; returns 0 after SIGTERM or SIGINT. Raises LockdError if it cannot start.
+
+    `read` gives the configuration as its file is later on.
+    """
     logs.setup(config.log.level, process="sampler")
     heap.keep_little(LARGE)
     privileges.no_new_privileges()  # as in the unit
     systemd = Systemd()
-    listening = listen(addresses)
+    listening = listen(list(config.web.listen))
     settings = load_settings(config)
-    store = Store(systemd, key_of(settings, config.filter, config.series, config.histogram, config.windows))
-    start_exporter = functools.partial(
-        Exporter,
-        listening,
-        web_config,
-        config.log.level,
-        config.budget.requests,
-        os.memfd_create("lockd-web-kept") if web_config else None,
-    )
+    store = Store(systemd, key_of(settings))
+    web_config = config.web.config_file
+    web_kept = os.memfd_create("lockd-web-kept") if web_config else None
+
+    def start_exporter(now: Config) -> Exporter:
+        return Exporter(listening, web_config, now.log.level, now.budget.requests, web_kept)
+
     exporter: Exporter | None = None
     try:
         adopted = store.adopt()
         if not adopted:
             systemd.status("compiling and attaching the BPF programs")
             loader = Loader(settings)
-        exporter = start_exporter()
+        exporter = start_exporter(config)
         # While those two work: numpy is half of this process's start.
         from lockd.daemon import Daemon, sampler_settings
         from lockd.sample.sampler import Sampler
@@ -82,7 +82,7 @@ def run(config: Config, addresses: list[tuple[str, int]], web_config: Path | Non
         if isinstance(error, (OSError, MemoryError)):  # of processes, descriptors or memory
             raise LockdError(f"cannot start: {error or type(error).__name__}") from error
         raise
-    Daemon(sampler, config.period_ns, listening, start_exporter, systemd, store).run(exporter)
+    Daemon(sampler, config, read, listening, start_exporter, systemd, store).run(exporter)
     return 0
 
 
@@ -167,13 +167,16 @@ def _maps_readable_without_privileges(fd: int) -> bool:
     return bool(results and results[0])
 
 
-def check(config: Config) -> int:
+def check(config: Config, is_quiet: bool) -> int:
     """Say what would be attached with a (valid) configuration; 3 if a program cannot run here.
 
-    Raises ConfigError if the web configuration is wrong.
+    If `is_quiet` nothing is said, and the host is not looked at. Raises ConfigError if the web configuration
+    is wrong.
     """
     if config.web.config_file:
         check_web_config(config.web.config_file)
+    if is_quiet:
+        return 0
     from lockd.load import doctor as host_doctor  # much that the daemon has no use for
 
     return host_doctor.check(load_settings(config))

@@ -35,11 +35,11 @@ IDENTITY = ("map_id:", "prog_id:", "prog_tag:", "link_id:", "link_type:")
 """The lines of proc(5)'s fdinfo that tell one of the kernel's BPF objects from others."""
 
 
-def key_of(settings: LoadSettings, *others: object) -> str:
+def key_of(settings: LoadSettings) -> str:
     """What decides whether a start may take what another one loaded: the programs, how they are loaded, on
-    which boot of which kernel, and what else is given, told by its repr()."""
+    which boot of which kernel."""
     digest = blake2b(digest_size=DIGEST_BYTES)
-    of_host = BOOT.read_text(), os.uname().release, settings.to_json(), others
+    of_host = BOOT.read_text(), os.uname().release, settings.to_json()
     digest.update(repr(of_host).encode())
     for file in sorted(file for pattern in DECIDING for file in LOCKD.glob(pattern)):
         text = file.read_bytes()

@@ -32,6 +32,10 @@ class Systemd:
         self._told = text
         self._notify(f"READY=1\nSTATUS={text}")
 
+    def reloading(self) -> None:
+        """To be followed by ready(), once that is done."""
+        self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
     def stopping(self) -> None:
         self._notify("STOPPING=1\nSTATUS=ending")
 

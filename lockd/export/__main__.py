@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import logging
 import math
 import os
@@ -79,7 +80,9 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
     link = SamplerLink(control)
-    server = Server(Service(link, web, args.procfs, args.requests_share))
+    service = Service(link, web, args.procfs, args.requests_share)
+    link.reload = functools.partial(_reload, service)
+    server = Server(service)
     for each in listening:
         server.serve(each)
     link.say_serving()
@@ -89,6 +92,12 @@ async def _serve(
     await server.finish()
     for wait in waits:
         wait.cancel()
+
+
+def _reload(service: Service, level: str, share: float) -> bool:
+    logs.set_level(level)
+    service.work.change(share)
+    return service.web.read_again("a reload was asked for")
 
 
 def _drop_privileges(web_config: Path | None) -> None:

@@ -316,6 +316,26 @@ def _itself() -> Iterator[Metric]:
         " for that: a new lock of it is `anon`, and a ring of waits through it may not be found.",
     )
     yield metric(
+        "config_last_reload_successful",
+        "gauge",
+        "",
+        "Whether the configuration in force is the one that was read last: 0 after a reload that found the"
+        " configuration, or the web configuration, wrong; the one before is then still in force.",
+    )
+    yield metric(
+        "config_last_reload_success_timestamp_seconds",
+        "gauge",
+        "",
+        "Unix time of the last reload that found nothing wrong, or of the start.",
+    )
+    yield metric(
+        "config_keys_waiting",
+        "gauge",
+        "",
+        "Keys of the configuration that a reload found changed and could not take: they take effect at a"
+        " restart.",
+    )
+    yield metric(
         "taken_over_total",
         "counter",
         "after",

@@ -10,11 +10,21 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from lockd.errors import LockdError
-from lockd.snapshot import ALIVE, PING, REQUEST_SETTLED, SERVING, SETTLED, from_memfd
+from lockd.snapshot import (
+    ALIVE,
+    NOT_RELOADED,
+    PING,
+    RELOAD,
+    RELOADED,
+    REQUEST_SETTLED,
+    SERVING,
+    SETTLED,
+    from_memfd,
+)
 
 TIMEOUT = 5.0
 """How many seconds a request waits for its answer."""
@@ -56,6 +66,9 @@ class SamplerLink:
         self._loop = asyncio.get_running_loop()
         self.closed = asyncio.Event()
         """Set once the sampler has closed its end."""
+        self.reload: Callable[[str, float], bool] = lambda level, share: True
+        """Takes a level of the log and a share for requests, and reads the web configuration; whether that is
+        right."""
         self._loop.add_reader(control, self._receive)
 
     def say_serving(self) -> None:
@@ -126,6 +139,10 @@ class SamplerLink:
             return
         if message == PING and not fds:
             self._say(ALIVE)
+            return
+        if message.startswith(RELOAD) and not fds:
+            _, level, share = message.decode().split()
+            self._say(RELOADED if self.reload(level, float(share)) else NOT_RELOADED)
             return
         if message == SETTLED and not fds:
             self._latest.clear()  # answers from before

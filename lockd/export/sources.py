@@ -40,9 +40,14 @@ class Allowance:
     """
 
     def __init__(self, share: float, saved: float) -> None:
-        self._share, self._most_ahead = share, saved / share
+        self._saved = saved
+        self.change(share)
         self._paid_until: dict[str, float] = {}
         """When each has made up for what it has spent; who spent last comes last."""
+
+    def change(self, share: float) -> None:
+        """Let each spend this share from now on."""
+        self._share, self._most_ahead = share, self._saved / share
 
     def spend(self, source: str, seconds: float) -> None:
         now = time.monotonic()

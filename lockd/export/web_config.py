@@ -62,13 +62,20 @@ class WebConfig:
 
     def current(self) -> Settings:
         """What the file says now. Cheap enough to be called for every request and connection."""
-        if self._path and any(_signature(path) != was for path, was in self._seen.items()):
+        if any(_signature(path) != was for path, was in self._seen.items()):
+            self.read_again("it or a file that it names has changed")
+        return self._settings
+
+    def read_again(self, why: str) -> bool:
+        """Whether there is nothing wrong with it; else what is wrong is logged."""
+        if self._path:
             try:
                 self._settings = self._read(self._path)
-                log.info("%s: read again, because it or a file that it names has changed", self._path)
             except ConfigError as error:
                 log.error("the web configuration before this one stays in use: %s", error)
-        return self._settings
+                return False
+            log.info("%s: read again, because %s", self._path, why)
+        return True
 
     def _read(self, path: Path) -> Settings:
         # Without a file neither YAML nor the rules for its keys are needed: 1 MB.

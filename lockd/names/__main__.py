@@ -38,6 +38,7 @@ from lockd.names.messages import (
     Owners,
     OwnersAnswer,
     Question,
+    Reload,
     UserLockSeen,
     decode_question,
     encode_answer,
@@ -105,6 +106,9 @@ class Names:
                 self._forget(self._clock())
                 for tgid in question.tgids:
                     self._look(tgid)
+            case Reload():
+                logs.set_level(question.log_level)
+                self._shares.share = question.share
         return None
 
     def _look(self, tgid: int) -> None:

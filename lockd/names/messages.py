@@ -208,7 +208,26 @@ class Looks:
         return f"the mappings of {len(self.tgids)} processes"
 
 
-Question = UserLockSeen | KernelLock | Owners | GoWaits | Looks
+@dataclass(frozen=True)
+class Reload:
+    """Go on with these, which are as in NamerSettings."""
+
+    wants_answer: ClassVar[bool] = False
+    log_level: int
+    share: float
+
+    def encode(self) -> bytes:
+        return _message({"q": "reload", **vars(self)})
+
+    def fallback(self) -> Answer:
+        raise AssertionError("is not answered")
+
+    @property
+    def words(self) -> str:
+        return "other settings"
+
+
+Question = UserLockSeen | KernelLock | Owners | GoWaits | Looks | Reload
 
 
 @dataclass(frozen=True)
@@ -252,6 +271,8 @@ def decode_question(message: bytes) -> Question:
             return GoWaits(tuple(fields["tgids"]))
         case "look":
             return Looks(tuple(fields["tgids"]), tuple(fields["gone"]))
+        case "reload":
+            return Reload(**fields)
         case other:
             raise ValueError(f"no question is called {other!r}")
 

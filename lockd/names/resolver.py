@@ -30,6 +30,7 @@ from lockd.names.messages import (
     NamerSettings,
     Owners,
     Question,
+    Reload,
     UserLockSeen,
     decode,
 )
@@ -85,6 +86,8 @@ class Resolver:
         self._answered_at = self._start_at = 0.0
         self.is_paused = False
         """Whether questions about names wait; who holds the locks of a deadlock is asked all the same."""
+        self._reload: Reload | None = None
+        """What the namer is to be told next."""
         self.restarts = 0
         self._cpu_seconds_of_ended = 0.0
         self._refused_by_ended = 0
@@ -116,7 +119,7 @@ class Resolver:
     def is_idle(self) -> bool:
         """Whether there is nothing to send or to receive, but that the namer has ended."""
         waiting = self._queue or self._to_look or self._to_forget or self._outstanding or self._answers
-        return bool(self._namer) and not waiting
+        return bool(self._namer) and not waiting and not self._reload
 
     def ask(self, question: UserLockSeen | KernelLock | Owners | GoWaits) -> bool:
         """False if too much is being asked for already."""
@@ -139,6 +142,11 @@ class Resolver:
                 del self._to_look[tgid]
             else:
                 self._to_forget[tgid] = None
+
+    def reload(self, share: float) -> None:
+        """Go on with another share, and with the level that the log has now."""
+        self._share = share
+        self._reload = Reload(log.getEffectiveLevel(), share)
 
     def answers(self) -> list[Answer]:
         """All since the last call. To be called often: it is also what sends the questions."""
@@ -175,6 +183,7 @@ class Resolver:
             self._lost(gone, now)
 
     def _start(self, now: float) -> None:
+        self._reload = None  # it begins with that
         try:
             self._namer = Namer(self._settings(now))
         except OSError as error:  # too many processes or descriptors: that may pass
@@ -191,6 +200,9 @@ class Resolver:
     def _send(self, now: float) -> None:
         assert self._namer
         while (question := self._next()) and self._namer.send(question.encode()):
+            if isinstance(question, Reload):
+                self._reload = None
+                continue
             if isinstance(question, Looks):
                 for sent, waiting in ((question.tgids, self._to_look), (question.gone, self._to_forget)):
                     for tgid in sent:
@@ -203,6 +215,8 @@ class Resolver:
 
     def _next(self) -> Question | None:
         """What is to be sent now: who holds locks, then what may end, then names."""
+        if self._reload:
+            return self._reload
         first = self._queue[0] if self._queue and len(self._outstanding) < OUTSTANDING else None
         if isinstance(first, Owners):
             return first

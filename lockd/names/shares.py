@@ -68,7 +68,7 @@ class Shares:
         owing: Sequence[tuple[Turn, float]] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._procfs, self._share, self._bench, self._clock = procfs, share, bench, clock
+        self._procfs, self.share, self._bench, self._clock = procfs, share, bench, clock
         self._delay = _Delay()
         self._owed: dict[Turn, tuple[float, float]] = {}
         """By a process, or by a user as (NOBODY, user): seconds, and when that was so."""
@@ -99,7 +99,7 @@ class Shares:
 
     def _owes(self, one: Turn) -> float:
         seconds, at = self._owed.get(one, (0.0, 0.0))
-        return max(seconds - self._share * (self._clock() - at), 0.0)
+        return max(seconds - self.share * (self._clock() - at), 0.0)
 
     def _take(self, turn: Turn, seconds: float) -> None:
         now = self._clock()
@@ -114,8 +114,8 @@ class Shares:
                     "%s has taken its share of the namer's time: its new locks have no names for %d s, and"
                     " again whenever it takes more than %d%% of a CPU",
                     f"user {one[1]}" if one[0] == NOBODY else f"process {one[0]}",
-                    (self._owed[one][0] - SAVED_SECONDS) / self._share,
-                    100 * self._share,
+                    (self._owed[one][0] - SAVED_SECONDS) / self.share,
+                    100 * self.share,
                 )  # fmt: skip
         if len(self._owed) > FORGOTTEN_AT:
             self._owed = {one: owed for one, owed in self._owed.items() if self._owes(one)}

@@ -53,9 +53,17 @@ class CpuBudget:
             return
         self._looked = now
         if self.restraint.judge(self._spending.look(seconds), seconds):
-            level = self.restraint.level
-            self._control.restraint = level  # the programs learn of it with the next window
-            self._resolver.is_paused = level >= STACKS
+            self._do_as_told()
+
+    def change(self, budget: float | None) -> None:
+        """Judge by another budget from now on."""
+        self.restraint.change(budget)
+        self._do_as_told()
+
+    def _do_as_told(self) -> None:
+        level = self.restraint.level
+        self._control.restraint = level  # the programs learn of it with the next window
+        self._resolver.is_paused = level >= STACKS
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:

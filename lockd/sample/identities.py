@@ -90,6 +90,11 @@ class Identities:
             found = self._index.find(keys)
         return found
 
+    def want(self, wanted: Filter) -> None:
+        """Go on with another filter."""
+        self._filter = wanted
+        self._forget()
+
     def of_process(self, tgid: int, since: int) -> tuple[Name, bool]:
         """The name of a live process that has had no event since then, and whether it is wanted."""
         name = self._processes.name(tgid, since)

@@ -40,7 +40,7 @@ class Loop:
         wakeup: socket.socket,
     ) -> None:
         self._sampler = sampler
-        self._period_ns = period_ns
+        self.period_ns = period_ns
         self._on_message = on_message
         self._each_tick = each_tick
         self._wakeup = wakeup
@@ -69,7 +69,7 @@ class Loop:
             self._each_tick()
             self._tell_settled()
             # A tick that is missed is not made up for: its window was only longer.
-            period = self._period_ns * self._sampler.cpu_budget.periods
+            period = self.period_ns * self._sampler.cpu_budget.periods
             due += period * max((ended - due) // period + 1, 1)
 
     def _wait_until(self, due: int) -> None:

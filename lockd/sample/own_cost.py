@@ -69,8 +69,15 @@ class OwnCost:
         self.taken_over = {"end": 0, "crash": 0}
         """How often another sampler had been gone on with, by how that one ended."""
         self.interrupted_drains = 0
+        self._reload_was_successful, self._reloaded, self._keys_waiting = True, time.time(), 0
         self._before: dict[str, float] = {}
         """What others have counted before that somebody else counts here."""
+
+    def note_reload(self, was_successful: bool, keys_waiting: int) -> None:
+        """Of the configuration; how many of its keys wait for a restart."""
+        self._reload_was_successful, self._keys_waiting = was_successful, keys_waiting
+        if was_successful:
+            self._reloaded = time.time()
 
     def save(self) -> dict[str, Any]:
         """What was counted here and by those who are asked, for restore()."""
@@ -110,6 +117,9 @@ class OwnCost:
             "lockd_build_info", [(lockd.__version__, platform.python_version(), os.uname().release)], [1]
         )
         block.add("lockd_start_time_seconds", [()], [self.started])
+        block.add("lockd_config_last_reload_successful", [()], [self._reload_was_successful])
+        block.add("lockd_config_last_reload_success_timestamp_seconds", [()], [self._reloaded])
+        block.add("lockd_config_keys_waiting", [()], [self._keys_waiting])
         hooks = self._manifest.hooks
         block.add(
             "lockd_hook_attached",

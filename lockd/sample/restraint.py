@@ -111,6 +111,13 @@ class Restraint:
             self._patience = PATIENCE
         return self.level != level
 
+    def change(self, budget: float | None) -> None:
+        """Judge by another budget from now on."""
+        if budget is None and self.level and self.budget is not None:
+            before, self.level = self.level, 0
+            self._tell(logging.INFO, before, "budget.cpu is none from now on")
+        self.budget = budget
+
     def _step_up_for_events(self, budget: float, seconds: float) -> None:
         if self._since_down < LASTED:
             self._patience = min(2 * self._patience, MOST_PATIENCE)

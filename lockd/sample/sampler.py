@@ -69,6 +69,12 @@ class SamplerSettings:
     parked: Sequence[str] = ()
     """Patterns of the names of locks that threads park on, besides those that are known."""
 
+    @property
+    def namer_share(self) -> float:
+        """Of the namer's time, for a process and for a user."""
+        cpus = 1.0 if self.cpu_budget is None else self.cpu_budget * (os.cpu_count() or 1)
+        return NAMER_SHARE * min(cpus, 1.0)
+
 
 class Sampler:
     """Aggregates of everything that the programs of `manifest` count.
@@ -91,9 +97,8 @@ class Sampler:
         functions = fds[len(manifest.maps) : len(manifest.maps) + len(manifest.functions)]
         self._processes = Processes(Units(procfs), procfs)
         self._identities = Identities(self._processes, settings.filter)
-        cpus = 1.0 if settings.cpu_budget is None else settings.cpu_budget * (os.cpu_count() or 1)
-        share = NAMER_SHARE * min(cpus, 1.0)
-        self._resolver = Resolver(procfs, self._collector.blocked_processes, settings.parked, share)
+        share, blocked = settings.namer_share, self._collector.blocked_processes
+        self._resolver = Resolver(procfs, blocked, settings.parked, share)
         self.detail = Detail(
             self._processes.thread_comm, FOLDED_ROWS + max(2 * self._collector.largest, HELD_BACK_ROWS)
         )
@@ -159,6 +164,23 @@ class Sampler:
         self._next_second = self._next_housekeeping = self._next_save = 0.0
         self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
 
+    def reload(self, settings: SamplerSettings) -> None:
+        """Go on with others, of which `parked` and the bounds on series are the same.
+
+        What was drained so far is counted as before, but for futex calls that wait for their lock's name.
+        """
+        self.fold()
+        self._limits = settings.limits
+        for series in self._series:
+            series.keep_windows(dict(settings.limits.windows))
+        self._identities.want(settings.filter)
+        if self._user_locks:
+            advice = self._user_locks.advice.items()
+            self._user_locks.advice = {tgid: one for tgid, one in advice if self._is_wanted(tgid)}
+        self.cpu_budget.change(settings.cpu_budget)
+        self._resolver.reload(settings.namer_share)
+        self.save()
+
     def take_over(self) -> None:
         """Go on with maps that another sampler has used, and with what it has counted, as far as it wrote it.
 
@@ -208,7 +230,10 @@ class Sampler:
     def _restore(self, head: dict[str, Any], arrays: dict[str, memoryview]) -> None:
         """Raises ValueError if it is of another form."""
         if head["form"] != self._form:
-            raise ValueError("what was counted was left by another version of lockd")
+            raise ValueError(
+                "what was counted was left by another version of lockd, or with other windows, buckets or"
+                " bounds on series"
+            )
         of = {name: np.asarray(array) for name, array in arrays.items()}
 
         def named(prefix: str) -> dict[str, Columns]:
@@ -232,16 +257,20 @@ class Sampler:
     @property
     def _form(self) -> list[Any]:
         """What tells whether a sampler can go on with what another one has left."""
-        return [FORMAT, {series.family: series.form for series in self._series}]
+        limits = self._limits
+        bounds = [limits.max_lines, limits.top_locks, list(limits.buckets_us)]
+        return [FORMAT, bounds, {series.family: series.form for series in self._series}]
 
     def _may_be_wanted(self, tgid: int) -> bool:
         """What a process was called that is gone already, only its events tell. One that is not wanted may
         have become another by exec."""
-        _, is_wanted = self._identities.of_process(tgid, 0)
-        if is_wanted:
+        if self._is_wanted(tgid):
             return True
         (_, comm), is_wanted = self._identities.of_process(tgid, time.monotonic_ns())
         return is_wanted or not comm
+
+    def _is_wanted(self, tgid: int) -> bool:
+        return self._identities.of_process(tgid, 0)[1]
 
     def _name_of(self, tgid: int) -> Name:
         return self._identities.of_process(tgid, 0)[0]
@@ -352,14 +381,16 @@ class Sampler:
         # Of all looks since the last time: one does not see the threads that are being switched as it looks.
         alive, self._alive = set(self._alive.tolist()), self._last_seen
         self._processes.keep(alive)
-        self._presence.note({self._processes.name(tgid) for tgid in alive}, now)
+        # To those that are not wanted any more, series belong as to processes that have ended.
+        names = (self._identities.of_process(tgid, 0) for tgid in alive)
+        self._presence.note({name for name, is_wanted in names if is_wanted}, now)
         for series in self._series:
             series.rearrange(self._presence, self._limits.idle_seconds, now)
         self.detail.expire(now)
         if self._user_locks:
             self._user_locks.keep(alive, now)
         if self._user_locks and self._go_waits:
-            self._go_waits.keep(alive)
+            self._go_waits.keep(alive & self._user_locks.advice.keys())
             go = (tgid for tgid, advice in self._user_locks.advice.items() if advice == GO)
             if question := self._go_waits.question(go):
                 self._resolver.ask(question)

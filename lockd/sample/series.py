@@ -175,6 +175,13 @@ class Series:
         for maxima in self.maxima[name].values():
             maxima.note(rows, values)
 
+    def keep_windows(self, windows: Mapping[str, float]) -> None:
+        """Keep maxima over these from now on, no more than before; in new ones nothing is noted yet."""
+        for name, kept in self.maxima.items():
+            self.maxima[name] = {
+                window: kept.get(window) or Maxima(seconds) for window, seconds in windows.items()
+            }
+
     def advance(self, now: float) -> None:
         for windows in self.maxima.values():
             for maxima in windows.values():

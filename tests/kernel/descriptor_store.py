@@ -17,7 +17,7 @@ FIRST = 3
 """The first descriptor that a service is given (sd_listen_fds(3))."""
 MOST = 253
 ROOMY = {"maps": {"entries": 32768}, "series": {"max": 200_000}}
-"""For all that happens on a busy host, also while there is no daemon: what has no room is not told by process."""
+"""For all that happens on a busy host, also without a daemon: what has no room is not told by process."""
 STARTER = """
 import os, sys
 fds, names, command = sys.argv[1].split(), sys.argv[2], sys.argv[3:]

@@ -51,14 +51,15 @@ class Service(Lockd):
         config.mkdir(parents=True)
         run.mkdir(mode=0o700)
         shutil.copytree(ROOT / "lockd", self.library / "lockd", ignore=shutil.ignore_patterns("__pycache__"))
-        (directory / "lockd.yaml").write_text(CONFIG)
         with socket.create_server(("127.0.0.1", 0)) as found:
             self.address = f"127.0.0.1:{found.getsockname()[1]}"
-        command = f"/usr/bin/python3 -m lockd run --config.file={directory}/lockd.yaml"
-        lines = UNIT.read_text().splitlines()
+        self.config = directory / "lockd.yaml"
+        self.config.write_text(CONFIG)
+        text = UNIT.read_text().replace("/usr/bin/lockd", "/usr/bin/python3 -m lockd")
+        lines = text.replace("/etc/lockd/lockd.yaml", str(self.config)).splitlines()
         at = next(i for i, line in enumerate(lines) if line.startswith("ExecStart="))
         lines[at : at + 1] = [
-            f"ExecStart={command} --web.listen-address={self.address}",
+            f"{lines[at]} --web.listen-address={self.address}",
             f"WorkingDirectory={self.library}",
             f"StandardError=append:{self._log}",
         ]
@@ -84,9 +85,9 @@ class Service(Lockd):
             assert time.monotonic() < deadline, "systemd does not answer"
             time.sleep(0.1)
 
-    def systemctl(self, what: str) -> None:
+    def systemctl(self, what: str, succeeds: bool = True) -> None:
         done = self._control(what, "lockd")
-        assert done.returncode == 0, f"{what}: {done.stderr}\n{self.said()}"
+        assert (done.returncode == 0) == succeeds, f"{what}: {done.stderr}\n{self.said()}"
 
     def show(self, name: str) -> str:
         """A property of the service."""

@@ -244,3 +244,26 @@ def test_an_interrupted_drain_is_counted_whatever_comes_next(store: DescriptorSt
             assert lockd.metrics(settled=False).sum("lockd_interrupted_drains_total") == 1
         finally:
             ended(lockd)
+
+
+@pytest.mark.parametrize("decides", [True, False])
+def test_settings_that_load_the_same_programs(
+    store: DescriptorStore, tmp_path: Path, workload: Start, decides: bool
+) -> None:
+    """The counts go on over a restart, unless what changed decides how they are kept."""
+    same = {"filter": {"exclude_comms": ["nobody"]}, "budget": {"cpu": "50%"}, "names": {"parked": ["gate"]}}
+    first = store.start(tmp_path)
+    one = workload("mutex_handover", 50, 1000)
+    one.run()
+    assert first.metrics().sum("lockd_futex_waits_total", comm=one.comm) == 50
+    assert first.stop() == 0
+    second = store.start(tmp_path, {"series": {"max": 20_000}} if decides else same)
+    try:
+        log = "".join(second.log)
+        assert "the programs of the last start are attached still" in log
+        assert ("what was counted was left by another version of lockd, or with other" in log) == decides
+        assert ("all counts begin at zero" in log) == decides
+        counted = second.metrics().sum("lockd_futex_waits_total", comm=one.comm)
+        assert counted == (0 if decides else 50)
+    finally:
+        ended(second)

@@ -228,6 +228,46 @@ def test_another_exporter_comes_and_counts_go_on(guest: Machine) -> None:
     assert is_active(guest)
 
 
+def handed_over(guest: Machine, waits: int) -> float:
+    """Let a workload wait so often; the waits that are counted of all its runs."""
+    guest.shell(f"printf g | LOCKD_COMM=handed_over /usr/lib/lockd-tests/mutex_handover {waits} 2000")
+    until(guest, lambda: guest.get(f"{URL}/-/settled").code == 0, "all that has happened counted", 60)
+    return samples(guest, comm="handed_over", kind="lock").get("lockd_futex_waits_total", 0)
+
+
+def test_reload_takes_what_is_right_and_fails_for_what_is_wrong(guest: Machine) -> None:
+    until(guest, lambda: is_active(guest), "active")
+    file, before = "/etc/lockd/lockd.yaml", (show(guest, "MainPID"), show(guest, "NRestarts"))
+    kept = guest.shell(f"cat {file}").encode()
+    counted = handed_over(guest, 10)
+
+    guest.put(file, b"filter: {exclude_comms: [handed_over]}\nlog: {level: debug}\nmaps: {entries: 1024}\n")
+    done = guest.run("systemctl", "reload", "lockd", seconds=START_SECONDS)
+    assert done.code == 0, done.out
+    assert handed_over(guest, 10) == counted, "left out"
+    told = samples(guest)
+    assert (told["lockd_config_last_reload_successful"], told["lockd_config_keys_waiting"]) == (1, 1)
+    words = [entry["MESSAGE"] for entry in journal(guest, "-b")]
+    assert "the configuration was read again; changed: filter.exclude_comms, log.level" in words
+    assert "maps.entries: takes effect at a restart" in words
+
+    guest.put(file, b"perid: 10ms\n")
+    done = guest.run("systemctl", "reload", "lockd", seconds=START_SECONDS)
+    assert done.code != 0
+    assert is_active(guest)
+    until(guest, lambda: samples(guest)["lockd_config_last_reload_successful"] == 0, "told in a metric", 60)
+    assert show(guest, "StatusText").endswith("; the last reload failed")
+    words = [entry["MESSAGE"] for entry in journal(guest, "-b")]
+    assert any(line.startswith("the configuration before this one stays in force: ") for line in words)
+    assert handed_over(guest, 10) == counted, "the filter is still in force"
+
+    guest.put(file, kept, mode=0o644)
+    done = guest.run("systemctl", "reload", "lockd", seconds=START_SECONDS)
+    assert done.code == 0, done.out
+    assert handed_over(guest, 10) == counted + 10, "it goes on"
+    assert (show(guest, "MainPID"), show(guest, "NRestarts")) == before
+
+
 def test_a_sampler_that_hangs_is_started_again(guest: Machine) -> None:
     """And goes on where it was: tests/kernel/test_service_restarts.py tells the rest."""
     attached = programs(guest)

@@ -53,7 +53,8 @@ def test_help_names_every_command() -> None:
     [
         ("run", ["--config.file", "--web.listen-address", "--web.config.file", "--log.level",
                  "--strict"]),
-        ("check", ["--config.file", "--web.listen-address", "--web.config.file", "--log.level"]),
+        ("check", ["--config.file", "--web.listen-address", "--web.config.file", "--log.level",
+                   "--quiet"]),
         ("top", ["--url", "--interval", "--once", "--sort", "--kind", "--limit", "--insecure"]),
     ],
 )  # fmt: skip
@@ -119,6 +120,16 @@ def test_a_wrong_config_says_everything_and_starts_nothing(command: str, tmp_pat
         f"{file}:2: log.level: loud is not one of debug, info, warning, error",
         f'{file}:3: serie: unknown key; did you mean "series"?',
     ]
+
+
+def test_a_quiet_check_says_only_what_is_wrong(tmp_path: Path) -> None:
+    """Nothing about this host, which may well lack what the configuration asks for."""
+    file = tmp_path / "lockd.yaml"
+    file.write_text("period: 1s\nprograms: {futex: {mechanism: kprobe}}\n")
+    done = lockd("check", "--quiet", f"--config.file={file}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    file.write_text("period: 5\n")
+    assert len(errors("check", "--quiet", f"--config.file={file}")) == 1
 
 
 def test_a_missing_config(tmp_path: Path) -> None:

@@ -12,7 +12,16 @@ import pytest
 
 from lockd.export import sampler_link
 from lockd.export.sampler_link import SamplerError, SamplerLink
-from lockd.snapshot import ALIVE, PING, REQUEST_SETTLED, SETTLED, to_memfd
+from lockd.snapshot import (
+    ALIVE,
+    NOT_RELOADED,
+    PING,
+    RELOAD,
+    RELOADED,
+    REQUEST_SETTLED,
+    SETTLED,
+    to_memfd,
+)
 
 Test = Callable[[SamplerLink, socket.socket], Coroutine[Any, Any, None]]
 
@@ -222,5 +231,27 @@ def test_a_time_limit_as_before_python_3_11(monkeypatch: pytest.MonkeyPatch) -> 
             with pytest.raises(SamplerError):
                 await asked
         monkeypatch.undo()
+
+    play(test)
+
+
+def test_a_reload_is_answered_beside_a_request() -> None:
+    async def test(link: SamplerLink, sampler: socket.socket) -> None:
+        asked: list[tuple[str, float]] = []
+        results = [True, False]
+
+        def reload(level: str, share: float) -> bool:
+            asked.append((level, share))
+            return results.pop(0)
+
+        link.reload = reload
+        request = asyncio.ensure_future(link.ask(b"m"))
+        sampler.send(RELOAD + b" debug 0.25")
+        sampler.send(RELOAD + b" info inf")
+        await asyncio.sleep(0.01)
+        assert asked == [("debug", 0.25), ("info", float("inf"))]
+        assert [sampler.recv(64) for _ in range(3)] == [b"m", RELOADED, NOT_RELOADED]
+        answer(sampler, b"metrics")
+        assert (await request).block.tobytes() == b"metrics"
 
     play(test)

@@ -30,6 +30,7 @@ from lockd.names.messages import (
     Owners,
     OwnersAnswer,
     Question,
+    Reload,
     UserLockSeen,
     decode,
     decode_question,
@@ -321,6 +322,7 @@ CAPTURE = Capture(tuple(range(17)), bytes(range(256)) * 3, (1 << 63, 5), 7)
         KernelLock(1, LOCK, "mutex", (LOCK, 2), True),
         Owners(1, (OwnedLock(1, 2, "lock", "mutex"), OwnedLock(1, 2, "pi", ""))),
         Looks((1, 2), (3,)),
+        Reload(10, 0.25),
     ],
 )
 def test_questions_arrive_as_they_were_sent(question: Question) -> None:

@@ -73,6 +73,28 @@ def test_the_steps_are_those_of_the_programs() -> None:
     assert names == [STACKS, DETAIL, PROCESSES]
 
 
+def test_without_a_budget_from_now_on_everything_is_told(
+    restraint: Restraint, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    seconds_until(restraint, DETAIL, 4.0)
+    caplog.clear()
+    restraint.change(None)
+    assert restraint.level == 0
+    (said,) = caplog.messages
+    assert said.startswith(f"restraint from {DETAIL} to 0: everything is told;")
+    assert said.endswith("budget.cpu is none from now on")
+    assert spend(restraint, 100.0, 600) == 0
+
+
+def test_another_budget_is_judged_by_from_now_on(restraint: Restraint) -> None:
+    assert spend(restraint, 1.0, 60) == 0
+    restraint.change(BUDGET / 2)
+    assert spend(restraint, 1.0, 600) > 0
+    restraint.change(4 * BUDGET)
+    assert spend(restraint, 1.0, 600) == 0
+
+
 def test_within_the_budget_nothing_happens(restraint: Restraint) -> None:
     assert spend(restraint, 1.0, 3600) == 0
     assert restraint.seconds == [3600.0, 0, 0, 0]

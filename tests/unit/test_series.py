@@ -267,3 +267,22 @@ def test_what_has_ended_gives_way_to_another_family() -> None:
     assert greedy.series.exported_lines + late.series.exported_lines <= 10_000
     for model in (greedy, late):
         model.check()
+
+
+def test_other_windows_begin_when_they_are_asked_for() -> None:
+    """Those that stay go on, and there are as many lines as before."""
+    series = make(budget(1000))
+    row = series.row(("unit", "comm", "lock"), 1000.0)
+    for now, longest in ((1000.0, 9), (1100.0, 5)):
+        series.advance(now)
+        series.note_max("blocked", np.array([row]), np.array([longest]))
+    lines = series.exported_lines
+    series.keep_windows({"1m": 60.0, "5m": 300.0})
+    series.advance(1101.0)
+    series.note_max("blocked", np.array([row]), np.array([3]))
+    found = series.current_max("blocked", np.array([row]))
+    assert {window: maxima.tolist() for window, maxima in found.items()} == {"1m": [5], "5m": [3]}
+    series.keep_windows({"5m": 300.0})
+    series.advance(1200.0)
+    assert list(series.current_max("blocked", np.array([row]))) == ["5m"]
+    assert series.exported_lines == lines

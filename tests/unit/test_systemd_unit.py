@@ -19,7 +19,7 @@ needs_systemd = needs("systemd-analyze")
 def runnable(tmp_path: Path) -> Path:
     """The unit with a program that this host has: systemd looks whether it exists."""
     unit = tmp_path / "lockd.service"
-    unit.write_text(UNIT.read_text().replace("ExecStart=/usr/bin/lockd", "ExecStart=/bin/true"))
+    unit.write_text(UNIT.read_text().replace("=/usr/bin/lockd", "=/bin/true"))
     return unit
 
 
@@ -60,6 +60,10 @@ def test_it_runs_what_the_contract_says() -> None:
     assert unit["WatchdogSec"] == ["30s"]
     assert unit["Restart"] == ["on-failure"]
     assert unit["ExecStart"] == ["/usr/bin/lockd run --config.file=/etc/lockd/lockd.yaml"]
+    assert unit["ExecReload"] == [
+        "/bin/kill -HUP $MAINPID",
+        "/usr/bin/lockd check --quiet --config.file=/etc/lockd/lockd.yaml",
+    ]
     assert unit["LimitMEMLOCK"] == ["infinity"]
     assert (unit["MemoryMax"], unit["OOMPolicy"], unit["TasksMax"]) == (["1G"], ["continue"], ["64"])
 
@@ -105,7 +109,7 @@ def test_every_line_but_the_obvious_has_a_reason() -> None:
 
 def test_no_setting_is_given_twice_by_mistake() -> None:
     several = {name for name, values in settings().items() if len(values) > 1}
-    assert several == {"CapabilityBoundingSet", "SystemCallFilter"}
+    assert several == {"CapabilityBoundingSet", "ExecReload", "SystemCallFilter"}
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.read(UNIT)
     assert parser.sections() == ["Unit", "Service", "Install"]
