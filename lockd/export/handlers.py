@@ -226,8 +226,7 @@ class Handler(RequestHandler):
         headers = self.request.headers
         has_body = "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0"
         for name in ("Transfer-Encoding", "Content-Length"):
-            if name in headers:
-                del headers[name]
+            headers.pop(name, None)  # `del` fails if it was sent twice
         return has_body
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
