@@ -207,6 +207,7 @@ HTTP_WORDS = (
 def _directory() -> Path:
     """With a certificate and its key, if there is openssl."""
     directory = Path(tempfile.mkdtemp(prefix="lockd-fuzz-"))
+    os.mkfifo(directory / "pipe")
     if shutil.which("openssl"):
         subprocess.run(
             ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
@@ -259,7 +260,8 @@ def web_configurations() -> list[bytes]:
 WEB_WORDS = (
     b"tls_server_config:", b"basic_auth_users:", b"http_server_config:", b"headers:", b"cert_file: ",
     b"key_file: ",
-    b"cert.pem", b"key.pem", b"web.yml", b"client_auth_type: ", b"VerifyClientCertIfGiven", b"NoClientCert",
+    b"cert.pem", b"key.pem", b"web.yml", b"pipe", b"/dev/zero", b"client_auth_type: ",
+    b"VerifyClientCertIfGiven", b"NoClientCert",
     b"TLS13", b"TLS10", b"cipher_suites: []", b"[", b"]", b"{", b"}", b": ", b"- ", b"null", b"$2y$10$",
     b"\xff",
     b"&a ", b"*a", b"'", b'"', b'"\\e"', b"Strict-Transport-Security: ",
