@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        return _fuzz(args.child, args.runs, args.seconds)
+        return _fuzz(args.child, args.module, args.runs, args.seconds)
     known = harnesses((args.module,) if args.module else MODULES)
     if unknown := set(args.names) - set(known):
         parser.error(f"there is no harness {', '.join(unknown)}; rule: of {', '.join(known)}")
@@ -81,7 +81,8 @@ def main() -> int:
             " and arm64; rule: `make fuzz` on such a one, or here `python -m tests.fuzz --replay 10000`"
         )
         return 1
-    results = [_run(name, args.runs, args.seconds) for name in chosen]
+    modules = {one.name: module for module in MODULES for one in harnesses((module,)).values()}
+    results = [_run(name, modules[name], args.runs, args.seconds) for name in chosen]
     return _conclude(results)
 
 
@@ -156,7 +157,7 @@ class Result:
         )
 
 
-def _run(name: str, runs: int, seconds: int) -> Result:
+def _run(name: str, module: str, runs: int, seconds: int) -> Result:
     """In children: a new one after each that died of an input."""
     directory = BUILD / name
     (directory / "corpus").mkdir(parents=True, exist_ok=True)
@@ -172,7 +173,8 @@ def _run(name: str, runs: int, seconds: int) -> Result:
                 break
             child = subprocess.run(
                 [
-                    sys.executable, "-m", "tests.fuzz", "--child", name, f"--runs={runs - done}",
+                    sys.executable, "-m", "tests.fuzz", "--child", name, "--module", module,
+                    f"--runs={runs - done}",
                     f"--seconds={left}",
                 ],
                 cwd=HERE.parents[1], stdout=log, stderr=log, check=False,
@@ -189,12 +191,12 @@ def _run(name: str, runs: int, seconds: int) -> Result:
     return result
 
 
-def _fuzz(name: str, runs: int, seconds: int) -> int:
+def _fuzz(name: str, module: str, runs: int, seconds: int) -> int:
     """The child: never comes back from libFuzzer."""
     import atheris
 
     with atheris.instrument_imports(include=["lockd"], enable_loader_override=False):
-        harness = harnesses()[name]
+        harness = harnesses((module,))[name]
     _be_quiet()
     directory = BUILD / name
     temporary = Path(tempfile.gettempdir())
