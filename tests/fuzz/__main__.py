@@ -13,6 +13,7 @@ import importlib.util
 import logging
 import mmap
 import os
+import platform
 import random
 import re
 import subprocess
@@ -77,8 +78,9 @@ def main() -> int:
         return _conclude(results)
     if importlib.util.find_spec("atheris") is None:
         print(
-            "fuzz: atheris is not installed: it has no build for this Python, only for 3.11 to 3.13 on x86-64"
-            " and arm64; rule: `make fuzz` on such a one, or here `python -m tests.fuzz --replay 10000`"
+            f"fuzz: atheris is not installed for Python {platform.python_version()}, and may have no build"
+            " for it: it has some for few versions; rule: `make fuzz` with another Python, or without atheris"
+            " `python -m tests.fuzz --replay 10000`"
         )
         return 1
     modules = {one.name: module for module in MODULES for one in harnesses((module,)).values()}
