@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+from lockd.advice import ADVICE
 from lockd.names.capture import Capture
 from lockd.names.shares import Turn
 
@@ -299,8 +300,11 @@ def decode(message: bytes) -> Answer:
         answer: Answer = kind(**{name: read(given.pop(name)) for name, read in _READERS[kind]})
         if given:
             raise ValueError(f"it has {', '.join(given)} as well")
-        if isinstance(answer, LockAnswer) and answer.hotspot:
-            HotSpotPlaces(*answer.hotspot)
+        if isinstance(answer, LockAnswer):
+            if answer.hotspot:
+                HotSpotPlaces(*answer.hotspot)
+            if answer.advice and answer.advice not in ADVICE:
+                raise ValueError(f"there is no advice {answer.advice!r:.40}")
         return answer
     except NOT_AS_AGREED as error:
         raise ValueError(f"no answer: {error!r}") from None

@@ -95,8 +95,7 @@ def _conclude(results: Sequence[Result]) -> int:
 
 
 def _be_quiet() -> None:
-    logging.lastResort = None
-    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger().addHandler(logging.NullHandler())
 
 
 class Findings:

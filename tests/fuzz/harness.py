@@ -164,6 +164,18 @@ def text_mutation(words: Sequence[bytes]) -> Mutate:
     return mutate
 
 
+def mutated_lines(mutate: Mutate) -> Mutate:
+    """One of the lines."""
+
+    def mutate_line(data: bytes, chance: random.Random) -> bytes:
+        lines = data.split(b"\n")
+        at = chance.randrange(len(lines))
+        lines[at] = mutate(lines[at], chance)
+        return b"\n".join(lines)
+
+    return mutate_line
+
+
 def json_mutation(mutate_rest: Mutate | None = None) -> Mutate:
     """Of JSON, which stays JSON mostly: values are replaced, moved and left out. `mutate_rest` is for what
     follows the first line."""

@@ -66,7 +66,7 @@ from lockd.snapshot import (
 )
 from lockd.supervisor import Supervisor
 from tests.fuzz.clock import Loop as SkippingLoop
-from tests.fuzz.harness import Harness, json_mutation, mutated
+from tests.fuzz.harness import Harness, json_mutation, mutated, mutated_lines
 from tests.fuzz.web import detail_block
 from tests.unit.exporter_process import full_block
 
@@ -162,13 +162,6 @@ def _check(answer: Answer) -> None:
 def said_by_namers() -> list[bytes]:
     each = [encode_answer(answer).removesuffix(b"\n") for answer in ANSWERS]
     return [b"\n".join(each), *(b"\n".join(each[:at]) for at in (1, 2)), each[2]]
-
-
-def _mutate_lines_of_json(data: bytes, chance: random.Random) -> bytes:
-    lines = data.split(b"\n")
-    at = chance.randrange(len(lines))
-    lines[at] = json_mutation()(lines[at], chance)
-    return b"\n".join(lines)
 
 
 def questions(data: bytes) -> None:
@@ -434,7 +427,7 @@ def _other_handover(data: bytes, chance: random.Random) -> bytes:
 
 TURNS = ((0, 0), (8, 1001), (-1, -1))
 HARNESSES = (
-    Harness("answers", answers, said_by_namers, _mutate_lines_of_json),
+    Harness("answers", answers, said_by_namers, mutated_lines(json_mutation())),
     Harness("questions", questions, asked_questions, json_mutation(mutated)),
     Harness("bench", shared_bench, lambda: [BENCH.pack(*one) for one in TURNS], mutated, longest=16),
     Harness("manifest", manifest, lambda: [MANIFEST.to_json()], json_mutation()),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import array
 import asyncio
 import functools
+import io
+import json
 import logging
 import math
 import os
@@ -17,15 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import bcrypt
+from rich.console import Console
 
-from lockd.errors import ConfigError
+from lockd.errors import ConfigError, LockdError
 from lockd.export.handlers import Service
 from lockd.export.sampler_link import Answer
 from lockd.export.server import Server
 from lockd.export.web_config import Settings, WebConfig
 from lockd.snapshot import REQUEST_METRICS, pack
+from lockd.top import KINDS, Options, Watch
+from lockd.top_rates import Client
 from tests.fuzz.clock import Loop
-from tests.fuzz.harness import Harness, check_words, text_mutation
+from tests.fuzz.harness import Harness, check_words, json_mutation, mutated_lines, text_mutation
 from tests.unit.exporter_process import full_block
 
 STATUSES = {100, 200, 400, 401, 403, 404, 405, 413, 429, 431, 503}
@@ -267,7 +272,55 @@ WEB_WORDS = (
     b"&a ", b"*a", b"'", b'"', b'"\\e"', b"Strict-Transport-Security: ",
 )  # fmt: skip
 
+
+class _Daemon(Client):
+    """In place of one that answers over HTTP."""
+
+    def __init__(self, answers: list[bytes]) -> None:
+        super().__init__("http://127.0.0.1:9776")
+        self._answers = answers
+
+    def _get(self, path: str) -> bytes:
+        return self._answers[0]
+
+
+def top(data: bytes) -> None:
+    """What `lockd top` shows of two answers, or one error in words; no control characters of theirs."""
+    options = Options(
+        "http://127.0.0.1:9776", 1, True, ("blocked", "held")[len(data) & 1], frozenset(KINDS), 5, False
+    )
+    watch, answers = Watch(options), data.split(b"\n")
+    watch._client = _Daemon(answers)
+    shown = io.StringIO()
+    try:
+        while answers:
+            watch.look()
+            del answers[0]
+        Console(file=shown, width=200, markup=False).print(watch.view(5, 200))
+    except LockdError as error:
+        check_words(str(error))
+    check_words(shown.getvalue())
+
+
+def tables_of_daemons() -> list[bytes]:
+    both = {
+        "program": "futex", "kind": "lock", "unit": "a.service", "comm": "shop", "tgid": 7, "tid": 8,
+        "lock": "shop:stock",
+        "address": "0x10", "site": "shop:sell", "thread_comm": "worker", "advice": "java", "holder": "worker",
+        "holder_tid": 9, "waiting": 1, "threads": 3, "waiting_us": 40, "waiting_is_least": True, "held_us": 5,
+        "acquisitions": 6, "max_held_us": 3, "holding_us": 2,
+    }  # fmt: skip
+    looks = []
+    for time, blocked in ((1.0, 10), (2.0, 900)):
+        row = {**both, "blocked_us": blocked, "max_blocked_us": blocked, "blocked_count": blocked}
+        looks.append(
+            json.dumps({"time": time, "locks": [row, {**row, "tgid": 0}], "threads": [row]}).encode()
+        )
+    return [b"\n".join(looks), looks[0]]
+
+
 HARNESSES = (
+    Harness("top", top, tables_of_daemons, mutated_lines(json_mutation()), longest=8192, seconds=2.0),
     Harness("http", http, http_requests, text_mutation(HTTP_WORDS), HTTP_WORDS, seconds=2.0),
     Harness("web-config", web_config, web_configurations, text_mutation(WEB_WORDS), WEB_WORDS, seconds=5.0),
 )

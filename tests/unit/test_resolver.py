@@ -372,7 +372,8 @@ def test_a_namer_says_nothing_but_answers_to_what_it_was_asked(tmp_path: Path) -
         {**good, "hotspot": [1]}, {**good, "hotspot": [2**63, *[0] * 13]},
         {**good, "hotspot": [0, 2**32, *[0] * 12]},
         {**good, "hotspot": [*[0] * 10, 256, 0, 0, 0]}, {**good, "hotspot": [-1, *[0] * 13]},
-        {**good, "more": 1}, {**good, "key": 2}, {**good, "is_user": False}, {"a": "owners", "token": 1,
+        {**good, "more": 1}, {**good, "advice": "run this"},
+        {**good, "key": 2}, {**good, "is_user": False}, {"a": "owners", "token": 1,
         "tids": [1]},
         {"a": "go", "tgids": [1], "waited_ns": [1]},
     ):  # fmt: skip
