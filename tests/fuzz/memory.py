@@ -8,7 +8,7 @@ import random
 import struct
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def mutate_memory(data: bytes, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
-class _Memory:
+class Memory:
     """Of the parts of an input; counts what is read."""
 
     def __init__(self, data: bytes) -> None:
@@ -95,7 +95,7 @@ def cpython(data: bytes) -> None:
     if len(data) < HEAD.size:
         return
     runtime, thread_pointer = HEAD.unpack_from(data)
-    memory = _Memory(data)
+    memory = Memory(data)
     interpreter = Interpreter(runtime)
     for _ in range(2):  # the second time some of it is known
         frames = interpreter.frames(memory, thread_pointer)
@@ -160,19 +160,30 @@ def _python_memory(layout: Layout, head: bytes) -> bytes:
 
 def pythons() -> list[bytes]:
     """Of every version that is known, and of the interpreter that this is, as it is in its memory."""
-    found = [_python_memory(layout, bytes(64)) for layout in CLASSIC]
+    older = [_python_memory(layout, bytes(64)) for layout in CLASSIC]
+    return [*older, *pythons_with_tables({}), *_this_python()]
+
+
+def pythons_with_tables(others: Mapping[int, int]) -> list[bytes]:
+    """Of the versions that have a table of their offsets, with these in some of its last places."""
+    found = []
     for (major, minor), slots in _SLOTS.items():
         words = [0] * (OFFSETS_SIZE // 8)
         words[1] = major << 24 | minor << 16
         for number, slot in enumerate(slots):
             words[slot] = 8 * number
         words[slots[0]] = OFFSETS_SIZE
-        for at, value in ((-5, 8), (-4, 24), (-3, 16), (-2, 32), (-1, 40)):  # of objects and of texts
+        for at, value in ({-5: 8, -4: 24, -3: 16, -2: 32, -1: 40}).items():  # of objects and of texts
             words[slots[at]] = value
-        head = COOKIE + struct.pack(f"<{len(words) - 1}Q", *words[1:])
-        (layout,) = candidates(head)
-        found.append(_python_memory(layout, head))
-    return [*found, *_this_python()]
+        (layout,) = candidates(_head(words))
+        for at, value in others.items():
+            words[slots[at]] = value
+        found.append(_python_memory(layout, _head(words)))
+    return found
+
+
+def _head(words: Sequence[int]) -> bytes:
+    return COOKIE + struct.pack(f"<{len(words) - 1}Q", *words[1:])
 
 
 class _Recorded:
