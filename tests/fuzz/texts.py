@@ -15,9 +15,11 @@ from lockd.analyze.records import read
 from lockd.config import Config
 from lockd.config_reader import described
 from lockd.errors import ConfigError, UsageError
-from lockd.names.demangle import MAX_NAME, Demangler
+from lockd.names.demangle import MAX_NAME, Demangler, shortened
 from lockd.names.jit import CODE, DUMP_HEADER, DUMP_MAGIC, MAX_FUNCTIONS, RECORD, JitNames
+from lockd.names.locking import Frame, is_pool, judge, parks
 from lockd.names.mappings import Mappings
+from lockd.names.units import unit_of, unit_of_cgroup_file
 from tests.fuzz.harness import Harness, check_words, file_of, mutated, text_mutation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -199,6 +201,52 @@ def symbols() -> list[bytes]:
     ]  # fmt: skip
 
 
+def judged(data: bytes) -> None:
+    """What a stack is, by the names of its functions, which their authors have chosen to take long."""
+    names = [name.decode("utf-8", "backslashreplace") for name in data.split(b"\n")[:24]]
+    objects = ("libc.so.6", "shop", "libjvm.so", "[jit]", "mariadbd", "libpython3.11.so.1.0")
+    frames = []
+    for at, name in enumerate(map(shortened, names)):
+        of = objects[(at + len(data)) % len(objects)]
+        frames.append(Frame(of, name, f"{of}:{name}", 0x1000, at))
+    found = judge(frames, len(data) & 1)
+    assert not found.site or any(found.site.startswith(frame.label) for frame in frames)
+    assert found.kind in ("", "lock", "cond")
+    for name in names[:2]:
+        is_pool(shortened(name))
+        parks(f"shop:{shortened(name)}", ("*:a*b*c*d*e*", "[!a]?*"))
+
+
+def stacks_of_names() -> list[bytes]:
+    return [
+        b"__futex_abstimed_wait_common\n__pthread_mutex_lock\nstd::mutex::lock\nshop::Registry::put\nmain",
+        b"syscall\n\nssux_lock_impl<true>::wr_wait\nbtr_cur_t::search_leaf\nhandle_one_connection",
+        b"Java_x\nParker::park\njava.util.concurrent.locks.ReentrantLock.lock\ncom.shop.Sku.take",
+        b"<std::sync::mutex::Mutex<T> as lock_api::RawMutex>::lock\n_ZN\na::my_mutex_lock\nA::A",
+    ]
+
+
+def units(data: bytes) -> None:
+    """The unit of a cgroup with any path."""
+    lines = data.decode("utf-8", "backslashreplace").split("\n")
+    assert len(unit_of_cgroup_file(lines)) <= len(data) * 4 + 40
+    for line in lines:
+        assert len(unit_of(line)) <= 4 * len(data) + 40
+
+
+def cgroups() -> list[bytes]:
+    container = b"0123456789abcdef" * 4
+    return [
+        b"0::/user.slice/user-1000.slice/user@1000.service/app.slice/nginx.service/a.scope (deleted)",
+        b"12:cpu:/docker/"
+        + container
+        + b"\n1:name=systemd:/system.slice/docker-"
+        + container
+        + b".scope\n0::/",
+        b"0::/lxc.payload.web/machine.slice/machine-a.scope/kubepods-podX.slice:cri-containerd:" + container,
+    ]
+
+
 def _harness_of_text(
     name: str, run: object, seeds: object, words: Sequence[bytes], **others: object
 ) -> Harness:
@@ -233,6 +281,26 @@ MAPS_WORDS = (
 SYMBOL_WORDS = (b"_Z", b"_R", b"_ZN", b"E", b"I", b"J", b"S_", b"T_", b"St", b"Dp", b"L_Z", b"\n",
                 b".isra.0", b"$LT$",
                 b"17h0123456789abcdef", b"Cs", b"Nv", b"B_")  # fmt: skip
+NAME_WORDS = (
+    b"::", b"mutex", b"Mutex", b"lock", b"Lock", b"_lock", b"rwlock", b"RWLock", b"cond", b"Condition",
+    b"wait", b"sem",
+    b"Semaphore", b"std::", b"core::", b"<", b">", b"operator", b"java.util.concurrent.locks.", b"$", b"__",
+    b"sync::",
+    b"a::" * 30, b"mutex" * 20, b"_" * 110, b"aLock" * 20, b"::lock" * 18, b"<" * 50,
+    b"(anonymous namespace)::",
+)  # fmt: skip
+UNIT_WORDS = (
+    b"/",
+    b".service",
+    b".scope",
+    b"user@",
+    b"a" * 64,
+    b"-" * 200,
+    b"lxc/",
+    b"machine-",
+    b" (deleted)",
+    b":",
+)
 
 HARNESSES = (
     _harness_of_text("config", read_config, configurations, CONFIG_WORDS, longest=8192, seconds=5.0),
@@ -240,5 +308,7 @@ HARNESSES = (
     _harness_of_text("perf-map", perf_map, perf_maps, MAP_WORDS),
     Harness("jitdump", jit_dump, jit_dumps, mutated),
     _harness_of_text("maps", maps, memory_maps, MAPS_WORDS),
+    _harness_of_text("judge", judged, stacks_of_names, NAME_WORDS, longest=3000),
+    _harness_of_text("units", units, cgroups, UNIT_WORDS, longest=8192),
     _harness_of_text("demangle", demangle, symbols, SYMBOL_WORDS, longest=2100),
 )
