@@ -223,6 +223,7 @@ def _fuzz(name: str, module: str, runs: int, seconds: int) -> int:
         f"-runs={runs}", f"-max_total_time={seconds}", f"-max_len={harness.longest}",
         f"-timeout={WALL_SECONDS}",
         f"-artifact_prefix={directory}/crashes/", "-print_final_stats=1", "-rss_limit_mb=2048",
+        f"-report_slow_units={WALL_SECONDS}",
         "-len_control=0",
     ]  # fmt: skip
     if harness.words:
