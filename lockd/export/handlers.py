@@ -163,6 +163,10 @@ class Handler(RequestHandler):
     """Whether it is refused to an address that has had its share of the exporter's time."""
     _stream: IOStream | None = None
 
+    def initialize(self) -> None:
+        # Before tornado refuses a method that it does not know, which it does before prepare().
+        self._has_body = self._forget_body()
+
     @property
     def service(self) -> Service:
         return cast(Service, self.settings["service"])
@@ -184,7 +188,6 @@ class Handler(RequestHandler):
         if self._stream.closed():  # it came with another that was the last of its connection
             raise Finish
         self.service.busy.add(self._stream)
-        has_body = self._forget_body()
         settings = self.service.web.current()
         if settings.client_names and settings.client_names.isdisjoint(_names(self.request)):
             raise HTTPError(403, reason="The certificate is not for a client of this server")
@@ -199,7 +202,7 @@ class Handler(RequestHandler):
             raise HTTPError(403, reason="The Host header names no address of this host: see docs/web.md")
         if self.request.method not in ("GET", "HEAD"):
             raise HTTPError(405)
-        if has_body:
+        if self._has_body:
             raise HTTPError(413, reason="Requests have no body here")
         if self.is_work and self.service.work.seconds_until_some(self.source):
             raise HTTPError(429, reason="Too much is being asked from there")

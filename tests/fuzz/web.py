@@ -182,6 +182,7 @@ def http_requests() -> list[bytes]:
         + right
         + b"Accept: application/openmetrics-text; version=1.0.0\r\n\r\n",
         b"o" + b"POST /metrics" + end + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n0\r\n\r\n",
+        b"o" + b"BREW /metrics" + end + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"o" + b"GET /metrics" + end + b"Content-Length: 10\r\nConnection: keep-alive\r\n\r\n0123456789",
         b"o" + b"GET /-/healthy" + end + b"\r\nGET /-/ready" + end + b"\r\nHEAD /metrics" + end + b"\r\n",
         b"o"
