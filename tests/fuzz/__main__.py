@@ -1,9 +1,8 @@
 """Runs harnesses: `python -m tests.fuzz [NAME...] [--runs N] [--seconds S]`, or `make fuzz`. See README.md.
 
 Each runs in a child by atheris, which is guided by what of lockd's code an input reaches. What it finds is
-kept beside its corpus in tests/fuzz/build, and an exception does not end it. `--replay N` has the seeds,
-    and N
-inputs that are made from them, run without atheris: the same each time.
+kept beside its corpus in tests/fuzz/build, and an exception does not end it. `--replay N` has the seeds, and
+N inputs that are made from them, run without atheris: the same each time.
 """
 
 from __future__ import annotations
@@ -67,15 +66,14 @@ def main() -> int:
     if args.list:
         print("\n".join(chosen))
         return 0
-    if args.input:
+    if args.input or args.replay is not None:
         be_limited(MEMORY)
-        execute(known[chosen[0]], args.input.read_bytes())
-        return 0
-    if args.replay is not None:
-        be_limited(MEMORY)
-        _be_quiet()
-        results = [_replay(known[name], args.replay, args.seed, args.seconds) for name in chosen]
-        return _conclude(results)
+        with tempfile.TemporaryDirectory(prefix="lockd-fuzz-") as tempfile.tempdir:
+            if args.input:
+                execute(known[chosen[0]], args.input.read_bytes())
+                return 0
+            _be_quiet()
+            return _conclude([_replay(known[name], args.replay, args.seed, args.seconds) for name in chosen])
     if importlib.util.find_spec("atheris") is None:
         print(
             f"fuzz: atheris is not installed for Python {platform.python_version()}, and may have no build"
@@ -175,8 +173,7 @@ def _run(name: str, module: str, runs: int, seconds: int) -> Result:
             child = subprocess.run(
                 [
                     sys.executable, "-m", "tests.fuzz", "--child", name, "--module", module,
-                    f"--runs={runs - done}",
-                    f"--seconds={left}",
+                    f"--runs={runs - done}", f"--seconds={left}",
                 ],
                 cwd=HERE.parents[1], stdout=log, stderr=log, check=False,
                 env={**os.environ, "TMPDIR": temporary},
@@ -221,10 +218,8 @@ def _fuzz(name: str, module: str, runs: int, seconds: int) -> int:
 
     options = [
         f"-runs={runs}", f"-max_total_time={seconds}", f"-max_len={harness.longest}",
-        f"-timeout={WALL_SECONDS}",
-        f"-artifact_prefix={directory}/crashes/", "-print_final_stats=1", "-rss_limit_mb=2048",
-        f"-report_slow_units={WALL_SECONDS}",
-        "-len_control=0",
+        f"-timeout={WALL_SECONDS}", f"-report_slow_units={WALL_SECONDS}", "-rss_limit_mb=2048",
+        f"-artifact_prefix={directory}/crashes/", "-print_final_stats=1", "-len_control=0",
     ]  # fmt: skip
     if harness.words:
         options.append(f"-dict={temporary / 'words'}")
