@@ -22,6 +22,7 @@ import bcrypt
 from rich.console import Console
 
 from lockd.errors import ConfigError, LockdError
+from lockd.export import web_config_file  # noqa: F401  # else it is imported later, and not guided by
 from lockd.export.handlers import Service
 from lockd.export.sampler_link import Answer
 from lockd.export.server import Server
