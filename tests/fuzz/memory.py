@@ -224,7 +224,7 @@ def _this_python() -> list[bytes]:
 
 
 @functools.cache
-def _process() -> Path:
+def made_up_process() -> Path:
     """A process 7 with memory, in a small procfs."""
     directory = Path(tempfile.mkdtemp(prefix="lockd-fuzz-")) / "7"
     (directory / "task/7").mkdir(parents=True)
@@ -237,7 +237,7 @@ def _process() -> Path:
 
 def _fill(data: bytes) -> None:
     """Memory of the process: what no part says is zero, up to the last of them."""
-    with open(_process() / "mem", "wb", buffering=0) as file:
+    with open(made_up_process() / "mem", "wb", buffering=0) as file:
         for address, part in parts_of(data):
             if address + len(part) < 1 << 47:
                 os.pwrite(file.fileno(), part, address)
@@ -274,7 +274,7 @@ def machine_of(data: bytes) -> HotSpot:
     """By the memory that an input describes."""
     _fill(data)
     library: Any = _Library()
-    return HotSpot(_process(), library, BIAS)
+    return HotSpot(made_up_process(), library, BIAS)
 
 
 def hotspot(data: bytes) -> None:
@@ -336,7 +336,7 @@ def owners(data: bytes) -> None:
     _fill(data)
     family = (*sorted(FAMILIES), "")[which % (len(FAMILIES) + 1)]
     kind = ("lock", "pi", "cond", "other")[which >> 8 & 3]
-    assert owner_of_user_lock(_process().parent, 7, address, kind, family) in (0, 7)
+    assert owner_of_user_lock(made_up_process().parent, 7, address, kind, family) in (0, 7)
 
 
 def locks() -> list[bytes]:

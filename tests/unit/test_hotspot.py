@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +12,12 @@ from tests.fuzz import memory
 
 
 @pytest.mark.parametrize(("number", "is_told"), [(3, True), (255, True), (256, False), (2**31, False)])
-def test_a_number_that_fits_into_no_map_of_the_programs_is_not_told(number: int, is_told: bool) -> None:
+def test_a_number_that_fits_into_no_map_of_the_programs_is_not_told(
+    number: int, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Any process can have a libjvm.so: what its memory says is put into a map by the sampler."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    memory.made_up_process.cache_clear()
     (machine,) = memory.java_machines()
     shift = struct.pack("<QH", memory.BIAS + 0x500, 0x20)  # the part of the memory that has it, at 8
     at = machine.index(shift) + len(shift) + 8
