@@ -46,7 +46,7 @@ CACHE := /var/cache/lockd
 
 as_root = [ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): needs root, to $(1): sudo make $(MAKECMDGOALS)" >&2; exit 1; }
 
-.PHONY: help run test test-all ready kernels bench services unit lint format packages workloads install uninstall
+.PHONY: help run test test-all ready kernels bench services fuzz unit lint format packages workloads install uninstall
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -83,6 +83,12 @@ bench: ## measure what lockd costs, beside what users would run instead (ARGS='-
 
 services: ready ## run lockd beside many real services, watched by Prometheus (ARGS='--minutes 120'); 35 minutes
 	@$(TOOLS) $(VENV)/bin/python -m bench.services $(ARGS)
+
+# A Python that atheris has no build for is told so by tests.fuzz, in words.
+fuzz: $(VENV)/made ## have lockd read made-up inputs, by libFuzzer (ARGS='elf --runs 1000000'; tests/fuzz/README.md)
+	@$(VENV)/bin/python -c 'import atheris' 2>/dev/null || $(VENV)/bin/python -m pip install --quiet \
+		--disable-pip-version-check --only-binary :all: -r tests/fuzz/requirements.txt || true
+	@$(VENV)/bin/python -m tests.fuzz $(ARGS)
 
 unit: $(VENV)/made ## run the tests that need neither root nor BPF
 	@$(TOOLS) $(VENV)/bin/pytest tests/unit $(ARGS)

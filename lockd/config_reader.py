@@ -15,6 +15,7 @@ import yaml
 
 from lockd.config_rules import NULL, Broken, Rule
 from lockd.errors import ConfigError
+from lockd.profile import printable
 
 LARGEST_FILE = 1_048_576
 """More than this is not a configuration; /dev/zero and a wrong file are told apart from one."""
@@ -177,7 +178,7 @@ class Reader:
     def _add(self, node: yaml.Node, name: str, text: str) -> None:
         line = node.start_mark.line + 1
         name = f"{name}: " if name else ""
-        self.problems.append((line, f"{self.file}:{line}: {name}{text}"))
+        self.problems.append((line, printable(f"{self.file}:{line}: {name}{text}")))
 
 
 def _dotted(above: str, name: str) -> str:

@@ -69,7 +69,14 @@ class Manifest:
 
     @staticmethod
     def from_json(text: bytes) -> Manifest:
-        raw = json.loads(text)
+        """Raises ValueError if it is none."""
+        try:
+            return Manifest._of(json.loads(text))
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"no manifest: {error!r}") from None
+
+    @staticmethod
+    def _of(raw: dict[str, Any]) -> Manifest:
         return Manifest(
             source_hash=raw["source_hash"],
             attached_ns=raw["attached_ns"],

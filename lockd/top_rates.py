@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import http.client
 import json
+import math
 import re
 import ssl
 import urllib.parse
@@ -19,6 +20,9 @@ MOST_ROWS = 1000
 """The daemon gives at most as many, the ones that matter most; more is an error to it."""
 LARGEST_ANSWER = 256 * 1_048_576
 TIMEOUT_S = 10
+MOST_NUMBER = 2**63
+NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading JSON of another shape than expected raises."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,11 @@ class Client:
             found = json.loads(answer)
             rows = tuple(_merged(map(row, found[name])))
             has_holds = any("held_us" in each for each in found[name])
-            return Table(float(found["time"]), rows, len(found[name]) < MOST_ROWS, has_holds)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            time = round(float(found["time"]), 6)
+            if not math.isfinite(time):
+                raise ValueError(f"the time is {time}")
+            return Table(time, rows, len(found[name]) < MOST_ROWS, has_holds)
+        except NOT_AS_AGREED as error:
             says = f"{type(error).__name__}: {error}"
             raise LockdError(f"{self.url}/api/v1/{name} is not an answer of lockd: {says}") from None
 
@@ -224,8 +231,8 @@ def _merged(rows: Iterable[Row]) -> Iterable[Row]:
 
 
 def _thread(raw: dict[str, Any]) -> Row:
-    waiting = int(raw["waiting_us"] or 0)
-    tid, tgid = int(raw["tid"]), int(raw["tgid"])
+    waiting = _whole(raw["waiting_us"] or 0)
+    tid, tgid = _whole(raw["tid"]), _whole(raw["tgid"])
     key = (raw["program"], tid, tgid, raw["kind"])
     return Row(
         **_common(raw, key, waiting),
@@ -238,18 +245,18 @@ def _thread(raw: dict[str, Any]) -> Row:
 
 
 def _lock(raw: dict[str, Any]) -> Row:
-    key = (raw["program"], int(raw["tgid"]), raw["address"], raw["kind"])
-    holding_us = int(raw.get("holding_us") or 0)
+    key = (raw["program"], _whole(raw["tgid"]), raw["address"], raw["kind"])
+    holding_us = _whole(raw.get("holding_us") or 0)
     return Row(
-        **_common(raw, key, int(raw.get("waiting_us") or 0)),
-        waiting=int(raw["waiting"]),
-        threads=int(raw["threads"]),
+        **_common(raw, key, _whole(raw.get("waiting_us") or 0)),
+        waiting=_whole(raw["waiting"]),
+        threads=_whole(raw["threads"]),
         holder=str(raw.get("holder") or ""),
-        holder_tid=int(raw.get("holder_tid") or 0),
+        holder_tid=_whole(raw.get("holder_tid") or 0),
         site=str(raw["site"] or ""),
-        held_us=int(raw.get("held_us") or 0) + holding_us,
-        acquired=int(raw.get("acquisitions") or 0),
-        max_held_us=int(raw.get("max_held_us") or 0),
+        held_us=_whole(raw.get("held_us") or 0) + holding_us,
+        acquired=_whole(raw.get("acquisitions") or 0),
+        max_held_us=_whole(raw.get("max_held_us") or 0),
         holding_us=holding_us,
     )
 
@@ -259,11 +266,18 @@ def _common(raw: dict[str, Any], key: Hashable, waiting_us: int) -> dict[str, An
     return {
         "key": key,
         "waiting_us": waiting_us,
-        "tgid": int(raw["tgid"]),
-        "blocked_us": int(raw["blocked_us"]) + waiting_us,
-        "count": int(raw["blocked_count"]),
-        "max_us": max(int(raw["max_blocked_us"]), waiting_us),
+        "tgid": _whole(raw["tgid"]),
+        "blocked_us": _whole(raw["blocked_us"]) + waiting_us,
+        "count": _whole(raw["blocked_count"]),
+        "max_us": max(_whole(raw["max_blocked_us"]), waiting_us),
     } | {name: str(raw[name] or "") for name in ("program", "kind", "unit", "comm", "lock")}
+
+
+def _whole(value: Any) -> int:
+    number = int(value)
+    if abs(number) > MOST_NUMBER:
+        raise ValueError(f"a number above {MOST_NUMBER}")
+    return number
 
 
 def _tls(insecure: bool) -> ssl.SSLContext:

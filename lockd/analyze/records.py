@@ -19,10 +19,10 @@ from lockd.trace import lock_files
 
 STDIN = Path("-")
 SAMPLE = re.compile(
-    r"s,(?P<comm>.*),P(?P<pid>\d+)_T(?P<tid>\d+),(?P<type>\w+),0x(?P<address>[0-9a-f]+),(?P<start>\d+),"
-    r"(?P<wait>\d+),(?P<accesses>\d+),(?P<stack>-?\d+)(?P<ongoing>,ongoing)?"
+    r"s,(?P<comm>.*),P(?P<pid>\d{1,20})_T(?P<tid>\d{1,20}),(?P<type>\w+),0x(?P<address>[0-9a-f]{1,20}),"
+    r"(?P<start>\d{1,20}),(?P<wait>\d{1,20}),(?P<accesses>\d{1,20}),(?P<stack>-?\d{1,20})(?P<ongoing>,ongoing)?"
 )
-STACK = re.compile(r"t,(?P<number>-?\d+),(?P<functions>.*)")
+STACK = re.compile(r"t,(?P<number>-?\d{1,20}),(?P<functions>.*)")
 RULE = (
     "rule: s,COMM,P<pid>_T<tid>,TYPE,0xADDRESS,START_NS,WAIT_NS,ACCESSES,STACK or t,STACK,FUNCTION,..., "
     "as `lockd trace klock` prints, or CSV of `lockd trace futex`"
@@ -30,7 +30,8 @@ RULE = (
 TYPES_OF_MILLI_KLOCKSTAT = {"Mutex": "mutex", "RWLock": "rwlock", "Semaphore": "rwsem release"}
 """What it calls them, and what they are. In its lines the two ids have changed places."""
 USUAL_PERIOD_NS = 50_000_000
-MOST_NUMBER = 2**63 - 1
+MOST_NUMBER = 2**62 - 1
+"""So that the sum of two fits into 64 bits."""
 
 ROW = np.dtype(
     [
@@ -145,8 +146,8 @@ class _Reader:
     def _read_sample(self, where: str, sample: re.Match[str], numbers: dict[int, int]) -> None:
         start, wait, accesses, number = (int(sample[part]) for part in ("start", "wait", "accesses", "stack"))
         address = int(sample["address"], 16)
-        if max(start, wait, accesses, address >> 1) > MOST_NUMBER:
-            raise UsageError(f"{where}: a number above {MOST_NUMBER}; rule: what fits into 64 bits")
+        if max(start, wait, accesses, address >> 2) > MOST_NUMBER:
+            raise UsageError(f"{where}: a number above {MOST_NUMBER}; rule: what fits into 62 bits")
         if not accesses:
             raise UsageError(f"{where}: 0 accesses; rule: 1 or more")
         pid, tid, type_ = int(sample["pid"]), int(sample["tid"]), sample["type"]
@@ -161,6 +162,10 @@ class _Reader:
 
     def read_futex(self, name: str, lines: Iterable[str]) -> None:
         for row in lock_files.rows_of(name, lines):
+            if max(row.blocked_ns, row.wait_count) > MOST_NUMBER:
+                raise UsageError(
+                    f"{name}: a number above {MOST_NUMBER}; rule: what fits into 62 bits, times in ns"
+                )
             if row.wait_count:
                 lock = self.lock(row.pid, row.address, f"futex {row.kind}".rstrip())
                 if row.lock:

@@ -9,8 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lockd.analyze.records import Records
+from lockd.errors import UsageError
 
 Numbers: TypeAlias = "npt.NDArray[Any]"
+
+MOST_PERIODS = 4_000_000
+"""Two days of the usual length. Everything that is drawn has a number for each."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,13 @@ def periods(records: Records) -> Numbers:
     length = records.period_ns
     begins, _ = _spread(rows, length)
     first = int(np.minimum(begins, rows["start_ns"]).min()) // length * length
-    return np.arange(first, int(rows["start_ns"].max()) + length, length, np.int64)
+    last = int(rows["start_ns"].max())
+    if (last - first) // length >= MOST_PERIODS:
+        raise UsageError(
+            f"the records are of {(last - first) // length} periods of {length / 1e6:g} ms;"
+            f" rule: at most {MOST_PERIODS}, whose length --period tells if the records do not"
+        )
+    return np.arange(first, last + length, length, np.int64)
 
 
 def average_access(records: Records, starts: Numbers) -> Numbers:

@@ -171,6 +171,10 @@ class Handler(RequestHandler):
     """Whether it is refused to an address that has had its share of the exporter's time."""
     _stream: IOStream | None = None
 
+    def initialize(self) -> None:
+        # Before tornado refuses a method that it does not know, which it does before prepare().
+        self._has_body = self._forget_body()
+
     @property
     def service(self) -> Service:
         return cast(Service, self.settings["service"])
@@ -192,7 +196,6 @@ class Handler(RequestHandler):
         if self._stream.closed():  # it came with another that was the last of its connection
             raise Finish
         self.service.busy.add(self._stream)
-        has_body = self._forget_body()
         settings = self.service.web.current()
         if settings.client_names and settings.client_names.isdisjoint(_names(self.request)):
             raise HTTPError(403, reason="The certificate is not for a client of this server")
@@ -207,7 +210,7 @@ class Handler(RequestHandler):
             raise HTTPError(403, reason="The Host header names no address of this host: see docs/web.md")
         if self.request.method not in ("GET", "HEAD"):
             raise HTTPError(405)
-        if has_body:
+        if self._has_body:
             raise HTTPError(413, reason="Requests have no body here")
         if self.is_work and self.service.work.seconds_until_some(self.source):
             raise HTTPError(429, reason="Too much is being asked from there")
@@ -234,8 +237,7 @@ class Handler(RequestHandler):
         headers = self.request.headers
         has_body = "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0"
         for name in ("Transfer-Encoding", "Content-Length"):
-            if name in headers:
-                del headers[name]
+            headers.pop(name, None)  # `del` fails if it was sent twice
         return has_body
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:

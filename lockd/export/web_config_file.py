@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import ssl
+import stat
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,7 +98,13 @@ def _no_password() -> str:
 def _open(path: Path, what: str) -> None:
     """Raises ConfigError that begins with `what` if this user cannot."""
     try:
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        # Without waiting for whoever writes into a pipe, as OpenSSL would.
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file")
+        finally:
+            os.close(file)
     except PermissionError as error:
         user = _user()
         rule = f"chown {user} {path} && chmod 0400 {path}, and let {user} into the directories above"

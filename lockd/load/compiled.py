@@ -50,12 +50,16 @@ class Compiled:
 
     @staticmethod
     def from_json(text: bytes) -> Compiled:
-        raw = json.loads(text)
-        return Compiled(
-            maps=tuple(MapDefinition(**one) for one in raw["maps"]),
-            functions={name: bytes.fromhex(code) for name, code in raw["functions"].items()},
-            btf=bytes.fromhex(raw["btf"]),
-        )
+        """Raises ValueError if it is none."""
+        try:
+            raw = json.loads(text)
+            return Compiled(
+                maps=tuple(MapDefinition(**one) for one in raw["maps"]),
+                functions={name: bytes.fromhex(code) for name, code in raw["functions"].items()},
+                btf=bytes.fromhex(raw["btf"]),
+            )
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"nothing that was compiled: {error!r}") from None
 
 
 def with_maps(code: bytes, maps: dict[int, int]) -> bytes:

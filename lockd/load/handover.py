@@ -11,6 +11,8 @@ from lockd.manifest import Manifest
 
 FDS_PER_MESSAGE = 200
 """The kernel takes at most 253 (SCM_MAX_FD) in one message."""
+LARGEST = 1 << 26
+"""Bytes of a manifest; of ten thousand hooks it has a few millions."""
 
 
 def send(sock: socket.socket, manifest: Manifest, fds: list[int]) -> None:
@@ -22,9 +24,12 @@ def send(sock: socket.socket, manifest: Manifest, fds: list[int]) -> None:
 
 
 def receive(sock: socket.socket) -> tuple[Manifest, list[int]]:
-    """The manifest and as many descriptors as were announced. Raises LockdError if cut short."""
+    """The manifest and as many descriptors as were announced. LockdError if it is cut short, or none."""
     head = _exactly(sock, 16)
-    text = _exactly(sock, int.from_bytes(head[:8], "little"))
+    size = int.from_bytes(head[:8], "little")
+    if size > LARGEST:
+        raise LockdError(f"loader: handed over {size} bytes; rule: a manifest of at most {LARGEST}")
+    text = _exactly(sock, size)
     count = int.from_bytes(head[8:], "little")
     fds: list[int] = []
     while len(fds) < count:
@@ -35,7 +40,12 @@ def receive(sock: socket.socket) -> tuple[Manifest, list[int]]:
                 os.close(fd)
             why = "there is room for no more (RLIMIT_NOFILE)" if marker else "it ended"
             raise LockdError(f"loader: {len(fds)} of {count} descriptors came over: {why}")
-    return Manifest.from_json(text), fds
+    try:
+        return Manifest.from_json(text), fds
+    except ValueError as error:
+        for fd in fds:
+            os.close(fd)
+        raise LockdError(f"loader: {error}") from None
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:

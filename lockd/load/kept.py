@@ -69,7 +69,7 @@ class Kept:
                 error,
             )
             return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             log.info("%s/%s: not used: %s", self.directory, key, _words(error))
             return None
 

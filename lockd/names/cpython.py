@@ -166,7 +166,9 @@ class Interpreter:
 
     def _text(self, memory: Memory, layout: Layout, address: int) -> str:
         head = memory.read(address, FIRST_READ) if address else b""
-        if len(head) < layout.text_other:
+        # By its own table of offsets an interpreter may have them anywhere.
+        needed = layout.text_other, layout.object_type + 8, layout.text_length + 8, layout.text_state + 4
+        if len(head) < max(needed):
             raise _NotThere
         (kind,) = struct.unpack_from("=Q", head, layout.object_type)
         (length,) = struct.unpack_from("=q", head, layout.text_length)

@@ -41,7 +41,8 @@ _CLONES = re.compile(r"\.(?:isra|constprop|part|cold|lto_priv|llvm|localalias|ab
 """Compilers add these; they say nothing to a reader."""
 _RUST_HASH = re.compile(r"::h[0-9a-f]{16}$")
 _CRATE_HASH = re.compile(r"\[[0-9a-f]+\]")
-_MANGLED = re.compile(r"^_{1,3}[ZR][A-Za-z0-9_.$]+$")
+_MANGLED = re.compile(r"^_{1,3}[ZR][A-Za-z0-9_.$]+\Z")
+"""Not with a newline behind it: that would be answered as two names."""
 
 
 class Demangler:

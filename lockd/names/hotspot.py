@@ -85,7 +85,8 @@ class HotSpot:
     def places(self, thread_pointer: int) -> HotSpotPlaces | None:
         """None where this HotSpot is not as expected, or the thread not one of Java. Never raises."""
         if self._places is None and thread_pointer:
-            with contextlib.suppress(_Unknown, OSError), self._memory() as memory:
+            # ValueError: an offset that is none.
+            with contextlib.suppress(_Unknown, OSError, ValueError), self._memory() as memory:
                 self._places = self._find(memory, thread_pointer)
         return self._places
 

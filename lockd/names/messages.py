@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+from lockd.advice import ADVICE
 from lockd.names.capture import Capture
 from lockd.names.shares import Turn
 from lockd.printable import printable
@@ -17,8 +18,14 @@ ANON = "anon"
 """A lock of which nothing is known that has a name: on a heap, a stack or in shared memory, and no stack."""
 UNKNOWN = "unknown"
 """A place in the kernel of which nothing is known."""
+NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading JSON of another shape than expected raises."""
 STACKS = 8192
 """That the locks of a busy host are waited for in; further ones are kept for each lock."""
+
+
+HOTSPOT_BITS = (63, *[32] * 9, *[8] * 4)
+"""That the members of struct hotspot have; the first is an address in user space."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,11 @@ class HotSpotPlaces:
     is_wide: int
     generation: int = 0
     """Waits have other numbers when more names have come to be known: what they are for is named anew."""
+
+    def __post_init__(self) -> None:
+        """ValueError if a number does not fit into its member: it is from the memory of a process."""
+        for number, bits in zip(vars(self).values(), HOTSPOT_BITS, strict=True):
+            _number(number, 0, 1 << bits)
 
 
 @dataclass(frozen=True)
@@ -230,6 +242,18 @@ class Reload:
 Question = UserLockSeen | KernelLock | Owners | GoWaits | Looks | Reload
 
 
+def is_answer_to(answer: Answer, question: Question) -> bool:
+    """Whether it is of the right sort, and of what was asked for."""
+    match question, answer:
+        case ((UserLockSeen() | KernelLock()), LockAnswer()):
+            return answer.key == question.key and answer.is_user == isinstance(question, UserLockSeen)
+        case Owners(), OwnersAnswer():
+            return answer.token == question.token and len(answer.tids) == len(question.locks)
+        case GoWaits(), GoWaitsAnswer():
+            return answer.tgids == question.tgids and len(answer.waited_ns) == len(question.tgids)
+    return False
+
+
 @dataclass(frozen=True)
 class NamerSettings:
     """What a namer begins with; `bench`, `ring` and `socket` have numbers of descriptors."""
@@ -255,9 +279,15 @@ class NamerSettings:
 
 
 def decode_question(message: bytes) -> Question:
-    """Raises ValueError, KeyError or TypeError if it is none."""
+    """Raises ValueError if it is none."""
     head, _, blob = message.partition(b"\n")
-    fields = json.loads(head)
+    try:
+        return _question(json.loads(head), blob)
+    except NOT_AS_AGREED as error:
+        raise ValueError(f"no question: {error!r}") from None
+
+
+def _question(fields: dict[str, Any], blob: bytes) -> Question:
     match fields.pop("q"):
         case "user":
             capture = fields.pop("capture")
@@ -278,27 +308,64 @@ def decode_question(message: bytes) -> Question:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    kinds = {LockAnswer: "lock", OwnersAnswer: "owners", GoWaitsAnswer: "go"}
+    kinds = {kind: name for name, kind in _ANSWERS.items()}
     return _message({"a": kinds[type(answer)], **vars(answer)})
 
 
 def decode(message: bytes) -> Answer:
-    """Raises ValueError, KeyError or TypeError if it is no answer."""
-    fields = json.loads(message)
-    kind = fields.pop("a")
-    if kind == "owners":
-        return OwnersAnswer(int(fields["token"]), tuple(int(tid) for tid in fields["tids"]))
-    if kind == "go":
-        return GoWaitsAnswer(tuple(map(int, fields["tgids"])), tuple(map(int, fields["waited_ns"])))
-    # Thousands of locks are waited for in the same functions, and stacks: one of each is enough.
-    texts = {name: _text(fields[name]) for name in ("lock", "site", "kind", "family", "advice")}
-    stack = _one_of(tuple(map(_text, fields["stack"])))
-    return LockAnswer(**{**fields, **texts, "stack": stack, "hotspot": tuple(fields["hotspot"])})
+    """Raises ValueError if it is no answer with all that belongs to it, each of its type: a namer reads what
+    anybody may have written, and may have been made to say anything.
+    """
+    try:
+        given = json.loads(message)
+        kind = _ANSWERS[given.pop("a")]
+        answer: Answer = kind(**{name: read(given.pop(name)) for name, read in _READERS[kind]})
+        if given:
+            raise ValueError(f"it has {', '.join(given)} as well")
+        if isinstance(answer, LockAnswer):
+            if answer.hotspot:
+                HotSpotPlaces(*answer.hotspot)
+            if answer.advice and answer.advice not in ADVICE:
+                raise ValueError(f"there is no advice {answer.advice!r:.40}")
+        return answer
+    except NOT_AS_AGREED as error:
+        raise ValueError(f"no answer: {error!r}") from None
+
+
+def _number(value: Any, low: int = -(1 << 63), end: int = 1 << 64) -> int:
+    if type(value) is not int or not low <= value < end:
+        raise ValueError(f"{value!r:.40} is no whole number from {low} to {end - 1}")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{value!r:.40} is neither true nor false")
+    return value
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    return tuple(_number(one, end=1 << 63) for one in value)
 
 
 def _text(name: str) -> str:
     """Whoever took the namer over may send anything."""
     return sys.intern(printable(name))
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return _one_of(tuple(map(_text, value)))
+
+
+_ANSWERS: dict[str, type[Answer]] = {"lock": LockAnswer, "owners": OwnersAnswer, "go": GoWaitsAnswer}
+# Thousands of locks are waited for in the same functions, and stacks: one of each is enough.
+_BY_TYPE: dict[str, Callable[[Any], Any]] = {
+    "int": _number, "bool": _flag, "str": _text, "tuple[int, ...]": _numbers, "tuple[str, ...]": _texts
+}  # fmt: skip
+_READERS = {
+    kind: tuple((field.name, _BY_TYPE[str(field.type)]) for field in fields(kind))
+    for kind in _ANSWERS.values()
+}
 
 
 @functools.lru_cache(STACKS)

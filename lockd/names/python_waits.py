@@ -41,6 +41,8 @@ _STARTS = {"_bootstrap", "_bootstrap_inner", "run"}
 
 _LIBRARY = re.compile(r"(?:.*/)?python3(?:\.\d+t?|\d+\.zip)/(?!(?:site|dist)-packages/)(.+)\.py")
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/(.+)")
+MOST_LABEL = 250
+"""Characters. The names of all functions of a stack have to fit into one message."""
 _NOT_TELLING = {"__init__.py", "__main__.py"}
 
 
@@ -62,12 +64,16 @@ def judge_python(frames: Sequence[PythonFrame], waited_for: str = "") -> PythonW
 
 def label(frame: PythonFrame) -> str:
     """`app.py:Registry.put`; files of packages from where the package is, others without their directory."""
+    text = f"{_shown_file(frame.file)}:{frame.function}"
+    return text if len(text) <= MOST_LABEL else f"...{text[3 - MOST_LABEL :]}"
+
+
+def _shown_file(file: str) -> str:
     for pattern in (_LIBRARY, _PACKAGE):
-        if found := pattern.fullmatch(frame.file):
-            end = ".py" if pattern is _LIBRARY else ""
-            return f"{found[1]}{end}:{frame.function}"
-    parts = frame.file.rsplit("/", 2)
-    return f"{'/'.join(parts[-2 if parts[-1] in _NOT_TELLING else -1 :])}:{frame.function}"
+        if found := pattern.fullmatch(file):
+            return f"{found[1]}.py" if pattern is _LIBRARY else found[1]
+    parts = file.rsplit("/", 2)
+    return "/".join(parts[-2 if parts[-1] in _NOT_TELLING else -1 :])
 
 
 def _kind(frames: Sequence[PythonFrame], waited_for: str) -> str:

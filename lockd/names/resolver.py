@@ -33,6 +33,7 @@ from lockd.names.messages import (
     Reload,
     UserLockSeen,
     decode,
+    is_answer_to,
 )
 from lockd.names.shares import SAVED_SECONDS, Bench, Turn
 from lockd.rings import Ring
@@ -174,7 +175,7 @@ class Resolver:
             for message in self._namer.received():
                 try:
                     self._note_answer(decode(message), now)
-                except (ValueError, KeyError, TypeError) as error:
+                except ValueError as error:
                     raise NamerGone(f"no answer that can be read: {error}") from error
             if self._outstanding and now - self._answered_at > ANSWER_SECONDS:
                 raise NamerGone(f"no answer for {ANSWER_SECONDS:g} s", ANSWER_SECONDS)
@@ -229,6 +230,8 @@ class Resolver:
     def _note_answer(self, answer: Answer, now: float) -> None:
         if not self._outstanding:
             raise NamerGone("an answer to nothing")
+        if not is_answer_to(answer, self._outstanding[0]):
+            raise NamerGone("an answer to another question")
         self._outstanding.popleft()
         self._answered_at = now
         self._answers.append(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import mmap
 import os
@@ -143,10 +144,9 @@ class _Delay:
     """How long this process has waited for a CPU, of which others are the cause."""
 
     def __init__(self) -> None:
-        try:
-            self._file = os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # a kernel without CONFIG_SCHED_INFO
-            self._file = -1
+        self._file: io.FileIO | None = None
+        with contextlib.suppress(OSError):  # a kernel without CONFIG_SCHED_INFO
+            self._file = io.FileIO("/proc/self/schedstat")
 
     def seconds(self) -> float:
-        return int(os.pread(self._file, 100, 0).split()[1]) / 1e9 if self._file >= 0 else 0.0
+        return int(os.pread(self._file.fileno(), 100, 0).split()[1]) / 1e9 if self._file else 0.0

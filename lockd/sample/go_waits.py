@@ -15,6 +15,8 @@ from lockd.sample.series import Series
 ASKED_AT_ONCE = 500
 """Processes; of more, others have their turn as these end."""
 WAITED = "lockd_go_mutex_wait_seconds_total"
+MOST_NS = 1 << 60
+"""Where a total stays, 36 years: each process says by itself what it has waited, and the sum has 64 bits."""
 
 
 class GoMutexWaits:
@@ -39,7 +41,9 @@ class GoMutexWaits:
             if waited < 0:
                 continue
             row = self.series.row(self._name(tgid), now)
-            self.series["waited_ns"][row] += max(0, waited - self._read.get(tgid, waited))
+            more = max(0, waited - self._read.get(tgid, waited))
+            total = self.series["waited_ns"]
+            total[row] = min(int(total[row]) + more, max(int(total[row]), MOST_NS))
             self._read[tgid] = waited
 
     def keep(self, alive: set[int]) -> None:

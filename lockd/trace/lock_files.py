@@ -95,7 +95,7 @@ def _check_header(name: str, columns: list[str]) -> None:
 
 
 def _row(where: str, columns: list[str], text: str) -> LockRow:
-    fields = _fields(columns, text)
+    fields = _fields(where, columns, text)
     if len(fields) != len(columns):
         raise UsageError(
             f"{where}: column {columns[min(len(fields), len(columns) - 1)]}: there are {len(fields)} fields; "
@@ -105,7 +105,7 @@ def _row(where: str, columns: list[str], text: str) -> LockRow:
 
     def whole(column: str) -> int:
         value = values.get(column, "0")
-        if not (value.isascii() and value.isdecimal()) or int(value) > MOST_NUMBER:
+        if not (value.isascii() and value.isdecimal() and len(value) <= 20) or int(value) > MOST_NUMBER:
             raise UsageError(f"{where}: column {column}: {value!r}; rule: a whole number, 0 or more")
         return int(value)
 
@@ -125,8 +125,11 @@ def _row(where: str, columns: list[str], text: str) -> LockRow:
     )  # fmt: skip
 
 
-def _fields(columns: list[str], text: str) -> list[str]:
+def _fields(where: str, columns: list[str], text: str) -> list[str]:
     """Of a line. Names in C++ have commas: a stack that is not quoted is all that comes last."""
     fields = text.split(",", len(columns) - 1)
     is_quoted = columns[-1] != "stack" or fields[-1].startswith('"')
-    return next(csv.reader([text])) if is_quoted else fields
+    try:
+        return next(csv.reader([text])) if is_quoted else fields
+    except csv.Error as error:
+        raise UsageError(f"{where}: {error}; rule: a line of CSV") from None

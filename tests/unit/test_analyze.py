@@ -16,6 +16,7 @@ from lockd import cli
 from lockd.analyze import pictures, tables
 from lockd.analyze.records import Lock, Records, Thread, read
 from lockd.errors import UsageError
+from lockd.trace import lock_files
 from tests.needs import need
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +33,7 @@ s,writer,P10_T11,mutex,{PIPE:#x},{START + 200 * MS},{120 * MS},1,0
 s,writer,P10_T12,mutex,{PIPE:#x},{START + 200 * MS},{60 * MS},1,0,ongoing
 s,idle,P30_T30,rwsem_write,{RWSEM:#x},{START + 250 * MS},0,7,1
 """
+CSV = f"{','.join(lock_files.COLUMNS)}\n"
 PIPE_LABEL, RWSEM_LABEL = f"pipe->mutex {PIPE:#x}", f"inode->i_rwsem {RWSEM:#x}"
 
 
@@ -177,6 +179,10 @@ def test_files_are_put_together(file: Path, tmp_path: Path) -> None:
         ("s,x,P1_T1,mutex,ff,1,2,3,0\n", ":1: "),
         ("s,x,P1_T1,mutex,0xff,1,2,0,0\n", ":1: 0 accesses; rule: 1 or more"),
         (f"s,x,P1_T1,mutex,0xff,{2**63},2,1,0\n", ":1: a number above"),
+        (f"s,x,P1_T1,mutex,0xff,{'9' * 5000},2,1,0\n", ":1: 's,x,P1_T1"),
+        (f"{CSV}1,1,0x10,{2**63},0,0,0,1,1,0,0,x\n", "a number above"),
+        (f"{CSV}1,1,0x10,{'9' * 5000},0,0,0,1,1,0,0,x\n", ":2: column blocked_us: "),
+        (f'{CSV}1,1,0x10,1,0,0,0,1,1,0,0,"{"x" * 200_000}"\n', ":2: field larger than field limit"),
         ("pid,tid\n1,2\n", ":1: column addr: is missing; rule:"),
     ],
 )
@@ -201,6 +207,15 @@ def test_the_text(file: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None
     assert ["140.00 ms", "5", "28.00 ms", "10", "11", "writer"] in rows
     assert text.startswith("6 records: 2 locks, 4 threads, 15 accesses that waited 232.00 ms\n")
     assert "anon_pipe_write+0x43 < vfs_write+0x398" in text
+
+
+def test_periods_that_are_too_many_to_be_drawn_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "records"
+    path.write_text("".join(f"s,x,P1_T1,mutex,0xff,{start},2,1,0\n" for start in (1, 2**60)))
+    assert cli.main(["analyze", str(path)]) == UsageError.exit_code
+    assert "periods of 1e-06 ms; rule: at most 4000000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from lockd import children, isolated
 from lockd.children import Exporter, Loader, listen
 from lockd.errors import LockdError
+from lockd.load import handover
 from lockd.load.settings import LoadSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,6 +100,28 @@ def test_a_loader_that_prints_without_end_fills_no_memory(
         Loader(LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", ())).result()
     logged = sum(len(record.message) for record in caplog.records)
     assert 0 < logged < 2 * children.LAST_WORDS_BYTES
+
+
+NO_MANIFEST = b'{"enums": []}'
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        (2**64 - 1).to_bytes(8, "little") + bytes(8),
+        (2**40).to_bytes(8, "little") + bytes(8),
+        len(NO_MANIFEST).to_bytes(8, "little") + bytes(8) + NO_MANIFEST,
+        (2).to_bytes(8, "little") + bytes(8) + b"[]",
+        (10**5).to_bytes(8, "little") + bytes(8) + b"[" * 10**5,
+    ],
+)
+def test_what_is_no_manifest_is_an_error_in_words(sent: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(sent)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(LockdError, match="loader: "):
+            handover.receive(ours)
 
 
 def test_an_exporter_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,11 @@ def problems(text: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
+def test_what_is_said_of_a_key_has_no_terminal_escapes() -> None:
+    (problem,) = problems('"\\e[2J": 1')
+    assert problem.startswith("lockd.yaml:1: \\x1b[2J: unknown key; ")
+
+
 # --- Bad values -----------------------------------------------------------------------------------
 
 DURATION = "such as 50ms or 1h30m"

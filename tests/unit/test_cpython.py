@@ -22,6 +22,7 @@ from lockd.names.cpython_layouts import COOKIE, candidates
 from lockd.names.object_files import ObjectFiles
 from lockd.names.python_waits import QUEUE_TYPE, RLOCK_TYPE, PythonWait, judge_python, label
 from lockd.names.user_locks import UserLock, UserNames
+from tests.fuzz import memory
 
 PROGRAM = Path(__file__).parent / "python_waiter.py"
 VERSIONS = range(8, 16)
@@ -183,6 +184,15 @@ def test_memory_that_is_all_alike_has_no_frames(word: int) -> None:
     memory = Alike(word)
     assert Interpreter(0x1000).frames(memory, word) == []
     assert memory.reads < 20_000
+
+
+@pytest.mark.parametrize("slot", [-5, -4, -3, -2, -1])
+@pytest.mark.parametrize("offset", [0, 152, 157, 160, 1 << 20])
+def test_an_interpreter_may_say_that_its_texts_are_anywhere(slot: int, offset: int) -> None:
+    """From 3.13 on it tells itself where in a text its type, its length, its state and its characters are."""
+    for data in memory.pythons_with_tables({slot: offset}):
+        runtime, thread_pointer = memory.HEAD.unpack_from(data)
+        assert len(Interpreter(runtime).frames(memory.Memory(data), thread_pointer)) in (0, 2)
 
 
 def test_an_unknown_version_has_no_layout() -> None:

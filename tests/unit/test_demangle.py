@@ -103,6 +103,12 @@ def test_a_child_that_was_killed_is_started_again() -> None:
     demangler.close()
 
 
+def test_a_symbol_that_ends_in_a_newline_does_not_shift_the_names_of_those_after_it() -> None:
+    demangler = Demangler()
+    assert demangler.name("_ZN1a1bEv\n") == "_ZN1a1bEv?"
+    assert [demangler.name(f"_ZN1a{n}{'b' * n}Ev") for n in (1, 2, 3)] == ["a::b", "a::bb", "a::bbb"]
+
+
 def test_long_names() -> None:
     long = "std::map<" + "int, " * 50 + "int>::operator<<"
     assert shortened(long) == "std::map<...>::operator<<"

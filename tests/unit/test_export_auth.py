@@ -132,3 +132,15 @@ def test_a_password_of_before_does_not_count_when_it_has_changed() -> None:
             assert await one.allows(users(alice="two"), basic("alice", "two"), "here")
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Basic", "Basic !", "Bearer YTpi", "Basic YQ==", "Basic //8=", "Basic \xe9\xff", "Basic Y\0"],
+)
+def test_a_header_that_is_none_is_no_password(header: str | None) -> None:
+    async def run() -> bool:
+        with auth() as one:
+            return await one.allows(users(a="b"), header, "192.0.2.1")
+
+    assert not asyncio.run(run())

@@ -134,8 +134,11 @@ def test_bodies_are_refused_unread(running: Exporter) -> None:
     ("head", "status"),
     [
         ("POST /metrics HTTP/1.1\r\nTransfer-Encoding: chunked", "405"),
+        ("BREW /metrics HTTP/1.1\r\nTransfer-Encoding: chunked", "405"),
         ("GET /metrics HTTP/1.1\r\nTransfer-Encoding: chunked", "413"),
         ("GET /metrics HTTP/1.1\r\nTransfer-Encoding: nonsense", "413"),
+        ("GET /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked", "413"),
+        ("GET /metrics HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 5", "413"),
         ("GET /metrics HTTP/1.1\r\nContent-Length: nonsense", "413"),
         ("GET /metrics HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", "413"),
     ],

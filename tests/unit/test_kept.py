@@ -69,6 +69,11 @@ def put_other_json(file: Path) -> None:
     file.write_bytes(kept._digest(KEY, content) + b"\n" + content)
 
 
+def put_a_list_for_the_functions(file: Path) -> None:
+    content = b'{"maps": [], "functions": [], "btf": ""}'
+    file.write_bytes(kept._digest(KEY, content) + b"\n" + content)
+
+
 def put_no_text(file: Path) -> None:
     file.write_bytes(kept._digest(KEY, b"\xff") + b"\n\xff")
 
@@ -115,7 +120,8 @@ def give_away(file: Path) -> None:
 
 
 WRONG = [
-    flip_a_bit, cut, empty, put_other_json, put_no_text, nest_deeply, put_another_result, grow, link_it,
+    flip_a_bit, cut, empty, put_other_json, put_a_list_for_the_functions, put_no_text, nest_deeply,
+    put_another_result, grow, link_it,
     pipe_it, let_the_group_write, let_all_write, give_away,
 ]  # fmt: skip
 

@@ -178,3 +178,12 @@ def test_what_go_has_counted_since_it_was_first_read() -> None:
     waits.note(GoWaitsAnswer((7,), (10**9,)), 40.0)  # another process of that name
     waits.note(GoWaitsAnswer((7,), (2 * 10**9,)), 50.0)
     assert seconds() == {("", "comm7"): 4}
+
+
+def test_a_program_that_says_that_it_waited_for_ever_takes_no_total_back() -> None:
+    waits = GoMutexWaits(Budget(Limits()), lambda tgid: ("", "made-up"))
+    totals = []
+    for waited in (0, 2**63 - 1, 0, 2**63 - 1, 0, 10**9):
+        waits.note(GoWaitsAnswer((7,), (waited,)), 0.0)
+        totals.append(int(waits.series["waited_ns"].max()))
+    assert totals == sorted(totals) and totals[-1] > 0

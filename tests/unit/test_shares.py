@@ -116,3 +116,11 @@ def test_waiting_for_a_cpu_is_nobodys_fault() -> None:
         os.sched_setaffinity(0, cpus)
     assert took > 0.4
     assert shares._owes((os.getpid(), NOBODY)) == pytest.approx(0.3, abs=0.08)
+
+
+def test_no_descriptor_stays_open() -> None:
+    Shares(Path("/proc"), 0.25)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(10):
+        Shares(Path("/proc"), 0.25)
+    assert os.listdir("/proc/self/fd") == before

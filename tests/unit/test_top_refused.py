@@ -36,6 +36,10 @@ def test_no_such_host() -> None:
     "body",
     [b"", b"<html>", b"[]", b"{}", b'{"time": 1}', b'{"time": 1, "locks": [{}]}', b"[" * 100_000,
      json.dumps({"time": 1, "locks": [lock(kind=[])]}).encode(),
+     json.dumps({"time": 1, "locks": [lock(blocked_us="x")]}).encode(),
+     json.dumps({"time": 1, "locks": [lock(blocked_us=10**400)]}).encode(),
+     json.dumps({"time": 1, "locks": [lock(waiting=float("inf"))]}).encode(),
+     json.dumps({"time": float("nan"), "locks": []}).encode(),
      json.dumps({"time": 1, "locks": [lock(blocked_us=None)]}).encode()],
 )  # fmt: skip
 def test_something_else_answers(daemon: Daemon, body: bytes) -> None:

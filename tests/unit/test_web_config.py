@@ -139,6 +139,14 @@ def test_files_that_are_not_certificates(tmp_path: Path) -> None:
     assert "cannot use cert.pem with key.pem" in wrong
 
 
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "."])
+def test_a_certificate_is_a_regular_file(tmp_path: Path, name: str) -> None:
+    """Opening a pipe would wait for who writes into it."""
+    os.mkfifo(tmp_path / "pipe")
+    (says,) = problems(tmp_path, f"tls_server_config: {{cert_file: {name}, key_file: {name}}}")
+    assert "tls_server_config.cert_file: cannot read " in says and ": it is no regular file; rule: " in says
+
+
 def replace(path: Path, text: str) -> None:
     new = path.with_suffix(".new")
     new.write_text(text)

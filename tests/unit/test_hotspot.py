@@ -1,0 +1,27 @@
+"""HotSpot's structures in memory that a process has made itself."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import memory
+
+
+@pytest.mark.parametrize(("number", "is_told"), [(3, True), (255, True), (256, False), (2**31, False)])
+def test_a_number_that_fits_into_no_map_of_the_programs_is_not_told(
+    number: int, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any process can have a libjvm.so: what its memory says is put into a map by the sampler."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    memory.made_up_process.cache_clear()
+    (machine,) = memory.java_machines()
+    shift = struct.pack("<QH", memory.BIAS + 0x500, 0x20)  # the part of the memory that has it, at 8
+    at = machine.index(shift) + len(shift) + 8
+    changed = machine[:at] + struct.pack("<I", number) + machine[at + 4 :]
+    places = memory.machine_of(changed).places(memory.THREAD_POINTER)
+    assert (places is not None) == is_told
+    assert not places or places.oop_shift == number
