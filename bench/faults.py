@@ -36,7 +36,7 @@ from bench.cost import memory, name_of
 from bench.services import Host, cgroup2, end, get, say
 from tests.kernel.descriptor_store import DescriptorStore
 from tests.kernel.lockd_process import Lockd, Metrics
-from tests.kernel.workload import BUILD, Workload
+from tests.kernel.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 PROCESSES = ("sampler", "namer", "exporter")
@@ -55,7 +55,6 @@ FREED_SECONDS = 30.0
 """The kernel frees programs and maps after grace periods."""
 LEAST_SECONDS = 2.0
 """Without a fault, after one that took longer than it may."""
-IDLE_CLASS = ("/usr/bin/chrt", "--idle", "0")
 MOST_GROWN = {"MB": 0.1, "descriptors": 0.0, "threads": 0.0, "BPF objects": 0.0}
 """From the median of the first half to that of the second one, to be flat."""
 JUDGED_MINUTES = 20.0
@@ -113,7 +112,7 @@ class Churn:
     """The workloads, each in a thread that runs it again and again, and what they did so far."""
 
     def __init__(self, host: Host, idle: bool) -> None:
-        self._host, self._before = host, IDLE_CLASS if idle else ()
+        self._host, self._idle = host, idle
         self.told: dict[str, Counter[Event]] = defaultdict(Counter)
         """By the name of the workload, since all counts began at zero."""
         self.of_one_run: dict[str, Counter[Event]] = {}
@@ -131,9 +130,9 @@ class Churn:
 
     def run(self, comm: str, *command: object) -> None:
         """Once."""
-        program, *arguments = command
-        words = [*self._before, BUILD / str(program), *arguments]
-        one = Workload(*words, comm=comm)
+        one = Workload(*map(str, command), comm=comm)
+        if self._idle:
+            os.sched_setscheduler(one.pid, os.SCHED_IDLE, os.sched_param(0))
         self._host.place(comm, one.pid)
         found = events_of(one.run())
         one.finish()
