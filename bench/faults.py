@@ -40,7 +40,7 @@ from tests.kernel.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 PROCESSES = ("sampler", "namer", "exporter")
-CONFIG = {"maps": {"entries": 32_768, "threads": 32_768}, "series": {"max": 50_000}}
+CONFIG = {"maps": {"entries": 65_536, "threads": 32_768}, "series": {"max": 50_000}}
 """So that a sampler that stands still for some seconds finds all that happened under its own name, not under
 `other`, which others' events are in as well; and series for all short processes of a busy host."""
 SCRAPE_SECONDS, LOOK_SECONDS = 5.0, 15.0
@@ -80,14 +80,16 @@ class Load:
 
 
 def loads(directory: Path) -> tuple[Load, ...]:
+    """Their names are those of no other run on this host."""
+    us = f"{os.getpid():x}"
     return (
-        Load("ft-threads", ("clone_churn", 2000, 50)),
-        Load("ft-processes", ("fork_storm", 100)),
-        Load("ft-addresses", ("many_addrs", 1000, 500)),
-        Load("ft-mutex", ("mutex_handover", 100, 1000)),
-        Load("ft-storm", ("storm", 2, 1, 1, 50)),
-        Load("ft-crowd", ("crowd", 100, 5, 20_000, 1)),
-        Load("ft-kernel", ("kernel_locks", 20, 1000, directory)),
+        Load(f"threads.{us}", ("clone_churn", 1000, 50)),
+        Load(f"forks.{us}", ("fork_storm", 100)),
+        Load(f"locks.{us}", ("many_addrs", 1000, 300)),
+        Load(f"mutex.{us}", ("mutex_handover", 100, 1000)),
+        Load(f"storm.{us}", ("storm", 2, 1, 1, 50)),
+        Load(f"crowd.{us}", ("crowd", 100, 5, 20_000, 1)),
+        Load(f"kernel.{us}", ("kernel_locks", 20, 1000, directory)),
     )
 
 
@@ -102,9 +104,8 @@ def events_of(truth: dict[str, Any]) -> Counter[Event]:
     for error, count in truth.get("errors", {}).items():
         found["lockd_futex_errors_total", "error", error] = count
     if "kernel" in truth:  # of others, the memory manager's among them, such a process may wait for more
-        found["lockd_kernel_lock_wait_seconds_count", "lock_type", "mutex"] = truth["kernel"]["mutex"][
-            "waits"
-        ]
+        count = truth["kernel"]["mutex"]["waits"]
+        found["lockd_kernel_lock_wait_seconds_count", "lock_type", "mutex"] = count
     return found
 
 
@@ -262,14 +263,14 @@ class Resources:
     """What lockd's processes have, every few seconds."""
 
     def __init__(self, service: Service) -> None:
-        self._service, self._began = service, time.monotonic()
+        self._service, self.began = service, time.monotonic()
         self.looks: dict[str, dict[str, list[tuple[float, float]]]] = {}
         """By process and what it is: seconds since the beginning, and how much."""
         self.objects: set[tuple[str, str]] = set()
         """Programs, maps and links that lockd ever had, by their ids."""
 
     def look(self) -> None:
-        at = time.monotonic() - self._began
+        at = time.monotonic() - self.began
         for process, pid in self._service.pids().items():
             with contextlib.suppress(OSError):  # it has ended
                 self._note(process, at, self._found(process, pid))
@@ -359,7 +360,6 @@ class Bench:
         self.comparisons = 0
         self._forgiven: Counter[tuple[str, Event]] = Counter()
         """Missing already at the last comparison."""
-        self._starts = 1
         self.last = self.service.daemon.metrics()
         host.every(SCRAPE_SECONDS, "scrape", self.scrapes.look)
         host.every(LOOK_SECONDS, "look at resources", self.resources.look)
@@ -440,7 +440,7 @@ class Bench:
 
         ticks = self.late + lateness(now) - late
         row = {
-            "at": (began - self.resources._began) / 60,
+            "at": (began - self.resources.began) / 60,
             "fault": fault.name,
             "replaced": sorted(replaced),
             "fault seconds": acted - began,
