@@ -65,7 +65,11 @@ OF_EXPORTER = 'lockd_cpu_seconds_total{process="exporter"}'
 """What it says of itself begins again with every exporter."""
 CGROUPS = 3000
 LAST_TID, REUSED_SECONDS = Path("/proc/sys/kernel/ns_last_pid"), 2.0
-"""Not within one sampling period: see the known limits in docs/architecture.md."""
+"""Not within one sampling period, as above."""
+
+MORE_IN_KERNEL = 10
+"""Waits for kernel locks that a workload is not about, as of the memory manager and of cgroups, at most, from
+one comparison to the next."""
 
 Event = tuple[str, str, str]
 """A metric, a label besides `comm`, and its value; both empty if there is none."""
@@ -80,10 +84,11 @@ class Load:
 
 
 def loads(directory: Path) -> tuple[Load, ...]:
-    """Their names are those of no other run on this host."""
+    """Their names are those of no other run on this host. There are so few new threads that no id is given
+    twice while the sampler stands still, where there are only 32,768 (docs/architecture.md, Known limits)."""
     us = f"{os.getpid():x}"
     return (
-        Load(f"threads.{us}", ("clone_churn", 1000, 50)),
+        Load(f"threads.{us}", ("clone_churn", 500, 50)),
         Load(f"forks.{us}", ("fork_storm", 100)),
         Load(f"locks.{us}", ("many_addrs", 1000, 300)),
         Load(f"mutex.{us}", ("mutex_handover", 100, 1000)),
@@ -103,7 +108,7 @@ def events_of(truth: dict[str, Any]) -> Counter[Event]:
         found["lockd_futex_wakes_total", "", ""] = truth["wakes"]
     for error, count in truth.get("errors", {}).items():
         found["lockd_futex_errors_total", "error", error] = count
-    if "kernel" in truth:  # of others, the memory manager's among them, such a process may wait for more
+    if "kernel" in truth:  # of the other types there are many more than it knows of
         count = truth["kernel"]["mutex"]["waits"]
         found["lockd_kernel_lock_wait_seconds_count", "lock_type", "mutex"] = count
     return found
@@ -386,7 +391,8 @@ class Bench:
                     may_miss += self._since(metrics, name, **{**labels, "comm": "other"})
                 words = f"{comm}: {name} {value}".strip()
                 found.missing[words] = missing
-                if not 0 <= missing <= may_miss:
+                most_more = MORE_IN_KERNEL if program == "kernel_locks" else 0
+                if not -most_more <= missing <= may_miss:
                     found.wrong.append(f"{words}: {missing} of {truth} missing, at most {may_miss:g} may be")
         self.last = metrics
         return found
