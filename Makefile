@@ -46,7 +46,8 @@ CACHE := /var/cache/lockd
 
 as_root = [ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): needs root, to $(1): sudo make $(MAKECMDGOALS)" >&2; exit 1; }
 
-.PHONY: help run test test-all ready kernels bench services fuzz unit lint format packages workloads install uninstall
+.PHONY: help run test test-all ready kernels bench services faults fuzz unit lint format packages workloads \
+	install uninstall
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -83,6 +84,9 @@ bench: ## measure what lockd costs, beside what users would run instead (ARGS='-
 
 services: ready ## run lockd beside many real services, watched by Prometheus (ARGS='--minutes 120'); 35 minutes
 	@$(TOOLS) $(VENV)/bin/python -m bench.services $(ARGS)
+
+faults: ready ## run lockd under churn, with a fault every minute (ARGS='--minutes 120'); 35 minutes
+	@$(TOOLS) $(VENV)/bin/python -m bench.faults $(ARGS)
 
 # A Python that atheris has no build for is told so by tests.fuzz, in words.
 fuzz: $(VENV)/made ## have lockd read made-up inputs, by libFuzzer (ARGS='elf --runs 1000000'; tests/fuzz/README.md)

@@ -326,7 +326,7 @@ def _itself() -> Iterator[Metric]:
         "config_last_reload_success_timestamp_seconds",
         "gauge",
         "",
-        "Unix time of the last reload that found nothing wrong, or of the start.",
+        "When a reload last found nothing wrong, or else lockd started, since the Unix epoch. In seconds.",
     )
     yield metric(
         "config_keys_waiting",

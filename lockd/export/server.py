@@ -6,13 +6,12 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from tornado.http1connection import HTTP1ServerConnection
 from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream, SSLIOStream
-from tornado.netutil import add_accept_handler, ssl_wrap_socket
+from tornado.netutil import ssl_wrap_socket
 
 from lockd.export.handlers import Service, application
 from lockd.export.sources import source_of
@@ -23,6 +22,9 @@ MOST_CONNECTIONS = 256
 HEADER_TIMEOUT = 10.0
 """Seconds from the connection, or the answer before, to the end of the next request's headers."""
 LARGEST_HEADER = 16_384
+ACCEPTED_AT_ONCE = 128
+ACCEPTED_AGAIN = 1.0
+"""Seconds without another try, if there is no descriptor or no memory for a connection."""
 _LIMITS: dict[str, int] = {
     "max_buffer_size": 4 * LARGEST_HEADER,
     "read_chunk_size": LARGEST_HEADER,
@@ -50,23 +52,43 @@ class Server(HTTPServer):
         )
         self._service = service
         self._open: dict[IOStream, str] = {}  # the oldest first, with their sources
-        self._stop_accepting: list[Callable[[], None]] = []
+        self._listening: list[socket.socket] = []
 
     def serve(self, listening: socket.socket) -> None:
         """Accept connections from now on."""
         listening.setblocking(False)
-        self._stop_accepting.append(add_accept_handler(listening, self._accept))
+        self._listening.append(listening)
+        self._watch(listening)
         log.info("listening on %s", _text(listening.getsockname()))
 
     async def finish(self) -> None:
         """Accept nothing more, answer what has been asked, close all connections."""
-        for stop in self._stop_accepting:
-            stop()
+        while self._listening:
+            asyncio.get_running_loop().remove_reader(self._listening.pop())
         end = asyncio.get_running_loop().time() + _GRACE
         while self._service.busy and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.01)
         await self.close_all_connections()
         self._service.close()
+
+    def _watch(self, listening: socket.socket) -> None:
+        if listening in self._listening:  # it is not the end
+            asyncio.get_running_loop().add_reader(listening, self._accept_waiting, listening)
+
+    def _accept_waiting(self, listening: socket.socket) -> None:
+        """Tornado's own does not take its eyes from who cannot be let in, and so would be called for ever."""
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                connection, address = listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):  # nobody waits, or not any more
+                return
+            except OSError as error:
+                log.warning("no connection can be accepted: %s", error.strerror)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listening)
+                loop.call_later(ACCEPTED_AGAIN, self._watch, listening)
+                return
+            self._accept(connection, address)
 
     def _accept(self, connection: socket.socket, address: Any) -> None:
         source = source_of(str(address[0])) if isinstance(address, tuple) else ""

@@ -105,7 +105,7 @@ class Resolver:
     @property
     def refused(self) -> int:
         """Questions about processes that had taken their share of the time, or their users: of all namers."""
-        return self._refused_by_ended + sum(namer.bench.refused for namer in self._all)
+        return self._refused_by_ended + sum(namer.refused for namer in self._all)
 
     @property
     def _all(self) -> list[Namer]:
@@ -266,7 +266,7 @@ class Resolver:
     def _note_ended(self) -> None:
         for namer in [namer for namer in self._ending if namer.has_ended()]:
             self._cpu_seconds_of_ended += namer.cpu_seconds()
-            self._refused_by_ended += namer.bench.refused
+            self._refused_by_ended += namer.refused
             self._ending.remove(namer)
 
 
@@ -296,6 +296,7 @@ class Namer:
                 start_new_session=True,  # Ctrl-C on a terminal is for the sampler, which ends it
             )
         self.pid = self._child.pid
+        self._refused = 0
         self._cpu_seconds = 0.0
         self._buffer = memoryview(bytearray(MESSAGE_BYTES))
 
@@ -324,6 +325,12 @@ class Namer:
                     return messages  # the next call tells
                 raise NamerGone(self._how_it_ended("its socket is closed"))
             messages.append(bytes(self._buffer[:length]))
+
+    @property
+    def refused(self) -> int:
+        """As in Bench; never less than before, whatever became of it."""
+        self._refused = max(self._refused, self.bench.refused)
+        return self._refused
 
     def cpu_seconds(self) -> float:
         """That it has taken so far, and its children, such as who demangles, while they live and after."""

@@ -20,6 +20,8 @@ PLACE = 1 << 30
 what was counted, by turns, and what was drained."""
 DRAINING, NUMBERS, LENGTHS = 0, 1, 3
 """Words of the first part; of the latter two there is one for each of the blocks."""
+LARGEST = 48 << 20
+"""Bytes of what was counted; 10,000 lines are some two million."""
 DIGEST_BYTES = 32
 
 
@@ -61,6 +63,8 @@ class Saved:
         Raises OSError, and then it is nothing.
         """
         assert self._fd is not None
+        if len(block) > LARGEST:
+            raise OSError(f"{len(block)} bytes are more than {LARGEST}")
         number = max(self._words[NUMBERS : NUMBERS + 2]) + 1
         which = number % 2
         digest = blake2b(block, digest_size=DIGEST_BYTES).digest()
@@ -81,7 +85,11 @@ class Saved:
         if not number:
             return None
         which = number % 2
-        text = os.pread(self._fd, DIGEST_BYTES + self._words[LENGTHS + which], (1 + which) * PLACE)
-        if text[:DIGEST_BYTES] != blake2b(text[DIGEST_BYTES:], digest_size=DIGEST_BYTES).digest():
+        length = self._words[LENGTHS + which]
+        if not 0 <= length <= LARGEST:
+            raise ValueError(f"what was counted has {length} bytes; rule: {LARGEST} at most")
+        text = memoryview(os.pread(self._fd, DIGEST_BYTES + length, (1 + which) * PLACE))
+        digest, block = text[:DIGEST_BYTES], text[DIGEST_BYTES:]
+        if digest != blake2b(block, digest_size=DIGEST_BYTES).digest():
             raise ValueError("what was counted is damaged")
-        return memoryview(text)[DIGEST_BYTES:]
+        return block

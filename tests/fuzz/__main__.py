@@ -29,7 +29,7 @@ from tests.fuzz.harness import Harness, be_limited, execute
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
-MODULES = ("texts", "web", "messages", "objects", "memory")
+MODULES = ("texts", "web", "messages", "objects", "memory", "stored")
 MEMORY = 768 << 20
 """Bytes of data that a child may have; the namer, whose files are the largest, has 512 MiB."""
 WALL_SECONDS = 300

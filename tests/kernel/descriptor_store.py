@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from lockd_process import CHECKOUT, Lockd
+from tests.kernel.lockd_process import CHECKOUT, Lockd
 
 FIRST = 3
 """The first descriptor that a service is given (sd_listen_fds(3))."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from checks import at_rest, in_one_of_some_tries, off
 from conftest import Start
 from lockd_process import Lockd, Metrics
+from test_nothing_left import IDS
 from workload import Workload
 
 WAITS, WAKES, ERRORS = "lockd_futex_waits_total", "lockd_futex_wakes_total", "lockd_futex_errors_total"
 COUNT, SUM = "lockd_futex_blocked_seconds_count", "lockd_futex_blocked_seconds_sum"
 MAX = "lockd_futex_max_blocked_us"
 
+MILLION = 1_000_000
+IN_MINUTES = (pytest.mark.thorough("a minute or more of nothing else"), pytest.mark.timeout(1800))
 SETTLED_SECONDS = 10.0
 MOST_LINES = 10_000
 """series.max"""
@@ -118,8 +122,14 @@ def check_bounds(metrics: Metrics, one: Workload) -> None:
     assert len(lines) <= MOST_LINES
 
 
-def resident_mib(metrics: Metrics) -> float:
-    return metrics.sum("lockd_resident_bytes", process="sampler") / 2**20
+def resident_mib(metrics: Metrics, process: str = "sampler") -> float:
+    return metrics.sum("lockd_resident_bytes", process=process) / 2**20
+
+
+def bpf_objects(lockd: Lockd) -> set[tuple[str, str]]:
+    """Programs, maps and links that it has descriptors of."""
+    files = Path(f"/proc/{lockd.process.pid}/fdinfo").iterdir()
+    return {one for file in files for one in IDS.findall(file.read_text())}
 
 
 def test_a_storm_of_short_lived_processes(narrow: Lockd, workload: Start) -> None:
@@ -133,12 +143,27 @@ def test_a_storm_of_short_lived_processes(narrow: Lockd, workload: Start) -> Non
     assert resident_mib(after) - resident_mib(before) < MOST_GROWN_MIB
 
 
-def test_a_churn_of_short_lived_threads(narrow: Lockd, workload: Start) -> None:
-    before = narrow.metrics()
-    one = workload("clone_churn", 50_000)
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("clone_churn", (50_000,)),
+        pytest.param("clone_churn", (MILLION, 50), marks=IN_MINUTES),
+        pytest.param("many_addrs", (0, 100_000), marks=IN_MINUTES),
+    ],
+    ids=["threads", "a million threads", "100,000 locks"],
+)
+def test_a_churn_of_short_lived_threads_and_locks(
+    narrow: Lockd, workload: Start, name: str, arguments: tuple[int, ...]
+) -> None:
+    before, loaded = narrow.metrics(), bpf_objects(narrow)
+    one = workload(name, *arguments)
     truth = one.run()
     one.finish()
     after = once_nothing_is_left(narrow, one)
     check_totals(before, after, one, truth)
     check_bounds(after, one)
-    assert resident_mib(after) - resident_mib(before) < MOST_GROWN_MIB
+    for process in ("sampler", "namer"):
+        assert resident_mib(after, process) - resident_mib(before, process) < MOST_GROWN_MIB, process
+    for which, capacity in after.samples["lockd_map_capacity"].items():
+        assert after.samples["lockd_map_entries"][which] <= capacity, which
+    assert bpf_objects(narrow) == loaded

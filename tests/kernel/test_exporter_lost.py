@@ -16,7 +16,7 @@ SOONER = """
 import sys
 from lockd import cli, supervisor, systemd
 supervisor.PING_SECONDS, supervisor.LONGEST_SILENCE = 0.5, 10
-systemd.Systemd._notify = lambda self, text: print("told:", text, file=sys.stderr)
+systemd.Systemd._notify = lambda self, text, fds=(): print("told:", text, file=sys.stderr)
 sys.exit(cli.main())
 """
 """Notices within 5 s, not 30; and what systemd would be told is in the log."""

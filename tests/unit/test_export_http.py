@@ -412,3 +412,23 @@ def test_wrong_descriptors_are_an_error_without_a_traceback() -> None:
             assert done.returncode == 1
             assert says in done.stderr
             assert "Traceback" not in done.stderr
+
+
+FEW_DESCRIPTORS = """
+import resource, runpy
+resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+runpy.run_module("lockd.export", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_without_descriptors_for_connections() -> None:
+    """It waits for some, says so now and then, and answers once there are."""
+    with exporter(run=("-c", FEW_DESCRIPTORS)) as running:
+        waiting = [running.connect() for _ in range(40)]
+        time.sleep(2.5)
+        said = running.stderr()
+        for one in waiting:
+            one.close()
+        assert running.ask("/metrics")[0] == 200
+    assert "no connection can be accepted: Too many open files" in said
+    assert len(said.splitlines()) < 6, said

@@ -25,4 +25,4 @@ def test_nothing_is_found(module: str, tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("executions") > 2
+    assert done.stdout.count("executions") >= 2

@@ -41,7 +41,7 @@ def test_what_is_held_for_long_is_counted_once(host: Host, procfs: Procfs) -> No
     assert host.acquired() == {SHOP: 2}
     host.fold(entry(7, acquired=1, held=10))
     assert host.acquired() == {SHOP: 3}
-    assert len(host.holds._ahead) == 0
+    assert len(host.holds.ahead) == 0
     (row,) = host.api()
     assert (row["acquisitions"], row["holds"]) == (3, 3)
 
@@ -179,4 +179,4 @@ def test_totals_are_exact_whatever_happens_in_which_order(
         kernel.go_on(lock, tid, host.clock, gives_up=False)
     fold()
     assert sum(host.acquired().values()) == kernel.taken
-    assert len(host.holds._ahead) == 0
+    assert len(host.holds.ahead) == 0

@@ -115,4 +115,4 @@ def test_the_key_tells_settings() -> None:
     one = LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", ())
     other = replace(one, entries=128)
     assert key_of(one) == key_of(one)
-    assert len({key_of(one), key_of(other), key_of(one, "filter")}) == 3
+    assert key_of(one) != key_of(other)

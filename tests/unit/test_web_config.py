@@ -144,7 +144,8 @@ def test_a_certificate_is_a_regular_file(tmp_path: Path, name: str) -> None:
     """Opening a pipe would wait for who writes into it."""
     os.mkfifo(tmp_path / "pipe")
     (says,) = problems(tmp_path, f"tls_server_config: {{cert_file: {name}, key_file: {name}}}")
-    assert "tls_server_config.cert_file: cannot read " in says and ": it is no regular file; rule: " in says
+    assert "tls_server_config.cert_file: cannot read " in says
+    assert says.endswith(": it is no regular file")
 
 
 def replace(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
-/* N threads, at most 8 alive at once, each of which makes one futex wait (kind lock) that fails with
- * EAGAIN, and ends: N waits, none blocked, no wakes. They are bare clones: glibc's thread start, join
- * and exit, which use futexes, are not involved (the kernel's own wake at exit is no system call). */
+/* N threads, at most 8 alive at once, each of which makes one futex wait (kind lock) and ends: N waits, no
+ * wakes. With TIMEOUT_US=0 they fail with EAGAIN, and none blocks; else they block until then and fail with
+ * ETIMEDOUT (but for one that is preempted for all of that time). They are bare clones: glibc's thread start,
+ * join and exit, which use futexes, are not involved (the kernel's own wake at exit is no system call). */
 #include "workload.h"
 
 enum { SLOTS = 8, STACK = 16 << 10 };
@@ -9,12 +10,21 @@ static struct slot {
     _Atomic pid_t tid; /* the kernel clears it when the thread has ended */
     char *stack;
 } slots[SLOTS];
-static uint32_t zero;
+static long timeout_us;
+static struct waits waits;
 
 static int thread(void *unused)
 {
+    static uint32_t zero, two = 2;
     (void)unused;
-    futex_wait_2(&zero, -1); /* errno is shared, so nobody looks at it */
+    if (!timeout_us) {
+        futex_wait_2(&zero, -1); /* errno is shared, so nobody looks at it */
+        waits.waits++;
+        return 0;
+    }
+    struct before b = before();
+    futex_wait_2(&two, timeout_us);
+    after(&waits, b);
     return 0;
 }
 
@@ -23,6 +33,7 @@ int main(int argc, char **argv)
     const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM |
                       CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
     long n = arg(argc, argv, 1, 100000);
+    timeout_us = arg(argc, argv, 2, 0);
     for (int i = 0; i < SLOTS; i++) {
         slots[i].stack =
             mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -40,8 +51,8 @@ int main(int argc, char **argv)
     for (int i = 0; i < SLOTS; i++)
         while (slots[i].tid)
             sched_yield();
-    say("{\"threads\": %ld, \"us\": %ld, \"futex\": {\"lock\": {\"waits\": %ld, \"blocked\": 0, "
-        "\"blocked_us\": 0, \"max_us\": 0}}, \"wakes\": 0, \"errors\": {\"EAGAIN\": %ld}}",
-        n, (long)((now_ns() - start) / 1000), n, n);
+    say("{\"threads\": %ld, \"us\": %ld, \"futex\": {", n, (long)((now_ns() - start) / 1000));
+    say_futex("lock", &waits);
+    say("}, \"wakes\": 0, \"errors\": {\"%s\": %ld}}", timeout_us ? "ETIMEDOUT" : "EAGAIN", n);
     finish();
 }

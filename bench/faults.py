@@ -1,0 +1,954 @@
+"""lockd under churn, with a fault every minute: `sudo make faults` writes bench/build/faults.json and .md,
+and exits with 1 if something does not hold.
+
+The daemon's descriptors are kept as systemd keeps them (tests/kernel/descriptor_store.py), and it is started
+again when it ends, so that a whole run is one long service. Workloads (tests/workloads) come and go all the
+time; each counts its own waits and wakes. After each fault everything must run again, those processes must be
+others that the fault was about and no more, and what lockd has counted of the workloads so far must be what
+they did, but for what it says that it dropped, and for one sampling period where it was killed as it drained
+the kernel's maps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import results
+from bench.cost import memory, name_of
+from bench.services import Host, cgroup2, end, get, say
+from tests.kernel.descriptor_store import DescriptorStore
+from tests.kernel.lockd_process import Lockd, Metrics
+from tests.kernel.workload import Workload
+
+ROOT = Path(__file__).resolve().parents[1]
+PROCESSES = ("sampler", "namer", "exporter")
+CONFIG = {"maps": {"entries": 65_536, "threads": 32_768}, "series": {"max": 50_000}}
+"""So that a sampler that stands still for some seconds finds all that happened under its own name, not under
+`other`, which others' events are in as well; and series for all short processes of a busy host."""
+SCRAPE_SECONDS, LOOK_SECONDS = 5.0, 15.0
+PAUSE_SECONDS = 0.3
+"""Of a workload, from one run to the next."""
+FAULT_SECONDS = 8.0
+"""For which a fault lasts that ends by itself."""
+WHOLE_SECONDS = 100.0
+"""From the end of a fault until all is as before, at most: a process that hangs is noticed after 30 s, or a
+minute if it has just been started."""
+FREED_SECONDS = 30.0
+"""The kernel frees programs and maps after grace periods."""
+LEAST_SECONDS = 2.0
+"""Without a fault, after one that took longer than it may."""
+MOST_GROWN = {"MB": 0.1, "descriptors": 0.0, "threads": 0.0, "BPF objects": 0.0}
+"""From the median of the first half to that of the second one, to be flat."""
+FILES_GROWN = 0.25
+"""Of the namer's descriptors, most of which are of the files that processes of the host have mapped."""
+JUDGED_MINUTES = 20.0
+"""Shorter runs say nothing about growth: tables fill up to their bounds at first."""
+OBJECTS = re.compile(r"^(prog|map|link)_id:\s*(\d+)", re.MULTILINE)
+"""In proc(5)'s fdinfo."""
+OF_EXPORTER = 'lockd_cpu_seconds_total{process="exporter"}'
+"""What it says of itself begins again with every exporter."""
+CGROUPS = 3000
+LAST_TID, REUSED_SECONDS = Path("/proc/sys/kernel/ns_last_pid"), 2.0
+"""Not within one sampling period: see IDS_GIVEN_TWICE."""
+MOST_IDS = Path("/proc/sys/kernel/pid_max")
+IDS_GIVEN_TWICE = 0.9
+"""Of all ids of threads, given to new ones: so many or more, and two threads may have had the same within one
+sampling period of a sampler that stood still. What one did may then be told of the other:
+docs/architecture.md, Known limits."""
+
+MORE_IN_KERNEL = 10
+"""Waits for kernel locks that a workload is not about, as of the memory manager and of cgroups, at most, from
+one comparison to the next."""
+
+Event = tuple[str, str, str]
+"""A metric, a label besides `comm`, and its value; both empty if there is none."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A workload that is run again and again, always under one name."""
+
+    comm: str
+    command: tuple[object, ...]
+
+
+def loads(directory: Path) -> tuple[Load, ...]:
+    """Their names are those of no other run on this host. There are so few new threads that on a quiet host
+    no id is given twice while the sampler stands still, where there are only 32,768."""
+    us = f"{os.getpid():x}"
+    return (
+        Load(f"threads.{us}", ("clone_churn", 500, 50)),
+        Load(f"forks.{us}", ("fork_storm", 100)),
+        Load(f"locks.{us}", ("many_addrs", 1000, 300)),
+        Load(f"mutex.{us}", ("mutex_handover", 100, 1000)),
+        Load(f"storm.{us}", ("storm", 2, 1, 1, 50)),
+        Load(f"crowd.{us}", ("crowd", 100, 5, 20_000, 1)),
+        Load(f"kernel.{us}", ("kernel_locks", 20, 1000, directory)),
+    )
+
+
+def events_of(truth: dict[str, Any]) -> Counter[Event]:
+    """What a workload says that it did, as lockd should count it."""
+    found: Counter[Event] = Counter()
+    for kind, told in truth.get("futex", {}).items():
+        found["lockd_futex_waits_total", "kind", kind] = told["waits"]
+        found["lockd_futex_blocked_seconds_count", "kind", kind] = told["blocked"]
+    if "futex" in truth:
+        found["lockd_futex_wakes_total", "", ""] = truth["wakes"]
+    for error, count in truth.get("errors", {}).items():
+        found["lockd_futex_errors_total", "error", error] = count
+    if "kernel" in truth:  # of the other types there are many more than it knows of
+        count = truth["kernel"]["mutex"]["waits"]
+        found["lockd_kernel_lock_wait_seconds_count", "lock_type", "mutex"] = count
+    return found
+
+
+class Churn:
+    """The workloads, each in a thread that runs it again and again, and what they did so far."""
+
+    def __init__(self, host: Host, idle: bool) -> None:
+        self._host, self._idle = host, idle
+        self.told: dict[str, Counter[Event]] = defaultdict(Counter)
+        """By the name of the workload, since all counts began at zero."""
+        self.of_one_run: dict[str, Counter[Event]] = {}
+        self.runs: Counter[str] = Counter()
+        self.all_events = 0
+        self.errors: list[str] = []
+        self._may_run = threading.Event()
+        self._turns: list[threading.Lock] = []
+
+    def begin(self) -> None:
+        for load in loads(self._host.make("files")):
+            self._turns.append(threading.Lock())
+            threading.Thread(target=self._repeat, args=(load, self._turns[-1]), daemon=True).start()
+        self._may_run.set()
+
+    def run(self, comm: str, *command: object) -> None:
+        """Once."""
+        one = Workload(*map(str, command), comm=comm)
+        if self._idle:
+            os.sched_setscheduler(one.pid, os.SCHED_IDLE, os.sched_param(0))
+        self._host.place(comm, one.pid)
+        found = events_of(one.run())
+        one.finish()
+        self.told[comm] += found
+        self.of_one_run[comm] = self.of_one_run.get(comm, Counter()) | found
+        self.runs[comm] += 1
+        self.all_events += sum(found.values())
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """While no workload runs."""
+        self._may_run.clear()
+        with contextlib.ExitStack() as stack:
+            for turn in self._turns:
+                stack.enter_context(turn)
+            yield
+        self._may_run.set()
+
+    def _repeat(self, load: Load, turn: threading.Lock) -> None:
+        while not self._host.over.wait(PAUSE_SECONDS):
+            self._may_run.wait()
+            with turn:
+                if not self._may_run.is_set():
+                    continue
+                try:
+                    self.run(load.comm, *load.command)
+                except (Exception, pytest.skip.Exception) as error:
+                    if not self._host.over.is_set():
+                        self.errors.append(f"{load.comm}: {type(error).__name__}: {error}")
+                    return
+
+
+class Service:
+    """lockd with a descriptor store, as systemd runs it."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.directory = host.make("lockd")
+        self.store = DescriptorStore(self.directory)
+        self.cache = host.make("cache")
+        self.life = 0
+        """Changes whenever all counts begin at zero."""
+        self.starts: list[Lockd] = []
+        self.start()
+
+    def start(self) -> None:
+        self.daemon = self.store.start(self.directory, CONFIG)
+        self.starts.append(self.daemon)
+        for pid in self.pids().values():
+            self._host.place("lockd", pid)
+
+    def stop(self) -> None:
+        """As `systemctl stop` does."""
+        self.life += 1
+        if code := self.daemon.stop():
+            raise RuntimeError(f"lockd ended with code {code}\n{''.join(self.daemon.log)}")
+        self.store.close()
+
+    def kill(self) -> None:
+        self.daemon.process.kill()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.daemon.process.poll() is not None
+
+    @property
+    def log(self) -> list[str]:
+        """Of all starts."""
+        return [line for start in self.starts for line in list(start.log)]
+
+    def pids(self) -> dict[str, int]:
+        """Of each process that lives."""
+        daemon = self.daemon.process.pid
+        found = {} if self.has_ended else {"sampler": daemon}
+        with contextlib.suppress(OSError):
+            for pid in Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split():
+                with contextlib.suppress(OSError, StopIteration):  # it has ended; it is none of these
+                    found[name_of(Path(f"/proc/{pid}/cmdline").read_text())] = int(pid)
+        return found
+
+
+def counters(text: str) -> dict[str, float]:
+    """Every counter, and what a histogram consists of, by its line but for the value."""
+    found, counts = {}, False
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            counts = line.endswith((" counter", " histogram"))
+        elif counts and not line.startswith("#"):
+            series, _, value = line.rpartition(" ")
+            found[series] = float(value)
+    found.pop(OF_EXPORTER, None)
+    return found
+
+
+class Scrapes:
+    """What a Prometheus would see, every few seconds: whether a counter falls."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._life = service, -1
+        self._last: dict[str, float] = {}
+        self.count, self.failed, self.most_lines = 0, 0, 0
+        self.fallen: list[str] = []
+
+    def look(self) -> None:
+        life = self._service.life
+        self.count += 1
+        try:
+            text = get(f"http://{self._service.daemon.address}/metrics", SCRAPE_SECONDS).decode()
+        except OSError:
+            self.failed += 1
+            return
+        if life != self._service.life:
+            return
+        now = counters(text)
+        self.most_lines = max(self.most_lines, sum(not line.startswith("#") for line in text.splitlines()))
+        if life == self._life:
+            words = time.strftime("%H:%M:%S")
+            self.fallen += [
+                f"{words} {series}: {self._last[series]:g}, then {value:g}"
+                for series, value in now.items()
+                if value < self._last.get(series, value)
+            ]
+        self._life, self._last = life, now
+
+
+class Resources:
+    """What lockd's processes have, every few seconds."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self.began = service, time.monotonic()
+        self.looks: dict[str, dict[str, list[tuple[float, float]]]] = {}
+        """By process and what it is: seconds since the beginning, and how much."""
+        self.objects: set[tuple[str, str]] = set()
+        """Programs, maps and links that lockd ever had, by their ids."""
+
+    def look(self) -> None:
+        at = time.monotonic() - self.began
+        for process, pid in self._service.pids().items():
+            with contextlib.suppress(OSError):  # it has ended
+                self._note(process, at, self._found(process, pid))
+
+    def _found(self, process: str, pid: int) -> dict[str, float]:
+        found = {
+            "MB": memory(pid)[1] / 1e6,
+            "descriptors": float(len(os.listdir(f"/proc/{pid}/fd"))),
+            "threads": float(len(os.listdir(f"/proc/{pid}/task"))),
+        }
+        if process == "sampler":
+            objects = objects_of(pid)
+            self.objects |= objects
+            found["BPF objects"] = float(len(objects))
+        return found
+
+    def _note(self, process: str, at: float, found: dict[str, float]) -> None:
+        for what, value in found.items():
+            self.looks.setdefault(process, {}).setdefault(what, []).append((at, value))
+
+    def report(self) -> list[dict[str, Any]]:
+        return [
+            {"process": process, "what": what, **halves(rows, most_grown(process, what))}
+            for process, kinds in self.looks.items()
+            for what, rows in kinds.items()
+        ]
+
+
+def most_grown(process: str, what: str) -> float:
+    return FILES_GROWN if (process, what) == ("namer", "descriptors") else MOST_GROWN[what]
+
+
+def halves(rows: Sequence[tuple[float, float]], most: float) -> dict[str, Any]:
+    """Medians of both halves of the time, and whether that is flat."""
+    middle = (rows[0][0] + rows[-1][0]) / 2
+    first = statistics.median([value for at, value in rows if at <= middle])
+    second = statistics.median([value for at, value in rows if at > middle] or [first])
+    return {
+        "first": first,
+        "second": second,
+        "most": max(value for _, value in rows),
+        "is flat": second <= first * (1 + most),
+    }
+
+
+def objects_of(pid: int) -> set[tuple[str, str]]:
+    """Programs, maps and links that a process has descriptors of."""
+    found: set[tuple[str, str]] = set()
+    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed just now
+            found |= set(OBJECTS.findall(file.read_text()))
+    return found
+
+
+def objects_in_kernel() -> set[tuple[str, str]]:
+    found = set()
+    for what in ("prog", "map", "link"):
+        listed = subprocess.run(["bpftool", "-j", what, "list"], capture_output=True, check=True).stdout
+        found |= {(what, str(one["id"])) for one in json.loads(listed)}
+    return found
+
+
+def left_in_kernel(objects: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Those that are there still, after some time."""
+    deadline = time.monotonic() + FREED_SECONDS
+    left = objects
+    while left and time.monotonic() < deadline:
+        time.sleep(0.5)
+        with contextlib.suppress(subprocess.CalledProcessError):  # something went while it listed
+            left = objects & objects_in_kernel()
+    return left
+
+
+@dataclass
+class Compared:
+    """What lockd said, and what it lacked of what the workloads did since the last comparison."""
+
+    metrics: Metrics
+    missing: dict[str, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+
+class Bench:
+    """All of it: the service, what runs beside it, who looks, and what was found."""
+
+    def __init__(self, host: Host, idle: bool) -> None:
+        self.host = host
+        self.service = Service(host)
+        self.churn = Churn(host, idle)
+        self.resources, self.scrapes = Resources(self.service), Scrapes(self.service)
+        self.rows: list[dict[str, Any]] = []
+        self.wrong: list[str] = []
+        self.late: Counter[str] = Counter()
+        """Ticks by the upper edge of how late they began, of lives that are over."""
+        self.comparisons = 0
+        self._forgiven: Counter[tuple[str, Event]] = Counter()
+        """Missing already at the last comparison."""
+        self.last = self.service.daemon.metrics()
+        host.every(SCRAPE_SECONDS, "scrape", self.scrapes.look)
+        host.every(LOOK_SECONDS, "look at resources", self.resources.look)
+        self.churn.begin()
+
+    def compare(self, may_lose: bool = False, may_mix: bool = False) -> Compared:
+        """While no workload runs. `may_lose`: the sampler was killed; `may_mix`: ids were given twice."""
+        metrics = self.service.daemon.metrics()
+        found = Compared(metrics)
+        self.comparisons += 1
+        killed_draining = self._since(metrics, "lockd_interrupted_drains_total") if may_lose else 0.0
+        for comm, told in self.churn.told.items():
+            for event, truth in told.items():
+                name, label, value = event
+                labels = {"comm": comm, **({label: value} if label else {})}
+                missing = truth - int(metrics.sum(name, **labels)) - self._forgiven[comm, event]
+                if not missing:
+                    continue
+                self._forgiven[comm, event] += missing
+                program = "kernel_locks" if "kernel_lock" in name else "futex"
+                may_miss = self._since(metrics, "lockd_dropped_events_total", map=program)
+                may_miss += killed_draining * self.churn.of_one_run[comm][event]
+                if self._since(metrics, "lockd_overflow_events_total", map=program):
+                    may_miss += self._since(metrics, name, **{**labels, "comm": "other"})
+                words = f"{comm}: {name} {value}".strip()
+                found.missing[words] = missing
+                most_more = MORE_IN_KERNEL if program == "kernel_locks" else 0
+                if may_mix:
+                    may_miss += self.churn.of_one_run[comm][event]
+                    most_more += self.churn.of_one_run[comm][event]
+                if not -most_more <= missing <= may_miss:
+                    found.wrong.append(f"{words}: {missing} of {truth} missing, at most {may_miss:g} may be")
+        self.last = metrics
+        return found
+
+    def begins_anew(self) -> None:
+        """All counts begin at zero, while no workload runs."""
+        self.late += lateness(self.last)
+        self.churn.told.clear()
+        self._forgiven.clear()
+        self.last = Metrics("")
+
+    def _since(self, metrics: Metrics, name: str, **labels: str) -> float:
+        return metrics.sum(name, **labels) - self.last.sum(name, **labels)
+
+    def restart_if_ended(self) -> bool:
+        if not self.service.has_ended:
+            return False
+        self.service.start()
+        return True
+
+    def inject(self, fault: Fault) -> None:
+        before, late = self.service.pids(), self.late + lateness(self.last)
+        metrics, logged = self.last, len(self.service.log)
+        scrapes, ids, began = self.scrapes.failed, ids_given(), time.monotonic()
+        wrong: list[str] = []
+        note: str | None = None
+        try:
+            note = fault.act(self)
+        except Exception as error:  # it is told, and the next one may do
+            wrong.append(f"{type(error).__name__}: {error}")
+        acted = time.monotonic()
+        try:
+            replaced = self._until_whole(fault, before)
+        except TimeoutError as error:
+            wrong.append(str(error))
+            replaced = set()
+        seconds = time.monotonic() - acted
+        if not wrong and replaced != set(fault.replaced):
+            wrong.append(f"replaced: {listed(replaced)}, not {listed(fault.replaced)}")
+        log = "".join(self.service.log[logged:])
+        if fault.says not in log:
+            wrong.append(f"the log does not say {fault.says!r}")
+        with self.churn.paused():
+            ids = ids_given() - ids
+            compared = self.compare("sampler" in replaced, ids >= IDS_GIVEN_TWICE * int(MOST_IDS.read_text()))
+        wrong += compared.wrong
+        now = compared.metrics
+
+        def since(name: str, **labels: str) -> int:
+            before = 0.0 if fault.is_fresh else metrics.sum(name, **labels)
+            return int(now.sum(name, **labels) - before)
+
+        ticks = self.late + lateness(now) - late
+        row = {
+            "at": (began - self.resources.began) / 60,
+            "fault": fault.name,
+            "replaced": sorted(replaced),
+            "fault seconds": acted - began,
+            "seconds until whole": seconds,
+            "scrapes that failed": self.scrapes.failed - scrapes,
+            "missing": compared.missing,
+            "interrupted drains": since("lockd_interrupted_drains_total"),
+            "taken over": since("lockd_taken_over_total"),
+            "dropped": since("lockd_dropped_events_total"),
+            "overflowed": since("lockd_overflow_events_total"),
+            "ids given": ids,
+            "ticks": ticks.total(),
+            "latest tick": max(ticks, key=float, default=""),
+            "note": note or "",
+            "wrong": wrong,
+        }
+        self.rows.append(row)
+        self.wrong += [f"{fault.name}: {one}" for one in wrong]
+        words = "; ".join(wrong) or f"as it should be, missing {compared.missing or 'nothing'}"
+        say(f"{fault.name}: whole after {seconds:.1f} s, replaced {listed(replaced)}: {words}")
+
+    def _until_whole(self, fault: Fault, before: dict[str, int]) -> set[str]:
+        """Wait until all processes run and metrics are served; which processes are others than before."""
+        deadline = time.monotonic() + WHOLE_SECONDS
+        while True:
+            if self.restart_if_ended() and "sampler" not in fault.replaced:
+                self.wrong.append(f"{fault.name}: lockd ended")
+            now = self.service.pids()
+            replaced = {name for name in now if now[name] != before.get(name)}
+            if len(now) == len(PROCESSES) and replaced >= set(fault.replaced) and self._is_serving():
+                return replaced
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not whole after {WHOLE_SECONDS:g} s: {now}, before {before}")
+            time.sleep(0.1)
+
+    def _is_serving(self) -> bool:
+        with contextlib.suppress(OSError):
+            return bool(get(f"http://{self.service.daemon.address}/metrics", 2))
+        return False
+
+    def go_on(self, seconds: float) -> None:
+        """Without a fault."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.restart_if_ended():
+                self.wrong.append("lockd ended by itself")
+            time.sleep(min(1.0, max(deadline - time.monotonic(), 0)))
+
+
+def ids_given() -> int:
+    """To all threads and processes since this host began."""
+    (count,) = re.findall(r"^processes (\d+)", Path("/proc/stat").read_text(), re.MULTILINE)
+    return int(count)
+
+
+def lateness(metrics: Metrics) -> Counter[str]:
+    """Ticks by the upper edge of how late they began, in seconds."""
+    name = "lockd_tick_late_seconds_bucket"
+    edges = sorted((labels["le"] for labels in metrics.labels(name)), key=float)
+    found, below = Counter[str](), 0
+    for edge in edges:
+        count = int(metrics.sum(name, le=edge))
+        found[edge], below = count - below, count
+    return +found
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`act` does it, and returns once it is over; what it says is told in the report."""
+
+    name: str
+    act: Callable[[Bench], str | None]
+    replaced: tuple[str, ...] = ()
+    """The processes that must be others afterwards. No others may."""
+    is_fresh: bool = False
+    """All counts begin at zero."""
+    says: str = ""
+    """What lockd has to say in its log."""
+
+
+def signalled(process: str, number: signal.Signals) -> Callable[[Bench], None]:
+    def act(bench: Bench) -> None:
+        os.kill(bench.service.pids()[process], number)
+        if process == "sampler":
+            bench.service.daemon.process.wait(30)
+
+    return act
+
+
+def hangs(process: str) -> Callable[[Bench], None]:
+    """Until lockd has noticed."""
+    return lambda bench: os.kill(bench.service.pids()[process], signal.SIGSTOP)
+
+
+def stopped(process: str) -> Callable[[Bench], None]:
+    def act(bench: Bench) -> None:
+        pid = bench.service.pids()[process]
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(FAULT_SECONDS)
+        os.kill(pid, signal.SIGCONT)
+
+    return act
+
+
+def bursts(_: Bench) -> None:
+    """All processors are taken for half of the time."""
+    process = subprocess.Popen([sys.executable, "-m", "tests.bursts", "0.5"], cwd=ROOT)
+    time.sleep(FAULT_SECONDS)
+    end(process)
+
+
+def hierarchy(controller: str) -> tuple[Path, bool]:
+    """Where cgroups with that controller are made, and whether that is the unified one."""
+    root = cgroup2()
+    if root and controller in (root / "cgroup.controllers").read_text().split():
+        return root, True
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+        fields, _, about = line.partition(" - ")
+        kind, _, options = about.split()[:3]
+        if kind == "cgroup" and controller in options.split(","):
+            return Path(fields.split()[4]), False
+    raise RuntimeError(f"no cgroups with the controller {controller}")
+
+
+@contextlib.contextmanager
+def limited(controller: str, pids: Iterable[int], unified: str, legacy: str, value: object) -> Iterator[Path]:
+    """These processes, and what they start, in a cgroup with that limit; then they are where they were.
+
+    The limit is in the file `unified` with cgroup v2, in `legacy` with v1.
+    """
+    root, is_unified = hierarchy(controller)
+    pids = list(pids)
+    of_process = Path(f"/proc/{pids[0]}/cgroup").read_text()
+    lines = [line.split(":", 2) for line in of_process.splitlines()]
+    wanted = "" if is_unified else controller
+    before = next(root / path[1:] for _, controllers, path in lines if wanted in controllers.split(","))
+    cgroup = (root if is_unified else before) / f"lockdfaults{os.getpid()}"
+    if is_unified:
+        (root / "cgroup.subtree_control").write_text(f"+{controller}")
+    cgroup.mkdir()
+    try:
+        (cgroup / (unified if is_unified else legacy)).write_text(str(value))
+        for pid in pids:
+            (cgroup / "cgroup.procs").write_text(str(pid))
+        yield cgroup
+    finally:
+        deadline = time.monotonic() + 30
+        while True:
+            for word in (cgroup / "cgroup.procs").read_text().split():
+                with contextlib.suppress(OSError):  # it has ended
+                    (before / "cgroup.procs").write_text(word)
+            try:
+                cgroup.rmdir()
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+
+def little_cpu(bench: Bench) -> None:
+    """5% of a processor for all of lockd."""
+    _, is_unified = hierarchy("cpu")
+    value = "5000 100000" if is_unified else 5000
+    with limited("cpu", bench.service.pids().values(), "cpu.max", "cpu.cfs_quota_us", value):
+        time.sleep(FAULT_SECONDS + 2)
+
+
+def no_memory(process: str) -> Callable[[Bench], str]:
+    def act(bench: Bench) -> str:
+        """Until the kernel has killed it."""
+        pid, began = bench.service.pids()[process], time.monotonic()
+        with limited("memory", [pid], "memory.max", "memory.limit_in_bytes", 4096):
+            while time.monotonic() < began + 3 * FAULT_SECONDS:
+                for path in ("/metrics", "/api/v1/locks"):
+                    with contextlib.suppress(OSError):
+                        get(f"http://{bench.service.daemon.address}{path}", 1)
+                if bench.service.has_ended or bench.service.pids().get(process) != pid:
+                    return f"killed after {time.monotonic() - began:.1f} s"
+                time.sleep(0.1)
+        return "not killed"
+
+    return act
+
+
+def limit_of_descriptors(pid: int) -> tuple[str, str]:
+    """The soft limit and the hard one."""
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    soft, hard = re.findall(r"^Max open files +(\S+) +(\S+)", limits, re.MULTILINE)[0]
+    return soft, hard
+
+
+def limit_descriptors(pid: int, soft: object, hard: object) -> None:
+    """As the user that it is: for another one it takes CAP_SYS_RESOURCE."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    user, group = re.findall(r"^[UG]id:\t(\d+)", status, re.MULTILINE)
+    become = ("setpriv", "--reuid", user, "--regid", group, "--clear-groups")
+    subprocess.run([*become, "prlimit", "--pid", str(pid), f"--nofile={soft}:{hard}"], check=True)
+
+
+def no_descriptors(process: str) -> Callable[[Bench], None]:
+    """It has as many as it may."""
+
+    def act(bench: Bench) -> None:
+        pid = bench.service.pids()[process]
+        soft, hard = limit_of_descriptors(pid)
+        limit_descriptors(pid, len(os.listdir(f"/proc/{pid}/fd")), hard)
+        time.sleep(FAULT_SECONDS)
+        limit_descriptors(pid, soft, hard)
+
+    return act
+
+
+def started_anew(
+    spoiled: Callable[[Path], contextlib.AbstractContextManager[None]],
+) -> Callable[[Bench], None]:
+    """Stopped, and started where the directory of compiled programs is as it should not be."""
+
+    def act(bench: Bench) -> None:
+        with bench.churn.paused():
+            bench.wrong += bench.compare().wrong
+            bench.service.stop()
+            bench.begins_anew()
+            with spoiled(bench.service.cache):
+                bench.service.start()
+
+    return act
+
+
+@contextlib.contextmanager
+def mounted(directory: Path, options: str) -> Iterator[None]:
+    how = ("-t", "tmpfs", "-o", f"mode=0700,{options}")
+    subprocess.run(["mount", *how, "lockd-faults", directory], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", directory], check=True)
+
+
+@contextlib.contextmanager
+def full(directory: Path) -> Iterator[None]:
+    with mounted(directory, "size=64k"):
+        with contextlib.suppress(OSError), (directory / "filler").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        yield
+
+
+def read_only(directory: Path) -> contextlib.AbstractContextManager[None]:
+    return mounted(directory, "ro")
+
+
+@contextlib.contextmanager
+def planted(directory: Path) -> Iterator[None]:
+    """Somebody else's file in place of each."""
+    kept = list(directory.iterdir())
+    if not kept:
+        raise RuntimeError("nothing that was compiled is kept")
+    for file in kept:
+        os.chown(file, 65534, 65534)
+        file.write_bytes(file.read_bytes().replace(b"a", b"b"))
+    yield
+
+
+def many_cgroups(bench: Bench) -> str:
+    """Made and removed, with a workload in every hundredth."""
+    root = cgroup2()
+    if not root:
+        return "left out: no unified hierarchy"
+    began = time.monotonic()
+    for number in range(CGROUPS):
+        cgroup = root / f"lockdfaults{os.getpid()}-{number}.service"
+        cgroup.mkdir()
+        if number % 100 == 0:
+            with subprocess.Popen(["sleep", "0.05"]) as process:
+                (cgroup / "cgroup.procs").write_text(str(process.pid))
+        remove(cgroup)
+    return f"{CGROUPS} in {time.monotonic() - began:.1f} s"
+
+
+def remove(cgroup: Path) -> None:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            cgroup.rmdir()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def reused_tids(_: Bench) -> str | None:
+    """New threads get, again and again, the ids that others have just had."""
+    if not LAST_TID.exists():
+        return "left out: the kernel cannot be told which id comes next"
+    first, deadline = LAST_TID.read_text(), time.monotonic() + FAULT_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(REUSED_SECONDS)
+        LAST_TID.write_text(first)
+    return None
+
+
+def second_lockd(bench: Bench) -> None:
+    directory = Path(tempfile.mkdtemp(dir=bench.host.directory))
+    other = Lockd(directory, CONFIG)
+    time.sleep(FAULT_SECONDS)
+    counted = other.metrics().sum("lockd_futex_waits_total")
+    if code := other.stop():
+        bench.wrong.append(f"the second lockd ended with code {code}: {''.join(other.log)[-500:]}")
+    if not counted:
+        bench.wrong.append("the second lockd counted nothing")
+
+
+def faults() -> tuple[Fault, ...]:
+    """By turns the large and the small."""
+    exporter, namer = ("exporter",), ("namer",)
+    kill, fault = signal.SIGKILL, signal.SIGSEGV
+    return (
+        Fault("kill exporter", signalled("exporter", kill), exporter, says="ended by SIGKILL"),
+        Fault("kill namer", signalled("namer", kill), namer, says="ended by SIGKILL"),
+        Fault("kill sampler", signalled("sampler", kill), PROCESSES, says="attached still"),
+        Fault("stop exporter", stopped("exporter")),
+        Fault("stop namer", stopped("namer")),
+        Fault("stop sampler", stopped("sampler")),
+        Fault("segv exporter", signalled("exporter", fault), exporter, says="ended by SIGSEGV"),
+        Fault("segv namer", signalled("namer", fault), namer, says="ended by SIGSEGV"),
+        Fault("segv sampler", signalled("sampler", fault), PROCESSES, says="attached still"),
+        Fault("hang exporter", hangs("exporter"), exporter, says="has said nothing for 30 s"),
+        Fault("hang namer", hangs("namer"), namer, says="no answer for 30 s"),
+        Fault("restart", signalled("sampler", signal.SIGTERM), PROCESSES, says="attached still"),
+        Fault("bursts", bursts),
+        Fault("little cpu", little_cpu),
+        Fault("no memory exporter", no_memory("exporter"), exporter),
+        Fault("no memory namer", no_memory("namer"), namer),
+        Fault("no memory sampler", no_memory("sampler"), PROCESSES),
+        Fault("no descriptors exporter", no_descriptors("exporter")),
+        Fault("no descriptors namer", no_descriptors("namer")),
+        Fault("no descriptors sampler", no_descriptors("sampler")),
+        Fault("full cache", started_anew(full), PROCESSES, True, "what was compiled is not kept"),
+        Fault("read-only cache", started_anew(read_only), PROCESSES, True, "what was compiled is not kept"),
+        Fault("planted cache", started_anew(planted), PROCESSES, True, "not used"),
+        Fault("many cgroups", many_cgroups),
+        Fault("reused tids", reused_tids),
+        Fault("second lockd", second_lockd),
+    )
+
+
+def measure(chosen: Sequence[Fault], minutes: float, every: float, idle: bool) -> dict[str, Any]:
+    """Run it all, each fault once at least; what there is to report."""
+    with contextlib.ExitStack() as ends:
+        name = ends.enter_context(tempfile.TemporaryDirectory(prefix="lockd-bench-faults-", dir="/var/tmp"))
+        Path(name).chmod(0o755)  # for nobody
+        host = Host(Path(name), ends)
+        patch = ends.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("CACHE_DIRECTORY", str(host.directory / "cache"))
+        bench = Bench(host, idle)
+        ends.callback(bench.service.kill)
+        began, number = time.monotonic(), 0
+        while number < len(chosen) or time.monotonic() - began < minutes * 60:
+            bench.go_on(max(began + (number + 1) * every - time.monotonic(), LEAST_SECONDS))
+            bench.inject(chosen[number % len(chosen)])
+            number += 1
+        with bench.churn.paused():
+            host.over.set()
+            bench.wrong += bench.compare().wrong
+            retired = bench.last.sum("lockd_series_retired_total")
+            bench.service.stop()
+        bench.late += lateness(bench.last)
+        left = left_in_kernel(bench.resources.objects)
+        return {
+            "minutes": (time.monotonic() - began) / 60,
+            "every": every,
+            "faults": bench.rows,
+            "wrong": bench.wrong + bench.churn.errors,
+            "fallen": bench.scrapes.fallen,
+            "scrapes": bench.scrapes.count,
+            "scrapes that failed": bench.scrapes.failed,
+            "most lines": bench.scrapes.most_lines,
+            "comparisons": bench.comparisons,
+            "runs": bench.churn.runs,
+            "events": bench.churn.all_events,
+            "retired": retired,
+            "resources": bench.resources.report(),
+            "looks": bench.resources.looks,
+            "BPF objects ever": len(bench.resources.objects),
+            "left in the kernel": sorted(left),
+            "late": dict(sorted(bench.late.items(), key=lambda one: float(one[0]))),
+            "errors": host.errors,
+            "starts": len(bench.service.starts),
+            "log": [line.strip() for line in bench.service.log],
+        }  # fmt: skip
+
+
+def failures(found: dict[str, Any]) -> list[str]:
+    """What does not hold."""
+    wrong = [*found["wrong"], *(f"fell: {one}" for one in found["fallen"])]
+    wrong += [f"left in the kernel: {what} {number}" for what, number in found["left in the kernel"]]
+    wrong += [f"{what}: {all_of[-1]}" for what, all_of in found["errors"].items() if all_of]
+    if tracebacks := sum(line.startswith("Traceback") for line in found["log"]):
+        wrong.append(f"{tracebacks} tracebacks in the log of lockd")
+    if found["minutes"] >= JUDGED_MINUTES:
+        wrong += [
+            f"{one['what']} of the {one['process']} grow: {one['first']:g}, then {one['second']:g}"
+            for one in found["resources"]
+            if not one["is flat"]
+        ]
+    return wrong
+
+
+def listed(words: Iterable[str]) -> str:
+    return ", ".join(sorted(words)) or "none"
+
+
+def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
+    """As Markdown."""
+
+    def table(head: str, rows: Iterable[Sequence[object]]) -> str:
+        line = "|" + "---|" * (head.count("|") + 1)
+        return "\n".join([f"| {head} |", line, *(f"| {' | '.join(map(str, row))} |" for row in rows)]) + "\n"
+
+    text = "# lockd under churn and faults\n\n"
+    text += f"{found['minutes']:.0f} minutes, {len(found['faults'])} faults, {found['starts']} starts. "
+    text += f"The workloads ran {found['runs'].total():,} times; the {found['events']:,} events that they "
+    text += f"counted were compared {found['comparisons']} times. {found['scrapes']} scrapes, "
+    text += f"{found['scrapes that failed']} of them failed; at most {found['most lines']:,} lines.\n\n"
+    text += "".join(f"- **{one}**\n" for one in wrong) or "All holds.\n"
+    rows: list[Sequence[object]] = [
+        (
+            f"{one['at']:.1f}", one["fault"], listed(one["replaced"]), f"{one['fault seconds']:.1f}",
+            f"{one['seconds until whole']:.1f}", one["scrapes that failed"], sum(one["missing"].values()),
+            one["interrupted drains"], one["dropped"], one["overflowed"], one["latest tick"], one["note"],
+            "; ".join(one["wrong"]),
+        )
+        for one in found["faults"]
+    ]  # fmt: skip
+    head = "minute | fault | replaced | lasted s | whole after s | scrapes failed | events missing | "
+    head += "interrupted drains | dropped | overflowed | latest tick at most s | note | wrong"
+    text += "\n## Faults\n\n" + table(head, rows)
+    ticks, below = sum(found["late"].values()), 0
+    rows = []
+    for edge, count in found["late"].items():
+        below += count
+        rows.append((edge, f"{count:,}", f"{below / ticks:.4%}"))
+    text += "\n## How late ticks began\n\n" + table("at most s | ticks | up to here", rows)
+    rows = [
+        (one["process"], one["what"], *(f"{one[part]:.1f}" for part in ("first", "second", "most")),
+         "yes" if one["is flat"] else "**no**")
+        for one in found["resources"]
+    ]  # fmt: skip
+    head = "process | what | median of the first half | of the second | most | flat"
+    text += "\n## Resources\n\nMemory is the proportional set size (PSS).\n\n" + table(head, rows)
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30.0, help="at least; default: %(default)g")
+    parser.add_argument(
+        "--every", type=float, default=60.0, help="seconds between faults; default: %(default)g"
+    )
+    parser.add_argument("--faults", help="some of them, with commas between; default: all")
+    parser.add_argument("--without", default="", help="not these of them")
+    parser.add_argument(
+        "--idle", action="store_true", help="run the workloads in the scheduling class SCHED_IDLE"
+    )
+    args = parser.parse_args()
+    known = {fault.name: fault for fault in faults()}
+    names = args.faults.split(",") if args.faults else list(known)
+    without = [name for name in args.without.split(",") if name]
+    if unknown := {*names, *without} - {*known}:
+        parser.error(f"no such fault: {listed(unknown)}; there are: {', '.join(known)}")
+    chosen = [known[name] for name in names if name not in without]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    subprocess.run(["make", "-s", "-C", ROOT / "tests/workloads"], check=True)
+    host = results.host()
+    found = measure(chosen, args.minutes, args.every, args.idle)
+    wrong = failures(found)
+    text = report(found, wrong)
+    results.write("faults", {"host": host, "failures": wrong, **found}, text)
+    print(text)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

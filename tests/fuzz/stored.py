@@ -1,0 +1,38 @@
+"""What one start of lockd leaves to the next."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from lockd import snapshot
+from lockd.sample.saved import Saved
+from tests.fuzz.harness import Harness, mutated
+
+WORDS = struct.Struct("<5q")
+
+
+def saved(data: bytes) -> None:
+    """The words of the file, and behind them what was counted.
+
+    What cannot be believed is an error, upon which the sampler begins with a file of its own (service.py).
+    """
+    fd = os.memfd_create("fuzz-saved")
+    try:
+        Saved(fd).write(data[WORDS.size :])
+        os.pwrite(fd, data[: WORDS.size], 0)
+        try:
+            if (block := Saved(fd).read()) is not None:
+                snapshot.unpack(block)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+    finally:
+        os.close(fd)
+
+
+def seeds() -> list[bytes]:
+    block = snapshot.pack({"form": [1, {}], "is_end": True}, {})
+    return [WORDS.pack(draining, 0, 1, 0, len(block)) + block for draining in (0, 1)]
+
+
+HARNESSES = (Harness("saved", saved, seeds, mutated),)
