@@ -206,6 +206,7 @@ def test_rules_have_the_promised_alerts():
         ("LockdRestraint", "warning"),
         ("LockdTicksLate", "warning"),
         ("LockdTicksLate", "critical"),
+        ("LockdConfigurationRefused", "warning"),
     }
 
 
