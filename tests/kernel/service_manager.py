@@ -26,6 +26,9 @@ exec unshare --cgroup sh -ec "$3"
 """
 """A control group, as the root of all that it sees: a manager moves what it finds in its own."""
 START = """
+for one in /sys/fs/cgroup /sys/kernel/tracing; do  # none is mounted twice at the same place
+    ! mountpoint --quiet $one || umount --lazy $one
+done
 mount -t cgroup2 none /sys/fs/cgroup
 mount -t tmpfs none /run
 mkdir -p /run/systemd/system
@@ -79,6 +82,13 @@ class Service(Lockd):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+        try:
+            self._until_it_answers()
+        except BaseException:
+            self.close()
+            raise
+
+    def _until_it_answers(self) -> None:
         deadline = time.monotonic() + SECONDS
         while self._control("list-units").returncode:
             assert self._manager.poll() is None, "systemd does not start"
