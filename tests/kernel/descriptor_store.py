@@ -21,10 +21,10 @@ ROOMY = {"maps": {"entries": 32768}, "series": {"max": 200_000}}
 STARTER = """
 import os, sys
 fds, names, command = sys.argv[1].split(), sys.argv[2], sys.argv[3:]
-high = [os.dup2(int(fd), 1000 + at) for at, fd in enumerate(fds)]
+high = [os.dup2(int(fd), 500 + at) for at, fd in enumerate(fds)]
 for at, fd in enumerate(high):
     os.dup2(fd, 3 + at)
-os.closerange(3 + len(fds), 3000)
+os.closerange(3 + len(fds), 1000)
 if fds:
     os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(len(fds)), LISTEN_FDNAMES=names)
 os.execv(command[0], command)
