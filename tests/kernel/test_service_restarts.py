@@ -20,8 +20,7 @@ from test_nothing_left import check_gone, in_kernel, processes_of
 
 from tests.needs import need
 
-RESTARTS, KILLS = 3, 4
-MANY = pytest.mark.thorough("20 kills of each take minutes")
+RESTARTS, KILLS = 3, 20
 CHILDREN = {"namer": "lockd.names", "exporter": "lockd.export"}
 BACKOFF_SECONDS = 120
 """An exporter that ends again and again is started ever later."""
@@ -84,19 +83,14 @@ def until_another(service: Service, which: str, was: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    ("which", "kills"),
-    [
-        ("sampler", KILLS),
-        *(pytest.param(which, 20, marks=MANY) for which in ("sampler", "namer", "exporter")),
-    ],
-)
-def test_a_kill_loses_a_period_at_most(service: Service, workload: Start, which: str, kills: int) -> None:
+@pytest.mark.thorough("20 kills take minutes; test_adoption.py has some without systemd")
+@pytest.mark.parametrize("which", ["sampler", "namer", "exporter"])
+def test_a_kill_loses_a_period_at_most(service: Service, workload: Start, which: str) -> None:
     load = workload(*STORM)
     began = time.monotonic()
     load.go()
     first = service.metrics()
-    for number in range(kills):
+    for number in range(KILLS):
         told = counters(service)
         sampler, killed = service.pid, pid_of(service, which)
         time.sleep(0.07 * (number % 7))
@@ -111,8 +105,8 @@ def test_a_kill_loses_a_period_at_most(service: Service, workload: Start, which:
     truth, seconds = load.truth()["futex"]["lock"], time.monotonic() - began
     metrics = service.metrics()
     interrupted = metrics.sum("lockd_interrupted_drains_total")
-    assert interrupted <= (kills if which == "sampler" else 0)
-    assert metrics.sum("lockd_taken_over_total", after="crash") == (kills if which == "sampler" else 0)
+    assert interrupted <= (KILLS if which == "sampler" else 0)
+    assert metrics.sum("lockd_taken_over_total", after="crash") == (KILLS if which == "sampler" else 0)
     assert metrics.sum("lockd_start_time_seconds") == first.sum("lockd_start_time_seconds")
     counted = metrics.sum("lockd_futex_waits_total", comm=load.comm, kind="lock")
     elsewhere = not_told(metrics)
