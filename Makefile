@@ -32,6 +32,8 @@ BENCH_PACKAGES := 'linux-perf|linux-tools-common' stress-ng bpftrace bpfcc-tools
 # again with each new version of the release.
 UNPACKED_PACKAGES := memcached nginx postgresql prometheus
 UNPACKED := $(or $(LOCKD_CACHE),/var/cache/lockd-tests)/servers
+# Its name tells which they are: with others than before they are unpacked again.
+SERVERS := $(UNPACKED)/$(subst $() ,+,$(UNPACKED_PACKAGES)).made
 
 # Where `make install` puts things; DESTDIR is the root directory of another system, if it is for one.
 PREFIX := /usr
@@ -74,7 +76,7 @@ kernels: ready ## run the tests of the programs on all other kernels, in emulate
 ready:
 	@$(call as_root,install packages and trace the kernel)
 	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES)
-	@$(MAKE) --no-print-directory $(VENV)/made workloads $(UNPACKED)/made
+	@$(MAKE) --no-print-directory $(VENV)/made workloads $(SERVERS)
 
 bench: ## measure what lockd costs, beside what users would run instead (ARGS='--quick'); 25 minutes
 	@$(call as_root,install packages and trace the kernel)
@@ -122,7 +124,7 @@ $(VENV)/made: tests/requirements.txt
 		mv $(VENV)/unpacked/usr/bin/promtool $(VENV)/bin && rm -r $(VENV)/unpacked; }
 	touch $@
 
-$(UNPACKED)/made: /etc/os-release
+$(SERVERS): /etc/os-release
 	rm -rf $(@D)
 	tests/unpack $(@D) $(UNPACKED_PACKAGES)
 	touch $@

@@ -15,7 +15,7 @@ import yaml
 
 from lockd.config_rules import NULL, Broken, Rule
 from lockd.errors import ConfigError
-from lockd.profile import printable
+from lockd.printable import printable
 
 LARGEST_FILE = 1_048_576
 """More than this is not a configuration; /dev/zero and a wrong file are told apart from one."""

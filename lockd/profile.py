@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from lockd.printable import printable
+
 
 class KernelFrame(str):
     """A function of the kernel, among the frames of a sample."""
@@ -21,14 +23,6 @@ class Mark(str):
 def kind_of(frame: str) -> str:
     """`kernel`, `mark`, or `user` for all others."""
     return "kernel" if isinstance(frame, KernelFrame) else "mark" if isinstance(frame, Mark) else "user"
-
-
-def printable(name: str) -> str:
-    """A name, which may come from any program, with what would change a terminal or a file as `\\x1b`."""
-    if name.isprintable():
-        return name
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-    return type(name)(shown)
 
 
 @dataclass(frozen=True)

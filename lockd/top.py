@@ -21,7 +21,7 @@ from rich.text import Text
 
 from lockd.advice import ADVICE
 from lockd.errors import LockdError, UsageError
-from lockd.printable import printable
+from lockd.printable import masked
 from lockd.top_rates import Client, Rates, Row, Table
 
 KINDS = ("lock", "pi", "cond", "other")
@@ -266,7 +266,7 @@ def _grid(title: str, columns: Iterable[Column], rows: list[Row], width: int) ->
         justify: JustifyMethod = "right" if column.number else "left"
         grid.add_column(column.title, justify=justify, no_wrap=column.number)
     for row in rows:
-        cells = (printable(column.cell(row)) for column in columns)
+        cells = (masked(column.cell(row)) for column in columns)
         grid.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
     return Group(Text(title, style="bold"), grid if rows else Text("nothing blocked"))
 
@@ -282,7 +282,7 @@ def _advice(threads: Iterable[Row]) -> list[str]:
     lines = []
     for (advice, comm), tgids in most:
         first, more = tgids.most_common(1)[0][0], len(tgids) - 1
-        who = f"{printable(comm)}[{first}]" + (f" and {more} more" if more else "")
+        who = f"{masked(comm)}[{first}]" + (f" and {more} more" if more else "")
         lines.append(f"{who}: {ADVICE[advice]}")
     return lines
 

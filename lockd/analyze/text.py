@@ -10,7 +10,7 @@ import numpy as np
 from lockd.analyze import tables
 from lockd.analyze.records import Records
 from lockd.analyze.tables import Total
-from lockd.profile import printable
+from lockd.printable import printable
 
 UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 FRAMES = 6

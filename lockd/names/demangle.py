@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from lockd import confinement, privileges
-from lockd.printable import printable
+from lockd.printable import masked
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ def shortened(name: str) -> str:
         name = "".join(kept)
     if len(name) > MAX_NAME:
         name = name[: MAX_NAME - 3] + "..."
-    return printable(name)
+    return masked(name)
 
 
 def _without_parameters(name: str) -> str:

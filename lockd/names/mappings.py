@@ -8,7 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from lockd.printable import printable
+from lockd.printable import masked
 
 NOT_OBJECTS = (b"/dev/zero", b"/memfd:", b"/dev/shm/", b"/SYSV")
 """Memory that is shared by way of a file, rather than a program or a library."""
@@ -53,7 +53,7 @@ class Image:
 
     @property
     def name(self) -> str:
-        return printable(self.first.path.rpartition(b"/")[2].decode("utf-8", "backslashreplace"))
+        return masked(self.first.path.rpartition(b"/")[2].decode("utf-8", "backslashreplace"))
 
 
 class Mappings:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from lockd.advice import ADVICE
 from lockd.names.capture import Capture
 from lockd.names.shares import Turn
-from lockd.printable import printable
+from lockd.printable import masked
 
 ANON = "anon"
 """A lock of which nothing is known that has a name: on a heap, a stack or in shared memory, and no stack."""
@@ -350,7 +350,7 @@ def _numbers(value: Any) -> tuple[int, ...]:
 
 def _text(name: str) -> str:
     """Whoever took the namer over may send anything."""
-    return sys.intern(printable(name))
+    return sys.intern(masked(name))
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from lockd.names.units import Units
-from lockd.printable import printable
+from lockd.printable import masked
 
 KERNEL = "kernel"
 """The unit of kernel threads."""
@@ -37,7 +37,7 @@ def text(comm: bytes) -> str:
     Equal ones are one object: tens of thousands of processes have few names.
     """
     name = comm.split(b"\0", 1)[0].decode("utf-8", "replace")
-    return sys.intern(printable(name))
+    return sys.intern(masked(name))
 
 
 class Processes:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from lockd.printable import printable
+from lockd.printable import masked
 
 SERVICE = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
 CONTAINER = re.compile(
@@ -93,7 +93,7 @@ def _unit_of_cgroup_file(text: bytes) -> str:
 
 def _text(path: bytes) -> str:
     """Anybody who may make cgroups may call them what they like."""
-    return printable(path.decode("utf-8", "backslashreplace"))
+    return masked(path.decode("utf-8", "backslashreplace"))
 
 
 class _FileHandle(ctypes.Structure):

@@ -52,7 +52,7 @@ class CountedAhead:
         return [(key, one.count, one.since, one.lock_type, one.seen) for key, one in self._known.items()]
 
     def restore(self, known: list[tuple[int, int, int, int, float]]) -> None:
-        self._known = {key: Ahead(*told) for key, *told in known}  # type: ignore[arg-type]  # in its order
+        self._known = {key: Ahead(count, since, kind, seen) for key, count, since, kind, seen in known}
         self._reindex()
 
     def unknown(self, locks: Columns, tids: Columns, since: Columns, now: float) -> npt.NDArray[np.bool_]:

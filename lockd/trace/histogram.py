@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lockd.profile import printable
+from lockd.printable import printable
 
 BAR = 52
 LETTERS = "KMGTPE"

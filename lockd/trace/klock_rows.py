@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lockd.profile import printable
+from lockd.printable import printable
 from lockd.sample import structs
 from lockd.sample.index import mix
 from lockd.sample.pairs import Rows

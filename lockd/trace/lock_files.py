@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lockd.errors import UsageError
-from lockd.profile import printable
+from lockd.printable import printable
 from lockd.trace.lock_rows import LockRow, microseconds, sorted_rows
 
 TIMES = ("blocked_us", "sys_us", "max_blocked_us", "max_sys_us")

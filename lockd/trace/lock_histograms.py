@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from lockd.profile import printable
+from lockd.printable import printable
 from lockd.trace.histogram import Histogram, as_bcc
 
 Lock = tuple[int, int]

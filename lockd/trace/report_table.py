@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 
-from lockd.profile import printable
+from lockd.printable import printable
 from lockd.trace.lock_rows import LockRow
 from lockd.trace.report_groups import Report, judged_stack
 

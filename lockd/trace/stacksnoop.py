@@ -14,7 +14,7 @@ from lockd.errors import HostError
 from lockd.load.btf import KernelTypes
 from lockd.load.settings import LoadSettings
 from lockd.names.processes import text
-from lockd.profile import printable
+from lockd.printable import printable
 from lockd.rings import Ring, RingReader
 from lockd.trace import options, output, probe_options
 from lockd.trace.call_stacks import CallStacks

@@ -86,12 +86,12 @@ ANSWERS: tuple[Answer, ...] = (
 )
 
 
-class _Namer:
+class Talker:
     """In place of the process: what it is asked is forgotten, what it says is the input."""
 
     pid = 1
 
-    def __init__(self, _settings: NamerSettings) -> None:
+    def __init__(self, _settings: NamerSettings | None = None) -> None:
         self.bench = SimpleNamespace(turn=(-1, -1))
         self.says: list[bytes] = []
 
@@ -115,7 +115,7 @@ class _Namer:
 def answers(data: bytes) -> None:
     """A namer may say anything: the sampler takes an answer to what it asked, of the types agreed, or another
     namer."""
-    resolver.Namer = _Namer  # type: ignore[assignment,misc]
+    resolver.Namer = Talker  # type: ignore[assignment,misc]  # no process
     asker = Resolver()
     asker.answers()  # which starts it
     for question in QUESTIONS:
@@ -123,7 +123,7 @@ def answers(data: bytes) -> None:
     asker.answers()
     asked = [*asker._outstanding]
     namer = asker._namer
-    assert isinstance(namer, _Namer)
+    assert isinstance(namer, Talker)
     namer.says = data.split(b"\n")
     for answer, question in zip(asker.answers(), asked, strict=False):
         expected = question.fallback()
@@ -222,6 +222,7 @@ def manifest(data: bytes) -> None:
 
 def handed_over(data: bytes) -> None:
     """Whatever a loader sends and however it ends, LockdError if it is no manifest with its descriptors."""
+    before = _next_descriptor()
     ours, theirs = socket.socketpair()
     null = os.open(os.devnull, os.O_RDONLY)
     ours.settimeout(5)
@@ -235,18 +236,7 @@ def handed_over(data: bytes) -> None:
             _, fds = handover.receive(ours)
     for fd in (*fds, null):
         os.close(fd)
-    assert _next_descriptor() == ours_was(null), "a descriptor stays open"
-
-
-_lowest = -1
-
-
-def ours_was(null: int) -> int:
-    """The lowest number that was free before the first input."""
-    global _lowest  # noqa: PLW0603
-    if _lowest < 0:
-        _lowest = _next_descriptor()
-    return min(_lowest, max(null, _lowest))
+    assert _next_descriptor() == before, "a descriptor stays open"
 
 
 def _next_descriptor() -> int:
@@ -349,7 +339,7 @@ async def _exchange(data: bytes) -> None:
     with ours, theirs:
         sampler = SamplerLink(theirs)
         asked = [asyncio.ensure_future(sampler.ask(what)) for what in (REQUEST_METRICS, REQUEST_DETAIL)]
-        asked.append(asyncio.ensure_future(sampler.settled()))  # type: ignore[arg-type]
+        asked.append(asyncio.ensure_future(sampler.settled()))  # type: ignore[arg-type]  # says nothing
         await asyncio.sleep(0)
         at = 0
         while at < len(data) and not sampler.closed.is_set():
@@ -394,6 +384,7 @@ def requests(data: bytes) -> None:
     with ours, theirs, wakeup, _other:
         ours.setblocking(False)
         theirs.setblocking(False)
+        # Two that are no processes, of which these two use nothing else.
         supervisor = Supervisor(lambda: exporter, exporter)  # type: ignore[arg-type,return-value]
         loop = Loop(sampler, 10, supervisor.note, lambda: None, wakeup)  # type: ignore[arg-type]
         loop.control = ours

@@ -6,8 +6,9 @@ import functools
 import os
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from lockd import config_reader
 from lockd.analyze import tables, text
@@ -248,9 +249,13 @@ def cgroups() -> list[bytes]:
 
 
 def _harness_of_text(
-    name: str, run: object, seeds: object, words: Sequence[bytes], **others: object
+    name: str,
+    run: Callable[[bytes], None],
+    seeds: Callable[[], Sequence[bytes]],
+    words: Sequence[bytes],
+    **others: Any,
 ) -> Harness:
-    return Harness(name, run, seeds, text_mutation(words), tuple(words), **others)  # type: ignore[arg-type]
+    return Harness(name, run, seeds, text_mutation(words), tuple(words), **others)
 
 
 RECORD_WORDS = (

@@ -36,6 +36,18 @@ def test_every_package_is_installed_by_make_test() -> None:
     assert set(PACKAGES.values()) <= installed()
 
 
+def test_servers_are_unpacked_where_only_others_were(tmp_path: Path) -> None:
+    """A list that has grown: what a machine keeps of an older one must not hide what it lacks."""
+    (tmp_path / "servers").mkdir()
+    for of_another_list in ("made", "memcached.made"):
+        (tmp_path / "servers" / of_another_list).touch()
+    printed = subprocess.check_output(
+        ["make", "-n", "test"], cwd=ROOT, text=True, env={**os.environ, "LOCKD_CACHE": str(tmp_path)}
+    )
+    (asked,) = re.findall(rf"^tests/unpack {tmp_path}/servers (.*)$", printed, re.MULTILINE)
+    assert {"memcached", "nginx", "postgresql", "prometheus"} <= set(asked.split())
+
+
 def programs(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """What a module starts under a name that stands there, and what it asks shutil.which() for."""
     for node in ast.walk(tree):

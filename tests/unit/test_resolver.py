@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import IO, NamedTuple
 
 import pytest
@@ -55,6 +54,7 @@ from lockd.names.resolver import (
     Resolver,
 )
 from lockd.names.user_locks import SHOWN_FRAMES
+from tests.fuzz.messages import Talker
 from tests.needs import needs
 
 LOCK = 0xFFFFFFFFC0001000
@@ -397,7 +397,7 @@ def test_a_namer_says_nothing_but_answers_to_what_it_was_asked(tmp_path: Path) -
 def said(procfs: Path, question: UserLockSeen | Owners | GoWaits, message: bytes) -> bool:
     """Whether a resolver takes this from its namer, as an answer to the question, and keeps the namer."""
     resolver = Resolver(procfs)
-    resolver._namer = talker = Talker()  # type: ignore[assignment]
+    resolver._namer = talker = Talker()  # type: ignore[assignment]  # no process
     assert resolver.ask(question) and resolver.answers() == []
     talker.says = [message]
     found = resolver.answers()
@@ -406,29 +406,6 @@ def said(procfs: Path, question: UserLockSeen | Owners | GoWaits, message: bytes
         return False
     assert found == [decode(message)]
     return True
-
-
-class Talker:
-    """In place of a namer: says what it is told to."""
-
-    pid = 0
-    bench = SimpleNamespace(turn=(-1, -1))
-
-    def __init__(self) -> None:
-        self.says: list[bytes] = []
-
-    def send(self, message: bytes) -> bool:
-        return True
-
-    def received(self) -> list[bytes]:
-        said, self.says = self.says, []
-        return said
-
-    def kill(self) -> None:
-        """There is nothing."""
-
-    def has_ended(self) -> bool:
-        return False
 
 
 def test_the_places_in_hotspot_are_as_wide_as_the_programs_have_them() -> None:

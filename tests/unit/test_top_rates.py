@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from top_daemon import KINDS, SECOND, Daemon, serving, thread
 
-from lockd.printable import printable
+from lockd.printable import masked
 from lockd.top import Options, duration, shown
 from lockd.top_rates import Client, Rates, Row, Table
 
@@ -30,7 +30,7 @@ def test_durations(us: float, text: str) -> None:
 
 
 def test_plain_names_stay() -> None:
-    assert printable("Überprüfer 検査 [a]") == "Überprüfer 検査 [a]"
+    assert masked("Überprüfer 検査 [a]") == "Überprüfer 検査 [a]"
 
 
 def row(**changes: Any) -> Row:

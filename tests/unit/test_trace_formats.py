@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from lockd import flamegraph, pprof
-from lockd.profile import KernelFrame, Mark, Profile, Sample, Value, printable
+from lockd.printable import printable
+from lockd.profile import KernelFrame, Mark, Profile, Sample, Value
 from lockd.trace.formats import FORMATS
 from tests.needs import need
 
