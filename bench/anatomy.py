@@ -22,14 +22,14 @@ from bench import results
 from bench.loads import Load, built, ours
 from bench.steps import steps
 from bench.variants import PROGRAMS, settings
+from lockd.kernel.btf import KernelTypes
 from lockd.load import loader
 from lockd.load.attach import RETURN_0
-from lockd.load.btf import KernelTypes
+from lockd.load.bpf_object import Module
 from lockd.load.choose import choices_for
+from lockd.load.compile_cache import Kept, default_directory
 from lockd.load.hooks import Candidate
 from lockd.load.host import Host, ensure_tracefs
-from lockd.load.kept import Kept, default_directory
-from lockd.load.module import Module
 
 Change = Callable[[str, bytes], bytes]
 """Makes other code of a function's name and code."""

@@ -22,16 +22,16 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from bench import results
-from lockd.children import run_loader
-from lockd.config import Config
-from lockd.config_reader import read_text
-from lockd.daemon import sampler_settings
-from lockd.libbpf import libbpf
-from lockd.sample.collect import FOLDED_ROWS
-from lockd.sample.maps import HashMap
+from lockd.config.reader import read_text
+from lockd.config.schema import Config
+from lockd.kernel.libbpf import libbpf
+from lockd.kernel.maps import HashMap
+from lockd.load.child import run_loader
+from lockd.sample.drain import FOLDED_ROWS
 from lockd.sample.sampler import Sampler
-from lockd.sample.saved import Saved
-from lockd.service import load_settings
+from lockd.sample.saved_state import Saved
+from lockd.service.daemon import sampler_settings
+from lockd.service.start import load_settings
 
 ENTRIES = (1000, 10_000, 16_000)
 ROUNDS, QUICK_ROUNDS = 25, 3

@@ -26,11 +26,11 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from bench import results
 from bench.sampler import CONFIG, SHARES, Filled, begin, cpu_ms
 from lockd import snapshot
-from lockd.children import Exporter
-from lockd.export.exposition import Exposition
+from lockd.export.families import Exposition
+from lockd.sample.budget.own_cost import TickTimes
 from lockd.sample.loop import Loop
-from lockd.sample.own_cost import TickTimes
-from lockd.sample.saved import Saved
+from lockd.sample.saved_state import Saved
+from lockd.service.exporter import Exporter
 
 LINES = (500, 1000, 5000, 10_000)
 LINES_OF_PROCESS = 25

@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from lockd.load.bpf_syscall import bpf, describe
+from lockd.kernel.calls import bpf, describe
 from lockd.load.source import HEADERS
 
 SOURCE = Path(__file__).with_name("steps.bpf.c")

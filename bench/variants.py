@@ -62,9 +62,9 @@ def nothing() -> Iterator[None]:
 @contextlib.contextmanager
 def floor(programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto") -> Iterator[None]:
     """Programs that do nothing at the hooks that lockd would take here. Raises NotHere."""
+    from lockd.kernel.btf import KernelTypes
     from lockd.load import attach
     from lockd.load import programs as loading
-    from lockd.load.btf import KernelTypes
     from lockd.load.choose import choices_for
     from lockd.load.host import Host, ensure_tracefs
 
@@ -89,9 +89,9 @@ def floor(programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto") -> Iter
 
 def settings(programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto") -> Any:
     """What the loader is told of config()."""
-    from lockd.config import Config
-    from lockd.config_reader import read_text
-    from lockd.service import load_settings
+    from lockd.config.reader import read_text
+    from lockd.config.schema import Config
+    from lockd.service.start import load_settings
 
     return load_settings(read_text(Config, json.dumps(config(programs, mechanism)), "bench"))
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from lockd.advice import ADVICE
 from lockd.export.catalog import CATALOG, Metric
 from lockd.load.source import assemble
-from lockd.names.reasons import REASONS
-from lockd.sample.limits import SHARES
+from lockd.names.labels.reasons import REASONS
+from lockd.sample.series.limits import SHARES
 
 HEAD = """\
 # Metrics
@@ -171,7 +171,7 @@ def _table(title: str, values: Mapping[str, str]) -> Iterator[str]:
 
 def values_in_the_code() -> dict[str, set[str]]:
     """By the name of a table above, the values that the programs and the sampler really use."""
-    enums = assemble(["common.bpf.h", "futex.bpf.c", "kernel_locks.bpf.c"], {}).enums
+    enums = assemble(["include/common.bpf.h", "daemon/futex.bpf.c", "daemon/kernel_locks.bpf.c"], {}).enums
     kinds = [name.removeprefix("KIND_").lower() for name in enums["futex_kind"]]
     losses = [name.lower().removeprefix("loss_").split("__") for name in enums["loss"] if "__" in name]
     return {

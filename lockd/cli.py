@@ -18,7 +18,7 @@ from lockd import __version__
 from lockd.errors import LockdError, UsageError
 
 if TYPE_CHECKING:
-    from lockd.config import Config
+    from lockd.config.schema import Config
 
 INTERRUPTED = 130
 """What a shell reports for a program that Ctrl-C ended."""
@@ -82,25 +82,25 @@ def _drop_output() -> None:
 def _command(args: argparse.Namespace) -> int:
     # Imported late, so that each command starts at once and needs only what it uses.
     if args.command == "top":
-        from lockd import top
+        from lockd.views import top
 
         return top.run(top.options(args))
     if args.command in ("trace", "analyze"):
         return int(args.run(args))
 
     config = None if args.command == "doctor" else _config(args)
-    from lockd import service
+    from lockd.service import start
 
     if config is None:
-        return service.doctor()
+        return start.doctor()
     if args.command == "check":
-        return service.check(config, args.quiet)
-    return service.run(config, lambda: _config(args), args.strict)
+        return start.check(config, args.quiet)
+    return start.run(config, lambda: _config(args), args.strict)
 
 
 def _config(args: argparse.Namespace) -> Config:
     """The configuration file, with what the flags say instead."""
-    from lockd.config import Log, Web, load
+    from lockd.config.schema import Log, Web, load
 
     config = load(args.config_file)
     listen = tuple(args.listen or config.web.listen)
@@ -214,7 +214,7 @@ def _top_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _address(text: str) -> tuple[str, int]:
-    from lockd.config_rules import ADDRESS_WANTS, parse_address
+    from lockd.config.rules import ADDRESS_WANTS, parse_address
 
     try:
         return parse_address(text)
@@ -223,7 +223,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _interval(text: str) -> int:
-    from lockd.config_rules import parse_duration, within
+    from lockd.config.rules import parse_duration, within
 
     try:
         return within(parse_duration(text), parse_duration("100ms"), parse_duration("1h"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 
 PASSING = frozenset((errno.EAGAIN, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 """What a call fails with for lack of something that there may be enough of a moment later."""
@@ -43,3 +44,9 @@ def refusal(message: str, number: int) -> LockdError:
 def error_of(exit_code: int) -> type[LockdError]:
     """The kind of error that a child of lockd's has ended with this code for."""
     return {ConfigError.exit_code: ConfigError, HostError.exit_code: HostError}.get(exit_code, LockdError)
+
+
+def how_it_ended(code: int) -> str:
+    """The exit code of a child, in words."""
+    signals = {one.value: one.name for one in signal.Signals}
+    return f"ended by {signals.get(-code, f'signal {-code}')}" if code < 0 else f"ended with code {code}"

@@ -11,8 +11,8 @@ from lockd.analyze import pictures, tables, text
 from lockd.analyze.page import page
 from lockd.analyze.records import Records, read
 from lockd.errors import UsageError
-from lockd.trace import output
-from lockd.trace.options import positive
+from lockd.trace.core import output
+from lockd.trace.core.options import positive
 
 EPILOG = """\
 examples:

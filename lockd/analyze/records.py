@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lockd.errors import UsageError
-from lockd.names.kernel_members import member_of
-from lockd.names.kernel_sites import is_locking, is_tracing
-from lockd.trace import lock_files
+from lockd.names.kernel.kernel_members import member_of
+from lockd.names.kernel.kernel_sites import is_locking, is_tracing
+from lockd.trace.futex import lock_files
 
 STDIN = Path("-")
 SAMPLE = re.compile(

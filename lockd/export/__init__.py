@@ -1,1 +1,1 @@
-"""The process that answers the network: a snapshot in, HTTP out, with no privileges."""
+"""The exporter: a process without privileges that answers HTTP requests from snapshots."""

@@ -13,12 +13,13 @@ import socket
 import sys
 from pathlib import Path
 
-from lockd import confinement, heap, logs, privileges
+from lockd import logs
 from lockd.errors import LockdError
 from lockd.export.handlers import Service
-from lockd.export.sampler_link import SamplerLink
+from lockd.export.link import SamplerLink
 from lockd.export.server import Server
 from lockd.export.web_config import WebConfig
+from lockd.process import confinement, memory, privileges
 from lockd.snapshot import SERVE
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def main() -> int:
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     args = parser.parse_args()
     logs.setup(args.log_level, process="exporter")
-    heap.keep_little()
+    memory.keep_little()
     parent = os.getppid()
     try:
         if args.check:

@@ -22,18 +22,18 @@ from tornado.httputil import HTTPServerRequest
 from tornado.iostream import IOStream, StreamClosedError
 from tornado.web import Application, Finish, HTTPError, RequestHandler, stream_request_body
 
-from lockd import flamegraph, pprof
 from lockd.errors import LockdError
 from lockd.export.basic_auth import BasicAuth, TooManyPasswords
-from lockd.export.exposition import Encode, Exposition
+from lockd.export.families import Encode, Exposition
+from lockd.export.link import Answer, SamplerError, SamplerLink
 from lockd.export.page import PAGE
 from lockd.export.profiles import ProfileQuery, between, profile_of, program_of, with_waiting
-from lockd.export.sampler_link import Answer, SamplerError, SamplerLink
 from lockd.export.sources import LOOPBACK, Allowance, is_ip, source_of
 from lockd.export.tables import QueryError, parse_query, render_table
 from lockd.export.web_config import WebConfig
-from lockd.profile import Profile
 from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, unpack
+from lockd.views import flamegraph, pprof
+from lockd.views.profile import Profile
 
 log = logging.getLogger(__name__)
 

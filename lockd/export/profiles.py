@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lockd.export.tables import QueryError, rows_of, single_values
-from lockd.profile import KernelFrame, Mark, Profile, Sample, Value
+from lockd.views.profile import KernelFrame, Mark, Profile, Sample, Value
 
 PROGRAMS = {"futex": "locks", "kernel_locks": "locks", "offcpu": "threads"}
 """And the table that each is in."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from lockd.config_reader import read_file
+from lockd.config.reader import read_file
 from lockd.errors import ConfigError
 from lockd.export.web_config_keys import (
     AEAD_CIPHERS,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import yaml
 
-from lockd.config_reader import key as setting
-from lockd.config_reader import section
-from lockd.config_rules import NULL, STR, Broken, Fault, Rule, boolean, choice, list_of, scalar
+from lockd.config.reader import key as setting
+from lockd.config.reader import section
+from lockd.config.rules import NULL, STR, Broken, Fault, Rule, boolean, choice, list_of, scalar
 
 VERSIONS = {
     "TLS10": ssl.TLSVersion.TLSv1,

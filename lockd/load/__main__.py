@@ -11,11 +11,11 @@ import signal
 import socket
 import sys
 
-from lockd import privileges
 from lockd.errors import LockdError
 from lockd.load import handover
 from lockd.load.loader import load
 from lockd.load.settings import LoadSettings
+from lockd.process import privileges
 
 
 def main() -> int:

@@ -16,9 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockd.errors import HostError, LockdError, refusal
-from lockd.libbpf import libbpf
-from lockd.load import programs
-from lockd.load.bpf_syscall import (
+from lockd.kernel.calls import (
     BPF_ITER_CREATE,
     BPF_LINK_CREATE,
     IterCreate,
@@ -30,6 +28,8 @@ from lockd.load.bpf_syscall import (
     describe,
     perf_event_open,
 )
+from lockd.kernel.libbpf import libbpf
+from lockd.load import programs
 
 PERF_TYPE_TRACEPOINT = 2
 PERF_EVENT_IOC_SET_BPF, PERF_EVENT_IOC_ENABLE = 0x40042408, 0x2400

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from lockd.kernel.manifest import Chosen
 from lockd.load.hooks import Candidate, Part, Way, parts_of
 from lockd.load.host import Host
 from lockd.load.settings import LoadSettings
-from lockd.manifest import Chosen
 
 NONE: Mapping[Way, str] = MappingProxyType({})
 

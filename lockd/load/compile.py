@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lockd.errors import HostError, LockdError
-from lockd.libbpf import libbpf
-from lockd.load.bpf_syscall import BtfFacts, MapFacts
+from lockd.kernel.calls import BtfFacts, MapFacts
+from lockd.kernel.libbpf import libbpf
+from lockd.kernel.manifest import Layout
 from lockd.load.compiled import Compiled, MapDefinition, with_maps
 from lockd.load.source import HEADERS, Source
-from lockd.manifest import Layout
 
 BPF_MAP_TYPE_ARRAY_OF_MAPS = 12
 POSSIBLE_CPUS = Path("/sys/devices/system/cpu/possible")

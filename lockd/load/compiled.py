@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from lockd.manifest import Layout
+from lockd.kernel.manifest import Layout
 
 LOAD_IMMEDIATE, PSEUDO_MAP_FD = 0x18, 1
 """The operation, in the first byte of an instruction, and the kind of its constant, in the high half of

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TypeVar
 
 from lockd.errors import HostError
-from lockd.load.btf import KernelTypes
+from lockd.kernel.btf import KernelTypes
 from lockd.load.choose import Choice, available, choices_for, choose
 from lockd.load.hooks import Part, Way, parts_of
 from lockd.load.host import (

@@ -7,7 +7,7 @@ import os
 import socket
 
 from lockd.errors import LockdError
-from lockd.manifest import Manifest
+from lockd.kernel.manifest import Manifest
 
 FDS_PER_MESSAGE = 200
 """The kernel takes at most 253 (SCM_MAX_FD) in one message."""

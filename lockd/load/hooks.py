@@ -30,13 +30,13 @@ class Candidate:
     """Whether a kernel without it has nothing there to be measured, or has it by another name."""
     given: tuple[str, ...] = ()
     """Lock type and meaning of what is returned, of the enums lock_type and success; see GIVEN in
-    lockd/bpf/common.bpf.h."""
+    lockd/bpf/include/common.bpf.h."""
     variants: bool = False
     """Whether copies that the compiler made of the function (`.isra.0` and the like) are meant as well."""
     pid: int = 0
     """Of uprobes: the process in which alone the code is to be stopped at; 0: in all."""
     one_of_many: bool = False
-    """Whether it may be attached together with others (lockd/load/together.py)."""
+    """Whether it may be attached together with others (lockd/load/multi_attach.py)."""
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,17 @@ def _futex_calls() -> Part:
             (kprobe, "futex_left", "kretprobe"),
         ):
             hooks.append(Candidate("futex", function, mechanism, name, call == "futex", newer))
-    probes, tracepoints = "futex_probes.bpf.c", ("system_calls.bpf.h", "futex_tracepoints.bpf.c")
+    probes = "daemon/futex_probes.bpf.c"
+    tracepoints = "include/system_calls.bpf.h", "daemon/futex_tracepoints.bpf.c"
     return Part(
         "futex",
         "calls",
         (
             Way("tracepoint", tuple(tracepoint), tracepoints),
-            Way("fentry", tuple(fentry), ("fentry.bpf.h", probes)),
-            Way("kprobe", tuple(kprobe), ("kprobe.bpf.h", probes)),
+            Way("fentry", tuple(fentry), ("include/fentry.bpf.h", probes)),
+            Way("kprobe", tuple(kprobe), ("include/kprobe.bpf.h", probes)),
         ),
-        ("captures.bpf.c", "hotspot.bpf.c", "futex.bpf.c"),
+        ("daemon/captures.bpf.c", "daemon/hotspot.bpf.c", "daemon/futex.bpf.c"),
     )
 
 
@@ -137,7 +138,7 @@ def _switches(programs: tuple[str, ...]) -> Part:
     if "offcpu" in programs:
         waking = Candidate(program, "on_sched_waking", "raw_tracepoint", "sched_waking", required=False)
         hooks.append(waking)
-    files = ("sched.bpf.c", "older_waits.bpf.c")
+    files = ("daemon/sched.bpf.c", "daemon/older_waits.bpf.c")
     return Part(program, "switches", (Way("tracepoint", tuple(hooks), ()),), files)
 
 
@@ -164,7 +165,7 @@ def _lock_waits() -> Part:
             Candidate("kernel_locks", "on_contention_end", "raw_tracepoint", "contention_end"),
             Candidate("kernel_locks", "on_contention_begin", "raw_tracepoint", "contention_begin"),
         ),
-        ("kernel_lock_tracepoints.bpf.c",),
+        ("daemon/kernel_lock_tracepoints.bpf.c",),
     )
     fentry: list[Candidate] = []
     kprobe: list[Candidate] = []
@@ -178,16 +179,16 @@ def _lock_waits() -> Part:
             _probe("slow_path_entered", "kprobe", name, given, variants=True),
             _probe("slow_path_left", "kretprobe", name, given, variants=True),
         ]
-    slow_paths = "kernel_lock_slow_paths.bpf.c"
+    slow_paths = "daemon/kernel_lock_slow_paths.bpf.c"
     return Part(
         "kernel_locks",
         "waits",
         (
             tracepoint,
-            Way("fentry", tuple(fentry), ("fentry.bpf.h", slow_paths)),
-            Way("kprobe", tuple(kprobe), ("kprobe.bpf.h", slow_paths)),
+            Way("fentry", tuple(fentry), ("include/fentry.bpf.h", slow_paths)),
+            Way("kprobe", tuple(kprobe), ("include/kprobe.bpf.h", slow_paths)),
         ),
-        ("kernel_locks.bpf.c", "lock_owner.bpf.c"),
+        ("daemon/kernel_locks.bpf.c", "daemon/lock_owner.bpf.c"),
         ("read_owner",),
     )
 
@@ -248,13 +249,13 @@ def _lock_holds() -> Part:
         fentry.append(_probe("lock_asked", "fentry", name, ("mutex",)))
         kprobe.append(_probe("lock_asked", "kprobe", name, ("mutex",)))
     kprobe.append(_probe("lock_spun_for", "kprobe", "osq_unlock", ()))
-    holds = "kernel_holds.bpf.c"
+    holds = "daemon/kernel_holds.bpf.c"
     return Part(
         "kernel_locks",
         "holds",
         (
-            Way("fentry", tuple(fentry), ("fentry.bpf.h", holds), ("WITH_HOLDS",)),
-            Way("kprobe", tuple(kprobe), ("kprobe.bpf.h", holds), ("WITH_HOLDS", "WITH_ASKED_HOLDS")),
+            Way("fentry", tuple(fentry), ("include/fentry.bpf.h", holds), ("WITH_HOLDS",)),
+            Way("kprobe", tuple(kprobe), ("include/kprobe.bpf.h", holds), ("WITH_HOLDS", "WITH_ASKED_HOLDS")),
         ),
     )
 

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 
 from lockd.errors import HostError
+from lockd.kernel.btf import KernelTypes
 from lockd.load import attach
-from lockd.load.btf import KernelTypes
 from lockd.load.hooks import Candidate, hooked_functions
 
 CLONE_NEWNS = 0x00020000

@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lockd.errors import HostError
-from lockd.load.btf import KernelTypes
+from lockd.kernel.btf import KernelTypes
+from lockd.kernel.manifest import Hook, Manifest
+from lockd.load.bpf_object import Module
 from lockd.load.choose import Choice, choices_for
 from lockd.load.compile import compile_source, what_decides
+from lockd.load.compile_cache import Kept, default_directory, key_of
 from lockd.load.compiled import Compiled
 from lockd.load.hooks import Candidate, Way, functions_of
 from lockd.load.host import Host, ensure_tracefs, require_pids_of_the_host, require_privileges
-from lockd.load.kept import Kept, default_directory, key_of
-from lockd.load.module import Module
+from lockd.load.multi_attach import attach_together
 from lockd.load.settings import LoadSettings
 from lockd.load.source import Source, assemble
-from lockd.load.together import attach_together
-from lockd.manifest import Hook, Manifest
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def source_for(settings: LoadSettings, choices: list[Choice], host: Host) -> Sou
     ways = [choice.way for choice in choices if choice.way]
     defines.update((f"WITH_{program.upper()}", None) for program in settings.programs)
     defines.update((name, None) for way in ways for name in way.defines)
-    files = ["common.bpf.h", "arch.bpf.h", "capture.bpf.h"]
+    files = ["include/common.bpf.h", "include/arch.bpf.h", "include/capture.bpf.h"]
     if settings.trace:
         defines.update(settings.trace.defines)
         files += settings.trace.files

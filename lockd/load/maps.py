@@ -6,10 +6,10 @@ import ctypes
 import os
 from collections.abc import Sequence
 
-from lockd.batch import MISSING, can_batch
 from lockd.errors import HostError, LockdError, refusal
-from lockd.libbpf import last_error, libbpf
-from lockd.load.bpf_syscall import BPF_BTF_LOAD, BPF_MAP_CREATE, BtfLoad, MapCreate, bpf, describe
+from lockd.kernel.batch import MISSING, can_batch
+from lockd.kernel.calls import BPF_BTF_LOAD, BPF_MAP_CREATE, BtfLoad, MapCreate, bpf, describe
+from lockd.kernel.libbpf import last_error, libbpf
 from lockd.load.compiled import MapDefinition
 
 BPF_MAP_TYPE_HASH = 1

@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 
 from lockd.errors import refusal
-from lockd.load.bpf_syscall import BPF_PROG_LOAD, ProgLoad, bpf, describe
+from lockd.kernel.calls import BPF_PROG_LOAD, ProgLoad, bpf, describe
 
 TYPES = {
     **dict.fromkeys(("kprobe", "kretprobe", "uprobe", "uretprobe", "kprobe_multi", "uprobe_multi"), 2),
@@ -25,7 +25,7 @@ LOAD_64, MOVE_CONSTANT = 0x79, 0xB7
 
 @dataclass(frozen=True)
 class Given:
-    """What a program is given when it is loaded; see GIVEN in lockd/bpf/common.bpf.h."""
+    """What a program is given when it is loaded; see GIVEN in lockd/bpf/include/common.bpf.h."""
 
     base: int
     """GIVEN_BASE"""

@@ -17,7 +17,7 @@ class Trace:
     files: tuple[str, ...] = ()
     """Of lockd/bpf, before those of any part."""
     defines: dict[str, int | None] = field(default_factory=dict)
-    """For all files; see lockd/bpf/trace.bpf.h."""
+    """For all files; see lockd/bpf/include/trace.bpf.h."""
     pairs: tuple[str, ...] = ()
     """Pairs of maps to be handed over, besides those of the programs."""
     maps: tuple[str, ...] = ()

@@ -45,8 +45,18 @@ def _enums(text: str) -> dict[str, tuple[str, ...]]:
         members = tuple(member.strip() for member in body.split(",") if member.strip())
         if any("=" in member for member in members):
             raise ValueError(f"enum {name} in lockd/bpf: initialisers are not supported")
-        found[name] = members
+        found[name] = _without_common_word(members)
     return found
+
+
+def _without_common_word(members: tuple[str, ...]) -> tuple[str, ...]:
+    """`pi` for KIND_PI, since all members of `enum futex_kind` begin with KIND_.
+
+    A member without an underscore, such as the number of members at the end, is no exception to that.
+    """
+    words = {member.partition("_")[0] for member in members if "_" in member}
+    prefix = words.pop() + "_" if len(words) == 1 else ""
+    return tuple(member.removeprefix(prefix).lower() for member in members)
 
 
 def _constants(text: str) -> dict[str, int]:

@@ -1,5 +1,1 @@
-"""Names: ids and addresses to units, locks, sites, kinds, owners and reasons."""
-
-from lockd.numpy_parts import leave_out
-
-leave_out()
+"""Names: which unit, lock, site, kind, holder and reason stand behind ids and addresses."""

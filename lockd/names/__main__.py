@@ -1,6 +1,6 @@
 """The namer process: answers what locks are called and who holds them, one question after another.
 
-`python3 lockd/isolated.py lockd.names SETTINGS`
+`python3 lockd/process/isolation.py lockd.names SETTINGS`
 
 It reads files that anybody may have written. What goes wrong there ends at most this process: its memory is
 limited, it has no descriptors but the socket, the ring of blocked processes and what the scheduler says of
@@ -22,11 +22,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lockd import confinement, heap, logs, privileges
+from lockd import logs
 from lockd.errors import LockdError
+from lockd.kernel.rings import Ring
 from lockd.names.blocked_processes import BlockedProcesses
-from lockd.names.kernel_locks import KernelNames
-from lockd.names.messages import (
+from lockd.names.kernel.kernel_locks import KernelNames
+from lockd.names.locks.owners import owner_of_user_lock
+from lockd.names.locks.user_locks import UserNames
+from lockd.names.protocol import (
     Answer,
     GoWaits,
     GoWaitsAnswer,
@@ -43,10 +46,8 @@ from lockd.names.messages import (
     decode_question,
     encode_answer,
 )
-from lockd.names.owners import owner_of_user_lock
 from lockd.names.shares import Bench, Shares
-from lockd.names.user_locks import UserNames
-from lockd.rings import Ring
+from lockd.process import confinement, memory, privileges
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +196,7 @@ def main() -> int:
         privileges.die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:  # it ended before it could be noticed
             return 0
-        heap.keep_little()
+        memory.keep_little()
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         confinement.confine(confinement.NAMER, log_is_journal=logs.open_journal())

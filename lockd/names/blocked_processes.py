@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from lockd.rings import Ring, RingReader
+from lockd.kernel.rings import Ring, RingReader
 
 
 class BlockedProcesses:

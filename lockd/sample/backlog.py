@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockd.sample import structs
-from lockd.sample.maps import HashMap
-from lockd.sample.pairs import Rows
-from lockd.sample.saved import Saved
+from lockd.columns import structs
+from lockd.kernel.maps import HashMap
+from lockd.kernel.pairs import Entries
+from lockd.sample.saved_state import Saved
 
 BASE, END = 0, 1
 """Words before the rows."""
@@ -21,7 +21,7 @@ class Backlog:
 
     There is room for two full maps and `more` rows. Memory is resident once it has been used.
 
-    Rows are numbered from the first one on, whatever became of it. If the memory is `saved` in a file they
+    Entries are numbered from the first one on, whatever became of it. If the memory is `saved` in a file they
     stay until forget_folded(), and another process finds there whatever was not written as counted: each
     step below ends with one word that changes.
     """
@@ -80,7 +80,7 @@ class Backlog:
         self._words[END] = self._end
         return count
 
-    def take(self, most: int) -> Rows:
+    def take(self, most: int) -> Entries:
         """Hand out the oldest rows, for use until drain() is called again."""
         first, self.first = self.first, min(self.first + most, self._end)
         rows = self._rows(first, self.first)
@@ -88,7 +88,7 @@ class Backlog:
             self.forget_folded()
         return rows
 
-    def all(self) -> Rows:
+    def all(self) -> Entries:
         """All rows; they stay."""
         return self._rows(self.first, self._end)
 
@@ -110,7 +110,7 @@ class Backlog:
             raise ValueError(f"of the rows from {first} on those before {self._base} are gone")
         self.first = self._kept = first
 
-    def _rows(self, first: int, end: int) -> Rows:
+    def _rows(self, first: int, end: int) -> Entries:
         first, end = first - self._base, end - self._base
         return self._keys[first:end], self._values[first:end]
 

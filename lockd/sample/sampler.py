@@ -16,38 +16,38 @@ import numpy as np
 
 from lockd import snapshot
 from lockd.advice import GO
-from lockd.manifest import Manifest
-from lockd.names.messages import GoWaitsAnswer, OwnersAnswer
-from lockd.names.processes import Name, Processes
-from lockd.names.resolver import Resolver
-from lockd.names.units import Units
-from lockd.sample.block import Block
-from lockd.sample.collect import FOLDED_ROWS, Collector
-from lockd.sample.cpu_budget import CpuBudget
-from lockd.sample.deadlocks import Deadlocks
-from lockd.sample.detail import Detail
-from lockd.sample.folding import HELD_BACK_ROWS, Aggregates, Folding
-from lockd.sample.futex import FutexAggregates
-from lockd.sample.go_waits import GoMutexWaits
-from lockd.sample.going_on import GoingOn
-from lockd.sample.identities import Filter, Identities
-from lockd.sample.kernel_holds import KernelHoldAggregates
-from lockd.sample.kernel_locks import KernelLockAggregates
-from lockd.sample.kernel_owners import KernelOwners
-from lockd.sample.limits import Budget, Limits
-from lockd.sample.lock_waits import LockWaits
-from lockd.sample.offcpu import OffcpuAggregates
-from lockd.sample.own_cost import OwnCost
-from lockd.sample.pairs import Columns, Rows
-from lockd.sample.presence import Presence
-from lockd.sample.restraint import NAMER_SHARE
-from lockd.sample.saved import Saved
-from lockd.sample.series import Series
-from lockd.sample.user_locks import UserLocks
+from lockd.columns.structs import Columns
+from lockd.kernel.lock_owners import KernelOwners
+from lockd.kernel.manifest import Manifest
+from lockd.kernel.pairs import Entries
+from lockd.names.client import Resolver
+from lockd.names.labels.processes import Name, Processes
+from lockd.names.labels.units import Units
+from lockd.names.protocol import GoWaitsAnswer, OwnersAnswer
+from lockd.sample.aggregates.contention import Detail
+from lockd.sample.aggregates.folding import HELD_BACK_ROWS, Aggregates, Folding
+from lockd.sample.aggregates.futex import FutexAggregates
+from lockd.sample.aggregates.go_waits import GoMutexWaits
+from lockd.sample.aggregates.identities import Filter, Identities
+from lockd.sample.aggregates.kernel_holds import KernelHoldAggregates
+from lockd.sample.aggregates.kernel_locks import KernelLockAggregates
+from lockd.sample.aggregates.offcpu import OffcpuAggregates
+from lockd.sample.aggregates.ongoing_waits import GoingOn
+from lockd.sample.budget.cpu_budget import CpuBudget
+from lockd.sample.budget.own_cost import OwnCost
+from lockd.sample.budget.restraint import NAMER_SHARE
+from lockd.sample.drain import FOLDED_ROWS, Collector
+from lockd.sample.locks.deadlocks import Deadlocks
+from lockd.sample.locks.lock_waits import LockWaits
+from lockd.sample.locks.user_locks import UserLocks
+from lockd.sample.saved_state import Saved
+from lockd.sample.series.block import Block
+from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.presence import Presence
+from lockd.sample.series.series import Series
 
 log = logging.getLogger(__name__)
 
-NS = 1_000_000_000
 HOUSEKEEPING_SECONDS = 10.0
 FEW_ROWS = 256
 SAVE_SECONDS = 5.0
@@ -119,7 +119,7 @@ class Sampler:
                 self._resolver,
                 self._collector.known_locks,
                 self._collector.hotspots,
-                [name.removeprefix("KIND_").lower() for name in manifest.enums["futex_kind"]],
+                list(manifest.enums["futex_kind"]),
                 self._may_be_wanted,
                 manifest.constants["CAPTURED_AGAIN_NS"],
             )
@@ -328,7 +328,7 @@ class Sampler:
         if now >= self._next_save:
             self.save()
 
-    def _exchange_names(self, captures: list[Rows], now: float) -> None:
+    def _exchange_names(self, captures: list[Entries], now: float) -> None:
         """Ask what the locks are that threads were first seen to block on, and take answers."""
         if self._user_locks:
             for keys, values in captures:
@@ -374,7 +374,7 @@ class Sampler:
         self._alive = np.union1d(self._alive, self._last_seen)
         self._look_for_deadlocks(threads, in_kernel)
 
-    def _look_for_deadlocks(self, threads: Rows, in_kernel: Rows | None) -> None:
+    def _look_for_deadlocks(self, threads: Entries, in_kernel: Entries | None) -> None:
         self._deadlocks.look(self._lock_waits.now(threads, in_kernel), time.monotonic_ns())
 
     def _housekeeping(self, now: float) -> None:

@@ -9,20 +9,12 @@ from typing import Protocol
 
 from lockd.errors import UsageError
 from lockd.load.host import require_privileges
-from lockd.trace import (
-    futex,
-    hist,
-    klock,
-    latency,
-    mutex,
-    offcpu,
-    offwake,
-    output,
-    report,
-    signals,
-    stackcount,
-    stacksnoop,
-)
+from lockd.trace.core import output
+from lockd.trace.futex import futex, report
+from lockd.trace.klock import klock
+from lockd.trace.mutex import mutex
+from lockd.trace.offcpu import offcpu, offwake
+from lockd.trace.probes import hist, latency, signals, stackcount, stacksnoop
 
 
 class Tool(Protocol):

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from lockd.names.__main__ import MESSAGE_BYTES, Names
-from lockd.names.address_space import AddressSpace
-from lockd.names.capture import Capture
-from lockd.names.cpython import MOST_FRAMES, Interpreter
-from lockd.names.cpython_layouts import _SLOTS, CLASSIC, COOKIE, OFFSETS_SIZE, Layout, candidates
-from lockd.names.hotspot import ADDRESS, FLAG, STRUCTURE, STRUCTURES, HotSpot
-from lockd.names.libdw import Segment
-from lockd.names.locking_functions import FAMILIES
-from lockd.names.messages import UserLockSeen, decode, encode_answer
-from lockd.names.object_files import ObjectFiles
-from lockd.names.owners import owner_of_user_lock
-from lockd.names.python_waits import judge_python, label
+from lockd.names.locks.locking_functions import FAMILIES
+from lockd.names.locks.owners import owner_of_user_lock
+from lockd.names.objects.address_space import AddressSpace
+from lockd.names.objects.libdw import Segment
+from lockd.names.objects.object_files import ObjectFiles
+from lockd.names.protocol import UserLockSeen, decode, encode_answer
+from lockd.names.runtimes.cpython import MOST_FRAMES, Interpreter
+from lockd.names.runtimes.cpython_layouts import _SLOTS, CLASSIC, COOKIE, OFFSETS_SIZE, Layout, candidates
+from lockd.names.runtimes.hotspot import ADDRESS, FLAG, STRUCTURE, STRUCTURES, HotSpot
+from lockd.names.runtimes.python_waits import judge_python, label
 from lockd.names.shares import Shares
+from lockd.names.unwind.capture import Capture
 from tests.fuzz.harness import NUMBERS, Harness, mutated
 
 HEAD = struct.Struct("<QQ")

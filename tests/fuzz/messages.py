@@ -23,17 +23,17 @@ from typing import Any
 from prometheus_client.exposition import choose_encoder
 
 from lockd.errors import LockdError
-from lockd.export.exposition import Exposition
+from lockd.export.families import Exposition
+from lockd.export.link import SamplerError, SamplerLink
 from lockd.export.profiles import PROGRAMS, ProfileQuery, profile_of
-from lockd.export.sampler_link import SamplerError, SamplerLink
 from lockd.export.tables import parse_query, render_table
+from lockd.kernel.manifest import Chosen, Hook, Manifest, MapInfo
 from lockd.load import handover
+from lockd.load.compile_cache import Kept, key_of
 from lockd.load.compiled import Compiled, MapDefinition
-from lockd.load.kept import Kept, key_of
-from lockd.manifest import Chosen, Hook, Manifest, MapInfo
-from lockd.names import resolver
-from lockd.names.capture import Capture
-from lockd.names.messages import (
+from lockd.names import client
+from lockd.names.client import Resolver
+from lockd.names.protocol import (
     Answer,
     GoWaits,
     GoWaitsAnswer,
@@ -50,9 +50,10 @@ from lockd.names.messages import (
     decode_question,
     encode_answer,
 )
-from lockd.names.resolver import Resolver
 from lockd.names.shares import BENCH, Bench, Shares
+from lockd.names.unwind.capture import Capture
 from lockd.sample.loop import Loop
+from lockd.service.exporter import Supervisor
 from lockd.snapshot import (
     ALIVE,
     PING,
@@ -64,7 +65,6 @@ from lockd.snapshot import (
     to_memfd,
     unpack,
 )
-from lockd.supervisor import Supervisor
 from tests.fuzz.clock import Loop as SkippingLoop
 from tests.fuzz.harness import Harness, json_mutation, mutated, mutated_lines
 from tests.fuzz.web import detail_block
@@ -115,7 +115,7 @@ class Talker:
 def answers(data: bytes) -> None:
     """A namer may say anything: the sampler takes an answer to what it asked, of the types agreed, or another
     namer."""
-    resolver.Namer = Talker  # type: ignore[assignment,misc]  # no process
+    client.Namer = Talker  # type: ignore[assignment,misc]  # no process
     asker = Resolver()
     asker.answers()  # which starts it
     for question in QUESTIONS:
@@ -205,7 +205,7 @@ MANIFEST = Manifest(
     ),
     maps=(MapInfo("numbers", 64, "u4", {"names": ["a"], "formats": ["u8"], "offsets": [0], "itemsize": 8}),),
     functions=(("futex", "on_enter"),),
-    enums={"kind": ("KIND_LOCK", "KIND_COND")},
+    enums={"kind": ("lock", "cond")},
     constants={"SLOTS": 27},
 )
 
@@ -271,7 +271,7 @@ def _cache() -> Path:
 
 def kept(data: bytes) -> None:
     """A kept program is whole, or it is as if there were none. Beyond the digest only if that is right."""
-    from lockd.load.kept import _digest
+    from lockd.load.compile_cache import _digest
 
     content = data[1:]
     digest = _digest(KEY, content) if data[:1] != b"0" else b"0" * 64

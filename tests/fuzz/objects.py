@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockd.names.elf import ObjectFile
-from lockd.names.expressions import Unknown, evaluate
-from lockd.names.functions import functions_by_name, tail_callers
-from lockd.names.go_functions import HEADER, MAGICS, GoFunctions
-from lockd.names.libdw import Elf, ElfError, Section
-from lockd.names.memory_image import memory_image
+from lockd.names.objects.elf import ObjectFile
+from lockd.names.objects.functions import functions_by_name, tail_callers
+from lockd.names.objects.go_functions import HEADER, MAGICS, GoFunctions
+from lockd.names.objects.libdw import Elf, ElfError, Section
+from lockd.names.objects.memory_image import memory_image
+from lockd.names.unwind.expressions import Unknown, evaluate
 from tests.fuzz.harness import Harness, file_of, mutated
 
 SOURCE = """

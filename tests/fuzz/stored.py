@@ -6,7 +6,7 @@ import os
 import struct
 
 from lockd import snapshot
-from lockd.sample.saved import Saved
+from lockd.sample.saved_state import Saved
 from tests.fuzz.harness import Harness, mutated
 
 WORDS = struct.Struct("<5q")
@@ -15,7 +15,7 @@ WORDS = struct.Struct("<5q")
 def saved(data: bytes) -> None:
     """The words of the file, and behind them what was counted.
 
-    What cannot be believed is an error, upon which the sampler begins with a file of its own (service.py).
+    What cannot be believed is an error; the sampler then begins with a file of its own (saved_state.py).
     """
     fd = os.memfd_create("fuzz-saved")
     try:

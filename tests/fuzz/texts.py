@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockd import config_reader
 from lockd.analyze import tables, text
 from lockd.analyze.records import read
-from lockd.config import Config
-from lockd.config_reader import described
+from lockd.config import reader
+from lockd.config.reader import described
+from lockd.config.schema import Config
 from lockd.errors import ConfigError, UsageError
-from lockd.names.demangle import MAX_NAME, Demangler, shortened
-from lockd.names.jit import CODE, DUMP_HEADER, DUMP_MAGIC, MAX_FUNCTIONS, RECORD, JitNames
-from lockd.names.locking import Frame, is_pool, judge, parks
-from lockd.names.mappings import Mappings
-from lockd.names.units import unit_of, unit_of_cgroup_file
+from lockd.names.labels.units import unit_of, unit_of_cgroup_file
+from lockd.names.locks.locking import Frame, is_pool, judge, parks
+from lockd.names.objects.demangle import MAX_NAME, Demangler, shortened
+from lockd.names.objects.jit import CODE, DUMP_HEADER, DUMP_MAGIC, MAX_FUNCTIONS, RECORD, JitNames
+from lockd.names.objects.mappings import Mappings
 from tests.fuzz.harness import Harness, check_words, file_of, mutated, text_mutation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ NAMES_HELD = 4 * 256
 def read_config(data: bytes) -> None:
     """A configuration, or one error that tells all that is wrong with it."""
     try:
-        found = config_reader.read_file(Config, file_of(data))
+        found = reader.read_file(Config, file_of(data))
     except ConfigError as error:
         check_words(str(error))
         return

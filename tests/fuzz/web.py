@@ -24,12 +24,12 @@ from rich.console import Console
 from lockd.errors import ConfigError, LockdError
 from lockd.export import web_config_file  # noqa: F401  # else it is imported later, and not guided by
 from lockd.export.handlers import Service
-from lockd.export.sampler_link import Answer
+from lockd.export.link import Answer
 from lockd.export.server import Server
 from lockd.export.web_config import Settings, WebConfig
 from lockd.snapshot import REQUEST_METRICS, pack
-from lockd.top import KINDS, Options, Watch
-from lockd.top_rates import Client
+from lockd.views.rates import Client
+from lockd.views.top import KINDS, Options, Watch
 from tests.fuzz.clock import Loop
 from tests.fuzz.harness import Harness, check_words, json_mutation, mutated_lines, text_mutation
 from tests.unit.exporter_process import full_block

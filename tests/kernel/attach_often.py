@@ -8,16 +8,16 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from lockd.config import Config
-from lockd.config_reader import read_text
+from lockd.config.reader import read_text
+from lockd.config.schema import Config
 from lockd.errors import HostError
-from lockd.load.btf import KernelTypes
+from lockd.kernel.btf import KernelTypes
+from lockd.load.bpf_object import Module
 from lockd.load.choose import choices_for
+from lockd.load.compile_cache import Kept, default_directory
 from lockd.load.host import Host, ensure_tracefs
-from lockd.load.kept import Kept, default_directory
 from lockd.load.loader import compiled, source_for
-from lockd.load.module import Module
-from lockd.service import load_settings
+from lockd.service.start import load_settings
 
 AT_A_TIME = 8
 """The kernel lets every detachment wait."""

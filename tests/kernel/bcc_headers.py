@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from lockd.load.btf import KernelTypes
+from lockd.kernel.btf import KernelTypes
 from lockd.load.source import HEADERS
 
 MEMBERS = ("flags", "__state", "state", "pid", "tgid")

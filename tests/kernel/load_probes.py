@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import sys
 
+from lockd.kernel.btf import KernelTypes
 from lockd.load import programs
-from lockd.load.btf import KernelTypes
+from lockd.load.bpf_object import Module
 from lockd.load.choose import Choice
 from lockd.load.compile import compile_source
 from lockd.load.hooks import Part, Way, parts_of
 from lockd.load.host import Host, ensure_tracefs
 from lockd.load.loader import source_for
-from lockd.load.module import Module
 from lockd.load.settings import LoadSettings
 
 PROGRAMS = ("futex", "offcpu", "kernel_locks")

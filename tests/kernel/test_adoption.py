@@ -19,7 +19,7 @@ from test_nothing_left import IDS, check_gone, in_kernel, processes_of
 
 from lockd import snapshot
 from lockd.export.catalog import CATALOG
-from lockd.sample.saved import PLACE, Saved
+from lockd.sample.saved_state import PLACE, Saved
 
 SECONDS = 10
 RESTARTS = 3

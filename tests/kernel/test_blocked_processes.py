@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lockd import privileges
-from lockd.libbpf import libbpf
+from lockd.kernel.libbpf import libbpf
+from lockd.kernel.lock_owners import TestRunOpts as RunOptions
+from lockd.kernel.rings import Ring
 from lockd.load import maps, programs
 from lockd.load.compiled import MapDefinition
 from lockd.names.blocked_processes import BlockedProcesses
-from lockd.rings import Ring
-from lockd.sample.kernel_owners import TestRunOpts as RunOptions
+from lockd.process import privileges
 
 BPF_MAP_TYPE_RINGBUF = 27
 RINGBUF_OUTPUT = 130

@@ -14,8 +14,10 @@ from test_signals import child_of, state_of, until
 
 SOONER = """
 import sys
-from lockd import cli, supervisor, systemd
-supervisor.PING_SECONDS, supervisor.LONGEST_SILENCE = 0.5, 10
+from lockd import cli
+from lockd.service import exporter
+from lockd.service import systemd
+exporter.PING_SECONDS, exporter.LONGEST_SILENCE = 0.5, 10
 systemd.Systemd._notify = lambda self, text, fds=(): print("told:", text, file=sys.stderr)
 sys.exit(cli.main())
 """

@@ -112,7 +112,7 @@ def users_of(pid: int) -> dict[str, set[str]]:
     found = {}
     for child, command in children_of(pid).items():
         about = Path(f"/proc/{child}/status").read_text().split("Uid:")[1]
-        found[command.partition("isolated.py ")[2].split()[0]] = set(about.split()[:4])
+        found[command.partition("process/isolation.py ")[2].split()[0]] = set(about.split()[:4])
     return found
 
 

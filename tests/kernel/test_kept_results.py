@@ -19,10 +19,10 @@ from conftest import Start
 from lockd_process import CHECKOUT, ROOT, Lockd
 from test_layout import SETTINGS
 
-from lockd.children import run_loader
-from lockd.libbpf import libbpf
+from lockd.kernel.libbpf import libbpf
+from lockd.kernel.manifest import Manifest
+from lockd.load.child import run_loader
 from lockd.load.settings import LoadSettings
-from lockd.manifest import Manifest
 
 TAG_AT, TAG_BYTES = 8, 8
 """Of the tag, a hash of the instructions, in struct bpf_prog_info."""

@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockd.libbpf import libbpf
+from lockd.kernel.libbpf import libbpf
+from lockd.kernel.manifest import Manifest, MapInfo
 from lockd.load.source import assemble
-from lockd.manifest import Manifest, MapInfo
-from lockd.sample.kernel_holds import ABANDONED_NS
-from lockd.sample.sampler import HOUSEKEEPING_SECONDS, NS, Sampler, SamplerSettings
+from lockd.process.clock import NS
+from lockd.sample.aggregates.kernel_holds import ABANDONED_NS
+from lockd.sample.sampler import HOUSEKEEPING_SECONDS, Sampler, SamplerSettings
 from lockd.snapshot import unpack
 
 HASH, ARRAY, PERCPU_ARRAY = 1, 2, 6
 ENTRIES = 256
 LOCK = 0xFFFF_8880_0000_0000
-PROGRAMS = ("common.bpf.h", "kernel_locks.bpf.c", "kernel_holds.bpf.c")
+PROGRAMS = ("include/common.bpf.h", "daemon/kernel_locks.bpf.c", "daemon/kernel_holds.bpf.c")
 
 WHO = np.dtype(
     [("cgroup", "u8"), ("comm", "S16"), ("thread_comm", "S16"), ("tgid", "u4"), ("kernel_thread", "u4")]
@@ -129,7 +130,7 @@ ACQUIRED = "lockd_kernel_lock_acquisitions_total"
 
 
 def test_from_the_maps_to_the_metrics(maps: Maps) -> None:
-    mutex, semaphore = maps.types.index("LOCK_MUTEX"), maps.types.index("LOCK_SEMAPHORE")
+    mutex, semaphore = maps.types.index("mutex"), maps.types.index("semaphore")
     slot_none = maps.manifest.constants["SLOT_NONE"]
     me, comm = os.getpid(), Path("/proc/self/comm").read_text().strip()
     who = (1, b"shop", b"worker", 7, 0)
@@ -174,7 +175,7 @@ def test_from_the_maps_to_the_metrics(maps: Maps) -> None:
 
 
 def test_the_lock_of_a_thread_that_is_gone(maps: Maps) -> None:
-    mutex, semaphore = maps.types.index("LOCK_MUTEX"), maps.types.index("LOCK_SEMAPHORE")
+    mutex, semaphore = maps.types.index("mutex"), maps.types.index("semaphore")
     child = subprocess.Popen(["true"])
     child.wait()
     now = time.monotonic_ns()

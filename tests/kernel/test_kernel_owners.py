@@ -14,13 +14,13 @@ import pytest
 from conftest import Start
 from lock_module import LockModule, Script
 
-from lockd import privileges
-from lockd.children import run_loader
-from lockd.config import Config
-from lockd.config_reader import read_text
-from lockd.sample.collect import Collector
-from lockd.sample.kernel_owners import FUNCTION, KernelOwners
-from lockd.service import load_settings
+from lockd.config.reader import read_text
+from lockd.config.schema import Config
+from lockd.kernel.lock_owners import FUNCTION, KernelOwners
+from lockd.load.child import run_loader
+from lockd.process import privileges
+from lockd.sample.drain import Collector
+from lockd.service.start import load_settings
 
 CONFIG = {"futex": {"enabled": False}, "offcpu": {"enabled": False}, "kernel_locks": {"mode": "all"}}
 HELD_BY_ONE = {
@@ -45,7 +45,7 @@ class Owners:
         first = len(manifest.maps)
         assert [name for _, name in manifest.functions].count(FUNCTION) == 1
         self.owners = KernelOwners.of(manifest, self._fds[first : first + len(manifest.functions)])
-        self._types = [name.removeprefix("LOCK_").lower() for name in manifest.enums["lock_type"]]
+        self._types = list(manifest.enums["lock_type"])
 
     def waits(self, comm: str) -> list[tuple[str, int, int]]:
         """Type, address and waiter of each wait of threads called so."""

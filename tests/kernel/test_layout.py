@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 from lockd_process import ROOT
 
-from lockd.children import run_loader
-from lockd.libbpf import libbpf
-from lockd.load.btf import KernelTypes
+from lockd.kernel import program_info
+from lockd.kernel.btf import KernelTypes
+from lockd.kernel.libbpf import libbpf
+from lockd.kernel.manifest import Layout, Manifest, MapInfo
+from lockd.load.child import run_loader
 from lockd.load.settings import LoadSettings
-from lockd.manifest import Layout, Manifest, MapInfo
-from lockd.sample import program_info
 from tests.needs import need
 
 BPF_MAP_TYPE_PERCPU_ARRAY, BPF_MAP_TYPE_RINGBUF = 6, 27

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lockd.libbpf import libbpf
-from lockd.manifest import MapInfo
+from lockd.kernel.libbpf import libbpf
+from lockd.kernel.manifest import MapInfo
+from lockd.kernel.maps import Buffers, HashMap
 from lockd.sample.backlog import Backlog
-from lockd.sample.maps import Buffers, HashMap
 
 BPF_MAP_TYPE_HASH = 1
 ENTRIES = 64

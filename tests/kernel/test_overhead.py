@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from lockd.children import run_loader
+from lockd.kernel.calls import bpf
+from lockd.kernel.program_info import program_info
 from lockd.load import attach, programs
-from lockd.load.bpf_syscall import bpf
+from lockd.load.child import run_loader
 from lockd.load.host import ensure_tracefs
 from lockd.load.settings import LoadSettings
-from lockd.sample.program_info import program_info
 from tests.tries import tries
 
 SOURCE = Path(__file__).resolve().parents[2] / "bench/programs/futex_call.c"

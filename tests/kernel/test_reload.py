@@ -30,7 +30,8 @@ ELF_CLASS_AT = 4
 """Where an ELF file says whether it is of 64 bits, which the kernel does not ask."""
 SOONER = """
 import dataclasses, sys
-from lockd import cli, daemon
+from lockd import cli
+from lockd.service import daemon
 from lockd.sample import sampler
 sampler.HOUSEKEEPING_SECONDS = 0.3
 settings_of = daemon.sampler_settings

@@ -21,7 +21,7 @@ from lockd_process import CHECKOUT, ROOT, START_SECONDS, Lockd
 from test_doctor import WITHOUT_BTF, where
 
 from bench.cost import children_of
-from lockd.load.bpf_syscall import BPF_MAP_CREATE, BPF_PROG_LOAD, SYS_BPF, SYS_PERF_EVENT_OPEN
+from lockd.kernel.calls import BPF_MAP_CREATE, BPF_PROG_LOAD, SYS_BPF, SYS_PERF_EVENT_OPEN
 
 FAILED, CANNOT = 1, 3
 WITHOUT_KILL = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")
@@ -63,7 +63,7 @@ def child(daemon: subprocess.Popen[str], module: str) -> int:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and daemon.poll() is None:
         for pid, command in children_of(daemon.pid).items():
-            if f"isolated.py {module}" in command:
+            if f"process/isolation.py {module}" in command:
                 return pid
     raise AssertionError(f"no child runs {module}")
 

@@ -12,7 +12,7 @@ from lockd_process import Lockd
 
 from bench.cost import children_of
 from bench.startup import MAPS_TARGET, maps_bytes
-from lockd import privileges
+from lockd.process import privileges
 
 LOADING = {"CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE"}
 READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}

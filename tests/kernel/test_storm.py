@@ -22,8 +22,8 @@ from test_overhead import EnableStats
 from test_totals import AGREEING, daemon
 from workload import Workload
 
-from lockd.load.bpf_syscall import bpf
-from lockd.sample.restraint import STEPS
+from lockd.kernel.calls import bpf
+from lockd.sample.budget.restraint import STEPS
 
 pytestmark = [
     pytest.mark.timeout(900),  # a storm, and all that comes after it

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.sampler import CONFIG, Filled, steady
-from lockd.sample.collect import FOLDED_ROWS
+from lockd.sample.drain import FOLDED_ROWS
 
 FEW, MANY = 1000, 3000
 """Entries; both are folded in one go."""

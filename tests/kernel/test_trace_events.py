@@ -18,8 +18,8 @@ from checks import beside_another_tool
 from conftest import Start
 from tracing import Done, Trace, trace
 
-from lockd.trace.histogram import LOG2, Linear
-from lockd.trace.tracepoints import fields_of
+from lockd.trace.core.histogram import LOG2, Linear
+from lockd.trace.probes.tracepoints import fields_of
 
 USAGE = 2
 TIMES = 10

@@ -20,8 +20,9 @@ from lockd_process import Lockd
 from trace_process import one_shot
 from workload import Workload
 
-from lockd.trace import offcpu, options
-from lockd.trace.session import Session
+from lockd.trace.core import options
+from lockd.trace.core.session import Session
+from lockd.trace.offcpu import offcpu
 
 COUNT = "lockd_offcpu_blocked_seconds_count"
 K = 30

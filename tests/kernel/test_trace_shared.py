@@ -25,8 +25,8 @@ from tracing import Done, Trace, trace
 from lockd.errors import HostError
 from lockd.load.hooks import Candidate, Part, Way
 from lockd.load.settings import Trace as settings_of
-from lockd.trace import options
-from lockd.trace.session import Session
+from lockd.trace.core import options
+from lockd.trace.core.session import Session
 
 GETPPID = "t:syscalls:sys_enter_getppid"
 USAGE = 2
@@ -185,7 +185,7 @@ def session_of(*parts: Part, optional: tuple[str, ...] = ()) -> Session:
         unwind="dwarf", kernel_stacks_only=False, user_stacks_only=False, stack_storage_size=16
     )
     settings = options.load_settings(
-        args, settings_of(parts=parts, files=("stackcount.bpf.c",), pairs=("stackcount",))
+        args, settings_of(parts=parts, files=("trace/stackcount.bpf.c",), pairs=("stackcount",))
     )
     return Session("test", settings, 0.1, optional=optional)
 

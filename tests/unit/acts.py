@@ -125,7 +125,7 @@ def limit_of(pid: int) -> None:
 
 
 def demangle(symbol: str, expected: str) -> None:
-    from lockd.names.demangle import Demangler
+    from lockd.names.objects.demangle import Demangler
 
     assert Demangler().name(symbol) == expected
 
@@ -198,7 +198,7 @@ def exporter(plan: list[list[Any]]) -> int:
 
 def namer(plan: list[list[Any]]) -> int:
     from lockd.names import __main__ as process
-    from lockd.names.messages import NamerSettings
+    from lockd.names.protocol import NamerSettings
 
     def serve(*_: object) -> None:
         perform(plan)
@@ -214,7 +214,7 @@ def namer(plan: list[list[Any]]) -> int:
 
 def unfiltered(plan: list[list[Any]]) -> int:
     """The namer, if it had no filter."""
-    from lockd import confinement
+    from lockd.process import confinement
 
     confinement.confine = lambda *_, **__: None
     return namer(plan)

@@ -14,24 +14,24 @@ from typing import Any, cast
 import numpy as np
 
 from lockd import snapshot
+from lockd.kernel.manifest import Manifest
+from lockd.kernel.maps import HashMap
 from lockd.load.source import assemble
-from lockd.manifest import Manifest
-from lockd.names.messages import ANON, LockAnswer, UserLockSeen
-from lockd.names.processes import Processes
-from lockd.names.resolver import Resolver
-from lockd.names.units import Units
-from lockd.sample.block import Block
-from lockd.sample.detail import Detail
-from lockd.sample.futex import FutexAggregates
-from lockd.sample.identities import Filter, Identities, code_of
-from lockd.sample.inflight import Waiting
-from lockd.sample.limits import Budget, Limits
-from lockd.sample.maps import HashMap
-from lockd.sample.offcpu import OffcpuAggregates
-from lockd.sample.presence import Presence
-from lockd.sample.series import Series
-from lockd.sample.user_locks import UserLocks
-from lockd.sample.window import window_of
+from lockd.names.client import Resolver
+from lockd.names.labels.processes import Processes
+from lockd.names.labels.units import Units
+from lockd.names.protocol import ANON, LockAnswer, UserLockSeen
+from lockd.sample.aggregates.contention import Detail
+from lockd.sample.aggregates.futex import FutexAggregates
+from lockd.sample.aggregates.identities import Filter, Identities, code_of
+from lockd.sample.aggregates.offcpu import OffcpuAggregates
+from lockd.sample.aggregates.ongoing import Waiting
+from lockd.sample.aggregates.window import window_of
+from lockd.sample.locks.user_locks import UserLocks
+from lockd.sample.series.block import Block
+from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.presence import Presence
+from lockd.sample.series.series import Series
 
 CRON = """
 apt-cache apt-compat apt-config apt-get apt.systemd.dai awk basename bash cat chmod chown chrt cksum cmp cp
@@ -150,7 +150,9 @@ class BusyHost:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        source = assemble(["common.bpf.h", "arch.bpf.h", "futex.bpf.c", "sched.bpf.c"], {})
+        source = assemble(
+            ["include/common.bpf.h", "include/arch.bpf.h", "daemon/futex.bpf.c", "daemon/sched.bpf.c"], {}
+        )
         manifest = Manifest(
             source_hash="", attached_ns=0, chosen=(), hooks=(), maps=(), functions=(),
             enums=source.enums, constants={**source.constants, "SLOTS": 28, "SLOT_NONE": 255},
@@ -164,7 +166,7 @@ class BusyHost:
             cast("Resolver", self.names),
             cast("HashMap", self.names),
             cast("HashMap", self.names),
-            [name.removeprefix("KIND_").lower() for name in source.enums["futex_kind"]],
+            list(source.enums["futex_kind"]),
             lambda tgid: True,
             captured_again_ns=10_000_000_000,
         )

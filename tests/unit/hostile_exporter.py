@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockd import isolated
+from lockd.process import isolation
 
 BEGINNING = """
 import os, socket, sys, time
@@ -19,7 +19,7 @@ SERVING = 'control.send(b"serving")\n'
 
 
 def runs_instead(patch: pytest.MonkeyPatch, directory: Path, lines: str) -> None:
-    """From now on lockd.children.Exporter starts these, after BEGINNING."""
+    """From now on lockd.service.exporter.Exporter starts these, after BEGINNING."""
     script = directory / "exporter.py"
     script.write_text(BEGINNING + lines)
-    patch.setattr(isolated, "command", lambda module: [sys.executable, "-I", str(script)])
+    patch.setattr(isolation, "command", lambda module: [sys.executable, "-I", str(script)])

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 
 from lockd import snapshot
-from lockd.manifest import Manifest
-from lockd.names.processes import Processes
-from lockd.names.resolver import Resolver
-from lockd.names.units import Units
-from lockd.sample.block import Block
-from lockd.sample.detail import Detail
-from lockd.sample.identities import Filter, Identities
-from lockd.sample.kernel_holds import NS, KernelHoldAggregates
-from lockd.sample.limits import Budget, Limits
-from lockd.sample.window import window_of
+from lockd.kernel.manifest import Manifest
+from lockd.names.client import Resolver
+from lockd.names.labels.processes import Processes
+from lockd.names.labels.units import Units
+from lockd.process.clock import NS
+from lockd.sample.aggregates.contention import Detail
+from lockd.sample.aggregates.identities import Filter, Identities
+from lockd.sample.aggregates.kernel_holds import KernelHoldAggregates
+from lockd.sample.aggregates.window import window_of
+from lockd.sample.series.block import Block
+from lockd.sample.series.limits import Budget, Limits
 
 MUTEX, READ, WRITE, SEMAPHORE = range(4)
 NAMES = ("mutex", "rwsem_read", "rwsem_write", "semaphore", "spinlock")

@@ -8,7 +8,7 @@ import struct
 import time
 from pathlib import Path
 
-from lockd.names.capture import Capture
+from lockd.names.unwind.capture import Capture
 
 PTRACE_GETREGS, PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT = 12, 17, 0x4206, 0x4207
 WALL = 0x40000000

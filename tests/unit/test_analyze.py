@@ -16,7 +16,7 @@ from lockd import cli
 from lockd.analyze import pictures, tables
 from lockd.analyze.records import Lock, Records, Thread, read
 from lockd.errors import UsageError
-from lockd.trace import lock_files
+from lockd.trace.futex import lock_files
 from tests.needs import need
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from busy_host import HOT_MS, STEP, BusyHost, Crowd, Process, numbers, services
 
-from lockd.sample.limits import RESERVED_LINES, Limits
-from lockd.sample.series import OTHER
+from lockd.sample.series.limits import RESERVED_LINES, Limits
+from lockd.sample.series.series import OTHER
 
 MINUTE, HOUR = 60, 3600
 FAMILIES = (

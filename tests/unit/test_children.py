@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from lockd import children, isolated
-from lockd.children import Exporter, Loader, listen
 from lockd.errors import LockdError
-from lockd.load import handover
+from lockd.load import child, handover
+from lockd.load.child import Loader
 from lockd.load.settings import LoadSettings
+from lockd.process import isolation
+from lockd.service import exporter as exporters
+from lockd.service.exporter import Exporter, listen
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +52,7 @@ TALKATIVE = """
 import socket, sys
 sys.path.insert(0, {root!r})
 from lockd.load import handover
-from lockd.manifest import Manifest
+from lockd.kernel.manifest import Manifest
 sys.stdin.buffer.read()
 print("INFO:a line of many", file=sys.stderr)
 sys.stderr.write("WARNING:" + "word " * 100_000 + "\\n")
@@ -65,8 +67,8 @@ def test_a_loader_with_much_to_say_hands_over(
     """More than a pipe has room for."""
     script = tmp_path / "loader.py"
     script.write_text(TALKATIVE.format(root=str(ROOT)))
-    monkeypatch.setattr(isolated, "command", lambda module: [sys.executable, str(script)])
-    monkeypatch.setattr(children, "LOADER_TIMEOUT", 20.0)
+    monkeypatch.setattr(isolation, "command", lambda module: [sys.executable, str(script)])
+    monkeypatch.setattr(child, "LOADER_TIMEOUT", 20.0)
     caplog.set_level("INFO")
     manifest, fds = Loader(LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", ())).result()
     assert (manifest.source_hash, fds) == ("", [])
@@ -93,13 +95,13 @@ def test_a_loader_that_prints_without_end_fills_no_memory(
 ) -> None:
     script = tmp_path / "loader.py"
     script.write_text(FLOOD.format())
-    monkeypatch.setattr(isolated, "command", lambda module: [sys.executable, str(script)])
-    monkeypatch.setattr(children, "LOADER_TIMEOUT", 60.0)
+    monkeypatch.setattr(isolation, "command", lambda module: [sys.executable, str(script)])
+    monkeypatch.setattr(child, "LOADER_TIMEOUT", 60.0)
     caplog.set_level("INFO")
     with pytest.raises(LockdError, match=r"^File too large after 6710\d{4}$"):
         Loader(LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", ())).result()
     logged = sum(len(record.message) for record in caplog.records)
-    assert 0 < logged < 2 * children.LAST_WORDS_BYTES
+    assert 0 < logged < 2 * child.LAST_WORDS_BYTES
 
 
 NO_MANIFEST = b'{"enums": []}'
@@ -125,7 +127,7 @@ def test_what_is_no_manifest_is_an_error_in_words(sent: bytes) -> None:
 
 
 def test_an_exporter_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "ENDING_SECONDS", 0.2)
+    monkeypatch.setattr(exporters, "ENDING_SECONDS", 0.2)
     listening = listen([("127.0.0.1", 0)])
     exporter = Exporter(listening, None, "info")
     exporter.serve()
@@ -141,14 +143,16 @@ def test_an_exporter_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch
 KILLING = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from lockd import children, privileges, service
-children.ENDING_SECONDS = 0.2
-exporter = children.Exporter(children.listen([("127.0.0.1", 0)]), None, "info")
+from lockd.process import privileges
+from lockd.service import exporter as exporters
+from lockd.service import start
+exporters.ENDING_SECONDS = 0.2
+exporter = exporters.Exporter(exporters.listen([("127.0.0.1", 0)]), None, "info")
 exporter.serve()
 exporter.control.settimeout(60)
 exporter.control.recv(64)
 os.kill(exporter.pid, signal.SIGSTOP)
-privileges.keep_only(service.NAMING | service.KILLING, dormant=service.RESTARTING)
+privileges.keep_only(start.NAMING | start.KILLING, dormant=start.RESTARTING)
 {ends}
 """
 

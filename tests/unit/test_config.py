@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockd import config_docs
-from lockd.config import Config, Window, default, load
-from lockd.config_reader import Key, all_keys, read_text
+from lockd.config import docs
+from lockd.config.reader import Key, all_keys, read_text
+from lockd.config.schema import Config, Window, default, load
 from lockd.load.settings import LoadSettings
-from lockd.service import load_settings
+from lockd.service.start import load_settings
 
 SHIPPED = Path(__file__).parents[2] / "config" / "lockd.yaml"
 MS, S, MINUTE, HOUR = 10**6, 10**9, 60 * 10**9, 3600 * 10**9
@@ -69,7 +69,7 @@ def test_the_shipped_file_has_every_key_with_a_comment() -> None:
 
 
 def test_the_shipped_file_is_up_to_date() -> None:
-    assert SHIPPED.read_text() == config_docs.as_yaml()
+    assert SHIPPED.read_text() == docs.as_yaml()
 
 
 def test_every_shipped_value_can_be_changed_on_its_own() -> None:

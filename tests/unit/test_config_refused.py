@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd.config import Config, load
-from lockd.config_reader import all_keys, read_text
-from lockd.config_rules import UNITS_NS, parse_address, parse_duration
+from lockd.config.reader import all_keys, read_text
+from lockd.config.rules import UNITS_NS, parse_address, parse_duration
+from lockd.config.schema import Config, load
 from lockd.errors import ConfigError
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from acts import CALLS
 
-from lockd import privileges
 from lockd.names.__main__ import READING
+from lockd.process import privileges
 
 ACTS = Path(__file__).with_name("acts.py")
 ROOT = Path(__file__).parents[2]
@@ -262,7 +262,7 @@ def test_without_the_library_it_does_not_run(who: str, tmp_path: Path) -> None:
 def test_a_call_that_the_library_does_not_know_is_left_out() -> None:
     """Of a list that is newer than the library. That no other is, shows that it has no misspelled name."""
     script = """
-from lockd.confinement import COMPUTING, EXPORTER, NAMER, _is_known, confine
+from lockd.process.confinement import COMPUTING, EXPORTER, NAMER, _is_known, confine
 print([call for call in NAMER | EXPORTER if not _is_known(call)], flush=True)
 confine(COMPUTING | {"newer_than_all": (), "and_so_is_this": ((0, "EQ", 1),)})
 print("confined")

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from ptraced import blocked_thread, capture_of
 
-from lockd.names.address_space import AddressSpace
-from lockd.names.cpython import Interpreter, PythonFrame
-from lockd.names.cpython_layouts import COOKIE, candidates
-from lockd.names.object_files import ObjectFiles
-from lockd.names.python_waits import QUEUE_TYPE, RLOCK_TYPE, PythonWait, judge_python, label
-from lockd.names.user_locks import UserLock, UserNames
+from lockd.names.locks.user_locks import UserLock, UserNames
+from lockd.names.objects.address_space import AddressSpace
+from lockd.names.objects.object_files import ObjectFiles
+from lockd.names.runtimes.cpython import Interpreter, PythonFrame
+from lockd.names.runtimes.cpython_layouts import COOKIE, candidates
+from lockd.names.runtimes.python_waits import QUEUE_TYPE, RLOCK_TYPE, PythonWait, judge_python, label
 from tests.fuzz import memory
 
 PROGRAM = Path(__file__).parent / "python_waiter.py"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from doubled_symbol import doubled
 
-from lockd.names import demangle
-from lockd.names.demangle import Demangler, shortened
+from lockd.names.objects import demangle
+from lockd.names.objects.demangle import Demangler, shortened
 from tests.needs import needs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def test_long_names() -> None:
 ORPHAN = """
 import sys
 sys.path.insert(0, {root!r})
-from lockd.names import demangle
+from lockd.names.objects import demangle
 demangle.SECONDS = 60
 demangler = demangle.Demangler()
 demangler.name("_ZN1a1bEv")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockd.sample import detail as module
-from lockd.sample.detail import PROGRAMS, Detail
+from lockd.sample.aggregates import contention as module
+from lockd.sample.aggregates.contention import PROGRAMS, Detail
 
 CAPACITY = 64
 

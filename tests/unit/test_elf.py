@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.elf import ObjectFile
-from lockd.names.functions import functions_by_name
-from lockd.names.libdw import Elf, ElfError
+from lockd.names.objects.elf import ObjectFile
+from lockd.names.objects.functions import functions_by_name
+from lockd.names.objects.libdw import Elf, ElfError
 from tests.needs import needs
 
 SOURCE = """

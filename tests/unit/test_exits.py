@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.exits import Exits, exits_of, read_exits
+from lockd.names.objects.exits import Exits, exits_of, read_exits
 
 X86 = """
 0000000000001000 <wait>:

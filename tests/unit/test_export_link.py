@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lockd.export import sampler_link
-from lockd.export.sampler_link import SamplerError, SamplerLink
+from lockd.export import link as sampler_link
+from lockd.export.link import SamplerError, SamplerLink
 from lockd.snapshot import (
     ALIVE,
     NOT_RELOADED,

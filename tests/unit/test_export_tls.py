@@ -18,8 +18,8 @@ import bcrypt
 import pytest
 from exporter_process import Exporter, exporter, shared_directory
 
-from lockd import privileges
-from lockd.cpu_clock import cpu_seconds
+from lockd.process import privileges
+from lockd.process.clock import cpu_seconds
 
 PATIENCE = 120
 """Seconds that an answer may take on a busy host."""

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd.names.processes import Processes
-from lockd.names.units import Units
-from lockd.sample import folding
+from lockd.names.labels.processes import Processes
+from lockd.names.labels.units import Units
+from lockd.sample.aggregates import folding
+from lockd.sample.aggregates.folding import Folding
+from lockd.sample.aggregates.identities import Filter, Identities
+from lockd.sample.aggregates.window import Window
 from lockd.sample.backlog import Backlog
-from lockd.sample.collect import FOLDED_ROWS
-from lockd.sample.folding import Folding
-from lockd.sample.identities import Filter, Identities
-from lockd.sample.window import Window
+from lockd.sample.drain import FOLDED_ROWS
 
 MAP_ENTRIES = 4000
 OF_PROCESS = 1 << 31

@@ -12,7 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd.trace.histogram import LOG2, Group, Histogram, Linear, Scale, as_bcc, as_csv, as_json, bars, text
+from lockd.trace.core.histogram import (
+    LOG2,
+    Group,
+    Histogram,
+    Linear,
+    Scale,
+    as_bcc,
+    as_csv,
+    as_json,
+    bars,
+    text,
+)
 
 NUMBER = r"(\(\.\.\.|\[-?\d+[KMGTPE]?)(?:, (-?\d+[KMGTPE]?|\.\.\.)\)|\])"
 LINE = re.compile(NUMBER + r"\s+(\d+) \|(@*) *\|")

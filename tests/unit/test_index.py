@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd.sample.index import Groups, Index, mix, one_of_each
+from lockd.columns.index import Groups, Index, mix, one_of_each
 
 U64 = st.integers(0, 2**64 - 1)
 FEW = st.integers(0, 20)

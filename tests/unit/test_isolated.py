@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXPORTER = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from lockd.children import Exporter, listen
+from lockd.service.exporter import Exporter, listen
 exporter = Exporter(listen([("127.0.0.1", 0)]), None, "info")
 exporter.serve()
 exporter.control.settimeout(60)

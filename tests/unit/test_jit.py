@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names import jit
-from lockd.names.jit import LOOK_SECONDS, MAX_BYTES, PATIENCE_SECONDS, READING_SHARE, JitNames
+from lockd.names.objects import jit
+from lockd.names.objects.jit import LOOK_SECONDS, MAX_BYTES, PATIENCE_SECONDS, READING_SHARE, JitNames
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -190,7 +190,7 @@ MEMORY = """
 import resource, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from lockd.names.jit import JitNames
+from lockd.names.objects.jit import JitNames
 from lockd.names.__main__ import MEMORY_BYTES
 resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES // 2, MEMORY_BYTES // 2))
 names = JitNames(Path({process!r}))

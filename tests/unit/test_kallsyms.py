@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.kallsyms import KernelSymbols
+from lockd.names.kernel.kallsyms import KernelSymbols
 
 TEXT = """\
 ffffffff81000000 T _stext

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lockd.load import kept
+from lockd.load import compile_cache
+from lockd.load.compile_cache import Kept, key_of
 from lockd.load.compiled import Compiled, MapDefinition, with_maps
-from lockd.load.kept import Kept, key_of
 
 KEY = key_of(("a source", "a host"))
 LAYOUT = {"names": ["a"], "formats": ["u8"], "offsets": [0], "itemsize": 8}
@@ -44,7 +44,7 @@ def test_nobody_else_can_read_or_write_it(directory: Path) -> None:
 
 def test_everything_that_decides_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {key_of(("a", "b")), key_of(("ab", "")), key_of(("a", "b", "")), key_of(("b", "a"))}
-    monkeypatch.setattr(kept, "FORMAT", "another")
+    monkeypatch.setattr(compile_cache, "FORMAT", "another")
     keys.add(key_of(("a", "b")))
     assert len(keys) == 5
 
@@ -66,21 +66,21 @@ def empty(file: Path) -> None:
 def put_other_json(file: Path) -> None:
     Kept(file.parent).keep(KEY, COMPILED)
     content = b'{"maps": [{"name": 1}], "functions": {}, "btf": ""}'
-    file.write_bytes(kept._digest(KEY, content) + b"\n" + content)
+    file.write_bytes(compile_cache._digest(KEY, content) + b"\n" + content)
 
 
 def put_a_list_for_the_functions(file: Path) -> None:
     content = b'{"maps": [], "functions": [], "btf": ""}'
-    file.write_bytes(kept._digest(KEY, content) + b"\n" + content)
+    file.write_bytes(compile_cache._digest(KEY, content) + b"\n" + content)
 
 
 def put_no_text(file: Path) -> None:
-    file.write_bytes(kept._digest(KEY, b"\xff") + b"\n\xff")
+    file.write_bytes(compile_cache._digest(KEY, b"\xff") + b"\n\xff")
 
 
 def nest_deeply(file: Path) -> None:
     content = b"[" * 100_000
-    file.write_bytes(kept._digest(KEY, content) + b"\n" + content)
+    file.write_bytes(compile_cache._digest(KEY, content) + b"\n" + content)
 
 
 def put_another_result(file: Path) -> None:
@@ -91,7 +91,7 @@ def put_another_result(file: Path) -> None:
 
 
 def grow(file: Path) -> None:
-    os.truncate(file, kept.LARGEST + 1)
+    os.truncate(file, compile_cache.LARGEST + 1)
 
 
 def link_it(file: Path) -> None:
@@ -195,14 +195,14 @@ def test_a_write_that_fails_leaves_nothing_behind(directory: Path, caplog: pytes
 def test_only_the_newest_are_kept_and_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("of somebody")
     os.utime(tmp_path / "notes", (0, 0))
-    keys = [key_of((str(number),)) for number in range(kept.FILES + 5)]
+    keys = [key_of((str(number),)) for number in range(compile_cache.FILES + 5)]
     for age, key in enumerate(keys):
         Kept(tmp_path).keep(key, COMPILED)
         os.utime(tmp_path / key, (1000 + age, 1000 + age))
         if age == 2:  # of a process that was killed
             (tmp_path / f"{key}.0123abcd").write_text("half")
             os.utime(tmp_path / f"{key}.0123abcd", (0, 0))
-    assert {file.name for file in tmp_path.iterdir()} == {"notes", *keys[-kept.FILES :]}
+    assert {file.name for file in tmp_path.iterdir()} == {"notes", *keys[-compile_cache.FILES :]}
 
 
 def test_several_at_the_same_time(tmp_path: Path) -> None:
@@ -227,9 +227,9 @@ def test_several_at_the_same_time(tmp_path: Path) -> None:
 
 def test_the_directory_is_systemds_or_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/one:/var/cache/two")
-    assert kept.default_directory() == Path("/var/cache/one")
+    assert compile_cache.default_directory() == Path("/var/cache/one")
     monkeypatch.delenv("CACHE_DIRECTORY")
-    assert kept.default_directory() == (None if os.geteuid() else Path("/var/cache/lockd"))
+    assert compile_cache.default_directory() == (None if os.geteuid() else Path("/var/cache/lockd"))
 
 
 def test_only_descriptors_of_maps_are_replaced() -> None:

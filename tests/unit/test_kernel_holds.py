@@ -10,10 +10,10 @@ import pytest
 from kernel_hold_host import LOCK, NAMES, READ, SEMAPHORE, SHOP, US, Entry, Host, entry
 from small_procfs import Procfs
 
-from lockd.sample.identities import Filter
-from lockd.sample.kernel_holds import NS
-from lockd.sample.limits import Limits
-from lockd.sample.presence import Presence
+from lockd.process.clock import NS
+from lockd.sample.aggregates.identities import Filter
+from lockd.sample.series.limits import Limits
+from lockd.sample.series.presence import Presence
 
 
 @pytest.fixture

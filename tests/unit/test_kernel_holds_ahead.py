@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kernel_hold_host import LOCK, MUTEX, READ, SHOP, US, Entry, Host, entry
 from small_procfs import Procfs
 
-from lockd.sample.ahead import FORGET_AFTER, MOST, CountedAhead
-from lockd.sample.kernel_holds import NS
+from lockd.process.clock import NS
+from lockd.sample.aggregates.early_acquisitions import FORGET_AFTER, MOST, CountedAhead
 
 
 @pytest.fixture

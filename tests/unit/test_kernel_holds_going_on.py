@@ -15,10 +15,11 @@ import pytest
 from kernel_hold_host import LOCK, MUTEX, READ, SEMAPHORE, US, Host, entry
 from small_procfs import Procfs
 
-from lockd.names.messages import LockAnswer
-from lockd.names.processes import Processes
-from lockd.names.units import Units
-from lockd.sample.kernel_holds import ABANDONED_NS, NS
+from lockd.names.labels.processes import Processes
+from lockd.names.labels.units import Units
+from lockd.names.protocol import LockAnswer
+from lockd.process.clock import NS
+from lockd.sample.aggregates.kernel_holds import ABANDONED_NS
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.kernel_members import RULES, as_table, member_of
-from lockd.names.kernel_sites import is_locking, is_tracing
+from lockd.names.kernel.kernel_members import RULES, as_table, member_of
+from lockd.names.kernel.kernel_sites import is_locking, is_tracing
 
 ROOT = Path(__file__).resolve().parents[2]
-TYPES = (ROOT / "lockd/bpf/kernel_locks.bpf.c").read_text()
+TYPES = (ROOT / "lockd/bpf/daemon/kernel_locks.bpf.c").read_text()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from lockd.sample.kernel_owners import FUNCTION, KernelOwners
+from lockd.kernel.lock_owners import FUNCTION, KernelOwners
 
 LOCK, WAITER = 0xFFFF888000000000, 1
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from lockd.trace.call_stacks import CallStacks
-from lockd.trace.klock_places import Places
-from lockd.trace.klock_records import Records
-from lockd.trace.klock_rows import ROW, Accesses, Columns, merged, still_held, still_waiting
-from lockd.trace.klock_tables import Layout, duration, tables
+from lockd.trace.core.call_stacks import CallStacks
+from lockd.trace.klock.places import Places
+from lockd.trace.klock.records import Records
+from lockd.trace.klock.rows import ROW, Accesses, Columns, merged, still_held, still_waiting
+from lockd.trace.klock.tables import Layout, duration, tables
 
 TYPES = ["mutex", "rwsem_read", "rwsem_write", "semaphore", "rtmutex"]
 MUTEX, RTMUTEX = 0, 4

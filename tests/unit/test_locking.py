@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lockd.names.locking import KINDS, Frame, family_of, is_end, is_pool, judge, parks
-from lockd.names.locking_functions import FAMILIES
+from lockd.names.locks.locking import KINDS, Frame, family_of, is_end, is_pool, judge, parks
+from lockd.names.locks.locking_functions import FAMILIES
 
 THREAD = "libc.so.6:start_thread libc.so.6:clone3"
 PARK = "WAIT pthread_cond_wait libjvm.so:Parker::park libjvm.so:Unsafe_Park"

@@ -14,11 +14,11 @@ from typing import cast
 import pytest
 from hostile_exporter import SERVING, runs_instead
 
-from lockd.children import Exporter
 from lockd.sample import loop as loop_module
+from lockd.sample.budget.own_cost import TickTimes
 from lockd.sample.loop import Loop
-from lockd.sample.own_cost import TickTimes
 from lockd.sample.sampler import Sampler
+from lockd.service.exporter import Exporter
 
 PERIOD_NS = 20_000_000
 TICKS = 25

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd.sample.maxima import PARTS, Maxima
+from lockd.sample.series.maxima import PARTS, Maxima
 
 LENGTH = 60.0
 ROWS = 200

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from lockd.names import user_locks
 from lockd.names.__main__ import ASKED_SECONDS, Names
-from lockd.names.address_space import AddressSpace
-from lockd.names.jit import JitNames
-from lockd.names.messages import (
+from lockd.names.locks import user_locks
+from lockd.names.locks.user_locks import MOST_RENAMED_SECONDS, WEIGHED_EVERY
+from lockd.names.objects.address_space import AddressSpace
+from lockd.names.objects.jit import JitNames
+from lockd.names.objects.object_files import ObjectFiles
+from lockd.names.protocol import (
     GoWaits,
     GoWaitsAnswer,
     LockAnswer,
@@ -22,9 +24,7 @@ from lockd.names.messages import (
     OwnersAnswer,
     UserLockSeen,
 )
-from lockd.names.object_files import ObjectFiles
 from lockd.names.shares import NOBODY, Shares
-from lockd.names.user_locks import MOST_RENAMED_SECONDS, WEIGHED_EVERY
 
 FIRST, SECOND = 100, 200
 MAPS = "400000-401000 r-xp 00000000 08:01 7 /bin/waiter\n401000-402000 rw-p 00001000 08:01 7 /bin/waiter\n"

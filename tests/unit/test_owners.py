@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.owners import UserOwners, owner_of_user_lock
+from lockd.names.locks.owners import UserOwners, owner_of_user_lock
 
 PROCFS = Path("/proc")
 LIBC = ctypes.CDLL(None, use_errno=True)

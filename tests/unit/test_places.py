@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_series import IDLE, Labels, Model, budget, make, rearrange
 
-from lockd.sample.identities import code_of
-from lockd.sample.limits import OPEN_SHARE
-from lockd.sample.presence import GONE, LASTING, LASTS, THERE, Presence
-from lockd.sample.ranking import EARNED_NS, FLOOR, HALF_LIFE, ranked
-from lockd.sample.series import OTHER, SHOWN_SECONDS
+from lockd.sample.aggregates.identities import code_of
+from lockd.sample.series.limits import OPEN_SHARE
+from lockd.sample.series.presence import GONE, LASTING, LASTS, THERE, Presence
+from lockd.sample.series.ranking import EARNED_NS, FLOOR, HALF_LIFE, ranked
+from lockd.sample.series.series import OTHER, SHOWN_SECONDS
 
 SECOND = 10**9
 LOOK = 10.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockd import privileges
+from lockd.process import privileges
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives privileges up")
@@ -17,7 +17,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives pri
 
 def run(script: str, *before: str) -> dict[str, str]:
     """The /proc/self/status of a process after it has run `script`."""
-    text = f"from lockd.privileges import *\n{script}\nprint(open('/proc/self/status').read())"
+    text = f"from lockd.process.privileges import *\n{script}\nprint(open('/proc/self/status').read())"
     done = subprocess.run(
         [*before, sys.executable, "-c", text],
         cwd=ROOT,
@@ -118,7 +118,7 @@ def test_errors_say_what_and_why(script: str, says: str) -> None:
 
 def test_the_child_gets_its_signal_when_the_parent_ends() -> None:
     child = (
-        "import signal, time; from lockd.privileges import die_with_parent;"
+        "import signal, time; from lockd.process.privileges import die_with_parent;"
         "signal.signal(15, lambda *_: (print('told', flush=True), exit()));"
         "die_with_parent(15); print('up', flush=True); time.sleep(20)"
     )

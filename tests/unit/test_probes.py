@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from lockd.errors import HostError, UsageError
-from lockd.trace import probes
-from lockd.trace.kernel_functions import Kernel
-from lockd.trace.objects import is_called, objects_named
-from lockd.trace.patterns import KERNEL, TRACEPOINT, USER, parse
+from lockd.trace.probes import probes
+from lockd.trace.probes.kernel_functions import Kernel
+from lockd.trace.probes.objects import is_called, objects_named
+from lockd.trace.probes.patterns import KERNEL, TRACEPOINT, USER, parse
 from tests.needs import needs
 
 SOURCE = """

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from small_procfs import Procfs
 
-from lockd.names import processes as module
-from lockd.names.processes import KERNEL, Processes, text
-from lockd.names.units import Units
+from lockd.names.labels import processes as module
+from lockd.names.labels.processes import KERNEL, Processes, text
+from lockd.names.labels.units import Units
 
 SERVICE = b"4:memory:/system.slice/a.service\n"
 

@@ -11,15 +11,15 @@ import pytest
 
 from lockd import snapshot
 from lockd.advice import GO, JAVA
-from lockd.names.messages import GoWaitsAnswer, HotSpotPlaces, LockAnswer
-from lockd.names.resolver import Resolver
-from lockd.sample.block import Block
-from lockd.sample.go_waits import GoMutexWaits
-from lockd.sample.index import mix
-from lockd.sample.limits import Budget, Limits
-from lockd.sample.maps import HashMap
-from lockd.sample.series import OTHER
-from lockd.sample.user_locks import HOTSPOT, MOST_ADVISED, UserLocks
+from lockd.columns.index import mix
+from lockd.kernel.maps import HashMap
+from lockd.names.client import Resolver
+from lockd.names.protocol import GoWaitsAnswer, HotSpotPlaces, LockAnswer
+from lockd.sample.aggregates.go_waits import GoMutexWaits
+from lockd.sample.locks.user_locks import HOTSPOT, MOST_ADVISED, UserLocks
+from lockd.sample.series.block import Block
+from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.series import OTHER
 
 KINDS = ("none", "lock", "cond")
 CLASS = 1 << 63

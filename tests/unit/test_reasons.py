@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from lockd.load.source import assemble
-from lockd.names.reasons import REASONS, Reasons, calls
+from lockd.names.labels.reasons import REASONS, Reasons, calls
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINES = ("x86_64", "aarch64")
-SOURCE = assemble(["common.bpf.h", "arch.bpf.h", "futex.bpf.c", "sched.bpf.c"], {})
+FILES = ("include/common.bpf.h", "include/arch.bpf.h", "daemon/futex.bpf.c", "daemon/sched.bpf.c")
+SOURCE = assemble(FILES, {})
 STATES = SOURCE.enums["state"]
 INTERRUPTIBLE, UNINTERRUPTIBLE, OTHER = (
-    STATES.index(f"STATE_{name}") for name in ("INTERRUPTIBLE", "UNINTERRUPTIBLE", "OTHER")
+    STATES.index(name) for name in ("interruptible", "uninterruptible", "other")
 )
 NO_CALL, KERNEL_THREAD, COMPAT = (SOURCE.constants[f"NR_{name}"] for name in ("NONE", "KERNEL", "COMPAT"))
 FUTEX, READ, CLONE, VFORK, IO_URING = 202, 0, 56, 58, 426
@@ -28,19 +29,19 @@ def reasons() -> Reasons:
 
 
 def kind(name: str) -> int:
-    return SOURCE.enums["futex_kind"].index(f"KIND_{name}")
+    return SOURCE.enums["futex_kind"].index(name.lower())
 
 
 def file(name: str) -> int:
-    return SOURCE.enums["file_kind"].index(f"FILE_{name}")
+    return SOURCE.enums["file_kind"].index(name.lower())
 
 
 def poll(name: str) -> int:
-    return SOURCE.enums["poll_kind"].index(f"POLL_{name}")
+    return SOURCE.enums["poll_kind"].index(name.lower())
 
 
 def clone(name: str) -> int:
-    return SOURCE.enums["clone_kind"].index(f"CLONE_{name}")
+    return SOURCE.enums["clone_kind"].index(name.lower())
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_every_call_has_a_reason_or_needs_none(machine: str) -> None:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_programs_look_at_the_file_of_the_same_calls(machine: str) -> None:
     """is_read_or_write() in arch.bpf.h has the numbers as C: first those of arm64."""
-    text = (ROOT / "lockd/bpf/arch.bpf.h").read_text()
+    text = (ROOT / "lockd/bpf/include/arch.bpf.h").read_text()
     body = text[text.index("bool is_read_or_write") :]
     conditions = re.findall(r"return ([^;]+);", body)
     condition = " ".join(conditions[MACHINES[::-1].index(machine)].split())

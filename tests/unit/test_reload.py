@@ -10,11 +10,12 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from lockd import config, reload
-from lockd.children import Exporter
-from lockd.config import Config
-from lockd.config_reader import Key, all_keys
-from lockd.reload import Reloads
+from lockd.config import schema
+from lockd.config.reader import Key, all_keys
+from lockd.config.schema import Config
+from lockd.service import reload
+from lockd.service.exporter import Exporter
+from lockd.service.reload import Reloads
 from lockd.snapshot import ALIVE, NOT_RELOADED, RELOADED
 
 TAKEN = {
@@ -76,8 +77,8 @@ class Daemon:
         self.taken: list[Config] = []
         self.steps: list[str] = []
         self.reloads = Reloads(
-            config.load(path),
-            lambda: config.load(path),
+            schema.load(path),
+            lambda: schema.load(path),
             self.taken.append,
             lambda: self.steps.append("begins"),
             lambda: self.steps.append("ends"),
@@ -128,7 +129,7 @@ def test_each_key_is_decided_on() -> None:
 def test_it_is_taken(daemon: Daemon, name: str, caplog: pytest.LogCaptureFixture) -> None:
     before = daemon.reloads.running
     daemon.reload(yaml_of({name: TAKEN[name]}))
-    assert daemon.taken == [daemon.reloads.running] == [config.load(daemon.path)]
+    assert daemon.taken == [daemon.reloads.running] == [schema.load(daemon.path)]
     assert value_of(daemon.reloads.running, name) != value_of(before, name)
     assert daemon.reloads.waiting == []
     assert caplog.messages == [f"the configuration was read again; changed: {name}"]

@@ -21,12 +21,18 @@ import pytest
 from doubled_symbol import doubled
 
 import lockd
-from lockd.cpu_clock import cpu_seconds
-from lockd.names import resolver as resolver_module
-from lockd.names.capture import Capture
-from lockd.names.cpython import PythonFrame
-from lockd.names.kernel_locks import MODULES_SECONDS
-from lockd.names.messages import (
+from lockd.names import client as resolver_module
+from lockd.names.client import (
+    ANSWER_SECONDS,
+    MESSAGE_BYTES,
+    MOST_ENDING,
+    QUEUED,
+    RESTART_SECONDS,
+    Resolver,
+)
+from lockd.names.kernel.kernel_locks import MODULES_SECONDS
+from lockd.names.locks.user_locks import SHOWN_FRAMES
+from lockd.names.protocol import (
     HOTSPOT_BITS,
     Answer,
     GoWaits,
@@ -44,16 +50,10 @@ from lockd.names.messages import (
     decode_question,
     encode_answer,
 )
-from lockd.names.python_waits import MOST_LABEL, label
-from lockd.names.resolver import (
-    ANSWER_SECONDS,
-    MESSAGE_BYTES,
-    MOST_ENDING,
-    QUEUED,
-    RESTART_SECONDS,
-    Resolver,
-)
-from lockd.names.user_locks import SHOWN_FRAMES
+from lockd.names.runtimes.cpython import PythonFrame
+from lockd.names.runtimes.python_waits import MOST_LABEL, label
+from lockd.names.unwind.capture import Capture
+from lockd.process.clock import cpu_seconds
 from tests.fuzz.messages import Talker
 from tests.needs import needs
 
@@ -409,7 +409,7 @@ def said(procfs: Path, question: UserLockSeen | Owners | GoWaits, message: bytes
 
 
 def test_the_places_in_hotspot_are_as_wide_as_the_programs_have_them() -> None:
-    text = (Path(lockd.__file__).parent / "bpf/hotspot.bpf.c").read_text()
+    text = (Path(lockd.__file__).parent / "bpf/daemon/hotspot.bpf.c").read_text()
     (struct,) = re.findall(r"struct hotspot \{(.*?)\};", text, re.S)
     members = [(name, int(bits)) for bits, name in re.findall(r"^    u(\d+) (\w+);", struct, re.M)]
     assert [name for name, _ in members] == [field.name for field in fields(HotSpotPlaces)]

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd import config
+from lockd.config import schema
 from lockd.load.source import assemble
-from lockd.sample import cpu_budget
-from lockd.sample.restraint import (
+from lockd.sample.budget import cpu_budget
+from lockd.sample.budget.restraint import (
     CALM,
     DETAIL,
     LASTED,
@@ -35,7 +35,15 @@ from lockd.sample.restraint import (
     STEPS,
     Restraint,
 )
-from lockd.sample.spending import MEAN_SECONDS, NS, TIMED_SHARE, ProgramTimes, Spending, Spent, Successors
+from lockd.sample.budget.spending import (
+    MEAN_SECONDS,
+    NS,
+    TIMED_SHARE,
+    ProgramTimes,
+    Spending,
+    Spent,
+    Successors,
+)
 
 BUDGET = 0.02
 LAST = len(STEPS) - 1
@@ -67,10 +75,9 @@ def restraint() -> Restraint:
 
 
 def test_the_steps_are_those_of_the_programs() -> None:
-    steps = assemble(["common.bpf.h"], {}).enums["restraint"]
+    steps = assemble(["include/common.bpf.h"], {}).enums["restraint"]
     assert len(steps) == len(STEPS) + 1
-    names = [steps.index(f"RESTRAINT_{name}") for name in ("STACKS", "DETAIL", "PROCESSES")]
-    assert names == [STACKS, DETAIL, PROCESSES]
+    assert [steps.index(name) for name in ("stacks", "detail", "processes")] == [STACKS, DETAIL, PROCESSES]
 
 
 def test_without_a_budget_from_now_on_everything_is_told(
@@ -338,7 +345,7 @@ NAMER_BY_SECOND = (8, 9, 3, 2, 2, 3, 5, 4, 3, 2, 2, 5, 4, 2, 4, 2, 2, 4, 1, 2, 2
 @pytest.mark.parametrize("more", [1.0, 1.5])
 def test_a_database_at_work_keeps_its_names(more: float) -> None:
     """With the default budget of two processors."""
-    restraint = Restraint(config.Budget().share(2))
+    restraint = Restraint(schema.Budget().share(2))
     load = DATABASE.at(0)
     for second in range(3600):
         namer = NAMER_BY_SECOND[second % len(NAMER_BY_SECOND)] / 200

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from lockd import snapshot
 from lockd.sample.backlog import Backlog
-from lockd.sample.limits import Budget, Limits
-from lockd.sample.presence import Presence
-from lockd.sample.saved import PLACE, Saved
-from lockd.sample.series import Series
+from lockd.sample.saved_state import PLACE, Saved
+from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.presence import Presence
+from lockd.sample.series.series import Series
 
 ENTRIES = 8
 KEY = np.dtype([("number", "u8")])

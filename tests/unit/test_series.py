@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd.sample import series as module
-from lockd.sample.identities import code_of
-from lockd.sample.limits import OPEN_SHARE, RESERVED_LINES, SHARES, Budget, Limits
-from lockd.sample.presence import Presence
-from lockd.sample.ranking import EARNED_NS
-from lockd.sample.series import OTHER, SHOWN_SECONDS, Series
+from lockd.sample.aggregates.identities import code_of
+from lockd.sample.series import series as module
+from lockd.sample.series.limits import OPEN_SHARE, RESERVED_LINES, SHARES, Budget, Limits
+from lockd.sample.series.presence import Presence
+from lockd.sample.series.ranking import EARNED_NS
+from lockd.sample.series.series import OTHER, SHOWN_SECONDS, Series
 
 KINDS = ("lock", "cond")
 IDLE = 3600.0

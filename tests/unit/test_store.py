@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from lockd.kernel.manifest import Manifest
 from lockd.load.settings import LoadSettings
-from lockd.manifest import Manifest
-from lockd.store import TRIES, Store, key_of
-from lockd.systemd import Systemd
+from lockd.service.store import TRIES, Store, key_of
+from lockd.service.systemd import Systemd
 
 MANIFEST = Manifest("hash", 1, (), (), (), (), {}, {})
 

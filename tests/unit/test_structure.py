@@ -1,7 +1,7 @@
 """Imports go one way (docs/architecture.md): read from the syntax trees, so that no line escapes.
 
-cli → service → {load, daemon → {sample, export}}, sample → names; only load imports bcc, and neither load nor
-export imports numpy, which the exporter's memory would show.
+A room is a folder of lockd/, or a module that lies in it directly. The rules below say which rooms each room
+may import. Only load imports bcc. Neither load nor export imports numpy, which would cost their processes memory.
 """
 
 from __future__ import annotations
@@ -10,57 +10,52 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SHARED = {
-    "lockd", "advice", "batch", "config", "config_docs", "config_reader", "config_rules", "confinement",
-    "cpu_clock", "errors", "flamegraph", "heap", "libbpf", "logs", "manifest", "numpy_parts", "pprof",
-    "printable", "privileges", "profile", "rings", "snapshot",
-}  # fmt: skip
-"""Modules for all; they import each other and nothing else of lockd."""
+COMMON = {"lockd", "advice", "errors", "logs", "printable", "snapshot"}
+"""Modules that every room may import. They import each other, and of the rooms only `process`."""
 
 MAY = {
     "__main__": {"cli"},
-    "cli": {"analyze", "service", "top", "trace"},
-    "service": {"children", "daemon", "load", "sample", "store", "systemd"},
-    "daemon": {"children", "reload", "sample", "store", "supervisor", "systemd"},
-    "reload": {"children"},
-    "supervisor": {"children"},
-    "children": {"load", "isolated"},
-    "store": {"load", "systemd"},
-    "isolated": {"?"},  # whatever it is told to start
-    "numpy_parts": {"?"},  # parts of numpy
-    "systemd": set(),
-    "top": {"top_rates"},
-    "top_rates": set(),
-    "trace": {"children", "load", "names", "sample"},
-    "analyze": {"names", "trace"},
-    "load": set(),
-    "sample": {"names"},
-    "names": {"isolated"},
-    "export": set(),
+    "cli": {"analyze", "config", "service", "trace", "views"},
+    "analyze": {"columns", "names", "trace"},
+    "service": {"config", "kernel", "load", "process", "sample"},
+    "trace": {"columns", "kernel", "load", "names", "views"},
+    "sample": {"columns", "kernel", "names", "process"},
+    "export": {"config", "process", "views"},
+    "names": {"kernel", "process"},
+    "load": {"kernel", "process"},
+    "kernel": {"columns", "process"},
+    "columns": set(),
+    "views": set(),
+    "config": set(),
+    "process": {"?"},  # the parts of numpy that are left out, and the module that a process is to run
 }
-"""What each part may import besides itself and SHARED. The exporter is a process that children starts."""
+"""The rooms that each room may import besides itself and COMMON, from the top of the house to its foundation.
+
+The exporter, the namer and the loader are processes: `service`, `sample` and `load` start them by their names.
+"""
 
 ONLY = {
     "bcc": {"load"},
     "matplotlib": {"analyze"},
-    "numpy": {"analyze", "sample", "names", "trace"},
-    "seccomp": {"confinement"},
+    "numpy": {"analyze", "columns", "kernel", "sample", "names", "trace"},
+    "seccomp": {"process"},
 }
-"""The parts that may import a library; for all others there is no rule."""
+"""The rooms that may import a library; for all other libraries there is no rule."""
 
 
 def violations(root: Path) -> list[str]:
     """Every import under root/lockd that the rules forbid, as FILE:LINE: IMPORTER imports IMPORTED."""
     found = []
     for path in sorted((root / "lockd").rglob("*.py")):
-        importer = _part(path.relative_to(root).with_suffix("").parts)
-        if importer not in MAY and importer not in SHARED:
+        importer = _room(path.relative_to(root).with_suffix("").parts)
+        if importer not in MAY and importer not in COMMON:
             found.append(f"{path.relative_to(root)}: {importer} is not in the rules")
         for line, module in _imports(root, path):
             if not _is_allowed(importer, module):
@@ -71,13 +66,13 @@ def violations(root: Path) -> list[str]:
 def _is_allowed(importer: str, module: str) -> bool:
     names = tuple(module.split("."))
     if names[0] == "lockd":
-        imported = _part(names)
-        return imported in SHARED or imported == importer or imported in MAY.get(importer, ())
+        imported = _room(names)
+        return imported in COMMON or imported == importer or imported in MAY.get(importer, {"process"})
     return importer in ONLY.get(names[0], {importer})
 
 
-def _part(names: tuple[str, ...]) -> str:
-    """`sample` for lockd.sample.maps, `lockd` for the package itself."""
+def _room(names: tuple[str, ...]) -> str:
+    """`sample` for lockd.kernel.maps, `lockd` for the package itself."""
     return names[1] if len(names) > 1 and names[1] != "__init__" else names[0]
 
 
@@ -112,21 +107,46 @@ def test_imports_go_one_way() -> None:
 
 
 def test_the_rules_name_nothing_that_is_not_there() -> None:
-    parts = {_part(p.relative_to(ROOT).with_suffix("").parts) for p in (ROOT / "lockd").rglob("*.py")}
-    assert SHARED | MAY.keys() == parts
+    rooms = {_room(p.relative_to(ROOT).with_suffix("").parts) for p in (ROOT / "lockd").rglob("*.py")}
+    assert COMMON | MAY.keys() == rooms
+
+
+def test_the_rules_have_no_circle() -> None:
+    TopologicalSorter({room: others - {"?"} for room, others in MAY.items()}).prepare()
+
+
+def test_no_modules_import_each_other() -> None:
+    imports = {}
+    for path in sorted((ROOT / "lockd").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        imported = {module for _, module in _imports(ROOT, path) if module.startswith("lockd.")}
+        imports[name] = imported - {name}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+def test_private_names_stay_in_their_module() -> None:
+    found = []
+    for path in sorted((ROOT / "lockd").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lockd"):
+                found += [f"{path.relative_to(ROOT)}: {a.name}" for a in node.names if a.name.startswith("_")]
+    assert found == ["lockd/cli.py: __version__"]
 
 
 @pytest.mark.parametrize(
     ("file", "text", "says"),
     [
         ("sample/new.py", "import bcc", "sample imports bcc"),
-        ("service.py", "def f():\n    from bcc import BPF", "service imports bcc"),
-        ("config.py", "import bcc.table as t", "config imports bcc.table"),
+        ("service/new.py", "def f():\n    from bcc import BPF", "service imports bcc"),
+        ("config/new.py", "import bcc.table as t", "config imports bcc.table"),
         ("export/new.py", "import numpy as np", "export imports numpy"),
         ("export/new.py", "from numpy import typing", "export imports numpy"),
         ("export/new.py", "from lockd.load.settings import X", "export imports lockd.load.settings"),
         ("export/new.py", "from lockd import sample", "export imports lockd.sample"),
-        ("export/new.py", "from ..sample.maps import X", "export imports lockd.sample.maps"),
+        ("export/new.py", "from ..kernel.maps import X", "export imports lockd.kernel.maps"),
         ("export/new.py", "from .. import names", "export imports lockd.names"),
         (
             "export/new.py",
@@ -134,25 +154,27 @@ def test_the_rules_name_nothing_that_is_not_there() -> None:
             "export imports lockd.load",
         ),
         ("export/new.py", "__import__('lockd.' + 'load')", "export imports lockd.?"),
-        ("load/new.py", "import lockd.sample.maps", "load imports lockd.sample.maps"),
-        ("load/new.py", "from lockd.names import units", "load imports lockd.names.units"),
+        ("load/new.py", "import lockd.sample.loop", "load imports lockd.sample.loop"),
+        ("load/new.py", "from lockd.names.labels import units", "load imports lockd.names.labels.units"),
         ("load/new.py", "import numpy", "load imports numpy"),
+        ("kernel/new.py", "from lockd.load import hooks", "kernel imports lockd.load"),
         ("sample/new.py", "import matplotlib.figure", "sample imports matplotlib.figure"),
-        ("names/new.py", "from lockd.sample.maps import X", "names imports lockd.sample.maps"),
+        ("names/new.py", "from lockd.sample.loop import X", "names imports lockd.sample.loop"),
         ("names/new.py", "if TYPE_CHECKING:\n    import lockd.export", "names imports lockd.export"),
         ("sample/new.py", "from lockd.export.catalog import X", "sample imports lockd.export.catalog"),
         ("sample/new.py", "from lockd import load", "sample imports lockd.load"),
         ("sample/new.py", "from lockd.service import run", "sample imports lockd.service"),
-        ("top.py", "from lockd.children import X", "top imports lockd.children"),
-        ("errors.py", "from lockd.sample.maps import X", "errors imports lockd.sample.maps"),
+        ("trace/new.py", "from lockd.sample.loop import X", "trace imports lockd.sample.loop"),
+        ("views/new.py", "from lockd.service.exporter import X", "views imports lockd.service.exporter"),
+        ("errors.py", "from lockd.kernel.maps import X", "errors imports lockd.kernel.maps"),
         ("novelty.py", "", "novelty is not in the rules"),
         ("novelty/new.py", "", "novelty is not in the rules"),
     ],
 )
 def test_a_violation_is_seen(tmp_path: Path, file: str, text: str, says: str) -> None:
-    for part in ("load", "sample", "names", "export"):
-        (tmp_path / "lockd" / part).mkdir(parents=True)
-    for module in ("sample/maps.py", "names/units.py", "errors.py"):
+    for room in ("kernel", "load", "sample", "names/labels", "export"):
+        (tmp_path / "lockd" / room).mkdir(parents=True)
+    for module in ("kernel/maps.py", "names/labels/units.py", "errors.py"):
         (tmp_path / "lockd" / module).write_text("")
     path = tmp_path / "lockd" / file
     path.parent.mkdir(exist_ok=True)
@@ -163,7 +185,7 @@ def test_a_violation_is_seen(tmp_path: Path, file: str, text: str, says: str) ->
 
 
 UNUSED_OF_NUMPY = {"numpy.fft._pocketfft", "numpy.ma.core", "numpy.random.mtrand", "numpy._typing"}
-"""What they would load, if they were (lockd/numpy_parts.py)."""
+"""What they would load, if they were (lockd/process/lazy_numpy.py)."""
 
 
 @pytest.mark.parametrize(
@@ -176,11 +198,11 @@ UNUSED_OF_NUMPY = {"numpy.fft._pocketfft", "numpy.ma.core", "numpy.random.mtrand
             {"bcc", "prometheus_client", "tornado", "ssl", "lockd.load", "lockd.sample", *UNUSED_OF_NUMPY},
         ),
         (
-            "lockd.service",
+            "lockd.service.start",
             {"bcc", "numpy", "prometheus_client", "tornado", "ssl", "lockd.sample", "lockd.export"},
         ),
         (
-            "lockd.daemon",
+            "lockd.service.daemon",
             {"bcc", "prometheus_client", "tornado", "ssl", "asyncio", "lockd.export", *UNUSED_OF_NUMPY},
         ),
         ("lockd.cli", {"bcc", "numpy", "prometheus_client", "tornado", "rich"}),

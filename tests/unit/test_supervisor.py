@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from hostile_exporter import SERVING, runs_instead
 
-from lockd import children, supervisor
-from lockd.children import Exporter
 from lockd.errors import LockdError
-from lockd.supervisor import Supervisor
+from lockd.service import exporter as exporters
+from lockd.service.exporter import Exporter, Supervisor
 
 SECONDS = 60.0
 TICK = 0.01
@@ -63,11 +62,11 @@ class Supervised:
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "PING_SECONDS", 0.05)
-    monkeypatch.setattr(supervisor, "LONGEST_SILENCE", 40)
-    monkeypatch.setattr(supervisor, "LONGEST_START", 1200)
-    monkeypatch.setattr(supervisor, "SHORTEST_PAUSE", 0.1)
-    monkeypatch.setattr(supervisor, "LONGEST_PAUSE", 0.5)
+    monkeypatch.setattr(exporters, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(exporters, "LONGEST_SILENCE", 40)
+    monkeypatch.setattr(exporters, "LONGEST_START", 1200)
+    monkeypatch.setattr(exporters, "SHORTEST_PAUSE", 0.1)
+    monkeypatch.setattr(exporters, "LONGEST_PAUSE", 0.5)
 
 
 def is_there(exporter: Exporter) -> bool:
@@ -96,7 +95,7 @@ def test_one_that_hangs_is_killed_and_replaced(
 
 
 def test_one_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(supervisor, "SHORTEST_PAUSE", 1.0)
+    monkeypatch.setattr(exporters, "SHORTEST_PAUSE", 1.0)
     runs_instead(monkeypatch, tmp_path, SERVING + "control.close()\ntime.sleep(300)\n")
     running = Supervised()
     try:
@@ -152,7 +151,7 @@ def test_the_first_one_has_to_serve(
 ) -> None:
     """Whether to start lockd again, its exit code tells."""
     if "sleep" in lines:
-        monkeypatch.setattr(supervisor, "LONGEST_START", 20)
+        monkeypatch.setattr(exporters, "LONGEST_START", 20)
     runs_instead(monkeypatch, tmp_path, lines)
     running = Supervised()
     try:
@@ -178,7 +177,7 @@ def test_a_pause_of_this_process_is_no_silence(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_end_takes_a_stopped_one_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(children, "ENDING_SECONDS", 0.2)
+    monkeypatch.setattr(exporters, "ENDING_SECONDS", 0.2)
     runs_instead(monkeypatch, tmp_path, SERVING + ALIVE)
     running = Supervised()
     running.until(lambda: running.supervisor.has_served)

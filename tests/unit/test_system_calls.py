@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names import reasons
-from lockd.names.system_calls import names
+from lockd.names.labels import reasons
+from lockd.names.labels.system_calls import names
 
 HEADERS = {
     "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),

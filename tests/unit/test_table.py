@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd.sample.index import Hashes, Rows
-from lockd.sample.table import Table
+from lockd.columns.index import Hashes, Rows
+from lockd.columns.table import Table
 
 CAPACITY = 40
 KEYS = st.lists(st.integers(0, 100), max_size=CAPACITY, unique=True)

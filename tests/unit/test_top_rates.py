@@ -9,8 +9,8 @@ import pytest
 from top_daemon import KINDS, SECOND, Daemon, serving, thread
 
 from lockd.printable import masked
-from lockd.top import Options, duration, shown
-from lockd.top_rates import Client, Rates, Row, Table
+from lockd.views.rates import Client, Rates, Row, Table
+from lockd.views.top import Options, duration, shown
 
 
 @pytest.fixture

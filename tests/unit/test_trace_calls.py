@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd.manifest import Manifest
-from lockd.trace.asleep import kind_of_wait
-from lockd.trace.futex_calls import CALLS, MAXIMA, SUMS, UNKNOWN, FutexCalls
-from lockd.trace.histogram import as_bcc
-from lockd.trace.open_waits import slots_of
+from lockd.kernel.manifest import Manifest
+from lockd.trace.core.histogram import as_bcc
+from lockd.trace.futex.asleep import kind_of_wait
+from lockd.trace.futex.calls import CALLS, MAXIMA, SUMS, UNKNOWN, FutexCalls
+from lockd.trace.futex.open_waits import slots_of
 
-KINDS = ("KIND_LOCK", "KIND_PI", "KIND_COND", "KIND_OTHER", "KIND_WAKE", "KIND_NONE")
+KINDS = ("lock", "pi", "cond", "other", "wake", "none")
 MANIFEST = Manifest("", 0, (), (), (), (), {"futex_kind": KINDS}, {"SLOT_NONE": 255})
-LOCK, COND, WAKE = (KINDS.index(f"KIND_{name}") for name in ("LOCK", "COND", "WAKE"))
+LOCK, COND, WAKE = (KINDS.index(name) for name in ("lock", "cond", "wake"))
 
 CALL = st.fixed_dictionaries({
     "tgid": st.integers(1, 3), "tid": st.integers(1, 4), "uaddr": st.integers(0, 3),

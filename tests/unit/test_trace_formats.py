@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from lockd import flamegraph, pprof
 from lockd.printable import printable
-from lockd.profile import KernelFrame, Mark, Profile, Sample, Value
-from lockd.trace.formats import FORMATS
+from lockd.trace.core.formats import FORMATS
+from lockd.views import flamegraph, pprof
+from lockd.views.profile import KernelFrame, Mark, Profile, Sample, Value
 from tests.needs import need
 
 NASTY = "operator<<&\"';x\n\x1b[31m\x00\udc80\u202e]]>"

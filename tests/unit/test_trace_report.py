@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockd.errors import UsageError
-from lockd.trace.lock_files import as_csv, as_json, read
-from lockd.trace.lock_rows import LockRow
-from lockd.trace.report_groups import COLUMNS, only, summarise, with_kinds
+from lockd.trace.futex.lock_files import as_csv, as_json, read
+from lockd.trace.futex.report_groups import COLUMNS, only, summarise, with_kinds
+from lockd.trace.futex.rows import LockRow
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = Path(__file__).parent / "futex_traces"

@@ -13,8 +13,8 @@ import pytest
 
 from lockd import cli
 from lockd.errors import UsageError
-from lockd.trace import output
 from lockd.trace.commands import TOOLS
+from lockd.trace.core import output
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs/trace"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockd.errors import UsageError
-from lockd.trace.tracepoints import Field, fields_of, find
+from lockd.trace.probes.tracepoints import Field, fields_of, find
 
 COMMON = """\
 \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;

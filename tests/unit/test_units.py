@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_procfs import V1_MOUNTS, Procfs
 
-from lockd.names.units import Units, unit_of, unit_of_cgroup_file
+from lockd.names.labels.units import Units, unit_of, unit_of_cgroup_file
 
 ID = "0123456789abcdef" * 4
 SHORT = ID[:12]

@@ -6,10 +6,10 @@ import struct
 
 import pytest
 
-from lockd.names.capture import Capture
-from lockd.names.expressions import Unknown, evaluate
-from lockd.names.libdw import Rule
-from lockd.names.unwind import unwind
+from lockd.names.objects.libdw import Rule
+from lockd.names.unwind.capture import Capture
+from lockd.names.unwind.expressions import Unknown, evaluate
+from lockd.names.unwind.unwinder import unwind
 
 STACK = 0x7FFE0000
 NEAR = b"\xe8"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from ptraced import blocked_thread, capture_of
 
-from lockd.names.user_locks import UserLock, UserNames
+from lockd.names.locks.user_locks import UserLock, UserNames
 from tests.needs import need
 
 HERE = Path(__file__).parent
@@ -208,7 +208,7 @@ int main(void) { enter_registry(); pthread_setname_np(pthread_self(), "library")
 NAME_IT = """
 import sys
 from ptraced import blocked_thread, capture_of
-from lockd.names.user_locks import UserNames
+from lockd.names.locks.user_locks import UserNames
 tgid = int(sys.argv[1])
 tid, address = blocked_thread(tgid, "library")
 found = UserNames().name(tgid, tid, address, "other", capture_of(tgid, tid))

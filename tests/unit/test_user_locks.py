@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from small_procfs import Procfs
 
-from lockd.names.hotspot import JavaWait
-from lockd.names.locking import Frame
-from lockd.names.messages import ANON
-from lockd.names.user_locks import NAMELESS, UserNames, java_lock
+from lockd.names.locks.locking import Frame
+from lockd.names.locks.user_locks import NAMELESS, UserNames, java_lock
+from lockd.names.protocol import ANON
+from lockd.names.runtimes.hotspot import JavaWait
 
 MAPS = """\
 555000000000-555000001000 r--p 00000000 08:01 10 /usr/bin/my server

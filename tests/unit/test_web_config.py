@@ -12,9 +12,9 @@ import pytest
 from exporter_process import REPOSITORY, shared_directory
 from test_export_tls import certificate
 
-from lockd.children import check_web_config
 from lockd.errors import ConfigError
 from lockd.export.web_config import Settings, WebConfig
+from lockd.service.exporter import check_web_config
 
 HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from lockd.load.hooks import SYSTEM_CALL
 
 if TYPE_CHECKING:
-    from lockd.trace.probes import Probes
+    from lockd.trace.probes.probes import Probes
     from tests.machine.qemu import Machine
 
 CACHE = "/var/cache/lockd"
@@ -60,17 +60,17 @@ WITH_CPUS = f'mount --bind "$1" {CPUS}; shift; exec "$@"'
 def listed(asked_for: Asked | None = None) -> dict[str, str]:
     """Sources by the names of their files in the cache; by default what the tests ask for."""
     from lockd.cli import _parser
-    from lockd.config import Config
-    from lockd.config_reader import read_text
-    from lockd.load.btf import KernelTypes
+    from lockd.config.reader import read_text
+    from lockd.config.schema import Config
+    from lockd.kernel.btf import KernelTypes
     from lockd.load.choose import choices_for
     from lockd.load.compile import what_decides
+    from lockd.load.compile_cache import key_of
     from lockd.load.host import Host, ensure_tracefs
-    from lockd.load.kept import key_of
     from lockd.load.loader import source_for
-    from lockd.service import load_settings
+    from lockd.service.start import load_settings
     from lockd.trace.commands import TOOLS
-    from lockd.trace.probe_options import probes
+    from lockd.trace.probes.probe_options import probes
 
     host = Host(KernelTypes(), ensure_tracefs(), (FUNCTION,))
     wanted = []
@@ -99,7 +99,7 @@ def listed(asked_for: Asked | None = None) -> dict[str, str]:
 
 def compile_into(directory: Path) -> None:
     from lockd.load.compile import compile_source
-    from lockd.load.kept import Kept
+    from lockd.load.compile_cache import Kept
     from lockd.load.source import Source
 
     for key, text in json.load(sys.stdin).items():

@@ -1,0 +1,136 @@
+"""What the running kernel's BTF says: offsets of members, arguments of tracepoints, helpers."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+from lockd.errors import PASSING, HostError, LockdError
+from lockd.kernel.calls import describe
+from lockd.kernel.libbpf import libbpf
+
+VMLINUX = Path("/sys/kernel/btf/vmlinux")
+BTF_KIND_STRUCT, BTF_KIND_ENUM, BTF_KIND_TYPEDEF, BTF_KIND_FUNC = 4, 6, 8, 12
+
+
+class _Type(ctypes.Structure):
+    _fields_ = (("name_off", ctypes.c_uint32), ("info", ctypes.c_uint32), ("size_or_type", ctypes.c_uint32))
+
+    @property
+    def members(self) -> int:
+        return int(self.info & 0xFFFF)
+
+    @property
+    def is_bitfield_struct(self) -> bool:
+        return bool(self.info >> 31)
+
+
+class _Member(ctypes.Structure):
+    _fields_ = (("name_off", ctypes.c_uint32), ("type", ctypes.c_uint32), ("offset", ctypes.c_uint32))
+
+
+class _EnumValue(ctypes.Structure):
+    _fields_ = (("name_off", ctypes.c_uint32), ("value", ctypes.c_int32))
+
+
+class KernelTypes:
+    """The kernel's own type information (CONFIG_DEBUG_INFO_BTF), read through libbpf.
+
+    Raises HostError if the kernel has none, LockdError if it cannot be read for another reason.
+    """
+
+    def __init__(self) -> None:
+        self._lib = libbpf()
+        self._btf = self._lib.btf__load_vmlinux_btf()
+        if not self._btf:
+            raise _missing()
+
+    def close(self) -> None:
+        self._lib.btf__free(self._btf)
+
+    def bit_offset(self, struct: str, path: str) -> int:
+        """Offset in bits of `path` (members joined by dots) in `struct`, anonymous ones looked through."""
+        index = self._lib.btf__find_by_name_kind(self._btf, struct.encode(), BTF_KIND_STRUCT)
+        if index < 0:
+            raise HostError(f"kernel BTF: struct {struct}: not found")
+        total = 0
+        for name in path.split("."):
+            found = self._member(index, name)
+            if found is None:
+                raise HostError(f"kernel BTF: struct {struct}: no member {path}")
+            offset, index = found
+            total += offset
+        return total
+
+    def offset(self, struct: str, path: str) -> int:
+        """The same in bytes."""
+        return self.bit_offset(struct, path) // 8
+
+    def has_member(self, struct: str, member: str) -> bool:
+        index = self._lib.btf__find_by_name_kind(self._btf, struct.encode(), BTF_KIND_STRUCT)
+        return index >= 0 and self._member(index, member) is not None
+
+    def tracepoint_args(self, name: str) -> int | None:
+        """How many arguments a raw tracepoint has; None if the kernel does not have it."""
+        typedef = self._lib.btf__find_by_name_kind(self._btf, f"btf_trace_{name}".encode(), BTF_KIND_TYPEDEF)
+        if typedef < 0:
+            return None
+        pointer = self._type(typedef).size_or_type
+        prototype = self._type(pointer).size_or_type
+        return self._type(prototype).members - 1  # the first is the tracepoint's own data
+
+    def function(self, name: str) -> int | None:
+        """The id of a function of the kernel; None if there is none that could be traced by its type."""
+        index = int(self._lib.btf__find_by_name_kind(self._btf, name.encode(), BTF_KIND_FUNC))
+        return index if index > 0 else None
+
+    def arguments(self, function: int) -> int:
+        """How many arguments the function with this id has."""
+        return self._type(self._type(function).size_or_type).members
+
+    def has_helper(self, name: str) -> bool:
+        """Whether the kernel knows the BPF helper `name` (an enumerator BPF_FUNC_name)."""
+        index = self._lib.btf__find_by_name_kind(self._btf, b"bpf_func_id", BTF_KIND_ENUM)
+        if index < 0:
+            return False
+        address = self._address(index) + ctypes.sizeof(_Type)
+        values = (_EnumValue * self._type(index).members).from_address(address)
+        return any(self._name(value.name_off) == f"BPF_FUNC_{name}" for value in values)
+
+    def _member(self, index: int, name: str) -> tuple[int, int] | None:
+        index = self._lib.btf__resolve_type(self._btf, index)
+        kind = self._type(index)
+        address = self._address(index) + ctypes.sizeof(_Type)
+        for member in (_Member * kind.members).from_address(address):
+            offset = member.offset & 0xFFFFFF if kind.is_bitfield_struct else member.offset
+            if member.name_off and self._name(member.name_off) == name:
+                return offset, member.type
+            if not member.name_off and (inner := self._member(member.type, name)):
+                return offset + inner[0], inner[1]
+        return None
+
+    def _address(self, index: int) -> int:
+        address = self._lib.btf__type_by_id(self._btf, index)
+        if not address:
+            raise HostError(f"kernel BTF: type {index}: not found")
+        return int(address)
+
+    def _type(self, index: int) -> _Type:
+        return _Type.from_address(self._address(index))
+
+    def _name(self, offset: int) -> str:
+        return str(self._lib.btf__name_by_offset(self._btf, offset).decode())
+
+
+def _missing() -> LockdError:
+    """Why libbpf has found none, which it does not tell itself."""
+    try:
+        VMLINUX.read_bytes()
+    except OSError as error:
+        if error.errno in PASSING:
+            return LockdError(f"{VMLINUX}: cannot be read: {describe(error.errno)}")
+        return HostError(
+            f"{VMLINUX}: cannot be read: this kernel was built without BTF "
+            "(CONFIG_DEBUG_INFO_BTF), from which lockd takes the offsets of kernel structures"
+        )
+    return LockdError(f"{VMLINUX}: is there, but libbpf cannot take it in: {describe(ctypes.get_errno())}")

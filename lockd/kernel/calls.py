@@ -1,0 +1,160 @@
+"""The kernel's own calls for BPF objects: maps, type information, programs and perf events."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import platform
+import resource
+
+from lockd.kernel.libbpf import ENOTSUPP
+
+SYS_BPF, SYS_PERF_EVENT_OPEN = {"aarch64": (280, 241)}.get(platform.machine(), (321, 298))
+BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_BTF_LOAD, BPF_LINK_CREATE, BPF_ITER_CREATE = 0, 5, 18, 28, 33
+PERF_FLAG_FD_CLOEXEC = 8
+
+
+class MapCreate(ctypes.Structure):
+    """What BPF_MAP_CREATE reads of union bpf_attr (include/uapi/linux/bpf.h)."""
+
+    _fields_ = (
+        ("map_type", ctypes.c_uint32), ("key_size", ctypes.c_uint32), ("value_size", ctypes.c_uint32),
+        ("max_entries", ctypes.c_uint32), ("map_flags", ctypes.c_uint32), ("inner_map_fd", ctypes.c_uint32),
+        ("numa_node", ctypes.c_uint32), ("map_name", ctypes.c_char * 16), ("map_ifindex", ctypes.c_uint32),
+        ("btf_fd", ctypes.c_uint32), ("btf_key_type_id", ctypes.c_uint32),
+        ("btf_value_type_id", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class BtfLoad(ctypes.Structure):
+    """What BPF_BTF_LOAD reads of it."""
+
+    _fields_ = (
+        ("btf", ctypes.c_uint64), ("btf_log_buf", ctypes.c_uint64), ("btf_size", ctypes.c_uint32),
+        ("btf_log_size", ctypes.c_uint32), ("btf_log_level", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class ProgLoad(ctypes.Structure):
+    """What BPF_PROG_LOAD reads of it."""
+
+    _fields_ = (
+        ("prog_type", ctypes.c_uint32), ("insn_cnt", ctypes.c_uint32), ("insns", ctypes.c_uint64),
+        ("license", ctypes.c_uint64), ("log_level", ctypes.c_uint32), ("log_size", ctypes.c_uint32),
+        ("log_buf", ctypes.c_uint64), ("kern_version", ctypes.c_uint32), ("prog_flags", ctypes.c_uint32),
+        ("prog_name", ctypes.c_char * 16), ("prog_ifindex", ctypes.c_uint32),
+        ("expected_attach_type", ctypes.c_uint32), ("prog_btf_fd", ctypes.c_uint32),
+        ("func_info_rec_size", ctypes.c_uint32), ("func_info", ctypes.c_uint64),
+        ("func_info_cnt", ctypes.c_uint32), ("line_info_rec_size", ctypes.c_uint32),
+        ("line_info", ctypes.c_uint64), ("line_info_cnt", ctypes.c_uint32),
+        ("attach_btf_id", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class LinkCreate(ctypes.Structure):
+    """What BPF_LINK_CREATE reads of it, of an iterator."""
+
+    _fields_ = (
+        ("prog_fd", ctypes.c_uint32), ("target_fd", ctypes.c_uint32), ("attach_type", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32), ("iter_info", ctypes.c_uint64), ("iter_info_len", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class IterCreate(ctypes.Structure):
+    """What BPF_ITER_CREATE reads of it."""
+
+    _fields_ = (("link_fd", ctypes.c_uint32), ("flags", ctypes.c_uint32))
+
+
+class KprobeMulti(ctypes.Structure):
+    """The same of a link to many functions of the kernel."""
+
+    _fields_ = (
+        ("prog_fd", ctypes.c_uint32), ("target_fd", ctypes.c_uint32), ("attach_type", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32), ("kprobe_flags", ctypes.c_uint32), ("cnt", ctypes.c_uint32),
+        ("syms", ctypes.c_uint64), ("addrs", ctypes.c_uint64), ("cookies", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+class UprobeMulti(ctypes.Structure):
+    """The same of a link to many places in one file."""
+
+    _fields_ = (
+        ("prog_fd", ctypes.c_uint32), ("target_fd", ctypes.c_uint32), ("attach_type", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32), ("path", ctypes.c_uint64), ("offsets", ctypes.c_uint64),
+        ("ref_ctr_offsets", ctypes.c_uint64), ("cookies", ctypes.c_uint64), ("cnt", ctypes.c_uint32),
+        ("uprobe_flags", ctypes.c_uint32), ("pid", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class MapFacts(ctypes.Structure):
+    """struct bpf_map_info, as far as lockd reads it."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32), ("id", ctypes.c_uint32), ("key_size", ctypes.c_uint32),
+        ("value_size", ctypes.c_uint32), ("max_entries", ctypes.c_uint32), ("map_flags", ctypes.c_uint32),
+        ("name", ctypes.c_char * 16), ("ifindex", ctypes.c_uint32),
+        ("btf_vmlinux_value_type_id", ctypes.c_uint32), ("netns_dev", ctypes.c_uint64),
+        ("netns_ino", ctypes.c_uint64), ("btf_id", ctypes.c_uint32), ("btf_key_type_id", ctypes.c_uint32),
+        ("btf_value_type_id", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class BtfFacts(ctypes.Structure):
+    """struct bpf_btf_info, the same."""
+
+    _fields_ = (("btf", ctypes.c_uint64), ("btf_size", ctypes.c_uint32), ("id", ctypes.c_uint32))
+
+
+class PerfEventAttr(ctypes.Structure):
+    """struct perf_event_attr of a kprobe or a tracepoint, in its second version."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32), ("size", ctypes.c_uint32), ("config", ctypes.c_uint64),
+        ("sample_period", ctypes.c_uint64), ("sample_type", ctypes.c_uint64),
+        ("read_format", ctypes.c_uint64), ("flags", ctypes.c_uint64), ("wakeup_events", ctypes.c_uint32),
+        ("bp_type", ctypes.c_uint32), ("kprobe_func", ctypes.c_uint64), ("probe_offset", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def bpf(command: int, attr: ctypes.Structure) -> int:
+    """A descriptor; negative if the kernel refuses, then errno says why (ctypes.get_errno())."""
+    _lift_memlock()
+    return _syscall(SYS_BPF, command, ctypes.byref(attr), ctypes.sizeof(attr))
+
+
+def perf_event_open(attr: PerfEventAttr, pid: int = 0) -> int:
+    """The same of an event of all processes, or of one. What is attached to it is called on every CPU, not
+    only on the first, and for every thread of the process."""
+    attr.size = ctypes.sizeof(attr)
+    pid, cpu = (pid, -1) if pid else (-1, 0)
+    return _syscall(SYS_PERF_EVENT_OPEN, ctypes.byref(attr), pid, cpu, -1, PERF_FLAG_FD_CLOEXEC)
+
+
+@functools.cache
+def _lift_memlock() -> None:
+    """Before 5.11 (97306be45fbe and others) BPF objects of all processes of a user count as locked memory."""
+    unlimited = resource.RLIM_INFINITY
+    with contextlib.suppress(ValueError, OSError):  # what fails then says so
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (unlimited, unlimited))
+
+
+def describe(error: int) -> str:
+    """An errno in words."""
+    if error == ENOTSUPP:
+        return "this kernel does not support it here (ENOTSUPP)"
+    if error == errno.EMFILE:
+        return f"{os.strerror(error)} (RLIMIT_NOFILE is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]})"
+    return os.strerror(error)
+
+
+def _syscall(number: int, *arguments: object) -> int:
+    words = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    return int(_libc.syscall(ctypes.c_long(number), *words))

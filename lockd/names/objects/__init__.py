@@ -1,0 +1,1 @@
+"""Object files: programs and libraries, their symbols and tables, and where they are mapped."""

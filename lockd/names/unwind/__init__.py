@@ -1,0 +1,1 @@
+"""Unwinding: from the registers and stack bytes of a blocked thread to its functions."""

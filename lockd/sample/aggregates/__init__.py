@@ -1,0 +1,1 @@
+"""Aggregates: the entries of the maps, summed by process, thread, lock and site."""

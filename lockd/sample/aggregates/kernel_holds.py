@@ -1,0 +1,153 @@
+"""Holds of kernel locks (mode `all`): windows folded into series per process and type, and per lock."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd.columns import structs
+from lockd.columns.index import Groups, mix
+from lockd.columns.structs import Columns
+from lockd.kernel.manifest import Manifest
+from lockd.names.client import Resolver
+from lockd.names.labels.processes import Processes
+from lockd.process.clock import NS
+from lockd.sample.aggregates.contention import Detail
+from lockd.sample.aggregates.early_acquisitions import CountedAhead
+from lockd.sample.aggregates.hold_table import HeldLocks
+from lockd.sample.aggregates.identities import Identities
+from lockd.sample.aggregates.ongoing import LASTING_NS, Waiting, waiting_of
+from lockd.sample.aggregates.window import Window
+from lockd.sample.series.block import Block
+from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.series import Series
+
+TYPES_HELD = 4
+"""Mutexes, rwsems by readers and by writers, semaphores: of no other locks is the release seen."""
+OWNED = ("mutex", "rwsem_read", "rwsem_write")
+"""Only the thread that took such a lock releases it, with a few exceptions that do not last."""
+ABANDONED_NS = 60_000_000_000
+"""A lock that is held for so long by a thread that is gone will not be released."""
+CHECKED_AT_ONCE = 1000
+"""So many threads are looked for in procfs in one go: each takes some 15 us."""
+
+
+class KernelHoldAggregates:
+    """Everything exported about acquisitions and holds of kernel locks."""
+
+    def __init__(
+        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver,
+        processes: Processes,
+    ) -> None:  # fmt: skip
+        self._types = list(manifest.enums["lock_type"])
+        self._owned = np.array([self._types.index(name) for name in OWNED])
+        self._slots, self._no_slot = manifest.constants["SLOTS"], manifest.constants["SLOT_NONE"]
+        self._processes = processes
+        self.by_type = Series(
+            "kernel_hold",
+            {"acquisitions": np.int64, "slots": (np.int64, (self._slots,)), "hold_ns": np.int64},
+            counters={"acquisitions": "lockd_kernel_lock_acquisitions_total",
+                      "slots": "lockd_kernel_lock_hold_seconds_count",
+                      "hold_ns": "lockd_kernel_lock_hold_seconds_sum"},
+            names=(0, 1), lines=limits.histogram_lines + 1, budget=budget, others=TYPES_HELD,
+        )  # fmt: skip
+        self.series = [self.by_type]
+        self._locks = detail.held = HeldLocks(resolver, self._types, detail.locks.capacity)
+        self.ahead = CountedAhead()
+        self._old: tuple[Columns, Columns, Columns, Columns] | None = None
+        """Keys of what was held for ABANDONED_NS when last seen; process, since when, how often."""
+
+    def fold(self, window: Window, now: float) -> None:
+        """Add one window; `now` is the monotonic clock in seconds."""
+        keys, values = window.keys, window.values
+        types, slots = keys["type"], keys["slot"]
+        acquired = values["acquisitions"].astype(np.int64)
+        if not window.has_detail:
+            self.ahead.take_back_nameless(types, acquired)
+        else:
+            self.ahead.take_back(keys["lock"], keys["tid"], acquired)
+        rows = self.by_type.rows(
+            mix(window.codes, types),
+            lambda i: (*window.processes[i], self._types[types[i]]),
+            values["hold_ns"],
+            now,
+        )
+        groups = Groups(rows)
+        self.by_type["acquisitions"][groups.rows] += groups.sum(acquired)
+        self.by_type["hold_ns"][groups.rows] += groups.sum(values["hold_ns"])
+        ended = np.flatnonzero(slots != self._no_slot)
+        cells = Groups(rows[ended] * self._slots + slots[ended])
+        self.by_type["slots"].reshape(-1)[cells.rows] += cells.sum(values["holds"][ended])
+        if window.has_detail:
+            self._locks.add(window.codes, keys["lock"], types, window.processes, values, acquired, now)
+
+    def note_holding(
+        self, keys: Columns, holding: Columns, waits: Columns, identities: Identities, clock: int
+    ) -> None:
+        """Replace what is known of the locks that are held, at `clock` (monotonic, in ns).
+
+        `keys` and `holding` are the entries of the map, `waits` the keys of the waits that went on
+        just before: what was asked for a while ago and is not waited for is held.
+        """
+        now = clock / NS
+        depth, since = holding["depth"].astype(np.int64), holding["since"].astype(np.int64)
+        nested = since.shape[1]
+        taken = np.where(np.arange(nested) < depth[:, None], since, clock).min(axis=1, initial=clock)
+        is_asked = holding["asked"] != 0
+        asked = np.where(is_asked, since[np.arange(len(since)), depth % nested], clock)
+        is_waited_for = np.isin(mix(keys["lock"], keys["tid"]), mix(waits["lock"], waits["tid"]))
+        is_unclear = (holding["untimed"] != 0) | is_waited_for
+        is_quiet = is_asked & ~is_unclear & (clock - asked >= LASTING_NS)
+
+        def choose(mask: npt.NDArray[np.bool_], began: Columns) -> Waiting:
+            tgids, types, lasted = holding["tgid"][mask], holding["type"][mask], (clock - began)[mask]
+            tids, locks = keys["tid"][mask], keys["lock"][mask]
+            return waiting_of(tids, tgids, types, locks, lasted, identities)
+
+        began = np.where(is_quiet, np.minimum(taken, asked), taken)
+        self._locks.note_holding(choose((depth > 0) | is_quiet, began), now)
+        is_quiet[is_quiet] = self.ahead.unknown(
+            keys["lock"][is_quiet], keys["tid"][is_quiet], asked[is_quiet], now
+        )
+        if is_quiet.any():
+            self._count_ahead(choose(is_quiet, asked), clock, now)
+
+        first = np.minimum(taken, asked)
+        is_owned = np.isin(holding["type"], self._owned)
+        old = np.flatnonzero(is_owned & (clock - first >= ABANDONED_NS))
+        old = old[np.argsort(first[old], kind="stable")][:CHECKED_AT_ONCE]
+        self._old = structs.take(keys, old), holding["tgid"][old], first[old], (depth + is_asked)[old]
+
+    def _count_ahead(self, locks: Waiting, clock: int, now: float) -> None:
+        """Count the acquisitions of locks that the programs will count when they are released."""
+        types = locks.kinds
+        rows = self.by_type.rows(
+            mix(locks.codes, types),
+            lambda i: (*locks.processes[i], self._types[types[i]]),
+            locks.waited_ns,
+            now,
+        )
+        np.add.at(self.by_type["acquisitions"], rows, 1)
+        self._locks.add_acquired(locks, now)
+        self.ahead.add(locks.addresses, locks.tids, clock - locks.waited_ns, types)
+
+    def abandoned(self) -> tuple[Columns, int] | None:
+        """Keys of locks whose holders are gone for good, and how many holds that are; None: of none."""
+        if self._old is None:
+            return None
+        keys, tgids, since, levels = self._old
+        threads = zip(tgids.tolist(), keys["tid"].tolist(), since.tolist(), strict=True)
+        gone = np.array([not self._processes.has_thread(*thread) for thread in threads], np.bool_)
+        if not gone.any():
+            return None
+        self.ahead.forget(keys["lock"][gone], keys["tid"][gone])
+        return structs.take(keys, np.flatnonzero(gone)), int(levels[gone].sum())
+
+    def export(self, block: Block, now: float) -> None:
+        """Write every series to a block."""
+        series = self.by_type
+        rows, labels = series.live()
+        block.add("lockd_kernel_lock_acquisitions_total", labels, series["acquisitions"][rows])
+        block.add_histogram(
+            "lockd_kernel_lock_hold_seconds", labels, series["slots"][rows], series["hold_ns"][rows]
+        )

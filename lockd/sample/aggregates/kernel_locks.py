@@ -1,0 +1,145 @@
+"""Waits for kernel locks: windows folded into series per process and type, and per lock and site."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockd.columns.index import Groups, mix
+from lockd.kernel.manifest import Manifest
+from lockd.names.client import Resolver
+from lockd.sample.aggregates.contention import Detail, lock_key
+from lockd.sample.aggregates.ongoing import Waiting
+from lockd.sample.aggregates.window import Stacks, Window
+from lockd.sample.locks.lock_series import LockSeries
+from lockd.sample.series.block import Block, with_windows
+from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.series import Series
+
+
+class KernelLockAggregates:
+    """Everything exported about kernel locks."""
+
+    def __init__(
+        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver
+    ) -> None:
+        types = manifest.enums["lock_type"]
+        self._types = list(types)
+        self._type_names = np.array(self._types, object)
+        self._slots = manifest.constants["SLOTS"]
+        self._detail = detail
+        self._resolver = resolver
+        self.by_type = Series(
+            "kernel_lock",
+            {"slots": (np.int64, (self._slots,)), "wait_ns": np.int64,
+             "waiting": np.int64, "waiting_ns": np.int64},
+            counters={"slots": "lockd_kernel_lock_wait_seconds_count",
+                      "wait_ns": "lockd_kernel_lock_wait_seconds_sum"},
+            names=(0, 1), lines=limits.histogram_lines + 1 + limits.max_gauges,
+            budget=budget, others=len(types),
+            maxima=("wait",), windows=dict(limits.windows),
+        )  # fmt: skip
+        sites = Series(
+            "kernel_lock_site", {"count": np.int64, "blocked_ns": np.int64},
+            counters={"count": "lockd_kernel_lock_site_waits_total",
+                      "blocked_ns": "lockd_kernel_lock_site_wait_seconds_total"},
+            names=(0, 1, 3, 4), lines=2, budget=budget, others=len(types),
+            most=limits.top_locks,
+        )  # fmt: skip
+        self.sites = LockSeries("kernel_locks", detail, sites, self._types, has_site=True)
+        self.series = [self.by_type, sites]
+
+    def fold(self, window: Window, stacks: Stacks, now: float) -> None:
+        """Add one window; `now` is the monotonic clock in seconds."""
+        types, values = window.keys["type"], window.values
+        rows = self.by_type.rows(
+            mix(window.codes, types),
+            lambda i: (*window.processes[i], self._types[types[i]]),
+            values["wait_ns"],
+            now,
+        )
+        groups = Groups(rows)
+        self.by_type["wait_ns"][groups.rows] += groups.sum(values["wait_ns"])
+        self.by_type.note_max("wait", groups.rows, groups.max(values["max_wait_ns"]))
+        cells = Groups(rows * self._slots + window.keys["slot"])
+        self.by_type["slots"].reshape(-1)[cells.rows] += cells.sum(values["waits"])
+        if not window.has_detail:
+            numbers = values["waits"], values["wait_ns"], values["max_wait_ns"]
+            self.sites.add_nameless(types, *numbers, now)
+        elif len(window):
+            self._fold_detail(window, stacks, now)
+
+    def _fold_detail(self, window: Window, stacks: Stacks, now: float) -> None:
+        keys, values, who = window.keys, window.values, window.values["who"]
+        numbers = values["wait_ns"], values["waits"], values["max_wait_ns"]
+        found = stacks.find(keys["lock"], keys["tid"])
+        # The same lock waited for from two places is two rows: their sites differ.
+        lock_rows = self.sites.lock_rows(
+            lock_key("kernel_locks", window.codes, keys["lock"], keys["type"], stacks.hashes(found)),
+            np.zeros(len(keys), np.int64),
+            keys["lock"],
+            keys["type"],
+            window.processes,
+            now,
+        )
+        detail = self._detail
+        detail.locks["is_mmap_lock"][lock_rows] |= values["is_mmap_lock"] != 0
+        frames = detail.locks["frames"]
+        for i in np.flatnonzero((found >= 0) & ~detail.locks["is_asked"][lock_rows]):
+            frames[lock_rows[i]] = frames[lock_rows[i]] or stacks.kernel(int(found[i]))
+        threads = detail.thread_rows(
+            "kernel_locks",
+            who,
+            keys["tid"],
+            keys["type"],
+            self._type_names,
+            window.codes,
+            window.processes,
+            now,
+        )
+        detail.add(detail.threads, threads, *numbers)
+        detail.add(detail.locks, lock_rows, *numbers)
+        detail.note_threads_of(lock_rows, threads, keys["tid"], now)
+        self.sites.add(lock_rows, values["waits"], values["wait_ns"], values["max_wait_ns"], now)
+        self.sites.ask_names(self._resolver)
+
+    def note_waiting(self, waiting: Waiting, now: float) -> None:
+        """Replace what is known of the waits that go on at this moment."""
+        self.by_type.clear_waiting()
+        self._detail.clear_waiting("kernel_locks")
+        if not len(waiting):
+            return
+        types = waiting.kinds
+        rows = self.by_type.waiting_rows(
+            mix(waiting.codes, types),
+            lambda i: (*waiting.processes[i], self._types[types[i]]),
+            waiting.waited_ns,
+            now,
+        )
+        waiting.put(self.by_type, rows)
+        if not waiting.has_detail:
+            return
+        threads = self._detail.thread_rows(
+            "kernel_locks",
+            waiting.who,
+            waiting.tids,
+            types,
+            self._type_names,
+            waiting.codes,
+            waiting.processes,
+            now,
+        )
+        self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
+
+    def export(self, block: Block, now: float) -> None:
+        """Write every series to a block."""
+        series = self.by_type
+        rows, labels = series.live()
+        block.add_histogram(
+            "lockd_kernel_lock_wait_seconds", labels, series["slots"][rows], series["wait_ns"][rows]
+        )
+        block.add("lockd_kernel_lock_waiting", labels, series["waiting"][rows])
+        block.add("lockd_kernel_lock_max_wait_us", *with_windows(labels, series.current_max("wait", rows)))
+        series = self.sites.series
+        rows, labels = series.live()
+        block.add("lockd_kernel_lock_site_wait_seconds_total", labels, series["blocked_ns"][rows] / 1e9)
+        block.add("lockd_kernel_lock_site_waits_total", labels, series["count"][rows])

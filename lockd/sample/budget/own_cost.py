@@ -1,0 +1,193 @@
+"""What lockd itself did and cost: ticks, hooks, maps, losses, programs' run time, CPU and memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import lockd
+from lockd.kernel.losses import Losses
+from lockd.kernel.manifest import Manifest
+from lockd.kernel.program_info import program_info
+from lockd.names.client import Resolver
+from lockd.sample.budget.spending import Successors
+from lockd.sample.drain import Collector
+from lockd.sample.series.block import Block
+from lockd.sample.series.series import Series
+
+SAVED = ("started", "ticks", "taken_over", "interrupted_drains")
+"""What is counted here, besides the times of ticks."""
+
+
+class TickTimes:
+    """Durations counted in the programs' own slots: (2^(i-1), 2^i] us."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = np.zeros(slots, np.int64)
+        self.sum_ns = 0
+
+    def save(self) -> list[int]:
+        return [self.sum_ns, *self.slots.tolist()]
+
+    def restore(self, saved: list[int]) -> None:
+        self.sum_ns, self.slots[:] = saved[0], saved[1:]
+
+    def note(self, ns: int) -> None:
+        us = max(ns - 1, 0) // 1000
+        self.slots[min(us.bit_length(), len(self.slots) - 1)] += 1
+        self.sum_ns += max(ns, 0)
+
+
+class OwnCost:
+    """Metrics about lockd. `functions` are (program, descriptor) of every BPF function."""
+
+    def __init__(
+        self, manifest: Manifest, collector: Collector, functions: list[tuple[str, int]],
+        resolver: Resolver, exporter: Successors, procfs: Path = Path("/proc"),
+    ) -> None:  # fmt: skip
+        slots = manifest.constants["SLOTS"]
+        self._manifest = manifest
+        self._losses = Losses(manifest, collector.losses)
+        self._collector = collector
+        self._functions = functions
+        self._resolver, self._exporter = resolver, exporter
+        self._procfs = procfs
+        self.started = time.time()
+        """When counting began: at the start of the first of those that took over from one another."""
+        self.work, self.late = TickTimes(slots), TickTimes(slots)
+        self.ticks = 0
+        self.exporter_restarts = 0
+        self.captures_refused = 0
+        self.undecided_calls = 0
+        self.taken_over = {"end": 0, "crash": 0}
+        """How often another sampler had been gone on with, by how that one ended."""
+        self.interrupted_drains = 0
+        self._reload_was_successful, self._reloaded, self._keys_waiting = True, time.time(), 0
+        self._before: dict[str, float] = {}
+        """What others have counted before that somebody else counts here."""
+
+    def note_reload(self, was_successful: bool, keys_waiting: int) -> None:
+        """Of the configuration; how many of its keys wait for a restart."""
+        self._reload_was_successful, self._keys_waiting = was_successful, keys_waiting
+        if was_successful:
+            self._reloaded = time.time()
+
+    def save(self) -> dict[str, Any]:
+        """What was counted here and by those who are asked, for restore()."""
+        own = {name: getattr(self, name) for name in SAVED}
+        return {**own, "late": self.late.save(), "work": self.work.save(), "others": self._of_others()}
+
+    def restore(self, head: dict[str, Any], is_end: bool) -> None:
+        """Go on with what another one has counted; whether that one had come to its end."""
+        for name in SAVED:
+            setattr(self, name, head[name])
+        self.late.restore(head["late"])
+        self.work.restore(head["work"])
+        self._before = dict(head["others"])
+        self.taken_over["end" if is_end else "crash"] += 1
+
+    def _of_others(self) -> dict[str, float]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        now = {
+            "exporter_restarts": self.exporter_restarts,
+            "namer_restarts": self._resolver.restarts,
+            "namer_refused": self._resolver.refused,
+            "captures_refused": self.captures_refused,
+            "sampler_seconds": usage.ru_utime + usage.ru_stime,
+            "namer_seconds": self._resolver.cpu_seconds(),
+            "exporter_seconds": self._exporter.cpu_seconds(),
+        }
+        return {name: value + self._before.get(name, 0) for name, value in now.items()}
+
+    @property
+    def exporters_seconds(self) -> float:
+        """CPU time of the exporters that are no more."""
+        return self._exporter.ended + self._before.get("exporter_seconds", 0.0)
+
+    def export(self, block: Block, families: list[Series]) -> None:
+        """Write every metric to a block."""
+        block.add(
+            "lockd_build_info", [(lockd.__version__, platform.python_version(), os.uname().release)], [1]
+        )
+        block.add("lockd_start_time_seconds", [()], [self.started])
+        block.add("lockd_config_last_reload_successful", [()], [self._reload_was_successful])
+        block.add("lockd_config_last_reload_success_timestamp_seconds", [()], [self._reloaded])
+        block.add("lockd_config_keys_waiting", [()], [self._keys_waiting])
+        hooks = self._manifest.hooks
+        block.add(
+            "lockd_hook_attached",
+            [(hook.program, hook.hook, hook.mechanism) for hook in hooks],
+            [hook.attached for hook in hooks],
+        )
+        for metric, by_map in (
+            ("lockd_map_entries", self._collector.entries),
+            ("lockd_map_capacity", self._collector.capacities),
+        ):
+            block.add(metric, [(name,) for name in by_map], list(by_map.values()))
+        block.add("lockd_ticks_total", [()], [self.ticks])
+        for name, times in (("lockd_tick_seconds", self.work), ("lockd_tick_late_seconds", self.late)):
+            block.add_histogram(name, [()], times.slots[None, :], np.array([times.sum_ns]))
+        names = [(series.family,) for series in families]
+        block.add("lockd_series", names, [series.exported_lines for series in families])
+        block.add("lockd_series_overflow_total", names, [series.overflowed for series in families])
+        block.add("lockd_series_retired_total", names, [series.retired for series in families])
+        retired = {metric: value for series in families for metric, value in series.retired_values().items()}
+        block.add("lockd_retired_value", [(metric,) for metric in retired], list(retired.values()))
+        others = self._of_others()
+        block.add("lockd_exporter_restarts_total", [()], [others["exporter_restarts"]])
+        block.add("lockd_undecided_futex_calls", [()], [self.undecided_calls])
+        block.add("lockd_namer_restarts_total", [()], [others["namer_restarts"]])
+        block.add("lockd_namer_refused_total", [()], [others["namer_refused"]])
+        block.add(
+            "lockd_taken_over_total", [(how,) for how in self.taken_over], list(self.taken_over.values())
+        )
+        block.add("lockd_interrupted_drains_total", [()], [self.interrupted_drains])
+        self._export_programs(block, others["captures_refused"])
+        processes = [("sampler",), ("namer",)]
+        seconds = [others["sampler_seconds"], others["namer_seconds"]]
+        resident = [self._resident_bytes("self"), self._resident_bytes(str(self._resolver.pid))]
+        block.add("lockd_cpu_seconds_total", processes, seconds)
+        block.add("lockd_resident_bytes", processes, resident)
+
+    def _export_programs(self, block: Block, captures_refused: float) -> None:
+        dropped, overflowed, stacks, unseen = self._losses.read()
+        dropped = {where: count for where, count in dropped.items() if where[0] != "trace"}
+        runs: dict[str, npt.NDArray[np.int64]] = {}
+        for program, fd in self._functions:
+            runs[program] = runs.get(program, 0) + program_info(fd)
+        # Since 9ed9e9ba2337 (5.12) a program called while it runs on the same CPU, or while
+        # that CPU changes a map, is left out and counted.
+        for program, (_, _, missed) in runs.items():
+            dropped[program, "recursion"] = int(missed)
+        if "kernel_holding" in self._collector.capacities:
+            dropped["kernel_holds", "holder_gone"] = self._collector.abandoned
+        block.add("lockd_dropped_events_total", list(dropped), list(dropped.values()))
+        block.add("lockd_overflow_events_total", [(name,) for name in overflowed], list(overflowed.values()))
+        stacks["refused"] = int(captures_refused)
+        block.add("lockd_stack_misses_total", [(reason,) for reason in stacks], list(stacks.values()))
+        block.add("lockd_unseen_switches_total", [()], [unseen])
+        if self._kernel_keeps_statistics():
+            names = [(program,) for program in runs]
+            block.add("lockd_program_runs_total", names, [count for _, count, _ in runs.values()])
+            block.add("lockd_program_run_seconds_total", names, [ns / 1e9 for ns, _, _ in runs.values()])
+
+    def _kernel_keeps_statistics(self) -> bool:
+        try:
+            return (self._procfs / "sys/kernel/bpf_stats_enabled").read_text().strip() == "1"
+        except OSError:
+            return False
+
+    def _resident_bytes(self, process: str) -> int:
+        """0 if there is none."""
+        try:
+            pages = int((self._procfs / process / "statm").read_text().split()[1])
+        except OSError:
+            return 0
+        return pages * resource.getpagesize()

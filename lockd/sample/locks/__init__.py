@@ -1,0 +1,1 @@
+"""Locks: their names and kinds, who waits for whom at this moment, and deadlocks."""

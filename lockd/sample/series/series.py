@@ -1,0 +1,519 @@
+"""The exported series: which label sets have one of their own, and their numbers.
+
+Totals are exact and bounded: what has no series of its own is counted in that of its unit, or in the one
+whose name labels all say `other`. An increment goes to one series, chosen when it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd.columns.index import Hashes, Index, Rows
+from lockd.sample.series.limits import OPEN_SHARE, Budget
+from lockd.sample.series.maxima import Maxima
+from lockd.sample.series.presence import GONE, LASTS, THERE, Presence
+from lockd.sample.series.ranking import EARNED_NS, HALF_LIFE, MEMORY_NS, STAYS, ranked
+
+OTHER = "other"
+SHOWN_SECONDS = 30.0
+"""So long a series shows its last numbers before it goes, for those who scrape."""
+REMEMBERED_SECONDS = 120.0
+"""After so long with nothing new a label set without a series is forgotten."""
+MOST_REFUSED = 20_000
+"""So many of them are remembered, not every name that a host ever had."""
+MOST_RETIRED = 1000
+"""So many series that went are remembered: one that comes back goes on where it was."""
+
+_FREE, _OTHER, _NAMED = range(3)
+_NOWHERE = -1
+_ENTRY = {
+    "state": (np.int8, _FREE),
+    "seen": (np.float64, 0.0),  # when it last had something new, a wait that goes on included
+    "waited": (np.float64, 0.0),  # ns, what is over decayed
+    "going_on": (np.float64, 0.0),  # ns, of waits that were going on when they were last looked at
+    "row": (np.int64, _NOWHERE),  # its own
+    "displaced": (np.float64, np.inf),  # when it counted there last, if it does no more
+    "unit": (np.int64, _NOWHERE),  # entry of its unit
+    "other": (np.int64, _NOWHERE),  # row for what has none
+    "target": (np.int64, _NOWHERE),  # row in which it counts
+}
+
+
+class Series:
+    """One group of metrics with the same labels: a row per label set, numpy columns for its numbers.
+
+    `names` are the positions of the labels that become `other`; `lines` is what one row
+    costs in lines of exposition, taken from `budget`; room is kept for `others` rows of
+    `other`. `counters` are the columns that only grow, with the metrics that they are; `maxima` are the names
+    of sliding maxima, each kept over every window in `windows` (seconds by label).
+
+    Of locks there are never more than `most` rows besides `other`, for those that are waited for most, where
+    the third label is not one of `uncontended`. Else rows are for processes: those of a unit that have no row
+    are counted in one of their unit.
+
+    A label set is an entry, with a row of its own or without: it counts in its target.
+    """
+
+    def __init__(
+        self,
+        family: str,
+        columns: Mapping[str, Any],
+        *,
+        counters: Mapping[str, str],
+        names: tuple[int, ...],
+        lines: int,
+        budget: Budget,
+        others: int,
+        most: int | None = None,
+        uncontended: Collection[str] = (),
+        maxima: tuple[str, ...] = (),
+        windows: Mapping[str, float] | None = None,
+    ) -> None:
+        self.family = family
+        self.lines = lines
+        self.overflowed = 0
+        """How often a label set was refused a series of its own."""
+        self.retired = 0
+        self.labels: list[tuple[str, ...] | None] = []
+        """Of each row."""
+        self.columns = {name: np.zeros((64, *_shape(kind)), _dtype(kind)) for name, kind in columns.items()}
+        self.maxima = {
+            name: {window: Maxima(seconds) for window, seconds in (windows or {}).items()} for name in maxima
+        }
+        self.names = names
+        self._counters = counters
+        self._most = most
+        self._uncontended = uncontended
+        self._budget = budget
+        budget.enter(family, others * lines)
+        self._row_of: dict[tuple[str, ...], int] = {}
+        self._free_rows: list[int] = []
+        self._gone: dict[tuple[str, ...], npt.NDArray[np.int64]] = {}
+        """What rows had counted when they went, the first to go first."""
+        self._retired_values = dict.fromkeys(counters, 0)
+        self._index = Index()
+        self._entry_of: dict[tuple[str, ...], int] = {}
+        self._entry_labels: list[tuple[str, ...]] = []
+        self._entries: dict[str, npt.NDArray[Any]] = {
+            name: np.full(64, empty, dtype) for name, (dtype, empty) in _ENTRY.items()
+        }
+        self._free_entries: list[int] = []
+        self._own = 0
+        """Label sets that count in rows of their own."""
+        self._aged = 0.0
+
+    def __getitem__(self, column: str) -> npt.NDArray[Any]:
+        return self.columns[column]
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    @property
+    def exported_lines(self) -> int:
+        return len(self) * self.lines
+
+    @property
+    def size(self) -> int:
+        """Above every row."""
+        return len(self.labels)
+
+    def rows(
+        self, keys: Hashes, labels: Callable[[int], tuple[str, ...]], weights: npt.NDArray[Any], now: float
+    ) -> Rows:
+        """The row of each key, where `labels(i)` names the i-th and `weights` is what it has waited (ns)."""
+        return self._rows(keys, labels, weights, now, "waited")
+
+    def waiting_rows(
+        self, keys: Hashes, labels: Callable[[int], tuple[str, ...]], waited_ns: npt.NDArray[Any], now: float
+    ) -> Rows:
+        """The same for waits that go on, each one of these keys; after clear_waiting()."""
+        return self._rows(keys, labels, np.minimum(waited_ns, MEMORY_NS), now, "going_on")
+
+    def row(self, labels: tuple[str, ...], now: float) -> int:
+        """The row of one label set."""
+        entry = self._entry(labels)
+        self._entries["seen"][entry] = now
+        return int(self._entries["target"][entry])
+
+    def find(self, keys: Hashes) -> Rows:
+        """The row in which each key counts at present, -1 where it is not known."""
+        entries = self._index.find(keys)
+        return np.where(entries >= 0, self._entries["target"][entries], _NOWHERE)
+
+    def rearrange(self, presence: Presence, idle_seconds: float, now: float) -> None:
+        """Let go what has ended, and give the rows to whom they are due; every few seconds."""
+        entries = self._entries
+        entries["waited"] *= 0.5 ** ((now - self._aged) / HALF_LIFE)
+        self._aged = now
+        named = np.flatnonzero(entries["state"] == _NAMED)
+        self._note_units(named)
+        stays = np.array([self._stays(self._entry_labels[entry], presence) for entry in named], np.int64)
+        is_shown = entries["row"][named] >= 0
+        displaced, seen = entries["displaced"][named], entries["seen"][named]
+        has_faded = displaced <= now - SHOWN_SECONDS
+        has_ended = (seen < now - idle_seconds) & (stays == GONE)
+        self._retire(named[is_shown & (has_faded | has_ended)])
+        stays = np.maximum(stays, np.where(seen >= now - SHOWN_SECONDS, THERE, GONE))
+        self._give_way(named[stays == GONE])
+        self._compete(named, stays)
+        self._forget_refused(named, now)
+        self._aim()
+
+    def retired_values(self) -> dict[str, float]:
+        """By metric, what series had counted that are not exported any more; times in seconds."""
+        values = self._retired_values
+        return {
+            metric: values[column] / (1e9 if column.endswith("_ns") else 1)
+            for column, metric in self._counters.items()
+        }
+
+    def note_max(self, name: str, rows: Rows, values: npt.NDArray[np.int64]) -> None:
+        for maxima in self.maxima[name].values():
+            maxima.note(rows, values)
+
+    def keep_windows(self, windows: Mapping[str, float]) -> None:
+        """Keep maxima over these from now on, no more than before; in new ones nothing is noted yet."""
+        for name, kept in self.maxima.items():
+            self.maxima[name] = {
+                window: kept.get(window) or Maxima(seconds) for window, seconds in windows.items()
+            }
+
+    def advance(self, now: float) -> None:
+        for windows in self.maxima.values():
+            for maxima in windows.values():
+                maxima.advance(now)
+
+    def clear_waiting(self) -> None:
+        """Before the waits that go on at this moment are noted anew."""
+        self.columns["waiting"][:] = 0
+        self.columns["waiting_ns"][:] = 0
+        self._entries["going_on"][:] = 0
+
+    def current_max(self, name: str, rows: Rows) -> dict[str, npt.NDArray[np.int64]]:
+        """By window, the largest that ended in it or still goes on (column `waiting_ns`, if there is one)."""
+        waiting = self.columns["waiting_ns"][rows] if "waiting_ns" in self.columns else 0
+        return {window: np.maximum(maxima.of(rows), waiting) for window, maxima in self.maxima[name].items()}
+
+    def live(self) -> tuple[Rows, list[tuple[str, ...]]]:
+        """Rows in use and their labels."""
+        labels = list(self._row_of)
+        return np.fromiter(self._row_of.values(), np.int64, len(labels)), labels
+
+    @property
+    def form(self) -> list[Any]:
+        """What two of them have in common if one can take over what the other has counted."""
+        return [
+            list(self._counters),
+            self._widths,
+            [[name, list(maxima)] for name, maxima in self.maxima.items()],
+        ]
+
+    def save(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        """All that was counted, and in which rows, for restore()."""
+        rows, labels = self.live()
+        entries = np.array([self._entry_of[label] for label in labels], np.int64)
+        arrays = {
+            "counted": self._counted(rows),
+            "gone": np.array(list(self._gone.values()), np.int64),
+            "waited": self._entries["waited"][entries],
+            "displaced": np.nan_to_num(self._entries["displaced"][entries], posinf=-1.0),
+        }
+        for name, windows in self.maxima.items():
+            for window, maxima in windows.items():
+                arrays[f"{name} {window}"] = maxima.save(rows)
+        return {
+            "labels": labels,
+            "gone": list(self._gone),
+            "retired": self.retired,
+            "overflowed": self.overflowed,
+            "retired_values": self._retired_values,
+            "parts": {name: {w: m.part for w, m in ms.items()} for name, ms in self.maxima.items()},
+        }, arrays
+
+    def restore(self, head: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]], now: float) -> None:
+        """Go on where another one of the same form was; before anything is counted."""
+        entries = []
+        for labels in map(tuple, head["labels"]):
+            entries.append(self._new_entry(labels))
+            self._give_row(entries[-1])
+        which = np.array(entries, np.int64)
+        rows = self._entries["row"][which]
+        self._entries["seen"][which] = self._aged = now
+        self._entries["waited"][which] = arrays["waited"]
+        self._set_counted(rows, arrays["counted"].reshape(len(rows), sum(self._widths)))
+        displaced = arrays["displaced"] >= 0
+        self._displace(which[displaced])
+        self._entries["displaced"][which[displaced]] = arrays["displaced"][displaced]
+        gone = arrays["gone"].reshape(len(head["gone"]), sum(self._widths))
+        self._gone = {tuple(labels): values for labels, values in zip(head["gone"], gone, strict=True)}
+        self.retired, self.overflowed = head["retired"], head["overflowed"]
+        self._retired_values = dict(head["retired_values"])
+        for name, windows in self.maxima.items():
+            for window, maxima in windows.items():
+                maxima.restore(rows, arrays[f"{name} {window}"], head["parts"][name][window])
+
+    def _counted(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """What rows have counted, one after another, as _take_counters() has it of one."""
+        columns = zip(self._counters, self._widths, strict=True)
+        return np.concatenate([self.columns[name][rows].reshape(len(rows), w) for name, w in columns], axis=1)
+
+    @property
+    def _widths(self) -> list[int]:
+        """Of the columns that are counters."""
+        return [self.columns[name][0].size for name in self._counters]
+
+    def _set_counted(self, rows: Rows, counted: npt.NDArray[np.int64]) -> None:
+        at = 0
+        for name, width in zip(self._counters, self._widths, strict=True):
+            column = self.columns[name]
+            column[rows] = counted[:, at : at + width].reshape(len(rows), *column.shape[1:])
+            at += width
+
+    def _is_other(self, labels: tuple[str, ...]) -> bool:
+        return all(labels[position] == OTHER for position in self.names)
+
+    def _rows(
+        self, keys: Hashes, labels: Callable[[int], tuple[str, ...]], weights: npt.NDArray[Any], now: float,
+        column: str,
+    ) -> Rows:  # fmt: skip
+        found = self._index.find(keys)
+        if (found < 0).any():
+            unknown = np.flatnonzero(found < 0)
+            fresh, first, inverse = np.unique(keys[unknown], return_index=True, return_inverse=True)
+            numbers = np.array([self._entry(labels(int(unknown[position]))) for position in first], np.int64)
+            self._index.add(fresh, numbers)
+            found[unknown] = numbers[inverse]
+        entries = self._entries
+        entries["seen"][found] = now
+        entries[column] += np.bincount(found, weights, minlength=len(entries[column]))
+        targets: Rows = entries["target"][found]
+        return targets
+
+    def _entry(self, labels: tuple[str, ...]) -> int:
+        """The entry of a label set, with a row of its own if there is room for all."""
+        entry = self._entry_of.get(labels)
+        if entry is None:
+            entry = self._new_entry(labels)
+            if self._is_other(labels) or self._is_open():
+                self._give_row(entry)
+            else:
+                self.overflowed += 1
+                self._share_row(entry)
+        return entry
+
+    def _is_open(self) -> bool:
+        """Whether every label set gets a row."""
+        if self._most is not None and self._own >= self._most:
+            return False
+        return self._budget.room(self.family, OPEN_SHARE) >= self.lines
+
+    def _new_entry(self, labels: tuple[str, ...]) -> int:
+        if self._free_entries:
+            entry = self._free_entries.pop()
+            self._entry_labels[entry] = labels
+        else:
+            entry = len(self._entry_labels)
+            self._entry_labels.append(labels)
+            if entry >= len(self._entries["seen"]):
+                for name, (_, empty) in _ENTRY.items():
+                    column = self._entries[name]
+                    self._entries[name] = np.concatenate([column, np.full_like(column, empty)])
+        self._entry_of[labels] = entry
+        self._entries["state"][entry] = _OTHER if self._is_other(labels) else _NAMED
+        return entry
+
+    def _give_row(self, entry: int) -> None:
+        """Let an entry count in a row of its own, from where that was if it had one before."""
+        entries = self._entries
+        if entries["row"][entry] < 0:
+            entries["row"][entry] = self._new_row(self._entry_labels[entry])
+        entries["target"][entry] = entries["row"][entry]
+        entries["displaced"][entry] = np.inf
+        self._own += entries["state"][entry] == _NAMED
+
+    def _new_row(self, labels: tuple[str, ...]) -> int:
+        if self._free_rows:
+            row = self._free_rows.pop()
+            self.labels[row] = labels
+        else:
+            row = len(self.labels)
+            self.labels.append(labels)
+            for name, column in self.columns.items():
+                if row >= len(column):
+                    self.columns[name] = np.concatenate([column, np.zeros_like(column)])
+        self._row_of[labels] = row
+        if not self._is_other(labels):
+            self._budget.take(self.family, self.lines)
+        if (counted := self._gone.pop(labels, None)) is not None:
+            self._set_counters(row, counted)
+        return row
+
+    def _share_row(self, entry: int) -> None:
+        """Let an entry count in the row of its unit, if that has one, or in that of all others."""
+        labels, entries = self._entry_labels[entry], self._entries
+        other = self._entry(tuple(OTHER if i in self.names else label for i, label in enumerate(labels)))
+        entries = self._entries  # which may have grown
+        entries["other"][entry] = entries["target"][entry] = entries["row"][other]
+        of_unit = tuple(OTHER if i in self.names[1:] else label for i, label in enumerate(labels))
+        if self._most is not None or of_unit == labels:
+            return
+        unit = self._entry_of.get(of_unit)
+        if unit is None:
+            unit = self._new_entry(of_unit)
+            self._share_row(unit)
+            entries = self._entries
+        entries["unit"][entry] = unit
+        if entries["row"][unit] >= 0 and np.isinf(entries["displaced"][unit]):
+            entries["target"][entry] = entries["row"][unit]
+
+    def _aim(self) -> None:
+        """Let every entry without a row of its own count where it should now."""
+        entries = self._entries
+        is_own = (entries["row"] >= 0) & np.isinf(entries["displaced"])
+        shares = np.flatnonzero((entries["state"] == _NAMED) & ~is_own)
+        units = entries["unit"][shares]
+        in_unit = (units >= 0) & is_own[units]
+        entries["target"][shares] = np.where(in_unit, entries["row"][units], entries["other"][shares])
+
+    def _note_units(self, named: Rows) -> None:
+        """A unit's own entry was seen when one was that counts there."""
+        entries = self._entries
+        members = named[(entries["unit"][named] >= 0) & (entries["target"][named] != entries["row"][named])]
+        np.maximum.at(entries["seen"], entries["unit"][members], entries["seen"][members])
+
+    def _stays(self, labels: tuple[str, ...], presence: Presence) -> int:
+        unit, comm = labels[:2]
+        return presence.of_unit(unit) if comm == OTHER else presence.of((unit, comm))
+
+    def _merits(self) -> npt.NDArray[np.float64]:
+        """What each entry has waited of late, a unit's own also what is counted there for others."""
+        entries = self._entries
+        merits: npt.NDArray[np.float64] = entries["waited"] + entries["going_on"]
+        members = np.flatnonzero((entries["unit"] >= 0) & (entries["target"] != entries["row"]))
+        np.add.at(merits, entries["unit"][members], merits[members])
+        return merits
+
+    def _give_way(self, gone: Rows) -> None:
+        """Retire what other families have a right to, if there is something that has ended."""
+        asked = -(-self._budget.asked_of(self.family) // self.lines)
+        if asked > 0:
+            shown = gone[self._entries["row"][gone] >= 0]
+            self._retire(shown[np.argsort(self._merits()[shown], kind="stable")][:asked])
+
+    def _compete(self, named: Rows, stays: npt.NDArray[np.int64]) -> None:
+        """Give the rows there are to the entries that come first; `stays` tells it of each of `named`."""
+        entries, merits = self._entries, self._merits()
+        is_own = (entries["row"][named] >= 0) & np.isinf(entries["displaced"][named])
+        has_earned = merits[named] >= EARNED_NS
+        wants = ~is_own & (has_earned if self._most is not None else stays == LASTS)
+        self._budget.want(self.family, 0)
+        if not wants.any():
+            return
+        chosen = np.flatnonzero(is_own | wants)
+        which, is_own, stays = named[chosen], is_own[chosen], stays[chosen]
+        labels = [self._entry_labels[entry] for entry in which]
+        merit = np.where(is_own, STAYS * merits[which], np.where(has_earned[chosen], merits[which], -1.0))
+        contended = merit >= EARNED_NS
+        if self._uncontended:
+            contended &= np.array([label[2] not in self._uncontended for label in labels])
+        owners = np.unique([label[0] or label[1] for label in labels], return_inverse=True)[1]
+        fading = np.count_nonzero(np.isfinite(entries["displaced"][named])) * self.lines
+        limit = self._own + int((self._budget.room(self.family) + fading) // self.lines)
+        if self._most is not None:
+            limit = min(limit, self._most)
+            tiers, has_floor, floors = 3 * contended + stays, contended, limit // 2
+        else:
+            is_unit = np.array([label[1] == OTHER for label in labels])
+            tiers, has_floor, floors = 2 * stays + contended, (stays == LASTS) & ~is_unit, limit
+        order = ranked(tiers, merit, owners, has_floor, floors)
+        first, last = order[: max(limit, 0)], order[max(limit, 0) :]
+        winners = first[~is_own[first]]
+        losers = last[is_own[last]][::-1][: max(len(winners) - max(limit - self._own, 0), 0)]
+        self._displace(which[losers[stays[losers] != GONE]])
+        self._retire(which[losers[stays[losers] == GONE]])
+        for entry in which[winners].tolist():
+            if entries["row"][entry] >= 0 or self._budget.room(self.family) >= self.lines:
+                self._give_row(entry)
+        lacking = which[winners if self._most is not None else ~is_own]
+        self._budget.want(self.family, np.count_nonzero(entries["row"][lacking] < 0) * self.lines)
+
+    def _displace(self, which: Rows) -> None:
+        """Let entries count elsewhere; their rows go when their last numbers have been shown for a while."""
+        self._own -= len(which)
+        self._entries["displaced"][which] = self._entries["seen"][which]
+        for entry in which.tolist():
+            self._share_row(entry)
+
+    def _retire(self, which: Rows) -> None:
+        """Take their rows from entries, and remember what these had counted."""
+        if not len(which):
+            return
+        entries = self._entries
+        rows = entries["row"][which].copy()
+        for row in rows.tolist():
+            labels = self.labels[row]
+            assert labels is not None
+            del self._row_of[labels]
+            self.labels[row] = None
+            self._gone[labels] = self._take_counters(row)
+        while len(self._gone) > MOST_RETIRED:
+            del self._gone[next(iter(self._gone))]
+        for column in self.columns.values():
+            column[rows] = 0
+        for windows in self.maxima.values():
+            for maxima in windows.values():
+                maxima.forget(rows)
+        self._free_rows += rows.tolist()
+        self.retired += len(rows)
+        self._budget.take(self.family, -len(rows) * self.lines)
+        self._own -= int(np.count_nonzero(np.isinf(entries["displaced"][which])))
+        entries["row"][which] = _NOWHERE
+        entries["displaced"][which] = np.inf
+
+    def _take_counters(self, row: int) -> npt.NDArray[np.int64]:
+        counted = [self.columns[name][row].reshape(-1) for name in self._counters]
+        for name, values in zip(self._counters, counted, strict=True):
+            self._retired_values[name] += int(values.sum())
+        return np.concatenate(counted)
+
+    def _set_counters(self, row: int, counted: npt.NDArray[np.int64]) -> None:
+        at = 0
+        for name in self._counters:
+            column = self.columns[name]
+            values = counted[at : at + column[row].size]
+            column[row] = values.reshape(column[row].shape)
+            self._retired_values[name] -= int(values.sum())
+            at += len(values)
+
+    def _forget_refused(self, named: Rows, now: float) -> None:
+        """Forget entries without rows that nobody misses; all, so that they ask again, if there is room."""
+        entries = self._entries
+        refused = named[(entries["row"][named] < 0) & (entries["state"][named] == _NAMED)]
+        if not len(refused):
+            return
+        seen = entries["seen"][refused]
+        if not self._is_open():
+            oldest = np.sort(seen)[-MOST_REFUSED] if len(seen) > MOST_REFUSED else -np.inf
+            never_shared = entries["other"][refused] < 0  # it was retired just now
+            refused = refused[(seen < now - REMEMBERED_SECONDS) | (seen < oldest) | never_shared]
+        is_wanted = np.ones(len(entries["state"]), np.bool_)
+        is_wanted[refused] = False
+        self._index.keep(is_wanted)
+        entries["unit"][np.isin(entries["unit"], refused)] = _NOWHERE
+        for name, (_, empty) in _ENTRY.items():
+            entries[name][refused] = empty
+        for entry in refused.tolist():
+            del self._entry_of[self._entry_labels[entry]]
+        self._free_entries += refused.tolist()
+
+
+def _shape(kind: Any) -> tuple[int, ...]:
+    return kind[1] if isinstance(kind, tuple) else ()
+
+
+def _dtype(kind: Any) -> Any:
+    return kind[0] if isinstance(kind, tuple) else kind

@@ -1,0 +1,268 @@
+"""Histograms of what a trace measured, by powers of two or in equal steps: as bars, JSON or CSV.
+
+The bars are bpftrace's: `[4, 8)  12 |@@@@|`, where K, M, G, ... are powers of 1024. They go from the first
+slot with anything in it to the last. See lockd/bpf/include/histogram.bpf.h for slots.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lockd.printable import printable
+
+BAR = 52
+LETTERS = "KMGTPE"
+
+Label = str | int | Sequence[str]
+"""A sequence is a stack, innermost function first."""
+
+
+class Scale(Protocol):
+    """Which values a slot stands for."""
+
+    def slot(self, value: int) -> int: ...
+
+    def bounds(self, slot: int) -> tuple[int | None, int | None]:
+        """The least value in it, and the least above it; None where there is no such bound."""
+
+    def name(self, slot: int) -> str:
+        """As it is printed, `[4, 8)`."""
+
+
+@dataclass(frozen=True)
+class Log2:
+    """Slot 0 holds what is negative, 1 zero, 2 one, and s from 3 on [2^(s-2), 2^(s-1))."""
+
+    def slot(self, value: int) -> int:
+        return value.bit_length() + 1 if value >= 0 else 0
+
+    def bounds(self, slot: int) -> tuple[int | None, int | None]:
+        if slot == 0:
+            return None, 0
+        return 1 << slot - 2 if slot > 1 else 0, 1 << slot - 1
+
+    def name(self, slot: int) -> str:
+        low, high = self.bounds(slot)
+        if low is None or high is None:
+            return "(..., 0)"
+        return f"[{low}]" if high == low + 1 else f"[{_short(low)}, {_short(high)})"
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Slot 0 holds what is below `first`, 1 [first, first + step) and so on, and one more what is `last` or
+    above. `step` is above 0 and goes without rest into the range."""
+
+    first: int
+    last: int
+    step: int
+
+    def slot(self, value: int) -> int:
+        return max((min(value, self.last) - self.first) // self.step + 1, 0)
+
+    def bounds(self, slot: int) -> tuple[int | None, int | None]:
+        low = self.first + (slot - 1) * self.step
+        return low if slot else None, low + self.step if low < self.last else None
+
+    def name(self, slot: int) -> str:
+        low, high = self.bounds(slot)
+        left = "(..." if low is None else f"[{low}"
+        return f"{left}, {'...' if high is None else high})"
+
+
+LOG2 = Log2()
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A line of a histogram."""
+
+    name: str
+    values: dict[str, int | str | None]
+    """Which values are in it, for formats that are read by programs."""
+    count: int
+
+
+@dataclass
+class Histogram:
+    """How many values there were in each slot; what is more is known of all or of none."""
+
+    scale: Scale = LOG2
+    counts: dict[int, int] = field(default_factory=dict)
+    """By slot."""
+    sum: float | None = None
+    max: float | None = None
+
+    def add(
+        self, slot: int, count: int = 1, total: float | None = None, highest: float | None = None
+    ) -> None:
+        """`total` and `highest` of these values."""
+        self._note(total, highest)
+        self.counts[slot] = self.counts.get(slot, 0) + count
+
+    def merge(self, other: Histogram) -> None:
+        """Add what is in another one, which has the same scale and is not empty."""
+        self._note(other.sum, other.max)
+        for slot, count in other.counts.items():
+            self.counts[slot] = self.counts.get(slot, 0) + count
+
+    def _note(self, total: float | None, highest: float | None) -> None:
+        if not self.counts:
+            self.sum, self.max = total, highest
+        else:
+            self.sum = None if total is None or self.sum is None else self.sum + total
+            self.max = None if highest is None or self.max is None else max(self.max, highest)
+
+    def add_value(self, value: int, count: int = 1) -> None:
+        self.add(self.scale.slot(value), count, value * count, value)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """From the first slot with anything in it to the last."""
+        slots = range(min(self.counts), max(self.counts) + 1) if self.counts else ()
+        bounds = (self.scale.bounds(slot) for slot in slots)
+        return [
+            Bucket(self.scale.name(slot), {"from": low, "below": high}, self.counts.get(slot, 0))
+            for slot, (low, high) in zip(slots, bounds, strict=True)
+        ]
+
+
+@dataclass
+class Tally:
+    """The same of texts, each of which is counted."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    sum: None = None
+    max: None = None
+
+    def add(self, text: str, count: int = 1, *_: object) -> None:
+        self.counts[text] = self.counts.get(text, 0) + count
+
+    def merge(self, other: Tally) -> None:
+        for text, count in other.counts.items():
+            self.add(text, count)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The most frequent first."""
+        ordered = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
+        return [Bucket(printable(text), {"value": text}, count) for text, count in ordered]
+
+
+@dataclass(frozen=True)
+class Group:
+    """One histogram of several, and what it is about."""
+
+    labels: Mapping[str, Label]
+    """All groups of a result have the same names."""
+    histogram: Histogram | Tally
+
+
+def text(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
+    """Each group with a line of what it is about, its stacks, and a line for each bucket."""
+    unit = f" {unit}" if unit else ""
+    for group in groups:
+        labels = group.labels.items()
+        about = [
+            f"{name} {printable(str(value))}"
+            for name, value in labels
+            if isinstance(value, str | int) and value != ""
+        ]
+        yield f"{', '.join([*about, *_facts(group.histogram, unit)])}\n"
+        for value in group.labels.values():
+            if not isinstance(value, str | int):
+                yield from (f"    {printable(function)}\n" for function in value)
+        yield from bars(group.histogram)
+        yield "\n"
+
+
+def bars(histogram: Histogram | Tally) -> Iterator[str]:
+    """A line for each bucket."""
+    buckets = histogram.buckets
+    most = max((bucket.count for bucket in buckets), default=1)
+    width = max((len(bucket.name) for bucket in buckets), default=0)
+    for bucket in buckets:
+        bar = "@" * (bucket.count * BAR // most)
+        yield f"{bucket.name:<{max(width, 16)}}{bucket.count:>8} |{bar:<{BAR}}|\n"
+
+
+def as_json(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
+    """An object for each group, on a line of its own."""
+    for group in groups:
+        histogram = group.histogram
+        about = {"unit": unit, "count": histogram.count, "sum": histogram.sum, "max": histogram.max}
+        key = {name: _outermost_first(label) for name, label in group.labels.items()}
+        yield json.dumps({"key": key, **about, "buckets": buckets(histogram)}) + "\n"
+
+
+def buckets(histogram: Histogram | Tally) -> list[dict[str, int | str | None]]:
+    """For JSON, an object for each bucket."""
+    return [{**bucket.values, "count": bucket.count} for bucket in histogram.buckets]
+
+
+def as_csv(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
+    """A line for each bucket; a stack is one field, its outermost function first, semicolons between."""
+    line = io.StringIO()
+    write = csv.writer(line, lineterminator="\n").writerow
+    for at, group in enumerate(groups):
+        labels = map(_outermost_first, group.labels.values())
+        values = [";".join(label) if isinstance(label, list) else label for label in labels]
+        for bucket in group.histogram.buckets:
+            if at == line.tell() == 0:
+                write([*group.labels, *(f"bucket_{name}" for name in bucket.values), "bucket_count"])
+            write([*values, *bucket.values.values(), bucket.count])
+        yield line.getvalue()
+        line.seek(0)
+        line.truncate()
+
+
+FORMATS = {"text": text, "json": as_json, "csv": as_csv}
+
+
+def as_bcc(histogram: Histogram, what: str = "usecs") -> Iterator[str]:
+    """The lines of a histogram by powers of two as bcc's tools print it, for those who read their files:
+    `4 -> 7 : 12 |****|`. Zero and one are in the same slot, and nothing is negative."""
+    counts = {max(slot, 2): 0 for slot in histogram.counts}
+    for slot, count in histogram.counts.items():
+        counts[max(slot, 2)] += count
+    last = max(counts, default=0)
+    number, bar = (10, 40) if last <= 33 else (20, 20)
+    yield f"{'':{number - 5}}{what:<{number + 9}} : count     distribution\n"
+    most = max(counts.values(), default=1)
+    for slot in range(2, last + 1):
+        low, high = (1 << slot - 2 if slot > 2 else 0), (1 << slot - 1) - 1
+        count = counts.get(slot, 0)
+        stars = "*" * (count * bar // most)
+        yield f"{low:>{number}} -> {high:<{number}} : {count:<8} |{stars:<{bar}}|\n"
+
+
+def _outermost_first(label: Label) -> str | int | list[str]:
+    """As in all that lockd writes for programs to read."""
+    return label if isinstance(label, str | int) else list(reversed(label))
+
+
+def _short(power: int) -> str:
+    """A power of two: 512, 1K, 2K, ..."""
+    thousands = (power.bit_length() - 1) // 10
+    return f"{power >> 10 * thousands}{LETTERS[thousands - 1]}" if thousands else str(power)
+
+
+def _facts(histogram: Histogram | Tally, unit: str) -> Iterator[str]:
+    yield f"{histogram.count:,} values" if histogram.count != 1 else "1 value"
+    if histogram.sum is not None and histogram.count:
+        yield f"mean {histogram.sum / histogram.count:,.1f}{unit}"
+    if histogram.max is not None:
+        yield f"max {histogram.max:{',' if isinstance(histogram.max, int) else ',.1f'}}{unit}"

@@ -1,0 +1,181 @@
+"""The futex calls of a trace: windows merged as they come, then a row for each thread, lock and stack."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from lockd.columns.index import Hashes, mix
+from lockd.columns.structs import Columns
+from lockd.kernel.manifest import Manifest
+from lockd.kernel.pairs import Entries
+from lockd.trace.core.histogram import Histogram
+from lockd.trace.futex.rows import LockRow
+
+NameOf = Callable[[int, int, str], tuple[str, str]]
+"""Kind and name of a lock by process, address and the kind that its calls look like, which may be empty."""
+
+KEY = ("tgid", "tid", "uaddr", "kind", "slot", "error", "stack", "is_open")
+SUMS = ("calls", "blocked_ns", "sys_ns")
+MAXIMA = ("max_blocked_ns", "max_sys_ns")
+CALLS = np.dtype([
+    ("tgid", "u4"), ("tid", "u4"), ("uaddr", "u8"), ("kind", "u1"), ("slot", "u1"), ("error", "u1"),
+    ("stack", "u8"), ("is_open", "u1"), *((name, "i8") for name in (*SUMS, *MAXIMA)),
+])  # fmt: skip
+"""Calls that are alike; `stack` is a number of CallStacks."""
+MERGED_AT = 16384
+MOST = 1 << 20
+"""Sorts of calls that are told apart, about 100 MB; further ones are counted without names."""
+NAMES = ("tgid", "tid", "uaddr", "stack")
+UNKNOWN = "[no room]"
+"""Whose calls were counted when there was no room for names any more."""
+
+
+class FutexCalls:
+    """Everything that was counted so far."""
+
+    def __init__(self, manifest: Manifest, most: int = MOST) -> None:
+        kinds = manifest.enums["futex_kind"]
+        self.kinds = list(kinds)
+        self.wake, self.no_slot = kinds.index("wake"), manifest.constants["SLOT_NONE"]
+        self.total = 0
+        """Calls."""
+        self.nameless = 0
+        """Calls that there were too many sorts of."""
+        self._most = most
+        self._comms: dict[int, str] = {0: UNKNOWN}
+        self._merged = np.empty(0, CALLS)
+        self._parts: list[Columns] = []
+
+    def add(self, taken: dict[str, Entries]) -> None:
+        """Add a window, those calls included that were counted without names."""
+        for name in ("futex", "futex_over"):
+            if name in taken:
+                keys, values = taken[name]
+                part = np.zeros(len(keys), CALLS)
+                for column in ("tid", "uaddr", "kind", "slot", "error"):
+                    part[column] = keys[column]
+                part["tgid"], part["stack"] = values["who"]["tgid"], keys["stacks"]["user"]
+                for column in (*SUMS, *MAXIMA):
+                    part[column] = values[column]
+                who = values["who"][part["tgid"] > 0]
+                self._comms.update(zip(who["tgid"].tolist(), map(_text, who["comm"].tolist()), strict=True))
+                self.add_part(part)
+
+    def add_part(self, part: Columns) -> None:
+        """Add rows of CALLS."""
+        self.total += int(part["calls"].sum())
+        self._parts.append(part)
+        if sum(map(len, self._parts)) > max(MERGED_AT, len(self._merged)):
+            self.merged()
+
+    def name_process(self, tgid: int, comm: str) -> None:
+        self._comms.setdefault(tgid, comm)
+
+    def merged(self) -> Columns:
+        """Each sort of calls once."""
+        if self._parts:
+            parts = np.concatenate([self._merged, *self._parts])
+            self._make_room(parts)
+            hashes = _hashes(parts)
+            _, first, which = np.unique(hashes, return_index=True, return_inverse=True)
+            self._merged, self._parts = parts[first], []
+            for name in SUMS:
+                self._merged[name] = 0
+                np.add.at(self._merged[name], which, parts[name])
+            for name in MAXIMA:
+                np.maximum.at(self._merged[name], which, parts[name])
+        return self._merged
+
+    def _make_room(self, parts: Columns) -> None:
+        """Take the names from what is new, if there are too many sorts of calls."""
+        hashes = _hashes(parts)
+        known = np.isin(hashes, _hashes(self._merged))
+        fresh = np.unique(hashes[~known])
+        late = np.isin(hashes, fresh[max(self._most - len(self._merged), 0) :]) & (parts["tgid"] > 0)
+        for name in NAMES:
+            parts[name][late] = 0
+        self.nameless += int(parts["calls"][late].sum())
+
+    def rows(
+        self, stack_of: Callable[[int], tuple[str, ...]], name_of: NameOf | None = None
+    ) -> list[LockRow]:
+        """A row for each thread, address and stack (innermost first), and with `name_of` for each kind."""
+        merged = self.merged()
+        main = self._main_kinds(merged) if name_of else {}
+        rows: dict[tuple[object, ...], LockRow] = {}
+        named: dict[tuple[int, int, str], tuple[str, str]] = {}
+        for call in map(_Call._make, merged.tolist()):
+            guess = self.kinds[call.kind] if call.kind < self.wake else ""
+            kind = lock = ""
+            if name_of:
+                what = call.tgid, call.uaddr, guess or main.get((call.tgid, call.uaddr), "")
+                if what not in named:
+                    named[what] = name_of(*what)
+                kind, lock = named[what]
+            stack = stack_of(call.stack)  # several numbers may stand for the same
+            key = call.tgid, call.tid, call.uaddr, stack, kind
+            row = rows.get(key)
+            if row is None:
+                frames = tuple(reversed(stack))
+                comm = self._comms.get(call.tgid, "")
+                row = rows[key] = LockRow(call.tgid, call.tid, call.uaddr, comm, frames, kind, lock)
+            self._add_to(row, call)
+        return list(rows.values())
+
+    def _add_to(self, row: LockRow, call: _Call) -> None:
+        row.blocked_ns += call.blocked_ns
+        row.sys_ns += call.sys_ns
+        row.max_blocked_ns = max(row.max_blocked_ns, call.max_blocked_ns)
+        row.max_sys_ns = max(row.max_sys_ns, call.max_sys_ns)
+        row.wait_count += call.calls * (call.kind < self.wake)
+        row.wake_count += call.calls * (call.kind == self.wake)
+        row.blocked_count += call.calls * (call.slot != self.no_slot)
+        row.errors += call.calls * (call.error > 0)
+        row.ongoing += call.calls * call.is_open
+
+    def _main_kinds(self, merged: Columns) -> dict[tuple[int, int], str]:
+        """What most waits at each address look like."""
+        counts: dict[tuple[int, int], Counter[str]] = {}
+        for call in map(_Call._make, merged[merged["kind"] < self.wake].tolist()):
+            counter = counts.setdefault((call.tgid, call.uaddr), Counter())
+            counter[self.kinds[call.kind]] += call.calls
+        return {address: counter.most_common(1)[0][0] for address, counter in counts.items()}
+
+    def histograms(self) -> dict[tuple[int, int], Histogram]:
+        """By process and address how many waits blocked for how many microseconds."""
+        merged = self.merged()
+        found: dict[tuple[int, int], Histogram] = {}
+        for call in map(_Call._make, merged[merged["slot"] != self.no_slot].tolist()):
+            # Slot s of common.bpf.h holds [2^(s-1), 2^s) whole microseconds, 0 what is less than one.
+            found.setdefault((call.tgid, call.uaddr), Histogram()).add(call.slot + 1, call.calls)
+        return found
+
+
+def _hashes(rows: Columns) -> Hashes:
+    return mix(*(rows[name] for name in KEY))
+
+
+class _Call(NamedTuple):
+    """A row of CALLS."""
+
+    tgid: int
+    tid: int
+    uaddr: int
+    kind: int
+    slot: int
+    error: int
+    stack: int
+    is_open: int
+    calls: int
+    blocked_ns: int
+    sys_ns: int
+    max_blocked_ns: int
+    max_sys_ns: int
+
+
+def _text(comm: bytes) -> str:
+    return comm.partition(b"\0")[0].decode(errors="replace")  # what is behind is of an older name

@@ -1,0 +1,135 @@
+"""Rows of futex calls as files: CSV with the columns of locktrace, and JSON. See docs/trace/futex.md."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from lockd.errors import UsageError
+from lockd.printable import printable
+from lockd.trace.futex.rows import LockRow, microseconds, sorted_rows
+
+TIMES = ("blocked_us", "sys_us", "max_blocked_us", "max_sys_us")
+COUNTS = ("wait_count", "blocked_count", "wake_count", "errors")
+COLUMNS = ("pid", "tid", "addr", *TIMES, *COUNTS, "stack")
+NAMES = ("kind", "lock", "ongoing")
+"""Further columns, if they are asked for."""
+STDIN = Path("-")
+MOST_NUMBER = 2**64 - 1
+
+
+def as_csv(rows: Iterable[LockRow], with_names: bool = False) -> Iterator[str]:
+    """The lines of a file, in the order of locktrace; stacks and names are quoted, always."""
+    yield ",".join((*COLUMNS, *(NAMES if with_names else ()))) + "\n"
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
+    for row in sorted_rows(rows):
+        numbers = ",".join(map(str, (row.pid, row.tid, f"{row.address:#x}", *_times(row), *_counts(row))))
+        stack = ";".join(printable(name).replace(";", ":") for name in (row.comm, *row.frames))
+        names = (printable(row.kind), printable(row.lock), row.ongoing) if with_names else ()
+        writer.writerow((stack, *names))
+        yield f"{numbers},{text.getvalue()}"
+        text.seek(0)
+        text.truncate()
+
+
+def as_json(rows: Iterable[LockRow]) -> Iterator[str]:
+    """An object for each row, on a line of its own; the stack is a list, outermost function first."""
+    for row in sorted_rows(rows):
+        about = {"pid": row.pid, "tid": row.tid, "addr": f"{row.address:#x}", "comm": row.comm}
+        numbers = zip((*TIMES, *COUNTS), (*_times(row), *_counts(row)), strict=True)
+        names = {"stack": row.frames, "kind": row.kind, "lock": row.lock, "ongoing": row.ongoing}
+        yield json.dumps({**about, **dict(numbers), **names}) + "\n"
+
+
+def _times(row: LockRow) -> tuple[int, ...]:
+    times = (row.blocked_ns, row.sys_ns, row.max_blocked_ns, row.max_sys_ns)
+    return tuple(map(microseconds, times))
+
+
+def _counts(row: LockRow) -> tuple[int, ...]:
+    return (row.wait_count, row.blocked_count, row.wake_count, row.errors)
+
+
+def read(path: Path) -> list[LockRow]:
+    """The rows of a CSV file, of lockd or of locktrace, which does not quote stacks. `-` is standard input.
+
+    Raises UsageError that names the file, the line, the column and the rule.
+    """
+    if path == STDIN:
+        return rows_of("standard input", sys.stdin)
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            return rows_of(str(path), file)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def rows_of(name: str, lines: Iterable[str]) -> list[LockRow]:
+    """Those of the lines of a file of that name; raises as read() does."""
+    rows: list[LockRow] = []
+    columns: list[str] = []
+    for number, line in enumerate(lines, 1):
+        text = line.rstrip("\r\n")
+        if not columns:
+            columns = text.split(",")
+            _check_header(name, columns)
+        elif text:
+            rows.append(_row(f"{name}:{number}", columns, text))
+    if not columns:
+        raise UsageError(f"{name}: is empty; rule: a first line with the columns {','.join(COLUMNS)}")
+    return rows
+
+
+def _check_header(name: str, columns: list[str]) -> None:
+    for column in COLUMNS:
+        if column not in columns:
+            raise UsageError(
+                f"{name}:1: column {column}: is missing; rule: a first line with the columns "
+                f"{','.join(COLUMNS)}, as of `lockd trace futex`"
+            )
+
+
+def _row(where: str, columns: list[str], text: str) -> LockRow:
+    fields = _fields(where, columns, text)
+    if len(fields) != len(columns):
+        raise UsageError(
+            f"{where}: column {columns[min(len(fields), len(columns) - 1)]}: there are {len(fields)} fields; "
+            f"rule: {len(columns)}, one for each column of the first line"
+        )
+    values = dict(zip(columns, fields, strict=True))
+
+    def whole(column: str) -> int:
+        value = values.get(column, "0")
+        if not (value.isascii() and value.isdecimal() and len(value) <= 20) or int(value) > MOST_NUMBER:
+            raise UsageError(f"{where}: column {column}: {value!r}; rule: a whole number, 0 or more")
+        return int(value)
+
+    try:
+        address = int(values["addr"], 0)
+    except ValueError:
+        raise UsageError(
+            f"{where}: column addr: {values['addr']!r}; rule: an address such as 0x7f00"
+        ) from None
+    comm, *frames = values["stack"].split(";")
+    blocked, sys_, max_blocked, max_sys = (whole(column) * 1000 for column in TIMES)
+    waits, blocked_waits, wakes, errors = map(whole, COUNTS)
+    return LockRow(
+        whole("pid"), whole("tid"), address, comm, tuple(frames), values.get("kind", ""),
+        values.get("lock", ""), blocked, sys_, max_blocked, max_sys,
+        waits, blocked_waits, wakes, errors, whole("ongoing"),
+    )  # fmt: skip
+
+
+def _fields(where: str, columns: list[str], text: str) -> list[str]:
+    """Of a line. Names in C++ have commas: a stack that is not quoted is all that comes last."""
+    fields = text.split(",", len(columns) - 1)
+    is_quoted = columns[-1] != "stack" or fields[-1].startswith('"')
+    try:
+        return next(csv.reader([text])) if is_quoted else fields
+    except csv.Error as error:
+        raise UsageError(f"{where}: {error}; rule: a line of CSV") from None

@@ -1,0 +1,1 @@
+"""`lockd trace mutex`: how long pthread mutexes are waited for and held, by uprobes."""

@@ -1,0 +1,161 @@
+"""How often functions or tracepoints are reached, by stack."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+
+from lockd.errors import UsageError
+from lockd.kernel.pairs import Entries
+from lockd.load.settings import LoadSettings
+from lockd.names.labels.processes import text
+from lockd.trace.core import options, output
+from lockd.trace.core.call_stacks import CallStacks
+from lockd.trace.core.session import Session
+from lockd.trace.probes import probe_options
+from lockd.trace.probes.probes import Probes
+from lockd.views.profile import Mark, Profile, Sample, Value
+
+HELP = "Count how often functions or tracepoints are reached, by stack"
+EPILOG = f"""\
+{probe_options.PATTERNS}
+examples:
+  lockd trace stackcount c:malloc -p 185 10           who allocates in process 185, for 10 s
+  lockd trace stackcount 'vfs_*' -D 10 -P             calls of all these of the kernel, by process
+  lockd trace stackcount t:sched:sched_switch -Ti 5   who leaves the CPU, every 5 s
+  lockd trace stackcount -r '^tcp_send' -s            functions by a regular expression, with offsets
+  lockd trace stackcount c:malloc -p 185 10 --flamegraph malloc.svg
+"""
+TITLE = "lockd trace stackcount"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    probe_options.add_options(parser, "PATTERN")
+    options.add_duration(parser)
+    parser.add_argument(
+        "-D", "--duration", dest="long_duration", metavar="DURATION", type=options.seconds,
+        help="the same as DURATION at the end",
+    )  # fmt: skip
+    parser.add_argument(
+        "-r", "--regexp", action="store_true",
+        help="PATTERN is a regular expression that names begin with (in OBJECT: and t:, what comes after)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-i", "--interval", metavar="TIME", type=options.seconds,
+        help="print what was counted, and begin anew, each time that this has passed",
+    )  # fmt: skip
+    parser.add_argument("-T", "--timestamp", action="store_true", help="print the time of day with it")
+    parser.add_argument("-P", "--perpid", action="store_true", help="count each process for itself")
+    parser.add_argument(
+        "-d",
+        "--delimited",
+        action="store_true",
+        help="put -- between the stacks of the kernel and of user space",
+    )
+    parser.add_argument("-f", "--folded", action="store_true", help="the same as --format folded")
+    options.add_output(parser, options.PROFILE_FORMATS, "stacks")
+
+
+def run(args: argparse.Namespace) -> int:
+    _check(args)
+    found = probe_options.probes(args, TITLE)
+    settings = settings_of(args, found)
+    with Session(TITLE, settings, args.duration, args.pids, shown=probe_options.shown(args)) as session:
+        probe_options.tell_attached(TITLE, found, session.manifest.hooks)
+        counts = _Counts(args, session.stacks)
+        due = time.monotonic() + (args.interval or float("inf"))
+        for taken in session.windows():
+            session.events += counts.add(taken)
+            if time.monotonic() >= due:
+                due += args.interval
+                counts.write()
+        counts.write(None if args.interval else session.elapsed)
+        session.report()
+    return 0
+
+
+def settings_of(args: argparse.Namespace, found: Probes) -> LoadSettings:
+    """What is loaded."""
+    return probe_options.load_settings(args, found, "count_stack", "trace/stackcount.bpf.c", ("stackcount",))
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Make short forms of options what they stand for. Raises UsageError if some contradict each other."""
+    if args.folded:
+        if args.format_given and args.format != "folded":
+            raise UsageError(f"-f/--folded: not with --format {args.format}")
+        args.format, args.format_given = "folded", True
+    if args.long_duration and args.duration:
+        raise UsageError("-D/--duration: the duration is given twice")
+    args.duration = args.duration or args.long_duration
+    if args.timestamp and args.format in ("json", "pprof"):
+        raise UsageError(f"-T/--timestamp: there is no place for it in --format {args.format}")
+    if args.interval and (args.format == "pprof" or args.flamegraph):
+        raise UsageError("-i/--interval: a profile or flame graph is of the whole trace; rule: a text format")
+
+
+class _Counts:
+    """What was counted since it was written last, by process and stack."""
+
+    def __init__(self, args: argparse.Namespace, stacks: CallStacks) -> None:
+        self._args = args
+        self._stacks = stacks
+        self._counts: dict[tuple[str, int, int, int], int] = {}
+        self._began = time.time()
+        self._was_written = False
+
+    def add(self, taken: dict[str, Entries]) -> int:
+        """Of a window; how many that are."""
+        if "stackcount" not in taken:
+            return 0
+        keys, values = taken["stackcount"]
+        numbers, who = keys["stacks"], values["who"]
+        for user, kernel, count, tgid, comm in zip(
+            numbers["user"].tolist(), numbers["kernel"].tolist(), values["count"].tolist(),
+            who["tgid"].tolist(), who["comm"].tolist(), strict=True,
+        ):  # fmt: skip
+            key = text(comm), tgid, user, kernel
+            self._counts[key] = self._counts.get(key, 0) + count
+        return int(values["count"].sum())
+
+    def write(self, seconds: float | None = None) -> None:
+        """What was counted, within `seconds` if not up to now, in the format that was asked for; then it is
+        gone."""
+        now = time.time()
+        profile = Profile(
+            TITLE, (Value("count", "count"),), list(self._samples()), self._began,
+            now - self._began if seconds is None else seconds,
+        )  # fmt: skip
+        if self._args.timestamp:
+            heading = time.strftime("%H:%M:%S\n", time.localtime(now))
+            output.write_text(self._args.output, [heading], self._was_written)
+            self._was_written = True
+        lines = _multiline(self._args.perpid, profile)
+        output.write(self._args, profile, {"stacks": lines}, self._was_written)
+        self._counts.clear()
+        self._began, self._was_written = now, True
+
+    def _samples(self) -> Iterator[Sample]:
+        """One for each process and stack that are told apart."""
+        sums: dict[tuple[str, int, tuple[str, ...]], int] = {}
+        mark = Mark("-" if self._args.format == "folded" else "--")
+        delimiter = (mark,) if self._args.delimited else ()
+        for (comm, tgid, user, kernel), count in self._counts.items():
+            users, kernels = self._stacks.user(user), self._stacks.kernel(kernel)
+            key = comm, tgid, (*reversed(users), *delimiter, *reversed(kernels))
+            sums[key] = sums.get(key, 0) + count
+        for (comm, tgid, frames), count in sums.items():
+            yield Sample(comm, tgid, tgid, frames, (count,))
+
+
+def _multiline(is_per_process: bool, profile: Profile) -> Iterator[str]:
+    """Each stack with its innermost function first, the kernel's before that of user space, then the process
+    if each counts for itself, then the count."""
+    sums: dict[tuple[tuple[str, ...], str], int] = {}
+    for sample in profile.sorted():
+        key = sample.frames, f"    {sample.comm} [{sample.pid}]\n" if is_per_process else ""
+        sums[key] = sums.get(key, 0) + sample.values[0]
+    for (frames, process), count in sorted(sums.items(), key=lambda one: (one[1], one[0])):
+        yield from (f"{'    ' if isinstance(frame, Mark) else '  '}{frame}\n" for frame in reversed(frames))
+        yield f"{process}    {count}\n\n"

@@ -1,0 +1,1 @@
+"""Views: profiles, flame graphs, pprof files and `lockd top`."""

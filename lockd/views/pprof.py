@@ -1,0 +1,102 @@
+"""Profiles for `go tool pprof`, Pyroscope and others: the messages of profile.proto, compressed.
+
+Field numbers are those of https://github.com/google/pprof/blob/main/proto/profile.proto.
+"""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+
+from lockd.views.profile import Mark, Profile, Sample, kind_of
+
+MAPPINGS = {"user": 1, "kernel": 2, "mark": 0}
+"""Numbers of the mappings that tell sorts of functions apart; what is no function is in none."""
+
+
+def encode(profile: Profile, comm_is_frame: bool = False) -> bytes:
+    """A file. Frames are functions with a mapping `[user]` or `[kernel]`; samples have the labels `pid`,
+    `tid` and `comm`, and their own. `comm_is_frame`: the outermost frame, besides.
+    """
+    if comm_is_frame:
+        samples = [replace(one, frames=(Mark(one.comm), *one.frames)) for one in profile.samples]
+        profile = replace(profile, samples=samples)
+    return gzip.compress(_Encoder(profile).message(), 6, mtime=0)
+
+
+class _Encoder:
+    """Strings and functions are written once, and referred to by number."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._strings = {"": 0}
+        self._functions: dict[tuple[str, str], int] = {}
+
+    def message(self) -> bytes:
+        profile = self._profile
+        parts = [_bytes(1, self._value_type(value.name, value.unit)) for value in profile.values]
+        parts += [_bytes(2, self._sample(sample)) for sample in profile.sorted()]
+        # Said to have functions: pprof would else look for names in files, and there are no addresses.
+        parts += [
+            _bytes(3, _int(1, number) + _int(5, self._string(f"[{kind}]")) + _int(7, 1))
+            for kind, number in MAPPINGS.items()
+            if number
+        ]
+        for (kind, name), number in self._functions.items():
+            line = _int(1, number)
+            parts.append(_bytes(4, _int(1, number) + _int(2, MAPPINGS[kind]) + _bytes(4, line)))
+            text = self._string(name)
+            parts.append(_bytes(5, _int(1, number) + _int(2, text) + _int(3, text)))
+        numbers = {
+            9: round(profile.began * 1e6) * 1000,
+            10: round(profile.seconds * 1e9),
+            13: self._string(profile.title),
+            14: self._string(profile.values[0].name),
+        }
+        parts += [_bytes(6, _text(string)) for string in self._strings]
+        return b"".join([*parts, *(_int(field, number) for field, number in numbers.items())])
+
+    def _value_type(self, name: str, unit: str) -> bytes:
+        return _int(1, self._string(name)) + _int(2, self._string(unit))
+
+    def _sample(self, sample: Sample) -> bytes:
+        locations = b"".join(_varint(self._function(frame)) for frame in reversed(sample.frames))
+        values = b"".join(map(_varint, sample.values))
+        texts = {"comm": sample.comm, **sample.labels}
+        labels = [(name, _int(2, self._string(text))) for name, text in texts.items()]
+        labels += [("pid", _int(3, sample.pid)), ("tid", _int(3, sample.tid))]
+        written = [_bytes(3, _int(1, self._string(name)) + value) for name, value in labels if value]
+        return b"".join([_bytes(1, locations), _bytes(2, values), *written])
+
+    def _function(self, frame: str) -> int:
+        """The number of a function, which is also that of its location."""
+        key = kind_of(frame), str(frame)
+        return self._functions.setdefault(key, len(self._functions) + 1)
+
+    def _string(self, text: str) -> int:
+        return self._strings.setdefault(str(text), len(self._strings))
+
+
+def _varint(number: int) -> bytes:
+    """Negative numbers as 64 bits of two's complement."""
+    number &= 2**64 - 1
+    coded = bytearray()
+    while number > 0x7F:
+        coded.append(number & 0x7F | 0x80)
+        number >>= 7
+    coded.append(number)
+    return bytes(coded)
+
+
+def _int(field: int, number: int) -> bytes:
+    """0 is what a field is that is left out."""
+    return _varint(field << 3) + _varint(number) if number else b""
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+def _text(text: str) -> bytes:
+    """UTF-8, which not every name of a file or a symbol is."""
+    return text.encode("utf-8", "backslashreplace")
