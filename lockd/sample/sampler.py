@@ -197,6 +197,7 @@ class Sampler:
     def save(self, is_end: bool = False) -> None:
         """Leave what was counted, and how far, for the next sampler; `is_end`: no more will be counted."""
         self._next_save = time.monotonic() + SAVE_SECONDS
+        self.own_cost.read()
         if not self._saved.is_kept:
             return
         try:

@@ -72,6 +72,7 @@ class OwnCost:
         self._reload_was_successful, self._reloaded, self._keys_waiting = True, time.time(), 0
         self._before: dict[str, float] = {}
         """What others have counted before that somebody else counts here."""
+        self.read()
 
     def note_reload(self, was_successful: bool, keys_waiting: int) -> None:
         """Of the configuration; how many of its keys wait for a restart."""
@@ -82,7 +83,7 @@ class OwnCost:
     def save(self) -> dict[str, Any]:
         """What was counted here and by those who are asked, for restore()."""
         own = {name: getattr(self, name) for name in SAVED}
-        return {**own, "late": self.late.save(), "work": self.work.save(), "others": self._of_others()}
+        return {**own, "late": self.late.save(), "work": self.work.save(), "others": self._others}
 
     def restore(self, head: dict[str, Any], is_end: bool) -> None:
         """Go on with what another one has counted; whether that one had come to its end."""
@@ -91,9 +92,14 @@ class OwnCost:
         self.late.restore(head["late"])
         self.work.restore(head["work"])
         self._before = dict(head["others"])
+        self.read()
         self.taken_over["end" if is_end else "crash"] += 1
 
-    def _of_others(self) -> dict[str, float]:
+    def read(self) -> None:
+        """Read what grows by itself, such as CPU time.
+
+        What is saved and what is exported are these values: no counter is saved with less than was exported.
+        """
         usage = resource.getrusage(resource.RUSAGE_SELF)
         now = {
             "exporter_restarts": self.exporter_restarts,
@@ -104,7 +110,7 @@ class OwnCost:
             "namer_seconds": self._resolver.cpu_seconds(),
             "exporter_seconds": self._exporter.cpu_seconds(),
         }
-        return {name: value + self._before.get(name, 0) for name, value in now.items()}
+        self._others = {name: value + self._before.get(name, 0) for name, value in now.items()}
 
     @property
     def exporters_seconds(self) -> float:
@@ -140,7 +146,7 @@ class OwnCost:
         block.add("lockd_series_retired_total", names, [series.retired for series in families])
         retired = {metric: value for series in families for metric, value in series.retired_values().items()}
         block.add("lockd_retired_value", [(metric,) for metric in retired], list(retired.values()))
-        others = self._of_others()
+        others = self._others
         block.add("lockd_exporter_restarts_total", [()], [others["exporter_restarts"]])
         block.add("lockd_undecided_futex_calls", [()], [self.undecided_calls])
         block.add("lockd_namer_restarts_total", [()], [others["namer_restarts"]])

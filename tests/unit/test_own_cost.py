@@ -1,0 +1,63 @@
+"""What lockd exports of its own cost: never more than what the next start would go on with."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from lockd.sample.own_cost import OwnCost
+
+MANIFEST = SimpleNamespace(constants={"SLOTS": 28}, enums={"loss": ("LOSSES",)}, hooks=())
+
+
+class Block:
+    """Keeps the values of each metric."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[float]] = {}
+
+    def add(self, metric: str, labels: list[Any], values: list[float]) -> None:
+        self.values[metric] = values
+
+    def add_histogram(self, *arguments: object) -> None:
+        pass
+
+
+def own_cost(seconds: Any) -> OwnCost:
+    """Of a namer and exporters whose CPU time is more each time that it is asked for."""
+    resolver = SimpleNamespace(restarts=0, refused=0, pid=os.getpid(), cpu_seconds=lambda: next(seconds))
+    exporter = SimpleNamespace(ended=0.0, cpu_seconds=lambda: next(seconds))
+    no_losses = SimpleNamespace(read=lambda: np.zeros(0, np.int64))
+    collector = SimpleNamespace(losses=no_losses, entries={}, capacities={}, abandoned=0)
+    return OwnCost(MANIFEST, collector, [], resolver, exporter)  # type: ignore[arg-type]
+
+
+def exported(cost: OwnCost) -> list[float]:
+    block = Block()
+    cost.export(block, [])  # type: ignore[arg-type]
+    return block.values["lockd_cpu_seconds_total"]
+
+
+def test_the_next_start_goes_on_with_what_was_exported() -> None:
+    cost = own_cost(count(100))
+    cost.read()
+    saved = cost.save()
+    sampler, namer = exported(cost)
+
+    # The CPU time of this process is that of both samplers here, so that the second one has its own besides.
+    following = own_cost(count(0))
+    following.restore(saved, is_end=False)
+    sampler_then, namer_then = exported(following)
+    assert namer_then >= namer == saved["others"]["namer_seconds"]
+    assert sampler_then >= sampler == saved["others"]["sampler_seconds"]
+
+
+def test_what_is_exported_is_as_new_as_what_was_read() -> None:
+    cost = own_cost(count(100))
+    _, before = exported(cost)
+    cost.read()
+    assert exported(cost)[1] > before
