@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lockd.sample.own_cost import OwnCost
+from lockd.sample.budget.own_cost import OwnCost
 
 MANIFEST = SimpleNamespace(constants={"SLOTS": 28}, enums={"loss": ("LOSSES",)}, hooks=())
 
