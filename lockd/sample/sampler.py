@@ -24,22 +24,22 @@ from lockd.names.client import Resolver
 from lockd.names.labels.processes import Name, Processes
 from lockd.names.labels.units import Units
 from lockd.names.protocol import GoWaitsAnswer, OwnersAnswer
-from lockd.sample.aggregates.contention import Detail
-from lockd.sample.aggregates.folding import HELD_BACK_ROWS, Aggregates, Folding
+from lockd.sample.aggregates.contention import ContentionTables
 from lockd.sample.aggregates.futex import FutexAggregates
 from lockd.sample.aggregates.go_waits import GoMutexWaits
 from lockd.sample.aggregates.identities import Filter, Identities
 from lockd.sample.aggregates.kernel_holds import KernelHoldAggregates
 from lockd.sample.aggregates.kernel_locks import KernelLockAggregates
 from lockd.sample.aggregates.offcpu import OffcpuAggregates
-from lockd.sample.aggregates.ongoing_waits import GoingOn
+from lockd.sample.aggregates.ongoing import Moment
 from lockd.sample.budget.cpu_budget import CpuBudget
 from lockd.sample.budget.own_cost import OwnCost
 from lockd.sample.budget.restraint import NAMER_SHARE
 from lockd.sample.drain import FOLDED_ROWS, Collector
+from lockd.sample.folding import HELD_BACK_ROWS, Aggregates, Folding
 from lockd.sample.locks.deadlocks import Deadlocks
-from lockd.sample.locks.lock_waits import LockWaits
 from lockd.sample.locks.user_locks import UserLocks
+from lockd.sample.locks.waits import LockWaitReader, ThreadStates
 from lockd.sample.saved_state import Saved
 from lockd.sample.series.block import Block
 from lockd.sample.series.limits import Budget, Limits
@@ -99,7 +99,7 @@ class Sampler:
         self._identities = Identities(self._processes, settings.filter)
         share, blocked = settings.namer_share, self._collector.blocked_processes
         self._resolver = Resolver(procfs, blocked, settings.parked, share)
-        self.detail = Detail(
+        self.contention = ContentionTables(
             self._processes.thread_comm, FOLDED_ROWS + max(2 * self._collector.largest, HELD_BACK_ROWS)
         )
         self._limits = settings.limits
@@ -111,7 +111,7 @@ class Sampler:
         self.kernel_locks: KernelLockAggregates | None = None
         self.kernel_holds: KernelHoldAggregates | None = None
         budget = Budget(settings.limits)
-        shared = (manifest, settings.limits, budget, self.detail)
+        shared = (manifest, settings.limits, budget, self.contention)
         if "futex" in self._collector.capacities:
             assert self._collector.known_locks
             assert self._collector.hotspots
@@ -131,13 +131,13 @@ class Sampler:
             self.kernel_locks = KernelLockAggregates(*shared, self._resolver)
         if "kernel_holds" in self._collector.capacities:
             self.kernel_holds = KernelHoldAggregates(*shared, self._resolver, self._processes)
-        self._going_on = GoingOn(manifest, self._collector, self._identities, self._aggregates)
-        self._lock_waits = LockWaits(manifest, self._user_locks, self.detail)
+        self._thread_states = ThreadStates(manifest)
+        self._lock_waits = LockWaitReader(manifest, self._user_locks)
         self._deadlocks = Deadlocks(
             self._resolver.ask,
             KernelOwners.of(manifest, functions).owner,
-            self._lock_waits.about,
-            lambda tgid: self._identities.of_process(tgid, 0),
+            self.contention.describe_lock,
+            lambda tgid: self._identities.identify_process(tgid, 0),
             self._processes.thread_comm,
         )
         self.cpu_budget = CpuBudget(settings.cpu_budget, manifest, self._collector, self._resolver)
@@ -173,7 +173,7 @@ class Sampler:
         self._limits = settings.limits
         for series in self._series:
             series.keep_windows(dict(settings.limits.windows))
-        self._identities.want(settings.filter)
+        self._identities.set_filter(settings.filter)
         if self._user_locks:
             advice = self._user_locks.advice.items()
             self._user_locks.advice = {tgid: one for tgid, one in advice if self._is_wanted(tgid)}
@@ -223,7 +223,7 @@ class Sampler:
             "restraint_seconds": self.cpu_budget.restraint.seconds,
             "deadlocks": self._deadlocks.save(),
             "go_waits": self._go_waits.save() if self._go_waits else [],
-            "ahead": self.kernel_holds.ahead.save() if self.kernel_holds else [],
+            "ahead": self.kernel_holds.early.save() if self.kernel_holds else [],
             "abandoned": self._collector.abandoned,
         }
         return snapshot.pack(head, arrays)
@@ -252,7 +252,7 @@ class Sampler:
         if self._go_waits:
             self._go_waits.restore(head["go_waits"])
         if self.kernel_holds:
-            self.kernel_holds.ahead.restore(head["ahead"])
+            self.kernel_holds.early.restore(head["ahead"])
         self._collector.abandoned = head["abandoned"]
 
     @property
@@ -267,14 +267,14 @@ class Sampler:
         have become another by exec."""
         if self._is_wanted(tgid):
             return True
-        (_, comm), is_wanted = self._identities.of_process(tgid, time.monotonic_ns())
+        (_, comm), is_wanted = self._identities.identify_process(tgid, time.monotonic_ns())
         return is_wanted or not comm
 
     def _is_wanted(self, tgid: int) -> bool:
-        return self._identities.of_process(tgid, 0)[1]
+        return self._identities.identify_process(tgid, 0)[1]
 
     def _name_of(self, tgid: int) -> Name:
-        return self._identities.of_process(tgid, 0)[0]
+        return self._identities.identify_process(tgid, 0)[0]
 
     @property
     def _aggregates(self) -> dict[str, Aggregates]:
@@ -300,7 +300,7 @@ class Sampler:
         now = time.monotonic()
         if not self._collector.has_room:
             while not self._collector.has_room_once_saved:
-                self._folding.some()
+                self._folding.fold_some()
             self.save()
         kept = self._collector.kept_rows
         self.own_cost.ticks += self._collector.collect()
@@ -314,14 +314,14 @@ class Sampler:
         self.cpu_budget.look(now)
         if self._collector.kept_rows > FOLDED_ROWS:
             if not self._only_drains:
-                self._folding.some()
+                self._folding.fold_some()
         elif now >= self._next_fold:
             self._next_fold = now + self.cpu_budget.look_around_seconds
             self.fold()
         if is_second:
             self._next_second = now + self.cpu_budget.look_around_seconds
             self._each_second(now)
-        elif time.monotonic_ns() >= self._deadlocks.look_at:
+        elif time.monotonic_ns() >= self._deadlocks.next_check:
             self._look_for_deadlocks(self._collector.threads(), self._collector.kernel_waits())
         if now >= self._next_housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_SECONDS
@@ -333,23 +333,26 @@ class Sampler:
         """Ask what the locks are that threads were first seen to block on, and take answers."""
         if self._user_locks:
             for keys, values in captures:
-                self._user_locks.capture(keys, values, now)
-            self.own_cost.captures_refused = self._user_locks.refused
+                self._user_locks.ask_captured(keys, values, now)
+            self.own_cost.captures_refused = self._user_locks.refused_captures
         for answer in self._resolver.answers():
             if isinstance(answer, OwnersAnswer):
-                self._deadlocks.answered(answer)
+                self._deadlocks.take_holders(answer)
             elif isinstance(answer, GoWaitsAnswer):
                 if self._go_waits:
-                    self._go_waits.note(answer, now)
+                    self._go_waits.note_answer(answer, now)
             elif answer.is_user and self._user_locks:
-                if self._user_locks.answer(answer):
-                    self._deadlocks.look_soon()
-            elif not (self.kernel_locks and self.kernel_locks.sites.answer(answer)) and self.detail.held:
-                self.detail.held.name(answer)
+                if self._user_locks.note_answer(answer):
+                    self._deadlocks.check_soon()
+            elif (
+                not (self.kernel_locks and self.kernel_locks.sites.note_answer(answer))
+                and self.contention.holds
+            ):
+                self.contention.holds.set_name(answer)
 
     def fold(self) -> None:
         """Add all that was drained to the aggregates, but for what can be told better in a moment."""
-        self._folding.all()
+        self._folding.fold_all()
 
     def has_counted(self, tick: int) -> bool:
         """Whether all that was drained up to that tick is in the aggregates, under its final names."""
@@ -366,36 +369,47 @@ class Sampler:
 
     def _look_for_refused(self, keys: Columns) -> None:
         """Threads among these futex calls that were refused a lock, as they would wait for ever."""
-        refused = self._lock_waits.refused(keys, errno.EDEADLK)
-        self._deadlocks.refused(*refused, time.monotonic_ns())
+        refused = self._lock_waits.find_refused(keys, errno.EDEADLK)
+        self._deadlocks.note_refused(*refused, time.monotonic_ns())
 
     def _each_second(self, now: float) -> None:
-        threads, in_kernel = self._going_on.note(now, self.cpu_budget.has_detail)
+        collector, clock = self._collector, time.monotonic_ns()
+        threads, in_kernel, holding = (
+            collector.threads(),
+            collector.kernel_waits(),
+            collector.kernel_holding(),
+        )
+        tables = (threads, in_kernel, holding)
+        moment = Moment(
+            self._identities, self._thread_states, *tables, clock, now, self.cpu_budget.has_detail
+        )
+        for aggregates in self._aggregates.values():
+            aggregates.note_ongoing(moment)
         self._last_seen = np.unique(threads[1]["tgid"])
         self._alive = np.union1d(self._alive, self._last_seen)
         self._look_for_deadlocks(threads, in_kernel)
 
     def _look_for_deadlocks(self, threads: Entries, in_kernel: Entries | None) -> None:
-        self._deadlocks.look(self._lock_waits.now(threads, in_kernel), time.monotonic_ns())
+        self._deadlocks.check_waits(self._lock_waits.read_waits(threads, in_kernel), time.monotonic_ns())
 
     def _housekeeping(self, now: float) -> None:
         # Of all looks since the last time: one does not see the threads that are being switched as it looks.
         alive, self._alive = set(self._alive.tolist()), self._last_seen
         self._processes.keep(alive)
         # To those that are not wanted any more, series belong as to processes that have ended.
-        names = (self._identities.of_process(tgid, 0) for tgid in alive)
+        names = (self._identities.identify_process(tgid, 0) for tgid in alive)
         self._presence.note({name for name, is_wanted in names if is_wanted}, now)
         for series in self._series:
             series.rearrange(self._presence, self._limits.idle_seconds, now)
-        self.detail.expire(now)
+        self.contention.expire(now)
         if self._user_locks:
-            self._user_locks.keep(alive, now)
+            self._user_locks.forget_ended(alive, now)
         if self._user_locks and self._go_waits:
-            self._go_waits.keep(alive & self._user_locks.advice.keys())
+            self._go_waits.forget_ended(alive & self._user_locks.advice.keys())
             go = (tgid for tgid, advice in self._user_locks.advice.items() if advice == GO)
             if question := self._go_waits.question(go):
                 self._resolver.ask(question)
-        if self.kernel_holds and (abandoned := self.kernel_holds.abandoned()):
+        if self.kernel_holds and (abandoned := self.kernel_holds.find_abandoned()):
             self._collector.forget_holding(*abandoned)
             self._next_save = now  # the programs' map does not tell of them any more
 
@@ -431,6 +445,6 @@ class Sampler:
         with self.cpu_budget.answering():
             wall, now = time.time(), time.monotonic()
             advice = self._user_locks.advice if self._user_locks else {}
-            tables, arrays = self.detail.tables(now, self._deadlocks.holders, advice)
-            self._deadlocks.add_to(tables, arrays, time.monotonic_ns(), wall)
+            tables, arrays = self.contention.tables(now, self._deadlocks.holders, advice)
+            self._deadlocks.add_table(tables, arrays, time.monotonic_ns(), wall)
             return snapshot.pack({"tables": tables, "time": wall, "monotonic": now}, arrays)

@@ -21,14 +21,15 @@ from lockd.names.client import Resolver
 from lockd.names.labels.processes import Processes
 from lockd.names.labels.units import Units
 from lockd.names.protocol import ANON, LockAnswer, UserLockSeen
-from lockd.sample.aggregates.contention import Detail
+from lockd.sample.aggregates.contention import ContentionTables
 from lockd.sample.aggregates.futex import FutexAggregates
-from lockd.sample.aggregates.identities import Filter, Identities, code_of
+from lockd.sample.aggregates.identities import Filter, Identities
 from lockd.sample.aggregates.offcpu import OffcpuAggregates
-from lockd.sample.aggregates.ongoing import Waiting
-from lockd.sample.aggregates.window import window_of
+from lockd.sample.aggregates.ongoing import OngoingWaits
+from lockd.sample.aggregates.window import make_window
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.series.block import Block
+from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.limits import Budget, Limits
 from lockd.sample.series.presence import Presence
 from lockd.sample.series.series import Series
@@ -160,7 +161,7 @@ class BusyHost:
         self.units = UnitsById()
         processes = Processes(cast("Units", self.units), self.procfs)
         self._identities, self._processes = Identities(processes, Filter()), processes
-        self._detail = Detail(processes.thread_comm, 20_000)
+        self._contention = ContentionTables(processes.thread_comm, 20_000)
         self.names = NamesAtOnce()
         self._user_locks = UserLocks(
             cast("Resolver", self.names),
@@ -170,7 +171,7 @@ class BusyHost:
             lambda tgid: True,
             captured_again_ns=10_000_000_000,
         )
-        shared = (manifest, self.limits, Budget(self.limits), self._detail)
+        shared = (manifest, self.limits, Budget(self.limits), self._contention)
         self.futex = FutexAggregates(*shared, self._user_locks)
         self.offcpu = OffcpuAggregates(*shared, processes)
         self.series: list[Series] = [*self.futex.series, *self.offcpu.series]
@@ -188,7 +189,7 @@ class BusyHost:
         self._fold_futex(both)
         self._fold_offcpu(both)
         for answer in self.names.answers:
-            self._user_locks.answer(answer)
+            self._user_locks.note_answer(answer)
         self.names.answers.clear()
         self._look(processes)
         alive = {process.tgid for process in processes}
@@ -197,8 +198,8 @@ class BusyHost:
         for series in self.series:
             series.advance(self.now)
             series.rearrange(self.presence, self.limits.idle_seconds, self.now)
-        self._detail.expire(self.now)
-        self._user_locks.keep(alive, self.now)
+        self._contention.expire(self.now)
+        self._user_locks.forget_ended(alive, self.now)
 
     def _who(self, process: Process) -> tuple[Any, ...]:
         comm = process.comm.encode()
@@ -221,7 +222,7 @@ class BusyHost:
             self.truth["blocked_ns"] += process.blocked_ms * MS * process.locks + 200 * MS
         if keys:
             rows = np.array(keys, FUTEX_KEY), np.array(values, FUTEX)
-            self.futex.fold(window_of(*rows, self._identities, overflowed=False), self.now)
+            self.futex.fold(make_window(*rows, self._identities, has_overflowed=False), self.now)
 
     def _fold_offcpu(self, processes: list[Process]) -> None:
         keys, values = [], []
@@ -236,7 +237,7 @@ class BusyHost:
                 self.truth["run_ns"] += MS
         if keys:
             rows = np.array(keys, OFFCPU_KEY), np.array(values, OFFCPU)
-            self.offcpu.fold(window_of(*rows, self._identities, overflowed=False), self.now)
+            self.offcpu.fold(make_window(*rows, self._identities, has_overflowed=False), self.now)
 
     def _look(self, processes: list[Process]) -> None:
         """Every process has a thread that waits for work, and one in its first call."""
@@ -244,22 +245,22 @@ class BusyHost:
         tgids = np.array([process.tgid for process in processes], np.int64)
         names = np.empty(count, object)
         names[:] = [(process.unit, process.comm) for process in processes]
-        codes = np.array([code_of(name) for name in names], np.uint64)
+        codes = np.array([hash_labels(name) for name in names], np.uint64)
         who = np.zeros(count, [("tgid", np.uint32), ("thread_comm", "S16")])
         who["tgid"] = tgids
         waited = np.full(count, STEP * SECOND, np.int64)
 
-        def waiting(kinds: Any, addresses: Any) -> Waiting:
-            return Waiting(
+        def waiting(kinds: Any, addresses: Any) -> OngoingWaits:
+            return OngoingWaits(
                 tgids, tgids, kinds, addresses, waited, codes, names, who,
-                has_detail=True, is_least=np.zeros(count, np.bool_),
+                has_detail=True, is_lower_bound=np.zeros(count, np.bool_),
             )  # fmt: skip
 
         addresses = (tgids << 16 | 0xFFFF).astype(np.uint64)
         self.futex.note_waiting(waiting(np.full(count, COND), addresses), self.now)
         threads = np.zeros(count, [("nr", "i2"), ("state", "u1"), ("iowait", "u1"), ("detail", "u1")])
         threads["nr"] = [process.calls[0] for process in processes]
-        kinds = self.offcpu.reasons_of_threads(threads)
+        kinds = self.offcpu.wait_kinds(threads)
         self.offcpu.note_waiting(waiting(kinds, np.zeros(count, np.uint64)), self.now)
 
     def exported(self) -> dict[str, dict[tuple[str, ...], float]]:

@@ -14,10 +14,10 @@ from lockd.names.client import Resolver
 from lockd.names.labels.processes import Processes
 from lockd.names.labels.units import Units
 from lockd.process.clock import NS
-from lockd.sample.aggregates.contention import Detail
+from lockd.sample.aggregates.contention import ContentionTables
 from lockd.sample.aggregates.identities import Filter, Identities
 from lockd.sample.aggregates.kernel_holds import KernelHoldAggregates
-from lockd.sample.aggregates.window import window_of
+from lockd.sample.aggregates.window import make_window
 from lockd.sample.series.block import Block
 from lockd.sample.series.limits import Budget, Limits
 
@@ -69,17 +69,17 @@ class Host:
             constants={"SLOTS": SLOTS, "SLOT_NONE": SLOT_NONE},
         )  # fmt: skip
         self.identities = Identities(processes, wanted or Filter())
-        self.detail = Detail(processes.thread_comm, 1000)
+        self.contention = ContentionTables(processes.thread_comm, 1000)
         self.budget, self.limits = Budget(limits), limits
         self.holds = KernelHoldAggregates(
-            manifest, limits, self.budget, self.detail, Resolver(procfs), processes
+            manifest, limits, self.budget, self.contention, Resolver(procfs), processes
         )
         self.clock = time.monotonic_ns()
 
     def fold(self, *entries: Entry, overflowed: bool = False) -> None:
         keys = np.array([key for key, _ in entries], KEY)
         values = np.array([value for _, value in entries], VALUE)
-        self.holds.fold(window_of(keys, values, self.identities, overflowed), self.clock / NS)
+        self.holds.fold(make_window(keys, values, self.identities, overflowed), self.clock / NS)
 
     def look(self, *held: Entry, waits: tuple[tuple[int, int], ...] = ()) -> None:
         """What the table of locks held has in it at this moment, and the (lock, tid) that are waited for."""
@@ -119,7 +119,7 @@ class Host:
 
     def api(self) -> list[dict[str, Any]]:
         """The rows of /api/v1/locks."""
-        tables, arrays = self.detail.tables(self.clock / NS, {}, {})
+        tables, arrays = self.contention.tables(self.clock / NS, {}, {})
         table = tables["locks"]
         columns = {**table["text"], **table["lists"]}
         columns |= {name: arrays[f"locks.{name}"].tolist() for name in table["numbers"]}

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from lockd.export.tables import parse_query, render_table
 from lockd.names.protocol import Owners, OwnersAnswer
-from lockd.sample.locks.deadlocks import LASTING_NS, MOST_ASKED, NEVER, SOON_NS, TOLD_NS, About, Deadlocks
-from lockd.sample.locks.waits import Wait, Waits
+from lockd.sample.locks.deadlocks import LASTING_NS, LOGGED_NS, MOST_ASKED, NEVER, SOON_NS, Deadlocks
+from lockd.sample.locks.waits import LockDescription, Wait, Waits
 from lockd.sample.series.block import Block
 from lockd.snapshot import pack, unpack
 
@@ -48,8 +48,10 @@ class Bench:
     def __post_init__(self) -> None:
         self.deadlocks = Deadlocks(
             ask=self._ask,
-            kernel_owner=lambda address, waiter: self.owners.get((0, address), 0),
-            about=lambda w: About(self.names.get(w.address, ""), f"site-{w.address}", ("f", "main")),
+            kernel_holder=lambda address, waiter: self.owners.get((0, address), 0),
+            describe_lock=lambda w: LockDescription(
+                self.names.get(w.address, ""), f"site-{w.address}", ("f", "main")
+            ),
             process=lambda tgid: ((f"unit-{tgid}", f"comm-{tgid}"), tgid not in self.unwanted),
             thread_comm=lambda tgid, tid: f"thread-{tid}",
         )
@@ -63,23 +65,23 @@ class Bench:
         while self.asked:
             question = self.asked.pop()
             tids = tuple(self.owners.get((lock.tgid, lock.address), 0) for lock in question.locks)
-            self.deadlocks.answered(OwnersAnswer(question.token, tids))
+            self.deadlocks.take_holders(OwnersAnswer(question.token, tids))
 
     def look(self, clock: int, *waits: Wait) -> None:
         """Once a second, and then as soon as the answer is there."""
-        self.deadlocks.look(waits_of(*waits), clock)
+        self.deadlocks.check_waits(waits_of(*waits), clock)
         self.answer()
-        if self.deadlocks.look_at == 0:
-            self.deadlocks.look(waits_of(*waits), clock + 50 * MS)
+        if self.deadlocks.next_check == 0:
+            self.deadlocks.check_waits(waits_of(*waits), clock + 50 * MS)
 
     @property
     def tids(self) -> list[list[int]]:
-        return [[w.tid for w in one.threads] for one in self.deadlocks.now]
+        return [[w.tid for w in one.threads] for one in self.deadlocks.reported]
 
     def rows(self, clock: int) -> list[dict[str, Any]]:
         tables: dict[str, Any] = {}
         arrays: dict[str, Any] = {}
-        self.deadlocks.add_to(tables, arrays, clock, 1700.0)
+        self.deadlocks.add_table(tables, arrays, clock, 1700.0)
         block = memoryview(pack({"tables": tables, "time": 1700.0}, arrays))
         rows: list[dict[str, Any]] = json.loads(
             render_table("deadlocks", *unpack(block), query=parse_query({}))
@@ -100,14 +102,14 @@ def test_a_ring_is_reported_when_it_has_lasted_a_second(size: int) -> None:
     formed = waits[-1].since
     bench.look(formed + 20 * MS, *waits)
     assert bench.tids == []
-    assert bench.deadlocks.look_at == formed + LASTING_NS
-    bench.deadlocks.look(waits_of(*waits), formed + LASTING_NS - 1)
+    assert bench.deadlocks.next_check == formed + LASTING_NS
+    bench.deadlocks.check_waits(waits_of(*waits), formed + LASTING_NS - 1)
     assert bench.tids == []
     bench.look(formed + LASTING_NS, *waits)
     assert bench.tids == [list(range(1, size + 1))]
     bench.look(formed + 2 * LASTING_NS, *waits)
     assert bench.tids == [list(range(1, size + 1))]
-    assert bench.deadlocks.look_at == NEVER
+    assert bench.deadlocks.next_check == NEVER
 
 
 def test_it_is_found_within_two_seconds_wherever_the_looks_fall() -> None:
@@ -118,10 +120,10 @@ def test_it_is_found_within_two_seconds_wherever_the_looks_fall() -> None:
         clock = formed + phase * MS - 1000 * MS
         next_second = clock
         while not bench.tids:
-            if clock >= min(next_second, bench.deadlocks.look_at):
+            if clock >= min(next_second, bench.deadlocks.next_check):
                 next_second += 1000 * MS * (clock >= next_second)
                 there = [w for w in waits if w.since <= clock]
-                bench.deadlocks.look(waits_of(*there), clock)
+                bench.deadlocks.check_waits(waits_of(*there), clock)
             clock += 50 * MS  # a tick
             if clock % (200 * MS) < 50 * MS:  # the namer takes its time
                 bench.answer()
@@ -150,8 +152,8 @@ def test_the_journal_waits_for_names_but_not_long(caplog: pytest.LogCaptureFixtu
     bench.look(formed + LASTING_NS, *waits)
     assert bench.tids == [[1, 2]]
     assert not caplog.records
-    assert bench.deadlocks.look_at == formed + TOLD_NS
-    bench.look(bench.deadlocks.look_at, *waits)
+    assert bench.deadlocks.next_check == formed + LOGGED_NS
+    bench.look(bench.deadlocks.next_check, *waits)
     (record,) = caplog.records
     assert "waits for 0x14 in site-20" in record.getMessage()
 
@@ -213,14 +215,14 @@ def test_what_was_read_while_a_thread_ran_is_not_believed() -> None:
     # When it is asked, 2 holds what 1 waits for; then it lets go and waits for what 1 holds.
     owners, (first, second) = ring(2)
     bench = Bench(owners)
-    bench.deadlocks.look(waits_of(first), START + 20 * MS)
+    bench.deadlocks.check_waits(waits_of(first), START + 20 * MS)
     bench.answer()
-    assert bench.deadlocks.look_at == NEVER
-    bench.deadlocks.look(waits_of(first, second), START + 2000 * MS)
-    bench.deadlocks.answered(OwnersAnswer(0, (1, 2)))  # to another question
-    assert bench.deadlocks.look_at == NEVER
+    assert bench.deadlocks.next_check == NEVER
+    bench.deadlocks.check_waits(waits_of(first, second), START + 2000 * MS)
+    bench.deadlocks.take_holders(OwnersAnswer(0, (1, 2)))  # to another question
+    assert bench.deadlocks.next_check == NEVER
     bench.answer()
-    bench.deadlocks.look(waits_of(first, second._replace(since=START + 2001 * MS)), START + 4000 * MS)
+    bench.deadlocks.check_waits(waits_of(first, second._replace(since=START + 2001 * MS)), START + 4000 * MS)
     assert bench.tids == []
 
 
@@ -252,16 +254,16 @@ def test_a_ring_of_pi_locks_which_the_kernel_has_refused_to_make() -> None:
     bench = Bench(owners)
     bench.look(clock, first, second)
     assert bench.tids == []
-    bench.deadlocks.refused([2], [10], START + 100 * MS)
+    bench.deadlocks.note_refused([2], [10], START + 100 * MS)
     bench.look(clock + LASTING_NS, first, second)
     assert bench.tids == [[1, 2]]
     for other in (second._replace(family="cond"), second._replace(since=START + 200 * MS)):
         bench = Bench(owners)
-        bench.deadlocks.refused([2], [10], START + 100 * MS)
+        bench.deadlocks.note_refused([2], [10], START + 100 * MS)
         bench.look(clock, first, other)
         assert bench.tids == []
     bench = Bench(owners)
-    bench.deadlocks.refused([1], [10], START + 100 * MS)  # it has that one itself
+    bench.deadlocks.note_refused([1], [10], START + 100 * MS)  # it has that one itself
     bench.look(clock, wait(1, 0x7FFF0000))
     assert bench.tids == [[1]]
 
@@ -269,11 +271,11 @@ def test_a_ring_of_pi_locks_which_the_kernel_has_refused_to_make() -> None:
 def test_a_look_that_is_wanted_soon() -> None:
     bench = Bench()
     bench.look(START)
-    assert bench.deadlocks.look_at == NEVER
-    bench.deadlocks.look_soon()
-    assert bench.deadlocks.look_at == START + SOON_NS
+    assert bench.deadlocks.next_check == NEVER
+    bench.deadlocks.check_soon()
+    assert bench.deadlocks.next_check == START + SOON_NS
     bench.look(START + SOON_NS)
-    assert bench.deadlocks.look_at == NEVER
+    assert bench.deadlocks.next_check == NEVER
 
 
 def test_processes_that_are_not_wanted() -> None:
@@ -281,7 +283,7 @@ def test_processes_that_are_not_wanted() -> None:
     bench = Bench(owners, unwanted={TGID})
     bench.look(START + 2 * LASTING_NS, *waits)
     assert bench.tids == []
-    assert bench.deadlocks.look_at == NEVER
+    assert bench.deadlocks.next_check == NEVER
 
 
 def test_two_at_a_time_and_a_thread_that_leads_to_one() -> None:
@@ -291,7 +293,7 @@ def test_two_at_a_time_and_a_thread_that_leads_to_one() -> None:
     bench = Bench(owners)
     bench.look(START + 2 * LASTING_NS, *first, *second, wait(13, 120), wait(14, 130))
     assert bench.tids == [[11, 12], [1, 2]]
-    assert [one.waiting for one in bench.deadlocks.now] == [2, 0]
+    assert [one.waiting for one in bench.deadlocks.reported] == [2, 0]
 
 
 def test_more_locks_than_are_asked_about_at_once_take_turns() -> None:
@@ -307,13 +309,13 @@ def test_more_locks_than_are_asked_about_at_once_take_turns() -> None:
     bench = Bench(owners)
     bench.look(clock, *many, *waits)
     assert bench.tids == [[1, 2]]
-    assert bench.deadlocks.now[0].waiting == MOST_ASKED
+    assert bench.deadlocks.reported[0].waiting == MOST_ASKED
 
 
 def test_answers_that_never_come_do_not_end_it() -> None:
     owners, waits = ring(2)
     bench = Bench(owners)
-    bench.deadlocks.look(waits_of(*waits), START + LASTING_NS)
+    bench.deadlocks.check_waits(waits_of(*waits), START + LASTING_NS)
     bench.asked.clear()
     bench.look(START + 2 * LASTING_NS, *waits)
     assert not bench.asked
@@ -385,8 +387,8 @@ def test_whatever_threads_do_meanwhile(events: list[Any]) -> None:
 
     def look() -> None:
         world.clock += 50 * MS
-        bench.deadlocks.look(waits_of(*world.wants.values()), world.clock)
-        assert {w.tid for one in bench.deadlocks.now for w in one.threads} <= world.stuck()
+        bench.deadlocks.check_waits(waits_of(*world.wants.values()), world.clock)
+        assert {w.tid for one in bench.deadlocks.reported for w in one.threads} <= world.stuck()
 
     def read_one() -> None:
         if bench.asked:
@@ -395,7 +397,7 @@ def test_whatever_threads_do_meanwhile(events: list[Any]) -> None:
             read[at] = world.holder.get(question.locks[at].address, 0)
             if len(read) == len(question.locks):
                 bench.asked.clear()
-                bench.deadlocks.answered(OwnersAnswer(question.token, tuple(read.values())))
+                bench.deadlocks.take_holders(OwnersAnswer(question.token, tuple(read.values())))
                 read.clear()
 
     for event in events:
@@ -413,4 +415,4 @@ def test_whatever_threads_do_meanwhile(events: list[Any]) -> None:
         look()
         while bench.asked:
             read_one()
-    assert {w.tid for one in bench.deadlocks.now for w in one.threads} == world.stuck()
+    assert {w.tid for one in bench.deadlocks.reported for w in one.threads} == world.stuck()

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from lockd.sample.aggregates import contention as module
-from lockd.sample.aggregates.contention import PROGRAMS, Detail
+from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
 
 CAPACITY = 64
 
 
 @pytest.fixture
-def detail(monkeypatch: pytest.MonkeyPatch) -> Detail:
+def detail(monkeypatch: pytest.MonkeyPatch) -> ContentionTables:
     monkeypatch.setattr(module, "MIN_ROWS", CAPACITY)
-    return Detail(lambda tgid, tid: f"thread{tid}", CAPACITY)
+    return ContentionTables(lambda tgid, tid: f"thread{tid}", CAPACITY)
 
 
-def wait(detail: Detail, locks: list[int], tid: int, now: float) -> None:
+def wait(detail: ContentionTables, locks: list[int], tid: int, now: float) -> None:
     """A thread waits for each of the locks with these keys, which are called after them."""
     ones = np.ones(len(locks), np.int64)
     kinds, kind_names = np.zeros(len(locks), np.int64), np.array(["lock"], object)
@@ -36,13 +37,14 @@ def wait(detail: Detail, locks: list[int], tid: int, now: float) -> None:
             "process": process[at],
         },
     )
-    threads = detail.thread_rows("futex", who, tid * ones, kinds, kind_names, ones, process, now)
+    waits = SimpleNamespace(tids=tid * ones, who=who, codes=ones, processes=process)
+    threads = detail.thread_rows("futex", cast(Any, waits), kinds, kind_names, now)
     for table, of in ((detail.locks, rows), (detail.threads, threads)):
-        detail.add(table, of, 1000 * ones, ones, 1000 * ones)
-    detail.note_threads_of(rows, threads, tid * ones, now)
+        detail.add_waits(table, of, 1000 * ones, ones, 1000 * ones)
+    detail.note_lock_threads(rows, threads, tid * ones, now)
 
 
-def test_a_row_of_the_locks_that_is_used_again_is_another_lock(detail: Detail) -> None:
+def test_a_row_of_the_locks_that_is_used_again_is_another_lock(detail: ContentionTables) -> None:
     wait(detail, [1], tid=7, now=1.0)
     wait(detail, list(range(1000, 1000 + CAPACITY)), tid=8, now=2.0)  # nothing else finds room
     tables: dict[str, Any] = detail.tables(2.0, {}, {})[0]
@@ -50,10 +52,10 @@ def test_a_row_of_the_locks_that_is_used_again_is_another_lock(detail: Detail) -
     assert threads["thread_comm"] == ["thread8", "thread7"]
     assert threads["lock"][1] == ""
     assert threads["lock"][0].startswith("lock1")
-    assert detail.threads_by_lock(2.0).sum() == CAPACITY
+    assert detail.count_threads(2.0).sum() == CAPACITY
 
 
-def test_a_lock_that_comes_back_is_the_one_that_it_was(detail: Detail) -> None:
+def test_a_lock_that_comes_back_is_the_one_that_it_was(detail: ContentionTables) -> None:
     wait(detail, [1], tid=7, now=1.0)
     wait(detail, list(range(1000, 1000 + CAPACITY)), tid=8, now=2.0)
     wait(detail, [1], tid=9, now=3.0)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from lockd.names.labels.processes import Processes
 from lockd.names.labels.units import Units
-from lockd.sample.aggregates import folding
-from lockd.sample.aggregates.folding import Folding
+from lockd.sample import folding
 from lockd.sample.aggregates.identities import Filter, Identities
 from lockd.sample.aggregates.window import Window
 from lockd.sample.backlog import Backlog
 from lockd.sample.drain import FOLDED_ROWS
+from lockd.sample.folding import Folding
 
 MAP_ENTRIES = 4000
 OF_PROCESS = 1 << 31
@@ -125,14 +125,14 @@ def test_ticks_fold_each_row_once_in_its_order(ticks: list[tuple[int, ...]]) -> 
     bench = Bench()
     for counts in ticks:
         while not all(backlog.has_room for backlog in bench.collector.backlogs.values()):
-            bench.folding.some()
+            bench.folding.fold_some()
         for pair, count in zip(PAIRS, counts, strict=True):
             bench.collector.drain(pair, count)
         before, few = sum(bench.waiting.values()), min(bench.waiting.values())
-        bench.folding.some()
+        bench.folding.fold_some()
         assert before - sum(bench.waiting.values()) == min(before, FOLDED_ROWS)
         assert few > FOLDED_ROWS or not min(bench.waiting.values())
-    bench.folding.all()
+    bench.folding.fold_all()
     for pair, numbers in bench.folded.items():
         assert numbers == list(range(bench.collector.tables[pair].made))
     assert bench.looked_at == bench.collector.tables["futex"].made
@@ -143,18 +143,18 @@ def test_few_rows_do_not_wait_behind_many() -> None:
     for _ in range(2):
         bench.collector.drain("futex", MAP_ENTRIES)
     bench.collector.drain("offcpu", 5)
-    bench.folding.some()
+    bench.folding.fold_some()
     assert bench.waiting == {"futex": 2 * MAP_ENTRIES + 5 - FOLDED_ROWS, "futex_over": 0, "offcpu": 0}
 
 
 def test_calls_wait_for_the_names_of_their_locks() -> None:
     bench = Bench(locks := OddOnes())
     bench.collector.drain("futex", MAP_ENTRIES)
-    bench.folding.all()
+    bench.folding.fold_all()
     assert bench.folded["futex"] == list(range(0, MAP_ENTRIES, 2))
     assert bench.folding.undecided_calls == MAP_ENTRIES // 2
     locks.are_known = True
-    bench.folding.all()
+    bench.folding.fold_all()
     assert sorted(bench.folded["futex"]) == list(range(MAP_ENTRIES))
     assert bench.folding.undecided_calls == 0
 
@@ -163,15 +163,15 @@ def test_what_was_drained_before_is_decided_though_there_is_always_more() -> Non
     bench = Bench(locks := OddOnes())
     for bench.folding.tick in (5, 6):
         bench.collector.drain("futex", 2)
-        bench.folding.all()
+        bench.folding.fold_all()
     assert bench.folding.has_decided(4)
     assert not bench.folding.has_decided(5)
     locks.are_known = True
-    bench.folding.all()
+    bench.folding.fold_all()
     locks.are_known = False
     bench.folding.tick = 7
     bench.collector.drain("futex", 2)
-    bench.folding.all()
+    bench.folding.fold_all()
     assert bench.folding.has_decided(6)
     assert not bench.folding.has_decided(7)
 
@@ -181,6 +181,6 @@ def test_only_so_many_calls_wait_and_the_oldest_are_counted(monkeypatch: pytest.
     bench = Bench(OddOnes())
     for _ in range(2):
         bench.collector.drain("futex", 300)
-        bench.folding.some()
+        bench.folding.fold_some()
     assert bench.folding.undecided_calls == 100
     assert sorted(set(range(600)) - set(bench.folded["futex"])) == list(range(401, 600, 2))

@@ -14,7 +14,7 @@ from kernel_hold_host import LOCK, MUTEX, READ, SHOP, US, Entry, Host, entry
 from small_procfs import Procfs
 
 from lockd.process.clock import NS
-from lockd.sample.aggregates.early_acquisitions import FORGET_AFTER, MOST, CountedAhead
+from lockd.sample.aggregates.early_acquisitions import FORGET_AFTER, MOST, EarlyCounts
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_what_is_held_for_long_is_counted_once(host: Host, procfs: Procfs) -> No
     assert host.acquired() == {SHOP: 2}
     host.fold(entry(7, acquired=1, held=10))
     assert host.acquired() == {SHOP: 3}
-    assert len(host.holds.ahead) == 0
+    assert len(host.holds.early) == 0
     (row,) = host.api()
     assert (row["acquisitions"], row["holds"]) == (3, 3)
 
@@ -76,18 +76,18 @@ def test_taken_back_where_a_full_map_lost_the_names(host: Host, procfs: Procfs) 
 
 
 def test_what_is_counted_ahead_is_bounded_and_forgotten() -> None:
-    ahead = CountedAhead()
+    ahead = EarlyCounts()
     tids = np.arange(2 * MOST)
     locks, since, types = np.full(2 * MOST, LOCK, np.uint64), np.ones(2 * MOST), np.zeros(2 * MOST)
-    unknown = ahead.unknown(locks, tids, since, 0.0)
+    unknown = ahead.find_uncounted(locks, tids, since, 0.0)
     assert unknown.sum() == MOST
     ahead.add(locks[unknown], tids[unknown], since[unknown], types[unknown])
-    assert not ahead.unknown(locks, tids, since, 1.0).any()
+    assert not ahead.find_uncounted(locks, tids, since, 1.0).any()
     ahead.forget(locks[:10], tids[:10])
-    assert ahead.unknown(locks, tids, since, 2.0).sum() == 10
+    assert ahead.find_uncounted(locks, tids, since, 2.0).sum() == 10
     assert len(ahead) == MOST - 10
     none: npt.NDArray[Any] = np.empty(0, np.uint64)
-    ahead.unknown(none, none, none, FORGET_AFTER + 3.0)
+    ahead.find_uncounted(none, none, none, FORGET_AFTER + 3.0)
     assert len(ahead) == 0
 
 
@@ -179,4 +179,4 @@ def test_totals_are_exact_whatever_happens_in_which_order(
         kernel.go_on(lock, tid, host.clock, gives_up=False)
     fold()
     assert sum(host.acquired().values()) == kernel.taken
-    assert len(host.holds.ahead) == 0
+    assert len(host.holds.early) == 0

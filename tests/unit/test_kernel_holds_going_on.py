@@ -61,7 +61,7 @@ def test_four_nested_and_one_more_asked_for(host: Host, procfs: Procfs) -> None:
 
 
 def test_the_api_shows_holds_beside_the_waits_for_the_same_lock(host: Host) -> None:
-    locks, processes = host.detail.locks, np.empty(3, object)
+    locks, processes = host.contention.locks, np.empty(3, object)
     processes[:] = [("", "shop")] * 3
 
     def describe(positions: npt.NDArray[np.int64]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def test_the_api_shows_holds_beside_the_waits_for_the_same_lock(host: Host) -> N
 
 
 def test_a_flood_of_locks_leaves_room_for_both_kinds_of_rows(host: Host) -> None:
-    locks, process = host.detail.locks, np.empty(1, object)
+    locks, process = host.contention.locks, np.empty(1, object)
     process[0] = ("", "shop")
 
     def describe(positions: npt.NDArray[np.int64]) -> dict[str, Any]:
@@ -130,9 +130,9 @@ def test_locks_held_longest_get_names(procfs: Procfs) -> None:
     deadline = time.monotonic() + 10
     while set(named.values()) != {"some_lock", "anon"}:
         assert time.monotonic() < deadline, named
-        for answer in host.holds._locks._resolver.answers():
+        for answer in host.holds._table._resolver.answers():
             assert isinstance(answer, LockAnswer)
-            host.holds._locks.name(answer)
+            host.holds._table.set_name(answer)
         named = {row["address"]: row["lock"] for row in host.api()}
         time.sleep(0.01)
     assert named[hex(LOCK + 64)] == "some_lock"
@@ -172,13 +172,13 @@ def test_a_lock_whose_holder_is_gone_is_given_up(worker: tuple[int, threading.Ev
     ]
     host.look(*held)
     assert sum(host.acquired().values()) == 1
-    assert host.holds.abandoned() is None
+    assert host.holds.find_abandoned() is None
     end.set()
     deadline = time.monotonic() + 10
     while Path(f"/proc/self/task/{tid}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    gone = host.holds.abandoned()
+    gone = host.holds.find_abandoned()
     assert gone
     keys, holds = gone
     assert sorted(keys["lock"].tolist()) == [LOCK, LOCK + 1]

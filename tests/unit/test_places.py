@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_series import IDLE, Labels, Model, budget, make, rearrange
 
-from lockd.sample.aggregates.identities import code_of
+from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.limits import OPEN_SHARE
 from lockd.sample.series.presence import GONE, LASTING, LASTS, THERE, Presence
 from lockd.sample.series.ranking import EARNED_NS, FLOOR, HALF_LIFE, ranked
@@ -26,7 +26,7 @@ def wait_on(model: Model, waits: list[tuple[Labels, float]]) -> None:
     """Threads that wait at this moment, and for how many seconds they have."""
     series = model.series
     series.clear_waiting()
-    keys = np.array([code_of(labels) for labels, _ in waits], np.uint64)
+    keys = np.array([hash_labels(labels) for labels, _ in waits], np.uint64)
     waited = np.array([seconds * SECOND for _, seconds in waits], np.int64)
     series.waiting_rows(keys, lambda i: waits[i][0], waited, 0)
 

@@ -69,12 +69,12 @@ class Told:
         self._keys: dict[int, int] = {}
         for tgid in tgids:
             wait = np.array([tgid]), np.array([number], np.uint64), np.array([KINDS.index("cond")])
-            self.locks.known(*wait, np.zeros(1), SEEN)
+            self.locks.answered_rows(*wait, np.zeros(1), SEEN)
             self._keys[tgid] = int(mix(*wait)[0])
 
     def answer(self, tgid: int, **about: Any) -> None:
         named = LockAnswer(self._keys[tgid], True, "[java]:Lock", "", kind="cond")
-        self.locks.answer(replace(named, **about))
+        self.locks.note_answer(replace(named, **about))
 
     def advised(self) -> dict[tuple[str, ...], float]:
         block = Block((1,), 28)
@@ -97,7 +97,7 @@ def test_programs_are_told_where_a_java_machine_has_its_waits() -> None:
     told.answer(7, hotspot=astuple(replace(PLACES, generation=1)))  # its names have come to be known
     (held,) = told.hotspots.held.values()
     assert held["generation"] == 1
-    told.locks.keep(set(), LATER)
+    told.locks.forget_ended(set(), LATER)
     assert not told.hotspots.held
 
 
@@ -117,11 +117,11 @@ def test_numbers_that_stand_for_waits_again_are_named_anew(number: int, generati
     wait = np.array([7]), np.array([number], np.uint64), np.array([KINDS.index("cond")])
     told.answer(7, hotspot=astuple(replace(PLACES, generation=generation - 1 & 3)))
     for begins in (0, 1, 2, 3):
-        (row,) = told.locks.known(*wait, np.full(1, SEEN), SEEN)
-        assert told.locks.column("lock", row) == "[java]:Lock"
-        told.known.put(told.locks._key_of(row), np.zeros(1, told.known.value))  # as the programs do
+        (row,) = told.locks.answered_rows(*wait, np.full(1, SEEN), SEEN)
+        assert told.locks.name(row).lock == "[java]:Lock"
+        told.known.put(told.locks._map_key(row), np.zeros(1, told.known.value))  # as the programs do
         told.locks._note_process(7, LockAnswer(0, True, "", "", hotspot=(*astuple(PLACES)[:-1], begins)))
-        is_named = told.locks.known(*wait, np.full(1, SEEN), SEEN)[0] >= 0
+        is_named = told.locks.answered_rows(*wait, np.full(1, SEEN), SEEN)[0] >= 0
         assert is_named == (begins != generation)
         assert bool(told.known.held) == is_named
         told.answer(7)
@@ -147,7 +147,7 @@ def test_advice_lasts_until_it_has_been_taken() -> None:
     assert told.advised() == {("", "comm7", JAVA): 1, ("", "comm8", GO): 1}
     told.answer(7, hotspot=astuple(PLACES))
     assert told.advised() == {("", "comm8", GO): 1}
-    told.locks.keep({7}, LATER)
+    told.locks.forget_ended({7}, LATER)
     assert not told.advised()
 
 
@@ -168,15 +168,15 @@ def test_what_go_has_counted_since_it_was_first_read() -> None:
         waits.export(block)
         return exported(block)
 
-    waits.note(GoWaitsAnswer((7, 8), (10**9, -1)), 0.0)
+    waits.note_answer(GoWaitsAnswer((7, 8), (10**9, -1)), 0.0)
     assert seconds() == {("", "comm7"): 0}  # of what cannot be read there is none
-    waits.note(GoWaitsAnswer((7, 8), (3 * 10**9, -1)), 10.0)
-    waits.note(GoWaitsAnswer((7, 8), (-1, -1)), 20.0)
-    waits.note(GoWaitsAnswer((7,), (4 * 10**9,)), 30.0)
+    waits.note_answer(GoWaitsAnswer((7, 8), (3 * 10**9, -1)), 10.0)
+    waits.note_answer(GoWaitsAnswer((7, 8), (-1, -1)), 20.0)
+    waits.note_answer(GoWaitsAnswer((7,), (4 * 10**9,)), 30.0)
     assert seconds() == {("", "comm7"): 3}
-    waits.keep(set())
-    waits.note(GoWaitsAnswer((7,), (10**9,)), 40.0)  # another process of that name
-    waits.note(GoWaitsAnswer((7,), (2 * 10**9,)), 50.0)
+    waits.forget_ended(set())
+    waits.note_answer(GoWaitsAnswer((7,), (10**9,)), 40.0)  # another process of that name
+    waits.note_answer(GoWaitsAnswer((7,), (2 * 10**9,)), 50.0)
     assert seconds() == {("", "comm7"): 4}
 
 
@@ -184,6 +184,6 @@ def test_a_program_that_says_that_it_waited_for_ever_takes_no_total_back() -> No
     waits = GoMutexWaits(Budget(Limits()), lambda tgid: ("", "made-up"))
     totals = []
     for waited in (0, 2**63 - 1, 0, 2**63 - 1, 0, 10**9):
-        waits.note(GoWaitsAnswer((7,), (waited,)), 0.0)
+        waits.note_answer(GoWaitsAnswer((7,), (waited,)), 0.0)
         totals.append(int(waits.series["waited_ns"].max()))
     assert totals == sorted(totals) and totals[-1] > 0

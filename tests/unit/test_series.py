@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd.sample.aggregates.identities import code_of
 from lockd.sample.series import series as module
+from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.limits import OPEN_SHARE, RESERVED_LINES, SHARES, Budget, Limits
 from lockd.sample.series.presence import Presence
 from lockd.sample.series.ranking import EARNED_NS
@@ -59,7 +59,7 @@ class Model:
         if not events:
             return
         labels = [one for one, _, _ in events]
-        keys = np.array([code_of(one) for one in labels], np.uint64)
+        keys = np.array([hash_labels(one) for one in labels], np.uint64)
         weights = np.array([weight for _, _, weight in events])
         rows = self.series.rows(keys, lambda i: labels[i], weights, now)
         amounts = [amount for _, amount, _ in events]

@@ -1,47 +1,71 @@
-"""The aggregates behind the metrics: what each thread and each lock waited, bounded."""
+"""Contention tables: how long each thread and each lock waited, in bounded tables behind /api/v1."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lockd.columns.index import Groups, Hashes, Rows, mix
+from lockd.columns.structs import Columns
 from lockd.columns.table import Table
 from lockd.names.labels.processes import Name, text
-from lockd.sample.aggregates.hold_table import HeldLocks
+from lockd.sample.aggregates.hold_table import HoldTable
+from lockd.sample.aggregates.identities import ProcessNames
+from lockd.sample.aggregates.ongoing import OngoingWaits
+from lockd.sample.locks.waits import LockDescription, Wait
 
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 OFFCPU = PROGRAMS.index("offcpu")
 NOT_CONTENTION = ("cond", "other")
+"""Kinds of user-space locks on which threads wait for work rather than for each other."""
 MIN_ROWS = 20_000
+"""Rows that each table has room for at least."""
 FORGET_AFTER = 3600.0
 """Seconds after which a thread or lock with nothing new is forgotten."""
 RECENT = 60.0
 """Seconds: the threads of a lock are those that blocked on it so recently."""
 SHOWN = 1000
-"""Rows that one answer to /api/v1 holds at most."""
+"""Rows that one table of an answer to /api/v1 has at most."""
 SHOWN_UNCONTENDED = 250
-"""Of them for locks that were held and not waited for, whatever else there is."""
+"""Rows of those that are kept for locks that were held and not waited for."""
 
 
-class Detail:
-    """Threads, locks, and which threads blocked on which lock."""
+class ThreadRows(Protocol):
+    """Waits with their threads and processes, one per row: a drained window, or waits that have not ended."""
+
+    @property
+    def tids(self) -> Columns: ...
+    @property
+    def who(self) -> Columns: ...
+    @property
+    def codes(self) -> Hashes: ...
+    @property
+    def processes(self) -> ProcessNames: ...
+
+
+class ContentionTables:
+    """The tables of threads and of locks, and of which threads blocked on which lock.
+
+    Tables refer to each other's rows by key, never by row number: a row that is evicted is used for another
+    thread or lock.
+    """
 
     def __init__(self, thread_comm: Callable[[int, int], str], at_once: int) -> None:
-        """`thread_comm(tgid, tid)` names a live thread whose name no event told; at most
-        `at_once` rows are added in one go.
+        """`thread_comm(tgid, tid)` returns the name of a live thread whose name came with no event.
+
+        At most `at_once` rows are added by one call.
         """
-        rows = max(MIN_ROWS, at_once)
+        capacity = max(MIN_ROWS, at_once)
         self._thread_comm = thread_comm
         waits = {"blocked_ns": np.int64, "count": np.int64, "max_ns": np.int64, "waiting_ns": np.int64}
         about = {"program": np.int8, "kind": object, "process": object, "tgid": np.int64}
         self.threads = Table(
             {**waits, **about, "tid": np.int64, "thread_comm": "S16", "lock_key": np.uint64,
-             "waiting_is_least": np.bool_}, rows,
+             "waiting_is_least": np.bool_}, capacity,
         )  # fmt: skip
         self.locks = Table(
             {
@@ -60,18 +84,19 @@ class Detail:
                 "sites": object,
                 "series_code": np.uint64,
             },
-            rows,
+            capacity,
         )
-        self._pairs = Table({"lock_key": np.uint64}, rows)
-        self.held: HeldLocks | None = None
-        """What is known of holds, in mode `all`."""
+        self._pairs = Table({"lock_key": np.uint64}, capacity)
+        """A row for each lock and thread that blocked on it."""
+        self.holds: HoldTable | None = None
+        """Holds of kernel locks; None unless lockd runs in mode `all`."""
 
     def thread_rows(
-        self, program: str, who: npt.NDArray[Any], tids: npt.NDArray[Any], kinds: npt.NDArray[Any],
-        kind_names: npt.NDArray[Any], codes: Hashes, processes: npt.NDArray[Any], now: float,
-    ) -> Rows:  # fmt: skip
-        """The row of each thread and kind of wait; `kind_names` are by kind, the rest by row."""
+        self, program: str, waits: ThreadRows, kinds: Columns, kind_names: Columns, now: float
+    ) -> Rows:
+        """Return the row in `threads` of each thread and kind of wait; `kind_names` is indexed by kind."""
         number = PROGRAMS.index(program)
+        tids, who = waits.tids, waits.who
 
         def describe(positions: Rows) -> dict[str, Any]:
             return {
@@ -79,143 +104,170 @@ class Detail:
                 "tid": tids[positions],
                 "tgid": who["tgid"][positions],
                 "kind": kind_names[kinds[positions]],
-                "process": processes[positions],
+                "process": waits.processes[positions],
                 "thread_comm": who["thread_comm"][positions],
             }
 
-        keys = mix(tids, who["tgid"], codes, kinds, np.full(len(tids), number))
+        keys = mix(tids, who["tgid"], waits.codes, kinds, np.full(len(tids), number))
         return self.threads.rows(keys, now, describe)
 
-    def add(
-        self, table: Table, rows: Rows, blocked_ns: npt.NDArray[Any], count: npt.NDArray[Any],
-        max_ns: npt.NDArray[Any],
-    ) -> None:  # fmt: skip
-        """Add waits to rows, which may repeat; rows below 0 are left out."""
-        found = rows >= 0
-        groups = Groups(rows[found])
-        table["blocked_ns"][groups.rows] += groups.sum(blocked_ns[found])
-        table["count"][groups.rows] += groups.sum(count[found])
-        table["max_ns"][groups.rows] = np.maximum(table["max_ns"][groups.rows], groups.max(max_ns[found]))
+    def add_waits(
+        self, table: Table, rows: Rows, blocked_ns: Columns, count: Columns, max_ns: Columns
+    ) -> None:
+        """Add waits to rows of one of the tables, which may repeat; waits with a row below 0 are left out."""
+        is_known = rows >= 0
+        groups = Groups(rows[is_known])
+        table["blocked_ns"][groups.rows] += groups.sum(blocked_ns[is_known])
+        table["count"][groups.rows] += groups.sum(count[is_known])
+        longest = groups.max(max_ns[is_known])
+        table["max_ns"][groups.rows] = np.maximum(table["max_ns"][groups.rows], longest)
 
-    def note_threads_of(self, lock_rows: Rows, threads: Rows, tids: npt.NDArray[Any], now: float) -> None:
-        """Remember which threads blocked on which lock; `threads` are their rows.
-
-        By the locks' keys: the row of a lock that is forgotten is used for another.
-        """
+    def note_lock_threads(self, lock_rows: Rows, thread_rows: Rows, tids: Columns, now: float) -> None:
+        """Remember which thread blocked on which lock, where the arrays have one item per wait."""
         lock_keys = self.locks["key"][lock_rows]
-        self.threads["lock_key"][threads] = lock_keys
+        self.threads["lock_key"][thread_rows] = lock_keys
         self._pairs.rows(mix(lock_keys, tids), now, lambda positions: {"lock_key": lock_keys[positions]})
 
-    def threads_by_lock(self, now: float) -> npt.NDArray[np.int64]:
-        """Distinct threads that blocked on each lock in the last minute, by row of `locks`."""
+    def count_threads(self, now: float) -> npt.NDArray[np.int64]:
+        """Return for each row of `locks` the number of threads that blocked on it in the last minute."""
         recent = self._pairs.used & (self._pairs["seen"] >= now - RECENT)
         rows = self.locks.find(self._pairs["lock_key"][recent])
         return np.bincount(rows[rows >= 0], minlength=len(self.locks.used))
 
     def clear_waiting(self, program: str) -> None:
-        """Before the waits that go on at this moment are noted anew."""
+        """Forget which of a program's waits have not ended, before those of another moment are noted."""
         number = PROGRAMS.index(program)
-        of_program = self.threads["program"] == number
-        self.threads["waiting_ns"][of_program] = 0
-        self.threads["waiting_is_least"][of_program] = False
-        of_program = self.locks["program"] == number
-        self.locks["waiting_ns"][of_program] = 0
-        self.locks["waiting"][of_program] = 0
+        is_program = self.threads["program"] == number
+        self.threads["waiting_ns"][is_program] = 0
+        self.threads["waiting_is_least"][is_program] = False
+        is_program = self.locks["program"] == number
+        self.locks["waiting_ns"][is_program] = 0
+        self.locks["waiting"][is_program] = 0
+
+    def note_waiting_threads(
+        self, program: str, waiting: OngoingWaits, kinds: Columns, kind_names: Columns, now: float
+    ) -> Rows:
+        """Note for how long threads have waited, and return their rows; parameters as in thread_rows()."""
+        rows = self.thread_rows(program, waiting, kinds, kind_names, now)
+        self.threads["waiting_ns"][rows] = waiting.waited_ns
+        self.threads["waiting_is_least"][rows] = waiting.is_lower_bound
+        return rows
 
     def expire(self, now: float) -> None:
+        """Forget threads, locks and holds that have had nothing new for a long time."""
         self._pairs.forget_unseen(now - RECENT)
         self.threads.forget_unseen(now - FORGET_AFTER)
         self.locks.forget_unseen(now - FORGET_AFTER)
-        if self.held:
-            self.held.expire(now - FORGET_AFTER)
+        if self.holds:
+            self.holds.expire(now - FORGET_AFTER)
 
-    def _name_of_thread(self, row: int) -> str:
-        table = self.threads
-        told = text(bytes(table["thread_comm"][row]))
-        return told or self._thread_comm(int(table["tgid"][row]), int(table["tid"][row]))
+    def describe_lock(self, wait: Wait) -> LockDescription:
+        """Return what /api/v1/locks shows of the lock of a wait; its fields are empty if it is not known."""
+        locks = self.locks
+        program = PROGRAMS.index("kernel_locks" if wait.in_kernel else "futex")
+        is_lock = (locks["address"] == wait.address) & (locks["program"] == program) & locks.used
+        if not wait.in_kernel:
+            is_lock &= locks["tgid"] == wait.tgid
+        rows = [int(row) for row in np.flatnonzero(is_lock)]
+        row = max(rows, key=lambda row: (bool(locks["lock"][row]), locks["seen"][row]), default=-1)
+        if row < 0:
+            return LockDescription("", "", ())
+        stack = tuple(str(frame) for frame in locks["stack"][row] or ())
+        return LockDescription(str(locks["lock"][row] or ""), str(locks["site"][row] or ""), stack)
 
     def tables(
         self, now: float, holders: Mapping[tuple[int, int], int], advice: Mapping[int, str]
     ) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-        """The tables behind /api/v1: the rows with the most blocked time, waits still going on included.
+        """Return the tables behind /api/v1, and the arrays with their numbers.
 
-        `holders` are the threads that hold locks, by process (0: the kernel) and address; `advice` is that of
-        UserLocks, by process.
+        They have the rows with the most blocked time, waits that have not ended included. `holders` are the
+        threads that hold locks, by process (0 for locks of the kernel) and address. `advice` is by process.
         """
-        tables: dict[str, Any] = {}
         arrays: dict[str, npt.NDArray[Any]] = {}
-        threads = _top(self.threads)
-        locks = self.locks
-        lock_of = locks.find(self.threads["lock_key"][threads])
-        lock_names = [str(locks["lock"][row] or "") if row >= 0 else "" for row in lock_of]
-        tables["threads"] = {
+        return {
+            "threads": self._threads_table(advice, arrays),
+            "locks": self._locks_table(now, holders, arrays),
+        }, arrays
+
+    def _threads_table(
+        self, advice: Mapping[int, str], arrays: dict[str, npt.NDArray[Any]]
+    ) -> dict[str, Any]:
+        threads, locks = self.threads, self.locks
+        rows = _top_rows(threads)
+        lock_rows = locks.find(threads["lock_key"][rows])
+        return {
             "text": {
-                **_about(self.threads, threads),
-                "thread_comm": [self._name_of_thread(row) for row in threads],
-                "lock": lock_names,
-                "advice": [advice.get(tgid, "") for tgid in self.threads["tgid"][threads].tolist()],
+                **_label_columns(threads, rows),
+                "thread_comm": [self._thread_name(row) for row in rows],
+                "lock": [str(locks["lock"][row] or "") if row >= 0 else "" for row in lock_rows],
+                "advice": [advice.get(tgid, "") for tgid in threads["tgid"][rows].tolist()],
             },
-            "numbers": _numbers(
-                "threads", self.threads, threads, ("tid", "tgid", "waiting_is_least"), arrays
-            ),
+            "numbers": _number_columns("threads", threads, rows, ("tid", "tgid", "waiting_is_least"), arrays),
             "lists": {},
         }
-        rows = _top(locks)
-        if self.held:
+
+    def _locks_table(
+        self, now: float, holders: Mapping[tuple[int, int], int], arrays: dict[str, npt.NDArray[Any]]
+    ) -> dict[str, Any]:
+        locks = self.locks
+        rows = _top_rows(locks)
+        if self.holds:
             first = rows[: SHOWN - SHOWN_UNCONTENDED]
-            known = locks["process"][first], locks["address"][first], locks["kind_number"][first]
-            shown = self.held.shown(*known, most=SHOWN - len(first))
-            rows = rows[: SHOWN - len(shown.alone)]
-        by_lock = self.threads_by_lock(now)
+            contended = locks["process"][first], locks["address"][first], locks["kind_number"][first]
+            holds = self.holds.choose_shown(*contended, most=SHOWN - len(first))
+            rows = rows[: SHOWN - len(holds.uncontended)]
         arrays["locks.holder_tid"] = self._holders(rows, holders)
-        arrays["locks.threads"] = by_lock[rows].astype(np.int64)
-        tables["locks"] = {
+        arrays["locks.threads"] = self.count_threads(now)[rows].astype(np.int64)
+        table = {
             "text": {
-                **_about(locks, rows),
+                **_label_columns(locks, rows),
                 "lock": [str(name or "") for name in locks["lock"][rows]],
                 "site": [str(site or "") for site in locks["site"][rows]],
                 "address": [f"{address:#x}" for address in locks["address"][rows]],
-                "holder": [self._comm_of(int(tid)) for tid in arrays["locks.holder_tid"]],
+                "holder": [
+                    self._thread_comm(tid, tid) if tid else "" for tid in arrays["locks.holder_tid"].tolist()
+                ],
             },
             "numbers": [
                 "threads",
                 "holder_tid",
-                *_numbers("locks", locks, rows, ("tgid", "waiting"), arrays),
+                *_number_columns("locks", locks, rows, ("tgid", "waiting"), arrays),
             ],
             "lists": {
                 "stack": [list(stack or ()) for stack in locks["stack"][rows]],
                 "sites": [_sites(counter) for counter in locks["sites"][rows]],
             },
         }
-        if self.held:
-            shown.add_to(tables["locks"], arrays)
-        return tables, arrays
+        if self.holds:
+            holds.add_to(table, arrays)
+        return table
+
+    def _thread_name(self, row: int) -> str:
+        table = self.threads
+        name = text(bytes(table["thread_comm"][row]))
+        return name or self._thread_comm(int(table["tgid"][row]), int(table["tid"][row]))
 
     def _holders(self, rows: Rows, holders: Mapping[tuple[int, int], int]) -> npt.NDArray[np.int64]:
-        """Who holds each of these locks, if somebody waits for it; 0: nobody known."""
+        """Return the thread that holds the lock in each row, 0 where none is known."""
         locks = self.locks
         in_kernel = locks["program"][rows] == PROGRAMS.index("kernel_locks")
-        whose = np.where(in_kernel, 0, locks["tgid"][rows]).tolist()
-        found = map(holders.get, zip(whose, locks["address"][rows].tolist(), strict=True))
-        return np.array([tid or 0 for tid in found], np.int64)
-
-    def _comm_of(self, tid: int) -> str:
-        return self._thread_comm(tid, tid) if tid else ""
+        tgids = np.where(in_kernel, 0, locks["tgid"][rows]).tolist()
+        tids = map(holders.get, zip(tgids, locks["address"][rows].tolist(), strict=True))
+        return np.array([tid or 0 for tid in tids], np.int64)
 
 
 def _sites(counter: Counter[str] | None) -> list[dict[str, Any]]:
-    """Where threads were seen to wait for a lock, and how often, the most frequent first."""
+    """Return the sites at which threads were seen to wait for a lock, the most frequent first."""
     return [{"site": site, "seen": count} for site, count in (counter or Counter()).most_common()]
 
 
-def lock_key(
-    program: str, tgids: npt.NDArray[Any], addresses: npt.NDArray[Any], *rest: npt.NDArray[Any]
-) -> Hashes:
-    """What tells locks apart: program, process, address, and what else the program says."""
+def lock_key(program: str, tgids: Columns, addresses: Columns, *rest: Columns) -> Hashes:
+    """Return the keys of locks in the table: hashes of program, process, address, and the columns `rest`."""
     return mix(np.full(len(addresses), PROGRAMS.index(program)), tgids, addresses, *rest)
 
 
-def _top(table: Table) -> Rows:
+def _top_rows(table: Table) -> Rows:
+    """Return the rows that are shown: those that are stuck in contention first, then by blocked time."""
     live = np.flatnonzero(table.used)
     weight = table["blocked_ns"][live] + table["waiting_ns"][live]
     # What is stuck now must not be cut off by what waited much before.
@@ -225,7 +277,7 @@ def _top(table: Table) -> Rows:
     return rows
 
 
-def _about(table: Table, rows: Rows) -> dict[str, list[str]]:
+def _label_columns(table: Table, rows: Rows) -> dict[str, list[str]]:
     processes: Sequence[Name] = list(table["process"][rows])
     return {
         "program": [PROGRAMS[number] for number in table["program"][rows]],
@@ -235,18 +287,14 @@ def _about(table: Table, rows: Rows) -> dict[str, list[str]]:
     }
 
 
-def _numbers(
+def _number_columns(
     name: str, table: Table, rows: Rows, plain: tuple[str, ...], arrays: dict[str, npt.NDArray[Any]]
 ) -> list[str]:
-    for column in plain:
-        arrays[f"{name}.{column}"] = table[column][rows].astype(np.int64)
-    arrays[f"{name}.blocked_count"] = table["count"][rows]
-    for column, source in (
-        ("blocked_us", "blocked_ns"),
-        ("max_blocked_us", "max_ns"),
-        ("waiting_us", "waiting_ns"),
-    ):
-        arrays[f"{name}.{column}"] = table[source][rows] / 1000.0
-    longest = np.maximum(table["max_ns"][rows], table["waiting_ns"][rows])
-    arrays[f"{name}.max_blocked_us"] = longest / 1000.0
-    return [*plain, "blocked_count", "blocked_us", "max_blocked_us", "waiting_us"]
+    """Write the numbers of some rows to `arrays`, times in microseconds, and return the columns' names."""
+    columns: dict[str, npt.NDArray[Any]] = {column: table[column][rows].astype(np.int64) for column in plain}
+    columns["blocked_count"] = table["count"][rows]
+    columns["blocked_us"] = table["blocked_ns"][rows] / 1000.0
+    columns["max_blocked_us"] = np.maximum(table["max_ns"][rows], table["waiting_ns"][rows]) / 1000.0
+    columns["waiting_us"] = table["waiting_ns"][rows] / 1000.0
+    arrays.update((f"{name}.{column}", values) for column, values in columns.items())
+    return list(columns)

@@ -1,8 +1,8 @@
-"""Acquisitions counted ahead of the programs, which learn of some only when the lock is released.
+"""Early acquisitions: kernel locks counted as taken before the programs count them at their release.
 
-With kprobes a lock that is free when it is asked for is known to have been taken once it is
-released. If that is long in coming, the sampler counts the acquisition (see kernel_holds.py),
-and takes back one of what the programs count for the same lock and thread afterwards.
+With kprobes the programs learn that a free lock was taken only when it is released. If it is held for long,
+the sampler counts the acquisition (kernel_holds.py), and later subtracts one from what the programs count for
+the same lock and thread.
 """
 
 from __future__ import annotations
@@ -16,108 +16,122 @@ from lockd.columns.index import Hashes, Index, mix
 from lockd.columns.structs import Columns
 
 MOST = 4096
-"""So many are remembered; what is more is counted when the lock is released."""
+"""Locks and threads that are remembered; further acquisitions are counted when the lock is released."""
 FORGET_AFTER = 600.0
-"""Seconds after which what is neither held nor was released under its name is forgotten."""
+"""Seconds after which a lock is forgotten that is not held, and whose release was not counted by name."""
 
 
 @dataclass
-class Ahead:
+class EarlyAcquisitions:
     """Acquisitions of one lock by one thread."""
 
     count: int
-    """Of them not taken back yet."""
+    """Acquisitions that are not subtracted yet."""
     since: int
-    """When the last of them was asked for: monotonic clock in ns."""
+    """When the last of them was asked for (monotonic clock in ns)."""
     lock_type: int
+    """Number of the lock type."""
     seen: float
-    """When the lock was last seen to be held (seconds)."""
+    """When the lock was last seen to be held (monotonic clock in seconds)."""
 
 
-class CountedAhead:
-    """What was counted ahead, by lock and thread; as long as there is nothing, it costs nothing."""
+class EarlyCounts:
+    """The acquisitions that were counted early, by lock and thread."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Ahead] = {}
+        self._by_key: dict[int, EarlyAcquisitions] = {}
         self._hashes = Index()
+        """The keys once more, to find many at once."""
         self._now = 0.0
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._by_key)
 
     def save(self) -> list[tuple[int, int, int, int, float]]:
-        """What is remembered, for restore()."""
-        return [(key, one.count, one.since, one.lock_type, one.seen) for key, one in self._known.items()]
+        """Return everything that is remembered, for restore()."""
+        return [(key, own.count, own.since, own.lock_type, own.seen) for key, own in self._by_key.items()]
 
-    def restore(self, known: list[tuple[int, int, int, int, float]]) -> None:
-        self._known = {key: Ahead(count, since, kind, seen) for key, count, since, kind, seen in known}
+    def restore(self, saved: list[tuple[int, int, int, int, float]]) -> None:
+        """Go on with what save() of another sampler returned."""
+        self._by_key = {
+            key: EarlyAcquisitions(count, since, lock_type, seen)
+            for key, count, since, lock_type, seen in saved
+        }
         self._reindex()
 
-    def unknown(self, locks: Columns, tids: Columns, since: Columns, now: float) -> npt.NDArray[np.bool_]:
-        """Which of the locks held at this moment are to be counted; room for more than MOST there is not."""
+    def find_uncounted(
+        self, locks: Columns, tids: Columns, since: Columns, now: float
+    ) -> npt.NDArray[np.bool_]:
+        """Return which of the locks that are held at this moment are to be counted, then passed to add().
+
+        `since` is when each was asked for (monotonic clock in ns). There are never more than MOST.
+        """
         self._now = now
-        unknown = np.zeros(len(locks), np.bool_)
-        room = MOST - len(self._known)
+        is_uncounted = np.zeros(len(locks), np.bool_)
+        room = MOST - len(self._by_key)
         for i, (key, asked) in enumerate(zip(mix(locks, tids).tolist(), since.tolist(), strict=True)):
-            ahead = self._known.get(key)
-            if ahead and ahead.since == asked:
-                ahead.seen = now
-            elif ahead or room > 0:
-                unknown[i] = True
-                room -= not ahead
+            early = self._by_key.get(key)
+            if early and early.since == asked:
+                early.seen = now
+            elif early or room > 0:
+                is_uncounted[i] = True
+                room -= not early
         self._forget_old()
-        return unknown
+        return is_uncounted
 
     def add(self, locks: Columns, tids: Columns, since: Columns, types: Columns) -> None:
-        """These were counted."""
-        told = zip(mix(locks, tids).tolist(), since.tolist(), types.tolist(), strict=True)
-        for key, asked, lock_type in told:
-            ahead = self._known.setdefault(key, Ahead(0, asked, lock_type, self._now))
-            ahead.count += 1
-            ahead.since, ahead.seen = asked, self._now
+        """Remember that these acquisitions were counted."""
+        acquisitions = zip(mix(locks, tids).tolist(), since.tolist(), types.tolist(), strict=True)
+        for key, asked, lock_type in acquisitions:
+            early = self._by_key.setdefault(key, EarlyAcquisitions(0, asked, lock_type, self._now))
+            early.count += 1
+            early.since, early.seen = asked, self._now
         self._reindex()
 
-    def take_back(self, locks: Columns, tids: Columns, counted: npt.NDArray[np.int64]) -> None:
-        """Subtract from what the programs `counted`, by lock and thread, what was counted before."""
-        if not self._known:
+    def subtract(self, locks: Columns, tids: Columns, counted: npt.NDArray[np.int64]) -> None:
+        """Subtract from `counted`, the programs' acquisitions by lock and thread, those counted early."""
+        if not self._by_key:
             return
         hashes = mix(locks, tids)
-        self._settle(hashes, np.flatnonzero((self._hashes.find(hashes) >= 0) & (counted > 0)), counted)
+        self._subtract(hashes, np.flatnonzero((self._hashes.find(hashes) >= 0) & (counted > 0)), counted)
 
-    def take_back_nameless(self, types: Columns, counted: npt.NDArray[np.int64]) -> None:
-        """The same where a full map lost lock and thread: of locks of the type that are held no more."""
-        for key, ahead in list(self._known.items()):
-            if ahead.seen < self._now:
-                rows = np.flatnonzero((types == ahead.lock_type) & (counted > 0))
-                self._settle(np.full(len(types), key, np.uint64), rows, counted)
+    def subtract_nameless(self, types: Columns, counted: npt.NDArray[np.int64]) -> None:
+        """Subtract from `counted`, where an overflow map has the lock type, but neither lock nor thread.
+
+        Early acquisitions of locks of this type that are no longer held are subtracted.
+        """
+        for key, early in list(self._by_key.items()):
+            if early.seen < self._now:
+                rows = np.flatnonzero((types == early.lock_type) & (counted > 0))
+                self._subtract(np.full(len(types), key, np.uint64), rows, counted)
 
     def forget(self, locks: Columns, tids: Columns) -> None:
-        """These will never be released."""
+        """Forget the acquisitions of locks that these threads will never release."""
         for key in mix(locks, tids).tolist():
-            self._known.pop(key, None)
+            self._by_key.pop(key, None)
         self._reindex()
 
-    def _settle(self, hashes: Hashes, rows: npt.NDArray[np.int64], counted: npt.NDArray[np.int64]) -> None:
+    def _subtract(self, hashes: Hashes, rows: npt.NDArray[np.int64], counted: npt.NDArray[np.int64]) -> None:
         for row in rows:
-            ahead = self._known.get(int(hashes[row]))
-            if ahead:
-                taken = min(ahead.count, int(counted[row]))
-                counted[row] -= taken
-                ahead.count -= taken
-                if not ahead.count:
-                    del self._known[int(hashes[row])]
+            early = self._by_key.get(int(hashes[row]))
+            if early:
+                subtracted = min(early.count, int(counted[row]))
+                counted[row] -= subtracted
+                early.count -= subtracted
+                if not early.count:
+                    del self._by_key[int(hashes[row])]
         if len(rows):
             self._reindex()
 
     def _forget_old(self) -> None:
-        old = [key for key, ahead in self._known.items() if ahead.seen < self._now - FORGET_AFTER]
+        old = [key for key, early in self._by_key.items() if early.seen < self._now - FORGET_AFTER]
         for key in old:
-            del self._known[key]
+            del self._by_key[key]
         if old:
             self._reindex()
 
     def _reindex(self) -> None:
         self._hashes.clear()
-        if self._known:
-            keys = np.fromiter(self._known, np.uint64, len(self._known))
+        if self._by_key:
+            keys = np.fromiter(self._by_key, np.uint64, len(self._by_key))
             self._hashes.add(keys, np.zeros(len(keys), np.int64))

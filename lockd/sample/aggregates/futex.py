@@ -3,45 +3,47 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lockd.columns.index import Groups, Hashes, Rows, mix
+from lockd.columns import structs
+from lockd.columns.index import Groups, Rows, mix
+from lockd.columns.structs import Columns
 from lockd.kernel.manifest import Manifest
 from lockd.names.protocol import ANON
-from lockd.sample.aggregates.contention import NOT_CONTENTION, Detail, lock_key
-from lockd.sample.aggregates.ongoing import Waiting
-from lockd.sample.aggregates.window import Window
-from lockd.sample.locks.lock_series import LockSeries
+from lockd.sample.aggregates.contention import NOT_CONTENTION, ContentionTables, ThreadRows, lock_key
+from lockd.sample.aggregates.lock_series import LockSeries
+from lockd.sample.aggregates.ongoing import Moment, OngoingWaits
+from lockd.sample.aggregates.window import Window, add_slots
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Budget, Limits
 from lockd.sample.series.series import Series
 
 ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK", errno.EOPNOTSUPP: "EOPNOTSUPP"}
-"""Names of errors; of several the one in futex(2), where Python has EDEADLOCK and ENOTSUP."""
+"""Names of errors by number. Where Python has EDEADLOCK and ENOTSUP, the names are those of futex(2)."""
 
 
 class FutexAggregates:
-    """Everything exported about futex calls."""
+    """The series of futex calls."""
 
     def __init__(
-        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, user_locks: UserLocks
-    ) -> None:
+        self, manifest: Manifest, limits: Limits, budget: Budget, contention: ContentionTables,
+        user_locks: UserLocks,
+    ) -> None:  # fmt: skip
         kinds = manifest.enums["futex_kind"]
         self._kind_names = list(kinds)
         self._kinds = np.array(self._kind_names, object)
         self._wake = kinds.index("wake")
-        self._slots, self._no_slot = manifest.constants["SLOTS"], manifest.constants["SLOT_NONE"]
-        self._detail = detail
+        self._no_slot = manifest.constants["SLOT_NONE"]
+        self._attached_ns = manifest.attached_ns
+        self._contention = contention
         self._user_locks = user_locks
         windows = dict(limits.windows)
         self.by_kind = Series(
             "futex",
-            {"waits": np.int64, "slots": (np.int64, (self._slots,)), "blocked_ns": np.int64,
-             "waiting": np.int64, "waiting_ns": np.int64},
+            {"waits": np.int64, "slots": (np.int64, (manifest.constants["SLOTS"],)),
+             "blocked_ns": np.int64, "waiting": np.int64, "waiting_ns": np.int64},
             counters={"waits": "lockd_futex_waits_total", "slots": "lockd_futex_blocked_seconds_count",
                       "blocked_ns": "lockd_futex_blocked_seconds_sum"},
             names=(0, 1), lines=limits.histogram_lines + 2 + limits.max_gauges,
@@ -67,13 +69,13 @@ class FutexAggregates:
             budget=budget, others=4, most=limits.top_locks, uncontended=NOT_CONTENTION,
             maxima=("blocked",), windows=windows,
         )  # fmt: skip
-        self.locks = LockSeries("futex", detail, locks, self._kind_names, has_site=False)
+        self.locks = LockSeries("futex", contention, locks, self._kind_names, has_site=False)
         self.series = [self.by_kind, self.by_process, self.errors, locks]
 
     def fold(self, window: Window, now: float) -> None:
         """Add one window; `now` is the monotonic clock in seconds."""
         keys, values = window.keys, window.values
-        keys["kind"] = self._user_locks.correct(values["who"]["tgid"], keys["uaddr"], keys["kind"])
+        keys["kind"] = self._user_locks.correct_kinds(values["who"]["tgid"], keys["uaddr"], keys["kind"])
         kind, calls, blocked = keys["kind"].astype(np.int64), values["calls"], values["blocked_ns"]
 
         rows = self.by_process.rows(window.codes, window.processes.__getitem__, blocked, now)
@@ -112,8 +114,7 @@ class FutexAggregates:
         self.by_kind["blocked_ns"][groups.rows] += groups.sum(blocked_ns)
         self.by_kind.note_max("blocked", groups.rows, groups.max(max_ns))
         blocked = waits.keys["slot"] != self._no_slot
-        cells = Groups(rows[blocked] * self._slots + waits.keys["slot"][blocked])
-        self.by_kind["slots"].reshape(-1)[cells.rows] += cells.sum(calls[blocked])
+        add_slots(self.by_kind, rows[blocked], waits.keys["slot"][blocked], calls[blocked])
         if not blocked.any():
             return
         if not waits.has_detail:
@@ -122,87 +123,83 @@ class FutexAggregates:
             self._fold_detail(waits.where(blocked), now)
 
     def _fold_detail(self, blocked: Window, now: float) -> None:
-        keys, values, who = blocked.keys, blocked.values, blocked.values["who"]
-        detail, kind, tids = self._detail, keys["kind"], keys["tid"]
+        keys, values, contention = blocked.keys, blocked.values, self._contention
         numbers = values["blocked_ns"], values["calls"], values["max_blocked_ns"]
-        threads = detail.thread_rows(
-            "futex", who, tids, kind, self._kinds, blocked.codes, blocked.processes, now
-        )
-        lock_rows = self._lock_rows(who["tgid"], keys["uaddr"], kind, blocked.codes, blocked.processes, now)
-        detail.add(detail.threads, threads, *numbers)
-        detail.add(detail.locks, lock_rows, *numbers)
-        detail.note_threads_of(lock_rows, threads, tids, now)
+        threads = contention.thread_rows("futex", blocked, keys["kind"], self._kinds, now)
+        lock_rows = self._lock_rows(blocked, values["who"]["tgid"], keys["uaddr"], keys["kind"], now)
+        contention.add_waits(contention.threads, threads, *numbers)
+        contention.add_waits(contention.locks, lock_rows, *numbers)
+        contention.note_lock_threads(lock_rows, threads, keys["tid"], now)
         self.locks.add(lock_rows, values["calls"], values["blocked_ns"], values["max_blocked_ns"], now)
 
     def _lock_rows(
-        self, tgids: npt.NDArray[Any], addresses: npt.NDArray[Any], kinds: npt.NDArray[Any],
-        codes: Hashes, processes: npt.NDArray[Any], now: float,
-    ) -> Rows:  # fmt: skip
-        key = lock_key("futex", tgids, addresses, kinds, codes)
-        rows = self.locks.lock_rows(key, tgids, addresses, kinds, processes, now)
-        self._name(rows, now)
+        self, waits: ThreadRows, tgids: Columns, addresses: Columns, kinds: Columns, now: float
+    ) -> Rows:
+        """Return the row in the table of locks of each wait, where the arrays have one item per wait."""
+        key = lock_key("futex", tgids, addresses, kinds, waits.codes)
+        rows = self.locks.lock_rows(key, tgids, addresses, kinds, waits.processes, now)
+        self._set_names(rows, now)
         return rows
 
-    def _name(self, rows: Rows, now: float) -> None:
-        """Give those of these locks their names that have none and are known by now.
+    def _set_names(self, rows: Rows, now: float) -> None:
+        """Give the locks in these rows their names if they have none and the names are known.
 
-        One that was `anon`, as no thread that waited had been captured, has its name once that is known.
+        A lock that is `anon`, as no thread that waited was captured, gets its name when that is known.
         """
-        locks, user_locks = self._detail.locks, self._user_locks
+        locks, user_locks = self._contention.locks, self._user_locks
         rows = rows[(locks["series_code"][rows] == 0) | (locks["lock"][rows] == ANON)]
         if not len(rows):
             return
-        which = locks["tgid"][rows], locks["address"][rows], locks["kind_number"][rows]
-        known = user_locks.known(*which, locks["since"][rows], now)
-        answered = np.flatnonzero(known >= 0)
-        named, first = np.unique(rows[answered], return_index=True)
-        for row, at in zip(named, known[answered[first]], strict=True):
-            lock, site, stack = (user_locks.column(name, int(at)) for name in ("lock", "site", "stack"))
-            if lock == locks["lock"][row]:
-                continue
-            self.locks.name(int(row), lock, site, stack)
-            locks["sites"][row] = user_locks.column("sites", int(at))
+        waited_for = locks["tgid"][rows], locks["address"][rows], locks["kind_number"][rows]
+        answered = user_locks.answered_rows(*waited_for, locks["since"][rows], now)
+        is_answered = np.flatnonzero(answered >= 0)
+        named, first = np.unique(rows[is_answered], return_index=True)
+        for row, user_row in zip(named.tolist(), answered[is_answered[first]].tolist(), strict=True):
+            name = user_locks.name(user_row)
+            if name.lock != locks["lock"][row]:
+                self.locks.set_name(row, name.lock, name.site, name.stack)
+                locks["sites"][row] = name.sites
 
-    def note_waiting(self, waiting: Waiting, now: float) -> None:
-        """Replace what is known of the calls that are blocked at this moment."""
+    def note_ongoing(self, moment: Moment) -> None:
+        """Replace what is known of the calls that are blocked, and ask again about locks in reused memory."""
+        tids, threads = moment.threads
+        is_blocked = moment.states.is_in_futex(threads)
+        tids, threads = tids[is_blocked], structs.take(threads, np.flatnonzero(is_blocked))
+        call, tgids = threads["call"], threads["tgid"]
+        since = threads["off_since"].astype(np.int64)
+        waited_ns = moment.clock - since + threads["call_blocked"].astype(np.int64)
+        is_lower_bound = call["since"] == self._attached_ns
+        waiting = moment.name_waits(tids, tgids, call["kind"], call["uaddr"], waited_ns, is_lower_bound)
+        self.note_waiting(waiting, moment.now)
+        self._user_locks.ask_lasting(
+            tids, tgids, call["uaddr"], call["guess"], waited_ns, threads["thread_pointer"], moment.now
+        )
+
+    def note_waiting(self, waiting: OngoingWaits, now: float) -> None:
+        """Replace what is known of the calls that are blocked."""
         for series in (self.by_kind, self.locks.series):
             series.clear_waiting()
-        self._detail.clear_waiting("futex")
+        self._contention.clear_waiting("futex")
         if not len(waiting):
             return
-        kind = self._user_locks.correct(waiting.tgids, waiting.addresses, waiting.kinds)
+        kind = self._user_locks.correct_kinds(waiting.tgids, waiting.addresses, waiting.kinds)
         rows = self.by_kind.waiting_rows(
             mix(waiting.codes, kind),
             lambda i: (*waiting.processes[i], self._kind_names[kind[i]]),
             waiting.waited_ns,
             now,
         )
-        waiting.put(self.by_kind, rows)
+        waiting.write_gauges(self.by_kind, rows)
         if not waiting.has_detail:
-            waiting.put(self.locks.series, self.locks.nameless_rows(kind, now))
+            waiting.write_gauges(self.locks.series, self.locks.nameless_rows(kind, now))
             return
-        lock_rows = self._lock_rows(
-            waiting.tgids, waiting.addresses, kind, waiting.codes, waiting.processes, now
-        )
-        waiting.put(self.locks.series, self.locks.waiting_rows(lock_rows, waiting.waited_ns, now))
+        lock_rows = self._lock_rows(waiting, waiting.tgids, waiting.addresses, kind, now)
+        waiting.write_gauges(self.locks.series, self.locks.waiting_rows(lock_rows, waiting.waited_ns, now))
         groups = Groups(lock_rows)
-        self._detail.locks["waiting"][groups.rows] = groups.sum(np.ones(len(lock_rows)))
-        self._detail.locks["waiting_ns"][groups.rows] = groups.max(waiting.waited_ns)
-        threads = self._detail.thread_rows(
-            "futex", waiting.who, waiting.tids, kind, self._kinds, waiting.codes, waiting.processes, now
-        )
-        self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
-        self._detail.threads["waiting_is_least"][threads] = waiting.is_least
-        self._detail.note_threads_of(lock_rows, threads, waiting.tids, now)
-
-    def look_again(
-        self, tids: npt.NDArray[Any], threads: npt.NDArray[Any], waited_ns: npt.NDArray[np.int64], now: float
-    ) -> None:  # fmt: skip
-        """Make sure of what these threads wait for, by their entries and for how long they have."""
-        call = threads["call"]
-        self._user_locks.look_again(
-            tids, threads["tgid"], call["uaddr"], call["guess"], waited_ns, threads["thread_pointer"], now
-        )
+        self._contention.locks["waiting"][groups.rows] = groups.sum(np.ones(len(lock_rows)))
+        self._contention.locks["waiting_ns"][groups.rows] = groups.max(waiting.waited_ns)
+        threads = self._contention.note_waiting_threads("futex", waiting, kind, self._kinds, now)
+        self._contention.note_lock_threads(lock_rows, threads, waiting.tids, now)
 
     def export(self, block: Block, now: float) -> None:
         """Write every series to a block."""
@@ -229,6 +226,6 @@ class FutexAggregates:
         block.add("lockd_futex_lock_blocked_seconds_total", labels, series["blocked_ns"][rows] / 1e9)
         block.add("lockd_futex_lock_blocked_total", labels, series["count"][rows])
         block.add("lockd_futex_lock_waiting", labels, series["waiting"][rows])
-        block.add("lockd_futex_lock_threads", labels, self.locks.threads(now)[rows])
+        block.add("lockd_futex_lock_threads", labels, self.locks.count_threads(now)[rows])
         maxima = series.current_max("blocked", rows)
         block.add("lockd_futex_lock_max_blocked_us", *with_windows(labels, maxima))

@@ -1,4 +1,4 @@
-"""How long goroutines wait for mutexes, as each program's own runtime counts it: no system call shows it."""
+"""Waits of goroutines for mutexes, as the runtime of each program counts them: no system call shows them."""
 
 from __future__ import annotations
 
@@ -13,50 +13,53 @@ from lockd.sample.series.limits import Budget
 from lockd.sample.series.series import Series
 
 ASKED_AT_ONCE = 500
-"""Processes; of more, others have their turn as these end."""
+"""Processes that are asked for at a time. If there are more, the others are asked for when these end."""
 WAITED = "lockd_go_mutex_wait_seconds_total"
 MOST_NS = 1 << 60
-"""Where a total stays, 36 years: each process says by itself what it has waited, and the sum has 64 bits."""
+"""Nanoseconds (36 years) at which a total stays: a process can claim any wait, and a total has 64 bits."""
 
 
 class GoMutexWaits:
-    """Totals by name of process; `name` tells it."""
+    """The series of waits for Go mutexes, by unit and comm. `name(tgid)` returns those of a process."""
 
     def __init__(self, budget: Budget, name: Callable[[int], Name]) -> None:
         self._name = name
-        self._read: dict[int, int] = {}
+        self._last_ns: dict[int, int] = {}
+        """What each process said last that it had waited, by its id, in nanoseconds."""
         self.series = Series(
             "go_mutex", {"waited_ns": np.int64}, counters={"waited_ns": WAITED},
             names=(0, 1), lines=1, budget=budget, others=1,
         )  # fmt: skip
 
     def question(self, tgids: Iterable[int]) -> GoWaits | None:
-        """What to ask of these programs in Go; none if there are none."""
-        some = tuple(sorted(tgids)[:ASKED_AT_ONCE])
-        return GoWaits(some) if some else None
+        """Return the question for the waits of these processes, None if there are no processes."""
+        asked = tuple(sorted(tgids)[:ASKED_AT_ONCE])
+        return GoWaits(asked) if asked else None
 
-    def note(self, answer: GoWaitsAnswer, now: float) -> None:
-        """Add what is new; what a process waited before it was first read is not."""
+    def note_answer(self, answer: GoWaitsAnswer, now: float) -> None:
+        """Add the waits since the last answer. Waits before a process's first answer are not counted."""
         for tgid, waited in zip(answer.tgids, answer.waited_ns, strict=True):
             if waited < 0:
                 continue
             row = self.series.row(self._name(tgid), now)
-            more = max(0, waited - self._read.get(tgid, waited))
+            more = max(0, waited - self._last_ns.get(tgid, waited))
             total = self.series["waited_ns"]
             total[row] = min(int(total[row]) + more, max(int(total[row]), MOST_NS))
-            self._read[tgid] = waited
+            self._last_ns[tgid] = waited
 
-    def keep(self, alive: set[int]) -> None:
-        """Forget what was read of processes that have ended; their totals stay."""
-        self._read = {tgid: waited for tgid, waited in self._read.items() if tgid in alive}
+    def forget_ended(self, alive: set[int]) -> None:
+        """Forget what processes said that are not among these. Their totals stay."""
+        self._last_ns = {tgid: waited for tgid, waited in self._last_ns.items() if tgid in alive}
 
     def save(self) -> list[tuple[int, int]]:
-        """What was read, for restore()."""
-        return list(self._read.items())
+        """Return the last answer of each process, for restore()."""
+        return list(self._last_ns.items())
 
-    def restore(self, read: list[tuple[int, int]]) -> None:
-        self._read = dict(read)
+    def restore(self, saved: list[tuple[int, int]]) -> None:
+        """Go on with what save() of another sampler returned."""
+        self._last_ns = dict(saved)
 
     def export(self, block: Block) -> None:
+        """Write the series to a block."""
         rows, labels = self.series.live()
         block.add(WAITED, labels, self.series["waited_ns"][rows] / 1e9)

@@ -1,4 +1,4 @@
-"""How long each kernel lock was held, and by which processes: the detail behind the metrics of holds."""
+"""Hold table: how long each kernel lock was held, and by which processes, behind /api/v1/locks."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from lockd.columns.structs import Columns
 from lockd.columns.table import Table
 from lockd.names.client import Resolver
 from lockd.names.protocol import KernelLock, LockAnswer
-from lockd.sample.aggregates.identities import code_of
-from lockd.sample.aggregates.ongoing import Waiting
+from lockd.sample.aggregates.identities import ProcessNames
+from lockd.sample.aggregates.ongoing import OngoingWaits
+from lockd.sample.series.label_hash import hash_labels
 
 ASKED_AT_ONCE = 100
-"""Names asked for in a second."""
+"""Lock names that are asked for in a second."""
 SHOWN = 1000
-"""So many of the locks that were held longest have names and are shown."""
+"""Locks that have names and are shown, at most: those that were held longest."""
 
 
-class HeldLocks:
-    """A row for each lock, type and process; with at most `at_once` rows added in one go.
+class HoldTable:
+    """A row for each lock, type and process.
 
-    It is a table of its own, not part of that of contended locks: on the way through one
-    directory a host takes thousands of locks, which would drive out the few that matter.
+    It is apart from the table of contended locks: on the way through one directory a host takes thousands of
+    locks, which would drive out the few that are contended.
     """
 
     def __init__(self, resolver: Resolver, type_names: Sequence[str], at_once: int) -> None:
+        """`type_names` are the names of enum lock_type. At most `at_once` rows are added by one call."""
         self._resolver = resolver
         self._type_names = type_names
         self._table = Table(
@@ -51,10 +53,13 @@ class HeldLocks:
         )
 
     def add(
-        self, codes: Hashes, addresses: Columns, types: Columns, processes: Columns, values: Columns,
+        self, codes: Hashes, addresses: Columns, types: Columns, processes: ProcessNames, values: Columns,
         acquired: npt.NDArray[np.int64], now: float,
     ) -> None:  # fmt: skip
-        """Add what programs counted; `values` as in the map, but for the acquisitions."""
+        """Add entries of the pair `kernel_holds`.
+
+        `values` are those of the map. `acquired` are their acquisitions less those counted early.
+        """
         table = self._table
         rows = self._rows(codes, addresses, types, processes, now)
         table["is_mmap_lock"][rows] |= values["is_mmap_lock"] != 0
@@ -65,28 +70,28 @@ class HeldLocks:
         longest = groups.max(values["max_hold_ns"])
         table["max_ns"][groups.rows] = np.maximum(table["max_ns"][groups.rows], longest)
 
-    def add_acquired(self, locks: Waiting, now: float) -> None:
-        """Count one acquisition of each of these."""
+    def add_acquisitions(self, locks: OngoingWaits, now: float) -> None:
+        """Count one acquisition of each of these locks."""
         rows = self._rows(locks.codes, locks.addresses, locks.kinds, locks.processes, now)
         np.add.at(self._table["acquisitions"], rows, 1)
 
-    def note_holding(self, held: Waiting, now: float) -> None:
-        """Replace what is known of the locks held at this moment; `waited_ns` is for how long."""
+    def note_holding(self, holding: OngoingWaits, now: float) -> None:
+        """Replace what is known of the locks held at this moment; `waited_ns` is how long each is held."""
         table = self._table
         table["holding_ns"][:] = 0
         table["holding_tid"][:] = 0
-        order = np.argsort(held.waited_ns, kind="stable")  # of several threads the last stays
-        rows = self._rows(held.codes, held.addresses, held.kinds, held.processes, now)[order]
-        table["holding_ns"][rows] = held.waited_ns[order]
-        table["holding_tid"][rows] = held.tids[order]
+        order = np.argsort(holding.waited_ns, kind="stable")  # of several threads the last one stays
+        rows = self._rows(holding.codes, holding.addresses, holding.kinds, holding.processes, now)[order]
+        table["holding_ns"][rows] = holding.waited_ns[order]
+        table["holding_tid"][rows] = holding.tids[order]
         self._ask_names()
 
     def expire(self, before: float) -> None:
-        """Forget what has had nothing new since `before`."""
+        """Forget locks that have had nothing new since `before` (monotonic clock in seconds)."""
         self._table.forget_unseen(before)
 
     def _rows(
-        self, codes: Hashes, addresses: Columns, types: Columns, processes: Columns, now: float
+        self, codes: Hashes, addresses: Columns, types: Columns, processes: ProcessNames, now: float
     ) -> Rows:
         keys = mix(codes, addresses, types)
 
@@ -99,7 +104,8 @@ class HeldLocks:
 
         return self._table.rows(keys, now, describe)
 
-    def _top(self) -> Rows:
+    def _top_rows(self) -> Rows:
+        """Return the rows that are shown, those held longest first, holds that have not ended included."""
         table = self._table
         live = np.flatnonzero(table.used)
         weight = table["hold_ns"][live] + table["holding_ns"][live]
@@ -111,7 +117,7 @@ class HeldLocks:
 
     def _ask_names(self) -> None:
         table = self._table
-        rows = self._top()
+        rows = self._top_rows()
         for row in rows[~table["is_asked"][rows]][:ASKED_AT_ONCE]:
             question = KernelLock(
                 int(table["key"][row]),
@@ -121,64 +127,63 @@ class HeldLocks:
             )
             table["is_asked"][row] = self._resolver.ask(question)
 
-    def name(self, answer: LockAnswer) -> None:
-        """Give the lock that was asked for its name, if it is still in the table."""
+    def set_name(self, answer: LockAnswer) -> None:
+        """Give the lock of an answer its name, unless the lock has left the table."""
         row = int(self._table.find(np.array([answer.key], np.uint64))[0])
         if row >= 0:
             self._table["lock"][row] = answer.lock
 
-    def shown(self, processes: Columns, addresses: Columns, types: Columns, most: int) -> Shown:
-        """What to show beside these locks, which were waited for, and at most so many others.
+    def choose_shown(self, processes: Columns, addresses: Columns, types: Columns, most: int) -> ShownHolds:
+        """Return the holds of these contended locks, and those of at most `most` other locks.
 
-        Where a lock comes several times, as it was waited for in several places, it is beside the first.
+        A lock that comes several times, as it was waited for at several sites, has its holds the first time.
         """
-        codes = np.array([code_of(process) for process in processes], np.uint64)
-        found = self._table.find(mix(codes, addresses, types))
-        first = np.zeros(len(found), np.bool_)
-        first[np.unique(found, return_index=True)[1]] = True
-        found[~first] = -1
-        top = self._top()
-        return Shown(self._table, self._type_names, found, top[np.isin(top, found, invert=True)][:most])
+        codes = np.array([hash_labels(process) for process in processes], np.uint64)
+        rows = self._table.find(mix(codes, addresses, types))
+        is_first = np.zeros(len(rows), np.bool_)
+        is_first[np.unique(rows, return_index=True)[1]] = True
+        rows[~is_first] = -1
+        top = self._top_rows()
+        uncontended = top[np.isin(top, rows, invert=True)][:most]
+        return ShownHolds(self._table, self._type_names, rows, uncontended)
 
 
-class Shown:
-    """Rows about holds for the table `locks` of /api/v1."""
+class ShownHolds:
+    """Holds as columns and rows for the table `locks` of /api/v1, to be used before the next tick."""
 
-    def __init__(self, table: Table, type_names: Sequence[str], beside: Rows, alone: Rows) -> None:
+    def __init__(self, table: Table, type_names: Sequence[str], contended: Rows, uncontended: Rows) -> None:
         self._table = table
         self._type_names = type_names
-        self._beside = beside
-        """Rows, each to be shown beside a lock that was waited for; -1: none."""
-        self.alone = alone
-        """Rows of locks that were not waited for, or not as much as others."""
+        self._contended = contended
+        """Row of the holds of each contended lock; -1 where there is none."""
+        self.uncontended = uncontended
+        """Rows of locks that were not waited for, or less than others."""
 
     def add_to(self, locks: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Add the columns to the table `locks`, whose numbers are in `arrays`, and rows at its end."""
-        table, count = self._table, len(self.alone)
+        """Add columns to the table `locks`, whose numbers are in `arrays`, and rows at its end."""
+        table, added = self._table, self.uncontended
         texts, lists = locks["text"], locks["lists"]
-        known = {a: name for a, name in zip(texts["address"], texts["lock"], strict=True) if name}
-        shown_before = len(texts["address"])
-        addresses = [f"{address:#x}" for address in table["address"][self.alone]]
-        processes = list(table["process"][self.alone])
-        names = zip(addresses, table["lock"][self.alone], strict=True)
-        rows: dict[str, list[str]] = {
-            "program": ["kernel_locks"] * count,
-            "unit": [unit for unit, _ in processes],
-            "comm": [comm for _, comm in processes],
-            "kind": [self._type_names[number] for number in table["type"][self.alone]],
-            "lock": [known.get(address, name or "") for address, name in names],
+        names = {a: name for a, name in zip(texts["address"], texts["lock"], strict=True) if name}
+        before = np.full(len(texts["address"]), -1)
+        before[: len(self._contended)] = self._contended
+        addresses = [f"{address:#x}" for address in table["address"][added]]
+        own_names = zip(addresses, table["lock"][added], strict=True)
+        added_texts: dict[str, list[str]] = {
+            "program": ["kernel_locks"] * len(added),
+            "unit": [unit for unit, _ in table["process"][added]],
+            "comm": [comm for _, comm in table["process"][added]],
+            "kind": [self._type_names[number] for number in table["type"][added]],
+            "lock": [names.get(address, name or "") for address, name in own_names],
             "address": addresses,
         }
         for name, values in texts.items():
-            values += rows.get(name, [""] * count)
+            values += added_texts.get(name, [""] * len(added))
         for values in lists.values():
-            values += [[]] * count
+            values += [[]] * len(added)
         for name in locks["numbers"]:
             array = arrays[f"locks.{name}"]
-            arrays[f"locks.{name}"] = np.concatenate([array, np.zeros(count, array.dtype)])
-        before = np.full(shown_before, -1)
-        before[: len(self._beside)] = self._beside
-        held = np.concatenate([before, self.alone])
+            arrays[f"locks.{name}"] = np.concatenate([array, np.zeros(len(added), array.dtype)])
+        rows = np.concatenate([before, added])
         longest = np.maximum(table["max_ns"], table["holding_ns"])
         for name, column in {
             "acquisitions": table["acquisitions"],
@@ -188,5 +193,5 @@ class Shown:
             "holding_us": table["holding_ns"] / 1000.0,
             "holding_tid": table["holding_tid"],
         }.items():
-            arrays[f"locks.{name}"] = np.where(held >= 0, column[held], 0)
+            arrays[f"locks.{name}"] = np.where(rows >= 0, column[rows], 0)
             locks["numbers"].append(name)

@@ -1,41 +1,40 @@
-"""Who an aggregate entry is about: its process as a number, its label values, and whether it is wanted."""
+"""Identities: the process of each entry as a number, with its label values and the verdict of the filter."""
 
 from __future__ import annotations
 
 import fnmatch
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-try:
-    from _blake2 import blake2b  # hashlib would load OpenSSL as well, which takes 3 MB
-except ImportError:
-    from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 
 from lockd.columns.index import Hashes, Index, Rows, mix
+from lockd.columns.structs import Columns
 from lockd.names.labels.processes import Name, Processes
+from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.series import OTHER
 
-MAX_KNOWN = 50_000
-"""Identities remembered; then all are forgotten and those that are still active learnt again."""
+MAX_IDENTITIES = 50_000
+"""Identities that are remembered. If there are more, all are forgotten, and active ones are learnt again."""
 OVERFLOWED = 0
-"""The number of events whose names are lost."""
+"""The identity of entries from an overflow map, which have no process."""
+FIRST_ROOM = 256
+"""Identities that the arrays hold before they grow."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which processes count at all; shell patterns, empty lists ask for everything."""
+    """The processes that lockd measures. Fields but `pids` are shell patterns; empty ones exclude none."""
 
     units: Sequence[str] = ()
     comms: Sequence[str] = ()
     exclude_comms: Sequence[str] = ()
     pids: Sequence[int] = ()
 
-    def wants(self, tgid: int, name: Name) -> bool:
+    def is_wanted(self, tgid: int, name: Name) -> bool:
+        """Whether the process with this id, unit and comm is measured."""
         unit, comm = name
         return (
             (not self.pids or tgid in self.pids)
@@ -45,90 +44,104 @@ class Filter:
         )
 
 
-@functools.lru_cache(MAX_KNOWN)
-def code_of(name: tuple[str, ...]) -> int:
-    """A 64-bit number that stands for a tuple of label values, the same for ever."""
-    digest = blake2b("\0".join(name).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+class ProcessNames:
+    """The (unit, comm) of each row of a window, looked up when it is indexed: only new label sets need it."""
+
+    def __init__(self, names: Columns, numbers: Rows) -> None:
+        """Row i has the name `names[numbers[i]]`."""
+        self._names, self._numbers = names, numbers
+
+    def __getitem__(self, rows: int | Rows) -> Any:
+        """Return the name of one row as a tuple, or those of several as an array of tuples."""
+        return self._names[self._numbers[rows]]
+
+    def take(self, rows: Rows) -> ProcessNames:
+        """Return the names of some of the rows."""
+        return ProcessNames(self._names, self._numbers[rows])
 
 
-def _is_untold(who: Any) -> Any:
-    """Whether the program could only tell the id: another thread did what was counted."""
+def _has_only_id(who: Any) -> Any:
+    """Whether each `struct who` has no name: another thread than the counted one ran the program."""
     return (who["cgroup"] == 0) & (who["comm"] == b"")
 
 
 class Identities:
-    """Numbers for `struct who`; arrays below are indexed by them."""
+    """A number for each distinct `struct who`, which indexes the arrays `names`, `codes` and `is_wanted`."""
 
     def __init__(self, processes: Processes, wanted: Filter) -> None:
         self._processes = processes
         self._filter = wanted
         self._index = Index()
-        self.names: npt.NDArray[Any] = np.empty(256, object)
-        """(unit, comm) of each."""
-        self._count = 0
-        self.codes: Hashes = np.zeros(256, np.uint64)
-        self.wanted: npt.NDArray[np.bool_] = np.zeros(256, np.bool_)
         self._forget()
 
-    def of(self, who: npt.NDArray[Any]) -> Rows:
-        """The number of each `struct who`."""
+    def numbers(self, who: Columns) -> Rows:
+        """Return the number of each `struct who`, valid until the next call."""
         comm = np.ascontiguousarray(who["comm"]).view(np.uint64).reshape(-1, 2)
         keys = mix(who["tgid"], who["cgroup"], comm[:, 0], comm[:, 1], who["kernel_thread"])
-        untold = _is_untold(who)
-        if untold.any():
-            keys[untold] = self._keys_by_name(who["tgid"][untold])
-        found = self._index.find(keys)
-        if (found < 0).any():
-            if self._count > MAX_KNOWN:
+        has_only_id = _has_only_id(who)
+        if has_only_id.any():
+            keys[has_only_id] = self._keys_by_name(who["tgid"][has_only_id])
+        numbers = self._index.find(keys)
+        if (numbers < 0).any():
+            if self._count > MAX_IDENTITIES:
                 self._forget()
-                found[:] = -1
-            fresh, first = np.unique(keys[found < 0], return_index=True)
-            positions = np.flatnonzero(found < 0)[first]
-            numbers = np.array([self._learn(who[i]) for i in positions], np.int64)
-            self._index.add(fresh, numbers)
-            found = self._index.find(keys)
-        return found
+                numbers[:] = -1
+            fresh, first = np.unique(keys[numbers < 0], return_index=True)
+            positions = np.flatnonzero(numbers < 0)[first]
+            learnt = np.array([self._learn(who[i]) for i in positions], np.int64)
+            self._index.add(fresh, learnt)
+            numbers = self._index.find(keys)
+        return numbers
 
-    def want(self, wanted: Filter) -> None:
-        """Go on with another filter."""
+    def set_filter(self, wanted: Filter) -> None:
+        """Apply another filter to everything that is counted from now on."""
         self._filter = wanted
         self._forget()
 
-    def of_process(self, tgid: int, since: int) -> tuple[Name, bool]:
-        """The name of a live process that has had no event since then, and whether it is wanted."""
+    def identify_process(self, tgid: int, since: int) -> tuple[Name, bool]:
+        """Return the (unit, comm) of a live process without an event, and whether the filter wants it.
+
+        A name that was learnt before `since` (monotonic clock in ns) is checked in procfs.
+        """
         name = self._processes.name(tgid, since)
-        return name, self._filter.wants(tgid, name)
+        return name, self._filter.is_wanted(tgid, name)
 
     def _keys_by_name(self, tgids: npt.NDArray[Any]) -> Hashes:
-        """Keys that change when the process is called something else, which no event may tell."""
+        """Return a key for each process that changes with its name: no event tells of a new name here."""
         processes, which = np.unique(tgids, return_inverse=True)
-        codes = [code_of(self._processes.name(int(tgid))) for tgid in processes]
+        codes = [hash_labels(self._processes.name(int(tgid))) for tgid in processes]
         return mix(tgids, np.array(codes, np.uint64)[which])
 
     def _learn(self, who: Any) -> int:
         tgid = int(who["tgid"])
-        if _is_untold(who):
+        if _has_only_id(who):
             name = self._processes.name(tgid)
         else:
             name = self._processes.tell(
                 tgid, int(who["cgroup"]), bytes(who["comm"]), bool(who["kernel_thread"])
             )
-        return self._add(name, self._filter.wants(tgid, name))
+        return self._add(name, self._filter.is_wanted(tgid, name))
 
-    def _add(self, name: Name, wanted: bool) -> int:
+    def _forget(self) -> None:
+        self._index.clear()
+        self._count = 0
+        self.names: Columns = np.empty(
+            FIRST_ROOM, object
+        )  # never reused: a ProcessNames may have the old one
+        """(unit, comm) of each identity."""
+        self.codes: Hashes = np.zeros(FIRST_ROOM, np.uint64)
+        """Hash of each identity's (unit, comm)."""
+        self.is_wanted: npt.NDArray[np.bool_] = np.zeros(FIRST_ROOM, np.bool_)
+        self._add((OTHER, OTHER), is_wanted=True)
+
+    def _add(self, name: Name, is_wanted: bool) -> int:
         number = self._count
         self._count += 1
         if number == len(self.codes):
             self.names = np.concatenate([self.names, np.empty_like(self.names)])
             self.codes = np.concatenate([self.codes, np.zeros_like(self.codes)])
-            self.wanted = np.concatenate([self.wanted, np.zeros_like(self.wanted)])
+            self.is_wanted = np.concatenate([self.is_wanted, np.zeros_like(self.is_wanted)])
         self.names[number] = name
-        self.codes[number] = code_of(name)
-        self.wanted[number] = wanted
+        self.codes[number] = hash_labels(name)
+        self.is_wanted[number] = is_wanted
         return number
-
-    def _forget(self) -> None:
-        self._index.clear()
-        self._count = 0
-        self._add((OTHER, OTHER), wanted=True)

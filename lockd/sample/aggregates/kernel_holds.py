@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,50 +14,51 @@ from lockd.kernel.manifest import Manifest
 from lockd.names.client import Resolver
 from lockd.names.labels.processes import Processes
 from lockd.process.clock import NS
-from lockd.sample.aggregates.contention import Detail
-from lockd.sample.aggregates.early_acquisitions import CountedAhead
-from lockd.sample.aggregates.hold_table import HeldLocks
+from lockd.sample.aggregates.contention import ContentionTables
+from lockd.sample.aggregates.early_acquisitions import EarlyCounts
+from lockd.sample.aggregates.hold_table import HoldTable
 from lockd.sample.aggregates.identities import Identities
-from lockd.sample.aggregates.ongoing import LASTING_NS, Waiting, waiting_of
-from lockd.sample.aggregates.window import Window
+from lockd.sample.aggregates.ongoing import LASTING_NS, Moment, OngoingWaits, name_waits
+from lockd.sample.aggregates.window import Window, add_slots
 from lockd.sample.series.block import Block
 from lockd.sample.series.limits import Budget, Limits
 from lockd.sample.series.series import Series
 
 TYPES_HELD = 4
-"""Mutexes, rwsems by readers and by writers, semaphores: of no other locks is the release seen."""
+"""Lock types with holds: mutexes, rwsems by readers and by writers, semaphores. No other release is seen."""
 OWNED = ("mutex", "rwsem_read", "rwsem_write")
-"""Only the thread that took such a lock releases it, with a few exceptions that do not last."""
+"""Lock types that only the thread that took the lock releases, with a few exceptions that do not last."""
 ABANDONED_NS = 60_000_000_000
-"""A lock that is held for so long by a thread that is gone will not be released."""
+"""Nanoseconds after which a lock that is held by a thread that is gone will not be released."""
 CHECKED_AT_ONCE = 1000
-"""So many threads are looked for in procfs in one go: each takes some 15 us."""
+"""Threads that are looked for in procfs in one go. Each takes some 15 us."""
 
 
 class KernelHoldAggregates:
-    """Everything exported about acquisitions and holds of kernel locks."""
+    """The series of acquisitions and holds of kernel locks."""
 
     def __init__(
-        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver,
-        processes: Processes,
+        self, manifest: Manifest, limits: Limits, budget: Budget, contention: ContentionTables,
+        resolver: Resolver, processes: Processes,
     ) -> None:  # fmt: skip
         self._types = list(manifest.enums["lock_type"])
         self._owned = np.array([self._types.index(name) for name in OWNED])
-        self._slots, self._no_slot = manifest.constants["SLOTS"], manifest.constants["SLOT_NONE"]
+        self._no_slot = manifest.constants["SLOT_NONE"]
         self._processes = processes
         self.by_type = Series(
             "kernel_hold",
-            {"acquisitions": np.int64, "slots": (np.int64, (self._slots,)), "hold_ns": np.int64},
+            {"acquisitions": np.int64, "slots": (np.int64, (manifest.constants["SLOTS"],)),
+             "hold_ns": np.int64},
             counters={"acquisitions": "lockd_kernel_lock_acquisitions_total",
                       "slots": "lockd_kernel_lock_hold_seconds_count",
                       "hold_ns": "lockd_kernel_lock_hold_seconds_sum"},
             names=(0, 1), lines=limits.histogram_lines + 1, budget=budget, others=TYPES_HELD,
         )  # fmt: skip
         self.series = [self.by_type]
-        self._locks = detail.held = HeldLocks(resolver, self._types, detail.locks.capacity)
-        self.ahead = CountedAhead()
+        self._table = contention.holds = HoldTable(resolver, self._types, contention.locks.capacity)
+        self.early = EarlyCounts()
         self._old: tuple[Columns, Columns, Columns, Columns] | None = None
-        """Keys of what was held for ABANDONED_NS when last seen; process, since when, how often."""
+        """Locks held for ABANDONED_NS at the last moment: keys, process, since when, number of holds."""
 
     def fold(self, window: Window, now: float) -> None:
         """Add one window; `now` is the monotonic clock in seconds."""
@@ -63,9 +66,9 @@ class KernelHoldAggregates:
         types, slots = keys["type"], keys["slot"]
         acquired = values["acquisitions"].astype(np.int64)
         if not window.has_detail:
-            self.ahead.take_back_nameless(types, acquired)
+            self.early.subtract_nameless(types, acquired)
         else:
-            self.ahead.take_back(keys["lock"], keys["tid"], acquired)
+            self.early.subtract(keys["lock"], keys["tid"], acquired)
         rows = self.by_type.rows(
             mix(window.codes, types),
             lambda i: (*window.processes[i], self._types[types[i]]),
@@ -76,18 +79,23 @@ class KernelHoldAggregates:
         self.by_type["acquisitions"][groups.rows] += groups.sum(acquired)
         self.by_type["hold_ns"][groups.rows] += groups.sum(values["hold_ns"])
         ended = np.flatnonzero(slots != self._no_slot)
-        cells = Groups(rows[ended] * self._slots + slots[ended])
-        self.by_type["slots"].reshape(-1)[cells.rows] += cells.sum(values["holds"][ended])
+        add_slots(self.by_type, rows[ended], slots[ended], values["holds"][ended])
         if window.has_detail:
-            self._locks.add(window.codes, keys["lock"], types, window.processes, values, acquired, now)
+            self._table.add(window.codes, keys["lock"], types, window.processes, values, acquired, now)
+
+    def note_ongoing(self, moment: Moment) -> None:
+        """Replace what is known of the locks that are held."""
+        if moment.kernel_waits and moment.kernel_holding:
+            clock = time.monotonic_ns()  # no lock in the table was taken later
+            self.note_holding(*moment.kernel_holding, moment.kernel_waits[0], moment.identities, clock)
 
     def note_holding(
         self, keys: Columns, holding: Columns, waits: Columns, identities: Identities, clock: int
     ) -> None:
         """Replace what is known of the locks that are held, at `clock` (monotonic, in ns).
 
-        `keys` and `holding` are the entries of the map, `waits` the keys of the waits that went on
-        just before: what was asked for a while ago and is not waited for is held.
+        `keys` and `holding` are the entries of the map. `waits` are the keys of the waits that had not ended
+        just before: a lock that was asked for a while ago and is not waited for is held.
         """
         now = clock / NS
         depth, since = holding["depth"].astype(np.int64), holding["since"].astype(np.int64)
@@ -99,18 +107,18 @@ class KernelHoldAggregates:
         is_unclear = (holding["untimed"] != 0) | is_waited_for
         is_quiet = is_asked & ~is_unclear & (clock - asked >= LASTING_NS)
 
-        def choose(mask: npt.NDArray[np.bool_], began: Columns) -> Waiting:
+        def choose(mask: npt.NDArray[np.bool_], began: Columns) -> OngoingWaits:
             tgids, types, lasted = holding["tgid"][mask], holding["type"][mask], (clock - began)[mask]
             tids, locks = keys["tid"][mask], keys["lock"][mask]
-            return waiting_of(tids, tgids, types, locks, lasted, identities)
+            return name_waits(tids, tgids, types, locks, lasted, identities)
 
         began = np.where(is_quiet, np.minimum(taken, asked), taken)
-        self._locks.note_holding(choose((depth > 0) | is_quiet, began), now)
-        is_quiet[is_quiet] = self.ahead.unknown(
+        self._table.note_holding(choose((depth > 0) | is_quiet, began), now)
+        is_quiet[is_quiet] = self.early.find_uncounted(
             keys["lock"][is_quiet], keys["tid"][is_quiet], asked[is_quiet], now
         )
         if is_quiet.any():
-            self._count_ahead(choose(is_quiet, asked), clock, now)
+            self._count_early(choose(is_quiet, asked), clock, now)
 
         first = np.minimum(taken, asked)
         is_owned = np.isin(holding["type"], self._owned)
@@ -118,7 +126,7 @@ class KernelHoldAggregates:
         old = old[np.argsort(first[old], kind="stable")][:CHECKED_AT_ONCE]
         self._old = structs.take(keys, old), holding["tgid"][old], first[old], (depth + is_asked)[old]
 
-    def _count_ahead(self, locks: Waiting, clock: int, now: float) -> None:
+    def _count_early(self, locks: OngoingWaits, clock: int, now: float) -> None:
         """Count the acquisitions of locks that the programs will count when they are released."""
         types = locks.kinds
         rows = self.by_type.rows(
@@ -128,20 +136,20 @@ class KernelHoldAggregates:
             now,
         )
         np.add.at(self.by_type["acquisitions"], rows, 1)
-        self._locks.add_acquired(locks, now)
-        self.ahead.add(locks.addresses, locks.tids, clock - locks.waited_ns, types)
+        self._table.add_acquisitions(locks, now)
+        self.early.add(locks.addresses, locks.tids, clock - locks.waited_ns, types)
 
-    def abandoned(self) -> tuple[Columns, int] | None:
-        """Keys of locks whose holders are gone for good, and how many holds that are; None: of none."""
+    def find_abandoned(self) -> tuple[Columns, int] | None:
+        """Return the keys and number of holds of locks whose holders are gone for good; None if there are none."""
         if self._old is None:
             return None
-        keys, tgids, since, levels = self._old
+        keys, tgids, since, holds = self._old
         threads = zip(tgids.tolist(), keys["tid"].tolist(), since.tolist(), strict=True)
-        gone = np.array([not self._processes.has_thread(*thread) for thread in threads], np.bool_)
-        if not gone.any():
+        is_gone = np.array([not self._processes.has_thread(*thread) for thread in threads], np.bool_)
+        if not is_gone.any():
             return None
-        self.ahead.forget(keys["lock"][gone], keys["tid"][gone])
-        return structs.take(keys, np.flatnonzero(gone)), int(levels[gone].sum())
+        self.early.forget(keys["lock"][is_gone], keys["tid"][is_gone])
+        return structs.take(keys, np.flatnonzero(is_gone)), int(holds[is_gone].sum())
 
     def export(self, block: Block, now: float) -> None:
         """Write every series to a block."""

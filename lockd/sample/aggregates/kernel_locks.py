@@ -7,30 +7,30 @@ import numpy as np
 from lockd.columns.index import Groups, mix
 from lockd.kernel.manifest import Manifest
 from lockd.names.client import Resolver
-from lockd.sample.aggregates.contention import Detail, lock_key
-from lockd.sample.aggregates.ongoing import Waiting
-from lockd.sample.aggregates.window import Stacks, Window
-from lockd.sample.locks.lock_series import LockSeries
+from lockd.sample.aggregates.contention import ContentionTables, lock_key
+from lockd.sample.aggregates.lock_series import LockSeries
+from lockd.sample.aggregates.ongoing import Moment, OngoingWaits
+from lockd.sample.aggregates.window import Stacks, Window, add_slots
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Budget, Limits
 from lockd.sample.series.series import Series
 
 
 class KernelLockAggregates:
-    """Everything exported about kernel locks."""
+    """The series of waits for kernel locks."""
 
     def __init__(
-        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver
-    ) -> None:
+        self, manifest: Manifest, limits: Limits, budget: Budget, contention: ContentionTables,
+        resolver: Resolver,
+    ) -> None:  # fmt: skip
         types = manifest.enums["lock_type"]
         self._types = list(types)
         self._type_names = np.array(self._types, object)
-        self._slots = manifest.constants["SLOTS"]
-        self._detail = detail
+        self._contention = contention
         self._resolver = resolver
         self.by_type = Series(
             "kernel_lock",
-            {"slots": (np.int64, (self._slots,)), "wait_ns": np.int64,
+            {"slots": (np.int64, (manifest.constants["SLOTS"],)), "wait_ns": np.int64,
              "waiting": np.int64, "waiting_ns": np.int64},
             counters={"slots": "lockd_kernel_lock_wait_seconds_count",
                       "wait_ns": "lockd_kernel_lock_wait_seconds_sum"},
@@ -45,7 +45,7 @@ class KernelLockAggregates:
             names=(0, 1, 3, 4), lines=2, budget=budget, others=len(types),
             most=limits.top_locks,
         )  # fmt: skip
-        self.sites = LockSeries("kernel_locks", detail, sites, self._types, has_site=True)
+        self.sites = LockSeries("kernel_locks", contention, sites, self._types, has_site=True)
         self.series = [self.by_type, sites]
 
     def fold(self, window: Window, stacks: Stacks, now: float) -> None:
@@ -60,8 +60,7 @@ class KernelLockAggregates:
         groups = Groups(rows)
         self.by_type["wait_ns"][groups.rows] += groups.sum(values["wait_ns"])
         self.by_type.note_max("wait", groups.rows, groups.max(values["max_wait_ns"]))
-        cells = Groups(rows * self._slots + window.keys["slot"])
-        self.by_type["slots"].reshape(-1)[cells.rows] += cells.sum(values["waits"])
+        add_slots(self.by_type, rows, window.keys["slot"], values["waits"])
         if not window.has_detail:
             numbers = values["waits"], values["wait_ns"], values["max_wait_ns"]
             self.sites.add_nameless(types, *numbers, now)
@@ -69,43 +68,42 @@ class KernelLockAggregates:
             self._fold_detail(window, stacks, now)
 
     def _fold_detail(self, window: Window, stacks: Stacks, now: float) -> None:
-        keys, values, who = window.keys, window.values, window.values["who"]
+        keys, values, contention = window.keys, window.values, self._contention
         numbers = values["wait_ns"], values["waits"], values["max_wait_ns"]
-        found = stacks.find(keys["lock"], keys["tid"])
+        positions = stacks.find(keys["lock"], keys["tid"])
         # The same lock waited for from two places is two rows: their sites differ.
         lock_rows = self.sites.lock_rows(
-            lock_key("kernel_locks", window.codes, keys["lock"], keys["type"], stacks.hashes(found)),
+            lock_key("kernel_locks", window.codes, keys["lock"], keys["type"], stacks.hashes(positions)),
             np.zeros(len(keys), np.int64),
             keys["lock"],
             keys["type"],
             window.processes,
             now,
         )
-        detail = self._detail
-        detail.locks["is_mmap_lock"][lock_rows] |= values["is_mmap_lock"] != 0
-        frames = detail.locks["frames"]
-        for i in np.flatnonzero((found >= 0) & ~detail.locks["is_asked"][lock_rows]):
-            frames[lock_rows[i]] = frames[lock_rows[i]] or stacks.kernel(int(found[i]))
-        threads = detail.thread_rows(
-            "kernel_locks",
-            who,
-            keys["tid"],
-            keys["type"],
-            self._type_names,
-            window.codes,
-            window.processes,
-            now,
-        )
-        detail.add(detail.threads, threads, *numbers)
-        detail.add(detail.locks, lock_rows, *numbers)
-        detail.note_threads_of(lock_rows, threads, keys["tid"], now)
+        locks = contention.locks
+        locks["is_mmap_lock"][lock_rows] |= values["is_mmap_lock"] != 0
+        frames = locks["frames"]
+        for i in np.flatnonzero((positions >= 0) & ~locks["is_asked"][lock_rows]):
+            frames[lock_rows[i]] = frames[lock_rows[i]] or stacks.frames(int(positions[i]))
+        threads = contention.thread_rows("kernel_locks", window, keys["type"], self._type_names, now)
+        contention.add_waits(contention.threads, threads, *numbers)
+        contention.add_waits(locks, lock_rows, *numbers)
+        contention.note_lock_threads(lock_rows, threads, keys["tid"], now)
         self.sites.add(lock_rows, values["waits"], values["wait_ns"], values["max_wait_ns"], now)
         self.sites.ask_names(self._resolver)
 
-    def note_waiting(self, waiting: Waiting, now: float) -> None:
-        """Replace what is known of the waits that go on at this moment."""
+    def note_ongoing(self, moment: Moment) -> None:
+        """Replace what is known of the waits that have not ended."""
+        if not moment.kernel_waits:
+            return
+        keys, waits = moment.kernel_waits
+        waited_ns = moment.clock - waits["since"].astype(np.int64)
+        waiting = moment.name_waits(keys["tid"], waits["tgid"], waits["type"], keys["lock"], waited_ns)
+        self._note_waiting(waiting, moment.now)
+
+    def _note_waiting(self, waiting: OngoingWaits, now: float) -> None:
         self.by_type.clear_waiting()
-        self._detail.clear_waiting("kernel_locks")
+        self._contention.clear_waiting("kernel_locks")
         if not len(waiting):
             return
         types = waiting.kinds
@@ -115,20 +113,9 @@ class KernelLockAggregates:
             waiting.waited_ns,
             now,
         )
-        waiting.put(self.by_type, rows)
-        if not waiting.has_detail:
-            return
-        threads = self._detail.thread_rows(
-            "kernel_locks",
-            waiting.who,
-            waiting.tids,
-            types,
-            self._type_names,
-            waiting.codes,
-            waiting.processes,
-            now,
-        )
-        self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
+        waiting.write_gauges(self.by_type, rows)
+        if waiting.has_detail:
+            self._contention.note_waiting_threads("kernel_locks", waiting, types, self._type_names, now)
 
     def export(self, block: Block, now: float) -> None:
         """Write every series to a block."""

@@ -1,4 +1,4 @@
-"""Absences from the CPU: windows folded into series per process, state and reason, and per waker."""
+"""Time off the CPU: windows folded into series per process, state and reason, and per waker."""
 
 from __future__ import annotations
 
@@ -7,38 +7,46 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lockd.columns import structs
 from lockd.columns.index import Groups, Rows, mix
+from lockd.columns.structs import Columns
 from lockd.kernel.manifest import Manifest
 from lockd.names.labels.processes import Processes
 from lockd.names.labels.reasons import REASONS, Reasons
-from lockd.sample.aggregates.contention import Detail
-from lockd.sample.aggregates.identities import code_of
-from lockd.sample.aggregates.ongoing import Waiting
-from lockd.sample.aggregates.window import Window
+from lockd.sample.aggregates.contention import ContentionTables
+from lockd.sample.aggregates.ongoing import Moment, OngoingWaits
+from lockd.sample.aggregates.window import Window, add_slots
 from lockd.sample.series.block import Block, with_windows
+from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.limits import Budget, Limits
 from lockd.sample.series.series import OTHER, Series
 
 INTERRUPT = "irq"
-"""The waker of what an interrupt woke on an idle CPU."""
+"""The waker of a thread that an interrupt on an idle CPU woke."""
 REASON_NAMES = list(REASONS)
+STATES = 256
+"""Values of a state: a reason and a state are packed into one number, reason * STATES + state."""
 
 
 class OffcpuAggregates:
-    """Everything exported about time off the CPU and on the run queue."""
+    """The series of time off the CPU and on the run queue."""
 
     def __init__(
-        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, processes: Processes
-    ) -> None:
+        self, manifest: Manifest, limits: Limits, budget: Budget, contention: ContentionTables,
+        processes: Processes,
+    ) -> None:  # fmt: skip
         self._states = list(manifest.enums["state"])
-        self._slots, self._no_slot = manifest.constants["SLOTS"], manifest.constants["SLOT_NONE"]
+        self._no_slot = manifest.constants["SLOT_NONE"]
+        self._attached_ns = manifest.attached_ns
         self._reasons = Reasons(manifest.enums, manifest.constants)
         self._reason_names = np.array(REASON_NAMES, object)
         self._known_reasons: dict[tuple[int, int, int, int], int] = {}
-        self._detail = detail
+        self._contention = contention
         self._processes = processes
         windows = dict(limits.windows)
-        histogram: dict[str, Any] = {"slots": (np.int64, (self._slots,)), "sum_ns": np.int64}
+        histogram: dict[str, Any] = {
+            "slots": (np.int64, (manifest.constants["SLOTS"],)), "sum_ns": np.int64
+        }  # fmt: skip
         self.blocked = Series(
             "offcpu", {**histogram, "waiting": np.int64, "waiting_ns": np.int64},
             counters={"slots": "lockd_offcpu_blocked_seconds_count",
@@ -64,7 +72,7 @@ class OffcpuAggregates:
         if len(queued):
             run_ns = queued.values["run_ns"]
             rows = self.runqueue.rows(queued.codes, queued.processes.__getitem__, run_ns, now)
-            self._add_histogram(self.runqueue, rows, queued.keys["run_slot"], queued.values["count"], run_ns)
+            _add_histogram(self.runqueue, rows, queued.keys["run_slot"], queued.values["count"], run_ns)
         blocked = window.where(window.keys["blocked_slot"] != self._no_slot)
         if len(blocked):
             self._fold_blocked(blocked, now)
@@ -72,35 +80,26 @@ class OffcpuAggregates:
     def _fold_blocked(self, blocked: Window, now: float) -> None:
         keys, values = blocked.keys, blocked.values
         blocked_ns, max_ns, count = values["blocked_ns"], values["max_blocked_ns"], values["count"]
-        states, reasons = keys["state"], self._reasons_of(keys)
+        states, reasons = keys["state"], self._reason_numbers(keys)
         rows = self.blocked.rows(
             mix(blocked.codes, states, reasons),
             lambda i: (*blocked.processes[i], self._states[states[i]], REASON_NAMES[reasons[i]]),
             blocked_ns,
             now,
         )
-        self._add_histogram(self.blocked, rows, keys["blocked_slot"], count, blocked_ns)
+        _add_histogram(self.blocked, rows, keys["blocked_slot"], count, blocked_ns)
         groups = Groups(rows)
         self.blocked.note_max("blocked", groups.rows, groups.max(max_ns))
         self._fold_wakers(blocked, now)
         if blocked.has_detail:
-            threads = self._detail.thread_rows(
-                "offcpu",
-                values["who"],
-                keys["tid"],
-                reasons,
-                self._reason_names,
-                blocked.codes,
-                blocked.processes,
-                now,
-            )
-            self._detail.add(self._detail.threads, threads, blocked_ns, count, max_ns)
+            threads = self._contention.thread_rows("offcpu", blocked, reasons, self._reason_names, now)
+            self._contention.add_waits(self._contention.threads, threads, blocked_ns, count, max_ns)
 
     def _fold_wakers(self, blocked: Window, now: float) -> None:
-        # By name: a process renames itself, and its id is used again.
+        # Wakers are told apart by comm: a process renames itself, and its id is used again.
         tgids, which = np.unique(blocked.keys["waker"], return_inverse=True)
         wakers = [self._waker(int(tgid)) if blocked.has_detail else OTHER for tgid in tgids]
-        codes = np.array([code_of((waker,)) for waker in wakers], np.uint64)
+        codes = np.array([hash_labels((waker,)) for waker in wakers], np.uint64)
         blocked_ns = blocked.values["blocked_ns"]
         rows = self.wakers.rows(
             mix(blocked.codes, codes[which]),
@@ -114,17 +113,8 @@ class OffcpuAggregates:
     def _waker(self, tgid: int) -> str:
         return self._processes.comm(tgid) if tgid else INTERRUPT
 
-    def _add_histogram(
-        self, series: Series, rows: Rows, slots: npt.NDArray[Any], count: npt.NDArray[Any],
-        sum_ns: npt.NDArray[Any],
-    ) -> None:  # fmt: skip
-        groups = Groups(rows)
-        series["sum_ns"][groups.rows] += groups.sum(sum_ns)
-        cells = Groups(rows * self._slots + slots)
-        series["slots"].reshape(-1)[cells.rows] += cells.sum(count)
-
-    def _reasons_of(self, waits: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Number of each wait's reason; `waits` has the fields nr, state, iowait and detail."""
+    def _reason_numbers(self, waits: Columns) -> npt.NDArray[np.int64]:
+        """Return the index in REASON_NAMES of each wait, from its columns nr, state, iowait and detail."""
         packed = (
             (waits["nr"].astype(np.int64) + 32768) << 24
             | waits["state"].astype(np.int64) << 16
@@ -132,51 +122,54 @@ class OffcpuAggregates:
             | waits["detail"].astype(np.int64)
         )
         _, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
-        numbers = np.array([self._reason_of(waits[i]) for i in first], np.int64)
+        numbers = np.array([self._reason_number(waits[i]) for i in first], np.int64)
         return numbers[inverse] if len(packed) else np.empty(0, np.int64)
 
-    def _reason_of(self, wait: Any) -> int:
-        told = (int(wait["nr"]), int(wait["state"]), int(wait["iowait"]), int(wait["detail"]))
-        known = self._known_reasons.get(told)
-        if known is None:
-            nr, state, iowait, detail = told
-            known = REASON_NAMES.index(self._reasons.reason(nr, state, bool(iowait), detail))
-            self._known_reasons[told] = known
-        return known
+    def _reason_number(self, wait: Any) -> int:
+        facts = (int(wait["nr"]), int(wait["state"]), int(wait["iowait"]), int(wait["detail"]))
+        number = self._known_reasons.get(facts)
+        if number is None:
+            nr, state, iowait, detail = facts
+            number = REASON_NAMES.index(self._reasons.reason(nr, state, bool(iowait), detail))
+            self._known_reasons[facts] = number
+        return number
 
-    def reasons_of_threads(self, threads: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Reason and state of threads that are off the CPU: reason * 256 + state."""
-        both: npt.NDArray[np.int64] = self._reasons_of(threads) * 256 + threads["state"]
-        return both
+    def wait_kinds(self, threads: Columns) -> npt.NDArray[np.int64]:
+        """Return reason * STATES + state of each `struct thread` that is off the CPU."""
+        kinds: npt.NDArray[np.int64] = self._reason_numbers(threads) * STATES + threads["state"]
+        return kinds
 
-    def note_waiting(self, waiting: Waiting, now: float) -> None:
-        """Replace what is known of the threads that are off the CPU; kinds as reasons_of_threads()."""
+    def note_ongoing(self, moment: Moment) -> None:
+        """Replace what is known of the threads that are off the CPU."""
+        tids, threads = moment.threads
+        is_asleep = moment.states.is_off_cpu(threads) & (threads["woken_at"] < threads["off_since"])
+        tids, threads = tids[is_asleep], structs.take(threads, np.flatnonzero(is_asleep))
+        waiting = moment.name_waits(
+            tids,
+            threads["tgid"],
+            self.wait_kinds(threads),
+            np.zeros(len(tids), np.uint64),
+            moment.clock - threads["off_since"].astype(np.int64),
+            threads["off_since"] == self._attached_ns,
+        )
+        self.note_waiting(waiting, moment.now)
+
+    def note_waiting(self, waiting: OngoingWaits, now: float) -> None:
+        """Replace what is known of the threads that are off the CPU; the kinds are those of wait_kinds()."""
         self.blocked.clear_waiting()
-        self._detail.clear_waiting("offcpu")
+        self._contention.clear_waiting("offcpu")
         if not len(waiting):
             return
-        reasons, states = waiting.kinds // 256, waiting.kinds % 256
+        reasons, states = waiting.kinds // STATES, waiting.kinds % STATES
         rows = self.blocked.waiting_rows(
             mix(waiting.codes, states, reasons),
             lambda i: (*waiting.processes[i], self._states[states[i]], REASON_NAMES[reasons[i]]),
             waiting.waited_ns,
             now,
         )
-        waiting.put(self.blocked, rows)
-        if not waiting.has_detail:
-            return
-        threads = self._detail.thread_rows(
-            "offcpu",
-            waiting.who,
-            waiting.tids,
-            reasons,
-            self._reason_names,
-            waiting.codes,
-            waiting.processes,
-            now,
-        )
-        self._detail.threads["waiting_ns"][threads] = waiting.waited_ns
-        self._detail.threads["waiting_is_least"][threads] = waiting.is_least
+        waiting.write_gauges(self.blocked, rows)
+        if waiting.has_detail:
+            self._contention.note_waiting_threads("offcpu", waiting, reasons, self._reason_names, now)
 
     def export(self, block: Block, now: float) -> None:
         """Write every series to a block."""
@@ -195,3 +188,9 @@ class OffcpuAggregates:
         )
         rows, labels = self.wakers.live()
         block.add("lockd_offcpu_waker_seconds_total", labels, self.wakers["sum_ns"][rows] / 1e9)
+
+
+def _add_histogram(series: Series, rows: Rows, slots: Columns, count: Columns, sum_ns: Columns) -> None:
+    groups = Groups(rows)
+    series["sum_ns"][groups.rows] += groups.sum(sum_ns)
+    add_slots(series, rows, slots, count)

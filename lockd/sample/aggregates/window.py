@@ -1,4 +1,4 @@
-"""One drained window: rows as columns, with their process, and the stacks that belong to them."""
+"""Drained windows: entries as columns, with the process of each, and their kernel stacks."""
 
 from __future__ import annotations
 
@@ -8,31 +8,40 @@ import numpy as np
 import numpy.typing as npt
 
 from lockd.columns import structs
-from lockd.columns.index import Hashes, Index, Rows, mix
+from lockd.columns.index import Groups, Hashes, Index, Rows, mix
 from lockd.columns.structs import Columns
-from lockd.sample.aggregates.identities import OVERFLOWED, Identities
+from lockd.sample.aggregates.identities import OVERFLOWED, Identities, ProcessNames
+from lockd.sample.series.series import Series
 
 
 @dataclass(frozen=True)
 class Window:
-    """Keys and values of one program's entries, those of unwanted processes left out."""
+    """Keys and values of one pair's entries, without those of processes that the filter excludes."""
 
     keys: Columns
     values: Columns
     codes: Hashes
-    """Of the process (unit, comm) of each row."""
-    numbers: Rows
-    """Of its identity."""
-    processes: Columns
+    """Hash of the (unit, comm) of each row."""
+    processes: ProcessNames
     """(unit, comm) of each row."""
     has_detail: bool
-    """Whether they tell the thread and the lock: not if a map was full, or under restraint."""
+    """Whether the keys name threads and locks. They do not if a map was full or lockd restrains itself."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
+    @property
+    def tids(self) -> Columns:
+        """Thread id of each row."""
+        return self.keys["tid"]
+
+    @property
+    def who(self) -> Columns:
+        """`struct who` of each row."""
+        return self.values["who"]
+
     def where(self, mask: npt.NDArray[np.bool_]) -> Window:
-        """The rows that `mask` chooses."""
+        """Return a window of the rows for which the mask is true."""
         if mask.all():
             return self
         chosen = np.flatnonzero(mask)
@@ -40,71 +49,74 @@ class Window:
             structs.take(self.keys, chosen),
             structs.take(self.values, chosen),
             self.codes[chosen],
-            self.numbers[chosen],
-            self.processes[chosen],
+            self.processes.take(chosen),
             self.has_detail,
         )
 
 
-def windows_of(
-    keys: Columns, values: Columns, identities: Identities, overflowed: bool, of_process: int
+def make_windows(
+    keys: Columns, values: Columns, identities: Identities, has_overflowed: bool, first_process_id: int
 ) -> list[Window]:
-    """The rows whose processes are wanted; `overflowed`: the processes are not known, as a map was full.
+    """Return drained entries as one or two windows, without the processes that the filter excludes.
 
-    Rows of whole processes, which have `of_process` in place of a thread, are a window of their own.
+    Entries of an overflow map (`has_overflowed`) have no process. Entries whose thread id is
+    `first_process_id` or more stand for a whole process and have no detail; they are a window of their own.
     """
-    if overflowed:
-        return [window_of(keys, values, identities, overflowed=True)]
-    is_whole = keys["tid"] >= of_process
-    if not is_whole.any():
-        return [window_of(keys, values, identities, overflowed=False)]
+    if has_overflowed:
+        return [make_window(keys, values, identities, has_overflowed=True)]
+    is_process = keys["tid"] >= first_process_id
+    if not is_process.any():
+        return [make_window(keys, values, identities, has_overflowed=False)]
     return [
-        window_of(structs.take(keys, at), structs.take(values, at), identities, False, has_detail)
-        for has_detail, at in ((True, np.flatnonzero(~is_whole)), (False, np.flatnonzero(is_whole)))
+        make_window(structs.take(keys, rows), structs.take(values, rows), identities, False, has_detail)
+        for has_detail, rows in ((True, np.flatnonzero(~is_process)), (False, np.flatnonzero(is_process)))
     ]
 
 
-def window_of(
-    keys: Columns, values: Columns, identities: Identities, overflowed: bool, has_detail: bool = True
+def make_window(
+    keys: Columns, values: Columns, identities: Identities, has_overflowed: bool, has_detail: bool = True
 ) -> Window:
-    """One window of them."""
-    if overflowed:
+    """Return drained entries as one window. The parameters are those of make_windows()."""
+    if has_overflowed:
         numbers = np.full(len(keys), OVERFLOWED, np.int64)
     else:
-        numbers = identities.of(values["who"])
-    codes, names, wanted = identities.codes[numbers], identities.names[numbers], identities.wanted[numbers]
-    window = Window(keys, values, codes, numbers, names, has_detail and not overflowed)
-    return window if wanted.all() else window.where(wanted)
+        numbers = identities.numbers(values["who"])
+    processes = ProcessNames(identities.names, numbers)
+    window = Window(keys, values, identities.codes[numbers], processes, has_detail and not has_overflowed)
+    is_wanted = identities.is_wanted[numbers]
+    return window if is_wanted.all() else window.where(is_wanted)
+
+
+def add_slots(series: Series, rows: Rows, slots: Columns, counts: Columns) -> None:
+    """Add counts to the histograms in the column `slots` of a series; the arrays have one item per entry."""
+    histograms = series["slots"]
+    cells = Groups(rows * histograms.shape[1] + slots)
+    histograms.reshape(-1)[cells.rows] += cells.sum(counts)
 
 
 class Stacks:
-    """The kernel's stacks kept in one window, by lock and thread."""
+    """The kernel stacks of one window, found by lock and thread."""
 
     def __init__(self, keys: Columns, values: Columns) -> None:
+        """Take the entries of the pair `stacks`. Of several stacks for a lock and thread the first counts."""
         self._values = values
         self._index = Index()
-        hashes = mix(keys["address"], keys["tid"])
-        hashes, first = np.unique(hashes, return_index=True)  # of several windows, the earliest
+        hashes, first = np.unique(mix(keys["address"], keys["tid"]), return_index=True)
         self._index.add(hashes, first)
 
-    @classmethod
-    def none(cls) -> Stacks:
-        """No stacks at all."""
-        key = np.dtype([("address", np.uint64), ("tid", np.uint32)])
-        return cls(np.empty(0, key), np.empty(0, np.uint64))
-
     def find(self, addresses: Columns, tids: Columns) -> Rows:
-        """Positions of the stacks of these locks and threads, -1 where there is none."""
+        """Return the position of the stack of each lock and thread, -1 where there is none."""
         return self._index.find(mix(addresses, tids))
 
     def hashes(self, positions: Rows) -> Hashes:
-        """A number that stands for each kernel stack; 0 where there is none."""
-        hashed = np.zeros(len(positions), np.uint64)
-        there = positions >= 0
-        if there.any():
-            frames = self._values["kernel"][positions[there]]
-            hashed[there] = mix(*(frames[:, i] for i in range(frames.shape[1])))
-        return hashed
+        """Return a hash of the stack at each position, 0 where the position is -1."""
+        hashes = np.zeros(len(positions), np.uint64)
+        has_stack = positions >= 0
+        if has_stack.any():
+            frames = self._values["kernel"][positions[has_stack]]
+            hashes[has_stack] = mix(*(frames[:, i] for i in range(frames.shape[1])))
+        return hashes
 
-    def kernel(self, position: int) -> tuple[int, ...]:
+    def frames(self, position: int) -> tuple[int, ...]:
+        """Return the return addresses of the stack at a position, innermost first."""
         return tuple(filter(None, self._values["kernel"][position].tolist()))

@@ -1,4 +1,4 @@
-"""Deadlocks: rings of threads, each blocked on a lock that the next of them holds."""
+"""Deadlocks: rings of threads, each blocked on a lock that the next thread of the ring holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,148 +14,148 @@ import numpy.typing as npt
 from lockd.names.labels.processes import Name
 from lockd.names.protocol import OwnedLock, Owners, OwnersAnswer
 from lockd.process.clock import NS
-from lockd.sample.aggregates.identities import code_of
-from lockd.sample.locks.waits import Lock, Wait, Waits, rings
+from lockd.sample.locks.waits import Lock, LockDescription, Wait, Waits, find_rings
 from lockd.sample.series.block import Block
+from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.series import OTHER
 
 log = logging.getLogger(__name__)
 
 LASTING_NS = NS
-"""A ring is a deadlock when its youngest wait has lasted so long; locks that time out may end it before."""
-TOLD_NS = 1_750_000_000
-"""After so long it is logged, whether or not its locks have names by then."""
-ASKED_NS = 10_000_000
-"""The owners are asked of locks that have been waited for so long."""
+"""Nanoseconds that the youngest wait of a ring must last; locks that time out may end the ring before."""
+LOGGED_NS = 1_750_000_000
+"""Nanoseconds after which a deadlock is logged whether or not its locks have names."""
+ASKED_AFTER_NS = 10_000_000
+"""Nanoseconds that a lock must be waited for before its holder is asked for."""
 MOST_ASKED = 500
-"""Locks asked about in one look."""
+"""Locks whose holders are asked for at a time."""
 MOST_NAMES = 100
-"""Processes with a count of their deadlocks; those of all others count together."""
+"""Processes with a count of their own of deadlocks; the rest count as `other`."""
 SHOWN_THREADS = 32
-"""Of one deadlock, in the log and in the table."""
+"""Threads of one deadlock that are shown, in the log and in the table."""
 REFUSED_NS = 3 * NS
-"""A refused thread's wait began at most so long before its refusal was counted."""
+"""Nanoseconds that a thread's wait can have begun before the kernel's refusal was counted."""
 MOST_REFUSED = 1000
+"""Refused threads that are remembered."""
 LOST_NS = 120 * NS
-"""An answer that has not come by then will not."""
+"""Nanoseconds after which an answer about holders will not come any more."""
 SOON_NS = 500_000_000
-"""A look between those of every second comes so long after the last one at the earliest."""
+"""Nanoseconds from one check to a check that is wanted soon; else there is one check in a second."""
 NEVER = 1 << 62
+"""A time in the far future (monotonic clock in ns)."""
 MESSAGE_ID = "6a1c0f3f4b6e4d0e9f0b7c9a52d1e8b4"
-"""Of the journal's entry for a deadlock: `journalctl MESSAGE_ID=...` lists them."""
-
-
-class About(NamedTuple):
-    """What a wait's lock is called, and where in the code it is waited for."""
-
-    lock: str
-    """Empty if it has no name yet."""
-    site: str
-    stack: tuple[str, ...]
+"""Message id of a deadlock in the journal: `journalctl MESSAGE_ID=...` lists them."""
 
 
 @dataclass
 class Deadlock:
-    """One ring. Its first thread is the one that has waited longest."""
+    """One ring of threads."""
 
     threads: tuple[Wait, ...]
-    """Each waits for a lock that the next one holds, the last one for one that the first holds."""
+    """The waits, the oldest first. Each is for a lock of the next thread, the last for one of the first."""
     process: Name
-    """Of the first thread."""
+    """(unit, comm) of the first thread."""
     is_wanted: bool
+    """Whether the filter wants a process of the ring."""
     locks: set[Lock] = field(default_factory=set)
-    """All that cannot be got because of it: those of the ring, and those held by who waits for them."""
+    """The locks that no thread can get: those of the ring, and those held by threads that wait for them."""
     waiting: int = 0
-    """Threads outside of the ring that wait for one of these."""
+    """Threads outside of the ring that wait for one of these locks."""
     is_reported: bool = False
     is_logged: bool = False
 
     @property
     def formed(self) -> int:
-        """When the last of them began to wait."""
+        """When the last thread of the ring began to wait (monotonic clock in ns)."""
         return max(wait.since for wait in self.threads)
 
     @property
     def id(self) -> str:
-        """The same as long as it exists, and no other's."""
-        return f"{code_of(tuple(sorted(f'{wait.tid} {wait.since}' for wait in self.threads))):016x}"
+        """An identifier that no other deadlock has, and that lasts as long as the deadlock."""
+        return f"{hash_labels(tuple(sorted(f'{wait.tid} {wait.since}' for wait in self.threads))):016x}"
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What was asked, and the waits as they were before it."""
+class _Question:
+    """A question about holders that was asked, and the waits as they were before."""
 
     token: int
     clock: int
     waits: Waits
     locks: tuple[Lock, ...]
-    of_kernel: dict[Lock, int]
-    """Already known."""
+    kernel_holders: dict[Lock, int]
+    """Holders of locks of the kernel, which are known already."""
 
 
 class Deadlocks:
-    """The deadlocks that exist. Give it the waits once a second and at `look_at`, and the answers.
+    """The deadlocks that exist. It is given the waits every second and at `next_check`, and the answers.
 
-    Why none of them is false: a ring counts if each of its threads was in the same call before the owners
-    were read and is in it after that. A thread that is blocked in a call lets go of no lock, so what it held
-    when that was read it held all the time. Hence there was a moment at which all of them held what they
-    were waited for, and only they themselves could change that. Those can whose calls time out: a ring
-    with such a one is reported if it has lasted a second.
+    No deadlock is false, and this is why: a ring counts if each of its threads was in the same call before
+    the holders were read and is in it after that. A thread that is blocked in a call releases no lock. It
+    held all the time what it held when that was read. Hence there was a moment at which every thread of the
+    ring held what another waited for, and only they themselves could change that. Threads whose calls time
+    out can; a ring with such a call is reported if it has lasted a second.
 
-    The only locks that are given to a thread while it is still in its call are those of the kernel and
-    PI futexes; such a thread seems to wait for itself, and is left out.
+    A thread can be given a lock while it is still in its call only if the lock is one of the kernel or a PI
+    futex. Such a thread seems to wait for itself, and is left out.
     """
 
     def __init__(
         self,
         ask: Callable[[Owners], bool],
-        kernel_owner: Callable[[int, int], int],
-        about: Callable[[Wait], About],
+        kernel_holder: Callable[[int, int], int],
+        describe_lock: Callable[[Wait], LockDescription],
         process: Callable[[int], tuple[Name, bool]],
         thread_comm: Callable[[int, int], str],
     ) -> None:
-        """`ask` passes a question on, to be answered by answered(), and says whether it did.
-        `kernel_owner(address, waiter)` tells a tid, 0 if it is not known; `process(tgid)` its name, and
-        whether it is wanted.
+        """`ask` passes a question to the namer and returns whether it did; take_holders() gets the answer.
+
+        `kernel_holder(address, waiter)` returns a thread id, 0 if it is not known. `process(tgid)` returns
+        unit and comm, and whether the filter wants the process.
         """
-        self._ask_namer, self._kernel_owner, self._about = ask, kernel_owner, about
-        self._process, self._thread_comm = process, thread_comm
-        self._asked: _Asked | None = None
+        self._ask_namer, self._kernel_holder = ask, kernel_holder
+        self._describe_lock, self._process, self._thread_comm = describe_lock, process, thread_comm
+        self._question: _Question | None = None
         self._asked_last: set[Lock] = set()
         self._refused: dict[int, tuple[int, int]] = {}
+        """Address and time (monotonic clock in ns) of the last refusal, by thread id."""
         self._suspected: list[tuple[tuple[Wait, ...], set[Lock]]] = []
         self._known: dict[frozenset[tuple[int, int]], Deadlock] = {}
-        self._found: Counter[Name] = Counter()
-        self._token = self._skipped = self._looked = 0
+        """Deadlocks by the threads and the begins of their calls."""
+        self._counts: Counter[Name] = Counter()
+        """Deadlocks that were reported, by process."""
+        self._token = self._skipped = self._checked = 0
         self._is_wanted_soon = False
         self._reported_before: set[frozenset[tuple[int, int]]] = set()
-        """By another sampler."""
+        """Deadlocks that another sampler reported, as the keys of `_known`."""
         self.holders: dict[Lock, int] = {}
-        """The threads that held the contended locks when that was last asked; a thread of 0 is not known."""
+        """Threads that held the contended locks when that was last read; 0 where the thread is not known."""
 
     @property
-    def now(self) -> list[Deadlock]:
-        """Those that have lasted, the oldest first."""
-        return sorted((one for one in self._known.values() if one.is_reported), key=lambda one: one.formed)
+    def reported(self) -> list[Deadlock]:
+        """The deadlocks that have lasted for LASTING_NS, oldest first."""
+        reported = [deadlock for deadlock in self._known.values() if deadlock.is_reported]
+        return sorted(reported, key=lambda deadlock: deadlock.formed)
 
     @property
-    def look_at(self) -> int:
-        """When the next look is wanted (monotonic clock in ns) if the one of every second comes later."""
+    def next_check(self) -> int:
+        """When check_waits() is to be called (monotonic clock in ns), if that is before the next second."""
         if self._suspected:
             return 0
-        known = (one for one in self._known.values() if one.is_wanted and not one.is_logged)
-        due = [one.formed + (TOLD_NS if one.is_reported else LASTING_NS) for one in known]
-        soon = self._looked + SOON_NS if self._is_wanted_soon else NEVER
+        unlogged = (d for d in self._known.values() if d.is_wanted and not d.is_logged)
+        due = [d.formed + (LOGGED_NS if d.is_reported else LASTING_NS) for d in unlogged]
+        soon = self._checked + SOON_NS if self._is_wanted_soon else NEVER
         return min([*due, soon])
 
-    def look_soon(self) -> None:
-        """What looked like waits for something else has turned out to be waits for a lock."""
+    def check_soon(self) -> None:
+        """Have the waits checked soon: some that looked different have turned out to be waits for locks."""
         self._is_wanted_soon = True
 
-    def refused(self, tids: Sequence[int], addresses: Sequence[int], clock: int) -> None:
-        """The kernel has refused a PI lock to these threads, as getting it would be a deadlock (EDEADLK).
+    def note_refused(self, tids: Sequence[int], addresses: Sequence[int], clock: int) -> None:
+        """Note that the kernel refused PI locks to threads, as they would be deadlocks (EDEADLK).
 
-        libcs then have the thread wait for ever, for a word on its own stack.
+        libcs then have the thread wait for ever, for a word on its own stack. `clock` is the monotonic clock
+        in ns.
         """
         for tid, address in zip(tids, addresses, strict=True):
             self._refused.pop(tid, None)
@@ -163,104 +163,109 @@ class Deadlocks:
         while len(self._refused) > MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
 
-    def look(self, waits: Waits, clock: int) -> None:
-        """Note the waits for locks at this moment (monotonic clock in ns), and ask who holds these.
+    def check_waits(self, waits: Waits, clock: int) -> None:
+        """Note the waits at this moment (monotonic clock in ns), report deadlocks, and ask for holders.
 
-        They must have been read after the last call of answered().
+        The waits must have been read after the last call of take_holders().
         """
-        self._looked, self._is_wanted_soon = clock, False
-        for tid, (address, at) in self._refused.items():
-            waits.redirect(tid, address, at - REFUSED_NS, at)
+        self._checked, self._is_wanted_soon = clock, False
+        for tid, (address, refused_at) in self._refused.items():
+            waits.redirect(tid, address, refused_at - REFUSED_NS, refused_at)
         self._confirm(waits)
-        for one in self._known.values():
-            one.waiting = max(0, waits.count(one.locks) - len(one.threads)) if one.is_wanted else 0
+        for deadlock in self._known.values():
+            outside = waits.count_waiters(deadlock.locks) - len(deadlock.threads)
+            deadlock.waiting = max(0, outside) if deadlock.is_wanted else 0
         self._report(clock)
-        if self._asked is None or clock - self._asked.clock > LOST_NS:
-            self._ask(waits, clock)
+        if self._question is None or clock - self._question.clock > LOST_NS:
+            self._ask_holders(waits, clock)
 
-    def answered(self, answer: OwnersAnswer) -> None:
-        """Take the owners that were asked for."""
-        asked = self._asked
-        if asked is None or asked.token != answer.token:
+    def take_holders(self, answer: OwnersAnswer) -> None:
+        """Take the answer to the last question. An answer to another question is ignored."""
+        question = self._question
+        if question is None or question.token != answer.token:
             return
-        self._asked = None
-        self.holders = dict(zip(asked.locks, answer.tids, strict=True)) | asked.of_kernel
-        self._suspected = rings(asked.waits, self.holders)
+        self._question = None
+        self.holders = dict(zip(question.locks, answer.tids, strict=True)) | question.kernel_holders
+        self._suspected = find_rings(question.waits, self.holders)
 
-    def _ask(self, waits: Waits, clock: int) -> None:
-        locks, left_out = waits.locks(clock - ASKED_NS, MOST_ASKED, self._asked_last)
+    def _ask_holders(self, waits: Waits, clock: int) -> None:
+        asked, left_out = waits.first_waits(clock - ASKED_AFTER_NS, MOST_ASKED, self._asked_last)
         self._skipped += left_out
-        self._asked_last = {wait.lock for wait in locks}
-        if not locks:
+        self._asked_last = {wait.lock for wait in asked}
+        if not asked:
             self.holders = {}
             return
-        of_kernel = {w.lock: self._kernel_owner(w.address, w.tid) for w in locks if w.in_kernel}
-        of_user = [wait for wait in locks if not wait.in_kernel]
+        kernel_holders = {w.lock: self._kernel_holder(w.address, w.tid) for w in asked if w.in_kernel}
+        in_user_space = [wait for wait in asked if not wait.in_kernel]
         self._token += 1
-        asked = _Asked(self._token, clock, waits, tuple(wait.lock for wait in of_user), of_kernel)
-        question = Owners(self._token, tuple(OwnedLock(w.tgid, w.address, w.kind, w.family) for w in of_user))
-        if not of_user or self._ask_namer(question):
-            self._asked = asked
-        if not of_user:
-            self.answered(OwnersAnswer(self._token, ()))
+        locks = tuple(wait.lock for wait in in_user_space)
+        question = Owners(
+            self._token, tuple(OwnedLock(w.tgid, w.address, w.kind, w.family) for w in in_user_space)
+        )
+        if not in_user_space or self._ask_namer(question):
+            self._question = _Question(self._token, clock, waits, locks, kernel_holders)
+        if not in_user_space:
+            self.take_holders(OwnersAnswer(self._token, ()))
 
     def _confirm(self, waits: Waits) -> None:
-        """Forget the rings of which a thread has gone on; keep the suspected ones of which none has."""
-        self._known = {key: one for key, one in self._known.items() if waits.has(one.threads)}
+        """Forget rings of which a thread has gone on, and keep suspected rings of which no thread has."""
+        self._known = {key: known for key, known in self._known.items() if waits.has_all(known.threads)}
         for ring, locks in self._suspected:
-            if not waits.has(ring):
+            if not waits.has_all(ring):
                 continue
             key = frozenset((wait.tid, wait.since) for wait in ring)
             if key not in self._known:
                 processes = [self._process(wait.tgid) for wait in ring]
-                wanted = any(wants for _, wants in processes)
-                told = key in self._reported_before
-                self._known[key] = Deadlock(ring, processes[0][0], wanted, is_reported=told, is_logged=told)
+                is_wanted = any(wanted for _, wanted in processes)
+                was_reported = key in self._reported_before
+                self._known[key] = Deadlock(
+                    ring, processes[0][0], is_wanted, is_reported=was_reported, is_logged=was_reported
+                )
             self._known[key].locks = locks
         self._suspected = []
 
     def _report(self, clock: int) -> None:
-        for one in self._known.values():
-            lasted = clock - one.formed
-            if not one.is_wanted or lasted < LASTING_NS:
+        for deadlock in self._known.values():
+            lasted = clock - deadlock.formed
+            if not deadlock.is_wanted or lasted < LASTING_NS:
                 continue
-            if not one.is_reported:
-                one.is_reported = True
-                known = one.process in self._found or len(self._found) < MOST_NAMES
-                self._found[one.process if known else (OTHER, OTHER)] += 1
-            if not one.is_logged:
-                about = [self._about(wait) for wait in one.threads[:SHOWN_THREADS]]
-                if lasted >= TOLD_NS or all(each.lock for each in about):
-                    one.is_logged = True
-                    self._log(one, lasted)
+            if not deadlock.is_reported:
+                deadlock.is_reported = True
+                has_count = deadlock.process in self._counts or len(self._counts) < MOST_NAMES
+                self._counts[deadlock.process if has_count else (OTHER, OTHER)] += 1
+            if not deadlock.is_logged:
+                shown = [self._describe_lock(wait) for wait in deadlock.threads[:SHOWN_THREADS]]
+                if lasted >= LOGGED_NS or all(description.lock for description in shown):
+                    deadlock.is_logged = True
+                    self._log(deadlock, lasted)
 
-    def _log(self, one: Deadlock, lasted: int) -> None:
-        unit, comm = one.process
-        words = [
+    def _log(self, deadlock: Deadlock, lasted: int) -> None:
+        unit, comm = deadlock.process
+        texts = [
             f"{row['thread_comm']}[{row['tid']}] waits for {row['lock'] or row['address']}"
             + (f" in {row['site']}" if row["site"] else "")
-            for row in self._thread_rows(one)
+            for row in self._thread_rows(deadlock)
         ]
-        left_out = len(one.threads) - len(words)
+        left_out = len(deadlock.threads) - len(texts)
         log.error(
             "deadlock in %s%s for %.1f s: %s%s%s",
             comm or "?",
             f" ({unit})" if unit else "",
             lasted / NS,
-            ", held by ".join(words),
-            f", and so on ({left_out} more)" if left_out else f", held by {words[0].partition(' ')[0]}",
-            f"; {one.waiting} more threads wait for these" if one.waiting else "",
+            ", held by ".join(texts),
+            f", and so on ({left_out} more)" if left_out else f", held by {texts[0].partition(' ')[0]}",
+            f"; {deadlock.waiting} more threads wait for these" if deadlock.waiting else "",
             extra={
                 "MESSAGE_ID": MESSAGE_ID,
-                "LOCKD_DEADLOCK": one.id,
+                "LOCKD_DEADLOCK": deadlock.id,
                 "LOCKD_UNIT": unit,
                 "LOCKD_COMM": comm,
-                "LOCKD_TIDS": " ".join(str(wait.tid) for wait in one.threads),
+                "LOCKD_TIDS": " ".join(str(wait.tid) for wait in deadlock.threads),
             },
         )
 
-    def _thread_rows(self, one: Deadlock) -> list[dict[str, Any]]:
-        holders = [wait.tid for wait in (*one.threads[1:], one.threads[0])]
+    def _thread_rows(self, deadlock: Deadlock) -> list[dict[str, Any]]:
+        holders = [wait.tid for wait in (*deadlock.threads[1:], deadlock.threads[0])]
         return [
             {
                 "tid": wait.tid,
@@ -268,46 +273,49 @@ class Deadlocks:
                 "thread_comm": self._thread_comm(wait.tgid, wait.tid),
                 "kind": wait.kind,
                 "address": f"{wait.address:#x}",
-                **self._about(wait)._asdict(),
+                **self._describe_lock(wait)._asdict(),
                 "holder_tid": holder,
             }
-            for wait, holder in list(zip(one.threads, holders, strict=True))[:SHOWN_THREADS]
+            for wait, holder in list(zip(deadlock.threads, holders, strict=True))[:SHOWN_THREADS]
         ]
 
     def save(self) -> dict[str, Any]:
-        """What was found, for restore()."""
-        rings = [[(wait.tid, wait.since) for wait in one.threads] for one in self.now]
-        return {"found": list(self._found.items()), "skipped": self._skipped, "reported": rings}
+        """Return what was counted and which deadlocks were reported, for restore()."""
+        rings = [[(wait.tid, wait.since) for wait in deadlock.threads] for deadlock in self.reported]
+        return {"found": list(self._counts.items()), "skipped": self._skipped, "reported": rings}
 
     def restore(self, head: dict[str, Any]) -> None:
-        """Go on with what another one has found: it is found again, and not reported."""
-        self._found = Counter({(unit, comm): count for (unit, comm), count in head["found"]})
+        """Go on with what save() of another sampler returned. Deadlocks are not reported a second time."""
+        self._counts = Counter({(unit, comm): count for (unit, comm), count in head["found"]})
         self._skipped = head["skipped"]
         self._reported_before = {frozenset((tid, since) for tid, since in ring) for ring in head["reported"]}
 
     def export(self, block: Block) -> None:
-        """Write the metrics."""
-        existing = Counter(one.process for one in self.now)
+        """Write the metrics to a block."""
+        existing = Counter(deadlock.process for deadlock in self.reported)
         block.add("lockd_deadlocks", list(existing), list(existing.values()))
-        block.add("lockd_deadlocks_found_total", list(self._found), list(self._found.values()))
+        block.add("lockd_deadlocks_found_total", list(self._counts), list(self._counts.values()))
         block.add("lockd_deadlock_locks_skipped_total", [()], [self._skipped])
 
-    def add_to(
+    def add_table(
         self, tables: dict[str, Any], arrays: dict[str, npt.NDArray[Any]], clock: int, wall: float
     ) -> None:
-        """Add the table behind /api/v1/deadlocks; `clock` and `wall` are the same moment."""
-        shown = self.now
-        age_ns = np.array([clock - one.formed for one in shown], np.int64)
+        """Add the table behind /api/v1/deadlocks and its numbers.
+
+        `clock` (monotonic, in ns) and `wall` (seconds since 1970) are the same moment.
+        """
+        shown = self.reported
+        age_ns = np.array([clock - deadlock.formed for deadlock in shown], np.int64)
         arrays["deadlocks.since"] = wall - age_ns / NS
         arrays["deadlocks.lasted_us"] = age_ns / 1000.0
-        arrays["deadlocks.threads_in_ring"] = np.array([len(one.threads) for one in shown], np.int64)
-        arrays["deadlocks.waiting"] = np.array([one.waiting for one in shown], np.int64)
+        arrays["deadlocks.threads_in_ring"] = np.array([len(d.threads) for d in shown], np.int64)
+        arrays["deadlocks.waiting"] = np.array([deadlock.waiting for deadlock in shown], np.int64)
         tables["deadlocks"] = {
             "text": {
-                "id": [one.id for one in shown],
-                "unit": [one.process[0] for one in shown],
-                "comm": [one.process[1] for one in shown],
+                "id": [deadlock.id for deadlock in shown],
+                "unit": [deadlock.process[0] for deadlock in shown],
+                "comm": [deadlock.process[1] for deadlock in shown],
             },
             "numbers": ["since", "lasted_us", "threads_in_ring", "waiting"],
-            "lists": {"threads": [self._thread_rows(one) for one in shown]},
+            "lists": {"threads": [self._thread_rows(deadlock) for deadlock in shown]},
         }

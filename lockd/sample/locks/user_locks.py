@@ -1,4 +1,4 @@
-"""Locks in user space by process and address: what each is called, and of what kind it really is."""
+"""User-space locks by process and address: their names, and their kinds as the namer finds them out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,38 +24,49 @@ from lockd.sample.series.block import Block
 from lockd.sample.series.series import OTHER
 
 HELD_BACK_SECONDS = 5.0
-"""At most so long the waits for a lock that was just captured are not counted, until its name and kind are
-known: a count is never moved to another series."""
+"""Seconds for which waits for a lock that was just captured are held back at most, until its name and kind
+are known: a count is never moved to another series."""
 UNCAPTURED_SECONDS = 2.0
-"""A lock that was not captured by then is named without its stack."""
+"""Seconds after which a lock that was not captured is named without a stack."""
 CAPTURES_AT_ONCE = 32
-"""Locks asked about in one tick; a namer answers for some hundreds in a second."""
+"""Captured locks that are asked for in one tick. The namer answers for some hundreds in a second."""
 ASKED_AT_ONCE = 100
-"""Names asked for after one fold of locks that were not captured."""
+"""Locks that were not captured and are asked for after one fold."""
 LASTING_NS = 100_000_000
-"""A wait in memory that is used again that has lasted for so long is looked at as it goes on."""
-LOOKED_AT_AGAIN = 8
-"""Of these at most so many in a second: each takes the namer some milliseconds."""
+"""Nanoseconds after which the namer looks at a thread that waits for a lock in memory that is reused."""
+LASTING_AT_ONCE = 8
+"""Such threads that the namer looks at in a second. Each takes it some milliseconds."""
 PROVISIONAL_NS = 1_000_000_000
-"""After so long, such a lock is captured again of which nothing certain was found."""
+"""Nanoseconds after which a lock in reused memory is captured again if nothing certain was found about it."""
 FORGET_AFTER = 60.0
 """Seconds after which the locks of a process that has ended are forgotten."""
 ROWS = 50_000
+"""Locks that are remembered."""
 HOTSPOT = tuple(field.name for field in fields(HotSpotPlaces))
-"""Members of struct hotspot that the namer tells, in its order."""
+"""Members of struct hotspot, in the order of the namer's answer."""
 JAVA_WAIT_AT, JAVA_IS_NO_OBJECT_AT, JAVA_GENERATION_AT, JAVA_OBJECT_GENERATION_AT = 63, 62, 48, 60
-"""Bits of what stands for the address of a lock of Java, see bpf/daemon/hotspot.bpf.c."""
+"""Bits of the number that a Java lock has in place of an address, see bpf/daemon/hotspot.bpf.c."""
 MOST_ADVISED = 100
-"""Names of processes with advice that are exported; further ones are `other`."""
+"""Label sets of processes with advice that are exported; the rest count as `other`."""
 SITES = 16
-"""Places remembered of each lock."""
+"""Sites that are remembered for each lock."""
+
+
+class UserLockName(NamedTuple):
+    """The namer's answer for a lock."""
+
+    lock: str
+    site: str
+    stack: tuple[str, ...]
+    sites: Counter[str]
+    """How often threads were seen to wait for the lock at each site. The count goes on."""
 
 
 class UserLocks:
-    """A row for each address and kind by the calls' arguments, the guess: what is used again is another lock.
+    """A row for each process, address and guess, which is the lock's kind by the arguments of its calls.
 
-    `kinds` are the names of enum futex_kind; `is_wanted(tgid)` tells whether to name the process's locks.
-    The programs capture a lock again after `captured_again_ns`.
+    Memory that is used again with another guess is another lock. Rows are found by a hash of these three. Row
+    numbers are valid until the next call that adds rows.
     """
 
     def __init__(
@@ -68,25 +79,32 @@ class UserLocks:
         captured_again_ns: int,
         machine: str = os.uname().machine,
     ) -> None:
+        """`kinds` are the names of enum futex_kind. `is_wanted(tgid)` is whether to name the process's locks.
+
+        `known_locks` and `hotspots` are maps that the programs read. The programs capture a lock again after
+        `captured_again_ns`.
+        """
         self._resolver = resolver
         self._known_locks, self._hotspots = known_locks, hotspots
-        self._hotspots_put: dict[int, tuple[int, ...]] = {}
+        self._hotspots_written: dict[int, tuple[int, ...]] = {}
+        """The value in the map `hotspots` of each Java machine, by process id."""
         self.advice: dict[int, str] = {}
-        """What is to be known of a process, by its id."""
+        """Advice on a process (lockd.advice), by its id."""
         self._kinds = list(kinds)
         self._is_wanted = is_wanted
         self._captured_again_ns = captured_again_ns
         self._machine = machine
-        self._looked: set[int] = set()
+        self._announced: set[int] = set()
+        """Processes whose mappings the namer remembers."""
         self._corrections: set[tuple[int, int]] = set()
-        """Guesses that were ever wrong, each with the kind that it turned out to be."""
+        """Each guess that was ever wrong, with the kind that the lock turned out to be."""
         self._is_corrected = np.zeros(len(kinds), np.bool_)
-        """Of each kind, whether it was such a guess."""
+        """Whether each kind was ever a wrong guess."""
         self._changes: set[tuple[int, int]] = set()
-        """Guesses and such a kind, where the memory turned out later to be a lock of yet another kind."""
+        """Each guess with a kind that was found out, where the memory later was a lock of another kind."""
         self._is_lock = np.array([kind in ("lock", "pi") for kind in kinds])
-        self.refused = 0
-        """Captures that were thrown away, as too much was being asked for."""
+        self.refused_captures = 0
+        """Captures that were thrown away because the namer had too many questions."""
         self._table = Table(
             {
                 "tgid": np.int64,
@@ -107,27 +125,27 @@ class UserLocks:
             ROWS,
         )
 
-    def capture(self, keys: Columns, captures: Columns, now: float) -> None:
-        """Ask for the names of locks that threads were just seen to block on."""
-        chosen, too_many = self._chosen(keys["tgid"].tolist())
-        self._refuse(keys[too_many])
+    def ask_captured(self, keys: Columns, captures: Columns, now: float) -> None:
+        """Ask for the names of locks on which threads just blocked; the arguments are drained captures."""
+        chosen, refused = self._choose(keys["tgid"].tolist())
+        self._refuse(keys[refused])
         if not chosen:
             return
         keys, captures = keys[chosen], captures[chosen]
-        fresh = set(keys["tgid"].tolist()) - self._looked
+        fresh = set(keys["tgid"].tolist()) - self._announced
         if fresh:
             self._resolver.look(tuple(fresh))
-            self._looked |= fresh
+            self._announced |= fresh
         rows = self._rows(keys["tgid"], keys["uaddr"], keys["guess"].astype(np.int16), now)
-        taken = captures_of(captures, self._machine)
-        for row, tid, capture in zip(rows.tolist(), captures["tid"].tolist(), taken, strict=True):
+        decoded = captures_of(captures, self._machine)
+        for row, tid, capture in zip(rows.tolist(), captures["tid"].tolist(), decoded, strict=True):
             self._ask(row, now, tid, capture)
 
-    def _chosen(self, tgids: list[int]) -> tuple[list[int], list[int]]:
-        """Positions of what is to be asked now, and of what there is no room for.
+    def _choose(self, tgids: list[int]) -> tuple[list[int], list[int]]:
+        """Return the positions of the captures that are asked for, and of those for which there is no room.
 
-        First one lock of each process, then another of each: one that begins with hundreds of them, as a
-        Java machine does, must not keep out all others.
+        One lock of each process comes first, then a second of each. A process that begins with hundreds of
+        locks, as a Java machine does, does not keep out the others.
         """
         room = min(CAPTURES_AT_ONCE, self._resolver.room)
         turns, turn = Counter[int](), []
@@ -135,18 +153,18 @@ class UserLocks:
             turn.append(turns[tgid])
             turns[tgid] += 1
         processes = {tgid for tgid in turns if self._is_wanted(tgid)}
-        wanted = [at for at in sorted(range(len(tgids)), key=turn.__getitem__) if tgids[at] in processes]
+        wanted = [i for i in sorted(range(len(tgids)), key=turn.__getitem__) if tgids[i] in processes]
         return wanted[:room], wanted[room:]
 
     def _refuse(self, keys: Columns) -> None:
-        """Have these captured again, when a thread next blocks there: what is hot has its turn first."""
-        self.refused += len(keys)
+        """Have these locks captured again when a thread next blocks on them. Hot locks come first thus."""
+        self.refused_captures += len(keys)
         self._known_locks.delete(keys)
 
-    def answer(self, answer: LockAnswer) -> bool:
-        """Note what a lock is, if it is still remembered, and let the programs know its kind.
+    def note_answer(self, answer: LockAnswer) -> bool:
+        """Note the name and kind of a lock that is still remembered, and write its kind for the programs.
 
-        Whether that is another than was known, or its calls look like.
+        Returns whether its kind is another than was known before or than its calls look like.
         """
         row = int(self._table.find(np.array([answer.key], np.uint64))[0])
         if row < 0:
@@ -162,10 +180,10 @@ class UserLocks:
             sites[answer.site] += 1
         if is_certain and not is_another:
             if answer.is_many:  # the programs may have forgotten it
-                self._tell_kind(row, int(table["kind"][row]), is_many=True)
-            return False  # that a thread waits for it elsewhere changes neither its name nor its kind
+                self._write_kind(row, int(table["kind"][row]), is_many=True)
+            return False  # another site changes neither its name nor its kind
         if answer.is_provisional and answer.is_reused:
-            self._tell_kind(row, int(table["kind"][row]), self._captured_again_ns - PROVISIONAL_NS)
+            self._write_kind(row, int(table["kind"][row]), self._captured_again_ns - PROVISIONAL_NS)
         if answer.is_provisional and table["is_answered"][row]:
             return False
         table["lock"][row], table["site"][row], table["stack"][row] = answer.lock, answer.site, answer.stack
@@ -175,17 +193,17 @@ class UserLocks:
         if is_corrected:
             self._change_kind(row, kind)
         if is_corrected or answer.is_many:
-            self._tell_kind(row, kind, is_many=answer.is_many)
+            self._write_kind(row, kind, is_many=answer.is_many)
         return bool(is_corrected)
 
     def _note_process(self, tgid: int, answer: LockAnswer) -> None:
         if answer.advice:
             self.advice[tgid] = answer.advice
-        elif answer.hotspot:  # its names have come; what says nothing of the process takes nothing back
+        elif answer.hotspot:  # its names have come; an answer without either takes no advice back
             self.advice.pop(tgid, None)
-        if answer.hotspot and self._hotspots_put.get(tgid) != answer.hotspot:
+        if answer.hotspot and self._hotspots_written.get(tgid) != answer.hotspot:
             self._forget_names(tgid, answer.hotspot[HOTSPOT.index("generation")])
-            self._hotspots_put[tgid] = answer.hotspot
+            self._hotspots_written[tgid] = answer.hotspot
             key, value = np.zeros(1, self._hotspots.key), np.zeros(1, self._hotspots.value)
             key.view(np.uint32)[0] = tgid
             for name, number in zip(HOTSPOT, answer.hotspot, strict=True):
@@ -193,15 +211,19 @@ class UserLocks:
             self._hotspots.put(key, value)
 
     def _forget_names(self, tgid: int, generation: int) -> None:
-        """That a Java machine's locks had when its waits had numbers of this generation, which begins again:
-        there are few."""
+        """Forget the names of a Java machine's locks whose numbers are of this generation.
+
+        There are few generations: the one that begins uses their numbers again.
+        """
         table, numbers = self._table, self._table["address"]
-        bits = np.where(numbers >> JAVA_IS_NO_OBJECT_AT & 1, JAVA_GENERATION_AT, JAVA_OBJECT_GENERATION_AT)
-        is_its = table.used & (table["tgid"] == tgid) & (numbers >> JAVA_WAIT_AT > 0)
-        is_its &= numbers >> bits.astype(np.uint64) & 3 == generation
-        for row in np.flatnonzero(is_its):
-            self._known_locks.delete(self._key_of(int(row)))
-        table["asked_at"][is_its], table["is_answered"][is_its] = 0, False
+        generation_bits = np.where(
+            numbers >> JAVA_IS_NO_OBJECT_AT & 1, JAVA_GENERATION_AT, JAVA_OBJECT_GENERATION_AT
+        )
+        is_old = table.used & (table["tgid"] == tgid) & (numbers >> JAVA_WAIT_AT > 0)
+        is_old &= numbers >> generation_bits.astype(np.uint64) & 3 == generation
+        for row in np.flatnonzero(is_old):
+            self._known_locks.delete(self._map_key(int(row)))
+        table["asked_at"][is_old], table["is_answered"][is_old] = 0, False
 
     def _change_kind(self, row: int, kind: int) -> None:
         guess, before = int(self._table["guess"][row]), int(self._table["kind"][row])
@@ -214,65 +236,67 @@ class UserLocks:
             self._changes.add((guess, before))
             self._table["former_kinds"][row] |= 1 << before
 
-    def _tell_kind(self, row: int, kind: int, ago_ns: int = 0, is_many: bool = False) -> None:
-        """Have the programs count its waits so, as if it had been captured so long ago."""
+    def _write_kind(self, row: int, kind: int, ago_ns: int = 0, is_many: bool = False) -> None:
+        """Have the programs count a lock's waits under this kind, as if it had been captured `ago_ns` ago."""
         known = np.zeros(1, self._known_locks.value)
         known["kind"], known["is_many"] = kind, is_many
         known["captured"] = max(time.monotonic_ns() - ago_ns, 0)
-        self._known_locks.put(self._key_of(row), known)
+        self._known_locks.put(self._map_key(row), known)
 
-    def look_again(
+    def ask_lasting(
         self, tids: Columns, tgids: Columns, addresses: Columns, guesses: Columns, waited_ns: Columns,
         thread_pointers: Columns, now: float,
     ) -> None:  # fmt: skip
-        """Look at some waits that go on, where what is known may be of a lock that was in that memory before.
+        """Ask about locks in reused memory for which a thread has waited for long.
 
-        At each once, and if nothing certain was found, again whenever it has lasted twice as long.
+        The known name may be that of a lock that was in the memory before. Each wait is asked for once, and
+        if nothing certain is found, again whenever it has lasted twice as long. `thread_pointers` are 0 where
+        they are not known.
         """
         table = self._table
         if self._resolver.is_paused or not table["is_reused"].any():
             return
         rows = table.find(mix(tgids, addresses, guesses))
         waited = waited_ns / 1e9
-        looked_after = table["asked_at"][rows] - (now - waited)
-        is_due = (looked_after < 0) | (table["is_provisional"][rows] & (waited >= 2 * looked_after))
+        asked_after = table["asked_at"][rows] - (now - waited)
+        is_due = (asked_after < 0) | (table["is_provisional"][rows] & (waited >= 2 * asked_after))
         is_due &= (rows >= 0) & table["is_reused"][rows] & (waited_ns >= LASTING_NS) & (thread_pointers > 0)
         due = np.flatnonzero(is_due)
         due = due[np.lexsort((-waited_ns[due], ~self._is_lock[table["kind"][rows[due]]]))]
         _, first = np.unique(rows[due], return_index=True)
-        for at in due[np.sort(first)][: min(LOOKED_AT_AGAIN, self._resolver.room)].tolist():
-            self._ask(int(rows[at]), now, int(tids[at]), sleeper=int(thread_pointers[at]))
+        for i in due[np.sort(first)][: min(LASTING_AT_ONCE, self._resolver.room)].tolist():
+            self._ask(int(rows[i]), now, int(tids[i]), sleeper=int(thread_pointers[i]))
 
-    def correct(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
-        """The kinds of waits, where a lock has turned out to be of another than its calls look like."""
+    def correct_kinds(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
+        """Return the kinds of waits, corrected where a lock is of another kind than its calls look like."""
         corrected = kinds.copy()
-        some = np.flatnonzero(self._is_corrected[kinds])
-        if len(some):
-            rows = self._table.find(mix(tgids[some], addresses[some], kinds[some]))
-            known = rows >= 0
-            corrected[some[known]] = self._table["kind"][rows[known]]
+        positions = np.flatnonzero(self._is_corrected[kinds])
+        if len(positions):
+            rows = self._table.find(mix(tgids[positions], addresses[positions], kinds[positions]))
+            is_known = rows >= 0
+            corrected[positions[is_known]] = self._table["kind"][rows[is_known]]
         for guess, former in self._changes:
-            some = np.flatnonzero(kinds == former)
-            rows = self._table.find(mix(tgids[some], addresses[some], np.full(len(some), guess)))
+            positions = np.flatnonzero(kinds == former)
+            rows = self._find_guessed(tgids[positions], addresses[positions], guess)
             has_changed = (rows >= 0) & (self._table["former_kinds"][rows] >> former & 1 > 0)
-            corrected[some[has_changed]] = self._table["kind"][rows[has_changed]]
+            corrected[positions[has_changed]] = self._table["kind"][rows[has_changed]]
         return corrected
 
     def families(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Columns:
-        """What the code of each of these locks is, as its waits' kinds are corrected; empty if not known."""
+        """Return the family of each lock, empty if it is not known; `kinds` are corrected ones."""
         table = self._table
         rows = table.find(mix(tgids, addresses, kinds))
-        unknown = ((rows < 0) | (table["kind"][rows] != kinds)) & self._is_lock[kinds]
-        rows[unknown] = self._corrected(tgids[unknown], addresses[unknown], kinds[unknown])
-        known = (rows >= 0) & table["is_answered"][rows] & (table["kind"][rows] == kinds)
+        is_other = ((rows < 0) | (table["kind"][rows] != kinds)) & self._is_lock[kinds]
+        rows[is_other] = self._find_corrected(tgids[is_other], addresses[is_other], kinds[is_other])
+        is_known = (rows >= 0) & table["is_answered"][rows] & (table["kind"][rows] == kinds)
         families = np.full(len(rows), "", object)
-        families[known] = table["family"][rows[known]]
+        families[is_known] = table["family"][rows[is_known]]
         return families
 
     def is_undecided(
         self, tgids: Columns, addresses: Columns, kinds: Columns, now: float
     ) -> npt.NDArray[np.bool_]:
-        """Whether the lock of each of these waits may be known in a moment."""
+        """Whether the name of each wait's lock is being asked for, and can come within HELD_BACK_SECONDS."""
         table = self._table
         recent = (table["asked_at"] > 0) & (table["asked_at"] >= now - HELD_BACK_SECONDS)
         is_open = table.used & recent & ~table["is_answered"]
@@ -282,15 +306,16 @@ class UserLocks:
         undecided: npt.NDArray[np.bool_] = (rows >= 0) & is_open[rows]
         return undecided
 
-    def known(
+    def answered_rows(
         self, tgids: Columns, addresses: Columns, kinds: Columns, since: Columns, now: float
-    ) -> Rows:  # fmt: skip
-        """The row of each of these locks, -1 where there is no answer. Asks for what was not captured.
+    ) -> Rows:
+        """Return the row of each lock for name(), -1 where there is no answer; ask for those not captured.
 
-        `since` is when a thread was first seen to wait for it.
+        `kinds` are corrected ones. `since` is when a wait for the lock was first counted (monotonic clock in
+        seconds).
         """
         table = self._table
-        rows = self._corrected(tgids, addresses, kinds)
+        rows = self._find_corrected(tgids, addresses, kinds)
         table["seen"][rows[rows >= 0]] = now
         is_answered = (rows >= 0) & table["is_answered"][rows]
         is_unsure = table["is_provisional"][rows] & table["is_reused"][rows]
@@ -301,58 +326,66 @@ class UserLocks:
         return np.where(is_answered, rows, -1)
 
     def _ask_uncaptured(self, tgids: Columns, addresses: Columns, kinds: Columns, now: float) -> None:
-        """Ask for the names of some of these locks, unless that was done."""
+        """Ask for the names of some of these locks, without captures, unless they were asked for."""
         rows = self._table.find(mix(tgids, addresses, kinds))
-        never = np.flatnonzero((rows < 0) | (self._table["asked_at"][rows] == 0))
-        never = never[: min(ASKED_AT_ONCE, self._resolver.room // 2)]
-        for row in np.unique(self._rows(tgids[never], addresses[never], kinds[never], now)):
+        unasked = np.flatnonzero((rows < 0) | (self._table["asked_at"][rows] == 0))
+        unasked = unasked[: min(ASKED_AT_ONCE, self._resolver.room // 2)]
+        for row in np.unique(self._rows(tgids[unasked], addresses[unasked], kinds[unasked], now)):
             self._ask(int(row), now)
 
-    def column(self, name: str, row: int) -> Any:
-        """`lock`, `site`, `stack` or `family` of a row."""
-        return self._table[name][row]
+    def name(self, row: int) -> UserLockName:
+        """Return the answer for the lock in a row that answered_rows() has returned."""
+        table = self._table
+        return UserLockName(table["lock"][row], table["site"][row], table["stack"][row], table["sites"][row])
 
     def export_advice(self, block: Block, name: Callable[[int], Name]) -> None:
-        """How many processes there are of each name that somebody has to know something of."""
-        found = Counter((*name(tgid), advice) for tgid, advice in self.advice.items())
-        shown = Counter(dict(found.most_common(MOST_ADVISED)))
-        for (_, _, advice), number in (found - shown).items():
+        """Write how many processes of each unit and comm have advice; `name(tgid)` returns these two."""
+        counts = Counter((*name(tgid), advice) for tgid, advice in self.advice.items())
+        shown = Counter(dict(counts.most_common(MOST_ADVISED)))
+        for (_, _, advice), number in (counts - shown).items():
             shown[OTHER, OTHER, advice] += number
         block.add("lockd_advised_processes", list(shown), list(shown.values()))
 
-    def keep(self, alive: set[int], now: float) -> None:
-        """Forget the locks of processes that have ended; their ids and addresses will be used again.
+    def forget_ended(self, alive: set[int], now: float) -> None:
+        """Forget the locks of processes that have ended: their ids and addresses will be used again.
 
-        A process that waited a moment ago counts as alive: it may be newer than `alive` is, and waits of one
-        that has ended may be held back.
+        A process with a wait in the last HELD_BACK_SECONDS counts as alive. It may have begun after `alive`
+        was made, and the waits of a process that has ended may be held back.
         """
         table = self._table
         recent = table.used & (table["seen"] >= now - HELD_BACK_SECONDS)
         alive = alive.union(table["tgid"][recent].tolist())
         ended = table.used & ~np.isin(table["tgid"], list(alive))
         for row in np.flatnonzero(ended & (table["asked_at"] > 0)):
-            self._known_locks.delete(self._key_of(int(row)))
+            self._known_locks.delete(self._map_key(int(row)))
         table["asked_at"][ended] = 0
         table.drop(np.flatnonzero(ended & (table["seen"] < now - FORGET_AFTER)))
-        for tgid in (self.advice.keys() | self._hotspots_put.keys()) - alive:
+        for tgid in (self.advice.keys() | self._hotspots_written.keys()) - alive:
             self.advice.pop(tgid, None)
-            if self._hotspots_put.pop(tgid, None):
+            if self._hotspots_written.pop(tgid, None):
                 key = np.zeros(1, self._hotspots.key)
                 key.view(np.uint32)[0] = tgid
                 self._hotspots.delete(key)
-        if gone := self._looked - alive:
+        if gone := self._announced - alive:
             self._resolver.look((), tuple(gone))
-            self._looked -= gone
+            self._announced -= gone
 
-    def _corrected(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Rows:
-        """The row of each lock, first of all the one whose kind has turned out to be this; -1: none."""
+    def _find_corrected(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Rows:
+        """Return the row of each lock by its corrected kind, -1 if there is none.
+
+        A row whose kind was corrected to this one goes before a row of which it was the guess.
+        """
         found = self._table.find(mix(tgids, addresses, kinds))
         for guess, kind in self._corrections:
-            some = np.flatnonzero(kinds == kind)
-            rows = self._table.find(mix(tgids[some], addresses[some], np.full(len(some), guess)))
-            is_it = (rows >= 0) & (self._table["kind"][rows] == kind)
-            found[some[is_it]] = rows[is_it]
+            positions = np.flatnonzero(kinds == kind)
+            rows = self._find_guessed(tgids[positions], addresses[positions], guess)
+            is_corrected = (rows >= 0) & (self._table["kind"][rows] == kind)
+            found[positions[is_corrected]] = rows[is_corrected]
         return found
+
+    def _find_guessed(self, tgids: Columns, addresses: Columns, guess: int) -> Rows:
+        """Return the row of each lock whose calls look like the kind `guess`, -1 if there is none."""
+        return self._table.find(mix(tgids, addresses, np.full(len(tgids), guess)))
 
     def _rows(self, tgids: Columns, addresses: Columns, guesses: Columns, now: float) -> Rows:
         keys: Hashes = mix(tgids, addresses, guesses)
@@ -377,9 +410,9 @@ class UserLocks:
         if self._resolver.ask(seen):
             table["asked_at"][row] = now
         else:
-            self._refuse(self._key_of(row))
+            self._refuse(self._map_key(row))
 
-    def _key_of(self, row: int) -> Columns:
+    def _map_key(self, row: int) -> Columns:
         key = np.zeros(1, self._known_locks.key)
         for member, column in (("uaddr", "address"), ("tgid", "tgid"), ("guess", "guess")):
             key[member] = self._table[column][row]

@@ -1,4 +1,4 @@
-"""The waits for locks at one moment, and the rings among them: who waits for whom."""
+"""Waits for locks at one moment, in user space and in the kernel, and the rings of threads among them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lockd.columns.structs import Columns
+from lockd.kernel.manifest import Manifest
+from lockd.kernel.pairs import Entries
+from lockd.sample.locks.user_locks import UserLocks
 
 Lock = tuple[int, int]
-"""Process and address; process 0: the kernel's."""
+"""Process id and address of a lock; the process id of a lock of the kernel is 0."""
 PI, MUTEX = "pi", "mutex"
+JOIN = "join"
+"""The family of a wait for a thread to end. That thread counts as the holder of what is waited for."""
 REFUSED = "refused"
-"""The family of a PI lock that the kernel has refused: nobody will be given it."""
+"""The family of a PI lock that the kernel has refused: no thread will be given it."""
 
 
 class Wait(NamedTuple):
@@ -23,10 +29,11 @@ class Wait(NamedTuple):
     tgid: int
     address: int
     since: int
-    """When the call began (monotonic clock in ns), which tells it from the thread's other calls."""
+    """When the call began (monotonic clock in ns). It distinguishes the thread's calls."""
     kind: str
-    """Of a futex wait; of a wait in the kernel the type of the lock."""
+    """Kind of a user-space lock, or lock type of a lock of the kernel."""
     family: str
+    """The lock's code in user space, such as mutex; empty if it is not known or the lock is in the kernel."""
     in_kernel: bool
 
     @property
@@ -34,13 +41,22 @@ class Wait(NamedTuple):
         return (0 if self.in_kernel else self.tgid, self.address)
 
     @property
-    def may_be_handed_over(self) -> bool:
-        """Whether the thread may own the lock already while it is still waiting for it."""
+    def can_be_handed_over(self) -> bool:
+        """Whether the thread can own the lock already while it is still blocked in its call."""
         return self.in_kernel or (self.kind == PI and self.family != REFUSED)
 
 
+class LockDescription(NamedTuple):
+    """The names that /api/v1/locks shows for the lock of a wait."""
+
+    lock: str
+    """Lock name; empty if it is not known yet."""
+    site: str
+    stack: tuple[str, ...]
+
+
 class Waits:
-    """One wait of each thread: of one that waits in the kernel inside a futex call, the inner one."""
+    """One wait of each thread. A thread that waits in the kernel inside a futex call has the inner wait."""
 
     def __init__(
         self, tids: Columns, tgids: Columns, addresses: Columns, since: Columns, kinds: Columns,
@@ -49,7 +65,7 @@ class Waits:
         order = np.lexsort((~in_kernel.astype(np.bool_), tids))
         order = order[np.diff(tids[order].astype(np.int64), prepend=-1) != 0]
         self._tids = tids[order].astype(np.int64)
-        self._owners = np.where(in_kernel, 0, tgids).astype(np.int64)[order]
+        self._lock_tgids = np.where(in_kernel, 0, tgids).astype(np.int64)[order]
         self._tgids, self._since = tgids[order].astype(np.int64), since[order].astype(np.int64)
         self._addresses = addresses[order].astype(np.uint64)
         self._kinds, self._families = kinds[order], families[order]
@@ -58,101 +74,182 @@ class Waits:
     def __len__(self) -> int:
         return len(self._tids)
 
-    def of(self, tid: int) -> Wait | None:
-        """What a thread waits for."""
-        at = self._at(tid)
-        return self._wait(at) if at >= 0 else None
+    def find(self, tid: int) -> Wait | None:
+        """Return the wait of a thread, None if it does not wait."""
+        row = self._row(tid)
+        return self._wait(row) if row >= 0 else None
 
-    def has(self, waits: Iterable[Wait]) -> bool:
-        """Whether all of these go on: the same threads are in the same calls."""
+    def has_all(self, waits: Iterable[Wait]) -> bool:
+        """Whether all these waits are among them: the same threads are in the same calls."""
         return all(
-            (at := self._at(wait.tid)) >= 0
-            and int(self._since[at]) == wait.since
-            and int(self._addresses[at]) == wait.address
+            (row := self._row(wait.tid)) >= 0
+            and int(self._since[row]) == wait.since
+            and int(self._addresses[row]) == wait.address
             for wait in waits
         )
 
     def redirect(self, tid: int, address: int, earliest: int, latest: int) -> None:
-        """Let a thread that began to wait in a mutex's code then wait for the PI lock at `address`."""
-        at = self._at(tid)
-        if at < 0 or self._in_kernel[at] or self._families[at] != MUTEX:
+        """Let a thread wait for the PI lock at `address` if it is blocked in a mutex's code.
+
+        Its call must have begun between `earliest` and `latest` (monotonic clock in ns).
+        """
+        row = self._row(tid)
+        if row < 0 or self._in_kernel[row] or self._families[row] != MUTEX:
             return
-        if earliest <= self._since[at] <= latest:
-            self._addresses[at], self._kinds[at], self._families[at] = address, PI, REFUSED
+        if earliest <= self._since[row] <= latest:
+            self._addresses[row], self._kinds[row], self._families[row] = address, PI, REFUSED
 
-    def locks(self, latest: int, most: int, later: set[Lock]) -> tuple[list[Wait], int]:
-        """For each lock waited for since `latest` or before, the first of its waits; the oldest first.
+    def first_waits(self, latest: int, most: int, postponed: set[Lock]) -> tuple[list[Wait], int]:
+        """Return the oldest wait for each lock, oldest first, and how many locks are left out.
 
-        If there are more than `most`, those in `later` come last; also how many were left out.
+        Waits that began after `latest` (monotonic clock in ns) do not count. If there are more than `most`
+        locks, those in `postponed` come last.
         """
         rows = np.flatnonzero(self._since <= latest)
-        rows = rows[np.lexsort((self._since[rows], self._addresses[rows], self._owners[rows]))]
-        owners, addresses = self._owners[rows], self._addresses[rows]
+        rows = rows[np.lexsort((self._since[rows], self._addresses[rows], self._lock_tgids[rows]))]
+        tgids, addresses = self._lock_tgids[rows], self._addresses[rows]
         is_first = np.ones(len(rows), np.bool_)
-        is_first[1:] = (owners[1:] != owners[:-1]) | (addresses[1:] != addresses[:-1])
+        is_first[1:] = (tgids[1:] != tgids[:-1]) | (addresses[1:] != addresses[:-1])
         rows = rows[is_first]
         rows = rows[np.argsort(self._since[rows], kind="stable")]
         if len(rows) > most:
-            keys = zip(self._owners[rows].tolist(), self._addresses[rows].tolist(), strict=True)
-            rows = rows[np.argsort([key in later for key in keys], kind="stable")]
-        return [self._wait(int(at)) for at in rows[:most]], max(0, len(rows) - most)
+            locks = zip(self._lock_tgids[rows].tolist(), self._addresses[rows].tolist(), strict=True)
+            rows = rows[np.argsort([lock in postponed for lock in locks], kind="stable")]
+        return [self._wait(int(row)) for row in rows[:most]], max(0, len(rows) - most)
 
-    def count(self, locks: set[Lock]) -> int:
-        """How many threads wait for one of these."""
-        keys = zip(self._owners.tolist(), self._addresses.tolist(), strict=True)
-        return sum(key in locks for key in keys)
+    def count_waiters(self, locks: set[Lock]) -> int:
+        """Return how many threads wait for one of these locks."""
+        waited_for = zip(self._lock_tgids.tolist(), self._addresses.tolist(), strict=True)
+        return sum(lock in locks for lock in waited_for)
 
-    def _at(self, tid: int) -> int:
-        at = int(np.searchsorted(self._tids, tid))
-        return at if at < len(self._tids) and self._tids[at] == tid else -1
+    def _row(self, tid: int) -> int:
+        row = int(np.searchsorted(self._tids, tid))
+        return row if row < len(self._tids) and self._tids[row] == tid else -1
 
-    def _wait(self, at: int) -> Wait:
+    def _wait(self, row: int) -> Wait:
         return Wait(
-            int(self._tids[at]),
-            int(self._tgids[at]),
-            int(self._addresses[at]),
-            int(self._since[at]),
-            str(self._kinds[at]),
-            str(self._families[at]),
-            bool(self._in_kernel[at]),
+            int(self._tids[row]),
+            int(self._tgids[row]),
+            int(self._addresses[row]),
+            int(self._since[row]),
+            str(self._kinds[row]),
+            str(self._families[row]),
+            bool(self._in_kernel[row]),
         )
 
 
-def rings(waits: Waits, owners: dict[Lock, int]) -> list[tuple[tuple[Wait, ...], set[Lock]]]:
-    """The rings among these waits, each with the locks that cannot be got because of it."""
-    blocked = {tid: wait for tid in owners.values() if tid and (wait := waits.of(tid))}
+def find_rings(waits: Waits, holders: dict[Lock, int]) -> list[tuple[tuple[Wait, ...], set[Lock]]]:
+    """Return each ring of waits, and with it the locks that no thread can get because of the ring.
+
+    `holders` are thread ids, 0 where the holder is not known. A ring begins with its oldest wait.
+    """
+    blocked = {tid: wait for tid in holders.values() if tid and (wait := waits.find(tid))}
     for tid, wait in list(blocked.items()):
-        if owners.get(wait.lock) == tid and wait.may_be_handed_over:
+        if holders.get(wait.lock) == tid and wait.can_be_handed_over:
             del blocked[tid]
-    begun: dict[int, int] = {}
-    found = []
+    visited_from: dict[int, int] = {}
+    rings = []
     for start in blocked:
         path: list[int] = []
         tid = start
-        while tid in blocked and tid not in begun:
-            begun[tid] = start
+        while tid in blocked and tid not in visited_from:
+            visited_from[tid] = start
             path.append(tid)
-            tid = owners.get(blocked[tid].lock, 0)
-        if path and begun.get(tid) == start:
-            ring = [blocked[each] for each in path[path.index(tid) :]]
-            first = min(range(len(ring)), key=lambda at: ring[at].since)
-            found.append(((*ring[first:], *ring[:first]), _beyond(ring, blocked.values(), owners)))
-    return found
+            tid = holders.get(blocked[tid].lock, 0)
+        if path and visited_from.get(tid) == start:
+            ring = [blocked[member] for member in path[path.index(tid) :]]
+            first = min(range(len(ring)), key=lambda i: ring[i].since)
+            locks = _unavailable_locks(ring, blocked.values(), holders)
+            rings.append(((*ring[first:], *ring[:first]), locks))
+    return rings
 
 
-def _beyond(ring: Sequence[Wait], blocked: Iterable[Wait], owners: dict[Lock, int]) -> set[Lock]:
-    """The locks of a ring, and all that threads hold which wait for one of these, and so on."""
-    held: dict[int, set[Lock]] = {}
-    for lock, tid in owners.items():
-        held.setdefault(tid, set()).add(lock)
-    waiting: dict[Lock, set[int]] = {}
+def _unavailable_locks(ring: Sequence[Wait], blocked: Iterable[Wait], holders: dict[Lock, int]) -> set[Lock]:
+    """Return the locks of a ring, and those held by threads that wait for them, directly or indirectly."""
+    held_by: dict[int, set[Lock]] = {}
+    for lock, tid in holders.items():
+        held_by.setdefault(tid, set()).add(lock)
+    waiters: dict[Lock, set[int]] = {}
     for wait in blocked:
-        waiting.setdefault(wait.lock, set()).add(wait.tid)
-    stuck, fresh = {wait.lock for wait in ring}, {wait.tid for wait in ring}
+        waiters.setdefault(wait.lock, set()).add(wait.tid)
+    unavailable, fresh = {wait.lock for wait in ring}, {wait.tid for wait in ring}
     seen: set[int] = set()
     while fresh:
         seen |= fresh
-        locks = set().union(*(held.get(tid, set()) for tid in fresh))
-        stuck |= locks
-        fresh = set().union(*(waiting.get(lock, set()) for lock in locks)) - seen
-    return stuck
+        locks = set().union(*(held_by.get(tid, set()) for tid in fresh))
+        unavailable |= locks
+        fresh = set().union(*(waiters.get(lock, set()) for lock in locks)) - seen
+    return unavailable
+
+
+class ThreadStates:
+    """Reads out of the programs' table which threads are off the CPU, and which of them in a futex call."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._runnable = manifest.enums["state"].index("runnable")
+        self._wake = manifest.enums["futex_kind"].index("wake")
+
+    def is_off_cpu(self, threads: Columns) -> npt.NDArray[np.bool_]:
+        """Whether each `struct thread` is off the CPU and not runnable."""
+        is_off: npt.NDArray[np.bool_] = (threads["off_since"] > 0) & (threads["state"] != self._runnable)
+        return is_off
+
+    def is_in_futex(self, threads: Columns) -> npt.NDArray[np.bool_]:
+        """Whether each `struct thread` is blocked in a futex call that waits."""
+        call = threads["call"]
+        is_waiting: npt.NDArray[np.bool_] = (
+            self.is_off_cpu(threads)
+            & (call["since"] > 0)
+            & (call["kind"] < self._wake)
+            & (threads["restart"] == 0)
+        )
+        return is_waiting
+
+
+class LockWaitReader:
+    """Makes Waits of the programs' tables of threads and of waits in the kernel."""
+
+    def __init__(self, manifest: Manifest, user_locks: UserLocks | None) -> None:
+        """`user_locks` is None if futex calls are not measured."""
+        self._user_locks = user_locks
+        self._states = ThreadStates(manifest)
+        kinds = manifest.enums["futex_kind"]
+        self._is_lock = np.array([kind in ("lock", "pi") for kind in kinds])
+        self._kinds = np.array(list(kinds), object)
+        types = manifest.enums.get("lock_type", ())
+        self._types = np.array(list(types), object)
+
+    def read_waits(self, threads: Entries, in_kernel: Entries | None) -> Waits:
+        """Return the waits of threads that are off the CPU in a futex call, or wait for a kernel lock."""
+        parts = []
+        if self._user_locks:
+            parts.append(self._in_user_space(self._user_locks, *threads))
+        if in_kernel and len(in_kernel[0]):
+            keys, waits = in_kernel
+            families = np.full(len(keys), "", object)
+            is_kernel = np.ones(len(keys), np.bool_)
+            kinds = self._types[waits["type"]]
+            parts.append(
+                (keys["tid"], waits["tgid"], keys["lock"], waits["since"], kinds, families, is_kernel)
+            )
+        if not parts:
+            return Waits(*([np.empty(0, np.int64)] * len(Wait._fields)))
+        return Waits(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def _in_user_space(self, user_locks: UserLocks, tids: Columns, threads: Columns) -> tuple[Columns, ...]:
+        call, blocked = threads["call"], self._states.is_in_futex(threads)
+        tgids, addresses = threads["tgid"][blocked], call["uaddr"][blocked]
+        kinds = user_locks.correct_kinds(tgids, addresses, call["kind"][blocked])
+        families = user_locks.families(tgids, addresses, kinds)
+        is_held = self._is_lock[kinds] | (families == JOIN)
+        columns = (tids[blocked], tgids, addresses, call["since"][blocked], self._kinds[kinds], families)
+        return (*(column[is_held] for column in columns), np.zeros(int(is_held.sum()), np.bool_))
+
+    def find_refused(self, keys: Columns, error: int) -> tuple[list[int], list[int]]:
+        """Return thread ids and addresses of the calls for PI locks that failed with this error number.
+
+        `keys` are keys of the pair `futex`.
+        """
+        pi = int(np.flatnonzero(self._kinds == PI)[0])
+        failed = keys[(keys["error"] == error) & (keys["kind"] == pi)]
+        return failed["tid"].tolist(), failed["uaddr"].tolist()

@@ -1,4 +1,4 @@
-"""Series per lock: which locks have one, under the names that the resolver finds for them."""
+"""Series per lock: the series in which each row of the table of locks counts, under the name of its lock."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from lockd.columns.index import Groups, Hashes, Rows
 from lockd.columns.structs import Columns
 from lockd.names.client import Resolver
 from lockd.names.protocol import KernelLock, LockAnswer
-from lockd.sample.aggregates.contention import PROGRAMS, Detail
-from lockd.sample.aggregates.identities import code_of
+from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
+from lockd.sample.aggregates.identities import ProcessNames
+from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.ranking import MEMORY_NS
 from lockd.sample.series.series import OTHER, Series
 
 ASKED_AT_ONCE = 100
-"""Names asked for after one fold: each takes some 100 us of the resolver's thread."""
+"""Lock names that are asked for after one fold. Each takes the namer some 100 us."""
 
 
 class LockSeries:
-    """Joins one program's rows of `detail.locks` with the series they count in.
+    """Joins one program's rows of the table of locks with the series in which they count.
 
-    Labels of the series are unit, comm, kind, lock and, with `has_site`, site. A lock that
-    has no name yet counts as `other`: names are found off the sampling path.
+    The labels of the series are unit, comm, kind, lock and, with `has_site`, site. A lock that has no name
+    yet counts as `other`: names are found off the sampling path.
     """
 
     def __init__(
         self,
         program: str,
-        detail: Detail,
+        contention: ContentionTables,
         series: Series,
         kind_names: Sequence[str],
         has_site: bool,
     ) -> None:
         self.series = series
         self._program = PROGRAMS.index(program)
-        self._detail = detail
+        self._contention = contention
         self._has_site = has_site
         self._kind_names = np.array(kind_names, object)
 
@@ -48,10 +49,10 @@ class LockSeries:
         tgids: Columns,
         addresses: Columns,
         kinds: Columns,
-        processes: Columns,
+        processes: ProcessNames,
         now: float,
     ) -> Rows:
-        """The row in `detail.locks` of each key; the other columns describe new ones."""
+        """Return the row in the table of locks of each key; the other columns describe new rows."""
 
         def describe(positions: Rows) -> dict[str, Any]:
             return {
@@ -64,11 +65,11 @@ class LockSeries:
                 "process": processes[positions],
             }
 
-        return self._detail.locks.rows(keys, now, describe)
+        return self._contention.locks.rows(keys, now, describe)
 
     def ask_names(self, resolver: Resolver) -> None:
-        """Have the kernel's locks named on which most time was lost, some at a time."""
-        locks = self._detail.locks
+        """Ask for the names of kernel locks, ASKED_AT_ONCE at a time, those with the longest waits first."""
+        locks = self._contention.locks
         rows = np.flatnonzero(locks.used & (locks["program"] == self._program) & ~locks["is_asked"])
         weight = locks["blocked_ns"][rows] + locks["waiting_ns"][rows]
         if len(rows) > ASKED_AT_ONCE:
@@ -85,43 +86,43 @@ class LockSeries:
                 return
             locks["is_asked"][row], locks["frames"][row] = True, None
 
-    def name(self, row: int, lock: str, site: str, stack: tuple[str, ...]) -> None:
-        """Give the lock in a row of `detail.locks` its name."""
-        locks = self._detail.locks
+    def set_name(self, row: int, lock: str, site: str, stack: tuple[str, ...]) -> None:
+        """Give the lock in a row of the table of locks its name, site and stack."""
+        locks = self._contention.locks
         locks["lock"][row], locks["site"][row] = lock, site
         if stack:
             locks["stack"][row] = stack
-        locks["series_code"][row] = code_of(labels_of_lock(self._detail, row, self._has_site))
+        locks["series_code"][row] = hash_labels(self._labels_of_named(row))
 
-    def answer(self, answer: LockAnswer) -> bool:
-        """Name the lock that was asked for; whether it is still in the table."""
-        row = int(self._detail.locks.find(np.array([answer.key], np.uint64))[0])
-        if row < 0 or self._detail.locks["program"][row] != self._program:
+    def note_answer(self, answer: LockAnswer) -> bool:
+        """Give the lock of an answer its name. Returns whether the table has it as a lock of this program."""
+        row = int(self._contention.locks.find(np.array([answer.key], np.uint64))[0])
+        if row < 0 or self._contention.locks["program"][row] != self._program:
             return False
-        self.name(row, answer.lock, answer.site, answer.stack)
+        self.set_name(row, answer.lock, answer.site, answer.stack)
         return True
 
     def add(self, lock_rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns, now: float) -> None:
-        """Count waits on locks."""
+        """Count waits for the locks in these rows of the table of locks."""
         # One that was long shall not count for more than many that were as long together.
         weights = np.minimum(blocked_ns, count.astype(np.int64) * MEMORY_NS)
-        rows = self.series.rows(*self._names_of(lock_rows), weights, now)
+        rows = self.series.rows(*self._label_sets(lock_rows), weights, now)
         self._count(rows, count, blocked_ns, max_ns)
 
     def waiting_rows(self, lock_rows: Rows, waited_ns: Columns, now: float) -> Rows:
-        """The series of the lock that each of these waits that go on is for."""
-        return self.series.waiting_rows(*self._names_of(lock_rows), waited_ns, now)
+        """Return the row in `series` of each wait that has not ended, by the row of its lock."""
+        return self.series.waiting_rows(*self._label_sets(lock_rows), waited_ns, now)
 
     def add_nameless(
         self, kinds: Columns, count: Columns, blocked_ns: Columns, max_ns: Columns, now: float
     ) -> None:
-        """Count waits of which nothing is known but their kind."""
+        """Count waits whose locks are not known; `kinds` are their kinds or types."""
         self._count(self.nameless_rows(kinds, now), count, blocked_ns, max_ns)
 
     def nameless_rows(self, kinds: Columns, now: float) -> Rows:
-        """The series of locks of which nothing is known but their kind."""
+        """Return the row in `series` for locks of each kind that are not known."""
         numbers, which = np.unique(kinds, return_inverse=True)
-        rows = [self.series.row(self._other(str(self._kind_names[number])), now) for number in numbers]
+        rows = [self.series.row(self._other_labels(str(self._kind_names[number])), now) for number in numbers]
         return np.array(rows, np.int64)[which]
 
     def _count(self, rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns) -> None:
@@ -131,37 +132,36 @@ class LockSeries:
         if self.series.maxima:
             self.series.note_max("blocked", groups.rows, groups.max(max_ns))
 
-    def threads(self, now: float) -> npt.NDArray[np.int64]:
-        """Distinct threads that blocked in the last minute on the locks of each series."""
-        by_lock = self._detail.threads_by_lock(now)
-        mine = np.flatnonzero((self._detail.locks["program"] == self._program) & (by_lock > 0))
-        rows = self.series.find(self._codes_of(mine))
-        known = rows >= 0
-        counts = np.bincount(rows[known], weights=by_lock[mine[known]], minlength=self.series.size)
+    def count_threads(self, now: float) -> npt.NDArray[np.int64]:
+        """Return for each row of `series` the threads that blocked on its locks in the last minute."""
+        by_lock = self._contention.count_threads(now)
+        lock_rows = np.flatnonzero((self._contention.locks["program"] == self._program) & (by_lock > 0))
+        rows = self.series.find(self._label_codes(lock_rows))
+        is_known = rows >= 0
+        weights = by_lock[lock_rows[is_known]]
+        counts = np.bincount(rows[is_known], weights=weights, minlength=self.series.size)
         return counts.astype(np.int64)
 
-    def _names_of(self, lock_rows: Rows) -> tuple[Hashes, Callable[[int], tuple[str, ...]]]:
-        """What each lock is called in the series, as a number, and the labels."""
-        return self._codes_of(lock_rows), lambda i: self._labels(int(lock_rows[i]))
+    def _label_sets(self, lock_rows: Rows) -> tuple[Hashes, Callable[[int], tuple[str, ...]]]:
+        """Return a hash of each lock's label set, and a function that makes the label set at a position."""
+        return self._label_codes(lock_rows), lambda i: self._labels(int(lock_rows[i]))
 
-    def _codes_of(self, lock_rows: Rows) -> Hashes:
-        locks = self._detail.locks
+    def _label_codes(self, lock_rows: Rows) -> Hashes:
+        locks = self._contention.locks
         codes = locks["series_code"][lock_rows]
-        # No name's code is as small as these.
+        # The hash of a name is never as small as the numbers of kinds.
         return np.where(codes == 0, locks["kind_number"][lock_rows].astype(np.uint64) + np.uint64(1), codes)
 
     def _labels(self, row: int) -> tuple[str, ...]:
-        locks = self._detail.locks
+        locks = self._contention.locks
         if locks["series_code"][row] == 0:
-            return self._other(str(locks["kind"][row]))
-        return labels_of_lock(self._detail, row, self._has_site)
+            return self._other_labels(str(locks["kind"][row]))
+        return self._labels_of_named(row)
 
-    def _other(self, kind: str) -> tuple[str, ...]:
+    def _labels_of_named(self, row: int) -> tuple[str, ...]:
+        locks = self._contention.locks
+        labels = (*locks["process"][row], locks["kind"][row], locks["lock"][row])
+        return (*labels, locks["site"][row]) if self._has_site else labels
+
+    def _other_labels(self, kind: str) -> tuple[str, ...]:
         return (OTHER, OTHER, kind, *([OTHER] * (1 + self._has_site)))
-
-
-def labels_of_lock(detail: Detail, row: int, has_site: bool) -> tuple[str, ...]:
-    """unit, comm, kind, lock and perhaps site of a named lock."""
-    locks = detail.locks
-    name = (*locks["process"][row], locks["kind"][row], locks["lock"][row])
-    return (*name, locks["site"][row]) if has_site else name

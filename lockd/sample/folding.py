@@ -1,4 +1,4 @@
-"""What was drained, added to the aggregates: all of it, or as much as one tick has time for."""
+"""Folding: adds drained entries to the aggregates, all of them or as many as one tick has time for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockd.sample.aggregates.identities import Identities
 from lockd.sample.aggregates.kernel_holds import KernelHoldAggregates
 from lockd.sample.aggregates.kernel_locks import KernelLockAggregates
 from lockd.sample.aggregates.offcpu import OffcpuAggregates
-from lockd.sample.aggregates.window import Stacks, windows_of
+from lockd.sample.aggregates.window import Stacks, make_windows
 from lockd.sample.drain import FOLDED_ROWS, STACKS, Collector
 from lockd.sample.locks.user_locks import UserLocks
 
@@ -25,15 +25,15 @@ Aggregates = FutexAggregates | OffcpuAggregates | KernelLockAggregates | KernelH
 
 FUTEX, KERNEL_LOCKS = "futex", "kernel_locks"
 OVER = "_over"
+"""Suffix of the name of an overflow map's pair."""
 HELD_BACK_ROWS = 20_000
-"""So many rows of futex calls wait at most for the names of their locks."""
+"""Entries of futex calls that are held back at most, until the names of their locks are known."""
 
 
 class Folding:
-    """Folds what `collector` has drained into `aggregates`, by pair.
+    """Folds the entries that `collector` has drained into `aggregates`, which are by pair.
 
-    Futex calls are held back while their locks are being looked up; `look(keys)` gets the keys of all.
-    From `of_process` on, thread ids stand for whole processes.
+    Entries of futex calls are held back while the names of their locks are being asked for.
     """
 
     def __init__(
@@ -42,32 +42,40 @@ class Folding:
         aggregates: Mapping[str, Aggregates],
         identities: Identities,
         user_locks: UserLocks | None,
-        look: Callable[[Columns], None],
-        of_process: int,
+        note_futex_calls: Callable[[Columns], None],
+        first_process_id: int,
     ) -> None:
+        """`note_futex_calls` gets the keys of all futex calls, once.
+
+        Thread ids from `first_process_id` on stand for whole processes.
+        """
         self._collector = collector
         self._aggregates = aggregates
         self._identities = identities
         self._user_locks = user_locks
-        self._look = look
-        self._of_process = of_process
+        self._note_futex_calls = note_futex_calls
+        self._first_process_id = first_process_id
         self._backlogs = {name: rows for name, rows in collector.backlogs.items() if name != STACKS}
         self.tick = 0
-        """The tick at which the last of it was drained."""
+        """The tick at which the last entries were drained."""
         self._undecided: Entries | None = None
-        """Rows of futex calls that are not counted yet."""
+        """Entries of futex calls that are held back."""
         self._undecided_since = np.zeros(0, np.int64)
-        """Of each of these rows, the tick by which it had been drained."""
+        """The tick by which each of these entries had been drained."""
         self.undecided_calls = 0
+        """Futex calls in these entries."""
 
     def save(self) -> tuple[dict[str, int], dict[str, npt.NDArray[Any]]]:
-        """How far it has come with each pair, and the rows that wait for the names of their locks."""
+        """Return the number of the next entry to fold of each pair, and the entries that are held back."""
         first = {name: backlog.first for name, backlog in self._collector.backlogs.items()}
         keys, values = self._undecided or (np.zeros(0, np.int64), np.zeros(0, np.int64))
         return first, {"keys": keys.view(np.int64), "values": values.view(np.int64)}
 
     def restore(self, first: Mapping[str, int], undecided: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on where another one was. Raises ValueError if what it had not folded is not there any more."""
+        """Go on with what save() of another sampler returned.
+
+        Raises ValueError if entries that it had not folded are gone.
+        """
         for name, backlog in self._collector.backlogs.items():
             backlog.go_back(first[name])
         if len(undecided["keys"]):
@@ -76,22 +84,22 @@ class Folding:
             self._undecided, self._undecided_since = rows, np.zeros(len(rows[0]), np.int64)
 
     def has_decided(self, tick: int) -> bool:
-        """Whether no call is undecided that was drained up to that tick."""
+        """Whether no entry is held back that was drained up to this tick."""
         return not (self._undecided_since <= tick).any()
 
-    def all(self) -> None:
-        """Fold everything, but for what can be told better in a moment."""
+    def fold_all(self) -> None:
+        """Fold all entries, but for those that are held back a moment longer."""
         now = time.monotonic()
         self._advance(now)
         if self._undecided:
             rows, since = self._undecided, self._undecided_since
             self._undecided, self._undecided_since, self.undecided_calls = None, since[:0], 0
-            self._fold(FUTEX, self._decided(rows, since, now), now)
+            self._fold(FUTEX, self._hold_back(rows, since, now), now)
         while any(self._backlogs.values()):
-            self.some()  # at a time of its own: a table has room for what is asked for at one time
+            self.fold_some()  # each with a time of its own: a table has room for one call's rows of one time
 
-    def some(self) -> None:
-        """Fold FOLDED_ROWS at most: first of the pairs that have least, which thus never wait for long."""
+    def fold_some(self) -> None:
+        """Fold FOLDED_ROWS entries at most, shortest backlogs first: their entries never wait for long."""
         now = time.monotonic()
         self._advance(now)
         left = FOLDED_ROWS
@@ -101,8 +109,8 @@ class Folding:
                 continue
             left -= len(rows[0])
             if name == FUTEX:
-                self._look(rows[0])
-                rows = self._decided(rows, np.full(len(rows[0]), self.tick), now)
+                self._note_futex_calls(rows[0])
+                rows = self._hold_back(rows, np.full(len(rows[0]), self.tick), now)
             self._fold(name, rows, now)
         if not self._backlogs.get(KERNEL_LOCKS):
             self._collector.forget_stacks()
@@ -116,33 +124,36 @@ class Folding:
         aggregates = self._aggregates.get(name.removesuffix(OVER))
         if not aggregates or not len(rows[0]):
             return
-        for window in windows_of(*rows, self._identities, name.endswith(OVER), self._of_process):
+        for window in make_windows(*rows, self._identities, name.endswith(OVER), self._first_process_id):
             if isinstance(aggregates, KernelLockAggregates):
                 aggregates.fold(window, Stacks(*self._collector.stacks()), now)
             else:
                 aggregates.fold(window, now)
 
-    def _decided(self, rows: Entries, since: npt.NDArray[np.int64], now: float) -> Entries:
-        """Keep the futex calls for later whose locks are being looked up; the others."""
+    def _hold_back(self, rows: Entries, since: npt.NDArray[np.int64], now: float) -> Entries:
+        """Hold back futex calls whose locks are being asked for, and return those to fold.
+
+        If more than HELD_BACK_ROWS entries were held back, the oldest are returned too.
+        """
         keys, values = rows
         if not self._user_locks:
             return rows
         later = self._user_locks.is_undecided(values["who"]["tgid"], keys["uaddr"], keys["kind"], now)
         if not later.any():
             return rows
-        held = _chosen(rows, later)
-        keys, values = _joined(self._undecided, held) if self._undecided else held
+        held_back = _select(rows, later)
+        keys, values = _join(self._undecided, held_back) if self._undecided else held_back
         since = np.concatenate([self._undecided_since, since[later]])
         surplus = max(len(keys) - HELD_BACK_ROWS, 0)  # the oldest come first
         self._undecided, self._undecided_since = (keys[surplus:], values[surplus:]), since[surplus:]
         self.undecided_calls = int(values["calls"][surplus:].sum())
-        return _joined((keys[:surplus], values[:surplus]), _chosen(rows, ~later))
+        return _join((keys[:surplus], values[:surplus]), _select(rows, ~later))
 
 
-def _joined(rows: Entries, more: Entries) -> Entries:
+def _join(rows: Entries, more: Entries) -> Entries:
     return structs.concatenate([rows[0], more[0]]), structs.concatenate([rows[1], more[1]])
 
 
-def _chosen(rows: Entries, mask: npt.NDArray[np.bool_]) -> Entries:
-    at = np.flatnonzero(mask)
-    return structs.take(rows[0], at), structs.take(rows[1], at)
+def _select(rows: Entries, mask: npt.NDArray[np.bool_]) -> Entries:
+    positions = np.flatnonzero(mask)
+    return structs.take(rows[0], positions), structs.take(rows[1], positions)
