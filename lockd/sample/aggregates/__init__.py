@@ -1,1 +1,1 @@
-"""Aggregates: the entries of the maps, summed by process, thread, lock and site."""
+"""Aggregates: drained entries, summed by process, thread, lock and site."""

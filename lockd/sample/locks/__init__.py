@@ -1,1 +1,1 @@
-"""Locks: their names and kinds, who waits for whom at this moment, and deadlocks."""
+"""Locks: names and kinds of user-space locks, who waits for whom at one moment, and deadlocks."""
