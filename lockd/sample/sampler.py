@@ -374,15 +374,10 @@ class Sampler:
 
     def _each_second(self, now: float) -> None:
         collector, clock = self._collector, time.monotonic_ns()
-        threads, in_kernel, holding = (
-            collector.threads(),
-            collector.kernel_waits(),
-            collector.kernel_holding(),
-        )
-        tables = (threads, in_kernel, holding)
-        moment = Moment(
-            self._identities, self._thread_states, *tables, clock, now, self.cpu_budget.has_detail
-        )
+        threads, in_kernel = collector.threads(), collector.kernel_waits()
+        tables = threads, in_kernel, collector.kernel_holding()
+        has_detail = self.cpu_budget.has_detail
+        moment = Moment(self._identities, self._thread_states, *tables, clock, now, has_detail)
         for aggregates in self._aggregates.values():
             aggregates.note_ongoing(moment)
         self._last_seen = np.unique(threads[1]["tgid"])

@@ -125,9 +125,8 @@ class Identities:
     def _forget(self) -> None:
         self._index.clear()
         self._count = 0
-        self.names: Columns = np.empty(
-            FIRST_ROOM, object
-        )  # never reused: a ProcessNames may have the old one
+        # New arrays, as a ProcessNames may still have the old ones.
+        self.names: Columns = np.empty(FIRST_ROOM, object)
         """(unit, comm) of each identity."""
         self.codes: Hashes = np.zeros(FIRST_ROOM, np.uint64)
         """Hash of each identity's (unit, comm)."""
