@@ -72,17 +72,17 @@ class ContentionTables:
                 **waits,
                 **about,
                 "address": np.uint64,
-                "since": np.float64,
-                "waiting": np.int64,
+                "since": np.float64,  # when a wait for it was first counted (monotonic clock in seconds)
+                "waiting": np.int64,  # threads
                 "kind_number": np.int16,
                 "is_mmap_lock": np.bool_,
-                "frames": object,
+                "frames": object,  # kernel stack of a wait, until the name is asked for
                 "is_asked": np.bool_,
                 "lock": object,
                 "site": object,
                 "stack": object,
-                "sites": object,
-                "series_code": np.uint64,
+                "sites": object,  # Counter of sites; that of the table of user-space locks
+                "series_code": np.uint64,  # hash of the label set, 0 as long as it has no name
             },
             capacity,
         )

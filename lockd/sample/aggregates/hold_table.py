@@ -40,8 +40,8 @@ class HoldTable:
                 "holds": np.int64,
                 "hold_ns": np.int64,
                 "max_ns": np.int64,
-                "holding_ns": np.int64,
-                "holding_tid": np.int64,
+                "holding_ns": np.int64,  # of the longest hold that has not ended
+                "holding_tid": np.int64,  # its thread
                 "address": np.uint64,
                 "type": np.int16,
                 "is_mmap_lock": np.bool_,

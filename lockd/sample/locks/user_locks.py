@@ -110,17 +110,17 @@ class UserLocks:
                 "tgid": np.int64,
                 "address": np.uint64,
                 "guess": np.int16,
-                "kind": np.int16,
-                "former_kinds": np.int16,
-                "asked_at": np.float64,
+                "kind": np.int16,  # as the namer found out, until then the guess
+                "former_kinds": np.int16,  # a bit for each kind that it turned out not to be any more
+                "asked_at": np.float64,  # monotonic clock in seconds; 0: not asked for
                 "is_answered": np.bool_,
-                "is_provisional": np.bool_,
-                "is_reused": np.bool_,
+                "is_provisional": np.bool_,  # the next answer may tell more
+                "is_reused": np.bool_,  # the memory soon is that of another lock
                 "lock": object,
                 "site": object,
                 "stack": object,
                 "family": object,
-                "sites": object,
+                "sites": object,  # Counter of sites
             },
             ROWS,
         )
