@@ -53,7 +53,8 @@ TERMS = {
     "maximum over a `window`": "the longest single wait that ended within this time span (`1m`, `5m`), or"
     " has not ended yet. It is the same for every scraper and never reset by a scrape",
     "kind of a futex wait": "what sort of lock the thread waits for ([values](#kind-of-a-futex-wait))."
-    " Alert on `lock` and `pi`",
+    " It follows from the futex operation and the value waited for, or from the stack of a waiting thread"
+    " where that says more. Alert on `lock` and `pi`",
     "site": "the code that waits for a lock: the first function outside of the code that implements locks",
     "deadlock": "a ring of threads, each blocked on a lock that the next one holds, that has lasted for a"
     " second or more ([deadlocks.md](deadlocks.md))",

@@ -215,7 +215,7 @@ def _server(said: dict[str, Any]) -> Iterator[str]:
     named, anon = f"{said['named']:.2%}", f"{said['anon']:.2%}"
     yield f"In Debian's {said['server']}, {said['clients']} clients insert and count rows and ask for unique"
     yield f"ids. From its start on there were {said['seconds']:.0f} s of blocked time, {named} of it under a"
-    yield f"name and {anon} `anon`. `LOCK_short_uuid_generator` is the mutex of `UUID_SHORT()`. The locks with"
+    yield f"name and {anon} `anon`. `LOCK_short_uuid_generator` is the mutex of `UUID_SHORT()`. Locks with"
     yield "the most blocked time are:\n"
     yield "| kind | lock | blocked |"
     yield "|---|---|---|"
