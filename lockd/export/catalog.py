@@ -389,8 +389,8 @@ def _itself() -> Iterator[Metric]:
         "config_last_reload_successful",
         "gauge",
         "",
-        "1 if the last reload found the configuration and the web configuration valid, or there was none."
-        " 0 if it found an error; the configuration of before is then still in force.",
+        "1 if the last reload found the configuration and the web configuration valid, or if there was none."
+        " 0 if it found an error; the previous configuration is then still in force.",
     )
     yield metric(
         "config_last_reload_success_timestamp_seconds",
