@@ -72,7 +72,7 @@ MOST_IDS = Path("/proc/sys/kernel/pid_max")
 IDS_GIVEN_TWICE = 0.9
 """Of all ids of threads, given to new ones: so many or more, and two threads may have had the same within one
 sampling period of a sampler that stood still. What one did may then be told of the other:
-docs/architecture.md, Known limits."""
+docs/limits.md, Waits."""
 
 MORE_IN_KERNEL = 10
 """Waits for kernel locks that a workload is not about, as of the memory manager and of cgroups, at most, from

@@ -1,6 +1,7 @@
-"""Writes docs/metrics.md from the catalogue of metrics and the lists of label values.
+"""Writes docs/metrics.md from the catalog of metrics and the lists of label values.
 
-`python3 -m docs.generate > docs/metrics.md` after a change there; a test compares the two.
+Run `/usr/bin/python3 -m docs.generate > docs/metrics.md` after a change to them. A test compares the file
+with them.
 """
 
 from __future__ import annotations
@@ -18,99 +19,164 @@ HEAD = """\
 
 <!-- Made by docs/generate.py from lockd/export/catalog.py; change it there. -->
 
-The metrics of a host all have the labels `unit` (systemd unit or container of the thread's cgroup,
-`kernel` for kernel threads, empty if unknown) and `comm` (name of the process, that is of its thread-group
-leader, not of the thread), and besides those in the column *labels*. Names that end in `_us` are in
-microseconds, all others in base units.
+Every metric about the host has the labels `unit` and `comm`, and those in the column *labels*. `unit` is
+the systemd unit or container of the thread's cgroup ([units.md](units.md)). It is `kernel` for kernel
+threads and empty if it is not known. `comm` is the name of the process: the name of its main thread, not of
+the thread that waits. Names that end in `_us` are in microseconds; all others are in base units.
 
-Totals are exact: for each counter, the sum over all label sets and `lockd_retired_value` is what happened,
-less what `lockd_dropped_events_total` says; but for `lockd_futex_sys_seconds_total`, which is a sample where
-calls are many. There are never more lines than `series.max` (10,000): what has no series of its own is
-counted in the one whose names are `other`. So is what found no place in a map of the kernel
-(`lockd_overflow_events_total`); as its process is not known, no filter applies to it.
+Totals are exact. For each counter, the sum over all label sets and `lockd_retired_value` is what happened,
+less what `lockd_dropped_events_total` counts. The one exception is `lockd_futex_sys_seconds_total`, which
+is estimated from a sample where there are many calls. `/metrics` never has more lines than `series.max`
+(10,000): an event whose label set has no series counts in the series whose name labels are `other`. An
+event that finds no room in a map of the kernel (`lockd_overflow_events_total`) counts there too. Its
+process is not known, so no filter applies to it.
 
-## Who has series
+## Definitions
 
-- **As long as there is room, everybody.** The last quarter is kept for what lasts: a name (`unit`, `comm`)
-  that has had a process for 20 s, whatever it was doing. Each family has a share that no other can take,
-  and what is nobody's share goes to those that need more.
-- **Then those that last.** Series of names that have no process any more give way, the smallest and oldest
-  first; then those of names that have one for a moment only. A service has its series within a minute. What
-  short-lived processes of a unit do is counted in one series of the unit, `comm` being `other`, if it can
-  have none of its own; where the unit does not last either, `unit` is `other` too.
-- **Of locks, the most contended now**: `series.top_locks` of those in user space, and as many call sites of
-  kernel locks. What counts is blocked time, half as much after a minute; a wait that goes on counts while
-  it lasts. Kinds `lock` and `pi` come before the others. Up to half of the places are for the two most
-  contended locks of each unit, so that one service does not take all. Looked at every 10 s; another lock
-  must have waited for twice as long to take a place, and for 5 ms at least.
-- **A series that goes** shows its last numbers for 30 s; what happens meanwhile is counted in that of its
-  unit or in `other`. (Who scrapes less often than every 30 s may miss what came after his last look.)
-  `lockd_series_retired_total` counts it, and `lockd_retired_value` has what it had counted.
-- **A series that comes back** goes on from where it was, as counters do: of each family lockd remembers the
-  1,000 that went last. So `rate()` and `increase()` see no reset, and just what was counted in this series:
-  nothing for the time when it was gone, which is in `other`. Were it to begin at 0, they would take a value
-  past the old one for a series that went on, and leave out the part below: all of it, for a job that does
-  the same every time. One that is not remembered begins at 0, as after a restart.
+The texts of the metrics use these terms.
+"""
+TERMS = {
+    "blocked time of a futex wait": "from the moment at which the thread is switched out inside a futex"
+    " wait call until it runs again, summed over the call. Preemption (the thread is switched out while it"
+    " could run) is not blocking",
+    "sys time of a futex call": "the duration of the call less its blocked time. On each processor, the"
+    " first 64 calls of each window of 50 ms are timed. Of further calls one in eight is timed, chosen at"
+    " random, and counts eight times in the sum",
+    "off-CPU time": "from a voluntary switch-out until the wake-up: the time that the thread waited for"
+    " somebody else",
+    "runqueue time": "from the wake-up, or from an involuntary switch-out, until the thread runs",
+    "kernel-lock wait": "from asking for a contended lock until the thread gets it or gives up",
+    "kernel-lock hold": "from getting the lock until its release, whichever thread releases it",
+    "mode `all`": "`programs.kernel_locks.mode: all` in the configuration. Every acquisition of a mutex,"
+    " rwsem or semaphore is then counted, and its hold measured. `filter.min_block` and `filter.max_block`"
+    " are about waits and do not apply",
+    "maximum over a `window`": "the longest single wait that ended within this time span (`1m`, `5m`), or"
+    " has not ended yet. It is the same for every scraper and never reset by a scrape",
+    "kind of a futex wait": "what sort of lock the thread waits for ([values](#kind-of-a-futex-wait))."
+    " It follows from the futex operation and the value waited for, or from the stack of a waiting thread"
+    " where that says more. Alert on `lock` and `pi`",
+    "site": "the code that waits for a lock: the first function outside of the code that implements locks",
+    "deadlock": "a ring of threads, each blocked on a lock that the next one holds, that has lasted for a"
+    " second or more ([deadlocks.md](deadlocks.md))",
+    "restraint level": "what lockd leaves out to keep to its CPU budget ([restraint.md](restraint.md))",
+}
+NOTES = """\
+Further notes on single metrics:
+
+- `lockd_unseen_switches_total`: some kernels call no BPF program for some threads. If lockd sees neither
+  the wake-up nor the return to a CPU, the blocked time lasts until the thread is next seen. If it sees the
+  wake-up, the blocked time is exact. The runqueue time is not counted in either case.
+- `lockd_go_mutex_wait_seconds_total`: the Go runtime measures one wait in eight. lockd reads its total
+  every ten seconds. There is no series for a program whose total cannot be read: one built with a Go before
+  1.20, without symbols or without DWARF.
+- `lockd_cpu_ratio`: the part `programs` is what the BPF programs take, by their own measurements in a
+  sample of their runs. The time that the sampler takes to answer the exporter belongs to the part
+  `exporter`.
+- `lockd_undecided_futex_calls`: these waits are held back so that they count under the right lock and kind.
+- `lockd_series_retired_total`: a series is removed when its process is gone and nothing new has come for
+  `series.idle` (for 30 s if others need the room), or when other locks are more contended.
+- `lockd_retired_value`: a series that comes back takes its part of this value with it.
+- `lockd_cpu_seconds_total`: the value `namer` includes the namer's children.
+- `lockd_taken_over_total`: all counters began at zero at the last start that took nothing over.
+
+## Which label sets have series
+
+- **As long as there is room, every label set has a series.** The last quarter of the room is kept for names
+  (`unit`, `comm`) that have had a process for 20 s, whatever the process was doing. Each metric family has
+  a share of the room that no other family can take. Room that belongs to no share goes to the families that
+  need more.
+- **When room is short, names with living processes come first.** Series of names that have no process any
+  more are removed first, beginning with the smallest and oldest; then those of names that have a process
+  only for a moment. A service has its series within a minute. Processes of a unit that live too briefly for
+  series of their own count together in one series of the unit, with `comm` `other`. If the unit does not
+  last either, `unit` is `other` too.
+- **Locks have series while they are among the most contended**: `series.top_locks` locks of user space, and
+  as many call sites of kernel locks. The measure is blocked time, which counts half after a minute; a wait
+  that has not ended counts with its time so far. Locks of the kinds `lock` and `pi` come before the others.
+  Up to half of the places are reserved for the two most contended locks of each unit, so that one service
+  does not take all. The order is examined every 10 s. A lock takes another's place only if its threads have
+  waited twice as long, and for 5 ms at least.
+- **A series that is removed** shows its last numbers for 30 s. Events of that time count in the series of
+  its unit or in `other`. A Prometheus that scrapes less often than every 30 s may miss the last change.
+  `lockd_series_retired_total` counts removed series, and `lockd_retired_value` has what they had counted.
+- **A series that comes back** goes on from its old value, as a counter should. lockd remembers the last
+  1,000 removed series of each family. So `rate()` and `increase()` see no reset, and exactly what was
+  counted in this series; events from the time in which it was gone are in `other`. If the series began at 0
+  instead, a value above the old one would look like an ordinary increase, and `increase()` would miss the
+  part below the old value. For a job that does the same amount of work every time, that part is everything.
+  A series that lockd no longer remembers begins at 0, as after a restart.
 """
 
 GROUPS = {
-    "lockd_futex_": ("Futex waits: locks, condition variables and whatever else user space waits with", True),
-    "lockd_kernel_lock_": ("Locks inside the kernel", True),
+    "lockd_futex_": (
+        "Futex waits: locks, condition variables and all other waits in user space",
+        True,
+    ),
+    "lockd_kernel_lock_": ("Kernel locks", True),
     "lockd_offcpu_": ("Threads off the CPU", True),
-    "lockd_deadlocks": ("Deadlocks: threads that wait for each other", True),
+    "lockd_deadlocks": ("Deadlocks", True),
     "lockd_go_": ("Go", True),
-    "lockd_advised_": ("Processes of which something has to be known", True),
+    "lockd_advised_": ("Processes with limits to what lockd can see", True),
     "lockd_": ("lockd itself", False),
 }
-"""By the beginning of a name, the first that fits: title, and whether it has the base labels."""
+"""Title of each group, and whether its metrics have the base labels.
+
+A metric belongs to the first prefix that fits.
+"""
 BASE = ("unit", "comm")
 
 KINDS = {
-    "lock": "a mutex-like lock",
+    "lock": "a lock that one thread holds while others wait, such as a mutex or a rwlock",
     "pi": "a priority-inheritance lock",
-    "cond": "condition variables, semaphores, thread joins, parked workers: waits for work or an event",
-    "other": "futex_waitv, which waits for any of several",
+    "cond": "a wait for work or an event: a condition variable, a semaphore, a thread join, a parked worker",
+    "other": "futex_waitv, which waits for any of several futexes",
 }
 STATES = {
-    "interruptible": "asleep until something happens or a signal comes",
-    "uninterruptible": "asleep until something happens, mostly for a moment: I/O, a kernel lock",
-    "other": "stopped, traced, frozen, or idle as kernel threads are",
+    "interruptible": "asleep until an event or a signal comes",
+    "uninterruptible": "asleep until an event comes, mostly for a short time: I/O, a kernel lock",
+    "other": "stopped, traced, frozen, or idle in the way of kernel threads",
 }
 LOCK_TYPES = {
     "mutex": "struct mutex, also ww_mutex",
     "rwsem_read": "a reader of struct rw_semaphore",
     "rwsem_write": "a writer of struct rw_semaphore",
     "semaphore": "struct semaphore",
-    "rtmutex": "struct rt_mutex; on a PREEMPT_RT kernel most other locks are one",
+    "rtmutex": "struct rt_mutex; on a PREEMPT_RT kernel most other locks are built on it",
     "percpu_rwsem_read": "a reader of struct percpu_rw_semaphore",
     "percpu_rwsem_write": "a writer of struct percpu_rw_semaphore",
-    "spinlock": "a queued spinlock: its waiter spins",
-    "rwlock_read": "a reader of a queued rwlock: its waiter spins",
-    "rwlock_write": "a writer of a queued rwlock: its waiter spins",
+    "spinlock": "a queued spinlock, whose waiter spins",
+    "rwlock_read": "a reader of a queued rwlock, whose waiter spins",
+    "rwlock_write": "a writer of a queued rwlock, whose waiter spins",
 }
 DROPS = {
-    "threads_full": "the thread found no place among those that are followed: raise `maps.threads`",
-    "full": "neither the map nor the one for what does not fit had room: raise `maps.entries`",
-    "waits_full": "more waits for kernel locks at one moment than can be followed",
-    "holding_full": "more kernel locks held, or tried, at one moment than can be followed",
-    "release_missed": "the thread takes a lock again that it holds: the end of the first hold was not seen",
-    "taken_unseen": "a lock was released that nobody was seen to take: its acquisition and hold",
-    "too_nested": "the thread holds a lock more than four times: the oldest of these holds",
-    "return_missed": "the kernel did not say when the function returned, as it was in it too often at a time"
-    " (kprobes only)",
-    "holder_gone": "the thread ended with the lock: a hold that will never end (looked for after a minute)",
-    "recursion": "the kernel left the program out: on the same CPU it, or a system call on a map, had been"
-    " interrupted or preempted (counted since 5.12 for fentry, since 6.7 for tracepoints and kprobes)",
+    "threads_full": "no room for the thread in the table of threads: raise `maps.threads`",
+    "full": "no room in the map, nor in its overflow map: raise `maps.entries`",
+    "waits_full": "more waits for kernel locks at the same moment than the programs can follow",
+    "holding_full": "more kernel locks held or asked for at the same moment than the programs can follow",
+    "release_missed": "a thread takes a lock that it already holds: the end of the first hold was not seen",
+    "taken_unseen": "a lock was released whose acquisition was not seen: acquisition and hold are missing",
+    "too_nested": "a thread holds the same lock more than four times: the oldest of these holds is missing",
+    "return_missed": "the kernel did not report the return of a function, because too many threads were in"
+    " it at a time (kprobes only)",
+    "holder_gone": "a thread ended without releasing its lock: the hold will never end (checked after a"
+    " minute)",
+    "recursion": "the kernel skipped a BPF program, because it had interrupted or preempted another one, or"
+    " a call on a map, on the same CPU (counted since Linux 5.12 for fentry, since 6.7 for tracepoints and"
+    " kprobes)",
 }
 STACK_MISSES = {
-    "full": "more stacks in one period than there is room for: raise `maps.stacks`",
-    "unreadable": "the kernel could not walk it",
-    "captures_full": "threads blocked on more new locks in one period than there is room for; "
-    "one that is left out is captured when a thread blocks on it again",
-    "refused": "the namer is behind; the lock is captured again when a thread blocks on it. Until then its "
-    "waits, as those of `captures_full`, are of the kind that their calls look like",
+    "full": "more stacks in one window than there is room for: raise `maps.stacks`",
+    "unreadable": "the kernel could not walk the stack",
+    "captures_full": "threads blocked on more new locks in one window than there is room for; the lock is"
+    " captured when a thread next blocks on it",
+    "refused": "the namer is behind; the lock is captured again when a thread next blocks on it. Until then"
+    " the kind of its waits follows from the arguments of their calls, as with `captures_full`",
 }
-PROCESSES = {"sampler": "counts", "namer": "looks up names", "exporter": "answers HTTP"}
+PROCESSES = {
+    "sampler": "drains the maps and counts",
+    "namer": "looks up the names of locks",
+    "exporter": "answers HTTP requests",
+}
 FAMILIES = {
     "futex": "futex waits by process and kind",
     "futex_process": "wakes and sys time by process",
@@ -122,23 +188,31 @@ FAMILIES = {
     "kernel_lock": "kernel-lock waits by process and type",
     "kernel_lock_site": "kernel-lock waits by lock and site",
     "kernel_hold": "kernel-lock acquisitions and holds by process and type, in mode `all`",
-    "go_mutex": "what goroutines wait for mutexes, by process",
+    "go_mutex": "waits of goroutines for mutexes, by process",
 }
 
 
 def as_markdown() -> str:
-    """The whole file."""
-    return "\n".join([HEAD, *_metrics(), *_values()])
+    """Return the text of docs/metrics.md."""
+    return "\n".join([HEAD, *_terms(), NOTES, *_metrics(), *_values()])
 
 
 def group_of(metric: Metric) -> str:
+    """Return the key of GROUPS to which the metric belongs."""
     return next(prefix for prefix in GROUPS if metric.name.startswith(prefix))
+
+
+def _terms() -> Iterator[str]:
+    yield "| term | meaning |"
+    yield "|---|---|"
+    yield from (f"| {term} | {meaning} |" for term, meaning in TERMS.items())
+    yield ""
 
 
 def _metrics() -> Iterator[str]:
     for prefix, (title, has_base) in GROUPS.items():
         yield f"## {title}\n"
-        yield "| metric | kind | labels | definition |"
+        yield "| metric | kind | labels | meaning |"
         yield "|---|---|---|---|"
         for metric in CATALOG.values():
             if group_of(metric) == prefix:
@@ -152,11 +226,11 @@ def _values() -> Iterator[str]:
     yield "## Values of labels\n"
     yield from _table("`kind` of a futex wait", KINDS)
     yield from _table("`state` of a thread off the CPU", STATES)
-    yield from _table("`reason` of a thread to be off the CPU", REASONS)
+    yield from _table("`reason` why a thread is off the CPU", REASONS)
     yield from _table("`lock_type` of a kernel lock", LOCK_TYPES)
     yield from _table("`reason` of `lockd_dropped_events_total`", DROPS)
     yield from _table("`reason` of `lockd_stack_misses_total`", STACK_MISSES)
-    yield from _table("`advice` for who looks at a process", ADVICE)
+    yield from _table("`advice` of `lockd_advised_processes`", ADVICE)
     yield from _table("`process` of lockd", PROCESSES)
     yield from _table("`family` of series", FAMILIES)
 
@@ -170,12 +244,12 @@ def _table(title: str, values: Mapping[str, str]) -> Iterator[str]:
 
 
 def values_in_the_code() -> dict[str, set[str]]:
-    """By the name of a table above, the values that the programs and the sampler really use."""
+    """Return the label values that the programs and the sampler use, by the name of their table above."""
     enums = assemble(["include/common.bpf.h", "daemon/futex.bpf.c", "daemon/kernel_locks.bpf.c"], {}).enums
     kinds = [name.removeprefix("KIND_").lower() for name in enums["futex_kind"]]
     losses = [name.lower().removeprefix("loss_").split("__") for name in enums["loss"] if "__" in name]
     return {
-        "KINDS": set(kinds[: kinds.index("wake")]),  # the others are no waits
+        "KINDS": set(kinds[: kinds.index("wake")]),  # the kinds from `wake` on are not waits
         "STATES": {name.removeprefix("STATE_").lower() for name in enums["state"]} - {"runnable"},
         "LOCK_TYPES": {name.removeprefix("LOCK_").lower() for name in enums["lock_type"]},
         "DROPS": {reason for where, reason in losses if where not in ("stacks", "trace")}

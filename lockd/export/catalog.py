@@ -1,7 +1,7 @@
 """Every metric lockd exports: its full name, kind, labels and HELP text.
 
-The names and the definitions are the public contract (users' alerts and dashboards
-are written on them); the definitions appear in the HELP texts word for word.
+Users' alerts and dashboards rely on the names, kinds and labels. docs/generate.py defines the terms that
+several HELP texts use (blocked time, sys time and so on) once, in docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -12,41 +12,11 @@ from typing import Literal
 
 Kind = Literal["histogram", "counter", "gauge", "info"]
 
-_BLOCKED = (
-    "Blocked time of a futex wait: from the thread being switched out inside a futex wait call"
-    " until it runs again, summed over the call; preemption (switched out while runnable) is not"
-    " blocking."
-)
-_SYS = "Sys time of a futex call: the call's duration minus its blocked time."
-_TIMED = (
-    "Timed are the first 64 calls on each processor in each 50 ms; of more, one in eight, drawn by lot, "
-    "which the sum counts eightfold."
-)
-_OFFCPU = (
-    "Off-CPU time: from a voluntary switch-out until the wake-up: the time somebody else was waited for."
-)
-_RUNQUEUE = "Runqueue time: from the wake-up (or from an involuntary switch-out) until running."
-_KERNEL_WAIT = "Kernel-lock wait: from asking for a contended lock until getting it (or giving up)."
-_KERNEL_HOLD = "Kernel-lock hold: from getting the lock until releasing it, whoever releases it."
-_ALL = (
-    "Only in mode all, and of mutexes, rwsems and semaphores only; filter.min_block and max_block do"
-    " not apply."
-)
-_MAX = (
-    "Max over the window W: the largest single wait that ended in the last W, or is still going"
-    " on; the same for every scraper, never reset by a scrape."
-)
-_FUTEX_KIND = (
-    "Kind: lock: a mutex-like lock; pi: a priority-inheritance lock; cond: condition variables,"
-    " semaphores, thread joins, parked workers: waits for work or an event; other."
-)
-_DEADLOCK = (
-    "Deadlock: a ring of threads, each blocked on a lock that the next of them holds, that has lasted for"
-    " a second or more."
-)
-_TOP = 'For the most contended locks; all others are in the lock "other".'
-_US = "In microseconds."
-_S = "In seconds."
+_SO_FAR = "A wait that has not ended counts with its time so far."
+_TOP_LOCKS = 'The most contended locks have series of their own; all others are counted as "other".'
+_TOP_SITES = 'The most contended locks and sites have series of their own; all others are counted as "other".'
+_MODE_ALL = "Only in mode all, and only for mutexes, rwsems and semaphores."
+_LONGEST_WAITER = "By the process of the thread that has waited longest."
 
 
 @dataclass(frozen=True)
@@ -67,33 +37,81 @@ def _futex() -> Iterator[Metric]:
         "blocked_seconds",
         "histogram",
         "kind",
-        _BLOCKED,
-        "One observation per wait that blocked.",
-        _S,
-        _FUTEX_KIND,
+        "Blocked time of futex waits, in seconds.",
+        "There is one observation for each wait in which the thread was switched out.",
     )
-    yield metric("waits_total", "counter", "kind", "Futex calls that asked to wait.", _FUTEX_KIND)
-    yield metric("wakes_total", "counter", "", "Futex calls that wake or requeue.")
+    yield metric(
+        "waits_total",
+        "counter",
+        "kind",
+        "Futex calls that asked to wait, whether the thread was blocked or not.",
+    )
+    yield metric(
+        "wakes_total",
+        "counter",
+        "",
+        "Futex calls that wake waiting threads, or move them to another futex (requeue).",
+    )
     yield metric(
         "errors_total",
         "counter",
         "error",
-        "Failed futex calls by errno name (EAGAIN, ETIMEDOUT, EINTR and so on).",
+        "Futex calls that failed, by the name of the error (EAGAIN, ETIMEDOUT, EINTR and so on).",
     )
-    yield metric("sys_seconds_total", "counter", "", _SYS, _S, _TIMED)
-    yield metric("max_blocked_us", "gauge", "kind window", _BLOCKED, _MAX, _US)
-    yield metric("max_sys_us", "gauge", "window", _SYS, _MAX, _US, _TIMED)
-    yield metric("waiting", "gauge", "kind", "Threads blocked in a futex wait now.", _FUTEX_KIND)
-    yield metric("lock_blocked_seconds_total", "counter", "kind lock", _BLOCKED, _S, _TOP)
-    yield metric("lock_blocked_total", "counter", "kind lock", "Futex waits that blocked, by lock.", _TOP)
-    yield metric("lock_max_blocked_us", "gauge", "kind lock window", _BLOCKED, _MAX, _US, _TOP)
-    yield metric("lock_waiting", "gauge", "kind lock", "Threads blocked on the lock now.", _TOP)
+    yield metric(
+        "sys_seconds_total",
+        "counter",
+        "",
+        "Time spent in futex calls less the blocked time, in seconds.",
+        "Estimated from a sample of the calls where there are many.",
+    )
+    yield metric(
+        "max_blocked_us",
+        "gauge",
+        "kind window",
+        "Blocked time of the longest futex wait in the time span named by the label window, in microseconds.",
+        _SO_FAR,
+    )
+    yield metric(
+        "max_sys_us",
+        "gauge",
+        "window",
+        "Longest sys time (duration less blocked time) of a futex call in the time span named by the label"
+        " window, in microseconds.",
+        "Taken from a sample of the calls where there are many.",
+    )
+    yield metric("waiting", "gauge", "kind", "Threads that are blocked in a futex wait now.")
+    yield metric(
+        "lock_blocked_seconds_total",
+        "counter",
+        "kind lock",
+        "Blocked time of futex waits for the lock, in seconds.",
+        _TOP_LOCKS,
+    )
+    yield metric(
+        "lock_blocked_total",
+        "counter",
+        "kind lock",
+        "Futex waits for the lock in which the thread was blocked.",
+        _TOP_LOCKS,
+    )
+    yield metric(
+        "lock_max_blocked_us",
+        "gauge",
+        "kind lock window",
+        "Blocked time of the longest futex wait for the lock in the time span named by the label window, in"
+        " microseconds.",
+        _SO_FAR,
+    )
+    yield metric(
+        "lock_waiting", "gauge", "kind lock", "Threads that are blocked on the lock now.", _TOP_LOCKS
+    )
     yield metric(
         "lock_threads",
         "gauge",
         "kind lock",
-        "Distinct threads that blocked on the lock in the last minute.",
-        _TOP,
+        "Distinct threads that were blocked on the lock in the last minute.",
+        _TOP_LOCKS,
     )
 
 
@@ -101,33 +119,48 @@ def _kernel_lock() -> Iterator[Metric]:
     def metric(name: str, kind: Kind, labels: str, *text: str) -> Metric:
         return Metric(f"lockd_kernel_lock_{name}", kind, _labels(labels), " ".join(text))
 
-    sites = 'For the most contended locks and call sites; all others are in "other".'
-    yield metric("wait_seconds", "histogram", "lock_type", _KERNEL_WAIT, "One observation per wait.", _S)
+    yield metric(
+        "wait_seconds",
+        "histogram",
+        "lock_type",
+        "Time that threads waited for contended kernel locks, in seconds.",
+        "There is one observation for each wait, whether the thread got the lock or gave up.",
+    )
     yield metric(
         "acquisitions_total",
         "counter",
         "lock_type",
-        "Kernel locks taken, whether they were waited for or not.",
-        _ALL,
+        "Acquisitions of kernel locks, with or without a wait.",
+        _MODE_ALL,
     )
     yield metric(
         "hold_seconds",
         "histogram",
         "lock_type",
-        _KERNEL_HOLD,
-        "One observation per hold that ended.",
-        _S,
-        _ALL,
+        "Time that kernel locks were held, in seconds, with one observation for each hold that ended.",
+        _MODE_ALL,
     )
-    yield metric("max_wait_us", "gauge", "lock_type window", _KERNEL_WAIT, _MAX, _US)
-    yield metric("waiting", "gauge", "lock_type", "Threads waiting for a kernel lock now.")
-    yield metric("site_wait_seconds_total", "counter", "lock_type lock site", _KERNEL_WAIT, _S, sites)
+    yield metric(
+        "max_wait_us",
+        "gauge",
+        "lock_type window",
+        "Longest wait for a kernel lock in the time span named by the label window, in microseconds.",
+        _SO_FAR,
+    )
+    yield metric("waiting", "gauge", "lock_type", "Threads that are waiting for a kernel lock now.")
+    yield metric(
+        "site_wait_seconds_total",
+        "counter",
+        "lock_type lock site",
+        "Time that threads waited for the kernel lock at the site, in seconds.",
+        _TOP_SITES,
+    )
     yield metric(
         "site_waits_total",
         "counter",
         "lock_type lock site",
-        "Contended kernel-lock waits by lock and call site.",
-        sites,
+        "Waits for the kernel lock at the site.",
+        _TOP_SITES,
     )
 
 
@@ -135,18 +168,33 @@ def _offcpu() -> Iterator[Metric]:
     def metric(name: str, kind: Kind, labels: str, *text: str) -> Metric:
         return Metric(f"lockd_offcpu_{name}", kind, _labels(labels), " ".join(text))
 
-    yield metric("blocked_seconds", "histogram", "state reason", _OFFCPU, "One observation per wait.", _S)
     yield metric(
-        "runqueue_seconds", "histogram", "", _RUNQUEUE, "One observation each time a thread gets to run.", _S
+        "blocked_seconds",
+        "histogram",
+        "state reason",
+        "Time that threads were off the CPU by their own choice until they were woken up, in seconds.",
+        "There is one observation for each wait.",
     )
-    yield metric("max_blocked_us", "gauge", "state reason window", _OFFCPU, _MAX, _US)
+    yield metric(
+        "runqueue_seconds",
+        "histogram",
+        "",
+        "Time that threads were ready to run and waited for a CPU, in seconds.",
+        "There is one observation each time a thread gets to run.",
+    )
+    yield metric(
+        "max_blocked_us",
+        "gauge",
+        "state reason window",
+        "Longest off-CPU time of a thread in the time span named by the label window, in microseconds.",
+        _SO_FAR,
+    )
     yield metric(
         "waker_seconds_total",
         "counter",
         "waker",
-        _OFFCPU,
-        'By the comm that ended it, for the largest; all others are in "other".',
-        _S,
+        "Off-CPU time by the comm of the process that ended it, in seconds.",
+        'The wakers with the most time have series of their own; all others are counted as "other".',
     )
 
 
@@ -154,9 +202,14 @@ def _deadlocks() -> Iterator[Metric]:
     def metric(name: str, kind: Kind, *text: str) -> Metric:
         return Metric(f"lockd_deadlocks{name}", kind, _labels(""), " ".join(text))
 
-    whose = "By the process of the thread that has waited longest."
-    yield metric("", "gauge", "Deadlocks that exist now; /api/v1/deadlocks has them.", _DEADLOCK, whose)
-    yield metric("_found_total", "counter", "Deadlocks found.", _DEADLOCK, whose)
+    yield metric(
+        "",
+        "gauge",
+        "Rings of threads, each blocked for a second or more on a lock that the next one holds;"
+        " /api/v1/deadlocks describes them.",
+        _LONGEST_WAITER,
+    )
+    yield metric("_found_total", "counter", "Deadlocks that were found.", _LONGEST_WAITER)
 
 
 def _processes() -> Iterator[Metric]:
@@ -164,17 +217,15 @@ def _processes() -> Iterator[Metric]:
         "lockd_go_mutex_wait_seconds_total",
         "counter",
         _labels(""),
-        "Time that goroutines waited for a sync.Mutex or sync.RWMutex, as their program's own Go runtime"
-        " counts it, from one wait in eight; since lockd first read it, which it does every ten seconds."
-        " There is none of a program that it cannot be read of: with a Go before 1.20, without symbols or"
-        " without DWARF. In seconds.",
+        "Time that goroutines waited for a sync.Mutex or sync.RWMutex, in seconds, as the Go runtime of the"
+        " program counts it. lockd adds what has come since it first read this total.",
     )
     yield Metric(
         "lockd_advised_processes",
         "gauge",
         _labels("advice"),
-        "Processes of whose waits something has to be known, or can be done, that lockd cannot see or do by"
-        " itself.",
+        "Processes with waits that lockd cannot see or name fully by itself."
+        " The label advice says which limit applies.",
     )
 
 
@@ -186,174 +237,192 @@ def _itself() -> Iterator[Metric]:
         "build_info",
         "info",
         "version python kernel",
-        "Version of lockd, of the Python that runs it and of the kernel; always 1.",
+        "Versions of lockd, of the Python that runs it and of the kernel; always 1.",
     )
     yield metric(
         "start_time_seconds",
         "gauge",
         "",
-        "When counting began, in seconds since the Unix epoch: at the last start that did not go on where the"
-        " one before it was (lockd_taken_over_total). All counters were zero then.",
+        "Time at which all counters were zero, in seconds since the Unix epoch."
+        " A start that takes over the counts of the one before (lockd_taken_over_total) leaves it unchanged.",
     )
     yield metric(
         "hook_attached",
         "gauge",
         "program hook mechanism",
-        "1 if the hook is attached by this mechanism, 0 if it could not be.",
+        "1 if the hook is attached by this mechanism, 0 if the kernel refused it.",
     )
     yield metric(
-        "program_runs_total", "counter", "program", "Runs of the BPF program (where the kernel keeps them)."
+        "program_runs_total",
+        "counter",
+        "program",
+        "Runs of the BPF program. Absent where the kernel does not count them.",
     )
     yield metric(
         "program_run_seconds_total",
         "counter",
         "program",
-        "Time spent in the BPF program (where the kernel keeps it). In seconds.",
+        "Time that the BPF program ran, in seconds. Absent where the kernel does not measure it.",
     )
     yield metric("map_entries", "gauge", "map", "Entries in the BPF map when it was last drained.")
-    yield metric("map_capacity", "gauge", "map", "Entries the BPF map can hold.")
+    yield metric("map_capacity", "gauge", "map", "Entries that the BPF map has room for.")
     yield metric(
-        "dropped_events_total", "counter", "map reason", "Events that are in no series: what the totals lack."
+        "dropped_events_total",
+        "counter",
+        "map reason",
+        "Events that no series counts: by this number the totals are too low.",
     )
     yield metric(
         "overflow_events_total",
         "counter",
         "map",
-        "Events of which only the totals were kept because the map was full, or as the last step of"
-        ' restraint: they are in series whose labels say "other", not dropped.',
+        "Events that found no entry of their own because the map was full, or because lockd kept to totals to"
+        ' save CPU time. They are not lost: series whose labels say "other" count them.',
     )
     yield metric(
         "unseen_switches_total",
         "counter",
         "",
-        "Returns to a CPU of which the kernel told no program (there are kernels that hide"
-        " some threads): the wait is counted, with the time until the thread was next"
-        " seen if its wake-up was not seen either; its runqueue time is not.",
+        "Waits whose end lockd did not see, because the kernel called no BPF program when the thread returned"
+        " to a CPU (some kernels do so for some threads). The wait counts when the thread is next seen, but"
+        " its runqueue time is missing and its blocked time may be too long.",
     )
-    yield metric("stack_misses_total", "counter", "reason", "Stacks that could not be kept.")
+    yield metric("stack_misses_total", "counter", "reason", "Stacks that lockd could not record.")
     yield metric(
         "deadlock_locks_skipped_total",
         "counter",
         "",
-        "Locks whose owners were not asked for in a look for deadlocks as there were too many:"
-        " they have their turn in the next one.",
+        "Locks that a search for deadlocks left out because there were too many."
+        " The next search begins with them.",
     )
     yield metric(
-        "ticks_total", "counter", "", "Sampling periods done: windows drained from the kernel's maps."
+        "ticks_total",
+        "counter",
+        "",
+        "Rounds of the sampler. Each of them drains one window of the maps.",
     )
-    yield metric("tick_seconds", "histogram", "", "Time the work of one sampling period took. In seconds.")
-    yield metric("tick_late_seconds", "histogram", "", "How late a sampling period began. In seconds.")
+    yield metric("tick_seconds", "histogram", "", "Time that one round of the sampler took, in seconds.")
+    yield metric(
+        "tick_late_seconds",
+        "histogram",
+        "",
+        "Delay between the time at which a round of the sampler was due and its start, in seconds.",
+    )
     yield metric(
         "series",
         "gauge",
         "family",
-        "Series of the family, in lines of exposition (a histogram's lines all count).",
+        "Lines of /metrics that the series of the family take. All lines of a histogram count.",
     )
     yield metric(
         "series_overflow_total",
         "counter",
         "family",
-        "Label sets that got no series of their own when they were first seen, as there was no room for all;"
-        ' until they have one, their events are in series whose labels say "other".',
+        "Label sets that got no series when they first appeared because there was no room."
+        ' Until they get one, series whose labels say "other" count their events.',
     )
     yield metric(
         "series_retired_total",
         "counter",
         "family",
-        "Series that went: with no live process and nothing new for series.idle (or for 30 s, when others"
-        " needed the room), or as others are waited for more. lockd_retired_value has what they had counted.",
+        "Series that were removed, because their process had ended and nothing new came, or because others"
+        " needed the room. lockd_retired_value has their counts.",
     )
     yield metric(
         "retired_value",
         "gauge",
         "metric",
-        "What series that are not exported any more had counted, by metric: what sums over all series lack."
-        " A series that comes back takes its part along.",
+        "Sum of what removed series of the metric had counted. The sum over the exported series is too low"
+        " by this value.",
     )
     yield metric(
         "cpu_seconds_total",
         "counter",
         "process",
-        "CPU time, user and system, of lockd's own process; of the namer with its children. In seconds.",
+        "CPU time, user and system, that a process of lockd and its children took, in seconds.",
     )
     yield metric(
         "cpu_ratio",
         "gauge",
         "part",
-        "Share of the CPU time of the whole machine that lockd takes: its BPF programs, by what they time"
-        " themselves now and then, the sampler, the namer and the exporter, with what the sampler takes to"
-        " answer it (of these two, who work now and then, the mean over a minute).",
+        "Share of the CPU time of the whole machine that a part of lockd takes."
+        " The shares of the namer and the exporter are means over a minute.",
     )
-    yield metric("cpu_budget_ratio", "gauge", "", "What lockd may take: budget.cpu; +Inf if that is none.")
+    yield metric(
+        "cpu_budget_ratio",
+        "gauge",
+        "",
+        "Share of the CPU time of the whole machine that lockd may take (budget.cpu); +Inf without a limit.",
+    )
     yield metric(
         "restraint_level",
         "gauge",
         "",
-        "How much lockd leaves out, as it costs more than its budget: 0 nothing; 1 stacks, and so new names;"
-        " 2 threads and locks as well; 3 all but totals.",
+        "What lockd leaves out to keep to its CPU budget. 0: nothing; 1: stacks, and so new names;"
+        " 2: threads and locks as well; 3: everything but totals.",
     )
     yield metric(
-        "restraint_seconds_total", "counter", "level", "Time at each level of restraint. In seconds."
+        "restraint_seconds_total", "counter", "level", "Time spent at each restraint level, in seconds."
     )
-    yield metric("resident_bytes", "gauge", "process", "Resident memory of lockd's own process. In bytes.")
+    yield metric("resident_bytes", "gauge", "process", "Resident memory of a process of lockd, in bytes.")
     yield metric(
         "undecided_futex_calls",
         "gauge",
         "",
-        "Futex calls not counted yet, as the lock they waited for is being looked up; for 5 s at most.",
+        "Futex calls that are not counted yet, because the name of their lock is being looked up."
+        " This takes 5 s at most.",
     )
     yield metric(
         "namer_restarts_total",
         "counter",
         "",
-        "Times the process that looks up the names of locks had to be started again.",
+        "Restarts of the namer, the process that looks up the names of locks.",
     )
     yield metric(
         "namer_refused_total",
         "counter",
         "",
-        "Times nothing was looked up about a process because it, or its user, had taken its share of the time"
-        " for that: a new lock of it is `anon`, and a ring of waits through it may not be found.",
+        "Look-ups that were refused because the process, or its user, had used up its share of the namer's"
+        " time. New locks of the process are called `anon`, and deadlocks in it may not be found.",
     )
     yield metric(
         "config_last_reload_successful",
         "gauge",
         "",
-        "Whether the configuration in force is the one that was read last: 0 after a reload that found the"
-        " configuration, or the web configuration, wrong; the one before is then still in force.",
+        "1 if the last reload found the configuration and the web configuration valid, or if there was none."
+        " 0 if it found an error; the previous configuration is then still in force.",
     )
     yield metric(
         "config_last_reload_success_timestamp_seconds",
         "gauge",
         "",
-        "When a reload last found nothing wrong, or else lockd started, since the Unix epoch. In seconds.",
+        "Time of the last successful reload, or else of the start, in seconds since the Unix epoch.",
     )
     yield metric(
         "config_keys_waiting",
         "gauge",
         "",
-        "Keys of the configuration that a reload found changed and could not take: they take effect at a"
-        " restart.",
+        "Keys of the configuration file that were changed but take effect only at a restart.",
     )
     yield metric(
         "taken_over_total",
         "counter",
         "after",
-        "Starts that went on where the last one was, with its programs and counts: after: end: it was ended;"
-        " crash: it was not. All counts are since the last start that did not.",
+        "Starts that took over the BPF programs and the counts of the start before."
+        " The label after says how that one had ended: by a clean `end` or by a `crash`.",
     )
     yield metric(
         "interrupted_drains_total",
         "counter",
         "",
-        "Of the starts after a crash, those before which lockd was taking a sampling period out of the"
-        " kernel's maps: what it had taken of one pair of maps may be in no series.",
+        "Crashes that interrupted lockd while it drained a map."
+        " Up to one window of one pair of maps may be missing from the totals for each of them.",
     )
     yield metric(
         "exporter_restarts_total",
         "counter",
         "",
-        "Times the process that answers HTTP had to be started again.",
+        "Restarts of the exporter, the process that answers HTTP requests.",
     )
 
 

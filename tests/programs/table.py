@@ -27,98 +27,107 @@ HEAD = """\
 
 <!-- Made by tests/programs/table.py from expected.py there and what the tests saw; change it there. -->
 
-What lockd says of locks in user space: their `kind`, their name (the label `lock`) and their `site`, the
-function that waits. Each row is a real program of [tests/programs](../tests/programs/README.md) that waited,
-and the tests assert each of them. `*` stands for anything; *the same* is what was expected.
+What lockd says about locks in user space: their `kind`, their name (the label `lock`) and their `site`, the
+function that waits. Each row of the table below is a real program of
+[tests/programs](../tests/programs/README.md) that waited, and the tests assert each of them. `*` stands for
+anything; *the same* means that lockd said what was expected.
 
-- `lock` is `object:symbol` where the lock is a variable of a mapped object, with `+offset` in a variable of
-  more than 64 bytes, and `object+offset` where the object has no symbols; else it is the site: locks on heaps
-  and stacks have no name of their own, but the code that takes them has.
-- `site` is `object:function` of the first function outside of what implements locks, or `object+offset` of
-  its start if it has no symbol. It has no parameters, and no hash of the compiler.
-- Time is counted under a lock's name only once that is known; see [metrics.md](metrics.md) for what is
-  `other`. A lock of which there was nothing to tell, as none of its waiters had been captured, is `anon`
-  until there is.
+- `lock` is `object:symbol` if the lock is a variable of a mapped object, with `+offset` in a variable of
+  more than 64 bytes, and `object+offset` if the object has no symbols. Otherwise `lock` is the site: a lock
+  on the heap or on a stack has no name of its own, but the code that takes it has one.
+- `site` is `object:function` of the first function outside of the code that implements locks, or
+  `object+offset` of the function's start if it has no symbol. It has no parameters and no hash of the
+  compiler.
+- Time counts under the name of a lock only once that name is known; [metrics.md](metrics.md) says what
+  counts as `other`. A lock is `anon` while none of its waiters could be captured, so that nothing is known
+  of it.
 
-Stacks are not walked by frame pointers alone, since most distributions build their libc without: when the
-first thread blocks on a lock, the programs take its registers and the first 4 KiB of its stack, and another
-process unwinds them by the unwind tables (`.eh_frame`) of the mapped files, by frame pointers where code has
-none, as compilers at run time.
+## How names are found
 
-The programs run where no debug symbols of the C library are installed, as on most hosts. Functions that only
-it knows then have no names, and threads often wait in one that an exported function ends in a jump to, which
-leaves nothing of that on the stack. So lockd looks for such jumps in the code of the exported locking
-functions: what only `pthread_once` jumps to is shown as `pthread_once`; if there are several, as for
-`pthread_join`, the stack shows `libc.so.6+offset`, but the kind is known. With debug symbols (`libc6-dbg`)
-stacks have more names; kinds, locks and sites are the same.
+Most distributions build their C library without frame pointers, so stacks are not walked by frame pointers
+alone. When the first thread blocks on a lock, the BPF programs take its registers and the first 4 KiB of
+its stack. The namer unwinds them by the unwind tables (`.eh_frame`) of the mapped files, and by frame
+pointers in code without such tables, such as code compiled at run time.
 
-Wrappers of locks are no sites either. Many are known by name; others by the words in their names, if these
-say both what the lock is and that it is taken: `ngx_thread_mutex_lock`, `rocksdb::port::CondVar::Wait`;
-`lock_accounts` or `Registry::lock` is a site. A function without a symbol that was called by one of the same
-object that has one is shown as the place in that: `postgres:LockAcquireExtended+0x5a1`.
+The kind follows from the futex operation and the value waited for, or from the functions on the stack where
+these say more.
 
-A part of a function that the compiler put elsewhere has the name of the function. MariaDB's own latches,
-which wait by futex calls of the server itself, are told by the value that their word has then, as Debian's
-`mariadbd` has no symbols for them; their names are offsets.
+**Without debug symbols.** The test programs run without debug symbols of the C library, as on most hosts.
+Functions that only the debug symbols name then have no names. Threads often wait in a function that an
+exported function reaches by a jump at its end, which leaves no trace of the exported function on the stack.
+So lockd looks for such jumps in the code of the exported locking functions. A function to which only
+`pthread_once` jumps is shown as `pthread_once`. If several functions jump to it, as for `pthread_join`, the
+stack shows `libc.so.6+offset`, but the kind is known. With debug symbols (`libc6-dbg`) stacks have more
+names; kinds, locks and sites are the same.
 
-Locks that are variables have the same name after a restart, and on all hosts with the same build of a
-program. So have the C library's own locks, one for each sort, whoever waits for whichever of them:
-`libc.so.6:malloc` for those of its heaps, `libc.so.6:stdio` for those of its files. But a lock on a heap
-that several functions take is named by the one that blocked first, and may be named by another after a
-restart, as MariaDB's table cache is by `mariadbd:tc_acquire_table` or `mariadbd:tc_release_table`; `sites` in
-`/api/v1/locks` has all that were seen. What has no symbol is called by an offset, which is another one in the
-next build.
+**Wrappers** of locks are not sites either. Many are known by name. Others are recognised by the words in
+their names, if these say both what the lock is and that it is taken: `ngx_thread_mutex_lock`,
+`rocksdb::port::CondVar::Wait`. `lock_accounts` or `Registry::lock`, however, is a site. A function without
+a symbol whose caller, in the same object, has one is shown as a place in its caller:
+`postgres:LockAcquireExtended+0x5a1`. A part of a function that the compiler put elsewhere has the name of
+the function.
+
+**MariaDB's own latches** wait by futex calls of the server itself. They are recognised by the value of
+their word at that moment, because Debian's `mariadbd` has no symbols for them. Their names are offsets.
+
+**Stable names.** Locks that are variables have the same name after a restart, and on all hosts with the
+same build of a program. The C library's own locks have one name for each sort, whichever of them a thread
+waits for: `libc.so.6:malloc` for its heaps, `libc.so.6:stdio` for its files. A lock on the heap that
+several functions take has the name of the function that blocked first, which may be another one after a
+restart: MariaDB's table cache is `mariadbd:tc_acquire_table` or `mariadbd:tc_release_table`. `sites` in
+`/api/v1/locks` has all functions that were seen. A name that is an offset is another one in the next build.
 
 ## Java
 
-Every thread of Java sleeps on a word of its own, whatever it waits for: a lock, a queue, work of its pool.
-So at each wait the programs read from HotSpot's memory which monitor the thread enters (`lock`) or has
-called `wait()` of (`cond`), or else what it gave to `LockSupport.park()`: locks of
-`java.util.concurrent.locks` are `lock`, conditions, queues, semaphores, latches and futures are `cond`.
-That needs neither a perf map nor flags of the JVM, and agrees with Flight Recorder's `jdk.JavaMonitorEnter`
-and `jdk.ThreadPark` (`tests/kernel/test_java.py`, with OpenJDK 17), which also count what a thread spins
-before it sleeps.
+Each Java thread sleeps on a word of its own, whether it waits for a lock, for a queue or for work of its
+pool. So at each wait the BPF programs read from HotSpot's memory what it waits for: the monitor that the
+thread enters (`lock`) or on which it has called `wait()` (`cond`), or else the object that it gave to
+`LockSupport.park()`. Locks of `java.util.concurrent.locks` are `lock`; conditions, queues, semaphores,
+latches and futures are `cond`. This needs neither a perf map nor flags of the JVM. It agrees with Flight
+Recorder's `jdk.JavaMonitorEnter` and `jdk.ThreadPark` (`test_java.py`, with OpenJDK 17), which also count
+the time that a thread spins before it sleeps.
 
-- Without a perf map a lock has the name of its class, `[java]:com.shop.Registry` for a monitor of one,
-  `[java]:java.util.concurrent.locks.ReentrantLock` for all of these, and no site; `lockd_advised_processes`
-  and `lockd top` say so (`java`). `jcmd PID Compiler.perfmap` (JDK 17 and later) writes a map of what is
-  compiled at that moment. lockd notices it when a thread next waits for a lock that was not captured for
-  ten seconds, and from then on counts under names as `[jit]:com.shop.Registry.put`; what was counted before
-  stays where it was. So for a map that is written anew, after a second, then after two, four and so on: in
-  the end once a minute.
-- A perf map or jitdump, of Java or any other program, is read only if it belongs to the one user that the
-  process runs as, is a regular file with no other name, and no symbolic link leads there: else any user
-  could have lockd tell what is in a file of root's.
-- What is inlined into a method has that method's name, and what is interpreted that of its caller. Where code
-  on the way was compiled after the map was written, the lock has the name of its class. Without
+- Without a perf map a lock has the name of its class and no site: `[java]:com.shop.Registry` for a monitor
+  of that class, `[java]:java.util.concurrent.locks.ReentrantLock` for all of these locks.
+  `lockd_advised_processes` and `lockd top` say so (`java`). `jcmd PID Compiler.perfmap` (JDK 17 and later)
+  writes a map of the code that is compiled at that moment. lockd notices it when a thread next waits for a
+  lock that was not captured for ten seconds. From then on it counts under names such as
+  `[jit]:com.shop.Registry.put`; earlier counts stay where they were. If the map is written again and again,
+  lockd reads it after a second, then after two, four and so on, in the end once a minute.
+- A perf map or jitdump, of Java or any other program, is read only if it belongs to the one user as which
+  the process runs, is a regular file with no other name, and is reached through no symbolic link. Otherwise
+  any user could make lockd show the content of a file of root's.
+- Code that is inlined into a method has that method's name. Interpreted code has the name of its caller. If
+  code on the stack was compiled after the map was written, the lock has the name of its class. Without
   `-XX:+PreserveFramePointer` a compiled caller may be missed.
-- In `/api/v1/locks` the `address` of such a lock is a number that has its highest bit set: it tells the
-  class and, of locks, conditions and semaphores, the object, or the monitor. An object that a collector
-  moves is another lock there, of the same name. A monitor's memory that HotSpot gives to another object
-  keeps its name, but never its kind.
-- A class of a program's own that waits by `AbstractQueuedSynchronizer` is `cond` unless a map names its
+- The `address` of such a lock in `/api/v1/locks` is a number with its highest bit set. It identifies the
+  class and, for locks, conditions, semaphores and monitors, the object. An object that a garbage collector
+  moves becomes another lock there, with the same name. If HotSpot gives the memory of a monitor to another
+  object, this keeps the name but never the kind.
+- A class of the program's own that waits by `AbstractQueuedSynchronizer` is `cond` unless a map names its
   frames.
-- Not read are ZGC, compact object headers, HotSpot before 17, machines other than HotSpot, and musl
-  (`java_unknown`): a wait is then of the kind that the first one on the same word was of, mostly `cond`. So
-  are a few waits of a JVM's first tenth of a second, or of lockd's, and those that began before lockd.
+- lockd cannot read ZGC, compact object headers, HotSpot before 17, Java machines other than HotSpot, and
+  musl (`java_unknown`). A wait is then of the kind of the first wait on the same word, mostly `cond`. The
+  same holds for a few waits in the first tenth of a second of a JVM or of lockd, and for waits that began
+  before lockd.
 
 ## Go
 
-A goroutine that waits for a `sync.Mutex` makes no system call: its thread looks for another goroutine, and
-sleeps in `runtime.stopm` if there is none, which is `cond`. Since Go 1.20 the runtime has a total of what
-goroutines waited for mutexes. lockd reads it from its memory every ten seconds (`runtime.sched` and its
-`totalMutexWaitTime`, found by symbol and DWARF) into `lockd_go_mutex_wait_seconds_total`; which mutex it
-was, nobody counts. A program that was linked with `-s` or `-w` has no such series, and its own mutex
-profile tells. The total is that of `/sync/mutex/wait/total` less what is waited for locks of the runtime
-itself, which make system calls and are seen, as those of C are.
+A goroutine that waits for a `sync.Mutex` makes no system call. Its thread looks for another goroutine, and
+sleeps in `runtime.stopm` if there is none, which is `cond`. Since Go 1.20 the runtime keeps a total of the
+time that goroutines waited for mutexes. lockd reads it from the memory of the process every ten seconds
+(`runtime.sched` and its `totalMutexWaitTime`, found by symbol and DWARF) into
+`lockd_go_mutex_wait_seconds_total`. Nobody counts which mutex it was. A program that was linked with `-s`
+or `-w` has no such series; only its own mutex profile helps. The total is that of `/sync/mutex/wait/total`,
+less the waits for locks of the runtime itself. These make system calls and are seen like those of C.
 
 ## PostgreSQL
 
-Waits for lightweight locks are `lock`, named by what takes them. A backend that waits for a row, a table or
-another transaction is no futex wait: it is in `epoll_wait`, as one that waits for its client is. It says so
-in its title (`ps` shows `UPDATE waiting`), which the programs read, so that its time off the CPU has the
-reason `lock` and not `poll`; which row or table it is, `pg_locks` tells. With `update_process_title = off`
-it is `poll`, and if the server's processes are not called `postgres`.
+Waits for lightweight locks are `lock` and are named by the function that takes them. A backend that waits
+for a row, a table or another transaction makes no futex wait. It is in `epoll_wait`, like a backend that
+waits for its client. Its title says so (`ps` shows `UPDATE waiting`), and the BPF programs read the title.
+So its time off the CPU has the reason `lock` and not `poll`; `pg_locks` says which row or table it is. With
+`update_process_title = off`, or if the server's processes are not called `postgres`, the reason is `poll`.
 
 ## Each program
 """
@@ -127,21 +136,23 @@ it is `poll`, and if the server's processes are not called `postgres`.
 PARKING = """\
 ## Locks that threads park on
 
-Some programs use a lock as a gate: whoever has work for a thread holds the lock until there is some, and
-the thread waits for it meanwhile, maybe for days. It is idle, and nobody contends. Such waits are of the
-kind `cond`, as all waits for work, and no alert speaks of them. Those that lockd knows, as patterns of the
+Some programs use a lock as a gate: the thread with new work holds the lock until there is some, and an idle
+thread waits for the lock meanwhile, maybe for days. This is not contention. Such waits are of the kind
+`cond`, like all waits for work, and no alert is about them. lockd knows these locks, as patterns of the
 label `lock`:
 """
 
 PARKING_ELSEWHERE = """\
-Others are told to lockd by `names.parked` in its configuration, such as `["pooled:gate"]`; of an array of
-locks all, by the array's name. A lock that has no name but the function that takes it is told by that. In a
-program without symbols such a lock may have only a number, which is another in each build.
+`names.parked` in the configuration names others, such as `["pooled:gate"]`. For an array of locks, the name
+of the array means all of them. A lock that has no name but the function that takes it is given by that
+function. In a program without symbols such a lock may have only a number, which is another one in each
+build.
 
-Only names tell them, as nothing else is certain. That the holder goes on, and never asks for the lock, is
-so as well where it has forgotten to let go; that a thread always waits in one place, and does nothing under
-the lock, also where the lock is the bottleneck; and neither is known before the wait has lasted for long.
-Better that an alert is to be silenced once, by a name, than that a thread which is stuck is taken for idle.
+Only names identify such locks, because nothing else is certain. A holder that goes on, and never asks for
+the lock, may also have forgotten to release it. A thread that always waits in one place, and does nothing
+under the lock, is also found where the lock is the bottleneck. And neither is known before the wait has
+lasted for long. It is better to silence an alert once, by a name, than to take a stuck thread for an idle
+one.
 """
 
 
@@ -165,7 +176,8 @@ def _right(said: dict[str, dict[str, Any]]) -> Iterator[str]:
     ran = [one for one in SCENARIOS if one.comm in said and not said[one.comm]["missing"]]
     sites = sum(agrees(one.site, said[one.comm]["site"]) for one in ran)
     everything = sum(right(one, said[one.comm]) for one in ran)
-    yield f"At last the site was right for {sites} of {len(ran)} programs, everything for {everything}.\n"
+    yield f"In the last run the site was right for {sites} of {len(ran)} programs,"
+    yield f"and kind, lock and site for {everything}.\n"
 
 
 def _names(said: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -191,7 +203,7 @@ def _words(one: Scenario, said: dict[str, Any]) -> str:
 
 def _parked() -> Iterator[str]:
     yield PARKING
-    yield "| lock | of |"
+    yield "| lock | program |"
     yield "|---|---|"
     yield from (f"| `{pattern}` | {whose} |" for pattern, whose in PARKED.items())
     yield ""
@@ -201,9 +213,10 @@ def _parked() -> Iterator[str]:
 def _server(said: dict[str, Any]) -> Iterator[str]:
     yield "## A server under load\n"
     named, anon = f"{said['named']:.2%}", f"{said['anon']:.2%}"
-    yield f"Debian's {said['server']}; {said['clients']} clients insert, count rows and want unique ids,"
-    yield f"from its start on: {said['seconds']:.0f} s of blocked time, {named} of it under a name,"
-    yield f"{anon} `anon`. `LOCK_short_uuid_generator` is the mutex of `UUID_SHORT()`. The largest:\n"
+    yield f"In Debian's {said['server']}, {said['clients']} clients insert and count rows and ask for unique"
+    yield f"ids. From its start on there were {said['seconds']:.0f} s of blocked time, {named} of it under a"
+    yield f"name and {anon} `anon`. `LOCK_short_uuid_generator` is the mutex of `UUID_SHORT()`. Locks with"
+    yield "the most blocked time are:\n"
     yield "| kind | lock | blocked |"
     yield "|---|---|---|"
     yield from (f"| {kind} | `{lock}` | {seconds:.1f} s |" for kind, lock, seconds in said["largest"])

@@ -40,6 +40,15 @@ def test_no_page_names_a_metric_that_is_not(page: Path) -> None:
         assert name in CATALOG or CATALOG[whole].kind == "histogram", name
 
 
+def test_the_page_defines_the_terms_of_the_contract() -> None:
+    text = METRICS.read_text()
+    for term in ("blocked time of a futex wait", "sys time of a futex call", "off-CPU time", "runqueue time"):
+        assert f"| {term} |" in text
+    for term in ("kernel-lock wait", "kernel-lock hold", "maximum over a `window`", "kind of a futex wait"):
+        assert f"| {term} |" in text
+    assert "never reset by a scrape" in text
+
+
 def test_every_label_value_is_documented() -> None:
     for table, values in generate.values_in_the_code().items():
         assert set(getattr(generate, table)) == values, table
