@@ -25,7 +25,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 
 from bench import results
 from bench.sampler import CONFIG, SHARES, Filled, begin, cpu_ms
-from lockd import snapshot
+from lockd import messages
 from lockd.export.families import Exposition
 from lockd.sample.budget.own_cost import TickTimes
 from lockd.sample.loop import Loop
@@ -92,20 +92,20 @@ def cost_of(lines: int) -> Cost:
     filled, kept = with_lines(lines), with_lines(lines, Saved(os.memfd_create("kept")))
 
     def answer() -> None:
-        os.close(snapshot.to_memfd(filled.sampler.metrics()))
+        os.close(messages.to_memfd(filled.sampler.metrics()))
 
     def answer_under_systemd() -> None:
-        os.close(snapshot.to_memfd(kept.sampler.metrics()))
+        os.close(messages.to_memfd(kept.sampler.metrics()))
 
     block = memoryview(filled.sampler.metrics())
 
     def render_first() -> bytes:
-        return Exposition(generate_latest, Path("/proc")).text(*snapshot.unpack(block))
+        return Exposition(generate_latest, Path("/proc")).text(*messages.unpack(block))
 
     exposition = Exposition(generate_latest, Path("/proc"))
 
     def render() -> bytes:
-        return exposition.text(*snapshot.unpack(block))
+        return exposition.text(*messages.unpack(block))
 
     text = render()
     shrink = functools.partial(gzip.compress, text, 1, mtime=0)

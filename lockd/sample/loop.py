@@ -9,9 +9,9 @@ import socket
 import time
 from collections.abc import Callable
 
+from lockd.messages import REQUEST_DETAIL, REQUEST_METRICS, REQUEST_SETTLED, SETTLED, to_memfd
 from lockd.process.clock import NS
 from lockd.sample.sampler import Sampler
-from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, REQUEST_SETTLED, SETTLED, to_memfd
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lockd import snapshot
+from lockd import messages
 from lockd.advice import GO
 from lockd.columns.structs import Columns
 from lockd.kernel.lock_owners import KernelOwners
@@ -189,7 +189,7 @@ class Sampler:
         """
         self._collector.forget_names()
         if block := self._saved.read():
-            self._restore(*snapshot.unpack(block))
+            self._restore(*messages.unpack(block))
         self.own_cost.interrupted_drains += self._saved.is_draining
         self.save()  # so that this is written before what tells of it is changed
         self._saved.is_draining = False
@@ -226,7 +226,7 @@ class Sampler:
             "ahead": self.kernel_holds.ahead.save() if self.kernel_holds else [],
             "abandoned": self._collector.abandoned,
         }
-        return snapshot.pack(head, arrays)
+        return messages.pack(head, arrays)
 
     def _restore(self, head: dict[str, Any], arrays: dict[str, memoryview]) -> None:
         """Raises ValueError if it is of another form."""
@@ -433,4 +433,4 @@ class Sampler:
             advice = self._user_locks.advice if self._user_locks else {}
             tables, arrays = self.detail.tables(now, self._deadlocks.holders, advice)
             self._deadlocks.add_to(tables, arrays, time.monotonic_ns(), wall)
-            return snapshot.pack({"tables": tables, "time": wall, "monotonic": now}, arrays)
+            return messages.pack({"tables": tables, "time": wall, "monotonic": now}, arrays)

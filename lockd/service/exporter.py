@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockd.errors import ConfigError, LockdError, error_of, how_it_ended
+from lockd.messages import PING, RELOAD, SERVE, SERVING
 from lockd.process import isolation
-from lockd.snapshot import PING, RELOAD, SERVE, SERVING
 
 log = logging.getLogger(__name__)
 

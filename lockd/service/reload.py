@@ -16,8 +16,8 @@ from typing import TypeVar
 from lockd.config.reader import Section, described
 from lockd.config.schema import Config
 from lockd.errors import LockdError
+from lockd.messages import NOT_RELOADED, RELOADED
 from lockd.service.exporter import Exporter
-from lockd.snapshot import NOT_RELOADED, RELOADED
 
 log = logging.getLogger(__name__)
 

@@ -31,6 +31,17 @@ from lockd.kernel.manifest import Chosen, Hook, Manifest, MapInfo
 from lockd.load import handover
 from lockd.load.compile_cache import Kept, key_of
 from lockd.load.compiled import Compiled, MapDefinition
+from lockd.messages import (
+    ALIVE,
+    PING,
+    REQUEST_DETAIL,
+    REQUEST_METRICS,
+    REQUEST_SETTLED,
+    SERVING,
+    SETTLED,
+    to_memfd,
+    unpack,
+)
 from lockd.names import client
 from lockd.names.client import Resolver
 from lockd.names.protocol import (
@@ -54,17 +65,6 @@ from lockd.names.shares import BENCH, Bench, Shares
 from lockd.names.unwind.capture import Capture
 from lockd.sample.loop import Loop
 from lockd.service.exporter import Supervisor
-from lockd.snapshot import (
-    ALIVE,
-    PING,
-    REQUEST_DETAIL,
-    REQUEST_METRICS,
-    REQUEST_SETTLED,
-    SERVING,
-    SETTLED,
-    to_memfd,
-    unpack,
-)
 from tests.fuzz.clock import Loop as SkippingLoop
 from tests.fuzz.harness import Harness, json_mutation, mutated, mutated_lines
 from tests.fuzz.web import detail_block

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 
-from lockd import snapshot
+from lockd import messages
 from lockd.sample.saved_state import Saved
 from tests.fuzz.harness import Harness, mutated
 
@@ -23,7 +23,7 @@ def saved(data: bytes) -> None:
         os.pwrite(fd, data[: WORDS.size], 0)
         try:
             if (block := Saved(fd).read()) is not None:
-                snapshot.unpack(block)
+                messages.unpack(block)
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
     finally:
@@ -31,7 +31,7 @@ def saved(data: bytes) -> None:
 
 
 def seeds() -> list[bytes]:
-    block = snapshot.pack({"form": [1, {}], "is_end": True}, {})
+    block = messages.pack({"form": [1, {}], "is_end": True}, {})
     return [WORDS.pack(draining, 0, 1, 0, len(block)) + block for draining in (0, 1)]
 
 

@@ -17,7 +17,7 @@ from descriptor_store import DescriptorStore
 from lockd_process import Labels, Lockd, Metrics
 from test_nothing_left import IDS, check_gone, in_kernel, processes_of
 
-from lockd import snapshot
+from lockd import messages
 from lockd.export.catalog import CATALOG
 from lockd.sample.saved_state import PLACE, Saved
 
@@ -223,9 +223,9 @@ def spoil_counted(file: int, why: str) -> str:
     block = saved.read()
     assert block
     if why == "another version":
-        head, arrays = snapshot.unpack(block)
+        head, arrays = messages.unpack(block)
         parts = {name: np.asarray(array) for name, array in arrays.items()}
-        saved.write(snapshot.pack({**head, "form": [0]}, parts))
+        saved.write(messages.pack({**head, "form": [0]}, parts))
         return "what was counted was left by another version of lockd"
     if why == "damaged":
         for at in (1, 2):

@@ -16,10 +16,10 @@ from bench.cost import children_of
 from lockd.config.reader import read_text
 from lockd.config.schema import Config
 from lockd.load.child import run_loader
+from lockd.messages import unpack
 from lockd.sample.budget.cpu_budget import LOOK_SECONDS
 from lockd.sample.sampler import Sampler, SamplerSettings
 from lockd.service.start import load_settings
-from lockd.snapshot import unpack
 
 NOBODYS = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from lockd import snapshot
+from lockd import messages
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.maps import HashMap
 from lockd.load.source import assemble
@@ -267,7 +267,7 @@ class BusyHost:
         block = Block(self.limits.buckets_us, 28)
         self.futex.export(block, self.now)
         self.offcpu.export(block, self.now)
-        head, arrays = snapshot.unpack(memoryview(block.pack()))
+        head, arrays = messages.unpack(memoryview(block.pack()))
         values: dict[str, dict[tuple[str, ...], float]] = {}
         for each in head["metrics"]:
             name, labels = each["name"], [tuple(row) for row in each["labels"]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lockd import snapshot
+from lockd import messages
 from lockd.kernel.manifest import Manifest
 from lockd.names.client import Resolver
 from lockd.names.labels.processes import Processes
@@ -100,7 +100,7 @@ class Host:
         """Values by metric and labels, and the buckets of the histogram of holds."""
         block = Block(self.limits.buckets_us, SLOTS)
         self.holds.export(block, self.clock / NS)
-        head, arrays = snapshot.unpack(memoryview(block.pack()))
+        head, arrays = messages.unpack(memoryview(block.pack()))
         labels = {each["name"]: [tuple(row) for row in each["labels"]] for each in head["metrics"]}
         holds = "lockd_kernel_lock_hold_seconds"
         acquired = "lockd_kernel_lock_acquisitions_total"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lockd import snapshot
+from lockd import messages
 from lockd.advice import GO, JAVA
 from lockd.columns.index import mix
 from lockd.kernel.maps import HashMap
@@ -84,7 +84,7 @@ class Told:
 
 def exported(block: Block) -> dict[tuple[str, ...], float]:
     """Of the one metric in it."""
-    head, arrays = snapshot.unpack(memoryview(block.pack()))
+    head, arrays = messages.unpack(memoryview(block.pack()))
     (metric,) = head["metrics"]
     return dict(zip(map(tuple, metric["labels"]), arrays[metric["name"]], strict=True))
 

@@ -13,10 +13,10 @@ import yaml
 from lockd.config import schema
 from lockd.config.reader import Key, all_keys
 from lockd.config.schema import Config
+from lockd.messages import ALIVE, NOT_RELOADED, RELOADED
 from lockd.service import reload
 from lockd.service.exporter import Exporter
 from lockd.service.reload import Reloads
-from lockd.snapshot import ALIVE, NOT_RELOADED, RELOADED
 
 TAKEN = {
     "period": "20ms",

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd import snapshot
+from lockd import messages
 from lockd.sample.backlog import Backlog
 from lockd.sample.saved_state import PLACE, Saved
 from lockd.sample.series.limits import Budget, Limits
@@ -193,7 +193,7 @@ def test_series_go_on_as_they_were() -> None:
     assert first.retired
     count(first, range(50, 90), 1101.0)
     head, arrays = first.save()
-    fields, blocks = snapshot.unpack(memoryview(snapshot.pack(head, arrays)))
+    fields, blocks = messages.unpack(memoryview(messages.pack(head, arrays)))
     second = series()
     assert second.form == first.form
     second.restore(fields, {name: np.asarray(block) for name, block in blocks.items()}, 1102.0)

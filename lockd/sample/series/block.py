@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lockd import snapshot
+from lockd import messages
 
 US_PER_SECOND = 1e6
 NS_PER_SECOND = 1e9
@@ -50,7 +50,7 @@ class Block:
         self._arrays[f"{name}.sum"] = sum_ns / NS_PER_SECOND
 
     def pack(self) -> bytes:
-        return snapshot.pack(self._head, self._arrays)
+        return messages.pack(self._head, self._arrays)
 
 
 def with_windows(
