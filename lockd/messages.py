@@ -1,12 +1,13 @@
 """Messages between the sampler and the exporter, and the block of data that travels with them.
 
-Both ends share one Unix socket of type SOCK_SEQPACKET, so that each send() is one message. The words below are
-all that is ever sent on it. The answer to a request for data is the word HERE with the descriptor of a file in
-memory (memfd), which holds one block: writing it never waits for the reader.
+Both ends share one Unix socket of type SOCK_SEQPACKET, so that each send() is one message. The words below
+are all that is ever sent on it. The answer to a request for data is the word HERE with the descriptor of a
+file in memory (memfd), which holds one block: writing it never waits for the reader.
 
-A block is a JSON head and raw arrays. The sampler writes numpy arrays and the exporter reads plain memoryviews,
-so that the exporter needs no numpy (25 MB less resident memory) and parses nothing that came from the network.
-The sampler also saves its counts for the next start as a block (lockd/sample/saved_state.py).
+A block is a JSON head and raw arrays. The sampler writes numpy arrays and the exporter reads plain
+memoryviews, so that the exporter needs no numpy (25 MB less resident memory) and parses nothing that came
+from the network. The sampler also saves its counts for the next start as a block
+(lockd/sample/saved_state.py).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ ALIVE = b"alive"
 RELOAD = b"reload"
 """The sampler asks the exporter to take other settings and to read the web configuration again.
 
-The full message is `reload LEVEL SHARE`: the log level, and the share of one processor for requests (a decimal
-number, or `inf`). The answer is RELOADED, or NOT_RELOADED if the web configuration is wrong.
+The full message is `reload LEVEL SHARE`: the log level, and the share of one processor for requests (a
+decimal number, or `inf`). The answer is RELOADED, or NOT_RELOADED if the web configuration is wrong.
 """
 RELOADED, NOT_RELOADED = b"reloaded", b"not reloaded"
 
@@ -46,7 +47,8 @@ REQUEST_DETAIL = b"d"
 HERE = b"ok"
 """The answer to both requests, together with the block. Any other answer says why there is no block."""
 REQUEST_SETTLED = b"s"
-"""Request to be told when everything that happened before it is counted. The answer is SETTLED, with no block."""
+"""Request to be told when everything that happened before it is counted. The answer is SETTLED,
+without a block."""
 SETTLED = b"settled"
 
 DIGEST_BYTES = 32
