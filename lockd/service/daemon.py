@@ -146,7 +146,7 @@ class Daemon:
         served = f"no metrics are served, exporter: {trouble}" if trouble else f"metrics on {self._places}"
         trouble_of_reload = "" if self._reloads.was_successful else "the last reload failed"
         return "; ".join(
-            filter(None, ("sampling", served, trouble_of_reload, self._sampler.cpu_budget.words))
+            filter(None, ("sampling", served, trouble_of_reload, self._sampler.cpu_budget.description))
         )
 
 

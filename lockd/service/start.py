@@ -67,7 +67,7 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
         exporter = start_exporter(config)
         # While those two work: numpy is half of this process's start.
         from lockd.sample.sampler import Sampler
-        from lockd.sample.saved_state import Saved
+        from lockd.sample.saved_state import SavedState
         from lockd.service.daemon import Daemon, sampler_settings
 
         manifest, fds = adopted or loader.result()
@@ -77,7 +77,7 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
         _drop_privileges(manifest, fds)
         systemd.status("starting to sample")
         begin = functools.partial(Sampler, manifest, fds, sampler_settings(config))
-        sampler = _going_on(begin, store) if adopted else begin(saved=Saved(store.counted()))
+        sampler = _going_on(begin, store) if adopted else begin(saved=SavedState(store.counted()))
     except BaseException as error:
         if exporter:
             exporter.end()
@@ -100,9 +100,9 @@ def _going_on(begin: Callable[..., Sampler], store: Store) -> Sampler:
 
 
 def _taken_over(begin: Callable[..., Sampler], store: Store) -> Sampler:
-    from lockd.sample.saved_state import Saved
+    from lockd.sample.saved_state import SavedState
 
-    sampler = begin(saved=Saved(store.counted()))
+    sampler = begin(saved=SavedState(store.counted()))
     sampler.take_over()
     return sampler
 

@@ -397,7 +397,7 @@ def requests(data: bytes) -> None:
                 break
             loop._take_message(ours)
             at += 1 + size
-        loop._tell_settled()
+        loop._answer_settled()
         with contextlib.suppress(BlockingIOError):
             while got := socket.recv_fds(theirs, 64, 4):
                 for fd in got[1]:

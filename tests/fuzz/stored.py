@@ -6,7 +6,7 @@ import os
 import struct
 
 from lockd import messages
-from lockd.sample.saved_state import Saved
+from lockd.sample.saved_state import SavedState
 from tests.fuzz.harness import Harness, mutated
 
 WORDS = struct.Struct("<5q")
@@ -19,10 +19,10 @@ def saved(data: bytes) -> None:
     """
     fd = os.memfd_create("fuzz-saved")
     try:
-        Saved(fd).write(data[WORDS.size :])
+        SavedState(fd).write(data[WORDS.size :])
         os.pwrite(fd, data[: WORDS.size], 0)
         try:
-            if (block := Saved(fd).read()) is not None:
+            if (block := SavedState(fd).read()) is not None:
                 messages.unpack(block)
         except (ValueError, KeyError, TypeError, AttributeError):
             pass

@@ -19,7 +19,7 @@ from test_nothing_left import IDS, check_gone, in_kernel, processes_of
 
 from lockd import messages
 from lockd.export.catalog import CATALOG
-from lockd.sample.saved_state import PLACE, Saved
+from lockd.sample.saved_state import PLACE, SavedState
 
 SECONDS = 10
 RESTARTS = 3
@@ -219,7 +219,7 @@ def test_counts_that_make_no_sense_begin_at_zero(
 
 def spoil_counted(file: int, why: str) -> str:
     """What the next start says of it."""
-    saved = Saved(file)
+    saved = SavedState(file)
     block = saved.read()
     assert block
     if why == "another version":

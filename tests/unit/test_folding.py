@@ -18,8 +18,7 @@ from lockd.sample.aggregates import folding
 from lockd.sample.aggregates.folding import Folding
 from lockd.sample.aggregates.identities import Filter, Identities
 from lockd.sample.aggregates.window import Window
-from lockd.sample.backlog import Backlog
-from lockd.sample.drain import FOLDED_ROWS
+from lockd.sample.drain import FOLDED_ROWS, Backlog
 
 MAP_ENTRIES = 4000
 OF_PROCESS = 1 << 31
