@@ -46,8 +46,8 @@ from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.own_cost import OwnCost
 from lockd.sample.saved_state import SavedState
 from lockd.sample.series.block import Block
-from lockd.sample.series.limits import Budget, Limits
-from lockd.sample.series.presence import Presence
+from lockd.sample.series.limits import Limits, LineBudget
+from lockd.sample.series.ranking import Presence
 from lockd.sample.series.series import Series
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Sampler:
         self.offcpu: OffcpuAggregates | None = None
         self.kernel_locks: KernelLockAggregates | None = None
         self.kernel_holds: KernelHoldAggregates | None = None
-        budget = Budget(settings.limits)
+        budget = LineBudget(settings.limits)
         shared = (manifest, settings.limits, budget, self.detail)
         if "futex" in self._collector.capacities:
             assert self._collector.known_locks

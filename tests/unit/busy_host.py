@@ -29,8 +29,8 @@ from lockd.sample.aggregates.ongoing import Waiting
 from lockd.sample.aggregates.window import window_of
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.series.block import Block
-from lockd.sample.series.limits import Budget, Limits
-from lockd.sample.series.presence import Presence
+from lockd.sample.series.limits import Limits, LineBudget
+from lockd.sample.series.ranking import Presence
 from lockd.sample.series.series import Series
 
 CRON = """
@@ -170,7 +170,7 @@ class BusyHost:
             lambda tgid: True,
             captured_again_ns=10_000_000_000,
         )
-        shared = (manifest, self.limits, Budget(self.limits), self._detail)
+        shared = (manifest, self.limits, LineBudget(self.limits), self._detail)
         self.futex = FutexAggregates(*shared, self._user_locks)
         self.offcpu = OffcpuAggregates(*shared, processes)
         self.series: list[Series] = [*self.futex.series, *self.offcpu.series]

@@ -19,7 +19,7 @@ from lockd.sample.aggregates.identities import Filter, Identities
 from lockd.sample.aggregates.kernel_holds import KernelHoldAggregates
 from lockd.sample.aggregates.window import window_of
 from lockd.sample.series.block import Block
-from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.limits import Limits, LineBudget
 
 MUTEX, READ, WRITE, SEMAPHORE = range(4)
 NAMES = ("mutex", "rwsem_read", "rwsem_write", "semaphore", "spinlock")
@@ -70,7 +70,7 @@ class Host:
         )  # fmt: skip
         self.identities = Identities(processes, wanted or Filter())
         self.detail = Detail(processes.thread_comm, 1000)
-        self.budget, self.limits = Budget(limits), limits
+        self.budget, self.limits = LineBudget(limits), limits
         self.holds = KernelHoldAggregates(
             manifest, limits, self.budget, self.detail, Resolver(procfs), processes
         )

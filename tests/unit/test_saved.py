@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from lockd import messages
 from lockd.sample.drain import Backlog
 from lockd.sample.saved_state import PLACE, SavedState
-from lockd.sample.series.limits import Budget, Limits
-from lockd.sample.series.presence import Presence
+from lockd.sample.series.limits import Limits, LineBudget
+from lockd.sample.series.ranking import Presence
 from lockd.sample.series.series import Series
 
 ENTRIES = 8
@@ -159,7 +159,7 @@ def series(max_lines: int = 900) -> Series:
         counters={"waits": "waits_total", "slots": "seconds_count"},
         names=(0, 1),
         lines=10,
-        budget=Budget(Limits(max_lines=max_lines)),
+        budget=LineBudget(Limits(max_lines=max_lines)),
         others=2,
         maxima=("blocked",),
         windows={"1m": 60.0},

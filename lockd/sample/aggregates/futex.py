@@ -17,7 +17,7 @@ from lockd.sample.aggregates.window import Window
 from lockd.sample.locks.lock_series import LockSeries
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.series.block import Block, with_windows
-from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
 
 ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK", errno.EOPNOTSUPP: "EOPNOTSUPP"}
@@ -28,7 +28,7 @@ class FutexAggregates:
     """Everything exported about futex calls."""
 
     def __init__(
-        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, user_locks: UserLocks
+        self, manifest: Manifest, limits: Limits, budget: LineBudget, detail: Detail, user_locks: UserLocks
     ) -> None:
         kinds = manifest.enums["futex_kind"]
         self._kind_names = list(kinds)

@@ -19,7 +19,7 @@ from lockd.sample.aggregates.identities import Identities
 from lockd.sample.aggregates.ongoing import LASTING_NS, Waiting, waiting_of
 from lockd.sample.aggregates.window import Window
 from lockd.sample.series.block import Block
-from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
 
 TYPES_HELD = 4
@@ -36,7 +36,7 @@ class KernelHoldAggregates:
     """Everything exported about acquisitions and holds of kernel locks."""
 
     def __init__(
-        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver,
+        self, manifest: Manifest, limits: Limits, budget: LineBudget, detail: Detail, resolver: Resolver,
         processes: Processes,
     ) -> None:  # fmt: skip
         self._types = list(manifest.enums["lock_type"])

@@ -12,7 +12,7 @@ from lockd.sample.aggregates.ongoing import Waiting
 from lockd.sample.aggregates.window import Stacks, Window
 from lockd.sample.locks.lock_series import LockSeries
 from lockd.sample.series.block import Block, with_windows
-from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
 
 
@@ -20,7 +20,7 @@ class KernelLockAggregates:
     """Everything exported about kernel locks."""
 
     def __init__(
-        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver
+        self, manifest: Manifest, limits: Limits, budget: LineBudget, detail: Detail, resolver: Resolver
     ) -> None:
         types = manifest.enums["lock_type"]
         self._types = list(types)

@@ -16,7 +16,7 @@ from lockd.sample.aggregates.identities import code_of
 from lockd.sample.aggregates.ongoing import Waiting
 from lockd.sample.aggregates.window import Window
 from lockd.sample.series.block import Block, with_windows
-from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import OTHER, Series
 
 INTERRUPT = "irq"
@@ -28,7 +28,7 @@ class OffcpuAggregates:
     """Everything exported about time off the CPU and on the run queue."""
 
     def __init__(
-        self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, processes: Processes
+        self, manifest: Manifest, limits: Limits, budget: LineBudget, detail: Detail, processes: Processes
     ) -> None:
         self._states = list(manifest.enums["state"])
         self._slots, self._no_slot = manifest.constants["SLOTS"], manifest.constants["SLOT_NONE"]
