@@ -41,12 +41,12 @@ def refusal(message: str, number: int) -> LockdError:
     return (LockdError if number in PASSING else HostError)(message)
 
 
-def error_of(exit_code: int) -> type[LockdError]:
+def error_class(exit_code: int) -> type[LockdError]:
     """The kind of error that a child of lockd's has ended with this code for."""
     return {ConfigError.exit_code: ConfigError, HostError.exit_code: HostError}.get(exit_code, LockdError)
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """The exit code of a child, in words."""
     signals = {one.value: one.name for one in signal.Signals}
     return f"ended by {signals.get(-code, f'signal {-code}')}" if code < 0 else f"ended with code {code}"

@@ -375,7 +375,7 @@ def requests(data: bytes) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     wakeup, _other = socket.socketpair()
     exporter = SimpleNamespace(
-        control=ours, serve=lambda: None, let_go=lambda: None, kill=lambda: None, code=lambda: 0
+        control=ours, serve=lambda: None, close=lambda: None, kill=lambda: None, exit_code=lambda: 0
     )
     sampler = SimpleNamespace(
         metrics=lambda: b"metrics", details=lambda: b"details", own_cost=SimpleNamespace(ticks=1),
@@ -386,7 +386,7 @@ def requests(data: bytes) -> None:
         theirs.setblocking(False)
         # Two that are no processes, of which these two use nothing else.
         supervisor = Supervisor(lambda: exporter, exporter)  # type: ignore[arg-type,return-value]
-        loop = Loop(sampler, 10, supervisor.note, lambda: None, wakeup)  # type: ignore[arg-type]
+        loop = Loop(sampler, 10, supervisor.handle_message, lambda: None, wakeup)  # type: ignore[arg-type]
         loop.control = ours
         at = 0
         while at < len(data):
