@@ -89,7 +89,7 @@ def test_without_a_budget_from_now_on_everything_is_told(
     restraint.set_budget(None)
     assert restraint.level == 0
     (said,) = caplog.messages
-    assert said.startswith(f"restraint from {DETAIL} to 0: everything is told;")
+    assert said.startswith(f"restraint from {DETAIL} to 0: nothing is left out;")
     assert said.endswith("budget.cpu is none from now on")
     assert spend(restraint, 100.0, 600) == 0
 
@@ -232,10 +232,10 @@ def test_each_step_is_said_once_with_its_figures(
     up, down = caplog.messages[0], caplog.messages[-1]
     assert up == (
         "restraint from 0 to 1: no stacks are taken and no names looked up; lockd takes 38.00% of the machine"
-        " (programs 30.00%, sampler 5.00%, namer 2.00%, exporter 1.00%): programs and sampler more than"
+        " (programs 30.00%, sampler 5.00%, namer 2.00%, exporter 1.00%): programs and sampler took more than"
         " budget.cpu, 2.00%, in 1.0 s, and nothing is saved"
     )
-    assert down.endswith("for 5 s less than 75% of budget.cpu, 2.00%")
+    assert down.endswith("programs and sampler took less than 75% of budget.cpu, 2.00%, for 5 s")
 
 
 # --- For what ---------------------------------------------------------------------------------------

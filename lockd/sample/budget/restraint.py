@@ -29,18 +29,17 @@ log = logging.getLogger(__name__)
 STACKS, DETAIL, PROCESSES = 1, 2, 3
 """Restraint levels, as in enum restraint of lockd/bpf/include/common.bpf.h. Each includes those before it."""
 STEPS = (
-    "everything is told",
+    "nothing is left out",
     "no stacks are taken and no names looked up",
     "waits are counted by process, not by thread and lock",
-    'only totals are counted, as the process "other", and looked at less often',
+    'only totals are counted, as the process "other", and read less often',
 )
 SAVED_SECONDS = 30.0
 """The most that programs and sampler can save, in seconds of the budget."""
 STEP_SECONDS = 3.0
 """What programs and sampler have saved at the beginning of a step, in seconds of the budget."""
 SETTLED_SECONDS = 2.0
-"""Seconds after a step in which no further step is taken: rows from before the step are folded in the
-first."""
+"""Seconds after a step up before the next one. In the first of them, rows from before the step are folded."""
 NAMER_SECONDS = 120.0
 """The most that is saved for the namer, in seconds of the budget."""
 NAMER_RETURNS = 60.0
@@ -111,7 +110,7 @@ class Restraint:
             if level + 1 < len(STEPS) and (not level or self._since_step >= SETTLED_SECONDS):
                 self._step_up_for_events(self.budget, seconds)
         elif not level and spent.namer and not self._for_namer.saved:
-            self._step_up(f"the namer has used up what was saved of budget.cpu, {self.budget:.2%}")
+            self._step_up(f"the namer has used up its savings of budget.cpu, {self.budget:.2%}")
         elif level > STACKS or self._for_namer.saved >= NAMER_RETURNS:
             self._come_down(self.budget)
         if not self.level and self._since_down >= MOST_PATIENCE:
@@ -131,7 +130,7 @@ class Restraint:
         self._since_down = LASTED
         self._for_events.add(STEP_SECONDS)
         self._step_up(
-            f"programs and sampler more than budget.cpu, {budget:.2%}, in {seconds:.1f} s,"
+            f"programs and sampler took more than budget.cpu, {budget:.2%}, in {seconds:.1f} s,"
             " and nothing is saved"
         )
 
@@ -145,9 +144,10 @@ class Restraint:
         wait = self._since_step if self._for_events.is_full else self._calm
         if not self.level or wait < self._patience:
             return
-        why = f"less than budget.cpu, {budget:.2%}, for {self._since_step:.0f} s"
+        limit, seconds = "budget.cpu", self._since_step
         if self._calm >= self._patience:
-            why = f"for {self._calm:.0f} s less than {CALM:.0%} of budget.cpu, {budget:.2%}"
+            limit, seconds = f"{CALM:.0%} of budget.cpu", self._calm
+        why = f"programs and sampler took less than {limit}, {budget:.2%}, for {seconds:.0f} s"
         self._calm = self._since_step = self._since_down = 0.0
         self.level -= 1
         self._log_change(logging.INFO, self.level + 1, why)
