@@ -106,7 +106,7 @@ class Loop:
         try:
             message = control.recv(MESSAGE_BYTES)
         except OSError as error:
-            log.warning("control socket to the exporter: %s", error)
+            log.warning("the control socket to the exporter failed: %s", error)
             message = b""
         if message == REQUEST_METRICS:
             self._send(control, self._sampler.metrics())
@@ -128,7 +128,7 @@ class Loop:
             except BlockingIOError:  # it is answered once it has read the answers before
                 break
             except OSError as error:  # as in _send()
-                log.warning("control socket to the exporter: %s", error)
+                log.warning("the control socket to the exporter failed: %s", error)
             del self._settling[0]
 
     @staticmethod
@@ -142,7 +142,7 @@ class Loop:
         try:
             socket.send_fds(control, [answer], fds)
         except OSError as error:  # the exporter is gone: the next recv() says so
-            log.warning("control socket to the exporter: %s", error)
+            log.warning("the control socket to the exporter failed: %s", error)
         finally:
             for fd in fds:
                 os.close(fd)
