@@ -29,7 +29,7 @@ from lockd.kernel.maps import HashMap
 from lockd.load.child import run_loader
 from lockd.sample.drain import FOLDED_ROWS
 from lockd.sample.sampler import Sampler
-from lockd.sample.saved_state import Saved
+from lockd.sample.saved_state import SavedState
 from lockd.service.daemon import sampler_settings
 from lockd.service.start import load_settings
 
@@ -53,7 +53,7 @@ class Filled:
     """A sampler of its own whose programs are not attached, and what fills its maps; with `saved`, as under
     systemd."""
 
-    def __init__(self, config: dict[str, object], saved: Saved | None = None) -> None:
+    def __init__(self, config: dict[str, object], saved: SavedState | None = None) -> None:
         settings = read_text(Config, json.dumps(config), "bench")
         manifest, fds = run_loader(load_settings(settings))
         for fd in fds[len(manifest.maps) + len(manifest.functions) :]:
@@ -89,7 +89,7 @@ class Filled:
             time.sleep(0.001)
 
     def drain(self) -> None:
-        self._collector.collect()
+        self._collector.drain()
 
     def end_second(self) -> None:
         """A tick that folds what is left."""
@@ -97,9 +97,9 @@ class Filled:
         self.sampler.fold()
 
     @property
-    def kept_rows(self) -> int:
+    def unfolded_rows(self) -> int:
         """Drained and not yet folded."""
-        return self._collector.kept_rows
+        return self._collector.unfolded_rows
 
 
 def begin(doc: str, quick: str) -> tuple[bool, dict[str, str]]:
@@ -143,7 +143,7 @@ class Cost:
         filled.settle()
         filled.fill(self.entries, self.is_fresh)
         each = [cpu_ms(sampler.tick)]
-        while filled.kept_rows > FOLDED_ROWS:
+        while filled.unfolded_rows > FOLDED_ROWS:
             filled.settle()
             each.append(cpu_ms(sampler.tick))
         filled.settle()

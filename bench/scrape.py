@@ -25,11 +25,11 @@ from prometheus_client.openmetrics.exposition import generate_latest
 
 from bench import results
 from bench.sampler import CONFIG, SHARES, Filled, begin, cpu_ms
-from lockd import snapshot
+from lockd import messages
 from lockd.export.families import Exposition
-from lockd.sample.budget.own_cost import TickTimes
 from lockd.sample.loop import Loop
-from lockd.sample.saved_state import Saved
+from lockd.sample.own_cost import TickTimes
+from lockd.sample.saved_state import SavedState
 from lockd.service.exporter import Exporter
 
 LINES = (500, 1000, 5000, 10_000)
@@ -78,7 +78,7 @@ class Cost:
         )
 
 
-def with_lines(lines: int, saved: Saved | None = None) -> Filled:
+def with_lines(lines: int, saved: SavedState | None = None) -> Filled:
     """A sampler with about so many lines, and room for half as many more."""
     filled = Filled({**CONFIG, "series": {"max": max(lines * 3 // 2, 1000)}}, saved)
     filled.settle()
@@ -89,23 +89,23 @@ def with_lines(lines: int, saved: Saved | None = None) -> Filled:
 
 
 def cost_of(lines: int) -> Cost:
-    filled, kept = with_lines(lines), with_lines(lines, Saved(os.memfd_create("kept")))
+    filled, kept = with_lines(lines), with_lines(lines, SavedState(os.memfd_create("kept")))
 
     def answer() -> None:
-        os.close(snapshot.to_memfd(filled.sampler.metrics()))
+        os.close(messages.to_memfd(filled.sampler.metrics()))
 
     def answer_under_systemd() -> None:
-        os.close(snapshot.to_memfd(kept.sampler.metrics()))
+        os.close(messages.to_memfd(kept.sampler.metrics()))
 
     block = memoryview(filled.sampler.metrics())
 
     def render_first() -> bytes:
-        return Exposition(generate_latest, Path("/proc")).text(*snapshot.unpack(block))
+        return Exposition(generate_latest, Path("/proc")).text(*messages.unpack(block))
 
     exposition = Exposition(generate_latest, Path("/proc"))
 
     def render() -> bytes:
-        return exposition.text(*snapshot.unpack(block))
+        return exposition.text(*messages.unpack(block))
 
     text = render()
     shrink = functools.partial(gzip.compress, text, 1, mtime=0)

@@ -1,4 +1,4 @@
-"""lockd tells where the threads of a Linux host wait."""
+"""lockd measures where the threads of a Linux host wait."""
 
 from lockd.process.lazy_numpy import leave_out
 

@@ -1,4 +1,4 @@
-"""`python3 -m lockd` does what the `lockd` command does."""
+"""Runs the command line of lockd: `python3 -m lockd` is the same as `lockd`."""
 
 import sys
 

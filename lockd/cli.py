@@ -1,4 +1,4 @@
-"""The command line: reads flags and the configuration, then calls the part that does the work."""
+"""The command line: reads flags and the configuration, then runs the command."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from lockd.config.schema import Config
 
 INTERRUPTED = 130
-"""What a shell reports for a program that Ctrl-C ended."""
+"""The exit code after Ctrl-C, which is what a shell reports for a program that SIGINT ended."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are reported like all others, of the command that they are about.
+    """An argument parser that raises UsageError, with a hint at the --help of the command.
 
-    Arguments may stand among options: `stackcount t:sched:sched_switch -p 1 10`.
+    Arguments may stand among options, as in `stackcount t:sched:sched_switch -p 1 10`.
     """
 
     _is_inside = False
@@ -37,21 +37,21 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         if self._is_inside or self._subparsers:
             return super().parse_known_args(args, namespace)
-        self._is_inside = True  # it calls this
+        self._is_inside = True  # parse_known_intermixed_args() calls this method
         try:
-            found, rest = self.parse_known_intermixed_args(args, namespace)
+            parsed, rest = self.parse_known_intermixed_args(args, namespace)
         finally:
             self._is_inside = False
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
-        return found, rest
+        return parsed, rest
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}\nsee: {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 done, 1 failed, 2 bad usage, 3 host cannot."""
+    """Run one command. Returns its exit code: 0 done, 1 failed, 2 wrong usage, 3 this host cannot do it."""
     try:
         words = list(sys.argv[1:] if argv is None else argv)
         code = _command(_parser(words).parse_args(words))
@@ -62,25 +62,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"lockd: error: {line}", file=sys.stderr)
         try:
             sys.stdout.flush()
-        except OSError:  # which the error may have been about
+        except OSError:  # the error may have been about standard output
             _drop_output()
         return error.exit_code
     except KeyboardInterrupt:
         _drop_output()
         return INTERRUPTED
-    except BrokenPipeError:  # `lockd check | head`: nobody reads on
+    except BrokenPipeError:  # as in `lockd check | head`
         _drop_output()
         return LockdError.exit_code
 
 
 def _drop_output() -> None:
-    """Python would write the rest of it as it exits: to fail once more, or to wait until somebody reads."""
-    with contextlib.suppress(io.UnsupportedOperation):  # it is no file
+    """Drop output that is still buffered. Python would write it at its exit, and fail again or wait for a
+    reader."""
+    with contextlib.suppress(io.UnsupportedOperation):  # standard output is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command(args: argparse.Namespace) -> int:
-    # Imported late, so that each command starts at once and needs only what it uses.
+    # Imports are late, so that each command starts quickly and needs only the libraries that it uses.
     if args.command == "top":
         from lockd.views import top
 
@@ -99,7 +100,7 @@ def _command(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> Config:
-    """The configuration file, with what the flags say instead."""
+    """The configuration: the file, with flags in place of what the file says."""
     from lockd.config.schema import Log, Web, load
 
     config = load(args.config_file)
@@ -123,21 +124,21 @@ def _parser(words: list[str]) -> Parser:
     def command(name: str, does: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=does, description=f"{does}.", allow_abbrev=False)
 
-    run = command("run", "Measure, and serve the metrics: the daemon")
+    run = command("run", "Run the daemon: measure, and serve the metrics")
     _daemon_flags(run)
-    run.add_argument("--strict", action="store_true", help="fail if a hook is missing")
-    check = command("check", "Validate a configuration and say what would be measured")
+    run.add_argument("--strict", action="store_true", help="fail if this kernel lacks a hook")
+    check = command("check", "Check a configuration and print what would be measured")
     _daemon_flags(check)
-    check.add_argument("--quiet", action="store_true", help="only say what is wrong with the configuration")
-    command("doctor", "Say which hooks this host has, and why not the others")
-    _top_flags(command("top", "Show live who is blocked most, and on what"))
-    trace = command("trace", "Trace for a while and print what was found: one-shot tools")
+    check.add_argument("--quiet", action="store_true", help="print only what is wrong with the configuration")
+    command("doctor", "Print which hooks this host has, and why it lacks the others")
+    _top_flags(command("top", "Show live which threads are blocked most, and on which locks"))
+    trace = command("trace", "Trace for a while and print a report: one-shot tools")
     if words[:1] == ["trace"]:
         from lockd.trace import commands as tools
 
         tools.add_to(trace)
         trace.set_defaults(command_line=shlex.join(["lockd", *words]))
-    analyze = command("analyze", "Print or draw what records of locks say")
+    analyze = command("analyze", "Print or draw a report of recorded lock waits")
     if words[:1] == ["analyze"]:
         from lockd.analyze import command as analysis
 
@@ -150,13 +151,14 @@ def _version() -> str:
 
 
 def _daemon_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that Prometheus exporters have; they win over the configuration."""
+    """Add the flags of run and check, named as those of Prometheus exporters. They override the configuration
+    file."""
     parser.add_argument(
         "--config.file",
         dest="config_file",
         metavar="FILE",
         type=Path,
-        help="the configuration (YAML); without it, the defaults",
+        help="the configuration file (YAML); without it all keys have their defaults",
     )
     parser.add_argument(
         "--web.listen-address",
@@ -164,20 +166,20 @@ def _daemon_flags(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         action="append",
         type=_address,
-        help="where to serve; can be given more than once (default: 127.0.0.1:9776)",
+        help="address to listen on; can be given more than once (default: 127.0.0.1:9776)",
     )
     parser.add_argument(
         "--web.config.file",
         dest="web_config",
         metavar="FILE",
         type=Path,
-        help="TLS and passwords, in the format of the exporter-toolkit",
+        help="file with TLS and passwords, in the format of the exporter-toolkit",
     )
     parser.add_argument(
         "--log.level",
         dest="level",
         choices=("debug", "info", "warning", "error"),
-        help="the least important messages that are logged (default: info)",
+        help="severity of the least important messages that are logged (default: info)",
     )
 
 
@@ -185,32 +187,33 @@ def _top_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default="http://127.0.0.1:9776",
-        help="the daemon; may hold a user name and password (default: %(default)s)",
+        help="URL of the daemon; can contain a user name and password (default: %(default)s)",
     )
     parser.add_argument(
         "--interval",
         metavar="DURATION",
         type=_interval,
         default="1s",
-        help="time between two looks, from 100ms to 1h (default: %(default)s)",
+        help="time from one update to the next, from 100ms to 1h (default: %(default)s)",
     )
-    parser.add_argument("--once", action="store_true", help="print once, after one interval")
+    parser.add_argument("--once", action="store_true", help="print one report after one interval, and exit")
     parser.add_argument(
         "--sort",
         choices=("blocked", "max", "waiting", "held"),
         default="blocked",
-        help="by time blocked now, longest wait since the daemon started, waiting now, or the time "
-        "kernel locks are held (mode all)",
+        help="order of rows: by blocked time in the interval (blocked), longest wait since the daemon "
+        "started (max), waiting threads (waiting), or time that kernel locks are held (held; needs mode "
+        "all); default: %(default)s",
     )
     parser.add_argument(
         "--kind",
         metavar="KINDS",
         default="lock,pi",
-        help="kinds of futex waits: lock, pi, cond, other with commas between; `all` shows these "
-        "and off-CPU time (default: %(default)s and kernel locks)",
+        help="kinds of futex waits: lock, pi, cond, other, separated by commas; `all` shows these and "
+        "off-CPU time (default: %(default)s, and kernel locks)",
     )
-    parser.add_argument("--limit", metavar="N", type=_limit, help="rows in each table")
-    parser.add_argument("--insecure", action="store_true", help="take any TLS certificate, checking nothing")
+    parser.add_argument("--limit", metavar="N", type=_limit, help="most rows of each table")
+    parser.add_argument("--insecure", action="store_true", help="accept any TLS certificate without checks")
 
 
 def _address(text: str) -> tuple[str, int]:

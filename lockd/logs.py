@@ -1,4 +1,4 @@
-"""Where log lines go: to journald with structured fields, or to stderr as plain text."""
+"""Log lines go to journald with structured fields, or else to stderr as plain text."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import sys
 import time
 
 PAUSE = 10.0
-"""Seconds between two lines of a library that says the same again and again."""
+"""Seconds between two lines of a library that can repeat itself without end."""
 
 
 def setup(level: str | int, process: str) -> None:
-    """Send this process's log lines of `level` (such as "info") and above to their place."""
+    """Set up the log of this process. `level`, such as "info", is the lowest severity that is logged."""
     logging.basicConfig(handlers=[_journal(process) or _text()], force=True)
     for name in ("tornado.general", "tornado.application"):
-        logging.getLogger(name).addFilter(Seldom())
+        logging.getLogger(name).addFilter(RateLimit())
     set_level(level)
 
 
 def set_level(level: str | int) -> None:
-    """Let log lines of `level` and above through from now on."""
+    """Log lines of the severity `level` and above from now on."""
     root = logging.getLogger()
     root.setLevel(level.upper() if isinstance(level, str) else level)
     # Tornado reports every malformed request; a port scan would fill the log.
@@ -29,9 +29,13 @@ def set_level(level: str | int) -> None:
 
 
 def open_journal() -> bool:
-    """Whether lines go to the journal. Then its socket is open from now on, so that they still go there from
-    a process that may open none. The library opens it for a line and not otherwise."""
-    journal = [one for one in logging.getLogger().handlers if not isinstance(one, logging.StreamHandler)]
+    """Open the journal's socket if log lines go to the journal. Returns whether they do.
+
+    A confined process can open no socket later. The library opens the socket only for a line, so that one is
+    written.
+    """
+    handlers = logging.getLogger().handlers
+    journal = [handler for handler in handlers if not isinstance(handler, logging.StreamHandler)]
     for handler in journal:
         line = {
             "name": __name__,
@@ -43,11 +47,12 @@ def open_journal() -> bool:
     return bool(journal)
 
 
-class Seldom(logging.Filter):
-    """Lets one message in ten seconds through, without its traceback, and says how many it did not.
+class RateLimit(logging.Filter):
+    """Lets one message pass every ten seconds, without its traceback, with the number of messages left out
+    before.
 
-    What tornado says comes of what clients send: who reaches the port must not be able to fill the log. At
-    the level debug all is let through.
+    Clients cause tornado's messages: whoever reaches the port must not be able to fill the log. At the level
+    debug every message passes.
     """
 
     def __init__(self) -> None:
@@ -62,11 +67,11 @@ class Seldom(logging.Filter):
         if now < self._next:
             self._left_out += 1
             return False
-        says = record.getMessage()
+        message = record.getMessage()
         if record.exc_info:
-            says += f": {record.exc_info[1]!r}"
+            message += f": {record.exc_info[1]!r}"
         more = f" (and {self._left_out} others before)" if self._left_out else ""
-        record.msg, record.args, record.exc_info = f"{says[:150]}{more}", None, None
+        record.msg, record.args, record.exc_info = f"{message[:150]}{more}", None, None
         self._next, self._left_out = now + PAUSE, 0
         return True
 
@@ -84,7 +89,7 @@ class _OneLine(logging.Formatter):
 
 
 def _journal(process: str) -> logging.Handler | None:
-    """journald's handler, if stderr is the journal's stream (see systemd.exec(5))."""
+    """A handler for the journal if stderr is connected to the journal (see systemd.exec(5)); else None."""
     try:
         status = os.fstat(sys.stderr.fileno())
         if os.environ.get("JOURNAL_STREAM") != f"{status.st_dev}:{status.st_ino}":

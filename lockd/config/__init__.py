@@ -1,1 +1,1 @@
-"""The configuration: its keys, how a YAML file is read, and the rules that values must obey."""
+"""The configuration: its keys, the rules for their values, and the reader of YAML files."""

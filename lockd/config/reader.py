@@ -1,4 +1,4 @@
-"""Reads a YAML file into nested dataclasses and reports everything that is wrong with it at once."""
+"""Reads a YAML file into nested dataclasses, and reports everything that is wrong with the file at once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lockd.errors import ConfigError
 from lockd.printable import printable
 
 LARGEST_FILE = 1_048_576
-"""More than this is not a configuration; /dev/zero and a wrong file are told apart from one."""
+"""Most bytes of a file that can be a configuration. A larger file, or /dev/zero, was named by mistake."""
 
 
 class Section(Protocol):
-    """A dataclass whose fields are made by `key` and `section`.
+    """A dataclass whose fields are made by key() and section().
 
-    It may have a method `conflicts`, which yields (key, what is wrong) for values that are right
-    each on its own and wrong together; an empty key stands for the section.
+    It may have a method `conflicts` for values that are correct one by one and wrong together. The method
+    yields pairs of a key and what is wrong with its value; an empty key stands for the whole section.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
@@ -37,13 +37,14 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class Key:
-    """What one key takes; `default` is written as in a file, `help` in plain words."""
+    """What one key takes. `default` is written as in a file; `help` is shown to users in
+    config/lockd.yaml."""
 
     rule: Rule[Any]
     default: str
     help: str
     reloads: bool = False
-    """Whether a daemon that runs can take another value."""
+    """Whether a reload takes changes of this key."""
 
 
 def key(rule: Rule[T], default: str, help: str, reloads: bool = False) -> T:
@@ -58,13 +59,14 @@ def section(kind: type[S]) -> S:
 
 
 def described(kind: type[Section]) -> dict[str, tuple[str, Key | type[Section]]]:
-    """For each key of a section the name of its field and what it takes: a value or a section."""
+    """For each key of a section, the name of its field and what the key takes: a value or a section."""
     fields = kind.__dataclass_fields__.values()
     return {f.name.removesuffix("_ns"): (f.name, f.metadata["about"]) for f in fields}
 
 
 def all_keys(kind: type[Section], above: str = "") -> Iterator[tuple[str, Key | type[Section]]]:
-    """Every key of the grammar under its dotted name, sections before what they hold."""
+    """Every key of a section and of the sections inside it, with its dotted name; a section before its own
+    keys."""
     for name, (_, about) in described(kind).items():
         yield above + name, about
         if isinstance(about, type):
@@ -72,9 +74,12 @@ def all_keys(kind: type[Section], above: str = "") -> Iterator[tuple[str, Key | 
 
 
 def read_file(kind: type[S], path: Path, may_be_empty: bool = True) -> S:
-    """The section in a file. If that `may_be_empty`, or all in comments, every key has its default."""
+    """Read the section `kind` from the file at `path`. Raises ConfigError with everything that is wrong.
+
+    If the file `may_be_empty`, an empty file stands for the defaults of all keys.
+    """
     try:
-        # Without waiting for whoever writes into a pipe.
+        # O_NONBLOCK: opening a pipe must not wait for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigError(f"{path}: cannot read this configuration: it is no regular file")
@@ -92,7 +97,8 @@ def read_file(kind: type[S], path: Path, may_be_empty: bool = True) -> S:
 
 
 def read_text(kind: type[S], text: str, file: str, may_be_empty: bool = True) -> S:
-    """The section in a text; `file` is how messages call it."""
+    """Read the section `kind` from a text, which messages call `file`. Raises ConfigError as read_file()
+    does."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -119,7 +125,7 @@ def read_text(kind: type[S], text: str, file: str, may_be_empty: bool = True) ->
 
 
 class Reader:
-    """Walks one file along its grammar and collects the problems, each with its line."""
+    """Reads the nodes of one file as sections, and collects problems with their lines in `problems`."""
 
     def __init__(self, grammar: type[Section], file: str) -> None:
         self.file = file
@@ -127,7 +133,7 @@ class Reader:
         self._everywhere = [name for name, _ in all_keys(grammar)]
 
     def read(self, kind: type[S], node: yaml.Node, name: str) -> S:
-        """The section at `node`; what is wrong in it is reported and keeps its default."""
+        """The section at `node`. A value that is wrong is reported, and its key gets the default."""
         known = described(kind)
         if isinstance(node, yaml.ScalarNode) and node.tag == NULL:
             return kind()  # `filter:` with everything below it commented out
@@ -147,10 +153,10 @@ class Reader:
                 given[word] = value
                 field_name, about = known[word]
                 values[field_name] = self._value(about, value, _dotted(name, word))
-        found = kind(**values)
-        for word, says in getattr(found, "conflicts", tuple)():
+        result = kind(**values)
+        for word, says in getattr(result, "conflicts", tuple)():
             self._report(given.get(word, node), _dotted(name, word), says)
-        return found
+        return result
 
     def _value(self, about: Key | type[Section], node: yaml.Node, name: str) -> object:
         if isinstance(about, type):
@@ -186,7 +192,7 @@ def _dotted(above: str, name: str) -> str:
 
 
 def _excerpt(node: yaml.Node) -> str:
-    """The value as its writer wrote it, cut to the start of its first line."""
+    """The value as it is written in the file: its first line, cut to 40 characters."""
     start, end = node.start_mark, node.end_mark
     written = (start.buffer or "")[start.pointer : end.pointer].strip()
     first = written.partition("\n")[0].rstrip()

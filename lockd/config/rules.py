@@ -1,7 +1,7 @@
-"""What one value of the configuration must be: the kinds of value, and how they are read.
+"""The rules that values of the configuration must follow.
 
-A rule turns a YAML node into a value, or says what it wanted. `wants` completes the sentence
-"VALUE is not …", in error messages as well as in the documentation.
+A rule turns a YAML node into a value, or raises Broken. Its text `wants` describes correct values, in
+messages of the form "VALUE is not ..." as well as in config/lockd.yaml.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ ADDRESS_WANTS = "HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for ever
 
 @dataclass(frozen=True)
 class Fault:
-    """One value that breaks a rule: where it stands, relative to its key, and what is wrong."""
+    """A value that breaks a rule: its node, its place relative to the key, such as `[2]`, and what is
+    wrong."""
 
     node: yaml.Node
     says: str
@@ -43,7 +44,7 @@ class Fault:
 
 
 class Broken(Exception):
-    """The values that a rule turned down."""
+    """A value breaks its rule; a list can do so in several places."""
 
     def __init__(self, *faults: Fault) -> None:
         super().__init__(*faults)
@@ -51,7 +52,7 @@ class Broken(Exception):
 
 
 class NotYet(Exception):
-    """A value that the grammar knows and this release does not do."""
+    """A value is correct, but this release of lockd does not support it."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,15 @@ class Rule(Generic[T]):
     read: Callable[[yaml.Node], T]
 
     def read_text(self, text: str) -> T:
-        """The value of `text`, written as in a file."""
+        """The value that `text` has in a file."""
         return self.read(cast(yaml.Node, yaml.compose(text, Loader=yaml.SafeLoader)))
 
 
 def parse_duration(text: str) -> int:
-    """The nanoseconds in a duration such as 50ms, 1m or 1h30m; units go from large to small."""
+    """The nanoseconds in a duration such as 50ms, 1m or 1h30m, with units from large to small.
+
+    Raises ValueError.
+    """
     match = _DURATION.fullmatch(text)
     if text == "0":
         return 0
@@ -78,20 +82,23 @@ def parse_duration(text: str) -> int:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """The host and port in HOST:PORT; an IPv6 host is in brackets, no host is every interface."""
+    """The host and the port in HOST:PORT. An IPv6 host is in brackets; no host stands for every interface.
+
+    Raises ValueError.
+    """
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match[3]) > 65535:
         raise ValueError(text)
     six, host, port = match.groups()
     if six:
         ipaddress.IPv6Address(six)
-    elif host and not re.search("[A-Za-z]", host):  # no name has only digits: 1.2.3 is a mistake
+    elif host and not re.search("[A-Za-z]", host):  # an address: no name is without letters, not even 1.2.3
         ipaddress.IPv4Address(host)
     return six or host, int(port)
 
 
 def scalar(wants: str, tags: set[str], parse: Callable[[str], T]) -> Rule[T]:
-    """A single value of one of the YAML types `tags`; `parse` raises ValueError for a wrong one."""
+    """A single value of one of the YAML types `tags`. `parse` raises ValueError for a wrong value."""
 
     def read(node: yaml.Node) -> T:
         if isinstance(node, yaml.ScalarNode) and node.tag in tags:
@@ -107,7 +114,7 @@ def scalar(wants: str, tags: set[str], parse: Callable[[str], T]) -> Rule[T]:
 
 
 def duration(low: str, high: str) -> Rule[int]:
-    """A duration in nanoseconds. A plain number is refused: nobody can tell its unit."""
+    """A duration, which is read as nanoseconds. A number without a unit is refused."""
     low_ns, high_ns = parse_duration(low), parse_duration(high)
 
     def parse(text: str) -> int:
@@ -118,14 +125,14 @@ def duration(low: str, high: str) -> Rule[int]:
 
 
 def within(number: int, low: int, high: int) -> int:
-    """`number`, if it is from `low` to `high`."""
+    """`number`, if it is from `low` to `high`; else raises ValueError."""
     if not low <= number <= high:
         raise ValueError(number)
     return number
 
 
 def _decimal(text: str) -> int:
-    # YAML would also take 010 for 8 and 1:30 for 90; neither is what its writer meant.
+    # YAML 1.1 reads 010 as 8 and 1:30 as 90, which nobody means.
     if not re.fullmatch(r"0|[1-9][0-9_]{0,17}", text):
         raise ValueError(text)
     return int(text.replace("_", ""))
@@ -147,7 +154,8 @@ def power_of_two(low: int, high: int) -> Rule[int]:
 
 
 def share(low: str, high: str) -> Rule[float]:
-    """A part of a whole, in percent; 0.02 for `2%`. A plain number is refused: it could be either."""
+    """A share in percent, which is read as a fraction: `2%` as 0.02. A number without % is refused as
+    unclear."""
 
     def parse(text: str) -> float:
         if not re.fullmatch(r"(0|[1-9][0-9]{0,2})(\.[0-9]{1,3})?%", text):
@@ -164,7 +172,7 @@ def share(low: str, high: str) -> Rule[float]:
 
 def boolean() -> Rule[bool]:
     def parse(text: str) -> bool:
-        if text.lower() not in ("true", "false"):  # YAML 1.1 also has yes, on and their opposites
+        if text.lower() not in ("true", "false"):  # YAML 1.1 also reads yes, no, on and off as booleans
             raise ValueError(text)
         return text.lower() == "true"
 
@@ -172,7 +180,7 @@ def boolean() -> Rule[bool]:
 
 
 def choice(*names: str, not_yet: tuple[str, ...] = ()) -> Rule[str]:
-    """One of some words; those in `not_yet` are for a later release."""
+    """One of the words in `names`. The words in `not_yet` are correct, but not supported by this release."""
 
     def parse(text: str) -> str:
         if text in not_yet:
@@ -186,7 +194,7 @@ def choice(*names: str, not_yet: tuple[str, ...] = ()) -> Rule[str]:
 
 
 def glob(longest: int | None = None) -> Rule[str]:
-    """A shell pattern; a plain name longer than `longest` bytes could never match."""
+    """A name or a shell pattern. A name of more than `longest` bytes is refused, as it could never match."""
 
     def parse(text: str) -> str:
         too_long = longest and not set(text) & set("*?[") and len(text.encode()) > longest
@@ -212,12 +220,12 @@ def absolute_path() -> Rule[Path]:
 
 
 def or_none(rule: Rule[T], word: str) -> Rule[T | None]:
-    """What `rule` takes, or nothing, which is written as `word` or null."""
+    """A value of `rule`, or None, which is written as `word` or as null."""
     return _or(rule, word, None, {NULL})
 
 
 def or_word(rule: Rule[T], word: str, value: U) -> Rule[T | U]:
-    """What `rule` takes, or `word`, which means `value`."""
+    """A value of `rule`, or the word `word`, which is read as `value`."""
     return _or(rule, word, value, set())
 
 
@@ -237,7 +245,7 @@ def _or(rule: Rule[T], word: str, value: U, tags: set[str]) -> Rule[T | U]:
 def list_of(
     item: Rule[T], wants: str, fits: Callable[[tuple[T, ...]], bool] = lambda values: True
 ) -> Rule[tuple[T, ...]]:
-    """A list whose items follow one rule and which as a whole satisfies `fits`."""
+    """A list whose items follow the rule `item`, and for which `fits` returns True. `wants` describes it."""
 
     def read(node: yaml.Node) -> tuple[T, ...]:
         if not isinstance(node, yaml.SequenceNode):

@@ -1,9 +1,10 @@
-"""lockd's configuration: what can be set, its defaults, and reading it from a YAML file.
+"""The keys of lockd's configuration: their rules, defaults and descriptions.
 
-Each key is described once, by the field that holds it: its type and rule, its default as one
-would write it in the file, and what it means. Reading, error messages and the commented file
-config/lockd.yaml (see config/docs.py) all follow from these fields. Durations are integers in
-nanoseconds; a field `period_ns` is the key `period`.
+Each key is described once, by the field that holds its value. Reading, error messages and the commented file
+config/lockd.yaml (lockd/config/docs.py writes it) all follow from these fields. Durations are integers in
+nanoseconds; the field `period_ns` is the key `period`.
+
+The docstrings of the sections are shown to users, in config/lockd.yaml.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from lockd.config.rules import (
 )
 
 COMM_BYTES = 15
-"""The kernel keeps this much of a process's name."""
+"""Bytes of a process's name (comm) that the kernel keeps."""
 LARGEST_PID = 4_194_304
 LARGEST_MAP = 1_048_576
 LARGEST_BUCKET_US = 67_108_864
@@ -41,7 +42,7 @@ LARGEST_BUCKET_US = 67_108_864
 
 @dataclass(frozen=True)
 class Window:
-    """A time span over which maxima are kept; `name` is the value of the label `window`."""
+    """A span of `ns` nanoseconds over which maxima are kept. `name` is the value of the label `window`."""
 
     name: str
     ns: int
@@ -54,29 +55,31 @@ def _window(text: str) -> Window:
 
 @dataclass(frozen=True)
 class Program:
-    """What can be set for every program."""
+    """The keys that every program has."""
 
-    enabled: bool = key(boolean(), "true", "Whether this program runs.")
+    enabled: bool = key(boolean(), "true", "Whether lockd loads this program and exports its metrics.")
     mechanism: str = key(
         choice("auto", "tracepoint", "fentry", "kprobe"),
         "auto",
-        "How the kernel is hooked; `auto` takes the best that this kernel has (see `lockd doctor`).",
+        "How the program is attached to the kernel. `auto` takes the best mechanism of this kernel, as "
+        "`lockd doctor` shows.",
     )
 
 
 @dataclass(frozen=True)
 class Futex(Program):
-    """Waits for user-space locks, through the futex system calls."""
+    """Waits for locks in user space, measured at the futex system calls."""
 
 
 @dataclass(frozen=True)
 class Offcpu(Program):
-    """Everything else that takes a thread off the CPU, and who ends the wait."""
+    """All other waits that take a thread off the CPU, with the thread that ended each of them."""
 
     mechanism: str = key(
         choice("auto", "tracepoint"),
         "auto",
-        "How the kernel is hooked: by tracepoints, which every kernel has that BPF programs can trace.",
+        "How the program is attached to the kernel. There is one mechanism, tracepoints, which every "
+        "kernel has that lockd runs on.",
     )
 
 
@@ -87,19 +90,19 @@ class KernelLocks(Program):
     mode: str = key(
         choice("contention", "all"),
         "contention",
-        "What is counted: `contention` counts the acquisitions that have to wait, which costs "
-        "nothing while there is no contention; `all` counts every acquisition and how long the "
-        "lock is held, at a cost for each of them.",
+        "Which acquisitions are counted. `contention` counts those that have to wait, which costs nothing "
+        "while there is no contention. `all` counts every acquisition of a mutex, rwsem or semaphore and "
+        "how long the lock is held, which costs CPU time at each of them.",
     )
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         if self.mode == "all" and self.mechanism == "tracepoint":
-            yield "mechanism", "does not do for mode all: no tracepoint tells every acquisition"
+            yield "mechanism", "does not do for mode all: no tracepoint reports every acquisition"
 
 
 @dataclass(frozen=True)
 class Programs:
-    """What is measured. Each program can be left out; at least one must run."""
+    """What lockd measures. Each program can be switched off; at least one must run."""
 
     futex: Futex = section(Futex)
     offcpu: Offcpu = section(Offcpu)
@@ -112,39 +115,42 @@ class Programs:
 
 @dataclass(frozen=True)
 class Filter:
-    """Whose waits are counted. An empty list keeps everybody."""
+    """Which waits lockd counts, and whose. A process must match each of units, comms and pids that is not
+    empty."""
 
     units: tuple[str, ...] = key(
         list_of(glob(), "a list of names or shell patterns"),
         "[]",
-        'Only these systemd units or containers, such as ["nginx.service", "user@*"].',
+        'Count only processes of these systemd units or containers, such as ["nginx.service", "user@*"].',
         reloads=True,
     )
     comms: tuple[str, ...] = key(
         list_of(glob(COMM_BYTES), "a list of names or shell patterns"),
         "[]",
-        'Only processes of these names, such as [postgres, "php-fpm*"].',
+        'Count only processes with these names (comm), such as [postgres, "php-fpm*"].',
         reloads=True,
     )
     exclude_comms: tuple[str, ...] = key(
         list_of(glob(COMM_BYTES), "a list of names or shell patterns"),
         "[]",
-        "Not the processes of these names, even if the lists above have them.",
+        "Leave out processes with these names (comm), even if they match the other lists.",
         reloads=True,
     )
     pids: tuple[int, ...] = key(
         list_of(integer(1, LARGEST_PID), "a list of process ids"),
         "[]",
-        "Only these processes.",
+        "Count only these processes, given by their ids.",
         reloads=True,
     )
     min_block_ns: int = key(
         duration("0", "24h"),
         "0",
-        "Leave out waits that were shorter than this. Acquisitions and holds always count.",
+        "Leave out waits that were shorter than this. Acquisitions and holds of kernel locks always count.",
     )
     max_block_ns: int | None = key(
-        or_none(duration("1us", "24h"), "none"), "none", "Leave out waits that were longer."
+        or_none(duration("1us", "24h"), "none"),
+        "none",
+        "Leave out waits that were longer than this. Acquisitions and holds of kernel locks always count.",
     )
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
@@ -154,7 +160,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Histogram:
-    """The buckets of all histograms."""
+    """The buckets of all histograms that Prometheus reads."""
 
     buckets_us: tuple[int, ...] = key(
         list_of(
@@ -163,94 +169,101 @@ class Histogram:
             lambda edges: bool(edges) and list(edges) == sorted(set(edges)),
         ),
         f"[{', '.join(str(4**power) for power in range(14))}]",
-        "The upper edges of the buckets in microseconds; the bucket for everything above comes by "
-        "itself. Fewer buckets are fewer series.",
+        "Upper edges of the buckets, in microseconds. The bucket for all longer times (+Inf) is always "
+        "there. Each bucket costs one line of /metrics per histogram, so fewer buckets leave room for more "
+        "series.",
     )
 
 
 @dataclass(frozen=True)
 class Series:
-    """Bounds on what Prometheus gets to store."""
+    """Bounds on the number of time series that Prometheus has to store."""
 
     max: int = key(
         integer(1_000, 1_000_000),
         "10000",
-        "The most lines /metrics ever has; what gets no series of its own is counted under `other`.",
+        "Most lines that /metrics ever has. What gets no series of its own is counted in a series called "
+        "`other`, so that totals stay exact.",
     )
     idle_ns: int = key(
         duration("1m", "30d"),
         "1h",
-        "A series goes away after this long with nothing new, once its process is gone; after 30 s if "
-        "others need the room.",
+        "How long a series of a process that has ended is still exported after its last event. If other "
+        "series need the room, it is exported for 30 s only.",
         reloads=True,
     )
     top_locks: int = key(
         integer(1, 10_000),
         "50",
-        "How many locks have series of their own: those that are most contended at the time.",
+        "Most locks that have series of their own. They are the locks that are contended most at the time.",
     )
 
 
 @dataclass(frozen=True)
 class Maps:
-    """The sizes of the tables in the kernel. What does not fit is counted, never silently lost."""
+    """Sizes of the BPF maps in the kernel. With the defaults all maps take 15.6 MB of memory, whether they
+    are used or not. Events that find a map full are counted in metrics, never lost silently."""
 
     entries: int = key(
         power_of_two(64, LARGEST_MAP),
         "8192",
-        "Threads and locks with waits in one period, for each program.",
+        "Entries of each program's map: combinations of thread and lock that have waits in one period.",
     )
-    threads: int = key(power_of_two(64, LARGEST_MAP), "16384", "Threads that wait at the same moment.")
-    stacks: int = key(power_of_two(64, LARGEST_MAP), "1024", "Call stacks in the kernel within one period.")
+    threads: int = key(power_of_two(64, LARGEST_MAP), "16384", "Threads that can wait at the same moment.")
+    stacks: int = key(
+        power_of_two(64, LARGEST_MAP), "1024", "Call stacks that can be taken in the kernel in one period."
+    )
 
 
 @dataclass(frozen=True)
 class Names:
-    """What locks are called, and of what kind they are. See docs/lock-names.md."""
+    """Names and kinds of locks. See docs/lock-names.md."""
 
     parked: tuple[str, ...] = key(
         list_of(glob(), "a list of names or shell patterns"),
         "[]",
-        'Locks that idle threads park on, by their label `lock`, such as ["pooled:gate", "*:idle_mutex"]: '
-        "who has work for a thread holds the lock until there is some. Waits for them are of the kind "
-        "`cond`, as all waits for work, and no alert speaks of them. Those that lockd knows need not be "
-        "here, such as Redis' io_threads_mutex.",
+        "Locks that idle threads wait for until there is work, by the value of the label `lock`, such as "
+        '["pooled:gate", "*:idle_mutex"]. Some programs hold a lock to make a thread wait, and release it '
+        "when there is work for the thread. Waits for these locks get the kind `cond`, like all waits for "
+        "work, and cause no alert. lockd knows some of these locks by itself, such as Redis' "
+        "io_threads_mutex.",
     )
 
 
 AUTO = 0.0
-"""No share that could be written."""
+"""The value of budget.cpu for `auto`. No file can contain this share, which is below the least."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What lockd may cost. See docs/restraint.md."""
+    """How much CPU time lockd may take. See docs/restraint.md."""
 
     cpu: float | None = key(
         or_none(or_word(share("0.01%", "100%"), "auto", AUTO), "none"),
         "auto",
-        "Of the CPU time of the whole machine, for all that lockd does by itself. While that takes more, "
-        "lockd tells less, step by step; totals stay exact. auto: 2%, or a fifth of one processor where that "
-        "is more.",
+        "Share of the CPU time of the whole machine for everything that lockd does by itself. While lockd "
+        "takes more, it leaves out details step by step; totals stay exact. `auto` is 2%, or a fifth of "
+        "one processor if that is more.",
         reloads=True,
     )
     requests: float | None = key(
         or_none(share("1%", "100%"), "none"),
         "25%",
-        "Of the CPU time of one processor, for the tables and profiles that one address asks for (all of "
-        "this host are one). What it does not take is saved, 10 s of it at most; while that is used up it is "
-        "told to come back later, by status 429. Whoever scrapes /metrics never is. See docs/web.md.",
+        "Share of the CPU time of one processor for the tables and profiles that one client address asks "
+        "for (all addresses of this host count as one). An address can save up 10 s of unused time. When "
+        "that is used up, its requests are answered with status 429 (come back later). Scrapes of /metrics "
+        "are never refused. See docs/web.md.",
         reloads=True,
     )
 
     def share(self, cpus: int) -> float | None:
-        """Of a machine of so many processors; None: no limit."""
+        """The share of a machine with `cpus` processors that lockd may take; None for no limit."""
         return max(0.02, 0.2 / cpus) if self.cpu == AUTO else self.cpu
 
 
 @dataclass(frozen=True)
 class Web:
-    """Where Prometheus and people reach lockd."""
+    """The web server for Prometheus and people."""
 
     listen: tuple[tuple[str, int], ...] = key(
         list_of(
@@ -259,37 +272,39 @@ class Web:
             lambda addresses: bool(addresses) and len(set(addresses)) == len(addresses),
         ),
         '["127.0.0.1:9776"]',
-        "Addresses to listen on. Names of programs and locks can be private: without TLS and a "
-        "password, keep to the loopback address. --web.listen-address overrides this.",
+        "Addresses to listen on. Names of programs and locks can be private: without TLS and passwords, "
+        "keep to the loopback address. The flag --web.listen-address overrides this key.",
     )
     config_file: Path | None = key(
         or_none(absolute_path(), "null"),
         "null",
-        "TLS and passwords, in the file format of the Prometheus exporters (exporter-toolkit). "
-        "--web.config.file overrides this.",
+        "File with TLS and passwords, in the format of the Prometheus exporters (exporter-toolkit); see "
+        "docs/web.md. lockd reads the file again when it changes. The flag --web.config.file overrides "
+        "this key.",
     )
 
 
 @dataclass(frozen=True)
 class Log:
-    """What lockd says about its own work."""
+    """Log messages of lockd itself."""
 
     level: str = key(
         choice("debug", "info", "warning", "error"),
         "info",
-        "The least important messages that are still logged. --log.level overrides this.",
+        "Severity of the least important messages that are logged. The flag --log.level overrides this key.",
         reloads=True,
     )
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that can be set."""
+    """The whole configuration."""
 
     period_ns: int = key(
         duration("10ms", "10s"),
         "50ms",
-        "How often the counts are collected from the kernel: the sampling window.",
+        "Time from one drain of the kernel's maps to the next. A shorter period costs more CPU time; with "
+        "a longer one, more entries come together in one period, for which `maps` must have room.",
         reloads=True,
     )
     programs: Programs = section(Programs)
@@ -301,8 +316,8 @@ class Config:
             lambda windows: 1 <= len(windows) <= 4 and len({w.ns for w in windows}) == len(windows),
         ),
         "[1m, 5m]",
-        "The time spans of the `max` metrics. The alerts that come with lockd use 1m. A reload takes others, "
-        "but no more of them than there were at the start.",
+        "Spans of time over which the `max` metrics show the longest wait. The alerts that come with lockd "
+        "use 1m. A reload can change the spans, but cannot add to their number at the start.",
         reloads=True,
     )
     histogram: Histogram = section(Histogram)
@@ -315,10 +330,13 @@ class Config:
 
 
 def default() -> Config:
-    """What lockd does without a configuration file."""
+    """The configuration that applies without a file."""
     return Config()
 
 
 def load(path: Path | None) -> Config:
-    """The configuration in a file, or the defaults; raises ConfigError with all its problems."""
+    """The configuration in the file at `path`, or the defaults for None.
+
+    Raises ConfigError, which lists everything that is wrong with the file.
+    """
     return default() if path is None else read_file(Config, path)

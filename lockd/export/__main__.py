@@ -19,8 +19,8 @@ from lockd.export.handlers import Service
 from lockd.export.link import SamplerLink
 from lockd.export.server import Server
 from lockd.export.web_config import WebConfig
+from lockd.messages import SERVE
 from lockd.process import confinement, memory, privileges
-from lockd.snapshot import SERVE
 
 log = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ class SnapshotError(LockdError):
 
 
 class Exposition:
-    """The text in one format, of one block (see lockd.snapshot) after another, with what this process uses.
+    """The text in one format, of one block (see lockd.messages) after another, with what this process uses.
 
     The head is {"metrics": [{"name": NAME, "labels": [[value, ...], ...]}, ...],
     "buckets": [upper edges in seconds, without +Inf], "cpu_seconds_before": CPU time of those in whose place

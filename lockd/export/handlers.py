@@ -31,7 +31,7 @@ from lockd.export.profiles import ProfileQuery, between, profile_of, program_of,
 from lockd.export.sources import LOOPBACK, Allowance, is_ip, source_of
 from lockd.export.tables import QueryError, parse_query, render_table
 from lockd.export.web_config import WebConfig
-from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, unpack
+from lockd.messages import REQUEST_DETAIL, REQUEST_METRICS, unpack
 from lockd.views import flamegraph, pprof
 from lockd.views.profile import Profile
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from lockd.errors import LockdError
-from lockd.snapshot import (
+from lockd.messages import (
     ALIVE,
+    HERE,
     NOT_RELOADED,
     PING,
     RELOAD,
@@ -40,7 +41,7 @@ class SamplerError(LockdError):
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """A block of lockd.snapshot, and what has been made of it for others who share it."""
+    """A block of lockd.messages, and what has been made of it for others who share it."""
 
     block: memoryview
     made: dict[Hashable, asyncio.Future[bytes]] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class SamplerLink:
         self._say(SERVING)
 
     async def ask(self, request: bytes) -> Answer:
-        """The answer to one of lockd.snapshot's requests."""
+        """The answer to one of lockd.messages's requests."""
         if request in self._latest:
             return self._latest[request]
         try:
@@ -186,7 +187,7 @@ class SamplerLink:
 
 
 def _answer(message: bytes, fds: list[int]) -> Answer:
-    if message != b"ok" or len(fds) != 1:
+    if message != HERE or len(fds) != 1:
         for fd in fds:
             os.close(fd)
         raise SamplerError(

@@ -9,7 +9,7 @@ import resource
 import socket
 import subprocess
 
-from lockd.errors import HostError, LockdError, error_of, how_it_ended
+from lockd.errors import HostError, LockdError, describe_exit, error_class
 from lockd.kernel.manifest import Manifest
 from lockd.load import handover
 from lockd.load.settings import LoadSettings
@@ -59,8 +59,8 @@ class Loader:
             except LockdError as error:
                 words = self._last_words()
                 code = self._child.returncode
-                ended = f"loader: {how_it_ended(code)}" if code else str(error)
-                raise error_of(code)(words or ended) from None
+                ended = f"loader: {describe_exit(code)}" if code else str(error)
+                raise error_class(code)(words or ended) from None
             if words := self._last_words():
                 log.debug("loader: %s", words)
         return result

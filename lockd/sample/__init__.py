@@ -1,1 +1,1 @@
-"""The sampler: drains the maps, adds their entries up, and answers scrapes with a snapshot."""
+"""The sampler: drains the maps, folds their entries into aggregates, and answers the exporter's requests."""

@@ -1,78 +1,205 @@
-"""From the kernel's maps to rows in memory, every period: flip, drain, keep until they are folded."""
+"""The drain: moves entries from the kernel's maps to rows in memory, every period.
+
+Collector flips the pairs of maps and drains the idle map of each. Backlog keeps the drained rows of one pair
+until they are folded into the aggregates.
+"""
 
 from __future__ import annotations
 
+import numpy as np
+
+from lockd.columns import structs
 from lockd.columns.structs import Columns
 from lockd.kernel.manifest import Manifest
+from lockd.kernel.maps import HashMap
 from lockd.kernel.pairs import Entries, Pairs
 from lockd.kernel.rings import Ring
-from lockd.sample.backlog import Backlog
 from lockd.sample.budget.spending import ProgramTimes
-from lockd.sample.saved_state import Saved
+from lockd.sample.saved_state import SavedState
 
 CAPTURES = "captures"
 """The pair that is not folded: each entry is a question to the namer, to be asked while the process lives."""
 BLOCKED_PROCESSES = "blocked_processes"
 STACKS = "stacks"
 FOLDED_ROWS = 3072
-"""So many rows are folded in one go, which takes some milliseconds."""
-LOOK_EVERYWHERE = 5
-"""Every so many periods all maps are looked at. An odd number: both maps of a pair have their turn."""
+"""Rows that are folded in one go, which takes some milliseconds."""
+DRAIN_ALL_EVERY = 5
+"""Periods between two drains of all maps. An odd number, so that both maps of a pair have their turn."""
+
+BASE, END = 0, 1
+"""Positions of the two words before the rows of a backlog."""
+WORDS_BYTES = 16
+MOST = 1 << 60
+"""Highest number that a row can have, counted from the first row ever: more than there will ever be."""
+
+
+class Backlog:
+    """Rows of one pair of maps, of which `table` is one, that were drained and are not folded; oldest first.
+
+    There is room for two full maps and `more` rows. Memory is allocated once, and resident once it was used.
+
+    Rows are numbered from the first row ever drained. If the memory is in the file of `saved`, rows stay
+    there until forget_folded(), and the next sampler finds all rows that are not in the saved counts. To that
+    end each step below takes effect by the change of one word.
+    """
+
+    def __init__(self, table: HashMap, more: int, saved: SavedState | None = None) -> None:
+        self._map_entries = table.entries
+        self._room = 2 * table.entries + more
+        self._key_bytes, self._value_bytes = table.key.itemsize, table.value.itemsize
+        values_from = WORDS_BYTES + -(-self._room * self._key_bytes // 8) * 8
+        saved = saved or SavedState()
+        self._is_saved = saved.has_file
+        memory = saved.allocate(values_from + self._room * self._value_bytes)
+        self._words = memoryview(memory)[:WORDS_BYTES].cast("q")
+        self._keys = np.frombuffer(memory, table.key, self._room, WORDS_BYTES)
+        self._values = np.frombuffer(memory, table.value, self._room, values_from)
+        self._keys_at, self._values_at = self._keys.ctypes.data, self._values.ctypes.data
+        self._base, self._end = self._words[BASE], self._words[END]
+        """The number of the row in the first place, and that of the next row to be drained."""
+        if not 0 <= self._base <= self._end <= min(self._base + self._room, MOST):
+            raise ValueError(
+                f"drained rows {self._base} to {self._end} cannot be; rule: at most {self._room} rows"
+            )
+        self.first = self._needed_from = self._base
+        """The number of the next row to be folded, and that of the first row that must not be overwritten."""
+
+    def __len__(self) -> int:
+        return self._end - self.first
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a full map can be drained into the backlog."""
+        return self._would_have_room(self._needed_from)
+
+    @property
+    def has_room_once_saved(self) -> bool:
+        """Whether a full map can be drained into the backlog after forget_folded()."""
+        return self._would_have_room(self.first)
+
+    def _would_have_room(self, needed_from: int) -> bool:
+        """Whether a full map can be drained if the rows before the number `needed_from` may be
+        overwritten."""
+        if self._end - self._base + self._map_entries <= self._room:
+            return True
+        needed = self._end - needed_from
+        # The needed rows are moved to the front. In a file they are moved only if old and new place do not
+        # overlap, so that they are whole in one of the two places at any moment.
+        return needed + self._map_entries <= self._room and (
+            not self._is_saved or needed <= needed_from - self._base
+        )
+
+    def drain(self, table: HashMap) -> int:
+        """Move all entries of one map of the pair to the backlog, which must have room. Returns their
+        number."""
+        if self._end - self._base + self._map_entries > self._room:
+            self._move_to_front()
+        end = self._end - self._base
+        count = table.move(
+            self._keys_at + end * self._key_bytes, self._values_at + end * self._value_bytes, self._room - end
+        )
+        self._end += count
+        self._words[END] = self._end
+        return count
+
+    def take(self, most: int) -> Entries:
+        """Hand out the oldest rows, `most` of them at most. They are valid until drain() is called again."""
+        first, self.first = self.first, min(self.first + most, self._end)
+        rows = self._rows(first, self.first)
+        if not self._is_saved:
+            self.forget_folded()
+        return rows
+
+    def all(self) -> Entries:
+        """All rows that are not folded. They stay in the backlog."""
+        return self._rows(self.first, self._end)
+
+    def clear(self) -> None:
+        self.take(len(self))
+
+    def forget_folded(self) -> None:
+        """Allow that rows are overwritten that were handed out: the counts they went into are saved."""
+        self._needed_from = self.first
+        if self._needed_from == self._end:
+            self._set_base(self._end)
+
+    def go_back(self, first: int) -> None:
+        """Hand out again all rows from the number `first` on. Raises ValueError if some are overwritten."""
+        if not self._base <= first <= self._end:
+            raise ValueError(f"of the rows from {first} on those before {self._base} are gone")
+        self.first = self._needed_from = first
+
+    def _rows(self, first: int, end: int) -> Entries:
+        first, end = first - self._base, end - self._base
+        return self._keys[first:end], self._values[first:end]
+
+    def _move_to_front(self) -> None:
+        for rows in (self._keys, self._values):
+            structs.move_to_front(rows, self._needed_from - self._base, self._end - self._base)
+        self._set_base(self._needed_from)
+
+    def _set_base(self, base: int) -> None:
+        self._base = self._words[BASE] = base
 
 
 class Collector:
-    """The maps of `manifest`, whose descriptors come first in `fds`.
+    """Drains the maps of `manifest`, whose descriptors come first in `fds`, and keeps the rows in `saved`.
 
-    Draining must happen every period, or maps fill up. Folding has a fixed cost, much of it
-    numpy's, so drained rows are kept and folded together: after a second, or when there are
-    many, or when somebody asks.
+    Draining must happen every period, or maps fill up. Folding has a fixed cost, much of it numpy's. Drained
+    rows are therefore kept and folded together: every second, or when there are many, or when somebody asks.
 
-    But under restraint, overflow maps and stacks are written to only in windows in which the pair that they
-    belong to got an entry. Where it got none they are left alone, but for now and then, to be sure.
-
-    What is drained is in `saved`.
+    Except under restraint, the programs write to an overflow map or to the stacks only in windows in which
+    the pair that these belong to gets an entry. Where a pair had no entry, its followers are drained only
+    every DRAIN_ALL_EVERY periods, to be sure.
     """
 
-    def __init__(self, manifest: Manifest, fds: list[int], saved: Saved | None = None) -> None:
-        self._saved = saved or Saved()
+    def __init__(self, manifest: Manifest, fds: list[int], saved: SavedState | None = None) -> None:
+        self._saved = saved or SavedState()
         self._maps = Pairs(manifest, fds, (BLOCKED_PROCESSES,))
         hashes = self._maps.hashes
         self.blocked_processes: Ring | None = None
-        """For the namer; None if the kernel has no ring buffers."""
+        """The ring by which programs tell the namer about blocked processes; None on a kernel without
+        rings."""
         for fd, info in zip(fds, manifest.maps, strict=False):
             if info.name == BLOCKED_PROCESSES:
                 self.blocked_processes = Ring(fd, info.entries)
         self._threads, self._kernel_waits = hashes["threads"], hashes.get("kernel_waits")
         self._kernel_holding = hashes.get("kernel_holding")
         self.abandoned = 0
-        """Holds of kernel locks that will never end: their threads are gone."""
+        """Holds of kernel locks that will never end because their threads are gone."""
         self.known_locks, self.hotspots = hashes.get("known_locks"), hashes.get("hotspots")
-        """Locks that were captured, and Java machines; None if futex calls are not measured."""
+        """The maps of locks that were captured and of Java machines; None if futex calls are not measured."""
         self.backlogs = {
             name: Backlog(pair[0], FOLDED_ROWS, self._saved)
             for name, pair in self._maps.pairs.items()
             if name != CAPTURES
         }
-        """Drained and not folded yet, by pair."""
-        followers = {"kernel_locks": (STACKS,)}
+        """The drained rows that are not folded yet, by pair."""
+        stacks_follow = {"kernel_locks": (STACKS,)}
         self._followers = {
-            name: tuple(each for each in (f"{name}_over", *followers.get(name, ())) if each in self.backlogs)
+            name: tuple(
+                follower
+                for follower in (f"{name}_over", *stacks_follow.get(name, ()))
+                if follower in self.backlogs
+            )
             for name in self.backlogs
             if name != STACKS and not name.endswith("_over")
         }
-        """The pairs that need only be looked at when there was something in this one."""
+        """By pair, the pairs that can have entries only if this one has."""
         self._captures: list[Entries] = []
         self._periods = 0
-        self.losses, self.run_times = self._maps.losses, self._maps.run_times
-        self.control = self._maps.control
-        self.program_times: ProgramTimes | None = None
-        """Is asked which windows are to be timed."""
+        self.losses, self.control = self._maps.losses, self._maps.control
+        self.program_times = ProgramTimes(
+            lambda: int(self._maps.run_times.read()[0]), manifest.constants["TIMED_RUNS"]
+        )
+        """The run time of the programs; it decides which windows are timed."""
         self.capacities = {name: pair[0].entries for name, pair in self._maps.pairs.items()}
+        """The most entries that each map can have."""
         for table in (self._threads, self._kernel_holding):
             if table:
                 self.capacities[table.name] = table.entries
         self.entries = dict.fromkeys(self.capacities, 0)
-        """Of each map, when it was last read."""
+        """The number of entries that each map had when it was last read."""
 
     @property
     def largest(self) -> int:
@@ -81,35 +208,35 @@ class Collector:
 
     @property
     def has_room(self) -> bool:
-        """Whether collect() may be called, however much it will find."""
+        """Whether drain() may be called: there is room even if every map is full."""
         return all(backlog.has_room for backlog in self.backlogs.values())
 
     @property
     def has_room_once_saved(self) -> bool:
-        """The same once what was folded is written as counted."""
+        """Whether drain() may be called as soon as the counts of folded rows are saved."""
         return all(backlog.has_room_once_saved for backlog in self.backlogs.values())
 
     @property
-    def kept_rows(self) -> int:
-        """Drained and not yet folded."""
+    def unfolded_rows(self) -> int:
+        """Rows of all pairs that are drained and not folded."""
         return sum(map(len, self.backlogs.values()))
 
-    def collect(self) -> bool:
-        """Drain the window that ended one period ago, and end the current one; whether it did.
+    def drain(self) -> bool:
+        """Drain the window that ended one period ago, and end the current one. Returns whether that was done.
 
-        If a program may still be writing to it (no grace period has passed), it waits for
-        the next time, and the current window goes on.
+        If a program may still write to the idle maps, because no grace period has passed, nothing is done,
+        and the current window goes on until the next call.
         """
         if not self._maps.is_settled:
             return False
         self._periods += 1
-        everywhere = self._periods % LOOK_EVERYWHERE == 0 or self.control.restraint > 0
+        is_everything = self._periods % DRAIN_ALL_EVERY == 0 or self.control.restraint > 0
         self._saved.is_draining = True
         for name, followers in self._followers.items():
-            count = self._drain(name)
+            count = self._drain_pair(name)
             for follower in followers:
-                if count or everywhere:
-                    self._drain(follower)
+                if count or is_everything:
+                    self._drain_pair(follower)
                 else:
                     self.entries[follower] = 0
         self._saved.is_draining = False
@@ -118,21 +245,22 @@ class Collector:
             self.entries[CAPTURES] = len(rows[0])
             if len(rows[0]):
                 self._captures.append(rows)
-        self._maps.flip(is_timed=bool(self.program_times and self.program_times.next_window()))
+        self._maps.flip(is_timed=self.program_times.begin_window())
         return True
 
-    def _drain(self, name: str) -> int:
+    def _drain_pair(self, name: str) -> int:
         count = self.entries[name] = self.backlogs[name].drain(self._maps.idle(name))
         return count
 
     def forget_names(self) -> None:
-        """Have all locks captured again, and Java machines looked for: another sampler knew what they are."""
+        """Have all locks captured and all Java machines reported again: only another sampler knew their
+        names."""
         for table in (self.known_locks, self.hotspots):
             if table:
                 table.drain(self._maps.buffers)
 
     def stacks(self) -> Entries:
-        """The stacks in the kernel of what has not been folded."""
+        """The kernel stacks that belong to rows which are not folded."""
         return self.backlogs[STACKS].all()
 
     def forget_stacks(self) -> None:
@@ -140,22 +268,22 @@ class Collector:
             self.backlogs[STACKS].clear()
 
     def captures(self) -> list[Entries]:
-        """Threads that blocked on a lock for the first time, since this was last asked."""
+        """The captures since the last call: threads that blocked on a lock for the first time."""
         captures, self._captures = self._captures, []
         return captures
 
     def threads(self) -> Entries:
-        """Every thread that was switched out since lockd started and lives."""
+        """Every living thread that was switched out since lockd started."""
         tids, threads = self._threads.read_steady(self._maps.buffers)
         self.entries["threads"] = len(tids)
         return tids, threads
 
     def kernel_waits(self) -> Entries | None:
-        """Waits for kernel locks that go on; None if they are not measured."""
+        """The ongoing waits for kernel locks; None if they are not measured."""
         return self._kernel_waits.read_steady(self._maps.buffers) if self._kernel_waits else None
 
     def kernel_holding(self) -> Entries | None:
-        """Kernel locks that are held or asked for; None if holds are not measured."""
+        """The kernel locks that are held or asked for; None if holds are not measured."""
         if not self._kernel_holding:
             return None
         keys, holding = self._kernel_holding.read_steady(self._maps.buffers)
@@ -163,7 +291,7 @@ class Collector:
         return keys, holding
 
     def forget_holding(self, keys: Columns, holds: int) -> None:
-        """Delete what is held by threads that are gone; `holds` says how many holds that are."""
+        """Delete the entries of threads that are gone, and count their `holds` as abandoned."""
         assert self._kernel_holding
         self._kernel_holding.delete(keys)
         self.abandoned += holds

@@ -1,4 +1,4 @@
-"""The loop of the sampling process: ticks on time, and in between answers to the exporter."""
+"""The loop of the sampling process: ticks on time, and answers to the exporter in between."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ import socket
 import time
 from collections.abc import Callable
 
+from lockd.messages import HERE, REQUEST_DETAIL, REQUEST_METRICS, REQUEST_SETTLED, SETTLED, to_memfd
 from lockd.process.clock import NS
 from lockd.sample.sampler import Sampler
-from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, REQUEST_SETTLED, SETTLED, to_memfd
 
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 64
 MESSAGES = 16
-"""That are taken from the exporter between two ticks, whatever it sends; none after a request for a block,
-which takes some milliseconds."""
+"""Messages that are read from the exporter between two ticks, however many it sends. A request for a block,
+which takes some milliseconds to answer, is the last one."""
 SETTLING = 10_000
-"""Questions that may wait until all is counted."""
+"""Most requests of the kind REQUEST_SETTLED that can wait at a time."""
 WINDOWS = 3
-"""Until an event is counted: its window ends, waits for a grace period, is drained."""
+"""Ticks until an event is drained: its window ends, waits for a grace period, and is drained."""
 
 
 class Loop:
-    """Runs `sampler` every `period_ns` until stop(); single-threaded, so that nothing waits for a lock.
+    """Runs `sampler` every `period_ns` nanoseconds until stop(), in one thread, so that nothing waits for a
+    lock.
 
-    `on_message(bytes)` gets what the exporter says besides requests, b"" when its end is
-    closed; `each_tick()` is called after every tick.
+    `on_message(bytes)` gets the exporter's messages that are no requests, and b"" when the exporter has
+    closed its end of the socket. `after_tick()` is called after every tick. A byte on `wakeup` ends a wait
+    early, so that a signal handler's stop() takes effect at once.
     """
 
     def __init__(
@@ -37,25 +39,26 @@ class Loop:
         sampler: Sampler,
         period_ns: int,
         on_message: Callable[[bytes], None],
-        each_tick: Callable[[], None],
+        after_tick: Callable[[], None],
         wakeup: socket.socket,
     ) -> None:
         self._sampler = sampler
         self.period_ns = period_ns
         self._on_message = on_message
-        self._each_tick = each_tick
+        self._after_tick = after_tick
         self._wakeup = wakeup
         self._stopped = False
         self.control: socket.socket | None = None
-        """The socket to the exporter, which must not block; None while there is none."""
+        """The non-blocking socket to the exporter; None while no exporter runs."""
         self._settling: list[tuple[socket.socket, int]] = []
-        """Who is to be told that everything up to now is counted, and after which tick that may be so."""
+        """Requests of the kind REQUEST_SETTLED: the socket to answer on, and the tick that has to be
+        counted."""
 
     def stop(self) -> None:
         self._stopped = True
 
     def run(self) -> None:
-        """Until stop() is called, by a signal handler for instance."""
+        """Tick and answer until stop() is called, for instance by a signal handler."""
         due = time.monotonic_ns()
         while not self._stopped:
             self._wait_until(due)
@@ -67,19 +70,20 @@ class Loop:
             cost = self._sampler.own_cost
             cost.late.note(started - due)
             cost.work.note(ended - started)
-            self._each_tick()
-            self._tell_settled()
-            # A tick that is missed is not made up for: its window was only longer.
-            period = self.period_ns * self._sampler.cpu_budget.periods
+            self._after_tick()
+            self._answer_settled()
+            # A missed tick is not made up for: the window before the next one is longer, and nothing is lost.
+            period = self.period_ns * self._sampler.cpu_budget.tick_periods
             due += period * max((ended - due) // period + 1, 1)
 
     def _wait_until(self, due: int) -> None:
-        messages = MESSAGES if self._has_room() else 0
+        """Answer the exporter until the monotonic clock shows `due` nanoseconds, or until stop()."""
+        messages = MESSAGES if self._has_room_for_answer() else 0
         while not self._stopped:
             left = (due - time.monotonic_ns()) / NS
             waiting = [self._wakeup, *([self.control] if self.control and messages > 0 else [])]
             ready, _, _ = select.select(waiting, [], [], max(left, 0))
-            if self._stopped:  # an exporter that has ended too is no news
+            if self._stopped:  # that the exporter has ended as well is no news then
                 return
             if self._wakeup in ready:
                 self._wakeup.recv(MESSAGE_BYTES)
@@ -89,17 +93,20 @@ class Loop:
             elif left <= 0:
                 return
 
-    def _has_room(self) -> bool:
-        """For an answer. An exporter that has not read the last ones is not listened to, so that none is made
-        that would have to wait, or be lost while the exporter waits for it."""
+    def _has_room_for_answer(self) -> bool:
+        """Whether an answer can be sent to the exporter at once.
+
+        No request is read from an exporter that has not read the answers before: its answer would have to
+        wait, or would be lost while the exporter waits for it.
+        """
         return bool(self.control and select.select([], [self.control], [], 0)[1])
 
     def _take_message(self, control: socket.socket) -> bool:
-        """Whether it was a request for a block, which has been answered."""
+        """Read and handle one message of the exporter. Returns whether it was a request for a block."""
         try:
             message = control.recv(MESSAGE_BYTES)
         except OSError as error:
-            log.warning("control socket to the exporter: %s", error)
+            log.warning("the control socket to the exporter failed: %s", error)
             message = b""
         if message == REQUEST_METRICS:
             self._send(control, self._sampler.metrics())
@@ -111,31 +118,31 @@ class Loop:
             self._on_message(message)
         return message in (REQUEST_METRICS, REQUEST_DETAIL)
 
-    def _tell_settled(self) -> None:
-        # An exporter that has ended meanwhile does not wait any more.
+    def _answer_settled(self) -> None:
+        # Requests of an exporter that has ended meanwhile are dropped.
         self._settling = [(asker, tick) for asker, tick in self._settling if asker is self.control]
         while self._settling and self._sampler.has_counted(self._settling[0][1]):
             asker, _ = self._settling[0]
             try:
                 asker.send(SETTLED)
-            except BlockingIOError:  # it is told once it has read what it was sent before
+            except BlockingIOError:  # it is answered once it has read the answers before
                 break
             except OSError as error:  # as in _send()
-                log.warning("control socket to the exporter: %s", error)
+                log.warning("the control socket to the exporter failed: %s", error)
             del self._settling[0]
 
     @staticmethod
     def _send(control: socket.socket, block: bytes) -> None:
         try:
             fd = to_memfd(block)
-        except OSError as error:  # no memory, no descriptors: it may ask again
-            words, fds = f"no block: {error.strerror}", []
+        except OSError as error:  # no memory or no descriptors: the exporter may ask again
+            answer, fds = f"no block: {error.strerror}".encode(), []
         else:
-            words, fds = "ok", [fd]
+            answer, fds = HERE, [fd]
         try:
-            socket.send_fds(control, [words.encode()], fds)
-        except OSError as error:  # it is gone: its end of the socket will say so
-            log.warning("control socket to the exporter: %s", error)
+            socket.send_fds(control, [answer], fds)
+        except OSError as error:  # the exporter is gone: the next recv() says so
+            log.warning("the control socket to the exporter failed: %s", error)
         finally:
             for fd in fds:
                 os.close(fd)

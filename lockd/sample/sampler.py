@@ -1,4 +1,8 @@
-"""One sampling period after another: drain, flip, fold; once a second the waits that go on."""
+"""The sampler: each tick drains the kernel's maps; once a second rows are folded and ongoing waits read.
+
+Sampler owns the aggregates of everything that the programs count, saves them for the next start, and makes of
+them the blocks with which the exporter answers requests.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lockd import snapshot
+from lockd import messages
 from lockd.advice import GO
 from lockd.columns.structs import Columns
 from lockd.kernel.lock_owners import KernelOwners
@@ -33,54 +37,57 @@ from lockd.sample.aggregates.kernel_locks import KernelLockAggregates
 from lockd.sample.aggregates.offcpu import OffcpuAggregates
 from lockd.sample.aggregates.ongoing import Moment
 from lockd.sample.budget.cpu_budget import CpuBudget
-from lockd.sample.budget.own_cost import OwnCost
 from lockd.sample.budget.restraint import NAMER_SHARE
 from lockd.sample.drain import FOLDED_ROWS, Collector
 from lockd.sample.folding import HELD_BACK_ROWS, Aggregates, Folding
 from lockd.sample.locks.deadlocks import Deadlocks
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.locks.waits import LockWaitReader, ThreadStates
-from lockd.sample.saved_state import Saved
+from lockd.sample.own_cost import OwnCost
+from lockd.sample.saved_state import SavedState
 from lockd.sample.series.block import Block
-from lockd.sample.series.limits import Budget, Limits
-from lockd.sample.series.presence import Presence
+from lockd.sample.series.limits import Limits, LineBudget
+from lockd.sample.series.ranking import Presence
 from lockd.sample.series.series import Series
 
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 10.0
 FEW_ROWS = 256
+"""Up to this number of rows, a fold costs what its fixed part costs."""
 SAVE_SECONDS = 5.0
-"""Between two times that what was counted is written; what was drained since then is kept as it is."""
+"""Seconds between two times that the counts are saved. Rows that are drained in between are saved as they
+are."""
 FORMAT = 1
-"""Of what is written; to be changed with it."""
+"""Version of the saved counts; to be raised when their form changes."""
 FIRST_FOLD_SECONDS = 0.5
-"""Folding and looking around, each once a second, thus come in different ticks."""
+"""Seconds from the start to the first fold. Folds and surveys, each once a second, then come in different
+ticks."""
 
 
 @dataclass(frozen=True)
 class SamplerSettings:
-    """What the sampler needs of the configuration."""
+    """The part of the configuration that the sampler needs."""
 
     limits: Limits = field(default_factory=Limits)
     filter: Filter = field(default_factory=Filter)
     cpu_budget: float | None = None
-    """A share of the machine."""
+    """The share of the machine that lockd may take; None for no limit."""
     parked: Sequence[str] = ()
-    """Patterns of the names of locks that threads park on, besides those that are known."""
+    """Patterns for names of locks that idle threads park on, besides the locks that lockd knows."""
 
     @property
     def namer_share(self) -> float:
-        """Of the namer's time, for a process and for a user."""
+        """The share of the namer's time that one process may take, and that one user may take."""
         cpus = 1.0 if self.cpu_budget is None else self.cpu_budget * (os.cpu_count() or 1)
         return NAMER_SHARE * min(cpus, 1.0)
 
 
 class Sampler:
-    """Aggregates of everything that the programs of `manifest` count.
+    """Counts everything that the programs of `manifest` report.
 
-    `fds` are the descriptors of its maps and then of its functions; `procfs` the root of a
-    proc file system. What it counts it leaves in `saved`.
+    `fds` are the descriptors of its maps and then of its functions; `procfs` is the root of a proc file
+    system. The counts are saved in `saved`.
     """
 
     def __init__(
@@ -89,10 +96,10 @@ class Sampler:
         fds: list[int],
         settings: SamplerSettings,
         procfs: Path = Path("/proc"),
-        saved: Saved | None = None,
+        saved: SavedState | None = None,
     ) -> None:
         self._manifest = manifest
-        self._saved = saved or Saved()
+        self._saved = saved or SavedState()
         self._collector = Collector(manifest, fds, self._saved)
         functions = fds[len(manifest.maps) : len(manifest.maps) + len(manifest.functions)]
         self._processes = Processes(Units(procfs), procfs)
@@ -110,7 +117,7 @@ class Sampler:
         self.offcpu: OffcpuAggregates | None = None
         self.kernel_locks: KernelLockAggregates | None = None
         self.kernel_holds: KernelHoldAggregates | None = None
-        budget = Budget(settings.limits)
+        budget = LineBudget(settings.limits)
         shared = (manifest, settings.limits, budget, self.contention)
         if "futex" in self._collector.capacities:
             assert self._collector.known_locks
@@ -140,7 +147,9 @@ class Sampler:
             lambda tgid: self._identities.identify_process(tgid, 0),
             self._processes.thread_comm,
         )
-        self.cpu_budget = CpuBudget(settings.cpu_budget, manifest, self._collector, self._resolver)
+        self.cpu_budget = CpuBudget(
+            settings.cpu_budget, self._collector.control, self._collector.program_times, self._resolver
+        )
         self.own_cost = OwnCost(
             manifest,
             self._collector,
@@ -150,7 +159,9 @@ class Sampler:
             procfs,
         )
         self._alive: Columns = np.empty(0, np.uint32)
+        """Processes that had a thread in any survey since the last housekeeping."""
         self._last_seen = self._alive
+        """Processes that had a thread in the last survey."""
         self._folding = Folding(
             self._collector,
             self._aggregates,
@@ -160,14 +171,15 @@ class Sampler:
             manifest.constants["OF_PROCESS"],
         )
         self._only_drains = False
-        """Whether the last tick left the folding to the next."""
-        self._next_second = self._next_housekeeping = self._next_save = 0.0
+        """Whether this tick drained so many rows that it folds none."""
+        self._next_survey = self._next_housekeeping = self._next_save = 0.0
         self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
 
     def reload(self, settings: SamplerSettings) -> None:
-        """Go on with others, of which `parked` and the bounds on series are the same.
+        """Take other settings; `parked` and the bounds on series must be the same as before.
 
-        What was drained so far is counted as before, but for futex calls that wait for their lock's name.
+        Rows that are drained already are counted by the settings before, except futex calls that wait for the
+        name of their lock.
         """
         self.fold()
         self._limits = settings.limits
@@ -176,34 +188,35 @@ class Sampler:
         self._identities.set_filter(settings.filter)
         if self._user_locks:
             advice = self._user_locks.advice.items()
-            self._user_locks.advice = {tgid: one for tgid, one in advice if self._is_wanted(tgid)}
-        self.cpu_budget.change(settings.cpu_budget)
+            self._user_locks.advice = {tgid: text for tgid, text in advice if self._is_wanted(tgid)}
+        self.cpu_budget.set_budget(settings.cpu_budget)
         self._resolver.reload(settings.namer_share)
         self.save()
 
     def take_over(self) -> None:
-        """Go on with maps that another sampler has used, and with what it has counted, as far as it wrote it.
+        """Go on with the maps and the saved counts of another sampler.
 
-        If what it wrote makes no sense that raises an exception, whichever, and this sampler is of no use:
-        another one has to begin, with a file of its own.
+        Any exception means that the saved counts make no sense. This sampler is then of no use: the caller
+        has to begin another one with an empty file.
         """
         self._collector.forget_names()
         if block := self._saved.read():
-            self._restore(*snapshot.unpack(block))
+            self._restore(*messages.unpack(block))
         self.own_cost.interrupted_drains += self._saved.is_draining
-        self.save()  # so that this is written before what tells of it is changed
+        self.save()  # the interrupted drain must be saved before its mark is removed
         self._saved.is_draining = False
 
     def save(self, is_end: bool = False) -> None:
-        """Leave what was counted, and how far, for the next sampler; `is_end`: no more will be counted."""
+        """Save the counts for the next start, and how far they go. With `is_end` nothing is counted
+        afterwards."""
         self._next_save = time.monotonic() + SAVE_SECONDS
         self.own_cost.read()
-        if not self._saved.is_kept:
+        if not self._saved.has_file:
             return
         try:
             self._saved.write(self._packed(is_end))
         except OSError as error:
-            log.warning("what was counted is not kept for the next start: %s", error.strerror or error)
+            log.warning("the counts cannot be saved for the next start: %s", error.strerror or error)
         for backlog in self._collector.backlogs.values():
             backlog.forget_folded()
 
@@ -226,20 +239,23 @@ class Sampler:
             "ahead": self.kernel_holds.early.save() if self.kernel_holds else [],
             "abandoned": self._collector.abandoned,
         }
-        return snapshot.pack(head, arrays)
+        return messages.pack(head, arrays)
 
     def _restore(self, head: dict[str, Any], arrays: dict[str, memoryview]) -> None:
-        """Raises ValueError if it is of another form."""
+        """Take over saved counts. Raises ValueError if their form is not that of this sampler's counts."""
         if head["form"] != self._form:
             raise ValueError(
                 "what was counted was left by another version of lockd, or with other windows, buckets or"
                 " bounds on series"
             )
-        of = {name: np.asarray(array) for name, array in arrays.items()}
 
         def named(prefix: str) -> dict[str, Columns]:
             begin = f"{prefix} "
-            return {name.removeprefix(begin): array for name, array in of.items() if name.startswith(begin)}
+            return {
+                name.removeprefix(begin): np.asarray(array)
+                for name, array in arrays.items()
+                if name.startswith(begin)
+            }
 
         self._folding.restore(head["first"], named("undecided"))
         now = time.monotonic()
@@ -257,14 +273,17 @@ class Sampler:
 
     @property
     def _form(self) -> list[Any]:
-        """What tells whether a sampler can go on with what another one has left."""
+        """Describes the form of the saved counts: a sampler can take over counts of the same form only."""
         limits = self._limits
         bounds = [limits.max_lines, limits.top_locks, list(limits.buckets_us)]
         return [FORMAT, bounds, {series.family: series.form for series in self._series}]
 
     def _may_be_wanted(self, tgid: int) -> bool:
-        """What a process was called that is gone already, only its events tell. One that is not wanted may
-        have become another by exec."""
+        """Whether a process may pass the filter.
+
+        True for a process that is gone, as only its events know its name, and for one that the filter left
+        out under the name before its last exec.
+        """
         if self._is_wanted(tgid):
             return True
         (_, comm), is_wanted = self._identities.identify_process(tgid, time.monotonic_ns())
@@ -278,59 +297,67 @@ class Sampler:
 
     @property
     def _aggregates(self) -> dict[str, Aggregates]:
-        """By pair of maps."""
-        every = {
+        """The aggregates of what is measured, by pair of maps."""
+        aggregates = {
             "futex": self.futex,
             "offcpu": self.offcpu,
             "kernel_locks": self.kernel_locks,
             "kernel_holds": self.kernel_holds,
         }
-        return {name: one for name, one in every.items() if one}
+        return {pair: of_pair for pair, of_pair in aggregates.items() if of_pair}
 
     @property
     def _series(self) -> list[Series]:
-        of_events = [series for one in self._aggregates.values() for series in one.series]
+        of_events = [series for aggregates in self._aggregates.values() for series in aggregates.series]
         return [*of_events, self._go_waits.series] if self._go_waits else of_events
 
     def tick(self) -> None:
-        """Drain what was counted in the last period. Fold it, and look around, once a second each.
+        """Drain the last period, exchange names with the namer, and do what is due: fold, survey, save.
 
-        What is too much to be folded at once is folded over the next ticks.
+        Rows that are too many for one tick are folded over the next ticks.
         """
         now = time.monotonic()
+        is_survey_due = now >= self._next_survey
+        self._drain()
+        self._exchange_names(now, is_survey_due)
+        self.cpu_budget.judge_costs(now)
+        self._fold_due_rows(now)
+        if is_survey_due:
+            self._survey(now)
+        elif time.monotonic_ns() >= self._deadlocks.next_check:
+            self._look_for_deadlocks(self._collector.threads(), self._collector.kernel_waits())
+        if now >= self._next_housekeeping:
+            self._keep_house(now)
+        if now >= self._next_save:
+            self.save()
+
+    def _drain(self) -> None:
+        """Drain the last period, after folding as many rows as that needs room for."""
         if not self._collector.has_room:
             while not self._collector.has_room_once_saved:
                 self._folding.fold_some()
             self.save()
-        kept = self._collector.kept_rows
-        self.own_cost.ticks += self._collector.collect()
+        before = self._collector.unfolded_rows
+        self.own_cost.ticks += self._collector.drain()
         self._folding.tick = self.own_cost.ticks
-        # To drain so many is work enough for a tick, but not twice in a row: they have to be folded too.
-        self._only_drains = not self._only_drains and self._collector.kept_rows - kept > FOLDED_ROWS
-        is_second = now >= self._next_second
-        captures = self._collector.captures()
-        if captures or is_second or not self._resolver.is_idle:
-            self._exchange_names(captures, now)
-        self.cpu_budget.look(now)
-        if self._collector.kept_rows > FOLDED_ROWS:
+        # Draining many rows is work enough for a tick, but not twice in a row: they have to be folded too.
+        drained = self._collector.unfolded_rows - before
+        self._only_drains = not self._only_drains and drained > FOLDED_ROWS
+
+    def _fold_due_rows(self, now: float) -> None:
+        """Fold some of many rows at once; fold few rows every second."""
+        if self._collector.unfolded_rows > FOLDED_ROWS:
             if not self._only_drains:
                 self._folding.fold_some()
         elif now >= self._next_fold:
-            self._next_fold = now + self.cpu_budget.look_around_seconds
+            self._next_fold = now + self.cpu_budget.survey_seconds
             self.fold()
-        if is_second:
-            self._next_second = now + self.cpu_budget.look_around_seconds
-            self._each_second(now)
-        elif time.monotonic_ns() >= self._deadlocks.next_check:
-            self._look_for_deadlocks(self._collector.threads(), self._collector.kernel_waits())
-        if now >= self._next_housekeeping:
-            self._next_housekeeping = now + HOUSEKEEPING_SECONDS
-            self._housekeeping(now)
-        if now >= self._next_save:
-            self.save()
 
-    def _exchange_names(self, captures: list[Entries], now: float) -> None:
-        """Ask what the locks are that threads were first seen to block on, and take answers."""
+    def _exchange_names(self, now: float, is_survey_due: bool) -> None:
+        """Ask the namer about locks that were captured, and take its answers."""
+        captures = self._collector.captures()
+        if not captures and not is_survey_due and self._resolver.is_idle:
+            return
         if self._user_locks:
             for keys, values in captures:
                 self._user_locks.ask_captured(keys, values, now)
@@ -351,28 +378,35 @@ class Sampler:
                 self.contention.holds.set_name(answer)
 
     def fold(self) -> None:
-        """Add all that was drained to the aggregates, but for what can be told better in a moment."""
+        """Fold all drained rows, except futex calls whose locks are being looked up."""
         self._folding.fold_all()
 
     def has_counted(self, tick: int) -> bool:
-        """Whether all that was drained up to that tick is in the aggregates, under its final names."""
+        """Whether all rows that were drained up to that tick are in the aggregates, under their final
+        names."""
         if self.own_cost.ticks < tick:
             return False
         self._fold_for_exporter()
         return self._folding.has_decided(tick)
 
     def _fold_for_exporter(self) -> None:
-        """Many rows had to be folded anyway. With few it is the folding itself that costs, for who asks."""
-        is_extra = self._collector.kept_rows <= FEW_ROWS
-        with self.cpu_budget.answering() if is_extra else contextlib.nullcontext():
+        """Fold all drained rows because the exporter asks.
+
+        Many rows have to be folded anyway. With few rows the cost is that of folding early, which the
+        exporter bears.
+        """
+        is_extra = self._collector.unfolded_rows <= FEW_ROWS
+        with self.cpu_budget.charge_exporter() if is_extra else contextlib.nullcontext():
             self.fold()
 
     def _look_for_refused(self, keys: Columns) -> None:
-        """Threads among these futex calls that were refused a lock, as they would wait for ever."""
+        """Report threads that were refused a lock because they would wait for ever (EDEADLK)."""
         refused = self._lock_waits.find_refused(keys, errno.EDEADLK)
         self._deadlocks.note_refused(*refused, time.monotonic_ns())
 
-    def _each_second(self, now: float) -> None:
+    def _survey(self, now: float) -> None:
+        """Read the ongoing waits, and look for deadlocks among them."""
+        self._next_survey = now + self.cpu_budget.survey_seconds
         collector, clock = self._collector, time.monotonic_ns()
         threads, in_kernel = collector.threads(), collector.kernel_waits()
         tables = threads, in_kernel, collector.kernel_holding()
@@ -387,11 +421,14 @@ class Sampler:
     def _look_for_deadlocks(self, threads: Entries, in_kernel: Entries | None) -> None:
         self._deadlocks.check_waits(self._lock_waits.read_waits(threads, in_kernel), time.monotonic_ns())
 
-    def _housekeeping(self, now: float) -> None:
-        # Of all looks since the last time: one does not see the threads that are being switched as it looks.
+    def _keep_house(self, now: float) -> None:
+        """Forget processes that have ended, and share out the series anew."""
+        self._next_housekeeping = now + HOUSEKEEPING_SECONDS
+        # A single survey misses the threads that are being switched while it reads: all surveys count that
+        # were done since the last time.
         alive, self._alive = set(self._alive.tolist()), self._last_seen
         self._processes.keep(alive)
-        # To those that are not wanted any more, series belong as to processes that have ended.
+        # A process that the filter now leaves out counts like one that has ended.
         names = (self._identities.identify_process(tgid, 0) for tgid in alive)
         self._presence.note({name for name, is_wanted in names if is_wanted}, now)
         for series in self._series:
@@ -406,21 +443,22 @@ class Sampler:
                 self._resolver.ask(question)
         if self.kernel_holds and (abandoned := self.kernel_holds.find_abandoned()):
             self._collector.forget_holding(*abandoned)
-            self._next_save = now  # the programs' map does not tell of them any more
+            self._next_save = now  # the map has lost them: only the saved counts know them
 
     def metrics(self) -> bytes:
         """The block behind /metrics."""
         self._fold_for_exporter()
-        with self.cpu_budget.answering():
-            self.save()  # whatever happens now, no counter will be less than is told here
+        with self.cpu_budget.charge_exporter():
+            # However this process ends, the next start must have no counter below what is exported here.
+            self.save()
             return self._metrics()
 
     def _metrics(self) -> bytes:
         slots = self._manifest.constants["SLOTS"]
         block = Block(self._limits.buckets_us, slots, self.own_cost.exporters_seconds)
         now = time.monotonic()
-        for one in self._aggregates.values():
-            one.export(block, now)
+        for aggregates in self._aggregates.values():
+            aggregates.export(block, now)
         self.own_cost.undecided_calls = self._folding.undecided_calls
         if self._user_locks and self._go_waits:
             self._user_locks.export_advice(block, self._name_of)
@@ -431,15 +469,15 @@ class Sampler:
         return block.pack()
 
     def close(self) -> None:
-        """End the process that names are asked of."""
+        """End the namer."""
         self._resolver.close()
 
     def details(self) -> bytes:
         """The block behind /api/v1."""
         self._fold_for_exporter()
-        with self.cpu_budget.answering():
+        with self.cpu_budget.charge_exporter():
             wall, now = time.time(), time.monotonic()
             advice = self._user_locks.advice if self._user_locks else {}
             tables, arrays = self.contention.tables(now, self._deadlocks.holders, advice)
             self._deadlocks.add_table(tables, arrays, time.monotonic_ns(), wall)
-            return snapshot.pack({"tables": tables, "time": wall, "monotonic": now}, arrays)
+            return messages.pack({"tables": tables, "time": wall, "monotonic": now}, arrays)

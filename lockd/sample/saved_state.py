@@ -1,8 +1,8 @@
-"""Where a sampler leaves what it knows for the next one: a file in memory, which outlives it.
+"""The saved state: a file in memory in which a sampler leaves its counts to the next sampler.
 
-In it are what was counted, written now and then, and behind it what was drained since then
-(lockd/sample/backlog.py): who reads both has all of it, however the sampler ended. Without a file everything
-is in the process's own memory.
+The file outlives the sampler because systemd keeps its descriptor. It holds the counts, which are written
+every few seconds, and the rows that were drained since (Backlog in lockd/sample/drain.py). Both together lose
+nothing, however the sampler ended. Without a file everything is in the process's own memory.
 """
 
 from __future__ import annotations
@@ -10,86 +10,90 @@ from __future__ import annotations
 import mmap
 import os
 
-try:
-    from _blake2 import blake2b  # hashlib would load OpenSSL as well, which takes 3 MB
-except ImportError:
-    from hashlib import blake2b
+from lockd.messages import DIGEST_BYTES, digest
 
 PLACE = 1 << 30
-"""Bytes between the parts of the file, of which only what is written takes memory: the words below, twice
-what was counted, by turns, and what was drained."""
+"""Bytes from one part of the file to the next; only what is written takes memory.
+
+The parts are: the words described below, two places that hold the counts by turns, and the drained rows.
+"""
 DRAINING, NUMBERS, LENGTHS = 0, 1, 3
-"""Words of the first part; of the latter two there is one for each of the blocks."""
+"""Positions of the words in the first part. NUMBERS and LENGTHS have one word for each of the two places."""
 LARGEST = 48 << 20
-"""Bytes of what was counted; 10,000 lines are some two million."""
-DIGEST_BYTES = 32
+"""Most bytes of a block of counts. With 10,000 lines in /metrics a block has some two million."""
 
 
-class Saved:
-    """The file `fd`, which may have been another sampler's; without one nothing outlives this process."""
+class SavedState:
+    """The saved state in the file `fd`, which an earlier sampler may have written.
+
+    Without `fd` nothing outlives this process.
+    """
 
     def __init__(self, fd: int | None = None) -> None:
         self._fd = fd
         self._end = 3 * PLACE
-        self._words = memoryview(self.memory(mmap.PAGESIZE, 0)).cast("q")
+        self._words = memoryview(self.allocate(mmap.PAGESIZE, 0)).cast("q")
 
     @property
-    def is_kept(self) -> bool:
-        """Whether there is a file."""
+    def has_file(self) -> bool:
         return self._fd is not None
 
     @property
     def is_draining(self) -> bool:
-        """Whether rows may be neither in the kernel any more nor in the file yet."""
+        """Whether rows may have left the kernel and not be in the file yet."""
         return bool(self._words[DRAINING])
 
     @is_draining.setter
     def is_draining(self, value: bool) -> None:
         self._words[DRAINING] = value
 
-    def memory(self, size: int, at: int | None = None) -> mmap.mmap:
-        """So many bytes; what is asked for in the same order is the same of the file each time."""
+    def allocate(self, size: int, offset: int | None = None) -> mmap.mmap:
+        """`size` bytes of memory, of the file if there is one.
+
+        Without `offset`, each call gets the bytes behind those of the call before: a sampler that calls this
+        in the same order and with the same sizes finds what the sampler before it left.
+        """
         if self._fd is None:
             return mmap.mmap(-1, size)
-        if at is None:
-            at, self._end = self._end, self._end + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        if os.fstat(self._fd).st_size < at + size:
-            os.ftruncate(self._fd, at + size)
-        return mmap.mmap(self._fd, size, offset=at)
+        if offset is None:
+            offset, self._end = self._end, self._end + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        if os.fstat(self._fd).st_size < offset + size:
+            os.ftruncate(self._fd, offset + size)
+        return mmap.mmap(self._fd, size, offset=offset)
 
     def write(self, block: bytes) -> None:
-        """Let this be what read() gives: it, or what was written before, at whatever moment the process ends.
+        """Replace the block that read() returns.
 
-        Raises OSError, and then it is nothing.
+        If the process ends meanwhile, read() returns either this block or the one before. Raises OSError if
+        the block cannot be written; read() then returns None.
         """
         assert self._fd is not None
         if len(block) > LARGEST:
             raise OSError(f"{len(block)} bytes are more than {LARGEST}")
         number = max(self._words[NUMBERS : NUMBERS + 2]) + 1
-        which = number % 2
-        digest = blake2b(block, digest_size=DIGEST_BYTES).digest()
+        place = number % 2
         try:
-            written = os.pwritev(self._fd, [digest, block], (1 + which) * PLACE)
+            written = os.pwritev(self._fd, [digest(block), block], (1 + place) * PLACE)
             if written < DIGEST_BYTES + len(block):
                 raise OSError(f"only {written} bytes could be written")
         except OSError:
             self._words[NUMBERS] = self._words[NUMBERS + 1] = 0
             raise
-        self._words[LENGTHS + which] = len(block)
-        self._words[NUMBERS + which] = number
+        self._words[LENGTHS + place] = len(block)
+        self._words[NUMBERS + place] = number
 
     def read(self) -> memoryview | None:
-        """What was written last; None if there is nothing. Raises ValueError if it is damaged."""
+        """The block that was written last; None if there is none. Raises ValueError if it is damaged."""
         assert self._fd is not None
         number = max(self._words[NUMBERS : NUMBERS + 2])
         if not number:
             return None
-        which = number % 2
-        length = self._words[LENGTHS + which]
+        place = number % 2
+        length = self._words[LENGTHS + place]
         if not 0 <= length <= LARGEST:
             raise ValueError(f"what was counted has {length} bytes; rule: {LARGEST} at most")
-        text = memoryview(os.pread(self._fd, DIGEST_BYTES + length, (1 + which) * PLACE))
-        digest, block = text[:DIGEST_BYTES], text[DIGEST_BYTES:]
-        if digest != blake2b(block, digest_size=DIGEST_BYTES).digest():
+        text = memoryview(os.pread(self._fd, DIGEST_BYTES + length, (1 + place) * PLACE))
+        block = text[DIGEST_BYTES:]
+        if text[:DIGEST_BYTES] != digest(block):
             raise ValueError("what was counted is damaged")
         return block

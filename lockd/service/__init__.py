@@ -1,1 +1,1 @@
-"""The running service: its start, the daemon, its exporter, reloads, and what outlives a restart."""
+"""The daemon as a service: start, main loop, exporter process, reloads, and what outlives a restart."""

@@ -1,4 +1,8 @@
-"""The daemon while it runs: the loop, the exporter that it serves, reloads, and the signals that end all."""
+"""The running daemon: the sampler's loop, the exporter beside it, reloads, and signals.
+
+Daemon connects these parts: it passes messages of the exporter on, and does at each tick what does not depend
+on the sampler.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +29,12 @@ from lockd.service.systemd import Systemd
 log = logging.getLogger(__name__)
 
 LASTED_SECONDS = 60.0
-"""A start that was ready for so long has not failed."""
+"""Seconds after READY when a start counts as one that has not failed."""
 
 
 def sampler_settings(config: Config) -> SamplerSettings:
     """The part of the configuration that the sampler needs."""
-    asked = config.filter
+    wanted = config.filter
     return SamplerSettings(
         Limits(
             max_lines=config.series.max,
@@ -39,14 +43,18 @@ def sampler_settings(config: Config) -> SamplerSettings:
             buckets_us=config.histogram.buckets_us,
             windows=tuple((window.name, window.ns / NS) for window in config.windows),
         ),
-        Filter(asked.units, asked.comms, asked.exclude_comms, asked.pids),
+        Filter(wanted.units, wanted.comms, wanted.exclude_comms, wanted.pids),
         config.budget.share(os.cpu_count() or 1),
         config.names.parked,
     )
 
 
 class Daemon:
-    """The loop, the exporter it serves, and the signals that end both."""
+    """Runs the loop of `sampler` until a signal ends it.
+
+    `read` reads the configuration again for a reload. `listening` are the sockets that exporters serve, which
+    `start_exporter` starts.
+    """
 
     def __init__(
         self,
@@ -59,22 +67,22 @@ class Daemon:
         store: Store,
     ) -> None:
         self._sampler = sampler
-        self._places = ", ".join(_place(sock) for sock in listening)
+        self._addresses = ", ".join(_address(sock) for sock in listening)
         self._start_exporter = start_exporter
         self._systemd, self._store = systemd, store
         self._is_ready = False
         self._lasts_at = 0.0
-        """When a start that is ready will have lasted."""
+        """When this start counts as one that has not failed, by the monotonic clock in seconds."""
         self._signal: signal.Signals | None = None
-        """What has ended it."""
+        """The signal that has ended the daemon."""
         wakeup, self._woken = socket.socketpair()
         self._woken.setblocking(False)
-        self._loop = Loop(sampler, config.period_ns, self._on_message, self._each_tick, wakeup)
-        self._reloads = Reloads(config, read, self._take, systemd.reloading, self._reloaded)
+        self._loop = Loop(sampler, config.period_ns, self._on_message, self._after_tick, wakeup)
+        self._reloads = Reloads(config, read, self._take_config, systemd.notify_reloading, self._note_reload)
         self._had_terminal = has_terminal()
 
     def run(self, exporter: Exporter) -> None:
-        """Until SIGTERM or SIGINT. `exporter` has been started; if it ends another will be."""
+        """Run until SIGTERM or SIGINT. `exporter` is the first exporter, which was started already."""
         signal.set_wakeup_fd(self._woken.fileno())
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
@@ -86,22 +94,24 @@ class Daemon:
             self._sampler.fold()
             self._sampler.save(is_end=True)
         except BaseException:
-            self._store.has_failed()
+            self._store.note_failed()
             raise
         finally:
-            self._systemd.stopping()
+            self._systemd.notify_stopping()
             self._supervisor.end()
             self._sampler.close()
 
     def _on_signal(self, number: int, _: object) -> None:
-        # No log line from here: this may run within the writing of another, which would raise RuntimeError.
+        # Nothing may be logged here: if the signal interrupts the writing of a log line, that raises
+        # RuntimeError.
         if number == signal.SIGHUP and has_terminal() == self._had_terminal:
-            self._reloads.ask()
+            self._reloads.request()
             return
         self._signal = signal.Signals(number)
         self._loop.stop()
 
     def _follow_exporter(self) -> None:
+        """Let loop and sampler know of the exporter that runs at present."""
         exporter = self._supervisor.exporter
         control = exporter.control if exporter else None
         if control is not self._loop.control:
@@ -109,49 +119,51 @@ class Daemon:
             self._sampler.cpu_budget.exporter.follow(exporter.pid if exporter else 0)
             self._sampler.own_cost.exporter_restarts = self._supervisor.restarts
 
-    def _take(self, config: Config) -> None:
-        """What a reload has changed, but for the exporter, which is told."""
+    def _take_config(self, config: Config) -> None:
+        """Take the configuration of a reload, except the exporter's part, which Reloads sends to the
+        exporter."""
         logs.set_level(config.log.level)
         self._loop.period_ns = config.period_ns
         self._sampler.reload(sampler_settings(config))
 
-    def _reloaded(self) -> None:
+    def _note_reload(self) -> None:
         self._sampler.own_cost.note_reload(self._reloads.was_successful, len(self._reloads.waiting))
-        self._systemd.ready(self._status())
+        self._systemd.notify_ready(self._status())
 
     def _on_message(self, message: bytes) -> None:
-        self._reloads.answered(message)
-        if self._supervisor.note(message):
-            log.info("serving on %s", self._places)
+        self._reloads.handle_message(message)
+        if self._supervisor.handle_message(message):
+            log.info("serving on %s", self._addresses)
             if not self._is_ready:
                 self._is_ready = True
                 self._lasts_at = time.monotonic() + LASTED_SECONDS
-                self._store.has_started()
-                self._systemd.ready(self._status())
+                self._store.note_started()
+                self._systemd.notify_ready(self._status())
         self._follow_exporter()
 
-    def _each_tick(self) -> None:
-        self._systemd.alive()
-        self._supervisor.look()
+    def _after_tick(self) -> None:
+        self._systemd.notify_alive()
+        self._supervisor.check_exporter()
         self._follow_exporter()
         if self._is_ready:
-            self._reloads.look(self._supervisor.exporter)
-            self._systemd.status(self._status())
+            self._reloads.advance(self._supervisor.exporter)
+            self._systemd.set_status(self._status())
             if self._lasts_at < time.monotonic():
                 self._lasts_at = inf
-                self._store.has_lasted()
+                self._store.note_lasted()
 
     def _status(self) -> str:
+        """The state of the service for `systemctl status`."""
         trouble = self._supervisor.trouble
-        served = f"no metrics are served, exporter: {trouble}" if trouble else f"metrics on {self._places}"
-        trouble_of_reload = "" if self._reloads.was_successful else "the last reload failed"
+        served = f"no metrics are served, exporter: {trouble}" if trouble else f"metrics on {self._addresses}"
+        reload_trouble = "" if self._reloads.was_successful else "the last reload failed"
         return "; ".join(
-            filter(None, ("sampling", served, trouble_of_reload, self._sampler.cpu_budget.words))
+            filter(None, ("sampling", served, reload_trouble, self._sampler.cpu_budget.description))
         )
 
 
 def has_terminal() -> bool:
-    """Whether somebody can still press Ctrl-C; SIGHUP says as well that a terminal is gone."""
+    """Whether the daemon has a terminal. The kernel sends SIGHUP too when the terminal goes away."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError:
@@ -159,6 +171,6 @@ def has_terminal() -> bool:
     return True
 
 
-def _place(listening: socket.socket) -> str:
+def _address(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,8 @@
-"""The exporter as a child process: started, told what to serve, asked whether it lives, and replaced."""
+"""The exporter as seen from the sampler: a child process, and the supervisor that replaces a lost one.
+
+Exporter is one child process. Supervisor asks it every few seconds for a sign of life, and starts another one
+when it has ended or hangs. Neither of them ever makes the sampler wait while it runs.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +16,33 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lockd.errors import ConfigError, LockdError, error_of, how_it_ended
+from lockd.errors import ConfigError, LockdError, describe_exit, error_class
+from lockd.messages import PING, RELOAD, SERVE, SERVING
 from lockd.process import isolation
-from lockd.snapshot import PING, RELOAD, SERVE, SERVING
 
 log = logging.getLogger(__name__)
 
 ENDING_SECONDS = 3.0
+"""Seconds for an exporter to end by itself when lockd ends."""
 KILLED_SECONDS = 2.0
-"""Until what was killed is gone."""
+"""Seconds for a killed exporter to be gone when lockd ends."""
 NO_AUTHORITIES = {"SSL_CERT_FILE": os.devnull}
-"""tornado, once imported, reads the certificates of all authorities that the host trusts: a fifth of the
-exporter's start, for clients of other servers, which it never is."""
+"""Environment of the exporter. tornado, when imported, reads the certificates of all authorities that the
+host trusts, which takes a fifth of the exporter's start. Only clients of other servers need them."""
 PING_SECONDS = 2.0
-"""Between two questions whether it is alive."""
+"""Seconds between two questions whether the exporter lives."""
 LONGEST_SILENCE, LONGEST_START = 15, 60
-"""Questions in a row without an answer after which it hangs: of one that serves; of one that does not yet, as
-an overloaded host takes long to start Python. They are counted, as time also passes while this process is
-stopped, in which nothing is asked."""
+"""Questions in a row without an answer after which an exporter counts as hanging: one that serves, and one
+that still starts, as an overloaded host takes long to start Python. Questions are counted, not seconds: time
+also passes while this process is stopped and asks nothing."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds from the end of one to the start of the next: twice as long each time, until one has served for
-longer than that. Never none: whoever ends all processes of a service may end this one last."""
+"""Seconds from the loss of an exporter to the start of the next. The pause doubles each time, until an
+exporter has served for longer than the pause. It is never 0: whoever ends all processes of a service may end
+this one last."""
 
 
 class Exporter:
-    """The exporter process, and our end of its control socket. It serves nothing until it is told to."""
+    """An exporter process, and the sampler's end of its control socket. It serves nothing until serve()."""
 
     def __init__(
         self,
@@ -46,25 +52,30 @@ class Exporter:
         requests_share: float | None = None,
         web_kept: int | None = None,
     ) -> None:
-        """`web_kept` is an unnamed file in which one exporter tells the next what keeps people out."""
+        """Start the process.
+
+        `listening` are the sockets that it serves, `web_config` is the path of the web configuration, and
+        `requests_share` the share of one processor for requests. `web_kept` is an unnamed file in which one
+        exporter tells the next what keeps people out.
+        """
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Nobody waits for it, whatever it does. Nor is there room for more than a few answers that it has not
-        # read: each of them keeps its block in memory.
+        # A send to the exporter never blocks, whatever it does. The socket has room for a few unread answers
+        # only, as each of them keeps its block in memory.
         self.control.setblocking(False)
         self.control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)
         with theirs:
             arguments = [*isolation.command("lockd.export"), "--control-fd", str(theirs.fileno())]
-            for each in listening:
-                arguments += ["--listen-fd", str(each.fileno())]
+            for sock in listening:
+                arguments += ["--listen-fd", str(sock.fileno())]
             if web_config:
                 arguments += ["--web-config", str(web_config)]
             if requests_share:
                 arguments += ["--requests-share", str(requests_share)]
             if web_kept is not None:
                 arguments += ["--web-kept-fd", str(web_kept)]
-            fds = [theirs.fileno(), *(each.fileno() for each in listening)]
+            fds = [theirs.fileno(), *(sock.fileno() for sock in listening)]
             fds += [] if web_kept is None else [web_kept]
-            # A session of its own: Ctrl-C on a terminal is for the sampler, which ends it.
+            # A session of its own: Ctrl-C on a terminal is for the sampler, which then ends the exporter.
             self._child = subprocess.Popen(
                 [*arguments, "--log-level", log_level],
                 pass_fds=fds,
@@ -75,13 +86,16 @@ class Exporter:
         self._is_serving = False
 
     def serve(self) -> None:
-        """There is something to serve from now on."""
+        """Let the exporter accept connections: the sampler answers requests from now on."""
         self._is_serving = True
-        with contextlib.suppress(OSError):  # it has ended: its end of the socket says so as well
+        with contextlib.suppress(OSError):  # it has ended, which the next recv() from its socket says as well
             self.control.send(SERVE)
 
     def reload(self, log_level: str, requests_share: float | None) -> bool:
-        """Ask it to take these, and to read the web configuration; whether there was room to ask."""
+        """Have the exporter take these settings and read the web configuration again.
+
+        Returns False if its socket is full, so that the message has to be sent later.
+        """
         share = requests_share or math.inf
         try:
             self.control.send(b" ".join([RELOAD, log_level.encode(), str(share).encode()]))
@@ -91,28 +105,31 @@ class Exporter:
             pass
         return True
 
-    def let_go(self) -> None:
-        """Let it end, which it does when its control socket closes."""
+    def close(self) -> None:
+        """Close the control socket, which makes the exporter end."""
         self.control.close()
-        if not self._is_serving:  # it may not have come to look at the socket yet
+        if not self._is_serving:  # it may still start, and not read the socket yet
             with contextlib.suppress(PermissionError):
                 self._child.terminate()
 
-    def code(self) -> int | None:
-        """What it has ended with; None if it has not."""
+    def exit_code(self) -> int | None:
+        """The exit code, or the negative number of the signal that ended it; None if it still runs."""
         return self._child.poll()
 
     def kill(self) -> None:
-        """It would go on to take connections, beside the next exporter or in the way of the next daemon."""
-        log.warning("exporter: process %d does not end: killing it", self.pid)
+        """Kill the process, which would otherwise take connections beside the next exporter or daemon."""
+        log.warning("exporter: process %d does not end and is killed", self.pid)
         try:
             self._child.kill()
-        except PermissionError:  # it is another user's by now, and may keep the port
-            log.error("exporter: process %d cannot be killed without CAP_KILL", self.pid)
+        except PermissionError:  # it runs as another user
+            log.error(
+                "exporter: process %d cannot be killed without CAP_KILL, and may keep its port", self.pid
+            )
 
     def end(self) -> int | None:
-        """Wait for its end, for some seconds at most, and kill it if it does not; as code()."""
-        self.let_go()
+        """End the process, by SIGKILL if it takes more than some seconds. Returns what exit_code()
+        returns."""
+        self.close()
         try:
             return self._child.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
@@ -123,32 +140,38 @@ class Exporter:
 
 
 class Supervisor:
-    """To be asked to look() at every tick. Never waits: not for an answer, and not for an end."""
+    """Watches the exporter and replaces it when it is lost. Never waits for an answer or for an end."""
 
     def __init__(self, start: Callable[[], Exporter], exporter: Exporter) -> None:
-        """`exporter` has been started; there is something to serve from now on."""
-        self._start_another = start
+        """`exporter` is the first one, which runs and may serve from now on. `start` starts another one."""
+        self._start = start
         self.exporter: Exporter | None = None
-        """None from the loss of one to the start of the next."""
+        """The running exporter; None from the loss of one to the start of the next."""
         self._unanswered = 0
-        self._ask_at = 0.0
+        """Questions in a row without an answer."""
+        self._ping_at = 0.0
+        """When to ask next, by the monotonic clock in seconds."""
         self._serving_since = 0.0
-        """0 until it serves."""
+        """When this exporter began to serve; 0 until then."""
         self.has_served = False
-        """This one, or one before it."""
+        """Whether this exporter or one before it has served."""
         self._lost: Exporter | None = None
-        """The last one, until it has ended."""
+        """The lost exporter, until its process has ended."""
         self._why_lost = ""
-        """Empty if it is its end that tells."""
+        """Why the exporter was given up; empty if its exit code says it."""
         self._start_at = 0.0
+        """When to start the next exporter, by the monotonic clock in seconds."""
         self._pause = SHORTEST_PAUSE
         self.trouble = ""
-        """Why nothing is served, in words; empty if something is, or is about to be."""
+        """Why nothing is served, for people; empty if metrics are served, or are about to be."""
         self.restarts = 0
         self._use(exporter)
 
-    def note(self, message: bytes) -> bool:
-        """What the exporter says, b"" if its end of the socket is closed; whether it has begun to serve."""
+    def handle_message(self, message: bytes) -> bool:
+        """Handle a message of the exporter, or b"" if its end of the socket is closed.
+
+        Returns whether the message says that the exporter has begun to serve.
+        """
         self._unanswered = 0
         if not message:
             self._lose("")
@@ -158,32 +181,35 @@ class Supervisor:
         self.has_served, self.trouble = True, ""
         return True
 
-    def look(self) -> None:
-        """Raises LockdError if the first one ends before it serves; why it did, it has logged itself."""
+    def check_exporter(self) -> None:
+        """Ask the exporter for a sign of life, or replace a lost one. To be called at every tick.
+
+        Raises LockdError if the first exporter ends before it serves. The exporter itself has logged why.
+        """
         now = time.monotonic()
         if self.exporter:
-            if now >= self._ask_at:
-                self._ask_at = now + PING_SECONDS
-                self._ask(self.exporter)
+            if now >= self._ping_at:
+                self._ping_at = now + PING_SECONDS
+                self._ping(self.exporter)
         elif self._lost:
-            self._look_at_lost(self._lost, now)
+            self._check_lost(self._lost, now)
         elif now >= self._start_at:
             self._replace()
 
     def end(self) -> None:
-        """Wait, for some seconds at most, until there is none."""
-        for one in (self.exporter, self._lost):
-            if one:
-                one.end()
+        """End all exporters and wait for that, for some seconds at most."""
+        for exporter in (self.exporter, self._lost):
+            if exporter:
+                exporter.end()
         self.exporter = self._lost = None
 
     def _use(self, exporter: Exporter) -> None:
         exporter.serve()
         self.exporter = exporter
-        self._serving_since = self._ask_at = 0.0
+        self._serving_since = self._ping_at = 0.0
         self._unanswered = 0
 
-    def _ask(self, exporter: Exporter) -> None:
+    def _ping(self, exporter: Exporter) -> None:
         longest = LONGEST_SILENCE if self._serving_since else LONGEST_START
         if self._unanswered == longest:
             self._lose(f"has said nothing for {longest * PING_SECONDS:g} s")
@@ -191,13 +217,13 @@ class Supervisor:
             return
         self._unanswered += 1
         if self._serving_since:
-            with contextlib.suppress(OSError):  # it has not read the last ones, or is gone
+            with contextlib.suppress(OSError):  # its socket is full, or it is gone
                 exporter.control.send(PING)
 
     def _lose(self, why: str) -> None:
         if not self.exporter:
             return
-        self.exporter.let_go()
+        self.exporter.close()
         self.exporter, self._lost, self._why_lost = None, self.exporter, why
         if self._serving_since and time.monotonic() - self._serving_since > self._pause:
             self._pause = SHORTEST_PAUSE
@@ -207,24 +233,24 @@ class Supervisor:
         self._start_at = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
-    def _look_at_lost(self, exporter: Exporter, now: float) -> None:
-        code = exporter.code()
+    def _check_lost(self, exporter: Exporter, now: float) -> None:
+        code = exporter.exit_code()
         if code is None:
             if now < self._start_at:
                 return
-            exporter.kill()  # and another is started, whether this one can be killed or not
-        why = "has closed its socket and goes on" if code is None else how_it_ended(code)
+            exporter.kill()  # the next one is started even if this one cannot be killed
+        why = "has closed its socket and goes on" if code is None else describe_exit(code)
         self.trouble = self._why_lost or why
         self._lost = None
         if not self.has_served:
-            kind = LockdError if code is None else error_of(code)
+            kind = LockdError if code is None else error_class(code)
             raise kind(f"exporter: {self.trouble} before it served anything")
 
     def _replace(self) -> None:
         log.error("exporter: %s; starting another", self.trouble)
         try:
-            self._use(self._start_another())
-        except OSError as error:  # too many processes or descriptors: that may pass
+            self._use(self._start())
+        except OSError as error:  # too many processes or descriptors, which may pass
             self.trouble = f"cannot be started: {error.strerror}"
             self._start_later()
         else:
@@ -232,30 +258,30 @@ class Supervisor:
 
 
 def check_web_config(path: Path) -> None:
-    """Raises ConfigError if the exporter, as the user that it runs as, could not use it."""
+    """Raise ConfigError if the exporter cannot use this web configuration as the user that it runs as."""
     command = [*isolation.command("lockd.export"), "--check", "--web-config", str(path)]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=False, env=os.environ | NO_AUTHORITIES
     )
     if done.returncode:
         raise ConfigError(
-            done.stdout.strip() or f"{path}: the exporter cannot read it: code {done.returncode}"
+            done.stdout.strip() or f"{path}: the exporter, which checks it, {describe_exit(done.returncode)}"
         )
 
 
 def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:
-    """A listening socket for each address; no host means every interface, by IPv6 and by IPv4.
+    """A listening socket for each address. An empty host stands for every interface, by IPv6 and by IPv4.
 
-    Raises LockdError that names the one that cannot be had.
+    Raises LockdError, which names the address, if one of them cannot be listened on.
     """
     sockets: list[socket.socket] = []
     for host, port in addresses:
         try:
             sock = _listening(host, port)
         except OSError as error:
-            for one in sockets:
-                one.close()
-            # Python adds to strerror what is said already; a host name's error is no errno.
+            for opened in sockets:
+                opened.close()
+            # Python's own strerror repeats the address; the error of a host name has no errno.
             is_name = isinstance(error, socket.gaierror)
             reason = error.strerror if is_name else os.strerror(error.errno or 0)
             raise LockdError(
@@ -269,5 +295,5 @@ def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:
 def _listening(host: str, port: int) -> socket.socket:
     if not host and socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
-    found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return socket.create_server(found[0][4], family=found[0][0], backlog=128)
+    addresses = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return socket.create_server(addresses[0][4], family=addresses[0][0], backlog=128)

@@ -1,7 +1,8 @@
-"""A changed configuration while lockd runs: what of it is taken, and how that went.
+"""Reloads of the configuration while lockd runs.
 
-The file is taken wholly or, if anything in it is wrong, not at all. What only a restart can take stays as it
-is, and is named; the rest is taken. The exporter reads the web configuration, a file of its own, by itself.
+A configuration file with any mistake is refused as a whole. Of a correct file, the keys that a running daemon
+can change take effect; the other changed keys are logged and wait for a restart. The exporter reads the web
+configuration, which is a file of its own, by itself.
 """
 
 from __future__ import annotations
@@ -16,44 +17,45 @@ from typing import TypeVar
 from lockd.config.reader import Section, described
 from lockd.config.schema import Config
 from lockd.errors import LockdError
+from lockd.messages import NOT_RELOADED, RELOADED
 from lockd.service.exporter import Exporter
-from lockd.snapshot import NOT_RELOADED, RELOADED
 
 log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=Section)
 
 ANSWER_SECONDS = 30.0
-"""So long the exporter's answer is waited for: about as long as for a sign of life of it."""
+"""Seconds to wait for the exporter's answer: about as long as for its sign of life."""
 
 
 @dataclass
 class Merged:
-    """What a file says beside what is in force, by the names of the keys."""
+    """Compares the configuration of a file with the one in force. Keys are given by their dotted names."""
 
     taken: list[str] = field(default_factory=list)
-    """Other than before, and taken."""
+    """Changed keys that take effect at once."""
     waiting: list[str] = field(default_factory=list)
-    """Other than what is in force, which stays until a restart."""
+    """Changed keys that wait for a restart."""
 
     def section(self, running: S, asked: S, above: str = "") -> S:
-        """What is in force from now on."""
+        """The section with the values that are in force from now on."""
         values = {}
         for name, (field_name, about) in described(type(running)).items():
-            was, now = getattr(running, field_name), getattr(asked, field_name)
+            old, new = getattr(running, field_name), getattr(asked, field_name)
             if isinstance(about, type):
-                values[field_name] = self.section(was, now, f"{above}{name}.")
-            elif was != now:
+                values[field_name] = self.section(old, new, f"{above}{name}.")
+            elif old != new:
                 (self.taken if about.reloads else self.waiting).append(above + name)
-                values[field_name] = now if about.reloads else was
+                values[field_name] = new if about.reloads else old
         return dataclasses.replace(running, **values)
 
 
 class Reloads:
-    """Reloads as they are asked for, one after another: look(), at each tick, goes on with them; never waits.
+    """Carries out reloads, one after another, in small steps at each tick. No step waits for anything.
 
-    `running` is in force. `read` gives what the file says now, and raises LockdError if it is wrong; `take`
-    is for what is taken of it; `begins` and `ends` are called before and after.
+    `running` is the configuration in force. `read` reads the file again, and raises LockdError if it is
+    wrong; `take` gets the configuration that is in force from then on. `begins` and `ends` are called at the
+    beginning and at the end of each reload.
     """
 
     def __init__(
@@ -67,48 +69,54 @@ class Reloads:
         self.running = running
         self._most_windows = len(running.windows)
         self._read, self._take, self._begins, self._ends = read, take, begins, ends
-        self._is_asked = False
+        self._is_requested = False
         self._exporter: Exporter | None = None
-        """Who has to answer before the reload ends."""
-        self._is_told = False
+        """The exporter whose answer the current reload waits for; None if it waits for none."""
+        self._is_sent = False
+        """Whether that exporter has been sent the reload."""
         self._until = 0.0
+        """When the exporter must have answered, by the monotonic clock in seconds."""
         self.was_successful = True
-        """The last one."""
+        """Whether the last reload succeeded."""
         self.waiting: list[str] = []
-        """The keys of which the file says something that only a restart can take."""
+        """The changed keys that wait for a restart."""
 
-    def ask(self) -> None:
-        """Have one done soon; to be called from a signal handler, or wherever."""
-        self._is_asked = True
+    def request(self) -> None:
+        """Request a reload. May be called from a signal handler."""
+        self._is_requested = True
 
-    def look(self, exporter: Exporter | None) -> None:
-        """`exporter` is the one there is. Another began with what is in force, so that is not waited for."""
+    def advance(self, exporter: Exporter | None) -> None:
+        """Go on with the current reload, or begin the one that was requested.
+
+        `exporter` is the running exporter. If it has replaced the one whose answer is awaited, the reload is
+        over, as the new exporter began with the configuration in force.
+        """
         if self._exporter and self._exporter is not exporter:
             self._end(True)
         if self._exporter and time.monotonic() > self._until:
             log.error("the exporter did not answer whether the web configuration is right")
             self._end(False)
         if self._exporter:
-            self._tell(self._exporter)
-        elif self._is_asked:
-            self._is_asked = False
+            self._send_to(self._exporter)
+        elif self._is_requested:
+            self._is_requested = False
             self._begins()
             if not self._take_file():
                 self._end(False)
             elif exporter:
-                self._exporter, self._is_told = exporter, False
+                self._exporter, self._is_sent = exporter, False
                 self._until = time.monotonic() + ANSWER_SECONDS
-                self._tell(exporter)
+                self._send_to(exporter)
             else:
                 self._end(True)
 
-    def answered(self, message: bytes) -> None:
-        """What the exporter says, whatever that is about."""
+    def handle_message(self, message: bytes) -> None:
+        """Handle any message of the exporter; only answers to a reload have an effect."""
         if self._exporter and message in (RELOADED, NOT_RELOADED):
             self._end(message == RELOADED)
 
     def _take_file(self) -> bool:
-        """Whether it is right."""
+        """Read the file, and take what can be taken. Returns whether the file is correct."""
         try:
             asked = self._read()
         except LockdError as error:
@@ -116,7 +124,7 @@ class Reloads:
             log.error("the configuration before this one stays in force: %s", problems)
             return False
         merged = Merged()
-        if len(asked.windows) > self._most_windows:  # the lines that they take were kept at the start
+        if len(asked.windows) > self._most_windows:  # lines of /metrics were reserved for the first ones
             merged.waiting.append("windows")
             asked = dataclasses.replace(asked, windows=self.running.windows)
         self.running, self.waiting = merged.section(self.running, asked), merged.waiting
@@ -128,9 +136,9 @@ class Reloads:
             log.warning("%s: %s effect at a restart", keys, "take" if len(merged.waiting) > 1 else "takes")
         return True
 
-    def _tell(self, exporter: Exporter) -> None:
-        if not self._is_told:
-            self._is_told = exporter.reload(self.running.log.level, self.running.budget.requests)
+    def _send_to(self, exporter: Exporter) -> None:
+        if not self._is_sent:
+            self._is_sent = exporter.reload(self.running.log.level, self.running.budget.requests)
 
     def _end(self, is_success: bool) -> None:
         self._exporter = None

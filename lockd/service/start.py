@@ -1,4 +1,8 @@
-"""The start of the daemon: its processes side by side, then without the privileges that loading took."""
+"""The start of the daemon, and the commands `check` and `doctor`.
+
+Loader, exporter and this process, which becomes the sampler, start side by side. Once the programs are
+loaded, this process gives up the privileges that only loading needs.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +32,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NAMING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
-"""To read other processes' maps, cgroups by id, and kernel symbols."""
+"""Capabilities to read other processes' memory maps, cgroups by id, and kernel symbols."""
 KILLING = {"CAP_KILL"}
-"""To end an exporter and a namer, which are other users'."""
+"""The capability to end exporter and namer, which run as other users."""
 RESTARTING = {"CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"}
-"""To start others, which become other users then: this process itself never uses them."""
+"""Capabilities to start another exporter or namer, which becomes another user. This process itself never uses
+them."""
 MAPS = {"CAP_BPF", "CAP_SYS_ADMIN"}
-"""To read maps before 5.19 (c8644cd0efe7): one of them, whichever there is."""
+"""Capabilities to read maps before 5.19 (c8644cd0efe7); either of them is enough."""
 LONGEST = 2**63 - 1
+"""Nanoseconds, for filter.max_block without a limit."""
 LARGE = 1 << 20
-"""Bytes. What a tick allocates is seldom so large."""
+"""Bytes of an allocation that is given back to the kernel when freed. A tick seldom allocates so much at
+once."""
 
 
 def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
-    """The daemon; returns 0 after SIGTERM or SIGINT. Raises LockdError if it cannot start.
+    """Run the daemon. Returns 0 after SIGTERM or SIGINT. Raises LockdError if it cannot start.
 
-    `read` gives the configuration as its file is later on.
+    `read` reads the configuration again for a reload. With `strict`, a missing hook is an error.
     """
     logs.setup(config.log.level, process="sampler")
     memory.keep_little(LARGE)
@@ -62,12 +69,12 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
     try:
         adopted = store.adopt()
         if not adopted:
-            systemd.status("compiling and attaching the BPF programs")
+            systemd.set_status("compiling and attaching the BPF programs")
             loader = Loader(settings)
         exporter = start_exporter(config)
-        # While those two work: numpy is half of this process's start.
+        # numpy is half of the start of this process: it is imported while loader and exporter start.
         from lockd.sample.sampler import Sampler
-        from lockd.sample.saved_state import Saved
+        from lockd.sample.saved_state import SavedState
         from lockd.service.daemon import Daemon, sampler_settings
 
         manifest, fds = adopted or loader.result()
@@ -75,45 +82,45 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
             store.keep(manifest, fds)
         _report_hooks(manifest, strict)
         _drop_privileges(manifest, fds)
-        systemd.status("starting to sample")
+        systemd.set_status("starting to sample")
         begin = functools.partial(Sampler, manifest, fds, sampler_settings(config))
-        sampler = _going_on(begin, store) if adopted else begin(saved=Saved(store.counted()))
+        sampler = _resumed(begin, store) if adopted else begin(saved=SavedState(store.counts_file()))
     except BaseException as error:
         if exporter:
             exporter.end()
-        if isinstance(error, (OSError, MemoryError)):  # of processes, descriptors or memory
+        if isinstance(error, (OSError, MemoryError)):  # no processes, descriptors or memory
             raise LockdError(f"cannot start: {error or type(error).__name__}") from error
         raise
     Daemon(sampler, config, read, listening, start_exporter, systemd, store).run(exporter)
     return 0
 
 
-def _going_on(begin: Callable[..., Sampler], store: Store) -> Sampler:
-    """A sampler that goes on where the last one was, or from zero if what that one left makes no sense."""
+def _resumed(begin: Callable[..., Sampler], store: Store) -> Sampler:
+    """A sampler with the counts of the last start, or with none if those make no sense."""
     try:
-        return _taken_over(begin, store)
-    except Exception as error:  # whichever comes of another version's file
-        words = str(error) if isinstance(error, ValueError) else repr(error)
-        log.warning("what the last start has counted is not used: %s; all counts begin at zero", words)
-        store.forget_counted()
-        return _taken_over(begin, store)
+        return _with_counts(begin, store)
+    except Exception as error:  # a file of another version can cause any exception
+        reason = str(error) if isinstance(error, ValueError) else repr(error)
+        log.warning("what the last start has counted is not used: %s; all counts begin at zero", reason)
+        store.discard_counts()
+        return _with_counts(begin, store)
 
 
-def _taken_over(begin: Callable[..., Sampler], store: Store) -> Sampler:
-    from lockd.sample.saved_state import Saved
+def _with_counts(begin: Callable[..., Sampler], store: Store) -> Sampler:
+    from lockd.sample.saved_state import SavedState
 
-    sampler = begin(saved=Saved(store.counted()))
+    sampler = begin(saved=SavedState(store.counts_file()))
     sampler.take_over()
     return sampler
 
 
 def load_settings(config: Config) -> LoadSettings:
     """The part of the configuration that is compiled into the programs."""
-    asked = config.programs
+    wanted = config.programs
     programs: dict[str, Program] = {
-        "futex": asked.futex,
-        "offcpu": asked.offcpu,
-        "kernel_locks": asked.kernel_locks,
+        "futex": wanted.futex,
+        "offcpu": wanted.offcpu,
+        "kernel_locks": wanted.kernel_locks,
     }
     enabled = {name: program for name, program in programs.items() if program.enabled}
     longest = config.filter.max_block_ns
@@ -124,26 +131,26 @@ def load_settings(config: Config) -> LoadSettings:
         stacks=config.maps.stacks,
         min_block_ns=config.filter.min_block_ns,
         max_block_ns=LONGEST if longest is None else longest,
-        lock_mode=asked.kernel_locks.mode,
+        lock_mode=wanted.kernel_locks.mode,
         mechanisms=tuple((name, program.mechanism) for name, program in enabled.items()),
     )
 
 
 def _report_hooks(manifest: Manifest, strict: bool) -> None:
     missing = [hook for hook in manifest.hooks if not hook.attached]
-    words = [f"{hook.program}: {hook.hook} ({hook.mechanism}): {hook.reason}" for hook in missing]
+    lines = [f"{hook.program}: {hook.hook} ({hook.mechanism}): {hook.reason}" for hook in missing]
     if missing and strict:
-        raise HostError("--strict: hooks are missing:\n" + "\n".join(words))
-    for line in words:
+        raise HostError("--strict: hooks are missing:\n" + "\n".join(lines))
+    for line in lines:
         log.warning("hook missing: %s", line)
-    for one in manifest.chosen:
-        if one.mechanism and one.instead_of:
-            log.info("%s: %s by %s, not by %s", one.program, one.what, one.mechanism, one.instead_of)
+    for way in manifest.chosen:
+        if way.mechanism and way.instead_of:
+            log.info("%s: %s by %s, not by %s", way.program, way.what, way.mechanism, way.instead_of)
     log.info("attached %d of %d hooks", len(manifest.hooks) - len(missing), len(manifest.hooks))
 
 
 def _drop_privileges(manifest: Manifest, fds: list[int]) -> None:
-    """Keep what naming needs, and what reading maps needs only where the kernel asks for it."""
+    """Keep the capabilities that naming and restarts need, and one to read maps if this kernel demands it."""
     has = privileges.capabilities()
     keep = (NAMING | KILLING) & has
     needs_more = not _maps_readable_without_privileges(fds[0])
@@ -155,7 +162,8 @@ def _drop_privileges(manifest: Manifest, fds: list[int]) -> None:
 
 
 def _maps_readable_without_privileges(fd: int) -> bool:
-    """Tried in a thread that has none: capabilities belong to threads."""
+    """Whether a map can be read without capabilities. A thread without any tries it, as capabilities belong
+    to threads."""
     results: list[bool] = []
 
     def try_it() -> None:
@@ -170,22 +178,23 @@ def _maps_readable_without_privileges(fd: int) -> bool:
 
 
 def check(config: Config, is_quiet: bool) -> int:
-    """Say what would be attached with a (valid) configuration; 3 if a program cannot run here.
+    """Print what would be attached with a valid configuration. Returns 3 if a program cannot run here, else
+    0.
 
-    If `is_quiet` nothing is said, and the host is not looked at. Raises ConfigError if the web configuration
-    is wrong.
+    With `is_quiet` nothing is printed, and the host is not examined. Raises ConfigError if the web
+    configuration is wrong.
     """
     if config.web.config_file:
         check_web_config(config.web.config_file)
     if is_quiet:
         return 0
-    from lockd.load import doctor as host_doctor  # much that the daemon has no use for
+    from lockd.load import doctor as host_doctor  # imports much that the daemon does not need
 
     return host_doctor.check(load_settings(config))
 
 
 def doctor() -> int:
-    """Say what this host offers for every program; 3 if a program cannot run here."""
+    """Print what this host offers for every program. Returns 3 if a program cannot run here, else 0."""
     from lockd.load import doctor as host_doctor
 
     return host_doctor.report()

@@ -1,7 +1,8 @@
-"""What systemd keeps for the next start: the descriptors by which the programs stay attached and count on.
+"""The descriptors that systemd stores over a restart, by which the programs stay attached and go on counting.
 
-A start takes them in place of loading if it would load the same. With them is kept, as a file in memory, the
-manifest and what decides that; what is found is believed only if it is whole.
+A start adopts them instead of loading the programs, if it would load the same. Stored with them are a file in
+memory with the manifest and the conditions of adoption, and a file with the sampler's counts. The descriptors
+are used only if all of them are there and unchanged.
 """
 
 from __future__ import annotations
@@ -12,13 +13,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-try:
-    from _blake2 import blake2b  # hashlib would load OpenSSL as well, which takes 3 MB
-except ImportError:
-    from hashlib import blake2b
-
 from lockd.kernel.manifest import Manifest
 from lockd.load.settings import LoadSettings
+from lockd.messages import DIGEST_BYTES, digest
 from lockd.service.systemd import Systemd
 
 log = logging.getLogger(__name__)
@@ -28,56 +25,60 @@ DECIDING = ("bpf/**/*.[ch]", "load/*.py", "kernel/btf.py", "kernel/calls.py", "k
 """The files of lockd that decide what is loaded."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 MANIFEST, COUNTED = "manifest", "counted"
+"""The names under which systemd stores the two files."""
 TRIES = 3
-"""So many starts with what was kept may fail, one after another: the next one loads anew."""
-DIGEST_BYTES = 32
+"""Starts in a row that may fail with adopted descriptors. The start after them loads the programs anew."""
 IDENTITY = ("map_id:", "prog_id:", "prog_tag:", "link_id:", "link_type:")
-"""The lines of proc(5)'s fdinfo that tell one of the kernel's BPF objects from others."""
+"""Beginnings of the lines of /proc/PID/fdinfo/FD (proc(5)) that identify a BPF object of the kernel."""
 
 
 def key_of(settings: LoadSettings) -> str:
-    """What decides whether a start may take what another one loaded: the programs, how they are loaded, on
-    which boot of which kernel."""
-    digest = blake2b(digest_size=DIGEST_BYTES)
+    """The condition of adoption: a digest of lockd's programs and loader, the settings, the kernel and the
+    boot."""
     of_host = BOOT.read_text(), os.uname().release, settings.to_json()
-    digest.update(repr(of_host).encode())
+    parts = [repr(of_host).encode()]
     for file in sorted(file for pattern in DECIDING for file in LOCKD.glob(pattern)):
         text = file.read_bytes()
-        digest.update(f"{file.relative_to(LOCKD)} {len(text)}\n".encode() + text)
-    return digest.hexdigest()
+        parts.append(f"{file.relative_to(LOCKD)} {len(text)}\n".encode() + text)
+    return digest(b"".join(parts)).hex()
 
 
 class Store:
-    """The kept descriptors: those that this start was given, and those that it leaves to the next one."""
+    """The descriptors that this start was given, and those that it leaves to the next start.
+
+    `key` is the result of key_of() for this start.
+    """
 
     def __init__(self, systemd: Systemd, key: str) -> None:
         self._systemd, self._key = systemd, key
-        self._given = systemd.kept()
+        self._given = systemd.take_descriptors()
         self._manifest: int | None = None
-        """The file with the manifest. Its first byte is how many starts with it have failed in a row."""
-        self._failed = 0
-        """Of them, those before this start."""
+        """The file with the manifest. Its first byte is the number of starts in a row that failed with it."""
+        self._failures = 0
+        """The number of those starts before this one."""
 
     def adopt(self) -> tuple[Manifest, list[int]] | None:
-        """The manifest and the descriptors of the last start, as the loader hands them over.
+        """The manifest and the descriptors of the last start, in the order in which the loader hands them
+        over.
 
-        None if there are none, or none that may be taken: those are let go, which detaches the programs.
+        None if there are none, or if they cannot be used. In that case they are closed, which detaches the
+        programs.
         """
         if not self._given:
             return None
         try:
             manifest, fds = self._read(self._given)
         except (OSError, ValueError, LookupError, TypeError) as error:
-            words = (isinstance(error, OSError) and error.strerror) or str(error)
-            log.warning("what systemd kept of the last start is not used: %s; loading anew", words)
-            self._let_go()
+            reason = (isinstance(error, OSError) and error.strerror) or str(error)
+            log.warning("what systemd kept of the last start is not used: %s; loading anew", reason)
+            self._close_given()
             return None
-        log.info("the programs of the last start are attached still, and are gone on with")
+        log.info("the programs of the last start are attached still; this start goes on with them")
         return manifest, fds
 
     def keep(self, manifest: Manifest, fds: list[int]) -> None:
-        """Leave these, which were just loaded, to the next start."""
-        if not self._systemd.is_there:
+        """Store the manifest and the descriptors that the loader has just handed over."""
+        if not self._systemd.is_available:
             return
         names = [f"bpf-{number:03}" for number in range(len(fds))]
         described = {
@@ -87,54 +88,54 @@ class Store:
         }
         text = json.dumps(described).encode()
         self._manifest = os.memfd_create("lockd-manifest")
-        os.pwrite(self._manifest, bytes(1) + blake2b(text, digest_size=DIGEST_BYTES).digest() + text, 0)
+        os.pwrite(self._manifest, bytes(1) + digest(text) + text, 0)
         for name, fd in zip(names, fds, strict=True):
-            self._systemd.keep(name, fd)
-        self._systemd.keep(MANIFEST, self._manifest)  # the last: without it nothing is adopted
+            self._systemd.store_descriptor(name, fd)
+        self._systemd.store_descriptor(MANIFEST, self._manifest)  # last: without it nothing is adopted
 
-    def counted(self) -> int | None:
-        """The file in memory in which a sampler leaves what it has counted: of the last start, if adopted.
+    def counts_file(self) -> int | None:
+        """The file in memory for the sampler's saved state (lockd/sample/saved_state.py).
 
-        None if nobody keeps it.
+        After adopt() it is the file that the last start left, otherwise an empty one. None without systemd.
         """
-        if not self._systemd.is_there:
+        if not self._systemd.is_available:
             return None
         if COUNTED not in self._given:
             self._given[COUNTED] = os.memfd_create("lockd-counted")
-            self._systemd.keep(COUNTED, self._given[COUNTED])
+            self._systemd.store_descriptor(COUNTED, self._given[COUNTED])
         return self._given[COUNTED]
 
-    def forget_counted(self) -> None:
-        """What the last start has counted is of no use; counted() gives a file of its own to this one."""
+    def discard_counts(self) -> None:
+        """Discard the counts of the last start. counts_file() then returns an empty file."""
         if fd := self._given.pop(COUNTED, None):
-            self._systemd.forget(COUNTED)
+            self._systemd.remove_descriptor(COUNTED)
             os.close(fd)
 
-    def has_started(self) -> None:
-        """This start has come as far as to serve: it has not failed, unless has_failed() says so."""
-        self._note_failed(self._failed)
+    def note_started(self) -> None:
+        """Note that this start serves metrics: it has not failed, unless note_failed() follows."""
+        self._write_failures(self._failures)
 
-    def has_lasted(self) -> None:
-        """What this start has adopted is not what makes starts fail."""
-        self._failed = 0
-        self._note_failed(0)
+    def note_lasted(self) -> None:
+        """Note that this start has run for a while: starts do not fail because of what it has adopted."""
+        self._failures = 0
+        self._write_failures(0)
 
-    def has_failed(self) -> None:
-        """This start ends by an error of its own."""
-        self._note_failed(self._failed + 1)
+    def note_failed(self) -> None:
+        """Note that this start ends by an error of its own."""
+        self._write_failures(self._failures + 1)
 
-    def _note_failed(self, failed: int) -> None:
+    def _write_failures(self, failures: int) -> None:
         if self._manifest is not None:
-            os.pwrite(self._manifest, bytes((failed,)), 0)
+            os.pwrite(self._manifest, bytes((failures,)), 0)
 
     def _read(self, given: Mapping[str, int]) -> tuple[Manifest, list[int]]:
         """Raises OSError, ValueError, LookupError or TypeError if something is not as keep() left it."""
         if MANIFEST not in given:
             raise ValueError("there is no manifest with it: that start did not come as far")
         file = given[MANIFEST]
-        text = os.pread(file, os.fstat(file).st_size, 0)
-        failed, digest, text = text[0], text[1 : 1 + DIGEST_BYTES], text[1 + DIGEST_BYTES :]
-        if digest != blake2b(text, digest_size=DIGEST_BYTES).digest():
+        content = os.pread(file, os.fstat(file).st_size, 0)
+        failures, text = content[0], content[1 + DIGEST_BYTES :]
+        if content[1 : 1 + DIGEST_BYTES] != digest(text):
             raise ValueError("the manifest is damaged")
         described = json.loads(text)
         if described["key"] != self._key:
@@ -145,21 +146,23 @@ class Store:
                 raise ValueError(f"the descriptor {name} is missing")
             if _identity(given[name]) != identity:
                 raise ValueError(f"the descriptor {name} is another's")
-        if failed >= TRIES:
-            raise ValueError(f"{failed} starts with it have failed, one after another")
+        if failures >= TRIES:
+            raise ValueError(f"{failures} starts with it have failed, one after another")
         manifest = Manifest.from_json(json.dumps(described["manifest"]).encode())
-        self._manifest, self._failed = file, failed
-        self.has_failed()  # until it has started
+        self._manifest, self._failures = file, failures
+        self.note_failed()  # holds until note_started()
         return manifest, [given[name] for name in objects]
 
-    def _let_go(self) -> None:
+    def _close_given(self) -> None:
         for name, fd in self._given.items():
-            self._systemd.forget(name)
+            self._systemd.remove_descriptor(name)
             os.close(fd)
         self._given = {}
 
 
 def _identity(fd: int) -> str:
-    """What a descriptor is of."""
+    """The kernel object that a descriptor stands for, as /proc describes it."""
     lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
-    return " ".join([os.readlink(f"/proc/self/fd/{fd}"), *(x for x in lines if x.startswith(IDENTITY))])
+    return " ".join(
+        [os.readlink(f"/proc/self/fd/{fd}"), *(line for line in lines if line.startswith(IDENTITY))]
+    )

@@ -31,6 +31,17 @@ from lockd.kernel.manifest import Chosen, Hook, Manifest, MapInfo
 from lockd.load import handover
 from lockd.load.compile_cache import Kept, key_of
 from lockd.load.compiled import Compiled, MapDefinition
+from lockd.messages import (
+    ALIVE,
+    PING,
+    REQUEST_DETAIL,
+    REQUEST_METRICS,
+    REQUEST_SETTLED,
+    SERVING,
+    SETTLED,
+    to_memfd,
+    unpack,
+)
 from lockd.names import client
 from lockd.names.client import Resolver
 from lockd.names.protocol import (
@@ -54,17 +65,6 @@ from lockd.names.shares import BENCH, Bench, Shares
 from lockd.names.unwind.capture import Capture
 from lockd.sample.loop import Loop
 from lockd.service.exporter import Supervisor
-from lockd.snapshot import (
-    ALIVE,
-    PING,
-    REQUEST_DETAIL,
-    REQUEST_METRICS,
-    REQUEST_SETTLED,
-    SERVING,
-    SETTLED,
-    to_memfd,
-    unpack,
-)
 from tests.fuzz.clock import Loop as SkippingLoop
 from tests.fuzz.harness import Harness, json_mutation, mutated, mutated_lines
 from tests.fuzz.web import detail_block
@@ -375,7 +375,7 @@ def requests(data: bytes) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     wakeup, _other = socket.socketpair()
     exporter = SimpleNamespace(
-        control=ours, serve=lambda: None, let_go=lambda: None, kill=lambda: None, code=lambda: 0
+        control=ours, serve=lambda: None, close=lambda: None, kill=lambda: None, exit_code=lambda: 0
     )
     sampler = SimpleNamespace(
         metrics=lambda: b"metrics", details=lambda: b"details", own_cost=SimpleNamespace(ticks=1),
@@ -386,7 +386,7 @@ def requests(data: bytes) -> None:
         theirs.setblocking(False)
         # Two that are no processes, of which these two use nothing else.
         supervisor = Supervisor(lambda: exporter, exporter)  # type: ignore[arg-type,return-value]
-        loop = Loop(sampler, 10, supervisor.note, lambda: None, wakeup)  # type: ignore[arg-type]
+        loop = Loop(sampler, 10, supervisor.handle_message, lambda: None, wakeup)  # type: ignore[arg-type]
         loop.control = ours
         at = 0
         while at < len(data):
@@ -397,7 +397,7 @@ def requests(data: bytes) -> None:
                 break
             loop._take_message(ours)
             at += 1 + size
-        loop._tell_settled()
+        loop._answer_settled()
         with contextlib.suppress(BlockingIOError):
             while got := socket.recv_fds(theirs, 64, 4):
                 for fd in got[1]:

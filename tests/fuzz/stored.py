@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import struct
 
-from lockd import snapshot
-from lockd.sample.saved_state import Saved
+from lockd import messages
+from lockd.sample.saved_state import SavedState
 from tests.fuzz.harness import Harness, mutated
 
 WORDS = struct.Struct("<5q")
@@ -19,11 +19,11 @@ def saved(data: bytes) -> None:
     """
     fd = os.memfd_create("fuzz-saved")
     try:
-        Saved(fd).write(data[WORDS.size :])
+        SavedState(fd).write(data[WORDS.size :])
         os.pwrite(fd, data[: WORDS.size], 0)
         try:
-            if (block := Saved(fd).read()) is not None:
-                snapshot.unpack(block)
+            if (block := SavedState(fd).read()) is not None:
+                messages.unpack(block)
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
     finally:
@@ -31,7 +31,7 @@ def saved(data: bytes) -> None:
 
 
 def seeds() -> list[bytes]:
-    block = snapshot.pack({"form": [1, {}], "is_end": True}, {})
+    block = messages.pack({"form": [1, {}], "is_end": True}, {})
     return [WORDS.pack(draining, 0, 1, 0, len(block)) + block for draining in (0, 1)]
 
 

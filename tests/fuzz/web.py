@@ -27,7 +27,7 @@ from lockd.export.handlers import Service
 from lockd.export.link import Answer
 from lockd.export.server import Server
 from lockd.export.web_config import Settings, WebConfig
-from lockd.snapshot import REQUEST_METRICS, pack
+from lockd.messages import REQUEST_METRICS, pack
 from lockd.views.rates import Client
 from lockd.views.top import KINDS, Options, Watch
 from tests.fuzz.clock import Loop

@@ -17,9 +17,9 @@ from descriptor_store import DescriptorStore
 from lockd_process import Labels, Lockd, Metrics
 from test_nothing_left import IDS, check_gone, in_kernel, processes_of
 
-from lockd import snapshot
+from lockd import messages
 from lockd.export.catalog import CATALOG
-from lockd.sample.saved_state import PLACE, Saved
+from lockd.sample.saved_state import PLACE, SavedState
 
 SECONDS = 10
 RESTARTS = 3
@@ -219,13 +219,13 @@ def test_counts_that_make_no_sense_begin_at_zero(
 
 def spoil_counted(file: int, why: str) -> str:
     """What the next start says of it."""
-    saved = Saved(file)
+    saved = SavedState(file)
     block = saved.read()
     assert block
     if why == "another version":
-        head, arrays = snapshot.unpack(block)
+        head, arrays = messages.unpack(block)
         parts = {name: np.asarray(array) for name, array in arrays.items()}
-        saved.write(snapshot.pack({**head, "form": [0]}, parts))
+        saved.write(messages.pack({**head, "form": [0]}, parts))
         return "what was counted was left by another version of lockd"
     if why == "damaged":
         for at in (1, 2):

@@ -20,10 +20,10 @@ import pytest
 from lockd.kernel.libbpf import libbpf
 from lockd.kernel.manifest import Manifest, MapInfo
 from lockd.load.source import assemble
+from lockd.messages import unpack
 from lockd.process.clock import NS
 from lockd.sample.aggregates.kernel_holds import ABANDONED_NS
 from lockd.sample.sampler import HOUSEKEEPING_SECONDS, Sampler, SamplerSettings
-from lockd.snapshot import unpack
 
 HASH, ARRAY, PERCPU_ARRAY = 1, 2, 6
 ENTRIES = 256

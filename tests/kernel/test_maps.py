@@ -13,7 +13,7 @@ import pytest
 from lockd.kernel.libbpf import libbpf
 from lockd.kernel.manifest import MapInfo
 from lockd.kernel.maps import Buffers, HashMap
-from lockd.sample.backlog import Backlog
+from lockd.sample.drain import Backlog
 
 BPF_MAP_TYPE_HASH = 1
 ENTRIES = 64

@@ -84,7 +84,7 @@ def test_a_burst_is_folded_over_several_ticks_and_counted_whole(filled: Filled) 
     assert counted(filled) == before  # to drain them is enough for one tick
     tick(filled)
     assert counted(filled) - before == FOLDED_ROWS
-    while filled.kept_rows:
+    while filled.unfolded_rows:
         tick(filled)
     assert counted(filled) - before == BURST
 

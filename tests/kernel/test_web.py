@@ -16,10 +16,10 @@ from bench.cost import children_of
 from lockd.config.reader import read_text
 from lockd.config.schema import Config
 from lockd.load.child import run_loader
-from lockd.sample.budget.cpu_budget import LOOK_SECONDS
+from lockd.messages import unpack
+from lockd.sample.budget.cpu_budget import JUDGE_SECONDS
 from lockd.sample.sampler import Sampler, SamplerSettings
 from lockd.service.start import load_settings
-from lockd.snapshot import unpack
 
 NOBODYS = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
 
@@ -71,10 +71,10 @@ def test_what_the_sampler_takes_to_answer_is_not_its_own() -> None:
     sampler = Sampler(manifest, fds, SamplerSettings())
     try:
         sampler.tick()
-        time.sleep(LOOK_SECONDS)
+        time.sleep(JUDGE_SECONDS)
         sampler.tick()
         began, used = time.monotonic(), time.process_time()
-        while time.monotonic() < began + LOOK_SECONDS or time.process_time() < used + 0.2:
+        while time.monotonic() < began + JUDGE_SECONDS or time.process_time() < used + 0.2:
             sampler.metrics()
             sampler.details()
         sampler.tick()

@@ -183,7 +183,7 @@ def perform(plan: list[list[Any]]) -> None:
 
 def exporter(plan: list[list[Any]]) -> int:
     from lockd.export import __main__ as process
-    from lockd.snapshot import SERVE
+    from lockd.messages import SERVE
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.send(SERVE)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from lockd import snapshot
+from lockd import messages
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.maps import HashMap
 from lockd.load.source import assemble
@@ -30,8 +30,8 @@ from lockd.sample.aggregates.window import make_window
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.series.block import Block
 from lockd.sample.series.label_hash import hash_labels
-from lockd.sample.series.limits import Budget, Limits
-from lockd.sample.series.presence import Presence
+from lockd.sample.series.limits import Limits, LineBudget
+from lockd.sample.series.ranking import Presence
 from lockd.sample.series.series import Series
 
 CRON = """
@@ -171,7 +171,7 @@ class BusyHost:
             lambda tgid: True,
             captured_again_ns=10_000_000_000,
         )
-        shared = (manifest, self.limits, Budget(self.limits), self._contention)
+        shared = (manifest, self.limits, LineBudget(self.limits), self._contention)
         self.futex = FutexAggregates(*shared, self._user_locks)
         self.offcpu = OffcpuAggregates(*shared, processes)
         self.series: list[Series] = [*self.futex.series, *self.offcpu.series]
@@ -268,7 +268,7 @@ class BusyHost:
         block = Block(self.limits.buckets_us, 28)
         self.futex.export(block, self.now)
         self.offcpu.export(block, self.now)
-        head, arrays = snapshot.unpack(memoryview(block.pack()))
+        head, arrays = messages.unpack(memoryview(block.pack()))
         values: dict[str, dict[tuple[str, ...], float]] = {}
         for each in head["metrics"]:
             name, labels = each["name"], [tuple(row) for row in each["labels"]]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lockd.export.catalog import CATALOG
-from lockd.snapshot import (
+from lockd.messages import (
     REQUEST_DETAIL,
     REQUEST_METRICS,
     REQUEST_SETTLED,

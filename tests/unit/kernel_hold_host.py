@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lockd import snapshot
+from lockd import messages
 from lockd.kernel.manifest import Manifest
 from lockd.names.client import Resolver
 from lockd.names.labels.processes import Processes
@@ -19,7 +19,7 @@ from lockd.sample.aggregates.identities import Filter, Identities
 from lockd.sample.aggregates.kernel_holds import KernelHoldAggregates
 from lockd.sample.aggregates.window import make_window
 from lockd.sample.series.block import Block
-from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.limits import Limits, LineBudget
 
 MUTEX, READ, WRITE, SEMAPHORE = range(4)
 NAMES = ("mutex", "rwsem_read", "rwsem_write", "semaphore", "spinlock")
@@ -70,7 +70,7 @@ class Host:
         )  # fmt: skip
         self.identities = Identities(processes, wanted or Filter())
         self.contention = ContentionTables(processes.thread_comm, 1000)
-        self.budget, self.limits = Budget(limits), limits
+        self.budget, self.limits = LineBudget(limits), limits
         self.holds = KernelHoldAggregates(
             manifest, limits, self.budget, self.contention, Resolver(procfs), processes
         )
@@ -100,7 +100,7 @@ class Host:
         """Values by metric and labels, and the buckets of the histogram of holds."""
         block = Block(self.limits.buckets_us, SLOTS)
         self.holds.export(block, self.clock / NS)
-        head, arrays = snapshot.unpack(memoryview(block.pack()))
+        head, arrays = messages.unpack(memoryview(block.pack()))
         labels = {each["name"]: [tuple(row) for row in each["labels"]] for each in head["metrics"]}
         holds = "lockd_kernel_lock_hold_seconds"
         acquired = "lockd_kernel_lock_acquisitions_total"

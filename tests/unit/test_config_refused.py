@@ -73,7 +73,7 @@ ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for eve
         ),
         (
             "programs: {kernel_locks: {mode: all, mechanism: tracepoint}}",
-            "programs.kernel_locks.mechanism: tracepoint does not do for mode all: no tracepoint tells "
+            "programs.kernel_locks.mechanism: tracepoint does not do for mode all: no tracepoint reports "
             "every acquisition",
         ),
         (

@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lockd.export.tables import parse_query, render_table
+from lockd.messages import pack, unpack
 from lockd.names.protocol import Owners, OwnersAnswer
 from lockd.sample.locks.deadlocks import LASTING_NS, LOGGED_NS, MOST_ASKED, NEVER, SOON_NS, Deadlocks
 from lockd.sample.locks.waits import LockDescription, Wait, Waits
 from lockd.sample.series.block import Block
-from lockd.snapshot import pack, unpack
 
 MS = 1_000_000
 START = 1_000_000 * MS

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lockd.export.catalog import CATALOG
 from lockd.export.families import Exposition, SnapshotError, own_usage
-from lockd.snapshot import pack, unpack
+from lockd.messages import pack, unpack
 from tests.needs import need
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

@@ -21,7 +21,7 @@ from exporter_process import REPOSITORY, Exporter, exporter
 from prometheus_client.parser import text_string_to_metric_families
 
 from lockd.export.sources import LOOPBACK, MOST_SOURCES, Allowance, source_of
-from lockd.snapshot import REQUEST_METRICS, pack
+from lockd.messages import REQUEST_METRICS, pack
 
 ROOT = os.geteuid() == 0
 

@@ -12,7 +12,7 @@ import pytest
 
 from lockd.export import link as sampler_link
 from lockd.export.link import SamplerError, SamplerLink
-from lockd.snapshot import (
+from lockd.messages import (
     ALIVE,
     NOT_RELOADED,
     PING,

@@ -46,7 +46,7 @@ def test_the_journal_if_stderr_is_its_stream() -> None:
 
 
 def test_without_systemds_module(tmp_path: Path) -> None:
-    (tmp_path / "service/systemd.py").write_text("raise ImportError\n")
+    (tmp_path / "systemd.py").write_text("raise ImportError\n")
     handler, said = run("journal", PYTHONPATH=str(tmp_path))
     assert handler == "StreamHandler"
     assert "hello world" in said

@@ -22,7 +22,7 @@ from exporter_process import Exporter, exporter, full_block
 
 from lockd.export.handlers import Service
 from lockd.export.web_config import WebConfig
-from lockd.snapshot import REQUEST_DETAIL, REQUEST_METRICS, pack
+from lockd.messages import REQUEST_DETAIL, REQUEST_METRICS, pack
 from tests.needs import need
 
 EVIL = "</svg><script>alert(1)</script>"

@@ -9,7 +9,7 @@ import pytest
 from exporter_process import detail_block
 
 from lockd.export.tables import Query, QueryError, parse_query, render_table
-from lockd.snapshot import pack, unpack
+from lockd.messages import pack, unpack
 
 
 def render(block: bytes, name: str, **arguments: str) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from lockd.names.labels.units import Units
 from lockd.sample import folding
 from lockd.sample.aggregates.identities import Filter, Identities
 from lockd.sample.aggregates.window import Window
-from lockd.sample.backlog import Backlog
-from lockd.sample.drain import FOLDED_ROWS
+from lockd.sample.drain import FOLDED_ROWS, Backlog
 from lockd.sample.folding import Folding
 
 MAP_ENTRIES = 4000

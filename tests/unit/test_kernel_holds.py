@@ -13,7 +13,7 @@ from small_procfs import Procfs
 from lockd.process.clock import NS
 from lockd.sample.aggregates.identities import Filter
 from lockd.sample.series.limits import Limits
-from lockd.sample.series.presence import Presence
+from lockd.sample.series.ranking import Presence
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from hostile_exporter import SERVING, runs_instead
 
 from lockd.sample import loop as loop_module
-from lockd.sample.budget.own_cost import TickTimes
 from lockd.sample.loop import Loop
+from lockd.sample.own_cost import TickTimes
 from lockd.sample.sampler import Sampler
 from lockd.service.exporter import Exporter
 
@@ -31,7 +31,7 @@ class Ticking:
 
     def __init__(self) -> None:
         self.own_cost = SimpleNamespace(late=TickTimes(28), work=TickTimes(28), ticks=0)
-        self.cpu_budget = SimpleNamespace(periods=1)
+        self.cpu_budget = SimpleNamespace(tick_periods=1)
         self.blocks = 0
         self.since_tick = 0
         self.most = 0

@@ -36,7 +36,7 @@ def test_it_is_what_a_list_of_all_values_says(
         maxima.advance(now)
         note(maxima, values)
         noted += [(now, row, value) for row, value in values.items()]
-        found = maxima.of(np.arange(ROWS))
+        found = maxima.values(np.arange(ROWS))
         for row in range(ROWS):
             mine = [(at, value) for at, one, value in noted if one == row]
             surely = max((value for at, value in mine if now - at <= LENGTH), default=0)
@@ -51,9 +51,9 @@ def test_nothing_lasts() -> None:
     note(maxima, {3: 7})
     for now in np.arange(0, LENGTH, 0.05):
         maxima.advance(float(now))
-        assert maxima.of(np.array([3])) == 7
+        assert maxima.values(np.array([3])) == 7
     maxima.advance(LENGTH * (1 + 1 / PARTS))
-    assert maxima.of(np.array([3])) == 0
+    assert maxima.values(np.array([3])) == 0
 
 
 def test_what_is_forgotten_leaves_nothing_behind() -> None:
@@ -61,7 +61,7 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
     maxima.advance(5)
     note(maxima, {0: 1, 3: 7, 150: 9})
     maxima.forget(np.array([3, 150, 10_000]))
-    assert maxima.of(np.array([0, 3, 150, 10_000])).tolist() == [1, 0, 0, 0]
+    assert maxima.values(np.array([0, 3, 150, 10_000])).tolist() == [1, 0, 0, 0]
 
 
 def test_a_clock_that_stands_still_changes_nothing() -> None:
@@ -71,4 +71,4 @@ def test_a_clock_that_stands_still_changes_nothing() -> None:
     for _ in range(3):
         maxima.advance(100)
         note(maxima, {0: 4})
-    assert maxima.of(np.array([0])) == 5
+    assert maxima.values(np.array([0])) == 5

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lockd.sample.budget.own_cost import OwnCost
+from lockd.sample.own_cost import OwnCost
 
 MANIFEST = SimpleNamespace(constants={"SLOTS": 28}, enums={"loss": ("LOSSES",)}, hooks=())
 
@@ -30,7 +30,7 @@ class Block:
 def own_cost(seconds: Any) -> OwnCost:
     """Of a namer and exporters whose CPU time is more each time that it is asked for."""
     resolver = SimpleNamespace(restarts=0, refused=0, pid=os.getpid(), cpu_seconds=lambda: next(seconds))
-    exporter = SimpleNamespace(ended=0.0, cpu_seconds=lambda: next(seconds))
+    exporter = SimpleNamespace(ended_seconds=0.0, cpu_seconds=lambda: next(seconds))
     no_losses = SimpleNamespace(read=lambda: np.zeros(0, np.int64))
     collector = SimpleNamespace(losses=no_losses, entries={}, capacities={}, abandoned=0)
     return OwnCost(MANIFEST, collector, [], resolver, exporter)  # type: ignore[arg-type]

@@ -9,8 +9,17 @@ from test_series import IDLE, Labels, Model, budget, make, rearrange
 
 from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.limits import OPEN_SHARE
-from lockd.sample.series.presence import GONE, LASTING, LASTS, THERE, Presence
-from lockd.sample.series.ranking import EARNED_NS, FLOOR, HALF_LIFE, ranked
+from lockd.sample.series.ranking import (
+    EARNED_NS,
+    FLOOR,
+    GONE,
+    HALF_LIFE,
+    LASTING,
+    LASTS,
+    THERE,
+    Presence,
+    rank,
+)
 from lockd.sample.series.series import OTHER, SHOWN_SECONDS
 
 SECOND = 10**9
@@ -247,15 +256,15 @@ def test_what_lasts() -> None:
     there = Presence()
     for now in (0.0, LOOK):
         there.note([("a", "x")], now)
-        assert there.of(("a", "x")) == there.of_unit("a") == THERE
+        assert there.state(("a", "x")) == there.unit_state("a") == THERE
     there.note([("a", "x"), ("b", "y")], 2 * LOOK)
     assert 2 * LOOK >= LASTING
-    assert there.of(("a", "x")) == there.of_unit("a") == LASTS
-    assert there.of(("b", "y")) == there.of_unit("b") == THERE
+    assert there.state(("a", "x")) == there.unit_state("a") == LASTS
+    assert there.state(("b", "y")) == there.unit_state("b") == THERE
     there.note([], 3 * LOOK)
-    assert there.of(("a", "x")) == there.of_unit("a") == GONE
+    assert there.state(("a", "x")) == there.unit_state("a") == GONE
     there.note([("a", "x")], 4 * LOOK)
-    assert there.of(("a", "x")) == THERE
+    assert there.state(("a", "x")) == THERE
 
 
 @given(
@@ -264,7 +273,7 @@ def test_what_lasts() -> None:
 )
 def test_the_ranking_is_an_order_of_all(entries: list[tuple[int, float, int, bool]], floors: int) -> None:
     tiers, merits, owners, has_floor = (np.array(column) for column in zip(*entries, strict=True))
-    order = ranked(tiers, merits, owners, has_floor, floors).tolist()
+    order = rank(tiers, merits, owners, has_floor, floors).tolist()
     assert sorted(order) == list(range(len(entries)))
     first = 0
     while first < min(floors, len(order)) and has_floor[order[first]]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lockd import snapshot
+from lockd import messages
 from lockd.advice import GO, JAVA
 from lockd.columns.index import mix
 from lockd.kernel.maps import HashMap
@@ -18,7 +18,7 @@ from lockd.names.protocol import GoWaitsAnswer, HotSpotPlaces, LockAnswer
 from lockd.sample.aggregates.go_waits import GoMutexWaits
 from lockd.sample.locks.user_locks import HOTSPOT, MOST_ADVISED, UserLocks
 from lockd.sample.series.block import Block
-from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import OTHER
 
 KINDS = ("none", "lock", "cond")
@@ -84,7 +84,7 @@ class Told:
 
 def exported(block: Block) -> dict[tuple[str, ...], float]:
     """Of the one metric in it."""
-    head, arrays = snapshot.unpack(memoryview(block.pack()))
+    head, arrays = messages.unpack(memoryview(block.pack()))
     (metric,) = head["metrics"]
     return dict(zip(map(tuple, metric["labels"]), arrays[metric["name"]], strict=True))
 
@@ -161,7 +161,7 @@ def test_processes_with_advice_are_all_counted_but_not_all_named() -> None:
 
 
 def test_what_go_has_counted_since_it_was_first_read() -> None:
-    waits = GoMutexWaits(Budget(Limits()), lambda tgid: ("", f"comm{tgid}"))
+    waits = GoMutexWaits(LineBudget(Limits()), lambda tgid: ("", f"comm{tgid}"))
 
     def seconds() -> dict[tuple[str, ...], float]:
         block = Block((1,), 28)
@@ -181,7 +181,7 @@ def test_what_go_has_counted_since_it_was_first_read() -> None:
 
 
 def test_a_program_that_says_that_it_waited_for_ever_takes_no_total_back() -> None:
-    waits = GoMutexWaits(Budget(Limits()), lambda tgid: ("", "made-up"))
+    waits = GoMutexWaits(LineBudget(Limits()), lambda tgid: ("", "made-up"))
     totals = []
     for waited in (0, 2**63 - 1, 0, 2**63 - 1, 0, 10**9):
         waits.note_answer(GoWaitsAnswer((7,), (waited,)), 0.0)

@@ -13,10 +13,10 @@ import yaml
 from lockd.config import schema
 from lockd.config.reader import Key, all_keys
 from lockd.config.schema import Config
+from lockd.messages import ALIVE, NOT_RELOADED, RELOADED
 from lockd.service import reload
 from lockd.service.exporter import Exporter
 from lockd.service.reload import Reloads
-from lockd.snapshot import ALIVE, NOT_RELOADED, RELOADED
 
 TAKEN = {
     "period": "20ms",
@@ -87,11 +87,11 @@ class Daemon:
     def reload(self, text: str) -> None:
         """As far as the exporter's answer."""
         self.path.write_text(text)
-        self.reloads.ask()
+        self.reloads.request()
         self.look()
 
     def look(self, exporter: Answering | None = None) -> None:
-        self.reloads.look(cast(Exporter, exporter or self.exporter))
+        self.reloads.advance(cast(Exporter, exporter or self.exporter))
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_what_can_be_taken_is_beside_what_cannot(daemon: Daemon, caplog: pytest.
         "the configuration was read again; changed: filter.comms",
         "programs.futex.enabled, filter.min_block: take effect at a restart",
     ]
-    daemon.reloads.answered(RELOADED)
+    daemon.reloads.handle_message(RELOADED)
     assert daemon.reloads.was_successful
     daemon.reload("")
     assert daemon.reloads.running == before
@@ -168,9 +168,9 @@ def test_there_are_no_more_windows_than_lines_were_kept_for(
     assert [window.name for window in daemon.reloads.running.windows] == ["1m", "5m"]
     assert daemon.reloads.waiting == ["windows"]
     assert daemon.reloads.running.log.level == "error"
-    daemon.reloads.answered(RELOADED)
+    daemon.reloads.handle_message(RELOADED)
     daemon.reload("windows: [10s]")
-    daemon.reloads.answered(RELOADED)
+    daemon.reloads.handle_message(RELOADED)
     daemon.reload("windows: [10s, 20s]")
     assert [window.name for window in daemon.reloads.running.windows] == ["10s", "20s"]
 
@@ -190,13 +190,13 @@ def test_of_a_wrong_file_nothing_is_taken(daemon: Daemon, caplog: pytest.LogCapt
     assert daemon.steps == ["begins", "ends"]
     assert not daemon.reloads.was_successful
     daemon.reload("log: {level: debug}")
-    daemon.reloads.answered(RELOADED)
+    daemon.reloads.handle_message(RELOADED)
     assert daemon.reloads.was_successful
 
 
 def test_a_file_that_is_gone_is_wrong(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
     daemon.path.unlink()
-    daemon.reloads.ask()
+    daemon.reloads.request()
     daemon.look()
     assert not daemon.reloads.was_successful
     assert "cannot read this configuration: No such file or directory" in caplog.text
@@ -211,10 +211,10 @@ def test_it_ends_with_the_exporters_answer(daemon: Daemon, message: bytes) -> No
     daemon.exporter.has_room = True
     for _ in range(3):
         daemon.look()
-    daemon.reloads.answered(ALIVE)
+    daemon.reloads.handle_message(ALIVE)
     assert daemon.exporter.told == [("debug", 0.25)]
     assert daemon.steps == ["begins"]
-    daemon.reloads.answered(message)
+    daemon.reloads.handle_message(message)
     assert daemon.steps == ["begins", "ends"]
     assert daemon.reloads.was_successful == (message == RELOADED)
 
@@ -222,10 +222,10 @@ def test_it_ends_with_the_exporters_answer(daemon: Daemon, message: bytes) -> No
 def test_an_exporter_that_is_lost_is_not_waited_for(daemon: Daemon) -> None:
     """The next begins with what is in force."""
     daemon.reload("log: {level: debug}")
-    daemon.reloads.look(None)
+    daemon.reloads.advance(None)
     assert daemon.steps == ["begins", "ends"]
     assert daemon.reloads.was_successful
-    daemon.reloads.answered(NOT_RELOADED)
+    daemon.reloads.handle_message(NOT_RELOADED)
     assert daemon.steps == ["begins", "ends"]
 
 
@@ -240,13 +240,13 @@ def test_an_exporter_that_never_answers_is_not_waited_for(
     assert not daemon.reloads.was_successful
     assert "the exporter did not answer" in caplog.messages[-1]
     daemon.reload("")
-    daemon.reloads.answered(RELOADED)
+    daemon.reloads.handle_message(RELOADED)
     assert daemon.reloads.was_successful
 
 
 def test_without_an_exporter_it_is_done_at_once(daemon: Daemon) -> None:
-    daemon.reloads.ask()
-    daemon.reloads.look(None)
+    daemon.reloads.request()
+    daemon.reloads.advance(None)
     assert daemon.steps == ["begins", "ends"]
 
 
@@ -255,9 +255,9 @@ def test_one_after_another(daemon: Daemon) -> None:
     daemon.reload("log: {level: error}")
     daemon.reload("log: {level: warning}")
     assert daemon.exporter.told == [("debug", 0.25)]
-    daemon.reloads.answered(RELOADED)
+    daemon.reloads.handle_message(RELOADED)
     daemon.look()
     assert daemon.exporter.told == [("debug", 0.25), ("warning", 0.25)]
-    daemon.reloads.answered(RELOADED)
+    daemon.reloads.handle_message(RELOADED)
     daemon.look()
     assert daemon.steps == ["begins", "ends"] * 2

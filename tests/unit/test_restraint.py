@@ -40,9 +40,9 @@ from lockd.sample.budget.spending import (
     NS,
     TIMED_SHARE,
     ProgramTimes,
+    RestartedProcess,
     Spending,
     Spent,
-    Successors,
 )
 
 BUDGET = 0.02
@@ -86,19 +86,19 @@ def test_without_a_budget_from_now_on_everything_is_told(
     caplog.set_level(logging.INFO)
     seconds_until(restraint, DETAIL, 4.0)
     caplog.clear()
-    restraint.change(None)
+    restraint.set_budget(None)
     assert restraint.level == 0
     (said,) = caplog.messages
-    assert said.startswith(f"restraint from {DETAIL} to 0: everything is told;")
+    assert said.startswith(f"restraint from {DETAIL} to 0: nothing is left out;")
     assert said.endswith("budget.cpu is none from now on")
     assert spend(restraint, 100.0, 600) == 0
 
 
 def test_another_budget_is_judged_by_from_now_on(restraint: Restraint) -> None:
     assert spend(restraint, 1.0, 60) == 0
-    restraint.change(BUDGET / 2)
+    restraint.set_budget(BUDGET / 2)
     assert spend(restraint, 1.0, 600) > 0
-    restraint.change(4 * BUDGET)
+    restraint.set_budget(4 * BUDGET)
     assert spend(restraint, 1.0, 600) == 0
 
 
@@ -232,10 +232,10 @@ def test_each_step_is_said_once_with_its_figures(
     up, down = caplog.messages[0], caplog.messages[-1]
     assert up == (
         "restraint from 0 to 1: no stacks are taken and no names looked up; lockd takes 38.00% of the machine"
-        " (programs 30.00%, sampler 5.00%, namer 2.00%, exporter 1.00%): programs and sampler more than"
+        " (programs 30.00%, sampler 5.00%, namer 2.00%, exporter 1.00%): programs and sampler took more than"
         " budget.cpu, 2.00%, in 1.0 s, and nothing is saved"
     )
-    assert down.endswith("for 5 s less than 75% of budget.cpu, 2.00%")
+    assert down.endswith("programs and sampler took less than 75% of budget.cpu, 2.00%, for 5 s")
 
 
 # --- For what ---------------------------------------------------------------------------------------
@@ -291,18 +291,17 @@ def test_who_scrapes_takes_no_names_away(restraint: Restraint) -> None:
 
 
 def test_what_the_sampler_takes_to_answer_counts_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = SimpleNamespace(constants={"TIMED_RUNS": 8})
-    collector = SimpleNamespace(control=None, run_times=SimpleNamespace(read=lambda: [0]))
     resolver = SimpleNamespace(cpu_seconds=lambda: 0.0)
     now = [1000.0]
     monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(cpu_budget.time, "process_time", lambda: now[0] - 999.0)  # it never sleeps
-    one = cpu_budget.CpuBudget(0.2, cast(Any, manifest), cast(Any, collector), cast(Any, resolver))
+    times = ProgramTimes(lambda: 0, 8)
+    one = cpu_budget.CpuBudget(0.2, cast(Any, None), times, cast(Any, resolver))
     for _ in range(1000):
         now[0] += 0.05
-        with one.answering():
+        with one.charge_exporter():
             now[0] += 0.95
-        one.look(now[0])
+        one.judge_costs(now[0])
     cpus = os.cpu_count() or 1
     assert one.restraint.level == 0
     assert one.restraint.spent.sampler == pytest.approx(0.05 / cpus)
@@ -386,7 +385,7 @@ class Clock:
 
     def window(self, ns: int) -> bool:
         self.ns += 1
-        is_timed = self.times.next_window()
+        is_timed = self.times.begin_window()
         self.ns += ns
         if is_timed:
             self.timed += ns
@@ -399,14 +398,14 @@ def test_programs_are_timed_now_and_then(window_ns: int) -> None:
     clock = Clock(0.25, 8)
     for _ in range(1 + 100 * NS // window_ns):
         clock.window(window_ns)
-    clock.times.next_window()
-    assert clock.times.cpus() == pytest.approx(0.25, rel=0.01)
+    clock.times.begin_window()
+    assert clock.times.busy_cpus() == pytest.approx(0.25, rel=0.01)
     assert 0 < clock.timed <= (TIMED_SHARE + 0.01) * clock.ns + window_ns
-    assert clock.times.cpus() == pytest.approx(0.25, rel=0.01), "what was told last"
+    assert clock.times.busy_cpus() == pytest.approx(0.25, rel=0.01), "what was told last"
 
 
 def test_nothing_is_told_before_a_window_was_timed() -> None:
-    assert Clock(0.25, 8).times.cpus() == 0
+    assert Clock(0.25, 8).times.busy_cpus() == 0
 
 
 def test_shares_are_of_the_whole_machine() -> None:
@@ -416,7 +415,7 @@ def test_shares_are_of_the_whole_machine() -> None:
     clock.window(NS)
     clock.window(NS)
     sampler[0], namer[0], exporter[0] = 0.5, 2.0, 1.0
-    spent = spending.look(2.0)
+    spent = spending.measure(2.0)
     assert spent.programs == pytest.approx(0.1)
     assert (spent.sampler, spent.namer, spent.exporter) == (0.0625, 0.25, 0.125)
     assert spent.by_events == spent.programs + spent.sampler
@@ -428,13 +427,13 @@ def test_what_is_stopped_takes_nothing_from_then_on_and_its_mean_is_told() -> No
     namer = [0.0]
     spending = Spending(Clock(0, 1).times, lambda: 0.0, lambda: namer[0], lambda: 0.0, cpus=1)
     namer[0] += 1.0
-    assert spending.look(1.0).namer == 1.0
+    assert spending.measure(1.0).namer == 1.0
     assert spending.mean.namer == pytest.approx(1 / MEAN_SECONDS, rel=0.05)
     for _ in range(5 * round(MEAN_SECONDS)):
         namer[0] += 1.0
-        spending.look(1.0)
+        spending.measure(1.0)
     assert spending.mean.namer == pytest.approx(1.0, abs=0.02)
-    assert spending.look(1.0).namer == 0.0
+    assert spending.measure(1.0).namer == 0.0
     assert spending.mean.namer > 0.9
 
 
@@ -451,7 +450,7 @@ def busy() -> Iterator[list[subprocess.Popen[bytes]]]:
 def test_a_process_that_takes_anothers_place_goes_on_with_its_time(
     busy: list[subprocess.Popen[bytes]],
 ) -> None:
-    followed = Successors()
+    followed = RestartedProcess()
     assert followed.cpu_seconds() == 0
     told = [0.0]
     for one in busy:

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd import snapshot
-from lockd.sample.backlog import Backlog
-from lockd.sample.saved_state import PLACE, Saved
-from lockd.sample.series.limits import Budget, Limits
-from lockd.sample.series.presence import Presence
+from lockd import messages
+from lockd.sample.drain import Backlog
+from lockd.sample.saved_state import PLACE, SavedState
+from lockd.sample.series.limits import Limits, LineBudget
+from lockd.sample.series.ranking import Presence
 from lockd.sample.series.series import Series
 
 ENTRIES = 8
@@ -31,16 +31,16 @@ def file() -> Iterator[int]:
 
 
 def test_what_was_written_last_is_read(file: int) -> None:
-    saved = Saved(file)
-    assert Saved(file).read() is None
+    saved = SavedState(file)
+    assert SavedState(file).read() is None
     for block in (b"one", b"two" * 1000, b"three"):
         saved.write(block)
-        assert bytes(Saved(file).read() or b"") == block
+        assert bytes(SavedState(file).read() or b"") == block
 
 
 def test_a_write_that_does_not_end_leaves_the_last_one(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by SIGKILL: nothing is run after it."""
-    saved = Saved(file)
+    saved = SavedState(file)
     saved.write(b"whole")
     pwritev = os.pwritev
 
@@ -51,24 +51,24 @@ def test_a_write_that_does_not_end_leaves_the_last_one(file: int, monkeypatch: p
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "pwritev", killed)
         saved.write(b"torn" * 100)
-    assert bytes(Saved(file).read() or b"") == b"whole"
+    assert bytes(SavedState(file).read() or b"") == b"whole"
 
 
 def test_what_cannot_be_written_leaves_nothing(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was told meanwhile may be more than was written before."""
-    saved = Saved(file)
+    saved = SavedState(file)
     saved.write(b"old")
     with monkeypatch.context() as patch, pytest.raises(OSError, match="only 10 bytes"):
         patch.setattr(os, "pwritev", lambda *_: 10)
         saved.write(b"new")
-    assert Saved(file).read() is None
+    assert SavedState(file).read() is None
 
 
 def test_damage_is_seen(file: int) -> None:
-    Saved(file).write(b"block" * 10)
+    SavedState(file).write(b"block" * 10)
     os.pwrite(file, b"x", 2 * PLACE + 50)
     with pytest.raises(ValueError, match="damaged"):
-        Saved(file).read()
+        SavedState(file).read()
 
 
 class Table:
@@ -105,7 +105,7 @@ def test_every_row_is_counted_once_whenever_it_ends(steps: list[tuple[str, int]]
     table = Table()
     written: tuple[list[int], int] | None = None
     counted: list[int] = []
-    backlog = Backlog(cast(Any, table), 4, Saved(file))
+    backlog = Backlog(cast(Any, table), 4, SavedState(file))
     try:
         for what, number in [*steps, ("kill", 0)]:
             if what == "drain":
@@ -124,7 +124,7 @@ def test_every_row_is_counted_once_whenever_it_ends(steps: list[tuple[str, int]]
                 backlog.forget_folded()
             else:
                 counted = list(written[0]) if written else []
-                backlog = Backlog(cast(Any, table), 4, Saved(file))
+                backlog = Backlog(cast(Any, table), 4, SavedState(file))
                 if written:
                     backlog.go_back(written[1])
         counted += backlog.all()[1]["number"].tolist()
@@ -140,7 +140,7 @@ def test_rows_of_another_form_are_refused_or_fit(words: tuple[int, int]) -> None
     os.pwrite(file, np.array(words, np.int64).tobytes(), 3 * PLACE)
     table = Table()
     try:
-        backlog = Backlog(cast(Any, table), 4, Saved(file))
+        backlog = Backlog(cast(Any, table), 4, SavedState(file))
     except ValueError:
         return
     finally:
@@ -159,7 +159,7 @@ def series(max_lines: int = 900) -> Series:
         counters={"waits": "waits_total", "slots": "seconds_count"},
         names=(0, 1),
         lines=10,
-        budget=Budget(Limits(max_lines=max_lines)),
+        budget=LineBudget(Limits(max_lines=max_lines)),
         others=2,
         maxima=("blocked",),
         windows={"1m": 60.0},
@@ -193,7 +193,7 @@ def test_series_go_on_as_they_were() -> None:
     assert first.retired
     count(first, range(50, 90), 1101.0)
     head, arrays = first.save()
-    fields, blocks = snapshot.unpack(memoryview(snapshot.pack(head, arrays)))
+    fields, blocks = messages.unpack(memoryview(messages.pack(head, arrays)))
     second = series()
     assert second.form == first.form
     second.restore(fields, {name: np.asarray(block) for name, block in blocks.items()}, 1102.0)

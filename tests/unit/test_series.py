@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from lockd.sample.series import series as module
 from lockd.sample.series.label_hash import hash_labels
-from lockd.sample.series.limits import OPEN_SHARE, RESERVED_LINES, SHARES, Budget, Limits
-from lockd.sample.series.presence import Presence
-from lockd.sample.series.ranking import EARNED_NS
+from lockd.sample.series.limits import OPEN_SHARE, RESERVED_LINES, SHARES, Limits, LineBudget
+from lockd.sample.series.ranking import EARNED_NS, Presence
 from lockd.sample.series.series import OTHER, SHOWN_SECONDS, Series
 
 KINDS = ("lock", "cond")
@@ -33,12 +32,12 @@ PRESENT = st.none() | st.sets(st.integers(0, 30), max_size=20)
 STEPS = st.lists(st.tuples(EVENTS, EVENTS, PRESENT, st.sampled_from([1, 10, 70, 4000])), max_size=30)
 
 
-def budget(lines: int) -> Budget:
+def budget(lines: int) -> LineBudget:
     """One that has so many lines for series."""
-    return Budget(Limits(max_lines=lines + RESERVED_LINES))
+    return LineBudget(Limits(max_lines=lines + RESERVED_LINES))
 
 
-def make(shared: Budget, family: str = "futex", lines: int = 2, most: int | None = None) -> Series:
+def make(shared: LineBudget, family: str = "futex", lines: int = 2, most: int | None = None) -> Series:
     return Series(
         family, {"count": np.int64, "slots": (np.int64, (3,)), "waiting": np.int64, "waiting_ns": np.int64},
         counters={"count": "counted", "slots": "slotted"},

@@ -21,17 +21,17 @@ class Keeper(Systemd):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_there = True
+        self.is_available = True
         self.left: dict[str, int] = {}
 
-    def keep(self, name: str, fd: int) -> None:
+    def store_descriptor(self, name: str, fd: int) -> None:
         assert name not in self.left
         self.left[name] = os.dup(fd)
 
-    def forget(self, name: str) -> None:
+    def remove_descriptor(self, name: str) -> None:
         os.close(self.left.pop(name))
 
-    def kept(self) -> dict[str, int]:
+    def take_descriptors(self) -> dict[str, int]:
         return {name: os.dup(fd) for name, fd in self.left.items()}
 
 
@@ -66,7 +66,7 @@ def test_kills_after_the_start_are_no_failures(keeper: Keeper) -> None:
     for _ in range(2 * TRIES):
         store = adopted(keeper)
         assert store
-        store.has_started()
+        store.note_started()
 
 
 def test_errors_after_the_start_are_failures_unless_it_has_lasted(keeper: Keeper) -> None:
@@ -74,28 +74,28 @@ def test_errors_after_the_start_are_failures_unless_it_has_lasted(keeper: Keeper
     for _ in range(2 * TRIES):
         store = adopted(keeper)
         assert store
-        store.has_started()
-        store.has_lasted()
-        store.has_failed()
+        store.note_started()
+        store.note_lasted()
+        store.note_failed()
     for _ in range(TRIES - 1):
         store = adopted(keeper)
         assert store
-        store.has_started()
-        store.has_failed()
+        store.note_started()
+        store.note_failed()
     assert not adopted(keeper)
 
 
 def test_what_was_counted_may_be_let_go_alone(keeper: Keeper) -> None:
-    first = Store(keeper, "key").counted()
+    first = Store(keeper, "key").counts_file()
     assert first is not None
     os.pwrite(first, b"counted", 0)
     store = adopted(keeper)
     assert store
-    again = store.counted()
+    again = store.counts_file()
     assert again is not None
     assert os.pread(again, 7, 0) == b"counted"
-    store.forget_counted()
-    anew = store.counted()
+    store.discard_counts()
+    anew = store.counts_file()
     assert anew is not None
     assert os.fstat(anew).st_size == 0
     assert "counted" in keeper.left
@@ -104,10 +104,10 @@ def test_what_was_counted_may_be_let_go_alone(keeper: Keeper) -> None:
 
 def test_without_systemd_nothing_is_kept() -> None:
     keeper = Keeper()
-    keeper.is_there = False
+    keeper.is_available = False
     store = Store(keeper, "key")
     store.keep(MANIFEST, [os.memfd_create("map")])
-    assert store.counted() is None
+    assert store.counts_file() is None
     assert keeper.left == {}
 
 

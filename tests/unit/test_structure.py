@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-COMMON = {"lockd", "advice", "errors", "logs", "printable", "snapshot"}
+COMMON = {"lockd", "advice", "errors", "logs", "printable", "messages"}
 """Modules that every room may import. They import each other, and of the rooms only `process`."""
 
 MAY = {

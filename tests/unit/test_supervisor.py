@@ -43,10 +43,10 @@ class Supervised:
                 message = control.recv(64)
             except ConnectionResetError:  # ended with a question unread: the loop takes it as an end
                 message = b""
-            self.supervisor.note(message)
+            self.supervisor.handle_message(message)
         elif not control:
             time.sleep(TICK)
-        self.supervisor.look()
+        self.supervisor.check_exporter()
 
     def until(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SECONDS
@@ -70,7 +70,7 @@ def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_there(exporter: Exporter) -> bool:
-    return exporter.code() is None
+    return exporter.exit_code() is None
 
 
 def test_one_that_hangs_is_killed_and_replaced(
@@ -88,7 +88,7 @@ def test_one_that_hangs_is_killed_and_replaced(
         assert running.supervisor.trouble == "has said nothing for 2 s"
         assert not is_there(running.all[0])
         running.until(lambda: running.supervisor.restarts == 1 and not running.supervisor.trouble)
-        assert running.all[0].code() == -signal.SIGKILL
+        assert running.all[0].exit_code() == -signal.SIGKILL
         assert "exporter: has said nothing for 2 s; starting another" in caplog.text
     finally:
         running.end()
@@ -101,10 +101,10 @@ def test_one_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     try:
         running.until(lambda: running.supervisor.has_served)
         running.until(lambda: running.supervisor.exporter is None)
-        running.supervisor.look()
-        assert is_there(running.all[0]), "look() has come back before its end"
+        running.supervisor.check_exporter()
+        assert is_there(running.all[0]), "check_exporter() has come back before its end"
         running.until(lambda: running.supervisor.restarts == 1)
-        running.until(lambda: running.all[0].code() == -signal.SIGKILL)
+        running.until(lambda: running.all[0].exit_code() == -signal.SIGKILL)
     finally:
         running.end()
 
@@ -168,7 +168,7 @@ def test_a_pause_of_this_process_is_no_silence(monkeypatch: pytest.MonkeyPatch, 
     try:
         running.until(lambda: running.supervisor.has_served)
         for _ in range(3):
-            running.supervisor.look()
+            running.supervisor.check_exporter()
             time.sleep(1)  # in all longer than the longest silence
         running.tick()
         assert not running.supervisor.trouble
@@ -183,4 +183,4 @@ def test_the_end_takes_a_stopped_one_with_it(monkeypatch: pytest.MonkeyPatch, tm
     running.until(lambda: running.supervisor.has_served)
     os.kill(running.all[0].pid, signal.SIGSTOP)
     running.supervisor.end()
-    assert running.all[0].code() == -signal.SIGKILL
+    assert running.all[0].exit_code() == -signal.SIGKILL

@@ -17,7 +17,7 @@ from lockd.sample.aggregates.ongoing import Moment, OngoingWaits
 from lockd.sample.aggregates.window import Window, add_slots
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.series.block import Block, with_windows
-from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
 
 ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK", errno.EOPNOTSUPP: "EOPNOTSUPP"}
@@ -28,7 +28,7 @@ class FutexAggregates:
     """The series of futex calls."""
 
     def __init__(
-        self, manifest: Manifest, limits: Limits, budget: Budget, contention: ContentionTables,
+        self, manifest: Manifest, limits: Limits, budget: LineBudget, contention: ContentionTables,
         user_locks: UserLocks,
     ) -> None:  # fmt: skip
         kinds = manifest.enums["futex_kind"]

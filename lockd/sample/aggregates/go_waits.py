@@ -9,7 +9,7 @@ import numpy as np
 from lockd.names.labels.processes import Name
 from lockd.names.protocol import GoWaits, GoWaitsAnswer
 from lockd.sample.series.block import Block
-from lockd.sample.series.limits import Budget
+from lockd.sample.series.limits import LineBudget
 from lockd.sample.series.series import Series
 
 ASKED_AT_ONCE = 500
@@ -22,7 +22,7 @@ MOST_NS = 1 << 60
 class GoMutexWaits:
     """The series of waits for Go mutexes, by unit and comm. `name(tgid)` returns those of a process."""
 
-    def __init__(self, budget: Budget, name: Callable[[int], Name]) -> None:
+    def __init__(self, budget: LineBudget, name: Callable[[int], Name]) -> None:
         self._name = name
         self._last_ns: dict[int, int] = {}
         """What each process said last that it had waited, by its id, in nanoseconds."""

@@ -21,7 +21,7 @@ from lockd.sample.aggregates.identities import Identities
 from lockd.sample.aggregates.ongoing import LASTING_NS, Moment, OngoingWaits, name_waits
 from lockd.sample.aggregates.window import Window, add_slots
 from lockd.sample.series.block import Block
-from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
 
 TYPES_HELD = 4
@@ -38,7 +38,7 @@ class KernelHoldAggregates:
     """The series of acquisitions and holds of kernel locks."""
 
     def __init__(
-        self, manifest: Manifest, limits: Limits, budget: Budget, contention: ContentionTables,
+        self, manifest: Manifest, limits: Limits, budget: LineBudget, contention: ContentionTables,
         resolver: Resolver, processes: Processes,
     ) -> None:  # fmt: skip
         self._types = list(manifest.enums["lock_type"])

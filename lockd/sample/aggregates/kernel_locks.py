@@ -12,7 +12,7 @@ from lockd.sample.aggregates.lock_series import LockSeries
 from lockd.sample.aggregates.ongoing import Moment, OngoingWaits
 from lockd.sample.aggregates.window import Stacks, Window, add_slots
 from lockd.sample.series.block import Block, with_windows
-from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
 
 
@@ -20,7 +20,7 @@ class KernelLockAggregates:
     """The series of waits for kernel locks."""
 
     def __init__(
-        self, manifest: Manifest, limits: Limits, budget: Budget, contention: ContentionTables,
+        self, manifest: Manifest, limits: Limits, budget: LineBudget, contention: ContentionTables,
         resolver: Resolver,
     ) -> None:  # fmt: skip
         types = manifest.enums["lock_type"]

@@ -18,7 +18,7 @@ from lockd.sample.aggregates.ongoing import Moment, OngoingWaits
 from lockd.sample.aggregates.window import Window, add_slots
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.label_hash import hash_labels
-from lockd.sample.series.limits import Budget, Limits
+from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import OTHER, Series
 
 INTERRUPT = "irq"
@@ -32,7 +32,7 @@ class OffcpuAggregates:
     """The series of time off the CPU and on the run queue."""
 
     def __init__(
-        self, manifest: Manifest, limits: Limits, budget: Budget, contention: ContentionTables,
+        self, manifest: Manifest, limits: Limits, budget: LineBudget, contention: ContentionTables,
         processes: Processes,
     ) -> None:  # fmt: skip
         self._states = list(manifest.enums["state"])

@@ -1,1 +1,1 @@
-"""The budget: what lockd costs, and what it leaves out to keep to its limit."""
+"""The CPU budget: what lockd takes of the machine, and what it leaves out to keep to its limit."""

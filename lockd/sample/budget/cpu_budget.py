@@ -1,4 +1,4 @@
-"""Has lockd keep to its budget of CPU time: looks once a second, and everybody does as the step says."""
+"""Keeps lockd within its budget of CPU time: measures every second and applies the restraint level."""
 
 from __future__ import annotations
 
@@ -8,67 +8,70 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from math import inf
 
-from lockd.kernel.manifest import Manifest
+from lockd.kernel.maps import Control
 from lockd.names.client import Resolver
 from lockd.sample.budget.restraint import DETAIL, PROCESSES, STACKS, STEPS, Restraint
-from lockd.sample.budget.spending import ProgramTimes, Spending, Successors
-from lockd.sample.drain import Collector
+from lockd.sample.budget.spending import ProgramTimes, RestartedProcess, Spending
 from lockd.sample.series.block import Block
 
-LOOK_SECONDS = 1.0
-RARELY = 5
-"""At the last step: seconds between two looks at waits that go on, instead of one."""
-PERIODS = 4
-"""The same of sampling periods between two ticks: hardly anything comes with one."""
+JUDGE_SECONDS = 1.0
+"""Seconds between two measurements of what lockd takes."""
+RARE_SURVEY_SECONDS = 5.0
+"""At the last restraint level: seconds between two readings of ongoing waits, instead of one."""
+RARE_TICK_PERIODS = 4
+"""At the last restraint level: periods from one tick to the next, as hardly any entries come in one
+period."""
 
 
 class CpuBudget:
-    """What the sampler, the programs and the namer are to leave out.
+    """Decides what the programs, the sampler and the namer leave out.
 
-    `budget` is a share of the machine; None: nothing is ever left out.
+    `budget` is a share of the machine; with None nothing is ever left out. `control` passes the restraint
+    level to the programs, whose run time comes from `program_times`.
     """
 
     def __init__(
-        self, budget: float | None, manifest: Manifest, collector: Collector, resolver: Resolver
+        self, budget: float | None, control: Control, program_times: ProgramTimes, resolver: Resolver
     ) -> None:
         self.restraint = Restraint(budget)
-        self.exporter = Successors()
-        """To be told which process that is."""
+        self.exporter = RestartedProcess()
+        """The exporter's CPU time. The daemon says by follow() which process the exporter is."""
         self._answering = 0.0
-        self._control, self._resolver = collector.control, resolver
-        counter, timed_runs = collector.run_times, manifest.constants["TIMED_RUNS"]
-        collector.program_times = ProgramTimes(lambda: int(counter.read()[0]), timed_runs)
+        """CPU seconds of this process that count as the exporter's."""
+        self._control, self._resolver = control, resolver
         self._spending = Spending(
-            collector.program_times,
+            program_times,
             lambda: time.process_time() - self._answering,
             resolver.cpu_seconds,
             lambda: self.exporter.cpu_seconds() + self._answering,
         )
-        self._looked = time.monotonic()
+        self._judged_at = time.monotonic()
 
-    def look(self, now: float) -> None:
-        """To be called at every tick; `now` is the monotonic clock in seconds."""
-        seconds = now - self._looked
-        if seconds < LOOK_SECONDS:
+    def judge_costs(self, now: float) -> None:
+        """Once a second, compare what lockd takes with its budget. `now` is the monotonic clock in
+        seconds."""
+        seconds = now - self._judged_at
+        if seconds < JUDGE_SECONDS:
             return
-        self._looked = now
-        if self.restraint.judge(self._spending.look(seconds), seconds):
-            self._do_as_told()
+        self._judged_at = now
+        if self.restraint.judge(self._spending.measure(seconds), seconds):
+            self._apply_level()
 
-    def change(self, budget: float | None) -> None:
-        """Judge by another budget from now on."""
-        self.restraint.change(budget)
-        self._do_as_told()
+    def set_budget(self, budget: float | None) -> None:
+        self.restraint.set_budget(budget)
+        self._apply_level()
 
-    def _do_as_told(self) -> None:
+    def _apply_level(self) -> None:
         level = self.restraint.level
         self._control.restraint = level  # the programs learn of it with the next window
         self._resolver.is_paused = level >= STACKS
 
     @contextlib.contextmanager
-    def answering(self) -> Iterator[None]:
-        """What this process does meanwhile counts as the exporter's, for whom it is done: no step makes that
-        cheaper, and nobody who asks is to have less told."""
+    def charge_exporter(self) -> Iterator[None]:
+        """Count the CPU time of this process as the exporter's, for which the work inside is done.
+
+        No restraint level makes an answer to the exporter cheaper, so answers must not raise the level.
+        """
         began = time.process_time()
         try:
             yield
@@ -77,27 +80,27 @@ class CpuBudget:
 
     @property
     def has_detail(self) -> bool:
-        """Whether waits are told by thread and by lock."""
+        """Whether waits are counted by thread and by lock."""
         return self.restraint.level < DETAIL
 
     @property
-    def look_around_seconds(self) -> float:
-        """Between two looks at waits that go on."""
-        return RARELY if self.restraint.level >= PROCESSES else 1.0
+    def survey_seconds(self) -> float:
+        """Seconds between two readings of ongoing waits."""
+        return RARE_SURVEY_SECONDS if self.restraint.level >= PROCESSES else 1.0
 
     @property
-    def periods(self) -> int:
-        """Between two ticks."""
-        return PERIODS if self.restraint.level >= PROCESSES else 1
+    def tick_periods(self) -> int:
+        """Periods from one tick to the next."""
+        return RARE_TICK_PERIODS if self.restraint.level >= PROCESSES else 1
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """What is left out, for people; empty if nothing is."""
         level = self.restraint.level
         return f"restraint, step {level} of {len(STEPS) - 1}: {STEPS[level]}" if level else ""
 
     def export(self, block: Block) -> None:
-        """Write the metrics to a block."""
+        """Add the metrics about budget and restraint to a block."""
         restraint = self.restraint
         block.add("lockd_restraint_level", [()], [restraint.level])
         levels = [(str(level),) for level in range(len(STEPS))]

@@ -1,16 +1,20 @@
-"""How lockd keeps to its budget of CPU time: what it does without while it takes more.
+"""Restraint: what lockd leaves out while it takes more CPU time than its budget.
 
-A step is taken for what it makes cheaper, and for nothing else:
+There are four restraint levels; each leaves out more than the one before (STEPS). The level goes up by one
+step only if that step makes cheaper what is too expensive:
 
-- The programs and the sampler work with every event, and each step relieves them. It goes up one when they
-  have taken more than the budget for a second, and what they had saved before is used up.
-- The namer works now and then, but then for seconds, as when a large program is new. The first step stops it,
-  and is taken for it when it has used up what programs and sampler left it for minutes.
-- The exporter works for those who ask it. No step makes that cheaper.
+- Programs and sampler work with every event, and each step relieves them. The level goes up when they have
+  taken more than the budget for a second, and what they had saved before is used up.
+- The namer works now and then, but then for seconds, for instance when a large program is new. Level 1 stops
+  the namer. It is taken for the namer's sake when the namer has used up what programs and sampler left it for
+  minutes.
+- The exporter works for those who ask it. No step makes its work cheaper, and so its CPU time raises no
+  level.
 
-Some of the budget counts as saved when a step begins, so that it has time to show what it saves: the less,
-the more is still taken. It comes down one when clearly less was taken for a while, or when all is saved that
-can be. A step down that does not last makes the next wait twice as long.
+At each step up, a part of the budget counts as saved, so that the step has time to take effect: the less
+lockd still exceeds its budget, the longer that lasts. The level goes down by one step when clearly less was
+taken for a while, or when savings are full. Whenever the level has to rise again soon after a step down, the
+next step down takes twice as long.
 """
 
 from __future__ import annotations
@@ -23,43 +27,43 @@ from lockd.sample.budget.spending import Spent
 log = logging.getLogger(__name__)
 
 STACKS, DETAIL, PROCESSES = 1, 2, 3
-"""As in enum restraint of lockd/bpf/include/common.bpf.h; each step with those before it."""
+"""Restraint levels, as in enum restraint of lockd/bpf/include/common.bpf.h. Each includes those before it."""
 STEPS = (
-    "everything is told",
+    "nothing is left out",
     "no stacks are taken and no names looked up",
     "waits are counted by process, not by thread and lock",
-    'only totals are counted, as the process "other", and looked at less often',
+    'only totals are counted, as the process "other", and read less often',
 )
 SAVED_SECONDS = 30.0
-"""At most so many seconds of the budget can programs and sampler save up."""
+"""The most that programs and sampler can save, in seconds of the budget."""
 STEP_SECONDS = 3.0
-"""So many of them have they when a step begins."""
+"""What programs and sampler have saved at the beginning of a step, in seconds of the budget."""
 SETTLED_SECONDS = 2.0
-"""After a step, until what is taken is all taken at that step: what came before is folded in the first."""
+"""Seconds after a step up before the next one. In the first of them, rows from before the step are folded."""
 NAMER_SECONDS = 120.0
-"""At most so many seconds of the budget are saved for the namer."""
+"""The most that is saved for the namer, in seconds of the budget."""
 NAMER_RETURNS = 60.0
-"""So many of them are to be saved before it goes on."""
+"""Savings with which a stopped namer goes on, in seconds of the budget."""
 NAMER_SHARE = 0.25
-"""Of the budget, that the namer has in any case, though programs and sampler may leave it less."""
+"""The share of the budget that the namer always has, even if programs and sampler leave it less."""
 CALM = 0.75
-"""Of the budget: what is clearly less."""
+"""The share of the budget below which clearly less than the budget is taken."""
 PATIENCE, MOST_PATIENCE = 5.0, 320.0
-"""Seconds of calm before a step down."""
+"""Seconds of calm before a step down: at first, and at most."""
 LASTED = 60.0
-"""A step down that was taken back sooner did not last."""
+"""Seconds after a step down; a step up within them doubles the patience."""
 MESSAGE_ID = "b0b05d5db51d435fb6674d086e099d47"
-"""Of the journal's entry for a step: `journalctl MESSAGE_ID=...` lists them."""
+"""Field of the journal's entry for each change of the level: `journalctl MESSAGE_ID=...` lists them."""
 
 
-class Purse:
-    """What is saved, in seconds of the budget; `most` at most, and as much to begin with."""
+class Savings:
+    """What is saved, in seconds of the budget: from 0 to `most`, which is also what there is at first."""
 
     def __init__(self, most: float) -> None:
         self.saved = self._most = most
 
-    def put(self, seconds: float) -> None:
-        """Less than nothing: take it out, as far as it is there."""
+    def add(self, seconds: float) -> None:
+        """Add what was left of the budget; a negative number is taken out."""
         self.saved = min(max(self.saved + seconds, 0.0), self._most)
 
     @property
@@ -68,91 +72,94 @@ class Purse:
 
 
 class Restraint:
-    """The step that lockd is at, from 0 to len(STEPS) - 1.
+    """The restraint level, from 0 to len(STEPS) - 1, and when it changes.
 
-    `budget` is a share of the machine; None: there is no limit.
+    `budget` is a share of the machine; None stands for no limit.
     """
 
     def __init__(self, budget: float | None) -> None:
         self.budget = budget
         self.level = 0
         self.spent = Spent()
-        """When it was last judged."""
+        """What lockd took when judge() was last called."""
         self.seconds = [0.0] * len(STEPS)
-        """Spent at each step."""
-        self._of_events, self._of_namer = Purse(SAVED_SECONDS), Purse(NAMER_SECONDS)
+        """Seconds that lockd has been at each level."""
+        self._for_events, self._for_namer = Savings(SAVED_SECONDS), Savings(NAMER_SECONDS)
         self._calm = 0.0
-        """Seconds for which clearly less was taken."""
+        """Seconds for which programs and sampler have taken clearly less than the budget."""
         self._patience = PATIENCE
         self._since_step = 0.0
+        """Seconds since the last change of the level."""
         self._since_down = LASTED
+        """Seconds since the last step down, unless a step up has followed."""
 
     def judge(self, spent: Spent, seconds: float) -> bool:
-        """Take notice of what was spent in the last `seconds`; whether that changed the step."""
+        """Account for what was spent in the last `seconds`. Returns whether that changed the level."""
         self.spent = spent
         self.seconds[self.level] += seconds
         if self.budget is None:
             return False
         used = spent.by_events / self.budget
-        self._of_events.put((1 - used) * seconds)
-        self._of_namer.put((max(1 - used, NAMER_SHARE) - spent.namer / self.budget) * seconds)
+        self._for_events.add((1 - used) * seconds)
+        self._for_namer.add((max(1 - used, NAMER_SHARE) - spent.namer / self.budget) * seconds)
         self._calm = self._calm + seconds if used < CALM else 0.0
         self._since_step += seconds
         self._since_down += seconds
         level = self.level
-        if used > 1 and not self._of_events.saved:
+        if used > 1 and not self._for_events.saved:
             if level + 1 < len(STEPS) and (not level or self._since_step >= SETTLED_SECONDS):
                 self._step_up_for_events(self.budget, seconds)
-        elif not level and spent.namer and not self._of_namer.saved:
-            self._step_up(f"the namer has used up what was saved of budget.cpu, {self.budget:.2%}")
-        elif level > STACKS or self._of_namer.saved >= NAMER_RETURNS:
+        elif not level and spent.namer and not self._for_namer.saved:
+            self._step_up(f"the namer has used up its savings of budget.cpu, {self.budget:.2%}")
+        elif level > STACKS or self._for_namer.saved >= NAMER_RETURNS:
             self._come_down(self.budget)
         if not self.level and self._since_down >= MOST_PATIENCE:
             self._patience = PATIENCE
         return self.level != level
 
-    def change(self, budget: float | None) -> None:
-        """Judge by another budget from now on."""
+    def set_budget(self, budget: float | None) -> None:
+        """Judge by another budget from now on. Without a budget the level falls to 0 at once."""
         if budget is None and self.level and self.budget is not None:
             before, self.level = self.level, 0
-            self._tell(logging.INFO, before, "budget.cpu is none from now on")
+            self._log_change(logging.INFO, before, "budget.cpu is none from now on")
         self.budget = budget
 
     def _step_up_for_events(self, budget: float, seconds: float) -> None:
         if self._since_down < LASTED:
             self._patience = min(2 * self._patience, MOST_PATIENCE)
         self._since_down = LASTED
-        self._of_events.put(STEP_SECONDS)
+        self._for_events.add(STEP_SECONDS)
         self._step_up(
-            f"programs and sampler more than budget.cpu, {budget:.2%}, in {seconds:.1f} s,"
+            f"programs and sampler took more than budget.cpu, {budget:.2%}, in {seconds:.1f} s,"
             " and nothing is saved"
         )
 
     def _step_up(self, why: str) -> None:
         self._calm = self._since_step = 0.0
         self.level += 1
-        self._tell(logging.WARNING, self.level - 1, why)
+        self._log_change(logging.WARNING, self.level - 1, why)
 
     def _come_down(self, budget: float) -> None:
-        """One step, if it is time to."""
-        wait = self._since_step if self._of_events.is_full else self._calm
+        """Go down one step if it was calm for long enough, or if savings are full."""
+        wait = self._since_step if self._for_events.is_full else self._calm
         if not self.level or wait < self._patience:
             return
-        why = f"less than budget.cpu, {budget:.2%}, for {self._since_step:.0f} s"
+        limit, seconds = "budget.cpu", self._since_step
         if self._calm >= self._patience:
-            why = f"for {self._calm:.0f} s less than {CALM:.0%} of budget.cpu, {budget:.2%}"
+            limit, seconds = f"{CALM:.0%} of budget.cpu", self._calm
+        why = f"programs and sampler took less than {limit}, {budget:.2%}, for {seconds:.0f} s"
         self._calm = self._since_step = self._since_down = 0.0
         self.level -= 1
-        self._tell(logging.INFO, self.level + 1, why)
+        self._log_change(logging.INFO, self.level + 1, why)
 
-    def _tell(self, priority: int, before: int, why: str) -> None:
+    def _log_change(self, priority: int, before: int, why: str) -> None:
         log.log(
             priority,
             "restraint from %d to %d: %s; lockd takes %s: %s",
             before,
             self.level,
             STEPS[self.level],
-            _words(self.spent),
+            _description(self.spent),
             why,
             extra={
                 "MESSAGE_ID": MESSAGE_ID,
@@ -167,6 +174,6 @@ class Restraint:
         )
 
 
-def _words(spent: Spent) -> str:
+def _description(spent: Spent) -> str:
     parts = ", ".join(f"{part} {share:.2%}" for part, share in asdict(spent).items())
     return f"{spent.total:.2%} of the machine ({parts})"

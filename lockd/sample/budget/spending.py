@@ -1,4 +1,4 @@
-"""What share of the machine lockd itself takes: its programs in the kernel, and its processes."""
+"""What share of the machine lockd itself takes: its BPF programs in the kernel, and its processes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from dataclasses import dataclass, replace
 from lockd.process.clock import NS, cpu_seconds
 
 TIMED_SHARE = 0.1
-"""At most this share of all time is timed, as it costs something; and a window in a second is enough."""
+"""The largest share of all time in which programs are timed: timing costs something, and one window a second
+is enough."""
 MEAN_SECONDS = 60.0
-"""Of processes that work now and then, the mean over such a time is told."""
+"""Seconds over which the exported mean is taken of processes that work now and then."""
 
 CpuSeconds = Callable[[], float]
-"""So far; never less than before."""
+"""Returns the CPU time of a process so far, in seconds. It never falls."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Shares of the machine, of which 1 is all its CPUs."""
+    """Shares of the machine that each part of lockd takes; 1.0 stands for all CPUs."""
 
     programs: float = 0.0
     sampler: float = 0.0
@@ -31,7 +32,7 @@ class Spent:
 
     @property
     def by_events(self) -> float:
-        """What comes with every event."""
+        """The share that grows with every event: programs and sampler."""
         return self.programs + self.sampler
 
     @property
@@ -40,10 +41,10 @@ class Spent:
 
 
 class ProgramTimes:
-    """What the programs take, by the windows that they are told to time.
+    """The CPU time of the programs, from the windows in which they are told to time themselves.
 
-    `read_ns()` is what the runs timed so far took, all together; one in `timed_runs` is, of those in such a
-    window. In it is what a program does, and not what the kernel does to call it.
+    In such a window the programs time one in `timed_runs` of their runs; `read_ns()` returns the nanoseconds
+    of all timed runs so far. They include what a program does, and not what the kernel does to call it.
     """
 
     def __init__(
@@ -51,15 +52,16 @@ class ProgramTimes:
     ) -> None:
         self._read_ns, self._timed_runs, self._clock = read_ns, timed_runs, clock
         self._began_ns = 0
-        """When the window began that is timed; 0: this one is not."""
+        """When the current window began, if it is timed; else 0."""
         self._next_ns = 0
+        """When the next window may be timed."""
         self._span_ns = 0
-        """Of windows that were timed, since they were last looked at."""
-        self._told_ns = read_ns()
+        """The length of all windows that were timed since the last call of busy_cpus()."""
+        self._last_ns = read_ns()
         self._cpus = 0.0
 
-    def next_window(self) -> bool:
-        """A window ends and another begins; whether that is one to be timed."""
+    def begin_window(self) -> bool:
+        """End a window and begin the next. Returns whether the programs are to time the next."""
         now = self._clock()
         if self._began_ns:
             span = now - self._began_ns
@@ -68,39 +70,43 @@ class ProgramTimes:
         self._began_ns = now if now >= self._next_ns else 0
         return self._began_ns > 0
 
-    def cpus(self) -> float:
-        """How many CPUs they kept busy in the windows that were timed since the last call; if there were
-        none, what it said then."""
+    def busy_cpus(self) -> float:
+        """How many CPUs the programs kept busy in the windows that were timed since the last call.
+
+        If no window was timed since, the result is that of the last call.
+        """
         if self._span_ns:
             ns = self._read_ns()
-            self._cpus = max(ns - self._told_ns, 0) * self._timed_runs / self._span_ns
-            self._told_ns, self._span_ns = ns, 0
+            self._cpus = max(ns - self._last_ns, 0) * self._timed_runs / self._span_ns
+            self._last_ns, self._span_ns = ns, 0
         return self._cpus
 
 
-class Successors:
-    """CPU seconds of a process, of whoever has taken its place, and so on."""
+class RestartedProcess:
+    """CPU time of a process that is replaced when it ends, with all processes that it has replaced."""
 
     def __init__(self) -> None:
         self._pid = 0
-        self.ended = self._latest = 0.0
-        """Of those that are no more; of the one there is, when that was last asked."""
+        self.ended_seconds = 0.0
+        """CPU seconds of the processes that have been replaced."""
+        self._running_seconds = 0.0
+        """CPU seconds of the process that runs, when they were last read."""
 
     def follow(self, pid: int) -> None:
-        """0: there is none at the moment."""
+        """Go on with the process `pid`; 0 if none runs at the moment."""
         self._pid = pid
-        self.ended += self._latest
-        self._latest = 0.0
+        self.ended_seconds += self._running_seconds
+        self._running_seconds = 0.0
 
     def cpu_seconds(self) -> float:
         if self._pid:
             with contextlib.suppress(OSError):  # it has just ended
-                self._latest = cpu_seconds(self._pid)
-        return self.ended + self._latest
+                self._running_seconds = cpu_seconds(self._pid)
+        return self.ended_seconds + self._running_seconds
 
 
 class Spending:
-    """All of it. `cpus` is how many the machine has."""
+    """What all parts of lockd take of a machine with `cpus` CPUs."""
 
     def __init__(
         self,
@@ -111,16 +117,17 @@ class Spending:
         cpus: int = os.cpu_count() or 1,
     ) -> None:
         self._programs, self._processes, self._cpus = programs, (sampler, namer, exporter), cpus
-        self._told = self._seconds()
+        self._last = self._seconds()
         self.mean = Spent()
-        """As was last told, but of namer and exporter, who work now and then, the mean over a minute."""
+        """The result of the last measure(); for namer and exporter, who work now and then, the mean over a
+        minute."""
 
-    def look(self, seconds: float) -> Spent:
-        """What was taken since the last call, `seconds` ago."""
-        before, self._told = self._told, self._seconds()
+    def measure(self, seconds: float) -> Spent:
+        """What was taken since the last call, which was `seconds` ago."""
+        before, self._last = self._last, self._seconds()
         spent = Spent(
-            self._programs.cpus() / self._cpus,
-            *((now - then) / seconds / self._cpus for now, then in zip(self._told, before, strict=True)),
+            self._programs.busy_cpus() / self._cpus,
+            *((now - then) / seconds / self._cpus for now, then in zip(self._last, before, strict=True)),
         )
         fresh = 1 - math.exp(-seconds / MEAN_SECONDS)
         self.mean = replace(
@@ -131,4 +138,4 @@ class Spending:
         return spent
 
     def _seconds(self) -> list[float]:
-        return [so_far() for so_far in self._processes]
+        return [cpu_seconds() for cpu_seconds in self._processes]

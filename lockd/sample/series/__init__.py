@@ -1,1 +1,1 @@
-"""Series: which label sets are exported under their own names, within the limit on lines."""
+"""Series: the label sets that are exported, within the limit on lines of /metrics, and their numbers."""

@@ -1,4 +1,4 @@
-"""The block that answers a scrape, put together metric by metric."""
+"""The block that answers a scrape: metrics are added one by one, and packed in the end."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lockd import snapshot
+from lockd import messages
+from lockd.process.clock import NS
 
 US_PER_SECOND = 1e6
-NS_PER_SECOND = 1e9
 
 
 class Block:
-    """Metrics of one moment. `buckets_us` are the upper edges exported, `slots` what programs count in;
-    `exporters_seconds` is the CPU time of those that are no more, to which the exporter adds its own."""
+    """The metrics of one moment.
+
+    `buckets_us` are the upper edges of exported buckets, `slots` is the number of slots that programs count
+    in. `exporters_seconds` is the CPU time of exporters that have ended; the running exporter adds its own.
+    """
 
     def __init__(self, buckets_us: Sequence[int], slots: int, exporters_seconds: float = 0.0) -> None:
         self._head: dict[str, Any] = {
@@ -33,7 +36,7 @@ class Block:
         self._fold[np.arange(slots), bucket_of] = 1
 
     def add(self, name: str, labels: Sequence[Sequence[str]], values: npt.ArrayLike) -> None:
-        """A counter or gauge: one value for each label set."""
+        """Add a counter or gauge: one value for each label set."""
         self._head["metrics"].append({"name": name, "labels": labels})
         self._arrays[name] = np.ascontiguousarray(values, np.float64)
 
@@ -44,19 +47,20 @@ class Block:
         slots: npt.NDArray[np.int64],
         sum_ns: npt.NDArray[np.int64],
     ) -> None:
-        """A histogram in seconds: one row of slots and one sum for each label set."""
+        """Add a histogram in seconds: one row of slots and one sum for each label set."""
         self._head["metrics"].append({"name": name, "labels": labels})
         self._arrays[f"{name}.buckets"] = np.ascontiguousarray(slots @ self._fold)
-        self._arrays[f"{name}.sum"] = sum_ns / NS_PER_SECOND
+        self._arrays[f"{name}.sum"] = sum_ns / NS
 
     def pack(self) -> bytes:
-        return snapshot.pack(self._head, self._arrays)
+        return messages.pack(self._head, self._arrays)
 
 
 def with_windows(
     labels: Sequence[tuple[str, ...]], maxima: dict[str, npt.NDArray[np.int64]]
 ) -> tuple[list[tuple[str, ...]], npt.NDArray[np.float64]]:
-    """Label sets with the label `window` added, and the maxima (ns by window) in microseconds."""
+    """Add the label `window` to label sets. `maxima` are in nanoseconds, by window; the result has
+    microseconds."""
     rows = [(*label, window) for window in maxima for label in labels]
     values = np.concatenate(list(maxima.values())) if maxima else np.empty(0)
     return rows, values / 1000.0

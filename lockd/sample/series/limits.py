@@ -1,4 +1,4 @@
-"""How the lines of exposition are shared out among the families, and the windows of the maxima."""
+"""Limits on what is exported, and how the lines of /metrics are shared out among the families of series."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 RESERVED_LINES = 400
-"""For lockd's own metrics and for HELP and TYPE."""
+"""Lines for metrics about lockd itself, and for HELP and TYPE."""
 
 OPEN_SHARE = 0.75
-"""Up to this part of what there is, every label set gets a series at once; the rest is for what lasts."""
+"""Up to this share of all lines, every label set gets a series at once. The rest is for processes that
+last."""
 
 SHARES = {
     "futex": 0.20,
@@ -24,7 +25,8 @@ SHARES = {
     "kernel_hold": 0.04,
     "go_mutex": 0.01,
 }
-"""Of what `series.max` leaves, each family's own; what is over is for those that need more."""
+"""The share of the lines that each family has for itself. What is left over is for families that need
+more."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,19 @@ class Limits:
     """Bounds on what is exported and remembered."""
 
     max_lines: int = 10_000
+    """Most lines of /metrics."""
     idle_seconds: float = 3600.0
+    """Seconds without news after which the series of a process goes that has ended."""
     top_locks: int = 50
+    """Most locks with series of their own."""
     buckets_us: Sequence[int] = tuple(4**i for i in range(14))
+    """Upper edges of the buckets of histograms, in microseconds."""
     windows: tuple[tuple[str, float], ...] = (("1m", 60.0), ("5m", 300.0))
+    """Name and length, in seconds, of the windows of time for which maxima are exported."""
 
     @property
     def histogram_lines(self) -> int:
-        """Every bucket, +Inf, sum and count."""
+        """Lines of one histogram: every bucket, +Inf, sum and count."""
         return len(self.buckets_us) + 3
 
     @property
@@ -47,21 +54,22 @@ class Limits:
         return len(self.windows)
 
 
-class Budget:
-    """Lines of exposition for all families together; one for each sampler.
+class LineBudget:
+    """The lines of /metrics that the families of series share.
 
-    A family has its share for itself, whatever others take, and may take more from what is nobody's share:
-    what one host needs for locks, another needs for wakers.
+    A family has its share for itself, whatever others take. It may take more of the lines that are nobody's
+    share: what one host needs for locks, another needs for wakers.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._all = max(limits.max_lines - RESERVED_LINES, 0)
         self._taken: dict[str, int] = {}
         self._wanted: dict[str, int] = {}
-        """Lines that families lack."""
+        """Lines that each family lacks."""
 
     def enter(self, family: str, others: int) -> None:
-        """Before anything is taken: a family that needs so many lines in any case, for its `other`."""
+        """Add a family, before any takes lines. It always gets `others` lines, for its series called
+        `other`."""
         self._all = max(self._all - others, 0)
         self._taken[family] = 0
 
@@ -70,18 +78,18 @@ class Budget:
         self._taken[family] += lines
 
     def room(self, family: str, part: float = 1.0) -> float:
-        """How many lines more `family` may take, if there were only this part of everything."""
+        """How many more lines `family` may take, if only this part of all lines existed."""
         common = part * (self._all - sum(map(self._share, self._taken)))
         overdrawn = sum(max(lines - part * self._share(name), 0) for name, lines in self._taken.items())
         own = max(part * self._share(family) - self._taken[family], 0)
         return own + max(common - overdrawn, 0)
 
-    def want(self, family: str, lines: int) -> None:
-        """Note what a family lacks."""
+    def note_lack(self, family: str, lines: int) -> None:
+        """Note how many lines a family lacks."""
         self._wanted[family] = lines
 
-    def asked_of(self, family: str) -> int:
-        """How many of its lines other families lack, if it has more than its share."""
+    def due_to_others(self, family: str) -> int:
+        """How many lines beyond its share a family has to give up because other families lack lines."""
         wanted = sum(lines for name, lines in self._wanted.items() if name != family)
         return max(min(wanted, int(self._taken[family] - self._share(family))), 0)
 

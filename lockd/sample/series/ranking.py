@@ -1,36 +1,72 @@
-"""Which label sets come first, where there is not room for series of all."""
+"""The order in which label sets get series of their own, where there is not room for all of them.
+
+A label set ranks first by the presence of its process, then by how long threads have waited there of late.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from lockd.columns.index import Rows
+from lockd.names.labels.processes import Name
 
 HALF_LIFE = 60.0
-"""Seconds after which waiting that is over counts half."""
+"""Seconds after which a wait that has ended counts half."""
 MEMORY_NS = int(HALF_LIFE / math.log(2) * 1e9)
-"""What a thread that waits all the time has by that rule in the end; no single wait counts more."""
+"""The merit, in nanoseconds, of one thread that waits all the time. No single wait counts more."""
 EARNED_NS = 5_000_000
-"""With less than this a label set takes nobody's place."""
+"""The least merit, in nanoseconds, with which a label set takes the place of another."""
 STAYS = 2.0
-"""So many times as much as it has, another must have waited to take its place: series shall not flap."""
+"""How many times the merit of a series a label set needs to take its place. It keeps series from flapping."""
 FLOOR = 2
-"""So many of each unit come first, so that one service does not take all."""
+"""Label sets of each unit that come before all others, so that one service does not take all series."""
+LASTING = 15.0
+"""Seconds for which a name must have had a process to count as lasting, unlike a short-lived helper's."""
+GONE, THERE, LASTS = range(3)
+"""The presence of a name: no process has it; a process has it; a process has had it for LASTING seconds."""
 
 
-def ranked(
+class Presence:
+    """The presence of names (unit, comm) of processes, which is noted every few seconds."""
+
+    def __init__(self) -> None:
+        self._since: dict[Name, float] = {}
+        """By name, the first of the latest calls of note() in a row that found a process with the name."""
+        self._lasting: set[Name] = set()
+        self._units: dict[str, int] = {}
+
+    def note(self, names: Iterable[Name], now: float) -> None:
+        """Note that processes with these names exist, and none with other names. `now` is in seconds."""
+        self._since = {name: self._since.get(name, now) for name in names}
+        self._lasting = {name for name, since in self._since.items() if now - since >= LASTING}
+        self._units = dict.fromkeys((unit for unit, _ in self._since), THERE)
+        self._units.update(dict.fromkeys((unit for unit, _ in self._lasting), LASTS))
+
+    def state(self, name: Name) -> int:
+        """GONE, THERE or LASTS."""
+        return LASTS if name in self._lasting else THERE if name in self._since else GONE
+
+    def unit_state(self, unit: str) -> int:
+        """The highest state of the names of a unit: GONE, THERE or LASTS."""
+        return self._units.get(unit, GONE)
+
+
+def rank(
     tiers: npt.NDArray[np.int64],
     merits: npt.NDArray[np.float64],
     owners: npt.NDArray[np.int64],
     has_floor: npt.NDArray[np.bool_],
     floors: int,
 ) -> Rows:
-    """Positions, the best first: by tier, then by merit; but before all others the first FLOOR of each owner.
+    """The positions of label sets in the order of their rank, the best first.
 
-    Those must have `has_floor`, and are `floors` at most: first one of each owner, then another of each.
+    The order is by tier, then by merit. Before all others come the best FLOOR label sets of each owner, if
+    they have `has_floor`: first the best of each owner, then the second of each. There are `floors` of these
+    at most.
     """
     order = np.lexsort((-merits, -tiers))
     by_owner = np.argsort(owners[order], kind="stable")

@@ -1,7 +1,8 @@
-"""The exported series: which label sets have one of their own, and their numbers.
+"""The exported series: which label sets have a series of their own, and the numbers of each series.
 
-Totals are exact and bounded: what has no series of its own is counted in that of its unit, or in the one
-whose name labels all say `other`. An increment goes to one series, chosen when it happens.
+Totals are exact and the number of series is bounded. A label set without a series of its own counts in the
+series of its unit, or else in the series whose name labels are all `other`. Each increment goes to one
+series, which is chosen when it happens.
 """
 
 from __future__ import annotations
@@ -13,49 +14,62 @@ import numpy as np
 import numpy.typing as npt
 
 from lockd.columns.index import Hashes, Index, Rows
-from lockd.sample.series.limits import OPEN_SHARE, Budget
+from lockd.process.clock import NS
+from lockd.sample.series.limits import OPEN_SHARE, LineBudget
 from lockd.sample.series.maxima import Maxima
-from lockd.sample.series.presence import GONE, LASTS, THERE, Presence
-from lockd.sample.series.ranking import EARNED_NS, HALF_LIFE, MEMORY_NS, STAYS, ranked
+from lockd.sample.series.ranking import (
+    EARNED_NS,
+    GONE,
+    HALF_LIFE,
+    LASTS,
+    MEMORY_NS,
+    STAYS,
+    THERE,
+    Presence,
+    rank,
+)
 
 OTHER = "other"
 SHOWN_SECONDS = 30.0
-"""So long a series shows its last numbers before it goes, for those who scrape."""
+"""Seconds for which a series still shows its last numbers before it goes, so that every scrape sees them."""
 REMEMBERED_SECONDS = 120.0
-"""After so long with nothing new a label set without a series is forgotten."""
+"""Seconds without news after which a label set without a series is forgotten."""
 MOST_REFUSED = 20_000
-"""So many of them are remembered, not every name that a host ever had."""
+"""Most label sets without a series that are remembered: a host can have any number of names in time."""
 MOST_RETIRED = 1000
-"""So many series that went are remembered: one that comes back goes on where it was."""
+"""Most retired series whose counts are remembered. A series that returns goes on with its counts."""
 
 _FREE, _OTHER, _NAMED = range(3)
 _NOWHERE = -1
 _ENTRY = {
     "state": (np.int8, _FREE),
-    "seen": (np.float64, 0.0),  # when it last had something new, a wait that goes on included
-    "waited": (np.float64, 0.0),  # ns, what is over decayed
-    "going_on": (np.float64, 0.0),  # ns, of waits that were going on when they were last looked at
-    "row": (np.int64, _NOWHERE),  # its own
-    "displaced": (np.float64, np.inf),  # when it counted there last, if it does no more
-    "unit": (np.int64, _NOWHERE),  # entry of its unit
-    "other": (np.int64, _NOWHERE),  # row for what has none
-    "target": (np.int64, _NOWHERE),  # row in which it counts
+    "seen": (np.float64, 0.0),  # when it last had news, such as an ongoing wait
+    "waited": (np.float64, 0.0),  # ns of waits that have ended; halved every HALF_LIFE
+    "going_on": (np.float64, 0.0),  # ns of waits that were ongoing at the last survey
+    "row": (np.int64, _NOWHERE),  # its own row
+    "displaced": (np.float64, np.inf),  # when it last counted in its own row, if it does so no more
+    "unit": (np.int64, _NOWHERE),  # the entry of its unit
+    "other": (np.int64, _NOWHERE),  # the row in which it counts if neither it nor its unit has one
+    "target": (np.int64, _NOWHERE),  # the row in which it counts at present
 }
+"""The columns of an entry: the type of each, and its value where there is no entry."""
 
 
 class Series:
-    """One group of metrics with the same labels: a row per label set, numpy columns for its numbers.
+    """One family of metrics with the same labels: one row for each label set that has a series of its own.
 
-    `names` are the positions of the labels that become `other`; `lines` is what one row
-    costs in lines of exposition, taken from `budget`; room is kept for `others` rows of
-    `other`. `counters` are the columns that only grow, with the metrics that they are; `maxima` are the names
-    of sliding maxima, each kept over every window in `windows` (seconds by label).
+    - `columns` are the numpy columns with the numbers of each row. `counters` are those that only grow, with
+      the name of the metric that each is exported as.
+    - `names` are the positions of the labels that become `other`.
+    - `lines` is how many lines of /metrics one row takes of `budget`. Lines for `others` rows called `other`
+      are always there.
+    - `maxima` are the names of sliding maxima, each kept over every window in `windows` (seconds by label).
+    - `most` is given for series of locks: the most rows besides `other`. They go to the locks that are waited
+      for most and whose third label is not one of `uncontended`. Without `most` the rows are for processes:
+      processes without a row count in one row of their unit.
 
-    Of locks there are never more than `most` rows besides `other`, for those that are waited for most, where
-    the third label is not one of `uncontended`. Else rows are for processes: those of a unit that have no row
-    are counted in one of their unit.
-
-    A label set is an entry, with a row of its own or without: it counts in its target.
+    Every label set has an entry, with or without a row of its own. Its `target` is the row in which it
+    counts.
     """
 
     def __init__(
@@ -66,7 +80,7 @@ class Series:
         counters: Mapping[str, str],
         names: tuple[int, ...],
         lines: int,
-        budget: Budget,
+        budget: LineBudget,
         others: int,
         most: int | None = None,
         uncontended: Collection[str] = (),
@@ -76,10 +90,11 @@ class Series:
         self.family = family
         self.lines = lines
         self.overflowed = 0
-        """How often a label set was refused a series of its own."""
+        """How often a label set got no series of its own."""
         self.retired = 0
+        """How many series have been retired."""
         self.labels: list[tuple[str, ...] | None] = []
-        """Of each row."""
+        """The labels of each row; None for a free row."""
         self.columns = {name: np.zeros((64, *_shape(kind)), _dtype(kind)) for name, kind in columns.items()}
         self.maxima = {
             name: {window: Maxima(seconds) for window, seconds in (windows or {}).items()} for name in maxima
@@ -92,8 +107,8 @@ class Series:
         budget.enter(family, others * lines)
         self._row_of: dict[tuple[str, ...], int] = {}
         self._free_rows: list[int] = []
-        self._gone: dict[tuple[str, ...], npt.NDArray[np.int64]] = {}
-        """What rows had counted when they went, the first to go first."""
+        self._retired_counts: dict[tuple[str, ...], npt.NDArray[np.int64]] = {}
+        """The counts of retired rows, the oldest first."""
         self._retired_values = dict.fromkeys(counters, 0)
         self._index = Index()
         self._entry_of: dict[tuple[str, ...], int] = {}
@@ -104,7 +119,8 @@ class Series:
         self._free_entries: list[int] = []
         self._own = 0
         """Label sets that count in rows of their own."""
-        self._aged = 0.0
+        self._decayed_at = 0.0
+        """When the column `waited` was last decayed."""
 
     def __getitem__(self, column: str) -> npt.NDArray[Any]:
         return self.columns[column]
@@ -118,56 +134,63 @@ class Series:
 
     @property
     def size(self) -> int:
-        """Above every row."""
+        """One more than the highest row."""
         return len(self.labels)
 
     def rows(
         self, keys: Hashes, labels: Callable[[int], tuple[str, ...]], weights: npt.NDArray[Any], now: float
     ) -> Rows:
-        """The row of each key, where `labels(i)` names the i-th and `weights` is what it has waited (ns)."""
+        """The row in which each key counts, for waits that have ended.
+
+        `labels(i)` returns the labels of the i-th key. `weights` are the waited times in nanoseconds.
+        """
         return self._rows(keys, labels, weights, now, "waited")
 
     def waiting_rows(
         self, keys: Hashes, labels: Callable[[int], tuple[str, ...]], waited_ns: npt.NDArray[Any], now: float
     ) -> Rows:
-        """The same for waits that go on, each one of these keys; after clear_waiting()."""
+        """The row in which each key counts, for ongoing waits, one for each key. Call clear_waiting() before.
+
+        `labels(i)` returns the labels of the i-th key. `waited_ns` are the times so far.
+        """
         return self._rows(keys, labels, np.minimum(waited_ns, MEMORY_NS), now, "going_on")
 
     def row(self, labels: tuple[str, ...], now: float) -> int:
-        """The row of one label set."""
+        """The row in which one label set counts."""
         entry = self._entry(labels)
         self._entries["seen"][entry] = now
         return int(self._entries["target"][entry])
 
     def find(self, keys: Hashes) -> Rows:
-        """The row in which each key counts at present, -1 where it is not known."""
+        """The row in which each key counts at present; -1 for an unknown key."""
         entries = self._index.find(keys)
         return np.where(entries >= 0, self._entries["target"][entries], _NOWHERE)
 
     def rearrange(self, presence: Presence, idle_seconds: float, now: float) -> None:
-        """Let go what has ended, and give the rows to whom they are due; every few seconds."""
+        """Retire series that have ended, and give rows to the label sets that rank first. Call it every few
+        seconds."""
         entries = self._entries
-        entries["waited"] *= 0.5 ** ((now - self._aged) / HALF_LIFE)
-        self._aged = now
+        entries["waited"] *= 0.5 ** ((now - self._decayed_at) / HALF_LIFE)
+        self._decayed_at = now
         named = np.flatnonzero(entries["state"] == _NAMED)
-        self._note_units(named)
-        stays = np.array([self._stays(self._entry_labels[entry], presence) for entry in named], np.int64)
+        self._update_units(named)
+        stays = np.array([_presence_of(self._entry_labels[entry], presence) for entry in named], np.int64)
         is_shown = entries["row"][named] >= 0
         displaced, seen = entries["displaced"][named], entries["seen"][named]
         has_faded = displaced <= now - SHOWN_SECONDS
         has_ended = (seen < now - idle_seconds) & (stays == GONE)
         self._retire(named[is_shown & (has_faded | has_ended)])
         stays = np.maximum(stays, np.where(seen >= now - SHOWN_SECONDS, THERE, GONE))
-        self._give_way(named[stays == GONE])
+        self._yield_lines(named[stays == GONE])
         self._compete(named, stays)
         self._forget_refused(named, now)
-        self._aim()
+        self._choose_targets()
 
     def retired_values(self) -> dict[str, float]:
-        """By metric, what series had counted that are not exported any more; times in seconds."""
+        """By metric, the total that retired series had counted; times are in seconds."""
         values = self._retired_values
         return {
-            metric: values[column] / (1e9 if column.endswith("_ns") else 1)
+            metric: values[column] / (NS if column.endswith("_ns") else 1)
             for column, metric in self._counters.items()
         }
 
@@ -176,10 +199,10 @@ class Series:
             maxima.note(rows, values)
 
     def keep_windows(self, windows: Mapping[str, float]) -> None:
-        """Keep maxima over these from now on, no more than before; in new ones nothing is noted yet."""
-        for name, kept in self.maxima.items():
+        """Keep maxima over these windows from now on, no more than before. New windows begin empty."""
+        for name, by_window in self.maxima.items():
             self.maxima[name] = {
-                window: kept.get(window) or Maxima(seconds) for window, seconds in windows.items()
+                window: by_window.get(window) or Maxima(seconds) for window, seconds in windows.items()
             }
 
     def advance(self, now: float) -> None:
@@ -188,15 +211,20 @@ class Series:
                 maxima.advance(now)
 
     def clear_waiting(self) -> None:
-        """Before the waits that go on at this moment are noted anew."""
+        """Forget all ongoing waits, before those of the present moment are noted."""
         self.columns["waiting"][:] = 0
         self.columns["waiting_ns"][:] = 0
         self._entries["going_on"][:] = 0
 
     def current_max(self, name: str, rows: Rows) -> dict[str, npt.NDArray[np.int64]]:
-        """By window, the largest that ended in it or still goes on (column `waiting_ns`, if there is one)."""
+        """By window, the longest wait in nanoseconds that ended in it or is ongoing.
+
+        Ongoing waits are in the column `waiting_ns`, which not every family has.
+        """
         waiting = self.columns["waiting_ns"][rows] if "waiting_ns" in self.columns else 0
-        return {window: np.maximum(maxima.of(rows), waiting) for window, maxima in self.maxima[name].items()}
+        return {
+            window: np.maximum(maxima.values(rows), waiting) for window, maxima in self.maxima[name].items()
+        }
 
     def live(self) -> tuple[Rows, list[tuple[str, ...]]]:
         """Rows in use and their labels."""
@@ -205,7 +233,8 @@ class Series:
 
     @property
     def form(self) -> list[Any]:
-        """What two of them have in common if one can take over what the other has counted."""
+        """Describes the form of the counts: restore() takes over the counts of series of the same form
+        only."""
         return [
             list(self._counters),
             self._widths,
@@ -213,12 +242,12 @@ class Series:
         ]
 
     def save(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-        """All that was counted, and in which rows, for restore()."""
+        """All counts and the label sets they belong to, as a JSON head and arrays for restore()."""
         rows, labels = self.live()
         entries = np.array([self._entry_of[label] for label in labels], np.int64)
         arrays = {
             "counted": self._counted(rows),
-            "gone": np.array(list(self._gone.values()), np.int64),
+            "gone": np.array(list(self._retired_counts.values()), np.int64),
             "waited": self._entries["waited"][entries],
             "displaced": np.nan_to_num(self._entries["displaced"][entries], posinf=-1.0),
         }
@@ -227,7 +256,7 @@ class Series:
                 arrays[f"{name} {window}"] = maxima.save(rows)
         return {
             "labels": labels,
-            "gone": list(self._gone),
+            "gone": list(self._retired_counts),
             "retired": self.retired,
             "overflowed": self.overflowed,
             "retired_values": self._retired_values,
@@ -235,21 +264,23 @@ class Series:
         }, arrays
 
     def restore(self, head: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]], now: float) -> None:
-        """Go on where another one of the same form was; before anything is counted."""
+        """Take over the result of save() of series with the same form, before anything is counted."""
         entries = []
         for labels in map(tuple, head["labels"]):
             entries.append(self._new_entry(labels))
             self._give_row(entries[-1])
         which = np.array(entries, np.int64)
         rows = self._entries["row"][which]
-        self._entries["seen"][which] = self._aged = now
+        self._entries["seen"][which] = self._decayed_at = now
         self._entries["waited"][which] = arrays["waited"]
         self._set_counted(rows, arrays["counted"].reshape(len(rows), sum(self._widths)))
         displaced = arrays["displaced"] >= 0
         self._displace(which[displaced])
         self._entries["displaced"][which[displaced]] = arrays["displaced"][displaced]
         gone = arrays["gone"].reshape(len(head["gone"]), sum(self._widths))
-        self._gone = {tuple(labels): values for labels, values in zip(head["gone"], gone, strict=True)}
+        self._retired_counts = {
+            tuple(labels): values for labels, values in zip(head["gone"], gone, strict=True)
+        }
         self.retired, self.overflowed = head["retired"], head["overflowed"]
         self._retired_values = dict(head["retired_values"])
         for name, windows in self.maxima.items():
@@ -257,13 +288,13 @@ class Series:
                 maxima.restore(rows, arrays[f"{name} {window}"], head["parts"][name][window])
 
     def _counted(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """What rows have counted, one after another, as _take_counters() has it of one."""
+        """The counts of rows, one line for each row, its counters one after another."""
         columns = zip(self._counters, self._widths, strict=True)
         return np.concatenate([self.columns[name][rows].reshape(len(rows), w) for name, w in columns], axis=1)
 
     @property
     def _widths(self) -> list[int]:
-        """Of the columns that are counters."""
+        """How many numbers one row has in each counter."""
         return [self.columns[name][0].size for name in self._counters]
 
     def _set_counted(self, rows: Rows, counted: npt.NDArray[np.int64]) -> None:
@@ -294,7 +325,8 @@ class Series:
         return targets
 
     def _entry(self, labels: tuple[str, ...]) -> int:
-        """The entry of a label set, with a row of its own if there is room for all."""
+        """The entry of a label set. A new entry gets a row of its own if there is room for every label
+        set."""
         entry = self._entry_of.get(labels)
         if entry is None:
             entry = self._new_entry(labels)
@@ -306,7 +338,7 @@ class Series:
         return entry
 
     def _is_open(self) -> bool:
-        """Whether every label set gets a row."""
+        """Whether there is room for every label set."""
         if self._most is not None and self._own >= self._most:
             return False
         return self._budget.room(self.family, OPEN_SHARE) >= self.lines
@@ -327,7 +359,8 @@ class Series:
         return entry
 
     def _give_row(self, entry: int) -> None:
-        """Let an entry count in a row of its own, from where that was if it had one before."""
+        """Let an entry count in a row of its own, which goes on with its counts if the entry had a row
+        before."""
         entries = self._entries
         if entries["row"][entry] < 0:
             entries["row"][entry] = self._new_row(self._entry_labels[entry])
@@ -348,15 +381,16 @@ class Series:
         self._row_of[labels] = row
         if not self._is_other(labels):
             self._budget.take(self.family, self.lines)
-        if (counted := self._gone.pop(labels, None)) is not None:
-            self._set_counters(row, counted)
+        if (counts := self._retired_counts.pop(labels, None)) is not None:
+            self._set_counted(np.array([row]), counts[None])
+            self._add_to_retired_values(counts, -1)
         return row
 
     def _share_row(self, entry: int) -> None:
-        """Let an entry count in the row of its unit, if that has one, or in that of all others."""
+        """Let an entry count in the row of its unit if there is one, else in the row called `other`."""
         labels, entries = self._entry_labels[entry], self._entries
         other = self._entry(tuple(OTHER if i in self.names else label for i, label in enumerate(labels)))
-        entries = self._entries  # which may have grown
+        entries = self._entries  # may have grown in _entry()
         entries["other"][entry] = entries["target"][entry] = entries["row"][other]
         of_unit = tuple(OTHER if i in self.names[1:] else label for i, label in enumerate(labels))
         if self._most is not None or of_unit == labels:
@@ -370,8 +404,8 @@ class Series:
         if entries["row"][unit] >= 0 and np.isinf(entries["displaced"][unit]):
             entries["target"][entry] = entries["row"][unit]
 
-    def _aim(self) -> None:
-        """Let every entry without a row of its own count where it should now."""
+    def _choose_targets(self) -> None:
+        """Set the target of every entry without a row of its own."""
         entries = self._entries
         is_own = (entries["row"] >= 0) & np.isinf(entries["displaced"])
         shares = np.flatnonzero((entries["state"] == _NAMED) & ~is_own)
@@ -379,38 +413,36 @@ class Series:
         in_unit = (units >= 0) & is_own[units]
         entries["target"][shares] = np.where(in_unit, entries["row"][units], entries["other"][shares])
 
-    def _note_units(self, named: Rows) -> None:
-        """A unit's own entry was seen when one was that counts there."""
+    def _update_units(self, named: Rows) -> None:
+        """Let the entry of a unit be as recently seen as any entry that counts in it."""
         entries = self._entries
         members = named[(entries["unit"][named] >= 0) & (entries["target"][named] != entries["row"][named])]
         np.maximum.at(entries["seen"], entries["unit"][members], entries["seen"][members])
 
-    def _stays(self, labels: tuple[str, ...], presence: Presence) -> int:
-        unit, comm = labels[:2]
-        return presence.of_unit(unit) if comm == OTHER else presence.of((unit, comm))
-
     def _merits(self) -> npt.NDArray[np.float64]:
-        """What each entry has waited of late, a unit's own also what is counted there for others."""
+        """How long threads have waited of late, by entry, in nanoseconds. A unit also has what counts there
+        for others."""
         entries = self._entries
         merits: npt.NDArray[np.float64] = entries["waited"] + entries["going_on"]
         members = np.flatnonzero((entries["unit"] >= 0) & (entries["target"] != entries["row"]))
         np.add.at(merits, entries["unit"][members], merits[members])
         return merits
 
-    def _give_way(self, gone: Rows) -> None:
-        """Retire what other families have a right to, if there is something that has ended."""
-        asked = -(-self._budget.asked_of(self.family) // self.lines)
-        if asked > 0:
+    def _yield_lines(self, gone: Rows) -> None:
+        """Retire series of ended processes, in the number that other families have a right to."""
+        due = -(-self._budget.due_to_others(self.family) // self.lines)
+        if due > 0:
             shown = gone[self._entries["row"][gone] >= 0]
-            self._retire(shown[np.argsort(self._merits()[shown], kind="stable")][:asked])
+            self._retire(shown[np.argsort(self._merits()[shown], kind="stable")][:due])
 
     def _compete(self, named: Rows, stays: npt.NDArray[np.int64]) -> None:
-        """Give the rows there are to the entries that come first; `stays` tells it of each of `named`."""
+        """Give the rows to the entries that rank first. `stays` is the presence of each of the entries
+        `named`."""
         entries, merits = self._entries, self._merits()
         is_own = (entries["row"][named] >= 0) & np.isinf(entries["displaced"][named])
         has_earned = merits[named] >= EARNED_NS
         wants = ~is_own & (has_earned if self._most is not None else stays == LASTS)
-        self._budget.want(self.family, 0)
+        self._budget.note_lack(self.family, 0)
         if not wants.any():
             return
         chosen = np.flatnonzero(is_own | wants)
@@ -429,7 +461,7 @@ class Series:
         else:
             is_unit = np.array([label[1] == OTHER for label in labels])
             tiers, has_floor, floors = 2 * stays + contended, (stays == LASTS) & ~is_unit, limit
-        order = ranked(tiers, merit, owners, has_floor, floors)
+        order = rank(tiers, merit, owners, has_floor, floors)
         first, last = order[: max(limit, 0)], order[max(limit, 0) :]
         winners = first[~is_own[first]]
         losers = last[is_own[last]][::-1][: max(len(winners) - max(limit - self._own, 0), 0)]
@@ -439,29 +471,32 @@ class Series:
             if entries["row"][entry] >= 0 or self._budget.room(self.family) >= self.lines:
                 self._give_row(entry)
         lacking = which[winners if self._most is not None else ~is_own]
-        self._budget.want(self.family, np.count_nonzero(entries["row"][lacking] < 0) * self.lines)
+        self._budget.note_lack(self.family, np.count_nonzero(entries["row"][lacking] < 0) * self.lines)
 
     def _displace(self, which: Rows) -> None:
-        """Let entries count elsewhere; their rows go when their last numbers have been shown for a while."""
+        """Let entries count elsewhere. Their rows stay for SHOWN_SECONDS, so that scrapes see the last
+        numbers."""
         self._own -= len(which)
         self._entries["displaced"][which] = self._entries["seen"][which]
         for entry in which.tolist():
             self._share_row(entry)
 
     def _retire(self, which: Rows) -> None:
-        """Take their rows from entries, and remember what these had counted."""
+        """Take the rows from entries, and remember the counts."""
         if not len(which):
             return
         entries = self._entries
         rows = entries["row"][which].copy()
-        for row in rows.tolist():
+        counted = self._counted(rows)
+        self._add_to_retired_values(counted.sum(axis=0), 1)
+        for row, counts in zip(rows.tolist(), counted, strict=True):
             labels = self.labels[row]
             assert labels is not None
             del self._row_of[labels]
             self.labels[row] = None
-            self._gone[labels] = self._take_counters(row)
-        while len(self._gone) > MOST_RETIRED:
-            del self._gone[next(iter(self._gone))]
+            self._retired_counts[labels] = counts.copy()  # a view would keep the counts of all rows in memory
+        while len(self._retired_counts) > MOST_RETIRED:
+            del self._retired_counts[next(iter(self._retired_counts))]
         for column in self.columns.values():
             column[rows] = 0
         for windows in self.maxima.values():
@@ -474,23 +509,15 @@ class Series:
         entries["row"][which] = _NOWHERE
         entries["displaced"][which] = np.inf
 
-    def _take_counters(self, row: int) -> npt.NDArray[np.int64]:
-        counted = [self.columns[name][row].reshape(-1) for name in self._counters]
-        for name, values in zip(self._counters, counted, strict=True):
-            self._retired_values[name] += int(values.sum())
-        return np.concatenate(counted)
-
-    def _set_counters(self, row: int, counted: npt.NDArray[np.int64]) -> None:
-        at = 0
-        for name in self._counters:
-            column = self.columns[name]
-            values = counted[at : at + column[row].size]
-            column[row] = values.reshape(column[row].shape)
-            self._retired_values[name] -= int(values.sum())
-            at += len(values)
+    def _add_to_retired_values(self, counts: npt.NDArray[np.int64], sign: int) -> None:
+        """Add the counts of a row to the totals of retired series, or subtract them if `sign` is -1."""
+        parts = np.split(counts, np.cumsum(self._widths)[:-1])
+        for name, values in zip(self._counters, parts, strict=True):
+            self._retired_values[name] += sign * int(values.sum())
 
     def _forget_refused(self, named: Rows, now: float) -> None:
-        """Forget entries without rows that nobody misses; all, so that they ask again, if there is room."""
+        """Forget entries without rows that had no news for long. If there is room, forget all of them: those
+        that have news get rows then."""
         entries = self._entries
         refused = named[(entries["row"][named] < 0) & (entries["state"][named] == _NAMED)]
         if not len(refused):
@@ -498,7 +525,7 @@ class Series:
         seen = entries["seen"][refused]
         if not self._is_open():
             oldest = np.sort(seen)[-MOST_REFUSED] if len(seen) > MOST_REFUSED else -np.inf
-            never_shared = entries["other"][refused] < 0  # it was retired just now
+            never_shared = entries["other"][refused] < 0  # the entry was retired just now
             refused = refused[(seen < now - REMEMBERED_SECONDS) | (seen < oldest) | never_shared]
         is_wanted = np.ones(len(entries["state"]), np.bool_)
         is_wanted[refused] = False
@@ -509,6 +536,11 @@ class Series:
         for entry in refused.tolist():
             del self._entry_of[self._entry_labels[entry]]
         self._free_entries += refused.tolist()
+
+
+def _presence_of(labels: tuple[str, ...], presence: Presence) -> int:
+    unit, comm = labels[:2]
+    return presence.unit_state(unit) if comm == OTHER else presence.state((unit, comm))
 
 
 def _shape(kind: Any) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What lockd itself did and cost: ticks, hooks, maps, losses, programs' run time, CPU and memory."""
+"""Metrics about lockd itself: ticks, hooks, maps, losses, run time of programs, CPU time and memory."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from lockd.kernel.losses import Losses
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.program_info import program_info
 from lockd.names.client import Resolver
-from lockd.sample.budget.spending import Successors
+from lockd.sample.budget.spending import RestartedProcess
 from lockd.sample.drain import Collector
 from lockd.sample.series.block import Block
 from lockd.sample.series.series import Series
 
 SAVED = ("started", "ticks", "taken_over", "interrupted_drains")
-"""What is counted here, besides the times of ticks."""
+"""Attributes of OwnCost that are saved for the next start, besides the durations of ticks."""
 
 
 class TickTimes:
-    """Durations counted in the programs' own slots: (2^(i-1), 2^i] us."""
+    """A histogram of durations in the same slots as those of the programs: slot i has (2^(i-1), 2^i] us."""
 
     def __init__(self, slots: int) -> None:
         self.slots = np.zeros(slots, np.int64)
@@ -46,11 +46,14 @@ class TickTimes:
 
 
 class OwnCost:
-    """Metrics about lockd. `functions` are (program, descriptor) of every BPF function."""
+    """Counts what the sampler did, and exports all metrics about lockd.
+
+    `functions` has the program and the descriptor of every BPF function.
+    """
 
     def __init__(
         self, manifest: Manifest, collector: Collector, functions: list[tuple[str, int]],
-        resolver: Resolver, exporter: Successors, procfs: Path = Path("/proc"),
+        resolver: Resolver, exporter: RestartedProcess, procfs: Path = Path("/proc"),
     ) -> None:  # fmt: skip
         slots = manifest.constants["SLOTS"]
         self._manifest = manifest
@@ -60,33 +63,39 @@ class OwnCost:
         self._resolver, self._exporter = resolver, exporter
         self._procfs = procfs
         self.started = time.time()
-        """When counting began: at the start of the first of those that took over from one another."""
+        """When counting began, in Unix time: at the last start that did not take over the counts of
+        another."""
         self.work, self.late = TickTimes(slots), TickTimes(slots)
+        """How long ticks took, and how late they began."""
         self.ticks = 0
         self.exporter_restarts = 0
         self.captures_refused = 0
         self.undecided_calls = 0
+        """Futex calls that are not counted yet because the names of their locks are being looked up."""
         self.taken_over = {"end": 0, "crash": 0}
-        """How often another sampler had been gone on with, by how that one ended."""
+        """Starts that took over the counts of another sampler, by how that sampler ended."""
         self.interrupted_drains = 0
+        """Starts that took over the counts of a sampler which ended during a drain, so that rows may be
+        lost."""
         self._reload_was_successful, self._reloaded, self._keys_waiting = True, time.time(), 0
         self._before: dict[str, float] = {}
-        """What others have counted before that somebody else counts here."""
+        """What `_others` was at the end of the sampler whose counts were taken over."""
         self.read()
 
     def note_reload(self, was_successful: bool, keys_waiting: int) -> None:
-        """Of the configuration; how many of its keys wait for a restart."""
+        """Note the result of a reload of the configuration, and how many changed keys wait for a restart."""
         self._reload_was_successful, self._keys_waiting = was_successful, keys_waiting
         if was_successful:
             self._reloaded = time.time()
 
     def save(self) -> dict[str, Any]:
-        """What was counted here and by those who are asked, for restore()."""
+        """All counts, as JSON for restore(). CPU times are those of the last read()."""
         own = {name: getattr(self, name) for name in SAVED}
         return {**own, "late": self.late.save(), "work": self.work.save(), "others": self._others}
 
     def restore(self, head: dict[str, Any], is_end: bool) -> None:
-        """Go on with what another one has counted; whether that one had come to its end."""
+        """Go on with the result of save() of another sampler. `is_end` says whether that sampler ended in
+        order, after it had saved everything."""
         for name in SAVED:
             setattr(self, name, head[name])
         self.late.restore(head["late"])
@@ -96,9 +105,10 @@ class OwnCost:
         self.taken_over["end" if is_end else "crash"] += 1
 
     def read(self) -> None:
-        """Read what grows by itself, such as CPU time.
+        """Read the counters that other objects and processes keep, such as CPU time.
 
-        What is saved and what is exported are these values: no counter is saved with less than was exported.
+        save() and export() both use the values read last, so that no counter is saved with less than was
+        exported.
         """
         usage = resource.getrusage(resource.RUSAGE_SELF)
         now = {
@@ -114,11 +124,11 @@ class OwnCost:
 
     @property
     def exporters_seconds(self) -> float:
-        """CPU time of the exporters that are no more."""
-        return self._exporter.ended + self._before.get("exporter_seconds", 0.0)
+        """CPU seconds of the exporters that have ended."""
+        return self._exporter.ended_seconds + self._before.get("exporter_seconds", 0.0)
 
     def export(self, block: Block, families: list[Series]) -> None:
-        """Write every metric to a block."""
+        """Add all metrics about lockd to a block, with those about the series in `families`."""
         block.add(
             "lockd_build_info", [(lockd.__version__, platform.python_version(), os.uname().release)], [1]
         )
@@ -191,7 +201,7 @@ class OwnCost:
             return False
 
     def _resident_bytes(self, process: str) -> int:
-        """0 if there is none."""
+        """Resident memory of a process; 0 if it does not exist."""
         try:
             pages = int((self._procfs / process / "statm").read_text().split()[1])
         except OSError:

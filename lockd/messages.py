@@ -1,0 +1,113 @@
+"""Messages between the sampler and the exporter, and the block of data that travels with them.
+
+Both ends share one Unix socket of type SOCK_SEQPACKET, so that each send() is one message. The words below
+are all that is ever sent on it. The answer to a request for data is the word HERE with the descriptor of a
+file in memory (memfd), which holds one block: writing it never waits for the reader.
+
+A block is a JSON head and raw arrays. The sampler writes numpy arrays and the exporter reads plain
+memoryviews, so that the exporter needs no numpy (25 MB less resident memory) and parses nothing that came
+from the network. The sampler also saves its counts for the next start as a block
+(lockd/sample/saved_state.py).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+try:
+    from _blake2 import blake2b  # hashlib would load OpenSSL as well, which takes 3 MB
+except ImportError:
+    from hashlib import blake2b
+
+# Words of the sampler, and what the exporter answers to them.
+SERVE = b"serve"
+"""The sampler's first message to an exporter: the sampler answers requests from this moment on."""
+SERVING = b"serving"
+"""The exporter's first message: it accepts connections."""
+PING = b"ping"
+"""The sampler asks every few seconds whether the exporter's event loop runs. The answer is ALIVE."""
+ALIVE = b"alive"
+RELOAD = b"reload"
+"""The sampler asks the exporter to take other settings and to read the web configuration again.
+
+The full message is `reload LEVEL SHARE`: the log level, and the share of one processor for requests (a
+decimal number, or `inf`). The answer is RELOADED, or NOT_RELOADED if the web configuration is wrong.
+"""
+RELOADED, NOT_RELOADED = b"reloaded", b"not reloaded"
+
+# Requests of the exporter, and what the sampler answers to them.
+REQUEST_METRICS = b"m"
+"""Request for the block behind /metrics: every series."""
+REQUEST_DETAIL = b"d"
+"""Request for the block behind /api/v1: the tables by thread and by lock."""
+HERE = b"ok"
+"""The answer to both requests, together with the block. Any other answer says why there is no block."""
+REQUEST_SETTLED = b"s"
+"""Request to be told when everything that happened before it is counted. The answer is SETTLED,
+without a block."""
+SETTLED = b"settled"
+
+DIGEST_BYTES = 32
+
+
+class Array(Protocol):
+    """An object with the buffer protocol that can copy itself: a numpy array or an array.array."""
+
+    def tobytes(self) -> bytes: ...
+
+
+def pack(head: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
+    """Encode a block. `head` must be JSON; each array must be C-contiguous, of int64 or float64."""
+    bodies = {name: array.tobytes() for name, array in arrays.items()}
+    layout: dict[str, tuple[str, int]] = {
+        name: (memoryview(array).format, len(bodies[name]))  # type: ignore[arg-type]  # numpy has the buffer protocol
+        for name, array in arrays.items()
+    }
+    text = json.dumps({"head": head, "arrays": layout}, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 8)  # arrays start on an 8-byte edge
+    return b"".join([len(text).to_bytes(8, "little"), text, *bodies.values()])
+
+
+def unpack(block: memoryview) -> tuple[dict[str, Any], dict[str, memoryview]]:
+    """The head and the arrays of a block, each array as a flat memoryview of format `l`, `q` or `d`."""
+    size = int.from_bytes(block[:8], "little")
+    described = json.loads(bytes(block[8 : 8 + size]))
+    arrays: dict[str, memoryview] = {}
+    at = 8 + size
+    for name, (form, length) in described["arrays"].items():
+        arrays[name] = block[at : at + length].cast(form)
+        at += length
+    return described["head"], arrays
+
+
+def to_memfd(block: bytes) -> int:
+    """A file in memory that holds `block`, as a descriptor that the caller closes.
+
+    Raises OSError if there is no memory or no descriptor left.
+    """
+    fd = os.memfd_create("lockd-snapshot", os.MFD_CLOEXEC)
+    view = memoryview(block)
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+    except OSError:  # no memory
+        os.close(fd)
+        raise
+    return fd
+
+
+def from_memfd(fd: int) -> memoryview:
+    """The block in a file in memory. The descriptor is closed; the memory lives as long as the view."""
+    try:
+        return memoryview(mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ))
+    finally:
+        os.close(fd)
+
+
+def digest(data: bytes | memoryview) -> bytes:
+    """DIGEST_BYTES that tell whether saved data is complete and unchanged. They prove no authorship."""
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()
