@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockd.errors import UsageError
-from lockd.trace.futex.lock_files import as_csv, as_json, read
+from lockd.trace.futex.lock_rows import as_csv, as_json, read
 from lockd.trace.futex.report_groups import COLUMNS, only, summarise, with_kinds
 from lockd.trace.futex.rows import LockRow
 

@@ -161,7 +161,7 @@ class Session:
     def map(self, name: str) -> HashMap:
         return self._pairs.hashes[name]
 
-    def steady(self, name: str) -> Entries:
+    def read_steady(self, name: str) -> Entries:
         """The entries of a table that programs write to."""
         return self._pairs.hashes[name].read_steady(self._pairs.buffers)
 

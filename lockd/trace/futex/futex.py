@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockd.trace.core import options, output
 from lockd.trace.futex import lock_histograms, trace
-from lockd.trace.futex.lock_files import as_csv, as_json
+from lockd.trace.futex.lock_rows import as_csv, as_json
 from lockd.trace.futex.report_groups import only, summarise
 from lockd.trace.futex.report_table import as_table, left_out
 from lockd.trace.futex.rows import LockRow, microseconds

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockd.errors import UsageError
 from lockd.trace.core import options, output
-from lockd.trace.futex import lock_files, trace
+from lockd.trace.futex import lock_rows, trace
 from lockd.trace.futex.report_groups import COLUMNS, DEFAULT_COLUMNS, only, summarise, with_kinds
 from lockd.trace.futex.report_table import FORMATS, left_out
 
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if args.live is None and args.pids:
         raise UsageError(f"{TITLE}: -p is about what is traced; rule: with --live")
     if args.live is None:
-        rows = with_kinds(lock_files.read(args.file))
+        rows = with_kinds(lock_rows.read(args.file))
     else:
         rows = trace.trace(TITLE, args, args.live or None, with_names=True).rows
     shown = only(rows, args.events)

@@ -79,7 +79,7 @@ def trace(title: str, args: argparse.Namespace, duration: float | None, with_nam
                 names.learn((one.tgid, one.address, one.kind), one.tid, capture)
             return session.stacks.unwound(one.tgid, capture) if capture else NO_STACK
 
-        still_open = waits.add_to(calls, session.steady("threads"), session.ended_ns, stack_of)
+        still_open = waits.add_to(calls, session.read_steady("threads"), session.ended_ns, stack_of)
         session.events = calls.total
         session.progress.say(f"{title}: naming what was found")
         names.work(float("inf"))

@@ -146,7 +146,7 @@ class Absences:
         """Threads that are off the CPU at the end of the trace. Waits that have ended by a wake-up are over,
         if it is only waits that are asked for."""
         end = self._session.ended_ns
-        for tid, thread in zip(*self._session.steady("threads"), strict=True):
+        for tid, thread in zip(*self._session.read_steady("threads"), strict=True):
             since, woken = int(thread["off_since"]), int(thread["woken_at"])
             if not 0 < since < end:
                 continue

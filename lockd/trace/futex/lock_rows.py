@@ -61,15 +61,15 @@ def read(path: Path) -> list[LockRow]:
     Raises UsageError that names the file, the line, the column and the rule.
     """
     if path == STDIN:
-        return rows_of("standard input", sys.stdin)
+        return read_lines("standard input", sys.stdin)
     try:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            return rows_of(str(path), file)
+            return read_lines(str(path), file)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def rows_of(name: str, lines: Iterable[str]) -> list[LockRow]:
+def read_lines(name: str, lines: Iterable[str]) -> list[LockRow]:
     """Those of the lines of a file of that name; raises as read() does."""
     rows: list[LockRow] = []
     columns: list[str] = []
