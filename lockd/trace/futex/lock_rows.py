@@ -1,4 +1,7 @@
-"""Rows of futex calls as files: CSV with the columns of locktrace, and JSON. See docs/trace/futex.md."""
+"""Rows of futex calls: the result of `lockd trace futex`, its CSV and JSON files, and the reader of the CSV.
+
+The CSV has the columns of locktrace (docs/trace/futex.md).
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,71 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from lockd.errors import UsageError
 from lockd.printable import printable
-from lockd.trace.futex.rows import LockRow, microseconds, sorted_rows
 
 TIMES = ("blocked_us", "sys_us", "max_blocked_us", "max_sys_us")
 COUNTS = ("wait_count", "blocked_count", "wake_count", "errors")
 COLUMNS = ("pid", "tid", "addr", *TIMES, *COUNTS, "stack")
 NAMES = ("kind", "lock", "ongoing")
-"""Further columns, if they are asked for."""
+"""The columns that --names adds."""
 STDIN = Path("-")
 MOST_NUMBER = 2**64 - 1
+"""The greatest number that a column may have."""
+
+
+@dataclass
+class LockRow:
+    """The futex calls of one thread at one address and stack; with names, of one kind too.
+
+    A wait that was open at the end of the trace counts with the time until then.
+    """
+
+    pid: int
+    tid: int
+    address: int
+    comm: str
+    """Name of the process."""
+    frames: tuple[str, ...] = ()
+    """Functions, outermost first; empty if the thread did not block there, or if its stack is not known."""
+    kind: str = ""
+    """`lock`, `pi`, `cond` or `other`; empty if the kind is not known."""
+    lock: str = ""
+    """Lock name; empty if the lock has none."""
+    blocked_ns: int = 0
+    """Time for which the thread was switched out in a wait, until it ran again."""
+    sys_ns: int = 0
+    """Time in futex calls without the blocked time."""
+    max_blocked_ns: int = 0
+    """The longest blocked time of one call."""
+    max_sys_ns: int = 0
+    """The longest time of one call without its blocked time."""
+    wait_count: int = 0
+    """Calls that wait, whether they blocked or not."""
+    blocked_count: int = 0
+    """Waits that blocked."""
+    wake_count: int = 0
+    """Calls that wake or requeue."""
+    errors: int = 0
+    """Calls that failed."""
+    ongoing: int = 0
+    """Waits that were open at the end of the trace."""
+
+
+def microseconds(ns: int) -> int:
+    """Convert nanoseconds to microseconds, rounded to the nearest."""
+    return (ns + 500) // 1000
 
 
 def as_csv(rows: Iterable[LockRow], with_names: bool = False) -> Iterator[str]:
-    """The lines of a file, in the order of locktrace; stacks and names are quoted, always."""
+    """Lines of the CSV, with a head, in the order of locktrace. Stacks and names are always quoted."""
     yield ",".join((*COLUMNS, *(NAMES if with_names else ()))) + "\n"
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-    for row in sorted_rows(rows):
+    for row in _sorted(rows):
         numbers = ",".join(map(str, (row.pid, row.tid, f"{row.address:#x}", *_times(row), *_counts(row))))
         stack = ";".join(printable(name).replace(";", ":") for name in (row.comm, *row.frames))
         names = (printable(row.kind), printable(row.lock), row.ongoing) if with_names else ()
@@ -38,12 +85,17 @@ def as_csv(rows: Iterable[LockRow], with_names: bool = False) -> Iterator[str]:
 
 
 def as_json(rows: Iterable[LockRow]) -> Iterator[str]:
-    """An object for each row, on a line of its own; the stack is a list, outermost function first."""
-    for row in sorted_rows(rows):
+    """Lines of JSON, one object for each row. The stack is a list, outermost function first."""
+    for row in _sorted(rows):
         about = {"pid": row.pid, "tid": row.tid, "addr": f"{row.address:#x}", "comm": row.comm}
         numbers = zip((*TIMES, *COUNTS), (*_times(row), *_counts(row)), strict=True)
         names = {"stack": row.frames, "kind": row.kind, "lock": row.lock, "ongoing": row.ongoing}
         yield json.dumps({**about, **dict(numbers), **names}) + "\n"
+
+
+def _sorted(rows: Iterable[LockRow]) -> list[LockRow]:
+    """Rows in the order of locktrace: by process, then by blocked time, both descending."""
+    return sorted(rows, key=lambda row: (-row.pid, -row.blocked_ns, row.tid, row.address, row.frames))
 
 
 def _times(row: LockRow) -> tuple[int, ...]:
@@ -56,7 +108,7 @@ def _counts(row: LockRow) -> tuple[int, ...]:
 
 
 def read(path: Path) -> list[LockRow]:
-    """The rows of a CSV file, of lockd or of locktrace, which does not quote stacks. `-` is standard input.
+    """Read a CSV file of lockd, or of locktrace, which does not quote stacks. `-` is standard input.
 
     Raises UsageError that names the file, the line, the column and the rule.
     """
@@ -70,7 +122,10 @@ def read(path: Path) -> list[LockRow]:
 
 
 def read_lines(name: str, lines: Iterable[str]) -> list[LockRow]:
-    """Those of the lines of a file of that name; raises as read() does."""
+    """Parse the lines of a CSV file with a head, as lockd or locktrace writes it.
+
+    Raises UsageError that names the file `name`, the line, the column and the rule.
+    """
     rows: list[LockRow] = []
     columns: list[str] = []
     for number, line in enumerate(lines, 1):
@@ -126,7 +181,7 @@ def _row(where: str, columns: list[str], text: str) -> LockRow:
 
 
 def _fields(where: str, columns: list[str], text: str) -> list[str]:
-    """Of a line. Names in C++ have commas: a stack that is not quoted is all that comes last."""
+    """Split a line into fields. An unquoted stack is the rest of the line, as names in C++ have commas."""
     fields = text.split(",", len(columns) - 1)
     is_quoted = columns[-1] != "stack" or fields[-1].startswith('"')
     try:
