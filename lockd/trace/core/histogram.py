@@ -6,14 +6,13 @@ the first value and after the last are left out. lockd/bpf/include/histogram.bpf
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeAlias
 
 from lockd.printable import printable
+from lockd.trace.core.output import csv_line
 
 BAR = 52
 """Width of the longest bar in characters."""
@@ -21,18 +20,6 @@ LETTERS = "KMGTPE"
 
 Label = str | int | Sequence[str]
 """Value of a label of a group. A sequence is a stack, innermost function first."""
-
-
-class Scale(Protocol):
-    """The assignment of values to slots."""
-
-    def slot(self, value: int) -> int: ...
-
-    def bounds(self, slot: int) -> tuple[int | None, int | None]:
-        """The least value in a slot, and the least value above the slot; None where the slot has no bound."""
-
-    def name(self, slot: int) -> str:
-        """The slot as it is printed: `[4, 8)`."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +30,13 @@ class Log2:
         return value.bit_length() + 1 if value >= 0 else 0
 
     def bounds(self, slot: int) -> tuple[int | None, int | None]:
+        """The least value in a slot, and the least value above the slot; None where the slot has no bound."""
         if slot == 0:
             return None, 0
         return 1 << slot - 2 if slot > 1 else 0, 1 << slot - 1
 
     def name(self, slot: int) -> str:
+        """The slot as it is printed: `[4, 8)`."""
         low, high = self.bounds(slot)
         if low is None or high is None:
             return "(..., 0)"
@@ -67,15 +56,18 @@ class Linear:
         return max((min(value, self.last) - self.first) // self.step + 1, 0)
 
     def bounds(self, slot: int) -> tuple[int | None, int | None]:
+        """The least value in a slot, and the least value above the slot; None where the slot has no bound."""
         low = self.first + (slot - 1) * self.step
         return low if slot else None, low + self.step if low < self.last else None
 
     def name(self, slot: int) -> str:
+        """The slot as it is printed: `[4, 8)`."""
         low, high = self.bounds(slot)
         left = "(..." if low is None else f"[{low}"
         return f"{left}, {'...' if high is None else high})"
 
 
+Scale: TypeAlias = Log2 | Linear
 LOG2 = Log2()
 
 
@@ -223,18 +215,15 @@ def as_csv(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
 
     A stack is one field, outermost function first, with semicolons between the functions.
     """
-    line = io.StringIO()
-    write = csv.writer(line, lineterminator="\n").writerow
-    for number, group in enumerate(groups):
+    has_head = False
+    for group in groups:
         labels = map(_outermost_first, group.labels.values())
         values = [";".join(label) if isinstance(label, list) else label for label in labels]
         for bucket in group.histogram.buckets:
-            if number == line.tell() == 0:
-                write([*group.labels, *(f"bucket_{name}" for name in bucket.values), "bucket_count"])
-            write([*values, *bucket.values.values(), bucket.count])
-        yield line.getvalue()
-        line.seek(0)
-        line.truncate()
+            if not has_head:
+                yield csv_line([*group.labels, *(f"bucket_{name}" for name in bucket.values), "bucket_count"])
+                has_head = True
+            yield csv_line([*values, *bucket.values.values(), bucket.count])
 
 
 FORMATS = {"text": text, "json": as_json, "csv": as_csv}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
+import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -105,13 +107,27 @@ def table(profile: Profile, brief: Callable[[Sample], Sequence[str]] = innermost
          *(sample.labels.get(name, "") for name in labels), " < ".join(brief(sample))]
         for sample in reversed(profile.sorted())
     ]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(head[:-1], *(row[:-1] for row in rows), strict=True)]
-    for row in [head, *rows]:
+    yield from aligned([head, *rows], len(numbers))
+
+
+def aligned(rows: Sequence[Sequence[str]], numbers: int) -> Iterator[str]:
+    """Lines of a table whose first columns, `numbers` of them, are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
         cells = [
-            cell.rjust(width) if column < len(numbers) else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=False))
+            cell.rjust(width) if column < numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        yield "  ".join([*cells, row[-1]]).rstrip() + "\n"
+        yield "  ".join(cells).rstrip() + "\n"
+
+
+def csv_line(fields: Iterable[object], quote_texts: bool = False) -> str:
+    """A line of CSV; with `quote_texts`, all fields that are not numbers are quoted."""
+    line = io.StringIO()
+    csv.writer(
+        line, quoting=csv.QUOTE_NONNUMERIC if quote_texts else csv.QUOTE_MINIMAL, lineterminator="\n"
+    ).writerow(fields)
+    return line.getvalue()
 
 
 FORMATS = {"folded": folded, "stacks": multiline, "json": as_json, "table": table}

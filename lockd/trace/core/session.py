@@ -103,8 +103,9 @@ class Session:
             self._pairs = Pairs(self.manifest, fds, (BLOCKED_PROCESSES, *self._others))
             self._losses = Losses(self.manifest, self._pairs.losses)
             self._new_processes = self._open_new_processes()
-            self._add_traced(TRACED_PROCESSES, self._only)
-            self._add_traced(TRACED_THREADS, self._threads)
+            for map_, ids in self._traced_ids():
+                for number in ids:
+                    map_.put(np.array([number], np.uint32), np.array([1], np.uint8))
             self.began_ns, self._began = time.monotonic_ns(), time.monotonic()
             # Handlers are set last: a signal during attaching ends the command at once, as there is no
             # result to print.
@@ -140,8 +141,8 @@ class Session:
                 self.progress.show_counts(self.elapsed, self.events, self.lost_events)
         # Without traced ids all programs stop counting at one moment. Programs that are detached one after
         # another would miss the end of a wait whose beginning was counted.
-        self._remove_traced(TRACED_PROCESSES, self._only)
-        self._remove_traced(TRACED_THREADS, self._threads)
+        for map_, ids in self._traced_ids():
+            map_.delete(np.array(ids, np.uint32))
         self.progress.show_text(f"{self.title}: detaching")
         # Losses are read before detaching. While hooks are detached one after another, programs see ends
         # without beginnings, as of a hold of a lock, and count them as lost although nothing is missing.
@@ -258,14 +259,10 @@ class Session:
         except OSError:
             return None
 
-    def _add_traced(self, name: str, ids: tuple[int, ...]) -> None:
-        if name in self.fds:
-            for number in ids:
-                self._pairs.hashes[name].put(np.array([number], np.uint32), np.array([1], np.uint8))
-
-    def _remove_traced(self, name: str, ids: tuple[int, ...]) -> None:
-        if name in self.fds and ids:
-            self._pairs.hashes[name].delete(np.array(ids, np.uint32))
+    def _traced_ids(self) -> list[tuple[HashMap, tuple[int, ...]]]:
+        """The maps of traced processes and threads, each with its ids, as far as there are any."""
+        ids = {TRACED_PROCESSES: self._only, TRACED_THREADS: self._threads}
+        return [(self.map(name), numbers) for name, numbers in ids.items() if name in self.fds and numbers]
 
     def _drain(self) -> dict[str, Entries]:
         """Drain the idle map of each pair, then flip. Returns the entries by pair, without empty pairs."""

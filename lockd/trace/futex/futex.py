@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from lockd.kernel.maps import PerCpuCounters
@@ -52,23 +52,18 @@ ENTRIES = 16384
 OTHER_MAPS = ("steps",)
 """Maps that are not hash maps."""
 
-Lock = tuple[int, int]
-"""Process and address."""
-
 
 @dataclass
 class FutexTrace:
     """The result of a trace."""
 
     rows: list[LockRow]
-    histograms: dict[Lock, Histogram]
-    """Histograms of blocked times in microseconds."""
+    histograms: dict[tuple[int, int], Histogram]
+    """Histograms of blocked times in microseconds, by process and address of the lock."""
     began: float
     """Seconds since 1970."""
     seconds: float
     """Duration of the trace."""
-    names: dict[Lock, str] = field(default_factory=dict)
-    """Names of the locks on which threads blocked, as `NAME (KIND)`; empty unless names were asked for."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -111,15 +106,19 @@ def run(args: argparse.Namespace) -> int:
     output.check(args.hist)
     trace = trace_calls(TITLE, args, args.duration, args.names or args.format in ("json", "table"))
     if args.hist:
-        output.write_text(args.hist, histogram_lines(trace.histograms, trace.names))
+        output.write_text(args.hist, _histogram_lines(trace))
     own = {"csv": as_csv(trace.rows, args.names), "json": as_json(trace.rows), "table": _table(trace.rows)}
     output.write(args, _profile(trace), own)
     return 0
 
 
-def histogram_lines(histograms: Mapping[Lock, Histogram], names: Mapping[Lock, str]) -> Iterator[str]:
+def _histogram_lines(trace: FutexTrace) -> Iterator[str]:
     """Lines of --hist in the format of locktrace. The lock with the most waits that blocked comes first."""
-    for lock, histogram in sorted(histograms.items(), key=lambda item: (-item[1].count, item[0])):
+    names = {
+        (row.pid, row.address): f"{row.lock} ({row.kind})"
+        for row in trace.rows if row.lock and row.blocked_count
+    }  # fmt: skip
+    for lock, histogram in sorted(trace.histograms.items(), key=lambda item: (-item[1].count, item[0])):
         name = printable(names.get(lock, ""))
         yield f"PID {lock[0]}, LOCK {lock[1]:#x}{name and ' '}{name}\n"
         yield from as_bcc(histogram)
@@ -188,14 +187,7 @@ def trace_calls(title: str, args: argparse.Namespace, duration: float | None, wi
             )
         if debug:
             _print_steps(session, older, still_open)
-    trace = FutexTrace(rows, calls.histograms(), began, session.elapsed)
-    if with_names:
-        trace.names = {
-            (row.pid, row.address): f"{row.lock} ({row.kind})"
-            for row in rows
-            if row.lock and row.blocked_count
-        }
-    return trace
+    return FutexTrace(rows, calls.histograms(), began, session.elapsed)
 
 
 def _settings(args: argparse.Namespace, with_names: bool, debug: bool) -> LoadSettings:

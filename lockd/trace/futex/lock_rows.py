@@ -6,7 +6,6 @@ The CSV has the columns of locktrace (docs/trace/futex.md).
 from __future__ import annotations
 
 import csv
-import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,9 +14,15 @@ from pathlib import Path
 
 from lockd.errors import UsageError
 from lockd.printable import printable
+from lockd.trace.core.output import csv_line
 
-TIMES = ("blocked_us", "sys_us", "max_blocked_us", "max_sys_us")
+TIMES = {
+    "blocked_us": "blocked_ns", "sys_us": "sys_ns", "max_blocked_us": "max_blocked_ns",
+    "max_sys_us": "max_sys_ns",
+}  # fmt: skip
+"""Attributes of LockRow by the columns that have them in microseconds."""
 COUNTS = ("wait_count", "blocked_count", "wake_count", "errors")
+"""Columns that have the attributes of the same names."""
 COLUMNS = ("pid", "tid", "addr", *TIMES, *COUNTS, "stack")
 NAMES = ("kind", "lock", "ongoing")
 """The columns that --names adds."""
@@ -72,25 +77,19 @@ def microseconds(ns: int) -> int:
 def as_csv(rows: Iterable[LockRow], with_names: bool = False) -> Iterator[str]:
     """Lines of the CSV, with a head, in the order of locktrace. Stacks and names are always quoted."""
     yield ",".join((*COLUMNS, *(NAMES if with_names else ()))) + "\n"
-    text = io.StringIO()
-    writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     for row in _sorted(rows):
-        numbers = ",".join(map(str, (row.pid, row.tid, f"{row.address:#x}", *_times(row), *_counts(row))))
+        numbers = ",".join(map(str, (row.pid, row.tid, f"{row.address:#x}", *_numbers(row).values())))
         stack = ";".join(printable(name).replace(";", ":") for name in (row.comm, *row.frames))
         names = (printable(row.kind), printable(row.lock), row.ongoing) if with_names else ()
-        writer.writerow((stack, *names))
-        yield f"{numbers},{text.getvalue()}"
-        text.seek(0)
-        text.truncate()
+        yield f"{numbers},{csv_line((stack, *names), quote_texts=True)}"
 
 
 def as_json(rows: Iterable[LockRow]) -> Iterator[str]:
     """Lines of JSON, one object for each row. The stack is a list, outermost function first."""
     for row in _sorted(rows):
         about = {"pid": row.pid, "tid": row.tid, "addr": f"{row.address:#x}", "comm": row.comm}
-        numbers = zip((*TIMES, *COUNTS), (*_times(row), *_counts(row)), strict=True)
         names = {"stack": row.frames, "kind": row.kind, "lock": row.lock, "ongoing": row.ongoing}
-        yield json.dumps({**about, **dict(numbers), **names}) + "\n"
+        yield json.dumps({**about, **_numbers(row), **names}) + "\n"
 
 
 def _sorted(rows: Iterable[LockRow]) -> list[LockRow]:
@@ -98,13 +97,10 @@ def _sorted(rows: Iterable[LockRow]) -> list[LockRow]:
     return sorted(rows, key=lambda row: (-row.pid, -row.blocked_ns, row.tid, row.address, row.frames))
 
 
-def _times(row: LockRow) -> tuple[int, ...]:
-    times = (row.blocked_ns, row.sys_ns, row.max_blocked_ns, row.max_sys_ns)
-    return tuple(map(microseconds, times))
-
-
-def _counts(row: LockRow) -> tuple[int, ...]:
-    return (row.wait_count, row.blocked_count, row.wake_count, row.errors)
+def _numbers(row: LockRow) -> dict[str, int]:
+    """The times and counts of a row, by column."""
+    times = {column: microseconds(getattr(row, name)) for column, name in TIMES.items()}
+    return {**times, **{name: getattr(row, name) for name in COUNTS}}
 
 
 def read(path: Path) -> list[LockRow]:
@@ -171,12 +167,12 @@ def _row(where: str, columns: list[str], text: str) -> LockRow:
             f"{where}: column addr: {values['addr']!r}; rule: an address such as 0x7f00"
         ) from None
     comm, *frames = values["stack"].split(";")
-    blocked, sys_, max_blocked, max_sys = (whole(column) * 1000 for column in TIMES)
-    waits, blocked_waits, wakes, errors = map(whole, COUNTS)
+    times = {name: whole(column) * 1000 for column, name in TIMES.items()}
+    counts = {name: whole(name) for name in COUNTS}
+    kind, lock = values.get("kind", ""), values.get("lock", "")
     return LockRow(
-        whole("pid"), whole("tid"), address, comm, tuple(frames), values.get("kind", ""),
-        values.get("lock", ""), blocked, sys_, max_blocked, max_sys,
-        waits, blocked_waits, wakes, errors, whole("ongoing"),
+        whole("pid"), whole("tid"), address, comm, tuple(frames), kind, lock, **times, **counts,
+        ongoing=whole("ongoing"),
     )  # fmt: skip
 
 

@@ -8,16 +8,8 @@ from pathlib import Path
 
 from lockd.errors import UsageError
 from lockd.trace.core import options, output
-from lockd.trace.futex import futex, lock_rows
-from lockd.trace.futex.summary import (
-    COLUMNS,
-    DEFAULT_COLUMNS,
-    FORMATS,
-    add_kinds,
-    describe_left_out,
-    select,
-    summarise,
-)
+from lockd.trace.futex import futex, lock_rows, summary
+from lockd.trace.futex.summary import COLUMNS, DEFAULT_COLUMNS, FORMATS, KEYS
 
 HELP = "Sum up a trace of futex calls: by lock, stack, process name or thread"
 EPILOG = f"""\
@@ -39,7 +31,6 @@ DEFAULT_ROWS = 20
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    """Parse the value of --columns."""
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in COLUMNS:
@@ -59,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "which idle threads wait; `all`: both, and waits of unknown kind (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "-g", "--group", choices=("lock", "stack", "comm", "tid"), default="lock",
+        "-g", "--group", choices=tuple(KEYS), default="lock",
         help="print a line for each lock, stack, process name or thread (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -93,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{TITLE}: -p limits a trace, and a file is not traced; rule: -p with --live")
     if args.live is None:
         rows = lock_rows.read(args.file)
-        add_kinds(rows)
+        summary.add_kinds(rows)
     else:
         rows = futex.trace_calls(TITLE, args, args.live or None, with_names=True).rows
-    shown = select(rows, args.events)
-    summary = summarise(shown, args.group, args.sort, args.columns, args.rows)
-    output.write_text(args.output, FORMATS[args.format](summary))
-    sys.stderr.writelines(describe_left_out(rows, shown, "; -e all shows them"))
+    shown = summary.select(rows, args.events)
+    result = summary.summarise(shown, args.group, args.sort, args.columns, args.rows)
+    output.write_text(args.output, FORMATS[args.format](result))
+    sys.stderr.writelines(summary.describe_left_out(rows, shown, "; -e all shows them"))
     return 0

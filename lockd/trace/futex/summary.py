@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections import Counter
@@ -13,6 +11,7 @@ from dataclasses import dataclass, field
 from lockd.names.locks.locking import Frame, Judgement, judge
 from lockd.names.protocol import ANON
 from lockd.printable import printable
+from lockd.trace.core.output import aligned, csv_line
 from lockd.trace.futex.lock_rows import LockRow, microseconds
 
 KINDS = {"lock": ("lock", "pi"), "cond": ("cond",)}
@@ -68,42 +67,31 @@ COLUMNS: dict[str, Callable[[Group], float]] = {
 }
 """The value of each column for a group. Times are in microseconds. `blocked.avg` is the average of waits that
 blocked, `sys.avg` of all calls."""
-ADDITIVE = (
-    "blocked.sum",
-    "blocked.count",
-    "sys.sum",
-    "sys.count",
-    "wait.count",
-    "wake.count",
-    "errors",
-    "ongoing",
-)
+ADDITIVE = ("errors", "ongoing", *(name for name in COLUMNS if name.endswith((".sum", ".count"))))
 """Columns whose values add up over the groups, so that each group has a share."""
 
 
-def _key(row: LockRow, by: str) -> tuple[object, ...]:
-    match by:
-        case "lock":
-            return row.pid, row.address, row.kind
-        case "stack":
-            return row.comm, row.frames
-        case "comm":
-            return (row.comm,)
-    return row.pid, row.tid
+KEYS: dict[str, Callable[[LockRow], tuple[object, ...]]] = {
+    "lock": lambda row: (row.pid, row.address, row.kind),
+    "stack": lambda row: (row.comm, row.frames),
+    "comm": lambda row: (row.comm,),
+    "tid": lambda row: (row.pid, row.tid),
+}
+"""The key of a row's group, by the value of --group."""
+LABELS = {
+    "lock": ("kind", "pid", "comm", "lock", "stack"),
+    "stack": ("comm", "stack"),
+    "comm": ("comm",),
+    "tid": ("pid", "tid", "comm"),
+}
+"""The columns that show what a group is, by the value of --group."""
 
 
 def _labels(group: Group, by: str) -> dict[str, object]:
-    """What a group is, by the names of the columns that show it."""
     row = group.heaviest
-    match by:
-        case "lock":
-            name = row.lock if row.lock not in ("", ANON) else f"{row.address:#x}"
-            return {"kind": row.kind, "pid": row.pid, "comm": row.comm, "lock": name, "stack": row.frames}
-        case "stack":
-            return {"comm": row.comm, "stack": row.frames}
-        case "comm":
-            return {"comm": row.comm}
-    return {"pid": row.pid, "tid": row.tid, "comm": row.comm}
+    name = row.lock if row.lock not in ("", ANON) else f"{row.address:#x}"
+    labels = {"pid": row.pid, "tid": row.tid, "comm": row.comm, "kind": row.kind, "lock": name}
+    return {label: {**labels, "stack": row.frames}[label] for label in LABELS[by]}
 
 
 def judge_stack(frames: Sequence[str]) -> Judgement:
@@ -162,7 +150,7 @@ def summarise(
     """
     groups: dict[tuple[object, ...], Group] = {}
     for row in rows:
-        groups.setdefault(_key(row, by), Group()).rows.append(row)
+        groups.setdefault(KEYS[by](row), Group()).rows.append(row)
     largest = sorted(groups.values(), key=lambda group: -COLUMNS[sort](group))
     shared = COLUMNS[sort if sort in ADDITIVE else "blocked.sum"]
     total, sum_ = sum(map(shared, largest)), 0.0
@@ -177,16 +165,15 @@ def summarise(
 
 def as_table(summary: Summary) -> Iterator[str]:
     """Lines of a table for people: times have units, and stacks begin at the function that waits."""
-    heads = ["this%", "cum%", *summary.columns]
-    rows = [[_value(name, value) for name, value in values.items()] for _, values in summary.lines]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    names = list(summary.lines[0][0]) if summary.lines else [summary.by]
-    labels = [[printable(_label(label)) for label in labels.values()] for labels, _ in summary.lines]
-    label_widths = [max(map(len, column)) for column in zip(names, *labels, strict=True)]
-    for numbers, texts in zip([heads, *rows], [names, *labels], strict=True):
-        cells = [cell.rjust(width) for cell, width in zip(numbers, widths, strict=True)]
-        cells += [cell.ljust(width) for cell, width in zip(texts, label_widths, strict=True)]
-        yield "  ".join(cells).rstrip() + "\n"
+    names = LABELS[summary.by] if summary.lines else (summary.by,)
+    rows = [
+        [
+            *(_value(name, value) for name, value in values.items()),
+            *(printable(_label(x)) for x in labels.values()),
+        ]
+        for labels, values in summary.lines
+    ]
+    yield from aligned([["this%", "cum%", *summary.columns, *names], *rows], 2 + len(summary.columns))
     if summary.left_out:
         yield f"and {summary.left_out:,} more\n"
 
@@ -196,15 +183,10 @@ def as_csv(summary: Summary) -> Iterator[str]:
 
     A stack is one field, outermost function first, with semicolons between the functions.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     for number, (labels, values) in enumerate(summary.lines):
         if number == 0:
-            writer.writerow([*labels, *values])
-        writer.writerow([_field(label) for label in labels.values()] + [*values.values()])
-        yield text.getvalue()
-        text.seek(0)
-        text.truncate()
+            yield csv_line([*labels, *values])
+        yield csv_line([*map(_field, labels.values()), *values.values()])
 
 
 def as_json(summary: Summary) -> Iterator[str]:

@@ -70,7 +70,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _mask(text: str) -> int:
-    """Parse the value of --state."""
     try:
         mask = int(text, 0)
     except ValueError:
