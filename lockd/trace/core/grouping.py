@@ -25,10 +25,10 @@ Row = tuple[Any, int, float | None, float | None]
 
 def names(text: str) -> tuple[str, ...]:
     """Parse the value of --by: `none`, or names with commas between, each once."""
-    found = tuple(name.strip() for name in text.split(","))
-    if not all(found) or len(set(found)) < len(found) or ("none" in found and len(found) > 1):
+    labels = tuple(name.strip() for name in text.split(","))
+    if not all(labels) or len(set(labels)) < len(labels) or ("none" in labels and len(labels) > 1):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of names with commas between, each once")
-    return () if found == ("none",) else found
+    return () if labels == ("none",) else labels
 
 
 def linear(text: str) -> Linear:
@@ -63,11 +63,11 @@ def defines(args: argparse.Namespace) -> dict[str, int | None]:
     Sets `args.wants_stacks`, which options.load_settings() reads.
     """
     args.wants_stacks = "stack" in args.by
-    found: dict[str, int | None] = {"BY_COMM": None} if "comm" in args.by else {}
+    switches: dict[str, int | None] = {"BY_COMM": None} if "comm" in args.by else {}
     if args.linear:
         scale: Linear = args.linear
-        found |= {"LINEAR_FIRST": scale.first, "LINEAR_LAST": scale.last, "LINEAR_STEP": scale.step}
-    return found
+        switches |= {"LINEAR_FIRST": scale.first, "LINEAR_LAST": scale.last, "LINEAR_STEP": scale.step}
+    return switches
 
 
 def check(args: argparse.Namespace, more: tuple[str, ...]) -> None:

@@ -29,8 +29,8 @@ CAPTURED_BYTES = 16384
 
 def seconds(text: str) -> float:
     """Parse a duration such as `10`, `0.5`, `500ms` or `2m`. Returns seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|)", text)
-    value = float(found[1]) * UNITS[found[2]] if found else 0.0
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|)", text)
+    value = float(parts[1]) * UNITS[parts[2]] if parts else 0.0
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration above 0, such as 10, 500ms or 2m")
     return value

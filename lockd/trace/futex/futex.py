@@ -74,10 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="print to standard error how many calls began, blocked, ended and so on",
     )  # fmt: skip
     parser.add_argument(
-        "--hist",
-        metavar="FILE",
-        type=Path,
-        help="write a histogram of the blocked times of each lock to FILE",
+        "--hist", metavar="FILE", type=Path, help="write a histogram of blocked times for each lock to FILE"
     )
     parser.add_argument(
         "--names", action="store_true",
