@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lockd.errors import UsageError
 from lockd.names.kernel.kernel_members import member_of
 from lockd.names.kernel.kernel_sites import is_locking, is_tracing
-from lockd.trace.futex import lock_files
+from lockd.trace.futex import lock_rows
 
 STDIN = Path("-")
 SAMPLE = re.compile(
@@ -161,7 +161,7 @@ class _Reader:
         self.rows.append((lock, thread, stack, start, wait, accesses, bool(sample["ongoing"])))
 
     def read_futex(self, name: str, lines: Iterable[str]) -> None:
-        for row in lock_files.rows_of(name, lines):
+        for row in lock_rows.read_lines(name, lines):
             if max(row.blocked_ns, row.wait_count) > MOST_NUMBER:
                 raise UsageError(
                     f"{name}: a number above {MOST_NUMBER}; rule: what fits into 62 bits, times in ns"

@@ -1,1 +1,1 @@
-"""One-shot tools: they load programs, trace for a while, print and end."""
+"""One-shot tools: each loads programs, traces for a while, prints a result and ends."""

@@ -1,4 +1,4 @@
-"""The one-shot tools by name."""
+"""The subcommands of `lockd trace`, one for each one-shot tool."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from lockd.trace.probes import hist, latency, signals, stackcount, stacksnoop
 
 
 class Tool(Protocol):
-    """What a module of a tool has; it may have an EPILOG for its --help as well, and is_offline(args), which
-    says whether it reads a file and traces nothing."""
+    """The module of a tool.
+
+    A module may also have an EPILOG, the end of its --help, and a function is_offline(args), which returns
+    whether the tool reads a file and traces nothing.
+    """
 
     HELP: str
 
     def add_options(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, args: argparse.Namespace) -> int:
-        """The exit code."""
+        """Run the tool. Returns the exit code."""
 
 
 TOOLS: dict[str, Tool] = {
@@ -45,8 +48,8 @@ TOOLS: dict[str, Tool] = {
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Add the tools to `lockd trace`."""
-    parser.set_defaults(run=lambda args: _no_tool(parser))
+    """Add the tools to the parser of `lockd trace`."""
+    parser.set_defaults(run=lambda args: _print_help(parser))
     commands = parser.add_subparsers(dest="tool", metavar="TOOL")
     for name, module in TOOLS.items():
         tool = commands.add_parser(
@@ -61,14 +64,17 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         tool.set_defaults(run=functools.partial(_run, module))
 
 
-def _no_tool(parser: argparse.ArgumentParser) -> int:
+def _print_help(parser: argparse.ArgumentParser) -> int:
+    """Print the help to standard error, as no tool was named."""
     print(parser.format_help(), end="", file=sys.stderr)
     return UsageError.exit_code
 
 
 def _run(module: Tool, args: argparse.Namespace) -> int:
-    """First what can be said at once. Raises HostError without the rights to trace, UsageError if a file
-    cannot be written."""
+    """Check privileges and output options, then run a tool.
+
+    Raises HostError if this user may not trace, UsageError if an output file cannot be written.
+    """
     is_offline = getattr(module, "is_offline", None)
     if not (is_offline and is_offline(args)):
         require_privileges()

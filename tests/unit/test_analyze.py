@@ -16,7 +16,7 @@ from lockd import cli
 from lockd.analyze import pictures, tables
 from lockd.analyze.records import Lock, Records, Thread, read
 from lockd.errors import UsageError
-from lockd.trace.futex import lock_files
+from lockd.trace.futex import lock_rows
 from tests.needs import need
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ s,writer,P10_T11,mutex,{PIPE:#x},{START + 200 * MS},{120 * MS},1,0
 s,writer,P10_T12,mutex,{PIPE:#x},{START + 200 * MS},{60 * MS},1,0,ongoing
 s,idle,P30_T30,rwsem_write,{RWSEM:#x},{START + 250 * MS},0,7,1
 """
-CSV = f"{','.join(lock_files.COLUMNS)}\n"
+CSV = f"{','.join(lock_rows.COLUMNS)}\n"
 PIPE_LABEL, RWSEM_LABEL = f"pipe->mutex {PIPE:#x}", f"inode->i_rwsem {RWSEM:#x}"
 
 

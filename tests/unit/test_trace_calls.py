@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from lockd.kernel.manifest import Manifest
 from lockd.trace.core.histogram import as_bcc
-from lockd.trace.futex.asleep import kind_of_wait
 from lockd.trace.futex.calls import CALLS, MAXIMA, SUMS, UNKNOWN, FutexCalls
-from lockd.trace.futex.open_waits import slots_of
+from lockd.trace.futex.open_waits import kind_of_wait, slots_of
 
 KINDS = ("lock", "pi", "cond", "other", "wake", "none")
 MANIFEST = Manifest("", 0, (), (), (), (), {"futex_kind": KINDS}, {"SLOT_NONE": 255})
@@ -46,7 +45,7 @@ def test_no_count_and_no_time_is_lost(windows: list[list[dict[str, int]]], most:
     """Whenever they are merged, and with room for a few sorts only."""
     found = FutexCalls(MANIFEST, most)
     for window in windows:
-        found.add_part(part_of(window))
+        found.add_rows(part_of(window))
         if often:
             found.merged()
     calls = [call for window in windows for call in window]
@@ -71,7 +70,7 @@ def test_no_count_and_no_time_is_lost(windows: list[list[dict[str, int]]], most:
 
 def test_what_has_no_room_says_so() -> None:
     found = FutexCalls(MANIFEST, 0)
-    found.add_part(part_of([{"tgid": 7, "tid": 8, "uaddr": 9, "stack": 1, "kind": LOCK, "calls": 3}]))
+    found.add_rows(part_of([{"tgid": 7, "tid": 8, "uaddr": 9, "stack": 1, "kind": LOCK, "calls": 3}]))
     (row,) = found.rows(names_of)
     assert (row.pid, row.tid, row.address, row.comm, row.frames) == (0, 0, 0, UNKNOWN, ())
     assert (row.wait_count, found.nameless) == (3, 3)
@@ -80,7 +79,7 @@ def test_what_has_no_room_says_so() -> None:
 def test_wakes_have_the_name_of_their_lock() -> None:
     found = FutexCalls(MANIFEST)
     wait = {"tgid": 7, "tid": 8, "uaddr": 9, "kind": COND, "calls": 2, "slot": 255}
-    found.add_part(part_of([wait, {**wait, "tid": 10, "kind": WAKE}, {**wait, "uaddr": 11, "kind": WAKE}]))
+    found.add_rows(part_of([wait, {**wait, "tid": 10, "kind": WAKE}, {**wait, "uaddr": 11, "kind": WAKE}]))
     asked: list[tuple[int, int, str]] = []
 
     def name_of(tgid: int, address: int, guess: str) -> tuple[str, str]:
@@ -102,7 +101,7 @@ def test_wakes_have_the_name_of_their_lock() -> None:
 def test_a_time_is_in_the_line_of_a_histogram_that_has_it(us: int, line: str) -> None:
     found = FutexCalls(MANIFEST)
     slot = int(slots_of(np.array([us * 1000 + 500]))[0])
-    found.add_part(part_of([{"tgid": 7, "uaddr": 9, "kind": LOCK, "slot": slot, "calls": 5}]))
+    found.add_rows(part_of([{"tgid": 7, "uaddr": 9, "kind": LOCK, "slot": slot, "calls": 5}]))
     (lines,) = (list(as_bcc(histogram)) for histogram in found.histograms().values())
     assert " ".join(lines[-1].partition(":")[0].split()) == line
     assert lines[-1].split(":")[1].split()[0] == "5"

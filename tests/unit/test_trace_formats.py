@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lockd.printable import printable
-from lockd.trace.core.formats import FORMATS
+from lockd.trace.core.output import FORMATS
 from lockd.views import flamegraph, pprof
 from lockd.views.profile import KernelFrame, Mark, Profile, Sample, Value
 from tests.needs import need

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockd.errors import UsageError
-from lockd.trace.futex.lock_files import as_csv, as_json, read
-from lockd.trace.futex.report_groups import COLUMNS, only, summarise, with_kinds
-from lockd.trace.futex.rows import LockRow
+from lockd.trace.futex.lock_rows import LockRow, as_csv, as_json, read
+from lockd.trace.futex.summary import COLUMNS, add_kinds, select, summarise
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = Path(__file__).parent / "futex_traces"
@@ -161,7 +160,7 @@ def test_bad_files_are_told_by_file_line_column_and_rule(text: str, says: str, t
         (("/nowhere.csv",), "/nowhere.csv: cannot be read: No such file or directory"),
         (("/",), "/: cannot be read: Is a directory"),
         ((), "one of FILE and --live is needed"),
-        (("-p", "1", NAMES), "-p is about what is traced; rule: with --live"),
+        (("-p", "1", NAMES), "-p limits a trace, and a file is not traced; rule: -p with --live"),
         (("-c", "blocked.sum,nonsense", NAMES), "'nonsense' is no column"),
         (("-s", "nonsense", NAMES), "nonsense"),
         (("-g", "nonsense", NAMES), "nonsense"),
@@ -220,7 +219,8 @@ def test_the_report_reads_what_is_written(
     assert sorted([getattr(row, name) for name in key] for row in found) == sorted(
         [getattr(row, name) for name in key] for row in rows
     )
-    assert len(only(with_kinds(found), "all")) == len(rows)
+    add_kinds(found)
+    assert len(select(found, "all")) == len(rows)
     assert sum(values["wait.count"] for _, values in summarise(found).lines) == sum(
         r.wait_count for r in rows
     )

@@ -1,1 +1,1 @@
-"""What the one-shot tools share: session, options, stacks, histograms and output formats."""
+"""What the one-shot tools share: session, options, call stacks, histograms and output."""

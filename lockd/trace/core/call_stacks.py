@@ -1,4 +1,7 @@
-"""The stacks of a trace by their numbers: collected as they come, unwound and named while there is time."""
+"""The call stacks of a trace, by the numbers that the programs give them.
+
+Stacks are collected when a window is drained, and unwound while the trace leaves time for it.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +21,32 @@ from lockd.views.profile import KernelFrame, Mark
 PAIRS = ("kernel_stacks", "user_stacks")
 """The pairs of maps that the loader hands over for stacks (lockd/bpf/include/trace.bpf.h)."""
 NO_STACK, LOST_STACK = 0, 1
-"""Two stack numbers of trace.bpf.h: no stack was asked for, and there was no room for the stack."""
+"""Two stack numbers of trace.bpf.h: no stack was asked for; there was no room for the stack."""
 LOST = (Mark("[stack lost]"),)
+"""The frames that stand for a stack that was lost."""
 
 MOST_CAPTURED = 8192
-"""Stacks of user space that wait to be unwound: up to 17 KiB each, 0.2 ms of work."""
+"""Captures that may wait to be unwound. Each takes up to 17 KiB, and 0.2 ms to unwind."""
 MOST_NUMBERS = 1 << 18
-"""Numbers of stacks that are known, of the kernel and of user space each; further ones are lost. There can
-be several numbers of one stack."""
+"""Stack numbers that are remembered, of the kernel and of user space each. Several numbers can stand for one
+stack. Stacks with further numbers are lost."""
 
 Names = tuple[str, ...]
-"""Functions, innermost first."""
+"""The functions of a stack, innermost first."""
 
 
 class CallStacks:
-    """What is kept is bounded: of stacks that come faster than they can be unwound, or are too many, only
-    their number is (`lost`), and they are all named LOST.
+    """Stacks by their numbers. A stack has a user side and a kernel side, each with a number of its own.
+
+    Memory is bounded. If stacks come faster than they can be unwound, or if there are too many of them, the
+    excess is counted in `lost`, and the frames of such a stack are LOST.
     """
 
     def __init__(
         self, procfs: Path = Path("/proc"), most_numbers: int = MOST_NUMBERS, shown: Shown = FUNCTIONS
     ) -> None:
         self.names = StackNames(procfs, shown)
-        """Of functions, and of locks: what is known of processes serves both."""
+        """Names of functions and of locks. One object serves both, as both read the same processes."""
         self._most = most_numbers
         self._user: dict[int, Names] = {NO_STACK: (), LOST_STACK: LOST}
         self._kernel: dict[int, Names] = {NO_STACK: (), LOST_STACK: LOST}
@@ -48,20 +54,22 @@ class CallStacks:
         self._captured: dict[int, tuple[int, Capture]] = {}
         self._queue: deque[int] = deque()
         self._shared: dict[Any, Any] = {}
-        """Addresses, names and stacks of names: one object for all that are equal."""
+        """One object for all equal addresses, names and tuples of names."""
         self._kernel_frames: dict[str, KernelFrame] = {}
         self._small_numbers = itertools.count(LOST_STACK + 1)
+        """Numbers for add_unwound() and add_sleeping(). Those of the programs are hashes of 64 bits."""
         self.lost = 0
+        """Stacks for which there was no room."""
 
     @property
-    def waiting(self) -> int:
-        """Stacks that are to be unwound."""
+    def backlog(self) -> int:
+        """Number of captures that wait to be unwound."""
         return len(self._queue)
 
     def add(self, taken: dict[str, Entries]) -> None:
-        """Take what was drained; the processes are looked at now, as they may end at any time.
+        """Add the stacks of a window, and read the mappings of their processes, which may end at any time.
 
-        The numbers of stacks there is no room for are changed to LOST_STACK in the other tables of `taken`.
+        In the other tables of `taken`, the numbers of stacks that are lost are changed to LOST_STACK.
         """
         share = self._shared.setdefault
         if "kernel_stacks" in taken:
@@ -79,10 +87,10 @@ class CallStacks:
             for name, rows in taken.items():
                 if name not in PAIRS:
                     for columns in rows:
-                        self._forget_lost(columns)
+                        self._mark_lost(columns)
 
     def _capture(self, numbers: npt.NDArray[Any], rows: npt.NDArray[Any]) -> None:
-        fresh = [at for at, number in enumerate(numbers.tolist()) if not self._is_known(number)]
+        fresh = [row for row, number in enumerate(numbers.tolist()) if not self._is_known(number)]
         room = min(MOST_CAPTURED - len(self._captured), self._most - len(self._user) - len(self._captured))
         taken = fresh[: max(0, room)]
         self.lost += len(fresh) - len(taken)
@@ -97,33 +105,36 @@ class CallStacks:
     def _is_known(self, number: int) -> bool:
         return number in self._user or number in self._captured
 
-    def _forget_lost(self, columns: npt.NDArray[Any]) -> None:
-        """In columns of struct call_stack_ids, wherever they are in the rows."""
+    def _mark_lost(self, columns: npt.NDArray[Any]) -> None:
+        """Change unknown numbers to LOST_STACK in every struct call_stack_ids, however deep in the rows."""
         for name in columns.dtype.names or ():
             if columns.dtype[name].names == ("user", "kernel"):
                 for side, is_known in (("user", self._is_known), ("kernel", self._is_kernel_known)):
                     numbers = columns[name][side]
-                    for at, number in enumerate(numbers.tolist()):
+                    for row, number in enumerate(numbers.tolist()):
                         if not is_known(number):
-                            numbers[at] = LOST_STACK
+                            numbers[row] = LOST_STACK
             elif columns.dtype[name].names:
-                self._forget_lost(columns[name])
+                self._mark_lost(columns[name])
 
     def _is_kernel_known(self, number: int) -> bool:
         return number in self._addresses or number in self._kernel
 
     def has(self, user: int, kernel: int) -> bool:
-        """Whether these two were taken already."""
+        """Whether both sides of a stack have been drained."""
         return self._is_known(user) and self._is_kernel_known(kernel)
 
-    def unwound(self, tgid: int, capture: Capture) -> int:
-        """The number of a stack that no program has taken: too small to be one of theirs."""
+    def add_unwound(self, tgid: int, capture: Capture) -> int:
+        """Unwind a capture that no program took. Returns a new number for the user side of the stack."""
         number = next(self._small_numbers)
         self._user[number] = self.names.user(tgid, capture)
         return number
 
-    def put(self, tgid: int, user: Capture | None, kernel: Names) -> int:
-        """The same of both sides of a stack; it is unwound with the others."""
+    def add_sleeping(self, tgid: int, user: Capture | None, kernel: Names) -> int:
+        """Add both sides of a stack that was read from procfs; the user side is unwound later.
+
+        Returns a new number, which stands for the user side and for the kernel side.
+        """
         number = next(self._small_numbers)
         if user and len(self._captured) < MOST_CAPTURED:
             self.names.look({tgid})
@@ -134,27 +145,27 @@ class CallStacks:
         self._kernel[number] = kernel
         return number
 
-    def work(self, until: float) -> None:
-        """Unwind what waits for it, until that time of time.monotonic()."""
+    def unwind(self, until: float) -> None:
+        """Unwind captures until none is left or time.monotonic() reaches `until`."""
         while self._queue and time.monotonic() < until:
             self.user(self._queue.popleft())
 
     def user(self, number: int) -> Names:
-        """Of the user side; empty of a kernel thread's."""
+        """The functions in user space, innermost first; empty for a kernel thread."""
         if number not in self._user and number in self._captured:
-            found = self.names.user(*self._captured.pop(number))
-            names = tuple(self._shared.setdefault(name, name) for name in found)
+            functions = self.names.user(*self._captured.pop(number))
+            names = tuple(self._shared.setdefault(name, name) for name in functions)
             self._user[number] = self._shared.setdefault(names, names)
         return self._user.get(number, LOST)
 
     def kernel(self, number: int) -> Names:
-        """Of the kernel's side; each a KernelFrame."""
+        """The functions in the kernel as KernelFrame, innermost first."""
         if number not in self._kernel and number in self._addresses:
-            found = self.names.kernel(self._addresses[number])
-            names = tuple(self._kernel_frames.setdefault(name, KernelFrame(name)) for name in found)
+            functions = self.names.kernel(self._addresses[number])
+            names = tuple(self._kernel_frames.setdefault(name, KernelFrame(name)) for name in functions)
             self._kernel[number] = names
         return self._kernel.get(number, LOST)
 
     def kernel_addresses(self, number: int) -> tuple[int, ...]:
-        """The same as return addresses; empty if there was no room for it."""
+        """The return addresses in the kernel, innermost first; empty if the stack was lost."""
         return self._addresses.get(number, ())

@@ -1,4 +1,4 @@
-"""Histograms by what the user wants: the process, the thread, the stack, and what a tool adds."""
+"""The option --by: one histogram for each process, thread, stack or other label that the user chooses."""
 
 from __future__ import annotations
 
@@ -13,115 +13,124 @@ from lockd.trace.core.histogram import Group, Histogram, Label, Linear, Scale, T
 from lockd.trace.core.session import Session
 
 OF_THREADS = ("comm", "pid", "tid", "stack")
-"""What any value can be grouped by."""
+"""The labels of --by that every tool has."""
 ID_OF_CPU = 1 << 63
-"""See lockd/bpf/include/group.bpf.h."""
-STEPS_MOST = 1000
+"""A bit in the id of an idle thread, which has the number of its CPU (lockd/bpf/include/group.bpf.h)."""
+MOST_STEPS = 1000
+"""The greatest number of steps that --linear takes."""
 
 Row = tuple[Any, int, float | None, float | None]
-"""A slot, or a text; how many values are in it, their sum and the greatest of them."""
+"""A slot (or a text, for a tally), the number of values in it, their sum, and the greatest of them."""
 
 
 def names(text: str) -> tuple[str, ...]:
-    """The value of --by: `none`, or names with commas between, each once."""
-    found = tuple(name.strip() for name in text.split(","))
-    if not all(found) or len(set(found)) < len(found) or ("none" in found and len(found) > 1):
+    """Parse the value of --by: `none`, or names with commas between, each once."""
+    labels = tuple(name.strip() for name in text.split(","))
+    if not all(labels) or len(set(labels)) < len(labels) or ("none" in labels and len(labels) > 1):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of names with commas between, each once")
-    return () if found == ("none",) else found
+    return () if labels == ("none",) else labels
 
 
 def linear(text: str) -> Linear:
-    """The value of --linear."""
+    """Parse the value of --linear: MIN,MAX,STEP."""
     try:
         first, last, step = (int(number, 0) for number in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not MIN,MAX,STEP") from None
-    if step < 1 or last <= first or (last - first) % step or (last - first) // step > STEPS_MOST:
+    if step < 1 or last <= first or (last - first) % step or (last - first) // step > MOST_STEPS:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: rule: MIN below MAX, and 1 to {STEPS_MOST:,} whole steps between them"
+            f"{text!r}: rule: MIN below MAX, and 1 to {MOST_STEPS:,} whole steps between them"
         )
     return Linear(first, last, step)
 
 
 def add_options(parser: argparse.ArgumentParser, by: str, default: str = "none") -> None:
-    """`by`: what there is to group by, in words."""
+    """Add --by and --linear. `by` describes for --help the labels that the tool has."""
     parser.add_argument(
         "--by", metavar="WHAT", type=names, default=names(default),
-        help=f"a histogram for each {by}; several with commas between, or none (default: {default})",
+        help=f"print a histogram for each {by}; several labels are separated by commas; `none` prints one "
+        f"histogram of all values (default: {default})",
     )  # fmt: skip
     parser.add_argument(
         "--linear", metavar="MIN,MAX,STEP", type=linear,
-        help="buckets of STEP values each, instead of powers of two",
+        help="make buckets of STEP values each from MIN to MAX, instead of powers of two",
     )  # fmt: skip
 
 
 def defines(args: argparse.Namespace) -> dict[str, int | None]:
-    """What these options mean for the programs; notes in `args` whether stacks are wanted."""
+    """The defines with which the programs are compiled for these options.
+
+    Sets `args.wants_stacks`, which options.load_settings() reads.
+    """
     args.wants_stacks = "stack" in args.by
-    found: dict[str, int | None] = {"BY_COMM": None} if "comm" in args.by else {}
+    switches: dict[str, int | None] = {"BY_COMM": None} if "comm" in args.by else {}
     if args.linear:
         scale: Linear = args.linear
-        found |= {"LINEAR_FIRST": scale.first, "LINEAR_LAST": scale.last, "LINEAR_STEP": scale.step}
-    return found
+        switches |= {"LINEAR_FIRST": scale.first, "LINEAR_LAST": scale.last, "LINEAR_STEP": scale.step}
+    return switches
 
 
 def check(args: argparse.Namespace, more: tuple[str, ...]) -> None:
-    """Raise UsageError if --by has a name that is none of those of threads, nor of `more`."""
+    """Raise UsageError if --by has a label that is neither in OF_THREADS nor in `more`, the tool's own."""
     for name in args.by:
         if name not in (*OF_THREADS, *more):
             raise UsageError(f"--by {name}: rule: {', '.join((*OF_THREADS, *more))} or none")
 
 
 def columns_of(groups: Columns) -> dict[str, list[Any]]:
-    """What rows of struct group (lockd/bpf/include/group.bpf.h) tell of the threads."""
+    """The labels OF_THREADS, one value for each row of struct group (lockd/bpf/include/group.bpf.h)."""
     pids, tids = ids_of(groups["id"])
     comms = [comm.decode(errors="replace") for comm in groups["comm"].tolist()]
     return {"comm": comms, "pid": pids, "tid": tids, "stack": stacks_of(groups["stacks"])}
 
 
 def ids_of(ids: Columns) -> tuple[list[int], list[int]]:
-    """Of processes and of threads; 0 of the idle ones."""
-    numbers = [0 if one & ID_OF_CPU else one for one in ids.tolist()]
-    return [one >> 32 for one in numbers], [one & 0xFFFFFFFF for one in numbers]
+    """Process ids and thread ids of the member `id` of struct group; both are 0 for an idle thread."""
+    numbers = [0 if number & ID_OF_CPU else number for number in ids.tolist()]
+    return [number >> 32 for number in numbers], [number & 0xFFFFFFFF for number in numbers]
 
 
 def stacks_of(numbers: Columns) -> list[tuple[int, int]]:
-    """Numbers of the user and the kernel stack, of rows of struct call_stack_ids."""
+    """Numbers of the user side and the kernel side of each stack, from rows of struct call_stack_ids."""
     return list(zip(numbers["user"].tolist(), numbers["kernel"].tolist(), strict=True))
 
 
 class Groups:
-    """What was counted so far: a histogram for each group, or a tally of texts if `scale` is None."""
+    """The values of a trace by group: a histogram for each group, or a tally of texts if `scale` is None."""
 
     def __init__(self, by: tuple[str, ...], scale: Scale | None, session: Session) -> None:
         self._by, self._scale = by, scale
         self._stacks = session.stacks if "stack" in by else None
-        self._found: dict[tuple[Any, ...], Histogram | Tally] = {}
+        self._histograms: dict[tuple[Any, ...], Histogram | Tally] = {}
+        """By the values of the labels `by`; a stack is the numbers of its two sides."""
 
     def add(self, columns: Mapping[str, Sequence[Any]], rows: Iterable[Row]) -> int:
-        """`columns` has what each row is about, by name; returns how many values there are."""
-        kinds = zip(*(columns[name] for name in self._by), strict=True) if self._by else itertools.repeat(())
+        """Add rows of a window. `columns` has the value of every label for each row, by label name.
+
+        Returns the number of values in the rows.
+        """
+        keys = zip(*(columns[name] for name in self._by), strict=True) if self._by else itertools.repeat(())
         values = 0
-        for kind, (slot, count, total, highest) in zip(kinds, rows, strict=bool(self._by)):
-            found = self._found.get(kind)
-            if found is None:
-                found = self._found[kind] = Histogram(self._scale) if self._scale else Tally()
-            found.add(slot, count, total, highest)
+        for key, (slot, count, total, highest) in zip(keys, rows, strict=bool(self._by)):
+            histogram = self._histograms.get(key)
+            if histogram is None:
+                histogram = self._histograms[key] = Histogram(self._scale) if self._scale else Tally()
+            histogram.add(slot, count, total, highest)
             values += count
         return values
 
     def result(self) -> list[Group]:
-        """The largest last, where it is seen first on a terminal."""
+        """All groups with their labels. The largest comes last, where it is seen first on a terminal."""
         named: dict[tuple[Label, ...], Any] = {}
-        for kind, found in self._found.items():
-            # Stacks of different numbers may be of the same functions.
-            labels = tuple(self._label(name, value) for name, value in zip(self._by, kind, strict=True))
+        for key, histogram in self._histograms.items():
+            # Several stack numbers can stand for the same functions.
+            labels = tuple(self._label(name, value) for name, value in zip(self._by, key, strict=True))
             if labels in named:
-                named[labels].merge(found)
+                named[labels].merge(histogram)
             else:
-                named[labels] = found
+                named[labels] = histogram
         ordered = sorted(named.items(), key=lambda item: (item[1].count, str(item[0])))
-        return [Group(dict(zip(self._by, labels, strict=True)), found) for labels, found in ordered]
+        return [Group(dict(zip(self._by, labels, strict=True)), histogram) for labels, histogram in ordered]
 
     def _label(self, name: str, value: Any) -> Label:
         if not self._stacks or name != "stack":

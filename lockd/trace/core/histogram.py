@@ -1,52 +1,42 @@
-"""Histograms of what a trace measured, by powers of two or in equal steps: as bars, JSON or CSV.
+"""Histograms of measured values, by powers of two or in equal steps, printed as bars, JSON or CSV.
 
-The bars are bpftrace's: `[4, 8)  12 |@@@@|`, where K, M, G, ... are powers of 1024. They go from the first
-slot with anything in it to the last. See lockd/bpf/include/histogram.bpf.h for slots.
+The bars look like bpftrace's: `[4, 8)  12 |@@@@|`, where K, M, G, ... are powers of 1024. Empty slots before
+the first value and after the last are left out. lockd/bpf/include/histogram.bpf.h defines the slots.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeAlias
 
 from lockd.printable import printable
+from lockd.trace.core.output import csv_line
 
 BAR = 52
+"""Width of the longest bar in characters."""
 LETTERS = "KMGTPE"
 
 Label = str | int | Sequence[str]
-"""A sequence is a stack, innermost function first."""
-
-
-class Scale(Protocol):
-    """Which values a slot stands for."""
-
-    def slot(self, value: int) -> int: ...
-
-    def bounds(self, slot: int) -> tuple[int | None, int | None]:
-        """The least value in it, and the least above it; None where there is no such bound."""
-
-    def name(self, slot: int) -> str:
-        """As it is printed, `[4, 8)`."""
+"""Value of a label of a group. A sequence is a stack, innermost function first."""
 
 
 @dataclass(frozen=True)
 class Log2:
-    """Slot 0 holds what is negative, 1 zero, 2 one, and s from 3 on [2^(s-2), 2^(s-1))."""
+    """Powers of two: slot 0 holds negative values, 1 zero, 2 one, and s from 3 on [2^(s-2), 2^(s-1))."""
 
     def slot(self, value: int) -> int:
         return value.bit_length() + 1 if value >= 0 else 0
 
     def bounds(self, slot: int) -> tuple[int | None, int | None]:
+        """The least value in a slot, and the least value above the slot; None where the slot has no bound."""
         if slot == 0:
             return None, 0
         return 1 << slot - 2 if slot > 1 else 0, 1 << slot - 1
 
     def name(self, slot: int) -> str:
+        """The slot as it is printed: `[4, 8)`."""
         low, high = self.bounds(slot)
         if low is None or high is None:
             return "(..., 0)"
@@ -55,8 +45,8 @@ class Log2:
 
 @dataclass(frozen=True)
 class Linear:
-    """Slot 0 holds what is below `first`, 1 [first, first + step) and so on, and one more what is `last` or
-    above. `step` is above 0 and goes without rest into the range."""
+    """Equal steps: slot 0 holds values below `first`, slot 1 [first, first + step), and so on; the last slot
+    holds values of `last` or above. `step` is above 0 and divides the range without a remainder."""
 
     first: int
     last: int
@@ -66,52 +56,58 @@ class Linear:
         return max((min(value, self.last) - self.first) // self.step + 1, 0)
 
     def bounds(self, slot: int) -> tuple[int | None, int | None]:
+        """The least value in a slot, and the least value above the slot; None where the slot has no bound."""
         low = self.first + (slot - 1) * self.step
         return low if slot else None, low + self.step if low < self.last else None
 
     def name(self, slot: int) -> str:
+        """The slot as it is printed: `[4, 8)`."""
         low, high = self.bounds(slot)
         left = "(..." if low is None else f"[{low}"
         return f"{left}, {'...' if high is None else high})"
 
 
+Scale: TypeAlias = Log2 | Linear
 LOG2 = Log2()
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A line of a histogram."""
+    """One printed line of a histogram or tally."""
 
     name: str
+    """The values of the bucket for people: `[4, 8)`, or a text."""
     values: dict[str, int | str | None]
-    """Which values are in it, for formats that are read by programs."""
+    """The values of the bucket for programs: `from` and `below`, or `value`."""
     count: int
 
 
 @dataclass
 class Histogram:
-    """How many values there were in each slot; what is more is known of all or of none."""
+    """Numbers of values by slot, with their sum and maximum if these are known of all values."""
 
     scale: Scale = LOG2
     counts: dict[int, int] = field(default_factory=dict)
-    """By slot."""
+    """Number of values by slot."""
     sum: float | None = None
+    """Sum of all values; None if it is not known of all of them."""
     max: float | None = None
+    """The greatest value; None if it is not known of all of them."""
 
     def add(
         self, slot: int, count: int = 1, total: float | None = None, highest: float | None = None
     ) -> None:
-        """`total` and `highest` of these values."""
-        self._note(total, highest)
+        """Add `count` values of one slot; `total` is their sum and `highest` the greatest of them."""
+        self._add_extremes(total, highest)
         self.counts[slot] = self.counts.get(slot, 0) + count
 
     def merge(self, other: Histogram) -> None:
-        """Add what is in another one, which has the same scale and is not empty."""
-        self._note(other.sum, other.max)
+        """Add the values of another histogram, which has the same scale and is not empty."""
+        self._add_extremes(other.sum, other.max)
         for slot, count in other.counts.items():
             self.counts[slot] = self.counts.get(slot, 0) + count
 
-    def _note(self, total: float | None, highest: float | None) -> None:
+    def _add_extremes(self, total: float | None, highest: float | None) -> None:
         if not self.counts:
             self.sum, self.max = total, highest
         else:
@@ -127,7 +123,7 @@ class Histogram:
 
     @property
     def buckets(self) -> list[Bucket]:
-        """From the first slot with anything in it to the last."""
+        """All buckets from the first slot with a value to the last."""
         slots = range(min(self.counts), max(self.counts) + 1) if self.counts else ()
         bounds = (self.scale.bounds(slot) for slot in slots)
         return [
@@ -138,9 +134,10 @@ class Histogram:
 
 @dataclass
 class Tally:
-    """The same of texts, each of which is counted."""
+    """Numbers of equal texts, in place of a histogram where the values are texts."""
 
     counts: dict[str, int] = field(default_factory=dict)
+    """Number of occurrences by text."""
     sum: None = None
     max: None = None
 
@@ -157,22 +154,22 @@ class Tally:
 
     @property
     def buckets(self) -> list[Bucket]:
-        """The most frequent first."""
+        """A bucket for each text, the most frequent first."""
         ordered = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
         return [Bucket(printable(text), {"value": text}, count) for text, count in ordered]
 
 
 @dataclass(frozen=True)
 class Group:
-    """One histogram of several, and what it is about."""
+    """A histogram or tally of a result, with the labels that tell it from the others."""
 
     labels: Mapping[str, Label]
-    """All groups of a result have the same names."""
+    """Labels by name; all groups of a result have the same names."""
     histogram: Histogram | Tally
 
 
 def text(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
-    """Each group with a line of what it is about, its stacks, and a line for each bucket."""
+    """Lines of the format `text`: for each group its labels, its stacks, and a line for each bucket."""
     unit = f" {unit}" if unit else ""
     for group in groups:
         labels = group.labels.items()
@@ -181,7 +178,7 @@ def text(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
             for name, value in labels
             if isinstance(value, str | int) and value != ""
         ]
-        yield f"{', '.join([*about, *_facts(group.histogram, unit)])}\n"
+        yield f"{', '.join([*about, *_statistics(group.histogram, unit)])}\n"
         for value in group.labels.values():
             if not isinstance(value, str | int):
                 yield from (f"    {printable(function)}\n" for function in value)
@@ -190,7 +187,7 @@ def text(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
 
 
 def bars(histogram: Histogram | Tally) -> Iterator[str]:
-    """A line for each bucket."""
+    """A line with a bar for each bucket."""
     buckets = histogram.buckets
     most = max((bucket.count for bucket in buckets), default=1)
     width = max((len(bucket.name) for bucket in buckets), default=0)
@@ -200,7 +197,7 @@ def bars(histogram: Histogram | Tally) -> Iterator[str]:
 
 
 def as_json(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
-    """An object for each group, on a line of its own."""
+    """Lines of the format `json`, one object for each group."""
     for group in groups:
         histogram = group.histogram
         about = {"unit": unit, "count": histogram.count, "sum": histogram.sum, "max": histogram.max}
@@ -209,38 +206,42 @@ def as_json(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
 
 
 def buckets(histogram: Histogram | Tally) -> list[dict[str, int | str | None]]:
-    """For JSON, an object for each bucket."""
+    """The buckets as objects for JSON."""
     return [{**bucket.values, "count": bucket.count} for bucket in histogram.buckets]
 
 
 def as_csv(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
-    """A line for each bucket; a stack is one field, its outermost function first, semicolons between."""
-    line = io.StringIO()
-    write = csv.writer(line, lineterminator="\n").writerow
-    for at, group in enumerate(groups):
+    """Lines of the format `csv`: a head, then a line for each bucket of each group.
+
+    A stack is one field, outermost function first, with semicolons between the functions.
+    """
+    has_head = False
+    for group in groups:
         labels = map(_outermost_first, group.labels.values())
         values = [";".join(label) if isinstance(label, list) else label for label in labels]
         for bucket in group.histogram.buckets:
-            if at == line.tell() == 0:
-                write([*group.labels, *(f"bucket_{name}" for name in bucket.values), "bucket_count"])
-            write([*values, *bucket.values.values(), bucket.count])
-        yield line.getvalue()
-        line.seek(0)
-        line.truncate()
+            if not has_head:
+                yield csv_line([*group.labels, *(f"bucket_{name}" for name in bucket.values), "bucket_count"])
+                has_head = True
+            yield csv_line([*values, *bucket.values.values(), bucket.count])
 
 
 FORMATS = {"text": text, "json": as_json, "csv": as_csv}
+"""Lines of a result, by the name of the format."""
 
 
-def as_bcc(histogram: Histogram, what: str = "usecs") -> Iterator[str]:
-    """The lines of a histogram by powers of two as bcc's tools print it, for those who read their files:
-    `4 -> 7 : 12 |****|`. Zero and one are in the same slot, and nothing is negative."""
+def as_bcc(histogram: Histogram, unit: str = "usecs") -> Iterator[str]:
+    """The lines of a histogram by powers of two in the format of bcc's tools: `4 -> 7 : 12 |****|`.
+
+    Programs that read files of those tools can read them. Zero and one share a line, and no value may be
+    negative.
+    """
     counts = {max(slot, 2): 0 for slot in histogram.counts}
     for slot, count in histogram.counts.items():
         counts[max(slot, 2)] += count
     last = max(counts, default=0)
     number, bar = (10, 40) if last <= 33 else (20, 20)
-    yield f"{'':{number - 5}}{what:<{number + 9}} : count     distribution\n"
+    yield f"{'':{number - 5}}{unit:<{number + 9}} : count     distribution\n"
     most = max(counts.values(), default=1)
     for slot in range(2, last + 1):
         low, high = (1 << slot - 2 if slot > 2 else 0), (1 << slot - 1) - 1
@@ -250,17 +251,17 @@ def as_bcc(histogram: Histogram, what: str = "usecs") -> Iterator[str]:
 
 
 def _outermost_first(label: Label) -> str | int | list[str]:
-    """As in all that lockd writes for programs to read."""
+    """A label as all formats for programs have it: of a stack, the outermost function comes first."""
     return label if isinstance(label, str | int) else list(reversed(label))
 
 
 def _short(power: int) -> str:
-    """A power of two: 512, 1K, 2K, ..."""
+    """A power of two as text: 512, 1K, 2K, ..."""
     thousands = (power.bit_length() - 1) // 10
     return f"{power >> 10 * thousands}{LETTERS[thousands - 1]}" if thousands else str(power)
 
 
-def _facts(histogram: Histogram | Tally, unit: str) -> Iterator[str]:
+def _statistics(histogram: Histogram | Tally, unit: str) -> Iterator[str]:
     yield f"{histogram.count:,} values" if histogram.count != 1 else "1 value"
     if histogram.sum is not None and histogram.count:
         yield f"mean {histogram.sum / histogram.count:,.1f}{unit}"

@@ -1,4 +1,4 @@
-"""The options that the one-shot tools share, and what they mean for what is loaded."""
+"""The options that the one-shot tools share, and the settings that the loader gets for them."""
 
 from __future__ import annotations
 
@@ -12,38 +12,42 @@ from lockd.trace.core.call_stacks import PAIRS
 from lockd.trace.core.session import TRACED_PROCESSES, TRACED_THREADS
 
 UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "h": 3600.0}
+"""Seconds of each unit of a duration."""
 LONGEST_NS = 2**63 - 1
+"""The maximum of max_block_ns, which excludes no wait."""
 STACKS = 1024
-"""New stacks within one period of 50 ms, of the kernel and of user space each."""
+"""Default number of new stacks in one window, of the kernel and of user space each."""
 KEPT_STACKS = 65536
-"""Numbers of stacks that are not handed over again."""
+"""Stack numbers that the programs remember, in order not to hand over the same stack again."""
 MOST_TRACED = 1024
+"""Process ids, and thread ids, that a trace can be limited to."""
 PROFILE_FORMATS = ("stacks", "folded", "json", "table", "pprof")
-"""Of tools whose result is a Profile."""
+"""The formats of tools whose result is a Profile."""
 CAPTURED_BYTES = 16384
-"""Of a thread's stack, to be unwound."""
+"""Bytes from the top of a thread's stack that a capture has, if the stack is unwound by DWARF tables."""
 
 
 def seconds(text: str) -> float:
-    """A duration such as `10`, `0.5`, `500ms` or `2m`, as seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|)", text)
-    value = float(found[1]) * UNITS[found[2]] if found else 0.0
+    """Parse a duration such as `10`, `0.5`, `500ms` or `2m`. Returns seconds."""
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|)", text)
+    value = float(parts[1]) * UNITS[parts[2]] if parts else 0.0
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration above 0, such as 10, 500ms or 2m")
     return value
 
 
 def positive(text: str) -> int:
+    """Parse a whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
 def ids(text: str) -> tuple[int, ...]:
-    """Process or thread ids with commas between."""
-    numbers = tuple(positive(one.strip()) for one in text.split(","))
+    """Parse process or thread ids with commas between."""
+    numbers = tuple(positive(number.strip()) for number in text.split(","))
     if len(numbers) > MOST_TRACED:
-        raise argparse.ArgumentTypeError(f"{len(numbers)} ids: there can be {MOST_TRACED}")
+        raise argparse.ArgumentTypeError(f"{len(numbers)} ids; rule: at most {MOST_TRACED}")
     return numbers
 
 
@@ -52,38 +56,40 @@ def add_duration(parser: argparse.ArgumentParser) -> None:
         "duration",
         nargs="?",
         type=seconds,
-        help="how long to trace: seconds, or with a unit, as 500ms; without it, until Ctrl-C",
+        help="how long to trace: seconds, or a number with a unit, as in 500ms or 2m (default: until Ctrl-C)",
     )
 
 
 def add_processes(parser: argparse.ArgumentParser, required: bool = False) -> None:
     parser.add_argument(
         "-p", "--pid", dest="pids", metavar="PID", type=ids, default=(), required=required,
-        help="only these processes (ids with commas between); ends when all of them have ended",
+        help="trace only these processes (ids separated by commas), and end when all of them have ended",
     )  # fmt: skip
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
-    """Besides add_processes(): single threads, or those of one sort."""
+    """Add options that limit the trace to single threads, or to user or kernel threads."""
     parser.add_argument(
-        "-t", "--tid", dest="tids", metavar="TID", type=ids, default=(), help="only these threads"
-    )
+        "-t", "--tid", dest="tids", metavar="TID", type=ids, default=(),
+        help="trace only these threads (ids separated by commas), besides the processes of --pid",
+    )  # fmt: skip
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "-u", "--user-threads-only", action="store_true", help="only threads of user processes"
+        "-u", "--user-threads-only", action="store_true", help="trace only threads of user processes"
     )
-    which.add_argument("-k", "--kernel-threads-only", action="store_true", help="only threads of the kernel")
+    which.add_argument("-k", "--kernel-threads-only", action="store_true", help="trace only kernel threads")
 
 
 def add_stacks(parser: argparse.ArgumentParser) -> None:
+    """Add the options of tools that print stacks of user space and of the kernel."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("-U", "--user-stacks-only", action="store_true", help="no stacks of the kernel")
-    which.add_argument("-K", "--kernel-stacks-only", action="store_true", help="no stacks of user space")
+    which.add_argument("-U", "--user-stacks-only", action="store_true", help="print no kernel stacks")
+    which.add_argument("-K", "--kernel-stacks-only", action="store_true", help="print no user stacks")
     _add_stack_storage(parser)
 
 
 def add_user_stacks(parser: argparse.ArgumentParser) -> None:
-    """Instead of add_stacks(), where the kernel's side says nothing."""
+    """Add the options of tools that print stacks of user space only, in place of add_stacks()."""
     parser.set_defaults(user_stacks_only=True, kernel_stacks_only=False)
     _add_stack_storage(parser)
 
@@ -93,42 +99,45 @@ def _add_stack_storage(parser: argparse.ArgumentParser) -> None:
         "--unwind",
         choices=("dwarf", "fp"),
         default="dwarf",
-        help="how callers in user space are found: by the tables that debuggers use, in any program, or by "
-        "frame pointers alone, which is cheaper and misses callers in code without them (default: dwarf)",
+        help="how to find callers in user space: `dwarf` uses the tables that debuggers use, in any program; "
+        "`fp` follows frame pointers, which is cheaper but misses callers in code without them "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--stack-storage-size", metavar="N", type=positive, default=STACKS,
-        help="how many stacks that are new can be kept within 50 ms (default: %(default)s)",
+        help="the number of new stacks that can be stored within 50 ms; further ones are lost "
+        "(default: %(default)s)",
     )  # fmt: skip
 
 
 def add_output(parser: argparse.ArgumentParser, formats: tuple[str, ...], default: str) -> None:
+    """Add -o and --format, and --flamegraph if the result is a profile."""
     parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="write there instead of to standard output"
+        "-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of standard output"
     )
     parser.add_argument(
         "--format", choices=formats, default=default, action=_Format,
-        help="what to write (default: %(default)s)",
+        help="the format of the output (default: %(default)s)",
     )  # fmt: skip
     parser.set_defaults(format_given=False, flamegraph=None)
     if "folded" in formats:
         parser.add_argument(
             "--flamegraph", metavar="FILE", type=Path,
-            help="draw a flame graph (FILE.svg or FILE.html); it is then all that is written, unless -o or "
-            "--format is given",
+            help="draw a flame graph (FILE.svg or FILE.html); nothing else is written, unless -o or --format "
+            "is given as well",
         )  # fmt: skip
 
 
 def add_folded(parser: argparse.ArgumentParser) -> None:
-    """Besides add_output()."""
+    """Add -f, a short form of --format folded, to the options of add_output()."""
     parser.add_argument(
         "-f", "--folded", dest="format", action=_Format, nargs=0, const="folded",
-        help="the same as --format folded",
+        help="short for --format folded",
     )  # fmt: skip
 
 
 class _Format(argparse.Action):
-    """Notes that a format was asked for: a flame graph is else all that is written."""
+    """Stores the format, and that it was asked for: otherwise --flamegraph writes nothing but the graph."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
@@ -144,7 +153,11 @@ def load_settings(
     threads: int = 65536,
     lock_mode: str = "contention",
 ) -> LoadSettings:
-    """What the options mean for the loader; `trace` is the command's own part."""
+    """The loader's settings for the parsed options.
+
+    `trace` is the tool's own part; its defines take precedence. `entries` is the number of entries of each
+    map of a pair, `threads` the number of threads that can be followed at a time.
+    """
     defines: dict[str, int | None] = {"KEPT_STACKS_ENTRIES": KEPT_STACKS, "TRACED_ENTRIES": MOST_TRACED}
     maps = trace.maps
     if getattr(args, "pids", ()) or getattr(args, "tids", ()):

@@ -1,32 +1,36 @@
-"""Where a trace's result goes: standard output or a file, in the format that was asked for."""
+"""The result of a trace as text or pprof, written to standard output or to a file."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
+import io
+import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, cast
 
 from lockd.errors import LockdError, UsageError
-from lockd.trace.core.formats import FORMATS
 from lockd.views import flamegraph, pprof
-from lockd.views.profile import Profile
+from lockd.views.profile import Profile, Sample
 
 GRAPHS = {".svg": flamegraph.svg, ".html": flamegraph.page}
-"""By the ending of the file's name."""
+"""Flame graphs, by the suffix of the file's name."""
+TABLE_FRAMES = 3
+"""Functions of each stack that are shown in a table."""
 
 
 def check(path: Path | None) -> None:
-    """Raise UsageError at the start, not after an hour of tracing, if a file cannot be written there."""
+    """Raise UsageError if the file `path` cannot be written: at the start, not after an hour of tracing."""
     if path is None:
         return
     is_there = path.exists()
     try:
-        if is_there and not path.is_file() and not path.is_dir():  # to open a pipe could take for ever
+        if is_there and not path.is_file() and not path.is_dir():  # opening a pipe could block for ever
             return
         with path.open("ab"):
             pass
@@ -37,7 +41,10 @@ def check(path: Path | None) -> None:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """The same of all that the options of add_output() say, if there are such."""
+    """Check all options of options.add_output(), as far as the tool has them.
+
+    Raises UsageError if a file cannot be written, or if options contradict each other.
+    """
     graph, output = getattr(args, "flamegraph", None), getattr(args, "output", None)
     check(output)
     check(graph)
@@ -49,16 +56,95 @@ def check_options(args: argparse.Namespace) -> None:
         raise UsageError("--format pprof: it is not for a terminal; rule: with -o FILE, or into a pipe")
 
 
+def folded(profile: Profile) -> Iterator[str]:
+    """Lines of the format `folded`, one for each stack: `comm;outermost;...;innermost value`.
+
+    A semicolon in a name becomes a colon.
+    """
+    sums: dict[tuple[str, ...], int] = {}
+    for sample in profile.sorted():
+        names = tuple(name.replace(";", ":").replace("\n", " ") for name in (sample.comm, *sample.frames))
+        sums[names] = sums.get(names, 0) + sample.values[0]
+    for names, value in sums.items():
+        yield f"{';'.join(names)} {value}\n"
+
+
+def multiline(profile: Profile) -> Iterator[str]:
+    """Lines of the format `stacks`: the functions of a stack, innermost first, the thread, and the value."""
+    sums: dict[tuple[str, int, tuple[str, ...]], int] = {}
+    for sample in profile.sorted():
+        key = sample.comm, sample.tid, sample.frames
+        sums[key] = sums.get(key, 0) + sample.values[0]
+    for (comm, tid, frames), value in sorted(sums.items(), key=lambda item: (item[1], item[0])):
+        yield from (f"    {name}\n" for name in reversed(frames))
+        yield f"    {'-':<16} {comm} ({tid})\n"
+        yield f"        {value}\n\n"
+
+
+def as_json(profile: Profile) -> Iterator[str]:
+    """Lines of the format `json`, one object for each sample."""
+    for sample in profile.sorted():
+        values = {value.name: number for value, number in zip(profile.values, sample.values, strict=True)}
+        about = {"comm": sample.comm, "pid": sample.pid, "tid": sample.tid, "stack": sample.frames}
+        yield json.dumps({**about, **sample.labels, **values}) + "\n"
+
+
+def innermost(sample: Sample) -> Sequence[str]:
+    """The innermost TABLE_FRAMES functions of a sample, innermost first."""
+    return sample.frames[: -TABLE_FRAMES - 1 : -1]
+
+
+def table(profile: Profile, brief: Callable[[Sample], Sequence[str]] = innermost) -> Iterator[str]:
+    """Lines of the format `table`: a head, then the samples, the largest value first.
+
+    `brief` picks the functions of a sample that are shown, innermost first.
+    """
+    labels = list(dict.fromkeys(name for sample in profile.samples for name in sample.labels))
+    numbers = [value.name.upper() for value in profile.values] + ["PID", "TID"]
+    head = [*numbers, "COMM", *(name.upper() for name in labels), "STACK"]
+    rows = [
+        [*map(str, sample.values), str(sample.pid), str(sample.tid), sample.comm,
+         *(sample.labels.get(name, "") for name in labels), " < ".join(brief(sample))]
+        for sample in reversed(profile.sorted())
+    ]  # fmt: skip
+    yield from aligned([head, *rows], len(numbers))
+
+
+def aligned(rows: Sequence[Sequence[str]], numbers: int) -> Iterator[str]:
+    """Lines of a table whose first columns, `numbers` of them, are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column < numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip() + "\n"
+
+
+def csv_line(fields: Iterable[object], quote_texts: bool = False) -> str:
+    """A line of CSV; with `quote_texts`, all fields that are not numbers are quoted."""
+    line = io.StringIO()
+    csv.writer(
+        line, quoting=csv.QUOTE_NONNUMERIC if quote_texts else csv.QUOTE_MINIMAL, lineterminator="\n"
+    ).writerow(fields)
+    return line.getvalue()
+
+
+FORMATS = {"folded": folded, "stacks": multiline, "json": as_json, "table": table}
+"""Lines of a profile as text, by the name of the format."""
+
+
 def write(
     args: argparse.Namespace,
     profile: Profile,
     others: Mapping[str, Iterable[str]] = MappingProxyType({}),
     is_more: bool = False,
 ) -> None:
-    """A profile, as the options of add_output() say: a flame graph is all, unless more is asked for.
+    """Write a profile as the options of options.add_output() say.
 
-    `others` are the lines of formats that are the tool's own. `is_more`: it comes after what was written
-    before.
+    `others` has the lines of the tool's own formats, by format. With `is_more` the text is appended to the
+    file. If a flame graph is asked for, and neither a file nor a format, nothing else is written.
+    Raises LockdError if a file cannot be written.
     """
     profile = replace(profile, title=args.command_line)
     write_graph(args, profile)
@@ -74,20 +160,24 @@ def write(
 
 
 def write_graph(args: argparse.Namespace, profile: Profile) -> None:
-    """The flame graph alone, if it is asked for."""
+    """Write the flame graph, if `args` ask for one. Raises LockdError if it cannot be written."""
     if args.flamegraph:
         titled = replace(profile, title=args.command_line)
         write_text(args.flamegraph, [GRAPHS[args.flamegraph.suffix](titled)])
 
 
 def is_only_graph(args: argparse.Namespace) -> bool:
-    """Whether a flame graph is all that the user wants."""
+    """Whether `args` ask for a flame graph and for nothing else."""
     return bool(args.flamegraph and not args.output and not args.format_given)
 
 
 @contextlib.contextmanager
 def stream(path: Path | None) -> Iterator[Callable[[str], None]]:
-    """What writes a text at once, as the result comes; in UTF-8, as write_text()."""
+    """Open a file, or standard output without a path, for a tool that prints while it traces.
+
+    Yields a function that writes a text in UTF-8 and flushes it. Raises LockdError that names the file if it
+    cannot be opened or written.
+    """
     with _opened(path) as file:
 
         def write(text: str) -> None:
@@ -99,21 +189,25 @@ def stream(path: Path | None) -> Iterator[Callable[[str], None]]:
 
 
 def write_text(path: Path | None, lines: Iterable[str], is_more: bool = False) -> None:
-    """In UTF-8, whatever the locale: names are. `is_more` as of write()."""
+    """Write lines to a file, or to standard output without a path; with `is_more`, append them to the file.
+
+    The encoding is UTF-8 whatever the locale, as the names in the lines are. Raises LockdError that names the
+    file if it cannot be written.
+    """
     with _opened(path, "ab" if is_more else "wb") as file, _explained(path):
         file.writelines(line.encode("utf-8", "backslashreplace") for line in lines)
 
 
 @contextlib.contextmanager
 def _opened(path: Path | None, mode: str = "wb") -> Iterator[BinaryIO]:
-    """Standard output if there is no path. Raises LockdError that names the file."""
+    """Open a file, or standard output without a path. Raises LockdError that names the file."""
     with _explained(path):
         sys.stdout.flush()
         file = cast("BinaryIO", path.open(mode)) if path else sys.stdout.buffer
     if not path:
         yield file
         with _explained(path):
-            file.flush()  # but not after Ctrl-C: that would wait once more until somebody reads
+            file.flush()  # not after Ctrl-C, as flushing could wait for the reader of a pipe once more
         return
     try:
         yield file
@@ -124,9 +218,10 @@ def _opened(path: Path | None, mode: str = "wb") -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _explained(path: Path | None) -> Iterator[None]:
+    """Turn OSError into a LockdError that names the file."""
     try:
         yield
-    except BrokenPipeError:  # nobody reads on
+    except BrokenPipeError:  # the reader of a pipe has ended, which is no error of the trace
         raise
     except OSError as error:
         raise LockdError(f"{path or 'standard output'}: cannot be written: {error.strerror}") from error

@@ -1,4 +1,7 @@
-"""One trace from attaching to the last event: the loader, the windows that are drained, how it ends."""
+"""The session of a one-shot tool, which attaches the programs, drains their maps, and detaches the programs.
+
+A session also watches the traced processes, collects call stacks, and shows its progress on standard error.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
+from typing import TextIO
 
 import numpy as np
 
-from lockd.errors import HostError
+from lockd.errors import HostError, UsageError
 from lockd.kernel.losses import Losses, Lost
 from lockd.kernel.maps import HashMap
 from lockd.kernel.pairs import Entries, Pairs
@@ -24,30 +28,30 @@ from lockd.load.settings import LoadSettings
 from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.unwind.stacks import FUNCTIONS, Shown
 from lockd.trace.core.call_stacks import CallStacks
-from lockd.trace.core.lifetimes import Lifetimes
-from lockd.trace.core.progress import Progress
 
 PERIOD = 0.05
 """Seconds between two drains of the maps."""
-NAMING_SECONDS = 0.2
-"""Between two lines of progress while stacks are named at the end."""
-UNWOUND_AT_ONCE = 0.002
-"""Seconds for which no process is looked at that may be ending."""
-TOLD_MISSING = 10
-"""Hooks that could not be attached, of which each is told."""
-STACKS_ASKED_FOR = {"WITH_USER_STACKS", "WITH_KERNEL_STACKS"}
-"""Of the defines in lockd/trace/core/options.py."""
+PROGRESS_SECONDS = 0.2
+"""Seconds between two updates of the progress line, while tracing and while stacks are named at the end."""
+UNWIND_SECONDS = 0.002
+"""Seconds of unwinding after which new processes are examined again, as they may end at any moment."""
+MOST_HOOKS_REPORTED = 10
+"""How many of the hooks that could not be attached are reported one by one."""
+STACK_DEFINES = {"WITH_USER_STACKS", "WITH_KERNEL_STACKS"}
+"""The defines with which load_settings() of lockd/trace/core/options.py asks for stacks."""
 BLOCKED_PROCESSES = "blocked_processes"
+"""The ring buffer in which the programs announce processes of which they have just captured a stack."""
 TRACED_PROCESSES, TRACED_THREADS = "traced_processes", "traced_threads"
+"""The maps with the ids of the processes and threads to trace (lockd/bpf/include/trace.bpf.h)."""
 
 
 class Session:
-    """Attaches `settings`; a context, and its end detaches everything.
+    """A context manager: entering it attaches the programs of `settings`, leaving it detaches all of them.
 
-    Ends after `duration` seconds (None: never), by SIGINT or SIGTERM, or when each of the processes `only`
-    and of `threads` has ended, if there are such. `title` is what progress and errors speak of.
-    `others` are maps that the command reads by itself, `optional` the parts (lockd/load/hooks.py, Part.what)
-    it can do without; `shown` is what is told of the frames of stacks.
+    The trace ends after `duration` seconds (None: no limit), on SIGINT or SIGTERM, or when all processes
+    `only` and all `threads` have ended, if any are given. `title` begins every message of the session.
+    `others` names the maps that the tool reads itself. `optional` names the parts (Part.what in
+    lockd/load/hooks.py) without which the tool can work. `shown` says what is printed of each stack frame.
     """
 
     def __init__(
@@ -68,21 +72,22 @@ class Session:
         self._others, self._optional = others, optional
         self._stopped = False
         self.events = 0
-        """What the command has counted so far, for the progress it shows."""
+        """Number of events so far, as the tool counts them; for messages only."""
         self.progress = Progress(sys.stderr)
         self.stacks = CallStacks(shown=shown)
-        """Those of the windows that were drained so far."""
-        self._has_stacks = bool(settings.trace and STACKS_ASKED_FOR & settings.trace.defines.keys())
+        """The call stacks of all windows that were drained so far."""
+        self._has_stacks = bool(settings.trace and STACK_DEFINES & settings.trace.defines.keys())
         self._lost: Lost | None = None
-        """Until the end."""
+        """The losses of the whole trace; None while the trace goes on."""
         self.ended_ns = 0
-        """Of CLOCK_MONOTONIC, when everything was detached."""
+        """Nanoseconds of CLOCK_MONOTONIC at which detaching began; 0 before that."""
 
     def __enter__(self) -> Session:
-        """Raises UsageError for ids of nothing, HostError if what is required cannot be attached."""
+        """Raises UsageError if a process or thread does not exist, HostError if a part that is not optional
+        cannot be attached."""
         with contextlib.ExitStack() as opened:
             self._lifetimes = Lifetimes(self._only, self._threads, opened)
-            self.progress.say(f"{self.title}: attaching")
+            self.progress.show_text(f"{self.title}: attaching")
             opened.callback(self.progress.end)
             if self._has_stacks:
                 self.stacks.names.load(self._only)
@@ -92,20 +97,22 @@ class Session:
             self._functions, self._attached = fds[maps:functions], fds[functions:]
             opened.callback(self._detach)
             opened.callback(_close, fds[:functions])
-            self._tell_what_is_missing()
+            self._report_missing_hooks()
             self.fds = dict(zip((info.name for info in self.manifest.maps), fds, strict=False))
-            """Descriptors of maps by name."""
+            """File descriptors of the maps, by map name."""
             self._pairs = Pairs(self.manifest, fds, (BLOCKED_PROCESSES, *self._others))
             self._losses = Losses(self.manifest, self._pairs.losses)
-            self._seen = self._processes_seen()
-            self._list(TRACED_PROCESSES, self._only)
-            self._list(TRACED_THREADS, self._threads)
+            self._new_processes = self._open_new_processes()
+            for map_, ids in self._traced_ids():
+                for number in ids:
+                    map_.put(np.array([number], np.uint32), np.array([1], np.uint8))
             self.began_ns, self._began = time.monotonic_ns(), time.monotonic()
-            # Not before: while it attaches, a signal ends it at once, as there is nothing to print.
+            # Handlers are set last: a signal during attaching ends the command at once, as there is no
+            # result to print.
             for number in (signal.SIGINT, signal.SIGTERM):
                 opened.callback(signal.signal, number, signal.signal(number, self._on_signal))
             self._opened = opened.pop_all()
-        self.progress.begin(f"{self.title}: tracing")
+        self.progress.announce(f"{self.title}: tracing")
         return self
 
     def __exit__(
@@ -115,77 +122,90 @@ class Session:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since everything was attached."""
+        """Seconds from the end of attaching until the beginning of detaching, or until now before that."""
         return ((self.ended_ns or time.monotonic_ns()) - self.began_ns) / 1e9
 
     def windows(self) -> Iterator[dict[str, Entries]]:
-        """What was drained, by pair and without empty ones, until the trace ends; then what is left."""
+        """Yield the entries of each window, by the name of their pair; pairs without entries are left out.
+
+        After the trace has ended, the iterator detaches the programs, yields both windows that are left, and
+        unwinds all stacks.
+        """
         due = self._began
         while not self._is_over():
             due = max(due + PERIOD, time.monotonic())
             self.wait(due if self._duration is None else min(due, self._began + self._duration))
-            yield self._drained()
+            yield self._drain()
             self._unwind(min(due, time.monotonic()) + PERIOD / 2)
             if self.progress.is_due:
-                self.progress.show(self.elapsed, self.events, self.dropped)
-        # First all programs end at one moment: none of them misses the end of what another saw begin.
-        self._unlist(TRACED_PROCESSES, self._only)
-        self._unlist(TRACED_THREADS, self._threads)
-        self.progress.say(f"{self.title}: detaching")
-        # While it detaches, ends are seen without their beginnings, as of a lock: then nothing is lost.
+                self.progress.show_counts(self.elapsed, self.events, self.lost_events)
+        # Without traced ids all programs stop counting at one moment. Programs that are detached one after
+        # another would miss the end of a wait whose beginning was counted.
+        for map_, ids in self._traced_ids():
+            map_.delete(np.array(ids, np.uint32))
+        self.progress.show_text(f"{self.title}: detaching")
+        # Losses are read before detaching. While hooks are detached one after another, programs see ends
+        # without beginnings, as of a hold of a lock, and count them as lost although nothing is missing.
         self._lost = self._losses.read()
         self._detach()
         for _ in range(2):
-            yield self._drained()
+            yield self._drain()
         self._name_stacks()
 
     def wait(self, until: float) -> None:
-        """Until that time of time.monotonic(), or a signal. Processes that are new are looked at at once."""
+        """Wait until time.monotonic() reaches `until`, or until a signal ends the trace.
+
+        New processes are examined during the wait, as soon as the programs announce them.
+        """
         while not self._stopped and (left := until - time.monotonic()) > 0:
-            self._look(min(left, PERIOD))
+            self._examine_new_processes(min(left, PERIOD))
 
     def _unwind(self, until: float) -> None:
-        """What was captured, as far as there is time."""
-        while self._has_stacks and self.stacks.waiting and time.monotonic() < until:
-            self.stacks.work(min(until, time.monotonic() + UNWOUND_AT_ONCE))
-            self._look(0)
+        """Unwind captured stacks until time.monotonic() reaches `until` or none is left."""
+        while self._has_stacks and self.stacks.backlog and time.monotonic() < until:
+            self.stacks.unwind(min(until, time.monotonic() + UNWIND_SECONDS))
+            self._examine_new_processes(0)
 
-    def _look(self, seconds: float) -> None:
-        """At processes that were just seen, as they may end at any moment; waits for such so long."""
+    def _examine_new_processes(self, seconds: float) -> None:
+        """Wait up to `seconds` for announced processes, and read their mappings before they end."""
         ready = select.poll()
-        if self._seen:
-            ready.register(self._seen, select.POLLIN)
-        if ready.poll(1000 * seconds) and self._seen:
-            self.stacks.names.look(self._seen.read())
+        if self._new_processes:
+            ready.register(self._new_processes, select.POLLIN)
+        if ready.poll(1000 * seconds) and self._new_processes:
+            self.stacks.names.look(self._new_processes.read())
 
     def map(self, name: str) -> HashMap:
         return self._pairs.hashes[name]
 
-    def steady(self, name: str) -> Entries:
-        """The entries of a table that programs write to."""
+    def read_steady(self, name: str) -> Entries:
+        """Read a map that programs may write to meanwhile.
+
+        Returns copies of the entries that did not change between two reads (HashMap.read_steady()).
+        """
         return self._pairs.hashes[name].read_steady(self._pairs.buffers)
 
     @property
-    def dropped(self) -> int:
-        """Events that were lost, of all sorts."""
+    def lost_events(self) -> int:
+        """Sum of all losses, whatever their reason."""
         return sum(self.losses().values())
 
     def losses(self) -> dict[str, int]:
-        """What was lost, by map and reason in words, without what was not."""
+        """Numbers of lost events by a description such as `futex: threads full`, without zeros."""
         dropped, overflowed, stacks, _ = self._lost or self._losses.read()
-        words = {f"{where}: {reason.replace('_', ' ')}": n for (where, reason), n in dropped.items()}
-        words |= {f"{where}: counted without names": n for where, n in overflowed.items()}
-        words |= {f"stacks: {reason.replace('_', ' ')}": n for reason, n in stacks.items()}
+        losses = {f"{where}: {reason.replace('_', ' ')}": n for (where, reason), n in dropped.items()}
+        losses |= {f"{where}: counted without names": n for where, n in overflowed.items()}
+        losses |= {f"stacks: {reason.replace('_', ' ')}": n for reason, n in stacks.items()}
         if self._has_stacks:
-            words["stacks: too many to be unwound"] = self.stacks.lost
-        # Of programs called by what they do themselves, or while their CPU was changing a map.
+            losses["stacks: too many to be unwound"] = self.stacks.lost
+        # The kernel skips a program that a program on the same CPU would call, and a program on a CPU that
+        # is just changing a map.
         for (_, function), fd in zip(self.manifest.functions, self._functions, strict=True):
-            what = f"{function}: was running already"
-            words[what] = words.get(what, 0) + int(program_info(fd)[2])
-        return {what: n for what, n in words.items() if n}
+            description = f"{function}: was running already"
+            losses[description] = losses.get(description, 0) + int(program_info(fd)[2])
+        return {description: n for description, n in losses.items() if n}
 
     def report(self) -> None:
-        """Say on standard error what came of it."""
+        """Print the duration, the number of events and the losses of the trace to standard error."""
         lost = ", ".join(f"{what} {count:,}" for what, count in self.losses().items())
         self.progress.end()
         print(
@@ -194,38 +214,42 @@ class Session:
         )
 
     def stop(self) -> None:
-        """End the trace at the next occasion."""
+        """End the trace as a signal would: windows() stops within one period."""
         self._stopped = True
 
     def _on_signal(self, number: int, _: object) -> None:
-        if self._stopped or self.ended_ns:  # twice, or while the rest is being printed: at once
+        if self._stopped or self.ended_ns:  # the second signal, or one while the result is being printed
             raise KeyboardInterrupt
         self._stopped = True
 
     def _is_over(self) -> bool:
         if self._duration is not None and time.monotonic() >= self._began + self._duration:
             return True
-        return self._stopped or self._lifetimes.are_over
+        return self._stopped or self._lifetimes.have_ended
 
-    def _tell_what_is_missing(self) -> None:
+    def _report_missing_hooks(self) -> None:
+        """Print the hooks that could not be attached to standard error.
+
+        Raises HostError if a part that is not optional has no mechanism on this host.
+        """
         parts = [part for part in self.manifest.chosen if not part.mechanism]
         for part in parts:
             if part.what not in self._optional:
                 raise HostError(f"{self.title}: {part.what} cannot be traced here: {part.instead_of}")
-        # What a part wants that the command can do without is for the command to tell.
+        # The tool itself reports an optional part that is missing, with the reasons of its hooks.
         missing = [
             hook
             for hook in self.manifest.hooks
             if not hook.attached and not any(hook.reason in part.instead_of for part in parts)
         ]
-        for hook in missing[:TOLD_MISSING]:
+        for hook in missing[:MOST_HOOKS_REPORTED]:
             reason = f"{hook.mechanism} {hook.hook}: {hook.reason}"
             print(f"{self.title}: not attached: {reason}", file=sys.stderr)
-        if len(missing) > TOLD_MISSING:
-            print(f"{self.title}: {len(missing):,} in all could not be attached", file=sys.stderr)
+        if len(missing) > MOST_HOOKS_REPORTED:
+            print(f"{self.title}: {len(missing):,} hooks in all could not be attached", file=sys.stderr)
 
-    def _processes_seen(self) -> BlockedProcesses | None:
-        """Those of which a stack was captured; None if the kernel has no ring buffers."""
+    def _open_new_processes(self) -> BlockedProcesses | None:
+        """Reader of announced processes; None without stacks, or if the kernel refuses the ring buffer."""
         fd = self.fds.get(BLOCKED_PROCESSES)
         if fd is None or not self._has_stacks:
             return None
@@ -235,18 +259,15 @@ class Session:
         except OSError:
             return None
 
-    def _list(self, name: str, ids: tuple[int, ...]) -> None:
-        if name in self.fds:
-            for number in ids:
-                self._pairs.hashes[name].put(np.array([number], np.uint32), np.array([1], np.uint8))
+    def _traced_ids(self) -> list[tuple[HashMap, tuple[int, ...]]]:
+        """The maps of traced processes and threads, each with its ids, as far as there are any."""
+        ids = {TRACED_PROCESSES: self._only, TRACED_THREADS: self._threads}
+        return [(self.map(name), numbers) for name, numbers in ids.items() if name in self.fds and numbers]
 
-    def _unlist(self, name: str, ids: tuple[int, ...]) -> None:
-        if name in self.fds and ids:
-            self._pairs.hashes[name].delete(np.array(ids, np.uint32))
-
-    def _drained(self) -> dict[str, Entries]:
+    def _drain(self) -> dict[str, Entries]:
+        """Drain the idle map of each pair, then flip. Returns the entries by pair, without empty pairs."""
         while not self._pairs.is_settled:
-            self._look(0.001)
+            self._examine_new_processes(0.001)
         taken = {name: rows for name, rows in self._pairs.drain() if len(rows[0])}
         self._pairs.flip()
         if self._has_stacks:
@@ -254,28 +275,126 @@ class Session:
         return taken
 
     def _name_stacks(self) -> None:
-        """What was not unwound in time."""
-        while self._has_stacks and self.stacks.waiting:
-            self.progress.say(f"{self.title}: naming {self.stacks.waiting:,} stacks")
-            self.stacks.work(time.monotonic() + NAMING_SECONDS)
+        """Unwind the stacks for which there was no time while the trace went on."""
+        while self._has_stacks and self.stacks.backlog:
+            self.progress.show_text(f"{self.title}: naming {self.stacks.backlog:,} stacks")
+            self.stacks.unwind(time.monotonic() + PROGRESS_SECONDS)
 
     def _detach(self) -> None:
         if not self.ended_ns:
             self.ended_ns = time.monotonic_ns()
         hooks = [hook.hook for hook in self.manifest.hooks if hook.attached]
         attached, self._attached = self._attached, []
-        # What sees beginnings first: else some would be seen of which the ends no longer are.
+        # In reverse order, hooks at beginnings are detached before hooks at ends. Otherwise a wait could be
+        # seen to begin but not to end, and would seem to go on.
         for hook, fd in reversed(list(zip(hooks, attached, strict=False))):
             if hook == "sched_switch":
                 _visit_cpus()
             _close([fd])
 
 
+class Progress:
+    """The progress of a trace: one line that changes, on a terminal only."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._lines = stream
+        self._terminal = stream if stream.isatty() else None
+        self._next = 0.0
+        self._is_shown = False
+
+    def show_text(self, text: str) -> None:
+        """Replace the line."""
+        if self._terminal:
+            self._terminal.write(f"\r\x1b[K{text}")
+            self._terminal.flush()
+            self._is_shown = True
+
+    @property
+    def is_due(self) -> bool:
+        """Whether show_counts() should be called, as the line is older than PROGRESS_SECONDS."""
+        return self._terminal is not None and time.monotonic() >= self._next
+
+    def announce(self, text: str) -> None:
+        """Show that tracing begins. Without a terminal too: scripts wait for this line."""
+        if self._terminal:
+            self.show_text(text)
+        else:
+            print(text, file=self._lines, flush=True)
+
+    def show_counts(self, elapsed: float, events: int, lost: int) -> None:
+        """Replace the line by the seconds and the events so far."""
+        self._next = time.monotonic() + PROGRESS_SECONDS
+        self.show_text(f"{elapsed:.0f} s, {events:,} events, {lost:,} lost; Ctrl-C ends")
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self._terminal and self._is_shown:
+            self._terminal.write("\r\x1b[K")
+            self._terminal.flush()
+            self._is_shown = False
+
+
+class Lifetimes:
+    """The processes `tgids` and threads `tids` that a trace is limited to, and whether they have all ended.
+
+    Descriptors of the processes are closed with `opened`. Raises UsageError for an id that does not exist.
+    """
+
+    def __init__(self, tgids: Iterable[int], tids: Iterable[int], opened: contextlib.ExitStack) -> None:
+        self._processes = [_open_process(tgid, opened) for tgid in tgids]
+        self._started = {tid: _start_of_thread(tid) for tid in tids}
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether all processes and threads have ended; False if the trace is not limited to any."""
+        if not (self._processes or self._started):
+            return False
+        if any(_start_time(tid) == start for tid, start in self._started.items()):
+            return False
+        poll = select.poll()
+        for fd in self._processes:
+            poll.register(fd, select.POLLIN)
+        return len(poll.poll(0)) == len(self._processes)
+
+
+def _open_process(tgid: int, opened: contextlib.ExitStack) -> int:
+    """Open a pidfd, which becomes readable when the process ends; `opened` closes it."""
+    try:
+        fd = os.pidfd_open(tgid)
+    except OSError as error:
+        if _start_time(tgid):
+            raise UsageError(f"process {tgid}: it is a thread; rule: the id of a process") from error
+        raise UsageError(f"process {tgid}: {error.strerror}") from error
+    opened.callback(os.close, fd)
+    return fd
+
+
+def _start_of_thread(tid: int) -> str:
+    start = _start_time(tid)
+    if not start:
+        raise UsageError(f"thread {tid}: No such thread")
+    return start
+
+
+def _start_time(tid: int) -> str:
+    """Start time of a thread in clock ticks since boot (proc_pid_stat(5)); empty if the thread has ended.
+
+    The time tells the thread from later threads with the same id.
+    """
+    try:
+        with open(f"/proc/{tid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
 def _visit_cpus() -> None:
-    """Run on each CPU for a moment: what a thread has done there is counted when it leaves."""
+    """Run on each CPU for a moment. The thread that runs there is switched out, and its calls, which the
+    programs count at a switch-out, are counted."""
     allowed = os.sched_getaffinity(0)
     for cpu in allowed:
-        with contextlib.suppress(OSError):  # it has just gone
+        with contextlib.suppress(OSError):  # the CPU has just been taken offline
             os.sched_setaffinity(0, {cpu})
     os.sched_setaffinity(0, allowed)
 

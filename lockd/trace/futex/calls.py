@@ -1,4 +1,4 @@
-"""The futex calls of a trace: windows merged as they come, then a row for each thread, lock and stack."""
+"""The futex calls of a trace: windows are merged into sums, and the sums become rows and histograms."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lockd.columns.structs import Columns
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.pairs import Entries
 from lockd.trace.core.histogram import Histogram
-from lockd.trace.futex.rows import LockRow
+from lockd.trace.futex.lock_rows import LockRow
 
 NameOf = Callable[[int, int, str], tuple[str, str]]
-"""Kind and name of a lock by process, address and the kind that its calls look like, which may be empty."""
+"""Kind and name of a lock, by process, address, and the kind that its calls look like, or an empty string."""
 
 KEY = ("tgid", "tid", "uaddr", "kind", "slot", "error", "stack", "is_open")
 SUMS = ("calls", "blocked_ns", "sys_ns")
@@ -25,33 +25,37 @@ CALLS = np.dtype([
     ("tgid", "u4"), ("tid", "u4"), ("uaddr", "u8"), ("kind", "u1"), ("slot", "u1"), ("error", "u1"),
     ("stack", "u8"), ("is_open", "u1"), *((name, "i8") for name in (*SUMS, *MAXIMA)),
 ])  # fmt: skip
-"""Calls that are alike; `stack` is a number of CallStacks."""
+"""A row of sums over all calls with the same KEY. `stack` is a number of CallStacks; `is_open` is 1 for waits
+that were open at the end of the trace."""
 MERGED_AT = 16384
+"""Rows that are collected before they are merged."""
 MOST = 1 << 20
-"""Sorts of calls that are told apart, about 100 MB; further ones are counted without names."""
+"""Keys that are told apart, which take about 100 MB. Calls with further keys are counted without names."""
 NAMES = ("tgid", "tid", "uaddr", "stack")
+"""The columns of KEY that are 0 in a row without names."""
 UNKNOWN = "[no room]"
-"""Whose calls were counted when there was no room for names any more."""
+"""The comm of calls that were counted without names."""
 
 
 class FutexCalls:
-    """Everything that was counted so far."""
+    """The sums of all calls so far. `most` is the number of keys that are told apart."""
 
     def __init__(self, manifest: Manifest, most: int = MOST) -> None:
         kinds = manifest.enums["futex_kind"]
         self.kinds = list(kinds)
+        """Names of kinds, by their numbers in the programs. Kinds of waits come before `wake`."""
         self.wake, self.no_slot = kinds.index("wake"), manifest.constants["SLOT_NONE"]
         self.total = 0
-        """Calls."""
+        """Number of calls."""
         self.nameless = 0
-        """Calls that there were too many sorts of."""
+        """Number of calls that were counted without names, as there were too many keys."""
         self._most = most
         self._comms: dict[int, str] = {0: UNKNOWN}
         self._merged = np.empty(0, CALLS)
         self._parts: list[Columns] = []
 
     def add(self, taken: dict[str, Entries]) -> None:
-        """Add a window, those calls included that were counted without names."""
+        """Add the calls of a window, including those that the programs counted without names."""
         for name in ("futex", "futex_over"):
             if name in taken:
                 keys, values = taken[name]
@@ -63,9 +67,9 @@ class FutexCalls:
                     part[column] = values[column]
                 who = values["who"][part["tgid"] > 0]
                 self._comms.update(zip(who["tgid"].tolist(), map(_text, who["comm"].tolist()), strict=True))
-                self.add_part(part)
+                self.add_rows(part)
 
-    def add_part(self, part: Columns) -> None:
+    def add_rows(self, part: Columns) -> None:
         """Add rows of CALLS."""
         self.total += int(part["calls"].sum())
         self._parts.append(part)
@@ -73,10 +77,11 @@ class FutexCalls:
             self.merged()
 
     def name_process(self, tgid: int, comm: str) -> None:
+        """Set the comm of a process, unless a program has already named it."""
         self._comms.setdefault(tgid, comm)
 
     def merged(self) -> Columns:
-        """Each sort of calls once."""
+        """All calls so far as rows of CALLS, with one row for each key."""
         if self._parts:
             parts = np.concatenate([self._merged, *self._parts])
             self._make_room(parts)
@@ -91,32 +96,36 @@ class FutexCalls:
         return self._merged
 
     def _make_room(self, parts: Columns) -> None:
-        """Take the names from what is new, if there are too many sorts of calls."""
+        """Remove the names from rows with new keys, as far as there are more than `most` keys."""
         hashes = _hashes(parts)
-        known = np.isin(hashes, _hashes(self._merged))
-        fresh = np.unique(hashes[~known])
-        late = np.isin(hashes, fresh[max(self._most - len(self._merged), 0) :]) & (parts["tgid"] > 0)
+        is_known = np.isin(hashes, _hashes(self._merged))
+        fresh = np.unique(hashes[~is_known])
+        excess = fresh[max(self._most - len(self._merged), 0) :]
+        is_nameless = np.isin(hashes, excess) & (parts["tgid"] > 0)
         for name in NAMES:
-            parts[name][late] = 0
-        self.nameless += int(parts["calls"][late].sum())
+            parts[name][is_nameless] = 0
+        self.nameless += int(parts["calls"][is_nameless].sum())
 
     def rows(
         self, stack_of: Callable[[int], tuple[str, ...]], name_of: NameOf | None = None
     ) -> list[LockRow]:
-        """A row for each thread, address and stack (innermost first), and with `name_of` for each kind."""
+        """A row for each thread, address and stack, and with `name_of` for each kind.
+
+        `stack_of` returns the functions of a stack by its number, innermost first.
+        """
         merged = self.merged()
-        main = self._main_kinds(merged) if name_of else {}
+        main_kinds = self._main_kinds(merged) if name_of else {}
         rows: dict[tuple[object, ...], LockRow] = {}
         named: dict[tuple[int, int, str], tuple[str, str]] = {}
         for call in map(_Call._make, merged.tolist()):
             guess = self.kinds[call.kind] if call.kind < self.wake else ""
             kind = lock = ""
             if name_of:
-                what = call.tgid, call.uaddr, guess or main.get((call.tgid, call.uaddr), "")
-                if what not in named:
-                    named[what] = name_of(*what)
-                kind, lock = named[what]
-            stack = stack_of(call.stack)  # several numbers may stand for the same
+                question = call.tgid, call.uaddr, guess or main_kinds.get((call.tgid, call.uaddr), "")
+                if question not in named:
+                    named[question] = name_of(*question)
+                kind, lock = named[question]
+            stack = stack_of(call.stack)  # several numbers may stand for one stack
             key = call.tgid, call.tid, call.uaddr, stack, kind
             row = rows.get(key)
             if row is None:
@@ -138,7 +147,7 @@ class FutexCalls:
         row.ongoing += call.calls * call.is_open
 
     def _main_kinds(self, merged: Columns) -> dict[tuple[int, int], str]:
-        """What most waits at each address look like."""
+        """The kind that most waits at each process and address look like."""
         counts: dict[tuple[int, int], Counter[str]] = {}
         for call in map(_Call._make, merged[merged["kind"] < self.wake].tolist()):
             counter = counts.setdefault((call.tgid, call.uaddr), Counter())
@@ -146,13 +155,14 @@ class FutexCalls:
         return {address: counter.most_common(1)[0][0] for address, counter in counts.items()}
 
     def histograms(self) -> dict[tuple[int, int], Histogram]:
-        """By process and address how many waits blocked for how many microseconds."""
+        """Histograms of blocked times in microseconds, by process and address."""
         merged = self.merged()
-        found: dict[tuple[int, int], Histogram] = {}
+        histograms: dict[tuple[int, int], Histogram] = {}
         for call in map(_Call._make, merged[merged["slot"] != self.no_slot].tolist()):
-            # Slot s of common.bpf.h holds [2^(s-1), 2^s) whole microseconds, 0 what is less than one.
-            found.setdefault((call.tgid, call.uaddr), Histogram()).add(call.slot + 1, call.calls)
-        return found
+            # Slot s of common.bpf.h holds [2^(s-1), 2^s) whole microseconds, slot 0 less than one. In a
+            # Histogram these are slots s + 1 and 1.
+            histograms.setdefault((call.tgid, call.uaddr), Histogram()).add(call.slot + 1, call.calls)
+        return histograms
 
 
 def _hashes(rows: Columns) -> Hashes:
@@ -178,4 +188,4 @@ class _Call(NamedTuple):
 
 
 def _text(comm: bytes) -> str:
-    return comm.partition(b"\0")[0].decode(errors="replace")  # what is behind is of an older name
+    return comm.partition(b"\0")[0].decode(errors="replace")  # bytes behind the NUL are of an older name

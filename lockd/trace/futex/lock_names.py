@@ -1,4 +1,4 @@
-"""What the locks of a trace are called, and of what kind they are: from captures, as the daemon does."""
+"""Names and kinds of the user-space locks of a trace, found from captures as the daemon finds them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from lockd.names.unwind.capture import Capture, captures_of
 from lockd.names.unwind.stacks import StackNames
 
 MOST_UNCAPTURED = 10_000
-"""Locks of which no thread blocked are named by their addresses alone, so many at most."""
+"""Locks without a capture, as no thread blocked on them, that are named from their address alone; further
+ones have no name."""
 
 MOST_CAPTURED = 4096
-"""Captures that wait, of up to 18 KiB each; a lock that is left out is captured again, after 10 seconds."""
+"""Captures that wait to be examined, of up to 18 KiB each. If a capture is left out, the programs capture the
+lock again after 10 seconds."""
 
 Lock = tuple[int, int, str]
-"""Process, address, and the kind that its calls look like: an address may be used again by another sort."""
+"""Process, address, and the kind that the calls look like, as a program can use an address again for another
+kind of lock."""
 
 
 class LockNames:
-    """Asks `names` about captures while there is time for that."""
+    """Names of locks, which `names` finds from captures. `kinds` are the kinds by the programs' numbers."""
 
     def __init__(self, names: StackNames, kinds: Sequence[str]) -> None:
         self._names, self._kinds = names, kinds
@@ -32,7 +35,7 @@ class LockNames:
         self._uncaptured = 0
 
     def add(self, taken: dict[str, Entries]) -> None:
-        """Take what was drained; the processes are looked at now, as they may end at any time."""
+        """Add the captures of a window, and read the mappings of their processes before they end."""
         if "captures" not in taken:
             return
         keys, rows = taken["captures"]
@@ -45,23 +48,23 @@ class LockNames:
                 break
             self._queue.append(((tgid, address, self._kinds[guess]), tid, capture))
 
-    def work(self, until: float) -> None:
-        """Name what waits for it, until that time of time.monotonic()."""
+    def examine_captures(self, until: float) -> None:
+        """Name locks until no capture is left or time.monotonic() reaches `until`."""
         while self._queue and time.monotonic() < until:
             self.learn(*self._queue.popleft())
 
     def learn(self, lock: Lock, tid: int, capture: Capture | None) -> None:
-        """One of its waits, by thread `tid`. The first that tells the name for certain decides."""
+        """Name a lock from one wait of thread `tid`, unless another wait has named it for certain."""
         known = self._known.get(lock)
         if known and not known.is_provisional:
             return
         tgid, address, guess = lock
-        found = self._names.lock(tgid, tid, address, guess, capture)
-        if not known or not found.is_provisional:
-            self._known[lock] = found
+        answer = self._names.lock(tgid, tid, address, guess, capture)
+        if not known or not answer.is_provisional:
+            self._known[lock] = answer
 
     def name(self, tgid: int, address: int, guess: str) -> tuple[str, str]:
-        """Kind and name; without a `guess`, that is of wakes alone, the kind is empty."""
+        """Kind and name of a lock. Both can be empty: the kind only if `guess` is, as for wakes alone."""
         lock = tgid, address, guess
         if lock not in self._known and tgid and self._uncaptured < MOST_UNCAPTURED:
             self._uncaptured += 1

@@ -1,9 +1,15 @@
-"""Futex waits of which no program saw the beginning, or the end: they go on as a trace begins, or ends."""
+"""Futex waits that are open when a trace begins or ends, so that the programs miss one end of them.
+
+Waits that began before the trace are found in procfs, and entered into the programs' map of threads. Waits
+that are open at its end are read from that map.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +18,37 @@ from lockd.columns.structs import Columns
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.maps import HashMap
 from lockd.kernel.pairs import Entries
-from lockd.trace.futex.asleep import Asleep, all_asleep, asleep
+from lockd.names.unwind.capture import Capture, captured
 from lockd.trace.futex.calls import CALLS, FutexCalls
 
 PROCFS = Path("/proc")
+FUTEX = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
+FUTEX_WAITV, FUTEX_WAIT = 449, 455
+"""Numbers of system calls, with FUTEX."""
+PRIVATE, REALTIME = 128, 256
+"""FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME, flags of a futex operation."""
+
+
+@dataclass(frozen=True)
+class OpenWait:
+    """A futex wait that goes on, as procfs shows it. It is equal at two times if the thread slept between."""
+
+    tgid: int
+    tid: int
+    nr: int
+    """Number of the system call."""
+    address: int
+    """Address of the futex."""
+    kind: str
+    """`lock`, `pi`, `cond` or `other`, by the arguments of the call."""
+    switches: int
+    """Voluntary context switches of the thread so far."""
+    stack_pointer: int
+    program_counter: int
 
 
 class OpenWaits:
-    """Enters what goes on as a trace begins in the programs' table, and reads what is open at the end."""
+    """The open waits of the processes under `procfs`. `manifest` describes the programs' maps."""
 
     def __init__(self, manifest: Manifest, procfs: Path = PROCFS) -> None:
         self._procfs = procfs
@@ -27,62 +56,135 @@ class OpenWaits:
         self._runnable = manifest.enums["state"].index("runnable")
         self._interruptible = manifest.enums["state"].index("interruptible")
 
-    def enter(self, table: HashMap, tgids: Iterable[int], now_ns: int) -> int:
-        """Have the programs count the waits of these processes as if they began at `now_ns`; how many."""
+    def enter_older(self, threads: HashMap, tgids: Iterable[int], now_ns: int) -> int:
+        """Enter the open waits of the processes into the map `threads`, as if they began at `now_ns`.
+
+        The programs then count their ends. Returns the number of waits that were entered.
+        """
         entered = 0
-        for one in all_asleep(self._procfs, tgids):
-            key, entry = np.array([one.tid], table.key), np.zeros(1, table.value)
+        for wait in find_waits(self._procfs, tgids):
+            key, entry = np.array([wait.tid], threads.key), np.zeros(1, threads.value)
             call = entry["call"]
-            call["since"], call["uaddr"], call["tid"] = now_ns, one.address, one.tid
-            call["kind"] = call["guess"] = self._kinds.index(one.kind)
-            entry["tgid"], entry["nr"] = one.tgid, one.number
+            call["since"], call["uaddr"], call["tid"] = now_ns, wait.address, wait.tid
+            call["kind"] = call["guess"] = self._kinds.index(wait.kind)
+            entry["tgid"], entry["nr"] = wait.tgid, wait.nr
             entry["off_since"], entry["state"] = now_ns, self._interruptible
-            if not table.put_new(key, entry):
+            if not threads.put_new(key, entry):
                 continue
-            if asleep(self._procfs, one.tgid, one.tid) == one:
+            if find_wait(self._procfs, wait.tgid, wait.tid) == wait:
                 entered += 1
-            elif table.get(key)["call"]["since"] == now_ns:  # else it is of another call already
-                table.delete(key)
+            elif threads.get(key)["call"]["since"] == now_ns:  # otherwise a program has noted another call
+                threads.delete(key)
         return entered
 
-    def add_to(
-        self, calls: FutexCalls, threads: Entries, ended_ns: int, stack_of: Callable[[Asleep], int]
+    def count_unfinished(
+        self, calls: FutexCalls, threads: Entries, ended_ns: int, number_stack: Callable[[OpenWait], int]
     ) -> int:
-        """Count the waits that are open at the end; how many calls are open.
+        """Add the waits that are open at the end of the trace to `calls`, with the time until `ended_ns`.
 
-        `stack_of` is asked for the number of a stack that no program has taken.
+        `threads` are the entries of the programs' map of threads. `number_stack` is called for a thread whose
+        stack no program has taken; it returns a number of CallStacks. Returns the number of all open calls,
+        wakes included.
         """
         keys, values = threads
         is_open = (values["call"]["since"] > 0) & (values["restart"] == 0)
         is_wait = is_open & (values["call"]["kind"] < calls.wake)
         tids, values, call = keys[is_wait], values[is_wait], values["call"][is_wait]
-        waits_now = (values["off_since"] > 0) & (values["state"] != self._runnable)
+        is_blocked = (values["off_since"] > 0) & (values["state"] != self._runnable)
         blocked = values["call_blocked"].astype(np.int64)
-        blocked += np.where(waits_now, ended_ns - values["off_since"].astype(np.int64), 0)
+        blocked += np.where(is_blocked, ended_ns - values["off_since"].astype(np.int64), 0)
         part = np.zeros(len(tids), CALLS)
-        part["tgid"], part["tid"], part["uaddr"], part["kind"] = (
-            values["tgid"],
-            tids,
-            call["uaddr"],
-            call["kind"],
-        )
+        part["tgid"], part["tid"] = values["tgid"], tids
+        part["uaddr"], part["kind"] = call["uaddr"], call["kind"]
         part["stack"], part["calls"], part["is_open"] = call["stacks"]["user"], 1, 1
         part["blocked_ns"] = part["max_blocked_ns"] = np.maximum(blocked, 0)
         sys_ns = ended_ns - call["since"].astype(np.int64) - blocked
         part["sys_ns"] = part["max_sys_ns"] = np.maximum(sys_ns, 0)
         part["slot"] = np.where(blocked > 0, slots_of(blocked), calls.no_slot)
-        for row in np.flatnonzero((part["stack"] == 0) & waits_now):
-            one = asleep(self._procfs, int(part["tgid"][row]), int(part["tid"][row]))
-            if one and one.address == part["uaddr"][row]:
-                part["stack"][row] = stack_of(one)
+        for row in np.flatnonzero((part["stack"] == 0) & is_blocked):
+            wait = find_wait(self._procfs, int(part["tgid"][row]), int(part["tid"][row]))
+            if wait and wait.address == part["uaddr"][row]:
+                part["stack"][row] = number_stack(wait)
         for tgid in np.unique(part["tgid"]).tolist():
             with contextlib.suppress(OSError):
                 comm = (self._procfs / str(tgid) / "comm").read_bytes()
                 calls.name_process(tgid, comm.removesuffix(b"\n").decode(errors="replace"))
-        calls.add_part(part)
+        calls.add_rows(part)
         return int(is_open.sum())
 
 
 def slots_of(ns: Columns) -> Columns:
-    """The slots of a histogram that times fall into: slot_of() of lockd/bpf/include/common.bpf.h."""
-    return np.array([((one - 1) // 1000).bit_length() for one in np.maximum(ns, 1).tolist()], np.int64)
+    """The histogram slots of times in nanoseconds, as slot_of() of lockd/bpf/include/common.bpf.h."""
+    return np.array([((time - 1) // 1000).bit_length() for time in np.maximum(ns, 1).tolist()], np.int64)
+
+
+def find_waits(procfs: Path, tgids: Iterable[int]) -> Iterator[OpenWait]:
+    """The open waits of all threads of the processes, without threads that procfs does not show."""
+    for tgid in tgids:
+        tids: list[str] = []
+        with contextlib.suppress(OSError):
+            tids = os.listdir(procfs / str(tgid) / "task")
+        for tid in tids:
+            if wait := find_wait(procfs, tgid, int(tid)):
+                yield wait
+
+
+def find_wait(procfs: Path, tgid: int, tid: int) -> OpenWait | None:
+    """The open wait of a thread; None if the thread does not wait in a futex call, or has ended."""
+    task = procfs / str(tgid) / "task" / str(tid)
+    try:
+        # The switches are read before the call. If the thread is asleep in the call, and is seen later with
+        # the same number of switches, it is in the same sleep.
+        status = (task / "status").read_bytes()
+        switches = int(status.rpartition(b"\nvoluntary_ctxt_switches:")[2].split()[0])
+        fields = (task / "syscall").read_text().split()
+        if len(fields) != 9:  # the thread is running, or blocked outside of a system call
+            return None
+        nr, (first, second, third, fourth, _, _, sp, pc) = int(fields[0]), (int(f, 16) for f in fields[1:])
+        address = first
+        if nr == FUTEX:
+            kind = kind_of_wait(second, third, fourth)
+        elif nr == FUTEX_WAIT:
+            kind = kind_of_value(second)
+        elif nr == FUTEX_WAITV:
+            address, kind = int.from_bytes(_read(procfs, tgid, first + 8, 8), "little"), "other"
+        else:
+            return None
+    except (OSError, ValueError, IndexError):  # the thread is ending
+        return None
+    return OpenWait(tgid, tid, nr, address, kind, switches, sp, pc) if kind else None
+
+
+def kind_of_value(value: int) -> str:
+    """The kind of a wait by the value that the futex should have, as in lockd/bpf/daemon/futex.bpf.c."""
+    value &= 0xFFFFFFFF
+    return "lock" if value == 2 or (value >> 31 and value != 0xFFFFFFFF) else "cond"
+
+
+def kind_of_wait(operation: int, value: int, timeout: int) -> str:
+    """The kind of a wait by the arguments of futex(2), as in lockd/bpf/daemon/futex.bpf.c.
+
+    Empty if the operation does not wait.
+    """
+    match operation & 0xFFFFFFFF & ~(PRIVATE | REALTIME):
+        case 0:  # FUTEX_WAIT
+            return kind_of_value(value)
+        case 9:  # FUTEX_WAIT_BITSET
+            is_lock = value & 0xFFFFFFFF == 2 and not timeout and not operation & REALTIME
+            return "lock" if is_lock else "cond"
+        case 11:  # FUTEX_WAIT_REQUEUE_PI
+            return "cond"
+        case 6 | 13:  # FUTEX_LOCK_PI, FUTEX_LOCK_PI2
+            return "pi"
+    return ""
+
+
+def read_capture(procfs: Path, wait: OpenWait) -> Capture | None:
+    """A capture of a waiting thread; None if the thread has ended or was awake while its stack was read."""
+    capture = captured(procfs, wait.tgid, wait.stack_pointer, wait.program_counter)
+    return capture if find_wait(procfs, wait.tgid, wait.tid) == wait else None
+
+
+def _read(procfs: Path, tgid: int, address: int, size: int) -> bytes:
+    with (procfs / str(tgid) / "mem").open("rb", buffering=0) as memory:
+        return os.pread(memory.fileno(), size, address)

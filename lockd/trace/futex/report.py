@@ -1,4 +1,4 @@
-"""What a trace of futex calls says, summed up."""
+"""`lockd trace report`: a summary of futex calls, from a file of `lockd trace futex` or of a live trace."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 
 from lockd.errors import UsageError
 from lockd.trace.core import options, output
-from lockd.trace.futex import lock_files, trace
-from lockd.trace.futex.report_groups import COLUMNS, DEFAULT_COLUMNS, only, summarise, with_kinds
-from lockd.trace.futex.report_table import FORMATS, left_out
+from lockd.trace.futex import futex, lock_rows, summary
+from lockd.trace.futex.summary import COLUMNS, DEFAULT_COLUMNS, FORMATS, KEYS
 
 HELP = "Sum up a trace of futex calls: by lock, stack, process name or thread"
 EPILOG = f"""\
-FILE is CSV of `lockd trace futex`, best with --names, or of locktrace; `-` is standard input.
+FILE is CSV of `lockd trace futex`, preferably with --names, or of locktrace; `-` is standard input.
 
-columns (times in microseconds; of blocked waits, and of the time in calls when not blocked):
+columns (`blocked` is the time of waits that blocked, `sys` the other time in calls, both in microseconds):
   {", ".join(COLUMNS)}
 
 examples:
   lockd trace report out.csv                        the locks on which most time was lost
   lockd trace report -g stack -s blocked.max out.csv    the stacks with the longest waits
   lockd trace report -e all -g comm --format csv out.csv
-  lockd trace report --live 10 -p 1234              of what happens in the next 10 seconds
+  lockd trace report --live 10 -p 1234              the locks of a process in the next 10 seconds
 """
 TITLE = "lockd trace report"
 UNTIL_STOPPED = 0.0
+"""The value of --live without a duration."""
 DEFAULT_ROWS = 20
 
 
@@ -34,57 +34,61 @@ def _columns(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in COLUMNS:
-            raise argparse.ArgumentTypeError(f"{name!r} is no column; there are {', '.join(COLUMNS)}")
+            raise argparse.ArgumentTypeError(f"{name!r} is no column; rule: {', '.join(COLUMNS)}")
     return names
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help="what to sum up")
+    parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help="the file to sum up")
     parser.add_argument(
         "--live", metavar="SECONDS", type=options.seconds, nargs="?", const=UNTIL_STOPPED,
-        help="instead of a file, trace now: so long, or until Ctrl-C",
+        help="trace now instead of reading a file: for this time, or until Ctrl-C",
     )  # fmt: skip
     parser.add_argument(
         "-e", "--events", choices=("lock", "cond", "all"), default="lock",
-        help="waits for locks; for condition variables, semaphores and other things that threads wait for "
-        "when they have nothing to do; or all (default: %(default)s)",
+        help="`lock`: waits for locks; `cond`: waits for condition variables, semaphores and other things on "
+        "which idle threads wait; `all`: both, and waits of unknown kind (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "-g", "--group", choices=("lock", "stack", "comm", "tid"), default="lock",
-        help="what to sum up by (default: %(default)s)",
+        "-g", "--group", choices=tuple(KEYS), default="lock",
+        help="print a line for each lock, stack, process name or thread (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "-s", "--sort", metavar="COLUMN", choices=tuple(COLUMNS), default="blocked.sum",
-        help="the largest first; this%% and cum%% are shares of it, if it can be shared "
-        "(default: %(default)s)",
+        help="sort by this column, the largest first; this%% and cum%% are shares of its sum, or of "
+        "blocked.sum if the column has no sum (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "-c", "--columns", metavar="COLUMN,...", type=_columns, default=DEFAULT_COLUMNS,
-        help=f"what to show (default: {','.join(DEFAULT_COLUMNS)})",
+        help=f"the columns to print (default: {','.join(DEFAULT_COLUMNS)})",
     )  # fmt: skip
     parser.add_argument(
         "-n", "--rows", metavar="N", type=options.positive, default=DEFAULT_ROWS,
-        help="how many (default: %(default)s)",
+        help="the number of lines to print (default: %(default)s)",
     )  # fmt: skip
-    trace.add_options(parser)
+    futex.add_trace_options(parser)
     options.add_output(parser, tuple(FORMATS), "table")
 
 
 def is_offline(args: argparse.Namespace) -> bool:
+    """Whether a file is read, for which no privileges are needed."""
     return args.live is None
 
 
 def run(args: argparse.Namespace) -> int:
     if (args.file is None) == (args.live is None):
-        raise UsageError(f"{TITLE}: one of FILE and --live is needed; rule: FILE, - or --live SECONDS")
+        raise UsageError(
+            f"{TITLE}: exactly one of FILE and --live is needed; rule: FILE, - or --live SECONDS"
+        )
     if args.live is None and args.pids:
-        raise UsageError(f"{TITLE}: -p is about what is traced; rule: with --live")
+        raise UsageError(f"{TITLE}: -p limits a trace, and a file is not traced; rule: -p with --live")
     if args.live is None:
-        rows = with_kinds(lock_files.read(args.file))
+        rows = lock_rows.read(args.file)
+        summary.add_kinds(rows)
     else:
-        rows = trace.trace(TITLE, args, args.live or None, with_names=True).rows
-    shown = only(rows, args.events)
-    report = summarise(shown, args.group, args.sort, args.columns, args.rows)
-    output.write_text(args.output, FORMATS[args.format](report))
-    sys.stderr.writelines(left_out(rows, shown, "; -e all shows them"))
+        rows = futex.trace_calls(TITLE, args, args.live or None, with_names=True).rows
+    shown = summary.select(rows, args.events)
+    result = summary.summarise(shown, args.group, args.sort, args.columns, args.rows)
+    output.write_text(args.output, FORMATS[args.format](result))
+    sys.stderr.writelines(summary.describe_left_out(rows, shown, "; -e all shows them"))
     return 0

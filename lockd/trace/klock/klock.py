@@ -189,7 +189,9 @@ class LockTrace:
         """Waits and holds that had not ended when everything was detached."""
         session = self._session
         when = session.ended_ns, self._period_ns
-        waiting = still_waiting(*session.steady("kernel_waits"), *when)
+        waiting = still_waiting(*session.read_steady("kernel_waits"), *when)
         if not self._has_holds:
             return waiting
-        return structs.concatenate([waiting, still_held(*session.steady("kernel_holding"), waiting, *when)])
+        return structs.concatenate(
+            [waiting, still_held(*session.read_steady("kernel_holding"), waiting, *when)]
+        )

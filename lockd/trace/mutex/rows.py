@@ -106,7 +106,7 @@ class Mutexes:
 
     def add_waits(self, session: Session) -> None:
         """Those that go on."""
-        tids, values = session.steady("mutex_calls")
+        tids, values = session.read_steady("mutex_calls")
         for name in ("call", "in_handler"):
             for tid, tgid, (sp, mutex, since, stack, *_) in zip(
                 tids.tolist(), values["tgid"].tolist(), values[name].tolist(), strict=True
@@ -116,7 +116,7 @@ class Mutexes:
 
     def add_holds(self, session: Session) -> None:
         """Mutexes that are still held, or were when their process ended."""
-        threads, values = session.steady("mutex_ends")
+        threads, values = session.read_steady("mutex_ends")
         ended = dict(zip(threads.tolist(), values["at"].tolist(), strict=True))
         last: dict[int, int] = {}
         for tid, tgid, at, comm in zip(
@@ -124,7 +124,7 @@ class Mutexes:
         ):
             last[tgid] = max(at, last.get(tgid, 0))
             self._comms[tid] = comm.decode(errors="replace")
-        keys, values = session.steady("mutex_holds")
+        keys, values = session.read_steady("mutex_holds")
         names = ("since", "stack", "freed_at", "tid")
         for mutex, tgid, since, stack, freed_at, tid in zip(
             keys["mutex"].tolist(), keys["tgid"].tolist(),

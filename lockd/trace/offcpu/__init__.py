@@ -1,1 +1,1 @@
-"""`lockd trace offcpu` and `offwake`: time off the CPU, by stack and by waker."""
+"""`lockd trace offcpu` and `lockd trace offwake`: time off the CPU, by stack and by waker."""

@@ -1,4 +1,8 @@
-"""Threads off the CPU, by stack: collected from a trace's windows, those that go on at its end included."""
+"""Absences: times that threads spend off the CPU, summed up by thread, stack, state and waker.
+
+Absences that have ended come from the windows of the trace. Absences that go on at its end come from the
+programs' map of threads.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +22,20 @@ from lockd.trace.core.session import Session
 from lockd.trace.offcpu.older_waits import OlderWaits
 
 NOBODY = "[no room]"
-"""Whose absences were counted without names, as the table of those with names was full."""
+"""The comm of absences that were counted without names, as the map of those with names was full."""
 UNSEEN = "[unknown]"
+"""The comm of a waker that no program saw."""
 INTERRUPT = "[interrupt]"
-"""The thread that an interrupt came upon did not mean to wake anybody."""
+"""The comm of the waker if an interrupt ended the wait, as the interrupted thread has no part in it."""
 NS_PER_US = 1000
 
 
 @dataclass(frozen=True)
 class Waker:
-    """The thread that ended a wait; `comm` may be UNSEEN or INTERRUPT. `tid` 0 is the idle task, or none."""
+    """The thread that ended a wait. Its stacks are innermost first.
+
+    `comm` may be UNSEEN or INTERRUPT. `tid` is 0 for the idle task, and where there is no thread.
+    """
 
     comm: str
     pid: int
@@ -38,34 +46,38 @@ class Waker:
 
 @dataclass(frozen=True)
 class Place:
-    """Who was off the CPU, where and why. Stacks are innermost first."""
+    """A thread that was off the CPU, its stack, and the reason. Stacks are innermost first."""
 
     comm: str
-    """Of the thread."""
+    """Name of the thread."""
     pid: int
     tid: int
     user: Names
     kernel: Names
     state: str = ""
-    """`runnable`: was preempted."""
+    """A member of the programs' enum state; `runnable` if the thread was preempted."""
     reason: str = ""
+    """A reason of lockd/names/labels/reasons.py; empty if the thread was preempted."""
     is_ongoing: bool = False
-    """It had not ended when the trace did."""
+    """Whether the absence had not ended at the end of the trace."""
     is_older: bool = False
-    """It began before the trace."""
+    """Whether the absence began before the trace."""
     waker: Waker | None = None
-    """None: not asked for, or nobody has woken it: it was preempted, or waits still."""
+    """None if wakers were not asked for, if the thread was preempted, or if it still waits."""
 
 
 @dataclass
 class Times:
-    """Of all absences at one place, in nanoseconds."""
+    """The sums of all absences at one place, in nanoseconds."""
 
     count: int = 0
+    """Number of absences."""
     wait: int = 0
+    """Time until the wake-up."""
     run: int = 0
-    """On the run queue, as far as it was seen."""
+    """Time on the run queue, as far as the programs saw it."""
     longest: int = 0
+    """The longest absence."""
 
     def add(self, count: int, wait: int, run: int, longest: int) -> None:
         self.count += count
@@ -75,7 +87,7 @@ class Times:
 
 
 class Absences:
-    """What was counted so far, by the keys of lockd/bpf/daemon/sched.bpf.c."""
+    """The absences of a session, by the keys of lockd/bpf/daemon/sched.bpf.c."""
 
     def __init__(self, session: Session, with_runqueue: bool) -> None:
         manifest = session.manifest
@@ -87,9 +99,11 @@ class Absences:
         self._key = np.dtype(next(info.key for info in manifest.maps if info.name == "offcpu_0"))  # type: ignore[arg-type]
         self._has_wakers = "woken_by" in (self._key.names or ())
         self._rows: dict[bytes, int] = {}
+        """Row of `_sums` by the bytes of a key."""
         self._tgids: dict[int, int] = {}
+        """Process by thread."""
         self._sums = np.zeros((64, 4), np.int64)
-        """By row: as in Times."""
+        """The four members of Times in each row."""
         self._nobody = Times()
         if self._has_wakers:
             interrupts = session.map("interrupts")
@@ -98,7 +112,7 @@ class Absences:
             interrupts.put(np.zeros(1, np.uint32), entry)
 
     def add(self, taken: dict[str, Entries]) -> None:
-        """Count what was drained."""
+        """Add the absences of a window."""
         for pair in ("offcpu", "offcpu_over"):
             if pair in taken:
                 keys, values = taken[pair]
@@ -107,9 +121,8 @@ class Absences:
 
     def _add(self, keys: Columns, values: Columns) -> None:
         raw, size = keys.tobytes(), self._key.itemsize
-        rows = np.array(
-            [self._rows.setdefault(raw[at : at + size], len(self._rows)) for at in range(0, len(raw), size)]
-        )
+        parts = (raw[start : start + size] for start in range(0, len(raw), size))
+        rows = np.array([self._rows.setdefault(part, len(self._rows)) for part in parts])
         if len(self._rows) > len(self._sums):
             fresh = np.zeros((len(self._rows), 4), np.int64)
             self._sums = np.concatenate([self._sums, fresh])
@@ -126,27 +139,35 @@ class Absences:
             int(values["max_blocked_ns"].max()),
         )
 
-    def found(self, older: OlderWaits, least_ns: int, most_ns: int, with_ongoing: bool) -> dict[Place, Times]:
-        """All of it, with names. `least_ns` and `most_ns` bound what is still going on as well."""
-        found: dict[Place, Times] = {}
+    def by_place(
+        self, older: OlderWaits, least_ns: int, most_ns: int, with_ongoing: bool
+    ) -> dict[Place, Times]:
+        """The sums of all absences, with names.
+
+        With `with_ongoing`, absences that go on are included if they have lasted `least_ns` to `most_ns`.
+        """
+        places: dict[Place, Times] = {}
         keys = np.frombuffer(b"".join(self._rows), self._key)
         for row, key in enumerate(keys):
             waker = self._waker(key["woken_by"]) if self._has_wakers else None
             place = self._place(key, self._tgids[int(key["tid"])], int(key["tid"]), older, waker=waker)
-            found.setdefault(place, Times()).add(*self._sums[row].tolist())
-        for place, times in self._in_flight(older) if with_ongoing else ():
+            places.setdefault(place, Times()).add(*self._sums[row].tolist())
+        for place, times in self._ongoing(older) if with_ongoing else ():
             if least_ns <= times.longest <= most_ns:
-                found.setdefault(place, Times()).add(times.count, times.wait, times.run, times.longest)
+                places.setdefault(place, Times()).add(times.count, times.wait, times.run, times.longest)
                 self._session.events += 1
         if self._nobody.count:
-            found[Place(NOBODY, 0, 0, (), ())] = self._nobody
-        return found
+            places[Place(NOBODY, 0, 0, (), ())] = self._nobody
+        return places
 
-    def _in_flight(self, older: OlderWaits) -> Iterator[tuple[Place, Times]]:
-        """Threads that are off the CPU at the end of the trace. Waits that have ended by a wake-up are over,
-        if it is only waits that are asked for."""
+    def _ongoing(self, older: OlderWaits) -> Iterator[tuple[Place, Times]]:
+        """Threads that are off the CPU at the end of the trace.
+
+        Without the run queue, a wait that a wake-up has ended counts as ended, although the thread is not yet
+        on a CPU.
+        """
         end = self._session.ended_ns
-        for tid, thread in zip(*self._session.steady("threads"), strict=True):
+        for tid, thread in zip(*self._session.read_steady("threads"), strict=True):
             since, woken = int(thread["off_since"]), int(thread["woken_at"])
             if not 0 < since < end:
                 continue
@@ -162,25 +183,26 @@ class Absences:
             yield place, Times(1, wait, run, wait + run if self._with_runqueue else wait)
 
     def _place(
-        self, noted: Any, tgid: int, tid: int, older: OlderWaits, is_ongoing: bool = False,
+        self, entry: Any, tgid: int, tid: int, older: OlderWaits, is_ongoing: bool = False,
         waker: Waker | None = None,
     ) -> Place:  # fmt: skip
-        state = self._states[noted["state"]]
-        told = int(noted["nr"]), int(noted["state"]), bool(noted["iowait"]), int(noted["detail"])
-        user, kernel = map(int, noted["stacks"])
+        """The place of an absence; `entry` is a key of the pair or a value of the map of threads."""
+        state = self._states[entry["state"]]
+        cause = int(entry["nr"]), int(entry["state"]), bool(entry["iowait"]), int(entry["detail"])
+        user, kernel = map(int, entry["stacks"])
         return Place(
-            text(bytes(noted["comm"])), tgid, tid, self._stacks.user(user), self._stacks.kernel(kernel),
-            state, "" if state == "runnable" else self._reasons.reason(*told), is_ongoing,
+            text(bytes(entry["comm"])), tgid, tid, self._stacks.user(user), self._stacks.kernel(kernel),
+            state, "" if state == "runnable" else self._reasons.reason(*cause), is_ongoing,
             older.has_stack(user or kernel), waker if state != "runnable" else None,
         )  # fmt: skip
 
-    def _waker(self, noted: Any) -> Waker:
-        user, kernel = map(int, noted["stacks"])
+    def _waker(self, woken_by: Any) -> Waker:
+        user, kernel = map(int, woken_by["stacks"])
         frames = self._stacks.kernel(kernel)
-        entry = next((at for at, name in enumerate(frames) if is_interrupt(name)), -1)
-        if entry >= 0:
-            return Waker(INTERRUPT, 0, 0, (), frames[: entry + 1])
+        interrupt = next((depth for depth, name in enumerate(frames) if is_interrupt(name)), -1)
+        if interrupt >= 0:
+            return Waker(INTERRUPT, 0, 0, (), frames[: interrupt + 1])
         return Waker(
-            text(bytes(noted["comm"])) or UNSEEN, int(noted["tgid"]), int(noted["tid"]),
+            text(bytes(woken_by["comm"])) or UNSEEN, int(woken_by["tgid"]), int(woken_by["tid"]),
             self._stacks.user(user), frames,
         )  # fmt: skip

@@ -1,15 +1,24 @@
-"""How long threads are off the CPU, by the stack that they left it with."""
+"""`lockd trace offcpu`: the time that threads are off the CPU, by the stack with which they left it.
+
+The options, trace() and the helpers for samples also serve `lockd trace offwake`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
 
-from lockd.trace.core import output
-from lockd.trace.core.formats import table
-from lockd.trace.offcpu import common
-from lockd.trace.offcpu.absences import Place, Times
-from lockd.trace.offcpu.common import brief, joined, labels_of, traced, values_of
-from lockd.views.profile import Mark, Sample
+from lockd.errors import UsageError
+from lockd.load.settings import LoadSettings, Trace
+from lockd.names.kernel.kernel_sites import is_scheduling
+from lockd.trace.core import options, output
+from lockd.trace.core.call_stacks import Names
+from lockd.trace.core.session import Session
+from lockd.trace.offcpu.absences import NS_PER_US, Absences, Place, Times
+from lockd.trace.offcpu.older_waits import OlderWaits
+from lockd.views.profile import Mark, Profile, Sample, Value, kind_of
 
 HELP = "Sum up the time that threads are off the CPU, by stack"
 EPILOG = """examples:
@@ -21,21 +30,161 @@ EPILOG = """examples:
   lockd trace offcpu --runqueue 10     time on the run queue as well
   lockd trace offcpu --format table 5  one line for each stack, with the states and reasons
 """
+MOST_STATE = 0xFFFFFFFF
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    common.add_options(parser)
+    options.add_duration(parser)
+    options.add_processes(parser)
+    options.add_threads(parser)
+    options.add_stacks(parser)
+    parser.add_argument(
+        "-d", "--delimited", action="store_true",
+        help="put a delimiter between the kernel part and the user part of a stack",
+    )  # fmt: skip
+    parser.add_argument(
+        "-m", "--min-block-time", metavar="US", type=options.positive, default=0,
+        help="count only waits of this many microseconds or more",
+    )  # fmt: skip
+    parser.add_argument(
+        "-M", "--max-block-time", metavar="US", type=options.positive,
+        help="count only waits of this many microseconds or less",
+    )  # fmt: skip
+    parser.add_argument(
+        "--state", metavar="MASK", type=_mask,
+        help="count only threads that leave the CPU in one of these states, a sum of the kernel's bits: "
+        "1 interruptible, 2 uninterruptible, 4 stopped, and so on; 0, which needs --runqueue, counts threads "
+        "that were preempted",
+    )  # fmt: skip
+    parser.add_argument(
+        "--runqueue", action="store_true",
+        help="count the time until the thread is on a CPU again, also if it was preempted (default: the time "
+        "until the wake-up, of waits only)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-ongoing", action="store_true",
+        help="leave out waits that have not ended when the trace ends, or that began before it",
+    )  # fmt: skip
+    options.add_output(parser, options.PROFILE_FORMATS, "stacks")
+    options.add_folded(parser)
+
+
+def _mask(text: str) -> int:
+    try:
+        mask = int(text, 0)
+    except ValueError:
+        mask = -1
+    if not 0 <= mask <= MOST_STATE:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no mask; rule: a number of at most 32 bits, as 2 or 0x2"
+        )
+    return mask
 
 
 def run(args: argparse.Namespace) -> int:
-    with traced("lockd trace offcpu", args, {}) as (session, profile, found):
-        profile.samples = [sample(place, times, args) for place, times in found.items()]
-        output.write(args, profile, {"table": table(profile, brief)})
+    with trace("lockd trace offcpu", args, {}) as (session, profile, places):
+        profile.samples = [_sample(place, times, args) for place, times in places.items()]
+        output.write(args, profile, {"table": output.table(profile, innermost_waiting)})
         session.report()
     return 0
 
 
-def sample(place: Place, times: Times, args: argparse.Namespace) -> Sample:
+def _sample(place: Place, times: Times, args: argparse.Namespace) -> Sample:
     delimiter = Mark("--" if args.format == "stacks" else "-")
-    frames = joined(place.user, place.kernel, delimiter, args)
+    frames = join_stacks(place.user, place.kernel, delimiter, args)
     return Sample(place.comm, place.pid, place.tid, frames, values_of(times, args), labels_of(place))
+
+
+@contextlib.contextmanager
+def trace(
+    title: str, args: argparse.Namespace, defines: dict[str, int | None], maps: tuple[str, ...] = ()
+) -> Iterator[tuple[Session, Profile, dict[Place, Times]]]:
+    """Trace threads off the CPU until the trace ends.
+
+    Yields the session, whose losses are still to be reported, a profile without samples, and the absences.
+    `defines` and `maps` are members of load.settings.Trace. Raises UsageError and HostError as Session does,
+    and UsageError for options that exclude everything.
+    """
+    _check(args)
+    args.min_block_ns = args.min_block_time * NS_PER_US
+    args.max_block_ns = options.LONGEST_NS
+    if args.max_block_time:  # a wait is not too long while its whole microseconds are not too many
+        args.max_block_ns = (args.max_block_time + 1) * NS_PER_US - 1
+    began = time.time()
+    with Session(title, _settings(args, defines, maps), args.duration, args.pids, args.tids) as session:
+        absences = Absences(session, args.runqueue)
+        older = OlderWaits(session, args.state)
+        if not args.no_ongoing:
+            older.enter(args.pids, args.tids)
+        for taken in session.windows():
+            absences.add(taken)
+        places = absences.by_place(older, args.min_block_ns, args.max_block_ns, not args.no_ongoing)
+        yield session, Profile(title, _values(args), [], began, session.elapsed), places
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise UsageError for options that together exclude every wait."""
+    if args.max_block_time and args.max_block_time < args.min_block_time:
+        raise UsageError(
+            f"-m {args.min_block_time} -M {args.max_block_time}: no wait is as long; rule: -m is not above -M"
+        )
+    if args.state == 0 and not args.runqueue:
+        raise UsageError("--state 0: threads that were preempted do not wait; rule: with --runqueue")
+    if args.kernel_threads_only and args.user_stacks_only:
+        raise UsageError("-k -U: threads of the kernel have no stacks of user space; rule: one of the two")
+
+
+def _settings(
+    args: argparse.Namespace, defines: dict[str, int | None], maps: tuple[str, ...]
+) -> LoadSettings:
+    defines = {**defines, "TRACE_OFFCPU": None}
+    if args.runqueue:
+        defines["WITH_RUNQUEUE"] = None
+    if args.state is not None:
+        defines["STATE_MASK"] = args.state
+    return options.load_settings(args, Trace(defines=defines, maps=maps), programs=("offcpu",))
+
+
+def _values(args: argparse.Namespace) -> tuple[Value, ...]:
+    """The values of the profile. The first is the time that formats with one value show."""
+    us = "microseconds"
+    parts = (Value("wait_us", us), Value("runqueue_us", us)) if args.runqueue else ()
+    return (
+        Value("off_cpu_us" if args.runqueue else "wait_us", us),
+        Value("count", "count"),
+        Value("max_us", us),
+        *parts,
+    )
+
+
+def values_of(times: Times, args: argparse.Namespace) -> tuple[int, ...]:
+    """The values of a sample, in the order of Profile.values."""
+    wait, run = times.wait // NS_PER_US, times.run // NS_PER_US
+    parts = (wait, run) if args.runqueue else ()
+    whole = (times.wait + times.run) // NS_PER_US if args.runqueue else wait
+    return whole, times.count, times.longest // NS_PER_US, *parts
+
+
+def labels_of(place: Place) -> dict[str, str]:
+    """The labels of a sample, without empty ones."""
+    labels = {"state": place.state, "reason": place.reason}
+    labels |= {"ongoing": "yes"} if place.is_ongoing else {}
+    labels |= {"began_before": "yes"} if place.is_older else {}
+    return {name: value for name, value in labels.items() if value}
+
+
+def join_stacks(user: Names, kernel: Names, delimiter: Mark, args: argparse.Namespace) -> Names:
+    """One stack of both sides, outermost first, with a delimiter between them if -d asks for it."""
+    kernel = () if args.user_stacks_only else kernel
+    between = (delimiter,) if args.delimited and user and kernel else ()
+    return (*reversed(user), *between, *reversed(kernel))
+
+
+def innermost_waiting(sample: Sample) -> Sequence[str]:
+    """The functions of a sample for a table, innermost first.
+
+    These are functions of user space, or of a kernel thread those that do not belong to the scheduler.
+    """
+    user = [frame for frame in sample.frames if kind_of(frame) == "user"]
+    shown = user or [frame for frame in sample.frames if not is_scheduling(frame)]
+    return shown[: -output.TABLE_FRAMES - 1 : -1]

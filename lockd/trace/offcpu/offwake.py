@@ -1,4 +1,4 @@
-"""How long threads wait, by the stack that they wait with and the stack of the thread that ends it."""
+"""`lockd trace offwake`: the time that threads wait, by their stack and the stack of the waker."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import argparse
 from collections.abc import Iterator
 
 from lockd.trace.core import output
-from lockd.trace.core.formats import table
-from lockd.trace.offcpu import common
+from lockd.trace.offcpu import offcpu
 from lockd.trace.offcpu.absences import INTERRUPT, NOBODY, UNSEEN, Place, Times
-from lockd.trace.offcpu.common import brief, joined, labels_of, traced, values_of
+from lockd.trace.offcpu.offcpu import innermost_waiting, join_stacks, labels_of, values_of
 from lockd.views.profile import Mark, Profile, Sample
 
-HELP = "Sum up the time that threads wait, by their stack and the stack of who wakes them"
+HELP = "Sum up the time that threads wait, by their stack and the stack of the waker"
 EPILOG = """examples:
   lockd trace offwake 5                 all threads, for 5 seconds
   lockd trace offwake -p 185,912        waits of two processes, whoever ends them
@@ -21,30 +20,36 @@ EPILOG = """examples:
   lockd trace offwake --format table 5  one line for each pair of stacks
 """
 BETWEEN = Mark("--")
+"""The frame between the stack of the thread that waits and the stack of the waker."""
 NOT_WOKEN, PREEMPTED = Mark("[not woken]"), Mark("[preempted]")
-"""In place of the waker: the wait goes on; it was no wait."""
+"""Frames in place of the waker: the wait goes on; the thread was preempted and did not wait."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    common.add_options(parser)
+    offcpu.add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    # That it was an interrupt is told by the kernel's stack.
+    # Kernel stacks are always taken: they show whether an interrupt ended a wait.
     defines: dict[str, int | None] = {"WITH_WAKERS": None, "WITH_KERNEL_STACKS": None}
-    with traced("lockd trace offwake", args, defines, ("interrupts",)) as (session, profile, found):
-        profile.samples = [sample(place, times, args) for place, times in found.items()]
-        output.write(args, profile, {"stacks": blocks(profile), "table": table(profile, brief_pair)})
+    with offcpu.trace("lockd trace offwake", args, defines, ("interrupts",)) as (session, profile, places):
+        profile.samples = [_sample(place, times, args) for place, times in places.items()]
+        output.write(
+            args, profile, {"stacks": _blocks(profile), "table": output.table(profile, _both_stacks)}
+        )
         session.report()
     return 0
 
 
-def sample(place: Place, times: Times, args: argparse.Namespace) -> Sample:
-    """The waker's stack is upside down: what waits and what ends it meet in the middle."""
+def _sample(place: Place, times: Times, args: argparse.Namespace) -> Sample:
+    """A sample whose frames are the stack of the thread that waits, BETWEEN, and the waker's stack reversed.
+
+    The two functions that wait and wake meet in the middle.
+    """
     labels, waker = labels_of(place), place.waker
-    target = joined(place.user, place.kernel, Mark("-"), args)
+    target = join_stacks(place.user, place.kernel, Mark("-"), args)
     if waker:
-        woken = (*reversed(joined(waker.user, waker.kernel, Mark("-"), args)), Mark(waker.comm))
+        woken = (*reversed(join_stacks(waker.user, waker.kernel, Mark("-"), args)), Mark(waker.comm))
         labels |= {"waker": waker.comm}
         if waker.comm not in (UNSEEN, INTERRUPT):
             labels |= {"waker_pid": str(waker.pid), "waker_tid": str(waker.tid)}
@@ -56,25 +61,31 @@ def sample(place: Place, times: Times, args: argparse.Namespace) -> Sample:
     return Sample(place.comm, place.pid, place.tid, frames, values_of(times, args), labels)
 
 
-def halves(one: Sample) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The target's frames and the waker's, both outermost first, without the waker's name."""
-    middle = next(at for at, frame in enumerate(one.frames) if frame == BETWEEN and isinstance(frame, Mark))
-    return one.frames[:middle], one.frames[-2:middle:-1]
+def _split(sample: Sample) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The stacks of the thread that waits and of the waker, outermost first, without the waker's name."""
+    middle = next(
+        depth for depth, frame in enumerate(sample.frames) if frame == BETWEEN and isinstance(frame, Mark)
+    )
+    return sample.frames[:middle], sample.frames[-2:middle:-1]
 
 
-def brief_pair(one: Sample) -> list[str]:
-    """The target's functions, then `<- ` and those of the waker."""
-    target, waker = (brief(Sample(one.comm, one.pid, one.tid, frames, ())) for frames in halves(one))
-    return [" < ".join(target) + " <- " + (" < ".join(waker) or one.frames[-1])]
+def _both_stacks(sample: Sample) -> list[str]:
+    """The functions of a sample for a table: `WAITING <- WAKING`, or the waker's name if it has no stack."""
+    target, waker = (
+        innermost_waiting(Sample(sample.comm, sample.pid, sample.tid, frames, ()))
+        for frames in _split(sample)
+    )
+    return [" < ".join(target) + " <- " + (" < ".join(waker) or sample.frames[-1])]
 
 
-def blocks(profile: Profile) -> Iterator[str]:
-    """The waker, its stack, the stack of the target, the target, and the time: from the cause down."""
-    for one in profile.sorted():
-        target, waker = halves(one)
-        yield f"    {'waker:':<16} {one.frames[-1]} {one.labels.get('waker_tid', '')}".rstrip() + "\n"
+def _blocks(profile: Profile) -> Iterator[str]:
+    """Lines of the format `stacks`: the waker, its stack, the stack that waits, its thread, and the time."""
+    for sample in profile.sorted():
+        target, waker = _split(sample)
+        waker_tid = sample.labels.get("waker_tid", "")
+        yield f"    {'waker:':<16} {sample.frames[-1]} {waker_tid}".rstrip() + "\n"
         yield from (f"    {name}\n" for name in waker)
         yield f"    {'--':<16} --\n"
         yield from (f"    {name}\n" for name in reversed(target))
-        yield f"    {'target:':<16} {one.comm} {one.tid}\n"
-        yield f"        {one.values[0]}\n\n"
+        yield f"    {'target:':<16} {sample.comm} {sample.tid}\n"
+        yield f"        {sample.values[0]}\n\n"

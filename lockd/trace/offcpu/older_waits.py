@@ -1,67 +1,199 @@
-"""Waits that began before the trace: entered into the programs' table of threads as if they began with it.
+"""Waits that began before the trace, of the threads that the trace is limited to.
 
-From then on the programs see who ends them, and when. Of a thread that has been blocked since before, they
-know no stacks: those are procfs's.
+They are found in procfs, and entered into the programs' map of threads as if they began with the trace. The
+programs then see who ends them, and when. The programs have no stack of a thread that has been blocked since
+before the trace, so these stacks come from procfs too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 
-from lockd.trace.core.blocked_threads import RUNNING, BlockedThread, blocked_thread, moment_of, threads_of
+from lockd.names.labels.reasons import calls
+from lockd.names.unwind.capture import Capture, captured
 from lockd.trace.core.session import Session
 from lockd.views.profile import KernelFrame
 
 TASK_STATES = {"S": 0x1, "D": 0x2, "T": 0x4, "t": 0x8, "P": 0x40, "I": 0x402}
-"""Bits of the kernel's by the letters of proc(5)."""
+"""The kernel's TASK_* bits, by the letters of proc_pid_stat(5)."""
 STATES = {"S": "interruptible", "D": "uninterruptible"}
+"""Members of the programs' enum state, by the letters of proc_pid_stat(5); other letters are `other`."""
+RUNNING = "R"
+PF_KTHREAD = 0x00200000
+"""The flag of kernel threads in the kernel's include/linux/sched.h."""
+NO_CALL = -1
+"""The number of the system call of a thread that is in none."""
+FILE_KINDS = (
+    ("socket", stat.S_ISSOCK),
+    ("pipe", stat.S_ISFIFO),
+    ("device", stat.S_ISCHR),
+    ("regular", stat.S_ISREG),
+    ("regular", stat.S_ISBLK),
+)
+"""Members of the programs' enum file_kind, with the test of the file's mode."""
+
+
+@dataclass(frozen=True)
+class ThreadState:
+    """The state of a thread, which is equal at two times if the thread did not run between them."""
+
+    letter: str
+    """A letter of proc_pid_stat(5)."""
+    switches: int
+    """Voluntary and involuntary context switches so far."""
+
+
+@dataclass(frozen=True)
+class BlockedThread:
+    """A thread that is blocked, as procfs shows it."""
+
+    tid: int
+    tgid: int
+    comm: bytes
+    state: ThreadState
+    is_kernel_thread: bool
+    nr: int
+    """Number of the system call, or NO_CALL."""
+    detail: tuple[str, str] | None
+    """An enum of the programs (futex_kind or file_kind) and its member; None if no detail is needed."""
+    capture: Capture | None
+    """The user side; of the registers only the stack pointer and the program counter are known."""
+    kernel: tuple[str, ...]
+    """Functions in the kernel, innermost first."""
 
 
 class OlderWaits:
-    """`state_mask` as the option --state; None for all."""
+    """The older waits of a session. `state_mask` is the value of --state; None for waits in all states."""
 
     def __init__(self, session: Session, state_mask: int | None) -> None:
         self._session = session
         self._stacks = session.stacks
         self._state_mask = state_mask
-        self._used: set[int] = set()
+        self._numbers: set[int] = set()
+        """Stack numbers of the older waits."""
 
     def has_stack(self, number: int) -> bool:
-        """Whether the stack of this number is of a wait that began before the trace."""
-        return number in self._used
+        """Whether a stack number belongs to a wait that began before the trace."""
+        return number in self._numbers
 
     def enter(self, pids: tuple[int, ...], tids: tuple[int, ...]) -> None:
-        """Those of the threads asked for. A thread that runs meanwhile is left to the programs."""
-        for tid in threads_of(pids, tids):
+        """Enter the waits of these processes and threads, except those that a program has already entered."""
+        for tid in _threads(pids, tids):
             thread = blocked_thread(tid)
-            if thread and self._is_wanted(thread) and self._put(thread):
-                now = moment_of(tid)
-                # It ran before it was entered, and runs still: the programs would take it for blocked.
-                if now and now != thread.moment and now.state == RUNNING and self._is_mine(tid):
+            if thread and self._is_wanted(thread) and self._enter(thread):
+                state = thread_state(tid)
+                # The thread ran before its wait was entered, and still runs. The programs would take it for
+                # blocked.
+                if state and state != thread.state and state.letter == RUNNING and self._is_own_entry(tid):
                     self._session.map("threads").delete(np.array([tid], np.uint32))
 
-    def _is_mine(self, tid: int) -> bool:
+    def _is_own_entry(self, tid: int) -> bool:
+        """Whether no program has changed the entry of a thread since it was entered."""
         entry = self._session.map("threads").get(np.array([tid], np.uint32))
         return bool(entry["off_since"] == self._session.began_ns)
 
     def _is_wanted(self, thread: BlockedThread) -> bool:
-        bits = TASK_STATES.get(thread.moment.state, 0)
+        bits = TASK_STATES.get(thread.state.letter, 0)
         return self._state_mask is None or bool(bits & self._state_mask)
 
-    def _put(self, thread: BlockedThread) -> bool:
-        """False if the programs know it already."""
+    def _enter(self, thread: BlockedThread) -> bool:
+        """Enter a wait. Returns False if a program has already entered the thread, or if the map is full."""
         table, manifest = self._session.map("threads"), self._session.manifest
         kernel = tuple(map(KernelFrame, thread.kernel))
-        number = self._stacks.put(thread.tgid, thread.capture, kernel)
-        self._used.add(number)
+        number = self._stacks.add_sleeping(thread.tgid, thread.capture, kernel)
+        self._numbers.add(number)
         entry = np.zeros(1, table.value)
         entry["off_since"] = self._session.began_ns
         entry["tgid"] = thread.tgid
         entry["nr"] = manifest.constants["NR_KERNEL"] if thread.is_kernel_thread else thread.nr
-        entry["state"] = manifest.enums["state"].index(STATES.get(thread.moment.state, "other"))
+        entry["state"] = manifest.enums["state"].index(STATES.get(thread.state.letter, "other"))
         if thread.detail:
             enum, member = thread.detail
             entry["detail"] = manifest.enums[enum].index(member)
         entry["comm"] = thread.comm
         entry["stacks"]["user"] = entry["stacks"]["kernel"] = number
         return table.put_new(np.array([thread.tid], np.uint32), entry)
+
+
+def _threads(pids: Iterable[int], tids: Iterable[int], procfs: Path = Path("/proc")) -> Iterable[int]:
+    """The ids of all threads of the processes, and `tids`, each once."""
+    threads = dict.fromkeys(tids)
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            threads |= dict.fromkeys(int(name) for name in os.listdir(procfs / str(pid) / "task"))
+    return threads
+
+
+def thread_state(tid: int, procfs: Path = Path("/proc")) -> ThreadState | None:
+    """The state of a thread; None if the thread has ended."""
+    try:
+        status = (procfs / str(tid) / "status").read_text(errors="replace")
+    except OSError:
+        return None
+    switches = re.findall(r"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)
+    letter = re.search(r"^State:\s*(\S)", status, re.MULTILINE)
+    return ThreadState(letter[1] if letter else "?", sum(map(int, switches)))
+
+
+def blocked_thread(tid: int, procfs: Path = Path("/proc")) -> BlockedThread | None:
+    """What procfs shows of a blocked thread; None if the thread has ended, runs, or ran while it was read."""
+    state = thread_state(tid, procfs)
+    if state is None or state.letter in (RUNNING, "Z", "X"):
+        return None
+    directory = procfs / str(tid)
+    try:
+        tgid = int(re.findall(r"^Tgid:\s*(\d+)", (directory / "status").read_text(errors="replace"), re.M)[0])
+        fields = (directory / "stat").read_bytes().rpartition(b")")[2].split()
+        is_kernel_thread = bool(int(fields[6]) & PF_KTHREAD)
+        call = [] if is_kernel_thread else (directory / "syscall").read_text().split()
+        thread = BlockedThread(
+            tid=tid,
+            tgid=tgid,
+            comm=(directory / "comm").read_bytes().rstrip(b"\n"),
+            state=state,
+            is_kernel_thread=is_kernel_thread,
+            nr=int(call[0]) if len(call) >= 3 else NO_CALL,
+            detail=_detail(directory, call) if len(call) == 9 else None,
+            capture=captured(procfs, tgid, int(call[-2], 16), int(call[-1], 16)) if len(call) >= 3 else None,
+            kernel=_kernel_stack(directory),
+        )
+    except (OSError, IndexError, ValueError):
+        return None
+    return thread if thread_state(tid, procfs) == state else None
+
+
+def _kernel_stack(directory: Path) -> tuple[str, ...]:
+    """Functions in the kernel, innermost first, without those of the scheduler; empty if the kernel does not
+    show them."""
+    try:
+        lines = (directory / "stack").read_text().splitlines()
+    except OSError:
+        return ()
+    names = (re.search(r"\]\s+([^\s+]+)", line) for line in lines)
+    return tuple(re.sub(r"\.(?:isra|constprop|part|cold|llvm)\b.*", "", name[1]) for name in names if name)
+
+
+def _detail(directory: Path, call: list[str]) -> tuple[str, str] | None:
+    group, _ = calls(os.uname().machine).get(int(call[0]), ("", ""))
+    if group == "futex":
+        return "futex_kind", "none"  # the kind depends on what was in memory when the wait began
+    return ("file_kind", _file_kind(directory, int(call[1], 16))) if group == "read" else None
+
+
+def _file_kind(directory: Path, descriptor: int) -> str:
+    path = directory / "fd" / str(descriptor & 0xFFFFFFFF)
+    try:
+        if os.readlink(path).startswith("anon_inode:"):
+            return "event"
+        mode = path.stat().st_mode
+    except OSError:
+        return "other"
+    return next((kind for kind, is_kind in FILE_KINDS if is_kind(mode)), "other")

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
             if "latency" in taken:
                 session.events += found.add_ended(taken["latency"])
         if not args.no_ongoing:
-            session.events += found.add_ongoing(session.steady("latency_calls"), session.ended_ns)
+            session.events += found.add_ongoing(session.read_steady("latency_calls"), session.ended_ns)
         output.write_text(args.output, histogram.FORMATS[args.format](found.groups.result(), args.unit))
         session.report()
     return 0

@@ -1,0 +1,235 @@
+"""Summaries of futex calls by lock, stack, process name or thread, as a table, CSV or JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lockd.names.locks.locking import Frame, Judgement, judge
+from lockd.names.protocol import ANON
+from lockd.printable import printable
+from lockd.trace.core.output import aligned, csv_line
+from lockd.trace.futex.lock_rows import LockRow, microseconds
+
+KINDS = {"lock": ("lock", "pi"), "cond": ("cond",)}
+"""Kinds of locks by the value of --events: waits for a critical section of another thread; waits for work."""
+DEFAULT_COLUMNS = ("blocked.sum", "blocked.count", "blocked.avg", "blocked.max", "wait.count", "threads")
+SHOWN_FRAMES = 4
+"""Functions of each stack that are shown in a table."""
+
+
+@dataclass
+class Group:
+    """The rows of one lock, stack, process name or thread."""
+
+    rows: list[LockRow] = field(default_factory=list)
+
+    @property
+    def heaviest(self) -> LockRow:
+        """The row with the most blocked time."""
+        return max(self.rows, key=lambda row: (row.blocked_ns, row.wait_count))
+
+    def sum(self, name: str) -> int:
+        total: int = sum(getattr(row, name) for row in self.rows)
+        return total
+
+    def max(self, name: str) -> int:
+        highest: int = max(getattr(row, name) for row in self.rows)
+        return highest
+
+
+def _average_us(total_ns: int, count: int) -> float:
+    return round(total_ns / count / 1000, 1) if count else 0.0
+
+
+COLUMNS: dict[str, Callable[[Group], float]] = {
+    "blocked.sum": lambda group: microseconds(group.sum("blocked_ns")),
+    "blocked.count": lambda group: group.sum("blocked_count"),
+    "blocked.max": lambda group: microseconds(group.max("max_blocked_ns")),
+    "blocked.avg": lambda group: _average_us(group.sum("blocked_ns"), group.sum("blocked_count")),
+    "sys.sum": lambda group: microseconds(group.sum("sys_ns")),
+    "sys.count": lambda group: group.sum("wait_count") + group.sum("wake_count"),
+    "sys.max": lambda group: microseconds(group.max("max_sys_ns")),
+    "sys.avg": lambda group: _average_us(
+        group.sum("sys_ns"), group.sum("wait_count") + group.sum("wake_count")
+    ),
+    "wait.count": lambda group: group.sum("wait_count"),
+    "wake.count": lambda group: group.sum("wake_count"),
+    "errors": lambda group: group.sum("errors"),
+    "ongoing": lambda group: group.sum("ongoing"),
+    "threads": lambda group: len({(row.pid, row.tid) for row in group.rows}),
+    "locks": lambda group: len({(row.pid, row.address) for row in group.rows}),
+    "comms": lambda group: len({row.comm for row in group.rows}),
+    "stacks": lambda group: len({row.frames for row in group.rows if row.frames}),
+}
+"""The value of each column for a group. Times are in microseconds. `blocked.avg` is the average of waits that
+blocked, `sys.avg` of all calls."""
+ADDITIVE = ("errors", "ongoing", *(name for name in COLUMNS if name.endswith((".sum", ".count"))))
+"""Columns whose values add up over the groups, so that each group has a share."""
+
+
+KEYS: dict[str, Callable[[LockRow], tuple[object, ...]]] = {
+    "lock": lambda row: (row.pid, row.address, row.kind),
+    "stack": lambda row: (row.comm, row.frames),
+    "comm": lambda row: (row.comm,),
+    "tid": lambda row: (row.pid, row.tid),
+}
+"""The key of a row's group, by the value of --group."""
+LABELS = {
+    "lock": ("kind", "pid", "comm", "lock", "stack"),
+    "stack": ("comm", "stack"),
+    "comm": ("comm",),
+    "tid": ("pid", "tid", "comm"),
+}
+"""The columns that show what a group is, by the value of --group."""
+
+
+def _labels(group: Group, by: str) -> dict[str, object]:
+    row = group.heaviest
+    name = row.lock if row.lock not in ("", ANON) else f"{row.address:#x}"
+    labels = {"pid": row.pid, "tid": row.tid, "comm": row.comm, "kind": row.kind, "lock": name}
+    return {label: {**labels, "stack": row.frames}[label] for label in LABELS[by]}
+
+
+def judge_stack(frames: Sequence[str]) -> Judgement:
+    """Kind and site of a lock by the functions of a stack, outermost first.
+
+    The names may come from another tool: versions (`@@GLIBC_2.3.2`) and arguments are ignored.
+    """
+    bare = ((name, re.sub(r"@+[\w.]+$|\(.*\)(?: const)?$", "", name)) for name in reversed(frames))
+    return judge([Frame("", function, name) for name, function in bare])
+
+
+def add_kinds(rows: Sequence[LockRow]) -> None:
+    """Set the kind of each row without one: the kind that the stacks show for most waits for the lock."""
+    votes: dict[tuple[int, int], Counter[str]] = {}
+    judged: dict[tuple[str, ...], str] = {}
+    for row in rows:
+        if row.kind or not row.frames:
+            continue
+        if row.frames not in judged:
+            judged[row.frames] = judge_stack(row.frames).kind
+        if judged[row.frames]:
+            votes.setdefault((row.pid, row.address), Counter())[judged[row.frames]] += row.wait_count + 1
+    for row in rows:
+        counter = votes.get((row.pid, row.address))
+        if counter and not row.kind:
+            row.kind = counter.most_common(1)[0][0]
+
+
+def select(rows: Iterable[LockRow], events: str) -> list[LockRow]:
+    """The rows whose kind belongs to `events`: `lock`, `cond`, or `all`, which includes unknown kinds."""
+    kinds = KINDS.get(events)
+    return [row for row in rows if kinds is None or row.kind in kinds]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Groups of rows, the largest first."""
+
+    by: str
+    """`lock`, `stack`, `comm` or `tid`."""
+    columns: tuple[str, ...]
+    lines: tuple[tuple[dict[str, object], dict[str, float]], ...]
+    """For each group its labels, and the values of `this%` and `cum%` (in per cent) and of the columns."""
+    left_out: int
+    """Number of smaller groups that are not in `lines`."""
+
+
+def summarise(
+    rows: Iterable[LockRow], by: str = "lock", sort: str = "blocked.sum",
+    columns: Sequence[str] = DEFAULT_COLUMNS, most: int | None = None,
+) -> Summary:  # fmt: skip
+    """Sum up rows in the `most` largest groups by the column `sort`; None for all groups.
+
+    `this%` is the group's share of the column `sort`, or of `blocked.sum` if `sort` is not additive. `cum%`
+    is the share of this group and all before it.
+    """
+    groups: dict[tuple[object, ...], Group] = {}
+    for row in rows:
+        groups.setdefault(KEYS[by](row), Group()).rows.append(row)
+    largest = sorted(groups.values(), key=lambda group: -COLUMNS[sort](group))
+    shared = COLUMNS[sort if sort in ADDITIVE else "blocked.sum"]
+    total, sum_ = sum(map(shared, largest)), 0.0
+    lines = []
+    for group in largest[:most]:
+        this = shared(group)
+        sum_ += this
+        shares = {"this%": round(100 * this / (total or 1), 1), "cum%": round(100 * sum_ / (total or 1), 1)}
+        lines.append((_labels(group, by), {**shares, **{name: COLUMNS[name](group) for name in columns}}))
+    return Summary(by, tuple(columns), tuple(lines), len(largest) - len(lines))
+
+
+def as_table(summary: Summary) -> Iterator[str]:
+    """Lines of a table for people: times have units, and stacks begin at the function that waits."""
+    names = LABELS[summary.by] if summary.lines else (summary.by,)
+    rows = [
+        [
+            *(_value(name, value) for name, value in values.items()),
+            *(printable(_label(x)) for x in labels.values()),
+        ]
+        for labels, values in summary.lines
+    ]
+    yield from aligned([["this%", "cum%", *summary.columns, *names], *rows], 2 + len(summary.columns))
+    if summary.left_out:
+        yield f"and {summary.left_out:,} more\n"
+
+
+def as_csv(summary: Summary) -> Iterator[str]:
+    """Lines of CSV with a head. Times are in microseconds.
+
+    A stack is one field, outermost function first, with semicolons between the functions.
+    """
+    for number, (labels, values) in enumerate(summary.lines):
+        if number == 0:
+            yield csv_line([*labels, *values])
+        yield csv_line([*map(_field, labels.values()), *values.values()])
+
+
+def as_json(summary: Summary) -> Iterator[str]:
+    """Lines of JSON, one object for each group. Times are in microseconds."""
+    for labels, values in summary.lines:
+        yield json.dumps({**labels, **values}) + "\n"
+
+
+def describe_left_out(rows: Sequence[LockRow], shown: Sequence[LockRow], hint: str) -> Iterator[str]:
+    """A line about the waits of `rows` that are not `shown`, if there are any. It ends with `hint`."""
+    waits, blocked = (
+        sum(getattr(row, name) for row in rows) - sum(getattr(row, name) for row in shown)
+        for name in ("wait_count", "blocked_ns")
+    )
+    if waits:
+        yield f"left out: {waits:,} waits of other kinds, {_value('blocked', blocked / 1000)}{hint}\n"
+
+
+FORMATS = {"table": as_table, "csv": as_csv, "json": as_json}
+"""Lines of a summary, by the name of the format."""
+
+
+def _field(label: object) -> str:
+    return printable(";".join(label)) if isinstance(label, tuple) else printable(str(label))
+
+
+def _label(label: object) -> str:
+    """A label for a table; of a stack the innermost functions, without those that do the locking."""
+    if not isinstance(label, tuple):
+        return str(label)
+    names = list(reversed(label))
+    site = judge_stack(label).site
+    names = names[names.index(site) :] if site in names else names
+    return " < ".join([*names[:SHOWN_FRAMES], *(["..."] if len(names) > SHOWN_FRAMES else [])])
+
+
+def _value(name: str, value: float) -> str:
+    """The value of a column for a table: a time with its unit, a share, or a count."""
+    if name.endswith("%"):
+        return f"{value:.1f}"
+    if name.partition(".")[0] not in ("blocked", "sys") or name.endswith(".count"):
+        return f"{value:,.0f}"
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if value >= size:
+            return f"{value / size:.2f} {unit}"
+    return f"{value:.0f} us"
