@@ -46,7 +46,7 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
     `read` gives the configuration as its file is later on.
     """
     logs.setup(config.log.level, process="sampler")
-    memory.keep_little(LARGE)
+    memory.return_freed_memory(LARGE)
     privileges.no_new_privileges()  # as in the unit
     systemd = Systemd()
     listening = listen(list(config.web.listen))
