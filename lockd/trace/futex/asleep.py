@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockd.names.unwind.capture import Capture, captured
+from lockd.names.unwind.capture import Capture, read_capture
 
 FUTEX = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
 FUTEX_WAITV, FUTEX_WAIT = 449, 455
@@ -94,7 +94,7 @@ def kind_of_wait(operation: int, value: int, timeout: int) -> str:
 
 def capture_of(procfs: Path, one: Asleep) -> Capture | None:
     """What its stack can be unwound from; None if it is gone, or has been awake meanwhile."""
-    found = captured(procfs, one.tgid, one.stack_pointer, one.program_counter)
+    found = read_capture(procfs, one.tgid, one.stack_pointer, one.program_counter)
     return found if asleep(procfs, one.tgid, one.tid) == one else None
 
 

@@ -1,4 +1,4 @@
-"""Where a function is left: its returns and its jumps to other functions, as binutils' objdump finds them."""
+"""Where a function returns, or jumps to another function: found in the disassembly of binutils' objdump."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 OBJDUMP = ("objdump", "--disassemble", "--no-show-raw-insn", "--wide")
 TIMEOUT = 30.0
+"""Seconds for which objdump may run."""
 RETURNS = ("ret", "retq", "retaa", "retab")
 JUMPS = ("jmp", "jmpq", "b", "br", "braa", "brab")
-"""Unconditional ones. What is jumped to on a condition is a rarely used part of the same function."""
+"""Unconditional jumps. A conditional jump leads to a rarely executed part of the same function."""
 PREFIXES = ("repz", "rep", "bnd", "notrack", "cs", "ds")
 
 _INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\t(.*)$", re.MULTILINE)
@@ -18,18 +19,19 @@ _TARGET = re.compile(r"(?:0x)?([0-9a-f]+)\b")
 
 
 @dataclass(frozen=True)
-class Exits:
-    """Addresses in the file."""
+class FunctionExits:
+    """The exits of one function, as addresses in the file."""
 
     returns: tuple[int, ...]
+    """The return instructions."""
     jumps: tuple[int, ...]
-    """What is jumped to outside of the function."""
+    """The targets of jumps that lead out of the function."""
 
 
-def exits_of(path: str, start: int, end: int) -> Exits | None:
-    """Of the function from `start` to `end`, addresses in the file at `path`.
+def find_exits(path: str, start: int, end: int) -> FunctionExits | None:
+    """The exits of the function from `start` to `end`, both addresses in the file at `path`.
 
-    None if that cannot be told for sure: a probe must not be put where no instruction begins.
+    Returns None if the exits are not known for sure: a probe must only be placed where an instruction begins.
     """
     command = (*OBJDUMP, f"--start-address={start:#x}", f"--stop-address={end:#x}", path)
     try:
@@ -38,11 +40,11 @@ def exits_of(path: str, start: int, end: int) -> Exits | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return read_exits(done.stdout, start, end) if done.returncode == 0 else None
+    return parse_exits(done.stdout, start, end) if done.returncode == 0 else None
 
 
-def read_exits(listing: str, start: int, end: int) -> Exits | None:
-    """The same of what objdump has printed."""
+def parse_exits(listing: str, start: int, end: int) -> FunctionExits | None:
+    """The exits of the function from `start` to `end` by objdump's listing; None if they are not sure."""
     returns: list[int] = []
     jumps: list[int] = []
     for address, text in _INSTRUCTION.findall(listing):
@@ -56,8 +58,8 @@ def read_exits(listing: str, start: int, end: int) -> Exits | None:
             returns.append(int(address, 16))
         elif name in JUMPS:
             target = _TARGET.fullmatch(words[1]) if len(words) > 1 else None
-            if target is None:  # by a register or a table: it may lead anywhere
+            if target is None:  # a jump by a register or a table can lead anywhere
                 return None
             if not start <= int(target[1], 16) < end:
                 jumps.append(int(target[1], 16))
-    return Exits(tuple(returns), tuple(jumps)) if returns or jumps else None
+    return FunctionExits(tuple(returns), tuple(jumps)) if returns or jumps else None
