@@ -29,8 +29,8 @@ def test_rates_between_two_looks(daemon: Daemon) -> None:
     done = top("--once", f"--url={daemon.url}")
     assert (done.returncode, done.stderr) == (0, "")
     header = done.stdout.splitlines()[0]
-    assert header.startswith(f"lockd top  {daemon.url}  waiting now: 0  blocked: 250.0ms a second")
-    assert header.rstrip().endswith("waits: 20.0 a second")
+    assert header.startswith(f"lockd top  {daemon.url}  threads waiting now: 0  blocked: 250.0ms per second")
+    assert header.rstrip().endswith("waits: 20.0 per second")
     shown = tables(done.stdout)
     assert shown["locks"] == [
         {
@@ -217,7 +217,8 @@ def test_a_daemon_whose_numbers_stand_still(daemon: Daemon) -> None:
     done = top("--once", f"--url={daemon.url}")
     assert done.returncode == 1
     assert done.stderr == (
-        f"lockd: error: the numbers of {daemon.url} do not change: 6 looks, 0.1s apart, found the same time\n"
+        f"lockd: error: the numbers of {daemon.url} do not change: 6 requests, 0.1s apart,"
+        " returned numbers of the same time\n"
     )
 
 

@@ -16,7 +16,7 @@ from lockd.trace.core.formats import TABLE_FRAMES
 from lockd.trace.core.session import Session
 from lockd.trace.offcpu.absences import NS_PER_US, Absences, Place, Times
 from lockd.trace.offcpu.older_waits import OlderWaits
-from lockd.views.profile import Mark, Profile, Sample, Value, kind_of
+from lockd.views.profile import Mark, Profile, Sample, Value, frame_kind
 
 MOST_STATE = 0xFFFFFFFF
 
@@ -151,6 +151,6 @@ def joined(user: Names, kernel: Names, delimiter: Mark, args: argparse.Namespace
 
 def brief(sample: Sample) -> Sequence[str]:
     """The innermost functions of user space; of a kernel thread, those that are not the scheduler's."""
-    user = [frame for frame in sample.frames if kind_of(frame) == "user"]
+    user = [frame for frame in sample.frames if frame_kind(frame) == "user"]
     shown = user or [frame for frame in sample.frames if not is_scheduling(frame)]
     return shown[: -TABLE_FRAMES - 1 : -1]
