@@ -92,7 +92,7 @@ class _Box:
 
 
 def svg(profile: Profile) -> str:
-    """A flame graph of the first value of `profile`, as SVG. Processes are on top, below them their frames."""
+    """A flame graph of the first value of `profile`, as SVG. Processes are on top, their frames below."""
     boxes = list(_boxes(_tree(profile)))
     total, unit = boxes[0].node.value, profile.values[0]
     height = TOP + (max(box.depth for box in boxes) + 1) * ROW + MARGIN

@@ -293,8 +293,8 @@ def _advice(threads: Iterable[Row]) -> list[str]:
     lines = []
     for (advice, comm), tgids in worst:
         first, more = tgids.most_common(1)[0][0], len(tgids) - 1
-        who = f"{masked(comm)}[{first}]" + (f" and {more} more" if more else "")
-        lines.append(f"{who}: {ADVICE[advice]}")
+        processes = f"{masked(comm)}[{first}]" + (f" and {more} more" if more else "")
+        lines.append(f"{processes}: {ADVICE[advice]}")
     return lines
 
 

@@ -108,7 +108,7 @@ def test_kinds(daemon: Daemon, flag: list[str], expected: set[str]) -> None:
     done = top("--once", f"--url={daemon.url}", *flag)
     assert {row["KIND"] for row in tables(done.stdout)["threads"]} == expected
     # The waits are in the off-CPU time once more: it is no part of the totals.
-    assert f"waits: {len(expected - {'interruptible'})}.0 a second" in done.stdout
+    assert f"waits: {len(expected - {'interruptible'})}.0 per second" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,11 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint8, c
 from dataclasses import dataclass
 from typing import Any
 
+PT_LOAD, PT_DYNAMIC, PT_TLS, PT_GNU_EH_FRAME = 1, 2, 7, 0x6474E550
+"""Kinds of segments."""
+SHT_SYMTAB, SHT_STRTAB, SHT_DYNSYM = 2, 3, 11
+"""Kinds of sections."""
+
 EV_CURRENT = 1
 ELF_C_READ = 1
 ELF_K_ELF = 3

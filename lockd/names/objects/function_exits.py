@@ -48,16 +48,16 @@ def parse_exits(listing: str, start: int, end: int) -> FunctionExits | None:
     returns: list[int] = []
     jumps: list[int] = []
     for address, text in _INSTRUCTION.findall(listing):
-        words = text.split()
-        while words and words[0] in PREFIXES:
-            del words[0]
-        name = words[0] if words else ""
+        parts = text.split()
+        while parts and parts[0] in PREFIXES:
+            del parts[0]
+        name = parts[0] if parts else ""
         if not name or "(bad)" in text or name.startswith("."):
             return None
         if name in RETURNS:
             returns.append(int(address, 16))
         elif name in JUMPS:
-            target = _TARGET.fullmatch(words[1]) if len(words) > 1 else None
+            target = _TARGET.fullmatch(parts[1]) if len(parts) > 1 else None
             if target is None:  # a jump by a register or a table can lead anywhere
                 return None
             if not start <= int(target[1], 16) < end:

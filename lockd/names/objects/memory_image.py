@@ -8,7 +8,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from lockd.names.objects.elfutils import Elf, ElfError, Segment
+from lockd.names.objects.elfutils import (
+    PT_DYNAMIC,
+    PT_LOAD,
+    SHT_DYNSYM,
+    SHT_STRTAB,
+    Elf,
+    ElfError,
+    Segment,
+)
 
 MAX_BYTES = 32 << 20
 """Largest file that is restored, in bytes."""
@@ -16,8 +24,6 @@ HEADER_BYTES = 4096
 """Bytes of memory that are read for the ELF header and the program headers."""
 MAX_LOADS = 16
 """Segments that are restored."""
-PT_LOAD, PT_DYNAMIC = 1, 2
-SHT_STRTAB, SHT_DYNSYM = 3, 11
 DT_STRTAB, DT_SYMTAB, DT_STRSZ = 5, 6, 10
 SYMBOL_BYTES = 24
 SECTION = struct.Struct("<IIQQQQIIQQ")

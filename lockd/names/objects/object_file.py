@@ -14,20 +14,21 @@ from pathlib import Path
 
 import numpy as np
 
-from lockd.names.objects.elfutils import Elf, ElfError, Segment, UnwindRule
-from lockd.names.objects.mappings import Mapping
-from lockd.names.objects.process_files import open_regular
-from lockd.names.objects.symbols import (
+from lockd.names.objects.elfutils import (
+    PT_GNU_EH_FRAME,
+    PT_LOAD,
+    PT_TLS,
     SHT_DYNSYM,
     SHT_SYMTAB,
-    GoFunctions,
-    NamedFunction,
-    Symbol,
-    SymbolTable,
-    variable_address,
+    Elf,
+    ElfError,
+    Segment,
+    UnwindRule,
 )
+from lockd.names.objects.mappings import Mapping
+from lockd.names.objects.process_files import open_regular
+from lockd.names.objects.symbols import GoFunctions, NamedFunction, Symbol, SymbolTable, variable_address
 
-PT_LOAD, PT_TLS, PT_GNU_EH_FRAME = 1, 7, 0x6474E550
 PF_X = 1
 EM_X86_64, EM_AARCH64 = 62, 183
 REGISTERS = {EM_X86_64: 17, EM_AARCH64: 32}
@@ -74,8 +75,9 @@ class ObjectFile:
         self._elf = elf
         self._debug = debug
         self._mini = _mini_debug_info(elf)
-        self.tables: list[SymbolTable | GoFunctions] = [*_tables([elf, debug, self._mini]), GoFunctions(elf)]
-        """Symbol tables, the fullest first."""
+        self._symbols = list(_tables([elf, debug, self._mini]))
+        self.tables: list[SymbolTable | GoFunctions] = [*self._symbols, GoFunctions(elf)]
+        """Tables of functions, the fullest first."""
         self._starts = _function_starts(elf)
         self._rules: dict[int, UnwindRule | None] = {}
         self._lookups: dict[str, int | None] = {}
@@ -152,7 +154,7 @@ class ObjectFile:
 
     def variable(self, address: int) -> Symbol | None:
         """The variable that spans an address; None if its name is not known."""
-        return next((symbol for t in self.tables if (symbol := t.variable(address))), None)
+        return next((symbol for t in self._symbols if (symbol := t.variable(address))), None)
 
     def variable_address(self, name: str) -> int | None:
         """The address of the variable with this exact name; None if the file has no such symbol."""
@@ -174,7 +176,7 @@ class ObjectFile:
 
     def thread_local(self, offset: int) -> Symbol | None:
         """The variable that spans an offset in the block of thread-local memory; None if it has no name."""
-        return next((symbol for t in self.tables if (symbol := t.thread_local(offset))), None)
+        return next((symbol for t in self._symbols if (symbol := t.thread_local(offset))), None)
 
     @property
     def thread_local_block(self) -> Segment | None:

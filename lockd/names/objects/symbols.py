@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lockd.names.objects.elfutils import Elf, Section
+from lockd.names.objects.elfutils import SHT_DYNSYM, SHT_SYMTAB, Elf, Section
 
-SHT_SYMTAB, SHT_DYNSYM = 2, 11
 SHF_EXECINSTR = 4
 SHN_ABS = 0xFFF1
 STT_NOTYPE, STT_OBJECT, STT_FUNC, STT_COMMON, STT_TLS, STT_GNU_IFUNC = 0, 1, 2, 5, 6, 10
@@ -272,8 +271,8 @@ def _find(elf: Elf, table: Section, name: bytes) -> int:
 class GoFunctions:
     """The functions of a Go program, by the table that its runtime needs and that strip does not remove.
 
-    It has the methods of SymbolTable. It is empty for a file that is no Go program, for one of 32 bits, and
-    for one that was built by a Go release before 1.18.
+    It is empty for a file that is no Go program, for one of 32 bits, and for one that was built by a Go
+    release before 1.18.
     """
 
     def __init__(self, elf: Elf) -> None:
@@ -329,11 +328,3 @@ class GoFunctions:
             return ""
         name = self._elf.read(self._names + int.from_bytes(data[4:], "little"), MAX_NAME).partition(b"\0")[0]
         return name.decode("utf-8", "backslashreplace")
-
-    def variable(self, _address: int) -> Symbol | None:
-        """Always None: the table has no variables."""
-        return None
-
-    def thread_local(self, _offset: int) -> Symbol | None:
-        """Always None: the table has no variables."""
-        return None

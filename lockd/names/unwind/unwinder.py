@@ -138,14 +138,15 @@ class _Walk:
         address = caller.get(rule.return_register)
         if not address or not self._is_return(address, rule.is_signal):
             return None
-        # vfork() of x86-64 keeps the return address in a register, and may have nothing on the stack.
-        taken = cfa - self._registers[machine.stack]
-        grows = taken > 0 or (address != self._here and (machine.is_arm64 or taken == 0))
+        # If the return address is in a register, the frame may be empty: vfork() of x86-64.
+        frame_bytes = cfa - self._registers[machine.stack]
+        can_be_empty = machine.is_arm64 or frame_bytes == 0
+        grows = frame_bytes > 0 or (address != self._program_counter and can_be_empty)
         caller[machine.program] = address
         return caller if grows or rule.is_signal else None
 
     @property
-    def _here(self) -> int:
+    def _program_counter(self) -> int:
         return self._registers[self._machine.program]
 
     def _is_return(self, address: int, is_signal: bool) -> bool:
@@ -160,18 +161,18 @@ class _Walk:
             return self._by_link_register(start) or self._by_frame_pointer()
         possible: list[int] = []
         bottom = self._registers[machine.stack]
-        for at, kind, target in self._returns:
-            if at < bottom:
+        for location, kind, target in self._returns:
+            if location < bottom:
                 continue
             if kind == CALL and self._leads_to(target, start):
-                return self._return_from(at, start)
+                return self._return_from(location, start)
             is_possible = kind == INDIRECT or start >= 0 or self._may_lead_to(target, place)
-            if is_possible and at < bottom + SCANNED_BYTES:
-                possible.append(at)
-        # JIT-compiled code is called by JIT-compiled code. Other return addresses are left from calls into
-        # libraries that have ended.
+            if is_possible and location < bottom + SCANNED_BYTES:
+                possible.append(location)
+        # JIT-compiled code is mostly called by JIT-compiled code. Its calls into libraries have left other
+        # return addresses on the stack.
         if self._code.is_jit_code(place):
-            possible.sort(key=lambda at: not self._code.is_jit_code(self._read(at)))
+            possible.sort(key=lambda location: not self._code.is_jit_code(self._read(location)))
         by_frame_pointer = self._by_frame_pointer() if self._may_keep_frame_pointer(start) else None
         return by_frame_pointer or (self._return_from(possible[0], start) if possible else None)
 
@@ -211,7 +212,7 @@ class _Walk:
         return start < 0 or SETS_FRAME_POINTER in self._code.code(start, 32)
 
     def _return_from(self, at: int, start: int) -> dict[int, int]:
-        """The caller's registers, if the return address is at `at` on the stack.
+        """The caller's registers, if the return address is at the address `at` on the stack.
 
         Registers that the function at `start` pushes first are read from the words below the return address.
         """
@@ -231,6 +232,7 @@ class _Walk:
         return caller
 
     def _by_frame_pointer(self) -> dict[int, int] | None:
+        """The caller's registers, if the frame pointer leads to a return address; otherwise None."""
         machine = self._machine
         frame = self._registers.get(machine.frame, 0)
         if frame % 8 or frame < self._registers[machine.stack]:
@@ -240,7 +242,7 @@ class _Walk:
         except UnknownValue:
             return None
         # Methods in HotSpot's interpreter return to addresses that are not behind a call.
-        is_jit_code = self._code.is_jit_code(self._here) and self._code.is_jit_code(address)
+        is_jit_code = self._code.is_jit_code(self._program_counter) and self._code.is_jit_code(address)
         if not self._is_return(address, False) and not (is_jit_code and saved > frame):
             return None
         return {
@@ -249,8 +251,9 @@ class _Walk:
         }  # fmt: skip
 
     def _by_link_register(self, start: int) -> dict[int, int] | None:
+        """The caller's registers on arm64, if the link register is behind a call of the function at `start`."""
         address = self._registers.get(self._machine.return_address, 0)
-        if address == self._here or self._call_before(address) != (CALL, start):
+        if address == self._program_counter or self._call_before(address) != (CALL, start):
             return None
         return {**self._registers, self._machine.program: address}
 
