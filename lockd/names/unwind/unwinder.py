@@ -251,7 +251,7 @@ class _Walk:
         }  # fmt: skip
 
     def _by_link_register(self, start: int) -> dict[int, int] | None:
-        """The caller's registers on arm64, if the link register is behind a call of the function at `start`."""
+        """The caller's registers on arm64, if its link register is behind a call of this function."""
         address = self._registers.get(self._machine.return_address, 0)
         if address == self._program_counter or self._call_before(address) != (CALL, start):
             return None
