@@ -88,7 +88,7 @@ class AddressSpace:
         if not image or not mapping or mapping.path == image.first.path:
             return image
         before = self._maps.find(mapping.start - 1)
-        # The file cannot be read. Only a file with code has variables behind its writable mapping.
+        # The file is unreadable or no ELF file. Only one with code has variables behind a writable mapping.
         if mapping.path or not before or before.path != image.first.path or before.permissions[1] != "w":
             return None
         return image if self._maps.has_code(image) else None
@@ -112,6 +112,7 @@ class AddressSpace:
         return (file, bias) if file else None
 
     def _load(self, image: Image) -> tuple[Key, int] | None:
+        """Key and bias of the file of an image, which is read again; None if that fails."""
         with self._opened_memory():
             if image.first.path == VDSO:
                 data = self._read(image.base, min(image.first.end - image.base, MAX_VDSO))
@@ -127,6 +128,7 @@ class AddressSpace:
             return None
 
     def _from_memory(self, image: Image) -> Key | None:
+        """The key of a file that is restored from the memory of the process."""
         first = image.first
         key = (first.device, first.inode, -1, 0)
         if first.inode and self._objects.file(key):

@@ -35,7 +35,7 @@ KERNEL_FILE_SYSTEMS = {
     0x19800202: "mqueue",
     0x07655821: "resctrl",
 }
-"""Names of file systems by magic number (statfs(2)). lockd reads no mapped file there.
+"""Names of file systems by magic number (statfs(2)). lockd opens no file there.
 
 Reading such a file can consume data that another reader needs, or disclose what only root may know.
 """
@@ -96,7 +96,7 @@ def _users(directory: int) -> set[int]:
         return {int(user) for line in status if line.startswith(b"Uid:") for user in line.split()[1:]}
 
 
-def open_link(link: str) -> int:
+def _open_link(link: str) -> int:
     """A descriptor to read a regular file by a link of procfs. A deleted file can be opened so, too.
 
     Raises OSError if the file cannot be opened or is not a regular file.
@@ -178,9 +178,9 @@ def open_mapped(process: Path, mapping: Mapping, memory: int) -> int:
     of the mapping. lockd tells nothing of its content but the symbols of an ELF file.
     """
     attempts: tuple[Callable[[], int], ...] = (
-        lambda: open_link(f"{process}/map_files/{mapping.start:x}-{mapping.end:x}"),
+        lambda: _open_link(f"{process}/map_files/{mapping.start:x}-{mapping.end:x}"),
         lambda: open_regular(f"{process}/root", mapping.path),
-        lambda: open_link(f"{process}/exe"),
+        lambda: _open_link(f"{process}/exe"),
         lambda: open_regular("/", mapping.path),  # the process may have ended
     )
     for attempt in attempts:
