@@ -1,7 +1,7 @@
 """lockd measures where the threads of a Linux host wait."""
 
-from lockd.process.lazy_numpy import leave_out
+from lockd.process.memory import stub_unused_numpy
 
 __version__ = "0.1.0"
 
-leave_out()  # before any module imports numpy
+stub_unused_numpy()  # before any module imports numpy

@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     args = parser.parse_args()
     logs.setup(args.log_level, process="exporter")
-    memory.keep_little()
+    memory.return_freed_memory()
     parent = os.getppid()
     try:
         if args.check:

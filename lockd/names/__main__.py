@@ -196,7 +196,7 @@ def main() -> int:
         privileges.die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:  # it ended before it could be noticed
             return 0
-        memory.keep_little()
+        memory.return_freed_memory()
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         confinement.confine(confinement.NAMER, log_is_journal=logs.open_journal())

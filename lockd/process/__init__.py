@@ -1,1 +1,1 @@
-"""What a process of lockd does to itself: its imports, privileges, system calls and memory."""
+"""What a process of lockd does to itself: its imports, privileges, system calls, memory and clocks."""

@@ -1,12 +1,12 @@
-"""What a process may still ask of the kernel when it begins to read what anybody may have written.
+"""Confinement: which system calls a process may make once it reads data that anybody may have written.
 
-Each list names the system calls that a process needs, and nothing else is done for it: libseccomp makes a
-filter of the list, which the kernel keeps for the process, its threads and its children, and which cannot be
-taken back. What is refused fails with ENOSYS, as on a kernel that lacks it: so a C library that is newer than
-these lists, and prefers a newer call, does what it did before there was that call.
+Each list below names the system calls that one kind of process needs. libseccomp turns a list into a filter.
+The kernel applies the filter to the process, its threads and its children, and never removes it. Every other
+call fails with ENOSYS, as on a kernel that does not have the call. A C library that is newer than these lists
+therefore falls back from a newer call to the older one.
 
-A filter sees numbers and no memory. Hence no list has a call that takes its flags from memory, as openat2 and
-clone3 do, and none has execve: which program it would be, no filter can tell.
+A filter sees the numbers in registers, and no memory. Hence no list has a call that takes its flags from
+memory, as openat2 and clone3 do. No list has execve, because a filter cannot see the name of the program.
 """
 
 from __future__ import annotations
@@ -19,29 +19,35 @@ from lockd.errors import HostError, LockdError
 
 try:
     import seccomp
-except ImportError:  # said when it is asked for, in words
+except ImportError:  # confine() reports it
     seccomp = None
 
 Rules = dict[str, tuple[tuple[Any, ...], ...]]
-"""By system call, the alternatives for its arguments, each with what seccomp.Arg() takes; none: any."""
+"""By name of the system call, alternative conditions, each with the arguments of seccomp.Arg().
+
+The call is allowed if one condition holds, or if there is no condition.
+"""
 
 EXCEPT_READING = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_TMPFILE & ~os.O_DIRECTORY
-"""Of these flags none is set where a file is only read."""
+"""Flags of openat() of which none is set when a file is only read."""
 THREAD = 0x10000
-"""CLONE_THREAD"""
+"""CLONE_THREAD, a flag of clone()."""
 FORK = 0x1200011
-"""What the C library's fork() asks clone() for: CLONE_CHILD_SETTID, CLONE_CHILD_CLEARTID and SIGCHLD."""
+"""The flags of clone() in the C library's fork(): CLONE_CHILD_SETTID, CLONE_CHILD_CLEARTID and SIGCHLD."""
 TCGETS, FIONREAD, FIONBIO, FIOCLEX = 0x5401, 0x541B, 0x5421, 0x5451
 F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC = 0, 1, 2, 3, 4, 1030
 PRCTL = (1, 21, 22, 23, 38, 47)
-"""PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP, PR_CAPBSET_READ, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT"""
+"""Options of prctl() that the namer may use: PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP,
+PR_CAPBSET_READ, PR_SET_NO_NEW_PRIVS and PR_CAP_AMBIENT."""
 
 
 def _any(names: str) -> Rules:
+    """Allow these calls with any arguments."""
     return dict.fromkeys(names.split(), ())
 
 
 def _one_of(call: str, argument: int, *values: int) -> Rules:
+    """Allow a call if the argument with this number (from 0) has one of these values."""
     return {call: tuple((argument, "EQ", value) for value in values)}
 
 
@@ -50,7 +56,7 @@ COMPUTING = {
     **_any("clock_gettime gettimeofday getpid gettid rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack"),
     **_any("restart_syscall read write close setitimer"),
 }
-"""Of what is open already."""
+"""Compute, and read and write descriptors that are open already."""
 READING = {
     **COMPUTING,
     "openat": ((2, "MASKED_EQ", EXCEPT_READING, 0),),
@@ -62,54 +68,61 @@ READING = {
     **_one_of("ioctl", 1, TCGETS, FIONREAD, FIONBIO, FIOCLEX),
     **_one_of("fcntl", 1, F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC),
     **_any("recvfrom"),
-    "sendto": ((4, "EQ", 0),),  # no address: only where the socket is connected to
+    "sendto": ((4, "EQ", 0),),  # without an address, and so only to the peer of a connected socket
 }
-"""Of files as well."""
+"""Compute, and open files to read them."""
 NAMER = {
     **READING,
     "clone": ((0, "EQ", FORK),),
-    # What makes its children even less than it is (demangle.py).
+    # By these calls its children drop the rest of their privileges (names/objects/demangle.py).
     **_any("wait4 waitid capget capset seccomp dup2 dup3 close_range"),
     **_one_of("prctl", 0, *PRCTL),
-    **_one_of("prlimit64", 0, 0),  # its own limits
+    **_one_of("prlimit64", 0, 0),  # only its own limits
 }
-"""And children of its own, which it can neither signal nor let execute anything."""
+"""Read files, and fork children. The namer can neither signal its children nor execute a program."""
 EXPORTER = {
     **READING,
     **_any("accept4 listen shutdown getsockname getpeername getsockopt setsockopt"),
     **_any("recvmsg epoll_create1 epoll_ctl epoll_wait epoll_pwait ftruncate"),
-    **_one_of("socketpair", 0, 1),  # AF_UNIX: asyncio wakes itself by one
+    **_one_of("socketpair", 0, 1),  # AF_UNIX: asyncio wakes its own loop by a socket pair
     "clone": ((0, "MASKED_EQ", THREAD, THREAD),),
 }
-"""Connections that come, and none that goes out."""
+"""Read files, start threads, and accept connections. The exporter cannot connect to anything."""
 
 
 def confine(rules: Rules, log_is_journal: bool = False) -> None:
-    """From now on, for good. Call this before the process starts its first thread, which it would not be for.
+    """Allow this process only the system calls of `rules`, from now on and for ever.
 
-    `log_is_journal`: lines go there by datagrams with an address, on a socket that has to be open by now.
+    Call this before the process starts its first thread: a filter applies only to the thread that loads it,
+    and to the threads that this one starts later. `log_is_journal` allows datagrams with an address, by which
+    log lines reach the journal; the socket for them must be open already. Raises HostError if Python's module
+    seccomp is not installed, and LockdError if the kernel refuses the filter.
     """
     if seccomp is None:
         raise HostError(
-            "confinement: this Python has no module seccomp, without which lockd reads nothing that others"
-            " may have written; rule: install Debian's package python3-seccomp"
+            "confinement: Python's module seccomp is not installed, and lockd reads data of other users only"
+            " behind a filter of system calls; rule: install Debian's package python3-seccomp"
         )
     only = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
     for call, alternatives in (rules | (_any("sendmsg") if log_is_journal else {})).items():
-        if not _is_known(call):
-            continue  # newer than the library: so is what would prefer it, which does without
+        if not is_known(call):
+            continue  # newer than libseccomp: callers that prefer it fall back
         for number, comparison, *values in alternatives:
             only.add_rule(seccomp.ALLOW, call, seccomp.Arg(number, getattr(seccomp, comparison), *values))
         if not alternatives:
             only.add_rule(seccomp.ALLOW, call)
     try:
-        only.load()  # sets no_new_privs as well
-    except RuntimeError as error:  # which tells no more
-        raise LockdError(f"confinement: the kernel takes no filter of system calls: {error}") from None
+        only.load()  # also sets no_new_privs
+    except RuntimeError as error:  # its message is all that libseccomp says
+        raise LockdError(
+            f"confinement: the kernel refused the filter of system calls of process {os.getpid()}: {error};"
+            " rule: the kernel needs CONFIG_SECCOMP_FILTER"
+        ) from None
 
 
-def _is_known(call: str) -> bool:
+def is_known(call: str) -> bool:
+    """Whether libseccomp knows the system call of this name."""
     try:
         return bool(seccomp.resolve_syscall(seccomp.Arch(), call) >= 0)
-    except ValueError:  # as newer releases say it
+    except ValueError:  # newer releases raise this where older ones return -1
         return False

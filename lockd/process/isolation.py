@@ -1,10 +1,10 @@
-"""Runs a module of lockd that imports from lockd's own directory and from Python's, and from nowhere else.
+"""Runs a module of lockd, which can import only from lockd's own directory and from those of Python.
 
     python3 -I lockd/process/isolation.py MODULE ARGUMENT...
 
-`python3 -m` looks into the current directory first, and root would run what lies there under the name of a
-library. -I does not (nor does -P, which Python 3.10 lacks), and leaves out PYTHONPATH and the user's own
-packages as well.
+`python3 -m` searches the current directory first. Root would then execute any file there that has the name of
+a library. `python3 -I` does not search it, and also ignores PYTHONPATH and the user's own packages. (`-P`
+would be enough for the directory, but Python 3.10 does not have it.)
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import runpy
 import sys
 from pathlib import Path
 
-ABOVE = str(Path(__file__).resolve().parents[2])
+ROOT = str(Path(__file__).resolve().parents[2])
+"""The directory that the package lockd is in."""
 
 
 def command(module: str) -> list[str]:
-    """What starts `module` with this process's interpreter; its arguments follow."""
+    """The command that runs `module` by this process's interpreter. The caller appends the arguments."""
     return [sys.executable, "-I", str(Path(__file__).resolve()), module]
 
 
 if __name__ == "__main__":
-    if ABOVE not in sys.path:  # it is there if lockd was installed among Python's packages
-        sys.path.insert(0, ABOVE)
+    if ROOT not in sys.path:  # Python searches it already if lockd is installed as one of its packages
+        sys.path.insert(0, ROOT)
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,21 +1,71 @@
-"""How much of the memory that a process no longer uses the C library keeps for later: little."""
+"""Memory of lockd's processes: unused parts of numpy are not loaded, and freed memory is returned.
+
+This module is imported before any other one, so it imports little itself.
+"""
 
 from __future__ import annotations
 
-import ctypes
+import importlib
+import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from types import ModuleType
 
+UNUSED = ("ctypeslib", "fft", "ma", "polynomial", "random", "typing")
+"""Modules of numpy that numpy before version 2 imports itself, or that only annotations name."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-"""Of mallopt(3)."""
+"""Parameters of mallopt(3)."""
 
 
-def keep_little(large: int = 128 << 10) -> None:
-    """Blocks of `large` bytes go back to the kernel as they are freed, which costs page faults the next time.
+class LazyModule(ModuleType):
+    """Stands for a module until one of its attributes is read. Then the module is imported.
 
-    glibc begins with 128 KiB too, but raises that to the size of what was last freed, up to 32 MiB: what is
-    smaller then comes from the heap, whose holes stay resident, and twice as much at its end.
+    Modules of importlib.util.LazyLoader are already imported by `from package import module`.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # which musl does not have
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):  # the import system reads these attributes
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def stub_unused_numpy() -> None:
+    """Keep numpy from loading what lockd does not use: a third of its memory, and the threads of OpenBLAS.
+
+    Call this before the first import of numpy. Later it does nothing.
+    """
+    numpy = None if "numpy" in sys.modules else find_spec("numpy")
+    if not numpy:
+        return
+    # OpenBLAS starts a thread for each processor when it is loaded. Each would keep the capabilities that the
+    # process has at that time, whatever the process drops later (process/privileges.py).
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    places = numpy.submodule_search_locations or []
+    if any((Path(place) / "_core").is_dir() for place in places):
+        return  # numpy 2 imports these modules on demand itself, and would search for itself in a LazyModule
+    for name in UNUSED:
+        spec = PathFinder.find_spec(f"numpy.{name}", places)
+        if spec:
+            module = module_from_spec(spec)
+            module.__class__ = LazyModule
+            sys.modules[spec.name] = module
+
+
+def return_freed_memory(block_bytes: int = 128 << 10) -> None:
+    """Have the C library return freed blocks of at least `block_bytes` to the kernel.
+
+    The next block of that size then costs page faults. glibc starts with 128 KiB as well, but raises this
+    limit to the size of the last block that was freed, up to 32 MiB. Smaller blocks then come from the heap,
+    whose holes stay resident, with up to twice as much unused memory at its end. musl has no such setting.
+    """
+    import ctypes  # not at the top: every command imports this module, and most do without ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
-        mallopt(M_MMAP_THRESHOLD, large)
-        mallopt(M_TRIM_THRESHOLD, 2 * large)
+        mallopt(M_MMAP_THRESHOLD, block_bytes)
+        mallopt(M_TRIM_THRESHOLD, 2 * block_bytes)
         mallopt(M_ARENA_MAX, 1)

@@ -1,6 +1,6 @@
-"""Gives up privileges: the user, the capabilities, and the way back to either.
+"""Privileges: a process gives up its user and its capabilities, and every way to get them back.
 
-Capabilities belong to threads: call these before the process starts its first thread.
+Capabilities belong to threads. Call these functions before the process starts its first thread.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _NAMES = (  # in the order of their numbers, from linux/capability.h
     " WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
 )
 NUMBERS = {f"CAP_{name}": number for number, name in enumerate(_NAMES.split())}
+"""Numbers of capabilities by name."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_KEEPCAPS = 8
@@ -40,7 +41,9 @@ class _Header(ctypes.Structure):
     _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 
 
-class _Words(ctypes.Structure):
+class _Sets(ctypes.Structure):
+    """32 capabilities in each of the three sets. Two of these structs make up all 64."""
+
     _fields_ = [
         ("effective", ctypes.c_uint32),
         ("permitted", ctypes.c_uint32),
@@ -52,48 +55,55 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def capabilities() -> set[str]:
-    """What this thread is permitted, whether it is in effect now or not."""
-    _, permitted = _get()
-    return _named(permitted)
+    """Names of the permitted capabilities of this thread, in effect or not."""
+    _, permitted = _read_sets()
+    return _names(permitted)
 
 
 def drop_all(user: str | None = None) -> None:
-    """Become `user` (if one is given) with no capability left, and none to be had again."""
+    """Drop every capability for good, and become `user` if a name is given.
+
+    Raises HostError if there is no such user or the process may not become that user.
+    """
     account = _account(user) if user is not None else None
     no_new_privileges()
     _cut_bounding_set(keep=0)
     if account is not None:
         _become(account)
     _prctl("clear the ambient capabilities", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    _set(0, 0)
+    _write_sets(0, 0)
 
 
 def keep_only(caps: set[str], user: str | None = None, dormant: Collection[str] = ()) -> None:
-    """Keep `caps`, in effect, and drop every other capability for good; become `user` if one is given.
+    """Keep the capabilities `caps` in effect, and drop all others for good. Become `user` if a name is given.
 
-    Those that are `dormant` are kept as well, but are in effect only in what root executes.
+    Capabilities in `dormant` stay permitted without being in effect. Only a program that root executes gets
+    them in effect. Raises HostError if the process lacks one of these capabilities, if there is no such user,
+    or if the process may not become that user. Raises ValueError for an unknown name of a capability.
     """
     effective = sum(1 << _number(name) for name in caps)
     keep = effective | sum(1 << _number(name) for name in {*dormant} - caps)
     account = _account(user) if user is not None else None
-    _, permitted = _get()
-    if missing := _named(keep & ~permitted):
+    _, permitted = _read_sets()
+    if missing := _names(keep & ~permitted):
         raise HostError(
             f"privileges: cannot keep {', '.join(sorted(missing))}: this process does not have it;"
-            " rule: start lockd as root, or with these in AmbientCapabilities= of its unit"
+            " rule: start lockd as root, or with these capabilities in AmbientCapabilities= of its unit"
         )
     _cut_bounding_set(keep)
     if account is not None:
-        _prctl("keep capabilities as another user", _PR_SET_KEEPCAPS, 1)
+        _prctl("keep capabilities across the change of the user", _PR_SET_KEEPCAPS, 1)
         _become(account)
-        _prctl("keep none as yet another user", _PR_SET_KEEPCAPS, 0)
+        _prctl("lose capabilities with the next change of the user", _PR_SET_KEEPCAPS, 0)
     _prctl("clear the ambient capabilities", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    _set(effective, keep)
+    _write_sets(effective, keep)
 
 
 def unprivileged_user(wanted: str) -> str | None:
-    """Whom a process that is root's is to become: this user if there is one, else nobody. None for others,
-    which may not become anybody."""
+    """The user that a process of root should become: `wanted`, or nobody if there is no such user.
+
+    Returns None in processes of other users, which cannot become another user.
+    """
     if os.geteuid() != 0:
         return None
     try:
@@ -103,13 +113,16 @@ def unprivileged_user(wanted: str) -> str | None:
 
 
 def no_new_privileges() -> None:
-    """No program that this process executes can have more privileges than it."""
+    """Make sure that no program that this process executes gets more privileges than the process has."""
     _prctl("set no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Get this signal when the parent ends; changing the user afterwards would undo it."""
-    _prctl("ask for a signal at the parent's end", _PR_SET_PDEATHSIG, signal_number)
+    """Have the kernel send this process a signal when its parent ends.
+
+    Call this after the user has changed: the kernel forgets the request with each change.
+    """
+    _prctl("request a signal for the end of the parent", _PR_SET_PDEATHSIG, signal_number)
 
 
 def _number(name: str) -> int:
@@ -120,7 +133,7 @@ def _number(name: str) -> int:
     raise ValueError(f'privileges: no capability is called "{name}"{hint}')
 
 
-def _named(bits: int) -> set[str]:
+def _names(bits: int) -> set[str]:
     names = {number: name for name, number in NUMBERS.items()}
     return {names.get(n, f"CAP_{n}") for n in range(bits.bit_length()) if bits >> n & 1}
 
@@ -129,7 +142,9 @@ def _account(user: str) -> pwd.struct_passwd:
     try:
         return pwd.getpwnam(user)
     except KeyError:
-        raise HostError(f'privileges: no user "{user}" on this host; rule: the user must exist') from None
+        raise HostError(
+            f'privileges: no user "{user}" on this host; rule: the user that lockd becomes must exist'
+        ) from None
 
 
 def _become(account: pwd.struct_passwd) -> None:
@@ -145,49 +160,52 @@ def _become(account: pwd.struct_passwd) -> None:
 
 
 def _cut_bounding_set(keep: int) -> None:
-    effective, _ = _get()
+    """Remove all capabilities but these bits from the bounding set, if this process may do that."""
+    effective, _ = _read_sets()
     if not effective >> NUMBERS["CAP_SETPCAP"] & 1:
-        # Nobody else may; without file capabilities or root, the set gives nothing anyway.
+        # The bounding set matters only for programs of root and programs with file capabilities.
         log.debug("the bounding set of capabilities stays as it is: no CAP_SETPCAP")
         return
     number = 0
-    while (held := _libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)) >= 0:  # -1 after the last one
-        if held and not keep >> number & 1:
-            _prctl(f"drop capability {number} for good", _PR_CAPBSET_DROP, number)
+    while (is_in_set := _libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)) >= 0:  # -1 after the last capability
+        if is_in_set and not keep >> number & 1:
+            _prctl(f"remove capability {number} from the bounding set", _PR_CAPBSET_DROP, number)
         number += 1
 
 
-def _get() -> tuple[int, int]:
-    """The effective and the permitted set, as bits."""
-    words = (_Words * 2)()
+def _read_sets() -> tuple[int, int]:
+    """The effective and the permitted set, with a bit for each capability."""
+    sets = (_Sets * 2)()
     header = _Header(_CAPABILITY_VERSION_3, 0)
-    if _libc.capget(ctypes.byref(header), words) != 0:
-        raise _failed("read the capabilities")
-    low, high = words
+    if _libc.capget(ctypes.byref(header), sets) != 0:
+        raise _error("read the capabilities")
+    low, high = sets
     return low.effective | high.effective << 32, low.permitted | high.permitted << 32
 
 
-def _set(effective: int, permitted: int) -> None:
-    """Make these bits the sets; nothing is inherited."""
+def _write_sets(effective: int, permitted: int) -> None:
+    """Set the effective and the permitted set. The inheritable set becomes empty."""
     low, high = (
-        _Words(effective >> shift & 0xFFFFFFFF, permitted >> shift & 0xFFFFFFFF, 0) for shift in (0, 32)
+        _Sets(effective >> shift & 0xFFFFFFFF, permitted >> shift & 0xFFFFFFFF, 0) for shift in (0, 32)
     )
-    words = (_Words * 2)(low, high)
+    sets = (_Sets * 2)(low, high)
     header = _Header(_CAPABILITY_VERSION_3, 0)
-    if _libc.capset(ctypes.byref(header), words) != 0:
-        raise _failed("set the capabilities")
+    if _libc.capset(ctypes.byref(header), sets) != 0:
+        raise _error("set the capabilities")
 
 
-def _prctl(what: str, option: int, argument: int) -> None:
-    words = [ctypes.c_ulong(word) for word in (argument, 0, 0, 0)]
-    if _libc.prctl(option, *words) != 0:
-        raise _failed(what)
+def _prctl(action: str, option: int, argument: int) -> None:
+    """Call prctl(). Raises the _error() about this action if it fails."""
+    arguments = [ctypes.c_ulong(number) for number in (argument, 0, 0, 0)]
+    if _libc.prctl(option, *arguments) != 0:
+        raise _error(action)
 
 
-def _failed(what: str) -> LockdError:
+def _error(action: str) -> LockdError:
+    """The error for a system call that has just failed."""
     number = ctypes.get_errno()
     return refusal(
-        f"privileges: cannot {what}: {os.strerror(number)}"
+        f"privileges: cannot {action}: {os.strerror(number)}"
         f" ({errno.errorcode.get(number, number)}) in process {os.getpid()}",
         number,
     )

@@ -53,7 +53,7 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
     `read` reads the configuration again for a reload. With `strict`, a missing hook is an error.
     """
     logs.setup(config.log.level, process="sampler")
-    memory.keep_little(LARGE)
+    memory.return_freed_memory(LARGE)
     privileges.no_new_privileges()  # as in the unit
     systemd = Systemd()
     listening = listen(list(config.web.listen))

@@ -1,1 +1,1 @@
-"""Views: profiles, flame graphs, pprof files and `lockd top`."""
+"""Views: profiles, and their forms as flame graphs and pprof files; `lockd top`."""

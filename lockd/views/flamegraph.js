@@ -1,8 +1,9 @@
-// Zoom, search and fit to the window, for the picture made by views/flamegraph.py; without it the picture stands.
+// Zoom, search, and the fit to the window for the picture that views/flamegraph.py makes. The picture can also be
+// read without this script.
 "use strict";
 (() => {
   const svg = document.querySelector("svg.flamegraph");
-  const told = svg.querySelector("#told"), found = svg.querySelector("#found");
+  const details = svg.querySelector("#details"), matched = svg.querySelector("#matches");
   const reset = svg.querySelector("#reset"), search = svg.querySelector("input");
   const drawn = svg.width.baseVal.value, margin = 10, padding = 3, near = 0.002;
   const frames = [...svg.querySelectorAll("#frames > g")].map((group) => {
@@ -31,7 +32,7 @@
     for (const right of svg.querySelectorAll("[data-right]"))
       right.setAttribute("x", width - right.dataset.right);
     const scale = (width - 2 * margin) / (shown.right - shown.left);
-    const letter = told.getComputedTextLength() / told.textContent.length || 6.6;
+    const letter = details.getComputedTextLength() / details.textContent.length || 6.6;
     for (const frame of frames) {
       const isWhole = frame === shown || isAbove(frame, shown);
       const isPart = frame === shown || isAbove(shown, frame);
@@ -62,10 +63,10 @@
     }
   }
 
-  function look() {
+  function markMatches() {
     const matches = search.value ? matcher(search.value) : () => false;
     let sum = 0, counted = 0;
-    // Outer frames first: what is inside of one that matches is counted with it.
+    // Outer frames come first. A frame inside of a matching frame is already counted with it.
     for (const frame of frames) frame.group.classList.toggle("match", matches(frame.name));
     const matching = frames.filter((frame) => frame.group.classList.contains("match"));
     for (const frame of matching.sort((a, b) => a.left - b.left || a.row - b.row)) {
@@ -74,17 +75,17 @@
       counted = frame.right;
     }
     const share = (100 * sum) / (all.right - all.left);
-    found.textContent = search.value ? `${share.toFixed(2)} % match` : "";
+    matched.textContent = search.value ? `${share.toFixed(2)} % match` : "";
   }
 
-  const tell = (frame) => (told.textContent = frame.about.replace("\n", ": "));
+  const showDetails = (frame) => (details.textContent = frame.about.replace("\n", ": "));
   for (const frame of frames) {
     frame.group.addEventListener("click", () => zoom(frame));
-    frame.group.addEventListener("mouseenter", () => tell(frame));
+    frame.group.addEventListener("mouseenter", () => showDetails(frame));
   }
-  svg.querySelector("#frames").addEventListener("mouseleave", () => tell(shown));
+  svg.querySelector("#frames").addEventListener("mouseleave", () => showDetails(shown));
   reset.addEventListener("click", () => zoom(all));
-  search.addEventListener("input", look);
+  search.addEventListener("input", markMatches);
   window.addEventListener("resize", draw);
   window.addEventListener("keydown", (event) => {
     if (event.key === "Escape") zoom(all);
@@ -93,6 +94,6 @@
       search.focus();
     }
   });
-  tell(all);
+  showDetails(all);
   draw();
 })();

@@ -1,4 +1,4 @@
-"""Flame graphs: one SVG or HTML file that needs nothing else, with zoom and search."""
+"""Flame graphs: a single SVG or HTML file with zoom and search, which loads no other file."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockd.views.profile import Profile, Value, kind_of
+from lockd.views.profile import Profile, Value, frame_kind
 
 WIDTH, MARGIN = 1200, 10
-"""In pixels, until the script fits it to the window."""
+"""Width of the picture in pixels, before the script fits it to the window, and of the space beside it."""
 ROW, TOP = 18, 98
+"""Height in pixels of a row of frames, and of everything above the frames."""
 LETTER, PADDING = 6.63, 3
-"""Width of a letter; of what is left free beside a name."""
+"""Width in pixels of a letter, and of the space beside a name."""
 NARROWEST = 1 / 4000
-"""Of the whole. Functions with less are put together with others beside them."""
+"""Smallest share of the total for which a frame is drawn. Narrower frames are drawn as one."""
 SHADES = 6
+"""Shades of the colour of each kind of frame."""
 
 SCRIPT = Path(__file__).with_suffix(".js").read_text()
 HUES = {"process": (100, 30, 76), "user": (32, 92, 68), "kernel": (205, 70, 72), "mark": (0, 0, 84)}
-"""Hue, saturation and lightness, by the kind of a frame."""
+"""Hue, saturation and lightness by kind of frame."""
 LEGEND = (("process", "process"), ("user", "user space"), ("kernel", "kernel"), ("mark", "no function"))
+"""Kinds of frames and their names in the picture."""
 
 
 def _style() -> str:
@@ -48,7 +51,7 @@ def _style() -> str:
             "#frames g.above { opacity: .55 }",
             "#frames g.match rect { fill: #e04bd6 }",
             "#reset { cursor: pointer; visibility: hidden; fill: #0645ad; text-decoration: underline }",
-            "#found, #reset { text-anchor: end }",
+            "#matches, #reset { text-anchor: end }",
             ".flamegraph input { box-sizing: border-box; width: 100%; height: 24px; font: 12px sans-serif }",
             *shades,
         ]
@@ -59,7 +62,7 @@ STYLE = _style()
 
 
 def content_security_policy() -> str:
-    """What a page with a graph may do: its own script and style, whatever the names in it are."""
+    """The Content-Security-Policy of page(): it allows only the page's own script and style."""
     script, style = (
         base64.b64encode(hashlib.sha256(f"\n{text}\n".encode()).digest()).decode() for text in (SCRIPT, STYLE)
     )
@@ -68,30 +71,34 @@ def content_security_policy() -> str:
 
 @dataclass
 class _Node:
-    """A function where it was called from the same stack."""
+    """A function called from one stack of callers."""
 
     name: str
     kind: str
     value: int = 0
+    """Sum of the samples in this function and the functions that it called."""
     children: dict[tuple[str, str], _Node] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _Box:
+    """The rectangle of a node."""
+
     node: _Node
     depth: int
+    """Rows above it."""
     start: int
     """Sum of the values to its left."""
 
 
 def svg(profile: Profile) -> str:
-    """By the first value of `profile`; the outermost frames, which are the processes, on top."""
+    """A flame graph of the first value of `profile`, as SVG. Processes are on top, their frames below."""
     boxes = list(_boxes(_tree(profile)))
     total, unit = boxes[0].node.value, profile.values[0]
     height = TOP + (max(box.depth for box in boxes) + 1) * ROW + MARGIN
     scale = (WIDTH - 2 * MARGIN) / total if total else 0.0
     drawn = "\n".join(_drawn(box, scale, total, unit) for box in boxes) if total else ""
-    empty = f'<text x="{MARGIN}" y="{TOP + 13}">Nothing was seen.</text>' if not total else ""
+    empty = f'<text x="{MARGIN}" y="{TOP + 13}">Nothing was measured.</text>' if not total else ""
     return f"""<svg class="flamegraph" xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}">
 <style><![CDATA[
 {STYLE}
@@ -108,7 +115,7 @@ def svg(profile: Profile) -> str:
 
 
 def page(profile: Profile) -> str:
-    """The same as HTML."""
+    """A page of HTML with the flame graph of a profile."""
     title = html.escape(profile.title)
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -120,7 +127,7 @@ def page(profile: Profile) -> str:
 
 
 def amount(number: int, value: Value) -> str:
-    """A number with its unit, as people read it."""
+    """A number with a unit that suits its size, for instance `1.500 ms`."""
     if value.unit == "count":
         return f"{number:,}"
     us = number / 1000 if value.unit == "nanoseconds" else float(number)
@@ -131,10 +138,10 @@ def amount(number: int, value: Value) -> str:
 
 
 def _tree(profile: Profile) -> _Node:
-    """Samples with the same functions put together, by process."""
+    """The tree of all stacks: below the root a node for each comm, below that the functions."""
     root = _Node("all", "mark")
     for sample in profile.sorted():
-        names = [("process", sample.comm), *((kind_of(frame), frame) for frame in sample.frames)]
+        names = [("process", sample.comm), *((frame_kind(frame), frame) for frame in sample.frames)]
         value = sample.values[0]
         node = root
         node.value += value
@@ -145,26 +152,26 @@ def _tree(profile: Profile) -> _Node:
 
 
 def _boxes(root: _Node) -> Iterator[_Box]:
-    """Callers before what they call, beside each other by name; nothing has no width."""
+    """A box for each node, callers before the functions they call. Boxes in a row are sorted by name."""
     todo = [_Box(root, 0, 0)]
     while todo:
         box = todo.pop()
         yield box
-        inside, start = [], box.start
-        for node in _wide_enough(box.node, root.value * NARROWEST):
-            inside.append(_Box(node, box.depth + 1, start))
+        children, start = [], box.start
+        for node in _visible_children(box.node, root.value * NARROWEST):
+            children.append(_Box(node, box.depth + 1, start))
             start += node.value
-        todo += reversed(inside)
+        todo += reversed(children)
 
 
-def _wide_enough(node: _Node, least: float) -> list[_Node]:
-    """What a function calls, by name; what is too narrow to be seen as one that stands for all of it."""
-    shown = [child for _, child in sorted(node.children.items()) if child.value >= max(least, 1)]
+def _visible_children(node: _Node, least: float) -> list[_Node]:
+    """The children of a node sorted by name. One node at the end stands for all with less than `least`."""
+    visible = [child for _, child in sorted(node.children.items()) if child.value >= max(least, 1)]
     narrow = [child for child in node.children.values() if 0 < child.value < max(least, 1)]
     if narrow:
-        words = f"[{len(narrow)} too narrow to be shown]"
-        shown.append(_Node(words, "mark", sum(child.value for child in narrow)))
-    return shown
+        name = f"[{len(narrow)} too narrow to be shown]"
+        visible.append(_Node(name, "mark", sum(child.value for child in narrow)))
+    return visible
 
 
 def _drawn(box: _Box, scale: float, total: int, value: Value) -> str:
@@ -182,25 +189,25 @@ def _drawn(box: _Box, scale: float, total: int, value: Value) -> str:
 
 
 def _head(profile: Profile, total: int) -> str:
-    """What it is about, a line about the function under the pointer, what there is to press."""
+    """Title, total, legend, search field and button, and the line for the frame under the pointer."""
     value = profile.values[0]
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(profile.began))
     about = [f"{value.name.removesuffix('_us')}: {amount(total, value)} in all"]
     about += [f"{profile.seconds:.1f} s from {when}"] if profile.seconds else [when]
     legend, x = [], MARGIN
-    for kind, words in LEGEND:
+    for kind, name in LEGEND:
         legend.append(
             f'<g class="{kind}1"><rect x="{x}" y="56" width="10" height="10"/>'
-            f'<text x="{x + 14}" y="65">{words}</text></g>'
+            f'<text x="{x + 14}" y="65">{name}</text></g>'
         )
-        x += 40 + int(len(words) * LETTER)
+        x += 40 + int(len(name) * LETTER)
     right = f'data-right="{MARGIN}" x="{WIDTH - MARGIN}"'
     return f"""<text class="heading" x="{MARGIN}" y="22">{html.escape(profile.title)}</text>
 <text class="about" x="{MARGIN}" y="42">{html.escape(" · ".join(about))}</text>
 {"".join(legend)}
 <foreignObject data-right="{MARGIN + 220}" x="{WIDTH - MARGIN - 220}" y="6" width="220" height="24">
-<input xmlns="http://www.w3.org/1999/xhtml" type="search" placeholder="search: a regular expression"/>
+<input xmlns="http://www.w3.org/1999/xhtml" type="search" placeholder="search (regular expression)"/>
 </foreignObject>
-<text id="reset" {right} y="65">show all</text>
-<text id="found" {right} y="48"></text>
-<text id="told" x="{MARGIN}" y="{TOP - 8}"> </text>"""
+<text id="reset" {right} y="65">reset zoom</text>
+<text id="matches" {right} y="48"></text>
+<text id="details" x="{MARGIN}" y="{TOP - 8}"> </text>"""

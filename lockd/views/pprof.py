@@ -1,6 +1,6 @@
-"""Profiles for `go tool pprof`, Pyroscope and others: the messages of profile.proto, compressed.
+"""Profiles for `go tool pprof`, Pyroscope and other tools: gzip-compressed messages of profile.proto.
 
-Field numbers are those of https://github.com/google/pprof/blob/main/proto/profile.proto.
+The field numbers come from https://github.com/google/pprof/blob/main/proto/profile.proto.
 """
 
 from __future__ import annotations
@@ -8,24 +8,26 @@ from __future__ import annotations
 import gzip
 from dataclasses import replace
 
-from lockd.views.profile import Mark, Profile, Sample, kind_of
+from lockd.views.profile import Mark, Profile, Sample, frame_kind
 
 MAPPINGS = {"user": 1, "kernel": 2, "mark": 0}
-"""Numbers of the mappings that tell sorts of functions apart; what is no function is in none."""
+"""Number of the mapping for each kind of frame. Frames that are no functions have no mapping (0)."""
 
 
 def encode(profile: Profile, comm_is_frame: bool = False) -> bytes:
-    """A file. Frames are functions with a mapping `[user]` or `[kernel]`; samples have the labels `pid`,
-    `tid` and `comm`, and their own. `comm_is_frame`: the outermost frame, besides.
+    """The content of a pprof file.
+
+    Each function is in a mapping `[user]` or `[kernel]`. Samples have the labels `pid`, `tid` and `comm`
+    besides their own. With `comm_is_frame` the comm is also the outermost frame of each stack.
     """
     if comm_is_frame:
-        samples = [replace(one, frames=(Mark(one.comm), *one.frames)) for one in profile.samples]
+        samples = [replace(sample, frames=(Mark(sample.comm), *sample.frames)) for sample in profile.samples]
         profile = replace(profile, samples=samples)
     return gzip.compress(_Encoder(profile).message(), 6, mtime=0)
 
 
 class _Encoder:
-    """Strings and functions are written once, and referred to by number."""
+    """Encodes one profile. Each string and each function is written once, and has a number."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
@@ -36,7 +38,7 @@ class _Encoder:
         profile = self._profile
         parts = [_bytes(1, self._value_type(value.name, value.unit)) for value in profile.values]
         parts += [_bytes(2, self._sample(sample)) for sample in profile.sorted()]
-        # Said to have functions: pprof would else look for names in files, and there are no addresses.
+        # Field 7, has_functions: without it pprof would search files for the names of addresses.
         parts += [
             _bytes(3, _int(1, number) + _int(5, self._string(f"[{kind}]")) + _int(7, 1))
             for kind, number in MAPPINGS.items()
@@ -70,7 +72,7 @@ class _Encoder:
 
     def _function(self, frame: str) -> int:
         """The number of a function, which is also that of its location."""
-        key = kind_of(frame), str(frame)
+        key = frame_kind(frame), str(frame)
         return self._functions.setdefault(key, len(self._functions) + 1)
 
     def _string(self, text: str) -> int:
@@ -78,7 +80,7 @@ class _Encoder:
 
 
 def _varint(number: int) -> bytes:
-    """Negative numbers as 64 bits of two's complement."""
+    """A number as protobuf's varint; a negative one as 64 bits of two's complement."""
     number &= 2**64 - 1
     coded = bytearray()
     while number > 0x7F:
@@ -89,7 +91,7 @@ def _varint(number: int) -> bytes:
 
 
 def _int(field: int, number: int) -> bytes:
-    """0 is what a field is that is left out."""
+    """A numeric field. It is left out if the number is 0, which readers take for a missing field."""
     return _varint(field << 3) + _varint(number) if number else b""
 
 
@@ -98,5 +100,5 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    """UTF-8, which not every name of a file or a symbol is."""
+    """A string as UTF-8. Bytes of file names and symbols that are no UTF-8 are escaped."""
     return text.encode("utf-8", "backslashreplace")

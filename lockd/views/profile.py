@@ -1,4 +1,7 @@
-"""Stacks with what was measured at each: of a trace or of the daemon, whatever they will be written as."""
+"""Profiles: stacks with the values that were measured at each, by a trace or by the daemon.
+
+A profile does not depend on the format in which it is written.
+"""
 
 from __future__ import annotations
 
@@ -9,76 +12,77 @@ from lockd.printable import printable
 
 
 class KernelFrame(str):
-    """A function of the kernel, among the frames of a sample."""
+    """A frame of a sample that is a function of the kernel."""
 
     __slots__ = ()
 
 
 class Mark(str):
-    """No function, but what is put among them: `--` between two stacks, `[stack lost]`."""
+    """A frame of a sample that is no function, such as `--` between two stacks, or `[stack lost]`."""
 
     __slots__ = ()
 
 
-def kind_of(frame: str) -> str:
-    """`kernel`, `mark`, or `user` for all others."""
+def frame_kind(frame: str) -> str:
+    """`kernel` for a KernelFrame, `mark` for a Mark, and `user` for any other frame."""
     return "kernel" if isinstance(frame, KernelFrame) else "mark" if isinstance(frame, Mark) else "user"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was measured of one thread, or of all of a process, at one stack."""
+    """The values of one thread, or of all threads of a process, at one stack."""
 
     comm: str
     pid: int
-    """Of the process."""
+    """The process id (tgid)."""
     tid: int
     frames: tuple[str, ...]
-    """Outermost first, those of user space before the kernel's, which are of KernelFrame."""
+    """The stack, outermost frame first: user space, then the kernel's frames, which are KernelFrame."""
     values: tuple[int, ...]
-    """In the order of Profile.values."""
+    """The values in the order of Profile.values."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """What else is known, as the name of a lock; for formats that have room for it."""
+    """Further facts, such as the name of a lock, for formats that can hold them."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """One of the things that are measured."""
+    """What one value of a sample measures."""
 
     name: str
     unit: str
     """`microseconds`, `nanoseconds` or `count`."""
     is_maximum: bool = False
-    """Of samples that are put together: the largest, not the sum."""
+    """Whether merged samples have the largest value instead of the sum."""
 
 
 @dataclass
 class Profile:
-    """Samples of one trace. The first of `values` is the one that formats with room for one show."""
+    """Samples of one measurement. Formats that can hold only one value show the first of `values`."""
 
     title: str
     values: tuple[Value, ...]
     samples: list[Sample] = field(default_factory=list)
     began: float = 0.0
-    """Seconds since 1970."""
+    """The beginning of the measurement, in seconds since 1970."""
     seconds: float = 0.0
+    """How long the measurement took."""
 
     def sorted(self) -> Sequence[Sample]:
-        """By the first value, the smallest first, as the tools print that lockd replaces.
+        """The samples with printable names, the smallest first value first.
 
-        Names are printable, and what was measured of one thread at stacks of the same names is one sample.
+        bcc's tools print stacks in this order. Samples of one thread with the same frames are merged.
         """
         merged: dict[tuple[object, ...], Sample] = {}
         for sample in self.samples:
             shown = replace(sample, comm=printable(sample.comm), frames=tuple(map(printable, sample.frames)))
-            kinds = tuple(map(kind_of, shown.frames))
+            kinds = tuple(map(frame_kind, shown.frames))
             key = shown.comm, shown.pid, shown.tid, shown.frames, kinds, tuple(sorted(shown.labels.items()))
             other = merged.get(key)
-            merged[key] = replace(shown, values=self._put_together(shown, other)) if other else shown
+            merged[key] = replace(shown, values=self._merged_values(shown, other)) if other else shown
         return sorted(
             merged.values(), key=lambda sample: (sample.values[0], sample.comm, sample.frames, sample.tid)
         )
 
-    def _put_together(self, one: Sample, other: Sample) -> tuple[int, ...]:
-        pairs = zip(self.values, one.values, other.values, strict=True)
+    def _merged_values(self, sample: Sample, other: Sample) -> tuple[int, ...]:
+        pairs = zip(self.values, sample.values, other.values, strict=True)
         return tuple(max(a, b) if value.is_maximum else a + b for value, a, b in pairs)

@@ -1,4 +1,4 @@
-"""From the daemon's running totals to what happened between two looks at it."""
+"""The tables of a daemon for `lockd top`: fetched over HTTP, with rates computed from running totals."""
 
 from __future__ import annotations
 
@@ -10,26 +10,30 @@ import re
 import ssl
 import urllib.parse
 from base64 import b64encode
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from lockd.errors import LockdError, UsageError
 
-MOST_ROWS = 1000
-"""The daemon gives at most as many, the ones that matter most; more is an error to it."""
-LARGEST_ANSWER = 256 * 1_048_576
+MAX_ROWS = 1000
+"""Rows that are asked for: the largest limit that the daemon accepts. It returns the worst rows."""
+MAX_ANSWER = 256 * 1_048_576
+"""Bytes of an answer that are read."""
 TIMEOUT_S = 10
-MOST_NUMBER = 2**63
-NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading JSON of another shape than expected raises."""
+"""Seconds without data after which a request fails."""
+MAX_NUMBER = 2**63
+"""Largest absolute value of a number in an answer."""
+WRONG_SHAPE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""Exceptions that are raised when JSON is read that does not have the expected shape."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One thread or one lock. Blocked time includes waits that are still going on.
+    """One thread or one lock: running totals, and rates once a second table has come.
 
-    A wait that lasts ten minutes thus counts while it lasts, not all at once when it ends.
+    Blocked time includes waits that still go on. A wait of ten minutes thus counts while it lasts, and not
+    all at once when it ends.
     """
 
     key: Hashable
@@ -43,52 +47,58 @@ class Row:
     count: int
     max_us: int
     waiting_us: int
-    """For a thread how long its wait has lasted so far."""
+    """Duration of a thread's present wait so far."""
     waiting: int
     """Threads that are blocked now."""
     waiting_is_least: bool = False
-    """Whether a thread's wait is older than the daemon, and `waiting_us` only what is known of it."""
+    """Whether the wait is older than the daemon, so that it has lasted longer than `waiting_us`."""
     threads: int = 1
+    """Threads that wait or have waited for the lock."""
     holder: str = ""
-    """The thread that had the lock when it was last asked, while others waited for it."""
+    """The comm of the thread that held the lock when the daemon last looked, while others waited."""
     holder_tid: int = 0
-    """0: nobody known."""
+    """The thread id of the holder; 0 if it is not known."""
     site: str = ""
     tid: int = 0
     thread_comm: str = ""
     advice: str = ""
-    """Of the thread's process, a key of ADVICE."""
+    """A key of ADVICE, about the thread's process; empty if there is none."""
     held_us: int = 0
-    """How long a kernel lock was held, and still is."""
+    """Time for which a kernel lock was held, with holds that still go on."""
     acquired: int = 0
+    """Acquisitions of a kernel lock."""
     max_held_us: int = 0
     holding_us: int = 0
-    """How long the lock has been held by who has held it longest; 0: nobody holds it."""
+    """Duration of the longest hold that still goes on; 0 if nobody holds the lock."""
     blocked_rate: float = 0.0
-    """Seconds blocked a second, which is how many threads were blocked on average."""
+    """Seconds blocked per second: the average number of blocked threads."""
     count_rate: float = 0.0
+    """Waits per second."""
     held_rate: float = 0.0
-    """Seconds held a second; of readers there may be many at a time."""
+    """Seconds held per second. It exceeds 1 if several readers hold the lock at a time."""
     acquired_rate: float = 0.0
+    """Acquisitions per second."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The threads or the locks at one moment of the daemon's clock."""
+    """All threads or all locks that the daemon returned at one time."""
 
     time: float
+    """When the daemon measured the rows, in seconds of its clock."""
     rows: tuple[Row, ...]
-    complete: bool = True
-    """Whether the daemon had no more rows than these."""
+    is_complete: bool = True
+    """Whether the daemon had no further rows."""
     has_holds: bool = False
-    """Whether the daemon says how long locks are held: it runs in mode `all`."""
+    """Whether rows say how long locks are held. The daemon does this in mode `all` of kernel_locks."""
 
 
 class Client:
-    """Asks one daemon; every failure becomes a LockdError that names the URL."""
+    """Fetches tables from one daemon. Every failure is a LockdError whose message names the URL."""
 
     def __init__(self, url: str, insecure: bool = False) -> None:
-        shown = re.sub("//.*@", "//", url)  # no password in a message, not even to its owner
+        """`insecure` accepts any TLS certificate. Raises UsageError if `url` is not an HTTP or HTTPS URL."""
+        shown = re.sub("//.*@", "//", url)  # messages never contain the password
         try:
             parts = urllib.parse.urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -105,27 +115,29 @@ class Client:
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._path}"
 
     def threads(self) -> Table:
+        """The threads of /api/v1/threads."""
         return self._table("threads", _thread)
 
     def locks(self) -> Table:
+        """The locks of /api/v1/locks."""
         return self._table("locks", _lock)
 
-    def _table(self, name: str, row: Any) -> Table:
-        answer = self._get(f"/api/v1/{name}?limit={MOST_ROWS}")
+    def _table(self, name: str, make_row: Callable[[dict[str, Any]], Row]) -> Table:
+        answer = self._get(f"/api/v1/{name}?limit={MAX_ROWS}")
         try:
-            found = json.loads(answer)
-            rows = tuple(_merged(map(row, found[name])))
-            has_holds = any("held_us" in each for each in found[name])
-            time = round(float(found["time"]), 6)
+            table = json.loads(answer)
+            rows = tuple(_merged(map(make_row, table[name])))
+            has_holds = any("held_us" in row for row in table[name])
+            time = round(float(table["time"]), 6)
             if not math.isfinite(time):
                 raise ValueError(f"the time is {time}")
-            return Table(time, rows, len(found[name]) < MOST_ROWS, has_holds)
-        except NOT_AS_AGREED as error:
-            says = f"{type(error).__name__}: {error}"
-            raise LockdError(f"{self.url}/api/v1/{name} is not an answer of lockd: {says}") from None
+            return Table(time, rows, len(table[name]) < MAX_ROWS, has_holds)
+        except WRONG_SHAPE as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise LockdError(f"{self.url}/api/v1/{name} is not an answer of lockd: {reason}") from None
 
     def _get(self, path: str) -> bytes:
-        # http.client follows no redirect, so the password goes nowhere else, and uses no proxy.
+        # http.client follows no redirect and uses no proxy, so the password goes nowhere else.
         connection = (
             http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=self._tls)
             if self._tls
@@ -134,44 +146,44 @@ class Client:
         try:
             connection.request("GET", self._path + path, headers=self._headers)
             response = connection.getresponse()
-            body = response.read(LARGEST_ANSWER)
+            body = response.read(MAX_ANSWER)
         except ConnectionRefusedError:
             raise LockdError(
                 f"no daemon answers at {self.url}; start it with: lockd run\n"
-                "or say where it is with: lockd top --url=URL"
+                "or give its address with: lockd top --url=URL"
             ) from None
         except ssl.SSLCertVerificationError as error:
-            says = f"{error.verify_message}; --insecure takes it all the same"
-            raise LockdError(f"{self.url}: its certificate is not trusted: {says}") from None
+            reason = f"{error.verify_message}; --insecure accepts it anyway"
+            raise LockdError(f"{self.url}: its certificate is not trusted: {reason}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            says = str(error) or type(error).__name__
-            raise LockdError(f"no daemon answers at {self.url}: {says}; start it with: lockd run") from None
+            reason = str(error) or type(error).__name__
+            raise LockdError(f"no daemon answers at {self.url}: {reason}; start it with: lockd run") from None
         finally:
             connection.close()
         if response.status == 401:
             raise LockdError(
-                f"{self.url} wants a user name and password (401): write them into the URL, "
+                f"{self.url} requires a user name and a password (401): put them into the URL, "
                 "https://USER:PASSWORD@HOST:PORT"
             )
         if response.status != 200:
-            says = f"{response.status} {response.reason}"
             raise LockdError(
-                f"{self.url}{path.partition('?')[0]} answered {says}, which lockd does not when it runs"
+                f"{self.url}{path.partition('?')[0]} answered {response.status} {response.reason};"
+                " rule: a running lockd answers 200"
             )
         return body
 
 
 class Rates:
-    """Turns each table into one with rates, by the difference to the table before it."""
+    """Adds rates to each table, by its difference from the table before."""
 
     def __init__(self) -> None:
         self._before: Table | None = None
 
     def feed(self, table: Table) -> Table | None:
-        """The table with rates, or None where there is nothing to compare it with.
+        """The table with rates, or None if no earlier table can be compared with it.
 
-        That is the first table, one that is no newer than the last, and one whose clock was set
-        back.
+        This is so for the first table, for a table with the same time as the last one, and for a table with
+        an earlier time, after the daemon's clock was set back.
         """
         before = self._before
         if before is not None and table.time == before.time:
@@ -183,21 +195,24 @@ class Rates:
         known = {row.key: row for row in before.rows}
 
         def rated(row: Row) -> Row:
-            # What was not among the rows before is new, or only was too small to be among them.
-            return _rated(row, known.get(row.key, None if before.complete else row), seconds)
+            # A row that was not in the table before is new, or was too small for an incomplete table.
+            return _rated(row, known.get(row.key, None if before.is_complete else row), seconds)
 
         return dataclasses.replace(table, rows=tuple(map(rated, table.rows)))
 
 
 def _rated(row: Row, before: Row | None, seconds: float) -> Row:
-    """What is new in a row; all of it where the row is new or the daemon lost its counts."""
+    """A row with rates over this many seconds: by all of its totals, if it is new or if its totals fell.
+
+    Totals fall when the daemon has evicted the row or has restarted.
+    """
     blocked, count = row.blocked_us, row.count
     if before is not None and count >= before.count:
-        # A wait that a filter leaves out at its end takes back what it counted while it lasted.
+        # Blocked time falls when a wait ends that a filter leaves out: it counted only while it lasted.
         blocked, count = max(0, blocked - before.blocked_us), count - before.count
     held, acquired = row.held_us, row.acquired
     if before is not None and acquired >= before.acquired:
-        # Of several holds that go on only the longest is known.
+        # Of several holds that go on, only the longest is counted. Held time can fall when it ends.
         held, acquired = max(0, held - before.held_us), acquired - before.acquired
     return dataclasses.replace(
         row,
@@ -209,22 +224,22 @@ def _rated(row: Row, before: Row | None, seconds: float) -> Row:
 
 
 def _merged(rows: Iterable[Row]) -> Iterable[Row]:
-    """Rows of one key made one: the sums, under the names of the row that waits or waited most."""
+    """One row for each key: the sums of its rows, with the names of the row that waits or waited most."""
     merged: dict[Hashable, Row] = {}
     for row in rows:
-        same = merged.get(row.key)
-        if same is not None:
-            most = max(same, row, key=lambda r: (r.waiting_us, r.blocked_us, r.held_us))
+        other = merged.get(row.key)
+        if other is not None:
+            main = max(other, row, key=lambda r: (r.waiting_us, r.blocked_us, r.held_us))
             row = dataclasses.replace(
-                most,
-                blocked_us=same.blocked_us + row.blocked_us,
-                count=same.count + row.count,
-                max_us=max(same.max_us, row.max_us),
-                waiting=same.waiting + row.waiting,
-                held_us=same.held_us + row.held_us,
-                acquired=same.acquired + row.acquired,
-                max_held_us=max(same.max_held_us, row.max_held_us),
-                holding_us=max(same.holding_us, row.holding_us),
+                main,
+                blocked_us=other.blocked_us + row.blocked_us,
+                count=other.count + row.count,
+                max_us=max(other.max_us, row.max_us),
+                waiting=other.waiting + row.waiting,
+                held_us=other.held_us + row.held_us,
+                acquired=other.acquired + row.acquired,
+                max_held_us=max(other.max_held_us, row.max_held_us),
+                holding_us=max(other.holding_us, row.holding_us),
             )
         merged[row.key] = row
     return merged.values()
@@ -262,7 +277,7 @@ def _lock(raw: dict[str, Any]) -> Row:
 
 
 def _common(raw: dict[str, Any], key: Hashable, waiting_us: int) -> dict[str, Any]:
-    hash(key)  # a list where a name belongs is a TypeError here and not later
+    hash(key)  # raises TypeError if the answer has a list in place of a name
     return {
         "key": key,
         "waiting_us": waiting_us,
@@ -275,8 +290,8 @@ def _common(raw: dict[str, Any], key: Hashable, waiting_us: int) -> dict[str, An
 
 def _whole(value: Any) -> int:
     number = int(value)
-    if abs(number) > MOST_NUMBER:
-        raise ValueError(f"a number above {MOST_NUMBER}")
+    if abs(number) > MAX_NUMBER:
+        raise ValueError(f"a number above {MAX_NUMBER}")
     return number
 
 

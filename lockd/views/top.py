@@ -1,4 +1,4 @@
-"""`lockd top`: a live table of who is blocked most, and on what."""
+"""`lockd top`: live tables of the locks and threads with the longest waits."""
 
 from __future__ import annotations
 
@@ -27,34 +27,38 @@ from lockd.views.rates import Client, Rates, Row, Table
 KINDS = ("lock", "pi", "cond", "other")
 BLOCKED, HELD = "blocked", "held"
 PIPE_WIDTH = 500
-"""Columns where the output is not a terminal: names are for grep then and stay whole."""
+"""Columns of an output that is no terminal. Names are not cut, so that grep finds them."""
 PIPE_ROWS = 20
-MOST_ADVICE = 3
-"""Lines about processes of which something has to be known."""
+"""Rows of each table in an output that is no terminal, unless --limit says otherwise."""
+MAX_ADVICE = 3
+"""Lines of advice above the tables."""
 PATIENCE = 5
-"""How many times in a row `--once` takes unchanged numbers for a daemon that is only slow."""
+"""How many requests after the first one `--once` makes until the numbers change."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked to see."""
+    """The values of the flags."""
 
     url: str
     interval_ns: int
+    """Nanoseconds between two requests."""
     once: bool
     sort: str
+    """A key of ORDERS."""
     kinds: frozenset[str]
-    """Kinds of futex waits; with all of them, off-CPU time is shown as well."""
+    """Kinds of futex waits. With all of KINDS, off-CPU time is shown as well."""
     limit: int | None
+    """Rows of each table; None for as many as there is room for."""
     insecure: bool
 
 
 def options(args: argparse.Namespace) -> Options:
-    """The options from parsed flags."""
+    """The options from parsed flags. Raises UsageError for an unknown kind."""
     kinds = frozenset(KINDS if args.kind == "all" else args.kind.split(","))
     if not kinds <= set(KINDS):
-        wants = f"{', '.join(KINDS)} with commas between, or all"
-        raise UsageError(f"argument --kind: {args.kind!r} is not {wants}")
+        rule = f"{', '.join(KINDS)} with commas between, or all"
+        raise UsageError(f"argument --kind: {args.kind!r} is not {rule}")
     return Options(
         url=args.url,
         interval_ns=args.interval,
@@ -67,23 +71,26 @@ def options(args: argparse.Namespace) -> Options:
 
 
 def run(options: Options) -> int:
-    """Shows the tables until Ctrl-C, or once if asked to or if nobody looks at a terminal."""
+    """Show the tables until Ctrl-C; only once with --once, or if the output is no terminal.
+
+    Returns the exit code. Raises LockdError if the daemon does not answer.
+    """
     watch = Watch(options)
-    terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # names in any encoding
-    signal.signal(signal.SIGTERM, _terminated)  # or the terminal would stay in its other screen
+    signal.signal(signal.SIGTERM, _terminated)  # without it the terminal would keep its alternate screen
     try:
-        if options.once or not terminal:
-            _once(watch, Console(width=None if terminal else _pipe_width(), markup=False))
+        if options.once or not is_terminal:
+            _show_once(watch, Console(width=None if is_terminal else _pipe_width(), markup=False))
         else:
-            _live(watch, Console(markup=False))
+            _show_live(watch, Console(markup=False))
     except KeyboardInterrupt:
         pass
     return 0
 
 
 class Watch:
-    """Looks at one daemon again and again, and keeps what it saw last."""
+    """The latest tables of one daemon, with rates."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -93,7 +100,8 @@ class Watch:
         self.url = self._client.url
         self._lock_rates, self._thread_rates = Rates(), Rates()
 
-    def look(self) -> None:
+    def read_tables(self) -> None:
+        """Fetch both tables. Raises LockdError if that fails, or if there are no times for --sort=held."""
         locks, threads = self._client.locks(), self._client.threads()
         if self.options.sort == HELD and locks.rows and not locks.has_holds:
             raise LockdError(
@@ -104,14 +112,15 @@ class Watch:
         self.threads = self._thread_rates.feed(threads) or self.threads
 
     def wait(self) -> None:
+        """Sleep until the next request is due."""
         time.sleep(self.options.interval_ns / 1e9)
 
     def view(self, rows: int, width: int, problem: str = "") -> Group:
-        """Both tables, of at most `rows` rows each, under a line with the totals."""
+        """The totals, the message `problem`, advice, and both tables of at most `rows` rows each."""
         if self.locks is None or self.threads is None:
             return Group(Text(f"lockd top  {self.url}  {problem or 'measuring ...'}"))
-        locks = [row for row in self.locks.rows if shown(row, self.options.kinds)]
-        threads = [row for row in self.threads.rows if shown(row, self.options.kinds)]
+        locks = [row for row in self.locks.rows if is_shown(row, self.options.kinds)]
+        threads = [row for row in self.threads.rows if is_shown(row, self.options.kinds)]
         by_hold, sort = self.options.sort == HELD, self.options.sort
         advice = _advice(self.threads.rows)
         rows = max(1, rows - (len(advice) + 1) // 2)
@@ -124,38 +133,38 @@ class Watch:
             _grid("threads", THREAD_COLUMNS, self._top(threads, rows, BLOCKED if by_hold else sort), width),
         )
 
-    def _top(self, rows: Iterable[Row], most: int, sort: str) -> list[Row]:
-        """The first rows in that order, without those where nothing happened."""
+    def _top(self, rows: Iterable[Row], max_rows: int, sort: str) -> list[Row]:
+        """The first rows in an order, without rows in which nothing happened."""
         if sort == HELD:
-            some = (r for r in rows if r.held_rate or r.acquired_rate or r.holding_us)
+            active = (r for r in rows if r.held_rate or r.acquired_rate or r.holding_us)
         else:
-            some = (r for r in rows if sort == "max" or r.blocked_rate or r.count_rate or r.waiting)
-        return sorted(some, key=ORDERS[sort], reverse=True)[: self.options.limit or most]
+            active = (r for r in rows if sort == "max" or r.blocked_rate or r.count_rate or r.waiting)
+        return sorted(active, key=ORDERS[sort], reverse=True)[: self.options.limit or max_rows]
 
 
-def shown(row: Row, kinds: frozenset[str]) -> bool:
-    """Whether a row belongs to what the user asked for; kernel locks always do."""
+def is_shown(row: Row, kinds: frozenset[str]) -> bool:
+    """Whether a row is of one of these kinds. Kernel locks always are; off-CPU time belongs to all KINDS."""
     if row.program == "futex":
         return row.kind in kinds
     return row.program == "kernel_locks" or kinds >= set(KINDS)
 
 
-def _once(watch: Watch, console: Console) -> None:
-    watch.look()
+def _show_once(watch: Watch, console: Console) -> None:
+    watch.read_tables()
     for _ in range(PATIENCE):
         watch.wait()
-        watch.look()
+        watch.read_tables()
         if watch.locks and watch.threads:
             console.print(watch.view(PIPE_ROWS, console.width))
             return
     raise LockdError(
-        f"the numbers of {watch.url} do not change: "
-        f"{PATIENCE + 1} looks, {watch.options.interval_ns / 1e9:g}s apart, found the same time"
+        f"the numbers of {watch.url} do not change: {PATIENCE + 1} requests, "
+        f"{watch.options.interval_ns / 1e9:g}s apart, returned numbers of the same time"
     )
 
 
-def _live(watch: Watch, console: Console) -> None:
-    watch.look()  # before the screen changes: without a daemon there is nothing to show
+def _show_live(watch: Watch, console: Console) -> None:
+    watch.read_tables()  # before the screen changes: without a daemon there is nothing to show
     with Live(console=console, screen=True, auto_refresh=False) as live:
         problem = ""
         while True:
@@ -163,14 +172,14 @@ def _live(watch: Watch, console: Console) -> None:
             live.update(watch.view(rows, console.width, problem), refresh=True)
             watch.wait()
             try:
-                watch.look()
+                watch.read_tables()
                 problem = ""
-            except LockdError as error:  # a restart of the daemon is no reason to stop looking
+            except LockdError as error:  # the daemon may only be restarting
                 problem = str(error).partition("\n")[0]
 
 
 def duration(us: float) -> str:
-    """A time for people: 850us, 12.3ms, 1.25s, 3m20s, 2h05m."""
+    """A time in microseconds with a unit that suits its size: 850us, 12.3ms, 1.25s, 3m20s, 2h05m."""
     seconds = round(us / 1e6)
     if us < 999.5:
         return f"{us:.0f}us" if us else "0"
@@ -188,7 +197,7 @@ def _number(rate: float) -> str:
 
 
 def _blocked(row: Row) -> float:
-    # A lock's waits that still go on may be known only by their number; each is one second a second.
+    # Of a lock's waits that still go on, often only the number is known. Each adds a second per second.
     return max(row.blocked_rate, 0 if row.waiting_us else row.waiting)
 
 
@@ -198,20 +207,22 @@ ORDERS: dict[str, Callable[[Row], tuple[float, ...]]] = {
     "waiting": lambda row: (row.waiting_us, row.waiting, row.blocked_rate),
     HELD: lambda row: (row.held_rate, row.holding_us, row.acquired_rate),
 }
+"""Keys to sort rows by, for each --sort."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column; it is left out on terminals narrower than `from_width`."""
+    """One column of a table."""
 
     title: str
     cell: Callable[[Row], str]
     from_width: int = 0
-    number: bool = False
+    """Narrowest output, in characters, that has this column."""
+    is_number: bool = False
 
 
 def _process(row: Row) -> str:
-    """A kernel lock's row is about all processes of one name: it has no id."""
+    """Name and id of a process. A kernel lock's row is about all processes of one name, and has no id."""
     return f"{row.comm}[{row.tgid}]" if row.tgid else row.comm
 
 
@@ -221,9 +232,9 @@ def _waiting(row: Row) -> str:
 
 
 NUMBERS = (
-    Column("BLOCKED/S", lambda r: duration(r.blocked_rate * 1e6), number=True),
-    Column("WAITS/S", lambda r: _number(r.count_rate), 60, number=True),
-    Column("MAX", lambda r: duration(r.max_us), 50, number=True),
+    Column("BLOCKED/S", lambda r: duration(r.blocked_rate * 1e6), is_number=True),
+    Column("WAITS/S", lambda r: _number(r.count_rate), 60, is_number=True),
+    Column("MAX", lambda r: duration(r.max_us), 50, is_number=True),
 )
 WHICH_LOCK = (
     Column("KIND", lambda r: r.kind, 70),
@@ -234,22 +245,22 @@ WHICH_LOCK = (
 )
 LOCK_COLUMNS = (
     *NUMBERS,
-    Column("WAITING", lambda r: str(r.waiting), number=True),
-    Column("THREADS", lambda r: str(r.threads), 90, number=True),
+    Column("WAITING", lambda r: str(r.waiting), is_number=True),
+    Column("THREADS", lambda r: str(r.threads), 90, is_number=True),
     Column("HOLDER", lambda r: f"{r.holder}[{r.holder_tid}]" if r.holder_tid else "-", 100),
     *WHICH_LOCK,
 )
 HELD_COLUMNS = (
-    Column("HELD/S", lambda r: duration(r.held_rate * 1e6), number=True),
-    Column("TAKEN/S", lambda r: _number(r.acquired_rate), 60, number=True),
-    Column("MAX HELD", lambda r: duration(r.max_held_us), 50, number=True),
-    Column("HOLDING", lambda r: duration(r.holding_us) if r.holding_us else "-", number=True),
-    Column("BLOCKED/S", lambda r: duration(r.blocked_rate * 1e6), 90, number=True),
+    Column("HELD/S", lambda r: duration(r.held_rate * 1e6), is_number=True),
+    Column("TAKEN/S", lambda r: _number(r.acquired_rate), 60, is_number=True),
+    Column("MAX HELD", lambda r: duration(r.max_held_us), 50, is_number=True),
+    Column("HOLDING", lambda r: duration(r.holding_us) if r.holding_us else "-", is_number=True),
+    Column("BLOCKED/S", lambda r: duration(r.blocked_rate * 1e6), 90, is_number=True),
     *WHICH_LOCK,
 )
 THREAD_COLUMNS = (
     *NUMBERS,
-    Column("WAITING", _waiting, number=True),
+    Column("WAITING", _waiting, is_number=True),
     Column("KIND", lambda r: r.kind, 70),
     Column("THREAD", lambda r: f"{r.thread_comm}[{r.tid}]"),
     Column("WAITS FOR", lambda r: r.lock),
@@ -262,9 +273,9 @@ def _grid(title: str, columns: Iterable[Column], rows: list[Row], width: int) ->
     columns = [column for column in columns if width >= column.from_width]
     grid = Grid(box=None, pad_edge=False)
     for column in columns:
-        # Where there is not room for all, rich takes it from the columns that may wrap: the names.
-        justify: JustifyMethod = "right" if column.number else "left"
-        grid.add_column(column.title, justify=justify, no_wrap=column.number)
+        # Where room is scarce, rich takes it from the columns that may wrap: those of names.
+        justify: JustifyMethod = "right" if column.is_number else "left"
+        grid.add_column(column.title, justify=justify, no_wrap=column.is_number)
     for row in rows:
         cells = (masked(column.cell(row)) for column in columns)
         grid.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
@@ -272,28 +283,28 @@ def _grid(title: str, columns: Iterable[Column], rows: list[Row], width: int) ->
 
 
 def _advice(threads: Iterable[Row]) -> list[str]:
-    """What has to be known of the processes that wait most, or can be done; a line for each."""
+    """Advice about the processes that wait most: a line for each comm."""
     advised: dict[tuple[str, str], Counter[int]] = {}
     for row in threads:
         blocked = int(_blocked(row) * 1e6)
         if row.advice in ADVICE and row.program == "futex" and blocked:
             advised.setdefault((row.advice, row.comm), Counter())[row.tgid] += blocked
-    most = sorted(advised.items(), key=lambda one: one[1].total(), reverse=True)[:MOST_ADVICE]
+    worst = sorted(advised.items(), key=lambda item: item[1].total(), reverse=True)[:MAX_ADVICE]
     lines = []
-    for (advice, comm), tgids in most:
+    for (advice, comm), tgids in worst:
         first, more = tgids.most_common(1)[0][0], len(tgids) - 1
-        who = f"{masked(comm)}[{first}]" + (f" and {more} more" if more else "")
-        lines.append(f"{who}: {ADVICE[advice]}")
+        processes = f"{masked(comm)}[{first}]" + (f" and {more} more" if more else "")
+        lines.append(f"{processes}: {ADVICE[advice]}")
     return lines
 
 
 def _totals(threads: Iterable[Row]) -> str:
-    # Off-CPU time has the futex waits in it once more.
+    # Off-CPU time contains the futex waits, which would count twice.
     rows = [row for row in threads if row.program != "offcpu"]
     waiting = sum(row.waiting for row in rows)
     blocked = duration(sum(row.blocked_rate for row in rows) * 1e6)
     waits = _number(sum(row.count_rate for row in rows))
-    return f"waiting now: {waiting}  blocked: {blocked} a second  waits: {waits} a second"
+    return f"threads waiting now: {waiting}  blocked: {blocked} per second  waits: {waits} per second"
 
 
 def _pipe_width() -> int:

@@ -17,8 +17,8 @@ from lockd.names.__main__ import MESSAGE_BYTES, Names
 from lockd.names.locks.locking_functions import FAMILIES
 from lockd.names.locks.owners import owner_of_user_lock
 from lockd.names.objects.address_space import AddressSpace
-from lockd.names.objects.libdw import Segment
-from lockd.names.objects.object_files import ObjectFiles
+from lockd.names.objects.elfutils import Segment
+from lockd.names.objects.object_cache import ObjectCache
 from lockd.names.protocol import UserLockSeen, decode, encode_answer
 from lockd.names.runtimes.cpython import MOST_FRAMES, Interpreter
 from lockd.names.runtimes.cpython_layouts import _SLOTS, CLASSIC, COOKIE, OFFSETS_SIZE, Layout, candidates
@@ -204,11 +204,11 @@ class _Recorded:
 
 
 def _this_python() -> list[bytes]:
-    space = AddressSpace(Path("/proc/self"), ObjectFiles())
-    space.look()
+    space = AddressSpace(Path("/proc/self"), ObjectCache())
+    space.refresh()
     image = space.program_image()
     placed = space.file(image) if image else None
-    runtime = placed[0].exported("_PyRuntime") if placed else None
+    runtime = placed[0].variable_address("_PyRuntime") if placed else None
     if not placed or runtime is None:
         return []
     recorded, end = _Recorded(), threading.Event()
@@ -266,7 +266,7 @@ class _Library:
 
     thread_local_block = Segment(7, 4, 0, 0, 64, 64, 8)
 
-    def exported(self, name: str) -> int | None:
+    def variable_address(self, name: str) -> int | None:
         return EXPORTED.get(name)
 
 
@@ -359,8 +359,8 @@ STACK = 0x7FFF00000000
 @functools.cache
 def _this_process() -> tuple[Names, list[int]]:
     """Names, and where the objects begin that this process runs."""
-    space = AddressSpace(Path("/proc/self"), ObjectFiles())
-    space.look()
+    space = AddressSpace(Path("/proc/self"), ObjectCache())
+    space.refresh()
     names = Names(Path("/proc"), Shares(Path("/proc"), 1e9))
     return names, [image.base for image in space._maps.images_with_code()][: WORD_OF_STACK - WORD_OF_IMAGE]
 
@@ -392,8 +392,8 @@ def captured_stacks() -> list[bytes]:
     """Of addresses behind calls in the code of this process, as those on real stacks are."""
     _, bases = _this_process()
     chance = random.Random(1)
-    space = AddressSpace(Path("/proc/self"), ObjectFiles())
-    space.look()
+    space = AddressSpace(Path("/proc/self"), ObjectCache())
+    space.refresh()
     found = []
     for _ in range(8):
         words = []

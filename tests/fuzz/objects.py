@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockd.names.objects.elf import ObjectFile
-from lockd.names.objects.functions import functions_by_name, tail_callers
-from lockd.names.objects.go_functions import HEADER, MAGICS, GoFunctions
-from lockd.names.objects.libdw import Elf, ElfError, Section
+from lockd.names.objects.elfutils import Elf, ElfError, Section
 from lockd.names.objects.memory_image import memory_image
-from lockd.names.unwind.expressions import Unknown, evaluate
+from lockd.names.objects.object_file import ObjectFile, functions_by_name, tail_callers
+from lockd.names.objects.symbols import GO_HEADER, GO_MAGICS, GoFunctions
+from lockd.names.unwind.expressions import UnknownValue, evaluate
 from tests.fuzz.harness import Harness, file_of, mutated
 
 SOURCE = """
@@ -57,8 +56,8 @@ def use(file: ObjectFile, chance: random.Random) -> None:
             rule = file.rule(place)
             for expression in (rule.cfa, *rule.registers.values()) if rule else ():
                 _evaluate(expression or ())
-    file.exported("_PyRuntime")
-    file.exported("shop")
+    file.variable_address("_PyRuntime")
+    file.variable_address("shop")
     file.member_offset(UNIT, STRUCTURE, MEMBER)
     assert file.memory >= 0 and file.thread_local_block is not file
     file.close()
@@ -67,7 +66,7 @@ def use(file: ObjectFile, chance: random.Random) -> None:
 def _evaluate(expression: Sequence[tuple[int, int, int]]) -> None:
     try:
         found = evaluate(expression, dict.fromkeys(range(17), 0x7F00), 0x7F00, lambda address: address & 0xFF)
-    except Unknown:
+    except UnknownValue:
         return
     assert found >= 0
 
@@ -227,10 +226,12 @@ def go_tables() -> list[bytes]:
     functions = b"".join(struct.pack("<II", 16 * i, first + 8 * i) for i in range(len(names)))
     functions += struct.pack("<I", 16 * len(names)) + b"".join(about)
     return [
-        HEADER.pack(magic, 0, 1, 8, len(names), 0, 0x401000, HEADER.size, 0, 0, 0, HEADER.size + len(texts))
+        GO_HEADER.pack(
+            magic, 0, 1, 8, len(names), 0, 0x401000, GO_HEADER.size, 0, 0, 0, GO_HEADER.size + len(texts)
+        )
         + texts
         + functions
-        for magic in MAGICS
+        for magic in GO_MAGICS
     ]
 
 

@@ -18,7 +18,7 @@ from lockd.config.schema import Config
 from lockd.errors import ConfigError, UsageError
 from lockd.names.labels.units import unit_of, unit_of_cgroup_file
 from lockd.names.locks.locking import Frame, is_pool, judge, parks
-from lockd.names.objects.demangle import MAX_NAME, Demangler, shortened
+from lockd.names.objects.demangle import MAX_NAME, Demangler, shorten_name
 from lockd.names.objects.jit import CODE, DUMP_HEADER, DUMP_MAGIC, MAX_FUNCTIONS, RECORD, JitNames
 from lockd.names.objects.mappings import Mappings
 from tests.fuzz.harness import Harness, check_words, file_of, mutated, text_mutation
@@ -207,15 +207,15 @@ def judged(data: bytes) -> None:
     names = [name.decode("utf-8", "backslashreplace") for name in data.split(b"\n")[:24]]
     objects = ("libc.so.6", "shop", "libjvm.so", "[jit]", "mariadbd", "libpython3.11.so.1.0")
     frames = []
-    for at, name in enumerate(map(shortened, names)):
+    for at, name in enumerate(map(shorten_name, names)):
         of = objects[(at + len(data)) % len(objects)]
         frames.append(Frame(of, name, f"{of}:{name}", 0x1000, at))
     found = judge(frames, len(data) & 1)
     assert not found.site or any(found.site.startswith(frame.label) for frame in frames)
     assert found.kind in ("", "lock", "cond")
     for name in names[:2]:
-        is_pool(shortened(name))
-        parks(f"shop:{shortened(name)}", ("*:a*b*c*d*e*", "[!a]?*"))
+        is_pool(shorten_name(name))
+        parks(f"shop:{shorten_name(name)}", ("*:a*b*c*d*e*", "[!a]?*"))
 
 
 def stacks_of_names() -> list[bytes]:

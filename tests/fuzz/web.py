@@ -296,7 +296,7 @@ def top(data: bytes) -> None:
     shown = io.StringIO()
     try:
         while answers:
-            watch.look()
+            watch.read_tables()
             del answers[0]
         Console(file=shown, width=200, markup=False).print(watch.view(5, 200))
     except LockdError as error:

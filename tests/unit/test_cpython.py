@@ -18,7 +18,7 @@ from ptraced import blocked_thread, capture_of
 
 from lockd.names.locks.user_locks import UserLock, UserNames
 from lockd.names.objects.address_space import AddressSpace
-from lockd.names.objects.object_files import ObjectFiles
+from lockd.names.objects.object_cache import ObjectCache
 from lockd.names.runtimes.cpython import Interpreter, PythonFrame
 from lockd.names.runtimes.cpython_layouts import COOKIE, candidates
 from lockd.names.runtimes.python_waits import QUEUE_TYPE, RLOCK_TYPE, PythonWait, judge_python, label
@@ -160,8 +160,8 @@ class Alike:
 
 def test_broken_memory_has_no_frames(waiter: tuple[int, int]) -> None:
     _, pid = waiter
-    space = AddressSpace(Path(f"/proc/{pid}"), ObjectFiles())
-    space.look()
+    space = AddressSpace(Path(f"/proc/{pid}"), ObjectCache())
+    space.refresh()
     thread_pointer = capture_of(pid, blocked_thread(pid, "get")[0]).thread_pointer
     runtime = runtime_of(pid, space)
     whole = Broken(pid, 0)
@@ -179,7 +179,7 @@ def runtime_of(pid: int, space: AddressSpace) -> int:
     capture = capture_of(pid, blocked_thread(pid, "get")[0])
     for word in struct.unpack(f"={len(capture.stack) // 8}Q", capture.stack):
         located = space.locate(word) if space.is_executable(word) else None
-        if located and (found := located[0].exported("_PyRuntime")) is not None:
+        if located and (found := located[0].variable_address("_PyRuntime")) is not None:
             return int(found + word - located[1])
     raise LookupError(f"process {pid}: no code of an interpreter on the stack")
 
@@ -207,12 +207,12 @@ def test_an_unknown_version_has_no_layout() -> None:
 
 def test_an_exported_variable_is_found_by_its_name() -> None:
     address = ctypes.addressof(ctypes.c_ulong.in_dll(ctypes.pythonapi, "PyExc_ValueError"))
-    space = AddressSpace(Path("/proc/self"), ObjectFiles())
-    space.look()
+    space = AddressSpace(Path("/proc/self"), ObjectCache())
+    space.refresh()
     located = space.locate(address)
-    assert located is not None and located[0].exported("PyExc_ValueError") == located[1]
-    assert located[0].exported("ValueError") is None
-    assert located[0].exported("PyExc_ValueErro") is None
+    assert located is not None and located[0].variable_address("PyExc_ValueError") == located[1]
+    assert located[0].variable_address("ValueError") is None
+    assert located[0].variable_address("PyExc_ValueErro") is None
 
 
 def frames(*texts: str) -> list[PythonFrame]:

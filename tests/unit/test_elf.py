@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.objects.elf import ObjectFile
-from lockd.names.objects.functions import functions_by_name
-from lockd.names.objects.libdw import Elf, ElfError
+from lockd.names.objects.elfutils import Elf, ElfError
+from lockd.names.objects.object_file import ObjectFile, functions_by_name
 from tests.needs import needs
 
 SOURCE = """

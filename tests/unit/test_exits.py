@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.objects.exits import Exits, exits_of, read_exits
+from lockd.names.objects.function_exits import FunctionExits, find_exits, parse_exits
 
 X86 = """
 0000000000001000 <wait>:
@@ -33,21 +33,21 @@ ARM = """
 
 
 def test_of_x86_64() -> None:
-    assert read_exits(X86, 0x1000, 0x1020) == Exits((0x1013,), (0x3000,))
+    assert parse_exits(X86, 0x1000, 0x1020) == FunctionExits((0x1013,), (0x3000,))
 
 
 def test_of_arm64() -> None:
-    assert read_exits(ARM, 0x1000, 0x1014) == Exits((0x100C,), (0x4000,))
+    assert parse_exits(ARM, 0x1000, 0x1014) == FunctionExits((0x100C,), (0x4000,))
 
 
 @pytest.mark.parametrize("text", ["(bad)", "jmp    *%rax", "notrack jmp *%rdx", "br\tx16"])
 def test_what_is_not_sure_is_not_told(text: str) -> None:
-    assert read_exits(f"{X86}    1020:\t{text}\n", 0x1000, 0x1030) is None
+    assert parse_exits(f"{X86}    1020:\t{text}\n", 0x1000, 0x1030) is None
 
 
 def test_nothing_is_not_sure() -> None:
-    assert read_exits("", 0x1000, 0x1030) is None
-    assert exits_of("/nonexistent", 0x1000, 0x1030) is None
+    assert parse_exits("", 0x1000, 0x1030) is None
+    assert find_exits("/nonexistent", 0x1000, 0x1030) is None
 
 
 def test_of_a_program(tmp_path: Path) -> None:
@@ -59,5 +59,5 @@ def test_of_a_program(tmp_path: Path) -> None:
     subprocess.run(["gcc", "-shared", "-nostdlib", source, "-o", tmp_path / "it.so"], check=True)
     listed = subprocess.run(["nm", tmp_path / "it.so"], check=True, capture_output=True, text=True).stdout
     places = {line.split()[2]: int(line.split()[0], 16) for line in listed.splitlines()}
-    found = exits_of(str(tmp_path / "it.so"), places["one"], places["two"])
+    found = find_exits(str(tmp_path / "it.so"), places["one"], places["two"])
     assert found and len(found.returns) == 1 and places["one"] < found.returns[0] < places["two"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.objects.files import open_regular
 from lockd.names.objects.jit import JitNames
+from lockd.names.objects.process_files import open_regular
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of several users")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockd.names.objects import jit
-from lockd.names.objects.jit import LOOK_SECONDS, MAX_BYTES, PATIENCE_SECONDS, READING_SHARE, JitNames
+from lockd.names.objects.jit import CHECK_SECONDS, MAX_BYTES, PATIENCE_SECONDS, READING_SHARE, JitNames
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,7 +54,7 @@ def test_a_map_is_read_again_when_it_has_grown(process: Path) -> None:
     ]
     with path.open("a") as file:
         file.write("1000 8 replaced\n3000 8 new\n")
-    clock.now = LOOK_SECONDS
+    clock.now = CHECK_SECONDS
     assert [named(names, a) for a in (0x3000, 0x1000, 0x1010)] == ["new", "replaced", ""]
 
 
@@ -76,7 +76,7 @@ def test_a_map_that_has_no_names_yet_is_no_reading(process: Path) -> None:
     names = JitNames(process, clock)
     assert (named(names, 0x1000), names.reads) == ("", 0)
     path.write_text("1000 20 one\n")
-    clock.now = LOOK_SECONDS
+    clock.now = CHECK_SECONDS
     assert (named(names, 0x1000), names.reads) == ("one", 1)
 
 
@@ -93,9 +93,9 @@ def test_a_name_that_was_replaced_is_noticed(process: Path) -> None:
     names = JitNames(process, clock)
     assert named(names, 0x1000) == "one"
     path.write_text("1000 20 other\n")
-    clock.now = LOOK_SECONDS
+    clock.now = CHECK_SECONDS
     assert named(names, 0x1000) == "one"
-    clock.now = LOOK_SECONDS + PATIENCE_SECONDS
+    clock.now = CHECK_SECONDS + PATIENCE_SECONDS
     assert named(names, 0x1000) == "other"
 
 

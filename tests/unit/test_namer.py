@@ -13,7 +13,7 @@ from lockd.names.locks import user_locks
 from lockd.names.locks.user_locks import MOST_RENAMED_SECONDS, WEIGHED_EVERY
 from lockd.names.objects.address_space import AddressSpace
 from lockd.names.objects.jit import JitNames
-from lockd.names.objects.object_files import ObjectFiles
+from lockd.names.objects.object_cache import ObjectCache
 from lockd.names.protocol import (
     GoWaits,
     GoWaitsAnswer,
@@ -120,7 +120,7 @@ def test_what_it_remembers_has_a_bound_that_is_not_looked_at_for_every_process(
 
 
 def java(directory: Path) -> user_locks._Process:
-    return user_locks._Process(directory, AddressSpace(directory, ObjectFiles()), JitNames(directory))
+    return user_locks._Process(directory, AddressSpace(directory, ObjectCache()), JitNames(directory))
 
 
 def test_locks_of_java_are_named_anew_soon_and_then_more_and_more_rarely(tmp_path: Path) -> None:

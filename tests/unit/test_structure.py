@@ -185,7 +185,7 @@ def test_a_violation_is_seen(tmp_path: Path, file: str, text: str, says: str) ->
 
 
 UNUSED_OF_NUMPY = {"numpy.fft._pocketfft", "numpy.ma.core", "numpy.random.mtrand", "numpy._typing"}
-"""What they would load, if they were (lockd/process/lazy_numpy.py)."""
+"""What they would load, if they were (lockd/process/memory.py)."""
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def test_rates_between_two_looks(daemon: Daemon) -> None:
     done = top("--once", f"--url={daemon.url}")
     assert (done.returncode, done.stderr) == (0, "")
     header = done.stdout.splitlines()[0]
-    assert header.startswith(f"lockd top  {daemon.url}  waiting now: 0  blocked: 250.0ms a second")
-    assert header.rstrip().endswith("waits: 20.0 a second")
+    assert header.startswith(f"lockd top  {daemon.url}  threads waiting now: 0  blocked: 250.0ms per second")
+    assert header.rstrip().endswith("waits: 20.0 per second")
     shown = tables(done.stdout)
     assert shown["locks"] == [
         {
@@ -108,7 +108,7 @@ def test_kinds(daemon: Daemon, flag: list[str], expected: set[str]) -> None:
     done = top("--once", f"--url={daemon.url}", *flag)
     assert {row["KIND"] for row in tables(done.stdout)["threads"]} == expected
     # The waits are in the off-CPU time once more: it is no part of the totals.
-    assert f"waits: {len(expected - {'interruptible'})}.0 a second" in done.stdout
+    assert f"waits: {len(expected - {'interruptible'})}.0 per second" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,8 @@ def test_a_daemon_whose_numbers_stand_still(daemon: Daemon) -> None:
     done = top("--once", f"--url={daemon.url}")
     assert done.returncode == 1
     assert done.stderr == (
-        f"lockd: error: the numbers of {daemon.url} do not change: 6 looks, 0.1s apart, found the same time\n"
+        f"lockd: error: the numbers of {daemon.url} do not change: 6 requests, 0.1s apart,"
+        " returned numbers of the same time\n"
     )
 
 

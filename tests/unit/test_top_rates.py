@@ -10,7 +10,7 @@ from top_daemon import KINDS, SECOND, Daemon, serving, thread
 
 from lockd.printable import masked
 from lockd.views.rates import Client, Rates, Row, Table
-from lockd.views.top import Options, duration, shown
+from lockd.views.top import Options, duration, is_shown
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ def test_nulls_are_no_names(daemon: Daemon) -> None:
 
 def test_off_cpu_time_only_with_all_kinds() -> None:
     offcpu = row(program="offcpu", kind="interruptible")
-    assert not shown(offcpu, frozenset({"lock", "pi", "cond"}))
-    assert shown(offcpu, frozenset(KINDS))
+    assert not is_shown(offcpu, frozenset({"lock", "pi", "cond"}))
+    assert is_shown(offcpu, frozenset(KINDS))
 
 
 def test_options_are_frozen() -> None:

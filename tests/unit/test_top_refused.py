@@ -56,7 +56,7 @@ def test_an_error_status(daemon: Daemon) -> None:
 def test_a_password_is_sent_and_never_shown(daemon: Daemon) -> None:
     daemon.answer = (401, {}, b"")
     message = fails(f"--url=http://me:s%40cret@127.0.0.1:{daemon.port}/prefix/")
-    assert "wants a user name and password (401)" in message
+    assert "requires a user name and a password (401)" in message
     assert "cret" not in message
     expected = f"Basic {base64.b64encode(b'me:s@cret').decode()}"
     assert daemon.asked == [("/prefix/api/v1/locks?limit=1000", expected)]

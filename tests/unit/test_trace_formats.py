@@ -262,7 +262,7 @@ def test_nasty_names_stay_text_in_both_files() -> None:
 def test_a_graph_of_nothing_says_so() -> None:
     for samples in ([], [Sample("p", 1, 1, ("main",), (0, 0))]):
         svg = ET.fromstring(flamegraph.svg(Profile("title", VALUES, samples)))
-        assert "Nothing was seen." in "".join(svg.itertext())
+        assert "Nothing was measured." in "".join(svg.itertext())
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ all.find((group) => name(group) === "outer").dispatchEvent(new MouseEvent("click
 input.value = "^(inn|LEAF)";
 input.dispatchEvent(new Event("input"));
 document.title = JSON.stringify({
-    match: document.querySelector("#found").textContent,
+    match: document.querySelector("#matches").textContent,
     width: +document.querySelector("svg").getAttribute("width"),
     frames: all.filter((group) => group.style.display !== "none").map((group) => [
         name(group), Math.round(group.querySelector("rect").getAttribute("width")),

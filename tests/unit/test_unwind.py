@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from lockd.names.objects.libdw import Rule
+from lockd.names.objects.elfutils import UnwindRule
 from lockd.names.unwind.capture import Capture
-from lockd.names.unwind.expressions import Unknown, evaluate
+from lockd.names.unwind.expressions import UnknownValue, evaluate
 from lockd.names.unwind.unwinder import unwind
 
 STACK = 0x7FFE0000
@@ -21,7 +21,7 @@ class Text:
 
     def __init__(self) -> None:
         self.memory = bytearray(0x5000)
-        self.rules: dict[int, Rule] = {}
+        self.rules: dict[int, UnwindRule] = {}
         self.named = range(0x1000, 0x5000)
 
     def call(self, returns_to: int, target: int) -> int:
@@ -32,16 +32,16 @@ class Text:
         self.memory[end - len(code) : end] = code
         return end
 
-    def rule(self, address: int) -> Rule | None:
+    def rule(self, address: int) -> UnwindRule | None:
         return self.rules.get(address)
 
     def is_executable(self, address: int) -> bool:
         return 0x1000 <= address < 0x5000
 
-    def is_compiled(self, address: int) -> bool:
+    def is_jit_code(self, address: int) -> bool:
         return self.is_executable(address) and address not in self.named
 
-    def is_together(self, address: int, other: int) -> bool:
+    def is_same_mapping(self, address: int, other: int) -> bool:
         return self.is_executable(address) and self.is_executable(other)
 
     def code(self, address: int, size: int) -> bytes:
@@ -128,7 +128,7 @@ def test_saved_registers_are_restored_for_the_rules_further_out() -> None:
     text = Text()
     text.memory[0x1000:0x1003] = bytes.fromhex("415455")  # push %r12; push %rbp
     caller, outer = text.call(0x2050, 0x1000), text.put(0x3050, INDIRECT)
-    text.rules[0x204F] = Rule(((0x76, 16, 0),), {16: ((0x9C, 0, 0), (0x23, 2**64 - 8, 0))}, 16, False)
+    text.rules[0x204F] = UnwindRule(((0x76, 16, 0),), {16: ((0x9C, 0, 0), (0x23, 2**64 - 8, 0))}, 16, False)
     words = [STACK + 40, 0x12, caller, 0, 0, 0, outer]  # rbp, r12, the return address
     assert unwind(text, capture(words)) == (0x1010, 0x204F, 0x304F)
 
@@ -143,7 +143,7 @@ def test_what_the_kernel_found_goes_on_where_the_stack_bytes_end() -> None:
 def test_a_rule_that_says_that_there_is_no_caller_ends_the_stack() -> None:
     text = Text()
     caller = text.call(0x2050, 0x1000)
-    text.rules[0x1010] = Rule(((0x77, 8, 0),), {16: None}, 16, False)
+    text.rules[0x1010] = UnwindRule(((0x77, 8, 0),), {16: None}, 16, False)
     assert unwind(text, capture([caller, caller], frames=(0x1010, caller))) == (0x1010,)
 
 
@@ -179,5 +179,5 @@ def test_the_expression_of_linkage_tables() -> None:
     for ip, expected in ((0x1006, 0x108), (0x100B, 0x110)):
         assert evaluate(expression, {7: 0x100, 16: ip}, 0, lambda address: 0) == expected
     for wrong in ([(0x22, 0, 0)], [(0x77, 0, 0)], [(0xF0, 0, 0)], []):
-        with pytest.raises(Unknown):
+        with pytest.raises(UnknownValue):
             evaluate(wrong, {}, 0, lambda address: 0)

@@ -24,13 +24,11 @@ from lockd.names.locks.locking import (
     parks,
 )
 from lockd.names.objects.address_space import STALE_SECONDS, AddressSpace
-from lockd.names.objects.debug_files import DIRECTORY
 from lockd.names.objects.demangle import Demangler
-from lockd.names.objects.elf import EM_AARCH64, ObjectFile
-from lockd.names.objects.functions import tail_callers
-from lockd.names.objects.jit import OBJECT as JIT
+from lockd.names.objects.jit import JIT_OBJECT as JIT
 from lockd.names.objects.jit import JitNames
-from lockd.names.objects.object_files import MAX_BYTES, MAX_FILES, ObjectFiles
+from lockd.names.objects.object_cache import MAX_BYTES, MAX_FILES, ObjectCache
+from lockd.names.objects.object_file import DEBUG_DIRECTORY, EM_AARCH64, ObjectFile, tail_callers
 from lockd.names.protocol import ANON
 from lockd.names.runtimes.hotspot import ADDRESS, FLAG, GENERATIONS, LIBRARY, HotSpot, JavaWait, is_word
 from lockd.names.runtimes.python_locks import (
@@ -41,7 +39,7 @@ from lockd.names.runtimes.python_locks import (
     is_of_python,
     shown_stack,
 )
-from lockd.names.unwind.capture import Capture, captured
+from lockd.names.unwind.capture import Capture, read_capture
 from lockd.names.unwind.unwinder import unwind, unwind_returns
 
 SHOWN_FRAMES = 24
@@ -131,12 +129,12 @@ class UserNames:
         procfs: Path = Path("/proc"),
         max_file_bytes: int = MAX_BYTES,
         max_files: int = MAX_FILES,
-        debug_files: bytes = DIRECTORY,
+        debug_files: bytes = DEBUG_DIRECTORY,
         parked: Sequence[str] = (),
     ) -> None:
         self._procfs = procfs
         self._parked = parked
-        self._objects = ObjectFiles(max_file_bytes, max_files, debug_files)
+        self._objects = ObjectCache(max_file_bytes, max_files, debug_files)
         self._tail_callers: WeakKeyDictionary[ObjectFile, dict[int, tuple[str, ...]]] = WeakKeyDictionary()
         self._demangler = Demangler()
         self._processes: OrderedDict[int, _Process] = OrderedDict()
@@ -144,7 +142,7 @@ class UserNames:
 
     def look(self, tgid: int) -> None:
         """Remember what a process has mapped, for when it is gone."""
-        self._process(tgid).space.look(STALE_SECONDS)
+        self._process(tgid).space.refresh(STALE_SECONDS)
 
     def load(self, tgid: int) -> None:
         """The same, and read the files that it runs."""
@@ -165,7 +163,7 @@ class UserNames:
         """The functions of a process's stack, innermost first and `most` of them, with the address of each
         where it goes on."""
         process = self._process(tgid)
-        process.space.look(STALE_SECONDS)
+        process.space.refresh(STALE_SECONDS)
         places = unwind_returns(process.space, capture, most)
         frames = self._frames(process, [place for place, _ in places])
         return [(address, frame) for (_, address), frame in zip(places, frames, strict=False)]
@@ -173,7 +171,7 @@ class UserNames:
     def variable(self, tgid: int, address: int) -> str:
         """`object:symbol` and what else _static() gives; empty if no object has the address."""
         process = self._process(tgid)
-        process.space.look(STALE_SECONDS)
+        process.space.refresh(STALE_SECONDS)
         return self._static(process.space, address, "")
 
     def go_waited_ns(self, tgid: int) -> int:
@@ -182,14 +180,14 @@ class UserNames:
         -1 if that cannot be read: before Go 1.20, or if it has no symbols or no debugging information.
         """
         space = self._process(tgid).space
-        space.look(STALE_SECONDS)
+        space.refresh(STALE_SECONDS)
         image = space.program_image()
         placed = space.file(image) if image else None
-        scheduler = placed[0].exported(GO_SCHEDULER) if placed else None
+        scheduler = placed[0].variable_address(GO_SCHEDULER) if placed else None
         offset = placed[0].member_offset(*GO_WAITED) if placed and scheduler else None
         if not placed or not scheduler or offset is None:
             return -1
-        data = space.read_now(scheduler + offset + placed[1], 8)
+        data = space.read(scheduler + offset + placed[1], 8)
         return int.from_bytes(data, "little", signed=True) if len(data) == 8 else -1
 
     def name(self, tgid: int, tid: int, address: int, guessed: str, capture: Capture | None) -> UserLock:
@@ -198,7 +196,7 @@ class UserNames:
         Of a thread of Java `address` may be the number of its wait, see lockd/names/runtimes/hotspot.py.
         """
         process = self._process(tgid)
-        process.space.look(STALE_SECONDS)
+        process.space.refresh(STALE_SECONDS)
         if process.hotspot:  # whose threads that are not of Java wait most regularly
             process.jit.refresh(process.space.jit_dumps())
         places = unwind(process.space, capture) if capture else ()
@@ -270,7 +268,7 @@ class UserNames:
         """
         capture = None
         if (call := call_of(self._procfs / str(tgid), tid)) and int(call[1], 16) == address:
-            capture = captured(self._procfs, tgid, int(call[-2], 16), int(call[-1], 16), thread_pointer)
+            capture = read_capture(self._procfs, tgid, int(call[-2], 16), int(call[-1], 16), thread_pointer)
         found = self.name(tgid, tid, address, guessed, capture)
         return found if found.is_reused else replace(found, is_provisional=True)
 
@@ -298,7 +296,7 @@ class UserNames:
             return None
         for place, _ in frames:
             located = process.space.locate(place)
-            runtime = located[0].exported(RUNTIME) if located else None
+            runtime = located[0].variable_address(RUNTIME) if located else None
             if located and runtime is not None:
                 runtime += place - located[1]
                 if runtime not in process.pythons:

@@ -1,1 +1,1 @@
-"""Object files: programs and libraries, their symbols and tables, and where they are mapped."""
+"""Object files: programs and libraries, their symbols and unwinding rules, and where processes map them."""

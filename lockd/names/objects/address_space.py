@@ -1,4 +1,4 @@
-"""What is at the addresses of one process: its mappings, its object files, the code in its memory."""
+"""The address space of one process: its mappings, its object files, and the code in its memory."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockd.names.objects.elf import ObjectFile
-from lockd.names.objects.libdw import ElfError, Rule
+from lockd.names.objects.elfutils import ElfError, UnwindRule
 from lockd.names.objects.mappings import VDSO, Image, Mapping, Mappings
 from lockd.names.objects.memory_image import memory_image
-from lockd.names.objects.object_files import Key, ObjectFiles
+from lockd.names.objects.object_cache import Key, ObjectCache
+from lockd.names.objects.object_file import ObjectFile
 
 REREAD_SECONDS = 0.1
-"""Between two looks at the memory map of a process in which an address was not found."""
+"""Seconds after which the memory map is read again because it does not have an address."""
 STALE_SECONDS = 5.0
+"""Age in seconds up to which callers use a memory map without reading it again."""
 MAX_VDSO = 1 << 20
+"""Bytes of the vDSO that are read."""
 MAX_MAPS = 64 << 20
+"""Bytes of /proc/PID/maps that are read."""
 
 
 class AddressSpace:
-    """Of a process by its directory in procfs. As it was last seen when the process is gone."""
+    """The address space of a process. After the process has ended, it stays as it was last read."""
 
-    def __init__(self, process: Path, objects: ObjectFiles) -> None:
+    def __init__(self, process: Path, objects: ObjectCache) -> None:
+        """`process` is the directory of the process in procfs. Nothing is read before the first refresh()."""
         self._process = process
         self._objects = objects
         self._text = b""
@@ -36,22 +40,25 @@ class AddressSpace:
 
     @property
     def memory(self) -> int:
-        """Bytes that it takes, about."""
+        """Estimated bytes of memory that this object takes, without object files."""
         return len(self._text) + (300 * len(self._mappings) if self._mappings else 0)
 
-    def look(self, age: float = 0.0) -> None:
-        """Read the memory map, unless that was done `age` seconds ago at most, of the same program."""
+    def refresh(self, max_age: float = 0.0) -> None:
+        """Read the memory map, unless it was read within `max_age` seconds and the program is the same.
+
+        Nothing changes if the process has ended.
+        """
         now = time.monotonic()
         program = self._program
-        with contextlib.suppress(OSError):  # it is gone, or has no program: then it is as it was
+        with contextlib.suppress(OSError):  # the process has ended, or is a kernel thread
             about = os.stat(f"{self._process}/exe")
             program = about.st_dev, about.st_ino
-        if self._text and program == self._program and now < self._read_at + age:
+        if self._text and program == self._program and now < self._read_at + max_age:
             return
         with contextlib.suppress(OSError), open(f"{self._process}/maps", "rb") as file:
             text = file.read(MAX_MAPS)
             self._read_at, self._program = now, program
-            if text and text != self._text:  # it is empty as a process ends
+            if text and text != self._text:  # the file is empty while a process ends
                 self._text, self._mappings = text, None
                 self._keys.clear()
 
@@ -62,113 +69,122 @@ class AddressSpace:
         return self._mappings
 
     def mapping(self, address: int) -> Mapping | None:
-        found = self._maps.find(address)
-        if found is None:
-            self.look(REREAD_SECONDS)
-            found = self._maps.find(address)
-        return found
+        """The mapping that an address is in; None if there is none, even after a refresh()."""
+        mapping = self._maps.find(address)
+        if mapping is None:
+            self.refresh(REREAD_SECONDS)
+            mapping = self._maps.find(address)
+        return mapping
 
     def image(self, address: int) -> Image | None:
-        """The object that an address is in, also behind its file's end."""
-        mapped, found = self._maps.find(address), self._maps.image(address)
-        placed = self.file(found) if found else None
+        """The program or library that an address is in; None for other memory.
+
+        Variables in anonymous memory behind the mappings of the file belong to the image.
+        """
+        mapping, image = self._maps.find(address), self._maps.image(address)
+        placed = self.file(image) if image else None
         if placed:
-            return found if address - placed[1] < placed[0].end else None
-        if not found or not mapped or mapped.path == found.first.path:
-            return found
-        before = self._maps.find(mapped.start - 1)
-        # Of a file that cannot be read, or is no object: variables are behind others, of one with code.
-        if mapped.path or not before or before.path != found.first.path or before.permissions[1] != "w":
+            return image if address - placed[1] < placed[0].end else None
+        if not image or not mapping or mapping.path == image.first.path:
+            return image
+        before = self._maps.find(mapping.start - 1)
+        # The file is unreadable or no ELF file. Only one with code has variables behind a writable mapping.
+        if mapping.path or not before or before.path != image.first.path or before.permissions[1] != "w":
             return None
-        return found if self._maps.has_code(found) else None
+        return image if self._maps.has_code(image) else None
 
     def program_image(self) -> Image | None:
-        """The main program's."""
+        """The image of the main program; None if it is not known."""
         return self._maps.image_of_inode(self._program[1])
 
     def file(self, image: Image) -> tuple[ObjectFile, int] | None:
-        """The file of an object, and what to take from addresses to get its own; none if unreadable."""
+        """The file of an image, and its bias (see ObjectFile.bias()); None if the file cannot be read."""
         if image.base not in self._keys:
             self._keys[image.base] = self._load(image)
         known = self._keys[image.base]
         if known is None:
             return None
         key, bias = known
-        file = self._objects.by_key(key)
-        if file is None:  # it had to make room meanwhile
+        file = self._objects.file(key)
+        if file is None:  # the cache has evicted the file
             known = self._keys[image.base] = self._load(image)
-            file = self._objects.by_key(known[0]) if known else None
+            file = self._objects.file(known[0]) if known else None
         return (file, bias) if file else None
 
     def _load(self, image: Image) -> tuple[Key, int] | None:
+        """Key and bias of the file of an image, which is read again; None if that fails."""
         with self._opened_memory():
             if image.first.path == VDSO:
-                data = self.read(image.base, min(image.first.end - image.base, MAX_VDSO))
-                key = self._objects.memory_file((-1, hash(data), 0, len(data)), data)
+                data = self._read(image.base, min(image.first.end - image.base, MAX_VDSO))
+                key = self._objects.load_image((-1, hash(data), 0, len(data)), data)
             else:
-                key = self._objects.key_of(self._process, image.first, self._memory)
+                key = self._objects.load_mapped(self._process, image.first, self._memory)
             if key is None and image.first.offset == 0:
                 key = self._from_memory(image)
-        file = self._objects.by_key(key) if key else None
+        file = self._objects.file(key) if key else None
         try:
             return (key, file.bias(image.first)) if key and file else None
         except ElfError:
             return None
 
     def _from_memory(self, image: Image) -> Key | None:
+        """The key of a file that is restored from the memory of the process."""
         first = image.first
         key = (first.device, first.inode, -1, 0)
-        if first.inode and self._objects.by_key(key):
+        if first.inode and self._objects.file(key):
             return key
         try:
-            return self._objects.memory_file(key, memory_image(self.read, image.base))
+            return self._objects.load_image(key, memory_image(self._read, image.base))
         except ElfError:
             return None
 
     def load(self) -> None:
-        """Read the files of all code that is mapped: when the process is gone, some may not be to be had."""
+        """Read the files of all mapped code. Some of them cannot be opened after the process has ended."""
         for image in self._maps.images_with_code():
             self.file(image)
 
     def locate(self, address: int) -> tuple[ObjectFile, int] | None:
-        """The object file that an address is in, and the address in that file."""
+        """The object file that an address is in, and the address in that file; None if there is no file."""
         image = self.image(address)
         placed = self.file(image) if image else None
         return (placed[0], address - placed[1]) if placed else None
 
-    def rule(self, address: int) -> Rule | None:
+    def rule(self, address: int) -> UnwindRule | None:
+        """The unwinding rule for an address; None if no object file has one."""
         located = self.locate(address)
         return located[0].rule(located[1]) if located else None
 
     def is_executable(self, address: int) -> bool:
+        """Whether an address is in an executable mapping."""
         mapping = self._maps.find(address)
         return bool(mapping and mapping.is_executable)
 
-    def is_compiled(self, address: int) -> bool:
-        """Whether it is program text that is in no object."""
+    def is_jit_code(self, address: int) -> bool:
+        """Whether an address is in an executable mapping that belongs to no object file."""
         return self.is_executable(address) and self.image(address) is None
 
-    def is_together(self, address: int, other: int) -> bool:
+    def is_same_mapping(self, address: int, other: int) -> bool:
         """Whether two addresses are in one mapping."""
-        return (found := self._maps.find(address)) is not None and found.start <= other < found.end
+        mapping = self._maps.find(address)
+        return mapping is not None and mapping.start <= other < mapping.end
 
     def function_start(self, address: int) -> int:
-        """-1 if it is not known."""
+        """Where the function that spans an address begins, in memory; -1 if that is not known."""
         located = self.locate(address)
         start = located[0].function_start(located[1]) if located else -1
         return start + address - located[1] if located and start >= 0 else -1
 
     def code(self, address: int, size: int) -> bytes:
-        """Of the object's file, or of the memory itself where there is none."""
+        """`size` bytes of code at an address: from the object file, or from memory where there is no file."""
         located = self.locate(address)
         if located:
             return located[0].code(located[1], size)
         with self._opened_memory():
-            return self.read(address, size)
+            return self._read(address, size)
 
     @contextlib.contextmanager
     def _opened_memory(self) -> Iterator[None]:
-        """For reads that belong together; a process that is gone has none."""
+        """Keep the memory of the process open for several calls of _read()."""
         if self._memory >= 0:
             yield
             return
@@ -181,17 +197,17 @@ class AddressSpace:
                 os.close(self._memory)
             self._memory = -1
 
-    def read(self, address: int, size: int) -> bytes:
-        """Of the memory as it is now; nothing if it cannot be read."""
+    def _read(self, address: int, size: int) -> bytes:
+        """`size` bytes of memory; none if they cannot be read. For use within _opened_memory()."""
         with contextlib.suppress(OSError, OverflowError):
             return os.pread(self._memory, size, address) if self._memory >= 0 else b""
         return b""
 
-    def read_now(self, address: int, size: int) -> bytes:
-        """The same, where nothing else is read with it."""
+    def read(self, address: int, size: int) -> bytes:
+        """`size` bytes of memory at an address; none if they cannot be read."""
         with self._opened_memory():
-            return self.read(address, size)
+            return self._read(address, size)
 
     def jit_dumps(self) -> list[bytes]:
-        """Files with names of compiled functions that the process has mapped to say so."""
+        """Sorted paths of the jitdump files that the process has mapped."""
         return self._maps.jit_dumps()

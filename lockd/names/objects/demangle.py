@@ -1,4 +1,8 @@
-"""Names of C++ and Rust functions as their authors wrote them, by the library that c++filt is made of."""
+"""Demangled names of C++ and Rust functions, by libbfd: the library of binutils that c++filt uses.
+
+Anybody can write a symbol, and some symbols make the library run for ever or take all memory. Therefore the
+library runs in a child process that can do nothing but compute.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ import resource
 import signal
 import stat
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import NoReturn
 
 from lockd.printable import masked
@@ -21,51 +24,63 @@ from lockd.process import confinement, privileges
 log = logging.getLogger(__name__)
 
 LIBRARIES = "/usr/lib/*/libbfd-*-system.so"
-"""Where Debian has it; its name has a version in it."""
+"""Where Debian's package binutils installs the library. Its name contains its version."""
 ANSI, VERBOSE = 2, 8
-"""DMGL_ANSI and DMGL_VERBOSE of binutils: what c++filt asks for without parameters (-p)."""
+"""DMGL_ANSI and DMGL_VERBOSE of binutils: the flags that c++filt sets for names without parameters (-p)."""
 SECONDS = 0.5
-"""For one name. Some take forever, by intention or not."""
+"""Seconds that one name may take."""
 NAMES_OF_CHILD = 1000
-"""Then it is ended and another started: what a child took is known once it has ended."""
+"""Names after which the child is replaced, as the CPU time of a child is only known after its end."""
 CPU_SECONDS = 5
-"""Of a child, which takes some hundredths of a second for that many names."""
+"""CPU time that a child may take. NAMES_OF_CHILD usual names take some hundredths of a second."""
 MEMORY = 256 << 20
-"""That a child may come to have besides what it begins with."""
+"""Bytes of address space that a child may use besides what it starts with."""
 MAX_MANGLED = 2048
+"""Bytes of the longest symbol that is demangled."""
 MAX_ANSWER = 1 << 16
+"""Bytes of the longest demangled name that a child returns."""
 MAX_NAME = 120
+"""Characters of the longest name that Demangler returns."""
 CACHED = 20_000
+"""Names that are remembered."""
 
 _CLONES = re.compile(r"\.(?:isra|constprop|part|cold|lto_priv|llvm|localalias|abi0|abiinternal)\b.*")
-"""Compilers add these; they say nothing to a reader."""
+"""Suffixes that compilers add. They say nothing to a reader."""
 _RUST_HASH = re.compile(r"::h[0-9a-f]{16}$")
 _CRATE_HASH = re.compile(r"\[[0-9a-f]+\]")
 _MANGLED = re.compile(r"^_{1,3}[ZR][A-Za-z0-9_.$]+\Z")
-"""Not with a newline behind it: that would be answered as two names."""
+"""A mangled name. It must not end in a newline, which the child would answer with two lines."""
 
 
 class Demangler:
-    """Names without parameters. Without binutils the C++ runtime's own function serves, for C++ alone.
+    """Demangles names, without parameters. Without libbfd, symbols stay as they are.
 
-    Symbols are what anybody may have written: they are read in a child that can do nothing but compute. It
-    ends itself when a name takes too long, as this process may not be allowed to end any.
+    The child ends itself when a name takes too long, because this process may not be allowed to end it.
     """
 
     def __init__(self, libraries: str = LIBRARIES) -> None:
-        self._library = next(filter(_is_of_root, sorted(glob.glob(libraries), reverse=True)), "")
+        """`libraries` is a pattern of paths. The last match that only root may write is used."""
+        matches = sorted(glob.glob(libraries), reverse=True)
+        self._library = next(filter(_is_writable_by_root_only, matches), "")
         if not self._library:
-            log.warning("%s, of root alone, is not installed: Rust symbols stay as they are", libraries)
+            log.warning(
+                "no file %s that only root may write: C++ and Rust symbols stay mangled;"
+                " rule: install the package binutils",
+                libraries,
+            )
         self._child: _Child | None = None
         self._known: OrderedDict[str, str] = OrderedDict()
 
     def name(self, symbol: str) -> str:
-        """At most 120 characters, all printable; the symbol itself if it is not mangled or cannot be read."""
+        """The demangled name, or the symbol itself if it is not mangled or cannot be demangled.
+
+        The name has at most MAX_NAME characters, all printable, and no suffixes or hashes of the compiler.
+        """
         known = self._known.get(symbol)
         if known is None:
             name = _RUST_HASH.sub("", self._demangled(_CLONES.sub("", symbol)))
             name = _CRATE_HASH.sub("", name) if symbol.startswith("_R") else name
-            known = self._known[symbol] = shortened(name)
+            known = self._known[symbol] = shorten_name(name)
             if len(self._known) > CACHED:
                 self._known.popitem(last=False)
         else:
@@ -73,34 +88,35 @@ class Demangler:
         return known
 
     def close(self) -> None:
-        """End the child; the next name starts another."""
+        """End the child. The next name starts another."""
         if self._child:
             self._child.close()
             self._child = None
 
     def _demangled(self, symbol: str) -> str:
-        if len(symbol) > MAX_MANGLED or not _MANGLED.match(symbol):
+        if not self._library or len(symbol) > MAX_MANGLED or not _MANGLED.match(symbol):
             return symbol
         try:
             if self._child and self._child.asked == NAMES_OF_CHILD:
                 self.close()
             if not self._child:
                 self._child = _Child(self._library)
-            name = self._child.ask(symbol.encode()).decode("utf-8", "backslashreplace")
+            name = self._child.demangle(symbol.encode()).decode("utf-8", "backslashreplace")
         except OSError as error:
             log.debug("%.200s is not demangled: %s", symbol, error)
             self.close()
             return symbol
-        return (name if self._library else _without_parameters(name)) or symbol
+        return name or symbol
 
 
 class _Child:
-    """A process that demangles. It has of this one what fork() leaves it, and no descriptor."""
+    """A process that demangles. It shares with its parent what fork() copies, and no descriptor."""
 
     def __init__(self, library: str) -> None:
         self.asked = 0
-        theirs, self._questions = os.pipe()
-        self._answers, to_us = os.pipe()
+        """Names that were asked for."""
+        questions, self._questions = os.pipe()
+        self._answers, answers = os.pipe()
         try:
             self.pid = os.fork()
         except OSError:
@@ -109,84 +125,71 @@ class _Child:
             raise
         else:
             if not self.pid:
-                _serve(library, theirs, to_us)
+                _serve(library, questions, answers)
         finally:
-            os.close(theirs)
-            os.close(to_us)
+            os.close(questions)
+            os.close(answers)
 
-    def ask(self, symbol: bytes) -> bytes:
-        """Empty if it is no name. OSError if that took too long."""
+    def demangle(self, symbol: bytes) -> bytes:
+        """The demangled name; empty if the symbol is no mangled name. Raises OSError if the child ended."""
         self.asked += 1
         os.write(self._questions, symbol)
         answer = b""
         while not answer.endswith(b"\n"):
             part = os.read(self._answers, MAX_ANSWER)
             if not part or len(answer) > MAX_ANSWER:
-                raise OSError("it took too long, or more memory than there is for it")
+                raise OSError("it took more time or memory than a name may take")
             answer += part
         return answer[:-1]
 
     def close(self) -> None:
-        """And wait for its end, which comes when it has nobody left to tell, or has worked for too long."""
+        """Close the pipes and wait until the child ends: at once, or when its time for a name is over."""
         os.close(self._questions)
         os.close(self._answers)
         os.waitpid(self.pid, 0)
 
 
 def _serve(library: str, questions: int, answers: int) -> NoReturn:
+    """The child: reads a symbol at a time, and answers each with a line."""
     try:
-        gc.disable()  # it would write to all memory, which is this process's own then
+        gc.disable()  # a collection would write to all memory, and so copy the pages of the parent
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
-        # Of one that is busy with a name when its parent is killed, nobody else would notice.
+        # While the child is busy with a name, it would not notice that its parent was killed.
         privileges.die_with_parent(signal.SIGKILL)
         privileges.drop_all()
         os.dup2(questions, 0)
         os.dup2(answers, 1)
         os.closerange(2, os.sysconf("SC_OPEN_MAX"))
-        demangled = _by_binutils(library) if library else _by_runtime()
-        _limit()
+        bfd_demangle = ctypes.CDLL(library).bfd_demangle
+        bfd_demangle.restype = ctypes.c_void_p
+        _set_limits()
         confinement.confine(confinement.COMPUTING)
         while symbol := os.read(0, MAX_MANGLED):
             signal.setitimer(signal.ITIMER_REAL, SECONDS)
-            answer = demangled(symbol)
+            answer = _copy_and_free(bfd_demangle(None, symbol, ANSI | VERBOSE))
             signal.setitimer(signal.ITIMER_REAL, 0)
             os.write(1, (answer if len(answer) < MAX_ANSWER else b"") + b"\n")
     finally:
         os._exit(0)
 
 
-def _limit() -> None:
+def _set_limits() -> None:
+    """Limit the address space, the CPU time and the core dump of this process."""
     with open("/proc/self/statm", "rb") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
-    for limit, most in (
+    for limit, wanted in (
         (resource.RLIMIT_AS, size + MEMORY),
         (resource.RLIMIT_CPU, CPU_SECONDS),
         (resource.RLIMIT_CORE, 0),
     ):
         _, hard = resource.getrlimit(limit)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(limit, (most, most))
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(limit, (value, value))
 
 
-def _by_binutils(path: str) -> Callable[[bytes], bytes]:
-    function = ctypes.CDLL(path).bfd_demangle
-    function.restype = ctypes.c_void_p
-    return lambda symbol: _taken(function(None, symbol, ANSI | VERBOSE))
-
-
-def _by_runtime() -> Callable[[bytes], bytes]:
-    """With parameters, as it knows no other way."""
-    try:
-        function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
-    except OSError:
-        return lambda symbol: b""
-    function.restype = ctypes.c_void_p
-    return lambda symbol: _taken(function(symbol, None, None, None))
-
-
-def _taken(text: int | None) -> bytes:
-    """A string that is to be freed."""
+def _copy_and_free(text: int | None) -> bytes:
+    """A C string that malloc() allocated; empty for NULL."""
     if not text:
         return b""
     copy = ctypes.string_at(text)
@@ -194,16 +197,19 @@ def _taken(text: int | None) -> bytes:
     return copy
 
 
-def _is_of_root(program: str) -> bool:
+def _is_writable_by_root_only(path: str) -> bool:
     try:
-        about = os.stat(program)
+        about = os.stat(path)
     except OSError:
         return False
     return about.st_uid == 0 and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def shortened(name: str) -> str:
-    """Without what is in templates' brackets, where the name is too long, and then cut."""
+def shorten_name(name: str) -> str:
+    """A name of at most MAX_NAME printable characters.
+
+    If the name is longer, template arguments become `<...>`. What is still too long is cut off.
+    """
     if len(name) > MAX_NAME:
         kept, depth = [], 0
         for part in re.split(r"(operator(?:<=>|<<=?|<=?|>>=?|>=?|->\*?)|->|[<>])", name):
@@ -215,14 +221,3 @@ def shortened(name: str) -> str:
     if len(name) > MAX_NAME:
         name = name[: MAX_NAME - 3] + "..."
     return masked(name)
-
-
-def _without_parameters(name: str) -> str:
-    """Up to the last bracket that opens outside of all others."""
-    depth, end = 0, len(name)
-    for at in range(len(name) - 1, -1, -1):
-        depth += (name[at] in ")>") - (name[at] in "(<")
-        if not depth and name[at] == "(":
-            end = at
-            break
-    return name[:end]

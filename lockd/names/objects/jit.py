@@ -1,4 +1,4 @@
-"""Names of functions that were compiled as the program ran, as runtimes write them down for profilers."""
+"""Names of JIT-compiled functions: runtimes write them to perf maps and jitdump files for profilers."""
 
 from __future__ import annotations
 
@@ -11,85 +11,103 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lockd.names.objects.files import open_own
+from lockd.names.objects.process_files import open_own
 
-OBJECT = "[jit]"
+JIT_OBJECT = "[jit]"
+"""What is shown instead of an object file's name for JIT-compiled code."""
 MAX_BYTES = 16 << 20
-"""Of a map; what was written last counts."""
+"""Bytes of a perf map that are read, from its end: the last entries are the valid ones."""
 MAX_FUNCTIONS = 200_000
-"""Of a file; the last of a map, the first of a dump. In memory they are 40 MB."""
+"""Functions of one file: the last of a perf map, the first of a jitdump. They take 40 MB of memory."""
 MAX_RECORDS = 2 * MAX_FUNCTIONS
-"""Of a dump: lines of source code have records too."""
+"""Records of a jitdump that are read. Lines of source code have records, too."""
 MAX_NAME = 256
-LOOK_SECONDS = 0.1
-"""Between two looks for files that have come or changed, while a function has no name; a look at what has not
-changed takes some 50 us,"""
+"""Bytes of a function's name that are read."""
+CHECK_SECONDS = 0.1
+"""Seconds between two checks for new or changed files while a function has no name.
+
+A check takes some 50 us if nothing has changed.
+"""
 PATIENCE_SECONDS = 10.0
-"""and so much longer where it has one: code that has gone may have had its place."""
+"""Seconds that are added to CHECK_SECONDS if the function has a name.
+
+The check is still needed: the name can be that of other code that was there before.
+"""
 READING_SHARE = 20
-"""Times as long as the last reading took, nothing is read again."""
+"""After files were read, they are not checked again for this many times the duration of the reading."""
 
 DUMP_MAGIC = 0x4A695444
 DUMP_HEADER = struct.Struct("<IIIIIIQQ")
 RECORD = struct.Struct("<IIQ")
 CODE_LOAD = 0
 CODE = struct.Struct("<IIQQQQ")
-"""Of a record that tells of new code: process, thread, its address twice, its size, its number."""
+"""A record JIT_CODE_LOAD after its header: process, thread, address (twice), size and number of the code."""
 
 _LINE = re.compile(rb"(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.{1,%d})" % MAX_NAME)
 _JAVA = re.compile(r"[^\s()]+ ([^\s()]+\.[^\s()]+)\([^()]*\)?")
-"""As HotSpot writes a method: its type, its name, its parameters, which may be cut."""
+"""A method in HotSpot's form: its type, its name, and its parameters, whose end may be missing."""
 _HIDDEN_CLASS = re.compile(r"/0x[0-9a-f]+")
-"""What HotSpot adds to the name of one, which is another in every process."""
+"""The address that HotSpot adds to the name of a hidden class. It is another in every process."""
 
 
 class JitNames:
-    """Of one process by its directory in procfs: from perf-PID.map and jit-PID.dump in its own /tmp.
+    """The JIT-compiled functions of one process, by perf-PID.map and jit-PID.dump in the process's own /tmp.
 
-    Only files of its own user are believed, see open_own(). Later entries hide earlier ones.
+    Only files of the process's own user are read, see open_own(). Later entries replace earlier ones.
     """
 
     def __init__(self, process: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """`process` is the directory of the process in procfs; `clock` returns seconds."""
         self._process, self._clock = process, clock
-        self._look_at = 0.0
+        self._check_at = 0.0
         self.reads = 0
-        """How often other names were read than before."""
+        """How often files were read that changed the names."""
         self._read: dict[bytes, tuple[int, int, int]] = {}
+        """Inode, size and time of the last change of the files that were read, by path."""
         self._starts: list[int] = []
         self._functions: list[tuple[int, str]] = []
+        """Size and name of the functions at _starts."""
 
     def function(self, address: int, dumps: list[bytes]) -> tuple[int, str] | None:
-        """Where a function begins and its name. `dumps`: files of that sort that the process has mapped."""
-        found = self._find(address)
-        has_more = self.refresh(dumps, PATIENCE_SECONDS if found else 0.0)
-        return self._find(address) if has_more else found
+        """The start and the name of the function that spans an address; None if it is not known.
+
+        `dumps` are the paths of jitdump files that the process has mapped.
+        """
+        function = self._find(address)
+        has_changed = self.refresh(dumps, PATIENCE_SECONDS if function else 0.0)
+        return self._find(address) if has_changed else function
 
     def refresh(self, dumps: list[bytes], patience: float = 0.0) -> bool:
-        """Read what has come or changed, but not all the time; whether there are other names now."""
+        """Read new and changed files, unless they were just checked. Returns whether names changed.
+
+        `patience` is added to the seconds that must have passed since the last check.
+        """
         now = self._clock()
-        if now < self._look_at + patience:
+        if now < self._check_at + patience:
             return False
-        has_more = self._has_more(dumps)
+        has_changed = self._read_changes(dumps)
         done = self._clock()
-        self._look_at = done + max(LOOK_SECONDS, READING_SHARE * (done - now))
-        return has_more
+        self._check_at = done + max(CHECK_SECONDS, READING_SHARE * (done - now))
+        return has_changed
 
     @property
     def has_names(self) -> bool:
+        """Whether any function is known."""
         return bool(self._starts)
 
     @property
     def memory(self) -> int:
+        """Estimated bytes of memory that the names take."""
         return 200 * len(self._starts)
 
     def _find(self, address: int) -> tuple[int, str] | None:
-        at = bisect.bisect_right(self._starts, address) - 1
-        if at < 0 or address >= self._starts[at] + self._functions[at][0]:
+        index = bisect.bisect_right(self._starts, address) - 1
+        if index < 0 or address >= self._starts[index] + self._functions[index][0]:
             return None
-        return self._starts[at], self._functions[at][1]
+        return self._starts[index], self._functions[index][1]
 
-    def _has_more(self, dumps: list[bytes]) -> bool:
-        """Reads everything again if a file has changed."""
+    def _read_changes(self, dumps: list[bytes]) -> bool:
+        """Read all files again if one has changed. Returns whether names changed."""
         opened: dict[bytes, int] = {}
         try:
             opened = open_own(self._process, dict.fromkeys([*self._paths, *dumps]))
@@ -100,12 +118,12 @@ class JitNames:
             self._read = found
             functions: dict[int, tuple[int, str]] = {}
             for path in found:
-                read = _dump if path.endswith(b".dump") else _map
+                read = _read_dump if path.endswith(b".dump") else _read_map
                 functions.update(read(opened[path], about[path].st_size))
             before = self._starts, self._functions
             self._starts = sorted(functions)
             self._functions = [functions[start] for start in self._starts]
-            if (self._starts, self._functions) == before:  # it has just been created
+            if (self._starts, self._functions) == before:  # a file was created, and is still empty
                 return False
             self.reads += 1
             return True
@@ -117,7 +135,7 @@ class JitNames:
 
     @functools.cached_property
     def _paths(self) -> list[bytes]:
-        """By the process's own number in its namespace, or the one it has here."""
+        """The usual paths of both files, by the process's id in its own namespace and by its id here."""
         status = (self._process / "status").read_bytes()
         numbers = {line.split()[-1] for line in status.splitlines() if line.startswith(b"NSpid:")}
         return [
@@ -127,13 +145,14 @@ class JitNames:
         ]
 
 
-def _map(file: int, size: int) -> dict[int, tuple[int, str]]:
+def _read_map(file: int, size: int) -> dict[int, tuple[int, str]]:
+    """The functions of a perf map: size and name by address."""
     start = max(0, size - MAX_BYTES)
     data = os.pread(file, MAX_BYTES, start)
-    data = data[: data.rfind(b"\n") + 1]  # the last line may still be being written
+    data = data[: data.rfind(b"\n") + 1]  # the runtime may be writing the last line
     lines = data.rsplit(b"\n", MAX_FUNCTIONS)
     functions: dict[int, tuple[int, str]] = {}
-    for line in lines[1:] if start or len(lines) > MAX_FUNCTIONS else lines:  # the first may be cut
+    for line in lines[1:] if start or len(lines) > MAX_FUNCTIONS else lines:  # the first line may be cut
         if found := _LINE.match(line):
             address, length, name = found.groups()
             functions[int(address, 16)] = (int(length, 16), _without_types(name))
@@ -141,26 +160,28 @@ def _map(file: int, size: int) -> dict[int, tuple[int, str]]:
 
 
 def _without_types(name: bytes) -> str:
+    """The name of a function. A Java method loses its type and its parameters."""
     text = name.decode("utf-8", "backslashreplace")
     java = _JAVA.fullmatch(text)
-    return without_address(java[1]) if java else text
+    return class_name(java[1]) if java else text
 
 
-def without_address(name: str) -> str:
-    """The name of a class of Java, or of what is in one, as it is in every process."""
+def class_name(name: str) -> str:
+    """The name of a Java class or method without the address of a hidden class: the same in every process."""
     return _HIDDEN_CLASS.sub("", name)
 
 
-def _dump(file: int, size: int) -> dict[int, tuple[int, str]]:
+def _read_dump(file: int, size: int) -> dict[int, tuple[int, str]]:
+    """The functions of a jitdump file: size and name by address."""
     functions: dict[int, tuple[int, str]] = {}
     header = os.pread(file, DUMP_HEADER.size, 0)
     if len(header) < DUMP_HEADER.size or DUMP_HEADER.unpack(header)[0] != DUMP_MAGIC:
         return functions
-    at = max(DUMP_HEADER.unpack(header)[2], DUMP_HEADER.size)
+    offset = max(DUMP_HEADER.unpack(header)[2], DUMP_HEADER.size)
     for _ in range(MAX_RECORDS):
-        if at >= size or len(functions) == MAX_FUNCTIONS:
+        if offset >= size or len(functions) == MAX_FUNCTIONS:
             break
-        record = os.pread(file, RECORD.size + CODE.size + MAX_NAME, at)
+        record = os.pread(file, RECORD.size + CODE.size + MAX_NAME, offset)
         if len(record) < RECORD.size + CODE.size:
             break
         kind, total, _ = RECORD.unpack_from(record)
@@ -170,5 +191,5 @@ def _dump(file: int, size: int) -> dict[int, tuple[int, str]]:
             functions[address] = (length, name.decode("utf-8", "backslashreplace"))
         if total < RECORD.size:
             break
-        at += total
+        offset += total
     return functions

@@ -1,4 +1,4 @@
-"""The memory map of a process: what is mapped at an address, and to which object it belongs."""
+"""The memory map of a process: which mapping an address is in, and which program or library it belongs to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lockd.printable import masked
 
 NOT_OBJECTS = (b"/dev/zero", b"/memfd:", b"/dev/shm/", b"/SYSV")
-"""Memory that is shared by way of a file, rather than a program or a library."""
+"""Beginnings of paths that are shared memory, and no programs or libraries."""
 DELETED = b" (deleted)"
 HEAP = b"[heap]"
 VDSO = b"[vdso]"
@@ -25,16 +25,19 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class Mapping:
-    """One line of /proc/PID/maps; `path` is empty for anonymous memory, and without ` (deleted)`."""
+    """One line of /proc/PID/maps."""
 
     start: int
     end: int
     permissions: str
+    """Four letters, such as `r-xp`."""
     offset: int
+    """The offset in the file, in bytes."""
     device: int
-    """As os.stat() gives it."""
+    """The device number in the form of os.stat()'s st_dev."""
     inode: int
     path: bytes
+    """Empty for anonymous memory. The kernel's suffix ` (deleted)` is removed."""
 
     @property
     def is_executable(self) -> bool:
@@ -43,9 +46,10 @@ class Mapping:
 
 @dataclass(frozen=True)
 class Image:
-    """A program or library in memory: from `first`, which maps the lowest part of its file that is mapped."""
+    """A program or library in memory."""
 
     first: Mapping
+    """The mapping with the lowest offset in the file."""
 
     @property
     def base(self) -> int:
@@ -53,13 +57,15 @@ class Image:
 
     @property
     def name(self) -> str:
+        """The file's name without its directory, with `?` for characters that are not printable."""
         return masked(self.first.path.rpartition(b"/")[2].decode("utf-8", "backslashreplace"))
 
 
 class Mappings:
-    """What /proc/PID/maps said; lines that make no sense are left out."""
+    """All mappings of a process, by the text of /proc/PID/maps."""
 
     def __init__(self, text: bytes) -> None:
+        """Lines of `text` that do not have the format of the file are left out."""
         self._lines = _LINE.findall(text)
         self._starts = [int(line[0], 16) for line in self._lines]
         self._images: dict[int, Image | None] = {}
@@ -69,98 +75,101 @@ class Mappings:
         return len(self._lines)
 
     def find(self, address: int) -> Mapping | None:
-        at = self._at(address)
-        return self._mapping(at) if at >= 0 else None
+        """The mapping that an address is in; None if nothing is mapped there."""
+        index = self._index(address)
+        return self._mapping(index) if index >= 0 else None
 
     def code_files(self) -> list[Mapping]:
-        """Of every file that has code mapped, one mapping of it."""
+        """One mapping of each file that has executable mappings."""
         found: dict[tuple[bytes, bytes], int] = {}
-        for at, (_, _, permissions, _, device, inode, path) in enumerate(self._lines):
+        for index, (_, _, permissions, _, device, inode, path) in enumerate(self._lines):
             if permissions[2:3] == b"x" and path.startswith(b"/"):
-                found.setdefault((device, inode), at)
-        return [self._mapping(at) for at in found.values()]
+                found.setdefault((device, inode), index)
+        return [self._mapping(index) for index in found.values()]
 
     def image(self, address: int) -> Image | None:
-        """The object an address belongs to; none for memory that is no object's.
+        """The program or library that an address belongs to; None for other memory.
 
-        Zero-initialised variables live in anonymous memory right behind the file's, which a heap may go on.
+        The variables that are zero at the start are in anonymous memory right behind the file's mappings. A
+        heap can follow there, which then counts to the image as well.
         """
-        at = self._at(address)
-        if at < 0:
+        index = self._index(address)
+        if index < 0:
             return None
-        if at not in self._images:
-            first = self._first(at)
-            self._images[at] = Image(self._mapping(first)) if first >= 0 else None
-        return self._images[at]
+        if index not in self._images:
+            first = self._first(index)
+            self._images[index] = Image(self._mapping(first)) if first >= 0 else None
+        return self._images[index]
 
     def has_code(self, image: Image) -> bool:
-        """Whether some of its file is mapped to be executed."""
+        """Whether the file of an image has an executable mapping."""
         return image.first.path in self._with_code
 
     @functools.cached_property
     def _with_code(self) -> set[bytes]:
-        return {self._path(at) for at, line in enumerate(self._lines) if line[2][2:3] == b"x" and line[6]}
+        return {self._path(i) for i, line in enumerate(self._lines) if line[2][2:3] == b"x" and line[6]}
 
     def images_with_code(self) -> list[Image]:
-        """In the order of their addresses."""
+        """All images with an executable mapping, sorted by address."""
         starts = (
             start for start, line in zip(self._starts, self._lines, strict=True) if line[2][2:3] == b"x"
         )
-        found = {image.base: image for start in starts if (image := self.image(start))}
-        return list(found.values())
+        images = {image.base: image for start in starts if (image := self.image(start))}
+        return list(images.values())
 
     def image_of_inode(self, inode: int) -> Image | None:
-        """The object that a file of this number is mapped as."""
+        """The image of the file with this inode number; None if no such file is mapped."""
         wanted = str(inode).encode()
         start = next((self._starts[i] for i, line in enumerate(self._lines) if line[5] == wanted), None)
         return self.image(start) if start is not None else None
 
     def jit_dumps(self) -> list[bytes]:
-        """Paths of files that tell of compiled functions: runtimes map those to be found so."""
+        """Sorted paths of mapped jitdump files: runtimes map these files so that profilers find them."""
         names = {line[6] for line in self._lines if b"/jit-" in line[6] and line[6].endswith(b".dump")}
         return sorted(names)
 
-    def _first(self, at: int) -> int:
-        while self._path(at) in (b"", HEAP):
-            if not self._continues(at):
+    def _first(self, index: int) -> int:
+        """The first mapping of the image that a mapping belongs to; -1 if it belongs to none."""
+        while self._path(index) in (b"", HEAP):
+            if not self._continues(index):
                 return -1
-            at -= 1
-        path = self._path(at)
+            index -= 1
+        path = self._path(index)
         if path != VDSO and (not path.startswith(b"/") or path.startswith(NOT_OBJECTS)):
             return -1
-        first = at
-        while at > 0:
-            before = self._path(at - 1)
-            if before == path and self._offset(at - 1) <= self._offset(first):
-                first = at = at - 1
-            elif not before and self._continues(at - 1):
-                at -= 1
+        first = index
+        while index > 0:
+            before = self._path(index - 1)
+            if before == path and self._offset(index - 1) <= self._offset(first):
+                first = index = index - 1
+            elif not before and self._continues(index - 1):
+                index -= 1
             else:
                 break
         return first
 
-    def _continues(self, at: int) -> bool:
-        """Whether the mapping before this one ends where this one starts."""
-        return at > 0 and int(self._lines[at - 1][1], 16) == self._starts[at]
+    def _continues(self, index: int) -> bool:
+        """Whether the previous mapping ends where this mapping starts."""
+        return index > 0 and int(self._lines[index - 1][1], 16) == self._starts[index]
 
-    def _at(self, address: int) -> int:
-        at = bisect.bisect_right(self._starts, address) - 1
-        return at if at >= 0 and address < int(self._lines[at][1], 16) else -1
+    def _index(self, address: int) -> int:
+        index = bisect.bisect_right(self._starts, address) - 1
+        return index if index >= 0 and address < int(self._lines[index][1], 16) else -1
 
-    def _offset(self, at: int) -> int:
-        return int(self._lines[at][3], 16)
+    def _offset(self, index: int) -> int:
+        return int(self._lines[index][3], 16)
 
-    def _path(self, at: int) -> bytes:
-        path: bytes = self._lines[at][6]
+    def _path(self, index: int) -> bytes:
+        path: bytes = self._lines[index][6]
         return path.removesuffix(DELETED) if path.startswith(b"/") else path
 
-    def _mapping(self, at: int) -> Mapping:
-        if at in self._found:
-            return self._found[at]
-        start, end, permissions, offset, device, inode, _ = self._lines[at]
+    def _mapping(self, index: int) -> Mapping:
+        if index in self._found:
+            return self._found[index]
+        start, end, permissions, offset, device, inode, _ = self._lines[index]
         major, minor = (int(part, 16) for part in device.split(b":"))
-        self._found[at] = Mapping(
+        self._found[index] = Mapping(
             int(start, 16), int(end, 16), permissions.decode(), int(offset, 16),
-            os.makedev(major, minor), int(inode), self._path(at),
+            os.makedev(major, minor), int(inode), self._path(index),
         )  # fmt: skip
-        return self._found[at]
+        return self._found[index]

@@ -1,17 +1,29 @@
-"""An object file made from the memory that it is mapped to: where the file is gone, or must not be opened."""
+"""An ELF file that is restored from the memory it is mapped to.
+
+This serves for files that were deleted, and for files that lockd must not open.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
 
-from lockd.names.objects.libdw import Elf, ElfError, Segment
+from lockd.names.objects.elfutils import (
+    PT_DYNAMIC,
+    PT_LOAD,
+    SHT_DYNSYM,
+    SHT_STRTAB,
+    Elf,
+    ElfError,
+    Segment,
+)
 
 MAX_BYTES = 32 << 20
+"""Largest file that is restored, in bytes."""
 HEADER_BYTES = 4096
+"""Bytes of memory that are read for the ELF header and the program headers."""
 MAX_LOADS = 16
-PT_LOAD, PT_DYNAMIC = 1, 2
-SHT_STRTAB, SHT_DYNSYM = 3, 11
+"""Segments that are restored."""
 DT_STRTAB, DT_SYMTAB, DT_STRSZ = 5, 6, 10
 SYMBOL_BYTES = 24
 SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -19,9 +31,11 @@ NAMES = b"\0.dynsym\0.dynstr\0.shstrtab\0"
 
 
 def memory_image(read: Callable[[int, int], bytes], base: int) -> bytes:
-    """The file whose first byte is mapped at `base`, with no sections but the symbols for dynamic linking.
+    """The bytes of the file whose first byte is mapped at `base`.
 
-    ElfError if there is no 64-bit ELF header. `read` gives bytes of memory, none where nothing is mapped.
+    Its only sections are the symbols for dynamic linking and their names. `read` takes an address and a
+    size, and returns bytes of memory: none where nothing is mapped. Raises ElfError if there is no 64-bit ELF
+    header at `base`, or if the file would be larger than MAX_BYTES.
     """
     header = bytearray(read(base, HEADER_BYTES))
     if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
@@ -45,28 +59,32 @@ def memory_image(read: Callable[[int, int], bytes], base: int) -> bytes:
 
 
 def _tags(image: bytes, dynamic: Segment, bias: int) -> dict[int, int]:
-    """Of the dynamic linker's table; it may have turned addresses into those of memory already."""
+    """The dynamic section: values by tag, with addresses of the file.
+
+    The dynamic linker may have replaced addresses of the file by addresses in memory.
+    """
     data = image[dynamic.offset : dynamic.offset + dynamic.file_size]
     pairs = struct.iter_unpack("<QQ", data[: len(data) // 16 * 16])
     tags: dict[int, int] = {}
     for tag, value in pairs:
-        is_moved = tag in (DT_STRTAB, DT_SYMTAB) and 0 < bias <= value
-        tags[tag] = value - bias if is_moved else value
+        is_relocated = tag in (DT_STRTAB, DT_SYMTAB) and 0 < bias <= value
+        tags[tag] = value - bias if is_relocated else value
     return tags
 
 
 def _add_symbols(image: bytearray, loads: list[Segment], tags: dict[int, int]) -> None:
+    """Append section headers for the symbols, so that libelf finds them."""
     symbols, strings = (_offset(loads, tags.get(tag, 0)) for tag in (DT_SYMTAB, DT_STRTAB))
-    # Nothing tells how many symbols there are, but all linkers put their names right behind them.
+    # No tag has the number of symbols, but all linkers place the string table right behind the symbols.
     if not 0 < symbols < strings:
         return
     count = (strings - symbols) // SYMBOL_BYTES
-    at = len(image)
+    names = len(image)
     sections = (
         (0, 0, 0, 0, 0, 0),
         (1, SHT_DYNSYM, symbols, count * SYMBOL_BYTES, 2, SYMBOL_BYTES),
-        (9, SHT_STRTAB, strings, min(tags.get(DT_STRSZ, 0), at - strings), 0, 0),
-        (17, SHT_STRTAB, at, len(NAMES), 0, 0),
+        (9, SHT_STRTAB, strings, min(tags.get(DT_STRSZ, 0), names - strings), 0, 0),
+        (17, SHT_STRTAB, names, len(NAMES), 0, 0),
     )
     image += NAMES
     image += bytes(-len(image) % 8)
@@ -76,9 +94,11 @@ def _add_symbols(image: bytearray, loads: list[Segment], tags: dict[int, int]) -
 
 
 def _offset(loads: list[Segment], address: int) -> int:
+    """The offset in the file of an address of the file; 0 if no segment has the address."""
     return next((address - s.address + s.offset for s in loads if 0 <= address - s.address < s.file_size), 0)
 
 
 def _set_sections(header: bytearray, offset: int, count: int) -> None:
+    """Set the position and the number of section headers; the last section has the names of sections."""
     struct.pack_into("<Q", header, 0x28, offset)
     struct.pack_into("<HHH", header, 0x3A, 64, count, max(count - 1, 0))

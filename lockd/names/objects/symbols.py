@@ -1,7 +1,8 @@
-"""The symbols of one table of an ELF file: which function or variable an address is in."""
+"""Symbol tables of object files: ELF's own, and the table of functions in Go programs."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -9,51 +10,68 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lockd.names.objects.libdw import Elf, Section
+from lockd.names.objects.elfutils import SHT_DYNSYM, SHT_SYMTAB, Elf, Section
 
-SHT_SYMTAB = 2
 SHF_EXECINSTR = 4
 SHN_ABS = 0xFFF1
 STT_NOTYPE, STT_OBJECT, STT_FUNC, STT_COMMON, STT_TLS, STT_GNU_IFUNC = 0, 1, 2, 5, 6, 10
 STB_LOCAL = 0
 
 MAX_SYMBOLS = 8_000_000
+"""Symbols of one table that are read."""
 MAX_KEPT = 2_000_000
-"""Of functions, and of variables: 17 bytes each."""
+"""Functions, and as many variables, that are kept of one table: 17 bytes each."""
 CHUNK = 1 << 17
 """Symbols that are read at a time."""
 MAX_NAME = 4096
+"""Bytes of one name that are read."""
 MAX_NAMES = 512 << 20
-"""Bytes of all names, while they are looked through."""
+"""Bytes of the string table that are in memory while all functions are listed."""
 LOOKED_BACK = 64
-"""Symbols before an address that may span it: some lie within others."""
+"""Symbols before an address that are checked whether they span it: symbols can lie within others."""
 ALIASES = 32
+"""Symbols of one address, on each side of the one that was found, of which the best name is chosen."""
+MAX_SEARCHED = 32 << 20
+"""Largest string table or symbol table that is searched for a variable's name, in bytes.
+
+Tables for dynamic linking are smaller in any program.
+"""
+MAX_SUFFIXES = 64
+"""Places in the string table that are tried for a name: a name shares its bytes with longer names that end
+in it."""
+
+GO_SECTIONS = (".gopclntab", ".data.rel.ro.gopclntab")
+GO_MAGICS = (0xFFFFFFF0, 0xFFFFFFF1)
+"""Of the tables that Go 1.18 and Go 1.20 introduced; later releases use the second one."""
+GO_HEADER = struct.Struct("<IHBBQQQQQQQQ")
+MAX_GO_FUNCTIONS = 2_000_000
 
 Numbers: TypeAlias = "npt.NDArray[Any]"
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """`size` is 0 if the file does not tell it."""
+    """A named function or variable. The address is the file's own."""
 
     name: str
     address: int
     size: int
+    """In bytes; 0 if the table does not say."""
 
 
 @dataclass(frozen=True)
-class Named:
-    """A function that was looked for by its name."""
+class NamedFunction:
+    """A function in the list of all functions of a table. The address is the file's own."""
 
     name: str
     address: int
     is_indirect: bool
-    """Whether it only chooses the function that is meant (IFUNC)."""
+    """Whether the code at the address only chooses the function that is to be called (IFUNC)."""
 
 
 @dataclass(frozen=True)
 class _Sorted:
-    """Symbols of one sort by address. In `names`, offsets into the string table."""
+    """Functions, variables or thread-local variables, sorted by address. `names` are string table offsets."""
 
     addresses: Numbers
     sizes: Numbers
@@ -66,9 +84,13 @@ class _Sorted:
 
 
 class SymbolTable:
-    """Names stay in the file until they are asked for: those of a big program take hundreds of MB."""
+    """One symbol table of an ELF file.
+
+    Names are read from the file when they are needed: those of a big program take hundreds of MB.
+    """
 
     def __init__(self, elf: Elf, table: Section) -> None:
+        """`table` is a section of kind SHT_SYMTAB or SHT_DYNSYM. `elf` must stay open."""
         self._elf = elf
         self._table = table
         self._is_full = table.kind == SHT_SYMTAB
@@ -88,31 +110,38 @@ class SymbolTable:
         self._thread_locals = thread_locals.sorted()
         self._text = sorted((s.address, s.address + s.size) for s in elf.sections if s.flags & SHF_EXECINSTR)
         self.memory = sum(s.memory for s in (self._functions, self._variables, self._thread_locals))
+        """Bytes that the table takes in memory."""
 
     def function(self, address: int) -> Symbol | None:
-        """A function without a size goes on to the next one of its section, if all are in the table."""
+        """The function that spans an address; None if there is none.
+
+        A function without a size reaches to the next function of its section. This holds only in full
+        tables: in a table for dynamic linking most functions are missing.
+        """
         found = self._within(self._functions, address)
         return found or (self._unsized(address) if self._is_full else None)
 
-    def functions(self) -> Iterator[Named]:
-        """All of them with their names, read from the file anew. Labels in the code are none."""
+    def functions(self) -> Iterator[NamedFunction]:
+        """All functions of the table, read from the file at each call. Labels in the code are left out."""
         start, size = self._strings
         texts = self._elf.read(start, min(size, MAX_NAMES))
         for entries in _entries(self._elf, self._table):
             kinds = entries["info"] & 15
             chosen = entries[(kinds == STT_FUNC) | (kinds == STT_GNU_IFUNC)]
-            for at, address, info in zip(
+            for offset, address, info in zip(
                 chosen["name"].tolist(), chosen["address"].tolist(), chosen["info"].tolist(), strict=True
             ):
-                name = texts[at : at + MAX_NAME].partition(b"\0")[0].partition(b"@")[0]
+                name = texts[offset : offset + MAX_NAME].partition(b"\0")[0].partition(b"@")[0]
                 if name:
-                    yield Named(name.decode("utf-8", "backslashreplace"), address, info & 15 == STT_GNU_IFUNC)
+                    is_indirect = info & 15 == STT_GNU_IFUNC
+                    yield NamedFunction(name.decode("utf-8", "backslashreplace"), address, is_indirect)
 
     def variable(self, address: int) -> Symbol | None:
+        """The variable that spans an address; None if there is none."""
         return self._within(self._variables, address)
 
     def thread_local(self, offset: int) -> Symbol | None:
-        """By the offset in the object's block of thread-local memory."""
+        """The variable that spans an offset in the object's thread-local memory; None if there is none."""
         return self._within(self._thread_locals, offset)
 
     def _within(self, table: _Sorted, address: int) -> Symbol | None:
@@ -124,18 +153,22 @@ class SymbolTable:
 
     def _unsized(self, address: int) -> Symbol | None:
         table = self._functions
-        at = int(np.searchsorted(table.addresses, np.uint64(address), side="right")) - 1
-        if at < 0 or table.sizes[at]:
+        index = int(np.searchsorted(table.addresses, np.uint64(address), side="right")) - 1
+        if index < 0 or table.sizes[index]:
             return None
-        start = int(table.addresses[at])
+        start = int(table.addresses[index])
         is_same_section = any(low <= start and address < high for low, high in self._text)
-        return self._best(table, at) if is_same_section else None
+        return self._best(table, index) if is_same_section else None
 
-    def _best(self, table: _Sorted, at: int) -> Symbol | None:
-        """Of several names for one address the same on every host: a public, plain, short one."""
-        address = table.addresses[at]
-        first = max(at - ALIASES, int(np.searchsorted(table.addresses, address)))
-        last = min(at + ALIASES, int(np.searchsorted(table.addresses, address, side="right")))
+    def _best(self, table: _Sorted, index: int) -> Symbol | None:
+        """The symbol with the best name among those that have the address of table[index].
+
+        A public name is better than a local one. Fewer underscores in front decide next, then the length.
+        The choice is therefore the same on every host.
+        """
+        address = table.addresses[index]
+        first = max(index - ALIASES, int(np.searchsorted(table.addresses, address)))
+        last = min(index + ALIASES, int(np.searchsorted(table.addresses, address, side="right")))
         named = [
             (bool(table.local[i]), len(name) - len(name.lstrip("_")), len(name), name, int(table.sizes[i]))
             for i in range(first, last)
@@ -147,7 +180,7 @@ class SymbolTable:
         return Symbol(name, int(address), size)
 
     def _name(self, offset: int) -> str:
-        """Without its version; empty for the marks that tell code from data on arm64."""
+        """A name without its version; empty for the mapping symbols that tell code from data on arm64."""
         start, size = self._strings
         data = self._elf.read(start + offset, min(MAX_NAME, size - offset))
         text, end, _ = data.partition(b"\0")
@@ -158,7 +191,7 @@ class SymbolTable:
 
 
 class _Collector:
-    """Of symbols as they are read, in pieces: what is not asked for is not kept."""
+    """Collects symbols of one sort while the table is read in pieces."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, list[Numbers]] = {"address": [], "size": [], "name": [], "local": []}
@@ -173,7 +206,7 @@ class _Collector:
         self._pieces["local"].append((chosen["info"] >> 4) == STB_LOCAL)
 
     def sorted(self) -> _Sorted:
-        """By address. Can be called once: the pieces are given up one by one."""
+        """All collected symbols. Can be called only once, as it frees the pieces one by one."""
         empty = {"address": np.uint64, "size": np.uint32, "name": np.uint32, "local": np.bool_}
         joined = {key: np.concatenate([np.zeros(0, t), *self._pieces.pop(key)]) for key, t in empty.items()}
         order = np.argsort(joined["address"], kind="stable").astype(np.uint32)
@@ -181,13 +214,8 @@ class _Collector:
 
 
 def _entries(elf: Elf, table: Section) -> Iterator[Numbers]:
-    """The defined symbols of a table, some at a time."""
-    order = "<" if elf.is_little else ">"
-    if elf.is_64:
-        fields = ["name:u4", "info:u1", "other:u1", "section:u2", "address:u8", "size:u8"]
-    else:
-        fields = ["name:u4", "address:u4", "size:u4", "info:u1", "other:u1", "section:u2"]
-    layout = np.dtype([(name, order + kind) for name, kind in (field.split(":") for field in fields)])
+    """The defined symbols of a table as structured arrays, CHUNK of them at a time."""
+    layout = _layout(elf)
     size = min(table.size // layout.itemsize, MAX_SYMBOLS) * layout.itemsize
     for start in range(0, size, CHUNK * layout.itemsize):
         data = elf.read(table.offset + start, min(CHUNK * layout.itemsize, size - start))
@@ -196,3 +224,107 @@ def _entries(elf: Elf, table: Section) -> Iterator[Numbers]:
             return
         section = entries["section"]
         yield entries[(section != 0) & (section != SHN_ABS) & (entries["name"] != 0)]
+
+
+def _layout(elf: Elf) -> np.dtype[Any]:
+    """The struct of one symbol: Elf32_Sym or Elf64_Sym."""
+    order = "<" if elf.is_little else ">"
+    if elf.is_64:
+        fields = ["name:u4", "info:u1", "other:u1", "section:u2", "address:u8", "size:u8"]
+    else:
+        fields = ["name:u4", "address:u4", "size:u4", "info:u1", "other:u1", "section:u2"]
+    return np.dtype([(name, order + kind) for name, kind in (field.split(":") for field in fields)])
+
+
+def variable_address(elf: Elf, name: str) -> int | None:
+    """The address in the file of the variable (or function) with this exact name.
+
+    Returns None if no symbol table has the name, or if the file is not a 64-bit, little-endian one.
+    """
+    if not elf.is_64 or not elf.is_little:
+        return None
+    for kind in (SHT_DYNSYM, SHT_SYMTAB):
+        for table in elf.sections:
+            if table.kind == kind and (address := _find(elf, table, name.encode() + b"\0")):
+                return address
+    return None
+
+
+def _find(elf: Elf, table: Section, name: bytes) -> int:
+    """The address of the symbol with this zero-terminated name; 0 if the table has no such name."""
+    strings = elf.sections[table.link - 1] if 0 < table.link <= len(elf.sections) else None
+    if strings is None or max(table.size, strings.size) > MAX_SEARCHED:
+        return 0
+    names = elf.read(strings.offset, strings.size)
+    offsets: list[int] = []
+    offset = names.find(name)
+    while offset >= 0 and len(offsets) < MAX_SUFFIXES:
+        offsets.append(offset)
+        offset = names.find(name, offset + 1)
+    data = elf.read(table.offset, table.size) if offsets else b""
+    layout = _layout(elf)
+    symbols = np.frombuffer(data, layout, count=len(data) // layout.itemsize)
+    found = symbols[np.isin(symbols["name"], offsets) & (symbols["section"] != 0)]
+    return int(found["address"][0]) if len(found) else 0
+
+
+class GoFunctions:
+    """The functions of a Go program, by the table that its runtime needs and that strip does not remove.
+
+    It is empty for a file that is no Go program, for one of 32 bits, and for one that was built by a Go
+    release before 1.18.
+    """
+
+    def __init__(self, elf: Elf) -> None:
+        self._elf = elf
+        self._entries = np.zeros((0, 2), np.uint32)
+        self._start = self._end = 0
+        table = next((s for s in elf.sections if s.name in GO_SECTIONS), None)
+        text = next((s for s in elf.sections if s.name == ".text"), None)
+        header = elf.read(table.offset, GO_HEADER.size) if table else b""
+        if not table or not text or len(header) < GO_HEADER.size or not elf.is_64 or not elf.is_little:
+            return
+        magic, _, _, word, count, _, start, names, _, _, _, functions = GO_HEADER.unpack(header)
+        if magic not in GO_MAGICS or word != 8 or count > MAX_GO_FUNCTIONS:
+            return
+        if max(names, functions) >= table.size:
+            return
+        self._start, self._end = start or text.address, text.address + text.size
+        self._names = table.offset + names
+        self._functions = table.offset + functions
+        data = elf.read(self._functions, 8 * count)
+        self._entries = np.frombuffer(data, "<u4", count=len(data) // 8 * 2).reshape(-1, 2).copy()
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the table takes in memory."""
+        return self._entries.nbytes
+
+    def function(self, address: int) -> Symbol | None:
+        """The function that spans an address; None if there is none."""
+        offset = address - self._start
+        if not 0 <= offset < 2**32 or address >= self._end or not len(self._entries):
+            return None
+        index = int(np.searchsorted(self._entries[:, 0], np.uint32(offset), side="right")) - 1
+        if index < 0:
+            return None
+        start, description = (int(number) for number in self._entries[index])
+        name = self._name(description)
+        has_next = index + 1 < len(self._entries)
+        end = int(self._entries[index + 1][0]) if has_next else self._end - self._start
+        size = max(0, end - start)
+        return Symbol(name, self._start + start, size) if name else None
+
+    def functions(self) -> Iterator[NamedFunction]:
+        """All functions, read from the file at each call."""
+        for start, description in self._entries.tolist():
+            if name := self._name(description):
+                yield NamedFunction(name, self._start + start, False)
+
+    def _name(self, description: int) -> str:
+        """The name of the function whose description is at this offset; empty if it has no name."""
+        data = self._elf.read(self._functions + description, 8)
+        if len(data) < 8:
+            return ""
+        name = self._elf.read(self._names + int.from_bytes(data[4:], "little"), MAX_NAME).partition(b"\0")[0]
+        return name.decode("utf-8", "backslashreplace")

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lockd.names.objects.elf import ObjectFile
-from lockd.names.objects.jit import without_address
+from lockd.names.objects.jit import class_name
+from lockd.names.objects.object_file import ObjectFile
 from lockd.names.protocol import HotSpotPlaces
 
 LIBRARY = "libjvm.so"
@@ -174,7 +174,7 @@ class HotSpot:
                 raise _Unknown
             if len(self._classes) >= MOST_CLASSES:
                 self._classes.clear()
-            self._classes[klass] = without_address(name.decode("utf-8", "backslashreplace")).replace("/", ".")
+            self._classes[klass] = class_name(name.decode("utf-8", "backslashreplace")).replace("/", ".")
         return self._classes[klass]
 
     def _field(self, name: str, kind: str) -> int:
@@ -186,11 +186,11 @@ class HotSpot:
 
     def _is_on(self, memory: _Memory, flag: str) -> bool:
         """A flag of HotSpot's that it may not have."""
-        at = self._library.exported(flag)
+        at = self._library.variable_address(flag)
         return at is not None and memory.read(at + self._bias, 1) == b"\1"
 
     def _symbol(self, name: str) -> int:
-        at = self._library.exported(name)
+        at = self._library.variable_address(name)
         if at is None:
             raise _Unknown
         return at + self._bias

@@ -1,1 +1,1 @@
-"""Unwinding: from the registers and stack bytes of a blocked thread to its functions."""
+"""Unwinding: from the registers and the stack bytes of a blocked thread to the functions on its stack."""

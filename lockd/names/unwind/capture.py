@@ -1,4 +1,4 @@
-"""The user side of a blocked thread: what is needed to find out where and on what it waits."""
+"""Captures: the registers and the top of the user stack of blocked threads."""
 
 from __future__ import annotations
 
@@ -15,27 +15,32 @@ REGISTERS = {
     "x86_64": ("ax", "dx", "cx", "bx", "si", "di", "bp", "sp", *(f"r{n}" for n in range(8, 16)), "ip"),
     "aarch64": ("regs", "sp", "pc"),
 }
-"""Members of struct pt_regs in the order of their DWARF numbers."""
-ASLEEP_BYTES = 16384
+"""Members of struct pt_regs (arm64: user_pt_regs) by machine, in the order of their DWARF numbers."""
+SLEEPER_BYTES = 16384
+"""Bytes of stack that are read of a thread that is already asleep."""
 PAGE = 4096
 
 
 @dataclass(frozen=True)
 class Capture:
-    """Taken by the programs now and then for each lock, as a thread blocks on it; or later, as it sleeps."""
+    """Registers and top of the user stack of a blocked thread.
+
+    BPF programs take a capture when a thread blocks on a lock, once in a while for each lock. read_capture()
+    takes one of a thread that is already asleep.
+    """
 
     registers: tuple[int, ...]
-    """By their DWARF numbers; the last is where the thread will go on."""
+    """Values by DWARF number. The last one is the address at which the thread will continue."""
     stack: bytes
-    """From the stack pointer upward, as much as was kept."""
+    """The stack from the stack pointer upward: as many bytes as were captured."""
     frames: tuple[int, ...]
-    """Return addresses as the kernel finds them by frame pointers, innermost first."""
+    """Return addresses that the kernel found by frame pointers, innermost first."""
     thread_pointer: int
-    """0 if it is not known."""
+    """Address of the thread control block; 0 if it is not known."""
 
 
-def captures_of(rows: npt.NDArray[Any], machine: str = os.uname().machine) -> list[Capture]:
-    """One for each struct capture of `rows`."""
+def decode_captures(rows: npt.NDArray[Any], machine: str = os.uname().machine) -> list[Capture]:
+    """The captures of an array of struct capture (bpf/include/capture.bpf.h), in the same order."""
     saved = rows["registers"]
     registers = np.column_stack([saved[name] for name in REGISTERS[machine]]).tolist()
     return [
@@ -49,19 +54,20 @@ def captures_of(rows: npt.NDArray[Any], machine: str = os.uname().machine) -> li
     ]
 
 
-def captured(
+def read_capture(
     procfs: Path, tgid: int, stack_pointer: int, program_counter: int, thread_pointer: int = 0,
     machine: str = os.uname().machine,
 ) -> Capture | None:  # fmt: skip
-    """What there is without stopping a thread that sleeps; None if its stack cannot be read.
+    """The capture of a thread that sleeps, taken without stopping it; None if its stack cannot be read.
 
-    Of the registers only two are known. What the caller of a function needs of the others, the function has
-    saved on the stack; a caller for which that is not so is missed, with all beyond.
+    Only two registers are known: the caller has them from /proc/TGID/task/TID/syscall. The others are 0.
+    Unwinding needs some of those, which most functions have saved on the stack. It ends at the first function
+    that has not.
     """
     stack = b""
-    for size in (ASLEEP_BYTES, PAGE - stack_pointer % PAGE):  # there may be less of it
+    for size in (SLEEPER_BYTES, PAGE - stack_pointer % PAGE):  # the stack may end before SLEEPER_BYTES
         with contextlib.suppress(OSError, OverflowError):
-            stack = stack or _read(procfs, tgid, stack_pointer, size)
+            stack = stack or _read_memory(procfs, tgid, stack_pointer, size)
     known = {"sp": stack_pointer, "ip": program_counter, "pc": program_counter}
     registers: list[int] = []
     for name in REGISTERS[machine]:
@@ -69,6 +75,6 @@ def captured(
     return Capture(tuple(registers), stack, (), thread_pointer) if stack else None
 
 
-def _read(procfs: Path, tgid: int, address: int, size: int) -> bytes:
+def _read_memory(procfs: Path, tgid: int, address: int, size: int) -> bytes:
     with (procfs / str(tgid) / "mem").open("rb", buffering=0) as memory:
         return os.pread(memory.fileno(), size, address)

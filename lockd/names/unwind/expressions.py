@@ -1,10 +1,10 @@
-"""DWARF expressions, as far as rules for unwinding use them."""
+"""DWARF expressions: the operations that unwinding rules use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from lockd.names.objects.libdw import Operation
+from lockd.names.objects.elfutils import Operation
 
 WORD = 2**64 - 1
 SIGN = 1 << 63
@@ -14,16 +14,8 @@ CONSTS = 0x11
 AND, MINUS, MUL, NEG, NOT, OR, PLUS, PLUS_UCONST = 0x1A, 0x1C, 0x1E, 0x1F, 0x20, 0x21, 0x22, 0x23
 SHL, SHR, SHRA, XOR = 0x24, 0x25, 0x26, 0x27
 EQ, GE, GT, LE, LT, NE = 0x29, 0x2A, 0x2B, 0x2C, 0x2D, 0x2E
-LIT0, REG0, BREG0, REGX, BREGX, NOP, CALL_FRAME_CFA, STACK_VALUE = (
-    0x30,
-    0x50,
-    0x70,
-    0x90,
-    0x92,
-    0x96,
-    0x9C,
-    0x9F,
-)
+LIT0, REG0, BREG0, REGX, BREGX, NOP = 0x30, 0x50, 0x70, 0x90, 0x92, 0x96
+CALL_FRAME_CFA, STACK_VALUE = 0x9C, 0x9F
 
 _BINARY: dict[int, Callable[[int, int], int]] = {
     AND: lambda a, b: a & b,
@@ -44,8 +36,8 @@ _BINARY: dict[int, Callable[[int, int], int]] = {
 }
 
 
-class Unknown(Exception):
-    """An expression needs what was not captured, or what is not known here."""
+class UnknownValue(Exception):
+    """An expression needs a register or memory that was not captured, or an operation that lockd lacks."""
 
 
 def evaluate(
@@ -55,9 +47,12 @@ def evaluate(
     read: Callable[[int], int],
     is_location: bool = False,
 ) -> int:
-    """The value of an expression; of a location, unless it ends in the value itself, the word that is there.
+    """The value of a DWARF expression: 64 bits, unsigned.
 
-    `read` gives a word of memory. Unknown if anything of it cannot be had.
+    With `is_location` the expression gives an address, and the value is the word at this address, unless the
+    expression ends in DW_OP_stack_value or names a register. `registers` has values by DWARF number, and
+    `cfa` is the canonical frame address. `read` returns the word at an address. Raises UnknownValue if a
+    register or a word is missing, or if an operation is not supported.
     """
     stack: list[int] = []
     try:
@@ -69,7 +64,7 @@ def evaluate(
             _step(stack, code, operand, other, registers, cfa, read)
         return read(stack[-1]) if is_location else stack[-1]
     except (KeyError, IndexError):
-        raise Unknown(f"{expression} needs what is not known") from None
+        raise UnknownValue(f"{expression} needs a register or a value that is not known") from None
 
 
 def _step(
@@ -107,7 +102,7 @@ def _step(
     elif code == SWAP:
         stack[-1], stack[-2] = stack[-2], stack[-1]
     elif code != NOP:
-        raise Unknown(f"the operation {code:#x} is not known here")
+        raise UnknownValue(f"the DWARF operation {code:#x} is not supported")
 
 
 def _signed(value: int) -> int:

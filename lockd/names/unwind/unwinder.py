@@ -1,8 +1,9 @@
-"""Stacks of blocked threads, frame by frame, from the registers and the stack bytes that were captured.
+"""The unwinder: finds the stack of a blocked thread, frame by frame, from its capture.
 
-A frame is left by the object's own unwinding rule. Code that has none (hand-written, compiled as it
-runs, or built without tables) is left by the best proof at hand: a return address on the stack behind a
-call of the very function, else a frame pointer, else the first return address near by.
+The caller of a frame is found by the unwinding rule of the object file. Hand-written code, JIT-compiled code
+and code without tables have no rule. There the unwinder uses the best evidence that it finds: a return
+address on the stack behind a call of this very function, otherwise the frame pointer, otherwise the nearest
+return address on the stack.
 """
 
 from __future__ import annotations
@@ -12,68 +13,76 @@ import struct
 from dataclasses import dataclass
 from typing import Protocol
 
-from lockd.names.objects.libdw import Rule
+from lockd.names.objects.elfutils import UnwindRule
 from lockd.names.unwind.capture import Capture
-from lockd.names.unwind.expressions import Unknown, evaluate
+from lockd.names.unwind.expressions import UnknownValue, evaluate
 
-MOST_FRAMES = 32
-SCANNED = 512
-"""Bytes of stack that are looked through for a return address that nothing else speaks for."""
+MAX_FRAMES = 32
+SCANNED_BYTES = 512
+"""Bytes above the stack pointer in which a return address counts without other evidence."""
 ADDRESS = 2**64 - 1
 CALL, INDIRECT = 1, 2
-STUB = 64
-"""Bytes of a function that are looked through for a jump to another."""
+"""Kinds of call instructions: with the target in the instruction, or in a register or in memory."""
+STUB_BYTES = 64
+"""Bytes of a function that are searched for a jump to another function."""
 
 
 class Code(Protocol):
-    """The program text of a process, by addresses in its memory.
+    """The code of a process, by addresses in its memory. AddressSpace is the implementation."""
 
-    Compiled is what was made as the program ran, and is in no object.
-    """
-
-    def rule(self, address: int) -> Rule | None: ...
+    def rule(self, address: int) -> UnwindRule | None: ...
     def is_executable(self, address: int) -> bool: ...
-    def is_compiled(self, address: int) -> bool: ...
-    def is_together(self, address: int, other: int) -> bool: ...
+    def is_jit_code(self, address: int) -> bool: ...
+    def is_same_mapping(self, address: int, other: int) -> bool: ...
     def code(self, address: int, size: int) -> bytes: ...
     def function_start(self, address: int) -> int: ...
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Registers by their DWARF numbers."""
+    """The DWARF numbers of a machine's special registers."""
 
     stack: int
+    """The stack pointer."""
     frame: int
+    """The frame pointer."""
     return_address: int
     program: int
+    """The program counter."""
     is_arm64: bool
 
 
 MACHINES = {17: Machine(7, 6, 16, 16, False), 33: Machine(31, 29, 30, 32, True)}
-"""By the number of captured registers: x86-64 and arm64."""
+"""x86-64 and arm64, by the number of captured registers."""
 PUSHES = {b"\x55": 6, b"\x53": 3, b"\x41\x54": 12, b"\x41\x55": 13, b"\x41\x56": 14, b"\x41\x57": 15}
-"""What a function of x86-64 saves first, by instruction."""
+"""Push instructions at the beginning of x86-64 functions, each with the DWARF number of the register."""
 SETS_FRAME_POINTER = b"\x48\x89\xe5"
 SKIPPED = (b"\xf3\x0f\x1e\xfa", SETS_FRAME_POINTER)
-"""Instructions among those: endbr64; mov %rsp, %rbp."""
+"""Other instructions that occur between the push instructions: endbr64 and mov %rsp, %rbp."""
 
 
-def unwind(code: Code, capture: Capture, most: int = MOST_FRAMES) -> tuple[int, ...]:
-    """Addresses in the functions of the stack, innermost first and `most` of them: the very instruction,
-    then one byte before each return address, which is in the call itself.
+def unwind(code: Code, capture: Capture, max_frames: int = MAX_FRAMES) -> tuple[int, ...]:
+    """An address in each function of the stack, innermost first, at most `max_frames` addresses.
+
+    The first one is the address at which the thread will continue. The others lie one byte before a return
+    address, and so in the call instruction.
     """
-    return tuple(place for place, _ in unwind_returns(code, capture, most))
+    return tuple(place for place, _ in unwind_returns(code, capture, max_frames))
 
 
-def unwind_returns(code: Code, capture: Capture, most: int = MOST_FRAMES) -> tuple[tuple[int, int], ...]:
-    """The same, each with the address that debuggers show for it: where the function goes on."""
+def unwind_returns(code: Code, capture: Capture, max_frames: int = MAX_FRAMES) -> tuple[tuple[int, int], ...]:
+    """The addresses that unwind() returns, each with the one at which its function will continue.
+
+    Debuggers show the second address. It is the return address, without the byte that unwind() subtracts.
+    """
     if len(capture.registers) not in MACHINES:
-        return tuple((address - (i > 0), address) for i, address in enumerate(capture.frames[:most]))
-    return _Walk(code, capture, MACHINES[len(capture.registers)]).walk(most)
+        return tuple((address - (i > 0), address) for i, address in enumerate(capture.frames[:max_frames]))
+    return _Walk(code, capture, MACHINES[len(capture.registers)]).walk(max_frames)
 
 
 class _Walk:
+    """One walk from the innermost to the outermost frame of a capture."""
+
     def __init__(self, code: Code, capture: Capture, machine: Machine) -> None:
         self._code = code
         self._machine = machine
@@ -83,12 +92,12 @@ class _Walk:
         self._words: tuple[int, ...] = struct.unpack_from(f"<{len(capture.stack) // 8}Q", capture.stack)
         self._is_complete = self._was_guessed = False
 
-    def walk(self, most: int) -> tuple[tuple[int, int], ...]:
+    def walk(self, max_frames: int) -> tuple[tuple[int, int], ...]:
         program = self._machine.program
         returns = [self._registers[program]]
         places = [returns[0]]
         is_exact = True
-        while len(places) < most:
+        while len(places) < max_frames:
             rule = self._code.rule(places[-1])
             registers = self._by_rule(rule) if rule else None
             if registers is None and not self._is_complete and (not rule or self._was_guessed):
@@ -97,7 +106,7 @@ class _Walk:
             if registers is None:
                 break
             self._registers = registers
-            # The interrupted instruction of a signal's frame is no call.
+            # A signal interrupts any instruction: the address in its frame is not behind a call.
             is_exact = bool(rule and rule.is_signal)
             returns.append(registers[program])
             places.append(registers[program] - (not is_exact))
@@ -105,10 +114,10 @@ class _Walk:
             beyond = self._beyond(returns)
             returns += beyond
             places += [address - 1 for address in beyond]
-        return tuple(zip(places[:most], returns[:most], strict=True))
+        return tuple(zip(places[:max_frames], returns[:max_frames], strict=True))
 
-    def _by_rule(self, rule: Rule) -> dict[int, int] | None:
-        """The caller's registers; none if there is no caller, or what is needed was not captured."""
+    def _by_rule(self, rule: UnwindRule) -> dict[int, int] | None:
+        """The caller's registers; None if there is no caller, or if a needed value was not captured."""
         machine = self._machine
         caller = dict(self._registers)
         try:
@@ -120,51 +129,56 @@ class _Walk:
                 else:
                     try:
                         caller[register] = evaluate(expression, self._registers, cfa, self._read, True)
-                    except Unknown:
+                    except UnknownValue:
                         caller.pop(register, None)
-        except Unknown:
+        except UnknownValue:
             return None
         if rule.registers.get(rule.return_register, ()) is None:
             self._is_complete = True
         address = caller.get(rule.return_register)
         if not address or not self._is_return(address, rule.is_signal):
             return None
-        # With the return address in a register there may be nothing on the stack: vfork() of x86-64.
-        taken = cfa - self._registers[machine.stack]
-        grows = taken > 0 or (address != self._here and (machine.is_arm64 or taken == 0))
+        # If the return address is in a register, the frame may be empty: vfork() of x86-64.
+        frame_bytes = cfa - self._registers[machine.stack]
+        can_be_empty = machine.is_arm64 or frame_bytes == 0
+        grows = frame_bytes > 0 or (address != self._program_counter and can_be_empty)
         caller[machine.program] = address
         return caller if grows or rule.is_signal else None
 
     @property
-    def _here(self) -> int:
+    def _program_counter(self) -> int:
         return self._registers[self._machine.program]
 
     def _is_return(self, address: int, is_signal: bool) -> bool:
+        """Whether an address is behind a call instruction; after a signal, whether it is executable."""
         return self._code.is_executable(address) and (is_signal or self._call_before(address)[0] > 0)
 
     def _by_guess(self, place: int) -> dict[int, int] | None:
+        """The caller's registers for code without a rule; None if there is no evidence of a caller."""
         machine = self._machine
         start = self._code.function_start(place)
         if machine.is_arm64:
             return self._by_link_register(start) or self._by_frame_pointer()
         possible: list[int] = []
         bottom = self._registers[machine.stack]
-        for at, kind, target in self._returns:
-            if at < bottom:
+        for location, kind, target in self._returns:
+            if location < bottom:
                 continue
             if kind == CALL and self._leads_to(target, start):
-                return self._left(at, start)
+                return self._return_from(location, start)
             is_possible = kind == INDIRECT or start >= 0 or self._may_lead_to(target, place)
-            if is_possible and at < bottom + SCANNED:
-                possible.append(at)
-        if self._code.is_compiled(place):  # which its like calls; libraries it called left more behind
-            possible.sort(key=lambda at: not self._code.is_compiled(self._read(at)))
+            if is_possible and location < bottom + SCANNED_BYTES:
+                possible.append(location)
+        # JIT-compiled code is mostly called by JIT-compiled code. Its calls into libraries have left other
+        # return addresses on the stack.
+        if self._code.is_jit_code(place):
+            possible.sort(key=lambda location: not self._code.is_jit_code(self._read(location)))
         by_frame_pointer = self._by_frame_pointer() if self._may_keep_frame_pointer(start) else None
-        return by_frame_pointer or (self._left(possible[0], start) if possible else None)
+        return by_frame_pointer or (self._return_from(possible[0], start) if possible else None)
 
     @functools.cached_property
     def _returns(self) -> list[tuple[int, int, int]]:
-        """What could be return addresses: where on the stack, the sort of the call, and its target."""
+        """Words of the stack that can be return addresses: their address, and kind and target of the call."""
         found = []
         for i, word in enumerate(self._words):
             if self._code.is_executable(word):
@@ -174,28 +188,34 @@ class _Walk:
         return found
 
     def _may_lead_to(self, target: int, place: int) -> bool:
-        """Whether a call may be of the unknown function at `place`: of near by, or of a stub for linking."""
-        return self._code.is_together(target, place) or self._code.function_start(target) != target
+        """Whether a call can lead to the unknown function at `place`.
+
+        It can if its target is in the same mapping, or if the target is a linker's stub.
+        """
+        return self._code.is_same_mapping(target, place) or self._code.function_start(target) != target
 
     def _leads_to(self, target: int, start: int) -> bool:
-        """Whether a call is of the function at `start`, maybe by a short one that ends in a jump there."""
+        """Whether a call leads to the function at `start`, directly or by a function that jumps there."""
         if target == start or start < 0:
             return target == start
-        code = self._code.code(target, STUB)
-        at = code.find(b"\xe9")
-        while 0 <= at <= len(code) - 5:
-            offset = int.from_bytes(code[at + 1 : at + 5], "little", signed=True)
-            if target + at + 5 + offset == start:
+        code = self._code.code(target, STUB_BYTES)
+        jump = code.find(b"\xe9")
+        while 0 <= jump <= len(code) - 5:
+            distance = int.from_bytes(code[jump + 1 : jump + 5], "little", signed=True)
+            if target + jump + 5 + distance == start:
                 return True
-            at = code.find(b"\xe9", at + 1)
+            jump = code.find(b"\xe9", jump + 1)
         return False
 
     def _may_keep_frame_pointer(self, start: int) -> bool:
-        """By how the function begins, if that is known."""
+        """Whether the first instructions of a function set the frame pointer, or are not known."""
         return start < 0 or SETS_FRAME_POINTER in self._code.code(start, 32)
 
-    def _left(self, at: int, start: int) -> dict[int, int]:
-        """The caller's registers if the return address is at `at`, by what the function saves first."""
+    def _return_from(self, at: int, start: int) -> dict[int, int]:
+        """The caller's registers, if the return address is at the address `at` on the stack.
+
+        Registers that the function at `start` pushes first are read from the words below the return address.
+        """
         machine = self._machine
         caller = {**self._registers, machine.stack: at + 8, machine.program: self._read(at)}
         code = self._code.code(start, 32) if start > 0 else b""
@@ -206,23 +226,24 @@ class _Walk:
                 at -= 8
                 try:
                     caller[PUSHES[saved]] = self._read(at)
-                except Unknown:
+                except UnknownValue:
                     break
             code = code[len(skipped) :] if skipped else b""
         return caller
 
     def _by_frame_pointer(self) -> dict[int, int] | None:
+        """The caller's registers, if the frame pointer leads to a return address; otherwise None."""
         machine = self._machine
         frame = self._registers.get(machine.frame, 0)
         if frame % 8 or frame < self._registers[machine.stack]:
             return None
         try:
             saved, address = self._read(frame), self._read(frame + 8)
-        except Unknown:
+        except UnknownValue:
             return None
-        # HotSpot's interpreter has its methods return to elsewhere than behind a call.
-        is_compiled = self._code.is_compiled(self._here) and self._code.is_compiled(address)
-        if not self._is_return(address, False) and not (is_compiled and saved > frame):
+        # Methods in HotSpot's interpreter return to addresses that are not behind a call.
+        is_jit_code = self._code.is_jit_code(self._program_counter) and self._code.is_jit_code(address)
+        if not self._is_return(address, False) and not (is_jit_code and saved > frame):
             return None
         return {
             **self._registers, machine.frame: saved, machine.stack: frame + 16, machine.program: address,
@@ -230,13 +251,14 @@ class _Walk:
         }  # fmt: skip
 
     def _by_link_register(self, start: int) -> dict[int, int] | None:
+        """The caller's registers on arm64, if its link register is behind a call of this function."""
         address = self._registers.get(self._machine.return_address, 0)
-        if address == self._here or self._call_before(address) != (CALL, start):
+        if address == self._program_counter or self._call_before(address) != (CALL, start):
             return None
         return {**self._registers, self._machine.program: address}
 
     def _call_before(self, address: int) -> tuple[int, int]:
-        """The sort of the call that returns to `address`, 0 if there is none, and its target if known."""
+        """Kind and target of the call before an address. No call has kind 0; an unknown target is 0."""
         if self._machine.is_arm64:
             code = self._code.code(address - 4, 4)
             word = int.from_bytes(code, "little")
@@ -250,24 +272,27 @@ class _Walk:
         return (INDIRECT, 0) if _ends_in_indirect_call(code) else (0, 0)
 
     def _read(self, address: int) -> int:
-        """A word of the captured stack."""
-        at, beside = divmod(address - self._bottom, 8)
-        if not 0 <= at < len(self._words) or (beside and at + 1 >= len(self._words)):
-            raise Unknown(f"the word at {address:#x} was not captured")
-        if not beside:
-            return self._words[at]
-        return (self._words[at] >> 8 * beside | self._words[at + 1] << 64 - 8 * beside) & ADDRESS
+        """The word at an address of the captured stack. Raises UnknownValue outside of it."""
+        index, shift = divmod(address - self._bottom, 8)
+        if not 0 <= index < len(self._words) or (shift and index + 1 >= len(self._words)):
+            raise UnknownValue(f"the word at {address:#x} was not captured")
+        if not shift:
+            return self._words[index]
+        return (self._words[index] >> 8 * shift | self._words[index + 1] << 64 - 8 * shift) & ADDRESS
 
     def _beyond(self, returns: list[int]) -> list[int]:
-        """What the kernel found further out by frame pointers, if it met the last frame found here."""
+        """Return addresses that only the kernel found, by frame pointers, beyond the last frame found here.
+
+        They are empty if the kernel did not find that last frame.
+        """
         if returns[-1] not in self._kernel_frames:
             return []
-        at = self._kernel_frames.index(returns[-1])
-        return list(self._kernel_frames[at + 1 :])
+        last = self._kernel_frames.index(returns[-1])
+        return list(self._kernel_frames[last + 1 :])
 
 
 def _ends_in_indirect_call(code: bytes) -> bool:
-    """Whether a `call` through a register or memory of x86-64 ends where these bytes end."""
+    """Whether the bytes end in an x86-64 call instruction whose target is in a register or in memory."""
     for length in range(2, min(7, len(code)) + 1):
         opcode, operand = code[-length], code[-length + 1]
         if opcode == 0xFF and operand & 0x38 == 0x10:

@@ -19,7 +19,7 @@ from lockd.kernel.maps import HashMap
 from lockd.names.client import Resolver
 from lockd.names.labels.processes import Name
 from lockd.names.protocol import HotSpotPlaces, LockAnswer, UserLockSeen
-from lockd.names.unwind.capture import Capture, captures_of
+from lockd.names.unwind.capture import Capture, decode_captures
 from lockd.sample.series.block import Block
 from lockd.sample.series.series import OTHER
 
@@ -137,7 +137,7 @@ class UserLocks:
             self._resolver.look(tuple(fresh))
             self._announced |= fresh
         rows = self._rows(keys["tgid"], keys["uaddr"], keys["guess"].astype(np.int16), now)
-        decoded = captures_of(captures, self._machine)
+        decoded = decode_captures(captures, self._machine)
         for row, tid, capture in zip(rows.tolist(), captures["tid"].tolist(), decoded, strict=True):
             self._ask(row, now, tid, capture)
 

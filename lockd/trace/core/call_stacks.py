@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 
 from lockd.kernel.pairs import Entries
-from lockd.names.unwind.capture import Capture, captures_of
+from lockd.names.unwind.capture import Capture, decode_captures
 from lockd.names.unwind.stacks import FUNCTIONS, Shown, StackNames
 from lockd.views.profile import KernelFrame, Mark
 
@@ -97,7 +97,7 @@ class CallStacks:
         tgids = rows["tgid"][taken].tolist()
         self.names.look(set(tgids))
         for number, tgid, capture in zip(
-            numbers[taken].tolist(), tgids, captures_of(rows[taken]), strict=True
+            numbers[taken].tolist(), tgids, decode_captures(rows[taken]), strict=True
         ):
             self._captured[number] = tgid, capture
             self._queue.append(number)

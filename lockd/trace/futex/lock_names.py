@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from lockd.kernel.pairs import Entries
 from lockd.names.locks.user_locks import UserLock
-from lockd.names.unwind.capture import Capture, captures_of
+from lockd.names.unwind.capture import Capture, decode_captures
 from lockd.names.unwind.stacks import StackNames
 
 MOST_UNCAPTURED = 10_000
@@ -42,7 +42,7 @@ class LockNames:
         self._names.look(set(keys["tgid"].tolist()))
         columns = keys["tgid"], keys["uaddr"], keys["guess"], rows["tid"]
         for (tgid, address, guess, tid), capture in zip(
-            zip(*(column.tolist() for column in columns), strict=True), captures_of(rows), strict=True
+            zip(*(column.tolist() for column in columns), strict=True), decode_captures(rows), strict=True
         ):
             if len(self._queue) == MOST_CAPTURED:
                 break

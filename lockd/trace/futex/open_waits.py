@@ -18,7 +18,7 @@ from lockd.columns.structs import Columns
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.maps import HashMap
 from lockd.kernel.pairs import Entries
-from lockd.names.unwind.capture import Capture, captured
+from lockd.names.unwind.capture import Capture, read_capture
 from lockd.trace.futex.calls import CALLS, FutexCalls
 
 PROCFS = Path("/proc")
@@ -181,7 +181,7 @@ def kind_of_wait(operation: int, value: int, timeout: int) -> str:
 
 def read_capture(procfs: Path, wait: OpenWait) -> Capture | None:
     """A capture of a waiting thread; None if the thread has ended or was awake while its stack was read."""
-    capture = captured(procfs, wait.tgid, wait.stack_pointer, wait.program_counter)
+    capture = read_capture(procfs, wait.tgid, wait.stack_pointer, wait.program_counter)
     return capture if find_wait(procfs, wait.tgid, wait.tid) == wait else None
 
 

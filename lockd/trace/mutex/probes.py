@@ -15,11 +15,9 @@ from pathlib import Path
 
 from lockd.errors import HostError, UsageError
 from lockd.load.hooks import Candidate, Part, Way
-from lockd.names.objects.elf import ObjectFile
-from lockd.names.objects.exits import exits_of
-from lockd.names.objects.functions import functions_by_name
-from lockd.names.objects.libdw import ElfError
-from lockd.names.objects.object_files import read_object
+from lockd.names.objects.elfutils import ElfError
+from lockd.names.objects.function_exits import find_exits
+from lockd.names.objects.object_file import ObjectFile, functions_by_name, open_object
 from lockd.trace.probes.objects import Object, objects_named
 
 TAKING = (
@@ -98,7 +96,7 @@ def _objects(name: str, pid: int) -> list[Object]:
 def _library(one: Object) -> Library | None:
     """None if it has not got them. Takes the descriptor."""
     try:
-        file = read_object(one.opened, Path(f"/proc/{one.pid}"), os.fsencode(one.path))
+        file = open_object(one.opened, Path(f"/proc/{one.pid}"), os.fsencode(one.path))
     except ElfError:
         return None
     try:
@@ -155,7 +153,7 @@ def _last_instructions(library: Library, function: Function) -> list[int]:
     while left:
         one = left.pop()
         seen.add(one)
-        exits = exits_of(library.place, one.address, one.end)
+        exits = find_exits(library.place, one.address, one.end)
         if exits is None or not waits.keys() >= set(exits.jumps):
             return []
         found |= {address: one.offset + address - one.address for address in exits.returns}

@@ -18,7 +18,7 @@ from lockd.trace.core.call_stacks import Names
 from lockd.trace.core.session import Session
 from lockd.trace.offcpu.absences import NS_PER_US, Absences, Place, Times
 from lockd.trace.offcpu.older_waits import OlderWaits
-from lockd.views.profile import Mark, Profile, Sample, Value, kind_of
+from lockd.views.profile import Mark, Profile, Sample, Value, frame_kind
 
 HELP = "Sum up the time that threads are off the CPU, by stack"
 EPILOG = """examples:
@@ -185,6 +185,6 @@ def innermost_waiting(sample: Sample) -> Sequence[str]:
 
     These are functions of user space, or of a kernel thread those that do not belong to the scheduler.
     """
-    user = [frame for frame in sample.frames if kind_of(frame) == "user"]
+    user = [frame for frame in sample.frames if frame_kind(frame) == "user"]
     shown = user or [frame for frame in sample.frames if not is_scheduling(frame)]
     return shown[: -output.TABLE_FRAMES - 1 : -1]

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from lockd.names.labels.reasons import calls
-from lockd.names.unwind.capture import Capture, captured
+from lockd.names.unwind.capture import Capture, read_capture
 from lockd.trace.core.session import Session
 from lockd.views.profile import KernelFrame
 
@@ -162,7 +162,9 @@ def blocked_thread(tid: int, procfs: Path = Path("/proc")) -> BlockedThread | No
             is_kernel_thread=is_kernel_thread,
             nr=int(call[0]) if len(call) >= 3 else NO_CALL,
             detail=_detail(directory, call) if len(call) == 9 else None,
-            capture=captured(procfs, tgid, int(call[-2], 16), int(call[-1], 16)) if len(call) >= 3 else None,
+            capture=read_capture(procfs, tgid, int(call[-2], 16), int(call[-1], 16))
+            if len(call) >= 3
+            else None,
             kernel=_kernel_stack(directory),
         )
     except (OSError, IndexError, ValueError):

@@ -6,9 +6,9 @@ import ctypes
 import os
 from pathlib import Path
 
-from lockd.names.objects.elf import ObjectFile
-from lockd.names.objects.libdw import ElfError
+from lockd.names.objects.elfutils import ElfError
 from lockd.names.objects.mappings import Mappings
+from lockd.names.objects.object_file import ObjectFile
 
 
 def chosen_function(file: ObjectFile, descriptor: int, name: str) -> int:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockd.errors import HostError, UsageError
-from lockd.names.objects.files import open_mapped, open_regular
 from lockd.names.objects.mappings import Mapping, Mappings
+from lockd.names.objects.process_files import open_mapped, open_regular
 
 ARCHITECTURE = {"aarch64": "AArch64"}.get(os.uname().machine, "x86-64")
 """As ldconfig calls it."""

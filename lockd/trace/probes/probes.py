@@ -11,10 +11,14 @@ from lockd.errors import HostError, UsageError
 from lockd.load.hooks import Candidate, Part, Way
 from lockd.load.host import ensure_tracefs
 from lockd.names.objects.demangle import Demangler
-from lockd.names.objects.elf import ObjectFile
-from lockd.names.objects.functions import FunctionEntry, all_functions, functions_by_name
-from lockd.names.objects.libdw import ElfError
-from lockd.names.objects.object_files import read_object
+from lockd.names.objects.elfutils import ElfError
+from lockd.names.objects.object_file import (
+    FunctionEntry,
+    ObjectFile,
+    all_functions,
+    functions_by_name,
+    open_object,
+)
 from lockd.trace.probes.indirect import chosen_function
 from lockd.trace.probes.kernel_functions import Kernel
 from lockd.trace.probes.objects import IN_LIBC, Object, objects_named
@@ -136,7 +140,7 @@ def user_functions(pattern: Pattern, objects: Iterable[Object]) -> Probes:
     names: set[str] = set()
     for one in objects:
         try:
-            file = read_object(one.opened, Path(f"/proc/{one.pid or 'self'}"), os.fsencode(one.path))
+            file = open_object(one.opened, Path(f"/proc/{one.pid or 'self'}"), os.fsencode(one.path))
         except ElfError as error:
             raise UsageError(f"{one.path}: is no program or library: {error}") from error
         try:

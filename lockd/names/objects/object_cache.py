@@ -1,0 +1,105 @@
+"""The object files of all processes: each file is read once, and kept while there is room."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+from lockd.names.objects.elfutils import Elf
+from lockd.names.objects.mappings import Mapping
+from lockd.names.objects.object_file import DEBUG_DIRECTORY, ObjectFile, open_object
+from lockd.names.objects.process_files import open_mapped
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 64 << 20
+"""Bytes of memory for all files. A large program takes one to five million, more with each lookup."""
+MAX_FILES = 200
+"""Files in the cache. Each keeps up to two descriptors open."""
+MAX_FAILED = 10_000
+"""Files without usable symbols that are remembered."""
+
+Key = tuple[int, int, int, int]
+"""Device, inode, time of the last change in ns, and size. The key changes when the file is written."""
+
+
+class ObjectCache:
+    """Open object files by key; the least recently used files make room for new ones.
+
+    A file that cannot be read, or is damaged, has no symbols. This is logged once, at level debug.
+    """
+
+    def __init__(
+        self, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES, debug_files: bytes = DEBUG_DIRECTORY
+    ) -> None:
+        """`debug_files` is the directory of debug files, see open_object()."""
+        self._max_bytes = max_bytes
+        self._max_files = max_files
+        self._debug_files = debug_files
+        self._files: OrderedDict[Key, ObjectFile] = OrderedDict()
+        self._by_inode: dict[tuple[int, int], Key] = {}
+        self._failed: set[Key] = set()
+
+    def file(self, key: Key) -> ObjectFile | None:
+        """The file with this key; None if it was evicted."""
+        if file := self._files.get(key):
+            self._files.move_to_end(key)
+        return file
+
+    def load_mapped(self, process: Path, mapping: Mapping, memory: int) -> Key | None:
+        """The key of the file behind a mapping, which is read if the cache does not have it.
+
+        The arguments are those of open_mapped(). Returns None if the file cannot be opened or has no symbols.
+        If it cannot be opened any more, the key that it had before is returned.
+        """
+        try:
+            file = open_mapped(process, mapping, memory)
+        except OSError as error:
+            log.debug("%s", error)
+            return self._by_inode.get((mapping.device, mapping.inode))
+        about = os.fstat(file)
+        key = (about.st_dev, about.st_ino, about.st_mtime_ns, about.st_size)
+        if key in self._files or key in self._failed:
+            os.close(file)
+            self.file(key)
+            return None if key in self._failed else key
+        try:
+            read = open_object(file, process, mapping.path, self._debug_files)
+        except Exception as error:  # any file can be mapped, with any content
+            log.debug("%s has no symbols: %s", os.fsdecode(mapping.path), error)
+            if len(self._failed) >= MAX_FAILED:
+                self._failed.clear()
+            self._failed.add(key)
+            return None
+        self._add(key, read)
+        self._by_inode[mapping.device, mapping.inode] = key
+        return key
+
+    def load_image(self, key: Key, image: bytes) -> Key | None:
+        """Add an object that exists only in memory, like the vDSO, under a key that the caller chooses.
+
+        Returns the key, or None if `image` is no ELF file.
+        """
+        if key not in self._files:
+            try:
+                self._add(key, ObjectFile(Elf(image)))
+            except Exception as error:
+                log.debug("an object in memory has no symbols: %s", error)
+                return None
+        return key
+
+    def _add(self, key: Key, file: ObjectFile) -> None:
+        self._files[key] = file
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Evict files until the limits hold. Files grow a little as they are used."""
+        total = sum(other.memory for other in self._files.values())
+        while len(self._files) > 1 and (len(self._files) > self._max_files or total > self._max_bytes):
+            _, oldest = self._files.popitem(last=False)
+            total -= oldest.memory
+            oldest.close()
+        if len(self._by_inode) > 4 * self._max_files:
+            self._by_inode = {inode: key for inode, key in self._by_inode.items() if key in self._files}

@@ -1,0 +1,403 @@
+"""An object file (a program or a library): the names of its addresses, and the rules to unwind from them."""
+
+from __future__ import annotations
+
+import contextlib
+import lzma
+import os
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lockd.names.objects.elfutils import (
+    PT_GNU_EH_FRAME,
+    PT_LOAD,
+    PT_TLS,
+    SHT_DYNSYM,
+    SHT_SYMTAB,
+    Elf,
+    ElfError,
+    Segment,
+    UnwindRule,
+)
+from lockd.names.objects.mappings import Mapping
+from lockd.names.objects.process_files import open_regular
+from lockd.names.objects.symbols import GoFunctions, NamedFunction, Symbol, SymbolTable, variable_address
+
+PF_X = 1
+EM_X86_64, EM_AARCH64 = 62, 183
+REGISTERS = {EM_X86_64: 17, EM_AARCH64: 32}
+"""DWARF registers that unwinding rules cover, by machine."""
+PAGE = 4096
+
+DEBUG_FRAME_FILE = 64 << 20
+"""Largest file whose `.debug_frame` is read, in bytes: libdw has to open all DWARF of the file for it."""
+MINI_DEBUG_INFO = 64 << 20
+"""Largest MiniDebugInfo that is used, in bytes after it was unpacked."""
+FUNCTION_STARTS = 64 << 20
+"""Bytes of `.eh_frame_hdr` that are read."""
+RULES = 4_000
+"""Unwinding rules that are remembered for one file."""
+RULE_BYTES = 1500
+"""Estimated memory of one remembered rule."""
+FUNCTIONS = 4_000
+"""Functions that are remembered for one file, by address."""
+FUNCTION_BYTES = 400
+"""Estimated memory of one remembered function."""
+FILE_BYTES = 100_000
+"""Estimated memory of one file without symbols, function starts, rules and functions: mostly libelf's own."""
+JUMP_BYTES = 1 << 16
+"""Bytes of one function that are searched for jumps."""
+_JUMP = re.compile(rb"(?=(?:\xe9|\x0f[\x80-\x8f])(....))", re.S)
+"""A jmp or a conditional jump of x86-64 with a distance of 32 bits."""
+
+DEBUG_DIRECTORY = b"/usr/lib/debug"
+"""Where distributions install debug files: the symbols that they strip from programs."""
+DEBUG_CHUNK = 1 << 20
+"""Bytes of a debug file that are read at a time for its checksum."""
+MAX_DEBUG_CHECKED = 1 << 30
+"""Largest debug file whose checksum is computed, in bytes. This is needed where there is no build id."""
+
+
+class ObjectFile:
+    """An open ELF file with its debug file, if that is installed.
+
+    All addresses are the file's own: addresses in memory less the bias().
+    """
+
+    def __init__(self, elf: Elf, debug: Elf | None = None) -> None:
+        """`debug` is the debug file. close() closes both files."""
+        self._elf = elf
+        self._debug = debug
+        self._mini = _mini_debug_info(elf)
+        self._symbols = list(_tables([elf, debug, self._mini]))
+        self.tables: list[SymbolTable | GoFunctions] = [*self._symbols, GoFunctions(elf)]
+        """Tables of functions, the fullest first."""
+        self._starts = _function_starts(elf)
+        self._rules: dict[int, UnwindRule | None] = {}
+        self._lookups: dict[str, int | None] = {}
+        self._functions: dict[int, Symbol | None] = {}
+        self._loads = [s for s in elf.segments if s.kind == PT_LOAD]
+        self.machine = elf.machine if elf.is_64 and elf.is_little else 0
+        """ELF's number of the machine (EM_X86_64, EM_AARCH64, ...); 0 if it is not 64-bit, little-endian."""
+        self.end = max((s.address + s.memory_size for s in self._loads), default=0)
+        """The address behind the last segment."""
+
+    @property
+    def has_full_symbols(self) -> bool:
+        """Whether functions that are not exported have names, too."""
+        return any(file and _has_full_symbols(file) for file in (self._elf, self._debug, self._mini))
+
+    @property
+    def memory(self) -> int:
+        """Estimated bytes of memory that this object takes."""
+        remembered = len(self._rules) * RULE_BYTES + len(self._functions) * FUNCTION_BYTES
+        files = self._elf.memory + (self._mini.memory if self._mini else 0)
+        return FILE_BYTES + sum(t.memory for t in self.tables) + self._starts.nbytes + remembered + files
+
+    def bias(self, mapping: Mapping) -> int:
+        """What to subtract from an address in memory to get the file's own, by one mapping of the file.
+
+        Raises ElfError if the file has no segment that would be mapped so.
+        """
+        candidates = [s for s in self._loads if _page(s.offset) <= mapping.offset < s.offset + s.file_size]
+        # Two segments may share a page of the file, which is then mapped twice.
+        candidates.sort(key=lambda s: bool(s.flags & PF_X) != mapping.is_executable)
+        if not candidates:
+            raise ElfError(f"the file has no segment that is mapped from offset {mapping.offset:#x}")
+        return mapping.start - (mapping.offset + candidates[0].address - candidates[0].offset)
+
+    def function(self, address: int) -> Symbol | None:
+        """The function that spans an address; None if its name is not known."""
+        if address not in self._functions:
+            if len(self._functions) >= FUNCTIONS:
+                self._functions.clear()
+            self._functions[address] = self._named(address) or self._split_off(address)
+        return self._functions[address]
+
+    def _named(self, address: int) -> Symbol | None:
+        return next((symbol for t in self.tables if (symbol := t.function(address))), None)
+
+    def _split_off(self, address: int) -> Symbol | None:
+        """The part of a function that an address is in, if the compiler placed that part elsewhere.
+
+        Compilers do so with rarely executed code. Only full symbol tables have a name for such a part.
+        Without them it is recognised by its jumps: the function jumps into the part, and the part jumps into
+        the middle of the function. Only two parts of one function do that.
+        """
+        if self.machine != EM_X86_64 or self.rule(address) is None:
+            return None
+        index = int(np.searchsorted(self._starts, np.uint64(address), side="right"))
+        if not 0 < index < len(self._starts):
+            return None
+        part = range(int(self._starts[index - 1]), int(self._starts[index]))
+        targets = (target for target in self.jump_targets(part) if target not in part)
+        named = {symbol for target in targets if (symbol := self._named(target)) and symbol.address != target}
+        if len(named) != 1:
+            return None
+        (whole,) = named
+        code = range(whole.address, whole.address + whole.size)
+        is_part = any(target in part for target in self.jump_targets(code))
+        return Symbol(whole.name, part.start, len(part)) if is_part else None
+
+    def jump_targets(self, code: range) -> Iterator[int]:
+        """Where the jumps in a range of x86-64 code lead in the file. Only 32-bit distances are read."""
+        for jump in _JUMP.finditer(self.code(code.start, min(len(code), JUMP_BYTES))):
+            target = code.start + jump.end(1) + int.from_bytes(jump[1], "little", signed=True)
+            if 0 <= target < self.end:
+                yield target
+
+    def variable(self, address: int) -> Symbol | None:
+        """The variable that spans an address; None if its name is not known."""
+        return next((symbol for t in self._symbols if (symbol := t.variable(address))), None)
+
+    def variable_address(self, name: str) -> int | None:
+        """The address of the variable with this exact name; None if the file has no such symbol."""
+        if name not in self._lookups:
+            self._lookups[name] = variable_address(self._elf, name)
+        return self._lookups[name]
+
+    def member_offset(self, unit: str, structure: str, member: str) -> int | None:
+        """The offset of a struct's member in bytes, by the DWARF of the compilation unit named `unit`.
+
+        Returns None if neither the file nor its debug file says.
+        """
+        key = f"{unit} {structure} {member}"
+        if key not in self._lookups:
+            files = (file for file in (self._elf, self._debug) if file)
+            offsets = (file.member_offset(unit, structure, member) for file in files)
+            self._lookups[key] = next((offset for offset in offsets if offset is not None), None)
+        return self._lookups[key]
+
+    def thread_local(self, offset: int) -> Symbol | None:
+        """The variable that spans an offset in the block of thread-local memory; None if it has no name."""
+        return next((symbol for t in self._symbols if (symbol := t.thread_local(offset))), None)
+
+    @property
+    def thread_local_block(self) -> Segment | None:
+        """The segment of thread-local variables (PT_TLS); None if the file has none."""
+        return next((s for s in self._elf.segments if s.kind == PT_TLS), None)
+
+    def function_start(self, address: int) -> int:
+        """Where the function that spans an address begins; -1 if no symbol or unwinding table says."""
+        if symbol := self.function(address):
+            return symbol.address
+        if self.rule(address) is None:  # the address is in a gap of the tables
+            return -1
+        index = int(np.searchsorted(self._starts, np.uint64(address), side="right")) - 1
+        return int(self._starts[index]) if index >= 0 else -1
+
+    def rule(self, address: int) -> UnwindRule | None:
+        """The unwinding rule for an address; None if the file has none."""
+        if address not in self._rules:
+            if len(self._rules) >= RULES:
+                self._rules.clear()
+            registers = REGISTERS.get(self.machine, 0)
+            is_small = self._elf.size <= DEBUG_FRAME_FILE
+            self._rules[address] = self._elf.rule(address, registers, is_small) if registers else None
+        return self._rules[address]
+
+    def file_offset(self, address: int) -> int:
+        """The offset in the file of the code at an address; -1 if the address is in no executable segment."""
+        return next(
+            (
+                load.offset + address - load.address
+                for load in self._loads
+                if load.flags & PF_X and 0 <= address - load.address < load.file_size
+            ),
+            -1,
+        )
+
+    def code(self, address: int, size: int) -> bytes:
+        """`size` bytes of the file at an address; fewer where the segment ends, none outside of segments."""
+        for load in self._loads:
+            offset = address - load.address
+            if 0 <= offset < load.file_size:
+                return self._elf.read(load.offset + offset, min(size, load.file_size - offset))
+        return b""
+
+    def close(self) -> None:
+        """Close the file and its debug file."""
+        for elf in (self._elf, self._debug, self._mini):
+            if elf:
+                elf.close()
+
+
+def open_object(file: int, process: Path, path: bytes, debug_files: bytes = DEBUG_DIRECTORY) -> ObjectFile:
+    """The object file behind an open descriptor, which is closed with it, or at once if this fails.
+
+    `path` is the file's path in the root directory of a process, and `process` the directory of that process
+    in procfs. A debug file is searched for in the process's root directory and in lockd's own, there in the
+    directory `debug_files`. Raises ElfError if the file is no ELF file.
+    """
+    try:
+        elf = Elf(file)
+    except BaseException:
+        os.close(file)
+        raise
+    debug = None
+    if not _has_full_symbols(elf):
+        with contextlib.suppress(OSError):
+            debug = _debug_file(elf, path, (process / "root", Path("/")), debug_files)
+    return ObjectFile(elf, debug)
+
+
+def _debug_file(elf: Elf, path: bytes, roots: tuple[Path, ...], directory: bytes) -> Elf | None:
+    """The first debug file below one of the root directories that fits an ELF file; None if none does."""
+    build_id = elf.build_id
+    link, checksum = elf.debug_link
+    for root in roots:
+        for candidate in _debug_paths(path, build_id, link, directory):
+            with contextlib.suppress(OSError, ElfError):
+                debug = _open_elf(root, candidate)
+                if _fits(debug, build_id, checksum if link else -1):
+                    return debug
+                debug.close()
+    return None
+
+
+def _debug_paths(path: bytes, build_id: bytes, link: bytes, directory: bytes) -> Iterator[bytes]:
+    """Where the debug file of the file at `path` may be, in the order in which gdb searches."""
+    if len(build_id) > 1:
+        name = build_id.hex().encode()
+        yield b"%s/.build-id/%s/%s.debug" % (directory, name[:2], name[2:])
+    if link and b"/" not in link:
+        beside = path.rpartition(b"/")[0]
+        for place in (beside, beside + b"/.debug", directory + beside):
+            yield place + b"/" + link
+
+
+def _open_elf(root: Path, path: bytes) -> Elf:
+    file = open_regular(root, path)
+    try:
+        return Elf(file)
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def _fits(debug: Elf, build_id: bytes, checksum: int) -> bool:
+    """Whether a debug file has this build id; without build ids, this checksum. -1 fits no file."""
+    if build_id and debug.build_id:
+        return debug.build_id == build_id
+    if checksum < 0 or debug.size > MAX_DEBUG_CHECKED:
+        return False
+    crc = 0
+    for offset in range(0, debug.size, DEBUG_CHUNK):
+        crc = zlib.crc32(debug.read(offset, DEBUG_CHUNK), crc)
+    return crc == checksum
+
+
+@dataclass(frozen=True)
+class FunctionEntry:
+    """A function with those of its names that were wanted."""
+
+    names: tuple[str, ...]
+    """The plainest and shortest name first."""
+    address: int
+    """The file's own address, see ObjectFile.bias()."""
+    offset: int
+    """Offset in the file; -1 if the address is in no executable segment."""
+    is_indirect: bool
+    """Whether the code there only chooses, at load time, the function that is to be called (IFUNC)."""
+
+
+def functions_by_name(file: ObjectFile, is_wanted: Callable[[str], bool]) -> list[FunctionEntry]:
+    """The functions that have a wanted name, sorted by address."""
+    found: dict[int, list[NamedFunction]] = {}
+    for symbol in all_functions(file):
+        if is_wanted(symbol.name):
+            found.setdefault(symbol.address, []).append(symbol)
+    return [
+        FunctionEntry(
+            names=tuple(sorted({symbol.name for symbol in symbols}, key=_plainness)),
+            address=address,
+            offset=file.file_offset(address),
+            is_indirect=any(symbol.is_indirect for symbol in symbols),
+        )
+        for address, symbols in sorted(found.items())
+    ]
+
+
+def tail_callers(file: ObjectFile, is_wanted: Callable[[str], bool]) -> dict[int, tuple[str, ...]]:
+    """Nameless functions by address, each with the names of the wanted functions that tail-call it.
+
+    A tail call is a jump. It leaves no trace on the stack: the nameless function appears there in place of
+    the function that was called. For instance, `pthread_once` does only a quick check itself, and jumps to a
+    function whose name is only known inside the C library. The plainest and shortest name comes first.
+    Returns nothing for files with full symbols, and for machines other than x86-64.
+    """
+    found: dict[int, set[str]] = {}
+    if file.has_full_symbols or file.machine != EM_X86_64:
+        return {}
+    for entry in functions_by_name(file, is_wanted):
+        symbol = file.function(entry.address)
+        code = range(entry.address, entry.address + (symbol.size if symbol else 0))
+        for target in file.jump_targets(code):
+            if file.function_start(target) == target and not file.function(target):
+                found.setdefault(target, set()).add(entry.names[0])
+    return {address: tuple(sorted(names, key=_plainness)) for address, names in found.items()}
+
+
+def all_functions(file: ObjectFile) -> Iterator[NamedFunction]:
+    """The functions of all symbol tables of a file. A function can come several times."""
+    for table in file.tables:
+        yield from table.functions()
+
+
+def _plainness(name: str) -> tuple[int, int, str]:
+    """A key to sort names by: fewer underscores in front first, then the shorter name."""
+    return len(name) - len(name.lstrip("_")), len(name), name
+
+
+def _page(offset: int) -> int:
+    return offset & -PAGE
+
+
+def _tables(files: Iterable[Elf | None]) -> Iterable[SymbolTable]:
+    """The symbol tables of files. Full tables come first: tables for dynamic linking have fewer names."""
+    known = [file for file in files if file]
+    for kind in (SHT_SYMTAB, SHT_DYNSYM):
+        for file in known:
+            for section in file.sections:
+                if section.kind == kind:
+                    yield SymbolTable(file, section)
+
+
+def _has_full_symbols(elf: Elf) -> bool:
+    return any(s.kind == SHT_SYMTAB for s in elf.sections)
+
+
+def _mini_debug_info(elf: Elf) -> Elf | None:
+    """Fedora's MiniDebugInfo: a compressed ELF file with the symbols of functions, in a section."""
+    section = next((s for s in elf.sections if s.name == ".gnu_debugdata"), None)
+    if section is None:
+        return None
+    try:
+        data = elf.read(section.offset, min(section.size, MINI_DEBUG_INFO))
+        unpacker = lzma.LZMADecompressor(memlimit=MINI_DEBUG_INFO)
+        return Elf(unpacker.decompress(data, MINI_DEBUG_INFO))
+    except (lzma.LZMAError, ElfError, EOFError):
+        return None
+
+
+def _function_starts(elf: Elf) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Sorted addresses of functions, by the search table in `.eh_frame_hdr`; empty if there is no such table.
+
+    Only the usual encoding is read: signed offsets of 32 bits from the address of the header.
+    """
+    none = np.zeros(0, np.uint64)
+    header = next((s for s in elf.segments if s.kind == PT_GNU_EH_FRAME), None)
+    if header is None or not elf.is_little:
+        return none
+    data = elf.read(header.offset, min(header.file_size, FUNCTION_STARTS))
+    if len(data) < 12 or data[0] != 1 or data[1] & 15 not in (3, 11) or data[2] != 3 or data[3] != 0x3B:
+        return none
+    count = min(struct.unpack_from("<I", data, 8)[0], (len(data) - 12) // 8)
+    offsets = np.frombuffer(data, "<i4", count=2 * count, offset=12)[::2].astype(np.int64)
+    return np.sort((offsets + np.int64(header.address & 2**63 - 1)).astype(np.uint64))
