@@ -111,7 +111,7 @@ class Identities:
         if _is_untold(who):
             name = self._processes.name(tgid)
         else:
-            name = self._processes.tell(
+            name = self._processes.learn(
                 tgid, int(who["cgroup"]), bytes(who["comm"]), bool(who["kernel_thread"])
             )
         return self._add(name, self._filter.wants(tgid, name))
