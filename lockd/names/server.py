@@ -1,11 +1,9 @@
-"""The namer process: answers what locks are called and who holds them, one question after another.
+"""The namer: answers which names locks have and which threads hold them, one question after another.
 
-`python3 lockd/process/isolation.py lockd.names SETTINGS`
-
-It reads files that anybody may have written. What goes wrong there ends at most this process: its memory is
-limited, it has no descriptors but the socket, the ring of blocked processes and what the scheduler says of
-itself, it runs as an unprivileged user with those capabilities of its parent's that are for reading, and a
-filter of system calls lets it open files for reading and do little else.
+The namer reads files that anybody may have written. An error in them ends no more than this process: its
+memory is limited; it has no descriptors but the socket, the ring of blocked processes and
+/proc/self/schedstat; it runs as an unprivileged user with those of its parent's capabilities that are for
+reading; and a filter of system calls lets it open files for reading and do little else.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from lockd import logs
 from lockd.errors import LockdError
 from lockd.kernel.rings import Ring
 from lockd.names.blocked_processes import BlockedProcesses
-from lockd.names.kernel.kernel_locks import KernelNames
+from lockd.names.kernel.locks import KernelNames
 from lockd.names.locks.owners import owner_of_user_lock
 from lockd.names.locks.user_locks import UserNames
 from lockd.names.protocol import (
@@ -35,7 +33,6 @@ from lockd.names.protocol import (
     GoWaitsAnswer,
     KernelLock,
     LockAnswer,
-    Looks,
     NamerSettings,
     OwnedLock,
     Owners,
@@ -43,6 +40,7 @@ from lockd.names.protocol import (
     Question,
     Reload,
     UserLockSeen,
+    Watch,
     decode_question,
     encode_answer,
 )
@@ -52,16 +50,20 @@ from lockd.process import confinement, memory, privileges
 log = logging.getLogger(__name__)
 
 READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
+"""Capabilities of the namer, as far as its parent has them."""
 MEMORY_BYTES = 512 << 20
-"""Of its own, not counting files that it maps."""
+"""The limit of the process's own memory, not counting files that it maps."""
 MESSAGE_BYTES = 1 << 17
-REST_MS = 1000
+"""The size of the largest question."""
+IDLE_MS = 1000
+"""Milliseconds without a question after which the namer ends its children."""
 ASKED_SECONDS = 10.0
-"""After a thread of a process blocked; whoever has not asked for the process by then never will."""
+"""Seconds that a process is remembered after one of its threads blocked, unless the sampler names the
+process."""
 
 
 class Names:
-    """Everything that can be asked. `clock` counts seconds."""
+    """Answers every kind of question."""
 
     def __init__(
         self,
@@ -70,94 +72,102 @@ class Names:
         clock: Callable[[], float] = time.monotonic,
         parked: Sequence[str] = (),
     ) -> None:
+        """`procfs` is the root of a proc file system, `clock` returns seconds, `parked` is as in
+        UserNames."""
         self._procfs, self._shares, self._clock = procfs, shares, clock
         self._user = UserNames(procfs, parked=parked)
         self._kernel = KernelNames(procfs)
-        self._looked: set[int] = set()
+        self._watched: set[int] = set()
+        """Processes that the sampler asked to remember."""
         self._blocked: dict[int, float] = {}
+        """By process, the time when one of its threads last blocked."""
         self._forget_at = 0.0
 
-    def look_at_blocked(self, tgids: Sequence[int]) -> None:
-        """A thread of each of these has just blocked: they may end before they are asked about."""
+    def note_blocked(self, tgids: Sequence[int]) -> None:
+        """Remember processes in which a thread has just blocked: they may end before a question about
+        them."""
         now = self._clock()
         for tgid in tgids:
             self._blocked[tgid] = now
             try:
-                self._look(tgid)
-            except Exception:  # as in serve()
+                self._read_mappings(tgid)
+            except Exception:  # one strange process must not end the naming of all others
                 log.exception("the mappings of process %d", tgid)
         if tgids and now >= self._forget_at:
             self._forget_at = now + ASKED_SECONDS
             self._forget(now)
 
     def answer(self, question: Question) -> Answer | None:
-        """None if none is wanted."""
+        """The answer to a question; None if the question wants none."""
         match question:
             case UserLockSeen():
-                with self._shares.turn(question.tgid) as is_left:
-                    return self._user_lock(question) if is_left else question.fallback()
+                with self._shares.turn(question.tgid) as is_allowed:
+                    return self._user_lock(question) if is_allowed else question.fallback()
             case KernelLock():
                 return self._kernel.answer(question)
             case Owners():
                 return OwnersAnswer(question.token, tuple(map(self._owner, question.locks)))
             case GoWaits():
                 return GoWaitsAnswer(question.tgids, tuple(map(self._go_waited_ns, question.tgids)))
-            case Looks():
-                self._looked = self._looked - set(question.gone) | set(question.tgids)
+            case Watch():
+                self._watched = self._watched - set(question.gone) | set(question.tgids)
                 self._forget(self._clock())
                 for tgid in question.tgids:
-                    self._look(tgid)
+                    self._read_mappings(tgid)
             case Reload():
                 logs.set_level(question.log_level)
                 self._shares.share = question.share
         return None
 
-    def _look(self, tgid: int) -> None:
-        with self._shares.turn(tgid) as is_left:
-            if is_left:
-                self._user.look(tgid)
+    def _read_mappings(self, tgid: int) -> None:
+        with self._shares.turn(tgid) as is_allowed:
+            if is_allowed:
+                self._user.read_mappings(tgid)
 
     def _user_lock(self, question: UserLockSeen) -> LockAnswer:
-        lock = question.tgid, question.tid, question.address, question.guess
+        arguments = question.tgid, question.tid, question.address, question.guess
         if question.sleeper:
-            known = self._user.name_of_sleeper(*lock, question.sleeper)
+            lock = self._user.name_lock_of_sleeper(*arguments, question.sleeper)
         else:
-            known = self._user.name(*lock, question.capture)
-        return LockAnswer(question.key, True, **vars(known))
+            lock = self._user.name_lock(*arguments, question.capture)
+        return LockAnswer(question.key, True, **vars(lock))
 
     def _owner(self, lock: OwnedLock) -> int:
-        with self._shares.turn(lock.tgid) as is_left:
-            return owner_of_user_lock(self._procfs, **vars(lock)) if is_left else 0
+        with self._shares.turn(lock.tgid) as is_allowed:
+            return owner_of_user_lock(self._procfs, **vars(lock)) if is_allowed else 0
 
     def _go_waited_ns(self, tgid: int) -> int:
-        with self._shares.turn(tgid) as is_left:
-            return self._user.go_waited_ns(tgid) if is_left else -1
+        with self._shares.turn(tgid) as is_allowed:
+            return self._user.go_waited_ns(tgid) if is_allowed else -1
 
-    def rest(self) -> None:
-        """Nobody asks at the moment: keep no child, whose CPU time is known once it has ended."""
-        self._user.rest()
+    def end_children(self) -> None:
+        """End child processes while no question waits: only then is all of their CPU time known."""
+        self._user.end_children()
 
     def _forget(self, now: float) -> None:
-        """All but the processes that the sampler speaks of, or that it may soon ask about."""
-        self._blocked = {tgid: at for tgid, at in self._blocked.items() if at > now - ASKED_SECONDS}
-        wanted = self._looked | self._blocked.keys()
+        """Forget all processes but those that the sampler asked to remember, or may soon ask about."""
+        self._blocked = {tgid: since for tgid, since in self._blocked.items() if since > now - ASKED_SECONDS}
+        wanted = self._watched | self._blocked.keys()
         self._user.keep(wanted)
         self._shares.keep(wanted)
 
 
 def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = None) -> None:
-    """Until the sampler closes its end. What may end at any moment comes before each question."""
+    """Answer questions from a socket until the sampler closes its end.
+
+    Before each question the processes that blocked are read from their ring: they may end at any moment.
+    """
     ready = select.poll()
-    for one in (sock, blocked):
-        if one:
-            ready.register(one, select.POLLIN)
+    for source in (sock, blocked):
+        if source:
+            ready.register(source, select.POLLIN)
     while True:
-        events = ready.poll(REST_MS)
+        events = ready.poll(IDLE_MS)
         if not events:
-            names.rest()
+            names.end_children()
             events = ready.poll()
         if blocked:
-            names.look_at_blocked(blocked.read())
+            names.note_blocked(blocked.read())
         if sock.fileno() not in (fd for fd, _ in events):
             continue
         message = sock.recv(MESSAGE_BYTES)
@@ -167,14 +177,14 @@ def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = 
         try:
             answer = names.answer(question)
         except Exception:  # one strange process must not end the naming of all others
-            log.exception("%s", question.words)
+            log.exception("%s", question.description)
             answer = question.fallback() if question.wants_answer else None
         if answer:
             sock.send(encode_answer(answer))
 
 
-def blocked_processes(ring: Ring) -> BlockedProcesses | None:
-    """None if the kernel refuses it."""
+def open_blocked_processes(ring: Ring) -> BlockedProcesses | None:
+    """The reader of a ring of blocked processes; None if the kernel refuses to map the ring."""
     try:
         return BlockedProcesses(ring)
     except OSError as error:
@@ -186,7 +196,7 @@ def blocked_processes(ring: Ring) -> BlockedProcesses | None:
 
 
 def main() -> int:
-    """Until the sampler closes its end, or ends; the exit code."""
+    """Run the namer until the sampler ends or closes its end of the socket. Returns the exit code."""
     parent = os.getppid()
     settings = NamerSettings.from_json(sys.argv[1])
     sock = socket.socket(fileno=settings.socket)
@@ -194,7 +204,7 @@ def main() -> int:
     try:
         privileges.keep_only(READING & privileges.capabilities(), privileges.unprivileged_user("lockd-namer"))
         privileges.die_with_parent(signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before it could be noticed
+        if os.getppid() != parent:  # the parent ended before die_with_parent() could take effect
             return 0
         memory.keep_little()
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
@@ -208,9 +218,5 @@ def main() -> int:
     os.close(settings.bench)
     names = Names(procfs, shares, parked=settings.parked)
     with contextlib.suppress(ConnectionError):  # the sampler closed its end without reading every answer
-        serve(sock, names, blocked_processes(Ring(*ring)) if ring else None)
+        serve(sock, names, open_blocked_processes(Ring(*ring)) if ring else None)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,274 @@
-"""The functions of locks and of what surrounds them, in the languages and libraries that are known.
+"""Locking code, known by the names of its functions: a lock's family and kind, and the site that waits for
+it.
 
-Each word is a regular expression that matches the whole of a name, which is demangled, without parameters,
-template arguments and inline namespaces. `%` stands for the beginning of a name in Rust's own libraries.
+The stack of a blocked thread begins with the code that locks and ends with what every thread runs. Three
+sorts of functions are no answer to the question where a thread waits: locking code with its wrappers; a
+runtime's own scheduling, which is the answer only if the stack has nothing else; and functions that every
+thread of a language has in its stack, which are never the answer.
+
+The tables of functions in the second half of this module are regular expressions, separated by white space.
+Each expression matches a whole name: demangled, without parameters, template arguments and inline namespaces.
+`%` stands for the beginning of a name in Rust's own libraries.
 """
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+LOCK, COND = "lock", "cond"
+"""Kinds: a wait for another thread's critical section, and a wait for other threads to do something."""
+
+KINDS = {
+    "mutex": LOCK, "rwlock": LOCK, "once": LOCK, "gil": LOCK, "monitor": LOCK, "internal": LOCK,
+    "innodb": LOCK, "thread_lock": LOCK, "runtime": LOCK, "lwlock": LOCK, "synchronizer": LOCK,
+    "cond": COND, "sem": COND, "barrier": COND, "latch": COND, "join": COND, "park": COND,
+}  # fmt: skip
+"""The kind of each family of locks.
+
+`internal` are the C library's own locks, `innodb` the latches of MariaDB's pages and indexes, `thread_lock`
+is Python's threading.Lock, `monitor` is Java's, `synchronizer` are the locks of java.util.concurrent,
+`runtime` a lock of Go's runtime, `lwlock` PostgreSQL's.
+"""
+
+LATCH = "ssux_lock"
+"""The class of most of InnoDB's latches in its source: the name given to them in a server without symbols."""
+
+_PYTHON_OBJECT = re.compile(r"(?:lib)?python[23](?:\.\d+)?[dt]?(?:\.so.*)?$|python$")
+_MUSL_OBJECT = re.compile(r"libc\.so$|ld-musl|libc\.musl")
+_MUSL = re.compile(r"__timedwait\w*|__wait|__syscall_cp\w*")
+_INNODB_SERVER = "mariadbd"
+_C_LIBRARY = re.compile(r"(?:libc|libpthread|ld-linux.*|ld-musl.*|libc\.musl.*|ld)[-.].*")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One function in the stack of a thread."""
+
+    object: str
+    """The object file's name without its directory, `[jit]` for code compiled at run time; empty if
+    unknown."""
+    function: str
+    """The function's demangled name; empty if it has none."""
+    label: str
+    """The text to show for this frame: `object:function`, or `object+0xoffset` for a function without a
+    name."""
+    start: int = 0
+    """The address of the function's first instruction; 0 unless an object file's symbol names it."""
+    offset: int = 0
+    """Bytes from `start` to the instruction at which the stack goes on; 0 where `start` is 0."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the stack of a blocked thread says about the lock that it waits for."""
+
+    family: str
+    """A key of KINDS; empty if the stack does not show it."""
+    kind: str
+    """LOCK or COND; empty if the family is unknown."""
+    site: str
+    """The label of the frame that waits for the lock; empty if there is none."""
+    implementation: str
+    """The C library and the sort of lock, such as `glibc rwlock`; empty if no function of POSIX threads
+    waits."""
+    object: str
+    """The object file of the function that shows the family."""
+    is_parked: bool
+    """Whether the thread sleeps on a word of its own, which is not part of the lock."""
+    service: str = ""
+    """The name shared by all locks of one service of the C library, such as `libc.so.6:malloc`; else
+    empty."""
+
+
+def judge(stack: Sequence[Frame], value: int = 0) -> Judgement:
+    """Judge the lock that a blocked thread waits for.
+
+    `stack` is innermost first; `value` is what the thread found in the lock's word, 0 if unknown. The
+    outermost locking function decides: a condition variable inside a GIL is the GIL. There is one exception:
+    a thread that has returned from a condition variable and waits for its mutex waits for a lock.
+    """
+    stack = _name_latch(stack, value)
+    sorts = _classify(stack)
+    end = next((i for i, sort in enumerate(sorts) if sort not in ("locking", "stub")), len(stack))
+    family = owner = implementation = ""
+    is_musl = any(_MUSL_OBJECT.match(f.object) or _MUSL.fullmatch(f.function) for f in stack[:end])
+    for frame in stack[:end]:
+        known = family_of(frame.function)
+        wrapped = "" if known else _family_of_wrapper(frame.function)
+        if wrapped and KINDS.get(family) != KINDS[wrapped]:
+            known = wrapped  # around a lock of the same kind, the inner function knows the family better
+        if not implementation and known and frame.function.lstrip("_").startswith("pthread_"):
+            implementation = ("musl " if is_musl else "glibc ") + known
+        if known and _replaces(known, family):
+            family, owner = known, frame.object
+    is_parked = any(_matches(_PARKER, _plain(frame.function)) for frame in stack[:end])
+    site = _site(stack, sorts, end)
+    service = next((name for f in stack[:end] if (name := _service(f.object, f.function))), "")
+    family = family or ("internal" if service else "")
+    return Judgement(family, KINDS.get(family, ""), site, implementation, owner, is_parked, service)
+
+
+def _name_latch(stack: Sequence[Frame], value: int) -> Sequence[Frame]:
+    """The stack, with the name LATCH for a nameless caller of futex(2) in MariaDB that waits for InnoDB's
+    latch.
+
+    The server calls futex(2) itself, not through the C library's locks, for two things only: a latch, whose
+    word is never 0 when a thread waits for it, and a semaphore, whose word always is.
+    """
+    if len(stack) < 2 or not value or stack[0].function != "syscall":
+        return stack
+    caller = stack[1]
+    if caller.function or caller.object != _INNODB_SERVER:
+        return stack
+    return [stack[0], replace(caller, function=LATCH), *stack[2:]]
+
+
+def _replaces(outer: str, inner: str) -> bool:
+    """Whether the family of an outer function replaces that of an inner one.
+
+    A lock inside a condition variable stays a lock. Java's semaphores are built from the class of its locks.
+    """
+    is_semaphore = inner == "synchronizer" and outer in ("sem", "latch")
+    return is_semaphore or not (KINDS.get(inner) == LOCK and KINDS[outer] == COND)
+
+
+def _site(stack: Sequence[Frame], sorts: Sequence[str], end: int) -> str:
+    """The label of the first frame that does more than locking; else of the most telling frame that exists.
+
+    `stack[:end]` is the locking code. If the site's function has no name, and its caller in the same object
+    has, the site is the place in the caller.
+    """
+    inner, rest = zip(stack[:end], sorts, strict=False), list(zip(stack[end:], sorts[end:], strict=True))
+    locking = [frame for frame, sort in inner if frame.function and sort == "locking"][::-1]
+    candidates = [
+        *(frame for frame, sort in rest if not sort),
+        *(frame for frame, sort in rest if sort == "runtime"),
+        *(frame for frame in locking if not _C_LIBRARY.match(frame.object)),
+        *(frame for frame, _ in rest if frame.function and not _C_LIBRARY.match(frame.object)),
+        *locking,
+    ]
+    if not candidates:
+        return ""
+    site = candidates[0]
+    index = next(i for i, frame in enumerate(stack) if frame is site)
+    if site.function or index + 1 == len(stack) or sorts[index + 1]:
+        return site.label
+    caller = stack[index + 1]
+    is_of_caller = caller.function and caller.offset and caller.object == site.object
+    return f"{caller.label}+{caller.offset:#x}" if is_of_caller else site.label
+
+
+def _classify(stack: Sequence[Frame]) -> list[str]:
+    """The sort of each frame: locking, runtime, common, stub, or empty for a function that may be a site.
+
+    A nameless function between locking functions of the same object is locking code, too. So is a nameless
+    function of the C library on top of the stack. Further out it is never a site: the exported function
+    around it is. Stubs exist in HotSpot only: through them Java calls the machine. They and the interpreter
+    do not end the locking code.
+    """
+    sorts: list[str] = []
+    is_java = False
+    is_hotspot = any(frame.object == "libjvm.so" for frame in stack)
+    for i, frame in enumerate(stack):
+        sort = _sort(frame.object, frame.function)
+        is_java |= frame.object == "[jit]"
+        if is_hotspot and frame.object == "[jit]" and not re.search(r"\.|::", frame.function):
+            sort = "stub"
+        elif is_java and frame.object == "libjvm.so":
+            sort = "common"  # the machine called the compiled code: this is in the stack of every thread
+        if not frame.function and all(s == "locking" for s in sorts):
+            outer = next((other for other in stack[i + 1 :] if other.function), None)
+            is_same_object = outer is not None and outer.object == frame.object
+            is_inside = outer and is_same_object and _sort(outer.object, outer.function) == "locking"
+            sort = "locking" if is_inside or _C_LIBRARY.match(frame.object) else sort
+        if not frame.function and not sort and _C_LIBRARY.match(frame.object):
+            sort = "common"  # it starts threads, or serves a function of the library that has a name
+        sorts.append(sort)
+    return sorts
+
+
+@functools.lru_cache(4096)
+def _sort(object_name: str, function: str) -> str:
+    name = _plain(function)
+    if _matches(_LOCKING, name) or _family_of_wrapper(function) or _service(object_name, function):
+        return "locking"
+    if _PYTHON_OBJECT.match(object_name) and (not name or _PYTHON_COMMON.fullmatch(name)):
+        return "common"
+    if _matches(_COMMON_CODE, name) or (object_name in ("[jit]", "[vdso]", "") and not name):
+        return "common"
+    return "runtime" if _matches(_RUNTIME, name) or (object_name == "libjvm.so" and not name) else ""
+
+
+@functools.lru_cache(4096)
+def family_of(function: str) -> str:
+    """The family of locks that a function belongs to by FAMILIES; empty if it belongs to none."""
+    name = _plain(function)
+    return next((family for family, pattern in _BY_FAMILY.items() if name and pattern.fullmatch(name)), "")
+
+
+@functools.lru_cache(4096)
+def _family_of_wrapper(function: str) -> str:
+    """The family of locks that a function of a program wraps, judged by WRAPPERS; empty if it wraps none."""
+    name = _plain(function)
+    return next((family for family, pattern in _BY_WRAPPER.items() if pattern.fullmatch(name)), "")
+
+
+def _service(object_name: str, function: str) -> str:
+    """The name of the locks that a function of the C library takes for itself, such as `libc.so.6:malloc`."""
+    if not function or not _C_LIBRARY.fullmatch(object_name):
+        return ""
+    names = (service for service, pattern in _SERVICES.items() if pattern.fullmatch(function))
+    return next((f"{object_name}:{service}" for service in names), "")
+
+
+def is_of_c_library(object_name: str) -> bool:
+    """Whether an object file is the C library, its dynamic linker or its threads library."""
+    return _C_LIBRARY.fullmatch(object_name) is not None
+
+
+def is_pool(variable: str) -> bool:
+    """Whether a variable serves many locks, so that its name names none of them."""
+    return _POOL.fullmatch(variable) is not None
+
+
+def is_parked_on(lock: str, patterns: Sequence[str]) -> bool:
+    """Whether idle threads park on the lock of this name, by PARKED and further shell patterns.
+
+    A pattern may leave out the offset of a lock that is part of a variable.
+    """
+    names = lock, re.sub(r"(:.*)\+0x[0-9a-f]+$", r"\1", lock)
+    return any(fnmatchcase(name, pattern) for name in names for pattern in (*PARKED, *patterns))
+
+
+def is_end(function: str) -> bool:
+    """Whether a stack ends with this function: the frames beyond it belong to other code."""
+    return _END.fullmatch(function) is not None
+
+
+def _plain(function: str) -> str:
+    """A function's name without template arguments and inline namespaces; Rust's `<T as Trait>::f` as it
+    is."""
+    name = re.sub(r"::(?:__1|__cxx11|_V2|__ndk1|lts_\w+|debian\d+)\b", "", function)
+    if name.startswith("<"):
+        return name
+    while (shorter := re.sub(r"(?<!operator)<[^<>]*>", "", name)) != name:
+        name = shorter
+    return name
+
+
+def _matches(pattern: re.Pattern[str], name: str) -> bool:
+    return bool(name) and pattern.fullmatch(name) is not None
+
+
+def _any(*tables: str) -> re.Pattern[str]:
+    """One pattern for all expressions of these tables."""
+    expressions = " ".join(tables).replace("%", "<*&*(?:std|core|alloc)::").split()
+    return re.compile("|".join(f"(?:{expression})" for expression in expressions), re.S)
+
 
 FAMILIES = {
     "mutex": r"""
@@ -131,7 +397,7 @@ FAMILIES = {
         L?jdk[./]internal[./]misc[./]Unsafe(?:;::|\.)park\S* L?sun[./]misc[./]Unsafe(?:;::|\.)park\S*
     """,
 }
-"""Of each family, the functions that only it has."""
+"""By family of locks, the functions that only locks of this family have."""
 
 WRAPPERS = {
     "rwlock": r"""
@@ -152,9 +418,12 @@ WRAPPERS = {
         (?:\w+::)*\w*Semaphore::(?:\w*[Ww]ait\w*|[Aa]cquire\w*|[Dd]own)
     """,
 }
-"""The same for names that nobody knows but that say by their words what they do: programs wrap the locks of
-the C library in functions and classes of their own. What has both words, the lock and how it is taken, is a
-wrapper; `lock_accounts` or `Registry::lock` is not, but a place where a thread waits."""
+"""By family of locks, the wrappers of unknown programs, told by the words of their names.
+
+Programs wrap the locks of the C library in functions and classes of their own. A name with both words, the
+sort of lock and how it is taken, is a wrapper. `lock_accounts` and `Registry::lock` are not: they are places
+where a thread waits.
+"""
 
 SERVICES = {
     "malloc": r"""
@@ -170,9 +439,11 @@ SERVICES = {
         _IO_\w+ _*f?lockfile _*flockfile
     """,
 }
-"""Functions of the C library that take locks of its own: one name for each sort, whoever waits for it where.
+"""By service of the C library, the functions that take the library's own locks.
 
-Which function that is, and of which arena or file, is chance: the first that blocks would give its name."""
+All locks of a service share one name. The function, the arena and the file are chance: else the first thread
+that blocks would name the lock.
+"""
 
 PARKERS = r"""
         (?:os::)?PlatformEvent::park\w* (?:\w+::)*Parker::park %thread::(?:current::|functions::)?park\w*
@@ -182,7 +453,7 @@ PARKERS = r"""
         WTF::(?:Lock|WordLock|ParkingLot)\w*::.*
         runtime\.(?:notesleep|notetsleep\w*|mPark)
 """
-"""Of these, where the word that a thread sleeps on is its own, whatever lock it waits for."""
+"""Functions in which a thread sleeps on a word of its own, whatever lock it waits for."""
 
 LOCKING = r"""
         std::(?:lock_guard|unique_lock|scoped_lock)::~?\w+
@@ -201,13 +472,13 @@ LOCKING = r"""
         Mutex::.* Monitor::.* MonitorLocker::.* MutexLocker::.* ObjectMonitor::.*
         ObjectSynchronizer::.* JavaThreadBlock\w*.* L?java[./]util[./]concurrent[./]\S*
 """
-"""Locking that several families have in common."""
+"""Locking code that several families have in common."""
 
 RUNTIMES = r"""
         runtime\.\w.* runtime/internal/.* internal/runtime/.* WaitEventSetWait\w* ProcSleep
         ProcWaitForSignal
 """
-"""A runtime's scheduling: the place only where the stack has no other."""
+"""A runtime's scheduling: the site only if the stack has no other."""
 
 COMMON = r"""
         start_thread clone3? __clone3? __clone_internal _*libc_start_(?:main|call_main)\w* _start
@@ -220,7 +491,7 @@ COMMON = r"""
         java_start call_stub Interpreter StubRoutines.* java_main ThreadJavaMain \[jit\]
         L?java[./]lang[./]Thread(?:;::|\.)run\S*
 """
-"""What is in the stack of every thread."""
+"""Functions in the stack of every thread."""
 
 PYTHON = r"""
         _?Py(?:Eval|Object|Vectorcall|Function|Run|Import|Module|Gen|Iter|Obj|Bytes|_|Cell|CFunction)\w*
@@ -228,22 +499,34 @@ PYTHON = r"""
         run_eval_code_obj pymain_\w+ slot_\w+ type_call main thread_run pythread_wrapper \w*bootstrap\w*
         builtin_exec gen_\w+
 """
-"""The same for CPython's interpreter, in its own object."""
+"""Functions in the stack of every thread of CPython, within the interpreter's own object file."""
 
 POOLS = r"""
         std::__detail::__waiter_pool_base::_S_for.* std::__libcpp_atomic_wait.*contention.*
 """
-"""Variables that many locks share by a hash of their addresses: they are not the name of any."""
+"""Variables that many locks share by a hash of their addresses: such a variable names none of them."""
 
 ENDS = r"""
         runtime\.(?:mcall|goschedImpl|gopreempt_m|preemptPark)
 """
-"""What lies beyond is not the caller: the stack of a goroutine that the thread has left."""
+"""Functions that end a stack: beyond them lies the stack of a goroutine that the thread has left."""
 
 PARKED = {
     "*:io_threads_mutex": "Redis 6 and 7, Valkey and other forks, with `io-threads`",
 }
-"""Locks that threads park on, by shell patterns of their names, and whose they are.
+"""Locks that idle threads park on, by shell patterns of their names, and the programs that have them.
 
-Who has work for a thread holds the lock until there is some; a thread that waits for it is idle.
+The thread with work for another holds such a lock until there is work. A thread that waits for the lock is
+idle.
 """
+
+_BY_FAMILY = {family: _any(table) for family, table in FAMILIES.items()}
+_BY_WRAPPER = {family: _any(table) for family, table in WRAPPERS.items()}
+_LOCKING = _any(LOCKING, *FAMILIES.values())
+_SERVICES = {service: _any(table) for service, table in SERVICES.items()}
+_RUNTIME = _any(RUNTIMES)
+_COMMON_CODE = _any(COMMON)
+_PARKER = _any(PARKERS)
+_POOL = _any(POOLS)
+_END = _any(ENDS)
+_PYTHON_COMMON = _any(PYTHON)

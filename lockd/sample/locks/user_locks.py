@@ -116,7 +116,7 @@ class UserLocks:
         keys, captures = keys[chosen], captures[chosen]
         fresh = set(keys["tgid"].tolist()) - self._looked
         if fresh:
-            self._resolver.look(tuple(fresh))
+            self._resolver.watch(tuple(fresh))
             self._looked |= fresh
         rows = self._rows(keys["tgid"], keys["uaddr"], keys["guess"].astype(np.int16), now)
         taken = captures_of(captures, self._machine)
@@ -341,7 +341,7 @@ class UserLocks:
                 key.view(np.uint32)[0] = tgid
                 self._hotspots.delete(key)
         if gone := self._looked - alive:
-            self._resolver.look((), tuple(gone))
+            self._resolver.watch((), tuple(gone))
             self._looked -= gone
 
     def _corrected(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Rows:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy.typing as npt
 
 from lockd.kernel.pairs import Entries
+from lockd.names.stacks import FUNCTIONS, FrameFormat, StackNames
 from lockd.names.unwind.capture import Capture, captures_of
-from lockd.names.unwind.stacks import FUNCTIONS, Shown, StackNames
 from lockd.views.profile import KernelFrame, Mark
 
 PAIRS = ("kernel_stacks", "user_stacks")
@@ -37,7 +37,7 @@ class CallStacks:
     """
 
     def __init__(
-        self, procfs: Path = Path("/proc"), most_numbers: int = MOST_NUMBERS, shown: Shown = FUNCTIONS
+        self, procfs: Path = Path("/proc"), most_numbers: int = MOST_NUMBERS, shown: FrameFormat = FUNCTIONS
     ) -> None:
         self.names = StackNames(procfs, shown)
         """Of functions, and of locks: what is known of processes serves both."""
@@ -87,7 +87,7 @@ class CallStacks:
         taken = fresh[: max(0, room)]
         self.lost += len(fresh) - len(taken)
         tgids = rows["tgid"][taken].tolist()
-        self.names.look(set(tgids))
+        self.names.read_mappings(set(tgids))
         for number, tgid, capture in zip(
             numbers[taken].tolist(), tgids, captures_of(rows[taken]), strict=True
         ):
@@ -119,14 +119,14 @@ class CallStacks:
     def unwound(self, tgid: int, capture: Capture) -> int:
         """The number of a stack that no program has taken: too small to be one of theirs."""
         number = next(self._small_numbers)
-        self._user[number] = self.names.user(tgid, capture)
+        self._user[number] = self.names.user_stack(tgid, capture)
         return number
 
     def put(self, tgid: int, user: Capture | None, kernel: Names) -> int:
         """The same of both sides of a stack; it is unwound with the others."""
         number = next(self._small_numbers)
         if user and len(self._captured) < MOST_CAPTURED:
-            self.names.look({tgid})
+            self.names.read_mappings({tgid})
             self._captured[number] = tgid, user
             self._queue.append(number)
         else:
@@ -142,7 +142,7 @@ class CallStacks:
     def user(self, number: int) -> Names:
         """Of the user side; empty of a kernel thread's."""
         if number not in self._user and number in self._captured:
-            found = self.names.user(*self._captured.pop(number))
+            found = self.names.user_stack(*self._captured.pop(number))
             names = tuple(self._shared.setdefault(name, name) for name in found)
             self._user[number] = self._shared.setdefault(names, names)
         return self._user.get(number, LOST)
@@ -150,7 +150,7 @@ class CallStacks:
     def kernel(self, number: int) -> Names:
         """Of the kernel's side; each a KernelFrame."""
         if number not in self._kernel and number in self._addresses:
-            found = self.names.kernel(self._addresses[number])
+            found = self.names.kernel_stack(self._addresses[number])
             names = tuple(self._kernel_frames.setdefault(name, KernelFrame(name)) for name in found)
             self._kernel[number] = names
         return self._kernel.get(number, LOST)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from lockd.kernel.pairs import Entries
 from lockd.names.locks.user_locks import UserLock
+from lockd.names.stacks import StackNames
 from lockd.names.unwind.capture import Capture, captures_of
-from lockd.names.unwind.stacks import StackNames
 
 MOST_UNCAPTURED = 10_000
 """Locks of which no thread blocked are named by their addresses alone, so many at most."""
@@ -36,7 +36,7 @@ class LockNames:
         if "captures" not in taken:
             return
         keys, rows = taken["captures"]
-        self._names.look(set(keys["tgid"].tolist()))
+        self._names.read_mappings(set(keys["tgid"].tolist()))
         columns = keys["tgid"], keys["uaddr"], keys["guess"], rows["tid"]
         for (tgid, address, guess, tid), capture in zip(
             zip(*(column.tolist() for column in columns), strict=True), captures_of(rows), strict=True
@@ -56,7 +56,7 @@ class LockNames:
         if known and not known.is_provisional:
             return
         tgid, address, guess = lock
-        found = self._names.lock(tgid, tid, address, guess, capture)
+        found = self._names.user_lock(tgid, tid, address, guess, capture)
         if not known or not found.is_provisional:
             self._known[lock] = found
 

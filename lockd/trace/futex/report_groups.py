@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from lockd.names.locks.locking import Frame, Judgement, judge
+from lockd.names.locks.locking_code import Frame, Judgement, judge
 from lockd.names.protocol import ANON
 from lockd.trace.futex.rows import LockRow, microseconds
 

@@ -63,7 +63,7 @@ def trace(title: str, args: argparse.Namespace, duration: float | None, with_nam
     settings = _settings(args, with_names, debug)
     began = time.time()
     with Session(title, settings, duration, args.pids, others=OTHER_MAPS) as session:
-        session.stacks.names.look(args.pids)
+        session.stacks.names.read_mappings(args.pids)
         calls, waits = FutexCalls(session.manifest), OpenWaits(session.manifest)
         names = LockNames(session.stacks.names, calls.kinds)
         entered = waits.enter(session.map("threads"), args.pids or _all_processes(), time.monotonic_ns())

@@ -1,0 +1,10 @@
+"""The namer's process, started as `python3 lockd/process/isolation.py lockd.names SETTINGS`."""
+
+from __future__ import annotations
+
+import sys
+
+from lockd.names.server import main
+
+if __name__ == "__main__":
+    sys.exit(main())
