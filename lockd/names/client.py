@@ -203,7 +203,9 @@ class Resolver:
             self._start_at = now + RESTART_SECONDS
 
     def _settings(self, now: float) -> NamerSettings:
-        owing = [(turn, max(seconds - self._share * (now - at), 0.0)) for turn, seconds, at in self._owing]
+        owing = [
+            (turn, max(seconds - self._share * (now - since), 0.0)) for turn, seconds, since in self._owing
+        ]
         ring = (self._blocked.fd, self._blocked.size) if self._blocked else None
         return NamerSettings(
             str(self._procfs), log.getEffectiveLevel(), self._parked, self._share, owing, ring
@@ -248,9 +250,7 @@ class Resolver:
         self._answers.append(answer)
 
     def _replace_namer(self, gone: NamerGone, now: float) -> None:
-        """End a namer that died or hangs. Its present question gets a fallback answer; the next namer gets
-        the rest.
-        """
+        """End a namer that died or hangs: answer its present question with a fallback, ask the rest again."""
         assert self._namer
         tgid, _ = turn = self._namer.bench.turn  # the process whose files the namer was reading
         self._end_namer()
@@ -270,8 +270,7 @@ class Resolver:
         self._start_at = now + RESTART_SECONDS
 
     def _end_namer(self) -> None:
-        """Kill the namer, and do not wait: it may be waiting for a page of a file whose server does not
-        answer."""
+        """Kill the namer without waiting for its end: it may wait for a page of a file for ever."""
         assert self._namer
         self._namer.kill()
         self._ending.append(self._namer)

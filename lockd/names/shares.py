@@ -162,5 +162,5 @@ class _Delay:
             self._file = io.FileIO("/proc/self/schedstat")
 
     def seconds(self) -> float:
-        """Seconds since the start of this process; 0 if the kernel does not count them."""
+        """Seconds that this process has waited so far; 0 if the kernel does not count them."""
         return int(os.pread(self._file.fileno(), 100, 0).split()[1]) / 1e9 if self._file else 0.0

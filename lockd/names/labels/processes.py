@@ -51,8 +51,7 @@ class Processes:
         self._procfs = procfs
         self._known: dict[int, Name] = {}
         self._learnt: dict[int, int] = {}
-        """By process, the time of the monotonic clock in ns at which the process surely had its known
-        name."""
+        """By process, the time at which it certainly had its known name (monotonic clock in ns)."""
         self._second = self._asks = 0
 
     def learn(self, tgid: int, cgroup: int, comm: bytes, kernel_thread: bool) -> Name:

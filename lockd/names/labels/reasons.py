@@ -8,28 +8,28 @@ import os
 from lockd.names.labels import system_calls
 
 REASONS = {
-    "lock": "a futex that is a lock or a priority-inheritance lock; also a lock of PostgreSQL's, of a row or"
-    " table, that a backend waits for as its title says",
-    "cond": "a futex that is a condition variable, a semaphore, a join: waits for work",
-    "futex": "a futex whose kind is not known",
+    "lock": "a futex that is a lock or a priority-inheritance lock; also PostgreSQL's lock of a row or table,"
+    " which the title of the waiting backend shows",
+    "cond": "a futex that is a condition variable, a semaphore or a join: the thread waits for work",
+    "futex": "a futex whose kind is unknown",
     "sleep": "nanosleep and clock_nanosleep",
-    "poll": "poll, select, epoll_wait and their kin, also if for a timeout only",
+    "poll": "poll, select, epoll_wait and similar calls, even with nothing but a timeout",
     "socket": "sending, receiving, connecting, accepting on a socket, also by read, write, sendfile, splice",
     "pipe": "reading from or writing to a pipe or FIFO",
-    "event": "reading an eventfd, timerfd, signalfd, inotify, fanotify, userfaultfd: waits for work",
+    "event": "reading an eventfd, timerfd, signalfd, inotify, fanotify or userfaultfd: waiting for work",
     "device": "reading from or writing to a character device: a terminal, /dev/fuse; any ioctl; getrandom",
-    "file": "opening (also a FIFO), reading, writing, syncing, naming, mounting files, without a disk",
+    "file": "opening (also a FIFO), reading, writing, syncing, naming, mounting files, without disk I/O",
     "file_lock": "flock and fcntl locks",
-    "disk": "block I/O, whatever the system call (the task's in_iowait bit); but not waiting for io_uring",
-    "child": "wait for a child process; the parent of a vfork",
+    "disk": "block I/O, whatever the system call (the task's in_iowait bit), except for waits for io_uring",
+    "child": "waiting for a child process; the parent of a vfork",
     "signal": "waiting for a signal",
-    "io_uring": "waiting for requests of io_uring or Linux AIO, whatever they are about",
+    "io_uring": "waiting for requests of io_uring or Linux AIO, whatever the requests are for",
     "ipc": "System V and POSIX message queues and semaphores",
-    "fault": "a page fault or another trap in user code, without disk: a kernel lock, userfaultfd",
+    "fault": "a page fault or another trap in user code, without disk I/O: a kernel lock, userfaultfd",
     "stopped": "stopped by a signal or a tracer, or frozen: by its cgroup (docker pause) or a suspend",
     "kernel": "uninterruptible without I/O: a kernel lock, RCU, a completion",
     "kthread": "a kernel thread that waits for work",
-    "other": "any other system call, and every one of a 32-bit program",
+    "other": "any other system call, and every system call of a 32-bit program",
 }
 """Every value of the label `reason`, with its definition."""
 

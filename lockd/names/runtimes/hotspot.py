@@ -93,8 +93,10 @@ class HotSpot:
     """The Java machine in one process."""
 
     def __init__(self, process: Path, library: ObjectFile, bias: int) -> None:
-        """`process` is the directory in procfs, `library` is libjvm.so, loaded at `bias` plus its own
-        addresses."""
+        """`process` is the directory in procfs and `library` is libjvm.so.
+
+        `bias` is the difference between an address in the process and the same address in the library's file.
+        """
         self._process, self._library, self._bias = process, library, bias
         self._fields: dict[str, tuple[str, int]] | None = None
         self._places: HotSpotPlaces | None = None
