@@ -45,8 +45,8 @@ QUEUED = 500
 OUTSTANDING = 64
 """Questions that the namer may have at a time. If it dies, the first of them was the cause."""
 ANSWER_SECONDS = 30.0
-"""Seconds without an answer after which a namer is taken to hang. An emulated machine needs 10 s for the
-first."""
+"""Seconds without an answer after which a namer hangs. An emulated machine needs 10 s for the first
+answer."""
 RESTART_SECONDS = 1.0
 """Seconds from the end of a namer to the start of the next."""
 MOST_ENDING = 3
@@ -142,8 +142,7 @@ class Resolver:
         return True
 
     def watch(self, tgids: Sequence[int], gone: Sequence[int] = ()) -> None:
-        """Have the namer remember the mappings of `tgids` before these processes end, and forget those
-        `gone`.
+        """Have the namer remember what the processes `tgids` have mapped, and forget those that are `gone`.
 
         A process that ends before its number was sent is dropped, so that the work is bounded by living
         processes.
@@ -284,8 +283,7 @@ class Resolver:
 
 
 class NamerGone(Exception):
-    """The namer ended or hangs. `seconds` is the time that the process whose turn it was has to answer
-    for."""
+    """The namer ended or hangs. `seconds` is the time to charge to the process whose turn it was."""
 
     def __init__(self, why: str, seconds: float = SAVED_SECONDS) -> None:
         super().__init__(why)
@@ -373,8 +371,7 @@ class Namer:
         return pid > 0
 
     def _how_it_ended(self, default: str) -> str:
-        """How the process ended, for log lines; `default` if it has not. Its CPU times can be read
-        afterwards."""
+        """How the process ended; `default` if it has not. Its CPU times can still be read afterwards."""
         status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if not status:
             return default

@@ -19,8 +19,7 @@ from lockd.names.unwind.capture import Capture
 from lockd.printable import masked
 
 ANON = "anon"
-"""The name of a lock without a name: it is on a heap, on a stack or in shared memory, and its site is
-unknown."""
+"""The name of a lock on a heap, on a stack or in shared memory whose site is unknown."""
 UNKNOWN = "unknown"
 """The site of a kernel lock whose site is unknown."""
 NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -56,8 +55,7 @@ class HotSpotPlaces:
     klass_shift: int
     is_wide: int
     generation: int = 0
-    """Part of the number of each wait. It changes when the perf map has more names, so that locks are named
-    anew."""
+    """Part of the number of each wait. It changes with the perf map, so that locks are named anew."""
 
     def __post_init__(self) -> None:
         for number, bits in zip(vars(self).values(), HOTSPOT_BITS, strict=True):
@@ -84,15 +82,13 @@ class LockAnswer:
     is_provisional: bool = False
     """Whether another question about the lock may bring a better answer."""
     is_reused: bool = False
-    """Whether the lock's memory soon belongs to another lock: CPython makes a lock for each wait in a
-    queue."""
+    """Whether the memory soon belongs to another lock: CPython makes a lock for each wait in a queue."""
     is_many: bool = False
     """Whether the key stands for a class of Java, and each object of the class is a lock of its own."""
     hotspot: tuple[int, ...] = ()
     """The members of HotSpotPlaces for a process with HotSpot; empty if they are unknown."""
     advice: str = ""
-    """A key of lockd.advice.ADVICE, for people who look at the waits of the process; empty if there is
-    none."""
+    """A key of lockd.advice.ADVICE about the waits of the process; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -227,8 +223,7 @@ class GoWaits:
 
 @dataclass(frozen=True)
 class Watch:
-    """Tells the namer to remember the mappings of the processes `tgids`, and to forget those that are
-    `gone`."""
+    """Tells the namer to remember what `tgids` have mapped, and to forget the processes that are `gone`."""
 
     wants_answer: ClassVar[bool] = False
     tgids: tuple[int, ...]

@@ -58,8 +58,7 @@ MESSAGE_BYTES = 1 << 17
 IDLE_MS = 1000
 """Milliseconds without a question after which the namer ends its children."""
 ASKED_SECONDS = 10.0
-"""Seconds that a process is remembered after one of its threads blocked, unless the sampler names the
-process."""
+"""Seconds after a thread blocked for which its process is remembered, unless the sampler asks for it."""
 
 
 class Names:
@@ -72,8 +71,7 @@ class Names:
         clock: Callable[[], float] = time.monotonic,
         parked: Sequence[str] = (),
     ) -> None:
-        """`procfs` is the root of a proc file system, `clock` returns seconds, `parked` is as in
-        UserNames."""
+        """`procfs` is the root of a proc file system, `clock` returns seconds. `parked`: see UserNames."""
         self._procfs, self._shares, self._clock = procfs, shares, clock
         self._user = UserNames(procfs, parked=parked)
         self._kernel = KernelNames(procfs)
@@ -84,8 +82,7 @@ class Names:
         self._forget_at = 0.0
 
     def note_blocked(self, tgids: Sequence[int]) -> None:
-        """Remember processes in which a thread has just blocked: they may end before a question about
-        them."""
+        """Remember processes in which a thread has just blocked: they may soon end."""
         now = self._clock()
         for tgid in tgids:
             self._blocked[tgid] = now

@@ -15,8 +15,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SAVED_SECONDS = 10.0
-"""Seconds of the namer's time that a process or a user may take at once: a large program's symbols may need
-them."""
+"""Seconds that a process or a user may take at once, as for the symbols of a large program."""
 FORGOTTEN_AT = 10_000
 """Accounts of processes and users; when there are more, those without a debt are forgotten."""
 ROOT, NOBODY = 0, -1
@@ -27,8 +26,7 @@ Turn = tuple[int, int]
 
 
 class Bench:
-    """Memory that the namer shares with the sampler: which process has its turn, and how many turns were
-    refused.
+    """Memory shared by namer and sampler: which process has its turn, and how many turns were refused.
 
     When the namer hangs and the sampler has to end it, the sampler reads here which process was the cause.
     """
@@ -89,8 +87,7 @@ class Shares:
 
     @contextlib.contextmanager
     def turn(self, tgid: int) -> Iterator[bool]:
-        """Charge the time of a `with` block to a process. Yields whether the process may have its turn
-        now."""
+        """Charge a process for the time of a `with` block. Yields whether it may have its turn now."""
         turn = tgid, self._user(tgid)
         if max(self._debt(account) for account in _accounts(turn)) > SAVED_SECONDS:
             if self._bench:

@@ -65,8 +65,7 @@ class StackNames:
             self._user_names.read_mappings(tgid)
 
     def load_files(self, tgids: Iterable[int]) -> None:
-        """Remember what these processes have mapped, and read their object files: some 10 ms for each new
-        one."""
+        """Remember what these processes have mapped, and read their object files: 10 ms for each new file."""
         for tgid in tgids:
             self._user_names.load_files(tgid)
 

@@ -92,8 +92,7 @@ class KernelSymbols:
     def neighbours(self, name: str, is_included: Callable[[str], bool]) -> tuple[int, int]:
         """Address and size in bytes of the function `name` together with the functions right after it.
 
-        `is_included` says of each name whether the function is one of them. (0, 0) if there is no such
-        function.
+        `is_included` judges each function by its name. (0, 0) if there is no function `name`.
         """
         wanted = re.compile(re.escape(name) + r"(?:[.\t]|$)")
         count = len(self._addresses)

@@ -45,8 +45,7 @@ class KernelNames:
         return LockAnswer(question.key, False, lock or ANON, site or UNKNOWN, stack)
 
     def symbols(self) -> KernelSymbols:
-        """The kernel's symbols, read anew if a module was loaded or unloaded: its symbols lie between
-        others."""
+        """The kernel's symbols, read anew when modules were loaded or unloaded."""
         if self._symbols is None or time.monotonic() >= self._check_modules_at:
             modules = self._loaded_modules()
             if self._symbols is None or modules != self._modules:
@@ -66,8 +65,7 @@ class KernelNames:
 
 @dataclass(frozen=True)
 class Rule:
-    """A lock of one of `types` that one of `functions` takes, by itself or by an inlined function, is
-    `member`."""
+    """Locks of `types` that `functions` take, by themselves or by inlined functions, are `member`."""
 
     member: str
     """The member as the kernel's own code writes it, with a name for the structure that is understood

@@ -55,8 +55,7 @@ class Processes:
         self._second = self._asks = 0
 
     def learn(self, tgid: int, cgroup: int, comm: bytes, kernel_thread: bool) -> Name:
-        """Learn the name that a thread group had when one of its events was first counted, and return the
-        name.
+        """Learn and return the name that a thread group had when one of its events was first counted.
 
         Events under an old and a new name come in any order. procfs decides which name is the new one.
         """
@@ -67,8 +66,7 @@ class Processes:
         return name
 
     def name(self, tgid: int, since: int = 0) -> Name:
-        """The name of a process, read from procfs if none of its events was seen; ("", "") if the process is
-        gone.
+        """The name of a process, from procfs if no event had it; ("", "") if the process is gone.
 
         A name learnt before `since` (monotonic clock in ns) is read again: a process changes its name by
         exec, for instance, and has no new event while it waits. The name of a kernel thread is not read

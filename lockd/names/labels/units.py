@@ -40,8 +40,7 @@ DELETED = " (deleted)"
 FILEID_KERNFS = 0xFE
 """The type of file handle that has a cgroup's id."""
 MAX_KNOWN = 20_000
-"""Cgroups whose unit is remembered, even after they are removed: those asked for last. They take some 5
-MB."""
+"""Cgroups whose unit is remembered, even after their end: those asked for last. They take some 5 MB."""
 FILE_BYTES, MAX_FILES = 8192, 1000
 """Bytes that are read of /proc/PID/cgroup, and contents of such files that are remembered. The path of a
 cgroup may have 4,096 bytes."""
@@ -64,8 +63,7 @@ def unit_of(path: str) -> str:
 
 
 def container_of(path: str) -> str:
-    """The outermost container in the path of a cgroup: its short id, `lxc:NAME` or its unit; empty if there
-    is none."""
+    """The outermost container in the path of a cgroup: short id, `lxc:NAME` or unit; empty if none."""
     match = CONTAINER.search(path.removesuffix(DELETED))
     if not match:
         return ""
@@ -82,8 +80,7 @@ def _service_of(path: str) -> str:
 
 
 def _slice_of_user(path: str) -> str:
-    """The slice of the user whose manager has this cgroup, with a slash; empty if no user's manager has
-    it."""
+    """The slice of the user whose manager has this cgroup, with a slash; empty without a manager."""
     units = SERVICE.findall(path)
     manager = USER_MANAGER.fullmatch(units[0]) if units else None
     return f"user-{manager['user']}.slice/" if manager else ""
@@ -104,8 +101,7 @@ def unit_of_cgroup_file(lines: list[str]) -> str:
 
 @lru_cache(MAX_FILES)
 def _unit_of_cgroup_file(text: bytes) -> str:
-    """The unit in the content of /proc/PID/cgroup. Thousands of processes share a few cgroups, so it is
-    cached."""
+    """The unit in the content of /proc/PID/cgroup. It is cached: many processes share a few cgroups."""
     return unit_of_cgroup_file([_text(line) for line in text.split(b"\n")])
 
 
@@ -178,8 +174,7 @@ class Units:
         return _unit_of_cgroup_file(text)
 
     def _open_cgroup2(self) -> tuple[int, bytes]:
-        """A descriptor of the root of the unified hierarchy, and its path; -1 and nothing if there is
-        none."""
+        """Descriptor and path of the root of the unified hierarchy; -1 and empty if there is none."""
         for directory in self._mounts("cgroup2"):
             try:
                 fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

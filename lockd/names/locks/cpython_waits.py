@@ -31,11 +31,9 @@ SEARCHED = 1024
 STACK_POINTERS = {17: 7, 33: 31}
 """The index of the stack pointer by the number of captured registers: x86-64, arm64."""
 CALL_FIELDS = 9
-"""Fields in /proc/PID/task/TID/syscall of a thread in a system call; the last but one is the stack
-pointer."""
+"""Fields in /proc/PID/task/TID/syscall of a thread that is in a system call."""
 AHEAD = (0, 2, 8)
-"""Bytes from a frame's instruction, which is a call, to the instruction that the interpreter keeps on its
-stack."""
+"""Bytes from a frame's instruction, a call, to the next instruction, which is on the interpreter's stack."""
 MOST_SEEN = 128
 """Places at which threads of one process were seen to wait, that are remembered."""
 PLACE_BYTES = 1500
@@ -66,8 +64,7 @@ _WAITS = {
     "multiprocessing/queues": {"get", "put"},
     "concurrent/futures/thread": {"_worker"},
 }
-"""By module of the standard library, the functions that wait for others to do something if they are
-innermost."""
+"""By module of the standard library, functions that, if innermost, wait for others to do something."""
 _ENTERS = ("multiprocessing/synchronize", "__enter__")
 """The function that takes the lock by which one of several idle readers of a queue becomes the reader."""
 _TAKES = {
@@ -160,8 +157,7 @@ def _site(frames: Sequence[PythonFrame]) -> str:
 
 
 def _module_and_function(frame: PythonFrame) -> tuple[str, str]:
-    """The path of a module of the standard library, empty for any other module; and the function's bare
-    name."""
+    """A module's path in the standard library, empty for any other module; the function's bare name."""
     library = _LIBRARY.fullmatch(frame.file)
     module = library[1] if library else frame.file if frame.file.startswith("<frozen ") else ""
     return module, frame.function.rpartition(".")[2]
@@ -176,8 +172,7 @@ def is_of_python(stack: Sequence[Frame]) -> bool:
 
 
 def shown_stack(stack: Sequence[Frame], functions: Sequence[str]) -> list[str]:
-    """Labels of a whole stack: the C functions up to the evaluation of Python code, then the Python
-    functions.
+    """Labels of a stack: the C functions up to the evaluation of Python code, then Python functions.
 
     Where the evaluating function has no name, only the locking code on top of the stack is taken of the C
     functions. Without Python functions the labels of all C functions are returned.
@@ -255,11 +250,11 @@ class CPythonProcess:
         return self._interpreter.memory + len(self._seen) * PLACE_BYTES
 
     def wait(self, tid: int, address: int, capture: Capture, stack: Sequence[Frame]) -> PythonWait:
-        """What a captured thread waits for at `address`; without functions and site if its frames are
-        unreadable.
+        """What a captured thread waits for at `address`.
 
-        Many waits are over before their frames can be read. A thread that waits often soon waits again: so
-        this method tries a few times, and sleeps in between.
+        The site and the functions are empty if the thread's frames cannot be read. Many waits are over before
+        that. A thread that waits often soon waits again: so this method tries a few times, and sleeps in
+        between.
         """
         with _opened(self._process) as memory:
             frames = self._frames(memory, tid, address, capture) or self._seen_before(capture)
@@ -294,8 +289,7 @@ class CPythonProcess:
         return next((frames for place, frames in self._seen.items() if place.is_of(capture)), [])
 
     def _type(self, memory: _Memory, address: int, capture: Capture) -> str:
-        """The type of the object whose lock is at `address`; empty if no captured word points to such an
-        object."""
+        """The type of the object whose lock is at `address`; empty if no captured word points to it."""
         if 0 <= address - _stack_pointer(capture) < len(capture.stack):
             return ""  # from 3.13 on a thread sleeps on a semaphore of its own
         for word in dict.fromkeys((*capture.registers, *_words(capture.stack[:SEARCHED]))):
@@ -316,8 +310,7 @@ def _words(stack: bytes) -> tuple[int, ...]:
 
 
 def _type_by_functions(stack: Sequence[Frame]) -> str:
-    """The type of the object that a thread waits for, by the C functions that locked; empty if they do not
-    say."""
+    """The type of the object that a thread waits for, by the C functions that lock; empty if unknown."""
     for frame in stack:
         if frame.function.startswith(EVALUATES):
             break

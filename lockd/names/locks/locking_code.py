@@ -49,13 +49,11 @@ class Frame:
     """One function in the stack of a thread."""
 
     object: str
-    """The object file's name without its directory, `[jit]` for code compiled at run time; empty if
-    unknown."""
+    """The object file's name without directory; `[jit]` for code compiled at run time; empty if unknown."""
     function: str
     """The function's demangled name; empty if it has none."""
     label: str
-    """The text to show for this frame: `object:function`, or `object+0xoffset` for a function without a
-    name."""
+    """The text to show: `object:function`, or `object+0xoffset` for a function without a name."""
     start: int = 0
     """The address of the function's first instruction; 0 unless an object file's symbol names it."""
     offset: int = 0
@@ -73,15 +71,13 @@ class Judgement:
     site: str
     """The label of the frame that waits for the lock; empty if there is none."""
     implementation: str
-    """The C library and the sort of lock, such as `glibc rwlock`; empty if no function of POSIX threads
-    waits."""
+    """C library and family, such as `glibc rwlock`; empty without a function of POSIX threads."""
     object: str
     """The object file of the function that shows the family."""
     is_parked: bool
     """Whether the thread sleeps on a word of its own, which is not part of the lock."""
     service: str = ""
-    """The name shared by all locks of one service of the C library, such as `libc.so.6:malloc`; else
-    empty."""
+    """The common name of the locks of a service of the C library, such as `libc.so.6:malloc`; or empty."""
 
 
 def judge(stack: Sequence[Frame], value: int = 0) -> Judgement:
@@ -113,8 +109,7 @@ def judge(stack: Sequence[Frame], value: int = 0) -> Judgement:
 
 
 def _name_latch(stack: Sequence[Frame], value: int) -> Sequence[Frame]:
-    """The stack, with the name LATCH for a nameless caller of futex(2) in MariaDB that waits for InnoDB's
-    latch.
+    """The stack, with the name LATCH for MariaDB's function that waits for a latch and has no name.
 
     The server calls futex(2) itself, not through the C library's locks, for two things only: a latch, whose
     word is never 0 when a thread waits for it, and a semaphore, whose word always is.
@@ -250,8 +245,7 @@ def is_end(function: str) -> bool:
 
 
 def _plain(function: str) -> str:
-    """A function's name without template arguments and inline namespaces; Rust's `<T as Trait>::f` as it
-    is."""
+    """A name without template arguments and inline namespaces; Rust's `<T as Trait>::f` is not changed."""
     name = re.sub(r"::(?:__1|__cxx11|_V2|__ndk1|lts_\w+|debian\d+)\b", "", function)
     if name.startswith("<"):
         return name

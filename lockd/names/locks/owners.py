@@ -1,5 +1,4 @@
-"""Holders of locks in user space: the thread ids that locks themselves have, read from the memory of a
-process."""
+"""Holders of locks in user space, by the thread ids that the memory of the locks has."""
 
 from __future__ import annotations
 
@@ -10,8 +9,7 @@ from pathlib import Path
 MOST_TID = 1 << 22
 """PID_MAX_LIMIT of the kernel: a larger number is not the id of a thread."""
 MOST_THREADS = 10_000
-"""Threads of a process in a pid namespace of its own. The ids of a process with more threads are not
-translated."""
+"""Threads of a process in a pid namespace of its own, up to which their ids are translated."""
 
 TID = 0x3FFF_FFFF
 """FUTEX_TID_MASK: the bits of a futex word that are the owner's id; the higher bits are flags."""
@@ -25,8 +23,7 @@ DETACH_STATES = 3
 GLIBC_MUTEX = struct.Struct("=iIiIi")
 """lock, count, owner, nusers, kind: the same on x86-64 and arm64, from glibc 2.31 to 2.42."""
 GLIBC_KINDS = 0x3F3
-"""The bits of `kind`: type (2 bits), robust, PI, priority ceiling, process-shared, elision forced on and
-off."""
+"""Bits of `kind`: type (2 bits), robust, PI, priority ceiling, process-shared, elision forced on, off."""
 GLIBC_SHARED = 0x80
 GLIBC_RECURSIVE = 1
 GLIBC_TYPE = 3
@@ -65,8 +62,7 @@ class UserOwners:
         """By process, what _namespace() returned."""
 
     def owner(self, tgid: int, address: int, kind: str, family: str) -> int:
-        """The thread that holds the lock at `address` of a process now, or that is joined there; 0 if
-        unknown.
+        """The thread that holds the lock at `address` now, or that is joined there; 0 if unknown.
 
         Never raises, whatever is in the memory. The thread lives. No lock stores the readers of an rwlock.
         """
@@ -136,8 +132,7 @@ def _stored_owner(memory: int, address: int, kind: str, family: str) -> tuple[in
 
 
 def _writer_of_glibc_rwlock(readers: int, unused: int, writer: int, shared: int) -> tuple[int, bool]:
-    """The writer, 0 if the memory is not that of a write-locked rwlock of glibc; whether the lock is
-    shared."""
+    """The writer, 0 unless the memory is a write-locked rwlock of glibc; whether the lock is shared."""
     is_rwlock = readers & WRITE_LOCKED == WRITE_LOCKED and unused == 0 and shared in (0, 1)
     return (writer if is_rwlock else 0), shared == 1
 
@@ -153,8 +148,7 @@ def _owner_of_glibc_mutex(lock: int, count: int, owner: int, users: int, kind: i
 
 
 def _ids(status: Path) -> list[int]:
-    """A thread's id in each of its pid namespaces, outermost first; empty if /proc/PID/status does not have
-    them."""
+    """A thread's id in each of its pid namespaces, outermost first; empty if the kernel has no NSpid."""
     for line in status.read_bytes().splitlines():
         if line.startswith(b"NSpid:"):
             return [int(number) for number in line.split()[1:]]

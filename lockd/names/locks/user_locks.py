@@ -91,8 +91,7 @@ _JAVA_SITE = re.compile(
 
 @dataclass(frozen=True)
 class UserLock:
-    """What is known of a lock for which a thread blocked: the members of protocol.LockAnswer of these
-    names."""
+    """What is known of a lock for which a thread blocked. The attributes are those of LockAnswer."""
 
     lock: str
     kind: str
@@ -101,8 +100,7 @@ class UserLock:
     stack: tuple[str, ...]
     family: str
     is_provisional: bool = False
-    """Whether another capture may tell more: nothing had a name, or the interpreter's frames were
-    unreadable."""
+    """Whether another capture may tell more: nothing had a name, or Python frames were unreadable."""
     is_reused: bool = False
     is_many: bool = False
     hotspot: tuple[int, ...] = ()
@@ -202,8 +200,7 @@ class UserNames:
         return self._static(self._read_process(tgid).space, address, "")
 
     def go_waited_ns(self, tgid: int) -> int:
-        """Nanoseconds that goroutines of a program in Go have waited for mutexes, as its runtime counted
-        them.
+        """Nanoseconds that goroutines of a Go program have waited for mutexes, as its runtime counted.
 
         -1 if the number cannot be read: before Go 1.20, or without symbols or debugging information.
         """
@@ -399,8 +396,7 @@ class UserNames:
         return Frame(image.name, "", label)
 
     def _names_in_c_library(self, file: ObjectFile) -> dict[int, tuple[str, ...]]:
-        """Names for functions of the C library that have no symbol, by the address at which the function
-        begins.
+        """Names for functions of the C library without a symbol, by the address at which each begins.
 
         The names are those of the locking functions that end with a jump to the nameless function, if all of
         them are of one family.

@@ -61,8 +61,7 @@ class PythonFrame:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one version of CPython keeps its frames: offsets in bytes, each in the structure that the name
-    says.
+    """Where a version of CPython keeps its frames: offsets in bytes in the structures named first.
 
     -1 stands for a member that the version lacks. All machines have 64 bits.
     """
@@ -96,8 +95,7 @@ class Layout:
     text_other: int
     """The characters of any other string."""
     state_kind: int
-    """The bit of `text_state` at which the width of characters begins: 3 bits, then the flags compact and
-    ASCII."""
+    """The first bit of the width of characters in `text_state`: 3 bits; the flags compact, ASCII follow."""
 
 
 def _classic(
@@ -348,8 +346,7 @@ def _find_thread(memory: Memory, layout: Layout, runtime: int, thread_pointer: i
 
 
 def _is_thread(memory: Memory, layout: Layout, thread: int, thread_pointer: int) -> bool:
-    """Whether a remembered thread state is still in the list of its interpreter: freed memory keeps its
-    words."""
+    """Whether a remembered thread state is still in its interpreter's list: freed memory keeps its words."""
     try:
         previous, _, interpreter, name = _links(memory, layout, thread)
         if not _is_same(name, thread_pointer):

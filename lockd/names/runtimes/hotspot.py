@@ -27,8 +27,7 @@ LIBRARY = "libjvm.so"
 STRUCTURES = "gHotSpotVMStructs"
 """The variable that points to the description of HotSpot's structures, an array of STRUCTURE."""
 STRUCTURE = struct.Struct("<QQQi4xQQ")
-"""Names of a type, of one of its fields and of the field's type; whether the field is static; offset;
-address."""
+"""Names of a type, a field and the field's type; whether the field is static; its offset; its address."""
 MOST_STRUCTURES = 20_000
 """Fields that are read of the description."""
 MOST_TEXT = 64
@@ -36,8 +35,7 @@ MOST_TEXT = 64
 MOST_MODULES = 64
 """Object files with thread-local memory that a process may have."""
 MODULE = 16
-"""Bytes of a module in the vector that the second word of a thread points to, in glibc; musl has another
-size."""
+"""Bytes of a module in the vector that a thread's second word points to, in glibc; musl has another size."""
 MOST_BLOCK = 4096
 """Bytes of thread-local memory that are searched."""
 MOST_CLASSES = 4096
@@ -76,8 +74,7 @@ class JavaWait:
     """lock or cond."""
     family: str = ""
     is_many: bool = False
-    """Whether the number stands for a class, and each object of the class is a lock of its own, with many
-    waits."""
+    """Whether the number stands for a class, and each object of the class is a lock of its own."""
 
 
 def is_word(number: int) -> bool:
@@ -274,8 +271,7 @@ class _Memory:
 
 
 def _structures(memory: _Memory, table: int) -> dict[str, tuple[str, int]]:
-    """By `Type::field`, the type and the offset, or the address if static, of each field that HotSpot
-    describes."""
+    """By `Type::field`, the type and the offset (the address, if static) of each described field."""
     fields: dict[str, tuple[str, int]] = {}
     for entry in range(table, table + STRUCTURE.size * MOST_STRUCTURES, STRUCTURE.size):
         owner, name, kind, is_static, offset, address = STRUCTURE.unpack(memory.read(entry, STRUCTURE.size))
