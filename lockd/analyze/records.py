@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lockd.errors import UsageError
-from lockd.names.kernel.kernel_members import member_of
-from lockd.names.kernel.kernel_sites import is_locking, is_tracing
+from lockd.names.kernel.locks import member_of
+from lockd.names.kernel.sites import is_locking, is_tracing
 from lockd.trace.futex import lock_rows
 
 STDIN = Path("-")

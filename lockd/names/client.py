@@ -1,7 +1,7 @@
-"""The sampler's end of naming: questions to the process that looks names up, and its answers.
+"""The sampler's side of naming: sends questions to the namer, and starts another namer when one dies.
 
-That process, the namer, reads other processes' files, which may be large, damaged or hostile. It may be slow
-or die; the sampler never waits for it, and starts another.
+The namer reads other processes' files, which may be large, damaged or hostile. It may be slow or die. The
+sampler never waits for it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from lockd.names.protocol import (
     Answer,
     GoWaits,
     KernelLock,
-    Looks,
     NamerSettings,
     Owners,
     Question,
     Reload,
     UserLockSeen,
-    decode,
+    Watch,
+    decode_answer,
     is_answer_to,
 )
 from lockd.names.shares import SAVED_SECONDS, Bench, Turn
@@ -41,29 +41,35 @@ from lockd.process.clock import cpu_seconds
 log = logging.getLogger(__name__)
 
 QUEUED = 500
-"""Questions that may wait, some with 4 KiB of stack; further ones are refused, and asked again later."""
+"""Questions that may wait, some with 4 KiB of stack. Further questions are refused; the caller asks later."""
 OUTSTANDING = 64
 """Questions that the namer may have at a time. If it dies, the first of them was the cause."""
 ANSWER_SECONDS = 30.0
-"""A namer that has not answered one for so long hangs. An emulated machine needs 10 s for its first."""
+"""Seconds without an answer after which a namer hangs. An emulated machine needs 10 s for the first
+answer."""
 RESTART_SECONDS = 1.0
+"""Seconds from the end of a namer to the start of the next."""
 MOST_ENDING = 3
-"""Namers that were killed and do not end. With so many of them no other is started."""
+"""Killed namers that have not ended: with so many of them, no other namer is started."""
 ENDING_SECONDS = 1.0
-"""So long it is waited for that, when lockd itself ends."""
+"""Seconds to wait for the end of the namers when lockd itself ends."""
 SHARE = 0.25
+"""The part of a CPU's time that the namer may spend on one process, and on one user."""
 OWING = 100
+"""Turns that ended a namer, that are remembered."""
 MESSAGE_BYTES = 1 << 17
-LOOKS = 1000
-"""Processes in one message."""
+"""The size of the largest answer."""
+WATCHED = 1000
+"""Processes of each sort in one Watch."""
 
 
 class Resolver:
-    """Ask with ask(), fetch what is ready with answers(); neither ever waits.
+    """Asks the namer with ask(), and returns its answers with answers(). Neither method ever waits.
 
-    `procfs` is the root of a proc file system. By `blocked` the programs tell the namer itself, at once, of
-    which processes a thread blocks. `parked` are patterns of the names of locks that threads park on. `share`
-    of the namer's time may a process take, and a user.
+    `procfs` is the root of a proc file system. `blocked` is the ring by which the BPF programs tell the namer
+    at once in which processes a thread blocks. `parked` are shell patterns of the names of locks that idle
+    threads park on. `share` is the part of a CPU's time that the namer may spend on one process, and on one
+    user.
     """
 
     def __init__(
@@ -75,36 +81,39 @@ class Resolver:
     ) -> None:
         self._procfs, self._blocked, self._parked, self._share = procfs, blocked, parked, share
         self._owing: deque[tuple[Turn, float, float]] = deque(maxlen=OWING)
-        """Of whom a namer was lost, for how many seconds, and when."""
+        """Turns that ended a namer: how many seconds of the namer's time each took, and when."""
         self._ending: list[Namer] = []
-        """That were killed and have not ended."""
+        """Namers that were killed and have not ended."""
         self._queue: deque[Question] = deque()
-        self._to_look: dict[int, None] = {}
+        self._to_watch: dict[int, None] = {}
         self._to_forget: dict[int, None] = {}
+        """Processes for the next Watch, in order; the values mean nothing."""
         self._outstanding: deque[Question] = deque()
+        """Questions that were sent and not answered, oldest first."""
         self._answers: list[Answer] = []
         self._namer: Namer | None = None
         self._answered_at = self._start_at = 0.0
         self.is_paused = False
-        """Whether questions about names wait; who holds the locks of a deadlock is asked all the same."""
+        """Whether questions about names wait. Questions about the holders of locks are sent all the same."""
         self._reload: Reload | None = None
-        """What the namer is to be told next."""
+        """Settings that are to be sent next."""
         self.restarts = 0
+        """Namers that were lost and replaced."""
         self._cpu_seconds_of_ended = 0.0
         self._refused_by_ended = 0
 
     @property
     def pid(self) -> int:
-        """Of the namer; 0 while there is none."""
+        """The process id of the namer; 0 while there is none."""
         return self._namer.pid if self._namer else 0
 
     def cpu_seconds(self) -> float:
-        """Of all namers so far."""
+        """Seconds of CPU time that all namers so far have taken."""
         return self._cpu_seconds_of_ended + sum(namer.cpu_seconds() for namer in self._all)
 
     @property
     def refused(self) -> int:
-        """Questions about processes that had taken their share of the time, or their users: of all namers."""
+        """Turns that all namers so far have refused, as the process or its user had used up its share."""
         return self._refused_by_ended + sum(namer.refused for namer in self._all)
 
     @property
@@ -118,45 +127,46 @@ class Resolver:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to send or to receive, but that the namer has ended."""
-        waiting = self._queue or self._to_look or self._to_forget or self._outstanding or self._answers
+        """Whether a namer runs, and there is nothing to send and no answer to expect."""
+        waiting = self._queue or self._to_watch or self._to_forget or self._outstanding or self._answers
         return bool(self._namer) and not waiting and not self._reload
 
     def ask(self, question: UserLockSeen | KernelLock | Owners | GoWaits) -> bool:
-        """False if too much is being asked for already."""
+        """Queue a question. Returns False, without queueing it, if too many questions wait."""
         if len(self._queue) >= QUEUED:
             return False
         if isinstance(question, Owners):
-            self._queue.appendleft(question)  # a deadlock is to be known before what its locks are called
+            self._queue.appendleft(question)  # a deadlock is to be known before the names of its locks
         else:
             self._queue.append(question)
         return True
 
-    def look(self, tgids: Sequence[int], gone: Sequence[int] = ()) -> None:
-        """Have the mappings of `tgids` remembered, before those processes end, and the `gone` forgotten.
+    def watch(self, tgids: Sequence[int], gone: Sequence[int] = ()) -> None:
+        """Have the namer remember what the processes `tgids` have mapped, and forget those that are `gone`.
 
-        What ends while it waits to be looked at is not looked at: only of what lives can there be much to do.
+        A process that ends before its number was sent is dropped, so that the work is bounded by living
+        processes.
         """
-        self._to_look.update(dict.fromkeys(tgids))
+        self._to_watch.update(dict.fromkeys(tgids))
         for tgid in gone:
-            if tgid in self._to_look:
-                del self._to_look[tgid]
+            if tgid in self._to_watch:
+                del self._to_watch[tgid]
             else:
                 self._to_forget[tgid] = None
 
     def reload(self, share: float) -> None:
-        """Go on with another share, and with the level that the log has now."""
+        """Send the namer another share, and the log level of this process."""
         self._share = share
         self._reload = Reload(log.getEffectiveLevel(), share)
 
     def answers(self) -> list[Answer]:
-        """All since the last call. To be called often: it is also what sends the questions."""
+        """All answers since the last call. Must be called often, as it also sends the queued questions."""
         self._exchange()
         ready, self._answers = self._answers, []
         return ready
 
     def close(self) -> None:
-        """End the namer."""
+        """End the namer; wait for that for at most ENDING_SECONDS."""
         if self._namer:
             self._end_namer()
         until = time.monotonic() + ENDING_SECONDS
@@ -172,19 +182,19 @@ class Resolver:
         if not self._namer:
             return
         try:
-            for message in self._namer.received():
+            for message in self._namer.receive():
                 try:
-                    self._note_answer(decode(message), now)
+                    self._note_answer(decode_answer(message), now)
                 except ValueError as error:
                     raise NamerGone(f"no answer that can be read: {error}") from error
             if self._outstanding and now - self._answered_at > ANSWER_SECONDS:
                 raise NamerGone(f"no answer for {ANSWER_SECONDS:g} s", ANSWER_SECONDS)
             self._send(now)
         except NamerGone as gone:
-            self._lost(gone, now)
+            self._replace_namer(gone, now)
 
     def _start(self, now: float) -> None:
-        self._reload = None  # it begins with that
+        self._reload = None  # a new namer begins with these settings
         try:
             self._namer = Namer(self._settings(now))
         except OSError as error:  # too many processes or descriptors: that may pass
@@ -192,7 +202,9 @@ class Resolver:
             self._start_at = now + RESTART_SECONDS
 
     def _settings(self, now: float) -> NamerSettings:
-        owing = [(turn, max(seconds - self._share * (now - at), 0.0)) for turn, seconds, at in self._owing]
+        owing = [
+            (turn, max(seconds - self._share * (now - since), 0.0)) for turn, seconds, since in self._owing
+        ]
         ring = (self._blocked.fd, self._blocked.size) if self._blocked else None
         return NamerSettings(
             str(self._procfs), log.getEffectiveLevel(), self._parked, self._share, owing, ring
@@ -204,8 +216,8 @@ class Resolver:
             if isinstance(question, Reload):
                 self._reload = None
                 continue
-            if isinstance(question, Looks):
-                for sent, waiting in ((question.tgids, self._to_look), (question.gone, self._to_forget)):
+            if isinstance(question, Watch):
+                for sent, waiting in ((question.tgids, self._to_watch), (question.gone, self._to_forget)):
                     for tgid in sent:
                         del waiting[tgid]
                 continue
@@ -215,7 +227,7 @@ class Resolver:
             self._outstanding.append(question)
 
     def _next(self) -> Question | None:
-        """What is to be sent now: who holds locks, then what may end, then names."""
+        """The question to send next: settings, holders of locks, processes that may end, and then names."""
         if self._reload:
             return self._reload
         first = self._queue[0] if self._queue and len(self._outstanding) < OUTSTANDING else None
@@ -223,8 +235,8 @@ class Resolver:
             return first
         if self.is_paused:
             return None
-        if self._to_look or self._to_forget:
-            return Looks(tuple(islice(self._to_look, LOOKS)), tuple(islice(self._to_forget, LOOKS)))
+        if self._to_watch or self._to_forget:
+            return Watch(tuple(islice(self._to_watch, WATCHED)), tuple(islice(self._to_forget, WATCHED)))
         return first
 
     def _note_answer(self, answer: Answer, now: float) -> None:
@@ -236,16 +248,16 @@ class Resolver:
         self._answered_at = now
         self._answers.append(answer)
 
-    def _lost(self, gone: NamerGone, now: float) -> None:
-        """It ended or hangs: answer what it had before it for it, and let another do the rest."""
+    def _replace_namer(self, gone: NamerGone, now: float) -> None:
+        """End a namer that died or hangs: answer its present question with a fallback, ask the rest again."""
         assert self._namer
-        tgid, _ = turn = self._namer.bench.turn
+        tgid, _ = turn = self._namer.bench.turn  # the process whose files the namer was reading
         self._end_namer()
         culprit = self._outstanding.popleft() if self._outstanding else None
         log.error(
             "namer: %s, while looking at %s; starting another",
             gone,
-            culprit.words if culprit else f"process {tgid}" if tgid > 0 else "nothing",
+            culprit.description if culprit else f"process {tgid}" if tgid > 0 else "nothing",
         )
         if tgid > 0:
             self._owing.append((turn, gone.seconds, now))
@@ -257,7 +269,7 @@ class Resolver:
         self._start_at = now + RESTART_SECONDS
 
     def _end_namer(self) -> None:
-        """Never waits: a kill does not end what waits for a page of a file whose server does not answer."""
+        """Kill the namer without waiting for its end: it may wait for a page of a file for ever."""
         assert self._namer
         self._namer.kill()
         self._ending.append(self._namer)
@@ -271,7 +283,7 @@ class Resolver:
 
 
 class NamerGone(Exception):
-    """Says how it ended, and how many seconds whose turn it was has to answer for."""
+    """The namer ended or hangs. `seconds` is the time to charge to the process whose turn it was."""
 
     def __init__(self, why: str, seconds: float = SAVED_SECONDS) -> None:
         super().__init__(why)
@@ -279,7 +291,7 @@ class NamerGone(Exception):
 
 
 class Namer:
-    """The process, and our end of the socket to it."""
+    """The process of a namer, and the sampler's end of the socket to it."""
 
     def __init__(self, settings: NamerSettings) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -293,7 +305,7 @@ class Namer:
                 [*isolation.command("lockd.names"), settings.to_json()],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), bench.fileno(), *ring],
-                start_new_session=True,  # Ctrl-C on a terminal is for the sampler, which ends it
+                start_new_session=True,  # Ctrl-C on a terminal is for the sampler, which then ends the namer
             )
         self.pid = self._child.pid
         self._refused = 0
@@ -301,7 +313,7 @@ class Namer:
         self._buffer = memoryview(bytearray(MESSAGE_BYTES))
 
     def send(self, message: bytes) -> bool:
-        """False if there is no room at the moment. Raises NamerGone."""
+        """Send a message. Returns False if the socket is full. Raises NamerGone."""
         try:
             self._socket.send(message)
         except BlockingIOError:
@@ -310,8 +322,8 @@ class Namer:
             raise NamerGone(self._how_it_ended(error.strerror or "")) from error
         return True
 
-    def received(self) -> list[bytes]:
-        """Every message there is. Raises NamerGone."""
+    def receive(self) -> list[bytes]:
+        """Every message that has arrived. Raises NamerGone."""
         messages: list[bytes] = []
         while True:
             try:
@@ -322,47 +334,47 @@ class Namer:
                 raise NamerGone(self._how_it_ended(error.strerror or "")) from error
             if not length:
                 if messages:
-                    return messages  # the next call tells
+                    return messages  # the next call raises
                 raise NamerGone(self._how_it_ended("its socket is closed"))
             messages.append(bytes(self._buffer[:length]))
 
     @property
     def refused(self) -> int:
-        """As in Bench; never less than before, whatever became of it."""
+        """The number in Bench; never less than before, even if a namer that was taken over writes there."""
         self._refused = max(self._refused, self.bench.refused)
         return self._refused
 
     def cpu_seconds(self) -> float:
-        """That it has taken so far, and its children, such as who demangles, while they live and after."""
+        """Seconds of CPU time that the namer and its children, living and ended, have taken so far."""
         if self._child.returncode is None:
-            with contextlib.suppress(OSError):  # it has just ended: has_ended() will know
+            with contextlib.suppress(OSError):  # the namer has just ended: has_ended() will know
                 own = cpu_seconds(self.pid)
-                children = Path(f"/proc/{self.pid}/task/{self.pid}/children")  # some kernels do not tell
+                children = Path(f"/proc/{self.pid}/task/{self.pid}/children")  # some kernels lack this file
                 living = children.read_text().split() if children.exists() else ()
                 self._cpu_seconds = max(own + sum(map(cpu_seconds, map(int, living))), self._cpu_seconds)
         return self._cpu_seconds
 
     def kill(self) -> None:
-        """It ends, now or later: see has_ended()."""
+        """Kill the namer without waiting for its end, see has_ended()."""
         self._socket.close()
         try:
-            os.kill(self.pid, signal.SIGKILL)  # nobody has waited for it: its id is still its own
-        except PermissionError:  # it is another user's by now; its end of the socket tells it to end
+            os.kill(self.pid, signal.SIGKILL)  # nobody has waited for the process: the id is still its own
+        except PermissionError:  # it runs as another user by now; the closed socket makes it end
             log.error("namer: process %d cannot be killed without CAP_KILL", self.pid)
 
     def has_ended(self) -> bool:
-        """Of one that was killed. Never waits."""
+        """Whether a killed namer has ended. Never waits."""
         pid, status, usage = os.wait4(self.pid, os.WNOHANG)
         if pid:
             self._child.returncode = os.waitstatus_to_exitcode(status)
             self._cpu_seconds = max(usage.ru_utime + usage.ru_stime, self._cpu_seconds)
         return pid > 0
 
-    def _how_it_ended(self, otherwise: str) -> str:
-        """Leaves it as it is, so that its times can still be had."""
-        told = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if not told:
-            return otherwise
-        if told.si_code == os.CLD_EXITED:
-            return f"ended with code {told.si_status}"
-        return f"ended by {signal.Signals(told.si_status).name}"
+    def _how_it_ended(self, default: str) -> str:
+        """How the process ended; `default` if it has not. Its CPU times can still be read afterwards."""
+        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if not status:
+            return default
+        if status.si_code == os.CLD_EXITED:
+            return f"ended with code {status.si_status}"
+        return f"ended by {signal.Signals(status.si_status).name}"

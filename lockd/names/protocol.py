@@ -1,4 +1,8 @@
-"""What the sampler asks the namer, and what it is answered: one message each, JSON and then plain bytes."""
+"""Questions of the sampler to the namer, and the answers.
+
+A question is one message: a line of JSON, and then the captured stack, if there is one. An answer is one
+message of JSON. The attributes of most questions and answers are the keys of the JSON object.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +19,27 @@ from lockd.names.unwind.capture import Capture
 from lockd.printable import masked
 
 ANON = "anon"
-"""A lock of which nothing is known that has a name: on a heap, a stack or in shared memory, and no stack."""
+"""The name of a lock on a heap, on a stack or in shared memory whose site is unknown."""
 UNKNOWN = "unknown"
-"""A place in the kernel of which nothing is known."""
+"""The site of a kernel lock whose site is unknown."""
 NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading JSON of another shape than expected raises."""
+"""Exceptions raised by reading JSON of an unexpected shape."""
 STACKS = 8192
-"""That the locks of a busy host are waited for in; further ones are kept for each lock."""
+"""Stacks that are remembered, so that equal stacks share memory. A busy host's locks have fewer."""
 
 
 HOTSPOT_BITS = (63, *[32] * 9, *[8] * 4)
-"""That the members of struct hotspot have; the first is an address in user space."""
+"""Sizes in bits of the members of struct hotspot; the first member is an address in user space."""
 
 
 @dataclass(frozen=True)
 class HotSpotPlaces:
-    """Where the memory of a thread of Java says what it waits for: struct hotspot of the programs."""
+    """Where the memory of a process with HotSpot says what a thread of Java waits for.
+
+    The attributes are the members of struct hotspot of the BPF programs: offsets and shifts, an address, and
+    flags. Raises ValueError if a number does not fit into its member: the numbers are from the memory of a
+    process.
+    """
 
     oop_base: int
     module: int
@@ -46,56 +55,60 @@ class HotSpotPlaces:
     klass_shift: int
     is_wide: int
     generation: int = 0
-    """Waits have other numbers when more names have come to be known: what they are for is named anew."""
+    """Part of the number of each wait. It changes with the perf map, so that locks are named anew."""
 
     def __post_init__(self) -> None:
-        """ValueError if a number does not fit into its member: it is from the memory of a process."""
         for number, bits in zip(vars(self).values(), HOTSPOT_BITS, strict=True):
             _number(number, 0, 1 << bits)
 
 
 @dataclass(frozen=True)
 class LockAnswer:
-    """The name of the lock that was asked for under `key`."""
+    """The name of a lock: the answer to UserLockSeen and to KernelLock."""
 
     key: int
+    """The key of the question."""
     is_user: bool
+    """Whether the lock is in user space. The attributes from `kind` on are for such locks only."""
     lock: str
     site: str
+    """The function that waits for the lock."""
     stack: tuple[str, ...] = ()
+    """Functions of a thread that waited for the lock, innermost first."""
     kind: str = ""
-    """Of a lock in user space: lock, pi, cond, other."""
+    """lock, pi, cond or other."""
     family: str = ""
-    """Of a lock in user space: what its code is, such as mutex or rwlock; empty if that is not known."""
+    """The sort of code that locks, such as mutex or rwlock; empty if it is unknown."""
     is_provisional: bool = False
-    """Whether the next answer about it may tell more."""
+    """Whether another question about the lock may bring a better answer."""
     is_reused: bool = False
-    """Of a lock in user space: whether its memory is soon that of another, as with all locks of CPython."""
+    """Whether the memory soon belongs to another lock: CPython makes a lock for each wait in a queue."""
     is_many: bool = False
-    """Whether `key` stands for a class of Java whose objects are to be told apart."""
+    """Whether the key stands for a class of Java, and each object of the class is a lock of its own."""
     hotspot: tuple[int, ...] = ()
-    """Of a Java machine, HotSpotPlaces as a tuple; empty if that is not known."""
+    """The members of HotSpotPlaces for a process with HotSpot; empty if they are unknown."""
     advice: str = ""
-    """Of lockd.advice, for who looks at this process; empty if there is none."""
+    """A key of lockd.advice.ADVICE about the waits of the process; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class OwnersAnswer:
-    """Who holds the locks that were asked for, in their order; 0 where that is not known."""
+    """The holders of locks: the answer to Owners."""
 
     token: int
+    """The token of the question."""
     tids: tuple[int, ...]
+    """The thread that holds each lock, in the order of the question; 0 where it is unknown."""
 
 
 @dataclass(frozen=True)
 class GoWaitsAnswer:
-    """What the runtimes of these processes have counted that goroutines waited for mutexes, in nanoseconds.
-
-    -1 where that cannot be read.
-    """
+    """The times that goroutines have waited for mutexes: the answer to GoWaits."""
 
     tgids: tuple[int, ...]
+    """The processes of the question."""
     waited_ns: tuple[int, ...]
+    """Nanoseconds for each process, as its runtime counted them; -1 where they cannot be read."""
 
 
 Answer = LockAnswer | OwnersAnswer | GoWaitsAnswer
@@ -103,18 +116,20 @@ Answer = LockAnswer | OwnersAnswer | GoWaitsAnswer
 
 @dataclass(frozen=True)
 class UserLockSeen:
-    """What is the lock at `address` of process `tgid`, for which a thread blocked?"""
+    """Asks for the name of the lock at `address` in process `tgid`, for which thread `tid` blocked."""
 
     wants_answer: ClassVar[bool] = True
     key: int
+    """A number of the sampler's for the lock, which the answer repeats."""
     tgid: int
     tid: int
     address: int
     guess: str
-    """Its kind by the arguments of the call."""
+    """The kind of lock by the arguments of the futex call."""
     capture: Capture | None = None
     sleeper: int = 0
-    """Without a capture, the thread pointer of `tid`, which still sleeps there; 0: it is not looked at."""
+    """The thread pointer of `tid`, if there is no capture and the thread still sleeps there; 0 to leave the
+    thread's stack unread."""
 
     def encode(self) -> bytes:
         capture = self.capture
@@ -122,25 +137,29 @@ class UserLockSeen:
         return _message(head, capture.stack if capture else b"")
 
     def fallback(self) -> Answer:
+        """The answer where the namer has none."""
         return LockAnswer(self.key, True, ANON, "", kind=self.guess, is_provisional=True)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
+        """What the question is about, for log lines."""
         return f"the lock {self.address:#x} of process {self.tgid}"
 
 
 @dataclass(frozen=True)
 class KernelLock:
-    """What is the kernel's lock at `address`, for which a thread waited in `stack`?"""
+    """Asks for the name of the kernel's lock at `address`, for which a thread waited in `stack`."""
 
     wants_answer: ClassVar[bool] = True
     key: int
+    """A number of the sampler's for the lock, which the answer repeats."""
     address: int
     lock_type: str
+    """A value of the label `type`."""
     stack: tuple[int, ...] = ()
     """Return addresses, innermost first."""
     is_mmap_lock: bool = False
-    """Of the waiter's own address space."""
+    """Whether the lock is the mmap_lock of the waiter's own address space."""
 
     def encode(self) -> bytes:
         return _message({"q": "kernel", **vars(self)})
@@ -149,13 +168,13 @@ class KernelLock:
         return LockAnswer(self.key, False, ANON, UNKNOWN)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"the kernel's lock {self.address:#x}"
 
 
 @dataclass(frozen=True)
 class OwnedLock:
-    """A lock in user space of which the owner is wanted."""
+    """A lock in user space whose holder is asked for."""
 
     tgid: int
     address: int
@@ -165,10 +184,11 @@ class OwnedLock:
 
 @dataclass(frozen=True)
 class Owners:
-    """Who holds these locks now?"""
+    """Asks which threads hold these locks now."""
 
     wants_answer: ClassVar[bool] = True
     token: int
+    """A number of the sampler's for the question, which the answer repeats."""
     locks: tuple[OwnedLock, ...]
 
     def encode(self) -> bytes:
@@ -179,13 +199,13 @@ class Owners:
         return OwnersAnswer(self.token, (0,) * len(self.locks))
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"the owners of {len(self.locks)} locks"
 
 
 @dataclass(frozen=True)
 class GoWaits:
-    """How long have goroutines of these processes waited for mutexes?"""
+    """Asks how long goroutines of these processes have waited for mutexes."""
 
     wants_answer: ClassVar[bool] = True
     tgids: tuple[int, ...]
@@ -197,13 +217,13 @@ class GoWaits:
         return GoWaitsAnswer(self.tgids, (-1,) * len(self.tgids))
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"the mutexes of {len(self.tgids)} programs in Go"
 
 
 @dataclass(frozen=True)
-class Looks:
-    """Remember the mappings of the processes `tgids`; forget all of those that are `gone`."""
+class Watch:
+    """Tells the namer to remember what `tgids` have mapped, and to forget the processes that are `gone`."""
 
     wants_answer: ClassVar[bool] = False
     tgids: tuple[int, ...]
@@ -216,13 +236,13 @@ class Looks:
         raise AssertionError("is not answered")
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"the mappings of {len(self.tgids)} processes"
 
 
 @dataclass(frozen=True)
 class Reload:
-    """Go on with these, which are as in NamerSettings."""
+    """Tells the namer to go on with other settings; the attributes are those of NamerSettings."""
 
     wants_answer: ClassVar[bool] = False
     log_level: int
@@ -235,15 +255,15 @@ class Reload:
         raise AssertionError("is not answered")
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return "other settings"
 
 
-Question = UserLockSeen | KernelLock | Owners | GoWaits | Looks | Reload
+Question = UserLockSeen | KernelLock | Owners | GoWaits | Watch | Reload
 
 
 def is_answer_to(answer: Answer, question: Question) -> bool:
-    """Whether it is of the right sort, and of what was asked for."""
+    """Whether an answer has the type, and is about the locks or processes, that a question asks for."""
     match question, answer:
         case ((UserLockSeen() | KernelLock()), LockAnswer()):
             return answer.key == question.key and answer.is_user == isinstance(question, UserLockSeen)
@@ -256,17 +276,23 @@ def is_answer_to(answer: Answer, question: Question) -> bool:
 
 @dataclass(frozen=True)
 class NamerSettings:
-    """What a namer begins with; `bench`, `ring` and `socket` have numbers of descriptors."""
+    """Settings of a namer, handed over as JSON on its command line."""
 
     procfs: str
+    """The root of a proc file system."""
     log_level: int
     parked: Sequence[str]
+    """Shell patterns of the names of locks that idle threads park on."""
     share: float
+    """The part of a CPU's time that the namer may spend on one process, and on one user, see Shares."""
     owing: Sequence[tuple[Turn, float]]
-    """Both as in Shares."""
+    """Turns that made earlier namers end, and the seconds that each still owes, see Shares."""
     ring: tuple[int, int] | None
+    """Descriptor and size in bytes of the ring of blocked processes."""
     bench: int = -1
+    """The descriptor of the memory of a Bench."""
     socket: int = -1
+    """The descriptor of the socket for questions and answers."""
 
     def to_json(self) -> str:
         return json.dumps(vars(self))
@@ -279,7 +305,7 @@ class NamerSettings:
 
 
 def decode_question(message: bytes) -> Question:
-    """Raises ValueError if it is none."""
+    """The question in a message. Raises ValueError if the message is not a question."""
     head, _, blob = message.partition(b"\n")
     try:
         return _question(json.loads(head), blob)
@@ -300,7 +326,7 @@ def _question(fields: dict[str, Any], blob: bytes) -> Question:
         case "go":
             return GoWaits(tuple(fields["tgids"]))
         case "look":
-            return Looks(tuple(fields["tgids"]), tuple(fields["gone"]))
+            return Watch(tuple(fields["tgids"]), tuple(fields["gone"]))
         case "reload":
             return Reload(**fields)
         case other:
@@ -312,16 +338,19 @@ def encode_answer(answer: Answer) -> bytes:
     return _message({"a": kinds[type(answer)], **vars(answer)})
 
 
-def decode(message: bytes) -> Answer:
-    """Raises ValueError if it is no answer with all that belongs to it, each of its type: a namer reads what
-    anybody may have written, and may have been made to say anything.
+def decode_answer(message: bytes) -> Answer:
+    """The answer in a message.
+
+    Raises ValueError unless the message has every attribute of one type of answer, each of the right type,
+    and no other. The namer reads files that anybody may have written, and may have been made to send
+    anything.
     """
     try:
-        given = json.loads(message)
-        kind = _ANSWERS[given.pop("a")]
-        answer: Answer = kind(**{name: read(given.pop(name)) for name, read in _READERS[kind]})
-        if given:
-            raise ValueError(f"it has {', '.join(given)} as well")
+        values = json.loads(message)
+        kind = _ANSWERS[values.pop("a")]
+        answer: Answer = kind(**{name: read(values.pop(name)) for name, read in _READERS[kind]})
+        if values:
+            raise ValueError(f"it has {', '.join(values)} as well")
         if isinstance(answer, LockAnswer):
             if answer.hotspot:
                 HotSpotPlaces(*answer.hotspot)
@@ -345,20 +374,20 @@ def _flag(value: Any) -> bool:
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
-    return tuple(_number(one, end=1 << 63) for one in value)
+    return tuple(_number(number, end=1 << 63) for number in value)
 
 
-def _text(name: str) -> str:
-    """Whoever took the namer over may send anything."""
-    return sys.intern(masked(name))
+def _text(value: str) -> str:
+    """A printable string: a namer that was taken over may send any characters."""
+    return sys.intern(masked(value))
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    return _one_of(tuple(map(_text, value)))
+    return _shared(tuple(map(_text, value)))
 
 
 _ANSWERS: dict[str, type[Answer]] = {"lock": LockAnswer, "owners": OwnersAnswer, "go": GoWaitsAnswer}
-# Thousands of locks are waited for in the same functions, and stacks: one of each is enough.
+# Thousands of locks have the same functions and stacks: equal ones share memory.
 _BY_TYPE: dict[str, Callable[[Any], Any]] = {
     "int": _number, "bool": _flag, "str": _text, "tuple[int, ...]": _numbers, "tuple[str, ...]": _texts
 }  # fmt: skip
@@ -369,8 +398,8 @@ _READERS = {
 
 
 @functools.lru_cache(STACKS)
-def _one_of(stack: tuple[str, ...]) -> tuple[str, ...]:
-    """The same for all that are equal."""
+def _shared(stack: tuple[str, ...]) -> tuple[str, ...]:
+    """One tuple for all stacks that are equal."""
     return stack
 
 
@@ -378,8 +407,8 @@ def _capture(fields: dict[str, Any], stack: bytes) -> Capture:
     return Capture(tuple(fields["registers"]), stack, tuple(fields["frames"]), fields["thread_pointer"])
 
 
-def _fields(what: Any, *without: str) -> dict[str, Any]:
-    return {name: value for name, value in vars(what).items() if name not in without}
+def _fields(instance: Any, *without: str) -> dict[str, Any]:
+    return {name: value for name, value in vars(instance).items() if name not in without}
 
 
 def _message(head: dict[str, Any], blob: bytes = b"") -> bytes:

@@ -1,4 +1,4 @@
-"""What of the namer's time each process and each user takes, so that none takes it from all others."""
+"""Shares of the namer's time, so that one process or one user cannot take all of it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SAVED_SECONDS = 10.0
-"""That a process or a user may take at once, as a large program's symbols may."""
+"""Seconds that a process or a user may take at once, as for the symbols of a large program."""
 FORGOTTEN_AT = 10_000
-"""Processes and users, of whom those are forgotten who owe nothing."""
+"""Accounts of processes and users; when there are more, those without a debt are forgotten."""
 ROOT, NOBODY = 0, -1
 BENCH, REFUSED = struct.Struct("=qq"), struct.Struct("=Q")
 
 Turn = tuple[int, int]
-"""A process and its user; NOBODY where that is not known."""
+"""A process and the user that it runs as; NOBODY where the user is unknown."""
 
 
 class Bench:
-    """Whose turn it is, and how many were refused one: memory that the namer shares with the sampler, who may
-    have to end it for that."""
+    """Memory shared by namer and sampler: which process has its turn, and how many turns were refused.
+
+    When the namer hangs and the sampler has to end it, the sampler reads here which process was the cause.
+    """
 
     def __init__(self, fd: int) -> None:
-        """By the descriptor of a file with room for a page."""
+        """`fd` is the descriptor of a file of at least one page."""
         self._memory = mmap.mmap(fd, mmap.PAGESIZE)
-        self._memory.madvise(mmap.MADV_DONTFORK)  # it is no child's turn
+        self._memory.madvise(mmap.MADV_DONTFORK)  # a child of the namer has no business here
 
     @property
     def turn(self) -> Turn:
-        """NOBODY twice while it is nobody's; anything if the namer was not itself any more."""
+        """The process whose turn it is; (NOBODY, NOBODY) if there is none. A namer that was taken over may
+        write any numbers."""
         tgid, user = BENCH.unpack_from(self._memory)
         return tgid - 1, user - 1
 
@@ -46,6 +49,7 @@ class Bench:
 
     @property
     def refused(self) -> int:
+        """Turns that were refused so far."""
         (refused,) = REFUSED.unpack_from(self._memory, BENCH.size)
         return int(refused)
 
@@ -55,10 +59,12 @@ class Bench:
 
 
 class Shares:
-    """Whoever has taken more than `share` of the time, and what was saved of it, has to wait.
+    """Grants turns to processes. A process that took more time than its share and its savings has to wait.
 
-    Root's processes have each a share, as whoever is on a host runs as root; those of another user have one
-    together as well. `owing`: turns of which each took a namer so long that it was ended.
+    `share` is the part of a CPU's time that an account gains. Each of root's processes has an account of its
+    own, as most of a host's processes run as root. A process of another user has one, too, and all processes
+    of that user have an account in common. `owing` are turns that made an earlier namer end, and the seconds
+    that each still owes. `clock` returns seconds.
     """
 
     def __init__(
@@ -72,18 +78,18 @@ class Shares:
         self._procfs, self.share, self._bench, self._clock = procfs, share, bench, clock
         self._delay = _Delay()
         self._owed: dict[Turn, tuple[float, float]] = {}
-        """By a process, or by a user as (NOBODY, user): seconds, and when that was so."""
+        """By account, the seconds owed and the time when they were: (process, NOBODY) or (NOBODY, user)."""
         self._warned: set[Turn] = set()
-        """Of whom was said, since they last owed nothing, that they have to wait."""
+        """Accounts for which a warning was logged since they last owed nothing."""
         self._users: dict[int, int] = {}
         for turn, seconds in owing:
-            self._take(turn, seconds)
+            self._charge(turn, seconds)
 
     @contextlib.contextmanager
     def turn(self, tgid: int) -> Iterator[bool]:
-        """What is done for a process meanwhile is its own; whether it may be done."""
+        """Charge a process for the time of a `with` block. Yields whether it may have its turn now."""
         turn = tgid, self._user(tgid)
-        if max(self._owes(one) for one in _who(turn)) > SAVED_SECONDS:
+        if max(self._debt(account) for account in _accounts(turn)) > SAVED_SECONDS:
             if self._bench:
                 self._bench.refused += 1
             yield False
@@ -94,54 +100,58 @@ class Shares:
         try:
             yield True
         finally:
-            self._take(turn, self._clock() - began - (self._delay.seconds() - delayed))
+            self._charge(turn, self._clock() - began - (self._delay.seconds() - delayed))
             if self._bench:
                 self._bench.turn = NOBODY, NOBODY
 
-    def _owes(self, one: Turn) -> float:
-        seconds, at = self._owed.get(one, (0.0, 0.0))
-        return max(seconds - self.share * (self._clock() - at), 0.0)
+    def _debt(self, account: Turn) -> float:
+        """Seconds that an account owes now."""
+        seconds, since = self._owed.get(account, (0.0, 0.0))
+        return max(seconds - self.share * (self._clock() - since), 0.0)
 
-    def _take(self, turn: Turn, seconds: float) -> None:
+    def _charge(self, turn: Turn, seconds: float) -> None:
         now = self._clock()
-        for one in _who(turn):
-            before = self._owes(one)
-            self._owed[one] = before + max(seconds, 0.0), now
+        for account in _accounts(turn):
+            before = self._debt(account)
+            owed = before + max(seconds, 0.0)
+            self._owed[account] = owed, now
             if not before:
-                self._warned.discard(one)
-            if self._owed[one][0] > SAVED_SECONDS and one not in self._warned:
-                self._warned.add(one)
+                self._warned.discard(account)
+            if owed > SAVED_SECONDS and account not in self._warned:
+                self._warned.add(account)
+                tgid, user = account
                 log.warning(
                     "%s has taken its share of the namer's time: its new locks have no names for %d s, and"
                     " again whenever it takes more than %d%% of a CPU",
-                    f"user {one[1]}" if one[0] == NOBODY else f"process {one[0]}",
-                    (self._owed[one][0] - SAVED_SECONDS) / self.share,
+                    f"user {user}" if tgid == NOBODY else f"process {tgid}",
+                    (owed - SAVED_SECONDS) / self.share,
                     100 * self.share,
                 )  # fmt: skip
         if len(self._owed) > FORGOTTEN_AT:
-            self._owed = {one: owed for one, owed in self._owed.items() if self._owes(one)}
+            self._owed = {account: owed for account, owed in self._owed.items() if self._debt(account)}
             self._warned &= self._owed.keys()
 
     def _user(self, tgid: int) -> int:
-        """Of a process that is gone, the user that it had."""
+        """The user that a process runs as, or ran as if it is gone; NOBODY if unknown."""
         with contextlib.suppress(OSError):
             self._users[tgid] = os.stat(self._procfs / str(tgid)).st_uid
         return self._users.get(tgid, NOBODY)
 
     def keep(self, alive: set[int]) -> None:
-        """Forget whose all other processes were."""
+        """Forget the users of all processes but those in `alive`."""
         for tgid in self._users.keys() - alive:
             del self._users[tgid]
 
 
-def _who(turn: Turn) -> tuple[Turn, ...]:
+def _accounts(turn: Turn) -> tuple[Turn, ...]:
+    """The accounts that a turn is charged to."""
     tgid, user = turn
-    process, together = (tgid, NOBODY), (NOBODY, user)
-    return (process,) if user in (ROOT, NOBODY) else (process, together)
+    process, all_of_user = (tgid, NOBODY), (NOBODY, user)
+    return (process,) if user in (ROOT, NOBODY) else (process, all_of_user)
 
 
 class _Delay:
-    """How long this process has waited for a CPU, of which others are the cause."""
+    """The time that this process has waited for a CPU: other processes are the cause."""
 
     def __init__(self) -> None:
         self._file: io.FileIO | None = None
@@ -149,4 +159,5 @@ class _Delay:
             self._file = io.FileIO("/proc/self/schedstat")
 
     def seconds(self) -> float:
+        """Seconds that this process has waited so far; 0 if the kernel does not count them."""
         return int(os.pread(self._file.fileno(), 100, 0).split()[1]) / 1e9 if self._file else 0.0

@@ -13,17 +13,25 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from lockd.names.__main__ import MESSAGE_BYTES, Names
-from lockd.names.locks.locking_functions import FAMILIES
+from lockd.names.locks.cpython_waits import judge_python, label
+from lockd.names.locks.locking_code import FAMILIES
 from lockd.names.locks.owners import owner_of_user_lock
 from lockd.names.objects.address_space import AddressSpace
 from lockd.names.objects.elfutils import Segment
 from lockd.names.objects.object_cache import ObjectCache
-from lockd.names.protocol import UserLockSeen, decode, encode_answer
-from lockd.names.runtimes.cpython import MOST_FRAMES, Interpreter
-from lockd.names.runtimes.cpython_layouts import _SLOTS, CLASSIC, COOKIE, OFFSETS_SIZE, Layout, candidates
+from lockd.names.protocol import UserLockSeen, decode_answer, encode_answer
+from lockd.names.runtimes.cpython import (
+    _SLOTS,
+    CLASSIC,
+    COOKIE,
+    MOST_FRAMES,
+    OFFSETS_SIZE,
+    Interpreter,
+    Layout,
+    candidates,
+)
 from lockd.names.runtimes.hotspot import ADDRESS, FLAG, STRUCTURE, STRUCTURES, HotSpot
-from lockd.names.runtimes.python_waits import judge_python, label
+from lockd.names.server import MESSAGE_BYTES, Names
 from lockd.names.shares import Shares
 from lockd.names.unwind.capture import Capture
 from tests.fuzz.harness import NUMBERS, Harness, mutated
@@ -102,7 +110,7 @@ def cpython(data: bytes) -> None:
         assert len(frames) <= MOST_FRAMES
         judge_python(frames)
         assert all(label(frame).isprintable() for frame in frames)
-        interpreter.place(memory, thread_pointer)
+        interpreter.innermost(memory, thread_pointer)
         for address, _ in parts_of(data):
             interpreter.type_of(memory, address)
     assert memory.reads < MOST_READS and interpreter.memory < 1 << 24
@@ -385,7 +393,7 @@ def stacks(data: bytes) -> None:
     answer = names.answer(question)
     assert answer
     message = encode_answer(answer)
-    assert len(message) <= MESSAGE_BYTES and decode(message) == answer
+    assert len(message) <= MESSAGE_BYTES and decode_answer(message) == answer
 
 
 def captured_stacks() -> list[bytes]:

@@ -51,13 +51,13 @@ from lockd.names.protocol import (
     HotSpotPlaces,
     KernelLock,
     LockAnswer,
-    Looks,
     NamerSettings,
     OwnedLock,
     Owners,
     OwnersAnswer,
     Question,
     UserLockSeen,
+    Watch,
     decode_question,
     encode_answer,
 )
@@ -98,7 +98,7 @@ class Talker:
     def send(self, _message: bytes) -> bool:
         return True
 
-    def received(self) -> list[bytes]:
+    def receive(self) -> list[bytes]:
         said, self.says = self.says, []
         return said
 
@@ -119,7 +119,7 @@ def answers(data: bytes) -> None:
     asker = Resolver()
     asker.answers()  # which starts it
     for question in QUESTIONS:
-        assert not isinstance(question, Looks) and asker.ask(question)
+        assert not isinstance(question, Watch) and asker.ask(question)
     asker.answers()
     asked = [*asker._outstanding]
     namer = asker._namer
@@ -175,7 +175,7 @@ def questions(data: bytes) -> None:
 
 
 def asked_questions() -> list[bytes]:
-    return [question.encode() for question in (*QUESTIONS, Looks((1, 2), (3,)))]
+    return [question.encode() for question in (*QUESTIONS, Watch((1, 2), (3,)))]
 
 
 def shared_bench(data: bytes) -> None:

@@ -17,7 +17,7 @@ from lockd.config.reader import described
 from lockd.config.schema import Config
 from lockd.errors import ConfigError, UsageError
 from lockd.names.labels.units import unit_of, unit_of_cgroup_file
-from lockd.names.locks.locking import Frame, is_pool, judge, parks
+from lockd.names.locks.locking_code import Frame, is_parked_on, is_pool, judge
 from lockd.names.objects.demangle import MAX_NAME, Demangler, shorten_name
 from lockd.names.objects.jit import CODE, DUMP_HEADER, DUMP_MAGIC, MAX_FUNCTIONS, RECORD, JitNames
 from lockd.names.objects.mappings import Mappings
@@ -215,7 +215,7 @@ def judged(data: bytes) -> None:
     assert found.kind in ("", "lock", "cond")
     for name in names[:2]:
         is_pool(shorten_name(name))
-        parks(f"shop:{shorten_name(name)}", ("*:a*b*c*d*e*", "[!a]?*"))
+        is_parked_on(f"shop:{shorten_name(name)}", ("*:a*b*c*d*e*", "[!a]?*"))
 
 
 def stacks_of_names() -> list[bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.kernel.kernel_sites import is_helper, is_locking, is_tracing
+from lockd.names.kernel.sites import is_helper, is_locking, is_tracing
 
 WAITING = re.compile(
     r"_*(?:preempt_)?schedule\w*|io_schedule\w*|_*cond_resched\w*|console_conditional_schedule|yield\w*"

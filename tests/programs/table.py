@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lockd.names.locks.locking_functions import PARKED
+from lockd.names.locks.locking_code import PARKED
 from tests.programs.expected import SCENARIOS, Scenario, agrees
 
 HERE = Path(__file__).resolve().parent

@@ -197,7 +197,7 @@ def exporter(plan: list[list[Any]]) -> int:
 
 
 def namer(plan: list[list[Any]]) -> int:
-    from lockd.names import __main__ as process
+    from lockd.names import server as process
     from lockd.names.protocol import NamerSettings
 
     def serve(*_: object) -> None:

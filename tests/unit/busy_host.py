@@ -136,7 +136,7 @@ class NamesAtOnce:
         for seen in asked:
             self.ask(seen)
 
-    def look(self, fresh: tuple[int, ...], gone: tuple[int, ...] = ()) -> None:
+    def watch(self, fresh: tuple[int, ...], gone: tuple[int, ...] = ()) -> None:
         """Which processes there are is nothing to it."""
 
     def delete(self, keys: Any) -> None:

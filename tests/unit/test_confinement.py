@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from acts import CALLS
 
-from lockd.names.__main__ import READING
+from lockd.names.server import READING
 from lockd.process import privileges
 
 ACTS = Path(__file__).with_name("acts.py")

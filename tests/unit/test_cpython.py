@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 from ptraced import blocked_thread, capture_of
 
+from lockd.names.locks.cpython_waits import QUEUE_TYPE, RLOCK_TYPE, judge_python, label
 from lockd.names.locks.user_locks import UserLock, UserNames
 from lockd.names.objects.address_space import AddressSpace
 from lockd.names.objects.object_cache import ObjectCache
-from lockd.names.runtimes.cpython import Interpreter, PythonFrame
-from lockd.names.runtimes.cpython_layouts import COOKIE, candidates
-from lockd.names.runtimes.python_waits import QUEUE_TYPE, RLOCK_TYPE, PythonWait, judge_python, label
+from lockd.names.runtimes.cpython import COOKIE, Interpreter, PythonFrame, candidates
 from tests.fuzz import memory
 
 PROGRAM = Path(__file__).parent / "python_waiter.py"
@@ -86,7 +85,7 @@ def said(names: UserNames, pid: int, comm: str) -> UserLock:
         at_most = time.monotonic() + WAITS_AGAIN_SECONDS
         while time.monotonic() < at_most:
             if blocked_thread(pid, comm) == wait:
-                return names.name(pid, tid, address, "other", capture)
+                return names.name_lock(pid, tid, address, "other", capture)
         assert time.monotonic() < until, f"it is stopped in another wait each time, last in {wait}"
 
 
@@ -107,10 +106,10 @@ def test_a_wait_is_told_later_without_stopping_its_thread(waiter: tuple[int, int
     names = UserNames()
     thread_pointer = capture_of(pid, blocked_thread(pid, comm)[0]).thread_pointer
     tid, address = blocked_thread(pid, comm)  # again: it was stopped
-    found = names.name_of_sleeper(pid, tid, address, "other", thread_pointer)
+    found = names.name_lock_of_sleeper(pid, tid, address, "other", thread_pointer)
     assert (found.kind, found.is_reused, found.is_provisional) == (WAITS[comm], True, False)
     assert found.site == said(names, pid, comm).site
-    elsewhere = names.name_of_sleeper(pid, tid, address + 4, "other", thread_pointer)
+    elsewhere = names.name_lock_of_sleeper(pid, tid, address + 4, "other", thread_pointer)
     assert elsewhere.is_provisional, "the thread sleeps on another word by now"
 
 
@@ -251,7 +250,8 @@ def frames(*texts: str) -> list[PythonFrame]:
     ],
 )  # fmt: skip
 def test_kind_and_site_of_a_wait(stack: list[str], kind: str, site: str) -> None:
-    assert judge_python(frames(*stack)) == PythonWait(kind, site)
+    wait = judge_python(frames(*stack))
+    assert (wait.kind, wait.site) == (kind, site)
 
 
 def test_the_type_of_the_object_decides() -> None:

@@ -191,7 +191,7 @@ import resource, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from lockd.names.objects.jit import JitNames
-from lockd.names.__main__ import MEMORY_BYTES
+from lockd.names.server import MEMORY_BYTES
 resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES // 2, MEMORY_BYTES // 2))
 names = JitNames(Path({process!r}))
 print(names.function({address}, []))

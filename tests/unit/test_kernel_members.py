@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.kernel.kernel_members import RULES, as_table, member_of
-from lockd.names.kernel.kernel_sites import is_locking, is_tracing
+from lockd.names.kernel.locks import RULES, as_table, member_of
+from lockd.names.kernel.sites import is_locking, is_tracing
 
 ROOT = Path(__file__).resolve().parents[2]
 TYPES = (ROOT / "lockd/bpf/daemon/kernel_locks.bpf.c").read_text()

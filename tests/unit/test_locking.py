@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from lockd.names.locks.locking import KINDS, Frame, family_of, is_end, is_pool, judge, parks
-from lockd.names.locks.locking_functions import FAMILIES
+from lockd.names.locks.locking_code import (
+    FAMILIES,
+    KINDS,
+    Frame,
+    family_of,
+    is_end,
+    is_parked_on,
+    is_pool,
+    judge,
+)
 
 THREAD = "libc.so.6:start_thread libc.so.6:clone3"
 PARK = "WAIT pthread_cond_wait libjvm.so:Parker::park libjvm.so:Unsafe_Park"
@@ -232,7 +240,9 @@ def test_what_is_shared_or_left() -> None:
 
 def test_locks_that_threads_park_on() -> None:
     """Of an array of locks all, by the array's name."""
-    assert parks("redis-check-rdb:io_threads_mutex+0x28", ()) and parks("valkey-server:io_threads_mutex", ())
-    assert not parks("app:gate", ()) and not parks("app:io_threads_mutex_of_another", ())
-    assert parks("app:gate+0x40", ("app:gate",)) and parks("app:gate+0x40", ("*+0x40",))
-    assert not parks("app+0x40", ("app",)), "it is not part of a variable that is so called"
+    assert is_parked_on("redis-check-rdb:io_threads_mutex+0x28", ()) and is_parked_on(
+        "valkey-server:io_threads_mutex", ()
+    )
+    assert not is_parked_on("app:gate", ()) and not is_parked_on("app:io_threads_mutex_of_another", ())
+    assert is_parked_on("app:gate+0x40", ("app:gate",)) and is_parked_on("app:gate+0x40", ("*+0x40",))
+    assert not is_parked_on("app+0x40", ("app",)), "it is not part of a variable that is so called"

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from lockd.names.__main__ import ASKED_SECONDS, Names
 from lockd.names.locks import user_locks
 from lockd.names.locks.user_locks import MOST_RENAMED_SECONDS, WEIGHED_EVERY
 from lockd.names.objects.address_space import AddressSpace
@@ -18,12 +17,13 @@ from lockd.names.protocol import (
     GoWaits,
     GoWaitsAnswer,
     LockAnswer,
-    Looks,
     OwnedLock,
     Owners,
     OwnersAnswer,
     UserLockSeen,
+    Watch,
 )
+from lockd.names.server import ASKED_SECONDS, Names
 from lockd.names.shares import NOBODY, Shares
 
 FIRST, SECOND = 100, 200
@@ -42,13 +42,13 @@ class Host:
 
     def owes(self, tgid: int) -> None:
         """It has taken more of the namer's time than it may."""
-        self._shares._take((tgid, NOBODY), 1000.0)
+        self._shares._charge((tgid, NOBODY), 1000.0)
 
     def blocks_and_ends(self, tgid: int) -> None:
         directory = self._procfs / str(tgid)
         directory.mkdir()
         (directory / "maps").write_text(MAPS)
-        self.names.look_at_blocked([tgid])
+        self.names.note_blocked([tgid])
         shutil.rmtree(directory)
 
     def wait(self, seconds: float) -> None:
@@ -69,7 +69,7 @@ def test_a_process_that_ended_is_still_known(tmp_path: Path) -> None:
 def test_it_is_known_while_others_are_spoken_of(tmp_path: Path) -> None:
     host = Host(tmp_path)
     host.blocks_and_ends(FIRST)
-    host.names.answer(Looks((SECOND,), (300,)))
+    host.names.answer(Watch((SECOND,), (300,)))
     host.wait(ASKED_SECONDS / 2)
     host.blocks_and_ends(SECOND)
     assert host.lock_of(FIRST) == "waiter+0x1100"
@@ -86,11 +86,11 @@ def test_it_is_forgotten_if_nobody_asks(tmp_path: Path) -> None:
 def test_what_the_sampler_speaks_of_is_known_until_it_says_otherwise(tmp_path: Path) -> None:
     host = Host(tmp_path)
     host.blocks_and_ends(FIRST)
-    host.names.answer(Looks((FIRST,), ()))
+    host.names.answer(Watch((FIRST,), ()))
     host.wait(ASKED_SECONDS)
     host.blocks_and_ends(SECOND)
     assert host.lock_of(FIRST) == "waiter+0x1100"
-    host.names.answer(Looks((), (FIRST,)))
+    host.names.answer(Watch((), (FIRST,)))
     assert host.lock_of(FIRST) == "anon"
 
 

@@ -46,7 +46,7 @@ def test_a_comm_is_printable_text(comm: bytes, name: str) -> None:
 
 def test_the_kernel_tells_names(procfs: Procfs, processes: Processes) -> None:
     procfs.add(7, b"server", cgroup=SERVICE)
-    assert processes.tell(7, 1, b"server\0", kernel_thread=False) == ("a.service", "server")
+    assert processes.learn(7, 1, b"server\0", kernel_thread=False) == ("a.service", "server")
     procfs.remove(7)
     assert processes.name(7) == ("a.service", "server")  # it is dead; its events are not
     assert processes.comm(7) == "server"
@@ -54,18 +54,18 @@ def test_the_kernel_tells_names(procfs: Procfs, processes: Processes) -> None:
 
 def test_a_process_that_is_gone_keeps_the_unit_it_had(procfs: Procfs, processes: Processes) -> None:
     procfs.add(7, b"sh", cgroup=SERVICE)
-    assert processes.tell(7, 1, b"sh", kernel_thread=False) == ("a.service", "sh")
+    assert processes.learn(7, 1, b"sh", kernel_thread=False) == ("a.service", "sh")
     procfs.remove(7)
-    assert processes.tell(7, 1, b"server", kernel_thread=False) == ("a.service", "server")  # by exec
+    assert processes.learn(7, 1, b"server", kernel_thread=False) == ("a.service", "server")  # by exec
     procfs.add(7, b"server")  # and one that is there is believed
-    assert processes.tell(7, 1, b"server", kernel_thread=False) == ("", "server")
+    assert processes.learn(7, 1, b"server", kernel_thread=False) == ("", "server")
 
 
 def test_the_kernels_helper_program_is_no_kernel_thread_any_more(
     procfs: Procfs, processes: Processes
 ) -> None:
-    assert processes.tell(7, 1, b"kworker/u8:3", kernel_thread=True) == (KERNEL, "kworker")
-    assert processes.tell(7, 1, b"modprobe", kernel_thread=False) == ("", "modprobe")
+    assert processes.learn(7, 1, b"kworker/u8:3", kernel_thread=True) == (KERNEL, "kworker")
+    assert processes.learn(7, 1, b"modprobe", kernel_thread=False) == ("", "modprobe")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_kernels_helper_program_is_no_kernel_thread_any_more(
 def test_pools_of_kernel_threads_are_one_process(
     procfs: Procfs, processes: Processes, comm: bytes, name: str
 ) -> None:
-    assert processes.tell(7, 1, comm, kernel_thread=True) == (KERNEL, name)
+    assert processes.learn(7, 1, comm, kernel_thread=True) == (KERNEL, name)
     procfs.add(8, comm, is_kernel=True)
     assert processes.name(8) == (KERNEL, name)
 
@@ -93,18 +93,18 @@ def test_a_kernel_thread_is_called_the_same_by_events_and_by_procfs(
 ) -> None:
     procfs.add(7, b"irq/27-virtio0-output.0", is_kernel=True)
     assert processes.name(7) == (KERNEL, "irq/27-virtio0-")
-    assert processes.tell(7, 1, b"irq/27-virtio0-\0", kernel_thread=True) == (KERNEL, "irq/27-virtio0-")
+    assert processes.learn(7, 1, b"irq/27-virtio0-\0", kernel_thread=True) == (KERNEL, "irq/27-virtio0-")
 
 
 def test_a_kernel_thread_that_renamed_itself(procfs: Procfs, processes: Processes) -> None:
     procfs.add(7, b"made as this", is_kernel=True)
-    assert processes.tell(7, 1, b"before\0", kernel_thread=True) == (KERNEL, "before")
-    assert processes.tell(7, 1, b"called so\0", kernel_thread=True) == (KERNEL, "called so")
+    assert processes.learn(7, 1, b"before\0", kernel_thread=True) == (KERNEL, "before")
+    assert processes.learn(7, 1, b"called so\0", kernel_thread=True) == (KERNEL, "called so")
     assert processes.name(7, since=time.monotonic_ns()) == (KERNEL, "called so")
 
 
 def test_a_user_process_is_no_kernel_thread_whatever_its_name(procfs: Procfs, processes: Processes) -> None:
-    assert processes.tell(7, 1, b"kworker/0:1", kernel_thread=False) == ("", "kworker/0:1")
+    assert processes.learn(7, 1, b"kworker/0:1", kernel_thread=False) == ("", "kworker/0:1")
     procfs.add(8, b"kworker/0:1")  # as what kthreadd starts for the kernel
     assert processes.name(8) == ("", "kworker/0:1")
     procfs.add(9, b"a) S 2 (")
@@ -148,12 +148,12 @@ def test_a_renamed_process_is_asked_again(procfs: Procfs, processes: Processes) 
 
 def test_an_event_of_long_ago_does_not_bring_an_old_name_back(procfs: Procfs, processes: Processes) -> None:
     procfs.add(7, b"server")
-    processes.tell(7, 1, b"server", kernel_thread=False)
+    processes.learn(7, 1, b"server", kernel_thread=False)
     # The event is of the name it had then; the process has the other one.
-    assert processes.tell(7, 1, b"sh", kernel_thread=False) == ("", "sh")
+    assert processes.learn(7, 1, b"sh", kernel_thread=False) == ("", "sh")
     assert processes.name(7) == ("", "server")
     procfs.add(7, b"worker")
-    assert processes.tell(7, 1, b"worker", kernel_thread=False) == ("", "worker")
+    assert processes.learn(7, 1, b"worker", kernel_thread=False) == ("", "worker")
     assert processes.name(7) == ("", "worker")
 
 

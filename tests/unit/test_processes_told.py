@@ -49,7 +49,7 @@ class Namer:
     def ask(self, question: object) -> bool:
         return True
 
-    def look(self, fresh: tuple[int, ...], gone: tuple[int, ...] = ()) -> None:
+    def watch(self, fresh: tuple[int, ...], gone: tuple[int, ...] = ()) -> None:
         """Which processes there are is nothing to it."""
 
 

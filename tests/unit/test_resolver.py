@@ -30,7 +30,8 @@ from lockd.names.client import (
     RESTART_SECONDS,
     Resolver,
 )
-from lockd.names.kernel.kernel_locks import MODULES_SECONDS
+from lockd.names.kernel.locks import MODULES_SECONDS
+from lockd.names.locks.cpython_waits import MOST_LABEL, label
 from lockd.names.locks.user_locks import SHOWN_FRAMES
 from lockd.names.protocol import (
     HOTSPOT_BITS,
@@ -39,19 +40,18 @@ from lockd.names.protocol import (
     HotSpotPlaces,
     KernelLock,
     LockAnswer,
-    Looks,
     OwnedLock,
     Owners,
     OwnersAnswer,
     Question,
     Reload,
     UserLockSeen,
-    decode,
+    Watch,
+    decode_answer,
     decode_question,
     encode_answer,
 )
 from lockd.names.runtimes.cpython import PythonFrame
-from lockd.names.runtimes.python_waits import MOST_LABEL, label
 from lockd.names.unwind.capture import Capture
 from lockd.process.clock import cpu_seconds
 from tests.fuzz.messages import Talker
@@ -135,11 +135,11 @@ def test_processes_that_come_and_go_meanwhile_take_no_room(tmp_path: Path, make:
     resolver = make(tmp_path)
     resolver.is_paused = True
     for tgid in range(1, 10_000):
-        resolver.look((tgid,))
-        resolver.look((), (tgid,))
+        resolver.watch((tgid,))
+        resolver.watch((), (tgid,))
     resolver.answers()
     assert resolver.room == QUEUED
-    assert not resolver._to_look
+    assert not resolver._to_watch
     assert not resolver._to_forget
     resolver.is_paused = False
     assert named(resolver, LOCK) == "other_lock+0x1000"
@@ -150,11 +150,11 @@ def test_all_that_live_are_looked_at_and_forgotten_in_messages_of_their_size(
 ) -> None:
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     resolver = make(tmp_path)
-    resolver.look(range(1, 2501))
-    resolver.look((), range(1, 11))
+    resolver.watch(range(1, 2501))
+    resolver.watch((), range(1, 11))
     named(resolver, LOCK)
-    assert not resolver._to_look
-    resolver.look((), range(11, 2501))
+    assert not resolver._to_watch
+    resolver.watch((), range(11, 2501))
     named(resolver, LOCK)
     assert not resolver._to_forget
 
@@ -166,7 +166,7 @@ def test_it_is_idle_only_while_nothing_waits(tmp_path: Path, make: MakeResolver)
     named(resolver, LOCK)
     assert resolver.is_idle
     for gone in ((), (1,)):
-        resolver.look(() if gone else (1,), gone)
+        resolver.watch(() if gone else (1,), gone)
         assert not resolver.is_idle
         resolver.answers()
         assert resolver.is_idle
@@ -339,7 +339,7 @@ CAPTURE = Capture(tuple(range(17)), bytes(range(256)) * 3, (1 << 63, 5), 7)
         UserLockSeen(1, 2, 3, 4, "cond"),
         KernelLock(1, LOCK, "mutex", (LOCK, 2), True),
         Owners(1, (OwnedLock(1, 2, "lock", "mutex"), OwnedLock(1, 2, "pi", ""))),
-        Looks((1, 2), (3,)),
+        Watch((1, 2), (3,)),
         Reload(10, 0.25),
     ],
 )
@@ -351,7 +351,7 @@ def test_questions_arrive_as_they_were_sent(question: Question) -> None:
     "answer", [LockAnswer(1, True, "a:b", "c:d", ("x", "y"), "lock", "mutex"), OwnersAnswer(1, (0, 77))]
 )
 def test_answers_arrive_as_they_were_sent(answer: Answer) -> None:
-    assert decode(encode_answer(answer)) == answer
+    assert decode_answer(encode_answer(answer)) == answer
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def said(procfs: Path, question: UserLockSeen | Owners | GoWaits, message: bytes
     if resolver.restarts:
         assert found == [question.fallback()], "which another namer cannot answer either"
         return False
-    assert found == [decode(message)]
+    assert found == [decode_answer(message)]
     return True
 
 
@@ -454,7 +454,8 @@ def test_what_its_children_take_counts_as_its_own_while_they_live(tmp_path: Path
 def test_names_and_stacks_are_kept_once_however_many_locks_are_waited_for_there() -> None:
     stack = ("futex_wait", "do_futex", "do_syscall_64")
     one, other = (
-        decode(encode_answer(LockAnswer(key, False, f"lock_{key}", "do_futex", stack))) for key in (1, 2)
+        decode_answer(encode_answer(LockAnswer(key, False, f"lock_{key}", "do_futex", stack)))
+        for key in (1, 2)
     )
     assert isinstance(one, LockAnswer)
     assert isinstance(other, LockAnswer)

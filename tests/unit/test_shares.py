@@ -115,7 +115,7 @@ def test_waiting_for_a_cpu_is_nobodys_fault() -> None:
         rival.wait()
         os.sched_setaffinity(0, cpus)
     assert took > 0.4
-    assert shares._owes((os.getpid(), NOBODY)) == pytest.approx(0.3, abs=0.08)
+    assert shares._debt((os.getpid(), NOBODY)) == pytest.approx(0.3, abs=0.08)
 
 
 def test_no_descriptor_stays_open() -> None:

@@ -127,6 +127,17 @@ def test_no_modules_import_each_other() -> None:
         pytest.fail(" → ".join(error.args[1]))
 
 
+def test_the_folders_of_names_have_no_circle() -> None:
+    """Modules that lie in lockd/names directly count as folders."""
+    imports: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "lockd/names").rglob("*.py")):
+        parts = path.relative_to(ROOT / "lockd/names").with_suffix("").parts
+        imported = (module.split(".") for _, module in _imports(ROOT, path))
+        folders = {names[2] for names in imported if names[:2] == ["lockd", "names"] and len(names) > 2}
+        imports.setdefault(parts[0], set()).update(folders - {parts[0]})
+    TopologicalSorter(imports).prepare()
+
+
 def test_private_names_stay_in_their_module() -> None:
     found = []
     for path in sorted((ROOT / "lockd").rglob("*.py")):

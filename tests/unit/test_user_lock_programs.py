@@ -91,7 +91,7 @@ def compiled(tmp: Path, name: str, compiler: tuple[str, ...], source: str = "use
 
 def named(names: UserNames, tgid: int, comm: str, guessed: str = "other") -> UserLock:
     tid, address = blocked_thread(tgid, comm)
-    return names.name(tgid, tid, address, guessed, capture_of(tgid, tid))
+    return names.name_lock(tgid, tid, address, guessed, capture_of(tgid, tid))
 
 
 @pytest.mark.parametrize("has_debug_files", [True, False])
@@ -211,7 +211,7 @@ from ptraced import blocked_thread, capture_of
 from lockd.names.locks.user_locks import UserNames
 tgid = int(sys.argv[1])
 tid, address = blocked_thread(tgid, "library")
-found = UserNames().name(tgid, tid, address, "other", capture_of(tgid, tid))
+found = UserNames().name_lock(tgid, tid, address, "other", capture_of(tgid, tid))
 print(found.lock, found.kind, found.site)
 """
 
@@ -256,12 +256,12 @@ def test_a_process_that_ended_has_what_was_seen(tmp_path: Path) -> None:
     with running(program) as tgid:
         tid, address = blocked_thread(tgid, "global")
         capture = capture_of(tgid, tid)
-        names.look(tgid)
+        names.read_mappings(tgid)
     assert not Path(f"/proc/{tgid}").exists()
-    found = names.name(tgid, tid, address, "other", capture)
+    found = names.name_lock(tgid, tid, address, "other", capture)
     assert (found.lock, found.kind, found.site) == ("ended:global_mutex", "lock", "ended:global_caller")
     names.keep(set())
-    gone = names.name(tgid, tid, address, "cond", capture)
+    gone = names.name_lock(tgid, tid, address, "cond", capture)
     assert (gone.lock, gone.kind, gone.site) == ("anon", "cond", "")
 
 
@@ -323,11 +323,11 @@ def test_this_process_itself() -> None:
     """A variable of the real C library of this process, and memory of the real heap."""
     stderr = ctypes.c_void_p.in_dll(ctypes.CDLL("libc.so.6"), "_IO_2_1_stderr_")
     names = UserNames()
-    found = names.name(os.getpid(), os.getpid(), ctypes.addressof(stderr) + 8, "other", None)
+    found = names.name_lock(os.getpid(), os.getpid(), ctypes.addressof(stderr) + 8, "other", None)
     assert (found.lock, found.kind) == ("libc.so.6:_IO_2_1_stderr_+0x8", "other")
     buffer = ctypes.create_string_buffer(10_000_000)
     assert (
-        names.name(os.getpid(), os.getpid(), ctypes.addressof(buffer) + 5_000_000, "other", None).lock
+        names.name_lock(os.getpid(), os.getpid(), ctypes.addressof(buffer) + 5_000_000, "other", None).lock
         == "anon"
     )
 
@@ -353,7 +353,7 @@ def test_files_that_are_no_elf_delay_and_break_nothing(tmp_path: Path) -> None:
         names = UserNames()
         for name in ("text", "cut"):
             start = next(int(line.split("-")[0], 16) for line in lines if line.endswith(f"/{name}"))
-            assert names.name(child.pid, child.pid, start + 0x40, "other", None).lock == f"{name}+0x40"
+            assert names.name_lock(child.pid, child.pid, start + 0x40, "other", None).lock == f"{name}+0x40"
     finally:
         child.kill()
         child.communicate()

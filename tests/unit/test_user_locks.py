@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_procfs import Procfs
 
-from lockd.names.locks.locking import Frame
+from lockd.names.locks.locking_code import Frame
 from lockd.names.locks.user_locks import NAMELESS, UserNames, java_lock
 from lockd.names.protocol import ANON
 from lockd.names.runtimes.hotspot import JavaWait
@@ -36,7 +36,7 @@ MAPS = """\
 
 def name_of(procfs: Path, address: int) -> str:
     """In process 7, of which nothing was captured."""
-    return UserNames(procfs).name(7, 7, address, "other", None).lock
+    return UserNames(procfs).name_lock(7, 7, address, "other", None).lock
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Processes by thread-group id: the unit and comm that label what their threads do."""
+"""Names of processes by thread-group id: the labels `unit` and `comm`."""
 
 from __future__ import annotations
 
@@ -16,57 +16,61 @@ KERNEL = "kernel"
 """The unit of kernel threads."""
 
 POOLED = re.compile(r"^(kworker)/.*|/\d+$")
-"""Kernel threads come in pools and one per CPU; they are one process to the reader."""
+"""The part that differs among kernel threads of one pool, or with one thread per CPU: they share one name."""
 
 Name = tuple[str, str]
 """(unit, comm)"""
 
-TOLD_LATE_NS = 3 * NS
-"""An event tells a name at most so long after it was read."""
+EVENT_DELAY_NS = 3 * NS
+"""The longest time from when a program reads a name for an event to when lockd learns of the event."""
 COMM_BYTES = 15
-"""Of a name in a task. procfs has had those of kernel threads in full since d6986ce24fc0 (5.17)."""
+"""The longest comm in a task. procfs has had longer comms for kernel threads since d6986ce24fc0 (5.17)."""
 PF_KTHREAD = 1 << 21
-"""Of the flags in a process's stat."""
+"""The flag of kernel threads in /proc/PID/stat."""
 ASKS_PER_SECOND = 200
-"""How often procfs is asked again what a process is called: each takes some 20 us."""
+"""How often per second procfs is asked again for names that are known: each time takes some 20 us."""
 
 
 def text(comm: bytes) -> str:
-    """A comm as the kernel keeps it: up to the first NUL, any bytes, made printable.
+    """A comm of the kernel, which is any bytes up to the first NUL, as printable text.
 
-    Equal ones are one object: tens of thousands of processes have few names.
+    Equal comms share one object: tens of thousands of processes have few names.
     """
     name = comm.split(b"\0", 1)[0].decode("utf-8", "replace")
     return sys.intern(masked(name))
 
 
 class Processes:
-    """Names of processes, told by the kernel as events happen, else by procfs."""
+    """Names of processes, learnt from the events that BPF programs count, else from procfs.
+
+    `procfs` is the root of a proc file system.
+    """
 
     def __init__(self, units: Units, procfs: Path = Path("/proc")) -> None:
         self._units = units
         self._procfs = procfs
         self._known: dict[int, Name] = {}
         self._learnt: dict[int, int] = {}
+        """By process, the time at which it certainly had its known name (monotonic clock in ns)."""
         self._second = self._asks = 0
 
-    def tell(self, tgid: int, cgroup: int, comm: bytes, kernel_thread: bool) -> Name:
-        """What the kernel said of a thread group when one of its events was first counted.
+    def learn(self, tgid: int, cgroup: int, comm: bytes, kernel_thread: bool) -> Name:
+        """Learn and return the name that a thread group had when one of its events was first counted.
 
-        Events under an old and a new name come in any order: which is the new one, procfs knows.
+        Events under an old and a new name come in any order. procfs decides which name is the new one.
         """
         name = self._kernel(text(comm)) if kernel_thread else (self._unit(cgroup, tgid), text(comm))
         known = self._known.get(tgid, name)
         if kernel_thread or known[1] == name[1] or self._comm_now(tgid) != known[1]:
-            self._know(tgid, name, time.monotonic_ns() - TOLD_LATE_NS)
+            self._remember(tgid, name, time.monotonic_ns() - EVENT_DELAY_NS)
         return name
 
     def name(self, tgid: int, since: int = 0) -> Name:
-        """The name of a process, asked of procfs if none of its events was seen; ("", "") if it is gone.
+        """The name of a process, from procfs if no event had it; ("", "") if the process is gone.
 
-        A name learnt before `since` (monotonic clock in ns) is asked for again: processes
-        rename themselves, by exec for one, and one that waits ever since has no event to tell it.
-        A kernel thread has no exec, and procfs may not know what it called itself.
+        A name learnt before `since` (monotonic clock in ns) is read again: a process changes its name by
+        exec, for instance, and has no new event while it waits. The name of a kernel thread is not read
+        again: a kernel thread has no exec, and procfs may not know the name that the thread gave itself.
         """
         known = self._known.get(tgid)
         if known and known[0] == KERNEL:
@@ -75,10 +79,10 @@ class Processes:
             now = time.monotonic_ns()
             asked = self._ask(tgid)
             known = known if known and not asked[1] else asked
-            self._know(tgid, known, now)
+            self._remember(tgid, known, now)
         return known
 
-    def _know(self, tgid: int, name: Name, since: int) -> None:
+    def _remember(self, tgid: int, name: Name, since: int) -> None:
         self._known[tgid], self._learnt[tgid] = name, since
 
     def _may_ask_again(self) -> bool:
@@ -89,19 +93,17 @@ class Processes:
         return self._asks <= ASKS_PER_SECOND
 
     def comm(self, tgid: int) -> str:
+        """The comm of a process, see name()."""
         return self.name(tgid)[1]
 
     def thread_comm(self, tgid: int, tid: int) -> str:
-        """The name of one live thread; empty if it is gone."""
-        try:
-            return text((self._procfs / str(tgid) / "task" / str(tid) / "comm").read_bytes().rstrip(b"\n"))
-        except OSError:
-            return ""
+        """The comm of a thread; empty if the thread is gone."""
+        return self._read_comm(f"{tgid}/task/{tid}/comm")
 
     def has_thread(self, tgid: int, tid: int, since: int) -> bool:
-        """Whether a thread that was there at `since` (monotonic clock in ns) has not ended.
+        """Whether a thread that lived at `since` (monotonic clock in ns) still lives.
 
-        Its id may have been given to another since then, which then started later.
+        If its id belongs to a new thread by now, that thread started after `since`.
         """
         try:
             stat = (self._procfs / str(tgid) / "task" / str(tid) / "stat").read_bytes()
@@ -110,30 +112,34 @@ class Processes:
         except OSError:
             return True
         tick = NS // os.sysconf("SC_CLK_TCK")
-        started = int(stat.rpartition(b")")[2].split()[19]) * tick  # counts while the host is suspended
+        started = int(stat.rpartition(b")")[2].split()[19]) * tick  # of a clock that runs while suspended
         suspended = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
         return started - suspended < since + tick
 
     def keep(self, alive: set[int]) -> None:
-        """Forget all others: their ids will be used again."""
+        """Forget all processes but those in `alive`: ids are used again."""
         for tgid in self._known.keys() - alive:
             del self._known[tgid], self._learnt[tgid]
 
     def _comm_now(self, tgid: int) -> str:
-        """Empty if the process is gone."""
+        """The comm of a process at this moment; empty if the process is gone."""
+        return self._read_comm(f"{tgid}/comm")
+
+    def _read_comm(self, path: str) -> str:
         try:
-            return text((self._procfs / str(tgid) / "comm").read_bytes().rstrip(b"\n"))
+            return text((self._procfs / path).read_bytes().rstrip(b"\n"))
         except OSError:
             return ""
 
     def _unit(self, cgroup: int, tgid: int) -> str:
-        """Of a process that is gone, the unit that it had when it was there."""
+        """The unit of a process; if the process is gone, the unit that it was last known in."""
         unit, known = self._units.unit(cgroup, tgid), self._known.get(tgid, ("", ""))[0]
         if unit or not known or known == KERNEL or self._comm_now(tgid):
             return unit
         return known
 
     def _ask(self, tgid: int) -> Name:
+        """The name of a process by procfs; ("", "") if the process is gone."""
         comm = self._comm_now(tgid)
         try:
             is_kernel = self._is_kthread(tgid)
@@ -142,7 +148,11 @@ class Processes:
         return self._kernel(comm[:COMM_BYTES]) if is_kernel else (self._unit(0, tgid), comm)
 
     def _is_kthread(self, tgid: int) -> bool:
-        """By its flags: its command line is in memory, which may be a page of a file that is never read."""
+        """Whether a process is a kernel thread. Raises OSError if the process is gone.
+
+        The flags decide, and not an empty command line: that lies in the process's memory, and reading it may
+        wait for a page of a file for ever.
+        """
         stat = (self._procfs / str(tgid) / "stat").read_bytes()
         return bool(int(stat.rpartition(b")")[2].split()[6]) & PF_KTHREAD)
 

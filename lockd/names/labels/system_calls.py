@@ -1,4 +1,4 @@
-"""System calls by number, and what tracefs calls them."""
+"""System calls by number, and the names that tracefs has for them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _X86_64 = """
     execveat userfaultfd membarrier mlock2 copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc
     pkey_free statx io_pgetevents rseq uretprobe uprobe
 """
-"""From 0 on; `-`: none."""
+"""Names by number, from 0 on. `-` stands for a number without a call, here and in _ARM64."""
 _ARM64 = """
     io_setup io_destroy io_submit io_cancel io_getevents setxattr lsetxattr fsetxattr getxattr lgetxattr
     fgetxattr listxattr llistxattr flistxattr removexattr lremovexattr fremovexattr getcwd lookup_dcookie
@@ -82,7 +82,7 @@ _FROM_424 = """
     lsm_set_self_attr lsm_list_modules mseal setxattrat getxattrat listxattrat removexattrat
     open_tree_attr file_getattr file_setattr
 """
-"""On every architecture."""
+"""Names by number, from FIRST_COMMON on, on every architecture."""
 _OLD = {"x86_64": _X86_64, "aarch64": _ARM64}
 FIRST_COMMON = 424
 TRACEFS = {
@@ -93,10 +93,10 @@ TRACEFS = {
     "umount2": "umount",
     "uname": "newuname",
 }
-"""Where tracefs has another name: it is that of a function of the kernel."""
+"""Names in tracefs, where they differ: they are the names of the kernel's functions."""
 
 
 def names(machine: str = os.uname().machine) -> dict[int, str]:
-    """The system calls of a machine by number, as their manual pages call them, up to Linux 6.18."""
+    """The system calls of a machine by number, with the names of their manual pages, up to Linux 6.18."""
     numbered = [*enumerate(_OLD[machine].split()), *enumerate(_FROM_424.split(), FIRST_COMMON)]
     return {number: name for number, name in numbered if name != "-"}

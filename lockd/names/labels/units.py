@@ -1,4 +1,4 @@
-"""Cgroups to units: what an operator calls the service or container that a thread belongs to."""
+"""Units by cgroup: the service or container that a thread belongs to, by the name that an operator uses."""
 
 from __future__ import annotations
 
@@ -21,29 +21,38 @@ CONTAINER = re.compile(
     )(?=/|$)""",
     re.VERBOSE,
 )
-"""The id alone (cgroupfs drivers), docker-ID.scope, cri-containerd-ID.scope, crio-conmon-ID.scope,
-kubepods-podUID.slice:cri-containerd:ID, podman's health checks ID-HEX.service. Not libpod-payload-ID: it is
-the one container of a service that was written for it, whose name outlives the ids."""
+"""A container in the path of a cgroup.
+
+An id is there alone (cgroupfs drivers), as docker-ID.scope, cri-containerd-ID.scope, crio-conmon-ID.scope,
+kubepods-podUID.slice:cri-containerd:ID, or ID-HEX.service for podman's health checks. libpod-payload-ID is
+not matched: this container is the only one of a service that was written for it, and the service's name is
+the same for every new id.
+"""
 SHORT_ID = 12
+"""Characters of a container's id that are shown."""
 USER_MANAGER = re.compile(r"user@(?P<user>[^/]+)\.service")
+"""The unit of a user's own service manager."""
 
 OCTAL = re.compile(r"\\([0-7]{3})")
-"""How spaces are written in mountinfo."""
+"""An escaped character in mountinfo, such as a space."""
 DELETED = " (deleted)"
-"""What the kernel appends to the path of a cgroup that is removed."""
+"""The end of the path of a removed cgroup."""
 FILEID_KERNFS = 0xFE
+"""The type of file handle that has a cgroup's id."""
 MAX_KNOWN = 20_000
-"""Cgroups whose unit is remembered, also when they are gone: the last ones asked for. Some 5 MB."""
+"""Cgroups whose unit is remembered, even after their end: those asked for last. They take some 5 MB."""
 FILE_BYTES, MAX_FILES = 8192, 1000
-"""Of /proc/PID/cgroup, and how many different ones are remembered. A cgroup's path may have 4,096 bytes."""
+"""Bytes that are read of /proc/PID/cgroup, and contents of such files that are remembered. The path of a
+cgroup may have 4,096 bytes."""
 
 
 def unit_of(path: str) -> str:
-    """The unit in a cgroup's path; empty if there is none.
+    """The unit in the path of a cgroup; empty if there is none.
 
-    It is the outermost container, for what runs in it is named by somebody else, and may be a whole
-    system; else the outermost service or scope, so that below it a service may arrange itself as it likes.
-    A user's manager has units of the user's choice: they have the user's slice before them.
+    The unit is the outermost container: somebody else chose the names inside, and a whole system may run
+    there. Without a container, the unit is the outermost service or scope, as a service may arrange the
+    cgroups below its own. The units of a user's manager have names of the user's choice: the user's slice is
+    put before them.
 
     >>> unit_of("/system.slice/nginx.service/worker")
     'nginx.service'
@@ -54,45 +63,50 @@ def unit_of(path: str) -> str:
 
 
 def container_of(path: str) -> str:
-    """The outermost container in a cgroup's path: its short id, `lxc:NAME` or its unit; empty if none."""
-    found = CONTAINER.search(path.removesuffix(DELETED))
-    if not found:
+    """The outermost container in the path of a cgroup: short id, `lxc:NAME` or unit; empty if none."""
+    match = CONTAINER.search(path.removesuffix(DELETED))
+    if not match:
         return ""
-    unit = found["machine"] or (f"lxc:{found['lxc']}" if found["lxc"] else found["id"][:SHORT_ID])
-    return _slice_of_user(path[: found.start() + 1]) + unit
+    unit = match["machine"] or (f"lxc:{match['lxc']}" if match["lxc"] else match["id"][:SHORT_ID])
+    return _slice_of_user(path[: match.start() + 1]) + unit
 
 
 def _service_of(path: str) -> str:
     units: list[str] = SERVICE.findall(path.removesuffix(DELETED))
-    if units[1:] and USER_MANAGER.fullmatch(units[0]) and units[1] != "init.scope":  # which is the manager
+    # init.scope is the user's manager itself.
+    if units[1:] and USER_MANAGER.fullmatch(units[0]) and units[1] != "init.scope":
         return _slice_of_user(path) + units[1]
     return units[0] if units else ""
 
 
 def _slice_of_user(path: str) -> str:
-    """Of the user whose manager's cgroup this is below, with a slash; empty if it is not below one's."""
+    """The slice of the user whose manager has this cgroup, with a slash; empty without a manager."""
     units = SERVICE.findall(path)
     manager = USER_MANAGER.fullmatch(units[0]) if units else None
     return f"user-{manager['user']}.slice/" if manager else ""
 
 
 def unit_of_cgroup_file(lines: list[str]) -> str:
-    """The unit in /proc/PID/cgroup: a container in any hierarchy, else systemd's own hierarchy first."""
+    """The unit in the lines of /proc/PID/cgroup; empty if there is none.
+
+    A container in any hierarchy comes first, then a service in systemd's own hierarchy, then one in any
+    other.
+    """
     hierarchies = [line.split(":", 2) for line in lines]
     known = sorted((h for h in hierarchies if len(h) == 3), key=lambda h: h[1] not in ("name=systemd", ""))
     paths = [path for _, _, path in known]
-    found = (unit for of in (container_of, _service_of) for path in paths if (unit := of(path)))
-    return next(found, "")
+    units = (unit for find in (container_of, _service_of) for path in paths if (unit := find(path)))
+    return next(units, "")
 
 
 @lru_cache(MAX_FILES)
 def _unit_of_cgroup_file(text: bytes) -> str:
-    """Thousands of processes share a few cgroups: their files are the same."""
+    """The unit in the content of /proc/PID/cgroup. It is cached: many processes share a few cgroups."""
     return unit_of_cgroup_file([_text(line) for line in text.split(b"\n")])
 
 
 def _text(path: bytes) -> str:
-    """Anybody who may make cgroups may call them what they like."""
+    """A path as printable text: whoever may create cgroups may give them any names."""
     return masked(path.decode("utf-8", "backslashreplace"))
 
 
@@ -102,10 +116,10 @@ class _FileHandle(ctypes.Structure):
 
 
 class Units:
-    """Unit names by cgroup id (v2), and by process where there are controllers of v1.
+    """Units by cgroup id (v2), and by process where there are controllers of v1.
 
-    `procfs` is the root of a proc file system. At most `max_known` cgroups are remembered; ids are never
-    used again, and no cgroup of v2 is ever moved or renamed, so that what was learnt of one stays true.
+    `procfs` is the root of a proc file system. At most `max_known` cgroups are remembered. The unit of a
+    cgroup never changes: ids are never used again, and no cgroup of v2 is ever moved or renamed.
     """
 
     def __init__(self, procfs: Path = Path("/proc"), max_known: int = MAX_KNOWN) -> None:
@@ -116,28 +130,28 @@ class Units:
         self._by_id = lru_cache(max_known)(self._ask_kernel)
 
     def unit(self, cgroup_id: int, tgid: int) -> str:
-        """The unit of a thread; empty if it is in none, or ended before it could be told.
+        """The unit of a thread; empty if the thread is in none, or ended before its unit could be read.
 
-        A `cgroup_id` of 0 is not known.
+        `cgroup_id` is 0 if it is unknown.
         """
         if self._controllers_are_v1:
-            # The unified hierarchy may be empty, or know less: a container that is managed by v1 is in
-            # the cgroup of the daemon that started it.
+            # The unified hierarchy may be empty, or know less: there, a container that is managed by v1 is in
+            # the cgroup of the daemon that started the container.
             return self._by_process(tgid) or self._by_cgroup(cgroup_id) or ""
         unit = self._by_cgroup(cgroup_id)
         return self._by_process(tgid) if unit is None else unit
 
     def _by_cgroup(self, cgroup_id: int) -> str | None:
-        """None if it is gone, and was not asked for before."""
+        """The unit of a cgroup; None if the cgroup is gone and its unit is not remembered."""
         try:
             return self._by_id(cgroup_id) if cgroup_id else None
         except OSError:
             return None
 
     def _ask_kernel(self, cgroup_id: int) -> str:
-        """By the kernel's own handle: the id is what name_to_handle_at() would give.
+        """The unit of a cgroup, found by the file handle that name_to_handle_at() would return for its id.
 
-        OSError: the cgroup is gone.
+        Raises OSError if the cgroup is gone.
         """
         if self._mount < 0:
             raise OSError(errno.ENODEV, "no cgroup2 file system")
@@ -160,24 +174,24 @@ class Units:
         return _unit_of_cgroup_file(text)
 
     def _open_cgroup2(self) -> tuple[int, bytes]:
-        """A descriptor and the path of the unified hierarchy; -1 if there is none."""
-        for place in self._mounts("cgroup2"):
+        """Descriptor and path of the root of the unified hierarchy; -1 and empty if there is none."""
+        for directory in self._mounts("cgroup2"):
             try:
-                fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+                fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
             except OSError:
                 continue
             return fd, _path_of(fd)
         return -1, b""
 
     def _mounts(self, kind: str) -> Iterator[str]:
-        """Where file systems of this kind are mounted."""
+        """Directories on which file systems of a type are mounted."""
         try:
             lines = (self._procfs / "self/mountinfo").read_text("utf-8", "surrogateescape").split("\n")
         except OSError:
             return
         for line in lines:
-            fields, _, about = line.partition(" - ")
-            if about.split(" ")[0] == kind:
+            fields, _, file_system = line.partition(" - ")
+            if file_system.split(" ")[0] == kind:
                 yield OCTAL.sub(lambda m: chr(int(m[1], 8)), fields.split(" ")[4])
 
 

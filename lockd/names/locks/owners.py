@@ -1,4 +1,4 @@
-"""Who holds a lock in user space, as the lock itself says: read from the memory of its process."""
+"""Holders of locks in user space, by the thread ids that the memory of the locks has."""
 
 from __future__ import annotations
 
@@ -7,59 +7,65 @@ import struct
 from pathlib import Path
 
 MOST_TID = 1 << 22
-"""PID_MAX_LIMIT of the kernel: a larger number is no thread."""
+"""PID_MAX_LIMIT of the kernel: a larger number is not the id of a thread."""
 MOST_THREADS = 10_000
-"""Of a process in a pid namespace of its own: where there are more, nobody's id is translated."""
+"""Threads of a process in a pid namespace of its own, up to which their ids are translated."""
 
 TID = 0x3FFF_FFFF
-"""FUTEX_TID_MASK: the bits of a word that are the owner's id; those above are flags."""
+"""FUTEX_TID_MASK: the bits of a futex word that are the owner's id; the higher bits are flags."""
 WAITERS = 0x8000_0000
-"""FUTEX_WAITERS: set in such a word while threads wait for it."""
+"""FUTEX_WAITERS: the flag of a futex word that is set while threads wait for it."""
 MUSL_NORMAL = 16
-"""EBUSY: a mutex of musl that does not note its owner has this in its word."""
+"""EBUSY: the word of a locked mutex of musl that does not store its owner."""
 DETACH_STATES = 3
-"""musl's joins wait for a word that is a state, up to this, and not for a thread's id."""
+"""The largest state in a word that musl's joins wait for; the word does not have a thread's id."""
 
 GLIBC_MUTEX = struct.Struct("=iIiIi")
-"""lock, count, owner, nusers, kind: the same on x86-64 and arm64, in 2.31 as in 2.42."""
+"""lock, count, owner, nusers, kind: the same on x86-64 and arm64, from glibc 2.31 to 2.42."""
 GLIBC_KINDS = 0x3F3
-"""Type (2 bits), robust, PI, priority ceiling, process-shared, elision forced on and off."""
+"""Bits of `kind`: type (2 bits), robust, PI, priority ceiling, process-shared, elision forced on, off."""
 GLIBC_SHARED = 0x80
 GLIBC_RECURSIVE = 1
 GLIBC_TYPE = 3
 
 GLIBC_RWLOCK = struct.Struct("=I12xqii")
-"""readers, unused, the writer, whether it is process-shared: since 2.25."""
+"""readers, unused, the writer, whether the lock is process-shared: since glibc 2.25."""
 PHASE_AT, WRITERS_AT = 8, 12
-"""Where in it threads wait: for the phase to change, and writers for another writer. It is on 8 bytes."""
+"""Offsets of the words on which threads wait: for the phase to change, and as a writer for another writer.
+
+The lock is aligned to 8 bytes, so that the word's address tells which of the two it is.
+"""
 WRITE_LOCKED = 3
-"""The bits of `readers` while a writer has it."""
+"""The bits of `readers` that are both set while a writer has the lock."""
 
 NOT_OWNED = {
     "cond", "sem", "barrier", "latch", "park", "once", "gil", "thread_lock", "monitor", "runtime", "lwlock",
     "internal", "synchronizer", "innodb",
 }  # fmt: skip
-"""Families whose words name nobody."""
+"""Families of locks that do not store their owner."""
 
 
 def owner_of_user_lock(procfs: Path, tgid: int, address: int, kind: str, family: str) -> int:
-    """The thread that holds the lock at `address` now, or is joined there; 0 if that is not known.
-
-    Never raises, whatever is in the memory; what is told is a thread that lives. Readers of an rwlock
-    are not noted by anybody.
-    """
+    """The thread that holds the lock at `address` now; 0 if it is unknown. See UserOwners.owner()."""
     return UserOwners(procfs).owner(tgid, address, kind, family)
 
 
 class UserOwners:
-    """Owners of several locks at one moment: what is found out of a process serves all of its locks."""
+    """Finds the holders of several locks at one moment; the thread ids of a process are read once.
+
+    `procfs` is the root of a proc file system.
+    """
 
     def __init__(self, procfs: Path = Path("/proc")) -> None:
         self._procfs = procfs
         self._in_namespace: dict[int, dict[int, int] | None] = {}
+        """By process, what _namespace() returned."""
 
     def owner(self, tgid: int, address: int, kind: str, family: str) -> int:
-        """See owner_of_user_lock()."""
+        """The thread that holds the lock at `address` now, or that is joined there; 0 if unknown.
+
+        Never raises, whatever is in the memory. The thread lives. No lock stores the readers of an rwlock.
+        """
         if family in NOT_OWNED:
             return 0
         try:
@@ -67,26 +73,26 @@ class UserOwners:
         except OSError:
             return 0
         try:
-            owner, is_shared = _noted_owner(memory, address, kind, family)
-        except (OSError, OverflowError, struct.error):  # nothing, or not enough, is mapped there
+            owner, is_shared = _stored_owner(memory, address, kind, family)
+        except (OSError, OverflowError, struct.error):  # no memory, or not enough, is mapped there
             return 0
         finally:
             os.close(memory)
         return self._thread(tgid, owner, is_shared) if 0 < owner <= MOST_TID else 0
 
-    def _thread(self, tgid: int, noted: int, is_shared: bool) -> int:
-        """The live thread that a process knows by the id `noted`."""
+    def _thread(self, tgid: int, stored: int, is_shared: bool) -> int:
+        """The live thread whose id, as a process sees it, is `stored`; 0 if there is none."""
         if tgid not in self._in_namespace:
             self._in_namespace[tgid] = self._namespace(tgid)
         translated = self._in_namespace[tgid]
         if translated is not None:
-            return translated.get(noted, 0)
-        of_process = self._procfs / str(tgid) / "task" / str(noted)
-        found = of_process.exists() or (is_shared and (self._procfs / str(noted)).exists())
-        return noted if found else 0
+            return translated.get(stored, 0)
+        of_process = self._procfs / str(tgid) / "task" / str(stored)
+        is_alive = of_process.exists() or (is_shared and (self._procfs / str(stored)).exists())
+        return stored if is_alive else 0
 
     def _namespace(self, tgid: int) -> dict[int, int] | None:
-        """Threads by their ids in a pid namespace of their own; None if the process has none."""
+        """The process's threads by their ids in its own pid namespace; None if it is in lockd's namespace."""
         task = self._procfs / str(tgid) / "task"
         try:
             if len(_ids(task / str(tgid) / "status")) < 2:
@@ -96,47 +102,53 @@ class UserOwners:
             return None
         if len(tids) > MOST_THREADS:
             return {}
-        found = {}
+        threads = {}
         for tid in tids:
             try:
-                found[_ids(task / tid / "status")[-1]] = int(tid)
-            except (OSError, IndexError):  # it has just ended
+                threads[_ids(task / tid / "status")[-1]] = int(tid)
+            except (OSError, IndexError):  # the thread has just ended
                 continue
-        return found
+        return threads
 
 
-def _noted_owner(memory: int, address: int, kind: str, family: str) -> tuple[int, bool]:
-    """The id in the lock, and whether that may be a thread of another process."""
+def _stored_owner(memory: int, address: int, kind: str, family: str) -> tuple[int, bool]:
+    """The owner's id in a lock, 0 if there is none, and whether it may be a thread of another process.
+
+    `memory` is a descriptor of /proc/PID/mem. Raises OSError, OverflowError or struct.error.
+    """
     if family == "rwlock":
         base = address - (WRITERS_AT if address % 8 else PHASE_AT)
         return _writer_of_glibc_rwlock(*GLIBC_RWLOCK.unpack(os.pread(memory, GLIBC_RWLOCK.size, base)))
-    read = os.pread(memory, GLIBC_MUTEX.size, address)
-    (word,) = struct.unpack_from("=I", read)
+    mutex = os.pread(memory, GLIBC_MUTEX.size, address)
+    (word,) = struct.unpack_from("=I", mutex)
     if kind == "pi":
         return word & TID, True
     if family == "join":
         return (word if word > DETACH_STATES else 0), False
     if word in (1, 2):
-        return _owner_of_glibc_mutex(*GLIBC_MUTEX.unpack(read))
+        return _owner_of_glibc_mutex(*GLIBC_MUTEX.unpack(mutex))
     owner = word & TID if word & WAITERS else 0
     return (0 if owner == MUSL_NORMAL else owner), True
 
 
 def _writer_of_glibc_rwlock(readers: int, unused: int, writer: int, shared: int) -> tuple[int, bool]:
-    """Those of other libraries have other things there."""
-    is_one = readers & WRITE_LOCKED == WRITE_LOCKED and unused == 0 and shared in (0, 1)
-    return (writer if is_one else 0), shared == 1
+    """The writer, 0 unless the memory is a write-locked rwlock of glibc; whether the lock is shared."""
+    is_rwlock = readers & WRITE_LOCKED == WRITE_LOCKED and unused == 0 and shared in (0, 1)
+    return (writer if is_rwlock else 0), shared == 1
 
 
 def _owner_of_glibc_mutex(lock: int, count: int, owner: int, users: int, kind: int) -> tuple[int, bool]:
-    """Other mutexes have 1 and 2 in their word as well, and behind it whatever they protect."""
+    """The owner, 0 if the memory is not that of a mutex of glibc; whether the mutex is shared.
+
+    Other libraries' mutexes have 1 and 2 in their word, too, and after the word the data that they protect.
+    """
     is_recursive = kind & GLIBC_TYPE == GLIBC_RECURSIVE
-    is_one = kind & ~GLIBC_KINDS == 0 and users > 0 and (count > 0) == is_recursive
-    return (owner if is_one else 0), bool(kind & GLIBC_SHARED)
+    is_mutex = kind & ~GLIBC_KINDS == 0 and users > 0 and (count > 0) == is_recursive
+    return (owner if is_mutex else 0), bool(kind & GLIBC_SHARED)
 
 
 def _ids(status: Path) -> list[int]:
-    """A thread's id in each of its pid namespaces, outermost first; empty if the kernel does not tell."""
+    """A thread's id in each of its pid namespaces, outermost first; empty if the kernel has no NSpid."""
     for line in status.read_bytes().splitlines():
         if line.startswith(b"NSpid:"):
             return [int(number) for number in line.split()[1:]]

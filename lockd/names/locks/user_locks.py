@@ -1,4 +1,10 @@
-"""User-space locks: what each is called, what kind it is, and where its threads wait for it."""
+"""Locks in user space: the name and kind of each lock, and the site at which a thread waits for it.
+
+A lock in static memory has the name of its variable; any other lock has the name of the site. The site, the
+family and the kind are judged by the functions in the stack of a blocked thread (locking_code.py). In CPython
+and in HotSpot the stack is not enough: the runtime's own memory says what a thread waits for
+(cpython_waits.py and ../runtimes/hotspot.py).
+"""
 
 from __future__ import annotations
 
@@ -12,16 +18,24 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from lockd.advice import GO, JAVA, JAVA_UNKNOWN
-from lockd.names.locks.locking import (
+from lockd.names.locks.cpython_waits import (
+    RUNTIME,
+    CPythonProcess,
+    PythonWait,
+    is_of_python,
+    shown_stack,
+    system_call,
+)
+from lockd.names.locks.locking_code import (
     COND,
     LOCK,
     Frame,
     family_of,
     is_end,
     is_of_c_library,
+    is_parked_on,
     is_pool,
     judge,
-    parks,
 )
 from lockd.names.objects.address_space import STALE_SECONDS, AddressSpace
 from lockd.names.objects.demangle import Demangler
@@ -31,61 +45,60 @@ from lockd.names.objects.object_cache import MAX_BYTES, MAX_FILES, ObjectCache
 from lockd.names.objects.object_file import DEBUG_DIRECTORY, EM_AARCH64, ObjectFile, tail_callers
 from lockd.names.protocol import ANON
 from lockd.names.runtimes.hotspot import ADDRESS, FLAG, GENERATIONS, LIBRARY, HotSpot, JavaWait, is_word
-from lockd.names.runtimes.python_locks import (
-    RUNTIME,
-    PythonLock,
-    PythonProcess,
-    call_of,
-    is_of_python,
-    shown_stack,
-)
 from lockd.names.unwind.capture import Capture, read_capture
 from lockd.names.unwind.unwinder import unwind, unwind_returns
 
 SHOWN_FRAMES = 24
+"""Functions of a stack that an answer has, at most."""
 LOCK_SIZE = 64
-"""A variable up to this size, in bytes, is the lock itself; in a larger one the offset tells which."""
+"""Bytes: a variable up to this size is the lock itself; in a larger variable the offset tells the lock."""
 MAX_PROCESSES = 4096
+"""Processes that are remembered."""
 MAX_PROCESS_BYTES = 64 << 20
+"""Bytes of memory that the remembered processes may take."""
 WEIGHED_EVERY = 64
-"""New processes between two looks at how many bytes all of them take: there may be thousands."""
-PI, GIL = "pi", "gil"
+"""New processes between two checks of how many bytes all processes take: there may be thousands."""
+PI = "pi"
+"""The kind of a lock with priority inheritance."""
+GIL = "gil"
+"""The family of CPython's global interpreter lock."""
 X86_REGISTERS = 17
-"""So many are captured on x86-64."""
+"""Registers in a capture on x86-64."""
 GO_SCHEDULER = "runtime.sched"
+"""The variable of Go's runtime that has GO_WAITED."""
 GO_WAITED = ("runtime", "runtime.schedt", "totalMutexWaitTime")
-"""Compilation unit, struct and member, of that variable: nanoseconds."""
+"""Compilation unit, struct and member: the nanoseconds that goroutines have waited for mutexes."""
 GO_WAITS = "runtime.futex"
-"""The beginning of what every thread of Go waits in."""
+"""The beginning of the name of the function in which every thread of Go waits."""
 JAVA_OBJECT = "[java]"
-"""Instead of an object file's name, before the class of what threads of Java wait for."""
+"""Stands for the object file in the name of a lock that is called by its Java class."""
 RENAMED_SECONDS, MOST_RENAMED_SECONDS = 1.0, 60.0
-"""Between two times that all locks of a Java machine are named anew, as its perf map has changed: after each
-twice as long, as one that is read while it is being written soon changes again."""
+"""Seconds from one time that all locks of a Java machine are named anew to the next: the least, and the most.
+
+They are named anew when the perf map has changed. The time doubles with each change: a perf map that is read
+while it is being written soon changes again.
+"""
 NAMELESS = Frame(JIT, "", JIT)
-"""A function that was compiled as the program ran, and that no file names."""
+"""A function that was compiled while the program ran, and that no file names."""
 _JAVA_SITE = re.compile(
     r"(?!libj(?:vm|li)\.so\b|libc\b|\[jit\](?!:.*\.)"
     r"|\[jit\]:(?:java\.util\.concurrent\.locks|jdk\.internal|sun\.misc|java\.lang\.Object)\.)."
 )
-"""Code that somebody may know, and not the machine, its launcher, or what all locks of Java are made of."""
+"""Labels of code that can be a site: not the Java machine, its launcher, or the parts of all Java locks."""
 
 
 @dataclass(frozen=True)
 class UserLock:
-    """`site` and `family` are empty if they are not known; `stack` is innermost first.
-
-    `kind` is `lock`, `pi`, `cond` or `other`. `is_provisional`: another capture may tell more, as
-    there was nothing that has a name, or the interpreter's frames could not be read. `is_reused`: its memory
-    is soon that of another lock, as CPython makes one for each wait in a queue. The rest is as in LockAnswer.
-    """
+    """What is known of a lock for which a thread blocked. The attributes are those of LockAnswer."""
 
     lock: str
     kind: str
     site: str
+    """Empty if it is unknown."""
     stack: tuple[str, ...]
     family: str
     is_provisional: bool = False
+    """Whether another capture may tell more: nothing had a name, or Python frames were unreadable."""
     is_reused: bool = False
     is_many: bool = False
     hotspot: tuple[int, ...] = ()
@@ -94,19 +107,26 @@ class UserLock:
 
 @dataclass
 class _Process:
+    """What is remembered of a process."""
+
     directory: Path
+    """Its directory in procfs."""
     space: AddressSpace
     jit: JitNames
-    pythons: dict[int, PythonProcess] = field(default_factory=dict)
+    pythons: dict[int, CPythonProcess] = field(default_factory=dict)
+    """The interpreter last seen, by the address of its `_PyRuntime`; empty until one is seen."""
     hotspot: HotSpot | None = None
     generation: int = 0
-    """How often all locks of a Java machine had to be named anew."""
+    """How often all locks of a Java machine were named anew."""
     _names_read: int = 0
     _rename_at: float = 0.0
     _rename_wait: float = RENAMED_SECONDS
 
     def note_names(self, now: float) -> None:
-        """Have all locks named anew if a perf map has come or changed, but not all the time."""
+        """Begin a new generation if a perf map has come or changed, but not too often.
+
+        `now` is a time of time.monotonic(), in seconds.
+        """
         if self.jit.reads != self._names_read and now >= self._rename_at:
             self._names_read, self._rename_at = self.jit.reads, now + self._rename_wait
             self._rename_wait = min(2 * self._rename_wait, MOST_RENAMED_SECONDS)
@@ -114,14 +134,16 @@ class _Process:
 
     @property
     def memory(self) -> int:
+        """Bytes that this object takes, about."""
         return self.space.memory + self.jit.memory + sum(p.memory for p in self.pythons.values())
 
 
 class UserNames:
-    """`procfs` is the root of a proc file system, `debug_files` the directory of what was stripped from
-    programs. What was used least recently makes room.
+    """Names the locks of processes, and the functions and variables in their memory.
 
-    `parked` are patterns of the names of locks that threads park on, besides those that are known.
+    `procfs` is the root of a proc file system, `debug_files` the directory of debugging information that was
+    stripped from programs. `parked` are shell patterns of further names of locks that idle threads park on,
+    see locking_code.PARKED. The process that was used least recently is forgotten first.
     """
 
     def __init__(
@@ -140,47 +162,47 @@ class UserNames:
         self._processes: OrderedDict[int, _Process] = OrderedDict()
         self._until_weighed = 0
 
-    def look(self, tgid: int) -> None:
-        """Remember what a process has mapped, for when it is gone."""
-        self._process(tgid).space.refresh(STALE_SECONDS)
+    def read_mappings(self, tgid: int) -> None:
+        """Remember what a process has mapped, so that its locks can be named after it has ended."""
+        self._read_process(tgid)
 
-    def load(self, tgid: int) -> None:
-        """The same, and read the files that it runs."""
-        self.look(tgid)
-        self._process(tgid).space.load()
+    def load_files(self, tgid: int) -> None:
+        """Remember what a process has mapped, and read the object files that it runs."""
+        self._read_process(tgid).space.load()
 
-    def rest(self) -> None:
-        """Nobody asks at the moment: end what was started to answer."""
+    def end_children(self) -> None:
+        """End the child process that demangles names. The next name starts it again."""
         self._demangler.close()
 
     def keep(self, alive: set[int]) -> None:
-        """Forget all other processes."""
+        """Forget all processes but those in `alive`."""
         for tgid in self._processes.keys() - alive:
             del self._processes[tgid]
         self._objects.make_room()
 
     def stack(self, tgid: int, capture: Capture, most: int) -> list[tuple[int, Frame]]:
-        """The functions of a process's stack, innermost first and `most` of them, with the address of each
-        where it goes on."""
-        process = self._process(tgid)
-        process.space.refresh(STALE_SECONDS)
+        """At most `most` functions of a process's stack, innermost first.
+
+        Each comes with the address at which the thread goes on in it.
+        """
+        process = self._read_process(tgid)
         places = unwind_returns(process.space, capture, most)
         frames = self._frames(process, [place for place, _ in places])
         return [(address, frame) for (_, address), frame in zip(places, frames, strict=False)]
 
     def variable(self, tgid: int, address: int) -> str:
-        """`object:symbol` and what else _static() gives; empty if no object has the address."""
-        process = self._process(tgid)
-        process.space.refresh(STALE_SECONDS)
-        return self._static(process.space, address, "")
+        """The name of a variable: `object:symbol`, `object:symbol+0xoffset` or `object+0xoffset`.
+
+        Empty if the address is in no object file, or in a variable that serves many locks.
+        """
+        return self._static(self._read_process(tgid).space, address, "")
 
     def go_waited_ns(self, tgid: int) -> int:
-        """What a program in Go has counted itself that its goroutines waited for mutexes.
+        """Nanoseconds that goroutines of a Go program have waited for mutexes, as its runtime counted.
 
-        -1 if that cannot be read: before Go 1.20, or if it has no symbols or no debugging information.
+        -1 if the number cannot be read: before Go 1.20, or without symbols or debugging information.
         """
-        space = self._process(tgid).space
-        space.refresh(STALE_SECONDS)
+        space = self._read_process(tgid).space
         image = space.program_image()
         placed = space.file(image) if image else None
         scheduler = placed[0].variable_address(GO_SCHEDULER) if placed else None
@@ -190,14 +212,14 @@ class UserNames:
         data = space.read(scheduler + offset + placed[1], 8)
         return int.from_bytes(data, "little", signed=True) if len(data) == 8 else -1
 
-    def name(self, tgid: int, tid: int, address: int, guessed: str, capture: Capture | None) -> UserLock:
-        """The lock at `address` on which a thread blocked; `guessed` is the kind by its futex call.
+    def name_lock(self, tgid: int, tid: int, address: int, guessed: str, capture: Capture | None) -> UserLock:
+        """Name the lock at `address` for which a thread blocked; `guessed` is the kind by its futex call.
 
-        Of a thread of Java `address` may be the number of its wait, see lockd/names/runtimes/hotspot.py.
+        For a thread of Java, `address` may be the number of the wait instead, see runtimes/hotspot.py.
+        Without a capture, only locks in static memory and waits of Java have names.
         """
-        process = self._process(tgid)
-        process.space.refresh(STALE_SECONDS)
-        if process.hotspot:  # whose threads that are not of Java wait most regularly
+        process = self._read_process(tgid)
+        if process.hotspot:  # the machine's own threads wait regularly, so that this happens often enough
             process.jit.refresh(process.space.jit_dumps())
         places = unwind(process.space, capture) if capture else ()
         frames = self._frames(process, places)
@@ -209,18 +231,18 @@ class UserNames:
             word = address if not address & FLAG else address & ADDRESS if is_word(address) else 0
             stack = list(zip(places, frames, strict=False))
             lock = self._lock(process, tid, word, guessed, capture, stack)
-        if lock.kind in (LOCK, PI) and parks(lock.lock, self._parked):
+        if lock.kind in (LOCK, PI) and is_parked_on(lock.lock, self._parked):
             lock = replace(lock, kind=COND, family="park")
         if not hotspot:
             is_go = any(frame.function.startswith(GO_WAITS) for frame in frames)
             return replace(lock, advice=GO) if is_go else lock
-        found = hotspot.places(capture.thread_pointer if capture else 0)
+        layout = hotspot.places(capture.thread_pointer if capture else 0)
         process.note_names(time.monotonic())
         generation = process.generation % GENERATIONS
         return replace(
             lock,
-            hotspot=astuple(replace(found, generation=generation)) if found else (),
-            advice="" if found and process.jit.has_names else JAVA if found else JAVA_UNKNOWN,
+            hotspot=astuple(replace(layout, generation=generation)) if layout else (),
+            advice="" if layout and process.jit.has_names else JAVA if layout else JAVA_UNKNOWN,
         )
 
     def _lock(
@@ -232,7 +254,7 @@ class UserNames:
         capture: Capture | None,
         stack: list[tuple[int, Frame]],
     ) -> UserLock:
-        """What name() says of all but waits of Java; `stack` has the address of each frame."""
+        """Name the lock for any wait but those of Java; `stack` has the address of each frame."""
         frames = [frame for _, frame in stack]
         judgement = judge(frames, _expected_value(capture))
         name = judgement.service
@@ -243,7 +265,7 @@ class UserNames:
         family, kind = judgement.family, judgement.kind
         symbol = name.partition(":")[2].partition("+")[0]
         if family == GIL or (kind in ("", COND) and symbol == RUNTIME):
-            # It is made of several locks, at places that differ by version.
+            # The GIL consists of several locks, at places that differ by version.
             owner = judgement.object if family == GIL else name.partition(":")[0]
             family, kind, name = GIL, LOCK, f"{owner}:GIL"
         if guessed == PI and kind in ("", LOCK):
@@ -259,21 +281,21 @@ class UserNames:
         is_reused = python is not None and family != GIL
         return UserLock(name or site or ANON, kind or guessed, site, shown, family, is_provisional, is_reused)
 
-    def name_of_sleeper(
+    def name_lock_of_sleeper(
         self, tgid: int, tid: int, address: int, guessed: str, thread_pointer: int
     ) -> UserLock:  # fmt: skip
-        """The same, by what a thread is in that has slept there for some time.
+        """Name the lock at `address` by the stack of a thread that sleeps there, read from procfs.
 
-        Of its registers too much is missed for an answer that is certain, but for an interpreter's frames.
+        Too few registers are known for a certain answer, except from an interpreter's frames.
         """
         capture = None
-        if (call := call_of(self._procfs / str(tgid), tid)) and int(call[1], 16) == address:
+        if (call := system_call(self._procfs / str(tgid), tid)) and int(call[1], 16) == address:
             capture = read_capture(self._procfs, tgid, int(call[-2], 16), int(call[-1], 16), thread_pointer)
-        found = self.name(tgid, tid, address, guessed, capture)
-        return found if found.is_reused else replace(found, is_provisional=True)
+        lock = self.name_lock(tgid, tid, address, guessed, capture)
+        return lock if lock.is_reused else replace(lock, is_provisional=True)
 
     def _hotspot(self, process: _Process, places: Sequence[int], frames: Sequence[Frame]) -> HotSpot | None:
-        """The Java machine of a process, once a stack has been in it."""
+        """The Java machine of a process; None until a stack with one of its functions was seen."""
         if process.hotspot is None:
             for place, frame in zip(places, frames, strict=False):
                 located = process.space.locate(place) if frame.object == LIBRARY else None
@@ -289,8 +311,8 @@ class UserNames:
         address: int,
         capture: Capture | None,
         frames: Sequence[tuple[int, Frame]],
-    ) -> PythonLock | None:
-        """What a thread waits for in Python; none if it is not the interpreter that waits."""
+    ) -> PythonWait | None:
+        """What a thread waits for in Python; None if it is not the interpreter that waits."""
         stack = [frame for _, frame in frames]
         if not capture or not capture.thread_pointer or not is_of_python(stack):
             return None
@@ -300,9 +322,15 @@ class UserNames:
             if located and runtime is not None:
                 runtime += place - located[1]
                 if runtime not in process.pythons:
-                    process.pythons = {runtime: PythonProcess(process.directory, runtime)}
-                return process.pythons[runtime].lock(tid, address, capture, stack)
+                    process.pythons = {runtime: CPythonProcess(process.directory, runtime)}
+                return process.pythons[runtime].wait(tid, address, capture, stack)
         return None
+
+    def _read_process(self, tgid: int) -> _Process:
+        """What is remembered of a process, with the mappings that it has now if it still lives."""
+        process = self._process(tgid)
+        process.space.refresh(STALE_SECONDS)
+        return process
 
     def _process(self, tgid: int) -> _Process:
         process = self._processes.get(tgid)
@@ -316,7 +344,7 @@ class UserNames:
         return process
 
     def _make_room(self) -> None:
-        """For a new process, the last one."""
+        """Forget processes if there are too many, or they take too much memory, but not the newest."""
         while len(self._processes) > MAX_PROCESSES:
             self._processes.popitem(last=False)
         self._until_weighed -= 1
@@ -337,7 +365,11 @@ class UserNames:
         return frames
 
     def _frame(self, process: _Process, address: int) -> Frame:
-        """`object:function`; without a name `object+0xoffset`, of the function's start if that is known."""
+        """The function that contains `address`.
+
+        Without a name, the label has the offset of the function's start if that is known, else of the
+        address.
+        """
         space = process.space
         mapping = space.mapping(address)
         image = space.image(address)
@@ -362,7 +394,11 @@ class UserNames:
         return Frame(image.name, "", label)
 
     def _names_in_c_library(self, file: ObjectFile) -> dict[int, tuple[str, ...]]:
-        """Of its functions that only it knows, the locking functions of the same family that they end."""
+        """Names for functions of the C library without a symbol, by the address at which each begins.
+
+        The names are those of the locking functions that end with a jump to the nameless function, if all of
+        them are of one family.
+        """
         if file not in self._tail_callers:
             callers = tail_callers(file, lambda name: family_of(name) != "")
             self._tail_callers[file] = {
@@ -371,7 +407,10 @@ class UserNames:
         return self._tail_callers[file]
 
     def _static(self, space: AddressSpace, address: int, implementation: str) -> str:
-        """`object:symbol`, `object:symbol+0xoffset` or `object+0xoffset`; empty if it is in no object."""
+        """The name of static memory, as variable() returns it; empty if `address` is in no object file.
+
+        A lock is named by its beginning, which lies before `address` in some implementations.
+        """
         image = space.image(address) if space.mapping(address) else None
         if image is None:
             return ""
@@ -386,7 +425,10 @@ class UserNames:
         return f"{image.name}+{_base(address, implementation) - image.base:#x}"
 
     def _thread_local(self, space: AddressSpace, address: int, thread_pointer: int) -> str:
-        """A variable of the main program, whose block is at a fixed distance from the thread pointer."""
+        """The name of a thread-local variable of the main program; empty if `address` is in none.
+
+        The main program's thread-local block is at a fixed distance from the thread pointer.
+        """
         image = space.program_image()
         placed = space.file(image) if image else None
         block = placed[0].thread_local_block if placed else None
@@ -408,13 +450,14 @@ class UserNames:
 
 
 def java_lock(wait: JavaWait, frames: Sequence[Frame]) -> UserLock:
-    """Named by the code that waits, if a perf map tells it; else by the class of what is waited for.
+    """Name a lock of Java by the code that waits if a perf map names it, else by the class of the object.
 
-    Code that was compiled after the map was written has no name: the site may be there, so none is known.
+    Code that was compiled after the perf map was written has no name. The site is unknown if it could be in
+    such code.
     """
     judgement = judge(frames)
     kind, family, is_many = wait.kind, wait.family, wait.is_many
-    if judgement.kind == LOCK and not wait.name.startswith("java."):  # a program's own sort of lock
+    if judgement.kind == LOCK and not wait.name.startswith("java."):  # the program's own class of locks
         kind, family, is_many = LOCK, judgement.family, True
     shown = tuple(frame.label for frame in frames[:SHOWN_FRAMES])
     site = judgement.site if _JAVA_SITE.match(judgement.site) else ""
@@ -426,15 +469,15 @@ def java_lock(wait: JavaWait, frames: Sequence[Frame]) -> UserLock:
 
 
 def _expected_value(capture: Capture | None) -> int:
-    """What the thread expects in the futex word, by the registers of its system call; 0 if that is not known.
+    """The value that a thread expects in the futex word, by the registers of its system call; 0 if unknown.
 
-    The kernel's futex(2) takes it third; %rdx has the number 1 in DWARF.
+    It is the third argument of futex(2), in %rdx, which has the number 1 in DWARF.
     """
     return capture.registers[1] & 0xFFFFFFFF if capture and len(capture.registers) == X86_REGISTERS else 0
 
 
 def _base(address: int, implementation: str) -> int:
-    """Where the lock begins of which the C library gives the kernel the word at `address`."""
+    """The address of a lock, given the address of the futex word that the C library passes to the kernel."""
     if implementation == "glibc rwlock":
         return address - (12 if address % 8 else 8)
     if implementation == "glibc cond":

@@ -1,7 +1,8 @@
-"""The Python functions that a thread is in, read from the memory of CPython as the thread waits.
+"""CPython: the Python functions that a thread is in, read from the interpreter's memory while the thread
+waits.
 
-What is there is believed only if all of it fits together: an interpreter of another version, or a thread that
-goes on meanwhile, has no frames rather than wrong ones.
+Frames are returned only if everything that was read fits together. For an interpreter of an unknown version,
+and for a thread that goes on meanwhile, there are no frames rather than wrong ones.
 """
 
 from __future__ import annotations
@@ -11,50 +12,150 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from lockd.names.runtimes.cpython_layouts import OFFSETS_SIZE, SHIM, Layout, candidates
-
 MOST_FRAMES = 64
 MOST_INTERPRETERS = 64
 MOST_THREADS = 4096
 MOST_TYPES = 64
 MOST_CODES = 1024
+"""Code objects whose file and function are remembered."""
 CODE_BYTES, THREAD_BYTES = 500, 100
+"""Bytes of memory that a remembered code object and a remembered thread take, about."""
 MOST_TEXT = 1024
-"""Characters of a file's or a function's name."""
+"""Characters in the name of a file or a function; a longer name is taken for broken memory."""
 FIRST_READ = 160
-"""Bytes of a string that are read at once: most are no longer."""
+"""Bytes that the first read of a string asks for: most strings are no longer."""
 MOST_TYPE_NAME = 64
+"""Bytes in the name of a type."""
 MOST_SPAN = 1 << 17
+"""Bytes from the first to the last member that one read of a structure may cover."""
 THREAD_STRUCTURE = 4096
-"""On arm64 a thread's own id is its thread pointer less the size of a structure, below this."""
+"""Bytes: on arm64 a thread's id is its thread pointer minus the size of a structure, which is below this."""
 TAGS = 7
-"""Bits of a pointer in a frame that 3.14 uses for itself."""
+"""Bits of a pointer in a frame that CPython 3.14 uses for itself."""
 CODE, NONE, TEXT = "code", "NoneType", "str"
+"""Names of types."""
+
+COOKIE = b"xdebugpy"
+"""The first bytes of `_PyRuntime` from 3.13 on; the interpreter's own table of offsets follows."""
+OFFSETS_SIZE = 1024
+"""Bytes to read there: enough for the table of every known version."""
+SHIM = 3
+"""The least owner of a frame that is not the frame of a Python function."""
 
 
 class Memory(Protocol):
-    """Of a process."""
+    """The memory of a process."""
 
     def read(self, address: int, size: int) -> bytes:
-        """Less than `size` bytes if not all can be read."""
+        """The bytes at `address`: fewer than `size` if not all of them can be read."""
 
 
 @dataclass(frozen=True)
 class PythonFrame:
-    """`function` is the qualified name from 3.11 on, before that the bare one."""
+    """A Python function in the stack of a thread."""
 
     file: str
     function: str
+    """The qualified name from CPython 3.11 on, before that the bare name."""
 
 
-class _NotThere(Exception):
-    """The memory cannot be read, or is not what it was taken for."""
+@dataclass(frozen=True)
+class Layout:
+    """Where a version of CPython keeps its frames: offsets in bytes in the structures named first.
+
+    -1 stands for a member that the version lacks. All machines have 64 bits.
+    """
+
+    interpreters: int
+    """The first interpreter, in `_PyRuntime`."""
+    interpreter_next: int
+    interpreter_threads: int
+    thread_previous: int
+    thread_next: int
+    thread_interpreter: int
+    thread_id: int
+    thread_frame: int
+    cframe_frame: int
+    """The frame, in the structure that `thread_frame` points to; -1 if it points to the frame itself."""
+    frame_previous: int
+    frame_code: int
+    frame_instruction: int
+    """The instruction in the frame's code at which the thread is."""
+    frame_owner: int
+    """One byte; from SHIM on, the frame is not that of a Python function."""
+    code_file: int
+    code_name: int
+    """The qualified name, if the version has one."""
+    object_type: int
+    type_name: int
+    text_length: int
+    text_state: int
+    text_ascii: int
+    """The characters of a string that is all ASCII."""
+    text_other: int
+    """The characters of any other string."""
+    state_kind: int
+    """The first bit of the width of characters in `text_state`: 3 bits; the flags compact, ASCII follow."""
+
+
+def _classic(
+    interpreters: int, threads: int, thread_id: int, frame: int, cframe: int, previous: int, code: int,
+    instruction: int, owner: int, file: int, name: int, ascii_size: int, other_size: int,
+) -> Layout:  # fmt: skip
+    return Layout(
+        interpreters, 0, threads, 0, 8, 16, thread_id, frame, cframe, previous, code, instruction, owner,
+        file, name, 8, 24, 16, 32, ascii_size, other_size, 2,
+    )  # fmt: skip
+
+
+CLASSIC = (
+    _classic(32, 8, 176, 24, -1, 24, 32, -1, -1, 104, 112, 48, 72),  # 3.8, 3.9, 3.10
+    _classic(40, 16, 152, 56, 8, 48, 32, 56, -1, 112, 128, 48, 72),  # 3.11
+    _classic(40, 72, 136, 56, 0, 8, 0, 56, 70, 112, 128, 40, 56),  # 3.12
+)
+"""Layouts of versions without a table of offsets. Only the right one makes sense of what is in memory."""
+
+_SLOTS = {
+    (3, 13): (5, 8, 9, 20, 21, 22, 24, 23, 29, 30, 31, 33, 35, 37, 45, 47, 69, 68, 70),
+    (3, 14): (5, 8, 9, 23, 24, 25, 27, 26, 32, 33, 34, 36, 40, 42, 51, 53, 79, 78, 80),
+    (3, 15): (5, 8, 9, 23, 24, 25, 30, 26, 40, 41, 42, 44, 48, 50, 59, 61, 91, 90, 92),
+}
+"""By version, the 64-bit words of the interpreter's table that are the members of Layout, in their order. The
+table has no `cframe_frame`, and not the last two members."""
+FREE_THREADED = 2
+"""The word of the table that is not 0 in a build without the GIL."""
+COMPACT = 16
+"""Bytes from `text_ascii` to `text_other`."""
+MOST = 1 << 20
+"""The largest offset that is believed."""
+
+
+def candidates(head: bytes) -> tuple[Layout, ...]:
+    """Layouts to try, judged by the first bytes of `_PyRuntime`; none for an unknown version."""
+    if not head.startswith(COOKIE):
+        return CLASSIC
+    words = struct.unpack_from(f"={len(head) // 8}Q", head)
+    version = (words[1] >> 24 & 255, words[1] >> 16 & 255) if len(words) > 1 else (0, 0)
+    slots = _SLOTS.get(version)
+    if slots is None or max(slots) >= len(words):
+        return ()
+    values = [words[slot] for slot in slots]
+    if max(values) > MOST:
+        return ()
+    is_apart = bool(words[FREE_THREADED]) and version >= (3, 14)
+    offsets = [*values[:8], -1, *values[8:], values[-1] + COMPACT, 8 if is_apart else 2]
+    return (Layout(*offsets),)
+
+
+class _BrokenMemory(Exception):
+    """The memory cannot be read, or is not the structure that it was taken for."""
 
 
 class Interpreter:
-    """CPython in one process, by the address there of its variable `_PyRuntime`."""
+    """CPython in one process."""
 
     def __init__(self, runtime: int) -> None:
+        """`runtime` is the address of the variable `_PyRuntime` in the process."""
         self._runtime = runtime
         self._layout: Layout | None = None
         self._threads: dict[int, int] = {}
@@ -64,26 +165,29 @@ class Interpreter:
 
     @property
     def memory(self) -> int:
-        """Bytes that it takes, about."""
+        """Bytes that this object takes, about."""
         return self._code_bytes + len(self._threads) * THREAD_BYTES
 
     def frames(self, memory: Memory, thread_pointer: int) -> list[PythonFrame]:
-        """Of the thread with this thread pointer, innermost first; none if it is not known. Never raises."""
+        """The Python functions of the thread with this thread pointer, innermost first. Never raises.
+
+        Empty if the thread is not one of the interpreter, or its frames cannot be read.
+        """
         layouts = [self._layout] if self._layout else candidates(memory.read(self._runtime, OFFSETS_SIZE))
         for layout in layouts:
             try:
-                found = self._read(memory, layout, thread_pointer)
-            except (_NotThere, OverflowError):
+                frames = self._read(memory, layout, thread_pointer)
+            except (_BrokenMemory, OverflowError):
                 continue
             self._layout = layout
-            return found
-        self._layout = None  # another program may be in its place
+            return frames
+        self._layout = None  # the process may run another program by now
         return []
 
-    def place(self, memory: Memory, thread_pointer: int) -> tuple[int, int]:
-        """The addresses of its innermost frame and of the instruction that is on; 0 where not known.
+    def innermost(self, memory: Memory, thread_pointer: int) -> tuple[int, int]:
+        """The addresses of a thread's innermost frame and of its present instruction; 0 where unknown.
 
-        Known only once frames() has found some.
+        Both are unknown until frames() has returned frames once.
         """
         layout = self._layout
         if layout:
@@ -92,21 +196,21 @@ class Interpreter:
                 if layout.frame_instruction < 0:
                     return frame, 0
                 return frame, _fields(memory, frame, (layout.frame_instruction,))[0]
-            except (_NotThere, OverflowError):
+            except (_BrokenMemory, OverflowError):
                 pass
         return 0, 0
 
     def type_of(self, memory: Memory, address: int) -> tuple[str, int]:
-        """The type of the object there and the word behind its header; an empty name if there is none.
+        """The name of the type of the object at `address`, and the word after the object's header.
 
-        Known only once frames() has found some.
+        The name is empty if there is no object, or until frames() has returned frames once.
         """
         layout = self._layout
         if layout:
             try:
                 kind, first = _fields(memory, address, (layout.object_type, layout.object_type + 8))
                 return self._type(memory, layout, kind), first
-            except (_NotThere, OverflowError):
+            except (_BrokenMemory, OverflowError):
                 pass
         return "", 0
 
@@ -118,11 +222,11 @@ class Interpreter:
             if not frame:
                 break
             previous, code, owner = _frame(memory, layout, frame)
-            if owner < SHIM and (found := self._code(memory, layout, code & ~TAGS)):
-                frames.append(found)
+            if owner < SHIM and (function := self._code(memory, layout, code & ~TAGS)):
+                frames.append(function)
             frame = previous
         if _current_frame(memory, layout, thread) != first:
-            raise _NotThere
+            raise _BrokenMemory
         return frames
 
     def _thread(self, memory: Memory, layout: Layout, thread_pointer: int) -> int:
@@ -136,21 +240,21 @@ class Interpreter:
         return thread
 
     def _code(self, memory: Memory, layout: Layout, address: int) -> PythonFrame | None:
-        """None for a frame that only marks where C called Python."""
+        """The function of a code object; None for a frame that only marks where C called Python."""
         kind, file, name = _fields(memory, address, (layout.object_type, layout.code_file, layout.code_name))
         type_name = self._type(memory, layout, kind)
         if type_name == NONE:
             return None
         if type_name != CODE:
-            raise _NotThere
+            raise _BrokenMemory
         key = address, file, name
         if key not in self._codes:
-            found = PythonFrame(self._text(memory, layout, file), self._text(memory, layout, name))
+            function = PythonFrame(self._text(memory, layout, file), self._text(memory, layout, name))
             if len(self._codes) >= MOST_CODES:
                 self._codes.clear()
                 self._code_bytes = 0
-            self._codes[key] = found
-            self._code_bytes += CODE_BYTES + len(found.file) + len(found.function)
+            self._codes[key] = function
+            self._code_bytes += CODE_BYTES + len(function.file) + len(function.function)
         return self._codes[key]
 
     def _type(self, memory: Memory, layout: Layout, address: int) -> str:
@@ -158,7 +262,7 @@ class Interpreter:
             (name,) = _fields(memory, address, (layout.type_name,))
             text, end, _ = memory.read(name, MOST_TYPE_NAME).partition(b"\0")
             if not end or not text.isascii():
-                raise _NotThere
+                raise _BrokenMemory
             if len(self._types) >= MOST_TYPES:
                 self._types.clear()
             self._types[address] = text.decode()
@@ -166,10 +270,10 @@ class Interpreter:
 
     def _text(self, memory: Memory, layout: Layout, address: int) -> str:
         head = memory.read(address, FIRST_READ) if address else b""
-        # By its own table of offsets an interpreter may have them anywhere.
+        # The offsets of an interpreter with a table of its own may be anything.
         needed = layout.text_other, layout.object_type + 8, layout.text_length + 8, layout.text_state + 4
         if len(head) < max(needed):
-            raise _NotThere
+            raise _BrokenMemory
         (kind,) = struct.unpack_from("=Q", head, layout.object_type)
         (length,) = struct.unpack_from("=q", head, layout.text_length)
         (state,) = struct.unpack_from("=I", head, layout.text_state)
@@ -177,33 +281,34 @@ class Interpreter:
         width, is_compact, is_ascii = state & 7, bool(state & 8), bool(state & 16)
         encoding = {1: "ascii" if is_ascii else "latin-1", 2: "utf-16-le", 4: "utf-32-le"}.get(width)
         if not encoding or not is_compact or not 0 < length < MOST_TEXT:
-            raise _NotThere
+            raise _BrokenMemory
         if self._type(memory, layout, kind) != TEXT:
-            raise _NotThere
+            raise _BrokenMemory
         start = layout.text_ascii if is_ascii else layout.text_other
         end = start + length * width
         data = head if end <= len(head) else memory.read(address, end)
         try:
             text = data[start:end].decode(encoding)
         except UnicodeDecodeError:
-            raise _NotThere from None
+            raise _BrokenMemory from None
         if len(text) != length or not text.isprintable():
-            raise _NotThere
+            raise _BrokenMemory
         return text
 
 
 def _fields(memory: Memory, address: int, offsets: Sequence[int]) -> tuple[int, ...]:
-    """The words of a structure, in one read."""
+    """The 64-bit words at these offsets of a structure, in one read."""
     first, last = min(offsets), max(offsets) + 8
     if not address or address % 8 or last - first > MOST_SPAN:
-        raise _NotThere
+        raise _BrokenMemory
     data = memory.read(address + first, last - first)
     if len(data) < last - first:
-        raise _NotThere
+        raise _BrokenMemory
     return tuple(struct.unpack_from("=Q", data, offset - first)[0] for offset in offsets)
 
 
 def _current_frame(memory: Memory, layout: Layout, thread: int) -> int:
+    """The address of a thread's innermost frame."""
     (frame,) = _fields(memory, thread, (layout.thread_frame,))
     if layout.cframe_frame >= 0:
         (frame,) = _fields(memory, frame, (layout.cframe_frame,))
@@ -211,13 +316,14 @@ def _current_frame(memory: Memory, layout: Layout, thread: int) -> int:
 
 
 def _frame(memory: Memory, layout: Layout, frame: int) -> tuple[int, int, int]:
-    """The frame that it was called by, its code and its owner."""
+    """The address of the calling frame, the address of the code object, and the owner."""
     offsets = (layout.frame_previous, layout.frame_code, layout.frame_owner & -8)
     previous, code, word = _fields(memory, frame, offsets if layout.frame_owner >= 0 else (*offsets[:2], 0))
     return previous, code, word >> layout.frame_owner % 8 * 8 & 255 if layout.frame_owner >= 0 else 0
 
 
 def _find_thread(memory: Memory, layout: Layout, runtime: int, thread_pointer: int) -> int:
+    """The address of the state of the thread with this thread pointer."""
     seen = 0
     (interpreter,) = _fields(memory, runtime, (layout.interpreters,))
     for _ in range(MOST_INTERPRETERS):
@@ -231,16 +337,16 @@ def _find_thread(memory: Memory, layout: Layout, runtime: int, thread_pointer: i
             seen += 1
             previous, after, owner, name = _links(memory, layout, thread)
             if previous != before or owner != interpreter:
-                raise _NotThere
+                raise _BrokenMemory
             if _is_same(name, thread_pointer):
                 return thread
             before, thread = thread, after
         interpreter = following
-    raise _NotThere
+    raise _BrokenMemory
 
 
 def _is_thread(memory: Memory, layout: Layout, thread: int, thread_pointer: int) -> bool:
-    """Whether a thread's state that was known is still in the list: what was freed keeps its words."""
+    """Whether a remembered thread state is still in its interpreter's list: freed memory keeps its words."""
     try:
         previous, _, interpreter, name = _links(memory, layout, thread)
         if not _is_same(name, thread_pointer):
@@ -248,11 +354,12 @@ def _is_thread(memory: Memory, layout: Layout, thread: int, thread_pointer: int)
         if previous:
             return _links(memory, layout, previous)[1] == thread
         return _fields(memory, interpreter, (layout.interpreter_threads,)) == (thread,)
-    except _NotThere:
+    except _BrokenMemory:
         return False
 
 
 def _links(memory: Memory, layout: Layout, thread: int) -> tuple[int, ...]:
+    """The previous and the next thread state, the interpreter and the id of a thread."""
     offsets = (layout.thread_previous, layout.thread_next, layout.thread_interpreter, layout.thread_id)
     return _fields(memory, thread, offsets)
 

@@ -1,10 +1,11 @@
-"""HotSpot, the Java machine, in one process: what its threads wait for, by the machine's own structures.
+"""HotSpot, the Java machine: what the threads of a Java program wait for, by the machine's own structures.
 
-Every thread of Java sleeps on a word of its own, whatever it waits for. What that is, is in its memory: the
-monitor that it enters or waits on, and the object that it gave to LockSupport.park(), as all that waits in
-java.util.concurrent does. HotSpot describes its structures for debuggers (`gHotSpotVMStructs`), so that no
-version is compared. The programs read the same at each wait (bpf/daemon/hotspot.bpf.c) and give the wait, in
-place of the word's address, a number that says what it is for.
+Every thread of Java sleeps on a word of its own, whatever it waits for. The memory of the thread says what it
+waits for: the monitor that it enters or waits on, or the object that it passed to LockSupport.park(), as all
+classes of java.util.concurrent do. HotSpot describes its structures for debuggers (`gHotSpotVMStructs`), so
+that lockd needs no tables by version. At each wait the BPF programs read the thread's memory in the same way
+(lockd/bpf/daemon/hotspot.bpf.c). In place of the word's address they give the wait a number, which says what
+the thread waits for.
 """
 
 from __future__ import annotations
@@ -22,60 +23,77 @@ from lockd.names.objects.object_file import ObjectFile
 from lockd.names.protocol import HotSpotPlaces
 
 LIBRARY = "libjvm.so"
+"""The object file of the Java machine."""
 STRUCTURES = "gHotSpotVMStructs"
+"""The variable that points to the description of HotSpot's structures, an array of STRUCTURE."""
 STRUCTURE = struct.Struct("<QQQi4xQQ")
-"""Names of a type, of its field and of the field's type, whether it is static, its offset, its address."""
+"""Names of a type, a field and the field's type; whether the field is static; its offset; its address."""
 MOST_STRUCTURES = 20_000
+"""Fields that are read of the description."""
 MOST_TEXT = 64
+"""Bytes that are read of a name in the description."""
 MOST_MODULES = 64
-"""Objects with thread-local memory that a process may have."""
+"""Object files with thread-local memory that a process may have."""
 MODULE = 16
-"""Bytes of each in the vector that the second word of a thread points to, in glibc; musl has another."""
+"""Bytes of a module in the vector that a thread's second word points to, in glibc; musl has another size."""
 MOST_BLOCK = 4096
+"""Bytes of thread-local memory that are searched."""
 MOST_CLASSES = 4096
+"""Classes whose names are remembered."""
 MOST_CLASS_NAME = 512
+"""Bytes in the name of a class."""
 USER_END = 1 << 47
 
 FLAG = 1 << 63
-"""Is set in the number of a wait, and in no address of user space."""
+"""The bit that is set in the number of every wait, and in no address of user space."""
 OBJECT, WORD, MONITOR = 0b10, 0b110, 0b111
-"""What it is a number of, in its highest two or three bits: a class, and perhaps an object of it; the word
-that the thread sleeps on, as HotSpot says no more; an ObjectMonitor."""
+"""The highest two or three bits of a wait's number, which say what the other bits are: a class, and perhaps
+an object of it; the word that the thread sleeps on, if HotSpot's memory says no more; the address of an
+ObjectMonitor."""
 ADDRESS = (1 << 48) - 1
+"""The bits of a wait's number that have an address."""
 CLASS_AT, CLASS_BITS = 32, 28
+"""The lowest bit, and the number of bits, of the class in the number of a wait."""
 GENERATIONS = 4
+"""Numbers that HotSpotPlaces.generation can have."""
 
 _CLASS = re.compile(rb"[\w$/\[;\-+.<>\x80-\xff]+")
 _LOCKS = re.compile(r"java\.util\.concurrent\.locks\.(?!.*Condition|LockSupport)\S+")
 _LASTING = re.compile(r"java\.util\.concurrent\.(?:locks\.|Semaphore\b)\S*")
 _INNER = re.compile(r"\$(?:NonfairSync|FairSync|Sync)$")
-"""Classes of a lock that its users never see."""
+"""The end of the name of an inner class of a lock, which users of the lock never see."""
 
 
 @dataclass(frozen=True)
 class JavaWait:
-    """`name` is the class of the object that is waited for, `kind` lock or cond; all empty if not known."""
+    """What a thread of Java waits for. All attributes are empty if it is unknown."""
 
     name: str = ""
+    """The class of the object that the thread waits for."""
     kind: str = ""
+    """lock or cond."""
     family: str = ""
     is_many: bool = False
-    """Whether the number stands for a class whose objects are to be told apart: each is for many waits."""
+    """Whether the number stands for a class, and each object of the class is a lock of its own."""
 
 
 def is_word(number: int) -> bool:
-    """Whether it says no more of a wait than the address of the word that the thread sleeps on."""
+    """Whether the number of a wait has no more than the address of the word that the thread sleeps on."""
     return number >> 61 == WORD
 
 
 class _Unknown(Exception):
-    """Something is not there, or is not what it was taken for."""
+    """Memory or a symbol is not there, or is not the structure that it was taken for."""
 
 
 class HotSpot:
-    """By the process's directory in procfs. `library` is libjvm.so, `bias` what is added to its addresses."""
+    """The Java machine in one process."""
 
     def __init__(self, process: Path, library: ObjectFile, bias: int) -> None:
+        """`process` is the directory in procfs and `library` is libjvm.so.
+
+        `bias` is the difference between an address in the process and the same address in the library's file.
+        """
         self._process, self._library, self._bias = process, library, bias
         self._fields: dict[str, tuple[str, int]] | None = None
         self._places: HotSpotPlaces | None = None
@@ -83,15 +101,19 @@ class HotSpot:
         self._classes: dict[int, str] = {}
 
     def places(self, thread_pointer: int) -> HotSpotPlaces | None:
-        """None where this HotSpot is not as expected, or the thread not one of Java. Never raises."""
+        """Where the memory of this machine's threads says what they wait for. Never raises.
+
+        The places are found once, by a thread of Java with this thread pointer. None until then, and if
+        HotSpot's structures are not as expected.
+        """
         if self._places is None and thread_pointer:
-            # ValueError: an offset that is none.
+            # ValueError: a number that cannot be an offset.
             with contextlib.suppress(_Unknown, OSError, ValueError), self._memory() as memory:
                 self._places = self._find(memory, thread_pointer)
         return self._places
 
     def wait(self, number: int, guess: str) -> JavaWait:
-        """What a wait with this number is for. Never raises."""
+        """What a thread waits for, by the number of its wait and the kind by its futex call. Never raises."""
         with contextlib.suppress(_Unknown, OSError), self._memory() as memory:
             if number >> 61 == MONITOR:
                 name = ""
@@ -107,12 +129,12 @@ class HotSpot:
 
     def _find(self, memory: _Memory, thread_pointer: int) -> HotSpotPlaces:
         if self._fields is None:
-            self._fields = {}  # if this fails, it would again
+            self._fields = {}  # if this fails once, it always does
             self._fields = _structures(memory, memory.word(self._symbol(STRUCTURES)))
-        # Pointers to objects would have other bits in them, and those to classes be elsewhere or too long.
+        # ZGC has other bits in pointers to objects; compact object headers have the class elsewhere.
         if any(self._is_on(memory, flag) for flag in ("UseZGC", "UseCompactObjectHeaders")):
             raise _Unknown
-        if not self._is_on(memory, "UseCompressedClassPointers"):
+        if not self._is_on(memory, "UseCompressedClassPointers"):  # pointers to classes are too long
             raise _Unknown
         has_older = "CompressedOops::_narrow_oop._base" in self._fields
         oops, classes = ("_narrow_oop.", "_narrow_klass.") if has_older else ("", "")
@@ -138,8 +160,10 @@ class HotSpot:
         return self._with_thread(memory, places, thread_pointer)
 
     def _with_thread(self, memory: _Memory, places: HotSpotPlaces, thread_pointer: int) -> HotSpotPlaces:
-        """With where a thread has its own JavaThread: a thread-local variable that no symbol need tell of, as
-        only that has an object of Java that points back to it."""
+        """The places with the thread-local variable by which a thread finds its JavaThread.
+
+        The variable needs no symbol: only a JavaThread has an object of Java that points back to it.
+        """
         segment = self._library.thread_local_block
         size = min(segment.memory_size, MOST_BLOCK) if segment else 0
         vector = memory.word(thread_pointer + 8)
@@ -156,16 +180,16 @@ class HotSpot:
         raise _Unknown
 
     def _class_of_monitor(self, memory: _Memory, monitor: int) -> str:
-        held = memory.word(memory.word(monitor + self._field("ObjectMonitor::_object", "")))
+        """The name of the class of the object whose ObjectMonitor is at the address `monitor`."""
+        target = memory.word(memory.word(monitor + self._field("ObjectMonitor::_object", "")))
         places = self._places
         if not places:
             raise _Unknown
-        return self._class(
-            memory, self._class_base + (memory.half(held + places.klass) << places.klass_shift)
-        )
+        klass = memory.half(target + places.klass) << places.klass_shift
+        return self._class(memory, self._class_base + klass)
 
     def _class(self, memory: _Memory, klass: int) -> str:
-        """With dots, as in Java."""
+        """The name of a class, with dots as in Java's source."""
         if klass not in self._classes:
             symbol = memory.word(klass + self._field("Klass::_name", "Symbol*"))
             length = memory.half(symbol + self._field("Symbol::_length", "u2")) & 0xFFFF
@@ -178,22 +202,26 @@ class HotSpot:
         return self._classes[klass]
 
     def _field(self, name: str, kind: str) -> int:
-        """Its offset, or its address if it is static; of no other type, if that is told."""
-        told, place = (self._fields or {}).get(name, ("", -1))
-        if place < 0 or (kind and told != kind):
+        """The offset of a field, or the address of a static one. Raises _Unknown if its type is not `kind`.
+
+        An empty `kind` accepts any type.
+        """
+        actual, place = (self._fields or {}).get(name, ("", -1))
+        if place < 0 or (kind and actual != kind):
             raise _Unknown
         return place
 
     def _is_on(self, memory: _Memory, flag: str) -> bool:
-        """A flag of HotSpot's that it may not have."""
-        at = self._library.variable_address(flag)
-        return at is not None and memory.read(at + self._bias, 1) == b"\1"
+        """Whether a flag of HotSpot is set. A flag that this version lacks is not."""
+        address = self._library.variable_address(flag)
+        return address is not None and memory.read(address + self._bias, 1) == b"\1"
 
     def _symbol(self, name: str) -> int:
-        at = self._library.variable_address(name)
-        if at is None:
+        """The address of an exported symbol in the process."""
+        address = self._library.variable_address(name)
+        if address is None:
             raise _Unknown
-        return at + self._bias
+        return address + self._bias
 
     @contextlib.contextmanager
     def _memory(self) -> Iterator[_Memory]:
@@ -205,7 +233,7 @@ class HotSpot:
 
 
 class _Memory:
-    """Of a process, as it is now. Raises _Unknown where there is none."""
+    """The present memory of a process. All methods raise _Unknown if it cannot be read."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -228,13 +256,14 @@ class _Memory:
         return self.words(address, 1)[0]
 
     def half(self, address: int) -> int:
+        """The 32-bit number at an address."""
         return int.from_bytes(self.read(address, 4), "little")
 
     def text(self, address: int) -> str:
-        """Up to MOST_TEXT bytes; empty for a null pointer."""
+        """The text up to a NUL, at most MOST_TEXT bytes; empty for a null pointer."""
         if not address:
             return ""
-        size = min(MOST_TEXT, 4096 - address % 4096)  # what is behind that page may not be there
+        size = min(MOST_TEXT, 4096 - address % 4096)  # the next page may not be mapped
         data = self.read(address, size)
         if b"\0" not in data and size < MOST_TEXT:
             data += self.read(address + size, MOST_TEXT - size)
@@ -242,12 +271,12 @@ class _Memory:
 
 
 def _structures(memory: _Memory, table: int) -> dict[str, tuple[str, int]]:
-    """Type, and offset or address, of each field that HotSpot tells of."""
+    """By `Type::field`, the type and the offset (the address, if static) of each described field."""
     fields: dict[str, tuple[str, int]] = {}
-    for at in range(table, table + STRUCTURE.size * MOST_STRUCTURES, STRUCTURE.size):
-        of, name, kind, is_static, offset, address = STRUCTURE.unpack(memory.read(at, STRUCTURE.size))
-        if not of:
+    for entry in range(table, table + STRUCTURE.size * MOST_STRUCTURES, STRUCTURE.size):
+        owner, name, kind, is_static, offset, address = STRUCTURE.unpack(memory.read(entry, STRUCTURE.size))
+        if not owner:
             break
-        found = memory.text(kind), address if is_static else offset
-        fields[f"{memory.text(of)}::{memory.text(name)}"] = found
+        place = address if is_static else offset
+        fields[f"{memory.text(owner)}::{memory.text(name)}"] = memory.text(kind), place
     return fields

@@ -117,7 +117,7 @@ class Identities:
         if _has_only_id(who):
             name = self._processes.name(tgid)
         else:
-            name = self._processes.tell(
+            name = self._processes.learn(
                 tgid, int(who["cgroup"]), bytes(who["comm"]), bool(who["kernel_thread"])
             )
         return self._add(name, self._filter.is_wanted(tgid, name))

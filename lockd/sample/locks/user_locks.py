@@ -134,7 +134,7 @@ class UserLocks:
         keys, captures = keys[chosen], captures[chosen]
         fresh = set(keys["tgid"].tolist()) - self._announced
         if fresh:
-            self._resolver.look(tuple(fresh))
+            self._resolver.watch(tuple(fresh))
             self._announced |= fresh
         rows = self._rows(keys["tgid"], keys["uaddr"], keys["guess"].astype(np.int16), now)
         decoded = decode_captures(captures, self._machine)
@@ -367,7 +367,7 @@ class UserLocks:
                 key.view(np.uint32)[0] = tgid
                 self._hotspots.delete(key)
         if gone := self._announced - alive:
-            self._resolver.look((), tuple(gone))
+            self._resolver.watch((), tuple(gone))
             self._announced -= gone
 
     def _find_corrected(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Rows:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy.typing as npt
 
 from lockd.kernel.pairs import Entries
+from lockd.names.stacks import FUNCTIONS, FrameFormat, StackNames
 from lockd.names.unwind.capture import Capture, decode_captures
-from lockd.names.unwind.stacks import FUNCTIONS, Shown, StackNames
 from lockd.views.profile import KernelFrame, Mark
 
 PAIRS = ("kernel_stacks", "user_stacks")
@@ -43,7 +43,7 @@ class CallStacks:
     """
 
     def __init__(
-        self, procfs: Path = Path("/proc"), most_numbers: int = MOST_NUMBERS, shown: Shown = FUNCTIONS
+        self, procfs: Path = Path("/proc"), most_numbers: int = MOST_NUMBERS, shown: FrameFormat = FUNCTIONS
     ) -> None:
         self.names = StackNames(procfs, shown)
         """Names of functions and of locks. One object serves both, as both read the same processes."""
@@ -95,7 +95,7 @@ class CallStacks:
         taken = fresh[: max(0, room)]
         self.lost += len(fresh) - len(taken)
         tgids = rows["tgid"][taken].tolist()
-        self.names.look(set(tgids))
+        self.names.read_mappings(set(tgids))
         for number, tgid, capture in zip(
             numbers[taken].tolist(), tgids, decode_captures(rows[taken]), strict=True
         ):
@@ -127,7 +127,7 @@ class CallStacks:
     def add_unwound(self, tgid: int, capture: Capture) -> int:
         """Unwind a capture that no program took. Returns a new number for the user side of the stack."""
         number = next(self._small_numbers)
-        self._user[number] = self.names.user(tgid, capture)
+        self._user[number] = self.names.user_stack(tgid, capture)
         return number
 
     def add_sleeping(self, tgid: int, user: Capture | None, kernel: Names) -> int:
@@ -137,7 +137,7 @@ class CallStacks:
         """
         number = next(self._small_numbers)
         if user and len(self._captured) < MOST_CAPTURED:
-            self.names.look({tgid})
+            self.names.read_mappings({tgid})
             self._captured[number] = tgid, user
             self._queue.append(number)
         else:
@@ -153,7 +153,7 @@ class CallStacks:
     def user(self, number: int) -> Names:
         """The functions in user space, innermost first; empty for a kernel thread."""
         if number not in self._user and number in self._captured:
-            functions = self.names.user(*self._captured.pop(number))
+            functions = self.names.user_stack(*self._captured.pop(number))
             names = tuple(self._shared.setdefault(name, name) for name in functions)
             self._user[number] = self._shared.setdefault(names, names)
         return self._user.get(number, LOST)
@@ -161,7 +161,7 @@ class CallStacks:
     def kernel(self, number: int) -> Names:
         """The functions in the kernel as KernelFrame, innermost first."""
         if number not in self._kernel and number in self._addresses:
-            functions = self.names.kernel(self._addresses[number])
+            functions = self.names.kernel_stack(self._addresses[number])
             names = tuple(self._kernel_frames.setdefault(name, KernelFrame(name)) for name in functions)
             self._kernel[number] = names
         return self._kernel.get(number, LOST)

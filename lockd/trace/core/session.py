@@ -26,7 +26,7 @@ from lockd.kernel.rings import Ring
 from lockd.load.child import run_loader
 from lockd.load.settings import LoadSettings
 from lockd.names.blocked_processes import BlockedProcesses
-from lockd.names.unwind.stacks import FUNCTIONS, Shown
+from lockd.names.stacks import FUNCTIONS, FrameFormat
 from lockd.trace.core.call_stacks import CallStacks
 
 PERIOD = 0.05
@@ -63,7 +63,7 @@ class Session:
         threads: Iterable[int] = (),
         others: tuple[str, ...] = (),
         optional: tuple[str, ...] = (),
-        shown: Shown = FUNCTIONS,
+        shown: FrameFormat = FUNCTIONS,
     ) -> None:
         self.title = title
         self._settings = settings
@@ -90,7 +90,7 @@ class Session:
             self.progress.show_text(f"{self.title}: attaching")
             opened.callback(self.progress.end)
             if self._has_stacks:
-                self.stacks.names.load(self._only)
+                self.stacks.names.load_files(self._only)
             self.manifest, fds = run_loader(self._settings)
             maps = len(self.manifest.maps)
             functions = maps + len(self.manifest.functions)
@@ -172,7 +172,7 @@ class Session:
         if self._new_processes:
             ready.register(self._new_processes, select.POLLIN)
         if ready.poll(1000 * seconds) and self._new_processes:
-            self.stacks.names.look(self._new_processes.read())
+            self.stacks.names.read_mappings(self._new_processes.read())
 
     def map(self, name: str) -> HashMap:
         return self._pairs.hashes[name]

@@ -22,7 +22,7 @@ from lockd.trace.core.session import PERIOD, Session
 from lockd.trace.futex.calls import FutexCalls
 from lockd.trace.futex.lock_names import LockNames
 from lockd.trace.futex.lock_rows import LockRow, as_csv, as_json, microseconds
-from lockd.trace.futex.open_waits import PROCFS, OpenWait, OpenWaits, read_capture
+from lockd.trace.futex.open_waits import PROCFS, OpenWait, OpenWaits, capture_wait
 from lockd.trace.futex.summary import as_table, describe_left_out, select, summarise
 from lockd.views.profile import Profile, Sample, Value
 
@@ -152,7 +152,7 @@ def trace_calls(title: str, args: argparse.Namespace, duration: float | None, wi
     settings = _settings(args, with_names, debug)
     began = time.time()
     with Session(title, settings, duration, args.pids, others=OTHER_MAPS) as session:
-        session.stacks.names.look(args.pids)
+        session.stacks.names.read_mappings(args.pids)
         calls, waits = FutexCalls(session.manifest), OpenWaits(session.manifest)
         names = LockNames(session.stacks.names, calls.kinds)
         older = waits.enter_older(session.map("threads"), args.pids or _all_processes(), time.monotonic_ns())
@@ -163,7 +163,7 @@ def trace_calls(title: str, args: argparse.Namespace, duration: float | None, wi
             names.examine_captures(time.monotonic() + PERIOD / 4)
 
         def number_stack(wait: OpenWait) -> int:
-            capture = read_capture(PROCFS, wait)
+            capture = capture_wait(PROCFS, wait)
             if with_names and capture:
                 names.learn((wait.tgid, wait.address, wait.kind), wait.tid, capture)
             return session.stacks.add_unwound(wait.tgid, capture) if capture else NO_STACK

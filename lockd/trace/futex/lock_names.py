@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from lockd.kernel.pairs import Entries
 from lockd.names.locks.user_locks import UserLock
+from lockd.names.stacks import StackNames
 from lockd.names.unwind.capture import Capture, decode_captures
-from lockd.names.unwind.stacks import StackNames
 
 MOST_UNCAPTURED = 10_000
 """Locks without a capture, as no thread blocked on them, that are named from their address alone; further
@@ -39,7 +39,7 @@ class LockNames:
         if "captures" not in taken:
             return
         keys, rows = taken["captures"]
-        self._names.look(set(keys["tgid"].tolist()))
+        self._names.read_mappings(set(keys["tgid"].tolist()))
         columns = keys["tgid"], keys["uaddr"], keys["guess"], rows["tid"]
         for (tgid, address, guess, tid), capture in zip(
             zip(*(column.tolist() for column in columns), strict=True), decode_captures(rows), strict=True
@@ -59,7 +59,7 @@ class LockNames:
         if known and not known.is_provisional:
             return
         tgid, address, guess = lock
-        answer = self._names.lock(tgid, tid, address, guess, capture)
+        answer = self._names.user_lock(tgid, tid, address, guess, capture)
         if not known or not answer.is_provisional:
             self._known[lock] = answer
 

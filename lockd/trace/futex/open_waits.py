@@ -179,7 +179,7 @@ def kind_of_wait(operation: int, value: int, timeout: int) -> str:
     return ""
 
 
-def read_capture(procfs: Path, wait: OpenWait) -> Capture | None:
+def capture_wait(procfs: Path, wait: OpenWait) -> Capture | None:
     """A capture of a waiting thread; None if the thread has ended or was awake while its stack was read."""
     capture = read_capture(procfs, wait.tgid, wait.stack_pointer, wait.program_counter)
     return capture if find_wait(procfs, wait.tgid, wait.tid) == wait else None

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lockd.names.locks.locking import Frame, Judgement, judge
+from lockd.names.locks.locking_code import Frame, Judgement, judge
 from lockd.names.protocol import ANON
 from lockd.printable import printable
 from lockd.trace.core.output import aligned, csv_line

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     )
     began = time.time()
     with Session(title, options.load_settings(args, trace), args.duration, args.pids) as session:
-        session.stacks.names.look(args.pids)
+        session.stacks.names.read_mappings(args.pids)
         mutexes = Mutexes(session.stacks, session.manifest.enums["mutex_event"])
         for taken in session.windows():
             if "mutexes" in taken:

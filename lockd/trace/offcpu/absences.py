@@ -14,7 +14,7 @@ import numpy as np
 
 from lockd.columns.structs import Columns
 from lockd.kernel.pairs import Entries
-from lockd.names.kernel.kernel_sites import is_interrupt
+from lockd.names.kernel.sites import is_interrupt
 from lockd.names.labels.processes import text
 from lockd.names.labels.reasons import Reasons
 from lockd.trace.core.call_stacks import Names
@@ -108,7 +108,7 @@ class Absences:
         if self._has_wakers:
             interrupts = session.map("interrupts")
             entry = np.zeros(1, interrupts.value)
-            entry["start"], entry["bytes"] = self._stacks.names.interrupts()
+            entry["start"], entry["bytes"] = self._stacks.names.interrupt_entries()
             interrupts.put(np.zeros(1, np.uint32), entry)
 
     def add(self, taken: dict[str, Entries]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from lockd.errors import UsageError
 from lockd.load.settings import LoadSettings, Trace
-from lockd.names.kernel.kernel_sites import is_scheduling
+from lockd.names.kernel.sites import is_scheduling
 from lockd.trace.core import options, output
 from lockd.trace.core.call_stacks import Names
 from lockd.trace.core.session import Session

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from lockd.kernel.manifest import Hook
 from lockd.load.settings import LoadSettings, Trace
-from lockd.names.unwind.stacks import Shown
+from lockd.names.stacks import FrameFormat
 from lockd.trace.core import options
 from lockd.trace.probes.patterns import parse
 from lockd.trace.probes.probes import PROGRAM, Probes, resolve
@@ -44,9 +44,9 @@ def add_options(parser: argparse.ArgumentParser, argument: str) -> None:
     options.add_stacks(parser)
 
 
-def shown(args: argparse.Namespace) -> Shown:
+def shown(args: argparse.Namespace) -> FrameFormat:
     """What the options say of frames."""
-    return Shown(offsets=args.offset, addresses=args.verbose)
+    return FrameFormat(offsets=args.offset, addresses=args.verbose)
 
 
 def probes(args: argparse.Namespace, title: str) -> Probes:

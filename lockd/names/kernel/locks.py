@@ -1,26 +1,79 @@
-"""Locks that are members of the kernel's structures, told by type and by the function that takes them."""
+"""Names of the kernel's locks: symbols of static locks, well-known members of structures, else the locking
+site.
+
+A lock that is a member of a structure has no symbol. RULES tell which member it is, by the lock's type and by
+the function that takes it.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
+from lockd.names.kernel.kallsyms import KernelSymbols
+from lockd.names.protocol import ANON, UNKNOWN, KernelLock, LockAnswer
+
+MODULES_SECONDS = 0.1
+"""Seconds between two checks of which modules are loaded. There may be thousands of questions at a time."""
 MMAP_LOCK = "mmap_lock"
+"""The name of the lock of an address space."""
 
 MUTEX = ("mutex",)
 RWSEM = ("rwsem_read", "rwsem_write")
 SPINLOCK = ("spinlock",)
+"""Types of locks: values of the label `type`."""
+
+
+class KernelNames:
+    """Names locks of the kernel that runs. `procfs` is the root of a proc file system."""
+
+    def __init__(self, procfs: Path = Path("/proc")) -> None:
+        self._procfs = procfs
+        self._symbols: KernelSymbols | None = None
+        self._modules: set[tuple[str, str]] | None = None
+        self._check_modules_at = 0.0
+
+    def answer(self, question: KernelLock) -> LockAnswer:
+        """The lock's name and site, and the functions of the stack in which a thread waited for the lock."""
+        symbols = self.symbols()
+        site = symbols.site(question.stack)
+        lock = symbols.variable(question.address) or (MMAP_LOCK if question.is_mmap_lock else "")
+        for function in symbols.callers(question.stack)[:1]:
+            lock = lock or member_of(question.lock_type, function) or site
+        stack = symbols.describe(question.stack)
+        return LockAnswer(question.key, False, lock or ANON, site or UNKNOWN, stack)
+
+    def symbols(self) -> KernelSymbols:
+        """The kernel's symbols, read anew when modules were loaded or unloaded."""
+        if self._symbols is None or time.monotonic() >= self._check_modules_at:
+            modules = self._loaded_modules()
+            if self._symbols is None or modules != self._modules:
+                self._modules = modules
+                self._symbols = KernelSymbols(self._procfs / "kallsyms", self._procfs / "modules")
+            self._check_modules_at = time.monotonic() + MODULES_SECONDS
+        return self._symbols
+
+    def _loaded_modules(self) -> set[tuple[str, str]]:
+        """Names and addresses of the loaded modules, from /proc/modules."""
+        try:
+            lines = (self._procfs / "modules").read_text().splitlines()
+        except FileNotFoundError:  # a kernel without modules
+            return set()
+        return {(fields[0], fields[5]) for line in lines if len(fields := line.split()) > 5}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A lock of one of `types` that one of `functions` asks for, by itself or inlined, is that member."""
+    """Locks of `types` that `functions` take, by themselves or by inlined functions, are `member`."""
 
     member: str
-    """As the kernel's own code would write it, with a name of the structure that is understood alone."""
+    """The member as the kernel's own code writes it, with a name for the structure that is understood
+    alone."""
     types: tuple[str, ...]
     functions: str
-    """In which no other lock of these types is taken that has no symbol of its own, on any tested kernel
-    that has the function."""
+    """Functions that take no other lock of these types without a symbol, on any tested kernel that has
+    them."""
 
 
 RULES = (
@@ -173,12 +226,12 @@ _MEMBERS = {
 
 
 def member_of(lock_type: str, function: str) -> str:
-    """What a lock of `lock_type`, a value of the label, is that `function` asks for; empty if not known."""
+    """The member that a lock of a type is, judged by the function that takes it; empty if no rule tells."""
     return _MEMBERS.get((lock_type, function), "")
 
 
 def as_table() -> str:
-    """The rules in Markdown, for docs/kernel-lock-names.md."""
+    """RULES as a table in Markdown, for docs/kernel-lock-names.md."""
     rows = ["| lock | type | taken by |", "|---|---|---|"]
     for rule in RULES:
         functions = ", ".join(f"`{function}`" for function in rule.functions.split())

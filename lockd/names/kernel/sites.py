@@ -1,4 +1,8 @@
-"""Which functions of the kernel are locking, or the tracing of it, and so no place that locks."""
+"""Sorts of kernel functions, by name: locking code and tracing are not the site that takes a lock.
+
+The site of a kernel lock is the first function in a stack that is neither locking code nor tracing, nor a
+helper that takes a lock for its caller.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import re
 _TAKES = r"(?:_?read|write)?(?:_?interruptible|_?killable|_?timeout|_?trylock|_?nested|_?non_owner)*"
 _LOCKING = re.compile(
     r"_*(?:"
-    # kernel/locking/*.c, by the names that its functions have since 5.10
+    # kernel/locking/*.c, with the names of its functions since 5.10
     r"(?:ww_)?mutex_(?:lock|unlock|trylock|spin_on_owner|optimistic_spin|add_waiter|remove_waiter)\w*"
     r"|(?:down|up)(?:_common|_" + _TAKES + r")?|downgrade_write"
     r"|rwsem_(?:down|mark|optimistic|spin|wake|can|try|set|clear)\w*|rwsem_wake"
@@ -18,7 +22,7 @@ _LOCKING = re.compile(
     r"|raw_(?:spin|read|write)_(?:lock|unlock|trylock)\w*"
     r"|(?:native_|pv_)?queued_(?:spin|read|write)_(?:lock|unlock)_slowpath"
     r"|raw_callee_save___pv_queued_spin_unlock\w*|resilient_(?:queued|tas)_spin_lock\w*"
-    # taking a lock along with something else, for all the kernel: lib/
+    # lib/: functions for the whole kernel that take a lock along with something else
     r"|lockref_\w+|atomic_dec_and_(?:raw_)?lock\w*|refcount_dec_and_(?:mutex_)?lock\w*"
     r")"
 )
@@ -50,27 +54,26 @@ _SCHEDULING = re.compile(r"_*(?:io_)?schedule(?:_timeout|_preempt_disabled|_hrti
 
 
 def is_interrupt(name: str) -> bool:
-    """Whether the function is where the processor enters the kernel for a device or a timer, whatever it was
-    doing."""
+    """Whether the processor enters the kernel by this function for the interrupt of a device or a timer."""
     return _INTERRUPTS.fullmatch(name) is not None
 
 
 def is_scheduling(name: str) -> bool:
-    """Whether the function leaves the CPU to others."""
+    """Whether the function leaves the CPU to other threads."""
     return _SCHEDULING.fullmatch(name) is not None
 
 
 def is_locking(name: str) -> bool:
     """Whether the function is part of the kernel's locks."""
-    # The slow path of a spinlock has a symbol of its own in a hypervisor's guest.
+    # The slow path of a spinlock has a symbol of its own in a guest of a hypervisor.
     return name == ".slowpath" or _LOCKING.fullmatch(name) is not None
 
 
 def is_helper(name: str) -> bool:
-    """Whether all that the function does is take a lock for its caller."""
+    """Whether the function does nothing but take a lock for its caller."""
     return _HELPERS.fullmatch(name) is not None
 
 
 def is_tracing(name: str) -> bool:
-    """Whether the function is there because somebody looks on: on top of a stack, or a trampoline in it."""
+    """Whether the function is in the stack because somebody traces: on top of it, or a trampoline within."""
     return _TRACING.fullmatch(name) is not None

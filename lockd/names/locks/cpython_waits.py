@@ -1,0 +1,346 @@
+"""CPython: what a thread of a Python program waits for and where, by the Python functions that it is in.
+
+To C code a contended `threading.Lock` and an idle `Queue.get()` are the same. The functions of Python's
+standard library tell them apart, and so does the type of the object that the lock is in. Both are read from
+the interpreter's memory while the wait lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from lockd.names.locks.locking_code import COND, LOCK, Frame, is_of_c_library
+from lockd.names.runtimes.cpython import Interpreter, PythonFrame
+from lockd.names.unwind.capture import Capture
+
+RUNTIME = "_PyRuntime"
+"""The variable from which all data of an interpreter can be found."""
+EVALUATES = "_PyEval_EvalFrame"
+"""The beginning of the name of the C function that evaluates Python code."""
+SEARCHED = 1024
+"""Bytes of stack in which a method of a lock may keep the lock's address, besides the registers."""
+STACK_POINTERS = {17: 7, 33: 31}
+"""The index of the stack pointer by the number of captured registers: x86-64, arm64."""
+CALL_FIELDS = 9
+"""Fields in /proc/PID/task/TID/syscall of a thread that is in a system call."""
+AHEAD = (0, 2, 8)
+"""Bytes from a frame's instruction, a call, to the next instruction, which is on the interpreter's stack."""
+MOST_SEEN = 128
+"""Places at which threads of one process were seen to wait, that are remembered."""
+PLACE_BYTES = 1500
+"""Bytes of memory that a remembered place takes, about."""
+TRIES, TRY_SECONDS = 5, 0.001
+"""Attempts to find a thread in the same wait again, and the pause before each."""
+IMPATIENT_SECONDS = 0.1
+"""Seconds without further attempts for the same process after all attempts for one wait."""
+USER_END = 1 << 47
+LOWEST = 1 << 16
+"""The least address at which an object is looked for."""
+MOST_LABEL = 250
+"""Characters of a function's label. The labels of a whole stack have to fit into one message."""
+
+QUEUE_TYPE, RLOCK_TYPE = "_queue.SimpleQueue", "_thread.RLock"
+LOCK_TYPES = {"_thread.lock", RLOCK_TYPE, QUEUE_TYPE, "_multiprocessing.SemLock"}
+"""Types of objects that have the address of their lock right after the object's header."""
+FAMILIES = {COND: "cond", LOCK: "thread_lock"}
+"""The family of a Python lock, by its kind."""
+
+_INTERPRETER = re.compile(r"(?:lib)?python3(?:\.\d+)?[dt]?(?:\.so.*)?|(?:_queue|_multiprocessing)\..*\.so")
+_LOCKS = re.compile(r"_?Py(?:Thread|Mutex|RecursiveMutex|Semaphore|ParkingLot|Event)_")
+_QUEUE = re.compile(r"_queue\..*\.so")
+
+_WAITS = {
+    "threading": {"wait", "join", "_wait_for_tstate_lock", "_shutdown"},
+    "multiprocessing/synchronize": {"wait"},
+    "multiprocessing/queues": {"get", "put"},
+    "concurrent/futures/thread": {"_worker"},
+}
+"""By module of the standard library, functions that, if innermost, wait for others to do something."""
+_ENTERS = ("multiprocessing/synchronize", "__enter__")
+"""The function that takes the lock by which one of several idle readers of a queue becomes the reader."""
+_TAKES = {
+    "logging/__init__": {"acquire", "_acquireLock", "__enter__"},
+    "_weakrefset": {"__enter__"},
+    "contextlib": {"__enter__", "enter_context"},
+}
+"""By module of the standard library, functions that take a lock for their caller."""
+_LOCKING = re.compile(
+    r"threading|queue|_threading_local|concurrent/futures/\w+|multiprocessing/\w+|<frozen importlib\._\w+>"
+)
+"""Modules of the standard library whose functions are all locking code."""
+_BOOTSTRAP = "_bootstrap"
+"""The outermost function of a thread or of a child process. The frames beyond it are those of the parent."""
+_STARTS = {"_bootstrap", "_bootstrap_inner", "run"}
+"""Functions in which every thread and child process begins."""
+
+_LIBRARY = re.compile(r"(?:.*/)?python3(?:\.\d+t?|\d+\.zip)/(?!(?:site|dist)-packages/)(.+)\.py")
+_PACKAGE = re.compile(r".*/(?:site|dist)-packages/(.+)")
+_NOT_TELLING = {"__init__.py", "__main__.py"}
+"""Names of files that say nothing without their directory."""
+
+
+@dataclass(frozen=True)
+class PythonWait:
+    """What a thread of CPython waits for."""
+
+    kind: str
+    """LOCK or COND; empty if neither frames nor a type that would tell it are known."""
+    site: str
+    """The label of the function that waits; empty if no frames are known."""
+    functions: tuple[str, ...]
+    """Labels of the thread's Python functions, innermost first."""
+
+    @property
+    def family(self) -> str:
+        """A key of locking_code.KINDS; empty if the kind is unknown."""
+        return FAMILIES.get(self.kind, "")
+
+
+def judge_python(frames: Sequence[PythonFrame], waited_for: str = "") -> PythonWait:
+    """Judge a wait by the thread's frames, innermost first, and the type of the object that has the lock."""
+    return PythonWait(_kind(frames, waited_for), _site(frames), tuple(map(label, frames)))
+
+
+def label(frame: PythonFrame) -> str:
+    """The text for a function, `file:function`, such as `app.py:Registry.put`; at most MOST_LABEL characters.
+
+    The file's path is shown from the package or the standard library's directory on, else without directory:
+    it is the same on every host.
+    """
+    text = f"{_shown_file(frame.file)}:{frame.function}"
+    return text if len(text) <= MOST_LABEL else f"...{text[3 - MOST_LABEL :]}"
+
+
+def _shown_file(file: str) -> str:
+    for pattern in (_LIBRARY, _PACKAGE):
+        if match := pattern.fullmatch(file):
+            return f"{match[1]}.py" if pattern is _LIBRARY else match[1]
+    parts = file.rsplit("/", 2)
+    return "/".join(parts[-2 if parts[-1] in _NOT_TELLING else -1 :])
+
+
+def _kind(frames: Sequence[PythonFrame], waited_for: str) -> str:
+    if waited_for == QUEUE_TYPE:
+        return COND
+    if waited_for == RLOCK_TYPE:  # also when a Condition takes its lock back
+        return LOCK
+    if not frames:
+        return ""
+    places = [_module_and_function(frame) for frame in frames[:2]]
+    if places[0] == _ENTERS:
+        del places[0]
+    return COND if places and places[0][1] in _WAITS.get(places[0][0], ()) else LOCK
+
+
+def _site(frames: Sequence[PythonFrame]) -> str:
+    """The innermost function that is not locking code; else the outermost that not every thread has."""
+    inside = []
+    for frame in frames:
+        module, function = _module_and_function(frame)
+        is_locking = _LOCKING.fullmatch(module) is not None
+        if not is_locking and function not in _TAKES.get(module, ()):
+            return label(frame)
+        if not is_locking or function not in _STARTS:
+            inside.append(frame)
+        if is_locking and function == _BOOTSTRAP:
+            break
+    return label(inside[-1]) if inside else ""
+
+
+def _module_and_function(frame: PythonFrame) -> tuple[str, str]:
+    """A module's path in the standard library, empty for any other module; the function's bare name."""
+    library = _LIBRARY.fullmatch(frame.file)
+    module = library[1] if library else frame.file if frame.file.startswith("<frozen ") else ""
+    return module, frame.function.rpartition(".")[2]
+
+
+def is_of_python(stack: Sequence[Frame]) -> bool:
+    """Whether the interpreter itself waits, and not a library that Python code called."""
+    first = next((frame for frame in stack if not is_of_c_library(frame.object)), None)
+    return first is not None and bool(
+        _INTERPRETER.fullmatch(first.object) or re.match("_?Py[A-Z]", first.function)
+    )
+
+
+def shown_stack(stack: Sequence[Frame], functions: Sequence[str]) -> list[str]:
+    """Labels of a stack: the C functions up to the evaluation of Python code, then Python functions.
+
+    Where the evaluating function has no name, only the locking code on top of the stack is taken of the C
+    functions. Without Python functions the labels of all C functions are returned.
+    """
+    if not functions:
+        return [frame.label for frame in stack]
+    ends = (i for i, frame in enumerate(stack) if frame.function.startswith(EVALUATES))
+    inner = stack[: next(ends, 0)] or takewhile(_is_locking, stack)
+    return [*(frame.label for frame in inner), *functions]
+
+
+def _is_locking(frame: Frame) -> bool:
+    return is_of_c_library(frame.object) or bool(_LOCKS.match(frame.function))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A place in C and Python code at which a thread waits."""
+
+    stack_pointer: int
+    instruction_pointer: int
+    words: tuple[tuple[int, int], ...]
+    """Words on the stack, with their offsets, that are the Python frame or its next instruction.
+
+    Other words of a stack may be left over from earlier calls, but these are in use at such a depth.
+    """
+
+    def is_of(self, capture: Capture) -> bool:
+        """Whether the captured thread waited at this place."""
+        if self.stack_pointer != _stack_pointer(capture):
+            return False
+        if self.instruction_pointer != capture.registers[-1]:
+            return False
+        return all(capture.stack[at : at + 8] == word.to_bytes(8, "little") for at, word in self.words)
+
+
+def _place(memory: _Memory, call: Sequence[bytes], frame: int, instruction: int, size: int) -> _Place | None:
+    """The place of a thread in a system call, by `size` bytes of its stack.
+
+    None if the stack has neither the frame nor its next instruction.
+    """
+    stack_pointer, instruction_pointer = (int(field, 16) for field in call[-2:])
+    ready = {instruction + ahead for ahead in AHEAD} if instruction else set()
+    stack = _words(memory.read(stack_pointer, size))
+    words = tuple((8 * i, word) for i, word in enumerate(stack) if word == frame or word in ready)
+    values = {word for _, word in words}
+    is_certain = frame in values and (not instruction or values & ready)
+    return _Place(stack_pointer, instruction_pointer, words) if is_certain else None
+
+
+def system_call(process: Path, tid: int) -> list[bytes]:
+    """The fields of /proc/PID/task/TID/syscall: number, six arguments, stack pointer, instruction pointer.
+
+    `process` is the directory /proc/PID. Empty if the thread is not in a system call, or is gone.
+    """
+    with contextlib.suppress(OSError):
+        call = (process / "task" / str(tid) / "syscall").read_bytes().split()
+        return call if len(call) == CALL_FIELDS else []
+    return []
+
+
+class CPythonProcess:
+    """A process that runs CPython."""
+
+    def __init__(self, process: Path, runtime: int) -> None:
+        """`process` is its directory in procfs, `runtime` the address of its `_PyRuntime`."""
+        self._process = process
+        self._interpreter = Interpreter(runtime)
+        self._next_patience = 0.0
+        self._seen: OrderedDict[_Place, list[PythonFrame]] = OrderedDict()
+
+    @property
+    def memory(self) -> int:
+        """Bytes that this object takes, about."""
+        return self._interpreter.memory + len(self._seen) * PLACE_BYTES
+
+    def wait(self, tid: int, address: int, capture: Capture, stack: Sequence[Frame]) -> PythonWait:
+        """What a captured thread waits for at `address`.
+
+        The site and the functions are empty if the thread's frames cannot be read. Many waits are over before
+        that. A thread that waits often soon waits again: so this method tries a few times, and sleeps in
+        between.
+        """
+        with _opened(self._process) as memory:
+            frames = self._frames(memory, tid, address, capture) or self._seen_before(capture)
+            if not frames and time.monotonic() >= self._next_patience:
+                for _ in range(TRIES):
+                    time.sleep(TRY_SECONDS)
+                    if frames := self._frames(memory, tid, address, capture):
+                        break
+                self._next_patience = time.monotonic() + IMPATIENT_SECONDS
+            waited_for = _type_by_functions(stack) or self._type(memory, address, capture)
+        return judge_python(frames, waited_for)
+
+    def _frames(self, memory: _Memory, tid: int, address: int, capture: Capture) -> list[PythonFrame]:
+        """The thread's Python frames, if it still waits at the captured place, or for the same address."""
+        before = system_call(self._process, tid)
+        frames = self._interpreter.frames(memory, capture.thread_pointer) if before else []
+        if not frames:
+            return []
+        frame, instruction = self._interpreter.innermost(memory, capture.thread_pointer)
+        place = _place(memory, before, frame, instruction, len(capture.stack))
+        is_same_place = place is not None and place.is_of(capture)
+        is_same_wait = is_same_place or int(before[1], 16) == address
+        if not is_same_wait or system_call(self._process, tid) != before:
+            return []
+        if place and is_same_place and instruction:
+            self._seen[place] = frames
+            if len(self._seen) > MOST_SEEN:
+                self._seen.popitem(last=False)
+        return frames
+
+    def _seen_before(self, capture: Capture) -> list[PythonFrame]:
+        return next((frames for place, frames in self._seen.items() if place.is_of(capture)), [])
+
+    def _type(self, memory: _Memory, address: int, capture: Capture) -> str:
+        """The type of the object whose lock is at `address`; empty if no captured word points to it."""
+        if 0 <= address - _stack_pointer(capture) < len(capture.stack):
+            return ""  # from 3.13 on a thread sleeps on a semaphore of its own
+        for word in dict.fromkeys((*capture.registers, *_words(capture.stack[:SEARCHED]))):
+            if LOWEST < word < USER_END and word % 8 == 0:
+                name, first = self._interpreter.type_of(memory, word)
+                if first == address and name in LOCK_TYPES:
+                    return name
+        return ""
+
+
+def _stack_pointer(capture: Capture) -> int:
+    index = STACK_POINTERS.get(len(capture.registers))
+    return capture.registers[index] if index else 0
+
+
+def _words(stack: bytes) -> tuple[int, ...]:
+    return struct.unpack_from(f"={len(stack) // 8}Q", stack)
+
+
+def _type_by_functions(stack: Sequence[Frame]) -> str:
+    """The type of the object that a thread waits for, by the C functions that lock; empty if unknown."""
+    for frame in stack:
+        if frame.function.startswith(EVALUATES):
+            break
+        if _QUEUE.fullmatch(frame.object):
+            return QUEUE_TYPE
+        if frame.function in ("_PyRecursiveMutex_Lock", "rlock_acquire_restore"):
+            return RLOCK_TYPE
+    return ""
+
+
+class _Memory:
+    """The memory of a process, by a descriptor of its file `mem`."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read(self, address: int, size: int) -> bytes:
+        with contextlib.suppress(OSError, OverflowError):
+            return os.pread(self._fd, size, address)
+        return b""
+
+
+@contextlib.contextmanager
+def _opened(process: Path) -> Iterator[_Memory]:
+    """The memory of a process. It reads as empty if the process is gone or may not be read."""
+    fd = -1
+    with contextlib.suppress(OSError):
+        fd = os.open(process / "mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield _Memory(fd)
+    finally:
+        if fd >= 0:
+            os.close(fd)

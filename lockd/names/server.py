@@ -1,0 +1,219 @@
+"""The namer: answers which names locks have and which threads hold them, one question after another.
+
+The namer reads files that anybody may have written. An error in them ends no more than this process: its
+memory is limited; it has no descriptors but the socket, the ring of blocked processes and
+/proc/self/schedstat; it runs as an unprivileged user with those of its parent's capabilities that are for
+reading; and a filter of system calls lets it open files for reading and do little else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lockd import logs
+from lockd.errors import LockdError
+from lockd.kernel.rings import Ring
+from lockd.names.blocked_processes import BlockedProcesses
+from lockd.names.kernel.locks import KernelNames
+from lockd.names.locks.owners import owner_of_user_lock
+from lockd.names.locks.user_locks import UserNames
+from lockd.names.protocol import (
+    Answer,
+    GoWaits,
+    GoWaitsAnswer,
+    KernelLock,
+    LockAnswer,
+    NamerSettings,
+    OwnedLock,
+    Owners,
+    OwnersAnswer,
+    Question,
+    Reload,
+    UserLockSeen,
+    Watch,
+    decode_question,
+    encode_answer,
+)
+from lockd.names.shares import Bench, Shares
+from lockd.process import confinement, memory, privileges
+
+log = logging.getLogger(__name__)
+
+READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
+"""Capabilities of the namer, as far as its parent has them."""
+MEMORY_BYTES = 512 << 20
+"""The limit of the process's own memory, not counting files that it maps."""
+MESSAGE_BYTES = 1 << 17
+"""The size of the largest question."""
+IDLE_MS = 1000
+"""Milliseconds without a question after which the namer ends its children."""
+ASKED_SECONDS = 10.0
+"""Seconds after a thread blocked for which its process is remembered, unless the sampler asks for it."""
+
+
+class Names:
+    """Answers every kind of question."""
+
+    def __init__(
+        self,
+        procfs: Path,
+        shares: Shares,
+        clock: Callable[[], float] = time.monotonic,
+        parked: Sequence[str] = (),
+    ) -> None:
+        """`procfs` is the root of a proc file system, `clock` returns seconds. `parked`: see UserNames."""
+        self._procfs, self._shares, self._clock = procfs, shares, clock
+        self._user = UserNames(procfs, parked=parked)
+        self._kernel = KernelNames(procfs)
+        self._watched: set[int] = set()
+        """Processes that the sampler asked to remember."""
+        self._blocked: dict[int, float] = {}
+        """By process, the time when one of its threads last blocked."""
+        self._forget_at = 0.0
+
+    def note_blocked(self, tgids: Sequence[int]) -> None:
+        """Remember processes in which a thread has just blocked: they may soon end."""
+        now = self._clock()
+        for tgid in tgids:
+            self._blocked[tgid] = now
+            try:
+                self._read_mappings(tgid)
+            except Exception:  # one strange process must not end the naming of all others
+                log.exception("the mappings of process %d", tgid)
+        if tgids and now >= self._forget_at:
+            self._forget_at = now + ASKED_SECONDS
+            self._forget(now)
+
+    def answer(self, question: Question) -> Answer | None:
+        """The answer to a question; None if the question wants none."""
+        match question:
+            case UserLockSeen():
+                with self._shares.turn(question.tgid) as is_allowed:
+                    return self._user_lock(question) if is_allowed else question.fallback()
+            case KernelLock():
+                return self._kernel.answer(question)
+            case Owners():
+                return OwnersAnswer(question.token, tuple(map(self._owner, question.locks)))
+            case GoWaits():
+                return GoWaitsAnswer(question.tgids, tuple(map(self._go_waited_ns, question.tgids)))
+            case Watch():
+                self._watched = self._watched - set(question.gone) | set(question.tgids)
+                self._forget(self._clock())
+                for tgid in question.tgids:
+                    self._read_mappings(tgid)
+            case Reload():
+                logs.set_level(question.log_level)
+                self._shares.share = question.share
+        return None
+
+    def _read_mappings(self, tgid: int) -> None:
+        with self._shares.turn(tgid) as is_allowed:
+            if is_allowed:
+                self._user.read_mappings(tgid)
+
+    def _user_lock(self, question: UserLockSeen) -> LockAnswer:
+        arguments = question.tgid, question.tid, question.address, question.guess
+        if question.sleeper:
+            lock = self._user.name_lock_of_sleeper(*arguments, question.sleeper)
+        else:
+            lock = self._user.name_lock(*arguments, question.capture)
+        return LockAnswer(question.key, True, **vars(lock))
+
+    def _owner(self, lock: OwnedLock) -> int:
+        with self._shares.turn(lock.tgid) as is_allowed:
+            return owner_of_user_lock(self._procfs, **vars(lock)) if is_allowed else 0
+
+    def _go_waited_ns(self, tgid: int) -> int:
+        with self._shares.turn(tgid) as is_allowed:
+            return self._user.go_waited_ns(tgid) if is_allowed else -1
+
+    def end_children(self) -> None:
+        """End child processes while no question waits: only then is all of their CPU time known."""
+        self._user.end_children()
+
+    def _forget(self, now: float) -> None:
+        """Forget all processes but those that the sampler asked to remember, or may soon ask about."""
+        self._blocked = {tgid: since for tgid, since in self._blocked.items() if since > now - ASKED_SECONDS}
+        wanted = self._watched | self._blocked.keys()
+        self._user.keep(wanted)
+        self._shares.keep(wanted)
+
+
+def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = None) -> None:
+    """Answer questions from a socket until the sampler closes its end.
+
+    Before each question the processes that blocked are read from their ring: they may end at any moment.
+    """
+    ready = select.poll()
+    for source in (sock, blocked):
+        if source:
+            ready.register(source, select.POLLIN)
+    while True:
+        events = ready.poll(IDLE_MS)
+        if not events:
+            names.end_children()
+            events = ready.poll()
+        if blocked:
+            names.note_blocked(blocked.read())
+        if sock.fileno() not in (fd for fd, _ in events):
+            continue
+        message = sock.recv(MESSAGE_BYTES)
+        if not message:
+            return
+        question = decode_question(message)
+        try:
+            answer = names.answer(question)
+        except Exception:  # one strange process must not end the naming of all others
+            log.exception("%s", question.description)
+            answer = question.fallback() if question.wants_answer else None
+        if answer:
+            sock.send(encode_answer(answer))
+
+
+def open_blocked_processes(ring: Ring) -> BlockedProcesses | None:
+    """The reader of a ring of blocked processes; None if the kernel refuses to map the ring."""
+    try:
+        return BlockedProcesses(ring)
+    except OSError as error:
+        log.warning(
+            "the ring buffer of blocked processes cannot be read: %s;"
+            " locks of processes that end at once stay without names", error.strerror
+        )  # fmt: skip
+        return None
+
+
+def main() -> int:
+    """Run the namer until the sampler ends or closes its end of the socket. Returns the exit code."""
+    parent = os.getppid()
+    settings = NamerSettings.from_json(sys.argv[1])
+    sock = socket.socket(fileno=settings.socket)
+    logs.setup(settings.log_level, process="namer")
+    try:
+        privileges.keep_only(READING & privileges.capabilities(), privileges.unprivileged_user("lockd-namer"))
+        privileges.die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:  # the parent ended before die_with_parent() could take effect
+            return 0
+        memory.return_freed_memory()
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        confinement.confine(confinement.NAMER, log_is_journal=logs.open_journal())
+    except LockdError as error:
+        log.error("%s", error)
+        return error.exit_code
+    procfs, ring = Path(settings.procfs), settings.ring
+    shares = Shares(procfs, settings.share, Bench(settings.bench), settings.owing)
+    os.close(settings.bench)
+    names = Names(procfs, shares, parked=settings.parked)
+    with contextlib.suppress(ConnectionError):  # the sampler closed its end without reading every answer
+        serve(sock, names, open_blocked_processes(Ring(*ring)) if ring else None)
+    return 0
