@@ -67,7 +67,7 @@ TITLE = "lockd trace klock"
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "duration", nargs="?", type=options.seconds,
-        help="how long to trace: seconds, or with a unit, as 500ms (default: csv: 10 s, else until Ctrl-C)",
+        help="how long to trace: seconds, or with a unit, as 500ms (default: 10 s of csv; else until Ctrl-C)",
     )  # fmt: skip
     parser.add_argument(
         "-d", "--time", metavar="DURATION", type=options.seconds,
@@ -131,7 +131,9 @@ def _add_table_options(parser: argparse.ArgumentParser) -> None:
         help="sort by acq_FIELD (waits), by hld_FIELD (holds), or by both, separated by a comma; FIELD is "
         f"one of {', '.join(FIELDS)}",
     )  # fmt: skip
-    group.add_argument("-P", "--per-thread", action="store_true", help="by thread instead of by caller")
+    group.add_argument(
+        "-P", "--per-thread", action="store_true", help="print a line for each thread, not each caller"
+    )
     group.add_argument("-T", "--timestamp", action="store_true", help="print the time before each table")
     group.add_argument(
         "-i", "--interval", metavar="DURATION", type=options.seconds,

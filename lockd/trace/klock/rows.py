@@ -1,4 +1,4 @@
-"""Rows of waits for kernel locks, acquisitions and holds: their sums, and names for their stacks and locks."""
+"""Rows of waits for kernel locks and of holds, their sums, and names of their functions and locks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAXIMA = ("max_wait_ns", "max_hold_ns", "is_mmap_lock")
 ROW = np.dtype(
     [
         ("lock", np.uint64),
-        ("stack", np.uint64),  # number of the stack that waited, or took the lock
-        ("period", np.int64),  # as the programs count them: time by period
+        ("stack", np.uint64),  # number of the stack that waited for the lock or acquired it
+        ("period", np.int64),  # number of the period: time on CLOCK_MONOTONIC divided by the period's length
         ("tid", np.int64),
         ("tgid", np.int64),
         ("comm", "S16"),  # of the thread
