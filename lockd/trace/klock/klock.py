@@ -132,7 +132,7 @@ def _add_table_options(parser: argparse.ArgumentParser) -> None:
         f"one of {', '.join(FIELDS)}",
     )  # fmt: skip
     group.add_argument(
-        "-P", "--per-thread", action="store_true", help="print a line for each thread, not each caller"
+        "-P", "--per-thread", action="store_true", help="a line for each thread, not each caller"
     )
     group.add_argument("-T", "--timestamp", action="store_true", help="print the time before each table")
     group.add_argument(
