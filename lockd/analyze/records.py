@@ -88,11 +88,10 @@ class Records:
     def callers(self, stack: int) -> tuple[str, ...]:
         """The functions of a stack without those on top that implement the lock or trace it."""
         functions = self.stacks[stack]
-        names = map(_plain_name, functions)
-        callers = (
-            n for n, name in enumerate(names) if name and not is_locking(name) and not is_tracing(name)
-        )
-        return functions[next(callers, 0) :]
+        for position, name in enumerate(map(_plain_name, functions)):
+            if name and not is_locking(name) and not is_tracing(name):
+                return functions[position:]
+        return functions
 
     def find(self, lock: str) -> int:
         """The position of the lock with this name or address; of several, the one with the longest wait.

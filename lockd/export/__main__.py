@@ -66,8 +66,8 @@ def main() -> int:
             return 0
         confine()
         # The files are read by the unprivileged user, who must be able to read them again later.
-        kept = None if args.web_kept_fd is None else os.fdopen(args.web_kept_fd, "r+b", buffering=0)
-        web = WebConfig(args.web_config, kept)
+        stored = None if args.web_kept_fd is None else os.fdopen(args.web_kept_fd, "r+b", buffering=0)
+        web = WebConfig(args.web_config, stored)
         if not control.recv(len(SERVE)):
             return 0  # the sampler failed to start
         asyncio.run(_serve(control, listening, web, args))

@@ -53,13 +53,13 @@ class Settings:
 class WebConfig:
     """Reads the file at `path`, and reads it again when it has changed.
 
-    The constructor raises ConfigError if the file is invalid. The file `kept` stores the protections in force
+    The constructor raises ConfigError if the file is invalid. The file `stored` has the protections in force,
     for an exporter that replaces this one.
     """
 
-    def __init__(self, path: Path | None, kept: BinaryIO | None = None) -> None:
+    def __init__(self, path: Path | None, stored: BinaryIO | None = None) -> None:
         self._path = path
-        self._kept = kept or io.BytesIO()
+        self._stored = stored or io.BytesIO()
         self._signatures: dict[Path, Signature] = {}
         self._settings = Settings() if path is None else self._read(path)
 
@@ -104,8 +104,8 @@ class WebConfig:
 
     def _check_protections(self, path: Path, protections: set[str]) -> None:
         """Store the protections. Raises ConfigError if one is missing that is in force."""
-        self._kept.seek(0)
-        lost = set(self._kept.read().decode().split()) - protections
+        self._stored.seek(0)
+        lost = set(self._stored.read().decode().split()) - protections
         if "tls_server_config" in lost:  # the message need not name its keys as well
             lost = {key for key in lost if not key.startswith("tls_server_config.")}
         if lost:
@@ -113,8 +113,8 @@ class WebConfig:
                 f"{path}: it no longer has {', '.join(sorted(lost))}; rule: only a restart of lockd removes"
                 " a protection, because a file that is only half written looks the same"
             )
-        self._kept.seek(0)  # the text overwrites the previous one, because it never gets shorter
-        self._kept.write(" ".join(sorted(protections)).encode())
+        self._stored.seek(0)  # the text overwrites the previous one, because it never gets shorter
+        self._stored.write(" ".join(sorted(protections)).encode())
 
 
 def _signature(path: Path) -> Signature:

@@ -59,7 +59,7 @@ def as_table(times: Times) -> Iterator[str]:
             str(histogram.count), *(f"{ns / 1000:.1f}" for ns in times_ns),
             str(sum(measurement.errors.values())), str(key.pid), key.comm, key.lock, stack,
         ))  # fmt: skip
-    widths = [max(len(row[at]) for row in rows) for at in range(len(heads))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         numbers = [cell.rjust(width) for cell, width in zip(row[:6], widths[:6], strict=True)]
         names = [cell.ljust(width) for cell, width in zip(row[6:], widths[6:], strict=True)]

@@ -28,11 +28,11 @@ KERNEL, USER, TRACEPOINT = "kernel function", "user function", "tracepoint"
 """The kinds of patterns, as messages name them."""
 MECHANISMS = {KERNEL: ("kprobe", "fentry"), USER: ("uprobe",), TRACEPOINT: ("tracepoint",)}
 NEAREST = 3
-"""Names that a message suggests for one that does not exist."""
+"""Names that a message suggests if no name matches."""
 COMPARED = 20_000
-"""The largest number of names that are compared with one that does not exist: each takes some 10 us."""
+"""The largest number of names that are searched for similar names; each takes some 10 us."""
 BEGINS_ALIKE = 3
-"""If there are more names, only those are compared that begin with the same so many characters."""
+"""Characters that names must have in common at the start to be searched, if there are more than COMPARED."""
 MOST = 1000
 """Functions or tracepoints that one pattern may match, as in bcc."""
 PROGRAM = "trace"

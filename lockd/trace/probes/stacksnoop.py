@@ -138,8 +138,8 @@ class _Reader:
         """The events since the last call, in the order of the ring buffer."""
         data = b"".join(self._ring.records())
         return [
-            Event(at, text(comm), tgid, tid, cpu, *numbers)
-            for at, numbers, tgid, tid, cpu, _, comm in np.frombuffer(data, self._record).tolist()
+            Event(at_ns, text(comm), tgid, tid, cpu, *numbers)
+            for at_ns, numbers, tgid, tid, cpu, _, comm in np.frombuffer(data, self._record).tolist()
         ]
 
 
