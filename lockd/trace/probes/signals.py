@@ -17,14 +17,12 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from lockd.errors import HostError
-from lockd.kernel.btf import KernelTypes
-from lockd.kernel.rings import Ring, RingReader
 from lockd.load.hooks import Candidate, Part, Way
 from lockd.load.settings import Trace
 from lockd.names.labels.processes import text
 from lockd.trace.core import options, output
 from lockd.trace.core.session import Session
+from lockd.trace.probes.events import EventReader, require_ring_buffers
 
 HELP = "Print every signal that is sent, with its sender and its receiver"
 EPILOG = """\
@@ -115,10 +113,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not KernelTypes().has_helper("ringbuf_output"):
-        raise HostError(
-            f"{TITLE}: this kernel has no ring buffers for BPF programs (Linux 5.8 and later have them)"
-        )
+    require_ring_buffers(TITLE)
     hook = Candidate("trace", "on_signal_generate", "raw_tracepoint", "signal_generate")
     part = Part("trace", "signals", (Way("tracepoint", (hook,), ()),), ("trace/signals.bpf.c",))
     maps = (RING, RECORD)
@@ -146,14 +141,12 @@ class _Reader:
     """Reads signals from the ring buffer."""
 
     def __init__(self, session: Session) -> None:
-        infos = {info.name: info for info in session.manifest.maps}
-        self._ring = RingReader(Ring(session.fds[RING], infos[RING].entries))
-        self._record = np.dtype(infos[RECORD].value)  # type: ignore[arg-type]
+        self._events = EventReader(session, RING, RECORD)
         self._to_clock = time.time_ns() - time.monotonic_ns()
 
     def read(self) -> list[Sent]:
         """The signals since the last call, in the order of their times."""
-        rows = np.frombuffer(b"".join(self._ring.records()), self._record)
+        rows = self._events.read()
         return [self._sent(*row) for row in rows[np.argsort(rows["at"], kind="stable")].tolist()]
 
     def _sent(

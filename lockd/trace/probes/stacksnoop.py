@@ -8,11 +8,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
-from lockd.errors import HostError
-from lockd.kernel.btf import KernelTypes
-from lockd.kernel.rings import Ring, RingReader
 from lockd.load.settings import LoadSettings
 from lockd.names.labels.processes import text
 from lockd.printable import printable
@@ -20,6 +15,7 @@ from lockd.trace.core import options, output
 from lockd.trace.core.call_stacks import CallStacks
 from lockd.trace.core.session import Session
 from lockd.trace.probes import pattern_options
+from lockd.trace.probes.events import EventReader, require_ring_buffers
 from lockd.trace.probes.patterns import Probes
 
 HELP = "Print each call of a function, or each hit of a tracepoint, with its stack"
@@ -67,10 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not KernelTypes().has_helper("ringbuf_output"):
-        raise HostError(
-            f"{TITLE}: this kernel has no ring buffers for BPF programs (Linux 5.8 and later have them)"
-        )
+    require_ring_buffers(TITLE)
     probes = pattern_options.resolve_probes(args, TITLE)
     name = probes.names[0] if len(probes.names) == 1 else args.pattern
     shown = pattern_options.shown(args)
@@ -98,12 +91,16 @@ def settings_of(args: argparse.Namespace, probes: Probes) -> LoadSettings:
 
 def _events(session: Session) -> Iterator[Event]:
     """All events in the order of their times, each as soon as its stacks have been drained."""
-    reader = _Reader(session)
+    reader = EventReader(session, RING, RECORD)
     waiting: list[Event] = []
     previous_drain_ns = last_drain_ns = 0
     stacks = session.stacks
     for _ in session.windows():
-        waiting = sorted([*waiting, *reader.read()], key=lambda event: event.at_ns)
+        fresh = [
+            Event(at_ns, text(comm), tgid, tid, cpu, *numbers)
+            for at_ns, numbers, tgid, tid, cpu, _, comm in reader.read().tolist()
+        ]
+        waiting = sorted([*waiting, *fresh], key=lambda event: event.at_ns)
         # An event after the last drain may be younger than one that another CPU is still writing, and its
         # stacks may still be in the maps that the programs write to.
         ready = 0
@@ -124,23 +121,6 @@ def _is_ready(event: Event, previous_drain_ns: int, last_drain_ns: int, stacks: 
     return event.at_ns <= previous_drain_ns or (
         event.at_ns <= last_drain_ns and stacks.has(event.user, event.kernel)
     )
-
-
-class _Reader:
-    """Reads events from the ring buffer."""
-
-    def __init__(self, session: Session) -> None:
-        infos = {info.name: info for info in session.manifest.maps}
-        self._ring = RingReader(Ring(session.fds[RING], infos[RING].entries))
-        self._record = np.dtype(infos[RECORD].value)  # type: ignore[arg-type]
-
-    def read(self) -> list[Event]:
-        """The events since the last call, in the order of the ring buffer."""
-        data = b"".join(self._ring.records())
-        return [
-            Event(at_ns, text(comm), tgid, tid, cpu, *numbers)
-            for at_ns, numbers, tgid, tid, cpu, _, comm in np.frombuffer(data, self._record).tolist()
-        ]
 
 
 def _as_text(event: Event, seconds: float, name: str, stacks: CallStacks) -> str:
