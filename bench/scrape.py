@@ -26,7 +26,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from bench import results
 from bench.sampler import CONFIG, SHARES, Filled, begin, cpu_ms
 from lockd import messages
-from lockd.export.families import Exposition
+from lockd.export.exposition import Exposition
 from lockd.sample.loop import Loop
 from lockd.sample.own_cost import TickTimes
 from lockd.sample.saved_state import SavedState

@@ -1,1 +1,1 @@
-"""`lockd analyze`: numbers and pictures of the records that `lockd trace` writes."""
+"""`lockd analyze`: statistics and pictures of the records that `lockd trace` writes."""

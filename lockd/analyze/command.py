@@ -1,4 +1,4 @@
-"""`lockd analyze`: read records, choose among them, and print or draw what they say."""
+"""`lockd analyze`: reads records, selects some of them, and prints tables or draws pictures."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockd.analyze import pictures, tables, text
-from lockd.analyze.page import page
+from lockd.analyze import pictures, report, statistics
 from lockd.analyze.records import Records, read
 from lockd.errors import UsageError
 from lockd.trace.core import output
@@ -21,8 +20,8 @@ examples:
   lockd analyze --lock 'pipe->mutex' --from 2 --to 4.5 records
   lockd trace futex --names -o calls.csv 10; lockd analyze calls.csv
 
-FILE is what `lockd trace klock` or milli-klockstat has printed, or CSV of `lockd trace futex`, which does not
-tell when; `-` is standard input. Of several files the records are put together.
+FILE is output of `lockd trace klock` or milli-klockstat, or CSV of `lockd trace futex`, whose records have
+no start times; `-` is standard input. The records of several files are analyzed together.
 """
 ROWS = 10
 
@@ -31,83 +30,105 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="records to read")
-    parser.add_argument("--png", metavar="FILE", type=Path, help="draw a picture there, instead of printing")
+    parser.add_argument("--png", metavar="FILE", type=Path, help="draw a picture to FILE instead of printing")
     parser.add_argument(
-        "--html", metavar="FILE", type=Path, help="write a page with picture and tables, instead of printing"
+        "--html",
+        metavar="FILE",
+        type=Path,
+        help="write a page with a picture and tables to FILE instead of printing",
     )
     parser.add_argument(
         "--lock", metavar="LOCK", default="",
-        help="the lock to show in detail, by 0xADDRESS or name (default: the one waited for longest)",
+        help="the lock to show in detail, by name or 0xADDRESS (default: the lock with the longest waits)",
     )  # fmt: skip
     parser.add_argument(
-        "-n", "--rows", metavar="N", type=positive, default=ROWS, help="of each table (default: %(default)s)"
+        "-n",
+        "--rows",
+        metavar="N",
+        type=positive,
+        default=ROWS,
+        help="print N rows of each table (default: %(default)s)",
     )
     parser.add_argument(
-        "--min-threads", metavar="N", type=positive, default=1, help="leave out locks of fewer threads"
+        "--min-threads",
+        metavar="N",
+        type=positive,
+        default=1,
+        help="leave out locks for which fewer than N threads have waited",
     )
     parser.add_argument(
         "--exclude", metavar="COMM", action="append", default=[],
-        help="leave out threads of that name; can be given more than once",
+        help="leave out threads of this name; can be given more than once",
     )  # fmt: skip
     parser.add_argument(
-        "--from", dest="since", metavar="SECONDS", type=_seconds, help="only periods from then on"
+        "--from",
+        dest="since",
+        metavar="SECONDS",
+        type=_seconds,
+        help="only periods that begin at SECONDS or later, counted from the first period",
     )
-    parser.add_argument("--to", dest="until", metavar="SECONDS", type=_seconds, help="only periods before")
+    parser.add_argument(
+        "--to", dest="until", metavar="SECONDS", type=_seconds, help="only periods that begin before SECONDS"
+    )
     parser.add_argument(
         "--period", metavar="MS", type=positive,
-        help="length of the periods in the records, in milliseconds (default: as they begin at multiples of)",
+        help="length of the periods in the records, in milliseconds (default: found from their start times)",
     )  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit code. Raises UsageError for files that are not what they should be, HostError if matplotlib is
-    needed and is not there."""
+    """Returns the exit code. Raises UsageError for invalid files, HostError if matplotlib is missing."""
     for path in (args.png, args.html):
         output.check(path)
-    records = chosen(read(args.files, (args.period or 0) * 1_000_000), args)
-    lock = records.find(args.lock) if args.lock else tables.totals(records, "lock")[0].subject
+    records = select(read(args.files, (args.period or 0) * 1_000_000), args)
+    lock = records.find(args.lock) if args.lock else statistics.totals(records, "lock")[0].subject
     if not (args.png or args.html):
-        output.write_text(None, text.lines(records, lock, args.rows))
+        output.write_text(None, report.lines(records, lock, args.rows))
         return 0
-    has_times = len(tables.periods(records)) > 0
+    has_times = len(statistics.period_starts(records)) > 0
     if args.png and not has_times:
-        raise UsageError(f"--png {args.png}: these records do not tell when; rule: of `lockd trace klock`")
+        raise UsageError(
+            f"--png {args.png}: these records have no start times; rule: only records of `lockd trace klock`"
+        )
     drawn = pictures.figure(records, lock) if has_times else None
     if drawn and args.png:
         pictures.write_png(drawn, args.png)
     if args.html:
         title = f"Locks: {', '.join(path.name for path in args.files)}"
         picture = pictures.as_svg(drawn) if drawn else ""
-        found = text.all_tables(records, lock, args.rows)
-        output.write_text(args.html, page(title, text.summary(records), picture, found))
+        tables = report.all_tables(records, lock, args.rows)
+        output.write_text(args.html, report.page(title, report.summary(records), picture, tables))
     return 0
 
 
-def chosen(records: Records, args: argparse.Namespace) -> Records:
-    """What the options leave of the records. Raises UsageError if that is nothing."""
+def select(records: Records, args: argparse.Namespace) -> Records:
+    """The records that the options select. Raises UsageError if there are none."""
     rows = records.rows
     mask = np.ones(len(rows), np.bool_)
     if args.exclude:
         left_out = [thread for thread, comm in records.comms.items() if comm in args.exclude]
         mask &= ~np.isin(rows["thread"], left_out)
-    starts = tables.periods(records)
+    starts = statistics.period_starts(records)
     if len(starts) and (args.since is not None or args.until is not None):
         seconds = (rows["start_ns"] - starts[0]) / 1e9
         mask &= (seconds >= (args.since or 0)) & (seconds < (np.inf if args.until is None else args.until))
     if args.min_threads > 1:
-        many = [one.subject for one in tables.totals(records, "lock") if one.threads >= args.min_threads]
+        locks = statistics.totals(records, "lock")
+        many = [total.subject for total in locks if total.threads >= args.min_threads]
         mask &= np.isin(rows["lock"], many)
     if not mask.any():
-        raise UsageError("no records are left; rule: --exclude, --from, --to and --min-threads leave some")
+        raise UsageError(
+            "no records are left; rule: --exclude, --from, --to and --min-threads must leave some"
+        )
     return records.where(mask)
 
 
-def _seconds(words: str) -> float:
+def _seconds(text: str) -> float:
     try:
-        value = float(words)
+        value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{words!r} is not a number of seconds, 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
     return value

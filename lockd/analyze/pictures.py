@@ -1,4 +1,4 @@
-"""Pictures of records of locks over time, by matplotlib, which nothing else needs."""
+"""Pictures of records of locks over time. Only this module needs matplotlib."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lockd.analyze import tables
+from lockd.analyze import statistics
 from lockd.analyze.records import Records
 from lockd.errors import HostError, LockdError
 
@@ -19,46 +19,51 @@ if TYPE_CHECKING:
 INCHES = (12.0, 11.0)
 DOTS_PER_INCH = 100
 LINES = 5
-"""Locks in one picture."""
+"""Locks that one diagram shows."""
 HEADROOM = 1.1
+"""The upper end of the vertical axis, as a multiple of the highest value."""
 
 
 def figure(records: Records, lock: int) -> Figure:
-    """Over time: threads that wait for each of the locks waited for longest, and for `lock`; the average
-    access time of whichever lock has the worst, and of `lock`. Raises HostError without matplotlib.
+    """Four diagrams over time. `lock` is the position of a lock in `records`.
 
-    It is drawn without a display (Agg), and belongs to nobody: matplotlib keeps no reference to it.
+    They show the threads that wait for each of the locks with the longest waits, the threads that waited for
+    `lock`, the highest average access time of any lock, and the average access time of `lock`. The figure
+    needs no display (Agg), and matplotlib does not store a reference to it. Raises HostError without
+    matplotlib.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise HostError(
-            f"matplotlib: {error}: pictures need it; install the package python3-matplotlib, and run lockd "
-            "with the system's own python3"
+            f"matplotlib: {error}; rule: to draw pictures, install the package python3-matplotlib, and run "
+            "lockd with the system's own python3"
         ) from error
     drawn = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     waiting, threads, worst, average = drawn.subplots(4, 1, sharex=True)
-    starts = tables.periods(records)
+    starts = statistics.period_starts(records)
     seconds = (starts - starts[:1]) / 1e9
     of_lock = records.where(records.rows["lock"] == lock)
     name = f"{records.label(lock)} ({records.types[lock]})"
-    for total in tables.totals(records, "lock")[:LINES]:
+    for total in statistics.totals(records, "lock")[:LINES]:
         rows = records.where(records.rows["lock"] == total.subject)
-        _draw(waiting, seconds, tables.waiting(rows, starts)[1], label=records.label(total.subject))
+        _draw(
+            waiting, seconds, statistics.waiting_threads(rows, starts)[1], label=records.label(total.subject)
+        )
     waiting.legend(loc="upper right", fontsize="small")
     _describe(waiting, "Threads that wait, on average over a period", "threads")
-    _draw(threads, seconds, tables.waiting(of_lock, starts)[0])
+    _draw(threads, seconds, statistics.waiting_threads(of_lock, starts)[0])
     _describe(threads, f"Distinct threads that waited for {name}", "threads")
-    _draw(worst, seconds, tables.worst_average(records, starts) / 1e6)
+    _draw(worst, seconds, statistics.worst_average_access(records, starts) / 1e6)
     _describe(worst, "Average access time, of the lock that has the highest in a period", "ms")
-    _draw(average, seconds, tables.average_access(of_lock, starts) / 1e6)
+    _draw(average, seconds, statistics.average_access(of_lock, starts) / 1e6)
     _describe(average, f"Average access time of {name}", "ms")
     average.set_xlabel("seconds")
     return drawn
 
 
 def write_png(drawn: Figure, path: Path) -> None:
-    """Raises LockdError that names the file."""
+    """Write the figure to a file. Raises LockdError if the file cannot be written."""
     try:
         drawn.savefig(path, format="png")
     except OSError as error:
@@ -66,7 +71,7 @@ def write_png(drawn: Figure, path: Path) -> None:
 
 
 def as_svg(drawn: Figure) -> str:
-    """To stand in a page; its words are text, which can be searched for."""
+    """The figure as an SVG element for an HTML page. Its text can be searched."""
     import matplotlib
 
     text = io.StringIO()
@@ -76,7 +81,7 @@ def as_svg(drawn: Figure) -> str:
 
 
 def _draw(axes: Axes, seconds: Any, values: Any, **more: Any) -> None:
-    """With a mark at each period, as one alone is no line. There is nothing where the value is NaN."""
+    """Draw a line with a mark at each period, because a single value makes no line. NaN is not drawn."""
     axes.plot(seconds, values, drawstyle="steps-post", marker=".", markersize=3, linewidth=1, **more)
 
 

@@ -1,4 +1,4 @@
-"""Records of locks read from files: of `lockd trace klock`, milli-klockstat and `lockd trace futex`."""
+"""Reads records of locks from files of `lockd trace klock`, milli-klockstat and `lockd trace futex`."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ RULE = (
     "as `lockd trace klock` prints, or CSV of `lockd trace futex`"
 )
 TYPES_OF_MILLI_KLOCKSTAT = {"Mutex": "mutex", "RWLock": "rwlock", "Semaphore": "rwsem release"}
-"""What it calls them, and what they are. In its lines the two ids have changed places."""
+"""Lock types by milli-klockstat's names. In its lines, the ids of process and thread are exchanged."""
 USUAL_PERIOD_NS = 50_000_000
-MOST_NUMBER = 2**62 - 1
-"""So that the sum of two fits into 64 bits."""
+LARGEST_NUMBER = 2**62 - 1
+"""The sum of two such numbers fits into 64 bits."""
 
 ROW = np.dtype(
     [
-        ("lock", np.int64), ("thread", np.int64), ("stack", np.int64),  # positions in those of Records
-        ("start_ns", np.int64),  # of the period; -1: of no period
+        ("lock", np.int64), ("thread", np.int64), ("stack", np.int64),  # positions in Records
+        ("start_ns", np.int64),  # start of the period; -1: the record has no period
         ("wait_ns", np.int64), ("accesses", np.int64), ("ongoing", np.int64),
     ]
 )  # fmt: skip
@@ -45,9 +45,10 @@ Rows: TypeAlias = "npt.NDArray[Any]"
 
 @dataclass(frozen=True)
 class Lock:
-    """`process` is 0 for a lock of the kernel."""
+    """A lock of the kernel or of a process."""
 
     process: int
+    """The id of the process; 0 for a lock of the kernel."""
     address: int
 
     def __str__(self) -> str:
@@ -57,52 +58,56 @@ class Lock:
 @dataclass(frozen=True)
 class Thread:
     pid: int
-    """Of the process."""
+    """The id of the process."""
     tid: int
 
 
 @dataclass
 class Records:
-    """All that was read."""
+    """Records, and the locks, threads and stacks that they refer to."""
 
     rows: Rows
-    """Of ROW."""
+    """An array of the type ROW."""
     locks: tuple[Lock, ...]
     threads: tuple[Thread, ...]
     stacks: tuple[tuple[str, ...], ...]
-    """Functions, innermost first; empty: not known."""
+    """The functions of each stack, innermost first; empty if they are not known."""
     types: dict[int, str]
-    """Of locks, by position."""
+    """Types of locks by position in `locks`."""
     names: dict[int, str]
-    """The same; of locks that have one."""
+    """Names of locks by position in `locks`, for locks with a name."""
     comms: dict[int, str]
-    """Of threads, by position."""
+    """Comms of threads by position in `threads`."""
     period_ns: int
-    """0: there are no periods."""
+    """The length of periods; 0 if the records have no periods."""
 
     def label(self, lock: int) -> str:
-        """What a lock is called, with its address."""
+        """The name, if there is one, and the address of the lock at this position."""
         return f"{self.names[lock]} {self.locks[lock]}" if lock in self.names else str(self.locks[lock])
 
     def callers(self, stack: int) -> tuple[str, ...]:
-        """The functions of a stack from the first on that does more than to take a lock."""
+        """The functions of a stack without those on top that implement the lock or trace it."""
         functions = self.stacks[stack]
-        names = (one.partition("+")[0].partition(".")[0] for one in functions)
-        callers = (at for at, one in enumerate(names) if one and not is_locking(one) and not is_tracing(one))
-        return functions[next(callers, 0) :]
+        for position, name in enumerate(map(_plain_name, functions)):
+            if name and not is_locking(name) and not is_tracing(name):
+                return functions[position:]
+        return functions
 
-    def find(self, words: str) -> int:
-        """The lock with that address or name, of several the one waited for longest. Raises UsageError."""
-        found = [
-            at for at, lock in enumerate(self.locks) if words in (f"{lock.address:#x}", self.names.get(at))
+    def find(self, lock: str) -> int:
+        """The position of the lock with this name or address; of several, the one with the longest wait.
+
+        Raises UsageError if there is none.
+        """
+        positions = [
+            n for n, known in enumerate(self.locks) if lock in (f"{known.address:#x}", self.names.get(n))
         ]
-        if not found:
-            raise UsageError(f"--lock {words}: no record is of it; rule: the name or 0xADDRESS of a lock")
+        if not positions:
+            raise UsageError(f"--lock {lock}: no record is of it; rule: the name or 0xADDRESS of a lock")
         waited = np.bincount(self.rows["lock"], self.rows["wait_ns"], len(self.locks))
-        return max(found, key=lambda at: float(waited[at]))
+        return max(positions, key=lambda n: float(waited[n]))
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Records:
-        """The rows that `mask` chooses, with the same locks, threads and stacks."""
+        """The rows that `mask` selects, with the same locks, threads and stacks."""
         return Records(
             self.rows[mask], self.locks, self.threads, self.stacks, self.types, self.names, self.comms,
             self.period_ns,
@@ -111,6 +116,8 @@ class Records:
 
 @dataclass
 class _Reader:
+    """Collects records from files, and numbers their locks, threads and stacks."""
+
     rows: list[tuple[int, ...]] = field(default_factory=list)
     locks: dict[Lock, int] = field(default_factory=dict)
     threads: dict[Thread, int] = field(default_factory=dict)
@@ -134,20 +141,20 @@ class _Reader:
 
     def read_klock(self, name: str, lines: Iterable[str]) -> None:
         numbers: dict[int, int] = {}
-        for at, line in enumerate(lines, 1):
+        for line_number, line in enumerate(lines, 1):
             text = line.rstrip("\r\n")
             if stack := STACK.fullmatch(text):
                 numbers[int(stack["number"])] = self.stack(_functions(stack["functions"]))
             elif sample := SAMPLE.fullmatch(text):
-                self._read_sample(f"{name}:{at}", sample, numbers)
+                self._read_sample(f"{name}:{line_number}", sample, numbers)
             elif text:
-                raise UsageError(f"{name}:{at}: {_short(text)!r}; {RULE}")
+                raise UsageError(f"{name}:{line_number}: {_short(text)!r}; {RULE}")
 
     def _read_sample(self, where: str, sample: re.Match[str], numbers: dict[int, int]) -> None:
         start, wait, accesses, number = (int(sample[part]) for part in ("start", "wait", "accesses", "stack"))
         address = int(sample["address"], 16)
-        if max(start, wait, accesses, address >> 2) > MOST_NUMBER:
-            raise UsageError(f"{where}: a number above {MOST_NUMBER}; rule: what fits into 62 bits")
+        if max(start, wait, accesses, address >> 2) > LARGEST_NUMBER:
+            raise UsageError(f"{where}: a number above {LARGEST_NUMBER}; rule: what fits into 62 bits")
         if not accesses:
             raise UsageError(f"{where}: 0 accesses; rule: 1 or more")
         pid, tid, type_ = int(sample["pid"]), int(sample["tid"]), sample["type"]
@@ -162,9 +169,9 @@ class _Reader:
 
     def read_futex(self, name: str, lines: Iterable[str]) -> None:
         for row in lock_rows.read_lines(name, lines):
-            if max(row.blocked_ns, row.wait_count) > MOST_NUMBER:
+            if max(row.blocked_ns, row.wait_count) > LARGEST_NUMBER:
                 raise UsageError(
-                    f"{name}: a number above {MOST_NUMBER}; rule: what fits into 62 bits, times in ns"
+                    f"{name}: a number above {LARGEST_NUMBER}; rule: what fits into 62 bits, times in ns"
                 )
             if row.wait_count:
                 lock = self.lock(row.pid, row.address, f"futex {row.kind}".rstrip())
@@ -176,9 +183,10 @@ class _Reader:
 
 
 def read(paths: Sequence[Path], period_ns: int = 0) -> Records:
-    """The records of all files; `-` is standard input. `period_ns`: the length of periods, 0: found out.
+    """The records of all files; the path `-` is standard input.
 
-    Raises UsageError that names file, line and rule.
+    `period_ns` is the length of periods; if it is 0, it is derived from their start times. Raises UsageError
+    that names file, line and rule.
     """
     reader = _Reader()
     for path in paths:
@@ -191,7 +199,7 @@ def read(paths: Sequence[Path], period_ns: int = 0) -> Records:
     if not reader.rows:
         raise UsageError(f"{', '.join(map(str, paths))}: no records; {RULE}")
     rows = np.array(reader.rows, ROW)
-    types = {lock: "/".join(sorted(found)) for lock, found in reader.types.items()}
+    types = {lock: "/".join(sorted(names)) for lock, names in reader.types.items()}
     records = Records(
         rows, tuple(reader.locks), tuple(reader.threads), tuple(reader.stacks), types, reader.names,
         reader.comms, period_ns or _period(rows["start_ns"]),
@@ -218,7 +226,10 @@ def _short(text: str, most: int = 60) -> str:
 
 
 def _period(starts: npt.NDArray[np.int64]) -> int:
-    """The length of periods, which begin at multiples of it. A few do not tell, but it is mostly 50 ms."""
+    """The length of periods in ns, which start at multiples of it; 0 if there are none.
+
+    Few periods may have another common divisor. The length is then assumed to be 50 ms, as it mostly is.
+    """
     starts = np.unique(starts[starts >= 0])
     if not len(starts):
         return 0
@@ -228,13 +239,22 @@ def _period(starts: npt.NDArray[np.int64]) -> int:
 
 
 def _names(records: Records) -> dict[int, str]:
-    """What the kernel's locks are, by the function that waited longest for each."""
-    found: dict[int, str] = {}
+    """Names of the kernel's locks by position.
+
+    A lock is called by the structure and member that the function with the longest wait locks, if they are
+    known, or else by this function.
+    """
+    names: dict[int, str] = {}
     rows = records.rows
-    for at in np.argsort(-rows["wait_ns"], kind="stable").tolist():
-        lock, callers = int(rows["lock"][at]), records.callers(int(rows["stack"][at]))
-        if lock not in found and callers and not records.locks[lock].process:
-            caller = callers[0].partition("+")[0].partition(".")[0]
+    for row in np.argsort(-rows["wait_ns"], kind="stable").tolist():
+        lock, callers = int(rows["lock"][row]), records.callers(int(rows["stack"][row]))
+        if lock not in names and callers and not records.locks[lock].process:
+            caller = _plain_name(callers[0])
             members = (member_of(type_, caller) for type_ in records.types[lock].split("/"))
-            found[lock] = next(filter(None, members), f"in {caller}")
-    return found
+            names[lock] = next(filter(None, members), f"in {caller}")
+    return names
+
+
+def _plain_name(function: str) -> str:
+    """The name of a function without its offset and without the suffix of a copy that the compiler made."""
+    return function.partition("+")[0].partition(".")[0]

@@ -26,24 +26,28 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Until the end of the exporter; its exit code."""
+    """Run the exporter until it is asked to end. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="lockd.export", description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--control-fd", type=int, help="socket to the sampler")
-    what.add_argument("--check", action="store_true", help="only read --web-config, and say what is wrong")
-    parser.add_argument(
-        "--listen-fd", type=int, default=[], action="append", help="listening socket; repeatable"
-    )
-    parser.add_argument("--web-config", type=Path, help="the exporter-toolkit's file")
-    parser.add_argument(
-        "--web-kept-fd", type=int, help="file: what keeps people out since the start of lockd"
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--control-fd", type=int, help="descriptor of the socket to the sampler")
+    task.add_argument(
+        "--check", action="store_true", help="only read the file of --web-config, and print its errors"
     )
     parser.add_argument(
-        "--requests-share",
-        type=float,
-        default=math.inf,
-        help="of a processor, for the answers to one source (default: no limit)",
+        "--listen-fd", type=int, default=[], action="append",
+        help="descriptor of a listening socket; can be given more than once",
+    )  # fmt: skip
+    parser.add_argument(
+        "--web-config", type=Path, help="the web configuration, in the format of the exporter-toolkit"
     )
+    parser.add_argument(
+        "--web-kept-fd", type=int,
+        help="descriptor of the file with the protections that are in force since the start of lockd",
+    )  # fmt: skip
+    parser.add_argument(
+        "--requests-share", type=float, default=math.inf,
+        help="share of a processor for answers to one source (default: no limit)",
+    )  # fmt: skip
     parser.add_argument("--procfs", type=Path, default=Path("/proc"))
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     args = parser.parse_args()
@@ -56,15 +60,16 @@ def main() -> int:
         control = _socket("--control-fd", args.control_fd)
         listening = [_listening(fd) for fd in args.listen_fd]
         _drop_privileges(args.web_config)
-        privileges.die_with_parent(signal.SIGKILL)  # one that is stopped, too: it would keep the port
-        if os.getppid() != parent:  # it ended before it could be noticed
+        # By SIGKILL, because a stopped exporter would keep the port.
+        privileges.die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:  # the parent ended before the line above
             return 0
         confine()
-        # As the user that serves: what it cannot read now, it could not read again later.
-        kept = None if args.web_kept_fd is None else os.fdopen(args.web_kept_fd, "r+b", buffering=0)
-        web = WebConfig(args.web_config, kept)
+        # The files are read by the unprivileged user, who must be able to read them again later.
+        stored = None if args.web_kept_fd is None else os.fdopen(args.web_kept_fd, "r+b", buffering=0)
+        web = WebConfig(args.web_config, stored)
         if not control.recv(len(SERVE)):
-            return 0  # the sampler could not start
+            return 0  # the sampler failed to start
         asyncio.run(_serve(control, listening, web, args))
     except LockdError as error:
         log.error("%s", error)
@@ -75,7 +80,7 @@ def main() -> int:
 async def _serve(
     control: socket.socket, listening: list[socket.socket], web: WebConfig, args: argparse.Namespace
 ) -> None:
-    """Until the sampler closes the control socket, or SIGTERM."""
+    """Answer requests until the sampler closes the control socket, or until SIGTERM or SIGINT."""
     end = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -84,12 +89,12 @@ async def _serve(
     service = Service(link, web, args.procfs, args.requests_share)
     link.reload = functools.partial(_reload, service)
     server = Server(service)
-    for each in listening:
-        server.serve(each)
-    link.say_serving()
+    for listener in listening:
+        server.serve(listener)
+    link.report_serving()
     waits = [asyncio.ensure_future(event.wait()) for event in (end, link.closed)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    log.info("ending: %s", "the sampler is gone" if link.closed.is_set() else "asked to")
+    log.info("ending: %s", "the sampler has ended" if link.closed.is_set() else "received a signal")
     await server.finish()
     for wait in waits:
         wait.cancel()
@@ -97,18 +102,18 @@ async def _serve(
 
 def _reload(service: Service, level: str, share: float) -> bool:
     logs.set_level(level)
-    service.work.change(share)
-    return service.web.read_again("a reload was asked for")
+    service.work.set_share(share)
+    return service.web.read_again("a reload was requested")
 
 
 def _drop_privileges(web_config: Path | None) -> None:
-    if web_config:  # while its own files can be read, wherever they are
+    if web_config:  # imported first: the unprivileged user may not be able to read lockd's own files
         import lockd.export.web_config_file  # noqa: F401
     privileges.drop_all(privileges.unprivileged_user("lockd"))
 
 
 def confine() -> None:
-    """What it reads from here on, others may have written."""
+    """Restrict the process to the system calls that it needs, before it reads input from clients."""
     confinement.confine(confinement.EXPORTER, log_is_journal=logs.open_journal())
 
 
@@ -124,18 +129,18 @@ def _check(web_config: Path) -> int:
 
 def _socket(option: str, fd: int) -> socket.socket:
     try:
-        given = socket.socket(fileno=fd)
+        inherited = socket.socket(fileno=fd)
     except OSError as error:
         raise LockdError(f"{option}: {fd}: {error.strerror}; rule: an open socket") from None
-    given.set_inheritable(False)
-    return given
+    inherited.set_inheritable(False)
+    return inherited
 
 
 def _listening(fd: int) -> socket.socket:
-    given = _socket("--listen-fd", fd)
-    if not given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    listener = _socket("--listen-fd", fd)
+    if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         raise LockdError(f"--listen-fd: {fd}: it does not listen; rule: a listening socket")
-    return given
+    return listener
 
 
 if __name__ == "__main__":

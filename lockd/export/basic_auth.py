@@ -1,4 +1,4 @@
-"""Checks users' passwords against bcrypt hashes, away from the event loop."""
+"""Checks of passwords against bcrypt hashes, in a thread beside the event loop."""
 
 from __future__ import annotations
 
@@ -15,46 +15,50 @@ from dataclasses import dataclass, field
 from lockd.export.sources import Allowance
 
 MOST_CHECKS = 32
-"""Passwords of one source that wait for their turn; a check takes 0.1 s."""
-MOST_LINES = 256
-"""Sources with passwords that wait."""
+"""The largest number of passwords from one source that wait to be checked; a check takes 0.1 s."""
+MOST_QUEUES = 256
+"""The largest number of sources with passwords that wait to be checked."""
 WRONG_SHARE, WRONG_SAVED = 0.2, 2.0
-"""Of a processor, and seconds of it: what the wrong passwords of one source may take."""
+"""The Allowance for checks of wrong passwords from one source: share of a processor and saved seconds."""
 
 
 class TooManyPasswords(Exception):
-    """So many passwords wait to be checked that this one is not looked at."""
+    """The password is not checked because too many others wait already."""
 
 
 @dataclass
-class _Line:
-    """The passwords of one source, checked one after another."""
+class _Queue:
+    """The passwords of one source, which are checked one after another."""
 
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    first: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the request whose password is the next to be checked."""
     length: int = 0
 
 
 class BasicAuth:
-    """Says who may ask; a right password is checked once, however often it comes."""
+    """Checks the Authorization headers of requests. A right password is checked only the first time."""
 
     def __init__(self) -> None:
-        # One thread: trying passwords cannot take more than one core.
+        # With one thread, clients that try passwords use one core at most.
         self._thread = ThreadPoolExecutor(1, "bcrypt")
         self._turn = asyncio.Lock()
-        """For the thread. Only the first of each line waits for it, so that sources take turns."""
-        self._lines: dict[str, _Line] = {}
+        """The use of the thread. Only the first request of each queue waits for it: sources take turns."""
+        self._queues: dict[str, _Queue] = {}
+        """Queues by source."""
         self._wrong = Allowance(WRONG_SHARE, WRONG_SAVED)
         self._right: set[bytes] = set()
+        """Digests of user names with their hashes and right passwords."""
         self._secret = secrets.token_bytes(32)
 
     def close(self) -> None:
-        """Check no more passwords."""
+        """Cancel all checks."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def allows(self, users: Mapping[str, str], authorization: str | None, source: str) -> bool:
         """Whether the Authorization header names one of `users` with the right password.
 
-        Who has sent many wrong ones waits for the answer. Raises TooManyPasswords if too many wait already.
+        `users`: bcrypt hashes by user name; if there are none, every request is allowed. The answer is
+        delayed for a source that has sent many wrong passwords. Raises TooManyPasswords if too many wait.
         """
         if not users:
             return True
@@ -63,15 +67,15 @@ class BasicAuth:
             return False
         name, password = credentials
         bcrypt_hash = users.get(name) or self._any_hash(users, name)
-        # Passwords are not kept, only what nobody can compute without this process's secret.
+        # Passwords are not stored, but digests that cannot be computed without this process's secret.
         key = self._digest(bcrypt_hash.encode(), name.encode(), password)
         if key in self._right:
             return True
-        with self._in_line(source) as line:
-            async with line.turn:
-                if key in self._right:  # somebody before sent the same
+        with self._queued(source) as queue:
+            async with queue.first:
+                if key in self._right:  # a request before this one had the same password
                     return True
-                await asyncio.sleep(self._wrong.seconds_until_some(source))
+                await asyncio.sleep(self._wrong.seconds_until_allowed(source))
                 async with self._turn:
                     matches, seconds = await asyncio.get_running_loop().run_in_executor(
                         self._thread, _matches, bcrypt_hash, password
@@ -84,27 +88,30 @@ class BasicAuth:
                 return is_right
 
     @contextlib.contextmanager
-    def _in_line(self, source: str) -> Iterator[_Line]:
-        line = self._lines.get(source) or _Line()
-        if line.length >= MOST_CHECKS or (len(self._lines) >= MOST_LINES and not line.length):
+    def _queued(self, source: str) -> Iterator[_Queue]:
+        queue = self._queues.get(source) or _Queue()
+        if queue.length >= MOST_CHECKS or (len(self._queues) >= MOST_QUEUES and not queue.length):
             raise TooManyPasswords
-        self._lines[source] = line
-        line.length += 1
+        self._queues[source] = queue
+        queue.length += 1
         try:
-            yield line
+            yield queue
         finally:
-            line.length -= 1
-            if not line.length:
-                del self._lines[source]
+            queue.length -= 1
+            if not queue.length:
+                del self._queues[source]
 
     def _any_hash(self, users: Mapping[str, str], unknown: str) -> str:
-        """For an unknown user, always the same: so the time does not tell who is known, whatever the cost."""
+        """The hash of some user, always the same for the same unknown name.
+
+        The time of the check then does not reveal which names are known, whatever the costs of their hashes.
+        """
         number = int.from_bytes(self._digest(unknown.encode())[:8], "big")
         return sorted(users.values())[number % len(users)]
 
     def _digest(self, *parts: bytes) -> bytes:
-        told = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        return hmac.digest(self._secret, told, "sha256")
+        message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hmac.digest(self._secret, message, "sha256")
 
 
 def _credentials(authorization: str | None) -> tuple[str, bytes] | None:
@@ -114,15 +121,16 @@ def _credentials(authorization: str | None) -> tuple[str, bytes] | None:
     try:
         name, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
         return (name.decode(), password) if colon else None
-    except ValueError:  # no base64, no UTF-8, not even ASCII
+    except ValueError:  # neither base64 nor UTF-8
         return None
 
 
 def _matches(bcrypt_hash: str, password: bytes) -> tuple[bool, float]:
-    """Whether it does, and the CPU seconds that this took."""
-    import bcrypt  # only here: most hosts have no users, and it is a megabyte
+    """Whether the password has this hash, and the CPU seconds that the check took."""
+    import bcrypt  # only here: it takes 1 MB of memory, and most hosts have no users
 
     began = time.thread_time()
-    # bcrypt uses no more of a password than this, and its newer releases refuse to cut it, and some a NUL.
+    # bcrypt uses the first 72 bytes of a password. Its newer releases refuse longer passwords instead of
+    # cutting them, and some releases refuse NUL bytes.
     matches = bcrypt.checkpw(password.replace(b"\0", b"?")[:72], bcrypt_hash.encode())
     return matches and b"\0" not in password, time.thread_time() - began

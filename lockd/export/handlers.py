@@ -1,4 +1,4 @@
-"""What each path answers."""
+"""The handlers of the HTTP paths, with authentication, limits and errors."""
 
 from __future__ import annotations
 
@@ -24,12 +24,19 @@ from tornado.web import Application, Finish, HTTPError, RequestHandler, stream_r
 
 from lockd.errors import LockdError
 from lockd.export.basic_auth import BasicAuth, TooManyPasswords
-from lockd.export.families import Encode, Exposition
+from lockd.export.detail import (
+    ProfileQuery,
+    QueryError,
+    between,
+    parse_query,
+    profile_of,
+    program_of,
+    render_table,
+    with_waiting,
+)
+from lockd.export.exposition import Encode, Exposition
 from lockd.export.link import Answer, SamplerError, SamplerLink
-from lockd.export.page import PAGE
-from lockd.export.profiles import ProfileQuery, between, profile_of, program_of, with_waiting
 from lockd.export.sources import LOOPBACK, Allowance, is_ip, source_of
-from lockd.export.tables import QueryError, parse_query, render_table
 from lockd.export.web_config import WebConfig
 from lockd.messages import REQUEST_DETAIL, REQUEST_METRICS, unpack
 from lockd.views import flamegraph, pprof
@@ -40,18 +47,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REPLY_TIMEOUT = 30.0
-"""A client that has not taken its answer after this many seconds loses its connection."""
+"""Seconds after which the connection of a client is closed that does not read its answer."""
 
-MOST_WATCHING, MOST_OF_ONE_WATCHING = 16, 8
-"""Requests at a time that take seconds, as a profile of some seconds does, in all and of one source: each
-keeps a connection, and what it began with."""
+MOST_SLOW, MOST_SLOW_OF_SOURCE = 16, 8
+"""Slow requests that may be answered at the same time, in all and of one source.
+
+A slow request takes seconds, such as a profile of 10 seconds. It occupies a connection and memory for data.
+"""
 
 OPENMETRICS = "application/openmetrics-text"
 
 WORK_SAVED = 10.0
-"""Seconds of CPU time that one source can have saved of its share."""
+"""Seconds of CPU time that one source can save of its share."""
 SETTLED_SECONDS = 0.02
-"""What /-/settled counts as: the answers that were kept for all are made again."""
+"""CPU seconds that a request of /-/settled is charged with: the answers for all clients are made again."""
 
 _ERROR_HEADERS = {
     401: ("WWW-Authenticate", 'Basic realm="lockd"'),
@@ -62,31 +71,34 @@ _ERROR_HEADERS = {
 
 
 class Service:
-    """What the handlers share."""
+    """The state that the handlers share: the link, users, limits and the texts that were made."""
 
     def __init__(self, link: SamplerLink, web: WebConfig, procfs: Path, share: float) -> None:
         self.link = link
         self.web = web
         self.auth = BasicAuth()
         self.work = Allowance(share, WORK_SAVED)
-        """For making the answers, of each source."""
+        """The CPU time for making answers, by source."""
         self.busy: set[IOStream] = set()
-        """The connections with a request that has not been answered."""
+        """The connections with a pending request."""
         self._procfs = procfs
-        self._watching: Counter[str] = Counter()
-        """Requests that take seconds, by source."""
+        self._slow: Counter[str] = Counter()
+        """Slow requests that are being answered, by source."""
         self._expositions: dict[str, Exposition] = {}
-        """By content type; for the thread alone."""
-        # One thread: rendering holds Python's lock, and two at once would only take turns.
+        """Expositions by content type; only the thread uses them."""
+        # One thread is enough: rendering holds Python's global lock, so two threads would take turns.
         self._thread = ThreadPoolExecutor(1, "render")
 
     def close(self) -> None:
-        """Start nothing more in the background."""
+        """Cancel the work in threads."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self.auth.close()
 
     async def render(self, source: str | None, make: Callable[[], T]) -> T:
-        """The result of `make`, which may take long, while others are served. `source`, if any, pays."""
+        """Call `make` in the thread, so that others are served meanwhile. Returns its result.
+
+        The CPU time is charged to `source`, if there is one.
+        """
 
         def timed() -> tuple[T, float]:
             began = time.thread_time()
@@ -98,54 +110,55 @@ class Service:
         return made
 
     async def metrics(self, accept: str, zipped: bool) -> tuple[bytes, str]:
-        """The exposition and its content type; scrapers that share an answer share it too.
+        """The text of /metrics and its content type. Scrapers that share an answer share its text.
 
-        So it is nobody's to pay for, and a scraper is never refused because of others at its address: there
-        are two formats, whatever a client can read of their versions, and five answers a second.
+        No source is charged with the text, so a scraper is never refused because of others at its address.
+        The cost is bounded: there are two formats, whichever versions a client accepts, and at most five
+        answers a second.
         """
         answer = await self.link.ask(REQUEST_METRICS)
-        encode, content_type = choose_encoder(OPENMETRICS if _takes_openmetrics(accept) else "")
+        encode, content_type = choose_encoder(OPENMETRICS if _accepts_openmetrics(accept) else "")
         key = (content_type, zipped)
-        if key not in answer.made:
+        if key not in answer.texts:
             make = self.render(None, lambda: self._expose(answer, encode, content_type, zipped))
-            answer.made[key] = asyncio.ensure_future(make)
-        return await asyncio.shield(answer.made[key]), content_type
+            answer.texts[key] = asyncio.ensure_future(make)
+        return await asyncio.shield(answer.texts[key]), content_type
 
     async def profile(self, source: str, query: ProfileQuery) -> Profile:
-        """Since the daemon started, or of as many seconds from now on as the query says."""
+        """The profile since the daemon started, or of the next `query.seconds` seconds."""
         if not query.seconds:
             _, profile = await self._profile_now(source, query)
             return profile
-        with self._watch(source):
+        with self._slow_request(source):
             began, earlier = await self._profile_now(source, query)
             await asyncio.sleep(query.seconds)
             ended, later = await self._profile_now(source, query)
             return between(earlier, later, ended - began)
 
-    async def settled(self, source: str) -> None:
-        """Wait until everything that happened before the call is in the next answers of the sampler."""
+    async def wait_until_settled(self, source: str) -> None:
+        """Wait until the sampler's next answers include everything that happened before the call."""
         self.work.spend(source, SETTLED_SECONDS)
-        with self._watch(source):
-            await self.link.settled()
+        with self._slow_request(source):
+            await self.link.wait_until_settled()
 
     @contextlib.contextmanager
-    def _watch(self, source: str) -> Iterator[None]:
-        """One of the requests that take seconds."""
-        if self._watching[source] >= MOST_OF_ONE_WATCHING or self._watching.total() >= MOST_WATCHING:
+    def _slow_request(self, source: str) -> Iterator[None]:
+        """Count a slow request while it is answered. Raises HTTPError if there are too many."""
+        if self._slow[source] >= MOST_SLOW_OF_SOURCE or self._slow.total() >= MOST_SLOW:
             raise HTTPError(
                 503,
-                reason=f"Requests that take seconds are being answered: {self._watching.total()}, and"
-                f" {self._watching[source]} of them from there",
+                reason=f"Too many requests that take seconds are being answered: {self._slow.total()} in all,"
+                f" {self._slow[source]} of them from your address",
             )
-        self._watching[source] += 1
+        self._slow[source] += 1
         try:
             yield
         finally:
-            self._watching[source] -= 1
-            self._watching = +self._watching  # keeps nothing of who asks no more
+            self._slow[source] -= 1
+            self._slow = +self._slow  # forgets sources without such requests
 
     async def _profile_now(self, source: str, query: ProfileQuery) -> tuple[float, Profile]:
-        """When that was, by the monotonic clock, and the profile."""
+        """The time on the monotonic clock and the profile at that time."""
         answer = await self.link.ask(REQUEST_DETAIL)
 
         def make() -> tuple[float, Profile]:
@@ -162,18 +175,18 @@ class Service:
         return gzip.compress(text, 1, mtime=0) if zipped else text
 
 
-@stream_request_body  # lets a request be refused before its body is read
+@stream_request_body  # so that a request can be refused before its body is read
 class Handler(RequestHandler):
-    """Limits, users and errors: the same for every path."""
+    """Users, limits and errors, which are the same for every path."""
 
     content_policy = "default-src 'none'"
-    is_work = True
-    """Whether it is refused to an address that has had its share of the exporter's time."""
+    is_charged = True
+    """Whether requests are refused from a source that has spent its share of CPU time."""
     _stream: IOStream | None = None
 
     def initialize(self) -> None:
-        # Before tornado refuses a method that it does not know, which it does before prepare().
-        self._has_body = self._forget_body()
+        # prepare() would be too late: tornado refuses unknown methods before it calls prepare().
+        self._has_body = self._remove_body_headers()
 
     @property
     def service(self) -> Service:
@@ -193,33 +206,36 @@ class Handler(RequestHandler):
 
     async def prepare(self) -> None:
         self._stream = cast(HTTP1Connection, self.request.connection).stream
-        if self._stream.closed():  # it came with another that was the last of its connection
+        if self._stream.closed():  # the connection was closed after an earlier request
             raise Finish
         self.service.busy.add(self._stream)
         settings = self.service.web.current()
-        if settings.client_names and settings.client_names.isdisjoint(_names(self.request)):
-            raise HTTPError(403, reason="The certificate is not for a client of this server")
+        if settings.client_names and settings.client_names.isdisjoint(_certificate_names(self.request)):
+            raise HTTPError(403, reason="The client certificate has no name of client_allowed_sans")
         try:
             authorization = self.request.headers.get("Authorization")
             allowed = await self.service.auth.allows(settings.users, authorization, self.source)
         except TooManyPasswords:
-            raise HTTPError(429, reason="Too many passwords are being tried from there") from None
+            raise HTTPError(429, reason="Too many passwords are waiting to be checked") from None
         if not allowed:
             raise HTTPError(401)
         if not settings.users and not settings.tls and self._is_rebound():
-            raise HTTPError(403, reason="The Host header names no address of this host: see docs/web.md")
+            raise HTTPError(
+                403, reason="The Host header must be an address or a name of this host: see docs/web.md"
+            )
         if self.request.method not in ("GET", "HEAD"):
             raise HTTPError(405)
         if self._has_body:
-            raise HTTPError(413, reason="Requests have no body here")
-        if self.is_work and self.service.work.seconds_until_some(self.source):
-            raise HTTPError(429, reason="Too much is being asked from there")
+            raise HTTPError(413, reason="Requests must not have a body")
+        if self.is_charged and self.service.work.seconds_until_allowed(self.source):
+            raise HTTPError(429, reason="Requests from your address have used up their CPU time")
 
     def _is_rebound(self) -> bool:
-        """Whether it may be a page of somebody else's that asks, in a browser: its name points here for now.
+        """Whether the request may come from a foreign page in a browser, by DNS rebinding.
 
-        On the loopback address only, where what is served is for this host and hardly anybody uses other
-        names. A name without a dot, or this host's own, is none that such a page can have.
+        The name of such a page points to this host for the moment. Only requests to the loopback address are
+        checked: what is served there is for this host only, and other names are hardly used. A foreign page
+        cannot have a name without a dot, or this host's own name.
         """
         assert self._stream
         local = self._stream.socket.getsockname()
@@ -229,15 +245,16 @@ class Handler(RequestHandler):
         is_local = "." not in name or name.endswith(".localhost") or name == socket.gethostname().lower()
         return not is_local and not is_ip(name)
 
-    def _forget_body(self) -> bool:
-        """Have tornado leave the body where it is, as the answer, which is an error, closes the connection.
+    def _remove_body_headers(self) -> bool:
+        """Remove the headers that announce a body. Returns whether there were any.
 
-        It would read it for nobody, and log a traceback for each that is not in chunks as it says.
+        Without them tornado does not read the body. The answer is an error, which closes the connection.
+        Otherwise tornado would read the body in vain, and log a traceback for each body with invalid chunks.
         """
         headers = self.request.headers
         has_body = "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0"
         for name in ("Transfer-Encoding", "Content-Length"):
-            headers.pop(name, None)  # `del` fails if it was sent twice
+            headers.pop(name, None)  # `del` fails for headers that were sent twice
         return has_body
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
@@ -247,14 +264,15 @@ class Handler(RequestHandler):
         await cast(Any, self).get(*args)
 
     async def reply(self, body: bytes, content_type: str) -> None:
+        """Send the answer. Closes the connection if the client does not read it in REPLY_TIMEOUT seconds."""
         self.set_header("Content-Type", content_type)
         self.set_header("Content-Length", str(len(body)))
         try:
-            # Headers go first, so that the body is sent as it is: all clients share one copy.
+            # The headers are sent separately, so that the body is not copied: all clients share it.
             await self.flush()
             await asyncio.wait_for(self.finish(body), REPLY_TIMEOUT)
         except asyncio.TimeoutError:  # the builtin one only since Python 3.11
-            log.debug("%s does not take its answer", self.request.remote_ip)
+            log.debug("%s does not read its answer", self.request.remote_ip)
             if self._stream is not None:
                 self._stream.close()
         except StreamClosedError:
@@ -302,11 +320,11 @@ class Handler(RequestHandler):
 
 
 class Metrics(Handler):
-    is_work = False
+    is_charged = False
 
     async def get(self) -> None:
         headers = self.request.headers
-        zipped = _takes_gzip(headers.get("Accept-Encoding", ""))
+        zipped = _accepts_gzip(headers.get("Accept-Encoding", ""))
         body, content_type = await self.service.metrics(headers.get("Accept", ""), zipped)
         self.set_header("Vary", "Accept, Accept-Encoding")
         if zipped:
@@ -345,14 +363,14 @@ class FlameGraph(Handler):
 
 
 class Healthy(Handler):
-    is_work = False
+    is_charged = False
 
     async def get(self) -> None:
         await self.reply(b"lockd is healthy.\n", "text/plain; charset=utf-8")
 
 
 class Ready(Handler):
-    is_work = False
+    is_charged = False
 
     async def get(self) -> None:
         await self.service.link.ask(REQUEST_METRICS)
@@ -360,22 +378,50 @@ class Ready(Handler):
 
 
 class Settled(Handler):
-    """Answers once everything that happened before the request is in the next answers of all other paths."""
+    """Answers when the next answers of other paths include everything that happened before the request."""
 
     async def get(self) -> None:
-        await self.service.settled(self.source)
+        await self.service.wait_until_settled(self.source)
         await self.reply(b"lockd has counted everything up to this request.\n", "text/plain; charset=utf-8")
 
 
-class Page(Handler):
-    is_work = False
+START_PAGE = b"""<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>lockd</title></head>
+<body>
+<h1>lockd</h1>
+<p>lockd shows where the threads of this host wait, for how long, for what, and who makes them wait.</p>
+<ul>
+<li><a href="metrics">/metrics</a>: all metrics, for Prometheus</li>
+<li><a href="api/v1/locks">/api/v1/locks</a>: the most contended locks (JSON)</li>
+<li><a href="api/v1/threads">/api/v1/threads</a>: the threads that wait most (JSON)</li>
+<li><a href="api/v1/deadlocks">/api/v1/deadlocks</a>: deadlocks, threads that wait for each other (JSON)</li>
+<li>/flamegraph: flame graphs of the waits since lockd started (with &amp;seconds=10: of the next 10 seconds):
+<a href="flamegraph?program=futex">locks of programs</a>,
+<a href="flamegraph?program=kernel_locks">locks of the kernel</a>,
+<a href="flamegraph?program=offcpu">all waits off the CPU</a></li>
+<li>/debug/pprof: the same waits as profiles for <code>go tool pprof</code>:
+<a href="debug/pprof/futex">futex</a>,
+<a href="debug/pprof/kernel_locks">kernel_locks</a>,
+<a href="debug/pprof/offcpu">offcpu</a></li>
+<li><a href="-/healthy">/-/healthy</a>: succeeds if the exporter answers requests</li>
+<li><a href="-/ready">/-/ready</a>: succeeds if the sampler answers as well</li>
+<li><a href="-/settled">/-/settled</a>: succeeds as soon as all events before the request are counted</li>
+</ul>
+</body>
+</html>
+"""
+
+
+class StartPage(Handler):
+    is_charged = False
 
     async def get(self) -> None:
-        await self.reply(PAGE, "text/html; charset=utf-8")
+        await self.reply(START_PAGE, "text/html; charset=utf-8")
 
 
-class Nothing(Handler):
-    is_work = False
+class NotFound(Handler):
+    is_charged = False
 
     async def get(self) -> None:
         raise HTTPError(404)
@@ -384,7 +430,7 @@ class Nothing(Handler):
 def application(service: Service) -> Application:
     return Application(
         [
-            (r"/", Page),
+            (r"/", StartPage),
             (r"/metrics", Metrics),
             (r"/-/healthy", Healthy),
             (r"/-/ready", Ready),
@@ -393,7 +439,7 @@ def application(service: Service) -> Application:
             (r"/flamegraph", FlameGraph),
             (r"/api/v1/(locks|threads|deadlocks)", Table),
         ],
-        default_handler_class=Nothing,
+        default_handler_class=NotFound,
         log_function=_log,
         service=service,
     )
@@ -411,20 +457,20 @@ def _log(handler: RequestHandler) -> None:
     )
 
 
-def _takes_openmetrics(accept: str) -> bool:
-    return any(each.partition(";")[0].strip() == OPENMETRICS for each in accept.split(","))
+def _accepts_openmetrics(accept: str) -> bool:
+    return any(media_range.partition(";")[0].strip() == OPENMETRICS for media_range in accept.split(","))
 
 
-def _takes_gzip(accept_encoding: str) -> bool:
-    for each in accept_encoding.lower().split(","):
-        coding, *parameters = (part.strip() for part in each.split(";"))
-        if coding == "gzip":  # a weight of 0: anything but this
+def _accepts_gzip(accept_encoding: str) -> bool:
+    for element in accept_encoding.lower().split(","):
+        coding, *parameters = (part.strip() for part in element.split(";"))
+        if coding == "gzip":  # a weight of 0 excludes the coding
             return not any(re.fullmatch(r"q\s*=\s*0(\.0*)?", parameter) for parameter in parameters)
     return False
 
 
-def _names(request: HTTPServerRequest) -> set[str]:
-    """The alternative names in the client's certificate."""
+def _certificate_names(request: HTTPServerRequest) -> set[str]:
+    """The subject alternative names in the client's certificate."""
     certificate = request.get_ssl_certificate()
     if not isinstance(certificate, dict):
         return set()

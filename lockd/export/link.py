@@ -1,7 +1,7 @@
-"""The exporter's end of the control socket: asks the sampler for snapshots.
+"""The exporter's end of the control socket, by which it asks the sampler for snapshots.
 
-Any number of scrapers cost the sampler no more than one: requests wait for each other,
-the same requests at the same time share one answer, and so do requests 200 ms apart.
+Many scrapers cost the sampler no more than one scraper. Requests wait for each other, and equal requests
+within 200 ms share one answer.
 """
 
 from __future__ import annotations
@@ -28,55 +28,59 @@ from lockd.messages import (
 )
 
 TIMEOUT = 5.0
-"""How many seconds a request waits for its answer."""
+"""Seconds that a request waits for its answer."""
 SETTLED_TIMEOUT = 10.0
-"""The same for word that everything is counted. A lock that is being looked up may take half of that."""
+"""Seconds that wait_until_settled() waits. The lookup of a lock name may take half of this time."""
 REUSE = 0.2
-"""An answer younger than this many seconds is used again."""
+"""Seconds for which an answer is used again."""
 
 
 class SamplerError(LockdError):
-    """The sampler does not answer, or not as agreed."""
+    """The sampler does not answer, or its answer breaks a rule."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """A block of lockd.messages, and what has been made of it for others who share it."""
+    """A block of lockd.messages, and the texts that were made from it, which all its clients share."""
 
     block: memoryview
-    made: dict[Hashable, asyncio.Future[bytes]] = field(default_factory=dict)
+    texts: dict[Hashable, asyncio.Future[bytes]] = field(default_factory=dict)
 
 
 class SamplerLink:
-    """Sends one request at a time over a SOCK_SEQPACKET socket and hands out the answers.
+    """Sends one request at a time over a SOCK_SEQPACKET socket and distributes the answers.
 
-    An answer that comes too late still answers its request: whoever asks the same in the
-    meantime gets it, and nothing else is asked before. So answers cannot be mixed up, and a
-    sampler that is behind is not asked for more.
+    An answer that comes after the timeout still belongs to its request. Equal requests that were made in the
+    meantime get it, and no other request is sent before it comes. So answers cannot be mixed up, and a
+    sampler that is late does not get more requests.
     """
 
     def __init__(self, control: socket.socket) -> None:
-        """To be made while an event loop runs."""
+        """An event loop must be running."""
         self._control = control
         self._control.setblocking(False)
         self._asked: dict[bytes, asyncio.Future[Answer]] = {}
-        self._flying: bytes | None = None
+        self._in_flight: bytes | None = None
+        """The request that the sampler has not answered yet."""
         self._latest: dict[bytes, Answer] = {}
         self._settling: deque[asyncio.Future[None]] = deque()
-        """Who waits until everything is counted, in the order of their requests."""
+        """The callers of wait_until_settled(), in the order of their requests."""
         self._loop = asyncio.get_running_loop()
         self.closed = asyncio.Event()
-        """Set once the sampler has closed its end."""
+        """Set when the sampler has closed its end."""
         self.reload: Callable[[str, float], bool] = lambda level, share: True
-        """Takes a level of the log and a share for requests, and reads the web configuration; whether that is
-        right."""
+        """Applies a log level and a share for requests, and reads the web configuration again.
+
+        Returns whether the web configuration is valid.
+        """
         self._loop.add_reader(control, self._receive)
 
-    def say_serving(self) -> None:
-        self._say(SERVING)
+    def report_serving(self) -> None:
+        """Tell the sampler that the exporter accepts connections."""
+        self._send(SERVING)
 
     async def ask(self, request: bytes) -> Answer:
-        """The answer to one of lockd.messages's requests."""
+        """The answer to a request of lockd.messages. Raises SamplerError."""
         if request in self._latest:
             return self._latest[request]
         try:
@@ -84,28 +88,28 @@ class SamplerLink:
         except asyncio.TimeoutError:  # the builtin one only since Python 3.11
             raise SamplerError(
                 f"sampler: no answer on the control socket within {TIMEOUT:g} s;"
-                " rule: it answers between two of its sampling periods"
+                " rule: the sampler answers at each tick"
             ) from None
 
-    async def settled(self) -> None:
-        """Wait until everything that happened before the call is in the next answers."""
+    async def wait_until_settled(self) -> None:
+        """Wait until the next answers include everything that happened before the call.
+
+        Raises SamplerError.
+        """
         if self.closed.is_set():
             raise _gone("the control socket is closed")
         is_counted: asyncio.Future[None] = self._loop.create_future()
-        # Whoever waits may have given up: its error is then nobody's.
+        # Retrieves the exception even if the caller has given up; else asyncio would log it.
         is_counted.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._settling.append(is_counted)
+        self._send(REQUEST_SETTLED)
         try:
-            self._control.send(REQUEST_SETTLED)
-        except OSError as error:
-            self._close(error.strerror)
-        try:
-            # Whoever gives up keeps its place: the sampler answers one request after another.
+            # A caller that gives up keeps its place in the queue: the sampler answers requests in order.
             await asyncio.wait_for(asyncio.shield(is_counted), SETTLED_TIMEOUT)
         except asyncio.TimeoutError:  # the builtin one only since Python 3.11
             raise SamplerError(
                 f"sampler: not everything is counted after {SETTLED_TIMEOUT:g} s;"
-                " rule: three sampling periods, and until the locks of all futex calls before are known"
+                " rule: three ticks, and the time until the locks of all earlier futex calls are known"
             ) from None
 
     def _shared(self, request: bytes) -> asyncio.Future[Answer]:
@@ -114,18 +118,15 @@ class SamplerLink:
             if self.closed.is_set():
                 raise _gone("the control socket is closed")
             future = self._asked[request] = self._loop.create_future()
-            # All who waited may have given up: their error is then nobody's.
+            # Retrieves the exception even if all callers have given up; else asyncio would log it.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._send_next()
         return asyncio.shield(future)
 
     def _send_next(self) -> None:
-        if self._flying is None and self._asked:
-            self._flying = next(iter(self._asked))
-            try:
-                self._control.send(self._flying)
-            except OSError as error:
-                self._close(error.strerror)
+        if self._in_flight is None and self._asked:
+            self._in_flight = next(iter(self._asked))
+            self._send(self._in_flight)
 
     def _receive(self) -> None:
         try:
@@ -136,25 +137,25 @@ class SamplerLink:
             self._close(error.strerror)
             return
         if not message and not fds:
-            self._close("the sampler has closed it")
+            self._close("it has closed the control socket")
             return
         if message == PING and not fds:
-            self._say(ALIVE)
+            self._send(ALIVE)
             return
         if message.startswith(RELOAD) and not fds:
             _, level, share = message.decode().split()
-            self._say(RELOADED if self.reload(level, float(share)) else NOT_RELOADED)
+            self._send(RELOADED if self.reload(level, float(share)) else NOT_RELOADED)
             return
         if message == SETTLED and not fds:
-            self._latest.clear()  # answers from before
+            self._latest.clear()  # these answers may be older
             if self._settling:
                 self._settling.popleft().set_result(None)
             return
-        if self._flying is None:
+        if self._in_flight is None:
             for fd in fds:
                 os.close(fd)
             return
-        request, self._flying = self._flying, None
+        request, self._in_flight = self._in_flight, None
         future = self._asked.pop(request)
         try:
             answer = self._latest[request] = _answer(message, fds)
@@ -165,14 +166,14 @@ class SamplerLink:
             future.set_result(answer)
         self._send_next()
 
-    def _say(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         try:
             self._control.send(message)
         except OSError as error:
             self._close(error.strerror)
 
     def _forget(self, request: bytes, answer: Answer) -> None:
-        if self._latest.get(request) is answer:  # and not a later one, after everything was counted
+        if self._latest.get(request) is answer:  # not a later answer, after SETTLED
             del self._latest[request]
 
     def _close(self, why: str | None) -> None:
@@ -180,9 +181,9 @@ class SamplerLink:
         self._latest.clear()
         waiting, self._asked = self._asked, {}
         for future in waiting.values():
-            future.set_exception(_gone(why or "broken"))
+            future.set_exception(_gone(why or "the control socket is broken"))
         while self._settling:
-            self._settling.popleft().set_exception(_gone(why or "broken"))
+            self._settling.popleft().set_exception(_gone(why or "the control socket is broken"))
         self.closed.set()
 
 

@@ -1,4 +1,4 @@
-"""HTTP on sockets that are already listening, with limits for slow, many and broken clients."""
+"""The HTTP server: accepts connections on listening sockets, with limits for slow and for many clients."""
 
 from __future__ import annotations
 
@@ -20,49 +20,52 @@ log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 256
 HEADER_TIMEOUT = 10.0
-"""Seconds from the connection, or the answer before, to the end of the next request's headers."""
+"""Seconds from the start of the connection, or from the last answer, to the end of a request's headers."""
 LARGEST_HEADER = 16_384
+"""Bytes of a request's headers."""
 ACCEPTED_AT_ONCE = 128
+"""Connections that are accepted before other events are handled."""
 ACCEPTED_AGAIN = 1.0
-"""Seconds without another try, if there is no descriptor or no memory for a connection."""
+"""Seconds until the next attempt after there was no descriptor or no memory for a connection."""
 _LIMITS: dict[str, int] = {
     "max_buffer_size": 4 * LARGEST_HEADER,
     "read_chunk_size": LARGEST_HEADER,
 }
 _GRACE = 2.0
-"""Seconds that requests have to be answered after the end has been asked for."""
+"""Seconds that finish() waits for the answers to requests."""
 
 
 class Server(HTTPServer):
-    """Accepts connections and, when there are too many, closes the one that waits longest.
+    """Accepts connections. If there are too many, it closes the oldest one without a pending request.
 
-    Many clients that never finish a request can thus not keep out one that does. If all have asked for
-    something, one is closed of the source that has most, so that others are served beside it. TLS is
-    decided for each connection, so new certificates need no restart.
+    So many clients that never finish a request cannot keep out a client that does. If all connections have
+    requests, the server closes a connection of the source that has most, so that other sources are served as
+    well. TLS is set up for each connection, so new certificates need no restart.
     """
 
-    def initialize(self, service: Service) -> None:  # type: ignore[override]  # tornado's own way
+    def initialize(self, service: Service) -> None:  # type: ignore[override]  # tornado calls it from __new__
         super().initialize(
             application(service),
             max_header_size=LARGEST_HEADER,
-            # Bodies are refused before they are read, so their size never matters.
+            # Handlers refuse requests with a body before it is read, so its size never matters.
             max_body_size=1 << 40,
             idle_connection_timeout=HEADER_TIMEOUT,
             body_timeout=HEADER_TIMEOUT,
         )
         self._service = service
-        self._open: dict[IOStream, str] = {}  # the oldest first, with their sources
+        self._open: dict[IOStream, str] = {}
+        """The sources of open connections, the oldest connection first."""
         self._listening: list[socket.socket] = []
 
     def serve(self, listening: socket.socket) -> None:
-        """Accept connections from now on."""
+        """Start to accept connections."""
         listening.setblocking(False)
         self._listening.append(listening)
         self._watch(listening)
         log.info("listening on %s", _text(listening.getsockname()))
 
     async def finish(self) -> None:
-        """Accept nothing more, answer what has been asked, close all connections."""
+        """Stop to accept connections, answer the pending requests, and close all connections."""
         while self._listening:
             asyncio.get_running_loop().remove_reader(self._listening.pop())
         end = asyncio.get_running_loop().time() + _GRACE
@@ -72,15 +75,19 @@ class Server(HTTPServer):
         self._service.close()
 
     def _watch(self, listening: socket.socket) -> None:
-        if listening in self._listening:  # it is not the end
+        if listening in self._listening:  # not after finish()
             asyncio.get_running_loop().add_reader(listening, self._accept_waiting, listening)
 
     def _accept_waiting(self, listening: socket.socket) -> None:
-        """Tornado's own does not take its eyes from who cannot be let in, and so would be called for ever."""
+        """Accept the pending connections.
+
+        Tornado's own accept handler continues to poll the socket if accept() fails, for instance for lack of
+        descriptors. The event loop would then call it without end.
+        """
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 connection, address = listening.accept()
-            except (BlockingIOError, ConnectionAbortedError):  # nobody waits, or not any more
+            except (BlockingIOError, ConnectionAbortedError):  # no connection is pending any more
                 return
             except OSError as error:
                 log.warning("no connection can be accepted: %s", error.strerror)
@@ -93,7 +100,7 @@ class Server(HTTPServer):
     def _accept(self, connection: socket.socket, address: Any) -> None:
         source = source_of(str(address[0])) if isinstance(address, tuple) else ""
         if len(self._open) >= MOST_CONNECTIONS and not self._close_one_for(source):
-            log.debug("%s: refused, all connections are busy", _text(address))
+            log.debug("%s: refused: all connections are busy", _text(address))
             connection.close()
             return
         tls = self._service.web.current().tls
@@ -103,7 +110,7 @@ class Server(HTTPServer):
             else:
                 wrapped = ssl_wrap_socket(connection, tls, server_side=True, do_handshake_on_connect=False)
                 stream = SSLIOStream(wrapped, ssl_options=tls, **_LIMITS)
-        except OSError as error:  # it is gone already
+        except OSError as error:  # the client has closed the connection
             log.debug("%s: %s", _text(address), error)
             connection.close()
             return
@@ -111,13 +118,14 @@ class Server(HTTPServer):
         self.handle_stream(stream, address)
 
     def _close_one_for(self, source: str) -> bool:
+        """Close a connection to make room for one of `source`. Returns whether there is room."""
         closed = next((stream for stream in self._open if stream not in self._service.busy), None)
         if closed is None:
             counts = Counter(self._open.values())
             most, count = counts.most_common(1)[0]
             if counts[source] + 1 >= count:
                 return False
-            closed = next(stream for stream, its in self._open.items() if its == most)
+            closed = next(stream for stream, owner in self._open.items() if owner == most)
         del self._open[closed]
         closed.close()
         return True

@@ -1,4 +1,4 @@
-"""Where requests come from, and how much CPU time each such source may have lockd spend."""
+"""The sources of requests, and the CPU time that the exporter spends on each source."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ipaddress
 import time
 
 MOST_SOURCES = 4096
-"""Of more, those are forgotten that have cost nothing for longest."""
+"""Sources that an Allowance stores. If there are more, it forgets those that have not spent for longest."""
 
 LOOPBACK = "loopback"
-"""The source that all are on this host."""
+"""The source of all requests from this host."""
 
 
 def is_ip(text: str) -> bool:
@@ -21,10 +21,13 @@ def is_ip(text: str) -> bool:
 
 
 def source_of(address: str) -> str:
-    """Whoever can choose between some addresses is one source: a /64 of IPv6, and this host itself."""
+    """The source of a request from `address`.
+
+    Addresses among which one client can choose are one source: an IPv6 network of 64 bits, and this host.
+    """
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:  # of a socket that is not of IP
+    except ValueError:  # the socket is not an IP socket
         return address
     if isinstance(ip, ipaddress.IPv6Address):
         ip = ip.ipv4_mapped or ip
@@ -34,28 +37,32 @@ def source_of(address: str) -> str:
 
 
 class Allowance:
-    """Lets each source spend `share` of a processor, and up to `saved` seconds that it has not spent before.
+    """Lets each source spend `share` of a processor, and up to `saved` seconds that it has saved before.
 
-    What something costs is known when it is done. So a source may begin as long as anything is left.
+    The cost of a request is known when it is answered. So a source may spend as long as anything is left.
     """
 
     def __init__(self, share: float, saved: float) -> None:
         self._saved = saved
-        self.change(share)
+        self.set_share(share)
         self._paid_until: dict[str, float] = {}
-        """When each has made up for what it has spent; who spent last comes last."""
+        """The time on the monotonic clock when the share of a source has covered what the source has spent.
 
-    def change(self, share: float) -> None:
-        """Let each spend this share from now on."""
+        The source that spent last comes last.
+        """
+
+    def set_share(self, share: float) -> None:
+        """Set the share of a processor that each source may spend."""
         self._share, self._most_ahead = share, self._saved / share
 
     def spend(self, source: str, seconds: float) -> None:
+        """Charge the source with CPU seconds."""
         now = time.monotonic()
         until = max(self._paid_until.pop(source, now), now)
         self._paid_until[source] = until + seconds / self._share
         if len(self._paid_until) > MOST_SOURCES:
             del self._paid_until[next(iter(self._paid_until))]
 
-    def seconds_until_some(self, source: str) -> float:
-        """Until something is left for it; 0: there is."""
+    def seconds_until_allowed(self, source: str) -> float:
+        """Seconds until the source may spend again; 0 if it may now."""
         return max(self._paid_until.get(source, 0.0) - time.monotonic() - self._most_ahead, 0.0)

@@ -1,9 +1,10 @@
-"""The web configuration file of Prometheus exporters: TLS, extra headers, users with passwords.
+"""The web configuration in force: TLS, extra headers, users with passwords.
 
-The format is that of Prometheus' exporter-toolkit. The file and the certificates that it names
-are read again once they have changed; what is wrong then is logged, and what was before stays.
-So does what keeps people out, though the file no longer asks for it: half a file, as there is
-while it is being written, looks like that. Only a restart of lockd takes it away.
+The format of the file is that of Prometheus' exporter-toolkit. The file and the certificates that it names
+are read again when they have changed. If the new file is invalid, its errors are logged and the previous
+configuration stays in force. A new file without a protection that is in force (TLS, client certificates,
+users) is invalid as well, because a file that is only half written looks the same. Only a restart of lockd
+removes a protection.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ from lockd.errors import ConfigError
 log = logging.getLogger(__name__)
 
 Signature = tuple[int, int, int] | None
+"""Modification time in ns, size and inode of a file; None if there is no such file."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What one reading of the file says; the defaults are those without a file."""
+    """The contents of the file. The defaults are in force without a file."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
     users: Mapping[str, str] = field(default_factory=dict)
-    """Bcrypt hashes by user name; if there are none, anybody may ask."""
+    """Bcrypt hashes by user name. If there are none, requests need no password."""
     tls: ssl.SSLContext | None = None
     client_names: frozenset[str] = frozenset()
-    """If there are any, a client's certificate must have one of them as alternative name."""
+    """If there are any, a client's certificate must have one of them as subject alternative name."""
 
     def protections(self) -> set[str]:
-        """What there is that keeps people out, by its keys in the file."""
-        there = {
+        """The keys of the file that restrict who can read from the exporter, if they are in force."""
+        in_force = {
             "basic_auth_users": bool(self.users),
             "tls_server_config": self.tls is not None,
             "tls_server_config.client_auth_type": bool(
@@ -45,68 +47,74 @@ class Settings:
             ),
             "tls_server_config.client_allowed_sans": bool(self.client_names),
         }
-        return {key for key, is_there in there.items() if is_there}
+        return {key for key, is_in_force in in_force.items() if is_in_force}
 
 
 class WebConfig:
-    """The file at `path`; raises ConfigError if it is wrong at the start.
+    """Reads the file at `path`, and reads it again when it has changed.
 
-    In the file `kept` it says what keeps people out, which an exporter that takes its place finds there.
+    The constructor raises ConfigError if the file is invalid. The file `stored` has the protections in force,
+    for an exporter that replaces this one.
     """
 
-    def __init__(self, path: Path | None, kept: BinaryIO | None = None) -> None:
+    def __init__(self, path: Path | None, stored: BinaryIO | None = None) -> None:
         self._path = path
-        self._kept = kept or io.BytesIO()
-        self._seen: dict[Path, Signature] = {}
+        self._stored = stored or io.BytesIO()
+        self._signatures: dict[Path, Signature] = {}
         self._settings = Settings() if path is None else self._read(path)
 
     def current(self) -> Settings:
-        """What the file says now. Cheap enough to be called for every request and connection."""
-        if any(_signature(path) != was for path, was in self._seen.items()):
+        """The settings in force, after the file is read again if it has changed.
+
+        The check is cheap enough for every request and connection.
+        """
+        if any(_signature(path) != signature for path, signature in self._signatures.items()):
             self.read_again("it or a file that it names has changed")
         return self._settings
 
     def read_again(self, why: str) -> bool:
-        """Whether there is nothing wrong with it; else what is wrong is logged."""
+        """Read the file. Returns whether it is valid; errors are logged. `why` is for the log."""
         if self._path:
             try:
                 self._settings = self._read(self._path)
             except ConfigError as error:
-                log.error("the web configuration before this one stays in use: %s", error)
+                log.error("the previous web configuration stays in use: %s", error)
                 return False
             log.info("%s: read again, because %s", self._path, why)
         return True
 
     def _read(self, path: Path) -> Settings:
-        # Without a file neither YAML nor the rules for its keys are needed: 1 MB.
+        # An exporter without a file does without yaml and the grammar of the file, which take 1 MB.
         from lockd.export import web_config_file
 
-        # What the files look like is noted before they are read, so no change is missed.
-        self._seen = {path: _signature(path)}
-        file = web_config_file.read(path)
-        named = web_config_file.named_files(path, file)
-        self._seen |= {path: _signature(path) for path in named.values()}
-        found = Settings(
+        # The signatures are taken before the files are read, so that no change is missed.
+        self._signatures = {path: _signature(path)}
+        file = web_config_file.read_web_file(path)
+        certificates = web_config_file.certificate_files(path, file)
+        self._signatures |= {path: _signature(path) for path in certificates.values()}
+        tls = file.tls_server_config
+        settings = Settings(
             headers=dict(file.http_server_config.headers),
             users=dict(file.basic_auth_users),
-            tls=web_config_file.context(path, file.tls_server_config, named) if named else None,
-            client_names=frozenset(file.tls_server_config.client_allowed_sans),
+            tls=web_config_file.tls_context(path, tls, certificates) if certificates else None,
+            client_names=frozenset(tls.client_allowed_sans),
         )
-        self._refuse_less(path, found.protections())
-        return found
+        self._check_protections(path, settings.protections())
+        return settings
 
-    def _refuse_less(self, path: Path, now: set[str]) -> None:
-        self._kept.seek(0)
-        lost = set(self._kept.read().decode().split()) - now
-        if "tls_server_config" in lost:  # then all of its keys are
+    def _check_protections(self, path: Path, protections: set[str]) -> None:
+        """Store the protections. Raises ConfigError if one is missing that is in force."""
+        self._stored.seek(0)
+        lost = set(self._stored.read().decode().split()) - protections
+        if "tls_server_config" in lost:  # the message need not name its keys as well
             lost = {key for key in lost if not key.startswith("tls_server_config.")}
         if lost:
             raise ConfigError(
-                f"{path}: it no longer has {', '.join(sorted(lost))}; rule: what keeps people out stays until"
-                " a restart of lockd, as half a file may look like this"
+                f"{path}: it no longer has {', '.join(sorted(lost))}; rule: only a restart of lockd removes"
+                " a protection, because a file that is only half written looks the same"
             )
-        self._kept.seek(0)  # there may be more, never less
-        self._kept.write(" ".join(sorted(now)).encode())
+        self._stored.seek(0)  # the text overwrites the previous one, because it never gets shorter
+        self._stored.write(" ".join(sorted(protections)).encode())
 
 
 def _signature(path: Path) -> Signature:

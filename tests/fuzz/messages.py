@@ -23,10 +23,9 @@ from typing import Any
 from prometheus_client.exposition import choose_encoder
 
 from lockd.errors import LockdError
-from lockd.export.families import Exposition
+from lockd.export.detail import PROGRAMS, ProfileQuery, parse_query, profile_of, render_table
+from lockd.export.exposition import Exposition
 from lockd.export.link import SamplerError, SamplerLink
-from lockd.export.profiles import PROGRAMS, ProfileQuery, profile_of
-from lockd.export.tables import parse_query, render_table
 from lockd.kernel.manifest import Chosen, Hook, Manifest, MapInfo
 from lockd.load import handover
 from lockd.load.compile_cache import Kept, key_of

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockd.analyze import tables, text
+from lockd.analyze import report, statistics
 from lockd.analyze.records import read
 from lockd.config import reader
 from lockd.config.reader import described
@@ -70,14 +70,14 @@ def analyze(data: bytes) -> None:
     """What `lockd analyze` prints and draws of a file, or one error that tells what is wrong with it."""
     try:
         records = read([file_of(data)])
-        lock = tables.totals(records, "lock")[0].subject
-        for _ in text.lines(records, lock, 10):
+        lock = statistics.totals(records, "lock")[0].subject
+        for _ in report.lines(records, lock, 10):
             pass
-        starts = tables.periods(records)
+        starts = statistics.period_starts(records)
         if len(starts):
-            tables.average_access(records, starts)
-            tables.worst_average(records, starts)
-            tables.waiting(records, starts)
+            statistics.average_access(records, starts)
+            statistics.worst_average_access(records, starts)
+            statistics.waiting_threads(records, starts)
     except UsageError as error:
         check_words(str(error))
 

@@ -72,7 +72,7 @@ class _Link:
     async def ask(self, request: bytes) -> Answer:
         return self._metrics if request == REQUEST_METRICS else self._detail
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """At once."""
 
 

@@ -261,7 +261,7 @@ def test_the_web_configuration_is_read_at_once(store: DescriptorStore, tmp_path:
         lockd.metrics()
         web.write_text("http_server_config: {headers: {X-Frame-Options: nonsense}}")
         lockd.process.send_signal(signal.SIGHUP)
-        until(lambda: "the web configuration before this one stays in use" in "".join(lockd.log), "said")
+        until(lambda: "the previous web configuration stays in use" in "".join(lockd.log), "said")
         lockd.until(lambda now: now.sum("lockd_config_last_reload_successful") == 0, 20)
         web.write_text("http_server_config: {headers: {X-Frame-Options: deny}}")
         again(lockd)

@@ -131,7 +131,7 @@ def test_an_upgrade_with_the_same_programs_goes_on(service: Service, workload: S
     one = workload("mutex_handover", 50, 1000)
     one.run()
     told, began = counters(service), service.metrics().sum("lockd_start_time_seconds")
-    for part in ("sample/loop.py", "export/page.py", "names/client.py"):
+    for part in ("sample/loop.py", "export/handlers.py", "names/client.py"):
         with open(service.library / "lockd" / part, "a") as file:
             file.write("# another version\n")
     service.systemctl("restart")

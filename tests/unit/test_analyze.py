@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lockd import cli
-from lockd.analyze import pictures, tables
+from lockd.analyze import pictures, statistics
 from lockd.analyze.records import Lock, Records, Thread, read
 from lockd.errors import UsageError
 from lockd.trace.futex import lock_rows
@@ -62,10 +62,10 @@ def test_what_is_read(records: Records) -> None:
 
 
 def test_totals(records: Records) -> None:
-    pipe, rwsem = tables.totals(records, "lock")
+    pipe, rwsem = statistics.totals(records, "lock")
     assert (pipe.subject, pipe.wait_ns, pipe.accesses, pipe.threads, pipe.ongoing) == (0, 230 * MS, 7, 2, 1)
     assert (rwsem.wait_ns, rwsem.accesses, rwsem.threads, rwsem.average_ns) == (2 * MS, 8, 2, MS / 4)
-    of_pipe = tables.totals(records.where(records.rows["lock"] == 0), "thread")
+    of_pipe = statistics.totals(records.where(records.rows["lock"] == 0), "thread")
     assert [(one.subject, one.wait_ns, one.accesses) for one in of_pipe] == [
         (0, 140 * MS, 5),
         (1, 90 * MS, 2),
@@ -73,26 +73,26 @@ def test_totals(records: Records) -> None:
 
 
 def test_the_worst_periods(records: Records) -> None:
-    found = [(one.lock, one.start_ns - START, one.average_ns) for one in tables.windows(records)]
+    found = [(one.lock, one.start_ns - START, one.average_ns) for one in statistics.lock_periods(records)]
     assert found == [
         (0, 200 * MS, 90 * MS), (0, 0, 10 * MS), (1, 100 * MS, 2 * MS), (1, 250 * MS, 0)
     ]  # fmt: skip
 
 
 def test_time_has_no_gaps(records: Records) -> None:
-    starts = tables.periods(records) - START
+    starts = statistics.period_starts(records) - START
     assert starts.tolist() == [at * 50 * MS for at in range(6)]
     nothing = pytest.approx(np.nan, nan_ok=True)
     pipe = records.where(records.rows["lock"] == 0)
-    average = tables.average_access(pipe, starts + START) / MS
+    average = statistics.average_access(pipe, starts + START) / MS
     assert average.tolist() == [10, nothing, nothing, nothing, 90, nothing]
-    worst = tables.worst_average(records, starts + START) / MS
+    worst = statistics.worst_average_access(records, starts + START) / MS
     assert worst.tolist() == [10, nothing, 2, nothing, 90, 0]
 
 
 def test_threads_that_wait_do_so_before_the_period_in_which_the_wait_ends(records: Records) -> None:
     pipe = records.where(records.rows["lock"] == 0)
-    threads, waiting = tables.waiting(pipe, tables.periods(records))
+    threads, waiting = statistics.waiting_threads(pipe, statistics.period_starts(records))
     # One of 120 ms and one of 60 ms end by the end of the fifth period, the first in which each is for 50 ms.
     assert threads.tolist() == [2, 0, 1, 2, 2, 0]
     assert (waiting * 50).tolist() == pytest.approx([50, 0, 20, 60, 100, 0])
@@ -104,8 +104,8 @@ def test_a_thread_waits_but_once_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "records"
     path.write_text("t,0,f+0x1\n" + line.format(START, 40 * MS) + line.format(START + 50 * MS, 70 * MS))
     records = read([path], 50 * MS)
-    starts = tables.periods(records)
-    threads, waiting = tables.waiting(records, starts)
+    starts = statistics.period_starts(records)
+    threads, waiting = statistics.waiting_threads(records, starts)
     assert (starts - START).tolist() == [-50 * MS, 0, 50 * MS]
     assert threads.tolist() == [1, 1, 1]
     assert (waiting * 50).tolist() == pytest.approx([10, 50, 50])
@@ -122,7 +122,7 @@ def test_waiting_adds_up_whatever_the_records(tmp_path: Path) -> None:
     ]
     path.write_text("".join(lines))
     records = read([path], 50 * MS)
-    threads, waiting = tables.waiting(records, tables.periods(records))
+    threads, waiting = statistics.waiting_threads(records, statistics.period_starts(records))
     assert waiting.sum() * 50 * MS == pytest.approx(records.rows["wait_ns"].sum())
     assert (waiting <= threads + 1e-9).all()
 
@@ -152,11 +152,11 @@ def test_calls_of_lockd_trace_futex(tmp_path: Path) -> None:
     )
     records = read([path])
     assert records.label(0) == "app:registry 0x7f00 of 7"
-    (total,) = tables.totals(records, "lock")
+    (total,) = statistics.totals(records, "lock")
     assert (total.wait_ns, total.accesses, total.threads, total.ongoing) == (1500_000, 3, 1, 1)
     assert records.stacks[int(records.rows["stack"][0])] == ("lock_it", "main")
-    assert len(tables.periods(records)) == 0
-    assert tables.windows(records) == []
+    assert len(statistics.period_starts(records)) == 0
+    assert statistics.lock_periods(records) == []
 
 
 def test_files_are_put_together(file: Path, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_files_are_put_together(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text(f"t,0,iterate_dir+0x86\ns,c,P9_T9,rwsem_read,{RWSEM:#x},{START},{5 * MS},2,0\n")
     records = read([file, other])
-    pipe, rwsem = tables.totals(records, "lock")
+    pipe, rwsem = statistics.totals(records, "lock")
     assert (pipe.wait_ns, rwsem.wait_ns, rwsem.threads) == (230 * MS, 7 * MS, 3)
     assert records.stacks[int(records.rows["stack"][-1])] == ("iterate_dir+0x86",)
 
@@ -253,15 +253,15 @@ def test_options_that_make_no_sense(
 def test_pictures_show_the_numbers(records: Records) -> None:
     need("python3:matplotlib")
     waiting, threads, worst, average = pictures.figure(records, 0).axes
-    starts = tables.periods(records)
+    starts = statistics.period_starts(records)
     seconds = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25]
     pipe = records.where(records.rows["lock"] == 0)
     assert [line.get_label() for line in waiting.lines] == [PIPE_LABEL, RWSEM_LABEL]
     for axes, expected in (
-        (waiting, tables.waiting(pipe, starts)[1]),
-        (threads, tables.waiting(pipe, starts)[0]),
-        (worst, tables.worst_average(records, starts) / MS),
-        (average, tables.average_access(pipe, starts) / MS),
+        (waiting, statistics.waiting_threads(pipe, starts)[1]),
+        (threads, statistics.waiting_threads(pipe, starts)[0]),
+        (worst, statistics.worst_average_access(records, starts) / MS),
+        (average, statistics.average_access(pipe, starts) / MS),
     ):
         x, y = axes.lines[0].get_data()
         assert x.tolist() == pytest.approx(seconds)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lockd.export.tables import parse_query, render_table
+from lockd.export.detail import parse_query, render_table
 from lockd.messages import pack, unpack
 from lockd.names.protocol import Owners, OwnersAnswer
 from lockd.sample.locks.deadlocks import LASTING_NS, LOGGED_NS, MOST_ASKED, NEVER, SOON_NS, Deadlocks

@@ -12,7 +12,7 @@ import bcrypt
 import pytest
 
 from lockd.export import basic_auth
-from lockd.export.basic_auth import MOST_CHECKS, MOST_LINES, BasicAuth, TooManyPasswords
+from lockd.export.basic_auth import MOST_CHECKS, MOST_QUEUES, BasicAuth, TooManyPasswords
 
 
 def basic(user: str, password: str) -> str:
@@ -74,7 +74,7 @@ def test_sources_that_wait_are_not_without_bound() -> None:
         with auth() as one:
             flood = [one.allows(known, basic("alice", "x"), str(source)) for source in range(1000)]
             results = await asyncio.gather(*flood, return_exceptions=True)
-            assert results.count(False) == MOST_LINES
+            assert results.count(False) == MOST_QUEUES
             assert await one.allows(known, basic("alice", "secret"), "192.0.2.2")
 
     asyncio.run(run())

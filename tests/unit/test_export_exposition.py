@@ -20,7 +20,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from lockd.export.catalog import CATALOG
-from lockd.export.families import Exposition, SnapshotError, own_usage
+from lockd.export.exposition import Exposition, SnapshotError, own_usage
 from lockd.messages import pack, unpack
 from tests.needs import need
 

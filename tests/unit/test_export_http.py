@@ -291,7 +291,7 @@ def test_who_asks_for_too_much_is_told_to_wait() -> None:
         for path in ("/-/settled", "/api/v1/locks", "/debug/pprof/futex", "/flamegraph"):
             status, headers, body = running.ask(path)
             assert (status, headers["Retry-After"]) == (429, "1")
-            assert b"Too much is being asked from there" in body
+            assert b"Requests from your address have used up their CPU time" in body
         for path in ("/", "/metrics", "/-/healthy", "/-/ready"):
             assert running.ask(path)[0] == 200
         assert running.stderr().count("\n") <= 2
@@ -309,18 +309,18 @@ def test_each_source_has_an_allowance_of_its_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("lockd.export.sources.time.monotonic", lambda: now[0])
     allowance = Allowance(share=0.1, saved=2.0)
     for _ in range(19):
-        assert not allowance.seconds_until_some("a")
+        assert not allowance.seconds_until_allowed("a")
         allowance.spend("a", 0.11)
-    assert allowance.seconds_until_some("a") == pytest.approx(0.9)
-    assert not allowance.seconds_until_some("b")
+    assert allowance.seconds_until_allowed("a") == pytest.approx(0.9)
+    assert not allowance.seconds_until_allowed("b")
     now[0] += 1.0  # in which 0.1 s came to it
-    assert not allowance.seconds_until_some("a")
+    assert not allowance.seconds_until_allowed("a")
     allowance.spend("a", 0.2)
-    assert allowance.seconds_until_some("a") == pytest.approx(1.9)
+    assert allowance.seconds_until_allowed("a") == pytest.approx(1.9)
     for number in range(2 * MOST_SOURCES):
         allowance.spend(str(number), 3.0)
-    assert not allowance.seconds_until_some("a")  # forgotten: that many cannot be told apart
-    assert allowance.seconds_until_some(str(2 * MOST_SOURCES - 1))
+    assert not allowance.seconds_until_allowed("a")  # forgotten: that many cannot be told apart
+    assert allowance.seconds_until_allowed(str(2 * MOST_SOURCES - 1))
 
 
 def test_ready_only_while_the_sampler_answers() -> None:

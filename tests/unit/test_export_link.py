@@ -98,7 +98,7 @@ def test_late_answers_are_not_taken_for_others(monkeypatch: pytest.MonkeyPatch) 
         (lambda s: s.send(b"ok"), "b'ok' with 0 descriptors; rule: b'ok' with one memfd"),
         (lambda s: s.send(b"no"), "b'no' with 0 descriptors"),
         (lambda s: answer(s, b""), "sampler: "),
-        (lambda s: s.shutdown(socket.SHUT_RDWR), "sampler: gone: the sampler has closed it"),
+        (lambda s: s.shutdown(socket.SHUT_RDWR), "sampler: gone: it has closed the control socket"),
     ],
 )
 def test_wrong_answers_are_errors(send: Callable[[socket.socket], object], says: str) -> None:
@@ -118,7 +118,7 @@ def test_wrong_answers_are_errors(send: Callable[[socket.socket], object], says:
 
 def test_what_nobody_asked_for_is_dropped() -> None:
     async def test(link: SamplerLink, sampler: socket.socket) -> None:
-        link.say_serving()
+        link.report_serving()
         assert waiting(sampler) == b"serving"
         answer(sampler, b"unasked")
         await asyncio.sleep(0.01)
@@ -149,8 +149,8 @@ def test_what_settles_is_said_in_order_and_makes_answers_new() -> None:
         await asyncio.sleep(0.01)
         answer(sampler, b"before")
         await asked
-        first = asyncio.ensure_future(link.settled())
-        second = asyncio.ensure_future(link.settled())
+        first = asyncio.ensure_future(link.wait_until_settled())
+        second = asyncio.ensure_future(link.wait_until_settled())
         await asyncio.sleep(0.01)
         assert [waiting(sampler) for _ in range(4)] == [b"m", REQUEST_SETTLED, REQUEST_SETTLED, b""]
         assert await link.ask(b"m") is await asked, "others do not wait"
@@ -175,7 +175,7 @@ def test_what_is_new_after_it_settled_is_shared_for_as_long_as_any(monkeypatch: 
     async def test(link: SamplerLink, sampler: socket.socket) -> None:
         for request, reply in (
             (link.ask(b"m"), b"before"),
-            (link.settled(), b""),
+            (link.wait_until_settled(), b""),
             (link.ask(b"m"), b"after"),
         ):
             asked = asyncio.ensure_future(request)
@@ -196,8 +196,8 @@ def test_what_never_settles(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def test(link: SamplerLink, sampler: socket.socket) -> None:
         with pytest.raises(SamplerError, match=r"not everything is counted after 0\.05 s; rule: three"):
-            await link.settled()
-        later = asyncio.ensure_future(link.settled())
+            await link.wait_until_settled()
+        later = asyncio.ensure_future(link.wait_until_settled())
         sampler.send(SETTLED)  # which answers the one that gave up
         await asyncio.sleep(0.01)
         assert not later.done()
@@ -227,7 +227,7 @@ def test_a_time_limit_as_before_python_3_11(monkeypatch: pytest.MonkeyPatch) -> 
     async def test(link: SamplerLink, _: socket.socket) -> None:
         monkeypatch.setattr(asyncio, "wait_for", old_wait_for)
         monkeypatch.setattr(asyncio, "TimeoutError", OldTimeoutError)
-        for asked in (link.ask(b"m"), link.settled()):
+        for asked in (link.ask(b"m"), link.wait_until_settled()):
             with pytest.raises(SamplerError):
                 await asked
         monkeypatch.undo()

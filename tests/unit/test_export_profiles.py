@@ -246,11 +246,11 @@ def test_only_so_many_profiles_are_taken_at_a_time(running: Exporter) -> None:
 
 def test_one_address_cannot_have_all_of_them(tmp_path: Path) -> None:
     class Never:
-        async def settled(self) -> None:
+        async def wait_until_settled(self) -> None:
             await asyncio.Event().wait()
 
     async def refused(service: Service, sources: list[str]) -> list[str]:
-        asked = [asyncio.ensure_future(service.settled(source)) for source in sources]
+        asked = [asyncio.ensure_future(service.wait_until_settled(source)) for source in sources]
         done, waiting = await asyncio.wait(asked, timeout=0.1)
         for one in waiting:
             one.cancel()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from exporter_process import detail_block
 
-from lockd.export.tables import Query, QueryError, parse_query, render_table
+from lockd.export.detail import Query, QueryError, parse_query, render_table
 from lockd.messages import pack, unpack
 
 

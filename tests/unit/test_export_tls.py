@@ -279,7 +279,7 @@ def test_the_key_is_read_as_the_user_that_serves_and_may_be_for_it_alone(shared:
     said = str(failed.value)
     assert f"tls_server_config.key_file: cannot read {key} as user {user}: Permission denied; rule: " in said
     assert f"chown lockd {key} && chmod 0400 {key}, and let lockd into" in said
-    assert ("never open it to nobody, but make a user lockd" in said) == (user == "nobody")
+    assert ("do not give the user nobody access, but make a user lockd" in said) == (user == "nobody")
     assert "Traceback" not in said
     shutil.chown(key, user)
     with exporter(f"--web-config={config}") as running:

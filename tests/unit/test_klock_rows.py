@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from lockd.trace.core.call_stacks import CallStacks
-from lockd.trace.klock.places import Places
 from lockd.trace.klock.records import Records
-from lockd.trace.klock.rows import ROW, Accesses, Columns, merged, still_held, still_waiting
+from lockd.trace.klock.rows import ROW, Accesses, Columns, Names, merged, unfinished_holds, unfinished_waits
 from lockd.trace.klock.tables import Layout, duration, tables
 
 TYPES = ["mutex", "rwsem_read", "rwsem_write", "semaphore", "rtmutex"]
@@ -46,7 +45,7 @@ def test_rows_are_merged_and_the_longest_wait_tells_the_stack() -> None:
 
 def test_an_access_is_a_wait_or_a_taking_that_needed_none() -> None:
     accesses = Accesses(True)
-    found = accesses.of(
+    found = accesses.counts(
         rows(
             {"waits": 3, "given_up": 1, "acquired": 6},  # two waits got it, four takings were free
             {"tid": 8, "acquired": 4},
@@ -55,7 +54,7 @@ def test_an_access_is_a_wait_or_a_taking_that_needed_none() -> None:
         )
     )
     assert found.tolist() == [7, 4, 2, 2]
-    assert Accesses(False).of(rows({"waits": 3, "given_up": 1})).tolist() == [3]
+    assert Accesses(False).counts(rows({"waits": 3, "given_up": 1})).tolist() == [3]
 
 
 def test_the_taking_after_a_wait_may_be_counted_in_the_next_period() -> None:
@@ -65,11 +64,11 @@ def test_the_taking_after_a_wait_may_be_counted_in_the_next_period() -> None:
         {"period": 2, "acquired": 3},  # one of them was counted as a wait
         {"period": 3, "acquired": 1},
     )
-    assert accesses.of(straddling).tolist() == [1, 2, 1]
-    assert accesses.of(rows({"period": 4, "waits": 1})).tolist() == [1]
-    assert accesses.of(rows({"period": 5, "acquired": 1})).tolist() == [0]  # and so across windows
-    assert accesses.of(rows({"period": 6, "waits": 1})).tolist() == [1]
-    assert accesses.of(rows({"period": 9, "acquired": 1})).tolist() == [1]  # but not for ever
+    assert accesses.counts(straddling).tolist() == [1, 2, 1]
+    assert accesses.counts(rows({"period": 4, "waits": 1})).tolist() == [1]
+    assert accesses.counts(rows({"period": 5, "acquired": 1})).tolist() == [0]  # and so across windows
+    assert accesses.counts(rows({"period": 6, "waits": 1})).tolist() == [1]
+    assert accesses.counts(rows({"period": 9, "acquired": 1})).tolist() == [1]  # but not for ever
 
 
 KEY = np.dtype([("lock", np.uint64), ("tid", np.uint32), ("cpu", np.uint32)])
@@ -86,7 +85,7 @@ END = 10 * PERIOD
 def test_what_still_waits_or_is_held_counts_until_the_end() -> None:
     keys = np.array([(64, 7, 0), (65, 0, 1), (66, 8, 0)], KEY)
     waits = np.array([(END - 90, 5, MUTEX, 3, b"app"), (1, 5, 7, 4, b"x"), (END + 5, 5, 0, 4, b"x")], WAIT)
-    (waiting,) = still_waiting(keys, waits, END, PERIOD)
+    (waiting,) = unfinished_waits(keys, waits, END, PERIOD)
     assert (waiting["tid"], waiting["wait_ns"], waiting["waiting"], waiting["stack"]) == (7, 90, 1, 3)
     assert waiting["period"] == 10
 
@@ -101,13 +100,13 @@ def test_what_still_waits_or_is_held_counts_until_the_end() -> None:
         ],
         HOLDING,
     )
-    held = still_held(keys, holding, rows({"lock": 64}), END, PERIOD)
+    held = unfinished_holds(keys, holding, rows({"lock": 64}), END, PERIOD)
     told = [(int(one["lock"]), int(one["hold_ns"]), int(one["stack"]), int(one["acquired"])) for one in held]
     assert sorted(told) == [(70, 20, 2, 0), (70, PERIOD, 1, 0), (71, PERIOD, 3, 1)]
 
 
 def test_records_come_once_their_period_is_over() -> None:
-    records = Records(Places(CallStacks(), TYPES), TYPES, PERIOD, Accesses(True))
+    records = Records(Names(CallStacks(), TYPES), TYPES, PERIOD, Accesses(True))
     early = rows({"period": 2, "waits": 1, "wait_ns": 30, "acquired": 1}, {"period": 3, "acquired": 2})
     assert list(records.add(early, 2 * PERIOD)) == []
     later = rows({"period": 2, "acquired": 4, "comm": b"a,\nb"}, {"period": 3, "waiting": 1, "wait_ns": 9})
@@ -123,7 +122,7 @@ def test_records_come_once_their_period_is_over() -> None:
 
 
 def test_names_of_threads_break_no_line() -> None:
-    records = Records(Places(CallStacks(), TYPES), TYPES, PERIOD, Accesses(True))
+    records = Records(Names(CallStacks(), TYPES), TYPES, PERIOD, Accesses(True))
     *_, line = records.add(rows({"acquired": 1, "comm": b'a,"\n\x1b'}), PERIOD)
     assert line.count("\n") == 1
     assert next(csv.reader([line]))[1] == 'a,"\\n\\x1b'
@@ -141,7 +140,7 @@ def test_tables_mark_what_had_not_ended() -> None:
         },
         {"tid": 8, "comm": b"other", "waiting": 1, "wait_ns": 5_000_000_000, "max_wait_ns": 5_000_000_000},
     )
-    places = Places(CallStacks(), TYPES)
+    places = Names(CallStacks(), TYPES)
     text = "".join(tables(found, places, TYPES, Layout(by_thread=True), True))
     waits, holds = text.split("Avg Hold")
     assert (

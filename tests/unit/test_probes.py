@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from lockd.errors import HostError, UsageError
-from lockd.trace.probes import probes
-from lockd.trace.probes.kernel_functions import Kernel
-from lockd.trace.probes.objects import is_called, objects_named
-from lockd.trace.probes.patterns import KERNEL, TRACEPOINT, USER, parse
+from lockd.trace.probes.binaries import find_binaries, has_name
+from lockd.trace.probes.patterns import KERNEL, TRACEPOINT, USER, KernelFunctions, parse, resolve
 from tests.needs import needs
 
 SOURCE = """
@@ -107,7 +105,7 @@ def test_wildcards_match_whole_names_and_expressions_beginnings() -> None:
     ],
 )
 def test_names_of_libraries(file: str, name: str, is_meant: bool) -> None:
-    assert is_called(file, name) == is_meant
+    assert has_name(file, name) == is_meant
 
 
 @pytest.fixture(scope="module", params=["pie", "no-pie", "static"])
@@ -143,7 +141,7 @@ def offsets(program: Path) -> dict[str, int]:
 
 @needs_gcc
 def test_functions_of_a_program_begin_where_its_file_says(program: Path) -> None:
-    found = probes.resolve(parse(f"{program}:(plain|hidden|main)$", is_regex=True))
+    found = resolve(parse(f"{program}:(plain|hidden|main)$", is_regex=True))
     at = offsets(program)
     assert {(place.name, place.hook) for place in found.places} == {
         (f"program:{name}", f"{program}+{at[name]:#x}") for name in ("plain", "hidden", "main")
@@ -153,43 +151,45 @@ def test_functions_of_a_program_begin_where_its_file_says(program: Path) -> None
 
 @needs_gcc
 def test_a_function_of_two_names_is_one_place(program: Path) -> None:
-    found = probes.resolve(parse(f"{program}:(plain|another)$", is_regex=True))
+    found = resolve(parse(f"{program}:(plain|another)$", is_regex=True))
     assert [place.name for place in found.places] == ["program:plain"]
-    only = probes.resolve(parse(f"{program}:another"))
+    only = resolve(parse(f"{program}:another"))
     assert [(place.name, place.hook) for place in only.places] == [("program:another", found.places[0].hook)]
 
 
 @needs_gcc
 def test_a_function_that_is_chosen_when_the_program_starts_is_refused(program: Path) -> None:
     with pytest.raises(HostError, match="IFUNC"):
-        probes.resolve(parse(f"{program}:either"))
-    found = probes.resolve(parse(f"{program}:(either|plain)$", is_regex=True))
+        resolve(parse(f"{program}:either"))
+    found = resolve(parse(f"{program}:(either|plain)$", is_regex=True))
     assert [place.name for place in found.places] == ["program:plain"]
     assert list(found.remarks()) == [
-        "1 left out: it stands for one of several functions (IFUNC), which one is not to be told: either"
+        "1 left out: it stands for one of several functions (IFUNC), and which one is unknown: either"
     ]
 
 
 @needs_gcc
 def test_errors_say_what_was_looked_for_and_what_is_like_it(program: Path) -> None:
-    with pytest.raises(UsageError, match=rf"anothr: none of the [\d,]+ .*{program}; did you mean .*another"):
-        probes.resolve(parse(f"{program}:anothr"))
-    with pytest.raises(UsageError, match=r"none of the .* functions matches"):
-        probes.resolve(parse(f"{program}:a_variable"))
-    with pytest.raises(UsageError, match=r"matches [\d,]+ user functions: there can be 1,000"):
-        probes.resolve(parse("c:*"))
+    with pytest.raises(
+        UsageError, match=rf"anothr: none of the [\d,]+ .*{program} matches; did you mean .*another"
+    ):
+        resolve(parse(f"{program}:anothr"))
+    with pytest.raises(UsageError, match=r"none of the .* functions of .* matches"):
+        resolve(parse(f"{program}:a_variable"))
+    with pytest.raises(UsageError, match=r"matches [\d,]+ user functions; rule: at most 1,000"):
+        resolve(parse("c:*"))
 
 
 @needs_gcc
 def test_a_program_by_the_process_that_runs_it(program: Path, running: subprocess.Popen[bytes]) -> None:
     at = offsets(program)["plain"]
     for name in ("program", "pro*", str(program)):
-        (place,) = probes.resolve(parse(f"{name}:plain"), (running.pid,)).places
+        (place,) = resolve(parse(f"{name}:plain"), (running.pid,)).places
         assert (place.hook, place.pid) == (f"{program}+{at:#x}", running.pid)
     with pytest.raises(
         UsageError, match=f"nothing: process {running.pid} has mapped no .*; it has .*program"
     ):
-        probes.resolve(parse("nothing:plain"), (running.pid,))
+        resolve(parse("nothing:plain"), (running.pid,))
 
 
 @needs_gcc
@@ -201,7 +201,7 @@ def test_a_file_that_was_replaced_is_found_as_it_is_mapped(program: Path, tmp_pa
         before = os.stat(copy)
         shutil.copy(program, tmp_path / "other")
         os.replace(tmp_path / "other", copy)
-        (place,) = probes.resolve(parse("copy:plain"), (child.pid,)).places
+        (place,) = resolve(parse("copy:plain"), (child.pid,)).places
         path, _, offset = place.hook.rpartition("+")
         assert int(offset, 16) == at
         assert os.path.samestat(os.stat(path), before)
@@ -211,25 +211,25 @@ def test_a_file_that_was_replaced_is_found_as_it_is_mapped(program: Path, tmp_pa
 def test_names_of_cxx_as_they_are_written(tmp_path: Path) -> None:
     (tmp_path / "a.cc").write_text(CXX_SOURCE)
     subprocess.run(["g++", "-O0", "-o", tmp_path / "program", tmp_path / "a.cc"], check=True)
-    found = probes.resolve(parse(f"{tmp_path}/program:shop::Till::*"))
+    found = resolve(parse(f"{tmp_path}/program:shop::Till::*"))
     assert [place.name for place in found.places] == [
         "program:_ZN4shop4Till4openEi",
         "program:_ZN4shop4Till5closeEv",
     ]
-    assert probes.resolve(parse(f"{tmp_path}/program:_ZN4shop4Till4openEi")).places == found.places[:1]
+    assert resolve(parse(f"{tmp_path}/program:_ZN4shop4Till4openEi")).places == found.places[:1]
 
 
 def test_libraries_of_this_host() -> None:
-    (place,) = probes.resolve(parse("c:getppid")).places
+    (place,) = resolve(parse("c:getppid")).places
     assert place.name == "libc.so.6:getppid"
     assert place.pid == 0
     assert os.path.samefile(place.hook.rpartition("+")[0], _own_libc())
-    (moved,) = probes.resolve(parse("pthread:pthread_mutex_lock")).places
+    (moved,) = resolve(parse("pthread:pthread_mutex_lock")).places
     assert moved.name in ("libc.so.6:pthread_mutex_lock", "libpthread.so.0:pthread_mutex_lock")
     with pytest.raises(UsageError, match="no library of that name"):
-        probes.resolve(parse("nosuchlibrary:f"))
+        resolve(parse("nosuchlibrary:f"))
     with pytest.raises(UsageError, match="add -p PID"):
-        probes.resolve(parse("lib*:f"))
+        resolve(parse("lib*:f"))
 
 
 def test_the_function_that_strlen_stands_for_here() -> None:
@@ -245,7 +245,7 @@ def test_the_function_that_strlen_stands_for_here() -> None:
         if int(line.split("-")[0], 16) <= chosen < int(line.split()[0].split("-")[1], 16)
     )
     offset = chosen - int(fields[0].split("-")[0], 16) + int(fields[2], 16)
-    (place,) = probes.resolve(parse("c:strlen")).places
+    (place,) = resolve(parse("c:strlen")).places
     assert place.hook.endswith(f"+{offset:#x}")
 
 
@@ -259,7 +259,7 @@ def test_objects_of_a_process_that_is_gone() -> None:
     with subprocess.Popen(["true"]) as child:
         child.wait()
     with pytest.raises(UsageError, match=f"process {child.pid}: No such process"):
-        objects_named("c", (child.pid,))
+        find_binaries("c", (child.pid,))
 
 
 KALLSYMS = """\
@@ -284,14 +284,14 @@ TRACEABLE = ["vfs_read", "vfs_write", "vfs_blacklisted", "vfs_twice", "copied.is
 
 
 @pytest.fixture
-def kernel(tmp_path: Path) -> Kernel:
+def kernel(tmp_path: Path) -> KernelFunctions:
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     (tmp_path / "available_filter_functions").write_text("".join(f"{one}\n" for one in TRACEABLE))
     (tmp_path / "blacklist").write_text("0xffffffff81001200-0xffffffff81001300\tvfs_blacklisted\n")
-    return Kernel(tmp_path, tmp_path / "kallsyms", tmp_path / "blacklist")
+    return KernelFunctions(tmp_path, tmp_path / "kallsyms", tmp_path / "blacklist")
 
 
-def test_functions_of_a_kernel(kernel: Kernel) -> None:
+def test_functions_of_a_kernel(kernel: KernelFunctions) -> None:
     found = kernel.find(parse("vfs_*"))
     assert found.names == ("vfs_read", "vfs_write", "vfs_module")
     assert {reason.split("(")[0].strip(): names for reason, names in found.left_out.items()} == {
@@ -308,7 +308,7 @@ def test_functions_of_a_kernel(kernel: Kernel) -> None:
         kernel.find(parse("vfs_reed"))
 
 
-def test_a_kernel_that_tells_no_more_than_names(kernel: Kernel, tmp_path: Path) -> None:
+def test_a_kernel_that_tells_no_more_than_names(kernel: KernelFunctions, tmp_path: Path) -> None:
     (tmp_path / "available_filter_functions").unlink()
     (tmp_path / "blacklist").unlink()
     assert kernel.find(parse("vfs_*")).names == (
@@ -316,7 +316,7 @@ def test_a_kernel_that_tells_no_more_than_names(kernel: Kernel, tmp_path: Path) 
     )  # fmt: skip
 
 
-def test_a_kernel_that_hides_its_addresses(kernel: Kernel, tmp_path: Path) -> None:
+def test_a_kernel_that_hides_its_addresses(kernel: KernelFunctions, tmp_path: Path) -> None:
     (tmp_path / "kallsyms").write_text(re.sub(r"(?m)^[0-9a-f]+", "0" * 16, KALLSYMS))
     with pytest.raises(HostError, match="kptr_restrict"):
         kernel.find(parse("vfs_read"))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from lockd.load.hooks import SYSTEM_CALL
 
 if TYPE_CHECKING:
-    from lockd.trace.probes.probes import Probes
+    from lockd.trace.probes.patterns import Probes
     from tests.machine.qemu import Machine
 
 CACHE = "/var/cache/lockd"
@@ -70,7 +70,7 @@ def listed(asked_for: Asked | None = None) -> dict[str, str]:
     from lockd.load.loader import source_for
     from lockd.service.start import load_settings
     from lockd.trace.commands import TOOLS
-    from lockd.trace.probes.probe_options import probes
+    from lockd.trace.probes.pattern_options import resolve_probes
 
     host = Host(KernelTypes(), ensure_tracefs(), (FUNCTION,))
     wanted = []
@@ -86,7 +86,7 @@ def listed(asked_for: Asked | None = None) -> dict[str, str]:
     for words in () if asked_for else TRACES:
         tool, args = TOOLS[words[0]], _parser(["trace"]).parse_args(["trace", *words])
         if FUNCTION in words:
-            found = found or (probes(args, "list"),)
+            found = found or (resolve_probes(args, "list"),)
         wanted.append(tool.settings_of(args, *found))
     sources = {}
     for settings in wanted:

@@ -1,1 +1,1 @@
-"""`lockd trace klock`: waits for the kernel's locks, and how long they are held."""
+"""`lockd trace klock`: how long threads wait for the kernel's locks and hold them."""

@@ -1,4 +1,7 @@
-"""Waits for the kernel's locks and holds of them: milli-klockstat's records, klockstat's tables, profiles."""
+"""`lockd trace klock`: waits for the kernel's locks and holds of them, as records, tables or profiles.
+
+The records are those of milli-klockstat, the tables those of klockstat.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,19 +20,18 @@ from lockd.columns.structs import Columns
 from lockd.load.settings import LoadSettings, Trace
 from lockd.trace.core import options, output
 from lockd.trace.core.session import Session
-from lockd.trace.klock.options import add_options
-from lockd.trace.klock.places import Places
 from lockd.trace.klock.records import Records
 from lockd.trace.klock.rows import (
     Accesses,
     Count,
+    Names,
     Sums,
     comm_of,
-    rows_of,
-    still_held,
-    still_waiting,
+    drained_rows,
+    unfinished_holds,
+    unfinished_waits,
 )
-from lockd.trace.klock.tables import Layout, tables
+from lockd.trace.klock.tables import FIELDS, SORTS, Layout, tables
 from lockd.views.profile import KernelFrame, Mark, Profile, Sample, Value
 
 HELP = "Record waits for the kernel's locks by thread and lock, or show who waits for them and holds them"
@@ -37,25 +40,127 @@ examples:
   lockd trace klock >records             milli-klockstat's records of 10 seconds: see lockd analyze
   lockd trace klock --period 10 --time 60 -o records
   lockd trace klock --callers 5          who waits, and holds, by the function that takes the lock
-  lockd trace klock --callers -i 1 -T    the same every second until Ctrl-C
+  lockd trace klock --callers -i 1 -T    the same tables every second until Ctrl-C
   lockd trace klock --callers -s 4 -S acq_total -n 10 -p 1234
   lockd trace klock --mode contention --flamegraph locks.svg 30
 
-Accesses that had to wait are seen on all kernels since 5.10. Every access, and how long locks are held, are
-seen with --mode all: where the kernel takes fentry programs or kprobes (lockd doctor tells).
+Accesses that had to wait can be traced on every kernel since 5.10. With --mode all, every access is counted
+and holds are measured; for this the kernel must support fentry programs or kprobes (see lockd doctor).
 """
+FORMATS = ("csv", "table", "folded", "stacks", "json", "pprof")
+LONGEST_PERIOD_MS = 60_000
 RECORDS_SECONDS = 10.0
-"""As milli-klockstat does without --time."""
+"""Seconds for which records are made if no duration is given, as in milli-klockstat."""
 ENTRIES = 32768
-"""Threads and locks, by stack and period, that are counted within 50 ms."""
+"""Entries of each map: combinations of thread, lock, stack and period within one drain period of 50 ms."""
 MONITORS = (b"collect", b"collectl", b"tcplife-bpfcc")
-"""Threads that milli-klockstat leaves out."""
+"""Names of threads that milli-klockstat leaves out."""
 VALUES = (
     Value("wait_ns", "nanoseconds"), Value("waits", "count"), Value("accesses", "count"),
     Value("hold_ns", "nanoseconds"), Value("holds", "count"), Value("acquisitions", "count"),
 )  # fmt: skip
+HOLDS_FIRST = (3, 4, 5, 0, 1, 2)
+"""The order of VALUES with --hold: formats with room for one value show the first."""
 TITLE = "lockd trace klock"
-__all__ = ["EPILOG", "HELP", "add_options", "run", "settings_of"]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "duration", nargs="?", type=options.seconds,
+        help="how long to trace: seconds, or with a unit, as 500ms (default: 10 s of csv; else until Ctrl-C)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-d", "--time", metavar="DURATION", type=options.seconds,
+        help="another way to give the duration",
+    )  # fmt: skip
+    parser.add_argument(
+        "--period", metavar="MS", type=_period, default=50,
+        help="length in milliseconds of the periods that records are split into (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mode", choices=("auto", "all", "contention"), default="auto",
+        help="all: count every access and measure holds; contention: count only accesses that had to wait; "
+        "auto: all where possible, else contention (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mechanism", choices=("auto", "tracepoint", "fentry", "kprobe"), default="auto",
+        help="how to hook the kernel (default: the best mechanism that it supports)",
+    )  # fmt: skip
+    options.add_processes(parser)
+    options.add_threads(parser)
+    parser.add_argument(
+        "-c", "--caller", metavar="FUNCTION", default="", help="only callers whose names begin with FUNCTION"
+    )
+    parser.add_argument(
+        "-L", "--lock", metavar="LOCK", default="", help="only this lock, by name or as 0xADDRESS"
+    )
+    parser.add_argument(
+        "--no-filter-monitors", action="store_true",
+        help="include the threads of monitors (collect, collectl, tcplife-bpfcc) and of this program",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-ongoing", action="store_true",
+        help="leave out waits and holds that had not ended when the trace ended",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hold", action="store_true",
+        help="show times of holds instead of waits, in the formats folded, stacks, json and pprof and in "
+        "flame graphs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stack-storage-size", metavar="N", type=options.positive, default=options.STACKS,
+        help="how many new stacks can be stored within 50 ms (default: %(default)s)",
+    )  # fmt: skip
+    _add_table_options(parser)
+    options.add_output(parser, FORMATS, "csv")
+
+
+def _add_table_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("tables, as klockstat prints them")
+    group.add_argument("--callers", nargs=0, action=_Callers, help="the same as --format table")
+    group.add_argument(
+        "-n", "--locks", metavar="N", type=options.positive, help="print N lines of each table"
+    )
+    group.add_argument(
+        "-s", "--stacks", metavar="N", type=options.positive, default=1,
+        help="show the N innermost functions of each stack, and count stacks that differ in them "
+        "separately (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "-S", "--sort", metavar="FIELDS", type=_sorts, default=(),
+        help="sort by acq_FIELD (waits), by hld_FIELD (holds), or by both, separated by a comma; FIELD is "
+        f"one of {', '.join(FIELDS)}",
+    )  # fmt: skip
+    group.add_argument(
+        "-P", "--per-thread", action="store_true", help="a line for each thread, not each caller"
+    )
+    group.add_argument("-T", "--timestamp", action="store_true", help="print the time before each table")
+    group.add_argument(
+        "-i", "--interval", metavar="DURATION", type=options.seconds,
+        help="print the tables again after each DURATION, each time from zero",
+    )  # fmt: skip
+
+
+class _Callers(argparse.Action):
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        namespace.format, namespace.format_given = "table", True
+
+
+def _period(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= LONGEST_PERIOD_MS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number of milliseconds from 1 to {LONGEST_PERIOD_MS}"
+        )
+    return int(text)
+
+
+def _sorts(text: str) -> tuple[str, ...]:
+    sorts = tuple(text.split(","))
+    if unknown := [name for name in sorts if name not in SORTS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(SORTS)}")
+    return sorts
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,7 +182,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> LoadSettings:
-    """What is loaded. Every taking has its stack if that is shown, else a thread's first of a lock."""
+    """The loader's settings for these options.
+
+    If stacks are shown, the programs store the stack of every acquisition. Otherwise they store only that of
+    the first acquisition of each lock by each thread.
+    """
     defines: dict[str, int | None] = {"PERIOD_NS": args.period * 1_000_000, "WITH_KERNEL_STACKS": None}
     if args.format != "csv" or args.flamegraph or args.caller:
         defines["EVERY_STACK"] = None
@@ -89,47 +198,49 @@ def settings_of(args: argparse.Namespace) -> LoadSettings:
 
 
 class LockTrace:
-    """What a session tells of kernel locks."""
+    """Turns the drained windows of a session into records, tables or a profile."""
 
     def __init__(self, session: Session, args: argparse.Namespace) -> None:
         self._session, self._args = session, args
         self._period_ns = args.period * 1_000_000
         self._types = list(session.manifest.enums["lock_type"])
-        self._has_holds = self._say_mode()
-        self._places = Places(session.stacks, self._types)
+        self._has_holds = self._report_mode()
+        self._names = Names(session.stacks, self._types)
         self._sums = Sums()
         self._began = time.time()
 
-    def _say_mode(self) -> bool:
+    def _report_mode(self) -> bool:
+        """Print the mode on standard error. Returns whether holds are measured."""
         holds = next((part for part in self._session.manifest.chosen if part.what == "holds"), None)
         if holds and holds.mechanism:
-            words = f"all: every access, by {holds.mechanism}"
+            description = f"all: every access, by {holds.mechanism}"
         else:
             reason = f" ({holds.instead_of})" if holds else ""
-            words = f"contention: only accesses that had to wait, and no holds{reason}"
+            description = f"contention: only accesses that had to wait, and no holds{reason}"
         self._session.progress.end()
-        print(f"{TITLE}: mode {words}", file=sys.stderr)
+        print(f"{TITLE}: mode {description}", file=sys.stderr)
         return bool(holds and holds.mechanism)
 
     def windows(self) -> Iterator[Columns]:
-        """The rows of each drained window, and at last those of what had not ended."""
-        for taken in self._session.windows():
-            yield self._shown(rows_of(taken))
+        """The selected rows of each drained window, then those of unfinished waits and holds."""
+        for drained in self._session.windows():
+            yield self._select(drained_rows(drained))
         if not self._args.no_ongoing:
-            yield self._shown(self._ongoing())
+            yield self._select(self._unfinished())
 
     def records(self) -> Iterator[str]:
-        """Lines, as soon as a period is over."""
-        records = Records(self._places, self._types, self._period_ns, Accesses(self._has_holds))
+        """Lines of records, each as soon as its period is over."""
+        records = Records(self._names, self._types, self._period_ns, Accesses(self._has_holds))
         settled = [0, 0, 0]
         for rows in self.windows():
-            # What was drained just now was idle since the last time, and what comes next was not before.
+            # The next drain returns rows that the programs write to the other maps since the flip before
+            # this drain, so all of them are younger than settled[0].
             settled = [*settled[1:], time.monotonic_ns()]
             yield "".join(records.add(rows, settled[0]))
         yield "".join(records.rest())
 
     def tables(self) -> Iterator[str]:
-        """At the end, and after each interval."""
+        """The tables of each interval, if --interval is given, and those of the rest at the end."""
         args = self._args
         due = time.monotonic() + (args.interval or np.inf)
         recent = Sums()
@@ -137,26 +248,26 @@ class LockTrace:
             recent.add(rows)
             if time.monotonic() >= due and not self._session.ended_ns:
                 due += args.interval
-                yield self._table(recent.rows())
+                yield self._tables(recent.rows())
                 recent = Sums()
-        yield self._table(recent.rows())
+        yield self._tables(recent.rows())
 
-    def _table(self, rows: Columns) -> str:
+    def _tables(self, rows: Columns) -> str:
         args = self._args
         layout = Layout(args.stacks, args.locks, args.sort, args.per_thread)
         stamp = time.strftime("\n%H:%M:%S\n") if args.timestamp else ""
         self._session.progress.end()
-        return stamp + "".join(tables(rows, self._places, self._types, layout, self._has_holds))
+        return stamp + "".join(tables(rows, self._names, self._types, layout, self._has_holds))
 
     def profile(self) -> Profile:
-        """A sample for each thread, lock and calling stack; none of those that did not wait (or hold)."""
+        """A sample for each thread, lock and calling stack that has waited for or held a lock."""
         counts: dict[tuple[object, ...], Count] = {}
         samples: dict[tuple[object, ...], tuple[Sample, list[int]]] = {}
         for row in self._sums.rows():
             type_, stack, lock = int(row["type"]), int(row["stack"]), int(row["lock"])
-            functions = tuple(place.partition("+")[0] for place in self._places.callers(stack))
+            functions = tuple(place.partition("+")[0] for place in self._names.callers(stack))
             key: tuple[object, ...] = (int(row["tid"]), lock, type_, functions)
-            name = self._places.lock(lock, type_, stack, bool(row["is_mmap_lock"]))
+            name = self._names.lock(lock, type_, stack, bool(row["is_mmap_lock"]))
             kind = self._types[type_]
             frames = (*map(KernelFrame, reversed(functions)), Mark(f"[{kind} {name}]"))
             labels = {"type": kind, "lock": name, "address": f"{lock:#x}"}
@@ -165,19 +276,19 @@ class LockTrace:
             times[0] += int(row["wait_ns"])
             times[1] += int(row["hold_ns"])
             counts.setdefault(key, Count()).add(row)
-        order = (3, 4, 5, 0, 1, 2) if self._args.hold else range(len(VALUES))
-        found = []
-        for at, (sample, (wait_ns, hold_ns)) in samples.items():
-            count = counts[at]
+        order = HOLDS_FIRST if self._args.hold else range(len(VALUES))
+        measured = []
+        for key, (sample, (wait_ns, hold_ns)) in samples.items():
+            count = counts[key]
             values = wait_ns, count.waits, count.accesses, hold_ns, count.holds, count.acquired
             if any(values):
-                found.append(replace(sample, values=tuple(values[n] for n in order)))
-        return Profile(TITLE, tuple(VALUES[n] for n in order), found, self._began, self._session.elapsed)
+                measured.append(replace(sample, values=tuple(values[n] for n in order)))
+        return Profile(TITLE, tuple(VALUES[n] for n in order), measured, self._began, self._session.elapsed)
 
-    def _shown(self, rows: Columns) -> Columns:
-        """Those that the user asked for, which are added to the totals."""
+    def _select(self, rows: Columns) -> Columns:
+        """The rows that the options select. Adds them to the totals."""
         args = self._args
-        mask = self._places.chosen(rows, args.caller, args.lock)
+        mask = self._names.matching(rows, args.caller, args.lock)
         if not args.no_filter_monitors:
             mask &= ~np.isin(rows["comm"], MONITORS) & (rows["tgid"] != os.getpid())
         rows = structs.take(rows, np.flatnonzero(mask))
@@ -185,13 +296,12 @@ class LockTrace:
         self._sums.add(rows)
         return rows
 
-    def _ongoing(self) -> Columns:
-        """Waits and holds that had not ended when everything was detached."""
+    def _unfinished(self) -> Columns:
+        """Rows of the waits and holds that had not ended when the programs were detached."""
         session = self._session
-        when = session.ended_ns, self._period_ns
-        waiting = still_waiting(*session.read_steady("kernel_waits"), *when)
+        ended = session.ended_ns, self._period_ns
+        waiting = unfinished_waits(*session.read_steady("kernel_waits"), *ended)
         if not self._has_holds:
             return waiting
-        return structs.concatenate(
-            [waiting, still_held(*session.read_steady("kernel_holding"), waiting, *when)]
-        )
+        holds = unfinished_holds(*session.read_steady("kernel_holding"), waiting, *ended)
+        return structs.concatenate([waiting, holds])

@@ -1,4 +1,4 @@
-"""Kernel locks as milli-klockstat's records: a line per thread, lock and period, and one per new stack."""
+"""milli-klockstat's records: a line for each thread, lock and period, and a line for each new stack."""
 
 from __future__ import annotations
 
@@ -10,67 +10,70 @@ import numpy as np
 
 from lockd.columns import structs
 from lockd.columns.structs import Columns
-from lockd.trace.klock.places import NO_STACK, Places
-from lockd.trace.klock.rows import ROW, Accesses, comm_of, merged
+from lockd.trace.klock.rows import NO_STACK, ROW, Accesses, Names, comm_of, merged
 
 ONGOING = "ongoing"
-"""A tenth field, of waits alone that had not ended with the trace."""
-NONE = -1
-"""Number of a stack that is not known."""
+"""The tenth field of records of waits that had not ended when the trace ended."""
+NO_NUMBER = -1
+"""The number in the output of all stacks that are not known."""
 KEY = ("period", "tid", "lock", "type")
+"""The columns of ROW that a record is about."""
 
 
 class Records:
-    """Lines `s,comm,P<pid>_T<tid>,type,0xaddress,start_ns,wait_sum_ns,accesses,stack` and, before a stack's
-    first use, `t,stack,function+0xoffset,...`.
+    """Writes lines `s,comm,P<pid>_T<tid>,type,0xaddress,start_ns,wait_sum_ns,accesses,stack`.
 
-    start_ns is when the period began (CLOCK_MONOTONIC), a multiple of its length. A comm with a comma in it
-    is quoted as CSV is.
+    A line `t,stack,function+0xoffset,...` comes before the first use of each stack. start_ns is the time on
+    CLOCK_MONOTONIC when the period began, a multiple of the period's length. A comm that contains a comma is
+    quoted as in CSV.
     """
 
-    def __init__(self, places: Places, types: list[str], period_ns: int, accesses: Accesses) -> None:
-        self._places, self._types = places, types
+    def __init__(self, names: Names, types: list[str], period_ns: int, accesses: Accesses) -> None:
+        self._names, self._types = names, types
         self._period_ns = period_ns
         self._accesses = accesses
         self._numbers: dict[int, int] = {}
-        """Of stacks in the output, by those of the programs."""
+        """The numbers of stacks in the output, by their numbers in the programs."""
         self._pending = np.zeros(0, ROW)
 
     def add(self, rows: Columns, settled_ns: int) -> Iterator[str]:
-        """The lines of all periods that ended before `settled_ns`, until when everything was added."""
+        """The lines of all periods that ended before `settled_ns`.
+
+        All rows of these periods must have been added.
+        """
         rows = structs.concatenate([self._pending, rows])
         is_over = (rows["period"] + 1) * self._period_ns <= settled_ns
         self._pending = structs.take(rows, np.flatnonzero(~is_over))
         return self._lines(structs.take(rows, np.flatnonzero(is_over)))
 
     def rest(self) -> Iterator[str]:
-        """The lines of what was added and not returned yet."""
+        """The lines of all rows that were added and not returned yet."""
         rows, self._pending = self._pending, self._pending[:0]
         return self._lines(rows)
 
     def _lines(self, rows: Columns) -> Iterator[str]:
         ended = merged(structs.take(rows, np.flatnonzero(rows["waiting"] == 0)), *KEY)
-        yield from self._written(ended, self._accesses.of(ended).tolist(), ())
+        yield from self._format(ended, self._accesses.counts(ended).tolist(), ())
         waiting = merged(structs.take(rows, np.flatnonzero(rows["waiting"])), *KEY)
-        yield from self._written(waiting, waiting["waiting"].tolist(), (ONGOING,))
+        yield from self._format(waiting, waiting["waiting"].tolist(), (ONGOING,))
 
-    def _written(self, rows: Columns, accesses: list[int], more: tuple[str, ...]) -> Iterator[str]:
+    def _format(self, rows: Columns, accesses: list[int], more: tuple[str, ...]) -> Iterator[str]:
         for row, count in zip(rows, accesses, strict=True):
             if not count:
-                continue  # a release alone, of a lock that was taken in an earlier period
+                continue  # The period has only the release of a lock that was acquired in an earlier period.
             stack = int(row["stack"])
             if stack not in self._numbers:
-                yield from self._number(stack)
+                yield from self._assign_number(stack)
             yield _line(
                 "s", comm_of(row), f"P{row['tgid']}_T{row['tid']}", self._types[int(row["type"])],
                 f"{int(row['lock']):#x}", int(row["period"]) * self._period_ns, int(row["wait_ns"]), count,
                 self._numbers[stack], *more,
             )  # fmt: skip
 
-    def _number(self, stack: int) -> Iterator[str]:
-        """Give it a number, and say which; all that are not known have the same."""
-        functions = self._places.whole(stack)
-        number = NONE if functions == (NO_STACK,) else len(self._numbers)
+    def _assign_number(self, stack: int) -> Iterator[str]:
+        """Assign a number to the stack. Returns its line unless the number has one already."""
+        functions = self._names.functions(stack)
+        number = NO_NUMBER if functions == (NO_STACK,) else len(self._numbers)
         if number not in self._numbers.values():
             yield _line("t", number, *functions)
         self._numbers[stack] = number

@@ -1,4 +1,4 @@
-"""Waits for kernel locks, takings and holds of them, as rows of one kind, and what they add up to."""
+"""Rows of waits for kernel locks and of holds, their sums, and names of their functions and locks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from lockd.columns.index import mix
 from lockd.columns.structs import Columns
 from lockd.kernel.pairs import Entries
 from lockd.printable import printable
-
-"""Rows of ROW, one-dimensional."""
+from lockd.trace.core.call_stacks import CallStacks
 
 SUMS = ("waits", "given_up", "wait_ns", "acquired", "holds", "hold_ns", "waiting", "holding")
 MAXIMA = ("max_wait_ns", "max_hold_ns", "is_mmap_lock")
 ROW = np.dtype(
     [
         ("lock", np.uint64),
-        ("stack", np.uint64),  # number of the stack that waited, or took the lock
-        ("period", np.int64),  # as the programs count them: time by period
+        ("stack", np.uint64),  # number of the stack that waited for the lock or acquired it
+        ("period", np.int64),  # number of the period: time on CLOCK_MONOTONIC divided by the period's length
         ("tid", np.int64),
         ("tgid", np.int64),
         ("comm", "S16"),  # of the thread
@@ -30,23 +29,31 @@ ROW = np.dtype(
         *((name, np.int64) for name in (*SUMS, *MAXIMA)),
     ]
 )
-"""`waits` are those that ended and, of these, `given_up` those without the lock; `waiting` and `holding` are
-those that had not ended with the trace, whose times so far are in the sums."""
+"""One row for each combination of lock, stack, thread, type and period.
+
+`waits` counts the waits that ended, `given_up` those of them that ended without the lock. `waiting` and
+`holding` count the waits and holds that had not ended when the trace ended; `wait_ns` and `hold_ns` include
+their times until then.
+"""
 HELD_TYPES = 4
-"""Of enum lock_type: of these the takings and releases are seen."""
-KEPT_ROWS = 32768
-"""Before they are added up, at least."""
+"""The number of lock types, the first of enum lock_type, whose acquisitions and releases are traced."""
+MOST_ROWS = 32768
+"""Rows that Sums stores at least before it merges them."""
 SETTLED_NS = 20_000_000
-"""A lock that a thread asked for so long ago, and does not wait for, is taken; with kprobes only its release
-would tell."""
+"""Nanoseconds after which a lock that a thread has asked for, and does not wait for, counts as acquired.
+
+With kprobes, nothing but the release shows that such a lock was acquired.
+"""
+NO_STACK = "[stack lost]"
+"""Stands in place of the functions of a stack that could not be stored."""
 
 
-def rows_of(taken: dict[str, Entries]) -> Columns:
-    """All that was drained; `waits` and `holds` are rows of their own."""
+def drained_rows(drained: dict[str, Entries]) -> Columns:
+    """The entries of the pairs `kernel_locks` and `kernel_holds` as rows: waits in some, holds in others."""
     parts = [np.zeros(0, ROW)]
     for name in ("kernel_locks", "kernel_holds"):
-        if name in taken:
-            keys, values = taken[name]
+        if name in drained:
+            keys, values = drained[name]
             rows = np.zeros(len(keys), ROW)
             for column in ("lock", "stack", "period", "tid", "type"):
                 rows[column] = keys[column]
@@ -56,15 +63,18 @@ def rows_of(taken: dict[str, Entries]) -> Columns:
                 for column in ("waits", "given_up", "wait_ns", "max_wait_ns"):
                     rows[column] = values[column]
             else:
-                for to, column in (("acquired", "acquisitions"), ("holds",) * 2, ("hold_ns",) * 2):
-                    rows[to] = values[column]
-                rows["max_hold_ns"] = values["max_hold_ns"]
+                rows["acquired"] = values["acquisitions"]
+                for column in ("holds", "hold_ns", "max_hold_ns"):
+                    rows[column] = values[column]
             parts.append(rows)
     return structs.concatenate(parts)
 
 
-def still_waiting(keys: Columns, waits: Columns, ended_ns: int, period_ns: int) -> Columns:
-    """Entries of kernel_waits at the end, a row for each. Those of CPUs that spin are left out."""
+def unfinished_waits(keys: Columns, waits: Columns, ended_ns: int, period_ns: int) -> Columns:
+    """A row for each entry of the map kernel_waits at `ended_ns`, the end of the trace.
+
+    Entries of CPUs that spin are left out.
+    """
     slept = np.flatnonzero((keys["cpu"] == 0) & (waits["since"].astype(np.int64) < ended_ns))
     keys, waits = structs.take(keys, slept), structs.take(waits, slept)
     rows = np.zeros(len(keys), ROW)
@@ -77,8 +87,14 @@ def still_waiting(keys: Columns, waits: Columns, ended_ns: int, period_ns: int) 
     return rows
 
 
-def still_held(keys: Columns, holding: Columns, waiting: Columns, ended_ns: int, period_ns: int) -> Columns:
-    """Entries of kernel_holding at the end, a row for each level of them; `waiting` of still_waiting()."""
+def unfinished_holds(
+    keys: Columns, holding: Columns, waiting: Columns, ended_ns: int, period_ns: int
+) -> Columns:
+    """A row for each hold in the map kernel_holding at `ended_ns`, the end of the trace.
+
+    A thread can hold a lock several times (nested): an entry has the times and stacks of all of its levels.
+    `waiting` is the result of unfinished_waits().
+    """
     is_waited_for = np.isin(mix(keys["lock"], keys["tid"]), mix(waiting["lock"], waiting["tid"]))
     depth, since = holding["depth"].astype(np.int64), holding["since"].astype(np.int64)
     nested = since.shape[1]
@@ -97,58 +113,59 @@ def still_held(keys: Columns, holding: Columns, waiting: Columns, ended_ns: int,
         began = since[which, level]
         rows["period"] = began // period_ns
         rows["holding"] = 1
-        rows["acquired"] = (depth[which] == level).astype(np.int64)  # else it was counted then
+        # At the lower levels, the programs have counted the acquisition when it happened.
+        rows["acquired"] = (depth[which] == level).astype(np.int64)
         rows["hold_ns"] = rows["max_hold_ns"] = ended_ns - began
         parts.append(rows)
     return structs.concatenate(parts)
 
 
 def merged(rows: Columns, *by: str) -> Columns:
-    """Rows that are the same in the columns `by` made into one, in the order of these.
+    """One row for each combination of values in the columns `by`, sorted by these columns.
 
-    What is neither the same nor adds up is taken from the row that waited longest, else the one with the most
-    takings.
+    The columns SUMS and MAXIMA are added up. All others are those of the row with the longest wait or, among
+    equals, the most acquisitions.
     """
     if not len(rows):
         return rows
     codes = mix(*(rows[column] for column in by))
     order = np.lexsort((-rows["acquired"], -rows["wait_ns"], codes))
     starts = np.flatnonzero(np.diff(codes[order], prepend=~codes[order[0]]))
-    found = structs.take(rows, order[starts])
+    result = structs.take(rows, order[starts])
     for column in SUMS:
-        found[column] = np.add.reduceat(rows[column][order], starts)
+        result[column] = np.add.reduceat(rows[column][order], starts)
     for column in MAXIMA:
-        found[column] = np.maximum.reduceat(rows[column][order], starts)
-    return structs.take(found, np.lexsort([found[column] for column in reversed(by)]))
+        result[column] = np.maximum.reduceat(rows[column][order], starts)
+    return structs.take(result, np.lexsort([result[column] for column in reversed(by)]))
 
 
 class Sums:
-    """Rows added up by thread, lock, type and stack."""
+    """Adds up rows by lock, thread, type and stack."""
 
     def __init__(self) -> None:
-        self._kept = [np.zeros(0, ROW)]
+        self._parts = [np.zeros(0, ROW)]
 
     def add(self, rows: Columns) -> None:
-        self._kept.append(rows)
-        if sum(map(len, self._kept)) > max(2 * len(self._kept[0]), KEPT_ROWS):
-            self._kept = [self.rows()]
+        self._parts.append(rows)
+        if sum(map(len, self._parts)) > max(2 * len(self._parts[0]), MOST_ROWS):
+            self._parts = [self.rows()]
 
     def rows(self) -> Columns:
-        return merged(structs.concatenate(self._kept), "lock", "tid", "type", "stack")
+        return merged(structs.concatenate(self._parts), "lock", "tid", "type", "stack")
 
 
 def comm_of(row: Any) -> str:
-    """The name of the thread that a row is about."""
+    """The comm of the thread of a row, printable."""
     return printable(row["comm"].decode("utf-8", "replace"))
 
 
 @dataclass
 class Count:
-    """What some rows add up to, whatever their stacks: those of a wait and of its taking are not the same."""
+    """Waits and acquisitions of rows with any stacks: a wait and its acquisition have different stacks."""
 
     waits: int = 0
     got: int = 0
-    """Of the waits, those that ended with the lock."""
+    """Waits that ended with the lock."""
     acquired: int = 0
     holds: int = 0
 
@@ -160,38 +177,94 @@ class Count:
 
     @property
     def accesses(self) -> int:
-        """Waits, and takings that needed none."""
+        """Waits, and acquisitions without a wait."""
         return self.waits + max(self.acquired - self.got, 0)
 
 
 class Accesses:
-    """How often locks were asked for: each wait, and each taking that needed none.
+    """Counts accesses: each wait, and each acquisition without a wait.
 
-    `counts_takings`: whether takings are counted, or only waits. A wait that ends right before the end of a
-    period may have its taking counted in the next.
+    A wait that ends right before the end of a period may have its acquisition counted in the next period.
+    With `has_acquisitions` False, acquisitions are not traced, and only waits are counted.
     """
 
-    def __init__(self, counts_takings: bool) -> None:
-        self._counts_takings = counts_takings
+    def __init__(self, has_acquisitions: bool) -> None:
+        self._has_acquisitions = has_acquisitions
         self._early: dict[int, tuple[int, int]] = {}
-        """Waits that got the lock and whose taking is still to be counted: period and number, by lock, thread
-        and type."""
+        """Waits that ended with the lock and whose acquisitions are not counted yet: period and number of
+        waits, by the hash of lock, thread and type."""
 
-    def of(self, rows: Columns) -> npt.NDArray[np.int64]:
-        """For each row; they are in the order of periods and no two are of the same period, lock, thread and
-        type."""
+    def counts(self, rows: Columns) -> npt.NDArray[np.int64]:
+        """The number of accesses of each row.
+
+        The rows must be sorted by period, with one row for each combination of period, lock, thread and type,
+        and each call must continue where the previous call ended.
+        """
         waits: npt.NDArray[np.int64] = rows["waits"] + rows["waiting"]
-        if not self._counts_takings:
+        if not self._has_acquisitions:
             return waits
         free = rows["acquired"] - (rows["waits"] - rows["given_up"])
         free[rows["type"] >= HELD_TYPES] = 0
         codes = mix(rows["lock"], rows["tid"], rows["type"])
         early = np.concatenate([codes[free < 0], np.array(list(self._early), np.uint64)])
-        for at in np.flatnonzero(np.isin(codes, early)).tolist():
-            period, code = int(rows["period"][at]), int(codes[at])
-            noted, number = self._early.pop(code, (0, 0))
-            free[at] -= number if noted == period - 1 else 0
-            if free[at] < 0:
-                self._early[code] = period, -int(free[at])
-        found: npt.NDArray[np.int64] = waits + np.maximum(free, 0)
-        return found
+        for row in np.flatnonzero(np.isin(codes, early)).tolist():
+            period, code = int(rows["period"][row]), int(codes[row])
+            early_period, number = self._early.pop(code, (0, 0))
+            free[row] -= number if early_period == period - 1 else 0
+            if free[row] < 0:
+                self._early[code] = period, -int(free[row])
+        accesses: npt.NDArray[np.int64] = waits + np.maximum(free, 0)
+        return accesses
+
+
+class Names:
+    """Names of the functions in stacks, and of the locks that were asked for there.
+
+    Stacks are given by their numbers in `stacks`, lock types by their positions in `types`. Functions are
+    written NAME+0xOFFSET, the innermost first.
+    """
+
+    def __init__(self, stacks: CallStacks, types: list[str]) -> None:
+        self._stacks, self._types = stacks, types
+        self._callers: dict[int, tuple[str, ...]] = {}
+        self._locks: dict[tuple[int, int, int], str] = {}
+
+    def functions(self, stack: int) -> tuple[str, ...]:
+        """All functions of a stack, or only NO_STACK."""
+        return self._stacks.names.kernel_places(self._stacks.kernel_addresses(stack)) or (NO_STACK,)
+
+    def callers(self, stack: int) -> tuple[str, ...]:
+        """The functions of a stack without those on top that implement the lock, or only NO_STACK."""
+        if stack not in self._callers:
+            addresses = self._stacks.kernel_addresses(stack)
+            self._callers[stack] = self._stacks.names.kernel_places(addresses, True) or (NO_STACK,)
+        return self._callers[stack]
+
+    def lock(self, address: int, type_: int, stack: int, is_mmap_lock: bool = False) -> str:
+        """The name of the lock that was asked for in that stack, or its address if it has no name."""
+        key = address, type_, stack
+        if key not in self._locks:
+            addresses = self._stacks.kernel_addresses(stack)
+            name = self._stacks.names.kernel_lock(address, self._types[type_], addresses, is_mmap_lock)
+            self._locks[key] = name
+        return self._locks[key]
+
+    def matching(self, rows: Columns, caller: str, lock: str) -> npt.NDArray[np.bool_]:
+        """A mask of the rows whose caller's name begins with `caller` and whose lock is `lock`.
+
+        `lock` is a name or an address such as 0xffff888100a3c1c0. An empty argument matches all rows.
+        """
+        mask = np.ones(len(rows), np.bool_)
+        if caller:
+            stacks = [s for s in np.unique(rows["stack"]).tolist() if self.callers(s)[0].startswith(caller)]
+            mask &= np.isin(rows["stack"], np.array(stacks, np.uint64))
+        if lock:
+            columns = (rows[name].tolist() for name in ("lock", "type", "stack", "is_mmap_lock"))
+            mask &= np.array(
+                [
+                    lock in (f"{address:#x}", self.lock(address, *rest))
+                    for address, *rest in zip(*columns, strict=True)
+                ],
+                np.bool_,
+            )
+        return mask

@@ -1,4 +1,4 @@
-"""Tables of who waits for kernel locks, and holds them, as klockstat prints: by caller or by thread."""
+"""klockstat's tables of waits for kernel locks and of holds, by caller or by thread."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lockd.columns.structs import Columns
-from lockd.trace.klock.places import Places
-from lockd.trace.klock.rows import Count, comm_of
+from lockd.trace.klock.rows import Count, Names, comm_of
 
 UNITS = (
     (3_600_000_000_000, "h"),
@@ -18,15 +17,16 @@ UNITS = (
     (1_000, "us"),
 )
 MARK = "*"
+"""Stands after the times of a line that includes unfinished waits or holds."""
 
 
 class Side(NamedTuple):
-    """Waits or holds: what the table is called, and the columns of a row that it is made of."""
+    """The words of one of the two tables, and the columns of ROW that it is made from."""
 
-    word: str
-    going_on: str
+    title: str
+    participle: str
     sort: str
-    """So begin the fields of --sort."""
+    """The prefix of the values of --sort that are about this table."""
     total: str
     longest: str
     ongoing: str
@@ -35,8 +35,9 @@ class Side(NamedTuple):
 WAITS = Side("Wait", "waiting", "acq", "wait_ns", "max_wait_ns", "waiting")
 HOLDS = Side("Hold", "held", "hld", "hold_ns", "max_hold_ns", "holding")
 FIELDS = ("max", "total", "count", "avg")
+"""The numbers that lines can be sorted by; the first is the default."""
 SORTS = tuple(f"{side.sort}_{name}" for side in (WAITS, HOLDS) for name in FIELDS)
-"""What --sort knows."""
+"""The values that --sort accepts."""
 
 
 @dataclass
@@ -44,19 +45,23 @@ class Line:
     """One line of a table, with the lines of callers below it."""
 
     head: tuple[str, ...]
-    """Callers, innermost first; or the thread."""
+    """The callers, innermost first, or the id and comm of the thread."""
     type: str
+    """The type of the locks, a member of enum lock_type."""
     count: Count = field(default_factory=Count)
     total: int = 0
+    """Nanoseconds of all waits or holds."""
     longest: int = 0
+    """Nanoseconds of the longest wait or hold."""
     ongoing: int = 0
-    who: str = ""
-    """Whose was the longest."""
+    """Waits or holds that had not ended when the trace ended."""
+    longest_thread: str = ""
+    """The comm and id of the thread with the longest wait or hold."""
     locks: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Time by name and address."""
+    """Nanoseconds by the name and address of the lock."""
 
     def value(self, side: Side, name: str) -> float:
-        """One of FIELDS."""
+        """The number for a name of FIELDS: times are in nanoseconds."""
         count = self.count.accesses if side is WAITS else self.count.holds
         values = {"max": self.longest, "total": self.total, "count": count}
         return values[name] if name in values else self.total / max(count, 1)
@@ -64,38 +69,39 @@ class Line:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the user asked for."""
+    """The user's options for the tables."""
 
     functions: int = 1
-    """Of a stack: so many tell two lines apart, and are shown."""
+    """Innermost functions of a stack that are shown; stacks that differ in them have separate lines."""
     most: int | None = None
-    """Lines."""
+    """The largest number of lines of a table; None: no limit."""
     sorts: tuple[str, ...] = ()
-    """Of SORTS."""
+    """Members of SORTS."""
     by_thread: bool = False
+    """Whether there is a line for each thread, not for each caller."""
 
 
-def tables(rows: Columns, places: Places, types: list[str], layout: Layout, has_holds: bool) -> Iterator[str]:
-    """The table of waits and, with `has_holds`, that of holds."""
+def tables(rows: Columns, names: Names, types: list[str], layout: Layout, has_holds: bool) -> Iterator[str]:
+    """The table of waits and, with `has_holds`, that of holds. `types`: the members of enum lock_type."""
     for side in (WAITS, HOLDS)[: 1 + has_holds]:
         lines: dict[tuple[str, ...], Line] = {}
         for row in rows:
-            _add(lines, row, side, places, types, layout)
+            _add(lines, row, side, names, types, layout)
         yield from _table(side, [line for line in lines.values() if line.value(side, "count")], layout)
 
 
 def _add(
-    lines: dict[tuple[str, ...], Line], row: Any, side: Side, places: Places, types: list[str], layout: Layout
+    lines: dict[tuple[str, ...], Line], row: Any, side: Side, names: Names, types: list[str], layout: Layout
 ) -> None:
     type_, stack, address, thread = (int(row[name]) for name in ("type", "stack", "lock", "tid"))
-    head = (str(thread), comm_of(row)) if layout.by_thread else places.callers(stack)[: layout.functions]
+    head = (str(thread), comm_of(row)) if layout.by_thread else names.callers(stack)[: layout.functions]
     line = lines.setdefault((*head, types[type_]), Line(head, types[type_]))
     line.count.add(row)
     line.total += int(row[side.total])
     line.ongoing += int(row[side.ongoing])
     if row[side.longest] >= line.longest:
-        line.longest, line.who = int(row[side.longest]), f"{comm_of(row)} ({thread})"
-    lock = places.lock(address, type_, stack, bool(row["is_mmap_lock"])), address
+        line.longest, line.longest_thread = int(row[side.longest]), f"{comm_of(row)} ({thread})"
+    lock = names.lock(address, type_, stack, bool(row["is_mmap_lock"])), address
     line.locks[lock] = line.locks.get(lock, 0) + int(row[side.total])
 
 
@@ -105,16 +111,17 @@ def _table(side: Side, lines: list[Line], layout: Layout) -> Iterator[str]:
     yield "\n"
     first = f"{'Tid':>18} {'Comm':>18}" if layout.by_thread else f"{'Caller':>37}"
     yield (
-        f"{first} {f'Avg {side.word}':>10} {'Count':>8} {f'Max {side.word}':>10} {f'Total {side.word}':>12}"
+        f"{first} {f'Avg {side.title}':>10} {'Count':>8} {f'Max {side.title}':>10}"
+        f" {f'Total {side.title}':>12}"
         f"  {'Type':<18} Lock\n"
     )
     for line in lines[: layout.most]:
-        yield from _shown(line, side, layout)
+        yield from _format(line, side, layout)
     if any(line.ongoing for line in lines[: layout.most]):
-        yield f"{MARK} some were still {side.going_on} at the end: they count, with their time until then\n"
+        yield f"{MARK} some were still {side.participle} at the end: they count, with their time until then\n"
 
 
-def _shown(line: Line, side: Side, layout: Layout) -> Iterator[str]:
+def _format(line: Line, side: Side, layout: Layout) -> Iterator[str]:
     first = f"{line.head[0]:>18} {line.head[1]:>18}" if layout.by_thread else f"{line.head[0]:>37}"
     (name, address), *others = sorted(line.locks, key=lambda lock: -line.locks[lock])
     yield (
@@ -124,11 +131,11 @@ def _shown(line: Line, side: Side, layout: Layout) -> Iterator[str]:
     )
     if not layout.by_thread and layout.functions > 1:
         yield from (f"{function:>37}\n" for function in line.head[1:])
-        yield f"{'longest:':>37} {line.who}, {name} ({address:#x})\n"
+        yield f"{'longest:':>37} {line.longest_thread}, {name} ({address:#x})\n"
 
 
 def duration(ns: float) -> str:
-    """In the largest unit of which there is one at least, as `1.2 ms`."""
+    """A time in the largest unit in which it is at least 1, with one decimal, such as `1.2 ms`."""
     for size, unit in UNITS:
         if ns >= size:
             return f"{ns / size:.1f} {unit}"

@@ -1,1 +1,1 @@
-"""`lockd trace mutex`: how long pthread mutexes are waited for and held, by uprobes."""
+"""`lockd trace mutex`: how long threads wait for pthread mutexes and hold them, measured by uprobes."""

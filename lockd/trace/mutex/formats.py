@@ -1,4 +1,4 @@
-"""What is known of mutexes as text: histograms as bpftrace prints them, a table, CSV, JSON."""
+"""Output formats for the times of mutexes: histograms as bpftrace prints them, table, CSV, JSON, profile."""
 
 from __future__ import annotations
 
@@ -8,83 +8,105 @@ import json
 from collections.abc import Iterator
 
 from lockd.trace.core.histogram import bars, buckets
-from lockd.trace.mutex.rows import Found, Measured, Place
+from lockd.trace.mutex.times import Key, Measurement, Times
+from lockd.views.profile import Mark, Profile, Sample, Value
 
 TABLE_FRAMES = 3
+"""Functions of a stack that a line of the table shows."""
 COLUMNS = (
     "pid", "comm", "address", "lock", "count", "total_ns", "max_ns", "errors", "state", "stack",
 )  # fmt: skip
 
 
-def _sorted(found: Found) -> list[tuple[Place, Measured]]:
-    """The largest sum last, as bpftrace prints them: at the end of a terminal."""
+def _sorted(times: Times) -> list[tuple[Key, Measurement]]:
+    """The largest sum last, as in bpftrace's output, so that the end of a terminal shows it."""
     return sorted(
-        found.items(),
-        key=lambda one: (one[1].total, one[1].times.count, one[0].lock, one[0].comm, one[0].frames),
+        times.items(),
+        key=lambda item: (item[1].total, item[1].times.count, item[0].lock, item[0].comm, item[0].frames),
     )
 
 
-def as_histograms(found: Found, name: str) -> Iterator[str]:
-    """`@NAME[lock, stack, comm]:` and a line for each slot; then the calls that failed."""
-    has_pids = len({place.pid for place in found}) > 1
-    for place, measured in _sorted(found):
-        for error, count in sorted(measured.errors.items()):
-            yield f"@failed[{_key(place, has_pids, error)}]: {count}\n\n"
-    for place, measured in _sorted(found):
-        if measured.times.counts:
-            yield f"@{name}[{_key(place, has_pids, place.state)}]: \n"
-            yield from bars(measured.times)
+def as_histograms(times: Times, name: str) -> Iterator[str]:
+    """Lines `@failed[lock, stack, comm, error]: count`, then `@NAME[lock, stack, comm]:` and its slots."""
+    has_pids = len({key.pid for key in times}) > 1
+    for key, measurement in _sorted(times):
+        for error, count in sorted(measurement.errors.items()):
+            yield f"@failed[{_bpftrace_key(key, has_pids, error)}]: {count}\n\n"
+    for key, measurement in _sorted(times):
+        if measurement.times.counts:
+            yield f"@{name}[{_bpftrace_key(key, has_pids, key.state)}]: \n"
+            yield from bars(measurement.times)
             yield "\n"
 
 
-def _key(place: Place, has_pids: bool, more: str) -> str:
-    """As bpftrace writes it, with the blanks at the end of lines."""
-    stack = "".join(f"\n    {function}" for function in place.frames) + "\n" if place.frames else ""
-    pid = f", pid {place.pid}" if has_pids else ""
-    return f"{place.lock}, {stack}{', ' if stack else ''}{place.comm}{pid}{more and f', {more}'}"
+def _bpftrace_key(key: Key, has_pids: bool, more: str) -> str:
+    """The key as bpftrace prints it, including blanks at the ends of lines."""
+    stack = "".join(f"\n    {function}" for function in key.frames) + "\n" if key.frames else ""
+    pid = f", pid {key.pid}" if has_pids else ""
+    return f"{key.lock}, {stack}{', ' if stack else ''}{key.comm}{pid}{more and f', {more}'}"
 
 
-def as_table(found: Found) -> Iterator[str]:
-    """The largest sum first; times in microseconds."""
+def as_table(times: Times) -> Iterator[str]:
+    """The lines of a table with times in microseconds, the largest sum first."""
     heads = ("COUNT", "TOTAL_US", "MEAN_US", "MAX_US", "ERRORS", "PID", "COMM", "LOCK", "STACK")
     rows: list[tuple[str, ...]] = [heads]
-    for place, measured in reversed(_sorted(found)):
-        times = measured.times
-        mean = measured.total / times.count if times.count else 0
-        where = " < ".join((*(f"[{text}]" for text in (place.state,) if text), *place.frames[:TABLE_FRAMES]))
+    for key, measurement in reversed(_sorted(times)):
+        histogram = measurement.times
+        mean = measurement.total / histogram.count if histogram.count else 0
+        stack = " < ".join((*(f"[{text}]" for text in (key.state,) if text), *key.frames[:TABLE_FRAMES]))
+        times_ns = measurement.total, mean, histogram.max or 0
         rows.append((
-            str(times.count), *(f"{ns / 1000:.1f}" for ns in (measured.total, mean, times.max or 0)),
-            str(sum(measured.errors.values())), str(place.pid), place.comm, place.lock, where,
+            str(histogram.count), *(f"{ns / 1000:.1f}" for ns in times_ns),
+            str(sum(measurement.errors.values())), str(key.pid), key.comm, key.lock, stack,
         ))  # fmt: skip
-    widths = [max(len(row[at]) for row in rows) for at in range(len(heads))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         numbers = [cell.rjust(width) for cell, width in zip(row[:6], widths[:6], strict=True)]
         names = [cell.ljust(width) for cell, width in zip(row[6:], widths[6:], strict=True)]
         yield "  ".join((*numbers, *names)).rstrip() + "\n"
 
 
-def as_csv(found: Found) -> Iterator[str]:
-    """Text is quoted, a stack is one field with its outermost function first; the largest sum first."""
+def as_csv(times: Times) -> Iterator[str]:
+    """CSV lines, the largest sum first.
+
+    Text is quoted. A stack is one field: its functions, the outermost first, separated by semicolons.
+    """
     line = io.StringIO()
     writer = csv.writer(line, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     yield ",".join(COLUMNS) + "\n"
-    for place, measured in reversed(_sorted(found)):
-        stack = ";".join(name.replace(";", ":") for name in reversed(place.frames))
+    for key, measurement in reversed(_sorted(times)):
+        stack = ";".join(name.replace(";", ":") for name in reversed(key.frames))
         writer.writerow((
-            place.pid, place.comm, f"{place.mutex:#x}", place.lock, measured.times.count, measured.total,
-            measured.times.max or 0, sum(measured.errors.values()), place.state, stack,
+            key.pid, key.comm, f"{key.mutex:#x}", key.lock, measurement.times.count, measurement.total,
+            measurement.times.max or 0, sum(measurement.errors.values()), key.state, stack,
         ))  # fmt: skip
         yield line.getvalue()
         line.seek(0)
         line.truncate()
 
 
-def as_json(found: Found) -> Iterator[str]:
-    """An object for each row, on a line of its own; the largest sum first."""
-    for place, measured in reversed(_sorted(found)):
+def as_json(times: Times) -> Iterator[str]:
+    """A JSON object for each measurement, on a line of its own, the largest sum first."""
+    for key, measurement in reversed(_sorted(times)):
         yield json.dumps({
-            "pid": place.pid, "comm": place.comm, "address": f"{place.mutex:#x}", "lock": place.lock,
-            "stack": list(reversed(place.frames)), "state": place.state, "unit": "ns",
-            "count": measured.times.count, "sum": measured.total, "max": measured.times.max or 0,
-            "errors": measured.errors, "buckets": buckets(measured.times),
+            "pid": key.pid, "comm": key.comm, "address": f"{key.mutex:#x}", "lock": key.lock,
+            "stack": list(reversed(key.frames)), "state": key.state, "unit": "ns",
+            "count": measurement.times.count, "sum": measurement.total, "max": measurement.times.max or 0,
+            "errors": measurement.errors, "buckets": buckets(measurement.times),
         }) + "\n"  # fmt: skip
+
+
+def as_profile(times: Times, title: str, value: str, began: float, seconds: float) -> Profile:
+    """The times as a profile. The mutex stands above the innermost function. `value`: `wait` or `held`."""
+    profile = Profile(title, (Value(value, "nanoseconds"), Value("calls", "count")), [], began, seconds)
+    for key, measurement in times.items():
+        if measurement.times.counts:
+            marks = [Mark(f"[{text}]") for text in (key.lock, key.state) if text]
+            labels = {"lock": key.lock} | ({"state": key.state} if key.state else {})
+            profile.samples.append(
+                Sample(
+                    key.comm, key.pid, key.pid, (*reversed(key.frames), *marks),
+                    (measurement.total, measurement.times.count), labels,
+                )
+            )  # fmt: skip
+    return profile

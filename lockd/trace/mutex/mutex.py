@@ -1,4 +1,4 @@
-"""How long mutexes of processes take to be taken, or how long they are held, by mutex, stack and thread."""
+"""`lockd trace mutex`: how long threads take to acquire mutexes, or hold them, by mutex, stack and comm."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from lockd.load.settings import Trace
 from lockd.trace.core import options, output
 from lockd.trace.core.session import Session
 from lockd.trace.mutex import formats, probes
-from lockd.trace.mutex.rows import ONGOING, Mutexes, as_profile
+from lockd.trace.mutex.times import ONGOING, MutexTimes
 
-HELP = "Measure how long mutexes of processes take to be taken, or how long they are held"
+HELP = "Measure how long threads of processes take to acquire mutexes, or how long they hold them"
 EPILOG = """\
 examples:
-  lockd trace mutex -p 4321 10               how long calls take a mutex, for 10 seconds
+  lockd trace mutex -p 4321 10               how long calls take to acquire a mutex, for 10 seconds
   lockd trace mutex -p 4321 --held           how long mutexes are held, until Ctrl-C
-  lockd trace mutex -p 4321 --format table   the worst first, a line each
+  lockd trace mutex -p 4321 --format table   one line for each mutex and stack, the worst first
   lockd trace mutex -p 4321,4322 --held --flamegraph held.svg 30
 """
 
 DEPTH = 5
-ALL = 1 << 16
+"""Innermost functions of a stack that are shown unless --depth is given."""
+WHOLE_STACK = 1 << 16
+"""A depth that no stack exceeds."""
 FORMATS = ("hist", "table", "json", "csv", "folded", "pprof")
 HOLDS = 65536
-"""Mutexes that are held at one moment."""
+"""The largest number of mutexes that can be held at the same time."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -33,19 +35,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_processes(parser, required=True)
     parser.add_argument(
         "--held", action="store_true",
-        help="how long mutexes are held, from being taken to their release, not how long taking them takes",
+        help="measure how long mutexes are held, from acquisition to release, instead of how long acquiring "
+        "them takes",
     )  # fmt: skip
     parser.add_argument(
-        "--no-ongoing", action="store_true", help="leave out waits and holds that are not over at the end"
+        "--no-ongoing",
+        action="store_true",
+        help="leave out waits and holds that had not ended when the trace ended",
     )
     parser.add_argument(
         "--depth", metavar="N", type=options.positive,
-        help=f"innermost functions that are told apart and shown (default: {DEPTH}; all with --format folded "
-        "or pprof and in flame graphs)",
+        help="show the N innermost functions of each stack, and count stacks that differ in them separately "
+        f"(default: {DEPTH}; all functions with --format folded or pprof and in flame graphs)",
     )  # fmt: skip
     options.add_user_stacks(parser)
     parser.add_argument(
-        "--no-stacks", dest="kernel_stacks_only", action="store_true", help="take no stacks, which is cheaper"
+        "--no-stacks",
+        dest="kernel_stacks_only",
+        action="store_true",
+        help="capture no stacks, which costs less",
     )
     options.add_output(parser, FORMATS, "hist")
 
@@ -61,33 +69,33 @@ def run(args: argparse.Namespace) -> int:
     began = time.time()
     with Session(title, options.load_settings(args, trace), args.duration, args.pids) as session:
         session.stacks.names.read_mappings(args.pids)
-        mutexes = Mutexes(session.stacks, session.manifest.enums["mutex_event"])
-        for taken in session.windows():
-            if "mutexes" in taken:
-                session.events += mutexes.add(taken["mutexes"])
+        times = MutexTimes(session.stacks, session.manifest.enums["mutex_event"])
+        for drained in session.windows():
+            if "mutexes" in drained:
+                session.events += times.add(drained["mutexes"])
         if args.held:
-            mutexes.add_holds(session)
+            times.add_holds(session)
         else:
-            mutexes.add_waits(session)
-        _write(args, mutexes, title, began, session.elapsed)
+            times.add_waits(session)
+        _write(args, times, title, began, session.elapsed)
         session.report()
-        for remark in (*mutexes.remarks(), *_ended_main_threads(args.pids)):
+        for remark in (*times.remarks(), *_ended_main_threads(args.pids)):
             print(f"{title}: {remark}", file=sys.stderr)
     return 0
 
 
-def _write(args: argparse.Namespace, mutexes: Mutexes, title: str, began: float, seconds: float) -> None:
+def _write(args: argparse.Namespace, times: MutexTimes, title: str, began: float, seconds: float) -> None:
     is_profile = args.format in ("folded", "pprof") or (args.flamegraph and not args.format_given)
-    shown = mutexes.found(args.depth or DEPTH)
-    whole = mutexes.found(args.depth or ALL) if is_profile or args.flamegraph else {}
+    shown = times.result(args.depth or DEPTH)
+    whole = times.result(args.depth or WHOLE_STACK) if is_profile or args.flamegraph else {}
     if args.no_ongoing:
         shown, whole = (
-            {place: measured for place, measured in found.items() if place.state not in ONGOING}
-            for found in (shown, whole)
+            {key: measurement for key, measurement in result.items() if key.state not in ONGOING}
+            for result in (shown, whole)
         )
     output.write(
         args,
-        as_profile(whole, title, "held" if args.held else "wait", began, seconds),
+        formats.as_profile(whole, title, "held" if args.held else "wait", began, seconds),
         {
             "hist": formats.as_histograms(shown, "held_time_ns" if args.held else "lock_latency_ns"),
             "table": formats.as_table(shown),
@@ -98,9 +106,12 @@ def _write(args: argparse.Namespace, mutexes: Mutexes, title: str, began: float,
 
 
 def _ended_main_threads(pids: tuple[int, ...]) -> list[str]:
-    """A probe of one process is one of its main thread's."""
+    """Remarks for the user about processes whose main thread has ended.
+
+    The kernel attaches a probe of one process to its main thread, so the probe ends with that thread.
+    """
     return [
-        f"process {pid}: its main thread has ended, after which nothing was seen, though others go on"
+        f"process {pid}: its main thread has ended; since then, its other threads were not traced"
         for pid in pids
         if probes.is_without_main_thread(pid)
     ]

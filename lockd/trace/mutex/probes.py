@@ -1,9 +1,10 @@
-"""Where the mutex functions of processes are, and which of them are to be probed for what.
+"""The probes of `lockd trace mutex`: where the mutex functions of processes are, and what is attached there.
 
-They are in the C library (glibc before 2.34: in libpthread), or in the program, if it is linked statically.
-Return probes put another return address on the stack, at which unwinding ends: what would run as a thread is
-cancelled, as the destructors of C++, does not run then. A wait for a condition is where threads are
-cancelled, hence its end is probed at its last instruction instead.
+The functions are in the C library (glibc before 2.34: in libpthread), or in a program that is linked
+statically. A return probe replaces the return address on the stack, and unwinding ends there. If a thread is
+cancelled in such a function, code that would run while the stack is unwound, such as C++ destructors, does
+not run. Threads are cancelled while they wait for a condition. Therefore the end of such a wait is probed at
+its last instruction instead of by a return probe.
 """
 
 from __future__ import annotations
@@ -18,42 +19,46 @@ from lockd.load.hooks import Candidate, Part, Way
 from lockd.names.objects.elfutils import ElfError
 from lockd.names.objects.function_exits import find_exits
 from lockd.names.objects.object_file import ObjectFile, functions_by_name, open_object
-from lockd.trace.probes.objects import Object, objects_named
+from lockd.trace.probes.binaries import Binary, find_binaries
 
 TAKING = (
     "pthread_mutex_lock", "pthread_mutex_trylock", "pthread_mutex_timedlock", "pthread_mutex_clocklock",
 )  # fmt: skip
 TAKING_C11 = ("mtx_lock", "mtx_trylock", "mtx_timedlock")
 RELEASING = ("pthread_mutex_unlock",)
-"""C11's calls it."""
+"""C11's mtx_unlock() calls this function."""
 WAITING = ("pthread_cond_wait", "pthread_cond_timedwait", "pthread_cond_clockwait")
-"""The same."""
+"""C11's functions for conditions call these functions."""
 LIBRARIES = ("pthread", "c")
-"""Where they are looked for first, in this order: in old glibc, libc passes calls on to libpthread."""
+"""Libraries that are searched first, in this order: in glibc before 2.34, libc forwards to libpthread."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """One of them in one file."""
+    """A mutex function in a file."""
 
     name: str
     address: int
+    """The file's own address of the first instruction."""
     end: int
+    """The file's own address after the last instruction."""
     offset: int
-    """Of the address in the file."""
+    """The offset of the first instruction in the file."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """A file with mutex functions, as one process has mapped it."""
+    """A file with mutex functions that a process has mapped."""
 
     path: str
+    """The path as the process sees it, for messages."""
     place: str
+    """A path by which the kernel finds the file for lockd."""
     functions: tuple[Function, ...]
 
 
 def part(pids: tuple[int, ...], with_holds: bool) -> Part:
-    """The probes for these processes. Raises HostError that says which has no mutex functions, and why."""
+    """The probes for these processes. Raises HostError for a process without mutex functions."""
     hooks = dict.fromkeys(hook for pid in pids for hook in _candidates(pid, library_of(pid), with_holds))
     ended = Candidate("trace", "mutex_thread_ended", "raw_tracepoint", "sched_process_exit", required=False)
     return Part(
@@ -65,17 +70,17 @@ def part(pids: tuple[int, ...], with_holds: bool) -> Part:
 
 
 def library_of(pid: int) -> Library:
-    """Raises HostError."""
-    looked: list[str] = []
+    """The file with the mutex functions that the process uses. Raises HostError if there is none."""
+    searched: list[str] = []
     for name in (*LIBRARIES, _program(pid), "*"):
-        for one in _objects(name, pid):
-            library = _library(one)
+        for binary in _binaries(name, pid):
+            library = _library(binary)
             if library:
                 return library
-            looked.append(one.path)
+            searched.append(binary.path)
     raise HostError(
-        f"process {pid}: no {TAKING[0]}() was found in {', '.join(dict.fromkeys(looked)) or 'it'}: "
-        "a program that is linked statically needs its symbols"
+        f"process {pid}: {', '.join(dict.fromkeys(searched)) or 'it'} has no function {TAKING[0]}(); rule: a "
+        "program that is linked statically needs its symbols"
     )
 
 
@@ -86,31 +91,31 @@ def _program(pid: int) -> str:
         raise HostError(f"process {pid}: its program: {error.strerror}") from error
 
 
-def _objects(name: str, pid: int) -> list[Object]:
+def _binaries(name: str, pid: int) -> list[Binary]:
     try:
-        return objects_named(name, (pid,))
-    except UsageError:  # it has none of that name
+        return find_binaries(name, (pid,))
+    except UsageError:  # the process has mapped no file of that name
         return []
 
 
-def _library(one: Object) -> Library | None:
-    """None if it has not got them. Takes the descriptor."""
+def _library(binary: Binary) -> Library | None:
+    """The mutex functions of a file; None if it has none. Closes the descriptor."""
     try:
-        file = open_object(one.opened, Path(f"/proc/{one.pid}"), os.fsencode(one.path))
+        file = open_object(binary.descriptor, Path(f"/proc/{binary.pid}"), os.fsencode(binary.path))
     except ElfError:
         return None
     try:
-        if not file.machine:  # 32 bits: arguments are elsewhere
+        if not file.machine:  # 32-bit programs pass arguments in other places
             return None
         functions = tuple(_functions(file))
     finally:
         file.close()
     names = {function.name for function in functions}
-    return Library(one.path, one.place, functions) if {TAKING[0], *RELEASING} <= names else None
+    return Library(binary.path, binary.place, functions) if {TAKING[0], *RELEASING} <= names else None
 
 
 def _functions(file: ObjectFile) -> Iterator[Function]:
-    """One for each address: most have several names."""
+    """The mutex functions of a file. A function with several names is returned once."""
     wanted = {*TAKING, *TAKING_C11, *RELEASING, *WAITING}
     for entry in functions_by_name(file, lambda name: name.lstrip("_") in wanted):
         symbol = file.function(entry.address)
@@ -123,7 +128,8 @@ def _candidates(pid: int, library: Library, with_holds: bool) -> Iterator[Candid
     def probe(program: str, mechanism: str, offset: int) -> Candidate:
         return Candidate("trace", program, mechanism, f"{library.place}+{offset:#x}", pid=probed)
 
-    # A probe of one process is one of its main thread's: if that has ended already, all have to be probed.
+    # The kernel attaches a probe of one process to its main thread. If that thread has ended, the probe is
+    # attached for all processes.
     probed = 0 if is_without_main_thread(pid) else pid
     for function in library.functions:
         if function.name in (*TAKING, *TAKING_C11):
@@ -133,36 +139,37 @@ def _candidates(pid: int, library: Library, with_holds: bool) -> Iterator[Candid
         elif with_holds and function.name in RELEASING:
             yield probe("mutex_released", "uprobe", function.offset)
         elif with_holds:
-            last = _last_instructions(library, function)
-            for offset in last:
+            returns = _return_offsets(library, function)
+            for offset in returns:
                 yield probe("condition_wait_returns", "uprobe", offset)
-            if not last:
+            if not returns:
                 yield probe("condition_wait_returned", "uretprobe", function.offset)
             yield probe("condition_wait_entered", "uprobe", function.offset)
 
 
-def _last_instructions(library: Library, function: Function) -> list[int]:
-    """Offsets of those by which a wait for a condition, or what it jumps to at its end, returns.
+def _return_offsets(library: Library, function: Function) -> list[int]:
+    """Offsets in the file of the instructions by which a wait for a condition returns.
 
-    Empty if they are not known for sure.
+    The wait may end with a jump to another such function; then that function's offsets are included. The list
+    is empty if not all offsets are known.
     """
-    waits = {one.address: one for one in library.functions if one.name in WAITING}
-    found: dict[int, int] = {}
-    left = [function]
+    waits = {wait.address: wait for wait in library.functions if wait.name in WAITING}
+    offsets: dict[int, int] = {}
+    pending = [function]
     seen = set()
-    while left:
-        one = left.pop()
-        seen.add(one)
-        exits = find_exits(library.place, one.address, one.end)
+    while pending:
+        current = pending.pop()
+        seen.add(current)
+        exits = find_exits(library.place, current.address, current.end)
         if exits is None or not waits.keys() >= set(exits.jumps):
             return []
-        found |= {address: one.offset + address - one.address for address in exits.returns}
-        left += [waits[to] for to in exits.jumps if waits[to] not in seen]
-    return sorted(found.values())
+        offsets |= {address: current.offset + address - current.address for address in exits.returns}
+        pending += [waits[target] for target in exits.jumps if waits[target] not in seen]
+    return sorted(offsets.values())
 
 
 def is_without_main_thread(pid: int) -> bool:
-    """Whether the thread has ended that the process began with, and others have not."""
+    """Whether the main thread of the process has ended while other threads run on."""
     process = Path(f"/proc/{pid}")
     try:
         state = (process / "stat").read_bytes().rpartition(b") ")[2][:1]

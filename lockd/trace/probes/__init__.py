@@ -1,1 +1,1 @@
-"""Tools on a probe of the user's choice: stackcount, stacksnoop, hist, latency, signals."""
+"""Tools that trace what the user names: stackcount, stacksnoop, hist, latency, signals."""

@@ -1,4 +1,4 @@
-"""How long system calls take, or what is between two tracepoints: histograms by result, process or stack."""
+"""`lockd trace latency`: histograms of the time that system calls take, or between two tracepoints."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ HELP = "Measure how long system calls take, in histograms"
 EPILOG = """\
 examples:
   lockd trace latency read -p 1234 10
-      read() of process 1234 for ten seconds, each error by itself
+      calls of read() in process 1234 for ten seconds, with a histogram for each error
   lockd trace latency fsync,fdatasync --by comm -m 10ms
-      which programs wait for more than 10 ms for their data to be on disk
+      which programs wait for more than 10 ms until their data is on disk
   lockd trace latency all -p 1234 --by none 5
-      every system call of a process, a histogram for each
+      all system calls of a process, with a histogram for each
   lockd trace latency futex -p 1234 --by stack 5
-      where futex() is called from, and how long it takes there
+      calls of futex(), with a histogram for each calling stack
   lockd trace latency irq:softirq_entry,softirq_exit --unit ns 5
-      soft interrupts, by two tracepoints
+      soft interrupts, from one tracepoint to the other
 """
 NEVER_RETURN = ("exit", "exit_group", "rt_sigreturn")
 RESTARTED = "restart_syscall"
@@ -42,26 +42,32 @@ RESULTS = {
     0: "success", 1: "died", -512: "ERESTARTSYS", -513: "ERESTARTNOINTR", -514: "ERESTARTNOHAND",
     -516: "ERESTART_RESTARTBLOCK",
 }  # fmt: skip
-"""What is no errno; see lockd/bpf/trace/latency.bpf.c."""
+"""Names of the results that are no errno, by number (lockd/bpf/trace/latency.bpf.c)."""
 UNITS = {"ns": 1, "us": 1000, "ms": 1_000_000}
 NEAREST = 3
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "calls", metavar="CALLS", help="SYSCALL[,SYSCALL...], or all, or CATEGORY:BEGIN,END: two tracepoints "
-        "that a thread reaches one after the other; END may have a category of its own",
+        "calls", metavar="CALLS", help="SYSCALL[,SYSCALL...]; all for every system call; or "
+        "CATEGORY:BEGIN,END for two tracepoints that a thread reaches one after the other (END can be "
+        "CATEGORY:EVENT too)",
     )  # fmt: skip
     options.add_duration(parser)
-    grouping.add_options(parser, "ret (success, or an error's name), comm (of the process), pid, tid, stack")
+    grouping.add_options(
+        parser, "ret (success, or the name of an error), comm (of the process), pid, tid, stack"
+    )
     parser.set_defaults(by=None)
-    parser.add_argument("--unit", choices=tuple(UNITS), default="us", help="of the buckets (default: us)")
+    parser.add_argument(
+        "--unit", choices=tuple(UNITS), default="us", help="unit of the buckets (default: us)"
+    )
     parser.add_argument(
         "-m", "--min", metavar="TIME", dest="shortest", type=options.seconds, default=0.0,
-        help="leave out what took less, as 10ms or 500us (a number alone is seconds)",
+        help="leave out calls that took less than TIME, such as 10ms or 500us; a number without unit is "
+        "seconds",
     )  # fmt: skip
     parser.add_argument(
-        "--no-ongoing", action="store_true", help="leave out calls that have not returned when the trace ends"
+        "--no-ongoing", action="store_true", help="leave out calls that had not returned when the trace ended"
     )
     options.add_processes(parser)
     options.add_stacks(parser)
@@ -69,11 +75,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    of_calls = ":" not in args.calls
-    trace = _calls(args.calls) if of_calls else _events(args.calls)
+    is_system_calls = ":" not in args.calls
+    trace = _system_calls(args.calls) if is_system_calls else _tracepoints(args.calls)
     if args.by is None:
-        args.by = ("ret",) if of_calls else ()
-    grouping.check(args, ("ret",) if of_calls else ())
+        args.by = ("ret",) if is_system_calls else ()
+    grouping.check(args, ("ret",) if is_system_calls else ())
     args.min_block_ns = int(args.shortest * 1e9)
     defines = {**trace.defines, **grouping.defines(args), "NS_PER_UNIT": UNITS[args.unit]}
     if "ret" in args.by:
@@ -81,19 +87,19 @@ def run(args: argparse.Namespace) -> int:
     trace = replace(trace, defines=defines, pairs=("latency",), maps=("latency_calls",))
     settings = options.load_settings(args, trace)
     with Session("lockd trace latency", settings, args.duration, args.pids) as session:
-        found = Found(args, session)
-        for taken in session.windows():
-            if "latency" in taken:
-                session.events += found.add_ended(taken["latency"])
+        latencies = Latencies(args, session)
+        for drained in session.windows():
+            if "latency" in drained:
+                session.events += latencies.add_ended(drained["latency"])
         if not args.no_ongoing:
-            session.events += found.add_ongoing(session.read_steady("latency_calls"), session.ended_ns)
-        output.write_text(args.output, histogram.FORMATS[args.format](found.groups.result(), args.unit))
+            session.events += latencies.add_ongoing(session.read_steady("latency_calls"), session.ended_ns)
+        output.write_text(args.output, histogram.FORMATS[args.format](latencies.groups.result(), args.unit))
         session.report()
     return 0
 
 
-class Found:
-    """What was measured so far, by group."""
+class Latencies:
+    """Collects the times of calls, by group."""
 
     def __init__(self, args: argparse.Namespace, session: Session) -> None:
         several = args.calls == "all" or ("," in args.calls and ":" not in args.calls)
@@ -103,8 +109,9 @@ class Found:
         self._shortest: int = args.min_block_ns
         self._calls = system_calls.names()
 
-    def add_ended(self, taken: Entries) -> int:
-        keys, values = taken
+    def add_ended(self, entries: Entries) -> int:
+        """Add drained entries, whose calls have returned. Returns the number of calls in them."""
+        keys, values = entries
         columns = {
             **grouping.columns_of(keys["group"]),
             "call": [self._calls.get(number, "") for number in keys["nr"].tolist()],
@@ -122,11 +129,11 @@ class Found:
         return self.groups.add(columns, rows)
 
     def add_ongoing(self, calls: Entries, now_ns: int) -> int:
-        """What has not returned; a stopped process is still in its call."""
+        """Add calls that have not returned, also those of stopped processes. Returns their number."""
         ids, entries = calls
-        took = now_ns - entries["since"].astype("i8")
-        wanted = (entries["since"] > 0) & (took >= self._shortest)
-        ids, entries, took = ids[wanted], entries[wanted], took[wanted].tolist()
+        times_ns = now_ns - entries["since"].astype("i8")
+        wanted = (entries["since"] > 0) & (times_ns >= self._shortest)
+        ids, entries, times_ns = ids[wanted], entries[wanted], times_ns[wanted].tolist()
         pids, tids = grouping.ids_of(ids)
         columns: dict[str, Any] = {
             "comm": [_comm(pid) for pid in pids],
@@ -138,33 +145,33 @@ class Found:
             "ongoing": ["yes"] * len(ids),
         }
         rows: list[Row] = [
-            (self._scale.slot(ns // self._unit), 1, ns / self._unit, ns / self._unit) for ns in took
+            (self._scale.slot(ns // self._unit), 1, ns / self._unit, ns / self._unit) for ns in times_ns
         ]
         return self.groups.add(columns, rows)
 
 
 def result_name(result: int) -> str:
-    """How a call ended, by the member `result` of struct latency_key."""
+    """The name for the member `result` of struct latency_key: `success`, `died` or the name of an error."""
     return RESULTS.get(result) or errno.errorcode.get(-result, str(result))
 
 
 def _comm(pid: int) -> str:
-    """Of a process that should be running."""
+    """The comm of a process; empty if it has ended."""
     try:
         return text(Path(f"/proc/{pid}/comm").read_bytes().rstrip(b"\n")) if pid else "swapper"
     except OSError:
         return ""
 
 
-def _calls(words: str) -> Trace:
-    """What is to be attached for system calls. Raises UsageError."""
+def _system_calls(names: str) -> Trace:
+    """The programs and hooks for the system calls that the user named. Raises UsageError."""
     numbers = {name: number for number, name in system_calls.names().items()}
     hooks = [
         Candidate("trace", "on_thread_exit", "raw_tracepoint", "sched_process_exit"),
         Candidate("trace", "on_thread_renamed", "raw_tracepoint", "sched_process_exec"),
         Candidate("trace", "on_signal_deliver", "raw_tracepoint", "signal_deliver"),
     ]
-    if words == "all":
+    if names == "all":
         defines = {f"NR_{name.upper()}": numbers[name] for name in NEVER_RETURN}
         hooks += [
             Candidate("trace", "on_exit", "raw_tracepoint", "sys_exit"),
@@ -173,7 +180,10 @@ def _calls(words: str) -> Trace:
         way = Way("tracepoint", tuple(hooks), ("trace/latency_system_calls.bpf.c",), ("ALL_CALLS",))
         return Trace((Part("trace", "calls", (way,), FILES),), defines=dict(defines))
     tracefs = ensure_tracefs()
-    for name in (*dict.fromkeys(_call(tracefs, name, numbers) for name in words.split(",")), RESTARTED):
+    for name in (
+        *dict.fromkeys(_tracefs_name(tracefs, name, numbers) for name in names.split(",")),
+        RESTARTED,
+    ):
         optional = name == RESTARTED
         hooks += [
             Candidate("trace", "on_exit", "tracepoint", f"syscalls:sys_exit_{name}", optional=optional),
@@ -183,25 +193,25 @@ def _calls(words: str) -> Trace:
     return Trace((Part("trace", "calls", (way,), FILES),))
 
 
-def _call(tracefs: Path, name: str, numbers: dict[str, int]) -> str:
-    """As tracefs calls it. Raises UsageError with the nearest names."""
+def _tracefs_name(tracefs: Path, name: str, numbers: dict[str, int]) -> str:
+    """The name of a system call in tracefs. Raises UsageError with the nearest names."""
     if name in NEVER_RETURN:
-        raise UsageError(f"{name}: never returns, so it takes no time that could be measured")
+        raise UsageError(f"{name}: never returns, so its duration cannot be measured")
     if name == RESTARTED:
-        raise UsageError(f"{name}: is part of the call that a signal has interrupted, and counted as that")
-    names = system_calls.TRACEFS
-    here = names.get(name, name)
-    if {one: other for other, one in names.items()}.get(here, here) not in numbers:
+        raise UsageError(f"{name}: is counted as part of the system call that a signal has interrupted")
+    tracefs_name = system_calls.TRACEFS.get(name, name)
+    call_names = {in_tracefs: call for call, in_tracefs in system_calls.TRACEFS.items()}
+    if call_names.get(tracefs_name, tracefs_name) not in numbers:
         nearest = get_close_matches(name, numbers, NEAREST)
         hint = f"; did you mean {', '.join(nearest)}?" if nearest else ""
-        raise UsageError(f"{name}: is no system call that is known{hint}")
-    if not (tracefs / f"events/syscalls/sys_enter_{here}").is_dir():
-        raise UsageError(f"{name}: this kernel has no such system call, or no tracepoints of system calls")
-    return here
+        raise UsageError(f"{name}: is not a known system call{hint}")
+    if not (tracefs / f"events/syscalls/sys_enter_{tracefs_name}").is_dir():
+        raise UsageError(f"{name}: this kernel has no such system call, or no tracepoints for system calls")
+    return tracefs_name
 
 
-def _events(names: str) -> Trace:
-    """The same for two tracepoints."""
+def _tracepoints(names: str) -> Trace:
+    """The programs and hooks for the tracepoints CATEGORY:BEGIN,END. Raises UsageError."""
     begin, comma, end = names.partition(",")
     if not comma:
         raise UsageError(f"{names}: rule: CATEGORY:BEGIN,END, two tracepoints")

@@ -1,35 +1,65 @@
-"""What a user writes to say which functions or tracepoints are meant, as bcc's tools take it."""
+"""The patterns by which a user names functions and tracepoints, and the places of probes that they match.
+
+The syntax is that of bcc's tools.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import difflib
+import os
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from lockd.errors import UsageError
+from lockd.errors import HostError, UsageError
+from lockd.load.hooks import Candidate, Part, Way
+from lockd.load.host import ensure_tracefs
+from lockd.names.objects.demangle import Demangler
+from lockd.names.objects.elfutils import ElfError
+from lockd.names.objects.mappings import Mappings
+from lockd.names.objects.object_file import (
+    FunctionEntry,
+    ObjectFile,
+    all_functions,
+    functions_by_name,
+    open_object,
+)
+from lockd.trace.probes.binaries import IN_LIBC, Binary, find_binaries
 
 KERNEL, USER, TRACEPOINT = "kernel function", "user function", "tracepoint"
+"""The kinds of patterns, as messages name them."""
+MECHANISMS = {KERNEL: ("kprobe", "fentry"), USER: ("uprobe",), TRACEPOINT: ("tracepoint",)}
 NEAREST = 3
+"""Names that a message suggests if no name matches."""
 COMPARED = 20_000
-"""Names that are compared with one that is not found; it takes some 10 us for each."""
+"""The largest number of names that are searched for similar names; each takes some 10 us."""
 BEGINS_ALIKE = 3
+"""Characters that names must have in common at the start to be searched, if there are more than COMPARED."""
+MOST = 1000
+"""Functions or tracepoints that one pattern may match, as in bcc."""
+PROGRAM = "trace"
+"""The value of hooks.Candidate.program."""
+NO_EVENTS = ("ftrace",)
+"""Categories that tracefs lists among the events, but to whose members no program can be attached."""
 
 _OBJECT = re.compile(r"[\w./+*?\[\]-]+")
-"""Of a program or a library, a path, or a pattern for those that a process has mapped."""
+"""The name or path of a program or library, or a pattern for those that a process has mapped."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern with `*` for anything, or a regular expression that a name must begin with."""
+    """A name, a name with `*` for anything, or a regular expression that names must begin with."""
 
     text: str
-    """As it was written."""
+    """The pattern as the user wrote it."""
     kind: str
     """KERNEL, USER or TRACEPOINT."""
     object: str
-    """Of user functions: the program or library that they are in."""
+    """For user functions: the program or library, as the user wrote it."""
     name: str
+    """The part of the pattern that function names or tracepoints are matched with."""
     is_regex: bool
 
     @property
@@ -38,33 +68,33 @@ class Pattern:
 
     @property
     def is_demangled(self) -> bool:
-        """Whether it is about names of C++ or Rust as their authors wrote them."""
+        """Whether the pattern is for names as they stand in C++ or Rust sources."""
         return "::" in self.name
 
     def matcher(self) -> Callable[[str], bool]:
-        """Whether a name is meant."""
+        """A function that returns whether a name matches. Raises re.error for an invalid expression."""
         if self.is_exact:
             return self.name.__eq__
-        expression = self.name if self.is_regex else _anything(self.name)
+        expression = self.name if self.is_regex else ".*".join(map(re.escape, self.name.split("*")))
         compiled = re.compile(expression)
-        found = compiled.match if self.is_regex else compiled.fullmatch
-        return lambda name: found(name) is not None
+        match = compiled.match if self.is_regex else compiled.fullmatch
+        return lambda name: match(name) is not None
 
     def nearest(self, names: Iterable[str]) -> str:
-        """`; did you mean A or B?`, of names that are like it; empty if none is."""
+        """A suggestion `; did you mean A or B?` of similar names, or an empty string."""
         word = max(re.findall(r"[\w:]+", self.name), key=len, default="")
-        unique = list(dict.fromkeys(names))
-        alike = [one for one in unique if word in one or one[:BEGINS_ALIKE] == word[:BEGINS_ALIKE]]
-        if len(unique) <= COMPARED:
-            alike = unique
-        found = difflib.get_close_matches(word, alike[:COMPARED], NEAREST) if word else []
-        return f"; did you mean {' or '.join(found)}?" if found else ""
+        candidates = list(dict.fromkeys(names))
+        if len(candidates) > COMPARED:
+            beginning = word[:BEGINS_ALIKE]
+            candidates = [name for name in candidates if word in name or name[:BEGINS_ALIKE] == beginning]
+        similar = difflib.get_close_matches(word, candidates[:COMPARED], NEAREST) if word else []
+        return f"; did you mean {' or '.join(similar)}?" if similar else ""
 
 
 def parse(text: str, is_regex: bool = False) -> Pattern:
-    """`FUNCTION` of the kernel, `OBJECT:FUNCTION` of a program or library, `t:CATEGORY:EVENT`.
+    """Parse `FUNCTION` (of the kernel), `OBJECT:FUNCTION` (of a program or library) or `t:CATEGORY:EVENT`.
 
-    `p:` may come before the first two, as in `p::FUNCTION`. Raises UsageError.
+    The first two may begin with `p:`, as in `p::FUNCTION`. Raises UsageError.
     """
     if text.startswith("u:"):
         raise UsageError(
@@ -95,5 +125,275 @@ def _checked(pattern: Pattern) -> Pattern:
     return pattern
 
 
-def _anything(wildcards: str) -> str:
-    return ".*".join(map(re.escape, wildcards.split("*")))
+@dataclass(frozen=True)
+class Place:
+    """A place where a probe can be attached."""
+
+    name: str
+    """`vfs_read`, `libc.so.6:malloc`, `sched:sched_switch`."""
+    hook: str
+    """The value of hooks.Candidate.hook."""
+    pid: int = 0
+    """The id of the only process that is probed; 0: all processes."""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The places that a pattern matches, at least one."""
+
+    pattern: Pattern
+    places: tuple[Place, ...]
+    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names that match as well but cannot be probed, by the reason."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(place.name for place in self.places)
+
+    def part(self, function: str, files: tuple[str, ...], what: str = "calls") -> Part:
+        """The part that calls the BPF function `function` of `files` from all places.
+
+        If there are several places, the kernel may refuse some.
+        """
+        ways = tuple(
+            Way(mechanism, tuple(self._candidates(function, mechanism)), ())
+            for mechanism in MECHANISMS[self.pattern.kind]
+        )
+        return Part(PROGRAM, what, ways, files)
+
+    def _candidates(self, function: str, mechanism: str) -> Iterator[Candidate]:
+        is_required = len(self.places) == 1
+        for place in self.places:
+            yield Candidate(
+                PROGRAM,
+                function,
+                mechanism,
+                place.hook,
+                is_required,
+                pid=place.pid,
+                one_of_many=not is_required,
+            )
+
+    def remarks(self) -> Iterator[str]:
+        """Sentences for the user about the names in `left_out`."""
+        for reason, names in self.left_out.items():
+            shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            yield f"{len(names):,} left out: {reason}: {shown}"
+
+
+def resolve(pattern: Pattern, pids: tuple[int, ...] = ()) -> Probes:
+    """The places that `pattern` matches; user functions in the processes `pids`, if any are given.
+
+    Raises UsageError if the pattern matches nothing or too much, and HostError if nothing that it matches can
+    be probed.
+    """
+    probes = _resolve(pattern, pids)
+    names = set(probes.names)
+    if len(names) > MOST:
+        raise UsageError(f"{pattern.text}: matches {len(names):,} {pattern.kind}s; rule: at most {MOST:,}")
+    if not names:
+        raise HostError(f"{pattern.text}: no probe can be attached there: {'; '.join(probes.remarks())}")
+    return probes
+
+
+def _resolve(pattern: Pattern, pids: tuple[int, ...]) -> Probes:
+    if pattern.kind == TRACEPOINT:
+        return _tracepoints(pattern, ensure_tracefs() / "events")
+    if pattern.kind == KERNEL:
+        return KernelFunctions(ensure_tracefs()).find(pattern)
+    try:
+        return user_functions(pattern, find_binaries(pattern.object, pids))
+    except UsageError:
+        if pattern.object not in IN_LIBC:
+            raise
+        return user_functions(pattern, find_binaries("c", pids))
+
+
+def _tracepoints(pattern: Pattern, events: Path) -> Probes:
+    names = sorted(
+        f"{file.parent.parent.name}:{file.parent.name}"
+        for file in events.glob("*/*/id")
+        if file.parent.parent.name not in NO_EVENTS
+    )
+    matches = pattern.matcher()
+    places = tuple(Place(name, name) for name in names if matches(name))
+    if not places:
+        raise UsageError(
+            f"{pattern.text}: none of the {len(names):,} tracepoints of this kernel ({events}) matches"
+            f"{pattern.nearest(names)}"
+        )
+    return Probes(pattern, places)
+
+
+class KernelFunctions:
+    """The functions of a kernel, read from files of procfs, tracefs and debugfs.
+
+    The files of tracefs and debugfs may be missing or unreadable.
+    """
+
+    SYMBOL = re.compile(rb"^([0-9a-f]+) [tTwW] (\S+)(?:\t\[(\w+)\])?$", re.MULTILINE)
+    """A line of kallsyms that describes a function: address, name and module."""
+    COPY = re.compile(r"\.(?:isra|constprop|part|llvm)\b.*")
+    """The suffixes that compilers append to the names of copies of a function."""
+    NO_FUNCTION = re.compile(r"__(?:pfx|cfi)_.*|.*\.cold(?:\.\d+)?")
+    """Symbols of the bytes before a function, and of parts of functions that other parts jump to."""
+    MADE_AT_RUN_TIME = (b"bpf", b"__builtin__ftrace", b"__builtin__kprobes")
+    """Names that kallsyms shows in place of a module for code that the kernel has generated."""
+    FILTER = "available_filter_functions"
+
+    def __init__(
+        self,
+        tracefs: Path,
+        kallsyms: Path = Path("/proc/kallsyms"),
+        blacklist: Path = Path("/sys/kernel/debug/kprobes/blacklist"),
+    ) -> None:
+        self._kallsyms = kallsyms
+        self._filter = tracefs / self.FILTER
+        self._blacklist = blacklist
+
+    def find(self, pattern: Pattern) -> Probes:
+        """The functions that match. Raises UsageError if none does, HostError if the kernel hides them.
+
+        A name without suffix also stands for the copies of a function that compilers make.
+        """
+        counts = self._symbol_counts()
+        matches = pattern.matcher()
+        names = [name for name in counts if matches(name)]
+        if not names and pattern.is_exact:
+            names = [name for name in counts if matches(self.COPY.sub("", name))]
+        if not names:
+            raise UsageError(
+                f"{pattern.name}: none of the {len(counts):,} functions of this kernel ({self._kallsyms}) "
+                f"matches{'' if not pattern.is_exact else ', or the compiler has inlined it'}"
+                f"{pattern.nearest(counts)}"
+            )
+        blacklisted, traceable = self._blacklisted(), self._traceable()
+        places: list[Place] = []
+        left_out: dict[str, list[str]] = {}
+        for name in names:
+            if name in blacklisted:
+                reason = "the kernel allows no probes on it (kprobes/blacklist)"
+            elif traceable and name not in traceable:
+                reason = f"it cannot be traced ({self.FILTER})"
+            elif counts[name] > 1:
+                reason = "several functions have that name"
+            else:
+                places.append(Place(name, name))
+                continue
+            left_out.setdefault(reason, []).append(name)
+        return Probes(pattern, tuple(places), _as_tuples(left_out))
+
+    def _symbol_counts(self) -> dict[str, int]:
+        """The number of functions of each name.
+
+        Functions of the section .init.text are left out: the kernel has freed them after its start.
+        """
+        symbols = self.SYMBOL.findall(self._kallsyms.read_bytes())
+        bounds = {name: address for address, name, _ in symbols if name in (b"_sinittext", b"_einittext")}
+        first, last = bounds.get(b"_sinittext", b""), bounds.get(b"_einittext", b"")
+        counts: dict[str, int] = {}
+        for address, name, owner in symbols:
+            if owner in self.MADE_AT_RUN_TIME or first <= address < last:
+                continue
+            text_name = name.decode()
+            if not self.NO_FUNCTION.fullmatch(text_name):
+                counts[text_name] = counts.get(text_name, 0) + 1
+        if not any(int(address, 16) for address, _, _ in symbols[:100]):
+            raise HostError(
+                f"{self._kallsyms}: the kernel hides its functions (kernel.kptr_restrict) or lists none"
+            )
+        return counts
+
+    def _blacklisted(self) -> set[str]:
+        """Names from lines of the form `0xSTART-0xEND NAME`."""
+        return {line.split()[-1] for line in _lines(self._blacklist)}
+
+    def _traceable(self) -> set[str]:
+        """Names from lines of the form `NAME` or `NAME [MODULE]`; empty if the file cannot be read."""
+        return {line.split()[0] for line in _lines(self._filter)}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return []
+
+
+def _as_tuples(names: dict[str, list[str]]) -> dict[str, tuple[str, ...]]:
+    return {reason: tuple(group) for reason, group in names.items()}
+
+
+def user_functions(pattern: Pattern, binaries: Iterable[Binary]) -> Probes:
+    """The functions of `binaries` that match. Closes their descriptors. Raises UsageError if none matches."""
+    places: list[Place] = []
+    left_out: dict[str, list[str]] = {}
+    searched: list[str] = []
+    names: set[str] = set()
+    for binary in binaries:
+        procfs_root = Path(f"/proc/{binary.pid or 'self'}")
+        try:
+            file = open_object(binary.descriptor, procfs_root, os.fsencode(binary.path))
+        except ElfError as error:
+            raise UsageError(f"{binary.path}: is no program or library: {error}") from error
+        try:
+            entries = functions_by_name(file, _function_matcher(pattern))
+            for entry in entries:
+                offset, reason = _probe_offset(file, binary, entry)
+                name = entry.names[0]
+                if reason:
+                    left_out.setdefault(reason, []).append(name)
+                else:
+                    places.append(Place(f"{binary.name}:{name}", f"{binary.place}+{offset:#x}", binary.pid))
+            if not entries:
+                names.update(symbol.name for symbol in all_functions(file))
+                note = "" if file.has_full_symbols else " (only its exported functions have names)"
+                searched.append(f"{binary.path}{note}")
+        finally:
+            file.close()
+    if not places and not left_out:
+        raise UsageError(
+            f"{pattern.text}: none of the {len(names):,} functions of {', '.join(searched)} matches"
+            f"{pattern.nearest(names)}"
+        )
+    unique = tuple({(place.hook, place.pid): place for place in places}.values())
+    return Probes(pattern, unique, _as_tuples(left_out))
+
+
+def _function_matcher(pattern: Pattern) -> Callable[[str], bool]:
+    matches = pattern.matcher()
+    if not pattern.is_demangled:
+        return matches
+    demangler = Demangler()
+    return lambda name: matches(demangler.name(name)) if name.startswith(("_Z", "_R")) else matches(name)
+
+
+def _probe_offset(file: ObjectFile, binary: Binary, entry: FunctionEntry) -> tuple[int, str]:
+    """The offset in the file where the probe is attached, and the reason why it cannot be, else empty."""
+    if entry.is_indirect:
+        address = max(_ifunc_address(file, binary.descriptor, name) for name in entry.names)
+        if address < 0:
+            return -1, "it stands for one of several functions (IFUNC), and which one is unknown"
+        return file.file_offset(address), ""
+    return entry.offset, "" if entry.offset >= 0 else "the file has no code there"
+
+
+def _ifunc_address(file: ObjectFile, descriptor: int, name: str) -> int:
+    """The file's own address of the function that the linker chooses on this host for an IFUNC, or -1.
+
+    An IFUNC such as `strlen` stands for one of several functions, which the linker chooses by the processor.
+    The choice is known for libraries that this process has loaded as well, such as the C library.
+    """
+    status = os.fstat(descriptor)
+    mappings = Mappings(Path("/proc/self/maps").read_bytes())
+    for mapping in mappings.code_files():
+        if (mapping.device, mapping.inode) == (status.st_dev, status.st_ino):
+            try:
+                function = getattr(ctypes.CDLL(os.fsdecode(mapping.path)), name)
+                address = ctypes.cast(function, ctypes.c_void_p).value or 0
+                chosen = mappings.find(address)
+                if chosen and chosen.inode == mapping.inode:
+                    return address - file.bias(chosen)
+            except (OSError, AttributeError, ElfError):
+                return -1
+    return -1

@@ -1,4 +1,4 @@
-"""Every signal that is sent, as it happens: who sends it, who receives it, which it is."""
+"""`lockd trace signals`: every signal as it is sent, with its sender, receiver and result."""
 
 from __future__ import annotations
 
@@ -6,44 +6,75 @@ import argparse
 import csv
 import io
 import json
+import operator
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from difflib import get_close_matches
 
 import numpy as np
 
-from lockd.errors import HostError
-from lockd.kernel.btf import KernelTypes
-from lockd.kernel.rings import Ring, RingReader
 from lockd.load.hooks import Candidate, Part, Way
 from lockd.load.settings import Trace
 from lockd.names.labels.processes import text
 from lockd.trace.core import options, output
 from lockd.trace.core.session import Session
-from lockd.trace.probes.signal_names import code_name, is_by_process, name_of, number_of, result_name
+from lockd.trace.probes.events import EventReader, require_ring_buffers
 
 HELP = "Print every signal that is sent, with its sender and its receiver"
 EPILOG = """\
 examples:
   lockd trace signals                          all signals on this host, until Ctrl-C
-  lockd trace signals -p 1234                  those that process 1234 sends or is sent
-  lockd trace signals --signal KILL,TERM       who ends others
-  lockd trace signals --count 60               how many of which in a minute, by sender and receiver
+  lockd trace signals -p 1234                  signals that process 1234 sends or receives
+  lockd trace signals --signal KILL,TERM       signals that end processes
+  lockd trace signals --count 60               counts for a minute, by sender, receiver and signal
 """
 TITLE = "lockd trace signals"
 RING, RECORD = "signals", "signal_record"
-"""See lockd/bpf/trace/signals.bpf.c."""
+"""The ring buffer, and the map that describes its records (lockd/bpf/trace/signals.bpf.c)."""
 KERNEL = "[kernel]"
+"""The sender of signals that no process has sent."""
+FIRST_REALTIME, LAST = 34, 64
+"""The numbers of SIGRTMIN and SIGRTMAX. The C library reserves 32 and 33 for itself."""
+CODES = {
+    0: "SI_USER", 0x80: "SI_KERNEL", -1: "SI_QUEUE", -2: "SI_TIMER", -3: "SI_MESGQ", -4: "SI_ASYNCIO",
+    -5: "SI_SIGIO", -6: "SI_TKILL", -7: "SI_DETHREAD", -60: "SI_ASYNCNL",
+}  # fmt: skip
+"""Names of the codes that every signal can have; see sigaction(2)."""
+CODES_OF = {
+    "SIGILL": "ILL_ ILLOPC ILLOPN ILLADR ILLTRP PRVOPC PRVREG COPROC BADSTK BADIADDR",
+    "SIGFPE": "FPE_ INTDIV INTOVF FLTDIV FLTOVF FLTUND FLTRES FLTINV FLTSUB",
+    "SIGSEGV": "SEGV_ MAPERR ACCERR BNDERR PKUERR ACCADI ADIDERR ADIPERR MTEAERR MTESERR CPERR",
+    "SIGBUS": "BUS_ ADRALN ADRERR OBJERR MCEERR_AR MCEERR_AO",
+    "SIGTRAP": "TRAP_ BRKPT TRACE BRANCH HWBKPT UNK PERF",
+    "SIGCHLD": "CLD_ EXITED KILLED DUMPED TRAPPED STOPPED CONTINUED",
+    "SIGIO": "POLL_ IN OUT MSG ERR PRI HUP",
+    "SIGSYS": "SYS_ SECCOMP USER_DISPATCH",
+}
+"""Names of the codes of single signals: their common prefix, then the rest of each name from code 1 on."""
+BY_PROCESS = ("SI_USER", "SI_QUEUE", "SI_MESGQ", "SI_TKILL")
+"""Codes of signals that the running process sends.
+
+The kernel sends signals with other codes. It sends SIGCHLD in the name of a child.
+"""
+RESULTS = ("delivered", "ignored", "already pending", "queue full", "delivered without info")
+"""Names for the results of the tracepoint, an enum in the kernel's include/trace/events/signal.h.
+
+A delivered signal is pending as long as the receiver blocks it.
+"""
+NEAREST = 3
+"""Names that a message suggests for a signal that does not exist."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One signal. Of a sender that is the kernel, `sender_pid` and `sender_tid` are 0."""
+    """One signal. If the kernel is the sender, `sender_pid` and `sender_tid` are 0."""
 
     time: str
-    """ISO 8601, with microseconds."""
+    """Local time in ISO 8601, with microseconds."""
     sender: str
     sender_pid: int
     sender_tid: int
@@ -51,19 +82,19 @@ class Sent:
     pid: int
     tid: int
     to: str
-    """`process`, or `thread` if it is for this one only."""
+    """`process`, or `thread` if the signal is for this thread only."""
     signal: str
     code: str
     result: str
     running: str
-    """The process that ran: the sender, or what the kernel was working for, or had interrupted."""
+    """The comm of the running process: the sender, or a process that the kernel worked for or interrupted."""
     running_pid: int
 
 
-def signals(words: str) -> int:
-    """The value of --signal: a bit for each that is named."""
+def signals(text: str) -> int:
+    """The value of --signal as a mask: bit N-1 is set for signal N."""
     try:
-        return sum({1 << number_of(word) - 1 for word in words.split(",")})
+        return sum({1 << number_of(name) - 1 for name in text.split(",")})
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -73,19 +104,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_processes(parser)
     parser.add_argument(
         "--signal", metavar="NAME[,NAME...]", dest="asked", type=signals, default=(1 << 64) - 1,
-        help="only these: TERM, SIGRTMIN+1 or a number",
+        help="only these signals: names such as TERM or SIGRTMIN+1, or numbers",
     )  # fmt: skip
     parser.add_argument(
-        "--count", action="store_true", help="at the end how many there were, by sender, receiver and signal"
+        "--count", action="store_true", help="print counts at the end, by sender, receiver and signal"
     )
     options.add_output(parser, ("table", "csv", "json"), "table")
 
 
 def run(args: argparse.Namespace) -> int:
-    if not KernelTypes().has_helper("ringbuf_output"):
-        raise HostError(
-            f"{TITLE}: this kernel has no ring buffers for BPF programs (Linux 5.8 and later have them)"
-        )
+    require_ring_buffers(TITLE)
     hook = Candidate("trace", "on_signal_generate", "raw_tracepoint", "signal_generate")
     part = Part("trace", "signals", (Way("tracepoint", (hook,), ()),), ("trace/signals.bpf.c",))
     maps = (RING, RECORD)
@@ -97,12 +125,12 @@ def run(args: argparse.Namespace) -> int:
             write(HEADS[args.format])
         reader = _Reader(session)
         for _ in session.windows():
-            sent = reader.read()
-            session.events += len(sent)
+            signals_sent = reader.read()
+            session.events += len(signals_sent)
             if args.count:
-                counts.update((one.sender, one.sender_pid, one.receiver, one.pid, one.signal) for one in sent)
+                counts.update(map(COUNT_KEY, signals_sent))
             else:
-                write("".join(map(LINES[args.format], sent)))
+                write("".join(map(LINES[args.format], signals_sent)))
         if args.count:
             write("".join(COUNTS[args.format](counts)))
         session.report()
@@ -110,26 +138,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Reader:
-    """Of the ring of signals."""
+    """Reads signals from the ring buffer."""
 
     def __init__(self, session: Session) -> None:
-        infos = {info.name: info for info in session.manifest.maps}
-        self._ring = RingReader(Ring(session.fds[RING], infos[RING].entries))
-        self._record = np.dtype(infos[RECORD].value)  # type: ignore[arg-type]
+        self._events = EventReader(session, RING, RECORD)
         self._to_clock = time.time_ns() - time.monotonic_ns()
 
     def read(self) -> list[Sent]:
-        """What was written since the last time, in the order of their times."""
-        rows = np.frombuffer(b"".join(self._ring.records()), self._record)
+        """The signals since the last call, in the order of their times."""
+        rows = self._events.read()
         return [self._sent(*row) for row in rows[np.argsort(rows["at"], kind="stable")].tolist()]
 
     def _sent(
-        self, at: int, running_tgid: int, running_tid: int, tgid: int, tid: int, number: int, code: int,
+        self, at_ns: int, running_tgid: int, running_tid: int, tgid: int, tid: int, number: int, code: int,
         result: int, to_process: int, running_comm: bytes, comm: bytes,
     ) -> Sent:  # fmt: skip
         running = text(running_comm)
         by_process = is_by_process(number, code)
-        when = datetime.fromtimestamp((at + self._to_clock) / 1e9).astimezone()
+        when = datetime.fromtimestamp((at_ns + self._to_clock) / 1e9).astimezone()
         return Sent(
             time=when.isoformat(timespec="microseconds"),
             sender=running if by_process else KERNEL,
@@ -148,17 +174,17 @@ class _Reader:
 
 
 def _line(*cells: object) -> str:
-    """Of the table of signals."""
+    """A line of the table of signals."""
     widths = (15, 15, 7, 15, 7, 7, 7, 11, 13, 0)
     return "  ".join(f"{cell!s:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip() + "\n"
 
 
-def _as_text(one: Sent) -> str:
-    clock = one.time[11:26]
-    sender = one.sender_pid or "-"
+def _as_text(sent: Sent) -> str:
+    clock = sent.time[11:26]
     return _line(
-        clock, one.sender, sender, one.receiver, one.pid, one.tid, one.to, one.signal, one.code, one.result
-    )
+        clock, sent.sender, sent.sender_pid or "-", sent.receiver, sent.pid, sent.tid, sent.to, sent.signal,
+        sent.code, sent.result,
+    )  # fmt: skip
 
 
 def _csv(*cells: object) -> str:
@@ -175,29 +201,77 @@ HEADS = {
 }
 LINES: dict[str, Callable[[Sent], str]] = {
     "table": _as_text,
-    "csv": lambda one: _csv(*asdict(one).values()),
-    "json": lambda one: json.dumps(asdict(one)) + "\n",
+    "csv": lambda sent: _csv(*asdict(sent).values()),
+    "json": lambda sent: json.dumps(asdict(sent)) + "\n",
 }
 
 COUNTED = ("sender", "sender_pid", "receiver", "pid", "signal")
+COUNT_KEY = operator.attrgetter(*COUNTED)
 Counts = Counter[tuple[str | int, ...]]
 
 
 def _counts_as_table(counts: Counts) -> Iterator[str]:
-    """The most frequent last."""
+    """The lines of a table of counts, the largest last."""
     yield f"{'COUNT':>9}  {'SENDER':<15}  {'PID':<7}  {'RECEIVER':<15}  {'PID':<7}  SIGNAL\n"
-    for (sender, sender_pid, receiver, pid, signal), count in reversed(counts.most_common()):
-        yield f"{count:>9}  {sender:<15}  {sender_pid or '-':<7}  {receiver:<15}  {pid:<7}  {signal}\n"
+    for (sender, sender_pid, receiver, pid, name), count in reversed(counts.most_common()):
+        yield f"{count:>9}  {sender:<15}  {sender_pid or '-':<7}  {receiver:<15}  {pid:<7}  {name}\n"
 
 
 def _counts_as_csv(counts: Counts) -> Iterable[str]:
     yield _csv(*COUNTED, "count")
-    yield from (_csv(*about, count) for about, count in counts.most_common())
+    yield from (_csv(*key, count) for key, count in counts.most_common())
 
 
 def _counts_as_json(counts: Counts) -> Iterable[str]:
-    for about, count in counts.most_common():
-        yield json.dumps({**dict(zip(COUNTED, about, strict=True)), "count": count}) + "\n"
+    for key, count in counts.most_common():
+        yield json.dumps({**dict(zip(COUNTED, key, strict=True)), "count": count}) + "\n"
 
 
 COUNTS = {"table": _counts_as_table, "csv": _counts_as_csv, "json": _counts_as_json}
+
+
+def name_of(number: int) -> str:
+    """The name of a signal, such as SIGTERM or SIGRTMIN+3, or its number if it has no name."""
+    if FIRST_REALTIME <= number <= LAST:
+        return f"SIGRTMIN+{number - FIRST_REALTIME}" if number > FIRST_REALTIME else "SIGRTMIN"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def number_of(name: str) -> int:
+    """The number of a signal given as SIGTERM, TERM, sigterm, RTMIN+3 or 15.
+
+    Raises ValueError with the nearest names.
+    """
+    known = {name_of(number): number for number in range(1, LAST + 1)}
+    known |= {"SIGRTMAX": LAST, "SIGPOLL": signal.SIGPOLL, "SIGIOT": signal.SIGIOT}
+    wanted = name.strip().upper()
+    for spelling in (wanted, f"SIG{wanted}"):
+        if spelling in known:
+            return known[spelling]
+    if wanted.isdecimal() and 1 <= int(wanted) <= LAST:
+        return int(wanted)
+    nearest = get_close_matches(f"SIG{wanted.removeprefix('SIG')}", known, NEAREST)
+    hint = f"; did you mean {', '.join(nearest)}?" if nearest else ""
+    raise ValueError(f"{name!r} is no signal{hint}")
+
+
+def code_name(number: int, code: int) -> str:
+    """The name of a signal's code, such as SI_USER or SEGV_MAPERR, or its number if it has no name."""
+    if code in CODES:
+        return CODES[code]
+    prefix, *names = CODES_OF.get(name_of(number), "?").split()
+    return f"{prefix}{names[code - 1]}" if 1 <= code <= len(names) else str(code)
+
+
+def is_by_process(number: int, code: int) -> bool:
+    """Whether the running process has sent the signal, or is the child that a SIGCHLD is about."""
+    return code_name(number, code) in BY_PROCESS or (
+        number == signal.SIGCHLD and code > 0 and code not in CODES
+    )
+
+
+def result_name(result: int) -> str:
+    return RESULTS[result] if 0 <= result < len(RESULTS) else str(result)

@@ -1,4 +1,4 @@
-"""How often functions or tracepoints are reached, by stack."""
+"""`lockd trace stackcount`: how often functions or tracepoints are reached, by stack."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lockd.names.labels.processes import text
 from lockd.trace.core import options, output
 from lockd.trace.core.call_stacks import CallStacks
 from lockd.trace.core.session import Session
-from lockd.trace.probes import probe_options
-from lockd.trace.probes.probes import Probes
+from lockd.trace.probes import pattern_options
+from lockd.trace.probes.patterns import Probes
 from lockd.views.profile import Mark, Profile, Sample, Value
 
 HELP = "Count how often functions or tracepoints are reached, by stack"
 EPILOG = f"""\
-{probe_options.PATTERNS}
+{pattern_options.PATTERNS}
 examples:
   lockd trace stackcount c:malloc -p 185 10           who allocates in process 185, for 10 s
-  lockd trace stackcount 'vfs_*' -D 10 -P             calls of all these of the kernel, by process
+  lockd trace stackcount 'vfs_*' -D 10 -P             calls of all these kernel functions, by process
   lockd trace stackcount t:sched:sched_switch -Ti 5   who leaves the CPU, every 5 s
   lockd trace stackcount -r '^tcp_send' -s            functions by a regular expression, with offsets
   lockd trace stackcount c:malloc -p 185 10 --flamegraph malloc.svg
@@ -31,22 +31,24 @@ TITLE = "lockd trace stackcount"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    probe_options.add_options(parser, "PATTERN")
+    pattern_options.add_options(parser, "PATTERN")
     options.add_duration(parser)
     parser.add_argument(
         "-D", "--duration", dest="long_duration", metavar="DURATION", type=options.seconds,
-        help="the same as DURATION at the end",
+        help="another way to give the duration",
     )  # fmt: skip
     parser.add_argument(
         "-r", "--regexp", action="store_true",
-        help="PATTERN is a regular expression that names begin with (in OBJECT: and t:, what comes after)",
+        help="PATTERN, without OBJECT: or t:, is a regular expression that the beginning of names must match",
     )  # fmt: skip
     parser.add_argument(
         "-i", "--interval", metavar="TIME", type=options.seconds,
-        help="print what was counted, and begin anew, each time that this has passed",
+        help="print the counts after each TIME, each time from zero",
     )  # fmt: skip
-    parser.add_argument("-T", "--timestamp", action="store_true", help="print the time of day with it")
-    parser.add_argument("-P", "--perpid", action="store_true", help="count each process for itself")
+    parser.add_argument(
+        "-T", "--timestamp", action="store_true", help="print the time of day before the counts"
+    )
+    parser.add_argument("-P", "--perpid", action="store_true", help="count each process separately")
     parser.add_argument(
         "-d",
         "--delimited",
@@ -59,14 +61,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    found = probe_options.probes(args, TITLE)
-    settings = settings_of(args, found)
-    with Session(TITLE, settings, args.duration, args.pids, shown=probe_options.shown(args)) as session:
-        probe_options.tell_attached(TITLE, found, session.manifest.hooks)
+    probes = pattern_options.resolve_probes(args, TITLE)
+    settings = settings_of(args, probes)
+    with Session(TITLE, settings, args.duration, args.pids, shown=pattern_options.shown(args)) as session:
+        pattern_options.report_attached(TITLE, probes, session.manifest.hooks)
         counts = _Counts(args, session.stacks)
         due = time.monotonic() + (args.interval or float("inf"))
-        for taken in session.windows():
-            session.events += counts.add(taken)
+        for drained in session.windows():
+            session.events += counts.add(drained)
             if time.monotonic() >= due:
                 due += args.interval
                 counts.write()
@@ -75,13 +77,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def settings_of(args: argparse.Namespace, found: Probes) -> LoadSettings:
-    """What is loaded."""
-    return probe_options.load_settings(args, found, "count_stack", "trace/stackcount.bpf.c", ("stackcount",))
+def settings_of(args: argparse.Namespace, probes: Probes) -> LoadSettings:
+    """The loader's settings for these options."""
+    return pattern_options.load_settings(
+        args, probes, "count_stack", "trace/stackcount.bpf.c", ("stackcount",)
+    )
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Make short forms of options what they stand for. Raises UsageError if some contradict each other."""
+    """Replace short forms of options by the long ones. Raises UsageError for options that contradict."""
     if args.folded:
         if args.format_given and args.format != "folded":
             raise UsageError(f"-f/--folded: not with --format {args.format}")
@@ -90,13 +94,15 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("-D/--duration: the duration is given twice")
     args.duration = args.duration or args.long_duration
     if args.timestamp and args.format in ("json", "pprof"):
-        raise UsageError(f"-T/--timestamp: there is no place for it in --format {args.format}")
+        raise UsageError(f"-T/--timestamp: --format {args.format} has no place for it; rule: a text format")
     if args.interval and (args.format == "pprof" or args.flamegraph):
-        raise UsageError("-i/--interval: a profile or flame graph is of the whole trace; rule: a text format")
+        raise UsageError(
+            "-i/--interval: a profile or flame graph is about the whole trace; rule: a text format"
+        )
 
 
 class _Counts:
-    """What was counted since it was written last, by process and stack."""
+    """Counts by process and stack since they were last written."""
 
     def __init__(self, args: argparse.Namespace, stacks: CallStacks) -> None:
         self._args = args
@@ -105,11 +111,11 @@ class _Counts:
         self._began = time.time()
         self._was_written = False
 
-    def add(self, taken: dict[str, Entries]) -> int:
-        """Of a window; how many that are."""
-        if "stackcount" not in taken:
+    def add(self, drained: dict[str, Entries]) -> int:
+        """Add the entries of a window. Returns the number of events in them."""
+        if "stackcount" not in drained:
             return 0
-        keys, values = taken["stackcount"]
+        keys, values = drained["stackcount"]
         numbers, who = keys["stacks"], values["who"]
         for user, kernel, count, tgid, comm in zip(
             numbers["user"].tolist(), numbers["kernel"].tolist(), values["count"].tolist(),
@@ -120,8 +126,10 @@ class _Counts:
         return int(values["count"].sum())
 
     def write(self, seconds: float | None = None) -> None:
-        """What was counted, within `seconds` if not up to now, in the format that was asked for; then it is
-        gone."""
+        """Write the counts in the format that the user asked for, and start again from zero.
+
+        `seconds`: how long events were counted, by default from the last call until now.
+        """
         now = time.time()
         profile = Profile(
             TITLE, (Value("count", "count"),), list(self._samples()), self._began,
@@ -137,7 +145,7 @@ class _Counts:
         self._began, self._was_written = now, True
 
     def _samples(self) -> Iterator[Sample]:
-        """One for each process and stack that are told apart."""
+        """A sample for each process and stack of functions."""
         sums: dict[tuple[str, int, tuple[str, ...]], int] = {}
         mark = Mark("-" if self._args.format == "folded" else "--")
         delimiter = (mark,) if self._args.delimited else ()
@@ -150,12 +158,14 @@ class _Counts:
 
 
 def _multiline(is_per_process: bool, profile: Profile) -> Iterator[str]:
-    """Each stack with its innermost function first, the kernel's before that of user space, then the process
-    if each counts for itself, then the count."""
+    """Each stack with the innermost function first, then the process with `is_per_process`, then the count.
+
+    The kernel's functions come before those of user space.
+    """
     sums: dict[tuple[tuple[str, ...], str], int] = {}
     for sample in profile.sorted():
         key = sample.frames, f"    {sample.comm} [{sample.pid}]\n" if is_per_process else ""
         sums[key] = sums.get(key, 0) + sample.values[0]
-    for (frames, process), count in sorted(sums.items(), key=lambda one: (one[1], one[0])):
+    for (frames, process), count in sorted(sums.items(), key=lambda item: (item[1], item[0])):
         yield from (f"{'    ' if isinstance(frame, Mark) else '  '}{frame}\n" for frame in reversed(frames))
         yield f"{process}    {count}\n\n"

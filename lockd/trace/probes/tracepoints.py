@@ -1,4 +1,4 @@
-"""Tracepoints as tracefs describes them: which there are, and where in a record the fields are."""
+"""Tracepoints and the fields of their records, as tracefs describes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockd.errors import HostError, UsageError
 
 LINE = re.compile(r"\tfield:(?P<declared>[^;]+);\toffset:(\d+);\tsize:(\d+);\tsigned:([01]);")
 COMMON_BYTES = 8
-"""Programs see another thing where a record has what all tracepoints have in common."""
+"""Bytes at the start of a record with the fields that all tracepoints have. Programs cannot read them."""
 DYNAMIC = "__data_loc"
 ARGUMENTS = {
     **dict.fromkeys(("int", "pid_t", "clockid_t", "key_t", "mqd_t", "s32", "timer_t"), (4, True)),
@@ -19,18 +19,20 @@ ARGUMENTS = {
     **dict.fromkeys(("umode_t", "short unsigned int"), (2, False)),
     **dict.fromkeys(("long", "off_t", "loff_t"), (8, True)),
 }
-"""Bytes and sign of the types of system calls' arguments, for each of which a record has eight bytes."""
+"""Bytes and signedness of the types of system calls' arguments. In records, each argument has eight bytes."""
 NEAREST = 5
+"""Names that a message suggests for a tracepoint that does not exist."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a tracepoint's record."""
+    """A field of a tracepoint's record."""
 
     name: str
     type: str
-    """As the kernel declares it, `char[16]`."""
+    """The C type, such as `char[16]`."""
     offset: int
+    """Bytes from the start of the record."""
     bytes: int
     signed: bool
 
@@ -44,12 +46,12 @@ class Field:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether what is in the record is where the text is."""
+        """Whether the field contains the offset and length of a text, not the text itself."""
         return re.fullmatch(rf"{DYNAMIC} (const )?char ?\[\]", self.type) is not None
 
     @property
     def range(self) -> tuple[int, int]:
-        """The least and the greatest number that it can be."""
+        """The smallest and the largest number that the field can have."""
         bits = 8 * self.bytes
         return (-1 << bits - 1, (1 << bits - 1) - 1) if self.signed else (0, (1 << bits) - 1)
 
@@ -59,27 +61,29 @@ class Tracepoint:
     category: str
     event: str
     fields: tuple[Field, ...]
-    """Those that programs can see."""
+    """The fields that programs can read."""
 
     def __str__(self) -> str:
         return f"{self.category}:{self.event}"
 
     def field(self, name: str) -> Field:
-        """One that can be counted. Raises UsageError, which lists those that can be."""
-        found = next((field for field in self.fields if field.name == name), None)
-        if found and (found.is_number or found.is_text):
-            return found
-        why = f"is of the type {found.type}" if found else "is not one of its fields"
-        known = ", ".join(
-            f"{field.name} ({field.type})" for field in self.fields if field.is_number or field.is_text
-        )
+        """The field `name`. Raises UsageError, which lists the fields, unless it is a number or a text."""
+        countable = [field for field in self.fields if field.is_number or field.is_text]
+        field = next((field for field in self.fields if field.name == name), None)
+        if field in countable:
+            return field
+        why = f"is of the type {field.type}" if field else "is not one of its fields"
+        known = ", ".join(f"{field.name} ({field.type})" for field in countable)
         nearest = difflib.get_close_matches(name, [field.name for field in self.fields], 1)
-        hint = f"; did you mean {nearest[0]}?" if nearest and not found else ""
+        hint = f"; did you mean {nearest[0]}?" if nearest and not field else ""
         raise UsageError(f"{self}: {name} {why}{hint}\nnumbers and texts among its fields: {known or 'none'}")
 
 
 def find(tracefs: Path, name: str) -> Tracepoint:
-    """CATEGORY:EVENT. Raises UsageError with the nearest names, HostError if the file cannot be read."""
+    """The tracepoint called CATEGORY:EVENT.
+
+    Raises UsageError with the nearest names if there is none, HostError if its description cannot be read.
+    """
     category, _, event = name.partition(":")
     if not (re.fullmatch(r"\w+", event) and re.fullmatch(r"[\w-]+", category)):
         nearest = _nearest(tracefs, "", name) if re.fullmatch(r"\w+", name) else ""
@@ -97,13 +101,17 @@ def find(tracefs: Path, name: str) -> Tracepoint:
 
 
 def fields_of(text: str, are_arguments: bool = False) -> tuple[Field, ...]:
-    """Of a file `format`; `are_arguments`: of a system call, which are as wide as their types say."""
+    """The fields that a tracepoint's file `format` describes.
+
+    `are_arguments`: they are arguments of a system call, whose sizes follow from their types, not from the
+    file.
+    """
     fields = []
     for line in text.splitlines():
-        if not (found := LINE.fullmatch(line)):
+        if not (match := LINE.fullmatch(line)):
             continue
-        offset, size, signed = int(found[2]), int(found[3]), found[4] == "1"
-        type_, name = _declared(found["declared"])
+        offset, size, signed = int(match[2]), int(match[3]), match[4] == "1"
+        type_, name = _type_and_name(match["declared"])
         if are_arguments and size == 8:
             size, signed = ARGUMENTS.get(type_.removeprefix("const "), (size, signed))
         if offset >= COMMON_BYTES:
@@ -111,14 +119,14 @@ def fields_of(text: str, are_arguments: bool = False) -> tuple[Field, ...]:
     return tuple(fields)
 
 
-def _declared(text: str) -> tuple[str, str]:
-    """Type and name of `char comm[16]`, `__data_loc char[] name`, `const char * name`."""
-    found = re.fullmatch(r"(.*?)\s*\b(\w+)((?:\[[^\]]*\])*)", text)
-    return (f"{found[1]}{found[3]}", found[2]) if found else (text, text)
+def _type_and_name(text: str) -> tuple[str, str]:
+    """Type and name of a declaration: `char comm[16]`, `__data_loc char[] name`, `const char * name`."""
+    match = re.fullmatch(r"(.*?)\s*\b(\w+)((?:\[[^\]]*\])*)", text)
+    return (f"{match[1]}{match[3]}", match[2]) if match else (text, text)
 
 
 def _nearest(tracefs: Path, category: str, event: str) -> str:
-    """What may have been meant, in words."""
+    """A suggestion `; did you mean A, B?` of similar tracepoints, or an empty string."""
     events = [
         f"{directory.parent.name}:{directory.name}"
         for directory in (tracefs / "events").glob("*/*")

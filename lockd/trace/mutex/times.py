@@ -1,4 +1,4 @@
-"""What is known of mutexes: by mutex, stack and thread name, how often and for how long."""
+"""Times that threads took to acquire mutexes, or held them: by mutex, stack and comm."""
 
 from __future__ import annotations
 
@@ -12,100 +12,103 @@ from lockd.kernel.pairs import Entries
 from lockd.trace.core.call_stacks import CallStacks
 from lockd.trace.core.histogram import Histogram
 from lockd.trace.core.session import Session
-from lockd.views.profile import Mark, Profile, Sample, Value
 
 STILL_WAITING = "still waiting"
 STILL_HELD = "still held"
 HELD_BY_NONE = "still held, its thread has ended"
 ABANDONED = "its thread ended as it waited"
 ONGOING = (STILL_WAITING, STILL_HELD, HELD_BY_NONE, ABANDONED)
-"""What may be said of times that were not over."""
+"""The values of Key.state for times that had not ended when the trace or the thread ended."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """What the times of one row have in common."""
+class Key:
+    """What one measurement is about."""
 
     pid: int
     mutex: int
-    """Its address."""
+    """The address of the mutex."""
     lock: str
-    """Its name, else the address in hexadecimal."""
+    """The name of the mutex, or its address in hexadecimal if it has no name."""
     comm: str
-    """Of the threads."""
+    """The comm of the threads."""
     frames: tuple[str, ...]
-    """Innermost first."""
+    """The functions of the stack, innermost first."""
     state: str = ""
-    """One of ONGOING; empty for what was over."""
+    """A member of ONGOING; empty for times that had ended."""
 
 
 @dataclass
-class Measured:
-    """Nanoseconds of taking a mutex, or of holding it."""
+class Measurement:
+    """The calls that asked for a mutex, or the holds of it."""
 
     times: Histogram = field(default_factory=Histogram)
+    """Nanoseconds of each call or hold."""
     errors: dict[str, int] = field(default_factory=dict)
-    """How many calls did not take it, by the name of the error."""
+    """The number of calls that failed to acquire the mutex, by the name of the error."""
 
     @property
     def total(self) -> int:
+        """Nanoseconds of all calls or holds."""
         return int(self.times.sum or 0)
 
-    def add(self, other: Measured) -> None:
+    def add(self, other: Measurement) -> None:
         if other.times.counts:
             self.times.merge(other.times)
         for name, count in other.errors.items():
             self.errors[name] = self.errors.get(name, 0) + count
 
 
-Found = dict[Place, Measured]
+Times = dict[Key, Measurement]
 
 ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK"}
-"""Names by number: one has two."""
+"""Names of errors by number. EDEADLK is also called EDEADLOCK."""
 
-_Key = tuple[int, int, int, str, str]
-"""Process, mutex, stack, thread name, state."""
+_StackKey = tuple[int, int, int, str, str]
+"""Process, mutex, number of the stack, comm and state."""
 
 
-class Mutexes:
-    """Rows of lockd/bpf/trace/mutex.bpf.c as they are drained, and what goes on at the end."""
+class MutexTimes:
+    """Collects the entries of lockd/bpf/trace/mutex.bpf.c, and unfinished waits and holds at the end."""
 
     def __init__(self, stacks: CallStacks, events: tuple[str, ...], procfs: Path = Path("/proc")) -> None:
         """`events`: the members of enum mutex_event."""
         self._stacks = stacks
         self._events = events
         self._procfs = procfs
-        self._found: dict[_Key, Measured] = {}
+        self._measurements: dict[_StackKey, Measurement] = {}
         self._names: dict[tuple[int, int], str] = {}
+        """Names of mutexes by process and address; empty for those without a name."""
         self._comms: dict[int, str] = {}
-        """By thread."""
+        """Comms by thread id."""
         self.unseen = {"taking_unseen": 0, "release_unseen": 0}
+        """The numbers of events that show that an acquisition or a release was missed."""
 
-    def add(self, rows: Entries) -> int:
-        """How many calls they tell of."""
-        keys, values = rows
+    def add(self, entries: Entries) -> int:
+        """Add drained entries. Returns the number of calls in them."""
+        keys, values = entries
         who = values["who"]
         for mutex, stack, tid, error, slot, event, count, total, highest, tgid, comm in zip(
             *(keys[name].tolist() for name in ("mutex", "stack", "tid", "error", "slot", "event")),
             *(values[name].tolist() for name in ("count", "sum", "max")),
             who["tgid"].tolist(), who["thread_comm"].tolist(), strict=True,
         ):  # fmt: skip
-            what = self._events[event]
+            event_name = self._events[event]
             self._name(tgid, mutex)
-            if what in self.unseen:
-                self.unseen[what] += count
+            if event_name in self.unseen:
+                self.unseen[event_name] += count
                 continue
-            state = ABANDONED if what == "abandoned" else ""
-            measured = self._measured(tgid, mutex, stack, self._comm(tgid, tid, comm), state)
-            if what == "failed":
+            state = ABANDONED if event_name == "abandoned" else ""
+            measurement = self._measurement(tgid, mutex, stack, self._comm(tgid, tid, comm), state)
+            if event_name == "failed":
                 name = ERRORS.get(error, str(error))
-                measured.errors[name] = measured.errors.get(name, 0) + count
+                measurement.errors[name] = measurement.errors.get(name, 0) + count
             else:
-                measured.times.add(slot, count, total, highest)
+                measurement.times.add(slot, count, total, highest)
         return int(values["count"].sum())
 
     def add_waits(self, session: Session) -> None:
-        """Those that go on."""
+        """Add the calls that still wait for a mutex at the end of the trace."""
         tids, values = session.read_steady("mutex_calls")
         for name in ("call", "in_handler"):
             for tid, tgid, (sp, mutex, since, stack, *_) in zip(
@@ -115,14 +118,14 @@ class Mutexes:
                     self._add_ongoing(tgid, tid, mutex, stack, session.ended_ns - since, STILL_WAITING)
 
     def add_holds(self, session: Session) -> None:
-        """Mutexes that are still held, or were when their process ended."""
+        """Add the holds that had not ended when the trace, or before it the process, ended."""
         threads, values = session.read_steady("mutex_ends")
         ended = dict(zip(threads.tolist(), values["at"].tolist(), strict=True))
-        last: dict[int, int] = {}
-        for tid, tgid, at, comm in zip(
+        last_ends: dict[int, int] = {}
+        for tid, tgid, ended_at, comm in zip(
             threads.tolist(), *(values[name].tolist() for name in ("tgid", "at", "comm")), strict=True
         ):
-            last[tgid] = max(at, last.get(tgid, 0))
+            last_ends[tgid] = max(ended_at, last_ends.get(tgid, 0))
             self._comms[tid] = comm.decode(errors="replace")
         keys, values = session.read_steady("mutex_holds")
         names = ("since", "stack", "freed_at", "tid")
@@ -133,36 +136,39 @@ class Mutexes:
             if freed_at:
                 self._add_ongoing(tgid, tid, mutex, stack, freed_at - since, "")
                 continue
-            is_there = (self._procfs / str(tgid)).exists()
-            end = session.ended_ns if is_there else last.get(tgid, session.ended_ns)
-            state = HELD_BY_NONE if is_there and ended.get(tid, 0) > since else STILL_HELD
+            is_running = (self._procfs / str(tgid)).exists()
+            end = session.ended_ns if is_running else last_ends.get(tgid, session.ended_ns)
+            state = HELD_BY_NONE if is_running and ended.get(tid, 0) > since else STILL_HELD
             self._add_ongoing(tgid, tid, mutex, stack, end - since, state)
 
-    def found(self, depth: int) -> Found:
-        """Everything, with the innermost `depth` functions of each stack."""
-        result: Found = {}
-        for (tgid, mutex, stack, comm, state), measured in self._found.items():
+    def result(self, depth: int) -> Times:
+        """All measurements, by the innermost `depth` functions of each stack."""
+        times: Times = {}
+        for (tgid, mutex, stack, comm, state), measurement in self._measurements.items():
             frames = self._stacks.user(stack)[:depth]
-            place = Place(tgid, mutex, self._name(tgid, mutex) or f"{mutex:#x}", comm, frames, state)
-            result.setdefault(place, Measured()).add(measured)
-        return result
+            key = Key(tgid, mutex, self._name(tgid, mutex) or f"{mutex:#x}", comm, frames, state)
+            times.setdefault(key, Measurement()).add(measurement)
+        return times
 
     def remarks(self) -> Iterator[str]:
-        """About what the times do not tell."""
+        """Sentences for the user about holds that are missing in the result."""
         if count := self.unseen["taking_unseen"]:
-            yield f"{count:,} releases of mutexes that were not seen to be taken, as before the trace began"
+            yield (
+                f"{count:,} releases of mutexes are not counted: their acquisitions were not seen, for "
+                "instance because the trace had not begun"
+            )
         if count := self.unseen["release_unseen"]:
-            yield f"{count:,} holds whose end was not seen: they are not counted"
+            yield f"{count:,} holds are not counted: their end was not seen"
 
     def _add_ongoing(self, tgid: int, tid: int, mutex: int, stack: int, ns: int, state: str) -> None:
-        measured = self._measured(tgid, mutex, stack, self._comm(tgid, tid, b""), state)
-        measured.times.add_value(max(ns, 0))
+        measurement = self._measurement(tgid, mutex, stack, self._comm(tgid, tid, b""), state)
+        measurement.times.add_value(max(ns, 0))
 
-    def _measured(self, tgid: int, mutex: int, stack: int, comm: str, state: str) -> Measured:
-        return self._found.setdefault((tgid, mutex, stack, comm, state), Measured())
+    def _measurement(self, tgid: int, mutex: int, stack: int, comm: str, state: str) -> Measurement:
+        return self._measurements.setdefault((tgid, mutex, stack, comm, state), Measurement())
 
     def _comm(self, tgid: int, tid: int, comm: bytes) -> str:
-        """The name of a thread; if it is not given, the one that it has or last had."""
+        """The given comm of a thread or, if it is empty, the thread's present or last known comm."""
         if comm:
             self._comms[tid] = comm.decode(errors="replace")
         else:
@@ -172,23 +178,10 @@ class Mutexes:
         return self._comms.get(tid, "?")
 
     def _name(self, tgid: int, mutex: int) -> str:
-        """Looked for when it is first seen: the process may end at any time."""
+        """The name of a mutex, or an empty string if it has none.
+
+        The name is looked up when the mutex is first seen, because its process may end at any time.
+        """
         if (tgid, mutex) not in self._names:
             self._names[tgid, mutex] = self._stacks.names.variable(tgid, mutex)
         return self._names[tgid, mutex]
-
-
-def as_profile(found: Found, title: str, what: str, began: float, seconds: float) -> Profile:
-    """`what` is `wait` or `held`. The mutex is above the innermost function."""
-    profile = Profile(title, (Value(what, "nanoseconds"), Value("calls", "count")), [], began, seconds)
-    for place, measured in found.items():
-        if measured.times.counts:
-            marks = [Mark(f"[{text}]") for text in (place.lock, place.state) if text]
-            labels = {"lock": place.lock} | ({"state": place.state} if place.state else {})
-            profile.samples.append(
-                Sample(
-                    place.comm, place.pid, place.pid, (*reversed(place.frames), *marks),
-                    (measured.total, measured.times.count), labels,
-                )
-            )  # fmt: skip
-    return profile

@@ -1,7 +1,7 @@
-"""The text of /metrics, made of a snapshot.
+"""The text of /metrics, made from snapshots.
 
-prometheus_client writes the lines of a label set when it is first seen. They are kept, and who scrapes next
-gets them with other numbers: that takes a quarter of the time of writing all of them anew.
+prometheus_client formats the lines of a label set when the label set first occurs. The lines are stored, and
+later scrapes only fill in numbers. This takes a quarter of the time of formatting all lines again.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from lockd.export.catalog import CATALOG, Metric
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
 Encode = Callable[[CollectorRegistry], bytes]
-"""One of prometheus_client's formats."""
+"""A function of prometheus_client that formats all metrics of a registry."""
 Labels = tuple[str, ...]
-_text: Callable[[float], str] = floatToGoString
+_number: Callable[[float], str] = floatToGoString
 
 PROCESS = "exporter"
-"""What this process is called in the label `process`."""
+"""The value of the label `process` for this process."""
 CPU_SECONDS = "lockd_cpu_seconds_total"
 PLAIN = 1_000_000
-"""Below, prometheus_client writes counts with all their digits: what that is needs not be asked for each."""
+"""prometheus_client writes smaller counts with all their digits, so they need not go through it."""
 
 
 class SnapshotError(LockdError):
-    """The sampler sent a block that is not what was agreed: a bug in lockd."""
+    """The block from the sampler breaks a rule, because of a bug in lockd."""
 
 
 class Exposition:
-    """The text in one format, of one block (see lockd.messages) after another, with what this process uses.
+    """Turns one block (see lockd.messages) after another into text of one format.
 
-    The head is {"metrics": [{"name": NAME, "labels": [[value, ...], ...]}, ...],
-    "buckets": [upper edges in seconds, without +Inf], "cpu_seconds_before": CPU time of those in whose place
-    this process is}. A counter or gauge has an array NAME with
-    one value a row, a histogram NAME.buckets (a row of counts, not cumulative, +Inf last) and
+    The head of a block is {"metrics": [{"name": NAME, "labels": [[value, ...], ...]}, ...],
+    "buckets": [upper edges in seconds, without +Inf], "cpu_seconds_before": CPU time of the exporters that
+    this process replaces}. A counter or gauge has an array NAME with one value for each label set. A
+    histogram has the arrays NAME.buckets (for each label set its counts, not cumulative, +Inf last) and
     NAME.sum (seconds).
     """
 
@@ -57,19 +57,20 @@ class Exposition:
         self._encode, self._procfs = encode, procfs
         self._edges: list[str] = []
         self._headers: dict[str, str] = {}
-        """By metric."""
+        """The HELP and TYPE lines of each metric."""
         self._lines: dict[str, dict[Labels, str]] = {}
-        """By metric and row: all of the row's lines, with a %s for each number; of the last block's rows."""
+        """All lines of each metric and label set of the last block, with a %s in place of each number."""
         self._end = encode(CollectorRegistry())
 
     def text(self, head: Mapping[str, Any], arrays: Mapping[str, memoryview]) -> bytes:
+        """The text of a block, including the CPU time and memory of this process. Raises SnapshotError."""
         edges = [repr(float(edge)) for edge in head["buckets"]] + ["+Inf"]
         if edges != self._edges:
             self._edges, self._lines = edges, {}
         own = own_usage(self._procfs)
         own[CPU_SECONDS] += head.get("cpu_seconds_before", 0.0)
-        rows: dict[str, list[list[str]]] = {each["name"]: each["labels"] for each in head["metrics"]}
-        before, self._lines = self._lines, {}
+        rows: dict[str, list[list[str]]] = {metric["name"]: metric["labels"] for metric in head["metrics"]}
+        last_lines, self._lines = self._lines, {}
         parts: list[str] = []
         for name in (*rows, *(name for name in own if name not in rows)):
             metric = CATALOG.get(name)
@@ -82,22 +83,22 @@ class Exposition:
             numbers = self._numbers(metric, len(labels), arrays)
             if name in own:
                 labels.append((PROCESS,))
-                numbers.append(_text(own[name]))
-            lines = self._lines_of(metric, labels, before.get(name, {}))
+                numbers.append(_number(own[name]))
+            lines = self._row_lines(metric, labels, last_lines.get(name, {}))
             self._lines[name] = dict(zip(labels, lines, strict=True))
             parts.append(self._headers[name])
             parts += map(mod, lines, numbers)
         return "".join(parts).encode() + self._end
 
-    def _lines_of(self, metric: Metric, rows: Sequence[Labels], kept: dict[Labels, str]) -> list[str]:
-        """Of each row, those that are not kept written now."""
-        fresh = [row for row in rows if row not in kept]
+    def _row_lines(self, metric: Metric, rows: Sequence[Labels], stored: dict[Labels, str]) -> list[str]:
+        """The lines of each label set, from `stored` or formatted now."""
+        fresh = [row for row in rows if row not in stored]
         if fresh or metric.name not in self._headers:
-            kept = kept | dict(zip(fresh, self._written(metric, fresh), strict=True))
-        return [kept[row] for row in rows]
+            stored = stored | dict(zip(fresh, self._format(metric, fresh), strict=True))
+        return [stored[row] for row in rows]
 
-    def _written(self, metric: Metric, rows: Sequence[Labels]) -> list[str]:
-        """Have the lines of rows written, and put %s in the places of their numbers."""
+    def _format(self, metric: Metric, rows: Sequence[Labels]) -> list[str]:
+        """The lines of each label set as prometheus_client formats them, with %s in place of each number."""
         family = _empty(metric)
         for row in rows:
             if len(row) != len(metric.labels):
@@ -112,37 +113,35 @@ class Exposition:
             else:
                 family.add_metric(_clean(row), 0)
         registry = CollectorRegistry()
-        registry.register(_Only(family))
-        written = self._encode(registry).removesuffix(self._end).decode().split("\n")[:-1]
-        header = [line for line in written if line.startswith("#")]
+        registry.register(_SingleFamily(family))
+        text = self._encode(registry).removesuffix(self._end).decode().split("\n")[:-1]
+        header = [line for line in text if line.startswith("#")]
         self._headers[metric.name] = "".join(f"{line}\n" for line in header)
-        lines = [line.rpartition(" ")[0].replace("%", "%%") + " %s\n" for line in written[len(header) :]]
-        of_each = len(lines) // max(len(rows), 1)
-        return ["".join(lines[at * of_each : (at + 1) * of_each]) for at in range(len(rows))]
+        lines = [line.rpartition(" ")[0].replace("%", "%%") + " %s\n" for line in text[len(header) :]]
+        count = len(lines) // max(len(rows), 1)
+        return ["".join(lines[row * count : (row + 1) * count]) for row in range(len(rows))]
 
     def _numbers(
         self, metric: Metric, rows: int, arrays: Mapping[str, memoryview]
     ) -> list[str | tuple[str, ...]]:
-        """Of each row, in the order of its lines."""
+        """The numbers of each label set, in the order of its lines."""
         if metric.kind == "info":
             return ["1.0"] * rows
         if metric.kind != "histogram":
-            return [_text(value) for value in _array(arrays, metric.name, rows)]
+            return [_number(value) for value in _array(arrays, metric.name, rows)]
         width = len(self._edges)
         counts = _array(arrays, f"{metric.name}.buckets", rows * width)
         sums = _array(arrays, f"{metric.name}.sum", rows)
         numbers: list[str | tuple[str, ...]] = []
-        for at, total in enumerate(sums):
-            up_to = list(accumulate(counts[at * width : (at + 1) * width]))
-            is_plain = up_to[-1] < PLAIN
-            buckets = [f"{count}.0" for count in up_to] if is_plain else [*map(_text, up_to)]
-            numbers.append((*buckets, buckets[-1], _text(total)))  # the last but one is _count
+        for row, total in enumerate(sums):
+            cumulative = list(accumulate(counts[row * width : (row + 1) * width]))
+            is_plain = cumulative[-1] < PLAIN
+            buckets = [f"{count}.0" for count in cumulative] if is_plain else [*map(_number, cumulative)]
+            numbers.append((*buckets, buckets[-1], _number(total)))  # the lines _bucket, _count and _sum
         return numbers
 
 
-class _Only(Collector):
-    """One family."""
-
+class _SingleFamily(Collector):
     def __init__(self, family: Family) -> None:
         self._family = family
 
@@ -161,8 +160,8 @@ def _array(arrays: Mapping[str, memoryview], name: str, length: int) -> Sequence
 
 
 def own_usage(procfs: Path) -> dict[str, float]:
-    """What this process has used: CPU time in seconds and resident memory in bytes."""
-    # Field 2 is the process's name, which may hold blanks and brackets; it ends at the last ")".
+    """CPU time in seconds and resident memory in bytes of this process, by metric."""
+    # Field 2 is the comm, which may contain blanks and brackets; it ends at the last ")".
     stat = (procfs / "self" / "stat").read_text().rpartition(")")[2].split()
     resident = (procfs / "self" / "statm").read_text().split()[1]
     return {
@@ -184,7 +183,7 @@ def _empty(metric: Metric) -> Family:
 
 
 def _clean(values: Sequence[str]) -> list[str]:
-    """Label values that can be encoded: names of processes need not be UTF-8."""
+    """Label values as valid UTF-8: comms can contain any bytes."""
     return [
         value if value.isascii() else value.encode("utf-8", "backslashreplace").decode() for value in values
     ]

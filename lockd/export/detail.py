@@ -1,0 +1,188 @@
+"""The detail tables of a snapshot as JSON and as profiles, filtered by the parameters of a request."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lockd.errors import LockdError
+from lockd.views.profile import KernelFrame, Mark, Profile, Sample, Value
+
+Head = Mapping[str, Any]
+Arrays = Mapping[str, memoryview]
+
+FILTERS = ("unit", "comm", "kind")
+"""Parameters that give the value of the column of the same name."""
+MOST_ROWS = 1000
+DEFAULT_ROWS = 100
+PROGRAMS = {"futex": "locks", "kernel_locks": "locks", "offcpu": "threads"}
+"""The table that has the rows of each program."""
+VALUES = (Value("blocked", "microseconds"), Value("waiting", "microseconds"), Value("waits", "count"))
+CONTENTION = ("lock", "pi")
+"""Kinds of futex waits that a profile shows if the request has no parameter `kind`."""
+MOST_SECONDS = 60
+NO_STACK = Mark("[no stack]")
+
+
+class QueryError(LockdError):
+    """A parameter of the request has a value that breaks its rule."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """The parameters of a request for a table."""
+
+    limit: int
+    """The largest number of rows of the answer."""
+    filters: Mapping[str, str]
+    """The value that a column must have, by the name of the column."""
+
+
+def parse_query(arguments: Mapping[str, list[bytes]]) -> Query:
+    """The parameters `limit` and FILTERS; others are ignored. Raises QueryError."""
+    values = single_values(arguments, ("limit", *FILTERS))
+    limit = values.pop("limit", str(DEFAULT_ROWS))
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= MOST_ROWS):
+        raise QueryError(f'parameter limit: "{limit[:40]}"; rule: a whole number from 1 to {MOST_ROWS}')
+    return Query(int(limit), values)
+
+
+def single_values(arguments: Mapping[str, list[bytes]], names: tuple[str, ...]) -> dict[str, str]:
+    """The values of the parameters `names` that are given. Raises QueryError if one is given twice."""
+    values: dict[str, str] = {}
+    for name in names:
+        given = arguments.get(name, [])
+        if not given:
+            continue
+        if len(given) > 1:
+            raise QueryError(f"parameter {name}: given {len(given)} times; rule: once")
+        try:
+            values[name] = given[0].decode()
+        except UnicodeDecodeError:
+            raise QueryError(f"parameter {name}: {given[0]!r}; rule: UTF-8") from None
+    return values
+
+
+def table_rows(name: str, head: Head, arrays: Arrays) -> Iterator[dict[str, Any]]:
+    """The rows of a table of the block: values by column.
+
+    The head is {"time": ..., "tables": {NAME: {"text": {column: [value, ...]},
+    "numbers": [column, ...], "lists": {column: [[value, ...], ...]}}}}; the numbers of a column
+    are in the array NAME.COLUMN.
+    """
+    table = head["tables"][name]
+    columns: dict[str, Any] = {
+        **table["text"],
+        **{column: arrays[f"{name}.{column}"] for column in table["numbers"]},
+        **table["lists"],
+    }
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))
+
+
+def render_table(name: str, head: Head, arrays: Arrays, query: Query) -> bytes:
+    """A table of the block as JSON: {"time": seconds, NAME: [{column: value, ...}, ...]}.
+
+    Raises QueryError if the table has no column for one of the filters.
+    """
+    for column in query.filters:
+        if column not in head["tables"][name]["text"]:
+            raise QueryError(f"parameter {column}: {name} have no such column; rule: leave it out")
+    wanted = query.filters.items()
+    rows = (row for row in table_rows(name, head, arrays) if all(row[key] == value for key, value in wanted))
+    answer = {"time": head["time"], name: list(itertools.islice(rows, query.limit))}
+    return json.dumps(answer, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+class ProfileQuery:
+    """The parameters of a request for a profile: FILTERS and `seconds` (0 if not given).
+
+    Other parameters are ignored. Raises QueryError.
+    """
+
+    def __init__(self, program: str, arguments: Mapping[str, list[bytes]]) -> None:
+        if program not in PROGRAMS:
+            known = ", ".join(PROGRAMS)
+            raise QueryError(f'parameter program: "{program[:40]}"; rule: one of {known}')
+        self.program = program
+        self.filters = single_values(arguments, (*FILTERS, "seconds"))
+        seconds = self.filters.pop("seconds", "0")
+        if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 9) or (
+            int(seconds) > MOST_SECONDS or ("seconds" in arguments and not int(seconds))
+        ):
+            rule = f"a whole number from 1 to {MOST_SECONDS}"
+            raise QueryError(f'parameter seconds: "{seconds[:40]}"; rule: {rule}')
+        self.seconds = int(seconds)
+
+    def matches(self, row: Mapping[str, Any]) -> bool:
+        """Whether the profile includes this row of the table."""
+        if row["program"] != self.program:
+            return False
+        if self.program == "futex" and "kind" not in self.filters and row["kind"] not in CONTENTION:
+            return False
+        return all(row[name] == value for name, value in self.filters.items())
+
+
+def program_of(arguments: Mapping[str, list[bytes]]) -> str:
+    """The parameter `program`; empty if it is not given."""
+    return single_values(arguments, ("program",)).get("program", "")
+
+
+def profile_of(query: ProfileQuery, head: Head, arrays: Arrays) -> Profile:
+    """A profile of the waits since the daemon started, or since their rows were first seen.
+
+    The values of a sample are the blocked time of waits that have ended, the time of the waits that go on
+    (for a lock: of the longest), and the number of waits that have ended.
+    """
+    samples = [
+        _sample(row) for row in table_rows(PROGRAMS[query.program], head, arrays) if query.matches(row)
+    ]
+    return Profile(f"lockd {query.program}", VALUES, samples, head["time"])
+
+
+def between(earlier: Profile, later: Profile, seconds: float) -> Profile:
+    """The difference of two profiles, of which the later one was taken `seconds` after the earlier one.
+
+    The seconds are given because the wall clock may have been set in between.
+    """
+    before = {_key(sample): sample for sample in earlier.samples}
+    samples = []
+    for sample in later.samples:
+        old = before.get(_key(sample))
+        blocked, waiting, waits = sample.values
+        # If the values have fallen, the sampler has forgotten the row in between, and counts from zero.
+        if old and old.values[0] <= blocked and old.values[2] <= waits:
+            blocked, waits = blocked - old.values[0], waits - old.values[2]
+        samples.append(replace(sample, values=(blocked, min(waiting, round(seconds * 1e6)), waits)))
+    return replace(later, samples=samples, began=earlier.began, seconds=seconds)
+
+
+def with_waiting(profile: Profile) -> Profile:
+    """The profile for formats with one value: blocked time that includes the waits that go on."""
+    samples = [replace(sample, values=(sample.values[0] + sample.values[1],)) for sample in profile.samples]
+    value = Value("blocked, waits that go on included", "microseconds")
+    return replace(profile, values=(value,), samples=samples)
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    """A row as a sample. Its frames are the stack and then the lock.
+
+    For `offcpu`, whose rows have no stacks, the frames are the comm of the thread and the reason.
+    """
+    program = row["program"]
+    if program == "offcpu":
+        frames: tuple[str, ...] = (Mark(row["thread_comm"]), Mark(row["kind"]))
+    else:
+        kind = KernelFrame if program == "kernel_locks" else str
+        stack = tuple(kind(name) for name in reversed(row["stack"]))
+        frames = (*(stack or (row["site"] or NO_STACK,)), Mark(row["lock"] or row["address"]))
+    values = round(row["blocked_us"]), round(row["waiting_us"]), row["blocked_count"]
+    labels = {"unit": row["unit"], "kind": row["kind"], "lock": row["lock"]}
+    return Sample(row["comm"], row["tgid"], row.get("tid", 0), frames, values, labels)
+
+
+def _key(sample: Sample) -> tuple[object, ...]:
+    return sample.comm, sample.pid, sample.tid, sample.frames, tuple(sample.labels.items())

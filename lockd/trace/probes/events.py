@@ -1,0 +1,32 @@
+"""Events that the programs of a tool write to a ring buffer, one record each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockd.columns.structs import Columns
+from lockd.errors import HostError
+from lockd.kernel.btf import KernelTypes
+from lockd.kernel.rings import Ring, RingReader
+from lockd.trace.core.session import Session
+
+
+def require_ring_buffers(title: str) -> None:
+    """Raises HostError, whose message begins with `title`, if the kernel has no ring buffers."""
+    if not KernelTypes().has_helper("ringbuf_output"):
+        raise HostError(
+            f"{title}: this kernel has no ring buffers for BPF programs (Linux 5.8 and later have them)"
+        )
+
+
+class EventReader:
+    """Reads records from the ring buffer `ring`. The value of the map `record` describes their layout."""
+
+    def __init__(self, session: Session, ring: str, record: str) -> None:
+        infos = {info.name: info for info in session.manifest.maps}
+        self._ring = RingReader(Ring(session.fds[ring], infos[ring].entries))
+        self._dtype = np.dtype(infos[record].value)  # type: ignore[arg-type]
+
+    def read(self) -> Columns:
+        """The records since the last call, in the order in which they were written."""
+        return np.frombuffer(b"".join(self._ring.records()), self._dtype)
