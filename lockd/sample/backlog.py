@@ -73,7 +73,7 @@ class Backlog:
         if self._end - self._base + self._map_entries > self._room:
             self._move_to_front()
         end = self._end - self._base
-        count = table.move(
+        count = table.drain_into(
             self._keys_at + end * self._key_bytes, self._values_at + end * self._value_bytes, self._room - end
         )
         self._end += count

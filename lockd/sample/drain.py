@@ -114,7 +114,7 @@ class Collector:
                     self.entries[follower] = 0
         self._saved.is_draining = False
         if CAPTURES in self._maps.pairs:
-            rows = self._maps.drain_one(CAPTURES)
+            rows = self._maps.drain_pair(CAPTURES)
             self.entries[CAPTURES] = len(rows[0])
             if len(rows[0]):
                 self._captures.append(rows)

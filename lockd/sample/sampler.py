@@ -135,7 +135,7 @@ class Sampler:
         self._lock_waits = LockWaits(manifest, self._user_locks, self.detail)
         self._deadlocks = Deadlocks(
             self._resolver.ask,
-            KernelOwners.of(manifest, functions).owner,
+            KernelOwners.from_manifest(manifest, functions).owner,
             self._lock_waits.about,
             lambda tgid: self._identities.of_process(tgid, 0),
             self._processes.thread_comm,

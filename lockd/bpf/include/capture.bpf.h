@@ -72,7 +72,7 @@ static __always_inline void fill_capture(void *ctx, u64 task, struct capture *ke
 
 #define CAPTURED_AGAIN_NS 10000000000 /* others wait for that lock elsewhere, or more is mapped */
 
-#if defined(HAVE_RINGBUF) && (defined(WITH_FUTEX) || defined(WITH_USER_STACKS))
+#if defined(WITH_FUTEX) || defined(WITH_USER_STACKS)
 #define TELLS_OF_PROCESSES
 /* Who reads names is told at once: many a process ends before the maps are drained. */
 struct told_process {

@@ -84,7 +84,7 @@ class Detail:
             }
 
         keys = mix(tids, who["tgid"], codes, kinds, np.full(len(tids), number))
-        return self.threads.rows(keys, now, describe)
+        return self.threads.find_or_add(keys, now, describe)
 
     def add(
         self, table: Table, rows: Rows, blocked_ns: npt.NDArray[Any], count: npt.NDArray[Any],
@@ -104,7 +104,9 @@ class Detail:
         """
         lock_keys = self.locks["key"][lock_rows]
         self.threads["lock_key"][threads] = lock_keys
-        self._pairs.rows(mix(lock_keys, tids), now, lambda positions: {"lock_key": lock_keys[positions]})
+        self._pairs.find_or_add(
+            mix(lock_keys, tids), now, lambda positions: {"lock_key": lock_keys[positions]}
+        )
 
     def threads_by_lock(self, now: float) -> npt.NDArray[np.int64]:
         """Distinct threads that blocked on each lock in the last minute, by row of `locks`."""

@@ -97,7 +97,7 @@ class HeldLocks:
                 "process": processes[positions],
             }
 
-        return self._table.rows(keys, now, describe)
+        return self._table.find_or_add(keys, now, describe)
 
     def _top(self) -> Rows:
         table = self._table

@@ -64,7 +64,7 @@ class LockSeries:
                 "process": processes[positions],
             }
 
-        return self._detail.locks.rows(keys, now, describe)
+        return self._detail.locks.find_or_add(keys, now, describe)
 
     def ask_names(self, resolver: Resolver) -> None:
         """Have the kernel's locks named on which most time was lost, some at a time."""

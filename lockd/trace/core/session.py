@@ -14,10 +14,9 @@ from types import TracebackType
 import numpy as np
 
 from lockd.errors import HostError
-from lockd.kernel.losses import Losses, Lost
+from lockd.kernel.counters import Losses, Lost, program_info
 from lockd.kernel.maps import HashMap
 from lockd.kernel.pairs import Entries, Pairs
-from lockd.kernel.program_info import program_info
 from lockd.kernel.rings import Ring
 from lockd.load.child import run_loader
 from lockd.load.settings import LoadSettings
@@ -238,7 +237,7 @@ class Session:
     def _list(self, name: str, ids: tuple[int, ...]) -> None:
         if name in self.fds:
             for number in ids:
-                self._pairs.hashes[name].put(np.array([number], np.uint32), np.array([1], np.uint8))
+                self._pairs.hashes[name].update(np.array([number], np.uint32), np.array([1], np.uint8))
 
     def _unlist(self, name: str, ids: tuple[int, ...]) -> None:
         if name in self.fds and ids:

@@ -37,11 +37,11 @@ class OpenWaits:
             call["kind"] = call["guess"] = self._kinds.index(one.kind)
             entry["tgid"], entry["nr"] = one.tgid, one.number
             entry["off_since"], entry["state"] = now_ns, self._interruptible
-            if not table.put_new(key, entry):
+            if not table.insert(key, entry):
                 continue
             if asleep(self._procfs, one.tgid, one.tid) == one:
                 entered += 1
-            elif table.get(key)["call"]["since"] == now_ns:  # else it is of another call already
+            elif table.lookup(key)["call"]["since"] == now_ns:  # else it is of another call already
                 table.delete(key)
         return entered
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lockd.kernel.maps import PerCpuCounters
+from lockd.kernel.counters import PerCpuCounters
 from lockd.load.settings import LoadSettings, Trace
 from lockd.trace.core import options
 from lockd.trace.core.call_stacks import NO_STACK

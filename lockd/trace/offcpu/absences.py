@@ -95,7 +95,7 @@ class Absences:
             interrupts = session.map("interrupts")
             entry = np.zeros(1, interrupts.value)
             entry["start"], entry["bytes"] = self._stacks.names.interrupts()
-            interrupts.put(np.zeros(1, np.uint32), entry)
+            interrupts.update(np.zeros(1, np.uint32), entry)
 
     def add(self, taken: dict[str, Entries]) -> None:
         """Count what was drained."""

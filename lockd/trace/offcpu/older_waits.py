@@ -41,7 +41,7 @@ class OlderWaits:
                     self._session.map("threads").delete(np.array([tid], np.uint32))
 
     def _is_mine(self, tid: int) -> bool:
-        entry = self._session.map("threads").get(np.array([tid], np.uint32))
+        entry = self._session.map("threads").lookup(np.array([tid], np.uint32))
         return bool(entry["off_since"] == self._session.began_ns)
 
     def _is_wanted(self, thread: BlockedThread) -> bool:
@@ -64,4 +64,4 @@ class OlderWaits:
             entry["detail"] = manifest.enums[enum].index(member)
         entry["comm"] = thread.comm
         entry["stacks"]["user"] = entry["stacks"]["kernel"] = number
-        return table.put_new(np.array([thread.tid], np.uint32), entry)
+        return table.insert(np.array([thread.tid], np.uint32), entry)
