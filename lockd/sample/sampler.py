@@ -119,7 +119,7 @@ class Sampler:
                 self._resolver,
                 self._collector.known_locks,
                 self._collector.hotspots,
-                list(manifest.enums["futex_kind"]),
+                manifest.enums["futex_kind"],
                 self._may_be_wanted,
                 manifest.constants["CAPTURED_AGAIN_NS"],
             )

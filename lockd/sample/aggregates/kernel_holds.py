@@ -39,7 +39,7 @@ class KernelHoldAggregates:
         self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, resolver: Resolver,
         processes: Processes,
     ) -> None:  # fmt: skip
-        self._types = list(manifest.enums["lock_type"])
+        self._types = manifest.enums["lock_type"]
         self._owned = np.array([self._types.index(name) for name in OWNED])
         self._slots, self._no_slot = manifest.constants["SLOTS"], manifest.constants["SLOT_NONE"]
         self._processes = processes

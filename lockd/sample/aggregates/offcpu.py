@@ -30,7 +30,7 @@ class OffcpuAggregates:
     def __init__(
         self, manifest: Manifest, limits: Limits, budget: Budget, detail: Detail, processes: Processes
     ) -> None:
-        self._states = list(manifest.enums["state"])
+        self._states = manifest.enums["state"]
         self._slots, self._no_slot = manifest.constants["SLOTS"], manifest.constants["SLOT_NONE"]
         self._reasons = Reasons(manifest.enums, manifest.constants)
         self._reason_names = np.array(REASON_NAMES, object)

@@ -23,7 +23,7 @@ class OpenWaits:
 
     def __init__(self, manifest: Manifest, procfs: Path = PROCFS) -> None:
         self._procfs = procfs
-        self._kinds = list(manifest.enums["futex_kind"])
+        self._kinds = manifest.enums["futex_kind"]
         self._runnable = manifest.enums["state"].index("runnable")
         self._interruptible = manifest.enums["state"].index("interruptible")
 

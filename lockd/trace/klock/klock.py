@@ -94,7 +94,7 @@ class LockTrace:
     def __init__(self, session: Session, args: argparse.Namespace) -> None:
         self._session, self._args = session, args
         self._period_ns = args.period * 1_000_000
-        self._types = list(session.manifest.enums["lock_type"])
+        self._types = session.manifest.enums["lock_type"]
         self._has_holds = self._say_mode()
         self._places = Places(session.stacks, self._types)
         self._sums = Sums()

@@ -15,7 +15,7 @@ NO_STACK = "[stack lost]"
 class Places:
     """`types`: names of lock types by number. Functions are NAME+0xOFFSET, innermost first."""
 
-    def __init__(self, stacks: CallStacks, types: list[str]) -> None:
+    def __init__(self, stacks: CallStacks, types: tuple[str, ...]) -> None:
         self._stacks, self._types = stacks, types
         self._callers: dict[int, tuple[str, ...]] = {}
         self._locks: dict[tuple[int, int, int], str] = {}

@@ -28,7 +28,7 @@ class Records:
     is quoted as CSV is.
     """
 
-    def __init__(self, places: Places, types: list[str], period_ns: int, accesses: Accesses) -> None:
+    def __init__(self, places: Places, types: tuple[str, ...], period_ns: int, accesses: Accesses) -> None:
         self._places, self._types = places, types
         self._period_ns = period_ns
         self._accesses = accesses

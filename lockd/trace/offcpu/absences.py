@@ -82,7 +82,7 @@ class Absences:
         self._session = session
         self._stacks = session.stacks
         self._with_runqueue = with_runqueue
-        self._states = list(manifest.enums["state"])
+        self._states = manifest.enums["state"]
         self._reasons = Reasons(manifest.enums, manifest.constants)
         self._key = np.dtype(next(info.key for info in manifest.maps if info.name == "offcpu_0"))  # type: ignore[arg-type]
         self._has_wakers = "woken_by" in (self._key.names or ())
