@@ -75,7 +75,9 @@ class Layout:
     by_thread: bool = False
 
 
-def tables(rows: Columns, places: Places, types: tuple[str, ...], layout: Layout, has_holds: bool) -> Iterator[str]:
+def tables(
+    rows: Columns, places: Places, types: tuple[str, ...], layout: Layout, has_holds: bool
+) -> Iterator[str]:
     """The table of waits and, with `has_holds`, that of holds."""
     for side in (WAITS, HOLDS)[: 1 + has_holds]:
         lines: dict[tuple[str, ...], Line] = {}
@@ -85,7 +87,12 @@ def tables(rows: Columns, places: Places, types: tuple[str, ...], layout: Layout
 
 
 def _add(
-    lines: dict[tuple[str, ...], Line], row: Any, side: Side, places: Places, types: tuple[str, ...], layout: Layout
+    lines: dict[tuple[str, ...], Line],
+    row: Any,
+    side: Side,
+    places: Places,
+    types: tuple[str, ...],
+    layout: Layout,
 ) -> None:
     type_, stack, address, thread = (int(row[name]) for name in ("type", "stack", "lock", "tid"))
     head = (str(thread), comm_of(row)) if layout.by_thread else places.callers(stack)[: layout.functions]

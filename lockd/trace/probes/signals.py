@@ -14,8 +14,6 @@ from datetime import datetime
 
 import numpy as np
 
-from lockd.errors import HostError
-from lockd.kernel.btf import KernelTypes
 from lockd.kernel.rings import Ring, RingReader
 from lockd.load.hooks import Candidate, Part, Way
 from lockd.load.settings import Trace
@@ -82,10 +80,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not KernelTypes().has_helper("ringbuf_output"):
-        raise HostError(
-            f"{TITLE}: this kernel has no ring buffers for BPF programs (Linux 5.8 and later have them)"
-        )
     hook = Candidate("trace", "on_signal_generate", "raw_tracepoint", "signal_generate")
     part = Part("trace", "signals", (Way("tracepoint", (hook,), ()),), ("trace/signals.bpf.c",))
     maps = (RING, RECORD)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockd.errors import HostError
-from lockd.kernel.btf import KernelTypes
 from lockd.kernel.rings import Ring, RingReader
 from lockd.load.settings import LoadSettings
 from lockd.names.labels.processes import text
@@ -61,10 +59,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not KernelTypes().has_helper("ringbuf_output"):
-        raise HostError(
-            f"{TITLE}: this kernel has no ring buffers for BPF programs (Linux 5.8 and later have them)"
-        )
     found = probe_options.probes(args, TITLE)
     name = found.places[0].name if len(found.places) == 1 else args.pattern
     shown = probe_options.shown(args)
