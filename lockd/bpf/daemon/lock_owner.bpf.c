@@ -4,7 +4,7 @@
 
 /* Bits of `owner` in struct mutex, rw_semaphore and rt_mutex_base that are not part of the task's address. */
 #define OWNER_FLAGS 7
-#define READERS_OWN 1 /* in an rwsem (RWSEM_READER_OWNED): the task is only its last reader */
+#define READERS_OWN 1 /* in an rwsem (RWSEM_READER_OWNED): the task is, or was, only its last reader */
 
 static __always_inline u64 owner_of(u64 lock, u32 type)
 {
