@@ -80,7 +80,7 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
 
     attached = Attached()
     try:
-        # Attaching takes kernel locks. Their programs are attached first, so that they see those locks too.
+        # The programs for kernel locks are attached first, because attaching itself takes kernel locks.
         for choice in reversed(choices):
             attached.add(bpf_object, choice)
     except WayRefusedError:
