@@ -65,7 +65,7 @@ class Host:
         processes = Processes(Units(procfs), procfs)
         manifest = Manifest(
             attached_ns=0, chosen=(), hooks=(), maps=(), functions=(),
-            enums={"lock_type": tuple(f"LOCK_{name.upper()}" for name in NAMES)},
+            enums={"lock_type": NAMES},
             constants={"SLOTS": SLOTS, "SLOT_NONE": SLOT_NONE},
         )  # fmt: skip
         self.identities = Identities(processes, wanted or Filter())
