@@ -23,13 +23,14 @@ from bench.loads import Load, built, ours
 from bench.steps import steps
 from bench.variants import PROGRAMS, settings
 from lockd.kernel.btf import KernelTypes
-from lockd.load import loader
-from lockd.load.attach import RETURN_0
-from lockd.load.bpf_object import Module
+from lockd.load.bpf_object import BpfObject
 from lockd.load.choose import choices_for
-from lockd.load.compile_cache import Kept, default_directory
+from lockd.load.compile import compile_cached
+from lockd.load.compiled import CompileCache, default_directory
 from lockd.load.hooks import Candidate
 from lockd.load.host import Host, ensure_tracefs
+from lockd.load.programs import RETURN_0
+from lockd.load.source import source_for
 
 Change = Callable[[str, bytes], bytes]
 """Makes other code of a function's name and code."""
@@ -75,8 +76,8 @@ class Traced:
     def __init__(self, programs: tuple[str, ...]) -> None:
         self._host = Host(KernelTypes(), ensure_tracefs())
         choices = choices_for(settings(programs), self._host)
-        self._source = loader.source_for(settings(programs), choices, self._host)
-        self._compiled = loader.compiled(self._source, Kept(default_directory()))
+        self._source = source_for(settings(programs), choices, self._host.types)
+        self._compiled = compile_cached(self._source, CompileCache(default_directory()))
         every = (hook for choice in choices for hook in choice.hooks)
         self._hooks: list[Candidate] = [hook for hook, missing in every if not missing]
         self.functions = sorted({hook.function for hook in self._hooks} - {*SELDOM})
@@ -90,16 +91,16 @@ class Traced:
     @contextlib.contextmanager
     def attached(self, change: Change) -> Iterator[None]:
         code = {name: change(name, code) for name, code in self._compiled.functions.items()}
-        module = Module(replace(self._compiled, functions=code), self._source, self._host)
+        bpf_object = BpfObject(replace(self._compiled, functions=code), self._source, self._host)
         try:
             for one in self._compiled.maps:
                 for index in (0, 1) if one.inner else ():
-                    module.put_map(one.name, index, f"{one.name}_{index}")
+                    bpf_object.set_map(one.name, index, f"{one.name}_{index}")
             for hook in self._hooks:
-                module.attach(hook)
+                bpf_object.attach(hook)
             yield
         finally:
-            module.close()
+            bpf_object.close()
 
 
 def _helper(instruction: bytes) -> int:

@@ -63,7 +63,6 @@ def nothing() -> Iterator[None]:
 def floor(programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto") -> Iterator[None]:
     """Programs that do nothing at the hooks that lockd would take here. Raises NotHere."""
     from lockd.kernel.btf import KernelTypes
-    from lockd.load import attach
     from lockd.load import programs as loading
     from lockd.load.choose import choices_for
     from lockd.load.host import Host, ensure_tracefs
@@ -79,8 +78,8 @@ def floor(programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto") -> Iter
                     btf_id = (
                         host.types.function(hook.hook) or 0 if hook.mechanism in ("fentry", "fexit") else 0
                     )
-                    program = loading.load(attach.RETURN_0, "empty", hook.mechanism, btf_id)
-                    opened += [program, attach.attach(program, hook.mechanism, hook.hook, host.tracefs)]
+                    program = loading.load(loading.RETURN_0, "empty", hook.mechanism, btf_id)
+                    opened += [program, loading.attach(program, hook.mechanism, hook.hook, host.tracefs)]
         yield
     finally:
         for fd in opened:

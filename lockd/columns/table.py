@@ -1,4 +1,7 @@
-"""A table of numpy columns whose rows are found by hash: bounded, the longest unseen leaves first."""
+"""A bounded table of numpy columns, whose rows are found by hash.
+
+A full table drops the least recently used.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lockd.columns.index import Hashes, Index, Rows, one_of_each
+from lockd.columns.index import Hashes, Index, Rows, distinct_positions
 
 
 class Table:
-    """Columns of the dtypes in `columns`, and besides them `key` and `seen`.
+    """A table with the columns of `columns` (dtypes by name), `key` and `seen`, and at most `capacity` rows.
 
-    A row is found by its key; when it was last asked for (seconds) is in `seen`.
+    `key` is the hash by which a row is found. `seen` is the time at which the row was last asked for, in
+    seconds of the caller's clock.
     """
 
     def __init__(self, columns: Mapping[str, Any], capacity: int) -> None:
@@ -23,65 +27,71 @@ class Table:
             name: np.zeros(64, dtype)
             for name, dtype in {**columns, "key": np.uint64, "seen": np.float64}.items()
         }
+        """Arrays by column name. They are replaced as the table grows."""
         self.used = np.zeros(64, np.bool_)
+        """Whether each row is in use."""
         self._index = Index()
 
     def __len__(self) -> int:
         return len(self._index)
 
     def __getitem__(self, column: str) -> npt.NDArray[Any]:
+        """Return a column, indexed by row number; rows that are not in use have arbitrary values."""
         return self.columns[column]
 
-    def rows(self, keys: Hashes, now: float, describe: Callable[[Rows], Mapping[str, Any]]) -> Rows:
-        """The row of each key. `describe(positions in keys)` gives columns of new rows; the others are 0.
+    def find_or_add(self, keys: Hashes, now: float, describe: Callable[[Rows], Mapping[str, Any]]) -> Rows:
+        """Return the row number of each key; add rows for keys that have none.
 
-        A table that is full gives up its longest unseen rows, a quarter at a time, but none that
-        was asked for `now`: those are in use, and `capacity` must be enough for them.
+        `describe(positions)` returns columns of the new rows, for positions in `keys`; columns that it leaves
+        out are 0. A full table drops the rows with the oldest `seen`, a quarter of its rows at a time, but
+        none that was asked for at `now`: `capacity` must be enough for those.
         """
-        found, places = self._index.look(keys)
-        missing = np.flatnonzero(found < 0)
+        rows, places = self._index.find_with_places(keys)
+        missing = np.flatnonzero(rows < 0)
         if not len(missing):
-            self.columns["seen"][found] = now
-            return found
-        self.columns["seen"][found[found >= 0]] = now  # before any row has to go
-        positions = missing[one_of_each(keys[missing])]
+            self.columns["seen"][rows] = now
+            return rows
+        self.columns["seen"][rows[rows >= 0]] = now  # so that _make_room() keeps these rows
+        positions = missing[distinct_positions(keys[missing])]
         fresh = keys[positions]
         if len(self._index) + len(fresh) > self.capacity:
             self._make_room(len(fresh), now)
-        rows = self._take(len(fresh))
-        self._index.add(fresh, rows, places[positions])
-        described = {**describe(positions), "key": fresh, "seen": now}
+        new_rows = self._take_free(len(fresh))
+        self._index.add(fresh, new_rows, places[positions])
+        values = {**describe(positions), "key": fresh, "seen": now}
         for name, column in self.columns.items():
-            column[rows] = described.get(name, 0)
-        found[positions] = rows
+            column[new_rows] = values.get(name, 0)
+        rows[positions] = new_rows
         if len(positions) < len(missing):
-            found[missing] = self._index.find(keys[missing])
-        return found
+            rows[missing] = self._index.find(keys[missing])
+        return rows
 
     def find(self, keys: Hashes) -> Rows:
-        """The row of each key, -1 where there is none."""
+        """Return the row number of each key, -1 for a key without a row."""
         return self._index.find(keys)
 
     def forget_unseen(self, before: float) -> None:
-        """Drop the rows that were last asked for before `before`."""
+        """Drop the rows that were last asked for before the time `before`."""
         self.drop(np.flatnonzero(self.used & (self.columns["seen"] < before)))
 
     def drop(self, rows: Rows) -> None:
-        """Forget these rows, which are in use, each once."""
+        """Drop distinct rows that are in use."""
         self.used[rows] = False
         self._index.remove(self.columns["key"][rows])
 
     def _make_room(self, wanted: int, now: float) -> None:
+        """Drop rows that were not asked for at `now`: as many as `wanted` needs, at least a quarter."""
         idle = np.flatnonzero(self.used & (self.columns["seen"] < now))
         count = max(len(self._index) + wanted - self.capacity, self.capacity // 4)
         if count < len(idle):
             idle = idle[np.argpartition(self.columns["seen"][idle], count)[:count]]
         self.drop(idle)
 
-    def _take(self, count: int) -> Rows:
+    def _take_free(self, count: int) -> Rows:
+        """Mark `count` free rows as used and return them; grow the columns if there are too few."""
         free = np.flatnonzero(~self.used)
         if len(free) < count:
-            # In steps of twice as many, but to no more rows than there may be.
+            # The columns double, but have no more rows than the capacity.
             grown = max(min(2 * len(self.used), self.capacity), len(self.used) + count - len(free))
             for name, column in self.columns.items():
                 self.columns[name] = np.concatenate(

@@ -1,1 +1,4 @@
-"""The kernel interface: BPF calls, maps, ring buffers and types. Only it handles BPF descriptors."""
+"""The kernel interface: BPF system calls, maps, ring buffers and kernel types.
+
+Only this room and `load` handle descriptors of BPF objects.
+"""

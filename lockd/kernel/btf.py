@@ -1,4 +1,4 @@
-"""What the running kernel's BTF says: offsets of members, arguments of tracepoints, helpers."""
+"""The type information (BTF) of the running kernel: offsets of members, arguments of tracepoints, helpers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _EnumValue(ctypes.Structure):
 
 
 class KernelTypes:
-    """The kernel's own type information (CONFIG_DEBUG_INFO_BTF), read through libbpf.
+    """The kernel's type information (CONFIG_DEBUG_INFO_BTF), read by libbpf.
 
     Raises HostError if the kernel has none, LockdError if it cannot be read for another reason.
     """
@@ -49,21 +49,25 @@ class KernelTypes:
         self._lib.btf__free(self._btf)
 
     def bit_offset(self, struct: str, path: str) -> int:
-        """Offset in bits of `path` (members joined by dots) in `struct`, anonymous ones looked through."""
+        """Return the offset in bits of the member `path` in `struct`.
+
+        `path` is the names of nested members joined by dots. Members of anonymous structs and unions count as
+        members of the struct around them. Raises HostError if there is no such struct or member.
+        """
         index = self._lib.btf__find_by_name_kind(self._btf, struct.encode(), BTF_KIND_STRUCT)
         if index < 0:
             raise HostError(f"kernel BTF: struct {struct}: not found")
         total = 0
         for name in path.split("."):
-            found = self._member(index, name)
-            if found is None:
+            member = self._member(index, name)
+            if member is None:
                 raise HostError(f"kernel BTF: struct {struct}: no member {path}")
-            offset, index = found
+            offset, index = member
             total += offset
         return total
 
     def offset(self, struct: str, path: str) -> int:
-        """The same in bytes."""
+        """Return the offset in bytes of the member `path` in `struct`, as bit_offset() does in bits."""
         return self.bit_offset(struct, path) // 8
 
     def has_member(self, struct: str, member: str) -> bool:
@@ -71,25 +75,25 @@ class KernelTypes:
         return index >= 0 and self._member(index, member) is not None
 
     def tracepoint_args(self, name: str) -> int | None:
-        """How many arguments a raw tracepoint has; None if the kernel does not have it."""
+        """Return the number of arguments of a raw tracepoint, or None if the kernel does not have it."""
         typedef = self._lib.btf__find_by_name_kind(self._btf, f"btf_trace_{name}".encode(), BTF_KIND_TYPEDEF)
         if typedef < 0:
             return None
         pointer = self._type(typedef).size_or_type
         prototype = self._type(pointer).size_or_type
-        return self._type(prototype).members - 1  # the first is the tracepoint's own data
+        return self._type(prototype).members - 1  # the first argument is the tracepoint's own data
 
     def function(self, name: str) -> int | None:
-        """The id of a function of the kernel; None if there is none that could be traced by its type."""
-        index = int(self._lib.btf__find_by_name_kind(self._btf, name.encode(), BTF_KIND_FUNC))
-        return index if index > 0 else None
+        """Return the BTF id of a kernel function, or None if BTF does not describe it."""
+        btf_id = int(self._lib.btf__find_by_name_kind(self._btf, name.encode(), BTF_KIND_FUNC))
+        return btf_id if btf_id > 0 else None
 
     def arguments(self, function: int) -> int:
-        """How many arguments the function with this id has."""
+        """Return the number of arguments of the function with this BTF id."""
         return self._type(self._type(function).size_or_type).members
 
     def has_helper(self, name: str) -> bool:
-        """Whether the kernel knows the BPF helper `name` (an enumerator BPF_FUNC_name)."""
+        """Whether the kernel has the BPF helper `name`, for which it has an enumerator BPF_FUNC_name."""
         index = self._lib.btf__find_by_name_kind(self._btf, b"bpf_func_id", BTF_KIND_ENUM)
         if index < 0:
             return False
@@ -98,6 +102,7 @@ class KernelTypes:
         return any(self._name(value.name_off) == f"BPF_FUNC_{name}" for value in values)
 
     def _member(self, index: int, name: str) -> tuple[int, int] | None:
+        """Return the offset in bits and the type of a member of the struct with this index, if it has it."""
         index = self._lib.btf__resolve_type(self._btf, index)
         kind = self._type(index)
         address = self._address(index) + ctypes.sizeof(_Type)
@@ -123,7 +128,7 @@ class KernelTypes:
 
 
 def _missing() -> LockdError:
-    """Why libbpf has found none, which it does not tell itself."""
+    """Return the error for a kernel without usable BTF; libbpf does not tell the reason."""
     try:
         VMLINUX.read_bytes()
     except OSError as error:
@@ -133,4 +138,4 @@ def _missing() -> LockdError:
             f"{VMLINUX}: cannot be read: this kernel was built without BTF "
             "(CONFIG_DEBUG_INFO_BTF), from which lockd takes the offsets of kernel structures"
         )
-    return LockdError(f"{VMLINUX}: is there, but libbpf cannot take it in: {describe(ctypes.get_errno())}")
+    return LockdError(f"{VMLINUX}: libbpf cannot read its content: {describe(ctypes.get_errno())}")

@@ -1,4 +1,8 @@
-"""The kernel's own calls for BPF objects: maps, type information, programs and perf events."""
+"""System calls for BPF objects (maps, type information, programs, links) and perf events.
+
+A structure here is the part of the kernel's structure, or of union bpf_attr, that lockd reads or writes (see
+include/uapi/linux/bpf.h and perf_event.h).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ PERF_FLAG_FD_CLOEXEC = 8
 
 
 class MapCreate(ctypes.Structure):
-    """What BPF_MAP_CREATE reads of union bpf_attr (include/uapi/linux/bpf.h)."""
+    """Attributes of BPF_MAP_CREATE."""
 
     _fields_ = (
         ("map_type", ctypes.c_uint32), ("key_size", ctypes.c_uint32), ("value_size", ctypes.c_uint32),
@@ -30,7 +34,7 @@ class MapCreate(ctypes.Structure):
 
 
 class BtfLoad(ctypes.Structure):
-    """What BPF_BTF_LOAD reads of it."""
+    """Attributes of BPF_BTF_LOAD."""
 
     _fields_ = (
         ("btf", ctypes.c_uint64), ("btf_log_buf", ctypes.c_uint64), ("btf_size", ctypes.c_uint32),
@@ -39,7 +43,7 @@ class BtfLoad(ctypes.Structure):
 
 
 class ProgLoad(ctypes.Structure):
-    """What BPF_PROG_LOAD reads of it."""
+    """Attributes of BPF_PROG_LOAD."""
 
     _fields_ = (
         ("prog_type", ctypes.c_uint32), ("insn_cnt", ctypes.c_uint32), ("insns", ctypes.c_uint64),
@@ -55,7 +59,7 @@ class ProgLoad(ctypes.Structure):
 
 
 class LinkCreate(ctypes.Structure):
-    """What BPF_LINK_CREATE reads of it, of an iterator."""
+    """Attributes of BPF_LINK_CREATE for an iterator."""
 
     _fields_ = (
         ("prog_fd", ctypes.c_uint32), ("target_fd", ctypes.c_uint32), ("attach_type", ctypes.c_uint32),
@@ -64,13 +68,13 @@ class LinkCreate(ctypes.Structure):
 
 
 class IterCreate(ctypes.Structure):
-    """What BPF_ITER_CREATE reads of it."""
+    """Attributes of BPF_ITER_CREATE."""
 
     _fields_ = (("link_fd", ctypes.c_uint32), ("flags", ctypes.c_uint32))
 
 
 class KprobeMulti(ctypes.Structure):
-    """The same of a link to many functions of the kernel."""
+    """Attributes of BPF_LINK_CREATE for a link to many kernel functions (BPF_TRACE_KPROBE_MULTI)."""
 
     _fields_ = (
         ("prog_fd", ctypes.c_uint32), ("target_fd", ctypes.c_uint32), ("attach_type", ctypes.c_uint32),
@@ -80,7 +84,7 @@ class KprobeMulti(ctypes.Structure):
 
 
 class UprobeMulti(ctypes.Structure):
-    """The same of a link to many places in one file."""
+    """Attributes of BPF_LINK_CREATE for a link to many places in a file (BPF_TRACE_UPROBE_MULTI)."""
 
     _fields_ = (
         ("prog_fd", ctypes.c_uint32), ("target_fd", ctypes.c_uint32), ("attach_type", ctypes.c_uint32),
@@ -91,7 +95,7 @@ class UprobeMulti(ctypes.Structure):
 
 
 class MapFacts(ctypes.Structure):
-    """struct bpf_map_info, as far as lockd reads it."""
+    """The beginning of struct bpf_map_info."""
 
     _fields_ = (
         ("type", ctypes.c_uint32), ("id", ctypes.c_uint32), ("key_size", ctypes.c_uint32),
@@ -104,13 +108,13 @@ class MapFacts(ctypes.Structure):
 
 
 class BtfFacts(ctypes.Structure):
-    """struct bpf_btf_info, the same."""
+    """The beginning of struct bpf_btf_info."""
 
     _fields_ = (("btf", ctypes.c_uint64), ("btf_size", ctypes.c_uint32), ("id", ctypes.c_uint32))
 
 
 class PerfEventAttr(ctypes.Structure):
-    """struct perf_event_attr of a kprobe or a tracepoint, in its second version."""
+    """struct perf_event_attr in its second version, for a kprobe, a uprobe or a tracepoint."""
 
     _fields_ = (
         ("type", ctypes.c_uint32), ("size", ctypes.c_uint32), ("config", ctypes.c_uint64),
@@ -125,14 +129,20 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def bpf(command: int, attr: ctypes.Structure) -> int:
-    """A descriptor; negative if the kernel refuses, then errno says why (ctypes.get_errno())."""
+    """Call bpf(2) and return a descriptor, or a negative number if the kernel refuses.
+
+    ctypes.get_errno() is the reason then.
+    """
     _lift_memlock()
     return _syscall(SYS_BPF, command, ctypes.byref(attr), ctypes.sizeof(attr))
 
 
 def perf_event_open(attr: PerfEventAttr, pid: int = 0) -> int:
-    """The same of an event of all processes, or of one. What is attached to it is called on every CPU, not
-    only on the first, and for every thread of the process."""
+    """Open an event of one process, or of all processes if `pid` is 0; return a descriptor as bpf() does.
+
+    A program attached to the event is called on every CPU, not only on the first, and for every thread of the
+    process.
+    """
     attr.size = ctypes.sizeof(attr)
     pid, cpu = (pid, -1) if pid else (-1, 0)
     return _syscall(SYS_PERF_EVENT_OPEN, ctypes.byref(attr), pid, cpu, -1, PERF_FLAG_FD_CLOEXEC)
@@ -140,14 +150,17 @@ def perf_event_open(attr: PerfEventAttr, pid: int = 0) -> int:
 
 @functools.cache
 def _lift_memlock() -> None:
-    """Before 5.11 (97306be45fbe and others) BPF objects of all processes of a user count as locked memory."""
+    """Remove the limit on locked memory.
+
+    Before 5.11 (97306be45fbe and others) the BPF objects of all processes of a user count as locked memory.
+    """
     unlimited = resource.RLIM_INFINITY
-    with contextlib.suppress(ValueError, OSError):  # what fails then says so
+    with contextlib.suppress(ValueError, OSError):  # a call that then lacks memory has an error of its own
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (unlimited, unlimited))
 
 
 def describe(error: int) -> str:
-    """An errno in words."""
+    """Return the text for an errno, for messages."""
     if error == ENOTSUPP:
         return "this kernel does not support it here (ENOTSUPP)"
     if error == errno.EMFILE:
@@ -156,5 +169,5 @@ def describe(error: int) -> str:
 
 
 def _syscall(number: int, *arguments: object) -> int:
-    words = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
-    return int(_libc.syscall(ctypes.c_long(number), *words))
+    converted = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    return int(_libc.syscall(ctypes.c_long(number), *converted))

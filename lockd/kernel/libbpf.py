@@ -1,4 +1,4 @@
-"""The C library libbpf, with the types of the functions that lockd calls."""
+"""The C library libbpf, with the prototypes of the functions that lockd calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 from lockd.errors import HostError
 
 ENOTSUPP = 524
-"""An errno of the kernel's own, which user space has no name for."""
+"""An errno that the kernel returns although user space has no name for it."""
 
 _INT, _U32, _PTR, _STR = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
 
@@ -24,7 +24,6 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "bpf_map_update_elem": (_INT, (_INT, _PTR, _PTR, ctypes.c_uint64)),
     "bpf_map_lookup_elem": (_INT, (_INT, _PTR, _PTR)),
     "bpf_map_delete_elem": (_INT, (_INT, _PTR)),
-    "bpf_map_get_next_key": (_INT, (_INT, _PTR, _PTR)),
     "bpf_map_lookup_and_delete_batch": (_INT, (_INT, _PTR, _PTR, _PTR, _PTR, _PTR, _PTR)),
     "bpf_map_lookup_batch": (_INT, (_INT, _PTR, _PTR, _PTR, _PTR, _PTR, _PTR)),
     "bpf_raw_tracepoint_open": (_INT, (_STR, _INT)),
@@ -35,9 +34,9 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
 
 @functools.cache
 def libbpf() -> ctypes.CDLL:
-    """The library, errno kept (see last_error).
+    """Return the library, with prototypes. Raises HostError if it is not installed.
 
-    Raises HostError if it is not installed.
+    After a call that failed, last_error() is the error.
     """
     for name in ("libbpf.so.1", "libbpf.so.0"):
         try:
@@ -47,7 +46,7 @@ def libbpf() -> ctypes.CDLL:
             continue
     else:
         raise HostError("libbpf: not found: install the package libbpf1 (libbpf0 on older systems)")
-    library.libbpf_set_print(None)  # its own words on stderr; ours say what and where
+    library.libbpf_set_print(None)  # lockd's messages say what failed and where; libbpf's go to stderr
     for function, (result, arguments) in _PROTOTYPES.items():
         prototype = getattr(library, function)
         prototype.restype, prototype.argtypes = result, arguments
@@ -55,5 +54,5 @@ def libbpf() -> ctypes.CDLL:
 
 
 def last_error() -> int:
-    """errno of the call that just failed; every version sets it."""
+    """Return the errno of the call that just failed. Every version of libbpf sets it."""
     return ctypes.get_errno()

@@ -1,4 +1,4 @@
-"""Who holds a kernel lock at this moment: runs the program of lockd/bpf/daemon/lock_owner.bpf.c."""
+"""Owners of kernel locks, read by running the program of lockd/bpf/daemon/lock_owner.bpf.c."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FUNCTION = "read_owner"
 
 
 class TestRunOpts(ctypes.Structure):
-    """struct bpf_test_run_opts of libbpf (bpf.h), as of its first release."""
+    """struct bpf_test_run_opts of libbpf (bpf.h), as in its first release."""
 
     _fields_ = (
         ("sz", ctypes.c_size_t), ("data_in", ctypes.c_void_p), ("data_out", ctypes.c_void_p),
@@ -28,10 +28,10 @@ class TestRunOpts(ctypes.Structure):
 
 
 class KernelOwners:
-    """Owners of mutexes, rt_mutexes and rwsems held for writing; the kernel knows of no others.
+    """Owners of mutexes, rt_mutexes and rwsems held for writing. The kernel records no other owners.
 
-    `fd` is the descriptor of the program, -1 if there is none: then, and where the kernel does not run it for
-    this process (before 5.19 that takes CAP_BPF), no lock has an owner.
+    `fd` is the descriptor of the program, or -1. Without the program no lock has an owner, and neither where
+    the kernel does not run it for this process (before 5.19 that takes CAP_BPF).
     """
 
     def __init__(self, fd: int) -> None:
@@ -44,21 +44,23 @@ class KernelOwners:
         )
 
     @classmethod
-    def of(cls, manifest: Manifest, functions: Sequence[int]) -> KernelOwners:
-        """`functions` are the descriptors of the manifest's functions, in its order."""
-        pairs = zip(manifest.functions, functions, strict=True)
-        return cls(next((fd for (_, name), fd in pairs if name == FUNCTION), -1))
+    def from_manifest(cls, manifest: Manifest, functions: Sequence[int]) -> KernelOwners:
+        """`functions` are the descriptors of the manifest's functions, in the same order."""
+        descriptors = zip(manifest.functions, functions, strict=True)
+        return cls(next((fd for (_, name), fd in descriptors if name == FUNCTION), -1))
 
     @property
-    def works(self) -> bool:
+    def is_available(self) -> bool:
+        """Whether owners can be read; False from the first refusal on."""
         return self._fd >= 0
 
     def owner(self, address: int, waiter: int) -> int:
-        """The thread that holds the lock at `address`, 0 if that is not known.
+        """Return the id of the thread that holds the lock at `address`, or 0 if it is not known.
 
-        `waiter` is a thread that waits for the lock: of what none waits for nothing is read. One system call.
+        `waiter` is the id of a thread that waits for the lock: the program reads nothing of a lock that
+        nobody waits for. Takes one system call.
         """
-        if not self.works:
+        if not self.is_available:
             return 0
         self._arguments[0], self._arguments[1] = address, waiter
         if libbpf().bpf_prog_test_run_opts(self._fd, ctypes.byref(self._opts)):
@@ -67,6 +69,6 @@ class KernelOwners:
         return int(self._opts.retval)
 
     def _give_up(self, error: int) -> None:
-        words = "not supported (ENOTSUPP)" if error == ENOTSUPP else os.strerror(error)
-        log.warning("who holds a kernel lock cannot be told: the kernel does not run %s: %s", FUNCTION, words)
+        reason = "not supported (ENOTSUPP)" if error == ENOTSUPP else os.strerror(error)
+        log.warning("holders of kernel locks are not known: the kernel does not run %s: %s", FUNCTION, reason)
         self._fd = -1

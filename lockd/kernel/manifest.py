@@ -1,4 +1,4 @@
-"""What the loader tells the sampler about what it attached: hooks, maps and their layouts."""
+"""The manifest: what the loader attached, and the layouts of the maps that it hands over."""
 
 from __future__ import annotations
 
@@ -12,78 +12,76 @@ Layout = dict[str, Any]
 
 @dataclass(frozen=True)
 class Hook:
-    """One place in the kernel that a program wants to be called from."""
+    """A place in the kernel, or in a program, from which lockd wants a BPF program to be called."""
 
     program: str
     hook: str
     mechanism: str
     attached: bool
     reason: str = ""
-    """Why not, in words; empty if attached."""
+    """Why the hook is not attached, for people to read; empty if it is attached."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """How one part of a program's work is done."""
+    """The mechanism that was chosen for one part of a program's work."""
 
     program: str
     what: str
-    """`calls`, `switches`, `waits` or `holds`."""
+    """The part: `calls`, `switches`, `waits` or `holds`."""
     mechanism: str
-    """`tracepoint`, `fentry` or `kprobe`; empty if it cannot be done."""
+    """`tracepoint`, `fentry` or `kprobe`; empty if this host cannot do the part."""
     instead_of: str
-    """Why not by a mechanism that would be preferred, in words; empty if none would."""
+    """Why preferred mechanisms were not chosen, for people to read; empty if none was preferred."""
 
 
 @dataclass(frozen=True)
 class MapInfo:
-    """One BPF map; its descriptor is the one of the same position in the hand-over."""
+    """A BPF map. Its descriptor has the same position among the descriptors as it has in Manifest.maps."""
 
     name: str
     entries: int
+    """Largest number of entries."""
     key: Layout | str
     value: Layout | str
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Sent by the loader, with the descriptors of `maps`, then `functions`, then the attachments."""
+    """What the loader sends, along with the descriptors of `maps`, of `functions` and of the attachments."""
 
-    source_hash: str
-    """Of everything that was compiled: what may be adopted by a later start."""
     attached_ns: int
-    """Monotonic clock, when everything was attached. A wait that began before and is said to have begun then
-    has lasted for longer: how long, the kernel did not tell."""
+    """Time on the monotonic clock at which everything was attached, in nanoseconds. A wait that began
+    before may be recorded as begun at this time; how much longer it has lasted, the kernel did not tell."""
     chosen: tuple[Chosen, ...]
     hooks: tuple[Hook, ...]
     maps: tuple[MapInfo, ...]
     functions: tuple[tuple[str, str], ...]
-    """(program, function) of every BPF function loaded."""
+    """(program, function) of every BPF function that was loaded."""
     enums: dict[str, tuple[str, ...]]
-    """The C enumerations by name. Their members are in order, in lower case, and without the word that all of
-    them begin with: KIND_PI of `enum futex_kind` is `pi`."""
+    """The members of each C enumeration in order, in lower case, without the prefix that all of them share:
+    KIND_PI of `enum futex_kind` is `pi`."""
     constants: dict[str, int]
-    """Plain integer #defines of the programs."""
+    """The integer #defines of the BPF programs."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 
     @staticmethod
     def from_json(text: bytes) -> Manifest:
-        """Raises ValueError if it is none."""
+        """Raises ValueError if the text is not a manifest."""
         try:
-            return Manifest._of(json.loads(text))
+            return Manifest._from_raw(json.loads(text))
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"no manifest: {error!r}") from None
 
     @staticmethod
-    def _of(raw: dict[str, Any]) -> Manifest:
+    def _from_raw(raw: dict[str, Any]) -> Manifest:
         return Manifest(
-            source_hash=raw["source_hash"],
             attached_ns=raw["attached_ns"],
-            chosen=tuple(Chosen(**one) for one in raw["chosen"]),
+            chosen=tuple(Chosen(**part) for part in raw["chosen"]),
             hooks=tuple(Hook(**hook) for hook in raw["hooks"]),
-            maps=tuple(MapInfo(**one) for one in raw["maps"]),
+            maps=tuple(MapInfo(**info) for info in raw["maps"]),
             functions=tuple((program, name) for program, name in raw["functions"]),
             enums={name: tuple(members) for name, members in raw["enums"].items()},
             constants=raw["constants"],

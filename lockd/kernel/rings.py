@@ -1,4 +1,4 @@
-"""Ring buffers: records that BPF programs write, read from the kernel's own memory."""
+"""Ring buffers: records that BPF programs write, read from memory that the kernel shares."""
 
 from __future__ import annotations
 
@@ -7,51 +7,56 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 BUSY, DISCARDED = 1 << 31, 1 << 30
-"""In the first word of a record; the other bits are its length."""
+"""Flags in the first word of a record's header; the other bits are the record's length in bytes."""
 HEADER_BYTES = 8
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A map of type BPF_MAP_TYPE_RINGBUF; `size` is its max_entries, in bytes, a power of two."""
+    """A map of type BPF_MAP_TYPE_RINGBUF."""
 
     fd: int
     size: int
+    """Bytes of the data area (max_entries of the map), a power of two."""
 
 
 class RingReader:
-    """The only reader of a ring; it takes no privilege. Raises OSError if the kernel refuses it.
+    """The only reader of a ring. It needs no privilege. Raises OSError if the kernel refuses the mappings.
 
-    Nothing orders the loads of arm64: a record that is read at the very moment it is written may be as it
-    was before.
+    On arm64 nothing orders the loads: a record that is read in the moment in which it is written may have
+    its old content.
     """
 
     def __init__(self, ring: Ring) -> None:
         page = mmap.PAGESIZE
         self._ring = ring
-        read_to = mmap.mmap(ring.fd, page)
-        read_to.madvise(mmap.MADV_DONTFORK)  # no child is to say what was read
-        self._read_to = memoryview(read_to).cast("Q")
-        # One page, and the data twice: no record is in two pieces.
-        self._written = memoryview(mmap.mmap(ring.fd, page + 2 * ring.size, prot=mmap.PROT_READ, offset=page))
-        self._written_to = self._written[:page].cast("Q")
-        self._data = self._written[page:]
-        self._words = self._data.cast("I")
+        consumer = mmap.mmap(ring.fd, page)
+        consumer.madvise(mmap.MADV_DONTFORK)  # a child must not move the position of the reader
+        self._consumer_position = memoryview(consumer).cast("Q")
+        # The kernel maps the data area twice in a row, so that no record is in two pieces.
+        producer = memoryview(mmap.mmap(ring.fd, page + 2 * ring.size, prot=mmap.PROT_READ, offset=page))
+        self._producer_position = producer[:page].cast("Q")
+        self._data = producer[page:]
+        self._data_words = self._data.cast("I")
 
     def fileno(self) -> int:
-        """Of the ring, to be polled: it can be read from while there is a record, if the programs wake."""
+        """Return the ring's descriptor, for poll(): readable while there is a record, if the programs wake
+        the reader."""
         return self._ring.fd
 
     def records(self) -> Iterator[memoryview]:
-        """Each record that was written since the last call. Its memory holds until the next."""
-        at = self._read_to[0]
-        while at != self._written_to[0]:
-            start = at % self._ring.size
-            head = self._words[start // 4]
-            if head & BUSY:
+        """Yield each record written since the last call.
+
+        Its memory is valid until the next one is yielded.
+        """
+        position = self._consumer_position[0]
+        while position != self._producer_position[0]:
+            start = position % self._ring.size
+            header = self._data_words[start // 4]
+            if header & BUSY:
                 break
-            length = head & ~(BUSY | DISCARDED)
-            if not head & DISCARDED:
+            length = header & ~(BUSY | DISCARDED)
+            if not header & DISCARDED:
                 yield self._data[start + HEADER_BYTES : start + HEADER_BYTES + length]
-            at += HEADER_BYTES + (length + 7) // 8 * 8
-            self._read_to[0] = at
+            position += HEADER_BYTES + (length + 7) // 8 * 8
+            self._consumer_position[0] = position

@@ -1,6 +1,7 @@
-"""The loader process: settings on standard input, result on the socket named in its arguments.
+"""The loader process. Settings come on standard input, the result goes to the socket named by its argument.
 
-Exit codes are lockd's own; what went wrong is on standard error, after what is to be logged.
+Its exit codes are those of lockd's errors. Standard error has what it logs, and then the message of the error
+that ended it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import sys
 
 from lockd.errors import LockdError
-from lockd.load import handover
+from lockd.load.child import send_result
 from lockd.load.loader import load
 from lockd.load.settings import LoadSettings
 from lockd.process import privileges
@@ -20,18 +21,18 @@ from lockd.process import privileges
 
 def main() -> int:
     parent = os.getppid()
-    privileges.die_with_parent(signal.SIGKILL)  # nobody else would have what it attaches
+    privileges.die_with_parent(signal.SIGKILL)  # without the parent nobody would receive the attachments
     if os.getppid() != parent:
         return 1
     logging.basicConfig(level=logging.INFO, format="%(levelname)s:%(message)s")
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
         loaded = load(LoadSettings.from_json(sys.stdin.buffer.read()))
-        handover.send(sock, loaded.manifest, loaded.fds)
+        send_result(sock, loaded.manifest, loaded.fds)
     except LockdError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except (OSError, MemoryError) as error:  # too little of something, mostly
+    except (OSError, MemoryError) as error:  # mostly because some resource has run out
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return LockdError.exit_code
     return 0

@@ -1,40 +1,45 @@
-"""A compiled translation unit in the kernel: its maps, and its functions as they are attached."""
+"""A compiled translation unit in the kernel: its maps, its programs and their attachments."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from lockd.errors import HostError
+from lockd.errors import HostError, LockdError, refusal
+from lockd.kernel.calls import BPF_BTF_LOAD, BPF_MAP_CREATE, BtfLoad, MapCreate, bpf, describe
+from lockd.kernel.libbpf import last_error, libbpf
 from lockd.kernel.manifest import MapInfo
-from lockd.load import maps, programs
-from lockd.load.attach import MULTI, attach, attach_together, run_iterator
-from lockd.load.compiled import Compiled, with_maps
+from lockd.load import programs
+from lockd.load.compiled import Compiled, MapDefinition, with_maps
 from lockd.load.hooks import Candidate
 from lockd.load.host import Host
 from lockd.load.source import Source
 
+Attachment = tuple[int, int]
+"""The descriptor of a program, and the descriptor that keeps the program attached."""
 
-class Module:
-    """Descriptors stay open until close(), or until the process ends. Raises LockdError."""
+
+class BpfObject:
+    """The maps of a translation unit, and the programs that have been loaded from it.
+
+    All descriptors stay open until close(), or until the process ends. All methods that load or attach
+    raise HostError with the kernel's reason, LockdError for an error that may pass.
+    """
 
     def __init__(self, compiled: Compiled, source: Source, host: Host) -> None:
         self._host = host
-        self._maps = {one.name: one for one in compiled.maps}
-        descriptors = maps.create(compiled.maps, compiled.btf)
+        self._maps = {definition.name: definition for definition in compiled.maps}
+        descriptors = create_maps(compiled.maps, compiled.btf)
         self._map_fds = dict(zip(self._maps, descriptors, strict=True))
         self._code = {
             name: with_maps(code, dict(enumerate(descriptors))) for name, code in compiled.functions.items()
         }
         self._given_base = source.constants["GIVEN_BASE"]
-        self._meanings = [
-            (source.enums.get("lock_type", ()), "LOCK_"),
-            (source.enums.get("success", ()), "SUCCESS_"),
-        ]
+        self._given_enums = [source.enums.get(name, ()) for name in ("lock_type", "success")]
         self._programs: dict[tuple[str, ...], int] = {}
-        """By function and what it was given."""
-        self._attached: list[int] = []
+        """Descriptors by function, followed by what makes this program differ from others of its function."""
+        self._attachments: list[int] = []
 
     def has_map(self, name: str) -> bool:
         return name in self._maps
@@ -43,71 +48,116 @@ class Module:
         return self._map_fds[name]
 
     def map_info(self, name: str) -> MapInfo:
-        one = self._maps[name]
-        return MapInfo(name, one.entries, one.key, one.value)
+        definition = self._maps[name]
+        return MapInfo(name, definition.entries, definition.key, definition.value)
 
-    def set(self, name: str, value: int) -> None:
-        """The only element of an array of 64-bit numbers."""
-        maps.set_element(self._map_fds[name], name, 0, ctypes.c_uint64(value))
+    def set_number(self, name: str, value: int) -> None:
+        """Write the only element of an array of 64-bit numbers. Raises LockdError."""
+        self._set_element(name, 0, ctypes.c_uint64(value))
 
-    def put_map(self, outer: str, index: int, inner: str) -> None:
-        """Let slot `index` of an array of maps be the map `inner`."""
-        maps.set_element(self._map_fds[outer], outer, index, ctypes.c_uint32(self._map_fds[inner]))
+    def set_map(self, outer: str, index: int, inner: str) -> None:
+        """Write element `index` of the array of maps `outer`: the map `inner`. Raises LockdError."""
+        self._set_element(outer, index, ctypes.c_uint32(self._map_fds[inner]))
 
     def close(self) -> None:
-        """Detach everything."""
-        for fd in (*self._attached, *self._programs.values(), *self._map_fds.values()):
+        """Detach and free everything."""
+        for fd in (*self._attachments, *self._programs.values(), *self._map_fds.values()):
             os.close(fd)
 
-    def attach(self, candidate: Candidate) -> tuple[int, int]:
-        """Load and attach; descriptors of the program and of what keeps it attached. Raises LockdError."""
+    def attach(self, candidate: Candidate) -> Attachment:
+        """Load the candidate's function and attach it to its hook."""
         program = self._load(candidate)
-        attachment = attach(program, candidate.mechanism, candidate.hook, self._host.tracefs, candidate.pid)
-        self._attached.append(attachment)
-        return program, self._attached[-1]
+        attachment = programs.attach(
+            program, candidate.mechanism, candidate.hook, self._host.tracefs, candidate.pid
+        )
+        self._attachments.append(attachment)
+        return program, attachment
 
-    def attach_together(self, candidates: Sequence[Candidate]) -> tuple[int, int]:
-        """The same of several that differ in the hook alone, by one link: all or none."""
-        first = candidates[0]
-        program = self._load(first, MULTI[first.mechanism])
-        hooks = [candidate.hook for candidate in candidates]
-        self._attached.append(attach_together(program, first.mechanism, hooks, first.pid))
-        return program, self._attached[-1]
+    def attach_many(self, candidates: Iterable[Candidate]) -> list[tuple[Sequence[Candidate], Attachment]]:
+        """Attach many candidates by one link for each function, which the kernel makes and removes at once.
+
+        For every attachment of its own the kernel waits some 50 ms, until nobody can be using it any more.
+
+        Only candidates that are `one_of_many` are attached, and only if this kernel has such links. Returns
+        each link with its candidates. Candidates in no link are left to attach(): those that the kernel
+        refuses, and those that are the only one of their kind.
+        """
+        groups: dict[tuple[object, ...], list[Candidate]] = {}
+        for candidate in candidates:
+            if candidate.one_of_many and candidate.mechanism in programs.MULTI:
+                file = candidate.hook.rpartition("+")[0] if candidate.mechanism == "uprobe" else ""
+                kind = candidate.function, candidate.given, candidate.mechanism, candidate.pid, file
+                groups.setdefault(kind, []).append(candidate)
+        links: list[tuple[Sequence[Candidate], Attachment]] = []
+        for group in groups.values():
+            if len(group) > 1 and programs.can_attach_many(group[0].mechanism):
+                links += self._attach_group(group)
+        return links
 
     def load_on_demand(self, function: str) -> int:
-        """Load a function that is attached nowhere; its descriptor. Raises LockdError."""
+        """Load a function that is attached to nothing; return its descriptor."""
         if (function,) not in self._programs:
             self._programs[function,] = programs.load(self._code[function], function, "raw_tracepoint")
         return self._programs[function,]
 
     def run_for_tasks(self, function: str) -> None:
-        """Have a function called once for every task of the host. Raises LockdError."""
-        btf_id = self._host.types.function("bpf_iter_task")  # 5.8
+        """Run a function once for every task of the host."""
+        btf_id = self._host.types.function("bpf_iter_task")
         if not btf_id:
             raise HostError(f"{function}: this kernel does not iterate over tasks")
         program = programs.load(self._code[function], function, "iterator", btf_id)
         try:
-            run_iterator(program)
+            programs.run_iterator(program)
         finally:
             os.close(program)
 
     def code_for(self, candidate: Candidate, arguments: int = 0) -> bytes:
-        """The code of its function with what it is given; `arguments` of the hooked function."""
+        """Return the code of the candidate's function with the values that it is given.
+
+        `arguments` is the number of arguments of the hooked function.
+        """
         constants = [
-            members.index(prefix + word.upper())
-            for (members, prefix), word in zip(self._meanings, candidate.given, strict=False)
+            members.index(name) for members, name in zip(self._given_enums, candidate.given, strict=False)
         ]
         if candidate.mechanism == "kprobe":
-            constants += [0] * (len(self._meanings) - len(constants))
+            constants += [0] * (len(self._given_enums) - len(constants))
             constants += divmod(self._host.return_trampoline, 1 << 32)
         given = programs.Given(self._given_base, arguments, tuple(constants))
-        return given.put_into(self._code[candidate.function])
+        return given.apply_to(self._code[candidate.function])
+
+    def _set_element(self, name: str, index: int, value: ctypes.c_uint32 | ctypes.c_uint64) -> None:
+        key = ctypes.c_uint32(index)
+        fd = self._map_fds[name]
+        if libbpf().bpf_map_update_elem(fd, ctypes.byref(key), ctypes.byref(value), 0):
+            raise _refusal(f"map {name}: setting element {index}", last_error())
+
+    def _attach_group(self, group: Sequence[Candidate]) -> list[tuple[Sequence[Candidate], Attachment]]:
+        """Attach candidates that differ in the hook alone.
+
+        The kernel refuses a whole link if it refuses one hook of it. That hook is then found by bisection.
+        """
+        if len(group) < 2:
+            return []
+        first = group[0]
+        hooks = [candidate.hook for candidate in group]
+        try:
+            program = self._load(first, programs.MULTI[first.mechanism])
+            link = programs.attach_many(program, first.mechanism, hooks, first.pid)
+        except HostError:
+            middle = len(group) // 2
+            return self._attach_group(group[:middle]) + self._attach_group(group[middle:])
+        self._attachments.append(link)
+        return [(group, (program, link))]
 
     def _load(self, candidate: Candidate, mechanism: str = "") -> int:
-        """A trampoline has a program of its own for every function; all else for every thing given."""
+        """Load the candidate's function unless it is loaded; return its descriptor.
+
+        A trampoline needs a program of its own for every hooked function. Other mechanisms need one for every
+        combination of given values.
+        """
         name, mechanism = candidate.function, mechanism or candidate.mechanism
         btf_id, arguments, key = 0, 0, (name, *candidate.given)
-        if mechanism in MULTI.values():
+        if mechanism in programs.MULTI.values():
             key = (*key, mechanism)
         if mechanism in ("fentry", "fexit"):
             btf_id = self._host.types.function(candidate.hook) or 0
@@ -118,3 +168,56 @@ class Module:
             code = self.code_for(candidate, arguments)
             self._programs[key] = programs.load(code, name, mechanism, btf_id)
         return self._programs[key]
+
+
+def create_maps(maps: Sequence[MapDefinition], btf: bytes) -> list[int]:
+    """Create maps and return their descriptors in order.
+
+    Raises HostError with the kernel's reason, LockdError for an error that may pass; no map is left then.
+    """
+    types = _load_btf(btf)
+    fds: dict[str, int] = {}
+    try:
+        for definition in sorted(maps, key=lambda definition: bool(definition.inner)):
+            fds[definition.name] = _create_map(definition, fds.get(definition.inner, 0), types)
+    except LockdError:
+        for fd in fds.values():
+            os.close(fd)
+        raise
+    finally:
+        if types:
+            os.close(types)
+    return [fds[definition.name] for definition in maps]
+
+
+def _create_map(definition: MapDefinition, inner: int, types: int) -> int:
+    attr = MapCreate(
+        map_type=definition.type,
+        key_size=definition.key_size,
+        value_size=definition.value_size,
+        max_entries=definition.entries,
+        map_flags=definition.flags,
+        inner_map_fd=inner,
+        map_name=definition.name.encode()[:15],
+    )
+    if types and definition.key_type:
+        attr.btf_fd = types
+        attr.btf_key_type_id, attr.btf_value_type_id = definition.key_type, definition.value_type
+    fd = bpf(BPF_MAP_CREATE, attr)
+    if fd < 0:
+        raise _refusal(f"map {definition.name}: cannot be made", ctypes.get_errno())
+    return fd
+
+
+def _load_btf(btf: bytes) -> int:
+    """Load type information; return its descriptor, or 0 if there is none or the kernel refuses it.
+
+    The types are not needed: they let bpftool show the content of maps.
+    """
+    content = ctypes.create_string_buffer(btf, len(btf))
+    attr = BtfLoad(btf=ctypes.addressof(content), btf_size=len(btf))
+    return max(bpf(BPF_BTF_LOAD, attr), 0) if btf else 0
+
+
+def _refusal(message: str, number: int) -> LockdError:
+    return refusal(f"{message}: {describe(number)}", number)

@@ -1,7 +1,12 @@
-"""The loader as a child process: started, given its settings, and its result taken over."""
+"""The loader as a child process: how it is started, and how it hands its result to its parent.
+
+The settings go to the loader's standard input. The result comes back over a Unix socket: the manifest, and
+the descriptors that belong to it. What the loader logs, and why it failed, is on its standard error.
+"""
 
 from __future__ import annotations
 
+import array
 import contextlib
 import logging
 import os
@@ -11,29 +16,34 @@ import subprocess
 
 from lockd.errors import HostError, LockdError, describe_exit, error_class
 from lockd.kernel.manifest import Manifest
-from lockd.load import handover
 from lockd.load.settings import LoadSettings
 from lockd.process import isolation
 
 log = logging.getLogger(__name__)
 
 LOADER_TIMEOUT = 300.0
-"""Seconds. An emulated or overloaded host compiles for minutes; systemd (TimeoutStartSec) gives up sooner."""
+"""Seconds until the loader is killed. An emulated or overloaded host compiles for minutes; systemd
+(TimeoutStartSec) gives up sooner."""
 LAST_WORDS_BYTES = 1 << 20
-"""The end of the loader's output that is relayed; what came before is left out."""
+"""Bytes at the end of the loader's standard error that are relayed; what comes before is left out."""
 LOADER_FILE_BYTES = 64 << 20
-"""The largest file that the loader may write. Its output goes to a file in memory."""
+"""Size of the largest file that the loader may write. Its standard error goes to a file in memory."""
 OTHER_DESCRIPTORS = 512
-"""The descriptors that a process may need besides those of a trace's hooks."""
+"""Number of descriptors that a process may need besides those of a trace's hooks."""
+FDS_PER_MESSAGE = 200
+"""Descriptors sent in one message; the kernel takes at most 253 (SCM_MAX_FD)."""
+LARGEST_MANIFEST = 1 << 26
+"""Bytes of the largest manifest that is accepted. One with ten thousand hooks has a few million bytes."""
 
 
 class Loader:
-    """The process that compiles and attaches. It works while its parent does something else."""
+    """The process that compiles and attaches, while its parent does something else."""
 
     def __init__(self, settings: LoadSettings) -> None:
-        _make_room(settings)
-        self._ours, theirs = socket.socketpair()
-        # No pipe: it would wait for whoever reads that, who waits for what it hands over.
+        """Start the loader. Raises HostError if the limit on open files is too low."""
+        _raise_descriptor_limit(settings)
+        self._socket, theirs = socket.socketpair()
+        # A pipe could block the loader: its reader reads only after the result has arrived on the socket.
         self._errors = os.fdopen(os.memfd_create("loader-stderr"), "r+b")
         with theirs:
             self._child = subprocess.Popen(
@@ -44,56 +54,109 @@ class Loader:
             )
         resource.prlimit(self._child.pid, resource.RLIMIT_FSIZE, (LOADER_FILE_BYTES, LOADER_FILE_BYTES))
         assert self._child.stdin
-        with contextlib.suppress(BrokenPipeError), self._child.stdin as pipe:  # it ended: result() says why
+        # If the loader has ended already, result() says why.
+        with contextlib.suppress(BrokenPipeError), self._child.stdin as pipe:
             pipe.write(settings.to_json())
 
     def result(self) -> tuple[Manifest, list[int]]:
-        """Wait for its manifest and descriptors, and for its end. Raises LockdError with its words."""
-        self._ours.settimeout(LOADER_TIMEOUT)
-        with self._ours, self._errors:
+        """Wait for the loader's end; return its manifest and descriptors.
+
+        Raises the error that the loader ended with, or LockdError, with the loader's last words.
+        """
+        self._socket.settimeout(LOADER_TIMEOUT)
+        with self._socket, self._errors:
             try:
-                result = handover.receive(self._ours)
+                result = receive_result(self._socket)
             except TimeoutError:
                 self._child.kill()
                 raise LockdError(f"loader: nothing handed over within {LOADER_TIMEOUT:g} s") from None
             except LockdError as error:
-                words = self._last_words()
+                last_words = self._wait()
                 code = self._child.returncode
                 ended = f"loader: {describe_exit(code)}" if code else str(error)
-                raise error_class(code)(words or ended) from None
-            if words := self._last_words():
-                log.debug("loader: %s", words)
+                raise error_class(code)(last_words or ended) from None
+            if last_words := self._wait():
+                log.debug("loader: %s", last_words)
         return result
 
-    def _last_words(self) -> str:
-        """Wait for its end, and relay what it logged; the rest."""
+    def _wait(self) -> str:
+        """Wait for the loader's end and relay what it logged; return its last words."""
         try:
             self._child.wait(LOADER_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
-        before = os.fstat(self._errors.fileno()).st_size - LAST_WORDS_BYTES
-        self._errors.seek(max(before, 0))
-        if before > 0:
-            self._errors.readline()  # a part of one
+        start = os.fstat(self._errors.fileno()).st_size - LAST_WORDS_BYTES
+        self._errors.seek(max(start, 0))
+        if start > 0:
+            self._errors.readline()  # skip the rest of a line
         return _relay(self._errors.read())
 
 
 def run_loader(settings: LoadSettings) -> tuple[Manifest, list[int]]:
-    """Compile and attach in a child; its manifest and descriptors. Raises LockdError with its words."""
+    """Compile and attach in a child; return its manifest and descriptors. Raises as Loader.result() does."""
     return Loader(settings).result()
 
 
-def _make_room(settings: LoadSettings) -> None:
-    """For all descriptors that are needed, in the loader as well, and for one of each place that a trace is
-    attached to, if that may be. Raises HostError if it may not even be the first."""
+def send_result(sock: socket.socket, manifest: Manifest, fds: list[int]) -> None:
+    """Send the manifest's length, the number of descriptors and the manifest; then the descriptors."""
+    text = manifest.to_json()
+    sock.sendall(len(text).to_bytes(8, "little") + len(fds).to_bytes(8, "little") + text)
+    for start in range(0, len(fds), FDS_PER_MESSAGE):
+        socket.send_fds(sock, [b"f"], fds[start : start + FDS_PER_MESSAGE])
+
+
+def receive_result(sock: socket.socket) -> tuple[Manifest, list[int]]:
+    """Return the manifest and the descriptors that send_result() sent.
+
+    Raises LockdError if they are incomplete, or if the manifest is invalid; no descriptor stays open then.
+    """
+    head = _read_exactly(sock, 16)
+    size = int.from_bytes(head[:8], "little")
+    if size > LARGEST_MANIFEST:
+        raise LockdError(f"loader: handed over {size} bytes; rule: a manifest of at most {LARGEST_MANIFEST}")
+    text = _read_exactly(sock, size)
+    count = int.from_bytes(head[8:], "little")
+    fds: list[int] = []
+    while len(fds) < count:
+        marker, received, flags, _ = socket.recv_fds(sock, 1, FDS_PER_MESSAGE)
+        fds.extend(array.array("i", received))
+        if not marker or flags & socket.MSG_CTRUNC:
+            for fd in fds:
+                os.close(fd)
+            why = "there is room for no more (RLIMIT_NOFILE)" if marker else "it ended"
+            raise LockdError(f"loader: {len(fds)} of {count} descriptors came over: {why}")
+    try:
+        return Manifest.from_json(text), fds
+    except ValueError as error:
+        for fd in fds:
+            os.close(fd)
+        raise LockdError(f"loader: {error}") from None
+
+
+def _read_exactly(sock: socket.socket, size: int) -> bytes:
+    parts = b""
+    while len(parts) < size:
+        part = sock.recv(size - len(parts))
+        if not part:
+            raise LockdError("loader: ended before it handed anything over")
+        parts += part
+    return parts
+
+
+def _raise_descriptor_limit(settings: LoadSettings) -> None:
+    """Raise the limit on open files (RLIMIT_NOFILE), which the loader inherits, as far as needed and allowed.
+
+    Needed are OTHER_DESCRIPTORS, and one for each hook of a trace. Raises HostError if not even the former
+    are allowed.
+    """
     parts = settings.trace.parts if settings.trace else ()
     wanted = OTHER_DESCRIPTORS + sum(max((len(way.hooks) for way in part.ways), default=0) for part in parts)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= wanted or soft == resource.RLIM_INFINITY:
         return
     if 0 <= hard < wanted:
-        with contextlib.suppress(ValueError, OSError):  # without CAP_SYS_RESOURCE
+        with contextlib.suppress(ValueError, OSError):  # needs CAP_SYS_RESOURCE
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
             return
         if hard < OTHER_DESCRIPTORS:
@@ -107,14 +170,16 @@ def _make_room(settings: LoadSettings) -> None:
 
 
 def _relay(errors: bytes) -> str:
-    """Log what the loader logged, with its level in front of each line (load/__main__.py); the rest, which
-    are its last words."""
-    rest = []
+    """Log the lines that the loader logged; return all other lines, which are its last words.
+
+    A logged line begins with its level (load/__main__.py).
+    """
+    last_words = []
     for line in errors.decode(errors="replace").splitlines():
         level, _, text = line.partition(":")
         number = logging.getLevelName(level)
         if isinstance(number, int):
             log.log(number, "loader: %s", text)
         else:
-            rest.append(line)
-    return "\n".join(rest).strip()
+            last_words.append(line)
+    return "\n".join(last_words).strip()

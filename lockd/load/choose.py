@@ -1,4 +1,4 @@
-"""Choose among the ways to do a part of the work: the first that this host has, or the one asked for."""
+"""The choice among the ways to do a part of the work: the first that this host has, or the configured one."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ NONE: Mapping[Way, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Choice:
-    """A part and how it will be done here."""
+    """A part of the work, and the way in which it will be done on this host."""
 
     part: Part
     way: Way | None
-    """None if this host has no way, or not the one asked for."""
+    """None if this host has no way, or not the configured one."""
     hooks: tuple[tuple[Candidate, str], ...]
-    """Of that way, or of the preferred one if there is none, in the order of attachment; with each
-    the reason why it is not available, empty if it is."""
+    """The hooks of the way, or of the preferred way if there is none, in the order of attachment. Each comes
+    with the reason why it is not available, which is empty if it is."""
     instead_of: str
-    """Why not a way that would have been preferred, in words; empty if none would."""
+    """Why preferred ways were not chosen, for people to read; empty if none was preferred."""
 
     @property
-    def told(self) -> Chosen:
-        """For the manifest."""
+    def chosen(self) -> Chosen:
+        """The choice as the manifest has it."""
         return Chosen(
             self.part.program, self.part.what, self.way.mechanism if self.way else "", self.instead_of
         )
 
 
 def choices_for(settings: LoadSettings, host: Host, refused: Mapping[Way, str] = NONE) -> list[Choice]:
-    """How each part of the work will be done; `refused` as in choose()."""
+    """Return the choice for each part of the work, in the order of compilation; `refused` as in choose()."""
     mechanisms = dict(settings.mechanisms)
     parts = parts_of(settings.programs, settings.lock_mode)
     if settings.trace:
@@ -45,13 +45,15 @@ def choices_for(settings: LoadSettings, host: Host, refused: Mapping[Way, str] =
 
 
 def choose(part: Part, mechanism: str, host: Host, refused: Mapping[Way, str] = NONE) -> Choice:
-    """The choice for `part`; `mechanism` as in the configuration, `auto` for any, if there are several.
+    """Return the choice for `part`.
 
-    `refused`: ways that turned out not to do when they were tried, and why.
+    `mechanism` is the configured one, or `auto` for any. `refused` are ways that the kernel refused when they
+    were tried, with the reasons.
     """
-    # Switches, which futex calls need too, can be had in one way: to ask for another is about the calls.
-    is_given = mechanism == "auto" or len(part.ways) == 1
-    allowed = [way for way in part.ways if is_given or mechanism == way.mechanism]
+    # Futex calls need switches too, for which there is one way only. A mechanism configured for the futex
+    # program then means its calls.
+    is_any = mechanism == "auto" or len(part.ways) == 1
+    allowed = [way for way in part.ways if is_any or mechanism == way.mechanism]
     if not allowed:
         known = " or ".join(way.mechanism for way in part.ways)
         reason = (
@@ -63,7 +65,7 @@ def choose(part: Part, mechanism: str, host: Host, refused: Mapping[Way, str] = 
     for way in allowed:
         hooks = tuple(available(way, host))
         preferred = preferred or hooks
-        if reason := refused.get(way) or why_not(hooks):
+        if reason := refused.get(way) or obstacle(hooks):
             reasons.append(f"{way.mechanism}: {reason}")
         else:
             return Choice(part, way, hooks, "; ".join(reasons))
@@ -71,12 +73,18 @@ def choose(part: Part, mechanism: str, host: Host, refused: Mapping[Way, str] = 
 
 
 def available(way: Way, host: Host) -> list[tuple[Candidate, str]]:
-    """Every hook of a way, for every copy of its function, and why it is not available, if so."""
-    return [(hook, host.unavailable(hook)) for wanted in way.hooks for hook in host.resolve(wanted)]
+    """Return every hook of a way with the reason why it is not available, empty if it is.
+
+    A hook on a function with copies is replaced by hooks on all copies.
+    """
+    return [(hook, host.obstacle(hook)) for candidate in way.hooks for hook in host.resolve(candidate)]
 
 
-def why_not(hooks: tuple[tuple[Candidate, str], ...]) -> str:
-    """Why a way with these hooks cannot be taken; empty if it can."""
+def obstacle(hooks: tuple[tuple[Candidate, str], ...]) -> str:
+    """Return why a way with these hooks cannot be taken; empty if it can.
+
+    A way needs all of its required hooks, and at least one hook.
+    """
     missing = next((reason for hook, reason in hooks if reason and hook.required), "")
     if not missing and all(reason for _, reason in hooks):
         missing = hooks[0][1]

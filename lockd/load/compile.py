@@ -1,12 +1,17 @@
-"""The one door to bcc: a source becomes maps to be made and code to be loaded."""
+"""Compilation by bcc: a source becomes definitions of maps and code of functions.
+
+Only this module imports bcc.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import hashlib
+import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,17 +21,36 @@ from lockd.errors import HostError, LockdError
 from lockd.kernel.calls import BtfFacts, MapFacts
 from lockd.kernel.libbpf import libbpf
 from lockd.kernel.manifest import Layout
-from lockd.load.compiled import Compiled, MapDefinition, with_maps
+from lockd.load.compiled import CompileCache, Compiled, MapDefinition, key_of, with_maps
 from lockd.load.source import HEADERS, Source
+
+log = logging.getLogger(__name__)
 
 BPF_MAP_TYPE_ARRAY_OF_MAPS = 12
 POSSIBLE_CPUS = Path("/sys/devices/system/cpu/possible")
 
 
-def compile_source(source: Source) -> Compiled:
-    """Compile with bcc. Raises LockdError with the compiler's words, HostError without bcc.
+def compile_cached(source: Source, cache: CompileCache) -> Compiled:
+    """Return the compiled source from the cache, or compile it and add it.
 
-    bcc makes the maps as well, and they are gone again with all else of it; so this needs privileges.
+    Raises as compile_source() does.
+    """
+    key = key_of(compile_inputs(source))
+    if compiled := cache.find(key):
+        log.info("the BPF programs were compiled by an earlier start and kept in %s", cache.directory)
+        return compiled
+    started = time.monotonic()
+    compiled = compile_source(source)
+    log.info("compiled the BPF programs in %.1f s", time.monotonic() - started)
+    cache.add(key, compiled)
+    return compiled
+
+
+def compile_source(source: Source) -> Compiled:
+    """Compile a source with bcc. Raises LockdError with the compiler's messages, HostError without bcc.
+
+    This needs the privileges for creating maps: bcc creates them while it compiles. They are closed with the
+    rest of bcc's objects before this function returns.
     """
     os.environ["BCC_KERNEL_SOURCE"] = str(HEADERS)
     try:
@@ -38,34 +62,37 @@ def compile_source(source: Source) -> Compiled:
         ) from error
     with _native_stderr() as printed:
         try:
-            module: Any = BPF(text=source.text)
+            unit: Any = BPF(text=source.text)
         except Exception as error:
             raise LockdError(f"the BPF programs do not compile: {error}\n{printed()}") from error
     try:
-        return _taken_from(module, lib)
+        return _extract(unit, lib)
     finally:
-        module.cleanup()
+        unit.cleanup()
 
 
-def what_decides(source: Source) -> tuple[str, ...]:
-    """Everything that the result depends on, found without importing bcc.
+def compile_inputs(source: Source) -> tuple[str, ...]:
+    """Return everything that the compiled source depends on. This does not import bcc.
 
-    Of the host bcc looks at two variables and the machine. It asks kallsyms whether the kernel has
-    bpf_probe_read_kernel(), which a release of it has or has not. What bcc calls the type of a per-CPU
-    array's value has an element for each CPU.
+    bcc reads two environment variables and the machine's name. It also looks in kallsyms for
+    bpf_probe_read_kernel(), which depends on the kernel's release alone. The type that bcc reports for a
+    value of a per-CPU array has an element for each possible CPU.
     """
     return (
         source.text,
         *(hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(HEADERS.rglob("*.h"))),
         *(os.environ.get(name, "") for name in ("ARCH", "BCC_LINUX_VERSION_CODE")),
-        *(os.uname()[at] for at in (2, 3, 4)),
+        *(os.uname()[field] for field in (2, 3, 4)),  # release, version, machine
         POSSIBLE_CPUS.read_text(),
         *_installed_bcc(),
     )
 
 
 def _installed_bcc() -> tuple[str, ...]:
-    """Which one it is. Files of a package that was built anew have new times."""
+    """Return what identifies the installed bcc.
+
+    The files of a rebuilt package have new modification times.
+    """
     spec = find_spec("bcc")
     if not spec or not spec.origin:
         return ()
@@ -74,11 +101,11 @@ def _installed_bcc() -> tuple[str, ...]:
     return str(package), str(package.stat().st_mtime_ns), version.read_text() if version.exists() else ""
 
 
-def _taken_from(module: Any, lib: Any) -> Compiled:
-    names = _names(lib.bpf_num_tables, lib.bpf_table_name, module)
-    tables = {name: module[name] for name in names}
+def _extract(unit: Any, lib: Any) -> Compiled:
+    """Return what bcc compiled, as values without descriptors."""
+    tables = {name: unit[name] for name in _names(lib.bpf_num_tables, lib.bpf_table_name, unit)}
     facts = {name: _map_facts(int(table.map_fd)) for name, table in tables.items()}
-    positions = {int(table.map_fd): at for at, table in enumerate(tables.values())}
+    positions = {int(table.map_fd): index for index, table in enumerate(tables.values())}
     maps = tuple(
         MapDefinition(
             name=name,
@@ -87,7 +114,7 @@ def _taken_from(module: Any, lib: Any) -> Compiled:
             value_size=fact.value_size,
             entries=fact.max_entries,
             flags=fact.map_flags,
-            # bcc does not tell; see common.bpf.h for pairs.
+            # bcc does not report it. All arrays of maps are pairs (see common.bpf.h).
             inner=f"{name}_0" if fact.type == BPF_MAP_TYPE_ARRAY_OF_MAPS else "",
             key_type=fact.btf_key_type_id,
             value_type=fact.btf_value_type_id,
@@ -97,49 +124,52 @@ def _taken_from(module: Any, lib: Any) -> Compiled:
         for name, fact in facts.items()
     )
     functions = {
-        name: with_maps(module.dump_func(name.encode()), positions)
-        for name in _names(lib.bpf_num_functions, lib.bpf_function_name, module)
+        name: with_maps(unit.dump_func(name.encode()), positions)
+        for name in _names(lib.bpf_num_functions, lib.bpf_function_name, unit)
     }
     return Compiled(maps, functions, _btf(max(fact.btf_id for fact in facts.values())))
 
 
-def _names(count: Any, name_of: Any, module: Any) -> list[str]:
-    """Of tables or functions; bcc's Python offers one of the two only."""
+def _names(count: Any, name_of: Any, unit: Any) -> list[str]:
+    """Return the names of a unit's tables or functions; bcc's Python module lists only one of the two."""
     count.restype, count.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_size_t]
-    return [name_of(module.module, at).decode() for at in range(count(module.module))]
+    return [name_of(unit.module, index).decode() for index in range(count(unit.module))]
 
 
 def _map_facts(fd: int) -> MapFacts:
     facts = MapFacts()
-    _facts(fd, facts)
+    _read_facts(fd, facts)
     return facts
 
 
-def _btf(wanted: int) -> bytes:
-    """The type information that bcc loaded. It keeps the descriptor to itself, and another one could be had
-    with CAP_SYS_ADMIN only."""
+def _btf(btf_id: int) -> bytes:
+    """Return the type information with this id, which bcc loaded; empty if it is not found.
+
+    bcc does not give its descriptor away, so that all descriptors of this process are searched. Opening
+    another one by the id would take CAP_SYS_ADMIN.
+    """
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if os.readlink(entry) == "anon_inode:btf":
                 facts = BtfFacts()
-                _facts(int(entry.name), facts)
-                if facts.id == wanted:
+                _read_facts(int(entry.name), facts)
+                if facts.id == btf_id:
                     content = ctypes.create_string_buffer(facts.btf_size)
                     facts = BtfFacts(btf=ctypes.addressof(content), btf_size=len(content))
-                    _facts(int(entry.name), facts)
+                    _read_facts(int(entry.name), facts)
                     return content.raw
     return b""
 
 
-def _facts(fd: int, facts: ctypes.Structure) -> None:
+def _read_facts(fd: int, facts: ctypes.Structure) -> None:
     size = ctypes.c_uint32(ctypes.sizeof(facts))
     if libbpf().bpf_obj_get_info_by_fd(fd, ctypes.byref(facts), ctypes.byref(size)):
         raise LockdError(f"what bcc made: {os.strerror(ctypes.get_errno())}")
 
 
 def layout_of(ctype: Any) -> Layout | str:
-    """A ctypes type, as bcc derives it from the C declaration, in numpy's words."""
+    """Return the numpy dtype for a ctypes type, which bcc derives from the C declaration."""
     if issubclass(ctype, ctypes.Array):
         if ctype._type_ is ctypes.c_char:
             return f"S{ctype._length_}"
@@ -162,14 +192,14 @@ def _is_signed(ctype: Any) -> bool:
 
 @contextlib.contextmanager
 def _native_stderr() -> Iterator[Any]:
-    """Catch what clang prints to descriptor 2, to show it only with an error."""
+    """Redirect descriptor 2, to which clang prints, to memory; yield a function that returns the content."""
     saved = os.dup(2)
-    with os.fdopen(os.memfd_create("stderr"), "w+b") as caught:
-        os.dup2(caught.fileno(), 2)
+    with os.fdopen(os.memfd_create("stderr"), "w+b") as memory:
+        os.dup2(memory.fileno(), 2)
 
         def printed() -> str:
-            caught.seek(0)
-            return caught.read().decode(errors="replace")
+            memory.seek(0)
+            return memory.read().decode(errors="replace")
 
         try:
             yield printed

@@ -1,21 +1,45 @@
-"""What compiling gives, as a plain value: maps to be made, and the code of every function."""
+"""Compiled programs as a plain value, and the cache of such values in files.
+
+With the cache only the first start with given programs on a given host compiles. The content of its files
+becomes code of the kernel. A file is therefore read only if nobody but root, or this user, can have written
+it. Whatever is wrong with a file, the programs are compiled again.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import logging
+import os
+import re
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from lockd.kernel.manifest import Layout
 
+log = logging.getLogger(__name__)
+
 LOAD_IMMEDIATE, PSEUDO_MAP_FD = 0x18, 1
-"""The operation, in the first byte of an instruction, and the kind of its constant, in the high half of
-the second. The constant, here a map, is in bytes 4 to 7; the operation takes two instructions."""
+"""The operation in the first byte of a BPF instruction that loads a constant, and the kind of a constant that
+stands for a map, in the high half of the second byte. The constant is in bytes 4 to 7. The operation takes
+two instructions."""
+FORMAT = "1"
+"""Version of the cached values, to be changed with Compiled and with what compile.py makes of a source."""
+FILES = 16
+"""Largest number of files in the cache."""
+LARGEST = 1 << 24
+"""Bytes that are read of a file; all programs together take a hundredth of this."""
+NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")
+"""Names of the cache's files: a key, with a suffix while the file is being written."""
+WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True)
 class MapDefinition:
-    """One map, as BPF_MAP_CREATE takes it, and what is in it."""
+    """A map as BPF_MAP_CREATE takes it, and the layouts of its keys and values."""
 
     name: str
     type: int
@@ -24,23 +48,25 @@ class MapDefinition:
     entries: int
     flags: int
     inner: str
-    """Of an array of maps: the map that its elements are like; else empty."""
+    """For an array of maps, the name of a map that its elements are like; else empty."""
     key_type: int
+    """Number of the key's type in Compiled.btf; 0 if its type is not in there."""
     value_type: int
-    """Numbers of the types in Compiled.btf; 0: not in there."""
+    """Number of the value's type in Compiled.btf; 0 if its type is not in there."""
     key: Layout | str
     value: Layout | str
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled translation unit, of nothing that is open."""
+    """A compiled translation unit. It refers to nothing in the kernel."""
 
     maps: tuple[MapDefinition, ...]
     functions: dict[str, bytes]
-    """Code by name; what loads the descriptor of a map has its position in `maps` instead."""
+    """Code by function name. An instruction that loads the descriptor of a map has the position of the map in
+    `maps` instead."""
     btf: bytes
-    """Types of the maps' keys and values, in the kernel's format; may be empty."""
+    """Types of the maps' keys and values in BTF; may be empty."""
 
     def to_json(self) -> bytes:
         raw = asdict(self)
@@ -50,32 +76,161 @@ class Compiled:
 
     @staticmethod
     def from_json(text: bytes) -> Compiled:
-        """Raises ValueError if it is none."""
+        """Raises ValueError if the text is not a compiled translation unit."""
         try:
             raw = json.loads(text)
             return Compiled(
-                maps=tuple(MapDefinition(**one) for one in raw["maps"]),
+                maps=tuple(MapDefinition(**definition) for definition in raw["maps"]),
                 functions={name: bytes.fromhex(code) for name, code in raw["functions"].items()},
                 btf=bytes.fromhex(raw["btf"]),
             )
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"nothing that was compiled: {error!r}") from None
+            raise ValueError(f"not compiled programs: {error!r}") from None
 
 
 def with_maps(code: bytes, maps: dict[int, int]) -> bytes:
-    """`code` with the maps that it refers to replaced: descriptors by positions, or back."""
+    """Return `code` with its references to maps replaced: descriptors by positions, or positions by
+    descriptors."""
     new = bytearray(code)
-    for at in _map_loads(code):
-        new[at : at + 4] = maps[int.from_bytes(code[at : at + 4], "little")].to_bytes(4, "little")
+    for start in _map_references(code):
+        number = int.from_bytes(code[start : start + 4], "little")
+        new[start : start + 4] = maps[number].to_bytes(4, "little")
     return bytes(new)
 
 
-def _map_loads(code: bytes) -> Iterator[int]:
-    """Where the constants are that stand for maps."""
-    at = 0
-    while at < len(code):
-        if code[at] == LOAD_IMMEDIATE:
-            if code[at + 1] >> 4 == PSEUDO_MAP_FD:
-                yield at + 4
-            at += 8
-        at += 8
+def _map_references(code: bytes) -> Iterator[int]:
+    """Yield the position in `code` of each constant that stands for a map."""
+    position = 0
+    while position < len(code):
+        if code[position] == LOAD_IMMEDIATE:
+            if code[position + 1] >> 4 == PSEUDO_MAP_FD:
+                yield position + 4
+            position += 8
+        position += 8
+
+
+def default_directory() -> Path | None:
+    """Return the directory of the cache: systemd's (CacheDirectory=), or root's; None for other users."""
+    if directories := os.environ.get("CACHE_DIRECTORY"):
+        return Path(directories.partition(":")[0])
+    return None if os.geteuid() else Path("/var/cache/lockd")
+
+
+def key_of(inputs: tuple[str, ...]) -> str:
+    """Return the key of the compiled programs that these inputs determine."""
+    return hashlib.sha256(repr((FORMAT, inputs)).encode()).hexdigest()
+
+
+class UntrustedError(OSError):
+    """Users other than root and this one may have written into the directory; the message says why."""
+
+
+class CompileCache:
+    """Compiled programs in a directory. A file is named by its key.
+
+    It contains a digest of the key and of the content, a line feed, and the content as JSON.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
+
+    def find(self, key: str) -> Compiled | None:
+        """Return the programs with this key, or None if no file is complete and safe from other users."""
+        try:
+            with self._open() as directory:
+                digest, _, content = _read(key, directory).partition(b"\n")
+            if digest != _digest(key, content):
+                raise ValueError("its digest is not that of its content")
+            return Compiled.from_json(content)
+        except FileNotFoundError:
+            return None
+        except UntrustedError as error:
+            log.warning(
+                "%s: not used: %s; it may hold code for the kernel only if no other user can write it: "
+                "give it to root with mode 0700, or delete it; until then every start compiles",
+                self.directory,
+                error,
+            )
+            return None
+        except (OSError, ValueError) as error:
+            log.info("%s/%s: not used: %s", self.directory, key, _reason(error))
+            return None
+
+    def add(self, key: str, compiled: Compiled) -> None:
+        """Write a file, and delete the oldest of more than FILES. A failure is logged and is no error."""
+        content = compiled.to_json()
+        try:
+            if self.directory:
+                with contextlib.suppress(FileExistsError):
+                    self.directory.mkdir(0o700)
+            with self._open() as directory:
+                _write(key, _digest(key, content) + b"\n" + content, directory)
+                _delete_old(directory)
+        except OSError as error:
+            log.info("%s: what was compiled is not kept: %s", self.directory, _reason(error))
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[int]:
+        """Open the directory; yield its descriptor. Raises OSError, UntrustedError."""
+        if self.directory is None:
+            raise FileNotFoundError("no directory: neither $CACHE_DIRECTORY is set nor is this root")
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if reason := _distrust(os.fstat(fd)):
+                raise UntrustedError(reason)
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def _distrust(status: os.stat_result) -> str:
+    """Return why other users may have written a file or directory; empty if they cannot have."""
+    if status.st_uid not in (0, os.geteuid()):
+        return f"it belongs to user {status.st_uid}"
+    if status.st_mode & WRITABLE:
+        return f"others may write it (mode {stat.S_IMODE(status.st_mode):o})"
+    return ""
+
+
+def _read(name: str, directory: int) -> bytes:
+    # A symbolic link is not followed, and a pipe is not waited for.
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("no regular file")
+        if reason := _distrust(status):
+            raise ValueError(reason)
+        return file.read(LARGEST)
+
+
+def _write(name: str, content: bytes, directory: int) -> None:
+    """Write a file atomically, also while other processes write the same file."""
+    new = f"{name}.{os.urandom(4).hex()}"
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+    try:
+        with open(fd, "wb") as file:
+            file.write(content)
+        os.replace(new, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        os.unlink(new, dir_fd=directory)
+        raise
+
+
+def _delete_old(directory: int) -> None:
+    """Delete the oldest files of the cache until there are FILES. Files with other names are left alone."""
+    ages = []
+    for name in filter(NAME.fullmatch, os.listdir(directory)):
+        with contextlib.suppress(FileNotFoundError):  # another lockd may delete files at the same time
+            ages.append((os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns, name))
+    for _, name in sorted(ages)[:-FILES]:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=directory)
+
+
+def _digest(key: str, content: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + content).hexdigest().encode()
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

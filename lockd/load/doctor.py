@@ -1,4 +1,4 @@
-"""A table of what this host offers, way by way and hook by hook, and in words why not what it does not."""
+"""The reports of `lockd doctor` and `lockd check`: which ways and hooks this host has, and why not others."""
 
 from __future__ import annotations
 
@@ -18,32 +18,35 @@ from lockd.load.host import (
     require_pids_of_the_host,
     require_privileges,
 )
-from lockd.load.maps import require_batches
 from lockd.load.settings import LoadSettings
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 Row = tuple[str, str, str, str, str]
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 HEAD: Row = ("PROGRAM", "PART", "BY", "HOOK", "AVAILABLE")
-OF_MODE_ALL = "holds"
+ONLY_MODE_ALL = "holds"
+"""The part that only mode `all` of kernel locks needs."""
 
 
 def report() -> int:
-    """Everything about this host; 3 if any program cannot run as it does by default."""
-    release = os.uname()
-    print(f"kernel      {release.release} {release.machine}")
-    host = _general()
+    """Print everything about this host; return the exit code, 3 if a program cannot run with its defaults."""
+    system = os.uname()
+    print(f"kernel      {system.release} {system.machine}")
+    host = _check_host()
     if host is None:
         return HostError.exit_code
     parts = parts_of(PROGRAMS, "all")
     _print_table([(part, way) for part in parts for way in part.ways], host)
-    return _print_choices([choose(part, "auto", host) for part in parts], optional=OF_MODE_ALL)
+    return _print_choices([choose(part, "auto", host) for part in parts], optional=ONLY_MODE_ALL)
 
 
 def check(settings: LoadSettings) -> int:
-    """What would be attached with `settings`; 3 if any of its programs cannot run."""
+    """Print what would be attached with `settings`.
+
+    Returns the exit code, which is 3 if one of the programs cannot run.
+    """
     print("configuration: valid")
-    host = _general()
+    host = _check_host()
     if host is None:
         return HostError.exit_code
     choices = choices_for(settings, host)
@@ -51,32 +54,31 @@ def check(settings: LoadSettings) -> int:
     return _print_choices(choices)
 
 
-def _general() -> Host | None:
-    """Print what every program needs; None if something of it is missing."""
-    complete = True
+def _check_host() -> Host | None:
+    """Print which conditions of all programs this host meets; return None if it does not meet one of them."""
+    is_complete = True
 
-    def probe(what: str, how: Callable[[], Found], remark: str = "", needed: bool = True) -> Found | None:
-        nonlocal complete
+    def check_condition(name: str, requirement: Callable[[], Result], remark: str = "") -> Result | None:
+        nonlocal is_complete
         try:
-            found = how()
+            result = requirement()
         except HostError as error:
-            print(f"{what:<11} no: {error}")
-            complete = complete and not needed
+            print(f"{name:<11} no: {error}")
+            is_complete = False
             return None
-        print(f"{what:<11} yes{remark}")
-        return found
+        print(f"{name:<11} yes{remark}")
+        return result
 
-    probe("process ids", require_pids_of_the_host)
-    probe("privileges", require_privileges)
-    types = probe("BTF", KernelTypes)
-    trace = probe("tracefs", ensure_tracefs, _tracefs_remark())
-    probe("map batches", require_batches, needed=False)
-    probe("bcc", _bcc)
+    check_condition("process ids", require_pids_of_the_host)
+    check_condition("privileges", require_privileges)
+    types = check_condition("BTF", KernelTypes)
+    tracefs = check_condition("tracefs", ensure_tracefs, _tracefs_remark())
+    check_condition("bcc", _require_bcc)
     print()
-    if types is None or trace is None or not complete:
+    if types is None or tracefs is None or not is_complete:
         print("nothing can run here")
         return None
-    return Host(types, trace)
+    return Host(types, tracefs)
 
 
 def _tracefs_remark() -> str:
@@ -85,7 +87,7 @@ def _tracefs_remark() -> str:
     return ": not mounted on this host, so lockd mounts it for itself"
 
 
-def _bcc() -> None:
+def _require_bcc() -> None:
     if not find_spec("bcc"):
         raise HostError("python3-bpfcc is not installed for this Python")
 
@@ -99,7 +101,7 @@ def _print_table(ways: list[tuple[Part, Way]], host: Host) -> None:
 
 
 def _rows(part: Part, way: Way, host: Host) -> list[Row]:
-    """A row for each hook, or one for all of them if none is available for the same reason."""
+    """Return a row for each hook, or one row for all if none is available for the same reason."""
     hooks = available(way, host)
     reasons = {reason for _, reason in hooks}
     if len(reasons) == 1 and "" not in reasons and len(hooks) > 1:
@@ -112,16 +114,19 @@ def _rows(part: Part, way: Way, host: Host) -> list[Row]:
 
 
 def _print_choices(choices: list[Choice], optional: str = "") -> int:
-    """How each part will be done; 3 if one cannot be that is not `optional`."""
-    impossible = False
+    """Print how each part will be done; return the exit code, 3 if one cannot be done.
+
+    The part named `optional` does not count.
+    """
+    is_impossible = False
     for choice in choices:
         name = f"{choice.part.program} {choice.part.what}:"
         if choice.way:
             because = f" (not by {choice.instead_of})" if choice.instead_of else ""
             print(f"{name:<20} by {choice.way.mechanism}{because}")
             continue
-        why = choice.instead_of or choice.hooks[0][1]
+        reason = choice.instead_of or choice.hooks[0][1]
         needed_for = " (only mode all needs it)" if choice.part.what == optional else ""
-        print(f"{name:<20} cannot be measured here{needed_for}: {why}")
-        impossible = impossible or choice.part.what != optional
-    return HostError.exit_code if impossible else 0
+        print(f"{name:<20} cannot be measured here{needed_for}: {reason}")
+        is_impossible = is_impossible or choice.part.what != optional
+    return HostError.exit_code if is_impossible else 0

@@ -1,4 +1,4 @@
-"""What the programs want to be called from: for each part of the work the ways to do it, best first."""
+"""The hooks of the BPF programs: for each part of the work the ways to do it, the preferred one first."""
 
 from __future__ import annotations
 
@@ -7,66 +7,70 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 FUTEX_CALLS = ("futex", "futex_wait", "futex_waitv", "futex_wake", "futex_requeue")
-"""The last four are futex2: waitv since 5.16, the others since 6.7."""
+"""System calls. The last four are futex2: waitv since 5.16, the others since 6.7."""
 SYSTEM_CALL = {"aarch64": "__arm64_sys_"}.get(platform.machine(), "__x64_sys_")
-"""So begin the names of the functions of system calls."""
-OF_KERNEL_FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit")
-"""Mechanisms."""
+"""Prefix of the kernel functions of system calls."""
+FUNCTION_MECHANISMS = ("kprobe", "kretprobe", "fentry", "fexit")
+"""The mechanisms whose hooks are kernel functions."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A BPF function and a place that it can be attached to."""
+    """A BPF function and a hook that it can be attached to."""
 
     program: str
     function: str
     mechanism: str
-    """`tracepoint` (hook is CATEGORY:EVENT), `raw_tracepoint` (the event), `kprobe`, `kretprobe`, `fentry`,
-    `fexit` (a function of the kernel), or `uprobe`, `uretprobe` (FILE+0xOFFSET)."""
+    """`tracepoint`, `raw_tracepoint`, `kprobe`, `kretprobe`, `fentry`, `fexit`, `uprobe` or `uretprobe`."""
     hook: str
+    """CATEGORY:EVENT of a tracepoint, the event of a raw tracepoint, FILE+0xOFFSET of a uprobe or uretprobe.
+    For the other mechanisms it is a kernel function."""
     required: bool = True
-    """Whether the program measures wrongly, not just less, without it."""
+    """Whether the program measures wrongly without this hook. Without another hook it measures less."""
     optional: bool = False
-    """Whether a kernel without it has nothing there to be measured, or has it by another name."""
+    """Whether a kernel without this hook has nothing to be measured there, or has it under another name."""
     given: tuple[str, ...] = ()
-    """Lock type and meaning of what is returned, of the enums lock_type and success; see GIVEN in
-    lockd/bpf/include/common.bpf.h."""
+    """Members of the enums lock_type and success: the type of the lock, and which return value of the hooked
+    function means success (see GIVEN in lockd/bpf/include/common.bpf.h)."""
     variants: bool = False
-    """Whether copies that the compiler made of the function (`.isra.0` and the like) are meant as well."""
+    """Whether to hook copies that the compiler made of the function (`.isra.0` and others) as well."""
     pid: int = 0
-    """Of uprobes: the process in which alone the code is to be stopped at; 0: in all."""
+    """For a uprobe, the only process in which it takes effect; 0 for all processes."""
     one_of_many: bool = False
-    """Whether it may be attached together with others (lockd/load/multi_attach.py)."""
+    """Whether it may be attached by one link together with others (BpfObject.attach_many())."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way of doing a part, with one mechanism as the configuration calls it."""
+    """A set of hooks that does one part of the work by one mechanism."""
 
     mechanism: str
+    """As in the configuration: `tracepoint`, `fentry` or `kprobe`."""
     hooks: tuple[Candidate, ...]
     """In the order of attachment."""
     files: tuple[str, ...]
-    """Of lockd/bpf, in the order of compilation."""
+    """Files of lockd/bpf, in the order of compilation."""
     defines: tuple[str, ...] = ()
-    """For all files."""
+    """Names of macros that are defined, as empty, for all files."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Something to be observed, and the ways to do it, the preferred one first."""
+    """A part of a program's work, and the ways to do it."""
 
     program: str
     what: str
+    """What is observed: `calls`, `switches`, `waits` or `holds`; something else for a trace."""
     ways: tuple[Way, ...]
+    """The preferred way comes first."""
     files: tuple[str, ...] = ()
-    """Of lockd/bpf, whichever way is taken."""
+    """Files of lockd/bpf that are compiled for every way, before the way's own."""
     on_demand: tuple[str, ...] = ()
-    """Functions that are attached nowhere: the sampler has them run."""
+    """BPF functions that are attached to nothing. They are loaded, and the sampler runs them."""
 
 
 def parts_of(programs: tuple[str, ...], lock_mode: str) -> list[Part]:
-    """Everything that the programs consist of, in the order of compilation."""
+    """Return the parts of the programs' work, in the order of compilation."""
     parts = []
     if "futex" in programs:
         parts.append(_futex_calls())
@@ -80,40 +84,43 @@ def parts_of(programs: tuple[str, ...], lock_mode: str) -> list[Part]:
 
 
 def hooked_functions() -> list[str]:
-    """The functions of the kernel that any way may hook."""
+    """Return the names of the kernel functions that any way of the daemon may hook."""
     return functions_of(parts_of(("futex", "offcpu", "kernel_locks"), "all"))
 
 
 def functions_of(parts: Iterable[Part]) -> list[str]:
-    """The functions of the kernel that `parts` may hook."""
+    """Return the sorted names of the kernel functions that `parts` may hook."""
     hooks = (hook for part in parts for way in part.ways for hook in way.hooks)
-    return sorted({hook.hook for hook in hooks if hook.mechanism in OF_KERNEL_FUNCTIONS})
+    return sorted({hook.hook for hook in hooks if hook.mechanism in FUNCTION_MECHANISMS})
 
 
 def _futex_calls() -> Part:
-    """Ends before beginnings: a call seen to end but not to begin is recognised; one seen to begin but
-    not to end would look like a wait that goes on."""
+    """Return the part that sees futex calls.
+
+    Hooks at the end of a call are attached before those at its beginning. A call whose end alone is seen is
+    recognised as such. A call whose beginning alone is seen would look like a wait that has not ended.
+    """
     tracepoint: list[Candidate] = []
     fentry: list[Candidate] = []
     kprobe: list[Candidate] = []
     for call in (*FUTEX_CALLS, "restart_syscall"):
-        restarts, newer = call == "restart_syscall", call not in ("futex", "restart_syscall")
+        is_restart, is_newer = call == "restart_syscall", call not in ("futex", "restart_syscall")
         for function, hook in (
             ("futex_exit", "exit"),
-            ("futex_restart" if restarts else "futex_enter", "enter"),
+            ("futex_restart" if is_restart else "futex_enter", "enter"),
         ):
             event = f"syscalls:sys_{hook}_{call}"
-            tracepoint.append(Candidate("futex", function, "tracepoint", event, call == "futex", newer))
-        enter = "futex_reentered" if restarts else "futex_entered"
-        name = "futex_wait_restart" if restarts else f"{SYSTEM_CALL}{call}"
+            tracepoint.append(Candidate("futex", function, "tracepoint", event, call == "futex", is_newer))
+        enter = "futex_reentered" if is_restart else "futex_entered"
+        name = "futex_wait_restart" if is_restart else f"{SYSTEM_CALL}{call}"
         for hooks, function, mechanism in (
             (fentry, "futex_left", "fexit"),
             (fentry, enter, "fentry"),
-            # See kprobe.bpf.h for this order.
+            # kprobe.bpf.h explains the order of kprobes.
             (kprobe, enter, "kprobe"),
             (kprobe, "futex_left", "kretprobe"),
         ):
-            hooks.append(Candidate("futex", function, mechanism, name, call == "futex", newer))
+            hooks.append(Candidate("futex", function, mechanism, name, call == "futex", is_newer))
     probes = "daemon/futex_probes.bpf.c"
     tracepoints = "include/system_calls.bpf.h", "daemon/futex_tracepoints.bpf.c"
     return Part(
@@ -129,7 +136,10 @@ def _futex_calls() -> Part:
 
 
 def _switches(programs: tuple[str, ...]) -> Part:
-    """Served to both programs that need it; it is the off-CPU program's if that runs."""
+    """Return the part that sees context switches, which `futex` and `offcpu` share.
+
+    It belongs to `offcpu` if that program runs, else to `futex`.
+    """
     program = "offcpu" if "offcpu" in programs else "futex"
     hooks = [
         Candidate(program, "on_sched_process_exec", "raw_tracepoint", "sched_process_exec", required=False),
@@ -155,10 +165,11 @@ SLOW_PATHS = (
     ("semaphore", "0", "__down_killable"),
     ("semaphore", "0", "__down_timeout"),
 )
-"""Lock type, what success returns, function that is called if the lock is contended."""
+"""Lock type, return value for success, and function that is called if the lock is contended."""
 
 
 def _lock_waits() -> Part:
+    """Return the part that sees waits for contended kernel locks."""
     tracepoint = Way(
         "tracepoint",
         (
@@ -175,7 +186,7 @@ def _lock_waits() -> Part:
             _probe("slow_path_left", "fexit", name, given, variants=True),
             _probe("slow_path_entered", "fentry", name, given, variants=True),
         ]
-        kprobe += [  # see kprobe.bpf.h for this order
+        kprobe += [  # kprobe.bpf.h explains this order
             _probe("slow_path_entered", "kprobe", name, given, variants=True),
             _probe("slow_path_left", "kretprobe", name, given, variants=True),
         ]
@@ -193,8 +204,8 @@ def _lock_waits() -> Part:
     )
 
 
-ONLY_DEBUGGED = ("_nested", "_non_owner", "_nest_lock")
-"""So end functions that only kernels with CONFIG_DEBUG_LOCK_ALLOC have."""
+ONLY_DEBUG = ("_nested", "_non_owner", "_nest_lock")
+"""Suffixes of functions that only kernels with CONFIG_DEBUG_LOCK_ALLOC have."""
 TAKING = (
     ("mutex", "always", "mutex_lock mutex_lock_nested _mutex_lock_nest_lock"),
     ("mutex", "0", "mutex_lock_interruptible mutex_lock_interruptible_nested"),
@@ -207,32 +218,34 @@ TAKING = (
     ("semaphore", "always", "down"),
     ("semaphore", "0", "down_interruptible down_killable down_timeout"),
 )
-"""Lock type, what success returns, functions that may sleep."""
+"""Lock type, return value for success, and functions that take the lock and may sleep."""
 TRYING = (
     ("mutex", "1", "mutex_trylock _mutex_trylock_nest_lock ww_mutex_trylock"),
     ("rwsem_read", "1", "down_read_trylock"),
     ("rwsem_write", "1", "down_write_trylock"),
     ("semaphore", "0", "down_trylock"),
 )
-"""The same of functions that never sleep."""
+"""Lock type, return value for success, and functions that try to take the lock and never sleep."""
 TAKING_BY_ANOTHER = ("mutex_lock_io", "mutex_lock_io_nested")
-"""They call mutex_lock(), unless the compiler has inlined it."""
+"""Functions that take a mutex by calling mutex_lock(), unless the compiler has inlined it."""
 RELEASING = (
     ("mutex", "mutex_unlock"),
     ("rwsem_read", "up_read"),
     ("rwsem_write", "up_write"),
     ("semaphore", "up"),
 )
+"""Lock type, and function that releases the lock."""
 
 
 def _lock_holds() -> Part:
+    """Return the part that sees every acquisition and release of sleeping kernel locks."""
     fentry: list[Candidate] = []
     kprobe: list[Candidate] = []
     for lock_type, name in RELEASING:
         fentry.append(_probe("lock_released", "fentry", name, (lock_type,), required=True))
         kprobe.append(_probe("lock_released", "kprobe", name, (lock_type,), required=True))
     for hooks, mechanism, after in ((fentry, "fentry", "fexit"), (kprobe, "kprobe", "kprobe")):
-        # A writer becomes a reader. Of two kprobes the one that was attached later is called first.
+        # downgrade_write() makes a writer a reader. The kprobe that was attached last is called first.
         hooks.append(_probe("lock_taken", after, "downgrade_write", ("rwsem_read", "always")))
         hooks.append(_probe("lock_released", mechanism, "downgrade_write", ("rwsem_write",)))
         hooks.append(_probe("lock_released", mechanism, "up_read_non_owner", ("rwsem_read",)))
@@ -268,6 +281,7 @@ def _probe(
     required: bool = False,
     variants: bool = False,
 ) -> Candidate:
-    newer = hook == "down_read_interruptible"  # 31784cff7ee0 (5.11)
-    optional = newer or hook.startswith(("_mutex", "_down", "ww_", "__ww_")) or hook.endswith(ONLY_DEBUGGED)
+    is_newer = hook == "down_read_interruptible"  # 31784cff7ee0 (5.11)
+    is_special = hook.startswith(("_mutex", "_down", "ww_", "__ww_")) or hook.endswith(ONLY_DEBUG)
+    optional = is_newer or is_special
     return Candidate("kernel_locks", function, mechanism, hook, required, optional, given, variants)

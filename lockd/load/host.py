@@ -1,9 +1,8 @@
-"""What this host offers: privileges, BPF, tracefs, BTF and, hook by hook, each mechanism."""
+"""The capabilities of this host: privileges, tracefs, BTF and the availability of each hook."""
 
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import os
 import re
 from collections.abc import Sequence
@@ -13,25 +12,28 @@ from pathlib import Path
 
 from lockd.errors import HostError
 from lockd.kernel.btf import KernelTypes
-from lockd.load import attach
+from lockd.load import programs
 from lockd.load.hooks import Candidate, hooked_functions
 
 CLONE_NEWNS = 0x00020000
 MS_REC_PRIVATE = 0x4000 | 0x40000
 TRACEFS_PLACES = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""The inode of the host's own, in every kernel since 3.8 (PROC_PID_INIT_INO in linux/proc_ns.h)."""
+"""The inode of the host's PID namespace in every kernel since 3.8 (PROC_PID_INIT_INO in linux/proc_ns.h)."""
 HOST_PIDS = (
-    "the programs in the kernel tell processes by the ids that they have on the host, under which others or"
-    " none would be found here; rule: lockd and its /proc have the host's ids, as by hostPID: true in a pod,"
-    " or --pid=host for docker and podman"
+    "BPF programs know processes by their ids on the host, and here these ids belong to other processes or to"
+    " none; rule: lockd and its /proc have the host's ids, as by hostPID: true in a pod, or --pid=host for"
+    " docker and podman"
 )
+"""The end of a message about a PID namespace: the reason and the rule."""
 
 RETURN_TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
-"""Of 6.1 (f3a112c0c40d), 5.15 (adf8a61a940c) and before."""
+"""Functions to which a kretprobe makes a function return: since 6.1 (f3a112c0c40d), since 5.15
+(adf8a61a940c), and before that."""
 FUNCTION = re.compile(rb"^([0-9a-f]+) [tTwW] ([^\s.]+)(\S*)(?:\t\[(\w+)\])?$", re.MULTILINE)
+"""A function in kallsyms: address, name, suffix of a copy, module."""
 COPY = re.compile(rb"\.(?:isra|constprop|part|llvm)\b[.\w]*")
-"""What compilers append to the names of copies of a function."""
+"""The suffix that compilers append to the name of a function for a copy of it."""
 
 
 def require_privileges() -> None:
@@ -42,24 +44,27 @@ def require_privileges() -> None:
     if not effective & sys_admin and effective & (bpf | perfmon) != bpf | perfmon:
         raise HostError(
             f"user id {os.geteuid()}, capabilities {effective:#x}: loading BPF programs needs root, "
-            "or CAP_BPF and CAP_PERFMON (5.8 and later), or CAP_SYS_ADMIN: run it with sudo"
+            "or CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN: run it with sudo"
         )
 
 
 def require_pids_of_the_host() -> None:
-    """Raise HostError unless ids of processes mean here what they mean in the kernel's programs."""
+    """Raise HostError unless this process and /proc are in the host's PID namespace, as BPF programs are."""
     try:
         namespace = Path("/proc/self/ns/pid").stat().st_ino
     except FileNotFoundError as error:
         raise HostError(
-            f"/proc: this process is not in it: it is that of another PID namespace: {HOST_PIDS}"
+            f"/proc: this process is not in it: /proc belongs to another PID namespace: {HOST_PIDS}"
         ) from error
     if namespace != INITIAL_PID_NAMESPACE:
         raise HostError(f"this process is in a PID namespace of its own, as in a container: {HOST_PIDS}")
 
 
 def tracefs() -> Path | None:
-    """Where tracefs is mounted, if it is. Raises HostError if this user may not look."""
+    """Return the directory on which tracefs is mounted, or None.
+
+    Raises HostError if this user has no access.
+    """
     try:
         return next((Path(place) for place in TRACEFS_PLACES if Path(place, "events").is_dir()), None)
     except PermissionError as error:
@@ -67,15 +72,15 @@ def tracefs() -> Path | None:
 
 
 def mount_tracefs_privately() -> Path:
-    """Mount tracefs for this process alone, where the host has not mounted it.
+    """Mount tracefs in a mount namespace of this process, and return its directory.
 
-    Raises HostError with the kernel's reason.
+    This is for a host that has not mounted tracefs. Raises HostError with the kernel's reason.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     target = TRACEFS_PLACES[0]
     failed = libc.unshare(CLONE_NEWNS)
     if not failed:
-        # Fails harmlessly in a chroot, whose / is no mount point.
+        # This fails in a chroot, whose / is not a mount point, and does no harm there.
         libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None)
         failed = libc.mount(b"nodev", target.encode(), b"tracefs", 0, None)
     if failed:
@@ -87,12 +92,19 @@ def mount_tracefs_privately() -> Path:
 
 
 def ensure_tracefs() -> Path:
-    """tracefs, mounted for this process if need be."""
+    """Return the directory of tracefs; mount it for this process if the host has not.
+
+    Raises HostError as tracefs() and mount_tracefs_privately() do.
+    """
     return tracefs() or mount_tracefs_privately()
 
 
 class Host:
-    """What of the hooks this host has. Symbols and trampolines are looked for once, when first asked for."""
+    """The hooks that this host has.
+
+    Symbols of the kernel are read, and fentry is tried, when they are first needed. `functions` are kernel
+    functions that a trace may hook; they may be in modules.
+    """
 
     def __init__(
         self,
@@ -106,32 +118,40 @@ class Host:
         self._functions = functions
         self._kallsyms = kallsyms
 
-    def resolve(self, wanted: Candidate) -> list[Candidate]:
-        """`wanted` for every copy that the compiler made of its function; as it is if there is none."""
-        if not wanted.variants:
-            return [wanted]
-        names = self._names(wanted.hook)
-        return [replace(wanted, hook=name) for name in names] or [wanted]
+    def resolve(self, candidate: Candidate) -> list[Candidate]:
+        """Return the candidate for every copy that the compiler made of its function.
 
-    def unavailable(self, wanted: Candidate) -> str:
-        """Why a resolved candidate cannot be attached here, in words; empty if it can, as far as one can
-        tell without trying."""
-        match wanted.mechanism:
+        If there is no copy, or copies are not wanted, the candidate is returned as it is.
+        """
+        if not candidate.variants:
+            return [candidate]
+        names = self._names(candidate.hook)
+        return [replace(candidate, hook=name) for name in names] or [candidate]
+
+    def obstacle(self, candidate: Candidate) -> str:
+        """Return why a resolved candidate cannot be attached on this host, for people to read.
+
+        Empty if nothing is known against it. Candidates are not tried, so that the kernel may still refuse
+        one.
+        """
+        match candidate.mechanism:
             case "raw_tracepoint":
-                return self._no_raw_tracepoint(wanted.hook)
+                return self._no_raw_tracepoint(candidate.hook)
             case "tracepoint":
-                return self._no_tracepoint(wanted.hook)
+                return self._no_tracepoint(candidate.hook)
             case "kprobe" | "kretprobe":
-                return self._no_kprobe(wanted)
+                return self._no_kprobe(candidate.hook)
             case "uprobe" | "uretprobe":
                 return (
-                    "" if attach.UPROBE_TYPE.exists() else "this kernel has no uprobes (CONFIG_UPROBE_EVENTS)"
+                    ""
+                    if programs.UPROBE_TYPE.exists()
+                    else "this kernel has no uprobes (CONFIG_UPROBE_EVENTS)"
                 )
-        return self._no_fentry(wanted.hook)
+        return self._no_fentry(candidate.hook)
 
     @property
     def return_trampoline(self) -> int:
-        """The address that a kretprobe puts in place of a function's return address; 0 if not to be had."""
+        """The address that a kretprobe puts in place of a function's return address; 0 if it is hidden."""
         return next(
             (addresses[0] for name in RETURN_TRAMPOLINES if (addresses := self._symbols.get(name))), 0
         )
@@ -149,15 +169,15 @@ class Host:
             return f"this kernel has no tracepoint {hook}{_since(hook)}"
         return ""
 
-    def _no_kprobe(self, wanted: Candidate) -> str:
-        if not attach.KPROBE_TYPE.exists():
-            return f"this kernel has no kprobes ({attach.KPROBE_TYPE} is missing: CONFIG_KPROBE_EVENTS)"
-        if reason := self._no_function(wanted.hook):
+    def _no_kprobe(self, function: str) -> str:
+        if not programs.KPROBE_TYPE.exists():
+            return f"this kernel has no kprobes ({programs.KPROBE_TYPE} is missing: CONFIG_KPROBE_EVENTS)"
+        if reason := self._no_function(function):
             return reason
         if not self.return_trampoline:
             return (
-                "the address of the return trampoline is hidden (kernel.kptr_restrict), without which "
-                "missed returns could not be told"
+                "the address of the return trampoline is hidden (kernel.kptr_restrict), and without it "
+                "missed returns cannot be recognised"
             )
         return ""
 
@@ -178,41 +198,49 @@ class Host:
             return f"this kernel has no function {name}(), or the compiler has inlined it{_since(name)}"
         if len(addresses) > 1:
             return (
-                f"{len(addresses)} functions of this kernel are named {name}(), which one is not to be told"
+                f"{len(addresses)} functions of this kernel are named {name}(), and they cannot be told apart"
             )
         return ""
 
     def _names(self, function: str) -> list[str]:
+        """Return the names of a kernel function and of its copies."""
         copies = [name for name in self._symbols if name.startswith(f"{function}.")]
         return sorted([function] * (function in self._symbols) + copies)
 
     @cached_property
     def _symbols(self) -> dict[str, list[int]]:
-        """Addresses of functions that could be hooked and of their copies, by name: the kernel's own, and
-        of a trace's those of modules whose names the kernel has not."""
-        asked = {name.encode() for name in self._functions}
-        wanted = {*asked, *(name.encode() for name in (*hooked_functions(), *RETURN_TRAMPOLINES))}
-        own: dict[str, list[int]] = {}
+        """Addresses of the functions that may be hooked and of their copies, by name.
+
+        Functions of a trace may be in modules; a function of the kernel itself with the same name comes
+        first.
+        """
+        of_trace = {name.encode() for name in self._functions}
+        wanted = {*of_trace, *(name.encode() for name in (*hooked_functions(), *RETURN_TRAMPOLINES))}
+        kernel: dict[str, list[int]] = {}
         modules: dict[str, list[int]] = {}
         for address, base, copy, module in FUNCTION.findall(self._kallsyms.read_bytes()):
             name, value = base + copy, int(address, 16)
-            if value and module and name in asked:
+            if value and module and name in of_trace:
                 modules.setdefault(name.decode(), []).append(value)
             elif value and not module and (name in wanted or (base in wanted and COPY.fullmatch(copy))):
-                own.setdefault(name.decode(), []).append(value)
-        return modules | own
+                kernel.setdefault(name.decode(), []).append(value)
+        return modules | kernel
 
     @cached_property
     def _fentry_refused(self) -> str:
-        """Found out by trying, with a function that every kernel has: what a kernel is built for does not
-        tell what it allows."""
-        btf_id = self.types.function(attach.TRIED_FUNCTION)
+        """The kernel's reason if it refuses fentry; empty if it does not.
+
+        fentry is tried with a function that every kernel has, because the configuration of a kernel does not
+        tell what it allows.
+        """
+        btf_id = self.types.function(programs.TRIED_FUNCTION)
         if btf_id is None:
-            return f"the kernel's BTF does not describe functions ({attach.TRIED_FUNCTION}())"
-        return attach.try_tracing(attach.TRIED_FUNCTION, btf_id)
+            return f"the kernel's BTF does not describe functions ({programs.TRIED_FUNCTION}())"
+        return programs.fentry_refusal(programs.TRIED_FUNCTION, btf_id)
 
 
 def _since(hook: str) -> str:
+    """Return a remark with the first release of Linux that has a hook, if that is known."""
     for word, release in (("contention", "5.19"), ("futex_waitv", "5.16"), ("futex_", "6.7")):
         if word in hook:
             return f" (Linux {release} and later have it)"

@@ -1,4 +1,4 @@
-"""What the loader is asked for: what of the configuration, or of a trace's options, is compiled in."""
+"""The loader's settings: what the configuration, or the options of a trace, say about programs and maps."""
 
 from __future__ import annotations
 
@@ -11,40 +11,41 @@ from lockd.load.hooks import Candidate, Part, Way
 
 @dataclass(frozen=True)
 class Trace:
-    """What a one-shot tool has compiled besides the programs, and with which switches."""
+    """Parts, files and maps that a one-shot tool needs besides those of the programs."""
 
     parts: tuple[Part, ...] = ()
     files: tuple[str, ...] = ()
-    """Of lockd/bpf, before those of any part."""
+    """Files of lockd/bpf that come before those of all parts."""
     defines: dict[str, int | None] = field(default_factory=dict)
-    """For all files; see lockd/bpf/include/trace.bpf.h."""
+    """Definitions for all files (see lockd/bpf/include/trace.bpf.h); None is defined as empty."""
     pairs: tuple[str, ...] = ()
-    """Pairs of maps to be handed over, besides those of the programs."""
+    """Names of the pairs that are handed over."""
     maps: tuple[str, ...] = ()
-    """The same of single maps."""
+    """Names of the single maps that are handed over."""
 
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """Sent to the loader process on its standard input, as JSON."""
+    """Settings that the loader process receives on its standard input, as JSON."""
 
     programs: tuple[str, ...]
-    """Of `futex`, `offcpu`, `kernel_locks`."""
+    """Those of `futex`, `offcpu`, `kernel_locks` that are enabled."""
     entries: int
-    """Keys of one window, for each aggregate."""
+    """Largest number of entries of one window, for each aggregate."""
     threads: int
-    """Threads followed at a time."""
+    """Largest number of threads that are followed at one time."""
     stacks: int
-    """Stacks kept in one window."""
+    """Largest number of stacks in one window."""
     min_block_ns: int
+    """Waits shorter than this, in nanoseconds, are not counted. Holds of kernel locks always are."""
     max_block_ns: int
-    """Shorter and longer waits are not counted as such; holds of kernel locks always are."""
+    """Waits longer than this, in nanoseconds, are not counted. Holds of kernel locks always are."""
     lock_mode: str
-    """Of kernel locks: `contention` or `all`."""
+    """The mode of kernel locks: `contention` or `all`."""
     mechanisms: tuple[tuple[str, str], ...]
-    """For each of `programs` (program, mechanism): `auto`, `tracepoint`, `fentry` or `kprobe`."""
+    """(program, mechanism) pairs; a mechanism is `auto`, `tracepoint`, `fentry` or `kprobe`."""
     trace: Trace | None = None
-    """None for the daemon."""
+    """The one-shot tool's part; None for the daemon."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -1,33 +1,159 @@
-"""The text that bcc compiles: the .bpf files one after another, with what this host decides on top."""
+"""The C text of a translation unit: files of lockd/bpf, below definitions that depend on the host."""
 
 from __future__ import annotations
 
-import hashlib
+import os
 import re
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from lockd.kernel.btf import KernelTypes
+from lockd.load.choose import Choice
+from lockd.load.settings import LoadSettings
 
 BPF_DIR = Path(__file__).resolve().parent.parent / "bpf"
 HEADERS = BPF_DIR / "headers"
 """The stub kernel tree that bcc gets instead of kernel headers."""
 
+SIZES = {
+    # Overflow maps: every combination of system call, state and slot that occurs. More are counted as lost.
+    "OVER_ENTRIES": 2048,
+    # Overflow maps of kernel locks: every combination of type and slot.
+    "OVER_KERNEL_ENTRIES": 512,
+    # Threads that wait for kernel locks at one moment.
+    "WAITS_ENTRIES": 4096,
+    # Locks that threads block on for the first time within one period; further locks are captured in the next
+    # period. The namer needs longer than a period for this many.
+    "CAPTURES_ENTRIES": 128,
+    # Locks in user space that are not captured again.
+    "KNOWN_LOCKS_ENTRIES": 16384,
+    # Java machines whose waits are looked into.
+    "HOTSPOTS_ENTRIES": 1024,
+    # Processes that the namer knows of.
+    "TOLD_PROCESSES_ENTRIES": 1024,
+}
+"""Numbers of entries of maps, by the macro that the programs use."""
+
+THREAD_POINTER = {"x86_64": "thread.fsbase", "aarch64": "thread.uw.tp_value"}
+"""The member of struct task_struct with the thread pointer, by machine."""
+
+OFFSETS = {
+    "TASK_PID": ("task_struct", "pid"),
+    "TASK_TGID": ("task_struct", "tgid"),
+    "TASK_COMM": ("task_struct", "comm"),
+    "TASK_FLAGS": ("task_struct", "flags"),
+    "TASK_STACK": ("task_struct", "stack"),
+    "TASK_THREAD_POINTER": ("task_struct", THREAD_POINTER[os.uname().machine]),
+    "TASK_GROUP_LEADER": ("task_struct", "group_leader"),
+    "TASK_CGROUPS": ("task_struct", "cgroups"),
+    "TASK_MM": ("task_struct", "mm"),
+    "TASK_PENDING_SIGNAL": ("task_struct", "pending.signal"),
+    "TASK_FILES": ("task_struct", "files"),
+    "TASK_NVCSW": ("task_struct", "nvcsw"),
+    "TASK_NIVCSW": ("task_struct", "nivcsw"),
+    "TASK_ON_RQ": ("task_struct", "on_rq"),
+    "MM_ARG_START": ("mm_struct", "arg_start"),
+    "MM_MMAP_LOCK": ("mm_struct", "mmap_lock"),
+    "MM_START_CODE": ("mm_struct", "start_code"),
+    "MM_END_CODE": ("mm_struct", "end_code"),
+    "FILES_FDT": ("files_struct", "fdt"),
+    "FDTABLE_FD": ("fdtable", "fd"),
+    "FILE_INODE": ("file", "f_inode"),
+    "INODE_MODE": ("inode", "i_mode"),
+    "INODE_FLAGS": ("inode", "i_flags"),
+    "CSS_SET_DFL_CGRP": ("css_set", "dfl_cgrp"),
+    "CGROUP_KN": ("cgroup", "kn"),
+    "KERNFS_NODE_ID": ("kernfs_node", "id"),
+}
+"""Struct and member of each offset in bytes that the programs need, by the macro that they use."""
+
 
 @dataclass(frozen=True)
 class Source:
-    """A translation unit. bcc rewrites map operations only in its main text, hence one text."""
+    """A translation unit. It is one text, because bcc rewrites map operations only in its main text."""
 
     text: str
     enums: dict[str, tuple[str, ...]]
+    """As in kernel.manifest.Manifest."""
     constants: dict[str, int]
+    """The integer #defines in lockd/bpf, except those that differ by architecture."""
 
-    @property
-    def hash(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
+
+def source_for(settings: LoadSettings, choices: Sequence[Choice], types: KernelTypes) -> Source:
+    """Return the source for this host: offsets and features from its BTF, sizes from the settings."""
+    ways = [choice.way for choice in choices if choice.way]
+    defines: dict[str, int | None] = {
+        **SIZES,
+        "ENTRIES": settings.entries,
+        "THREADS_ENTRIES": settings.threads,
+        "STACKS_ENTRIES": settings.stacks,
+        "HOLDING_ENTRIES": settings.entries,
+        "PAGE_SIZE": resource.getpagesize(),  # bcc takes it for the size of a ring
+        **_layout_of(types),
+        **{f"WITH_{program.upper()}": None for program in settings.programs},
+        **{name: None for way in ways for name in way.defines},
+    }
+    files = ["include/common.bpf.h", "include/arch.bpf.h", "include/capture.bpf.h"]
+    if settings.trace:
+        defines.update(settings.trace.defines)
+        files += settings.trace.files
+    for choice in choices:
+        files += [*choice.part.files, *(choice.way.files if choice.way else ())]
+    bounds = (
+        f"#define MIN_BLOCK_NS {settings.min_block_ns}ULL\n#define MAX_BLOCK_NS {settings.max_block_ns}ULL\n"
+    )
+    source = assemble(files, defines)
+    return Source(bounds + source.text, source.enums, source.constants)
+
+
+def _layout_of(types: KernelTypes) -> dict[str, int | None]:
+    """Return the defines for the kernel's structures and features; None for a define without a value."""
+    defines: dict[str, int | None] = {name: types.offset(*member) for name, member in OFFSETS.items()}
+    # On arm64 a return address is in a register, which each function saves at a place of its own.
+    if types.has_member("return_instance", "orig_ret_vaddr") and os.uname().machine == "x86_64":
+        defines["HAVE_RETURN_INSTANCES"] = None
+        defines["TASK_UTASK"] = types.offset("task_struct", "utask")
+        defines["UTASK_RETURN_INSTANCES"] = types.offset("uprobe_task", "return_instances")
+        defines["RETURN_STACK"] = types.offset("return_instance", "stack")
+        defines["RETURN_ADDRESS"] = types.offset("return_instance", "orig_ret_vaddr")
+        defines["RETURN_NEXT"] = types.offset("return_instance", "next")
+    # 2f064a59a11f (5.14) renamed `state` and made it an int.
+    is_renamed = types.has_member("task_struct", "__state")
+    defines["TASK_STATE"] = types.offset("task_struct", "__state" if is_renamed else "state")
+    defines["TASK_STATE_BYTES"] = 4 if is_renamed else 8
+    for bit in ("in_iowait", "frozen"):
+        name = f"TASK_{bit.upper()}"
+        defines[name], defines[f"{name}_BIT"] = divmod(types.bit_offset("task_struct", bit), 8)
+    # fa2c3254d7cf (5.18) added a fourth argument: the state before a waker could change it.
+    if (types.tracepoint_args("sched_switch") or 0) >= 4:
+        defines["HAVE_PREV_STATE"] = None
+    if types.has_helper("task_pt_regs"):  # 5.15; the current task has a type since 5.11
+        defines["HAVE_TYPED_CURRENT"] = None
+    if types.has_member("task_struct", "on_cpu"):  # kernels for one processor do not have it
+        defines["TASK_ON_CPU"] = types.offset("task_struct", "on_cpu")
+    if types.has_member("sched_entity", "sched_delayed"):
+        defines["TASK_SCHED_DELAYED"] = types.offset("task_struct", "se.sched_delayed")
+    if types.has_member("sched_info", "last_arrival"):  # CONFIG_SCHED_INFO
+        defines["HAVE_LAST_ARRIVAL"] = None
+        defines["TASK_LAST_ARRIVAL"] = types.offset("task_struct", "sched_info.last_arrival")
+        defines["TASK_SUM_EXEC"] = types.offset("task_struct", "se.sum_exec_runtime")
+        defines["TASK_PREV_SUM_EXEC"] = types.offset("task_struct", "se.prev_sum_exec_runtime")
+        defines["TASK_PRIO"] = types.offset("task_struct", "prio")
+    # With PREEMPT_RT a mutex is an rt_mutex and has no owner of its own.
+    if types.has_member("mutex", "owner") and types.has_member("rw_semaphore", "owner"):
+        defines["MUTEX_OWNER"] = types.offset("mutex", "owner")
+        defines["RWSEM_OWNER"] = types.offset("rw_semaphore", "owner")
+    if types.has_member("rt_mutex_base", "owner"):  # 830e6acc8a1c (5.15)
+        defines["RTMUTEX_OWNER"] = types.offset("rt_mutex_base", "owner")
+    if types.has_member("rw_semaphore", "osq"):  # only where writers spin
+        defines["RWSEM_OSQ"] = types.offset("rw_semaphore", "osq")
+    return defines
 
 
 def assemble(files: Sequence[str], defines: Mapping[str, int | None]) -> Source:
-    """Join `files` of lockd/bpf; a define of None is defined as empty."""
+    """Join `files` of lockd/bpf below `defines`; a value of None is defined as empty."""
     parts = [f"#define {name} {'' if value is None else hex(value)}" for name, value in defines.items()]
     body = ""
     for name in files:
@@ -38,28 +164,33 @@ def assemble(files: Sequence[str], defines: Mapping[str, int | None]) -> Source:
 
 
 def _enums(text: str) -> dict[str, tuple[str, ...]]:
-    """Members of each `enum NAME { A, B };` in order; numbered from 0, as none has an initialiser."""
+    """Return the members of each `enum NAME { A, B };` in order, which are numbered from 0.
+
+    Members are in lower case and without the prefix that all of them share. Raises ValueError if a member has
+    an initialiser.
+    """
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    found: dict[str, tuple[str, ...]] = {}
+    enums: dict[str, tuple[str, ...]] = {}
     for name, body in re.findall(r"\benum\s+(\w+)\s*\{([^}]*)\}\s*;", text):
         members = tuple(member.strip() for member in body.split(",") if member.strip())
         if any("=" in member for member in members):
             raise ValueError(f"enum {name} in lockd/bpf: initialisers are not supported")
-        found[name] = _without_common_word(members)
-    return found
+        enums[name] = _without_prefix(members)
+    return enums
 
 
-def _without_common_word(members: tuple[str, ...]) -> tuple[str, ...]:
-    """`pi` for KIND_PI, since all members of `enum futex_kind` begin with KIND_.
+def _without_prefix(members: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the members in lower case, without the prefix that all of them share.
 
-    A member without an underscore, such as the number of members at the end, is no exception to that.
+    KIND_PI becomes `pi`, because all members of `enum futex_kind` begin with KIND_. A member without an
+    underscore, such as a number of members at the end, does not need to have the prefix.
     """
-    words = {member.partition("_")[0] for member in members if "_" in member}
-    prefix = words.pop() + "_" if len(words) == 1 else ""
+    prefixes = {member.partition("_")[0] for member in members if "_" in member}
+    prefix = prefixes.pop() + "_" if len(prefixes) == 1 else ""
     return tuple(member.removeprefix(prefix).lower() for member in members)
 
 
 def _constants(text: str) -> dict[str, int]:
-    """Every `#define NAME NUMBER`, except the ones that differ by architecture."""
+    """Return every `#define NAME NUMBER`, except those that differ by architecture."""
     pairs = re.findall(r"^#define\s+(\w+)\s+\(?(-?(?:0x[0-9a-f]+|\d+))\)?\s*(?:/\*.*)?$", text, re.MULTILINE)
     return {name: int(value, 0) for name, value in pairs if not name.startswith(("NR_FUTEX", "NR_RESTART"))}

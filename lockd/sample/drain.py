@@ -95,7 +95,7 @@ class Backlog:
         if self._end - self._base + self._map_entries > self._room:
             self._move_to_front()
         end = self._end - self._base
-        count = table.move(
+        count = table.drain_into(
             self._keys_at + end * self._key_bytes, self._values_at + end * self._value_bytes, self._room - end
         )
         self._end += count
@@ -241,7 +241,7 @@ class Collector:
                     self.entries[follower] = 0
         self._saved.is_draining = False
         if CAPTURES in self._maps.pairs:
-            rows = self._maps.drain_one(CAPTURES)
+            rows = self._maps.drain_pair(CAPTURES)
             self.entries[CAPTURES] = len(rows[0])
             if len(rows[0]):
                 self._captures.append(rows)

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 import lockd
-from lockd.kernel.losses import Losses
+from lockd.kernel.counters import Losses, program_info
 from lockd.kernel.manifest import Manifest
-from lockd.kernel.program_info import program_info
 from lockd.names.client import Resolver
 from lockd.sample.budget.spending import RestartedProcess
 from lockd.sample.drain import Collector

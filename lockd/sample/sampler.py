@@ -126,7 +126,7 @@ class Sampler:
                 self._resolver,
                 self._collector.known_locks,
                 self._collector.hotspots,
-                list(manifest.enums["futex_kind"]),
+                manifest.enums["futex_kind"],
                 self._may_be_wanted,
                 manifest.constants["CAPTURED_AGAIN_NS"],
             )
@@ -142,7 +142,7 @@ class Sampler:
         self._lock_waits = LockWaitReader(manifest, self._user_locks)
         self._deadlocks = Deadlocks(
             self._resolver.ask,
-            KernelOwners.of(manifest, functions).owner,
+            KernelOwners.from_manifest(manifest, functions).owner,
             self.contention.describe_lock,
             lambda tgid: self._identities.identify_process(tgid, 0),
             self._processes.thread_comm,

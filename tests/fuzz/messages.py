@@ -27,9 +27,8 @@ from lockd.export.detail import PROGRAMS, ProfileQuery, parse_query, profile_of,
 from lockd.export.exposition import Exposition
 from lockd.export.link import SamplerError, SamplerLink
 from lockd.kernel.manifest import Chosen, Hook, Manifest, MapInfo
-from lockd.load import handover
-from lockd.load.compile_cache import Kept, key_of
-from lockd.load.compiled import Compiled, MapDefinition
+from lockd.load.child import receive_result
+from lockd.load.compiled import CompileCache, Compiled, MapDefinition, key_of
 from lockd.messages import (
     ALIVE,
     PING,
@@ -195,7 +194,6 @@ def shared_bench(data: bytes) -> None:
 
 
 MANIFEST = Manifest(
-    source_hash="ab" * 32,
     attached_ns=123_456_789,
     chosen=(Chosen("futex", "calls", "tracepoint", ""), Chosen("offcpu", "switches", "", "no tracepoint")),
     hooks=(
@@ -232,7 +230,7 @@ def handed_over(data: bytes) -> None:
             for count in data[:1]:
                 socket.send_fds(theirs, [b"f"], [null] * (count % 3))
         with contextlib.suppress(LockdError):
-            _, fds = handover.receive(ours)
+            _, fds = receive_result(ours)
     for fd in (*fds, null):
         os.close(fd)
     assert _next_descriptor() == before, "a descriptor stays open"
@@ -264,18 +262,18 @@ KEY = key_of(("a source", "a host"))
 @functools.cache
 def _cache() -> Path:
     directory = Path(tempfile.mkdtemp(prefix="lockd-fuzz-")) / "cache"
-    Kept(directory).keep(KEY, COMPILED)
+    CompileCache(directory).add(KEY, COMPILED)
     return directory
 
 
 def kept(data: bytes) -> None:
     """A kept program is whole, or it is as if there were none. Beyond the digest only if that is right."""
-    from lockd.load.compile_cache import _digest
+    from lockd.load.compiled import _digest
 
     content = data[1:]
     digest = _digest(KEY, content) if data[:1] != b"0" else b"0" * 64
     (_cache() / KEY).write_bytes(digest + b"\n" + content)
-    found = Kept(_cache()).find(KEY)
+    found = CompileCache(_cache()).find(KEY)
     if found:
         assert Compiled.from_json(found.to_json()) == found
 

@@ -12,11 +12,12 @@ from lockd.config.reader import read_text
 from lockd.config.schema import Config
 from lockd.errors import HostError
 from lockd.kernel.btf import KernelTypes
-from lockd.load.bpf_object import Module
+from lockd.load.bpf_object import BpfObject
 from lockd.load.choose import choices_for
-from lockd.load.compile_cache import Kept, default_directory
+from lockd.load.compile import compile_cached
+from lockd.load.compiled import CompileCache, default_directory
 from lockd.load.host import Host, ensure_tracefs
-from lockd.load.loader import compiled, source_for
+from lockd.load.source import source_for
 from lockd.service.start import load_settings
 
 AT_A_TIME = 8
@@ -33,14 +34,14 @@ def main(config: str, times: int) -> int:
         if not choice.way:
             print(choice.instead_of or choice.hooks[0][1], file=sys.stderr)
             return HostError.exit_code
-    source = source_for(settings, choices, host)
-    code = compiled(source, Kept(default_directory()))
+    source = source_for(settings, choices, host.types)
+    code = compile_cached(source, CompileCache(default_directory()))
     hooks = [hook for choice in choices for hook, why_not in choice.hooks[:HOOKS] if not why_not]
 
     def attach_and_detach(_: int) -> int:
-        module = Module(code, source, host)
-        attached = len([module.attach(hook) for hook in hooks])
-        module.close()
+        bpf_object = BpfObject(code, source, host)
+        attached = len([bpf_object.attach(hook) for hook in hooks])
+        bpf_object.close()
         return attached
 
     with ThreadPoolExecutor(AT_A_TIME) as pool:

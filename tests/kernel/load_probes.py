@@ -11,13 +11,13 @@ import sys
 
 from lockd.kernel.btf import KernelTypes
 from lockd.load import programs
-from lockd.load.bpf_object import Module
+from lockd.load.bpf_object import BpfObject
 from lockd.load.choose import Choice
 from lockd.load.compile import compile_source
 from lockd.load.hooks import Part, Way, parts_of
 from lockd.load.host import Host, ensure_tracefs
-from lockd.load.loader import source_for
 from lockd.load.settings import LoadSettings
+from lockd.load.source import source_for
 
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 MECHANISMS = ("fentry", "kprobe")
@@ -35,13 +35,13 @@ def loaded(mechanism: str, host: Host) -> list[str]:
     """The functions of this mechanism, or the first that a part has, with what each is given."""
     choices = [choice(part, mechanism) for part in parts_of(PROGRAMS, "all")]
     settings = LoadSettings(PROGRAMS, 1024, 1024, 1024, 0, LONGEST, "all", ())
-    source = source_for(settings, choices, host)
-    module = Module(compile_source(source), source, host)
+    source = source_for(settings, choices, host.types)
+    bpf_object = BpfObject(compile_source(source), source, host)
     hooks = {" ".join((hook.function, *hook.given)): hook for one in choices for hook, _ in one.hooks}
     for hook in hooks.values():
         # What is for fentry as a raw tracepoint's program, which has its arguments in the same places.
         as_what = "raw_tracepoint" if hook.mechanism in ("fentry", "fexit") else hook.mechanism
-        programs.load(module.code_for(hook, ARGUMENTS), hook.function, as_what)
+        programs.load(bpf_object.code_for(hook, ARGUMENTS), hook.function, as_what)
     return sorted(hooks)
 
 

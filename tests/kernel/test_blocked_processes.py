@@ -14,7 +14,8 @@ import pytest
 from lockd.kernel.libbpf import libbpf
 from lockd.kernel.lock_owners import TestRunOpts as RunOptions
 from lockd.kernel.rings import Ring
-from lockd.load import maps, programs
+from lockd.load import programs
+from lockd.load.bpf_object import create_maps
 from lockd.load.compiled import MapDefinition
 from lockd.names.blocked_processes import BlockedProcesses
 from lockd.process import privileges
@@ -30,7 +31,7 @@ class Writer:
 
     def __init__(self) -> None:
         ring = MapDefinition("ring", BPF_MAP_TYPE_RINGBUF, 0, 0, mmap.PAGESIZE, 0, "", 0, 0, "i4", "u4")
-        (self.ring,) = maps.create([ring], b"")
+        (self.ring,) = create_maps([ring], b"")
         instructions = [
             (0x79, 6, 1, 0, 0),  # r6 = the first argument
             (0x63, 10, 6, -4, 0),  # on the stack
@@ -119,7 +120,7 @@ def test_another_reader_goes_on_where_the_last_ended(writer: Writer) -> None:
 
 
 def test_what_is_no_ring_is_refused(host: None) -> None:
-    (array,) = maps.create([MapDefinition("array", 2, 4, 4, 1, 0, "", 0, 0, "u4", "u4")], b"")
+    (array,) = create_maps([MapDefinition("array", 2, 4, 4, 1, 0, "", 0, 0, "u4", "u4")], b"")
     with pytest.raises(OSError):
         BlockedProcesses(Ring(array, mmap.PAGESIZE))
     os.close(array)

@@ -37,7 +37,7 @@ def test_also_those_of_a_process_that_has_just_begun_as_others_are_forgotten(fil
     filled.fill(1)
     keys, values = maps.idle("futex").read(maps.buffers)
     key["uaddr"], key["tgid"] = keys["uaddr"], values["who"]["tgid"]
-    captures.put(key, value)
+    captures.update(key, value)
     filled.sampler.tick()  # the first one also forgets the locks of processes that are not there any more
     filled.sampler.fold()
     assert (undecided(filled), counted(filled)) == (1, 0)

@@ -65,7 +65,7 @@ class Maps:
                 self._make(f"kernel_locks{over}_{half}", HASH, ENTRIES, AGGREGATE_KEY, WAITED)
                 self._make(f"kernel_holds{over}_{half}", HASH, ENTRIES, AGGREGATE_KEY, HELD)
         self.manifest = Manifest(
-            source_hash="", attached_ns=time.monotonic_ns(), chosen=(), hooks=(), maps=tuple(self._infos),
+            attached_ns=time.monotonic_ns(), chosen=(), hooks=(), maps=tuple(self._infos),
             functions=(), enums=source.enums, constants=source.constants,
         )  # fmt: skip
 

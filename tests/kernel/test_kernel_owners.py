@@ -44,7 +44,7 @@ class Owners:
         self._collector = Collector(manifest, self._fds)
         first = len(manifest.maps)
         assert [name for _, name in manifest.functions].count(FUNCTION) == 1
-        self.owners = KernelOwners.of(manifest, self._fds[first : first + len(manifest.functions)])
+        self.owners = KernelOwners.from_manifest(manifest, self._fds[first : first + len(manifest.functions)])
         self._types = list(manifest.enums["lock_type"])
 
     def waits(self, comm: str) -> list[tuple[str, int, int]]:

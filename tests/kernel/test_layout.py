@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from lockd_process import ROOT
 
-from lockd.kernel import program_info
+from lockd.kernel import counters
 from lockd.kernel.btf import KernelTypes
 from lockd.kernel.libbpf import libbpf
 from lockd.kernel.manifest import Layout, Manifest, MapInfo
@@ -198,9 +198,9 @@ def test_facts_about_programs_are_where_the_kernel_puts_them() -> None:
     """struct bpf_prog_info, of which lockd reads three members by their offset."""
     types = KernelTypes()
     for member, offset in {
-        "run_time_ns": program_info.RUN_TIME_NS,
-        "run_cnt": program_info.RUN_COUNT,
-        "recursion_misses": program_info.RECURSION_MISSES,
+        "run_time_ns": counters.RUN_TIME_NS,
+        "run_cnt": counters.RUN_COUNT,
+        "recursion_misses": counters.RECURSION_MISSES,
     }.items():
         if types.has_member("bpf_prog_info", member):  # misses: 5.12
             assert types.offset("bpf_prog_info", member) == offset, member

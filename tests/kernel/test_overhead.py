@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from lockd.kernel.calls import bpf
-from lockd.kernel.program_info import program_info
-from lockd.load import attach, programs
+from lockd.kernel.counters import program_info
+from lockd.load import programs
 from lockd.load.child import run_loader
 from lockd.load.host import ensure_tracefs
 from lockd.load.settings import LoadSettings
@@ -74,8 +74,8 @@ def test_a_call_that_does_not_block_runs_few_instructions(call: str) -> None:
     assert len(own) == 2
     empty, opened = [], []
     for hook in ("syscalls:sys_enter_futex", "syscalls:sys_exit_futex"):
-        empty.append(programs.load(attach.RETURN_0, "empty", "tracepoint"))
-        opened.append(attach.attach(empty[-1], "tracepoint", hook, ensure_tracefs()))
+        empty.append(programs.load(programs.RETURN_0, "empty", "tracepoint"))
+        opened.append(programs.attach(empty[-1], "tracepoint", hook, ensure_tracefs()))
     ratios = []
     try:
         for _ in tries(TRIES):

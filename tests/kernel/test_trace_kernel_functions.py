@@ -19,8 +19,8 @@ from checks import beside_another_tool
 from lockd_process import CHECKOUT, ROOT
 from trace_process import Trace
 
-from lockd.load.attach import KPROBE_TYPE
 from lockd.load.hooks import SYSTEM_CALL
+from lockd.load.programs import KPROBE_TYPE
 from lockd.load.source import HEADERS
 
 ASKS = """

@@ -155,7 +155,7 @@ class BusyHost:
             ["include/common.bpf.h", "include/arch.bpf.h", "daemon/futex.bpf.c", "daemon/sched.bpf.c"], {}
         )
         manifest = Manifest(
-            source_hash="", attached_ns=0, chosen=(), hooks=(), maps=(), functions=(),
+            attached_ns=0, chosen=(), hooks=(), maps=(), functions=(),
             enums=source.enums, constants={**source.constants, "SLOTS": 28, "SLOT_NONE": 255},
         )  # fmt: skip
         self.units = UnitsById()

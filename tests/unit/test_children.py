@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from lockd.errors import LockdError
-from lockd.load import child, handover
-from lockd.load.child import Loader
+from lockd.load import child
+from lockd.load.child import Loader, receive_result
 from lockd.load.settings import LoadSettings
 from lockd.process import isolation
 from lockd.service import exporter as exporters
@@ -51,13 +51,13 @@ def test_no_host_where_ipv6_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> No
 TALKATIVE = """
 import socket, sys
 sys.path.insert(0, {root!r})
-from lockd.load import handover
+from lockd.load.child import send_result
 from lockd.kernel.manifest import Manifest
 sys.stdin.buffer.read()
 print("INFO:a line of many", file=sys.stderr)
 sys.stderr.write("WARNING:" + "word " * 100_000 + "\\n")
 sys.stderr.flush()
-handover.send(socket.socket(fileno=int(sys.argv[1])), Manifest("", 0, (), (), (), (), {{}}, {{}}), [])
+send_result(socket.socket(fileno=int(sys.argv[1])), Manifest(0, (), (), (), (), {{}}, {{}}), [])
 """
 
 
@@ -71,7 +71,7 @@ def test_a_loader_with_much_to_say_hands_over(
     monkeypatch.setattr(child, "LOADER_TIMEOUT", 20.0)
     caplog.set_level("INFO")
     manifest, fds = Loader(LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", ())).result()
-    assert (manifest.source_hash, fds) == ("", [])
+    assert (manifest.attached_ns, fds) == (0, [])
     assert [len(record.message) > 400_000 for record in caplog.records] == [False, True]
 
 
@@ -123,7 +123,7 @@ def test_what_is_no_manifest_is_an_error_in_words(sent: bytes) -> None:
         theirs.sendall(sent)
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(LockdError, match="loader: "):
-            handover.receive(ours)
+            receive_result(ours)
 
 
 def test_an_exporter_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def wait(detail: ContentionTables, locks: list[int], tid: int, now: float) -> No
     process = np.empty(len(locks), object)
     process[:] = [("shop.service", "shop")] * len(locks)
     who = np.zeros(len(locks), [("tgid", np.uint32), ("thread_comm", "S16")])
-    rows = detail.locks.rows(
+    rows = detail.locks.find_or_add(
         np.array(locks, np.uint64),
         now,
         lambda at: {

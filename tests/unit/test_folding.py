@@ -41,7 +41,7 @@ class Table:
     def fill(self, count: int) -> None:
         self._fresh = count
 
-    def move(self, keys_at: int, values_at: int, room: int) -> int:
+    def drain_into(self, keys_at: int, values_at: int, room: int) -> int:
         count, self._fresh = self._fresh, 0
         assert count <= room
         keys, values = np.zeros(count, KEY), np.zeros(count, VALUE)

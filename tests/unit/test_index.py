@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd.columns.index import Groups, Index, mix, one_of_each
+from lockd.columns.index import Groups, Index, distinct_positions, mix
 
 U64 = st.integers(0, 2**64 - 1)
 FEW = st.integers(0, 20)
@@ -52,7 +52,7 @@ def test_what_is_removed_is_found_no_more_and_may_come_back(steps: list[tuple[se
     for added, removed in steps:
         fresh = [key for key in added if key not in model]
         gone = [key for key in removed if key in model and key not in added]
-        found, places = index.look(hashes(fresh))
+        found, places = index.find_with_places(hashes(fresh))
         assert (found == -1).all()
         index.remove(hashes(gone))
         index.add(hashes(fresh), numbers(list(range(len(fresh)))), places)
@@ -76,8 +76,8 @@ def test_keys_that_come_and_go_take_no_more_memory() -> None:
 
 
 @given(st.lists(FEW | U64))
-def test_one_of_each_is_a_position_of_every_key(values: list[int]) -> None:
-    positions = one_of_each(hashes(values)).tolist()
+def test_distinct_positions_is_a_position_of_every_key(values: list[int]) -> None:
+    positions = distinct_positions(hashes(values)).tolist()
     assert sorted(values[position] for position in positions) == sorted(set(values))
 
 

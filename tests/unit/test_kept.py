@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lockd.load import compile_cache
-from lockd.load.compile_cache import Kept, key_of
-from lockd.load.compiled import Compiled, MapDefinition, with_maps
+from lockd.load import compiled
+from lockd.load.compiled import CompileCache, Compiled, MapDefinition, key_of, with_maps
 
 KEY = key_of(("a source", "a host"))
 LAYOUT = {"names": ["a"], "formats": ["u8"], "offsets": [0], "itemsize": 8}
@@ -30,8 +29,8 @@ COMPILED = Compiled(
 def directory(tmp_path: Path) -> Path:
     """With one result in it."""
     place = tmp_path / "cache"
-    Kept(place).keep(KEY, COMPILED)
-    assert Kept(place).find(KEY) == COMPILED
+    CompileCache(place).add(KEY, COMPILED)
+    assert CompileCache(place).find(KEY) == COMPILED
     return place
 
 
@@ -44,7 +43,7 @@ def test_nobody_else_can_read_or_write_it(directory: Path) -> None:
 
 def test_everything_that_decides_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {key_of(("a", "b")), key_of(("ab", "")), key_of(("a", "b", "")), key_of(("b", "a"))}
-    monkeypatch.setattr(compile_cache, "FORMAT", "another")
+    monkeypatch.setattr(compiled, "FORMAT", "another")
     keys.add(key_of(("a", "b")))
     assert len(keys) == 5
 
@@ -64,34 +63,34 @@ def empty(file: Path) -> None:
 
 
 def put_other_json(file: Path) -> None:
-    Kept(file.parent).keep(KEY, COMPILED)
+    CompileCache(file.parent).add(KEY, COMPILED)
     content = b'{"maps": [{"name": 1}], "functions": {}, "btf": ""}'
-    file.write_bytes(compile_cache._digest(KEY, content) + b"\n" + content)
+    file.write_bytes(compiled._digest(KEY, content) + b"\n" + content)
 
 
 def put_a_list_for_the_functions(file: Path) -> None:
     content = b'{"maps": [], "functions": [], "btf": ""}'
-    file.write_bytes(compile_cache._digest(KEY, content) + b"\n" + content)
+    file.write_bytes(compiled._digest(KEY, content) + b"\n" + content)
 
 
 def put_no_text(file: Path) -> None:
-    file.write_bytes(compile_cache._digest(KEY, b"\xff") + b"\n\xff")
+    file.write_bytes(compiled._digest(KEY, b"\xff") + b"\n\xff")
 
 
 def nest_deeply(file: Path) -> None:
     content = b"[" * 100_000
-    file.write_bytes(compile_cache._digest(KEY, content) + b"\n" + content)
+    file.write_bytes(compiled._digest(KEY, content) + b"\n" + content)
 
 
 def put_another_result(file: Path) -> None:
     """One that is whole, but of another key."""
     other = key_of(("another source",))
-    Kept(file.parent).keep(other, COMPILED)
+    CompileCache(file.parent).add(other, COMPILED)
     os.replace(file.with_name(other), file)
 
 
 def grow(file: Path) -> None:
-    os.truncate(file, compile_cache.LARGEST + 1)
+    os.truncate(file, compiled.LARGEST + 1)
 
 
 def link_it(file: Path) -> None:
@@ -132,12 +131,12 @@ def test_a_file_that_is_not_what_was_written_is_replaced(
 ) -> None:
     spoil(directory / KEY)
     with caplog.at_level(logging.INFO):
-        assert Kept(directory).find(KEY) is None
+        assert CompileCache(directory).find(KEY) is None
     (record,) = caplog.records
     assert record.levelno == logging.INFO
     assert f"{directory}/{KEY}: not used: " in record.getMessage()
-    Kept(directory).keep(KEY, COMPILED)
-    assert Kept(directory).find(KEY) == COMPILED
+    CompileCache(directory).add(KEY, COMPILED)
+    assert CompileCache(directory).find(KEY) == COMPILED
 
 
 @pytest.mark.parametrize("spoil", [let_the_group_write, let_all_write, give_away])
@@ -148,8 +147,8 @@ def test_a_directory_that_others_can_write_is_not_used(
     directory.chmod(directory.stat().st_mode | 0o500)
     before = {file.name: file.read_bytes() for file in directory.iterdir()}
     with caplog.at_level(logging.INFO):
-        assert Kept(directory).find(KEY) is None
-        Kept(directory).keep(key_of(("another",)), COMPILED)
+        assert CompileCache(directory).find(KEY) is None
+        CompileCache(directory).add(key_of(("another",)), COMPILED)
     warning, remark = caplog.records
     assert warning.levelno == logging.WARNING
     assert str(directory) in warning.getMessage()
@@ -177,9 +176,9 @@ def test_where_nothing_can_be_kept_nothing_fails(
 ) -> None:
     directory = make(tmp_path)
     with caplog.at_level(logging.INFO):
-        Kept(directory).keep(KEY, COMPILED)
+        CompileCache(directory).add(KEY, COMPILED)
         assert "is not kept" in caplog.text
-        assert Kept(directory).find(KEY) is None
+        assert CompileCache(directory).find(KEY) is None
     assert all(record.levelno == logging.INFO for record in caplog.records)
 
 
@@ -187,7 +186,7 @@ def test_a_write_that_fails_leaves_nothing_behind(directory: Path, caplog: pytes
     (directory / KEY).unlink()
     (directory / KEY).mkdir()  # cannot be replaced by a file
     with caplog.at_level(logging.INFO):
-        Kept(directory).keep(KEY, COMPILED)
+        CompileCache(directory).add(KEY, COMPILED)
     assert "is not kept" in caplog.text
     assert [entry.name for entry in directory.iterdir()] == [KEY]
 
@@ -195,14 +194,14 @@ def test_a_write_that_fails_leaves_nothing_behind(directory: Path, caplog: pytes
 def test_only_the_newest_are_kept_and_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("of somebody")
     os.utime(tmp_path / "notes", (0, 0))
-    keys = [key_of((str(number),)) for number in range(compile_cache.FILES + 5)]
+    keys = [key_of((str(number),)) for number in range(compiled.FILES + 5)]
     for age, key in enumerate(keys):
-        Kept(tmp_path).keep(key, COMPILED)
+        CompileCache(tmp_path).add(key, COMPILED)
         os.utime(tmp_path / key, (1000 + age, 1000 + age))
         if age == 2:  # of a process that was killed
             (tmp_path / f"{key}.0123abcd").write_text("half")
             os.utime(tmp_path / f"{key}.0123abcd", (0, 0))
-    assert {file.name for file in tmp_path.iterdir()} == {"notes", *keys[-compile_cache.FILES :]}
+    assert {file.name for file in tmp_path.iterdir()} == {"notes", *keys[-compiled.FILES :]}
 
 
 def test_several_at_the_same_time(tmp_path: Path) -> None:
@@ -213,8 +212,8 @@ def test_several_at_the_same_time(tmp_path: Path) -> None:
     def work() -> None:
         go.wait()
         for _ in range(50):
-            Kept(tmp_path / "cache").keep(KEY, COMPILED)
-            found.append(Kept(tmp_path / "cache").find(KEY))
+            CompileCache(tmp_path / "cache").add(KEY, COMPILED)
+            found.append(CompileCache(tmp_path / "cache").find(KEY))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -227,9 +226,9 @@ def test_several_at_the_same_time(tmp_path: Path) -> None:
 
 def test_the_directory_is_systemds_or_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/one:/var/cache/two")
-    assert compile_cache.default_directory() == Path("/var/cache/one")
+    assert compiled.default_directory() == Path("/var/cache/one")
     monkeypatch.delenv("CACHE_DIRECTORY")
-    assert compile_cache.default_directory() == (None if os.geteuid() else Path("/var/cache/lockd"))
+    assert compiled.default_directory() == (None if os.geteuid() else Path("/var/cache/lockd"))
 
 
 def test_only_descriptors_of_maps_are_replaced() -> None:

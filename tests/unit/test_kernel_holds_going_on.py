@@ -76,7 +76,7 @@ def test_the_api_shows_holds_beside_the_waits_for_the_same_lock(host: Host) -> N
             "blocked_ns": np.array([5, 9, 7])[positions],
         }
 
-    locks.rows(np.arange(1, 4).astype(np.uint64), 0.0, describe)
+    locks.find_or_add(np.arange(1, 4).astype(np.uint64), 0.0, describe)
     host.fold(
         entry(7, acquired=4, held=40 * US),
         entry(7, lock=LOCK + 128, acquired=1, held=50 * US),
@@ -108,7 +108,7 @@ def test_a_flood_of_locks_leaves_room_for_both_kinds_of_rows(host: Host) -> None
             "process": process,
         }
 
-    locks.rows(np.arange(1, 5001).astype(np.uint64), 0.0, describe)
+    locks.find_or_add(np.arange(1, 5001).astype(np.uint64), 0.0, describe)
     for start in range(0, 40_000, 4000):
         host.fold(*(entry(7, lock=LOCK + 64 * i, held=i + 1) for i in range(start, start + 4000)))
     rows = host.api()

@@ -13,7 +13,7 @@ LOCK, WAITER = 0xFFFF888000000000, 1
 
 def test_without_a_program_no_lock_has_an_owner() -> None:
     owners = KernelOwners(-1)
-    assert not owners.works
+    assert not owners.is_available
     assert owners.owner(LOCK, WAITER) == 0
 
 
@@ -21,6 +21,6 @@ def test_a_kernel_that_refuses_is_asked_once(caplog: pytest.LogCaptureFixture) -
     with open(os.devnull) as no_program:
         owners = KernelOwners(no_program.fileno())
         assert [owners.owner(LOCK, WAITER) for _ in range(3)] == [0, 0, 0]
-    assert not owners.works
+    assert not owners.is_available
     (record,) = caplog.records
     assert FUNCTION in record.getMessage()

@@ -34,7 +34,7 @@ class Map:
         self.key, self.value = np.dtype(key), np.dtype(value)
         self.held: dict[bytes, npt.NDArray[Any]] = {}
 
-    def put(self, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+    def update(self, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
         self.held[keys.tobytes()] = values[0].copy()
 
     def delete(self, keys: npt.NDArray[Any]) -> None:
@@ -119,7 +119,7 @@ def test_numbers_that_stand_for_waits_again_are_named_anew(number: int, generati
     for begins in (0, 1, 2, 3):
         (row,) = told.locks.answered_rows(*wait, np.full(1, SEEN), SEEN)
         assert told.locks.name(row).lock == "[java]:Lock"
-        told.known.put(told.locks._map_key(row), np.zeros(1, told.known.value))  # as the programs do
+        told.known.update(told.locks._map_key(row), np.zeros(1, told.known.value))  # as the programs do
         told.locks._note_process(7, LockAnswer(0, True, "", "", hotspot=(*astuple(PLACES)[:-1], begins)))
         is_named = told.locks.answered_rows(*wait, np.full(1, SEEN), SEEN)[0] >= 0
         assert is_named == (begins != generation)

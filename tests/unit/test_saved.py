@@ -79,7 +79,7 @@ class Table:
     def __init__(self) -> None:
         self.made = self.fresh = 0
 
-    def move(self, keys_at: int, values_at: int, room: int) -> int:
+    def drain_into(self, keys_at: int, values_at: int, room: int) -> int:
         count, self.fresh = self.fresh, 0
         assert count <= room
         rows = np.arange(self.made, self.made + count, dtype=np.uint64)

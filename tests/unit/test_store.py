@@ -13,7 +13,7 @@ from lockd.load.settings import LoadSettings
 from lockd.service.store import TRIES, Store, key_of
 from lockd.service.systemd import Systemd
 
-MANIFEST = Manifest("hash", 1, (), (), (), (), {}, {})
+MANIFEST = Manifest(1, (), (), (), (), {}, {})
 
 
 class Keeper(Systemd):

@@ -31,7 +31,7 @@ class Checked:
             return {"word": [f"told {key}" for key in asked[positions]]}
 
         known = self.live()
-        rows = self.table.rows(asked, now, describe)
+        rows = self.table.find_or_add(asked, now, describe)
         fresh = [row for key, row in zip(keys, rows, strict=True) if key not in known]
         assert not self.table["sum"][fresh].any()
         assert self.table["word"][fresh].tolist() == [f"told {key}" for key in keys if key not in known]

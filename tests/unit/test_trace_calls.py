@@ -15,7 +15,7 @@ from lockd.trace.futex.calls import CALLS, MAXIMA, SUMS, UNKNOWN, FutexCalls
 from lockd.trace.futex.open_waits import kind_of_wait, slots_of
 
 KINDS = ("lock", "pi", "cond", "other", "wake", "none")
-MANIFEST = Manifest("", 0, (), (), (), (), {"futex_kind": KINDS}, {"SLOT_NONE": 255})
+MANIFEST = Manifest(0, (), (), (), (), {"futex_kind": KINDS}, {"SLOT_NONE": 255})
 LOCK, COND, WAKE = (KINDS.index(name) for name in ("lock", "cond", "wake"))
 
 CALL = st.fixed_dictionaries({

@@ -64,10 +64,10 @@ def listed(asked_for: Asked | None = None) -> dict[str, str]:
     from lockd.config.schema import Config
     from lockd.kernel.btf import KernelTypes
     from lockd.load.choose import choices_for
-    from lockd.load.compile import what_decides
-    from lockd.load.compile_cache import key_of
+    from lockd.load.compile import compile_inputs
+    from lockd.load.compiled import key_of
     from lockd.load.host import Host, ensure_tracefs
-    from lockd.load.loader import source_for
+    from lockd.load.source import source_for
     from lockd.service.start import load_settings
     from lockd.trace.commands import TOOLS
     from lockd.trace.probes.pattern_options import resolve_probes
@@ -92,18 +92,18 @@ def listed(asked_for: Asked | None = None) -> dict[str, str]:
     for settings in wanted:
         choices = choices_for(settings, host)
         if all(choice.way for choice in choices):
-            source = source_for(settings, choices, host)
-            sources[key_of(what_decides(source))] = source.text
+            source = source_for(settings, choices, host.types)
+            sources[key_of(compile_inputs(source))] = source.text
     return sources
 
 
 def compile_into(directory: Path) -> None:
     from lockd.load.compile import compile_source
-    from lockd.load.compile_cache import Kept
+    from lockd.load.compiled import CompileCache
     from lockd.load.source import Source
 
     for key, text in json.load(sys.stdin).items():
-        Kept(directory).keep(key, compile_source(Source(text, {}, {})))
+        CompileCache(directory).add(key, compile_source(Source(text, {}, {})))
 
 
 def give(machine: Machine, userland: Path, asked_for: Asked | None = None) -> int:

@@ -57,7 +57,6 @@ LEFT_OUT = {
     "test_lock_module.py takes everything is known",
     "test_layout.py": "about what bcc compiles, which takes a minute there each time",
     "test_lock_names.py": "about programs in many languages, which no kernel sees as such",
-    "test_maps.py::test_one_by_one_no_entry_is_found_twice_while_others_come_and_go": "takes too long there",
     "test_names.py": "about names that processes have on any kernel",
     "test_nothing_left.py::test_the_daemon_killed_leaves_nothing[auto]": "the same as on any kernel; what is "
     "special is events of kprobes",
@@ -74,7 +73,6 @@ LEFT_OUT = {
     "test_reload.py": "about processes of lockd and its configuration, which are the same on any kernel",
     "test_server_names.py": "about a server, which is the same on any kernel",
     "test_signals.py": "about processes of lockd, which are the same on any kernel",
-    "test_single_operations.py": "about lockd without batch operations, which it takes on any of these",
     "test_tick_cost.py": "about what the sampler does with entries, which are the same on any kernel",
     "test_trace_mutex.py": "about functions of C libraries; compiling takes a minute there each time",
     "test_trace_klock.py": "about waits that system calls make, as test_kernel_locks.py; of these "

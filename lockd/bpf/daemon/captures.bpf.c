@@ -1,19 +1,18 @@
-/* The user side of threads as they block on a lock, to be unwound and named: now and then for each lock. */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Captures of threads that block on a lock, for the name of the lock. Each lock is captured now and then. */
 
 struct lock_id {
     u64 uaddr;
     u32 tgid;
-    u8 guess; /* enum futex_kind, by the call's arguments; of another guess it is another lock */
+    u8 guess; /* enum futex_kind by the call's arguments; another guess is another lock */
     u8 pad[3];
 };
 
-/* A lock that was captured, until others take its place. */
+/* A lock that was captured. Entries are dropped when others need their place. */
 struct known_lock {
-    u64 captured; /* when */
-    u8 kind; /* enum futex_kind; the sampler corrects it when it knows what the code is */
-    u8 is_many; /* stands for a class of Java whose objects are to be told apart */
+    u64 captured; /* time in ns */
+    u8 kind; /* enum futex_kind; the sampler corrects it when the namer knows the code */
+    u8 is_many; /* 1: a Java class whose objects are counted one by one */
     u8 pad[6];
 };
 
@@ -22,7 +21,8 @@ BPF_TABLE("hash", struct lock_id, struct capture, captures_1, CAPTURES_ENTRIES);
 BPF_ARRAY_OF_MAPS(captures, "captures_0", 2);
 BPF_TABLE("lru_hash", struct lock_id, struct known_lock, known_locks, KNOWN_LOCKS_ENTRIES);
 
-/* Whether the current thread was captured, now or by another thread a moment ago. */
+/* Capture the current thread for the lock `id`, unless the window has a capture for it. Return whether it
+ * has one. */
 static __always_inline bool keep_capture(void *ctx, u64 task, struct lock_id *id)
 {
     int window = current_window();

@@ -1,12 +1,11 @@
-/* Futex calls: what each one asked for, how it ended, how long it was blocked. */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Futex calls: what each call asked for, how it ended, and how long it was blocked. */
 
 struct futex_key {
     u64 uaddr;
     u32 tid;
     u8 kind; /* enum futex_kind */
-    u8 slot; /* of the blocked time; SLOT_NONE: did not block */
+    u8 slot; /* slot of the blocked time; SLOT_NONE: the call did not block */
     u8 error; /* errno; 0: success */
     u8 pad;
 #ifdef TRACE
@@ -17,7 +16,7 @@ struct futex_key {
 struct futex_value {
     u64 calls;
     u64 blocked_ns;
-    u64 max_blocked_ns; /* of calls that came back: a killed thread's wait got nothing */
+    u64 max_blocked_ns; /* of calls that returned: the wait of a killed thread got nothing */
     u64 sys_ns;
     u64 max_sys_ns;
     struct who who;
@@ -30,13 +29,13 @@ BPF_TABLE("hash", struct futex_key, struct futex_value, futex_over_0, OVER_ENTRI
 BPF_TABLE("hash", struct futex_key, struct futex_value, futex_over_1, OVER_ENTRIES);
 BPF_ARRAY_OF_MAPS(futex_over, "futex_over_0", 2);
 
-/* Calls of one thread that are alike and did not block. */
+/* Equal calls of one thread that did not block. */
 struct tally {
     u64 uaddr;
     u32 tid;
     u8 kind; /* enum futex_kind */
     u8 error;
-    u8 window; /* in which they were made */
+    u8 window; /* the window in which they ended */
     u8 pad;
     u64 calls; /* 0: none */
     u64 sys_ns;
@@ -46,31 +45,31 @@ struct tally {
 #endif
 };
 
-/* What the thread does that runs on this CPU. A call that does not block touches no hash: it is added to the
- * tally, and the tally to the aggregate when another sort of call ends, or any in another window. When the
- * thread leaves the CPU, sched_switch does that too, and moves the call that it is in to the thread's own
- * entry: nothing here outlives a migration. */
+/* The futex calls of the thread that runs on this CPU. A call that does not block touches no hash map: it
+ * is added to the tally. The tally is added to the aggregate when a different call ends, or any call in
+ * another window. When the thread leaves the CPU, sched_switch adds the tally as well, and moves the call
+ * in progress to the thread's own entry. Nothing in here survives a migration. */
 struct running {
     struct call call;
     struct tally tally;
-    u32 window; /* of the last call */
-    u32 timed; /* calls in that window, up to ALL_TIMED */
+    u32 window; /* window of the last call */
+    u32 timed; /* number of calls in that window, up to ALL_TIMED */
     u32 random;
     u32 pad;
 };
 
 BPF_PERCPU_ARRAY(running, struct running, 1);
 
-/* A kernel that preempts itself may do so in a program that a trampoline calls. sched_switch then finds
- * `running` as it is at that moment and counts what is in it; so what a program counts it first takes out.
- * This keeps the compiler from doing it in another order. */
+/* A preemptible kernel may preempt a program that a trampoline calls. The program at sched_switch then
+ * counts what it finds in `running` at that moment. A program therefore removes calls from `running`
+ * before it counts them. This barrier keeps the compiler from changing the order. */
 #define IN_THIS_ORDER() asm volatile("" ::: "memory")
 
 #ifndef WITH_STEPS
 #define count_step(step)
 #endif
 
-/* Operations (include/uapi/linux/futex.h). */
+/* Futex operations (include/uapi/linux/futex.h). */
 #define FUTEX_WAIT 0
 #define FUTEX_WAKE 1
 #define FUTEX_REQUEUE 3
@@ -86,8 +85,8 @@ BPF_PERCPU_ARRAY(running, struct running, 1);
 #define FUTEX_PRIVATE_FLAG 128
 #define FUTEX_CLOCK_REALTIME 256
 
-/* glibc's low-level lock and Rust's mutex wait for the value 2, musl's for the owner with
- * the top bit set; -1 is a parked thread. */
+/* Return the kind of a wait by the value that it expects. glibc's low-level lock and Rust's mutex wait for
+ * the value 2, and musl's for the owner with the top bit set. The value -1 is a parked thread. */
 static __always_inline u8 kind_of_value(u32 value)
 {
     bool musl = (value & 0x80000000) && value != 0xffffffff;
@@ -100,8 +99,8 @@ static __always_inline u8 kind_of_call(u32 op, u32 value, u64 timeout)
     case FUTEX_WAIT:
         return kind_of_value(value);
     case FUTEX_WAIT_BITSET:
-        /* glibc waits so for everything but low-level locks, naming the realtime clock
-         * even without a timeout; Rust's std, for all, without. */
+        /* glibc waits in this way for everything but low-level locks, and names the realtime clock even
+         * without a timeout. Rust's std waits in this way for everything, without that clock. */
         if (value == 2 && !timeout && !(op & FUTEX_CLOCK_REALTIME))
             return KIND_LOCK;
         return KIND_COND;
@@ -126,8 +125,8 @@ static __always_inline u8 kind_of_call(u32 op, u32 value, u64 timeout)
 #define EINTR 4
 #define EDEADLK 35
 
-/* The daemon does not tell calls apart by lock that did not block, but for one that was refused as a
- * deadlock: one entry for each thread is enough. */
+/* Return the lock address for the key of a call. The daemon does not count calls that did not block by
+ * lock: one entry for each thread is enough. The exception is a call that was refused as a deadlock. */
 static __always_inline u64 address_of(struct call *call, bool did_block, u8 error)
 {
 #ifdef TRACE
@@ -137,7 +136,7 @@ static __always_inline u64 address_of(struct call *call, bool did_block, u8 erro
 #endif
 }
 
-/* Calls of one thread to be added to an aggregate, one or more. */
+/* One or more calls of a thread, to be added to an aggregate. */
 struct ended {
     u64 calls;
     u64 blocked_ns;
@@ -171,13 +170,13 @@ static __always_inline void futex_overflow(int window, struct futex_key *key, st
     raise_to(&v->max_sys_ns, ended->max_sys_ns);
 }
 
-/* Add calls to the aggregate of their thread; `key->tid` is it. */
+/* Add calls to the aggregate of the thread `key->tid`. */
 static __always_inline void count_calls(struct futex_key *key, struct ended *ended)
 {
     int window = current_window();
     void *map = futex.lookup(&window);
     u64 id = bpf_get_current_pid_tgid();
-    /* Of another thread, whose leaving of the CPU was not seen, no more is known than its id. */
+    /* The calls may belong to another thread, whose switch-out was not seen. Only its id is known then. */
     bool is_own = key->tid == (u32)id;
     u32 step = restraint();
     bool by_process = is_own && step >= RESTRAINT_DETAIL;
@@ -215,7 +214,7 @@ static __always_inline void count_calls(struct futex_key *key, struct ended *end
     raise_to(&v->max_sys_ns, ended->max_sys_ns);
 }
 
-/* Count one ended call that may have blocked. `killed`: its thread died inside it. */
+/* Count a call that has ended and may have blocked. `killed` says that its thread died in the call. */
 static __always_inline void count_call(struct call *call, u64 now, u64 blocked, u8 error, bool killed)
 {
     u64 took = call->stands_for ? now - call->since : 0;
@@ -228,7 +227,7 @@ static __always_inline void count_call(struct call *call, u64 now, u64 blocked, 
     key.slot = did_block ? slot_of(blocked) : SLOT_NONE;
     key.uaddr = address_of(call, did_block, error);
 #ifdef TRACE
-    ended.max_blocked_ns = counted; /* no maximum of a thread is less than its mean */
+    ended.max_blocked_ns = counted; /* so that no maximum of a thread is below its mean */
     key.stacks = call->stacks;
 #endif
     count_calls(&key, &ended);
@@ -259,11 +258,11 @@ static __always_inline bool has_stacks_of(struct tally *tally, struct call *call
 #ifdef ALL_STACKS
     return tally->stacks.user == call->stacks.user && tally->stacks.kernel == call->stacks.kernel;
 #else
-    return true; /* none */
+    return true; /* there are none */
 #endif
 }
 
-/* Count one ended call that did not block. */
+/* Count a call that has ended and did not block. */
 static __always_inline void tally_call(struct tally *tally, struct call *call, u64 now, u8 error)
 {
     u64 uaddr = address_of(call, false, error);
@@ -294,17 +293,19 @@ static __always_inline void tally_call(struct tally *tally, struct call *call, u
     };
 }
 
-struct futex_waiter { /* struct futex_waitv of the uapi */
+struct futex_waiter { /* struct futex_waitv (include/uapi/linux/futex.h) */
     u64 value, uaddr;
     u32 flags, reserved;
 };
 
-/* Two looks at the clock are most of what a call costs that does not block. So many on a CPU are timed in
- * each window; of more, one in eight, drawn by lot, that stands for eight. */
+/* Reading the clock twice is most of the cost of a call that does not block. On each CPU ALL_TIMED calls
+ * are timed in each window. Of the calls beyond that, one in eight is timed at random, and counts for
+ * eight. */
 #define ALL_TIMED 64
 #define TIMED_SHIFT 3
 
-/* For how many calls the next one stands that begins here. */
+/* Return the number of calls that the next call on this CPU counts for in sums of times; 0: it is not
+ * timed. */
 static __always_inline u8 stands_for(struct running *here)
 {
 #ifdef TRACE
@@ -320,14 +321,14 @@ static __always_inline u8 stands_for(struct running *here)
         here->timed += 1;
         return 1;
     }
-    here->random = here->random * 1664525 + 1013904223; /* its upper bits are random enough */
+    here->random = here->random * 1664525 + 1013904223; /* the upper bits are random enough */
     return here->random >> (32 - TIMED_SHIFT) ? 0 : 1 << TIMED_SHIFT;
 #endif
 }
 
-#define NOT_TIMED 1 /* instead of when it began */
+#define NOT_TIMED 1 /* in place of the time at which the call began */
 
-/* The current thread has called a futex system call with these arguments. */
+/* The current thread begins a futex system call with these arguments. */
 static __always_inline int futex_began(void *ctx, u32 nr, u64 first, u64 second, u64 third, u64 fourth)
 {
     struct call call = {.uaddr = first, .tid = bpf_get_current_pid_tgid()};
@@ -351,7 +352,7 @@ static __always_inline int futex_began(void *ctx, u32 nr, u64 first, u64 second,
     } else if (nr == NR_FUTEX_WAITV) {
         struct futex_waiter waiter = {};
         bpf_probe_read_user(&waiter, sizeof(waiter), (void *)first);
-        call.kind = KIND_OTHER; /* waits for any of several: no one lock */
+        call.kind = KIND_OTHER; /* waits for any of several addresses, which is no lock */
         call.uaddr = waiter.uaddr;
     } else {
         call.kind = KIND_WAKE;
@@ -363,8 +364,8 @@ static __always_inline int futex_began(void *ctx, u32 nr, u64 first, u64 second,
     return 0;
 }
 
-/* It has called restart_syscall(): after SIGCONT the kernel goes on with a timed wait that a
- * stop interrupted, as a call of another number. */
+/* The current thread begins restart_syscall(). After SIGCONT the kernel continues a timed wait that a stop
+ * interrupted, as a system call with this number. */
 static __always_inline int futex_restarted(void)
 {
     u32 zero = 0, tid = bpf_get_current_pid_tgid();
@@ -389,24 +390,24 @@ static __always_inline bool is_being_killed(void)
     u64 pending = 0;
 
     READ_TASK(bpf_get_current_task(), TASK_PENDING_SIGNAL, pending);
-    return pending & (1 << (9 - 1)); /* SIGKILL, which every thread of a dying process gets */
+    return pending & (1 << (9 - 1)); /* SIGKILL, which every thread of a dying process receives */
 }
 
 static __always_inline void came_back_unseen(u32 tid, struct thread *t, u64 now);
 
-/* One of these calls ends. */
+/* A futex call, or restart_syscall(), of the current thread ends. */
 static __always_inline int futex_ended(void *ctx, s64 ret)
 {
     u32 zero = 0, tid = bpf_get_current_pid_tgid();
     struct running *here = running.lookup(&zero);
     u64 now = 0;
-    /* Codes from 512 stay in the kernel: a signal interrupted the call, and whether it
-     * is called again is decided later; a call that is, counts again. */
+    /* Codes from 512 on do not leave the kernel. A signal interrupted the call, and the kernel decides
+     * later whether the thread makes the call again. A call that is made again counts again. */
     u8 error = ret >= 0 ? 0 : ret <= -ERESTARTSYS ? EINTR : -ret;
     bool killed = false;
 
     if (ret <= -ERESTARTSYS && is_being_killed()) {
-        error = 0; /* nobody gets to see it */
+        error = 0; /* nobody will see the error */
         killed = true;
     }
 
@@ -422,7 +423,7 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
         return 0;
     }
     struct thread *t = threads.lookup(&tid);
-    /* Began before lockd did, is counted as lost already, or goes on with another call
+    /* The call began before lockd did, or is counted as lost already, or it is another call that continues
      * (restart_syscall() after a sleep or a poll). */
     if (!t || !t->call.since || t->restart)
         return 0;
@@ -431,7 +432,7 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
     if (t->off_since)
         came_back_unseen(tid, t, now);
 #ifdef TRACE
-    if (t->call_blocked && !t->call.stacks.user && t->call.guess < KIND_WAKE) /* began before the trace */
+    if (t->call_blocked && !t->call.stacks.user && t->call.guess < KIND_WAKE) /* it began before the trace */
         t->call.stacks = keep_call_stacks(ctx);
 #endif
     struct call call = t->call;
@@ -456,7 +457,8 @@ static __always_inline bool is_in_call(u32 tid)
 }
 #endif
 
-/* sched_switch: the current thread is leaving this CPU, perhaps for good; `t` is its entry, if it has one. */
+/* Called at sched_switch: the current thread is leaving this CPU, and may be ending. `t` is its entry or
+ * NULL. */
 static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool dies, u64 now)
 {
     u32 zero = 0;
@@ -487,9 +489,9 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool d
     here->call.since = 0;
 }
 
-#define LOOKED_UP_AGAIN_NS 10000000 /* it may be known better by then, or be forgotten */
+#define LOOKED_UP_AGAIN_NS 10000000 /* by then its kind may be corrected, or its entry dropped */
 
-/* It waits for a lock: capture it, if that was not done a moment ago. */
+/* The current thread waits for a lock: capture it, unless the lock was captured a moment ago. */
 static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t, u64 now)
 {
     if (now - t->looked_up < LOOKED_UP_AGAIN_NS)
@@ -500,7 +502,7 @@ static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t
 #endif
     struct lock_id id = {.uaddr = t->call.uaddr, .tgid = t->tgid, .guess = t->call.guess};
     struct known_lock fresh = {.captured = now, .kind = t->call.guess};
-    t->call.kind = t->call.guess; /* if it was forgotten */
+    t->call.kind = t->call.guess; /* in case the entry was dropped */
     struct known_lock *known = known_locks.lookup(&id);
     if (known) {
         fresh.kind = t->call.kind = known->kind;
@@ -516,7 +518,7 @@ static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t
         known_locks.update(&id, &fresh);
 }
 
-/* sched_switch: it is leaving to wait for a lock. */
+/* Called at sched_switch: the current thread is leaving this CPU to wait in a futex call. */
 static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, u64 now)
 {
     if (t->call.guess >= KIND_WAKE)
@@ -531,8 +533,8 @@ static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, 
 #endif
 }
 
-/* sched_switch: the thread is leaving in another system call, or for good, and the call it
- * was in never came to its exit: it was killed in it. */
+/* Called at sched_switch: the thread is ending, or leaves the CPU in another system call. Its futex call
+ * never reached its exit: the thread was killed in the call. */
 static __always_inline void futex_abandoned(struct thread *t, u64 now)
 {
     if (t->call.since && !t->restart) {

@@ -1,8 +1,7 @@
-/* Futex calls by the tracepoints of system calls. */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Futex calls, by the tracepoints of system calls. */
 
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-
-/* Attached to sys_enter_futex, _futex_wait, _futex_waitv, _futex_wake, _futex_requeue. */
+/* Attached to sys_enter_futex, sys_enter_futex_wait, _waitv, _wake and _requeue. */
 int futex_enter(struct sys_enter *ctx)
 {
     u64 began = run_begins();
@@ -18,7 +17,7 @@ int futex_restart(struct sys_enter *ctx)
     return futex_restarted();
 }
 
-/* Attached to the sys_exit_ of the above. */
+/* Attached to the sys_exit_* tracepoints of all these calls. */
 int futex_exit(struct sys_exit *ctx)
 {
     u64 began = run_begins();

@@ -1,30 +1,29 @@
-/* What threads of Java wait for: each sleeps on a word of its own, so that tells nothing. See
- * names/runtimes/hotspot.py. */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Locks of Java threads. Each Java thread sleeps on a word of its own, so that the address of the futex
+ * does not identify the lock (see names/runtimes/hotspot.py). */
 
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-
-/* Where HotSpot has it in the memory of a process; offsets in bytes. */
+/* Places in the memory of a process that runs HotSpot; offsets in bytes. */
 struct hotspot {
-    u64 oop_base; /* of pointers to objects that have 32 bits */
-    u32 module; /* libjvm's, in a thread's vector of thread-local memory */
-    u32 current_thread; /* in that: a pointer to its JavaThread */
-    u32 thread_object; /* in a JavaThread: a handle of the object that stands for it in Java, */
-    u32 current_object; /* and of the virtual thread that it runs */
-    u32 pending_monitor; /* an ObjectMonitor that it wants to enter, */
-    u32 waiting_monitor; /* or has called wait() of */
-    u32 eetop; /* in such an object: a pointer back to the JavaThread */
-    u32 blocker; /* a pointer to what LockSupport.park() was given */
-    u32 klass; /* in any object: its class, 32 bits */
+    u64 oop_base; /* base of compressed (32-bit) pointers to objects */
+    u32 module; /* libjvm's index in a thread's vector of thread-local memory */
+    u32 current_thread; /* in libjvm's thread-local memory: a pointer to the JavaThread */
+    u32 thread_object; /* in a JavaThread: a handle of its java.lang.Thread */
+    u32 current_object; /* in a JavaThread: a handle of the virtual thread that it runs */
+    u32 pending_monitor; /* in a JavaThread: the ObjectMonitor that it wants to enter */
+    u32 waiting_monitor; /* in a JavaThread: the ObjectMonitor that it waits on, by wait() */
+    u32 eetop; /* in a java.lang.Thread: a pointer back to the JavaThread */
+    u32 blocker; /* in a java.lang.Thread: the object given to LockSupport.park() */
+    u32 klass; /* in any object: its compressed class pointer, 32 bits */
     u8 oop_shift;
     u8 klass_shift;
-    u8 is_wide; /* whether pointers to objects have 64 bits */
+    u8 is_wide; /* 1: pointers to objects have 64 bits */
     u8 generation;
 };
 
-/* What stands for the address of a lock: the highest bits tell what it is. */
+/* Numbers that replace the address of a lock. The highest bits say what the number is. */
 #define JAVA_WAIT (1ULL << 63)
-#define JAVA_OBJECT JAVA_WAIT /* a class, and perhaps one object of it */
-#define JAVA_WORD (3ULL << 62) /* nothing is known: the word the thread sleeps on */
+#define JAVA_OBJECT JAVA_WAIT /* a class, or one object of it */
+#define JAVA_WORD (3ULL << 62) /* the word that the thread sleeps on, if nothing else is known */
 #define JAVA_MONITOR (7ULL << 61)
 #define JAVA_ADDRESS ((1ULL << 48) - 1)
 #define JAVA_GENERATION_AT 48
@@ -50,7 +49,8 @@ static __always_inline u32 user_half(u64 at)
     return half;
 }
 
-/* The JavaThread of the current thread; 0 if it is not of Java, as its object does not point back to it. */
+/* Return the JavaThread of the current thread, or 0. It is 0 for a thread that does not belong to Java:
+ * its supposed object does not point back to it. */
 static __always_inline u64 java_thread(u64 thread_pointer, struct hotspot *vm)
 {
     u64 block = user_word(user_word(thread_pointer + 8) + vm->module);
@@ -60,14 +60,14 @@ static __always_inline u64 java_thread(u64 thread_pointer, struct hotspot *vm)
     return object && user_word(object + vm->eetop) == thread ? thread : 0;
 }
 
-/* The current thread blocks in a call: if it is of a Java machine, let what it waits for stand for the
- * address. */
+/* The current thread blocks in a futex call. If it is a Java thread, replace the address of the futex by a
+ * number for what it waits for. */
 static __always_inline void see_java_wait(struct thread *t)
 {
     struct call *call = &t->call;
     u32 tgid = t->tgid;
 
-    if (call->guess != KIND_COND || call->uaddr & JAVA_WAIT) /* mutexes of HotSpot's own are what they are */
+    if (call->guess != KIND_COND || call->uaddr & JAVA_WAIT) /* HotSpot's own mutexes keep their addresses */
         return;
     struct hotspot *vm = hotspots.lookup(&tgid);
     u64 thread = vm ? java_thread(t->thread_pointer, vm) : 0;

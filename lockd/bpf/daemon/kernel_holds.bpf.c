@@ -1,38 +1,37 @@
-/* Every taking and every hold of mutexes, rwsems and semaphores (mode `all`).
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Acquisitions and holds of mutexes, rwsems and semaphores (mode `all`).
  *
- * Where trampolines can be had (FENTRY) the return of a function that takes a lock says
- * that it was taken. With kprobes that would need a kretprobe on functions that sleep, so a
- * thread is noted as asking for the lock at the entry, and what follows settles it: the end
- * of a wait for it, an end of spinning, or its release, when it has been held since it was
- * asked for. Only functions that try and never sleep have kretprobes.
+ * With trampolines (BY_FENTRY) the return of a function that takes a lock shows that the lock was taken.
+ * With kprobes this would need a kretprobe on functions that sleep. Instead the thread is noted at the
+ * entry as asking for the lock. A later event shows whether it has the lock: the end of a wait for the
+ * lock, the end of spinning, or the release. In the last case it has held the lock since it asked. Only
+ * functions that try to take a lock and never sleep have kretprobes.
  *
- * TRACE is for `lockd trace klock`: by the stack that took the lock and by period instead of by length, and
- * only of some threads. */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+ * With TRACE (`lockd trace klock`) holds are counted by the stack that took the lock and by period instead
+ * of by slot, and only those of the traced threads. */
 
 struct kernel_hold_key {
     u64 lock;
-    u32 tid; /* of the thread that took it, whoever released it */
+    u32 tid; /* the thread that took the lock, whoever released it */
     u8 type; /* enum lock_type */
-    u8 slot; /* of the hold; SLOT_NONE: of takings only */
+    u8 slot; /* slot of the hold; SLOT_NONE: only acquisitions */
     u16 pad;
 #ifdef TRACE
-    u64 stack; /* that took it: a number of trace.bpf.h */
-    u64 period; /* that it was counted in, of PERIOD_NS each */
+    u64 stack; /* number of the stack that took the lock, see trace.bpf.h */
+    u64 period; /* number of the period of PERIOD_NS in which it was counted */
 #endif
 };
 
 struct kernel_hold_value {
     u64 acquisitions;
-    u64 holds; /* that ended */
+    u64 holds; /* number of holds that ended */
     u64 hold_ns;
     u64 max_hold_ns;
-    u64 is_mmap_lock; /* of the holder's own address space */
-    struct who who; /* without names if another thread released it */
+    u64 is_mmap_lock; /* 1: the lock is mmap_lock of the holder's own address space */
+    struct who who; /* without names if another thread released the lock */
 };
 
-#define NESTED 4 /* a thread may read, or take a counting semaphore, several times */
+#define NESTED 4 /* a thread may hold a read lock or a counting semaphore several times */
 
 struct kernel_holding_key {
     u64 lock;
@@ -40,16 +39,16 @@ struct kernel_holding_key {
     u32 pad;
 };
 
-/* Locks that a thread holds or asks for. */
+/* A lock that a thread holds or asks for. */
 struct kernel_holding {
-    u64 since[NESTED]; /* the first `depth` count, and one more if asked */
+    u64 since[NESTED]; /* the first `depth` elements are valid, and one more if `asked` */
     u32 tgid;
     u8 depth;
     u8 type; /* enum lock_type */
-    u8 asked; /* 1: asked for once more, and not known yet to be held */
-    u8 untimed; /* what was asked for is held since nobody knows when */
+    u8 asked; /* 1: asked for once more, and not yet known to be held */
+    u8 untimed; /* 1: the time since when the lock is held is not known */
 #ifdef TRACE
-    u64 stacks[NESTED]; /* that took or asked for them, as in `since` */
+    u64 stacks[NESTED]; /* stacks that took the lock or asked for it, as in `since` */
     char comm[COMM_LEN]; /* of the thread */
 #endif
 };
@@ -68,10 +67,11 @@ BPF_TABLE("hash", struct kernel_hold_key, struct kernel_hold_value, kernel_holds
 BPF_ARRAY_OF_MAPS(kernel_holds_over, "kernel_holds_over_0", 2);
 BPF_TABLE("hash", struct kernel_holding_key, struct kernel_holding, kernel_holding, HOLDING_ENTRIES);
 
-/* When everything was attached; 0: what happens is not counted yet. */
+/* Time at which everything was attached; 0: nothing is counted yet. */
 BPF_ARRAY(armed, u64, 1);
 
-/* Locks that were taken before that are released without being known, for so long. */
+/* Time after `armed` in which releases of unknown locks are not counted as lost: the locks were taken before
+ * that. */
 #define OLD_HOLDS_NS 10000000000ULL
 
 static __always_inline u64 armed_at(void)
@@ -81,7 +81,7 @@ static __always_inline u64 armed_at(void)
     return at ? *at : 0;
 }
 
-/* Threads that hold a semaphore, since any thread may release it; 0: none. */
+/* Threads that hold a semaphore; 0: none. They are recorded because any thread may release it. */
 #define TAKERS 8
 
 struct takers {
@@ -90,7 +90,7 @@ struct takers {
 
 BPF_TABLE("hash", u64, struct takers, semaphore_takers, WAITS_ENTRIES);
 
-/* Put `to` in the first place that holds `from`. */
+/* Replace the first `from` among the takers of a semaphore by `to`. */
 static __always_inline void replace_taker(u64 lock, u32 from, u32 to)
 {
     struct takers *takers = semaphore_takers.lookup(&lock);
@@ -151,8 +151,8 @@ static __always_inline void kernel_hold_overflow(int window, struct kernel_hold_
     }
 }
 
-/* Add to the aggregates: a lock was `taken` (0 or 1 times), and was `held` if `is_hold`; of one `level` of
- * `holding`. */
+/* Add to the aggregates for one `level` of `holding`: `taken` acquisitions (0 or 1) and, if `is_hold`, a
+ * hold of `held` ns. */
 static __always_inline void count_hold(struct kernel_holding_key *at, struct kernel_holding *holding,
                                        u32 level, u64 taken, u64 held, bool is_hold)
 {
@@ -196,7 +196,7 @@ static __always_inline void count_hold(struct kernel_holding_key *at, struct ker
         kernel_hold_overflow(window, &key, taken, held, is_hold);
         return;
     }
-    /* The thread that took it and one that releases it may count at the same time. */
+    /* The thread that took the lock and a thread that releases it may count at the same time. */
     add_to(&v->acquisitions, taken);
     if (is_hold) {
         add_to(&v->holds, 1);
@@ -229,7 +229,7 @@ static __always_inline struct kernel_holding *holding_of(struct kernel_holding_k
     return kernel_holding.lookup(at);
 }
 
-/* The lock has been held `since`: one level more. */
+/* Add a level to `holding`: the lock has been held since the time `since`. */
 static __always_inline void hold_began(struct kernel_holding_key *at, struct kernel_holding *holding,
                                        u64 since, u64 stack)
 {
@@ -239,7 +239,7 @@ static __always_inline void hold_began(struct kernel_holding_key *at, struct ker
         lose(LOSS_KERNEL_HOLDS__RELEASE_MISSED);
         depth = 0;
     }
-    if (depth >= NESTED) { /* the oldest gives way */
+    if (depth >= NESTED) { /* the oldest level is dropped */
         lose(LOSS_KERNEL_HOLDS__TOO_NESTED);
         holding->since[0] = holding->since[1];
         holding->since[1] = holding->since[2];
@@ -261,7 +261,7 @@ static __always_inline void hold_began(struct kernel_holding_key *at, struct ker
     holding->asked = 0;
 }
 
-/* What the current thread asked for turns out to be held since then. */
+/* The lock that the current thread asked for turns out to be held since it asked. */
 static __always_inline void promote(struct kernel_holding_key *at, struct kernel_holding *holding)
 {
     u64 since = holding->since[holding->depth & (NESTED - 1)];
@@ -275,8 +275,9 @@ static __always_inline void promote(struct kernel_holding_key *at, struct kernel
 BPF_TABLE("lru_hash", struct kernel_holding_key, u64, first_stacks, ENTRIES);
 #endif
 
-/* Where the current thread takes a lock: a number of its stack. A walk costs more than all else here, so
- * without EVERY_STACK it is that of the first time that the thread takes this lock. */
+/* Return the number of the stack by which the current thread takes a lock. To walk a stack costs more than
+ * everything else here. Without EVERY_STACK it is therefore the stack by which the thread took this lock
+ * for the first time. */
 static __always_inline u64 taking_stack(void *ctx, struct kernel_holding_key *at)
 {
 #ifdef EVERY_STACK
@@ -297,7 +298,7 @@ static __always_inline u64 taking_stack(void *ctx, struct kernel_holding_key *at
 #define IS_ASKED_FOR() true
 #endif
 
-/* The current thread has taken the lock at this moment. */
+/* The current thread has just taken the lock. */
 static __always_inline void took(void *ctx, u64 lock, u32 type)
 {
     struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
@@ -307,7 +308,7 @@ static __always_inline void took(void *ctx, u64 lock, u32 type)
         return;
     if (holding->asked && can_nest(type))
         promote(&at, holding);
-    u64 stack = taking_stack(ctx, &at); /* which no hold includes */
+    u64 stack = taking_stack(ctx, &at); /* the time for the stack is not part of the hold */
     hold_began(&at, holding, bpf_ktime_get_ns(), stack);
     count_hold(&at, holding, holding->depth - 1, 1, 0, false);
 }
@@ -337,7 +338,7 @@ static __always_inline int asked(void *ctx, u64 lock, u32 type)
     return 0;
 }
 
-/* The thread that holds a lock which the current thread releases without having taken it. */
+/* Return the thread that holds a lock which the current thread releases without having taken it, or 0. */
 static __always_inline u32 holder_of(u64 lock, u32 type)
 {
     u64 owner = 0;
@@ -349,7 +350,7 @@ static __always_inline u32 holder_of(u64 lock, u32 type)
     bpf_probe_read_kernel(&owner, sizeof(owner),
                           (void *)(lock + (type == LOCK_MUTEX ? MUTEX_OWNER : RWSEM_OWNER)));
 #endif
-    owner &= ~7ULL; /* flags; of several readers it is the last */
+    owner &= ~7ULL; /* clear the flags; of several readers this is the last one */
     if (owner)
         READ_TASK(owner, TASK_PID, tid);
     return tid;
@@ -390,7 +391,7 @@ static __always_inline int released(u64 lock, u32 type)
     return 0;
 }
 
-/* Functions that release a lock. */
+/* Attached to functions that release a lock. */
 int lock_released(probed *ctx)
 {
     u64 began = run_begins();
@@ -400,7 +401,7 @@ int lock_released(probed *ctx)
     return 0;
 }
 
-/* Functions that take one, at their entry. */
+/* Attached to the entry of functions that take a lock. */
 int lock_asked(probed *ctx)
 {
     u64 began = run_begins();
@@ -410,7 +411,7 @@ int lock_asked(probed *ctx)
     return 0;
 }
 
-/* The same at their return, or where nothing can fail. */
+/* Attached to the return of functions that take a lock, or to functions that cannot fail. */
 int lock_taken(probed *ctx)
 {
     u64 began = run_begins();
@@ -423,8 +424,8 @@ int lock_taken(probed *ctx)
 
 #ifdef BY_FENTRY
 
-/* mutex_lock_io() calls mutex_lock(), which the compiler may have inlined: what is still
- * asked for was not seen to be taken there. */
+/* Attached to the return of mutex_lock_io(), which calls mutex_lock(). If the compiler has inlined that
+ * call, lock_taken() was not called and the lock is still only asked for. */
 int lock_taken_if_asked(probed *ctx)
 {
     struct kernel_holding_key at = {.lock = ARGUMENT(ctx), .tid = bpf_get_current_pid_tgid()};
@@ -437,7 +438,7 @@ int lock_taken_if_asked(probed *ctx)
 
 #else
 
-/* The end of a wait: the current thread has the lock now, or gave up. */
+/* A wait has ended: the current thread has the lock (`got_it`), or gave up. */
 static __always_inline void hold_settled(u64 lock, u64 now, bool got_it)
 {
     struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
@@ -454,13 +455,13 @@ static __always_inline void hold_settled(u64 lock, u64 now, bool got_it)
     }
 }
 
-/* The current thread does not have the semaphore that it asked for. */
+/* The current thread waits for the semaphore that it asked for, so it is not one of its takers. */
 static __always_inline void hold_waits(u64 lock)
 {
     replace_taker(lock, bpf_get_current_pid_tgid(), 0);
 }
 
-/* The current thread waits for the lock, and the end will not be seen. */
+/* The current thread waits for the lock, and the end of the wait will not be seen. */
 static __always_inline void hold_untimed(u64 lock)
 {
     struct kernel_holding_key at = {.lock = lock, .tid = bpf_get_current_pid_tgid()};
@@ -470,8 +471,8 @@ static __always_inline void hold_untimed(u64 lock)
         holding->untimed = 1;
 }
 
-/* osq_unlock(): the end of spinning for an rwsem, before which no tracepoint is called. What
- * the thread asked for it has now, or goes on to wait for. */
+/* Attached to osq_unlock(), which ends spinning for an rwsem. No tracepoint is called before spinning.
+ * From now on the thread holds the lock that it asked for, or it goes on to wait for it. */
 int lock_spun_for(probed *ctx)
 {
     struct kernel_holding_key at = {
@@ -485,7 +486,7 @@ int lock_spun_for(probed *ctx)
     return 0;
 }
 
-/* The lock that a thread tries to take, by type: an interrupt may try another. */
+/* The lock that a thread tries to take, by type, because an interrupt may try to take another. */
 struct trying_key {
     u32 tid;
     u32 type; /* enum lock_type */
@@ -493,7 +494,7 @@ struct trying_key {
 
 BPF_TABLE("hash", struct trying_key, u64, trying, WAITS_ENTRIES);
 
-/* Functions that try to take a lock and never sleep. */
+/* Attached to the entry of functions that try to take a lock and never sleep. */
 int lock_tried_for(probed *ctx)
 {
     struct trying_key key = {.tid = bpf_get_current_pid_tgid(), .type = GIVEN_LOCK_TYPE(ctx)};
@@ -506,7 +507,7 @@ int lock_tried_for(probed *ctx)
     return 0;
 }
 
-/* The same at their return. */
+/* Attached to the return of functions that try to take a lock and never sleep. */
 int lock_tried(probed *ctx)
 {
     struct trying_key key = {.tid = bpf_get_current_pid_tgid(), .type = GIVEN_LOCK_TYPE(ctx)};

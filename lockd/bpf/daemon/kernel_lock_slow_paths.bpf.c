@@ -1,13 +1,12 @@
-/* Waits for kernel locks by probes on the functions that a contended lock is taken with. */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Waits for kernel locks, by probes on the functions that take a contended lock. */
 
 #ifndef BY_FENTRY
-/* The lock that a thread is in the slow path of: at the return, the argument is gone. */
+/* The lock whose slow path a thread is in. At the return of the function its argument is lost. */
 BPF_TABLE("hash", u32, u64, slow_locks, WAITS_ENTRIES);
 #endif
 
-/* The function that takes a contended lock is called. */
+/* Attached to the entry of functions that take a contended lock. */
 int slow_path_entered(probed *ctx)
 {
     u64 began = run_begins(), lock = ARGUMENT(ctx);
@@ -31,7 +30,7 @@ int slow_path_entered(probed *ctx)
     return 0;
 }
 
-/* It returns: the thread has the lock, or gave up. */
+/* Attached to the return of functions that take a contended lock. The thread has the lock, or gave up. */
 int slow_path_left(probed *ctx)
 {
     u64 began = run_begins(), now = bpf_ktime_get_ns();
@@ -41,7 +40,7 @@ int slow_path_left(probed *ctx)
     u32 tid = bpf_get_current_pid_tgid();
     u64 *lock = slow_locks.lookup(&tid);
     if (!lock)
-        return 0; /* was entered before lockd started, or found no place */
+        return 0; /* the wait began before lockd did, or there was no room for it */
     struct kernel_wait_key at = wait_key(*lock, false);
     slow_locks.delete(&tid);
 #endif

@@ -1,6 +1,5 @@
-/* Waits for kernel locks by the tracepoints lock:contention_begin and _end (5.19 and later). */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Waits for kernel locks, by the tracepoints lock:contention_begin and contention_end (since 5.19). */
 
 /* Flags of contention_begin (include/trace/events/lock.h). */
 #define LCB_F_SPIN 0x01
@@ -13,8 +12,8 @@
 static __always_inline u32 type_of(u32 flags)
 {
     if (flags & LCB_F_MUTEX)
-        return LOCK_MUTEX; /* with SPIN: spins for the owner before it sleeps */
-    if (flags & LCB_F_RT) /* on PREEMPT_RT the sleeping spin- and rwlocks are these as well */
+        return LOCK_MUTEX; /* with SPIN it spins for the owner before it sleeps */
+    if (flags & LCB_F_RT) /* with PREEMPT_RT, sleeping spinlocks and rwlocks are among these */
         return flags & LCB_F_READ ? LOCK_RWSEM_READ : flags & LCB_F_WRITE ? LOCK_RWSEM_WRITE : LOCK_RTMUTEX;
     if (flags & LCB_F_PERCPU)
         return flags & LCB_F_WRITE ? LOCK_PERCPU_RWSEM_WRITE : LOCK_PERCPU_RWSEM_READ;
@@ -27,7 +26,7 @@ static __always_inline u32 type_of(u32 flags)
     return flags & LCB_F_WRITE ? LOCK_RWSEM_WRITE : LOCK_SEMAPHORE;
 }
 
-/* Raw tracepoint: lock, flags. */
+/* Raw tracepoint contention_begin: lock, flags. */
 int on_contention_begin(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 began = run_begins();
@@ -48,7 +47,7 @@ static __always_inline void wait_ended(void *ctx, u64 lock, s32 result)
         wait = kernel_waits.lookup(&at);
     }
     if (!wait)
-        return; /* began before lockd did, or found no place */
+        return; /* it began before lockd did, or there was no room for it */
 #ifdef WITH_ASKED_HOLDS
     if (!at.cpu)
         hold_settled(lock, now, !result);
@@ -59,7 +58,7 @@ static __always_inline void wait_ended(void *ctx, u64 lock, s32 result)
     count_wait(ctx, &at, wait, now);
 }
 
-/* Raw tracepoint: lock, result. */
+/* Raw tracepoint contention_end: lock, result. */
 int on_contention_end(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 began = run_begins();

@@ -1,8 +1,8 @@
-/* Contended kernel locks: from asking until getting the lock or giving up.
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Waits for contended kernel locks, from the request until the thread has the lock or gives up.
  *
- * TRACE is for `lockd trace klock`: by stack and period instead of by length, and only of some threads. */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+ * With TRACE (`lockd trace klock`) waits are counted by stack and period instead of by slot, and only
+ * those of the traced threads. */
 
 /* Python reads the names as the label lock_type. */
 enum lock_type {
@@ -25,8 +25,8 @@ struct kernel_lock_key {
     u8 slot;
     u16 pad;
 #ifdef TRACE
-    u64 stack; /* of the waiter: a number of trace.bpf.h */
-    u64 period; /* that the wait ended in, of PERIOD_NS each */
+    u64 stack; /* stack number of the waiter, see trace.bpf.h */
+    u64 period; /* number of the period of PERIOD_NS in which the wait ended */
 #endif
 };
 
@@ -35,18 +35,18 @@ struct kernel_lock_value {
     u64 wait_ns;
     u64 max_wait_ns;
 #ifdef TRACE
-    u64 given_up; /* of the waits: those that did not get the lock */
+    u64 given_up; /* number of waits that ended without the lock */
 #endif
-    u64 is_mmap_lock; /* of the waiter's own address space */
+    u64 is_mmap_lock; /* 1: the lock is mmap_lock of the waiter's own address space */
     struct who who;
 };
 
-/* A wait in progress. A thread that spins may be interrupted by code that waits for
- * another lock, so the key holds the lock as well. */
+/* Key of a wait in progress. Code that interrupts a spinning thread may wait for another lock, so the key
+ * contains the lock as well. */
 struct kernel_wait_key {
     u64 lock;
     u32 tid;
-    u32 cpu; /* of a spinning CPU, plus 1; 0: the wait sleeps and belongs to the thread */
+    u32 cpu; /* number of a spinning CPU, plus 1; 0: a sleeping wait of thread `tid` */
 };
 
 struct kernel_wait {
@@ -55,7 +55,7 @@ struct kernel_wait {
     u32 type; /* enum lock_type */
 #ifdef TRACE
     u64 stack;
-    u64 given_up; /* 1: ended without the lock */
+    u64 given_up; /* 1: the wait ended without the lock */
     char comm[COMM_LEN]; /* of the thread */
 #endif
 };
@@ -99,15 +99,15 @@ static __always_inline void wait_began(void *ctx, u64 lock, u32 type)
         return;
 #endif
 
-    /* Since dc1f7893a70f (5.19) a mutex begins again each time it stops or starts to
-     * spin: the wait began with the first. A CPU that spins begins but once: what is there
-     * already is a wait whose end was left out, as it interrupted this program. */
+    /* Since dc1f7893a70f (5.19) a wait for a mutex calls the tracepoint each time it starts or stops to
+     * spin. The wait began with the first call. A spinning CPU calls it once. An entry that exists already
+     * belongs to a wait whose end was not seen, because it interrupted this program. */
     if (type < LOCK_SPINLOCK && kernel_waits.lookup(&key))
         return;
 #ifdef TRACE
     bpf_get_current_comm(wait.comm, sizeof(wait.comm));
     wait.stack = keep_call_stacks(ctx).kernel;
-    wait.since = bpf_ktime_get_ns(); /* without what that took */
+    wait.since = bpf_ktime_get_ns(); /* the time for the stack is not part of the wait */
 #endif
     if (kernel_waits.update(&key, &wait))
         lose(LOSS_KERNEL_LOCKS__WAITS_FULL);
@@ -148,7 +148,7 @@ static __always_inline u64 own_mmap_lock(void)
     return mm ? mm + MM_MMAP_LOCK : 0;
 }
 
-/* Count the current thread's wait that ended at `now`; `at` is its key in kernel_waits. */
+/* Count the wait of the current thread that ended at `now`; `at` is its key in kernel_waits. */
 static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, struct kernel_wait *wait,
                                        u64 now)
 {

@@ -1,10 +1,10 @@
-/* Who holds a kernel lock that a thread waits for. Nothing calls this: the sampler has it run. */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* The owner of a kernel lock that a thread waits for. The program is attached to nothing: the sampler runs
+ * it. */
 
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-
-/* Bits of the owner in struct mutex, rw_semaphore and rt_mutex_base that are no part of its address. */
+/* Bits of `owner` in struct mutex, rw_semaphore and rt_mutex_base that are not part of the task's address. */
 #define OWNER_FLAGS 7
-#define READERS_OWN 1 /* an rwsem (RWSEM_READER_OWNED): the task is but the last of its readers, or was */
+#define READERS_OWN 1 /* in an rwsem (RWSEM_READER_OWNED): the task is, or was, only its last reader */
 
 static __always_inline u64 owner_of(u64 lock, u32 type)
 {
@@ -26,7 +26,8 @@ static __always_inline u64 owner_of(u64 lock, u32 type)
     return owner & ~(u64)OWNER_FLAGS;
 }
 
-/* Lock, and the thread that waits for it. Reads nothing that no thread waits for: such memory is a lock. */
+/* Arguments: the lock, and a thread that waits for it. Returns the id of the owner, or 0. The program
+ * reads only memory that a thread waits for, because such memory is known to be a lock. */
 int read_owner(struct bpf_raw_tracepoint_args *ctx)
 {
     struct kernel_wait_key key = {.lock = ctx->args[0], .tid = ctx->args[1]};

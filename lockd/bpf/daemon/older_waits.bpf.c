@@ -1,24 +1,23 @@
-/* Waits that began before lockd did. Nothing calls this: the loader has it run once, for every task of the
- * host, when all else is attached. From then on the programs see who ends these waits, and when. */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Waits that began before lockd did. The program is attached to no event: the loader runs it once for
+ * every task of the host when everything else is attached. From then on the programs see who ends these
+ * waits, and when. */
 
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+#ifndef TRACE /* a trace enters the waits of its processes itself, with their stacks */
+BPF_ARRAY(looked_at, u64, 1); /* time from which everything is attached, written by the loader */
+BPF_ARRAY(clock_offset, u64, 1); /* least offset of the monotonic clock to the scheduler's; 0: none yet */
 
-#ifndef TRACE /* whoever traces asked for some processes, and reads their stacks as well */
-BPF_ARRAY(looked_at, u64, 1); /* when the loader began to look, which writes it: all is attached since */
-BPF_ARRAY(clock_offset, u64,
-          1); /* of the monotonic clock to the scheduler's, the least that was seen; 0: none */
-
-/* Of a thread: the same at two times if it slept all the time between. */
+/* State of a sleeping thread. If it is the same at two times, the thread has slept all the time between. */
 struct sleep {
     u64 state;
     u64 switches;
 };
 
-/* Whether a thread is off the CPU, and not about to have one. */
+/* Whether a thread sleeps: it is off the CPU and not on a run queue. */
 static __always_inline bool is_asleep(u64 task, struct sleep *sleep)
 {
     u64 voluntary = 0, involuntary = 0;
-    u8 on_cpu = 0, on_rq = 0; /* in 7.2; in 6.18 the lowest byte of an int, which has all that is in it */
+    u8 on_cpu = 0, on_rq = 0; /* on_rq is a byte in 7.2; in 6.18 the low byte of an int, which suffices */
     u8 dequeued_later = 0;
 
     sleep->state = 0;
@@ -33,7 +32,7 @@ static __always_inline bool is_asleep(u64 task, struct sleep *sleep)
     READ_TASK(task, TASK_ON_CPU, on_cpu);
 #endif
     READ_TASK(task, TASK_ON_RQ, on_rq);
-#ifdef TASK_SCHED_DELAYED /* it stays there for a while though it sleeps (152e11f6df29, 6.12) */
+#ifdef TASK_SCHED_DELAYED /* a sleeping thread may stay on the run queue for a while (152e11f6df29, 6.12) */
     READ_TASK(task, TASK_SCHED_DELAYED, dequeued_later);
 #endif
     return sleep->state && !on_cpu && (!on_rq || dequeued_later);
@@ -42,8 +41,9 @@ static __always_inline bool is_asleep(u64 task, struct sleep *sleep)
 #ifdef HAVE_LAST_ARRIVAL
 #define FIRST_FAIR_PRIORITY 100 /* MAX_RT_PRIO */
 
-/* The scheduler's clock goes on with the monotonic one, but began elsewhere. The current thread has just been
- * given its CPU: how much later it is by now makes that much less of what is older. */
+/* Measure the offset between the clocks. The scheduler's clock advances with the monotonic clock but has
+ * another origin. The current thread was given its CPU a moment ago. That moment is part of the measured
+ * offset and makes older waits seem shorter, so the least offset is kept. */
 static __always_inline void compare_clocks(u64 *offset, u64 now)
 {
     u64 arrived = 0;
@@ -53,8 +53,9 @@ static __always_inline void compare_clocks(u64 *offset, u64 now)
         *offset = now - arrived;
 }
 
-/* When a thread that sleeps left its CPU, by the monotonic clock: when it was given it, and how long it ran
- * then, which is known of the fair class. 0: not known. */
+/* Return the time at which a sleeping thread left its CPU by the monotonic clock, or 0 if it is not known.
+ * It is the time at which the thread was given the CPU, plus the time that it ran then. The latter is
+ * known for the fair class only. */
 static __always_inline u64 left_cpu(u64 task, u64 offset, u64 now)
 {
     u64 arrived = 0, total = 0, before = 0;
@@ -69,7 +70,8 @@ static __always_inline u64 left_cpu(u64 task, u64 offset, u64 now)
 }
 #endif
 
-/* What the thread waits for, if that is a futex or uninterruptible: all else waits for work. */
+/* Describe what a thread waits for. Return whether the wait is of interest: a futex wait, or an
+ * uninterruptible wait. Threads in other waits wait for work. */
 static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, struct thread *t)
 {
     u32 flags = 0;
@@ -80,7 +82,7 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
     t->state = state_of(task_state);
     t->nr = flags & 0x00200000 /* PF_KTHREAD */ ? NR_KERNEL : syscall_of(saved);
     READ_TASK(task, TASK_FROZEN, bits);
-    bool is_frozen = (bits >> TASK_FROZEN_BIT) & 1; /* so is whoever waits for its vfork */
+    bool is_frozen = (bits >> TASK_FROZEN_BIT) & 1; /* the parent of a vfork counts as frozen */
     if (t->state == STATE_INTERRUPTIBLE && is_futex_wait(t->nr) && !is_frozen) {
 #ifdef WITH_FUTEX
         struct system_call call = call_of(saved);
@@ -91,7 +93,7 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
         else if (t->nr == NR_FUTEX_WAIT)
             t->call.guess = kind_of_value(call.args[1]);
         else
-            return false; /* of several, or one that goes on after SIGCONT: which, is in its own memory */
+            return false; /* of several futexes, or after SIGCONT: the address is in user memory */
         t->call.since = t->off_since;
         t->call.kind = t->detail = t->call.guess;
         return t->call.guess < KIND_WAKE;
@@ -101,7 +103,7 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
 #endif
     }
 #ifdef WITH_OFFCPU
-    if (t->state != STATE_UNINTERRUPTIBLE || t->nr == NR_CLONE3) /* what it asked for is in its own memory */
+    if (t->state != STATE_UNINTERRUPTIBLE || t->nr == NR_CLONE3) /* the flags of clone3() are in its memory */
         return false;
     if (t->nr == NR_CLONE)
         t->detail = call_of(saved).args[0] & CLONE_VFORK ? CLONE_AND_WAIT : CLONE_OTHER;
@@ -116,7 +118,7 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
 #endif
 }
 
-/* Iterator over tasks: about the iteration, and the task; none after the last. */
+/* Iterator over tasks: information about the iteration, and the task, which is NULL after the last one. */
 int enter_older_wait(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 task = ctx->args[1], now = bpf_ktime_get_ns();
@@ -144,8 +146,9 @@ int enter_older_wait(struct bpf_raw_tracepoint_args *ctx)
         return 0;
     if (is_asleep(task, &then) && then.switches == sleep.switches)
         return 0;
-    /* It ran before it was entered, and runs still: it would be taken for blocked. Or it has been entered
-     * while it slept, as it should, and the programs have seen it since. */
+    /* The thread no longer sleeps as it did. If it woke before it was entered and still runs, it would be
+     * taken for blocked, so the entry is deleted. If it was entered while it slept, as it should be, the
+     * programs have seen it since and have changed the entry. */
     struct thread *entered = threads.lookup(&tid);
     if (entered && entered->off_since == fresh.off_since && !entered->woken_at)
         threads.delete(&tid);

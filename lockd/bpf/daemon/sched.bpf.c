@@ -1,19 +1,19 @@
-/* Switches and wake-ups: time off the CPU, time on the run queue, and blocked futex calls. */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Context switches and wake-ups: time off the CPU, time on the run queue, and blocked futex calls. */
 
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-
-/* One entry per kind of wait, its two slots in the key: a switch-in is one map operation. */
+/* Key of an absence from the CPU. It contains the slots of both times, so that a switch-in is one map
+ * operation. */
 struct offcpu_key {
     u32 tid;
     u32 waker; /* thread group that ended the wait; 0: an interrupt on an idle CPU */
     s16 nr; /* system call, or NR_* */
     u8 state; /* enum state */
     u8 iowait;
-    u8 blocked_slot; /* SLOT_NONE: was preempted, did not wait */
+    u8 blocked_slot; /* SLOT_NONE: the thread was preempted and did not wait */
     u8 run_slot; /* SLOT_NONE: the wake-up was not seen */
     u8 detail; /* of the system call: enum futex_kind, file_kind, clone_kind or poll_kind */
     u8 pad;
-#ifdef TRACE_OFFCPU /* and no slots: fewer keys */
+#ifdef TRACE_OFFCPU /* slots are not used here, for fewer keys */
     struct call_stack_ids stacks;
     char comm[COMM_LEN];
 #ifdef WITH_WAKERS
@@ -43,7 +43,7 @@ BPF_ARRAY_OF_MAPS(offcpu_over, "offcpu_over_0", 2);
 #define TASK_DEAD 0x80
 #define TASK_WAKING 0x200
 #define TASK_NOLOAD 0x400 /* TASK_IDLE: uninterruptible, but waits for nothing in particular */
-#define TASK_RTLOCK_WAIT 0x1000 /* for a spinlock that sleeps: PREEMPT_RT (5.15) */
+#define TASK_RTLOCK_WAIT 0x1000 /* for a sleeping spinlock, with PREEMPT_RT (5.15) */
 
 static __always_inline u8 state_of(u64 task_state)
 {
@@ -55,11 +55,11 @@ static __always_inline u8 state_of(u64 task_state)
 }
 
 #ifdef TRACE_OFFCPU
-/* Too large for a program's own stack. */
+/* These are too large for a program's own stack. */
 BPF_ARRAY(no_thread, struct thread, 1);
 BPF_PERCPU_ARRAY(absence, struct offcpu_key, 1);
 
-/* Whether the user asked for what begins with this switch-out. */
+/* Whether the user asked for absences such as the one that begins with this switch-out. */
 static __always_inline bool is_asked_for(bool preempted, u64 task_state)
 {
     bool waits = !preempted && task_state;
@@ -73,7 +73,7 @@ static __always_inline bool is_asked_for(bool preempted, u64 task_state)
 #endif
 }
 
-/* What an absence is measured by. */
+/* Return the length of an absence as the user asked for it, in ns. */
 static __always_inline u64 asked_time(u64 blocked, u64 run)
 {
 #ifdef WITH_RUNQUEUE
@@ -84,9 +84,9 @@ static __always_inline u64 asked_time(u64 blocked, u64 run)
 }
 
 #ifdef WITH_WAKERS
-BPF_ARRAY(interrupts, struct interrupt, 1); /* the tool fills it */
+BPF_ARRAY(interrupts, struct interrupt, 1); /* written by the tool */
 
-/* The current thread wakes `t`; or an interrupt does that came upon it. */
+/* Note the waker of `t`: the current thread, or an interrupt that came while it ran. */
 static __always_inline void note_waker(void *ctx, struct thread *t)
 {
     u64 id = bpf_get_current_pid_tgid();
@@ -120,7 +120,8 @@ static __always_inline void describe_absence(struct offcpu_key *key, u32 tid, st
 #endif
 }
 
-/* One entry for all: that the sum is right is what matters. */
+/* Count an absence for which the map has no room. All such absences share one entry, so that the sum is
+ * right. */
 static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, u64 blocked, u64 run)
 {
     struct offcpu_key nobody = {};
@@ -142,8 +143,8 @@ static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, 
 #elif defined(WITH_OFFCPU)
 static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, u64 blocked, u64 run)
 {
-    /* Two entries, for what is known of the wait and for the run queue: far fewer keys
-     * than their product. */
+    /* The wait and the time on the run queue have entries of their own. That takes far fewer keys than an
+     * entry for each combination. */
     struct offcpu_key rest[2] = {
         {.nr = key->nr,
          .state = key->state,
@@ -186,8 +187,8 @@ static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, 
 #endif
 
 #ifdef WITH_OFFCPU
-/* Count one ended absence from the CPU of the thread that is about to run. If its switch-in
- * was not `seen` it has run for a while, and its time on the run queue cannot be told. */
+/* Count an absence that has ended, of a thread that is about to run. If the switch-in was not `seen`, the
+ * thread has been running for a while, and its time on the run queue is not known. */
 static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u64 now, bool seen)
 {
     bool waited = t->state != STATE_RUNNABLE;
@@ -286,8 +287,8 @@ static __always_inline void switched_in(u64 task, u32 tid, u64 now)
         came_back(task, tid, t, now, true);
 }
 
-/* The current thread is on a CPU but counted as off it: no program was called when it was
- * switched in. There are kernels that hide the switches of some other threads. */
+/* The current thread is on a CPU but its entry says that it is not: no program was called when it was
+ * switched in. Some kernels hide the switches of certain other threads from programs. */
 static __always_inline void came_back_unseen(u32 tid, struct thread *t, u64 now)
 {
     lose(UNSEEN_SWITCH);
@@ -306,9 +307,9 @@ static __always_inline bool is_futex_call(s16 nr)
 
 enum file_kind { FILE_OTHER, FILE_REGULAR, FILE_PIPE, FILE_SOCKET, FILE_DEVICE, FILE_EVENT };
 
-#define S_ANON_INODE (1 << 19) /* and is then said to be a regular file (6.16); had no type before */
+#define S_ANON_INODE (1 << 19) /* such a file has the type of a regular one (6.16), and before that none */
 
-/* What the descriptor in the first argument of the current thread's system call is. */
+/* Return the kind of the file whose descriptor is the first argument of the current thread's system call. */
 static __always_inline u8 file_kind(u64 task)
 {
     u64 files = 0, table = 0, array = 0, file = 0, inode = 0;
@@ -331,7 +332,7 @@ static __always_inline u8 file_kind(u64 task)
     case 0:
         return FILE_EVENT;
     case 0100000:
-    case 0060000: /* a block device */
+    case 0060000: /* block device */
         return FILE_REGULAR;
     case 0010000:
         return FILE_PIPE;
@@ -349,7 +350,7 @@ enum poll_kind { POLL_ANY, POLL_FOR_LOCK };
 #define COMM_POSTGRES 0x7365726774736f70ULL /* "postgres" */
 #define SAYS_WAITING 0x676e697469617720ULL /* " waiting" */
 #define TITLE_LEN 256
-#define TITLE_ROOM 264 /* for eight bytes at any place of it */
+#define TITLE_ROOM 264 /* room for a read of eight bytes at any position */
 
 struct title {
     char text[TITLE_ROOM];
@@ -357,8 +358,9 @@ struct title {
 
 BPF_PERCPU_ARRAY(titles, struct title, 1);
 
-/* The current thread polls. A backend of PostgreSQL does that as well while it waits for a lock of a row, a
- * table or another transaction, and says so at the end of its title, which is where its arguments were. */
+/* Return what the current thread polls for. A backend of PostgreSQL also polls while it waits for a lock
+ * of a row, of a table or of another transaction. It then says so at the end of its title, which replaces
+ * its arguments. */
 static __always_inline u8 poll_kind(u64 task)
 {
     u64 comm[COMM_LEN / sizeof(u64)] = {}, mm = 0, title_at = 0, end = 0;
@@ -383,7 +385,7 @@ enum clone_kind { CLONE_OTHER, CLONE_AND_WAIT };
 
 #define CLONE_VFORK 0x4000
 
-/* Whether the current thread's clone() or clone3() is to wait until the child calls exec or ends. */
+/* Return whether the current thread's clone() or clone3() waits until the child calls exec or ends. */
 static __always_inline u8 clone_kind(s16 nr)
 {
     u64 flags = user_first_argument();
@@ -396,8 +398,9 @@ static __always_inline u8 clone_kind(s16 nr)
     return flags & CLONE_VFORK ? CLONE_AND_WAIT : CLONE_OTHER;
 }
 
-/* Of a thread that is asleep. One that is frozen with its cgroup is asleep interruptibly, in whatever
- * system call it was in; the parent of a vfork counts as frozen too. */
+/* Return the state of a current thread that goes to sleep. A thread that is frozen with its cgroup sleeps
+ * interruptibly, in whatever system call it is, and has STATE_OTHER. The parent of a vfork counts as
+ * frozen too. */
 static __always_inline u8 state_of_sleeper(u64 task, u64 task_state)
 {
     u8 frozen = 0, state = state_of(task_state);
@@ -406,7 +409,7 @@ static __always_inline u8 state_of_sleeper(u64 task, u64 task_state)
     return state == STATE_INTERRUPTIBLE && (frozen >> TASK_FROZEN_BIT) & 1 ? STATE_OTHER : state;
 }
 
-/* Whether anything is to be known of the current thread once it is off the CPU. */
+/* Whether the current thread is followed while it is off the CPU. */
 static __always_inline bool is_followed(u32 tid)
 {
 #ifdef ONLY_FUTEX_CALLS
@@ -439,7 +442,7 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
 #endif
             t = threads.lookup(&tid);
         }
-        if (!t) { /* no room, or it is not followed, or ends without ever having left the CPU */
+        if (!t) { /* no room, or not followed, or it ends without having left the CPU before */
 #ifdef WITH_FUTEX
             futex_switched_out(NULL, tid, task_state & TASK_DEAD, now);
 #endif
@@ -466,12 +469,13 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
     t->tgid = id >> 32;
     t->stacks = keep_call_stacks(ctx);
     bpf_get_current_comm(t->comm, COMM_LEN);
-    now = bpf_ktime_get_ns(); /* what that took is no part of the wait */
+    now = bpf_ktime_get_ns(); /* the time for the stacks is not part of the wait */
 #endif
     u32 flags = 0;
     READ_CURRENT(task, TASK_FLAGS, flags);
     s16 nr = flags & 0x00200000 /* PF_KTHREAD */ ? NR_KERNEL : current_syscall();
-    /* After SIGCONT a timed wait goes on; until then the thread was in the call that began it. */
+    /* restart_syscall() continues a timed wait after SIGCONT. The thread is still in the call that began
+     * the wait. */
     if (nr != NR_RESTART_SYSCALL || t->nr <= 0)
         t->nr = nr;
 #ifdef WITH_FUTEX
@@ -496,7 +500,7 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
         t->detail = t->call.kind;
 #else
     if (is_futex_wait(t->nr))
-        t->detail = KIND_NONE; /* not known */
+        t->detail = KIND_NONE; /* the kind is not known */
 #endif
     t->state = preempted || !task_state ? STATE_RUNNABLE : state_of_sleeper(task, task_state);
     t->iowait = 0;
@@ -508,16 +512,16 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
     t->waker = 0;
     t->woken_at = 0;
     t->off_since = now;
-    /* A wake-up that comes while the thread is still being switched out finds it on the CPU
-     * and is passed over by on_sched_waking(); it has changed the state by now. */
+    /* on_sched_waking() ignores a wake-up that comes while the thread is still being switched out, because
+     * off_since is 0. By now such a wake-up has changed the state. */
     u32 state_now = 0;
     READ_CURRENT(task, TASK_STATE, state_now);
     if (t->state != STATE_RUNNABLE && (!state_now || state_now & TASK_WAKING))
         t->woken_at = now;
 }
 
-/* Raw tracepoint: preempt, prev, next and, since 5.18, prev's state as it was before a
- * waker could change it. */
+/* Raw tracepoint sched_switch: preempt, prev, next and, since 5.18, the state of prev before a waker could
+ * change it. */
 int on_sched_switch(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 began = run_begins(), now = bpf_ktime_get_ns();
@@ -528,7 +532,7 @@ int on_sched_switch(struct bpf_raw_tracepoint_args *ctx)
     task_state = (u32)ctx->args[3];
 #else
     READ_TASK(ctx->args[1], TASK_STATE, task_state);
-#if TASK_STATE_BYTES == 4 /* an int since 5.14 */
+#if TASK_STATE_BYTES == 4 /* it is an int since 5.14 */
     task_state &= 0xffffffff;
 #endif
 #endif
@@ -548,7 +552,7 @@ static __always_inline void woken(void *ctx, u64 task)
     READ_TASK(task, TASK_PID, tid);
     struct thread *t = threads.lookup(&tid);
 #ifdef WITH_WAKERS
-    /* Also if it is still being switched out, see there. */
+    /* The thread may still be on its way out, see switched_out(). */
     if (t && !(t->off_since && t->woken_at))
         note_waker(ctx, t);
 #endif
@@ -558,7 +562,7 @@ static __always_inline void woken(void *ctx, u64 task)
     t->woken_at = bpf_ktime_get_ns();
 }
 
-/* Raw tracepoint: the thread that is being woken; runs on the waker's CPU. */
+/* Raw tracepoint sched_waking: the thread that is being woken. It is called on the waker's CPU. */
 int on_sched_waking(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 began = run_begins();
@@ -568,8 +572,8 @@ int on_sched_waking(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 
-/* Raw tracepoint: task, old_pid. A thread that is not the leader takes over the leader's
- * id when it calls exec. */
+/* Raw tracepoint sched_process_exec: task, old_pid. A thread that is not the leader takes over the
+ * leader's id when it calls exec. */
 int on_sched_process_exec(struct bpf_raw_tracepoint_args *ctx)
 {
     u32 old_tid = ctx->args[1], tid = bpf_get_current_pid_tgid();

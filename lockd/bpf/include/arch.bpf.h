@@ -1,11 +1,12 @@
-/* What differs between architectures: the saved user registers and system-call numbers. */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Differences between architectures: saved user registers and system call numbers. */
 
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
 #define NR_FUTEX 98
 #define NR_RESTART_SYSCALL 128
 #define NR_CLONE 220
 #define NR_EPOLL_PWAIT 22
-#define NR_EPOLL_WAIT NR_EPOLL_PWAIT /* there is none */
+#define NR_EPOLL_WAIT NR_EPOLL_PWAIT /* this architecture does not have it */
 
 #else
 #define NR_FUTEX 202
@@ -19,20 +20,20 @@
 
 #define THREAD_BYTES 16384 /* THREAD_SIZE */
 
-/* The same number on every architecture (5.3, 5.16 and 6.7). */
+/* These numbers are the same on every architecture (since 5.3, 5.16 and 6.7). */
 #define NR_CLONE3 435
 #define NR_FUTEX_WAITV 449
 #define NR_FUTEX_WAKE 454
 #define NR_FUTEX_WAIT 455
 #define NR_FUTEX_REQUEUE 456
 
-/* Instead of a system-call number. */
-#define NR_NONE (-1) /* a user thread outside any system call: a page fault or another trap */
+/* Values in place of a system call number. */
+#define NR_NONE (-1) /* a user thread in no system call: a page fault or another trap */
 #define NR_KERNEL (-2) /* a kernel thread */
-#define NR_COMPAT (-3) /* a system call of a 32-bit program: its numbers mean something else */
+#define NR_COMPAT (-3) /* a system call of a 32-bit program, whose numbers differ */
 
-/* Saved user registers of a thread. The helper (5.15) knows where the kernel put them; before it they
- * are at the very top of the stack, as FRED's padding (6.9) did not exist yet. */
+/* Return the saved user registers of a thread. Since 5.15 a helper finds them. In older kernels they are
+ * at the very top of the stack, because FRED's padding (6.9) does not exist there. */
 static __always_inline struct pt_regs *user_regs_of(u64 task)
 {
 #ifdef HAVE_TYPED_CURRENT
@@ -44,7 +45,7 @@ static __always_inline struct pt_regs *user_regs_of(u64 task)
 #endif
 }
 
-/* The same of the current thread. */
+/* Return the saved user registers of the current thread. */
 static __always_inline struct pt_regs *user_regs(void)
 {
 #ifdef HAVE_TYPED_CURRENT
@@ -54,7 +55,7 @@ static __always_inline struct pt_regs *user_regs(void)
 #endif
 }
 
-/* Number of the system call that a user thread is in, by its saved registers. */
+/* Return the number of the system call that a user thread is in, by its saved registers, or an NR_* value. */
 static __always_inline s16 syscall_of(struct pt_regs *registers)
 {
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
@@ -78,7 +79,7 @@ static __always_inline s16 syscall_of(struct pt_regs *registers)
 #endif
 }
 
-/* The same of the current one. */
+/* Return the number of the system call that the current thread is in, or an NR_* value. */
 static __always_inline s16 current_syscall(void)
 {
     return syscall_of(user_regs());
@@ -89,7 +90,7 @@ struct system_call {
     u64 args[4];
 };
 
-/* The system call that a thread is in, by its saved user registers. */
+/* Return the system call that a thread is in, by its saved user registers. */
 static __always_inline struct system_call call_of(struct pt_regs *saved)
 {
     struct system_call call = {};
@@ -111,7 +112,7 @@ static __always_inline struct system_call call_of(struct pt_regs *saved)
     return call;
 }
 
-/* The same of the current one. */
+/* Return the system call that the current thread is in. */
 static __always_inline struct system_call saved_call(void)
 {
     return call_of(user_regs());
@@ -119,7 +120,7 @@ static __always_inline struct system_call saved_call(void)
 
 static __always_inline u64 user_stack_pointer(struct pt_regs *regs)
 {
-    return regs->sp; /* has the same name on both */
+    return regs->sp; /* the member has the same name on both architectures */
 }
 
 static __always_inline u64 user_first_argument(void)
@@ -133,7 +134,8 @@ static __always_inline u64 user_first_argument(void)
     return argument;
 }
 
-/* Of read, write and their kin, sendfile and splice: what they wait for depends on the file. */
+/* Whether a system call reads or writes (read, write, their variants, sendfile, splice). What such a call
+ * waits for depends on the file. */
 static __always_inline bool is_read_or_write(s16 nr)
 {
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
@@ -144,7 +146,7 @@ static __always_inline bool is_read_or_write(s16 nr)
 #endif
 }
 
-/* kprobe at the entry of a function: where it will return to. */
+/* Return the address to which a function will return. For a kprobe at the function's entry. */
 static __always_inline u64 return_address(struct pt_regs *ctx)
 {
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)

@@ -1,8 +1,7 @@
-/* The user side of a blocked thread, to be unwound outside of the kernel. */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Captures: registers and top of the user stack of a thread that blocks, to be unwound in user space. */
 
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-
-/* Most code has no frame pointers: its callers are found by .eh_frame, from the registers and the stack. */
+/* Most code has no frame pointers. Its callers are found by .eh_frame, from the registers and the stack. */
 #ifndef CAPTURE_BYTES
 #define CAPTURE_BYTES 4096
 #endif
@@ -14,10 +13,10 @@
 struct capture {
     struct pt_regs registers;
     u64 thread_pointer;
-    u64 frames[USER_FRAMES]; /* by frame pointers, innermost first, 0 ends */
+    u64 frames[USER_FRAMES]; /* return addresses by frame pointers, innermost first, up to a 0 */
     u32 tid;
     u32 tgid;
-    u32 bytes; /* of `stack` */
+    u32 bytes; /* length of `stack` */
     u32 pad;
     u8 stack[CAPTURE_BYTES]; /* from the stack pointer upward */
 };
@@ -25,10 +24,10 @@ struct capture {
 BPF_ARRAY(no_capture, struct capture, 1);
 
 #ifdef HAVE_RETURN_INSTANCES
-#define RETURN_INSTANCES 4 /* one for each function in progress that has a uretprobe */
+#define RETURN_INSTANCES 4 /* functions in progress with a uretprobe */
 
-/* A uretprobe has put another return address on the stack, from which nothing could be unwound: the kernel
- * knows what it was. */
+/* Restore return addresses in a capture of a stack that begins at `from`. A uretprobe replaces the return
+ * address on the stack, so that no caller could be found. The kernel remembers the original. */
 static __always_inline void restore_return_addresses(u64 task, struct capture *kept, u64 from)
 {
     u64 utask = 0, one = 0, at = 0, address = 0;
@@ -48,7 +47,7 @@ static __always_inline void restore_return_addresses(u64 task, struct capture *k
 }
 #endif
 
-/* Of the current thread, into an entry that is blank. */
+/* Capture the current thread into a zeroed entry. */
 static __always_inline void fill_capture(void *ctx, u64 task, struct capture *kept)
 {
     u64 id = bpf_get_current_pid_tgid();
@@ -70,21 +69,23 @@ static __always_inline void fill_capture(void *ctx, u64 task, struct capture *ke
 #endif
 }
 
-#define CAPTURED_AGAIN_NS 10000000000 /* others wait for that lock elsewhere, or more is mapped */
+/* Time after which a lock is captured again. By then other code may wait for it, or more files be mapped. */
+#define CAPTURED_AGAIN_NS 10000000000
 
-#if defined(HAVE_RINGBUF) && (defined(WITH_FUTEX) || defined(WITH_USER_STACKS))
+#if defined(WITH_FUTEX) || defined(WITH_USER_STACKS)
 #define TELLS_OF_PROCESSES
-/* Who reads names is told at once: many a process ends before the maps are drained. */
+/* The namer learns of a process at once by a ring buffer: many processes end before the maps are drained. */
 struct told_process {
-    u64 mm; /* of the program that it executed, until the next exec */
-    u64 told; /* when */
+    u64 mm; /* address of its struct mm_struct, which changes with exec */
+    u64 told; /* time in ns */
 };
 
 BPF_TABLE("lru_hash", u32, struct told_process, told_processes, TOLD_PROCESSES_ENTRIES);
-BPF_RINGBUF_OUTPUT(blocked_processes, 1); /* of thread group ids, u32 */
+BPF_RINGBUF_OUTPUT(blocked_processes, 1); /* thread group ids, u32 */
 #endif
 
-/* The current thread is captured: the mappings of its process will be needed. */
+/* Announce the process of the current thread to the namer, unless it was announced a moment ago. The
+ * current thread is being captured, so the mappings of its process will be needed. */
 static __always_inline void tell_of_process(u64 task, u32 tgid, u64 now)
 {
 #ifdef TELLS_OF_PROCESSES

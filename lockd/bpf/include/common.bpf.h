@@ -1,12 +1,12 @@
-/* What all programs share: maps that come in pairs, identities, slots, and what was lost.
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Definitions that all programs share: pairs of maps, identities, slots and losses.
  *
- * An aggregate lives in two hash maps, `NAME_0` and `NAME_1`, behind an array of maps
- * `NAME`. Programs write the one that `control.window` names; the sampler drains the
- * other. Keys contain the thread id, so that an entry has one writer and needs no atomics
- * (but under restraint, see OF_PROCESS).
- * When a map is full, the event goes to the pair `NAME_over`, whose keys leave out
- * everything of many values (atomics there: many writers); what finds no place there
- * either is counted in `losses`. */
+ * An aggregate is a pair: two hash maps, `NAME_0` and `NAME_1`, behind an array of maps `NAME`. The
+ * programs write the map with the number `control.window`, and the sampler drains the other. Keys contain
+ * the thread id. An entry therefore has one writer and needs no atomic operations, except under restraint
+ * (see OF_PROCESS). When a map is full, the event is counted in the pair `NAME_over`. Its keys leave out
+ * everything that has many values, so its entries have many writers and need atomic operations. An event
+ * for which that map has no room either is counted in `losses`. */
 
 #include <linux/types.h>
 #include <uapi/linux/ptrace.h>
@@ -18,9 +18,9 @@
 #define COMM_LEN 16
 #define NS_PER_US 1000
 
-/* What could not be counted (LOSS), and what was counted without its names (OVER). A return
- * is missed by a kretprobe, which has room for few calls at a time.
- * Python reads the names: map and reason for LOSS_<map>__<reason>, map for OVER_<map>. */
+/* Events that could not be counted (LOSS), and events that were counted without names (OVER).
+ * RETURN_MISSED means that a kretprobe missed a return, because it has room for few calls at a time.
+ * Python reads the names: map and reason of LOSS_<map>__<reason>, map of OVER_<map>. */
 enum loss {
     LOSS_FUTEX__THREADS_FULL,
     LOSS_FUTEX__FULL,
@@ -32,37 +32,38 @@ enum loss {
     LOSS_KERNEL_LOCKS__RETURN_MISSED,
     LOSS_KERNEL_HOLDS__HOLDING_FULL,
     LOSS_KERNEL_HOLDS__FULL,
-    LOSS_KERNEL_HOLDS__RETURN_MISSED, /* of a try, or of a wait: a taking, or only its hold */
-    LOSS_KERNEL_HOLDS__RELEASE_MISSED, /* the thread takes again what it holds */
-    LOSS_KERNEL_HOLDS__TAKEN_UNSEEN, /* released, and nobody is known to hold it */
+    LOSS_KERNEL_HOLDS__RETURN_MISSED, /* of a try: the acquisition is lost; of a wait: only the hold is */
+    LOSS_KERNEL_HOLDS__RELEASE_MISSED, /* the thread takes a lock that it seems to hold already */
+    LOSS_KERNEL_HOLDS__TAKEN_UNSEEN, /* released although nobody is known to hold it */
     LOSS_KERNEL_HOLDS__TOO_NESTED,
     LOSS_STACKS__FULL,
     LOSS_STACKS__UNREADABLE,
     LOSS_STACKS__CAPTURES_FULL,
-    LOSS_TRACE__FULL, /* of a one-shot tool */
+    LOSS_TRACE__FULL, /* a map of a one-shot tool */
     LOSS_TRACE__THREADS_FULL,
-    LOSS_TRACE__END_UNSEEN, /* it begins again */
+    LOSS_TRACE__END_UNSEEN, /* a call begins in a thread whose last call has not ended */
     OVER_FUTEX,
     OVER_OFFCPU,
     OVER_KERNEL_LOCKS,
     OVER_KERNEL_HOLDS,
-    UNSEEN_SWITCH, /* counted, but not for how long it was on the run queue */
+    UNSEEN_SWITCH, /* counted without its time on the run queue */
     LOSSES
 };
 
-/* What a program is given when it is loaded (load/programs.py), as it may serve many functions of
- * the kernel: loads of the context from so far behind its end become loads of what comes
- * after the function's arguments, which is what it returns, or constants. */
+/* Values that a program is given when it is loaded (load/programs.py), because one program may serve many
+ * kernel functions. The program loads them from offsets far behind the end of its context. The loader
+ * replaces these loads: index 0 becomes a load of the function's return value, which follows the
+ * arguments, and the others become constants. */
 #define GIVEN_BASE 2048
-#define GIVEN(ctx, which) (((volatile u64 *)(ctx))[GIVEN_BASE + (which)]) /* as wide as it says */
+#define GIVEN(ctx, which) (((volatile u64 *)(ctx))[GIVEN_BASE + (which)]) /* volatile: always 64 bits */
 #define GIVEN_RETURNED(ctx) GIVEN(ctx, 0)
 #define GIVEN_LOCK_TYPE(ctx) ((u32)GIVEN(ctx, 1)) /* enum lock_type */
 #define GIVEN_SUCCESS(ctx) ((u32)GIVEN(ctx, 2))
-/* Of kprobes: where a kretprobe lets a function return to. Given, and not in the text, since it changes
- * with every boot, and what was compiled is kept. */
+/* For kprobes: the address to which a kretprobe makes a function return. It is given and not in the source
+ * text, because it changes with every boot and compiled programs are cached. */
 #define GIVEN_RETURN_TRAMPOLINE(ctx) (GIVEN(ctx, 3) << 32 | (u32)GIVEN(ctx, 4))
 
-/* What a function returns if it has done what it was called for. */
+/* The return value by which a function reports success. */
 enum success { SUCCESS_ALWAYS, SUCCESS_0, SUCCESS_1, SUCCESS_POINTER };
 
 #define MAX_ERRNO 4095
@@ -72,9 +73,9 @@ enum success { SUCCESS_ALWAYS, SUCCESS_0, SUCCESS_1, SUCCESS_POINTER };
      : GIVEN_SUCCESS(ctx) == SUCCESS_POINTER ? (u64)RETURNED(ctx) < (u64) - MAX_ERRNO                        \
                                              : true)
 
-/* Who an entry is about, noted when the entry is created. */
+/* The thread that an entry is about, as it was when the entry was created. */
 struct who {
-    u64 cgroup; /* id in the unified hierarchy */
+    u64 cgroup; /* id of its cgroup in the unified hierarchy */
     char comm[COMM_LEN]; /* of the thread-group leader */
     char thread_comm[COMM_LEN];
     u32 tgid;
@@ -93,71 +94,72 @@ struct call_stack_ids { /* see trace.bpf.h */
 
 /* A futex call in progress. */
 struct call {
-    u64 since; /* 0: none; of a call that is not timed, some time while it was in progress */
+    u64 since; /* 0: no call; if the call is not timed, some time while it was in progress */
     u64 uaddr;
     u32 tid;
-    u8 guess; /* enum futex_kind, by its arguments */
-    u8 kind; /* the same, or what is known of the lock */
-    u8 stands_for; /* so many calls, in sums of sys time; 0: is not timed */
+    u8 guess; /* enum futex_kind as guessed from the arguments */
+    u8 kind; /* enum futex_kind: the guess, or what is known of the lock */
+    u8 stands_for; /* number of calls that it counts for in sums of sys time; 0: not timed */
     u8 pad;
 #ifdef TRACE
-    struct call_stack_ids stacks; /* where it blocked */
+    struct call_stack_ids stacks; /* where the thread blocked */
 #endif
 };
 
 enum state { STATE_RUNNABLE, STATE_INTERRUPTIBLE, STATE_UNINTERRUPTIBLE, STATE_OTHER };
 
 #ifdef TRACE_OFFCPU
-/* Who ended a wait, and where it was as it did. */
+/* The thread that ended a wait, and its stacks at that moment. */
 struct waker {
     struct call_stack_ids stacks;
     u32 tid; /* 0: the idle task */
     u32 tgid;
-    char comm[COMM_LEN]; /* of the thread; empty: was not seen */
+    char comm[COMM_LEN]; /* of the thread; empty: the wake-up was not seen */
 };
 #endif
 
-/* A thread that was switched out at least once; written by the thread itself, but for
- * `woken_at` and `waker`, which its waker writes. */
+/* A thread that was switched out at least once. The thread itself writes this, except `woken_at` and
+ * `waker`, which its waker writes. */
 struct thread {
-    u64 off_since; /* switched out at; 0: on a CPU */
-    u64 woken_at; /* 0: not yet */
-    struct call call; /* moved here from the CPU's slot when it blocks in a call */
-    u64 call_blocked; /* so far in this call */
-    u64 looked_up; /* when the lock of `call` last was found among known_locks; 0: was not */
-    u64 thread_pointer; /* of a thread that has waited for a lock */
+    u64 off_since; /* time at which it was switched out; 0: it is on a CPU */
+    u64 woken_at; /* time of the wake-up; 0: not woken yet */
+    struct call call; /* moved here from `running` when the thread leaves the CPU */
+    u64 call_blocked; /* ns that it was blocked in this call so far */
+    u64 looked_up; /* time at which the lock of `call` was last found in known_locks; 0: never */
+    u64 thread_pointer; /* set once the thread has waited for a lock */
     u32 tgid;
-    u32 waker; /* thread group that woke it; 0: the idle task, that is an interrupt */
+    u32 waker; /* thread group that woke it; 0: the idle task, that is, an interrupt */
     s16 nr; /* system call it is in */
     u8 state; /* enum state; STATE_RUNNABLE: preempted */
     u8 iowait;
     u8 detail; /* of the system call: enum futex_kind or enum file_kind */
-    u8 restart; /* its futex call is to go on as restart_syscall() */
+    u8 restart; /* 1: its futex call will continue as restart_syscall() */
     u8 pad[2];
 #ifdef TRACE_OFFCPU
-    struct call_stack_ids stacks; /* as it was switched out: later they can be had no more */
-    char comm[COMM_LEN]; /* of the thread, then */
-    struct waker woken_by; /* the last that did; its waker writes this */
+    struct call_stack_ids stacks; /* at the switch-out; they are not available later */
+    char comm[COMM_LEN]; /* of the thread at the switch-out */
+    struct waker woken_by; /* the last waker, which writes this */
 #endif
 };
 
-/* What lockd does without when it costs too much, each step with those before it (sample/budget/restraint.py). */
+/* What lockd leaves out to keep to its CPU budget. Each level includes the levels before it
+ * (sample/budget/restraint.py). */
 enum restraint {
     RESTRAINT_NONE,
-    RESTRAINT_STACKS, /* what is new gets no name */
-    RESTRAINT_DETAIL, /* counted by process, not by thread and lock */
-    RESTRAINT_PROCESSES, /* only the totals */
+    RESTRAINT_STACKS, /* new locks get no name */
+    RESTRAINT_DETAIL, /* events are counted by process, not by thread and lock */
+    RESTRAINT_PROCESSES, /* only totals are counted */
     RESTRAINTS
 };
 
-struct control { /* the sampler writes it */
-    u32 window; /* which map of every pair the programs write: 0 or 1 */
+struct control { /* written by the sampler */
+    u32 window; /* the map of every pair that the programs write: 0 or 1 */
     u32 restraint; /* enum restraint */
-    u32 is_timed; /* whether run times of programs are taken in this window */
+    u32 is_timed; /* 1: the programs measure their run times in this window */
 };
 
 BPF_ARRAY(control, struct control, 1);
-BPF_PERCPU_ARRAY(run_times, u64, 1); /* of one run in TIMED_RUNS, in ns */
+BPF_PERCPU_ARRAY(run_times, u64, 1); /* sum over one run in TIMED_RUNS, in ns */
 BPF_PERCPU_ARRAY(losses, u64, LOSSES);
 BPF_TABLE("hash", u32, struct thread, threads, THREADS_ENTRIES);
 
@@ -179,15 +181,16 @@ static __always_inline u32 restraint(void)
 #endif
 }
 
-/* In a key, with the id of a process in place of a thread's: of all its threads and locks. Has many writers.
- */
+/* Flag of a key's `tid`, which then is the id of a process. The entry is about all its threads and locks,
+ * and has many writers. */
 #define OF_PROCESS 0x80000000
 
-/* The kernel takes the times of programs only for who has CAP_SYS_ADMIN, and lockd has given that up. So
- * programs take their own, of some runs in some windows: all others pay for a look at `control`. */
+/* The kernel measures the run times of programs only on behalf of a process with CAP_SYS_ADMIN, which
+ * lockd has given up. The programs therefore measure some runs in some windows themselves. All other runs
+ * pay for one look-up of `control`. */
 #define TIMED_RUNS 8
 
-/* When the run began; 0: it is not timed. */
+/* Return the time at which the run begins, or 0 if it is not timed. */
 static __always_inline u64 run_begins(void)
 {
 #ifdef TRACE
@@ -209,7 +212,7 @@ static __always_inline void run_ends(u64 began)
     if (!total)
         return;
     u64 took = bpf_ktime_get_ns() - began;
-    u64 reading = bpf_ktime_get_ns() - began - took; /* with what came between, such as an interrupt */
+    u64 reading = bpf_ktime_get_ns() - began - took; /* includes whatever interrupted it */
     if (took > reading)
         *total += took - reading;
 }
@@ -226,8 +229,8 @@ static __always_inline void lose(u32 what)
     lose_many(what, 1);
 }
 
-/* For sums of many writers. To add nothing, the compiler would rather or it with nothing,
- * which kernels before 5.12 do not know (981f94c3e921). */
+/* Add to a sum that has many writers. The compiler would turn an atomic addition of 0 into an atomic OR
+ * with 0, which kernels before 5.12 do not know (981f94c3e921). */
 static __always_inline void add_to(u64 *sum, u64 value)
 {
     if (value)
@@ -242,7 +245,8 @@ static __always_inline void raise_to(u64 *max, u64 value)
 
 #define READ_TASK(task, offset, to) bpf_probe_read_kernel(&(to), sizeof(to), (void *)((u64)(task) + (offset)))
 
-/* The same of the current thread's own task, which needs no helper where the kernel knows its type. */
+/* Address of the current task, and a read of one of its members. Neither needs a call of a helper where
+ * the kernel knows the task's type. */
 #ifdef HAVE_TYPED_CURRENT
 #define CURRENT_TASK() ((u64)bpf_get_current_task_btf())
 #define READ_CURRENT(task, offset, to) ((to) = *(volatile typeof(to) *)((task) + (offset)))
@@ -268,10 +272,10 @@ static __always_inline void identify(u64 task, struct who *who)
     READ_TASK(node, KERNFS_NODE_ID, who->cgroup);
 }
 
-/* Slot i of a histogram holds (2^(i-1), 2^i] us, slot 0 all up to 1 us and the last all
- * above: the upper edge is inclusive, as `le` is. */
+/* Slot i of a histogram counts (2^(i-1), 2^i] us, slot 0 everything up to 1 us, and the last slot
+ * everything above. The upper edge is inclusive, as it is with the label `le`. */
 #ifdef TRACE
-#define SLOTS 64 /* as many as there can be */
+#define SLOTS 64 /* every power of two has its slot */
 #else
 #define SLOTS 28
 #endif
@@ -284,15 +288,15 @@ static __always_inline u8 slot_of(u64 ns)
     return slot < SLOTS ? slot : SLOTS - 1;
 }
 
-/* Whether a wait is one that the configuration asks for (filter.min_block, max_block). */
+/* Whether the configuration asks for waits of this length (filter.min_block, max_block). */
 static __always_inline bool is_wanted(u64 ns)
 {
     return ns >= MIN_BLOCK_NS && ns <= MAX_BLOCK_NS;
 }
 
-/* The kernel's stacks: taken only when an aggregate entry is created, that is once per thread, lock
- * and window; a pair of their own, so that there are no ids to collide or to run out. Stacks of
- * user space are in captures.bpf.c. */
+/* Kernel stacks. A stack is taken only when an entry of an aggregate is created, that is once per thread,
+ * lock and window. Stacks are a pair of their own, so that there are no stack ids that could collide or
+ * run out. User stacks are in captures.bpf.c. */
 #define KERNEL_FRAMES 20
 
 struct stack_key {
@@ -302,7 +306,7 @@ struct stack_key {
 };
 
 struct stack {
-    u64 kernel[KERNEL_FRAMES]; /* innermost first, 0 ends */
+    u64 kernel[KERNEL_FRAMES]; /* innermost first, up to a 0 */
 };
 
 BPF_TABLE("hash", struct stack_key, struct stack, stacks_0, STACKS_ENTRIES);

@@ -1,5 +1,6 @@
-/* For the programs that follow: called by trampolines (fentry and fexit). These see every
- * return of a function. */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Macros for the programs that follow, if they are called by trampolines (fentry and fexit). Trampolines
+ * see every return of a function. */
 
 #undef BY_FENTRY
 #undef probed

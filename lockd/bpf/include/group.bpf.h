@@ -1,11 +1,11 @@
-/* What values are grouped by: one thread's, so that an entry has one writer, and more if it is asked for. */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* The group that values are counted in: one thread, so that an entry has one writer, and whatever else was
+ * asked for. */
 
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-
-#define ID_OF_CPU 0x8000000000000000 /* with its number: an idle thread has no id of its own */
+#define ID_OF_CPU 0x8000000000000000 /* with the CPU's number: idle threads have no ids */
 
 struct group {
-    u64 id; /* process and thread, as the helper tells them; or ID_OF_CPU with a CPU */
+    u64 id; /* ids of process and thread as the helper returns them, or ID_OF_CPU and a CPU */
     struct call_stack_ids stacks;
     char comm[COMM_LEN]; /* of the process */
 };
@@ -17,7 +17,7 @@ static __always_inline u64 current_id(void)
     return id ? id : ID_OF_CPU | bpf_get_smp_processor_id();
 }
 
-/* The stacks are the caller's to be filled in. */
+/* Return the group of the current thread. The caller fills in the stacks. */
 static __always_inline struct group current_group(u64 id)
 {
     struct group group = {.id = id};

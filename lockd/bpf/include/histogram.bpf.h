@@ -1,9 +1,9 @@
-/* Slots of histograms, which lockd/trace/core/histogram.py prints. */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Slots of the histograms that lockd/trace/core/histogram.py prints. */
 
 #ifdef LINEAR_STEP
-/* 0: below LINEAR_FIRST; 1: from there on, LINEAR_STEP values; ...; one more: LINEAR_LAST and above. */
+/* Slot 0 is below LINEAR_FIRST. Each further slot has LINEAR_STEP values, and the last is LINEAR_LAST and
+ * above. */
 static __always_inline u32 histogram_slot(u64 value, bool is_negative)
 {
     s64 first = (LINEAR_FIRST), last = (LINEAR_LAST);
@@ -15,7 +15,7 @@ static __always_inline u32 histogram_slot(u64 value, bool is_negative)
     return 1 + (value - (u64)first) / (LINEAR_STEP);
 }
 #else
-/* 0: negative; 1: zero; 2: one; s from 3 on: [2^(s-2), 2^(s-1)). */
+/* Slot 0 is negative values, slot 1 is zero, slot 2 is one, and slot s from 3 on is [2^(s-2), 2^(s-1)). */
 static __always_inline u32 histogram_slot(u64 value, bool is_negative)
 {
     if (is_negative)

@@ -1,9 +1,11 @@
-/* For the programs that follow: called by kprobes and kretprobes.
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Macros for the programs that follow, if they are called by kprobes and kretprobes.
  *
- * A kretprobe has room for only so many calls at a time (maxactive: as many as CPUs, or a
- * few more), and functions that sleep may have hundreds. It shows in advance: it replaces
- * the return address before the program at the entry runs, as of two probes the one that
- * was attached later is called first; where it has no room the address stays. */
+ * A kretprobe follows a limited number of calls at a time (maxactive: the number of CPUs, or a few more).
+ * Functions that sleep may have hundreds. The program at the entry can see whether the return will be
+ * missed. Of two probes on a function the kernel calls the one that was attached last first. The kretprobe
+ * is attached last: it has replaced the return address before the program at the entry runs. If it has no
+ * room for the call, the address is unchanged. */
 
 #undef BY_FENTRY
 #undef probed

@@ -1,6 +1,5 @@
-/* Records of the tracepoints of system calls. */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Records of the tracepoints of system calls (sys_enter_*, sys_exit_*). */
 
 struct sys_enter {
     u64 common;

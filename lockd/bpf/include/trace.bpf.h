@@ -1,16 +1,15 @@
-/* What one-shot tools want besides: whole call stacks of every event, and only what the user asked for. */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Additions for one-shot tools: whole call stacks of every event, and the selection of threads. */
 
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-
-/* A stack is kept once, under a number made of its addresses: unlike in the kernel's stack maps, two of them
- * never claim the same place. It would not fit on a program's own stack: there is room for one on each CPU,
- * and a new one is written right into the map. */
+/* A stack is stored once, under a number that is a hash of its addresses. Unlike in the kernel's stack
+ * maps, two stacks never compete for one place. A stack does not fit on a program's own stack: each CPU
+ * has a scratch area for one, and a new stack is written directly into the map. */
 #define CALL_FRAMES 128
-#define CALL_STACK_NONE 0 /* not asked for, or a kernel thread's in user space */
-#define CALL_STACK_LOST 1 /* no room for it */
+#define CALL_STACK_NONE 0 /* not asked for, or the user stack of a kernel thread */
+#define CALL_STACK_LOST 1 /* there was no room for it */
 
 struct call_stack {
-    u64 frames[CALL_FRAMES]; /* innermost first, 0 ends */
+    u64 frames[CALL_FRAMES]; /* innermost first, up to a 0 */
 };
 
 BPF_TABLE("hash", u64, struct call_stack, kernel_stacks_0, STACKS_ENTRIES);
@@ -20,14 +19,15 @@ BPF_ARRAY(no_call_stack, struct call_stack, 1);
 BPF_TABLE("hash", u64, struct capture, user_stacks_0, STACKS_ENTRIES);
 BPF_TABLE("hash", u64, struct capture, user_stacks_1, STACKS_ENTRIES);
 BPF_ARRAY_OF_MAPS(user_stacks, "user_stacks_0", 2);
-/* An interrupt may come between, and want it too: then the stack is lost. */
+/* An interrupt may need it while it is in use. The stack of the interrupt is then lost. */
 struct stack_scratch {
     u64 words[CALL_FRAMES];
     u64 is_used;
 };
 
 BPF_PERCPU_ARRAY(stack_scratch, struct stack_scratch, 1);
-BPF_TABLE("lru_hash", u64, u8, kept_stacks, KEPT_STACKS_ENTRIES); /* numbers of those that were handed over */
+BPF_TABLE("lru_hash", u64, u8, kept_stacks,
+          KEPT_STACKS_ENTRIES); /* numbers of the stacks that the tool has received */
 
 static __always_inline u64 mixed(u64 hash, u64 word)
 {
@@ -35,15 +35,15 @@ static __always_inline u64 mixed(u64 hash, u64 word)
     return hash ^ (hash >> 29);
 }
 
-/* Functions that lie together: where devices and timers enter the kernel. */
+/* A range of functions by which devices and timers enter the kernel. */
 struct interrupt {
     u64 start;
     u64 bytes; /* 0: not known */
-    bool is_in; /* whether the stack goes through one of them */
+    bool is_in; /* whether the stack goes through the range */
 };
 
-/* A number for the current stack as it is found by frame pointers; `flags` as of bpf_get_stack(). What an
- * interrupt came upon is no part of it, if they are to be looked for: else `in` is NULL. */
+/* Return a number for the current stack as frame pointers show it; `flags` as for bpf_get_stack(). With
+ * `in`, the frames of code that an interrupt interrupted do not count. `in` may be NULL. */
 static __always_inline u64 stack_number(void *ctx, struct stack_scratch *scratch, u64 flags, u64 number,
                                         struct interrupt *in)
 {
@@ -62,7 +62,8 @@ static __always_inline u64 stack_number(void *ctx, struct stack_scratch *scratch
     return number <= CALL_STACK_LOST ? number + 2 : number;
 }
 
-/* Whether the stack `number` was kept already, or is now being written to `kept`. */
+/* Whether the stack `number` is stored already. If not, a new entry is made and `kept` points to it. If
+ * there is no room, `number` becomes CALL_STACK_LOST. */
 static __always_inline bool is_kept(void *map, u64 *number, void *blank, void **kept)
 {
     u8 known = 1;
@@ -74,7 +75,7 @@ static __always_inline bool is_kept(void *map, u64 *number, void *blank, void **
         kept_stacks.update(number, &known);
         return false;
     }
-    if (!bpf_map_lookup_elem(map, number)) { /* else another CPU was faster */
+    if (!bpf_map_lookup_elem(map, number)) { /* if there is an entry, another CPU was faster */
         lose(LOSS_STACKS__FULL);
         *number = CALL_STACK_LOST;
     }
@@ -94,9 +95,10 @@ static __always_inline u64 keep_kernel_stack(void *ctx, struct stack_scratch *sc
 }
 
 #ifdef UNWIND
-/* By frame pointers alone, callers are missed in code that has none, and stacks look alike that are not. What
- * else tells them apart: how deep the stack is, and the words on top of it that may be return addresses into
- * the program, or into the library that the thread is in. Too many numbers for one stack do no harm. */
+/* Mix more of the user stack into its number. In code without frame pointers callers are missed, and
+ * different stacks look alike. They are told apart by the depth of the stack, and by the words on top of
+ * it that may be return addresses into the program or into the library that the thread is in. Several
+ * numbers for one stack do no harm. */
 #define SCANNED_WORDS 64
 #define SCANNED_AT_ONCE 16
 #define NEAR_CODE (2ULL << 20)
@@ -113,7 +115,7 @@ static __always_inline u64 mixed_with_callers(struct stack_scratch *scratch, u64
     bpf_probe_read_kernel(&sp, sizeof(sp), &regs->sp);
     number = mixed(number, sp);
 #pragma unroll
-    for (int at = 0; at < SCANNED_WORDS; at += SCANNED_AT_ONCE) { /* it may end before */
+    for (int at = 0; at < SCANNED_WORDS; at += SCANNED_AT_ONCE) { /* the stack may end before */
         u64 *words = scratch->words + at;
         if (bpf_probe_read_user(words, SCANNED_AT_ONCE * sizeof(u64), (void *)(sp + at * sizeof(u64))))
             break;
@@ -148,7 +150,8 @@ static __always_inline u64 keep_user_stack(void *ctx, struct stack_scratch *scra
     return number;
 }
 
-/* The current thread's; of an interrupt that came upon it only the kernel's, if `in` is not NULL. */
+/* Store the stacks of the current thread and return their numbers. If `in` is not NULL and an interrupt
+ * came, only the interrupt's kernel stack is stored. */
 static __always_inline struct call_stack_ids keep_stacks(void *ctx, struct interrupt *in)
 {
     struct call_stack_ids ids = {};
@@ -178,13 +181,14 @@ static __always_inline struct call_stack_ids keep_call_stacks(void *ctx)
     return keep_stacks(ctx, NULL);
 }
 
-/* Whom the user asked for; the tool fills the tables once all is attached, so that before it nothing is. */
+/* The processes and threads that the user asked for. The tool fills the tables when everything is
+ * attached; until then nothing is traced. */
 #ifdef ONLY_LISTED
 BPF_TABLE("hash", u32, u8, traced_processes, TRACED_ENTRIES);
 BPF_TABLE("hash", u32, u8, traced_threads, TRACED_ENTRIES);
 #endif
 
-/* Whether a thread is one of those, by its ids; `kernel_thread` as in struct who. */
+/* Whether a thread with these ids is traced; `kernel_thread` as in struct who. */
 static __always_inline bool is_traced(u32 tgid, u32 tid, bool kernel_thread)
 {
 #ifdef ONLY_USER_THREADS
@@ -210,7 +214,7 @@ static __always_inline bool is_kernel_thread(u64 task)
     return flags & 0x00200000; /* PF_KTHREAD */
 }
 
-/* The same of the current thread. */
+/* Return the saved user registers of the current thread. */
 static __always_inline bool is_current_traced(void)
 {
     u64 id = bpf_get_current_pid_tgid();

@@ -1,19 +1,19 @@
-/* How many futex calls were seen in each of their steps, to tell that none was missed (lockd trace futex -d).
- */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Number of futex calls that were seen at each step, to show that no call was missed (lockd trace futex
+ * -d). */
 
 #define WITH_STEPS
 
-/* A call that began or was restarted ends, is killed, is still open, or is lost. */
+/* Steps of a call. A call that began or was restarted has ended, was killed, is still in progress, or was
+ * lost. */
 enum step {
     STEP_BEGAN,
-    STEP_RESTARTED, /* went on after a stop */
+    STEP_RESTARTED, /* continued after a stop */
     STEP_ENDED,
-    STEP_KILLED, /* with its thread, and the end was not seen */
-    STEP_SWITCHED_OUT, /* for the first time in its call */
-    STEP_BLOCKED, /* may be several times in a call */
-    STEP_RAN_AGAIN, /* after that */
+    STEP_KILLED, /* ended with its thread, and its end was not seen */
+    STEP_SWITCHED_OUT, /* the first time in a call */
+    STEP_BLOCKED, /* possibly several times in a call */
+    STEP_RAN_AGAIN, /* after it blocked */
     STEPS
 };
 

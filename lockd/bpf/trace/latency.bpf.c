@@ -1,26 +1,25 @@
-/* Time from one tracepoint to another, by thread: mostly from a system call's entry to its exit (lockd trace
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Time between two tracepoints in one thread, mostly the entry and the exit of a system call (lockd trace
  * latency).
  *
- * A call that a signal interrupts goes on if no handler is run: the kernel has the thread enter it again,
- * maybe as restart_syscall(). For the program that is one call, and so it is here. */
+ * A call that a signal interrupts continues if no handler runs: the kernel makes the thread enter it
+ * again, perhaps as restart_syscall(). This is one call for the program, and counts as one here. */
 
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-
-/* What a system call returns to the kernel's own code when a signal has interrupted it. */
+/* Results by which a system call tells the kernel's own code that a signal has interrupted it. */
 #define ERESTARTSYS 512
 #define ERESTARTNOINTR 513
 #define ERESTARTNOHAND 514
 #define ERESTART_RESTARTBLOCK 516
 #define EINTR 4
 
-#define RESULT_DIED 1 /* the thread ended in the call */
+#define RESULT_DIED 1 /* in place of a result: the thread ended in the call */
 
 struct latency_call {
     u64 since; /* 0: none */
-    u64 left; /* when a signal interrupted it; 0: not */
+    u64 left; /* time at which a signal interrupted it; 0: no signal did */
     struct call_stack_ids stacks;
-    s32 nr; /* of the system call */
-    s32 result; /* when a signal interrupted it */
+    s32 nr; /* number of the system call */
+    s32 result; /* its result when a signal interrupted it */
 };
 
 struct latency_key {
@@ -37,20 +36,20 @@ struct latency_value {
     u64 max;
 };
 
-/* The call that a thread is in. The entry stays when it is over: to make and delete one costs more than the
- * rest of a call's account. */
+/* The call that a thread is in. The entry stays when the call has ended: to create and delete an entry
+ * costs more than all else that is done for a call. */
 BPF_TABLE("hash", u64, struct latency_call, latency_calls, THREADS_ENTRIES);
 BPF_TABLE("hash", struct latency_key, struct latency_value, latency_0, ENTRIES);
 BPF_TABLE("hash", struct latency_key, struct latency_value, latency_1, ENTRIES);
 BPF_ARRAY_OF_MAPS(latency, "latency_0", 2);
 
-/* An error as it is, all else as 0. */
+/* Return an error as it is, and any other result as 0. */
 static __always_inline s32 result_of(s64 returned)
 {
     return (u64)returned >= (u64)-MAX_ERRNO ? returned : 0;
 }
 
-/* `result` as of result_of(), or RESULT_DIED. */
+/* Count a call that ended at `until`; `result` is that of result_of(), or RESULT_DIED. */
 static __always_inline void count_call(u64 id, struct latency_call *call, s32 result, u64 until)
 {
     u64 ns = until > call->since ? until - call->since : 0;
@@ -91,7 +90,7 @@ static __always_inline void call_began(void *ctx, s32 nr)
     struct latency_call fresh = {.nr = nr};
 
     if (call && call->left && (nr == call->nr || nr == NR_RESTART_SYSCALL)) {
-        call->left = 0; /* goes on */
+        call->left = 0; /* the call continues */
         return;
     }
     if (call && call->left)
@@ -100,7 +99,7 @@ static __always_inline void call_began(void *ctx, s32 nr)
         lose(LOSS_TRACE__END_UNSEEN);
     if (call)
         call->since = 0;
-    if (nr == NR_RESTART_SYSCALL || !is_current_traced()) /* of a call that was not seen to begin */
+    if (nr == NR_RESTART_SYSCALL || !is_current_traced()) /* the beginning of a restarted call was not seen */
         return;
     fresh.stacks = keep_call_stacks(ctx);
     fresh.since = bpf_ktime_get_ns();
@@ -122,7 +121,7 @@ static __always_inline void call_ended(s64 returned)
     struct latency_call *call = latency_calls.lookup(&id);
 
     if (!call || !call->since || call->left)
-        return; /* began before lockd did, or found no place */
+        return; /* it began before lockd did, or there was no room for it */
     if (is_interrupted(returned)) {
         call->left = now;
         call->result = returned;

@@ -1,9 +1,8 @@
-/* Where system calls begin and end, and where threads do. */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Latency of system calls: the programs at their entry and exit, at signals, and at the end of a thread. */
 
 #define SA_RESTART 0x10000000
-#define SIG_IGN 1 /* 0: SIG_DFL */
+#define SIG_IGN 1 /* SIG_DFL is 0 */
 
 #ifdef ALL_CALLS
 /* Raw tracepoint sys_enter: registers, number. */
@@ -11,7 +10,8 @@ int on_enter(struct bpf_raw_tracepoint_args *ctx)
 {
     s32 nr = ctx->args[1];
 
-    /* Those never return; what comes after the third is the result of the call that a handler interrupted. */
+    /* The first two calls never return. The exit of the third is that of the call that a handler
+     * interrupted. */
     if (nr != NR_EXIT && nr != NR_EXIT_GROUP && nr != NR_RT_SIGRETURN && current_syscall() != NR_COMPAT)
         call_began(ctx, nr);
     return 0;
@@ -24,7 +24,7 @@ int on_exit(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 #else
-/* Attached to sys_enter_NAME: other calls pay nothing for it. */
+/* Attached to sys_enter_NAME, so that other system calls pay nothing. */
 int on_enter(struct sys_enter *ctx)
 {
     call_began(ctx, ctx->nr);
@@ -45,8 +45,8 @@ struct action {
     u64 flags;
 };
 
-/* Raw tracepoint signal_deliver: signal, information, action. If a handler is to run, the call that was
- * interrupted is over. */
+/* Raw tracepoint signal_deliver: signal, information, action. If a handler will run, the interrupted call
+ * has ended. */
 int on_signal_deliver(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 id = current_id();
@@ -79,8 +79,8 @@ int on_thread_exit(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 
-/* A thread that is not the leader becomes it, and has its id from then on. Raw tracepoint sched_process_exec:
- * task, id before. */
+/* Raw tracepoint sched_process_exec: task, id before. A thread that is not the leader becomes the leader,
+ * and has the leader's id from then on. */
 int on_thread_renamed(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 id = current_id(), before = id >> 32 << 32 | (u32)ctx->args[1];

@@ -1,30 +1,29 @@
-/* Calls of the mutex functions of C libraries, by uprobes: how long a mutex takes to be taken, or, with
- * MUTEX_HOLDS, for how long it is held. */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Calls of the mutex functions of C libraries, by uprobes: the time that it takes to take a mutex or, with
+ * MUTEX_HOLDS, the time for which it is held. */
 
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-
-#define EOWNERDEAD 130 /* the mutex is taken; its last owner has ended without releasing it */
+#define EOWNERDEAD 130 /* the mutex is taken, but its last owner ended without releasing it */
 #define ENOTRECOVERABLE 131
 #define ETIMEDOUT 110
 #define EBUSY 16
 #define C11_BUSY 1 /* thrd_busy and thrd_timedout, in glibc and musl alike */
 #define C11_TIMED_OUT 4
 
-/* Python reads the names. */
+/* Python reads the names of the members. */
 enum mutex_event {
     MUTEX_MEASURED, /* taken, or with MUTEX_HOLDS released */
-    MUTEX_FAILED, /* not taken */
-    MUTEX_ABANDONED, /* its thread has ended as it waited */
-    MUTEX_RELEASE_UNSEEN, /* taken by another thread than the one that is known to hold it */
-    MUTEX_TAKING_UNSEEN, /* released, and nobody is known to hold it */
+    MUTEX_FAILED, /* a call that did not take the mutex */
+    MUTEX_ABANDONED, /* the thread ended while it waited */
+    MUTEX_RELEASE_UNSEEN, /* taken by a thread while another is known to hold it */
+    MUTEX_TAKING_UNSEEN, /* released although nobody is known to hold it */
 };
 
 struct mutex_key {
     u64 mutex;
     u64 stack; /* see keep_call_stacks() */
-    u32 tid; /* that took it, or asked for it */
-    u16 error; /* of MUTEX_FAILED */
-    u8 slot; /* of the times */
+    u32 tid; /* the thread that took it, or asked for it */
+    u16 error; /* errno, for MUTEX_FAILED */
+    u8 slot; /* slot of the time */
     u8 event; /* enum mutex_event */
 };
 
@@ -32,34 +31,35 @@ struct mutex_value {
     u64 count;
     u64 sum; /* ns */
     u64 max;
-    struct who who; /* without names, if another thread made the entry */
+    struct who who; /* without names if another thread made the entry */
 };
 
 BPF_TABLE("hash", struct mutex_key, struct mutex_value, mutexes_0, ENTRIES);
 BPF_TABLE("hash", struct mutex_key, struct mutex_value, mutexes_1, ENTRIES);
 BPF_ARRAY_OF_MAPS(mutexes, "mutexes_0", 2);
 
-/* A call in progress. Functions of a C library call each other: of those that are about one mutex the
- * outermost counts. Which of them returns is told by the stack pointer, which is then what it was. */
+/* A call in progress. Functions of a C library call each other. Of nested calls for one mutex the
+ * outermost counts. Its return is recognised by the stack pointer, which has the same value as at its
+ * entry. */
 struct mutex_call {
-    u64 sp; /* at entry; 0: none */
+    u64 sp; /* stack pointer at entry; 0: no call */
     u64 mutex;
     u64 since;
     u64 stack;
-    u8 is_wait; /* for a condition */
-    u8 was_held; /* the mutex, when the wait began */
+    u8 is_wait; /* 1: a wait for a condition */
+    u8 was_held; /* 1: the mutex was held when the wait began */
     u8 pad[6];
 };
 
-/* Of one thread. */
+/* The calls of one thread. */
 struct mutex_calls {
     struct mutex_call call;
-    struct mutex_call in_handler; /* of a signal, while it is in the other */
+    struct mutex_call in_handler; /* a call in a signal handler that interrupted `call` */
     u32 tgid;
     u32 pad;
 };
 
-BPF_TABLE("hash", u32, struct mutex_calls, mutex_calls, THREADS_ENTRIES); /* by thread id */
+BPF_TABLE("hash", u32, struct mutex_calls, mutex_calls, THREADS_ENTRIES); /* key: thread id */
 
 struct mutex_hold_key {
     u64 mutex;
@@ -70,10 +70,9 @@ struct mutex_hold_key {
 struct mutex_hold {
     u64 since;
     u64 stack;
-    u64 freed_at; /* when a thread called for its release that had not taken it: whether that did release
-                   * it is known when it is taken the next time; 0: never */
+    u64 freed_at; /* time of a release by another thread, which the next acquisition confirms; 0: none */
     u32 tid;
-    u32 nested; /* how many times more the thread has taken it */
+    u32 nested; /* number of further times that the thread has taken it */
 };
 
 struct mutex_end {
@@ -85,7 +84,7 @@ struct mutex_end {
 
 #ifdef MUTEX_HOLDS
 BPF_TABLE("hash", struct mutex_hold_key, struct mutex_hold, mutex_holds, HOLDS_ENTRIES);
-BPF_TABLE("lru_hash", u32, struct mutex_end, mutex_ends, THREADS_ENTRIES); /* of threads */
+BPF_TABLE("lru_hash", u32, struct mutex_end, mutex_ends, THREADS_ENTRIES); /* key: thread id */
 #endif
 
 #define CALL_LEVELS 2
@@ -120,13 +119,13 @@ static __always_inline void count_mutex(u64 mutex, u32 tid, u64 stack, u8 event,
         lose(LOSS_TRACE__FULL);
         return;
     }
-    add_to(&v->count, 1); /* another thread may add to it */
+    add_to(&v->count, 1); /* another thread may count at the same time */
     add_to(&v->sum, ns);
     raise_to(&v->max, ns);
 }
 
 #ifdef MUTEX_HOLDS
-/* Whether the thread was known to hold it. */
+/* The thread releases the mutex. Return whether it was known to hold it. */
 static __always_inline bool release_mutex(u64 mutex, u64 id, u64 now)
 {
     struct mutex_hold_key key = {.mutex = mutex, .tgid = id >> 32};
@@ -150,14 +149,14 @@ static __always_inline bool release_mutex(u64 mutex, u64 id, u64 now)
     return true;
 }
 
-/* The thread has taken it. What is known of another that held it ends here. */
+/* The thread has taken the mutex. If another thread is known to hold it, that hold ends here. */
 static __always_inline void hold_mutex(u64 mutex, u64 id, u64 stack, bool owner_ended)
 {
     struct mutex_hold_key key = {.mutex = mutex, .tgid = id >> 32};
     struct mutex_hold fresh = {.stack = stack, .tid = id};
     struct mutex_hold *hold = mutex_holds.lookup(&key);
 
-    if (hold && !hold->freed_at && hold->tid == fresh.tid) { /* a recursive one */
+    if (hold && !hold->freed_at && hold->tid == fresh.tid) { /* a recursive mutex */
         hold->nested += 1;
         return;
     }
@@ -172,13 +171,13 @@ static __always_inline void hold_mutex(u64 mutex, u64 id, u64 stack, bool owner_
         else
             count_mutex(mutex, holder, hold->stack, MUTEX_RELEASE_UNSEEN, 0, 0);
     }
-    fresh.since = bpf_ktime_get_ns(); /* so late that what was done here is not in it */
+    fresh.since = bpf_ktime_get_ns(); /* read last, so that the work of this program is not included */
     if (mutex_holds.update(&key, &fresh))
         lose(LOSS_TRACE__FULL);
 }
 #endif
 
-/* Of a call that begins, unless it is part of another. */
+/* Return a new entry for a call that begins, or NULL if it is part of another call. */
 static __always_inline struct mutex_call *begin_mutex_call(struct pt_regs *ctx, u64 mutex, u64 id)
 {
     u32 tid = id;
@@ -198,7 +197,7 @@ static __always_inline struct mutex_call *begin_mutex_call(struct pt_regs *ctx, 
 #pragma unroll
     for (int level = CALL_LEVELS - 1; level >= 0; level--) {
         struct mutex_call *one = CALL_AT(calls, level);
-        /* What began further down the stack has been left by a jump. */
+        /* A call that began further down the stack was left by a jump. */
         if (sp > one->sp || (sp == one->sp && mutex != one->mutex))
             one->sp = 0;
         if (one->sp && one->mutex == mutex)
@@ -214,7 +213,7 @@ static __always_inline struct mutex_call *begin_mutex_call(struct pt_regs *ctx, 
     return call;
 }
 
-/* Whether the thread is inside a call about this mutex. */
+/* Whether the thread is in a call for this mutex. */
 static __always_inline bool is_in_mutex_call(struct pt_regs *ctx, u64 mutex, u64 id)
 {
     u32 tid = id;
@@ -243,7 +242,7 @@ static __always_inline void end_mutex_call(struct pt_regs *ctx, u64 sp, u16 erro
     for (int level = 0; level < CALL_LEVELS; level++)
         if (CALL_AT(calls, level)->sp == sp)
             call = CALL_AT(calls, level);
-    if (!call) /* it is part of another, or began before the trace */
+    if (!call) /* it is part of another call, or began before the trace */
         return;
     call->sp = 0;
     bool is_taken = !error || error == EOWNERDEAD;
@@ -275,7 +274,7 @@ int mutex_asked(struct pt_regs *ctx)
 
     if (call) {
         call->is_wait = 0;
-        call->since = bpf_ktime_get_ns(); /* so late that what was done here is not in it */
+        call->since = bpf_ktime_get_ns(); /* read last, so that the work of this program is not included */
     }
     return 0;
 }
@@ -286,7 +285,7 @@ int mutex_returned(struct pt_regs *ctx)
     return 0;
 }
 
-/* Of C11's functions, whose results are others. */
+/* Attached to the return of C11's functions, whose results have other values. */
 int mutex_returned_c11(struct pt_regs *ctx)
 {
     u32 result = PT_REGS_RC(ctx);
@@ -306,7 +305,7 @@ int mutex_released(struct pt_regs *ctx)
     return 0;
 }
 
-/* A wait for a condition releases the mutex, and takes it again. */
+/* Attached to the entry of functions that wait for a condition. They release the mutex and take it again. */
 int condition_wait_entered(struct pt_regs *ctx)
 {
     u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid(), mutex = PT_REGS_PARM2(ctx);
@@ -326,7 +325,7 @@ int condition_wait_returned(struct pt_regs *ctx)
     return 0;
 }
 
-/* At its last instruction. */
+/* Attached to the last instruction of functions that wait for a condition. */
 int condition_wait_returns(struct pt_regs *ctx)
 {
     end_mutex_call(ctx, ctx->sp, PT_REGS_RC(ctx));
@@ -334,7 +333,7 @@ int condition_wait_returns(struct pt_regs *ctx)
 }
 #endif
 
-/* raw tracepoint: a thread ends. */
+/* Raw tracepoint sched_process_exit: a thread ends. */
 int mutex_thread_ended(void *ctx)
 {
     u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid();

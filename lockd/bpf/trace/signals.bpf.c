@@ -1,32 +1,31 @@
-/* Every signal that is sent, with its sender and its receiver (lockd trace signals). */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Signals that are sent, with sender and receiver (lockd trace signals). */
 
 #define SIGNALS_PAGES 256
 
-/* Instead of information about a signal: what is said of it is known. */
-#define NO_INFO 0 /* as by a process */
+/* Values in place of a pointer to information about a signal. */
+#define NO_INFO 0 /* sent by a process */
 #define FROM_KERNEL 1
 #define SI_USER 0
 #define SI_KERNEL 0x80
-#define SI_CODE_OFFSET 8 /* in struct kernel_siginfo: after two int */
+#define SI_CODE_OFFSET 8 /* in struct kernel_siginfo, after two ints */
 
 struct signal_sent {
-    u64 at; /* ns since the host was started */
-    u32 running_tgid; /* what ran on the CPU: the sender, or what an interrupt came to */
+    u64 at; /* ns on the monotonic clock */
+    u32 running_tgid; /* the process on the CPU: the sender, or one that was interrupted */
     u32 running_tid;
     u32 tgid; /* the receiver */
     u32 tid;
     s32 number;
     s32 code;
     s32 result;
-    u32 to_process; /* and not to one thread */
-    char running_comm[COMM_LEN]; /* of the processes */
+    u32 to_process; /* 1: sent to the process, 0: to one thread */
+    char running_comm[COMM_LEN]; /* of the process, not of the thread */
     char comm[COMM_LEN];
 };
 
 BPF_RINGBUF_OUTPUT(signals, SIGNALS_PAGES);
-BPF_ARRAY(signal_record, struct signal_sent, 1); /* tells what a record is like */
+BPF_ARRAY(signal_record, struct signal_sent, 1); /* describes the layout of a record */
 
 static __always_inline void read_process(u64 task, u32 *tgid, u32 *tid, char *comm)
 {
@@ -38,8 +37,8 @@ static __always_inline void read_process(u64 task, u32 *tgid, u32 *tid, char *co
     bpf_probe_read_kernel(comm, COMM_LEN, (void *)(leader + TASK_COMM));
 }
 
-/* Raw tracepoint signal_generate: number, information, receiver, whether it is for the whole process, result.
- */
+/* Raw tracepoint signal_generate: number, information, receiver, whether it is for the whole process,
+ * result. */
 int on_signal_generate(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 current = bpf_get_current_task(), receiver = ctx->args[2], info = ctx->args[1];

@@ -1,6 +1,5 @@
-/* How often the current code is reached, by thread and stack (lockd trace stackcount). */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Number of times that code is reached, by thread and stack (lockd trace stackcount). */
 
 struct stackcount_key {
     u32 tid;
@@ -17,7 +16,7 @@ BPF_TABLE("hash", struct stackcount_key, struct stackcount_value, stackcount_0, 
 BPF_TABLE("hash", struct stackcount_key, struct stackcount_value, stackcount_1, ENTRIES);
 BPF_ARRAY_OF_MAPS(stackcount, "stackcount_0", 2);
 
-/* Called from wherever the user asks: `ctx` is of any kind. */
+/* Attached to whatever the user names: `ctx` may be of any type. */
 int count_stack(void *ctx)
 {
     struct stackcount_key key = {.tid = bpf_get_current_pid_tgid()};
@@ -35,7 +34,7 @@ int count_stack(void *ctx)
         v = bpf_map_lookup_elem(map, &key);
     }
     if (v)
-        add_to(&v->count, 1); /* an interrupt may come between */
+        add_to(&v->count, 1); /* an interrupt may count at the same time */
     else
         lose(LOSS_TRACE__FULL);
     return 0;

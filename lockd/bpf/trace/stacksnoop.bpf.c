@@ -1,11 +1,10 @@
-/* Each time that the current code is reached, with its stack (lockd trace stacksnoop). */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Each time that code is reached, with its stacks (lockd trace stacksnoop). */
 
 #define SNOOPED_PAGES 256
 
 struct snooped {
-    u64 at; /* ns since the host was started */
+    u64 at; /* ns on the monotonic clock */
     struct call_stack_ids stacks;
     u32 tgid;
     u32 tid;
@@ -15,9 +14,9 @@ struct snooped {
 };
 
 BPF_RINGBUF_OUTPUT(snooped, SNOOPED_PAGES);
-BPF_ARRAY(snooped_record, struct snooped, 1); /* tells what a record is like */
+BPF_ARRAY(snooped_record, struct snooped, 1); /* describes the layout of a record */
 
-/* Called from wherever the user asks: `ctx` is of any kind. */
+/* Attached to whatever the user names: `ctx` may be of any type. */
 int snoop_stack(void *ctx)
 {
     u64 id = bpf_get_current_pid_tgid();

@@ -1,10 +1,10 @@
-/* Values of a tracepoint's field (lockd trace hist).
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Values of a field of a tracepoint (lockd trace hist).
  *
- * VALUE_OFFSET, _BYTES and _SIGNED say where the field is; so do BY_ of a field to group by, and FILTER_0_ to
- * FILTER_3_ of fields to compare. VALUE_TEXT: it is text of at most so many bytes, each text to be counted;
- * with VALUE_DYNAMIC, at the place that the field names. So do BY_TEXT and BY_DYNAMIC. */
-
-/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+ * VALUE_OFFSET, VALUE_BYTES and VALUE_SIGNED describe the field. BY_* describe a field to group by, and
+ * FILTER_0_* to FILTER_3_* fields to compare. If VALUE_TEXT is defined, the field is text of at most so
+ * many bytes, and each text is counted. If VALUE_DYNAMIC is defined too, the field contains the place of
+ * the text. BY_TEXT and BY_DYNAMIC do the same for the field to group by. */
 
 enum comparison { EQUAL, NOT_EQUAL, LESS, LESS_OR_EQUAL, GREATER, GREATER_OR_EQUAL };
 
@@ -21,11 +21,11 @@ struct values_key {
 #endif
 };
 
-/* The sum in two, each of which a window cannot overflow. */
+/* The sum is in two halves, neither of which can overflow in one window. */
 struct values_value {
     u64 count;
-    u64 low_sum; /* of the low 32 bits */
-    s64 high_sum; /* of the others, with the sign */
+    u64 low_sum; /* sum of the low 32 bits */
+    s64 high_sum; /* sum of the high bits, with the sign */
     u64 max;
 };
 
@@ -33,7 +33,7 @@ BPF_TABLE("hash", struct values_key, struct values_value, values_0, ENTRIES);
 BPF_TABLE("hash", struct values_key, struct values_value, values_1, ENTRIES);
 BPF_ARRAY_OF_MAPS(values, "values_0", 2);
 
-/* A number of the record that a tracepoint gives, extended to 64 bits. All but the first argument are
+/* Return a number in a tracepoint's record, extended to 64 bits. All arguments but the first are
  * constants. */
 static __always_inline u64 field(void *record, u32 offset, u32 bytes, bool is_signed)
 {
@@ -44,7 +44,8 @@ static __always_inline u64 field(void *record, u32 offset, u32 bytes, bool is_si
     return is_signed ? (u64)((s64)(value << unused) >> unused) : value;
 }
 
-/* Where a text is of which the record has the place (and, in the upper half, the length). */
+/* Return the address of a text whose place in the record is in the low half of a field. (The high half is
+ * its length.) */
 static __always_inline void *dynamic(void *record, u32 offset)
 {
     return record + (field(record, offset, 4, false) & 0xffff);
@@ -96,7 +97,7 @@ static __always_inline bool passes_filters(void *record)
 
 static __always_inline void add_value(struct values_value *v, u64 value)
 {
-    add_to(&v->count, 1); /* an interrupt may come between */
+    add_to(&v->count, 1); /* an interrupt may count at the same time */
 #ifndef VALUE_TEXT
     add_to(&v->low_sum, (u32)value);
     add_to((u64 *)&v->high_sum, VALUE_SIGNED ? (u64)((s64)value >> 32) : value >> 32);
@@ -105,7 +106,7 @@ static __always_inline void add_value(struct values_value *v, u64 value)
 #endif
 }
 
-/* Attached to the tracepoint. */
+/* Attached to the tracepoint that the user named. */
 int count_value(void *ctx)
 {
     struct values_key key = {};

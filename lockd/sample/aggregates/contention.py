@@ -109,7 +109,7 @@ class ContentionTables:
             }
 
         keys = mix(tids, who["tgid"], waits.codes, kinds, np.full(len(tids), number))
-        return self.threads.rows(keys, now, describe)
+        return self.threads.find_or_add(keys, now, describe)
 
     def add_waits(
         self, table: Table, rows: Rows, blocked_ns: Columns, count: Columns, max_ns: Columns
@@ -126,7 +126,9 @@ class ContentionTables:
         """Remember which thread blocked on which lock, where the arrays have one item per wait."""
         lock_keys = self.locks["key"][lock_rows]
         self.threads["lock_key"][thread_rows] = lock_keys
-        self._pairs.rows(mix(lock_keys, tids), now, lambda positions: {"lock_key": lock_keys[positions]})
+        self._pairs.find_or_add(
+            mix(lock_keys, tids), now, lambda positions: {"lock_key": lock_keys[positions]}
+        )
 
     def count_threads(self, now: float) -> npt.NDArray[np.int64]:
         """Return for each row of `locks` the number of threads that blocked on it in the last minute."""

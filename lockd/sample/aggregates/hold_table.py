@@ -102,7 +102,7 @@ class HoldTable:
                 "process": processes[positions],
             }
 
-        return self._table.rows(keys, now, describe)
+        return self._table.find_or_add(keys, now, describe)
 
     def _top_rows(self) -> Rows:
         """Return the rows that are shown, those held longest first, holds that have not ended included."""

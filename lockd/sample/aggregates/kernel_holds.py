@@ -41,7 +41,7 @@ class KernelHoldAggregates:
         self, manifest: Manifest, limits: Limits, budget: LineBudget, contention: ContentionTables,
         resolver: Resolver, processes: Processes,
     ) -> None:  # fmt: skip
-        self._types = list(manifest.enums["lock_type"])
+        self._types = manifest.enums["lock_type"]
         self._owned = np.array([self._types.index(name) for name in OWNED])
         self._no_slot = manifest.constants["SLOT_NONE"]
         self._processes = processes

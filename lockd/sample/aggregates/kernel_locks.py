@@ -35,14 +35,14 @@ class KernelLockAggregates:
             counters={"slots": "lockd_kernel_lock_wait_seconds_count",
                       "wait_ns": "lockd_kernel_lock_wait_seconds_sum"},
             names=(0, 1), lines=limits.histogram_lines + 1 + limits.max_gauges,
-            budget=budget, others=len(types),
+            budget=budget, others=len(self._types),
             maxima=("wait",), windows=dict(limits.windows),
         )  # fmt: skip
         sites = Series(
             "kernel_lock_site", {"count": np.int64, "blocked_ns": np.int64},
             counters={"count": "lockd_kernel_lock_site_waits_total",
                       "blocked_ns": "lockd_kernel_lock_site_wait_seconds_total"},
-            names=(0, 1, 3, 4), lines=2, budget=budget, others=len(types),
+            names=(0, 1, 3, 4), lines=2, budget=budget, others=len(self._types),
             most=limits.top_locks,
         )  # fmt: skip
         self.sites = LockSeries("kernel_locks", contention, sites, self._types, has_site=True)

@@ -65,7 +65,7 @@ class LockSeries:
                 "process": processes[positions],
             }
 
-        return self._contention.locks.rows(keys, now, describe)
+        return self._contention.locks.find_or_add(keys, now, describe)
 
     def ask_names(self, resolver: Resolver) -> None:
         """Ask for the names of kernel locks, ASKED_AT_ONCE at a time, those with the longest waits first."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from math import inf
 
-from lockd.kernel.maps import Control
+from lockd.kernel.pairs import Control
 from lockd.names.client import Resolver
 from lockd.sample.budget.restraint import DETAIL, PROCESSES, STACKS, STEPS, Restraint
 from lockd.sample.budget.spending import ProgramTimes, RestartedProcess, Spending

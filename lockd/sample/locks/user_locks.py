@@ -208,7 +208,7 @@ class UserLocks:
             key.view(np.uint32)[0] = tgid
             for name, number in zip(HOTSPOT, answer.hotspot, strict=True):
                 value[name] = number
-            self._hotspots.put(key, value)
+            self._hotspots.update(key, value)
 
     def _forget_names(self, tgid: int, generation: int) -> None:
         """Forget the names of a Java machine's locks whose numbers are of this generation.
@@ -241,7 +241,7 @@ class UserLocks:
         known = np.zeros(1, self._known_locks.value)
         known["kind"], known["is_many"] = kind, is_many
         known["captured"] = max(time.monotonic_ns() - ago_ns, 0)
-        self._known_locks.put(self._map_key(row), known)
+        self._known_locks.update(self._map_key(row), known)
 
     def ask_lasting(
         self, tids: Columns, tgids: Columns, addresses: Columns, guesses: Columns, waited_ns: Columns,
@@ -398,7 +398,7 @@ class UserLocks:
                 "kind": guesses[positions],
             }
 
-        return self._table.rows(keys, now, describe)
+        return self._table.find_or_add(keys, now, describe)
 
     def _ask(
         self, row: int, now: float, tid: int = 0, capture: Capture | None = None, sleeper: int = 0

@@ -18,10 +18,9 @@ from typing import TextIO
 import numpy as np
 
 from lockd.errors import HostError, UsageError
-from lockd.kernel.losses import Losses, Lost
+from lockd.kernel.counters import Losses, Lost, program_info
 from lockd.kernel.maps import HashMap
 from lockd.kernel.pairs import Entries, Pairs
-from lockd.kernel.program_info import program_info
 from lockd.kernel.rings import Ring
 from lockd.load.child import run_loader
 from lockd.load.settings import LoadSettings
@@ -105,7 +104,7 @@ class Session:
             self._new_processes = self._open_new_processes()
             for map_, ids in self._traced_ids():
                 for number in ids:
-                    map_.put(np.array([number], np.uint32), np.array([1], np.uint8))
+                    map_.update(np.array([number], np.uint32), np.array([1], np.uint8))
             self.began_ns, self._began = time.monotonic_ns(), time.monotonic()
             # Handlers are set last: a signal during attaching ends the command at once, as there is no
             # result to print.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockd.kernel.maps import PerCpuCounters
+from lockd.kernel.counters import PerCpuCounters
 from lockd.load.settings import LoadSettings, Trace
 from lockd.printable import printable
 from lockd.trace.core import options, output

@@ -52,7 +52,7 @@ class OpenWaits:
 
     def __init__(self, manifest: Manifest, procfs: Path = PROCFS) -> None:
         self._procfs = procfs
-        self._kinds = list(manifest.enums["futex_kind"])
+        self._kinds = manifest.enums["futex_kind"]
         self._runnable = manifest.enums["state"].index("runnable")
         self._interruptible = manifest.enums["state"].index("interruptible")
 
@@ -69,11 +69,11 @@ class OpenWaits:
             call["kind"] = call["guess"] = self._kinds.index(wait.kind)
             entry["tgid"], entry["nr"] = wait.tgid, wait.nr
             entry["off_since"], entry["state"] = now_ns, self._interruptible
-            if not threads.put_new(key, entry):
+            if not threads.insert(key, entry):
                 continue
             if find_wait(self._procfs, wait.tgid, wait.tid) == wait:
                 entered += 1
-            elif threads.get(key)["call"]["since"] == now_ns:  # otherwise a program has noted another call
+            elif threads.lookup(key)["call"]["since"] == now_ns:  # otherwise a program has noted another call
                 threads.delete(key)
         return entered
 

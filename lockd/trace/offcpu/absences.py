@@ -94,7 +94,7 @@ class Absences:
         self._session = session
         self._stacks = session.stacks
         self._with_runqueue = with_runqueue
-        self._states = list(manifest.enums["state"])
+        self._states = manifest.enums["state"]
         self._reasons = Reasons(manifest.enums, manifest.constants)
         self._key = np.dtype(next(info.key for info in manifest.maps if info.name == "offcpu_0"))  # type: ignore[arg-type]
         self._has_wakers = "woken_by" in (self._key.names or ())
@@ -109,7 +109,7 @@ class Absences:
             interrupts = session.map("interrupts")
             entry = np.zeros(1, interrupts.value)
             entry["start"], entry["bytes"] = self._stacks.names.interrupt_entries()
-            interrupts.put(np.zeros(1, np.uint32), entry)
+            interrupts.update(np.zeros(1, np.uint32), entry)
 
     def add(self, taken: dict[str, Entries]) -> None:
         """Add the absences of a window."""

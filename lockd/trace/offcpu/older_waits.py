@@ -97,7 +97,7 @@ class OlderWaits:
 
     def _is_own_entry(self, tid: int) -> bool:
         """Whether no program has changed the entry of a thread since it was entered."""
-        entry = self._session.map("threads").get(np.array([tid], np.uint32))
+        entry = self._session.map("threads").lookup(np.array([tid], np.uint32))
         return bool(entry["off_since"] == self._session.began_ns)
 
     def _is_wanted(self, thread: BlockedThread) -> bool:
@@ -120,7 +120,7 @@ class OlderWaits:
             entry["detail"] = manifest.enums[enum].index(member)
         entry["comm"] = thread.comm
         entry["stacks"]["user"] = entry["stacks"]["kernel"] = number
-        return table.put_new(np.array([thread.tid], np.uint32), entry)
+        return table.insert(np.array([thread.tid], np.uint32), entry)
 
 
 def _threads(pids: Iterable[int], tids: Iterable[int], procfs: Path = Path("/proc")) -> Iterable[int]:

@@ -5,18 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from lockd.columns.structs import Columns
-from lockd.errors import HostError
-from lockd.kernel.btf import KernelTypes
 from lockd.kernel.rings import Ring, RingReader
 from lockd.trace.core.session import Session
-
-
-def require_ring_buffers(title: str) -> None:
-    """Raises HostError, whose message begins with `title`, if the kernel has no ring buffers."""
-    if not KernelTypes().has_helper("ringbuf_output"):
-        raise HostError(
-            f"{title}: this kernel has no ring buffers for BPF programs (Linux 5.8 and later have them)"
-        )
 
 
 class EventReader:

@@ -22,7 +22,7 @@ from lockd.load.settings import Trace
 from lockd.names.labels.processes import text
 from lockd.trace.core import options, output
 from lockd.trace.core.session import Session
-from lockd.trace.probes.events import EventReader, require_ring_buffers
+from lockd.trace.probes.events import EventReader
 
 HELP = "Print every signal that is sent, with its sender and its receiver"
 EPILOG = """\
@@ -113,7 +113,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    require_ring_buffers(TITLE)
     hook = Candidate("trace", "on_signal_generate", "raw_tracepoint", "signal_generate")
     part = Part("trace", "signals", (Way("tracepoint", (hook,), ()),), ("trace/signals.bpf.c",))
     maps = (RING, RECORD)

@@ -15,7 +15,7 @@ from lockd.trace.core import options, output
 from lockd.trace.core.call_stacks import CallStacks
 from lockd.trace.core.session import Session
 from lockd.trace.probes import pattern_options
-from lockd.trace.probes.events import EventReader, require_ring_buffers
+from lockd.trace.probes.events import EventReader
 from lockd.trace.probes.patterns import Probes
 
 HELP = "Print each call of a function, or each hit of a tracepoint, with its stack"
@@ -63,7 +63,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    require_ring_buffers(TITLE)
     probes = pattern_options.resolve_probes(args, TITLE)
     name = probes.names[0] if len(probes.names) == 1 else args.pattern
     shown = pattern_options.shown(args)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /* Stub: the integer types that bcc's own headers and lockd's programs use. */
 #ifndef LOCKD_STUB_TYPES_H
 #define LOCKD_STUB_TYPES_H

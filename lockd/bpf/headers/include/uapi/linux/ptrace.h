@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /* Stub: the saved user registers, by architecture. bcc's headers want the type. */
 #ifndef LOCKD_STUB_PTRACE_H
 #define LOCKD_STUB_PTRACE_H
