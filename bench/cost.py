@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import results
-from tests.kernel.lockd_process import REPEATED_SECONDS, Lockd, Metrics
-from tests.kernel.workload import Workload
+from tests.support.lockd_process import REPEATED_SECONDS, Lockd, Metrics
+from tests.support.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 

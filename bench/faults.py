@@ -1,7 +1,7 @@
 """lockd under churn, with a fault every minute: `sudo make faults` writes bench/build/faults.json and .md,
 and exits with 1 if something does not hold.
 
-The daemon's descriptors are kept as systemd keeps them (tests/kernel/descriptor_store.py), and it is started
+The daemon's descriptors are kept as systemd keeps them (tests/support/descriptor_store.py), and it is started
 again when it ends, so that a whole run is one long service. Workloads (tests/workloads) come and go all the
 time; each counts its own waits and wakes. After each fault everything must run again, those processes must be
 others that the fault was about and no more, and what lockd has counted of the workloads so far must be what
@@ -34,9 +34,9 @@ import pytest
 from bench import results
 from bench.cost import memory, name_of
 from bench.services import Host, cgroup2, end, get, say
-from tests.kernel.descriptor_store import DescriptorStore
-from tests.kernel.lockd_process import Lockd, Metrics
-from tests.kernel.workload import Workload
+from tests.support.descriptor_store import DescriptorStore
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 PROCESSES = ("sampler", "namer", "exporter")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench import results
 from bench.cost import children_of, name_of
-from tests.kernel.lockd_process import Lockd
+from tests.support.lockd_process import Lockd
 
 SETTLE_SECONDS = 5.0
 SECONDS, ROUNDS = 10.0, 4

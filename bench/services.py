@@ -37,8 +37,8 @@ import yaml
 from bench import results
 from bench.cost import children_of, memory, name_of
 from bench.database import database
-from tests.kernel.lockd_process import CHECKOUT, Lockd
 from tests.needs import found, libraries
+from tests.support.lockd_process import CHECKOUT, Lockd
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "bench/programs"

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from bench import results
 from bench.cost import CHILDREN, TICK, children_of, cpu_seconds
-from tests.kernel.lockd_process import Lockd
-from tests.kernel.workload import Workload
+from tests.support.lockd_process import Lockd
+from tests.support.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from bench.comparison import FLOOR, LOCKD, UNTRACED
 from bench.cost import children_of, cpu_seconds
-from tests.kernel.bcc_headers import bcc_headers
-from tests.kernel.lockd_process import lockd_or_reason
+from tests.support.bcc_headers import bcc_headers
+from tests.support.lockd_process import lockd_or_reason
 
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 LOCKTRACE_LIKE = Path(__file__).resolve().parent / "locktrace_like.bpf.c"

@@ -66,7 +66,7 @@ from lockd.service.exporter import Supervisor
 from tests.fuzz.clock import Loop as SkippingLoop
 from tests.fuzz.harness import Harness, json_mutation, mutated, mutated_lines
 from tests.fuzz.web import detail_block
-from tests.unit.exporter_process import full_block
+from tests.support.exporter_process import full_block
 
 QUESTIONS: tuple[Question, ...] = (
     UserLockSeen(5, 7, 8, 0x7F00, "lock", Capture(tuple(range(17)), bytes(64), (1, 2), 0x7F00)),

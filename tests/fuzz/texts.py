@@ -90,7 +90,10 @@ s,writer,P10_T11,mutex,0xffff888100000040,{begin},{20 * ms},4,0
 s,"a,b",P20_T20,rwsem_read,0xffff888100000080,{begin + 100 * ms},{2 * ms},1,1
 s,writer,P10_T12,Mutex,0xffff888100000040,{begin + 200 * ms},{60 * ms},1,0,ongoing
 """
-    return [klock.encode(), *(path.read_bytes() for path in (ROOT / "tests/unit/futex_traces").glob("*.csv"))]
+    return [
+        klock.encode(),
+        *(path.read_bytes() for path in (ROOT / "tests/unit/trace/futex_traces").glob("*.csv")),
+    ]
 
 
 @functools.cache

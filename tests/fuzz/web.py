@@ -32,7 +32,7 @@ from lockd.views.rates import Client
 from lockd.views.top import KINDS, Options, Watch
 from tests.fuzz.clock import Loop
 from tests.fuzz.harness import Harness, check_words, json_mutation, mutated_lines, text_mutation
-from tests.unit.exporter_process import full_block
+from tests.support.exporter_process import full_block
 
 STATUSES = {100, 200, 400, 401, 403, 404, 405, 413, 429, 431, 503}
 HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()

@@ -6,18 +6,17 @@ import itertools
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checks import beside_another_tool
-from lock_module import LockModule
-from lockd_process import ROOT, Lockd
-from workload import Workload
 
 from lockd.load.host import ensure_tracefs
+from tests.support.checks import beside_another_tool
+from tests.support.lock_module import LockModule
+from tests.support.lockd_process import ROOT, Lockd
+from tests.support.workload import Start, Workload
 
-Start = Callable[..., Workload]
 CROWD = "mp[0-9]*"
 """Thousands of processes of one test, which would leave no series to the others."""
 OURS = f"*.{os.getpid():x}.*"

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Start
-from descriptor_store import DescriptorStore
-from lockd_process import Labels, Lockd, Metrics
-from test_nothing_left import IDS, check_gone, in_kernel, processes_of
 
 from lockd import messages
 from lockd.export.catalog import CATALOG
 from lockd.sample.saved_state import PLACE, SavedState
+from tests.kernel.test_nothing_left import IDS, check_gone, in_kernel, processes_of
+from tests.support.descriptor_store import DescriptorStore
+from tests.support.lockd_process import Labels, Lockd, Metrics
+from tests.support.workload import Start
 
 SECONDS = 10
 RESTARTS = 3

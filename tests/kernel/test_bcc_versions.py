@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import Start
-from debian import inside, root_of
-from lockd_process import CHECKOUT, ROOT, Lockd
 
+from tests.debian import inside, root_of
 from tests.needs import need
+from tests.support.lockd_process import CHECKOUT, ROOT, Lockd
+from tests.support.workload import Start
 
 PYTHON = "/usr/bin/python3"
 OLDEST_BCC = {"bookworm": (0, 26), "trixie": (0, 31), "sid": (0, 37)}

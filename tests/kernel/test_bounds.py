@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lockd_process import Lockd, Metrics
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from workload import Workload
 
 from lockd.export.catalog import CATALOG
 from tests.needs import need
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.workload import Workload
 
 PROCESSES, ROUNDS = 5000, 2
 ENTRIES = 65536

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Start
-from lockd_process import Lockd
-from workload import Workload
+
+from tests.support.lockd_process import Lockd
+from tests.support.workload import Start, Workload
 
 WAITS, BLOCKED = "lockd_futex_waits_total", "lockd_futex_blocked_seconds_count"
 ID = "0123456789abcdef" * 4

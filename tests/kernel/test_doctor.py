@@ -8,8 +8,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from conftest import Start
-from lockd_process import CHECKOUT, ROOT, Lockd
+from tests.support.lockd_process import CHECKOUT, ROOT, Lockd
+from tests.support.workload import Start
 
 WITH_TRACEFS = "mountpoint -q /sys/kernel/tracing || mount -t tracefs nodev /sys/kernel/tracing"
 WITHOUT_BTF = "mount -t tmpfs none /sys/kernel/btf"

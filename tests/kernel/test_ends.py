@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import at_rest, in_one_of_some_tries, off
-from conftest import Start
-from lockd_process import Lockd, Metrics
-from test_nothing_left import IDS
-from workload import Workload
+
+from tests.kernel.test_nothing_left import IDS
+from tests.support.checks import at_rest, in_one_of_some_tries, off
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.workload import Start, Workload
 
 WAITS, WAKES, ERRORS = "lockd_futex_waits_total", "lockd_futex_wakes_total", "lockd_futex_errors_total"
 COUNT, SUM = "lockd_futex_blocked_seconds_count", "lockd_futex_blocked_seconds_sum"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conftest import Start
-from lockd_process import Lockd
 from prometheus_client.parser import text_string_to_metric_families
 
 from lockd.export.catalog import CATALOG
+from tests.support.lockd_process import Lockd
+from tests.support.workload import Start
 
 STATISTICS = {"lockd_program_runs_total", "lockd_program_run_seconds_total"}
 """Only where the kernel keeps them (kernel.bpf_stats_enabled)."""

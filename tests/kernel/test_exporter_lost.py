@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lockd_process import Lockd
-from test_signals import child_of, state_of, until
+
+from tests.kernel.test_signals import child_of, state_of, until
+from tests.support.lockd_process import Lockd
 
 SOONER = """
 import sys

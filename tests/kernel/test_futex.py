@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import off
-from conftest import OURS, Start
-from lockd_process import Metrics
-from mechanisms import Daemons
 
+from tests.support.checks import off
+from tests.support.lockd_process import Metrics
+from tests.support.mechanisms import Daemons
+from tests.support.workload import OURS, Start
 from tests.tries import note
 
 IDLE_POOL = (8, 3)

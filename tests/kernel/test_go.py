@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lockd_process import ROOT, Lockd
-from workload import Workload
 
 from tests.needs import need
+from tests.support.lockd_process import ROOT, Lockd
+from tests.support.workload import Workload
 
 SOURCE = ROOT / "tests/programs/go_mutex/main.go"
 WAITED = "lockd_go_mutex_wait_seconds_total"

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checks import at_rest
-from conftest import OURS, Start
-from lockd_process import Lockd, Metrics
 
 from tests.needs import need
+from tests.support.checks import at_rest
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.workload import OURS, Start
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 WAITING, MAX = "lockd_futex_waiting", "lockd_futex_max_blocked_us"

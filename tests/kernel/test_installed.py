@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lockd_process import ROOT, Lockd
-from traps import Traps
 
 from bench.cost import children_of
 from tests.needs import need, needs
+from tests.support.lockd_process import ROOT, Lockd
+from tests.traps import Traps
 
 USERS = {"lockd.export": "lockd", "lockd.names": "lockd-namer"}
 """By process."""

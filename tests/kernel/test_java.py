@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lockd_process import ROOT, Lockd, Metrics
-from workload import Workload
 
 from tests.needs import need
+from tests.support.lockd_process import ROOT, Lockd, Metrics
+from tests.support.workload import Workload
 
 PROGRAMS = ROOT / "tests/programs"
 SECONDS = "lockd_futex_lock_blocked_seconds_total"

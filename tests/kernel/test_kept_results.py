@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Start
-from lockd_process import CHECKOUT, ROOT, Lockd
-from test_layout import SETTINGS
 
 from lockd.kernel.libbpf import libbpf
 from lockd.kernel.manifest import Manifest
 from lockd.load.child import run_loader
 from lockd.load.settings import LoadSettings
+from tests.kernel.test_layout import SETTINGS
+from tests.support.lockd_process import CHECKOUT, ROOT, Lockd
+from tests.support.workload import Start
 
 TAG_AT, TAG_BYTES = 8, 8
 """Of the tag, a hash of the instructions, in struct bpf_prog_info."""

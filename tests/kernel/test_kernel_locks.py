@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import at_rest, in_one_of_some_tries, off
-from conftest import Start
-from lockd_process import Lockd, Metrics
-from workload import Workload
+
+from tests.support.checks import at_rest, in_one_of_some_tries, off
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.workload import Start, Workload
 
 COUNT, SUM = "lockd_kernel_lock_wait_seconds_count", "lockd_kernel_lock_wait_seconds_sum"
 MAX, WAITING = "lockd_kernel_lock_max_wait_us", "lockd_kernel_lock_waiting"

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Start
-from lock_module import LockModule, Script
 
 from lockd.config.reader import read_text
 from lockd.config.schema import Config
@@ -21,6 +19,8 @@ from lockd.load.child import run_loader
 from lockd.process import privileges
 from lockd.sample.drain import Collector
 from lockd.service.start import load_settings
+from tests.support.lock_module import LockModule, Script
+from tests.support.workload import Start
 
 CONFIG = {"futex": {"enabled": False}, "offcpu": {"enabled": False}, "kernel_locks": {"mode": "all"}}
 HELD_BY_ONE = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Start
-from lock_module import LockModule
-from lock_scripts import scripts
-from lockd_process import Lockd
+
+from tests.support.lock_module import LockModule
+from tests.support.lock_scripts import scripts
+from tests.support.lockd_process import Lockd
+from tests.support.workload import Start
 
 CONTENDED_BY, ALLOCATED = "contended ", "allocated"
 CONTENDED = [name for name in scripts() if name.startswith(CONTENDED_BY)]

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lockd_process import ROOT
 
 from lockd.kernel import counters
 from lockd.kernel.btf import KernelTypes
@@ -26,6 +25,7 @@ from lockd.kernel.manifest import Layout, Manifest, MapInfo
 from lockd.load.child import run_loader
 from lockd.load.settings import LoadSettings
 from tests.needs import need
+from tests.support.lockd_process import ROOT
 
 BPF_MAP_TYPE_PERCPU_ARRAY, BPF_MAP_TYPE_RINGBUF = 6, 27
 BTF_IDS_AT = 64

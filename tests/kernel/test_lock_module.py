@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Start
-from lock_module import LOCK_TYPES, LockModule, Truth
-from lock_scripts import CROWDS, scripts
-from lockd_process import Lockd, Metrics
-from mechanisms import Daemons
 
+from tests.support.lock_module import LOCK_TYPES, LockModule, Truth
+from tests.support.lock_scripts import CROWDS, scripts
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.mechanisms import Daemons
+from tests.support.workload import Start
 from tests.tries import note
 
 WAITS, WAITED = "lockd_kernel_lock_wait_seconds_count", "lockd_kernel_lock_wait_seconds_sum"

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lockd_process import CHECKOUT, Lockd, Metrics
-from workload import WITHOUT_DEBUG_FILES, Workload
 
 from tests.needs import absence
 from tests.programs.expected import HOLD_US, ROUNDS, SCENARIOS, Scenario, agrees
+from tests.support.lockd_process import CHECKOUT, Lockd, Metrics
+from tests.support.workload import WITHOUT_DEBUG_FILES, Workload
 from tests.tries import tries
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lockd_process import CHECKOUT, ROOT, Lockd
+
+from tests.support.lockd_process import CHECKOUT, ROOT, Lockd
 
 SEEN_SECONDS = 10.0
 ASKED_AGAIN_US = 2e6

@@ -17,7 +17,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from lockd_process import CANNOT, ROOT, lockd_or_reason
+
+from tests.support.lockd_process import CANNOT, ROOT, lockd_or_reason
 
 TIMES = 100
 BPFTOOL_TRIES = 5

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import SHARE, in_one_of_some_tries, off
-from conftest import Start
-from lockd_process import Lockd
-from workload import Workload
+
+from tests.support.checks import SHARE, in_one_of_some_tries, off
+from tests.support.lockd_process import Lockd
+from tests.support.workload import Start, Workload
 
 COUNT, SUM = "lockd_offcpu_blocked_seconds_count", "lockd_offcpu_blocked_seconds_sum"
 MAX = "lockd_offcpu_max_blocked_us"

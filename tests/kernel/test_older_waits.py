@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import at_rest
-from conftest import OURS, Start
-from lockd_process import Lockd, Metrics
-from workload import Workload
+
+from tests.support.checks import at_rest
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.workload import OURS, Start, Workload
 
 WAITS, WAITING = "lockd_futex_waits_total", "lockd_futex_waiting"
 MAX, LOCK_MAX = "lockd_futex_max_blocked_us", "lockd_futex_lock_max_blocked_us"

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mariadb
 import pytest
-from lockd_process import Lockd, Metrics
-from mariadb import COMM, Server
-from workload import Workload
 
 from tests.needs import need
+from tests.support import mariadb
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.mariadb import COMM, Server
+from tests.support.workload import Workload
 
 pytestmark = pytest.mark.thorough("three minutes, most of them under a load that takes every processor")
 

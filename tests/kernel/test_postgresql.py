@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lockd_process import Lockd
 
 from tests.needs import found, libraries, needs
+from tests.support.lockd_process import Lockd
 
 pytestmark = needs("initdb", "postgres", "psql")
 AS_NOBODY = ("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups", "--")

@@ -9,10 +9,10 @@ import tempfile
 import time
 
 import pytest
-from conftest import Start
-from lockd_process import Lockd
 
 from tests.needs import need
+from tests.support.lockd_process import Lockd
+from tests.support.workload import Start
 
 
 def top(lockd: Lockd, program: str, comm: str, index: str) -> dict[str, tuple[float, float]]:

@@ -14,15 +14,14 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Start
-from descriptor_store import ROOMY, DescriptorStore
-from lockd_process import CHECKOUT, PERIOD, ROOT, Lockd, Metrics
-from service_manager import Service
-from test_adoption import counters, ended, fallen
-from test_signals import child_of, until
-from workload import BUILD, Workload
 
+from tests.kernel.test_adoption import counters, ended, fallen
+from tests.kernel.test_signals import child_of, until
 from tests.needs import need
+from tests.support.descriptor_store import ROOMY, DescriptorStore
+from tests.support.lockd_process import CHECKOUT, PERIOD, ROOT, Lockd, Metrics
+from tests.support.service_manager import Service
+from tests.support.workload import BUILD, Start, Workload
 
 WAITS = "lockd_futex_waits_total"
 SECONDS = 6

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import in_one_of_some_tries
-from conftest import NUMBERS, OURS, Start
-from lockd_process import CHECKOUT, Lockd, Metrics
-from workload import BUILD, WITHOUT_DEBUG_FILES, Workload
+
+from tests.support.checks import in_one_of_some_tries
+from tests.support.lockd_process import CHECKOUT, Lockd, Metrics
+from tests.support.workload import BUILD, NUMBERS, OURS, WITHOUT_DEBUG_FILES, Start, Workload
 
 FOUND_SECONDS = 2.0
 """What is promised, from when the last thread asks for its lock."""

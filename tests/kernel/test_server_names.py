@@ -11,12 +11,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import mariadb
 import pytest
-from lockd_process import Lockd, Metrics
-from mariadb import COMM, Server
 
 from tests.needs import need
+from tests.support import mariadb
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.mariadb import COMM, Server
 
 BUILD = Path(__file__).resolve().parents[1] / "programs/build"
 HOT = "mariadbd:LOCK_short_uuid_generator"

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Start
-from service_manager import Service
-from test_adoption import Counters, counters, fallen, not_told
-from test_nothing_left import check_gone, in_kernel, processes_of
 
+from tests.kernel.test_adoption import Counters, counters, fallen, not_told
+from tests.kernel.test_nothing_left import check_gone, in_kernel, processes_of
 from tests.needs import need
+from tests.support.service_manager import Service
+from tests.support.workload import Start
 
 RESTARTS, KILLS = 3, 20
 CHILDREN = {"namer": "lockd.names", "exporter": "lockd.export"}

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lockd_process import CHECKOUT, PERIOD, ROOT, START_SECONDS, Lockd
+
+from tests.support.lockd_process import CHECKOUT, PERIOD, ROOT, START_SECONDS, Lockd
 
 SECONDS = 20.0
 PIPE_BYTES = 4096

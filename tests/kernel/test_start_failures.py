@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import Start
-from lockd_process import CHECKOUT, ROOT, START_SECONDS, Lockd
-from test_doctor import WITHOUT_BTF, where
 
 from bench.cost import children_of
 from lockd.kernel.calls import BPF_MAP_CREATE, BPF_PROG_LOAD, SYS_BPF, SYS_PERF_EVENT_OPEN
+from tests.kernel.test_doctor import WITHOUT_BTF, where
+from tests.support.lockd_process import CHECKOUT, ROOT, START_SECONDS, Lockd
+from tests.support.workload import Start
 
 FAILED, CANNOT = 1, 3
 WITHOUT_KILL = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")

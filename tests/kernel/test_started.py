@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lockd_process import Lockd
 
 from bench.cost import children_of
 from bench.startup import MAPS_TARGET, maps_bytes
 from lockd.process import privileges
+from tests.support.lockd_process import Lockd
 
 LOADING = {"CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE"}
 READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
@@ -84,7 +84,7 @@ def test_no_process_gets_more_by_what_it_executes(processes: dict[str, int]) -> 
 
 
 def test_what_reads_what_others_wrote_is_no_roots_and_may_call_little(processes: dict[str, int]) -> None:
-    """What it may is in tests/unit/test_confinement.py."""
+    """What it may is in tests/unit/process/test_confinement.py."""
     for name in ("export", "names"):
         about = status(processes[name])
         assert about["Seccomp"] == "2", name

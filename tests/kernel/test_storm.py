@@ -16,14 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Start
-from lockd_process import Lockd, Metrics
-from test_overhead import EnableStats
-from test_totals import AGREEING, daemon
-from workload import Workload
 
 from lockd.kernel.calls import bpf
 from lockd.sample.budget.restraint import STEPS
+from tests.kernel.test_overhead import EnableStats
+from tests.kernel.test_totals import AGREEING, daemon
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.workload import Start, Workload
 
 pytestmark = [
     pytest.mark.timeout(900),  # a storm, and all that comes after it

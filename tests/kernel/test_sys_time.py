@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 
-from conftest import Start
-from lockd_process import Lockd
-from trace_process import Trace
+from tests.support.lockd_process import Lockd
+from tests.support.trace_process import Trace
+from tests.support.workload import Start
 
 CALLS = 300_000
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Start
-from lockd_process import Lockd, Metrics
-from workload import Workload
+
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.workload import Start, Workload
 
 LONG = (pytest.mark.thorough("a minute of nothing else"), pytest.mark.timeout(900))
 AGREEING = {

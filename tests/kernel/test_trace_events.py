@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bpftrace import bpftrace
-from checks import beside_another_tool
-from conftest import Start
-from tracing import Done, Trace, trace
 
 from lockd.trace.core.histogram import LOG2, Linear
 from lockd.trace.probes.tracepoints import fields_of
+from tests.support.bpftrace import bpftrace
+from tests.support.checks import beside_another_tool
+from tests.support.tracing import Done, Trace, trace
+from tests.support.workload import Start
 
 USAGE = 2
 TIMES = 10

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import in_one_of_some_tries, off
-from conftest import Start
-from futex_rows import Row, read, total
-from lockd_process import CHECKOUT, ROOT
-from trace_process import Trace
+
+from tests.support.checks import in_one_of_some_tries, off
+from tests.support.futex_rows import Row, read, total
+from tests.support.lockd_process import CHECKOUT, ROOT
+from tests.support.trace_process import Trace
+from tests.support.workload import Start
 
 LOCKTRACE = (
     "pid,tid,addr,blocked_us,sys_us,max_blocked_us,max_sys_us,"

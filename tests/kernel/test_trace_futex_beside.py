@@ -7,12 +7,12 @@ import subprocess
 from collections import Counter
 
 import pytest
-from checks import beside_another_tool
-from conftest import Start
-from futex_rows import Row, read, total
-from lockd_process import Lockd
-from trace_process import Trace
-from workload import Workload
+
+from tests.support.checks import beside_another_tool
+from tests.support.futex_rows import Row, read, total
+from tests.support.lockd_process import Lockd
+from tests.support.trace_process import Trace
+from tests.support.workload import Start, Workload
 
 
 def test_formats_say_the_same(workload: Start) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start
-from futex_rows import read, total
-from trace_process import Trace
+
+from tests.support.futex_rows import read, total
+from tests.support.trace_process import Trace
+from tests.support.workload import Start
 
 Compile = Callable[[str, str], Path]
 

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checks import beside_another_tool
-from lockd_process import CHECKOUT, ROOT
-from trace_process import Trace
 
 from lockd.load.hooks import SYSTEM_CALL
 from lockd.load.programs import KPROBE_TYPE
 from lockd.load.source import HEADERS
+from tests.support.checks import beside_another_tool
+from tests.support.lockd_process import CHECKOUT, ROOT
+from tests.support.trace_process import Trace
 
 ASKS = """
 import os, sys

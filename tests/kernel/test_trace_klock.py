@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import in_one_of_some_tries, off
-from conftest import Start
-from lockd_process import ROOT
-from trace_process import Trace, one_shot, samples_of
-from workload import Workload
+
+from tests.support.checks import in_one_of_some_tries, off
+from tests.support.lockd_process import ROOT
+from tests.support.trace_process import Trace, one_shot, samples_of
+from tests.support.workload import Start, Workload
 
 SITES = {
     "mutex": {"pipe->mutex"},

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import beside_another_tool, in_one_of_some_tries
-from lock_module import MODULE, LockModule, Script, Truth, TypeTruth
-from lock_scripts import CROWDS, scripts
-from trace_process import one_shot, samples_of
 
+from tests.support.checks import beside_another_tool, in_one_of_some_tries
+from tests.support.lock_module import MODULE, LockModule, Script, Truth, TypeTruth
+from tests.support.lock_scripts import CROWDS, scripts
+from tests.support.trace_process import one_shot, samples_of
 from tests.tries import tries
 
 MECHANISMS = ("fentry", "kprobe")

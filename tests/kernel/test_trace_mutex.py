@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import beside_another_tool
-from lockd_process import ROOT
-from workload import Workload
+
+from tests.support.checks import beside_another_tool
+from tests.support.lockd_process import ROOT
+from tests.support.workload import Workload
 
 SOURCE = Path(__file__).with_name("mutexes.c")
 FLAGS = ("-O2", "-fomit-frame-pointer", "-Wall", "-Wextra", "-Werror", "-pthread")

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import SHARE, in_one_of_some_tries, off
-from conftest import Start
-from lockd_process import Lockd
-from trace_process import one_shot
-from workload import Workload
 
 from lockd.trace.core import options
 from lockd.trace.core.session import Session
 from lockd.trace.offcpu import offcpu
+from tests.support.checks import SHARE, in_one_of_some_tries, off
+from tests.support.lockd_process import Lockd
+from tests.support.trace_process import one_shot
+from tests.support.workload import Start, Workload
 
 COUNT = "lockd_offcpu_blocked_seconds_count"
 K = 30

@@ -16,11 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from bcc_headers import bcc_headers
-from checks import beside_another_tool, in_one_of_some_tries
-from conftest import Start
-from lockd_process import ROOT
-from trace_process import one_shot
+
+from tests.support.bcc_headers import bcc_headers
+from tests.support.checks import beside_another_tool, in_one_of_some_tries
+from tests.support.lockd_process import ROOT
+from tests.support.trace_process import one_shot
+from tests.support.workload import Start
 
 SHARE = 0.02
 PER_WAIT_US = 1

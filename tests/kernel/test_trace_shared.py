@@ -17,16 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checks import in_one_of_some_tries
-from conftest import Start
-from lockd_process import CANNOT, CHECKOUT, ROOT, Lockd
-from tracing import Done, Trace, trace
 
 from lockd.errors import HostError
 from lockd.load.hooks import Candidate, Part, Way
 from lockd.load.settings import Trace as settings_of
 from lockd.trace.core import options
 from lockd.trace.core.session import Session
+from tests.support.checks import in_one_of_some_tries
+from tests.support.lockd_process import CANNOT, CHECKOUT, ROOT, Lockd
+from tests.support.tracing import Done, Trace, trace
+from tests.support.workload import Start
 
 GETPPID = "t:syscalls:sys_enter_getppid"
 USAGE = 2

@@ -14,10 +14,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from bpftrace import bpftrace
-from checks import beside_another_tool
-from conftest import Start
-from tracing import Done, Trace, trace
+
+from tests.support.bpftrace import bpftrace
+from tests.support.checks import beside_another_tool
+from tests.support.tracing import Done, Trace, trace
+from tests.support.workload import Start
 
 USAGE = 2
 KERNEL = "[kernel]"

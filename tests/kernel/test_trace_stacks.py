@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from checks import beside_another_tool
-from lockd_process import CHECKOUT, ROOT
-from trace_process import Trace
+
+from tests.support.checks import beside_another_tool
+from tests.support.lockd_process import CHECKOUT, ROOT
+from tests.support.trace_process import Trace
 
 SOURCE = r"""
 #include <pthread.h>

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import PER_WAIT_US, at_rest, in_one_of_some_tries
-from conftest import Start
-from lockd_process import Lockd
-from workload import Workload
+
+from tests.support.checks import PER_WAIT_US, at_rest, in_one_of_some_tries
+from tests.support.lockd_process import Lockd
+from tests.support.workload import Start, Workload
 
 WAITS, WAITING = "lockd_futex_waits_total", "lockd_futex_waiting"
 MAX, LOCK_MAX = "lockd_futex_max_blocked_us", "lockd_futex_lock_max_blocked_us"

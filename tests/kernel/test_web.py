@@ -10,8 +10,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from lockd_process import CHECKOUT, ROOT, Lockd
-
 from bench.cost import children_of
 from lockd.config.reader import read_text
 from lockd.config.schema import Config
@@ -20,6 +18,7 @@ from lockd.messages import unpack
 from lockd.sample.budget.cpu_budget import JUDGE_SECONDS
 from lockd.sample.sampler import Sampler, SamplerSettings
 from lockd.service.start import load_settings
+from tests.support.lockd_process import CHECKOUT, ROOT, Lockd
 
 NOBODYS = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
 

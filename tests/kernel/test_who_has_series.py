@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lockd_process import Lockd, Metrics
-from workload import Workload
+
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.workload import Workload
 
 COMM = "latemutex"
 CONDS, THREADS = 60, 8
@@ -53,7 +54,9 @@ def test_a_mutex_is_seen_behind_sixty_condition_variables(tmp_path: Path, host: 
         assert lockd.stop() == 0, "".join(lockd.log)
 
 
-@pytest.mark.thorough("what lasts is known after half a minute; tests/unit/test_busy_host.py has a day of it")
+@pytest.mark.thorough(
+    "what lasts is known after half a minute; tests/unit/sample/test_busy_host.py has a day of it"
+)
 def test_a_service_that_starts_late_has_its_series(tmp_path: Path, host: None) -> None:
     """400 processes, each with a name of its own, have taken all there is, and ended."""
     names, service = "mp[0-9]*", "lateservice"

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from guest import booted
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.machine.qemu import Machine
 from tests.needs import need
+from tests.system.guest import booted
 from tests.vm.emulator import need_emulator
 
 pytestmark = pytest.mark.timeout(1800)
@@ -43,7 +43,7 @@ WatchdogSec=0
 TimeoutStartSec=infinity
 ExecStart=
 ExecStart=/usr/bin/python3 -m pytest -q -p no:cacheprovider -o timeout=0 \\
-  -k 'not {" and not ".join(NOT_UNDER_SYSTEMD)}' tests/unit/test_confinement.py
+  -k 'not {" and not ".join(NOT_UNDER_SYSTEMD)}' tests/unit/process/test_confinement.py
 WorkingDirectory=/usr/lib/lockd-tests
 # For the files that are not to be written to.
 ReadWritePaths=/var/tmp

@@ -1,0 +1,37 @@
+"""bpftrace beside a trace of lockd, to be compared with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.support.workload import Workload
+
+END_SECONDS = 60.0
+
+
+@contextmanager
+def bpftrace(script: str, program: Workload) -> Iterator[list[dict[str, Any]]]:
+    """Runs it until the end of the program, which the context's end is; then the list has what it printed."""
+    printed: list[dict[str, Any]] = []
+    end = f"tracepoint:sched:sched_process_exit /pid == {program.pid} && tid == pid/ {{ exit(); }}"
+    process = subprocess.Popen(
+        ["bpftrace", "-f", "json", "-e", f'{script} {end} BEGIN {{ printf("begun\\n"); }}'],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout
+        while "begun" not in (line := process.stdout.readline()):
+            assert line, "bpftrace did not begin"
+        yield printed
+        program.finish()
+        rest, _ = process.communicate(timeout=END_SECONDS)
+        printed += [json.loads(line) for line in rest.splitlines() if line]
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,72 @@
+"""What tests of times share: how far one may be from the truth, and when to look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.lockd_process import Lockd, Metrics
+from tests.tries import tries
+
+TRIES = 5
+
+beside_another_tool = pytest.mark.thorough("what another tool says; what is true, other tests here say")
+
+SHARE = 0.03
+PER_WAIT_US = 300
+"""Tolerance: 3% or 300 us a wait, whichever is more."""
+PER_SWITCH_US = 50
+"""Between the kernel's accounting of a thread's time and the switch that lockd sees."""
+REST_SECONDS = 10.0
+
+
+def about(told_us: float, waits: float = 1) -> Any:
+    """Equal to every time within tolerance of what `waits` waits took by the truth."""
+    return pytest.approx(told_us, rel=SHARE, abs=PER_WAIT_US * waits)
+
+
+def at_rest(lockd: Lockd, comm: str) -> Metrics:
+    """The metrics once all that happened is counted, and no wait of `comm` for a lock is said to go on."""
+    lockd.metrics()
+
+    def none_waits(metrics: Metrics) -> bool:
+        names = ("lockd_futex_waiting", "lockd_kernel_lock_waiting")
+        return not any(metrics.sum(name, comm=comm) for name in names)
+
+    return lockd.until(none_waits, REST_SECONDS)
+
+
+def in_one_of_some_tries(attempt: Callable[[], list[str]]) -> None:
+    """`attempt` says what is off that being disturbed explains; in one of some tries that must be nothing.
+
+    Programs time their waits from outside: what interrupts and the hypervisor take while a
+    program is about to wait, or has waited, is in its truth too.
+    """
+    off: list[list[str]] = []
+    for _ in tries(TRIES):
+        off.append(attempt())
+        if not off[-1]:
+            return
+    pytest.fail(f"off in each of {TRIES} tries: {off}")
+
+
+def off(
+    what: str,
+    seen_us: float,
+    told_us: float,
+    waits: float = 1,
+    more_us: float = 0,
+    least_us: float | None = None,
+) -> list[str]:
+    """Words if a time is not about the truth. It must never be more than that and `more_us`.
+
+    Where the truth says how long it was at least, as the kernel tells (tests/workloads/workload.h), less
+    than about it is right too, down to that; without `more_us`, which such a thread was on the run queue.
+    """
+    words = f"{what}: {seen_us:.0f} us, truth {told_us:.0f} us, at least {least_us} us"
+    is_about = seen_us == about(told_us, waits)
+    assert is_about or seen_us < told_us + more_us, words
+    is_possible = least_us is not None and seen_us >= least_us - more_us - PER_SWITCH_US * waits
+    return [] if is_about or is_possible else [words]

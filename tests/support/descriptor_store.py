@@ -1,0 +1,80 @@
+"""What systemd does for a service with a descriptor store: keeps what it is given, for the next start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from tests.support.lockd_process import CHECKOUT, Lockd
+
+FIRST = 3
+"""The first descriptor that a service is given (sd_listen_fds(3))."""
+MOST = 253
+ROOMY = {"maps": {"entries": 32768}, "series": {"max": 200_000}}
+"""For all that happens on a busy host, also without a daemon: what has no room is not told by process."""
+STARTER = """
+import os, sys
+fds, names, command = sys.argv[1].split(), sys.argv[2], sys.argv[3:]
+high = [os.dup2(int(fd), 500 + at) for at, fd in enumerate(fds)]
+for at, fd in enumerate(high):
+    os.dup2(fd, 3 + at)
+os.closerange(3 + len(fds), 1000)
+if fds:
+    os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(len(fds)), LISTEN_FDNAMES=names)
+os.execv(command[0], command)
+"""
+
+
+class DescriptorStore:
+    """The end of NOTIFY_SOCKET that systemd has; what is kept is in `kept`, by name."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = str(directory / "notify")
+        self.kept: dict[str, int] = {}
+        self.told: list[str] = []
+        self._started: list[subprocess.Popen[str]] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.path)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def start(self, directory: Path, config: dict[str, Any] | None = None) -> Lockd:
+        """A daemon that is given what is kept."""
+        names, fds = list(self.kept), list(self.kept.values())
+        starter = [sys.executable, "-c", STARTER, " ".join(map(str, fds)), ":".join(names)]
+        environment = {**os.environ, "NOTIFY_SOCKET": self.path}
+        program = [*starter, *CHECKOUT]
+        one = Lockd(directory, ROOMY | (config or {}), program=program, pass_fds=fds, env=environment)
+        self._started.append(one.process)
+        return one
+
+    def close(self) -> None:
+        """As at the stop of a service; a daemon that a test that failed has left goes too."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.wait(30)
+        for fd in self.kept.values():
+            os.close(fd)
+        self.kept.clear()
+
+    def _listen(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                text, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, MOST)
+                self._take(dict(line.split("=", 1) for line in text.decode().splitlines()), fds)
+
+    def _take(self, told: dict[str, str], fds: list[int]) -> None:
+        name = told.get("FDNAME", "")
+        if "FDSTOREREMOVE" in told:
+            os.close(self.kept.pop(name))
+        elif "FDSTORE" in told:
+            assert told["FDPOLL"] == "0"
+            assert name not in self.kept, f"{name} is kept already"
+            (self.kept[name],) = fds
+        self.told.append("\n".join(f"{key}={value}" for key, value in told.items()))

@@ -1,0 +1,98 @@
+"""A real `lockd trace`, which shows its progress on a terminal: so it is known when it has begun."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from tests.support.lockd_process import CHECKOUT, ROOT, START_SECONDS
+
+ENDING_SECONDS = 120.0
+
+
+class Trace:
+    """`lockd trace ARGUMENT...`; its constructor returns once everything is attached."""
+
+    def __init__(self, *arguments: object) -> None:
+        self._written = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._terminal, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [*CHECKOUT, "trace", *map(str, arguments)], cwd=ROOT, stdout=self._written, stderr=theirs
+        )
+        os.close(theirs)
+        self._shown = ""
+        self._has_begun = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        began = self._has_begun.wait(START_SECONDS)
+        if not began or self.process.poll() not in (None, 0):
+            self.process.kill()
+            raise AssertionError(f"lockd trace {' '.join(map(str, arguments))}: {self._shown}")
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # the other side is closed
+            while data := os.read(self._terminal, 4096):
+                self._shown += data.decode()
+                if re.search(r"\d s, [\d,]+ events, [\d,]+ lost", self._shown):
+                    self._has_begun.set()
+        self._has_begun.set()
+
+    def stop(self, number: int = signal.SIGINT) -> str:
+        """As by Ctrl-C; what it has written."""
+        self.process.send_signal(number)
+        return self.result()
+
+    def result(self) -> str:
+        """What it has written when it ends by itself."""
+        try:
+            code = self.process.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        self._reader.join()
+        assert code == 0, self.said
+        self._written.seek(0)
+        return self._written.read()
+
+    @property
+    def said(self) -> str:
+        """On standard error, without the progress."""
+        lines = self._shown.replace("\r\n", "\n").split("\n")
+        return "\n".join(line.rpartition("\x1b[K")[2] for line in lines)
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """What it reports as lost, by map and reason."""
+        found = re.search(r"[\d,]+ events, lost: (.*)", self.said)
+        assert found, self.said
+        if found[1] == "none":
+            return {}
+        pairs = re.findall(r"([a-z_ ]+: [a-z ]+?) ([\d,]+)(?:, |$)", found[1])
+        assert pairs, found[1]
+        return {what: int(count.replace(",", "")) for what, count in pairs}
+
+
+@contextlib.contextmanager
+def one_shot(*arguments: object) -> Iterator[Trace]:
+    """A trace that is over at the end, also if the test fails."""
+    trace = Trace(*arguments)
+    try:
+        yield trace
+    finally:
+        if trace.process.poll() is None:
+            trace.process.kill()
+            trace.process.wait()
+
+
+def samples_of(text: str) -> list[dict[str, Any]]:
+    """Of --format json: an object on each line."""
+    return [json.loads(line) for line in text.splitlines()]

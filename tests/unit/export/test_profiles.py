@@ -1,0 +1,267 @@
+"""The daemon's profiles over HTTP: /debug/pprof for go tool pprof, /flamegraph for people."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import base64
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockd.export.handlers import Service
+from lockd.export.web_config import WebConfig
+from lockd.messages import REQUEST_DETAIL, REQUEST_METRICS, pack
+from tests.needs import need
+from tests.support.exporter_process import Exporter, exporter, full_block
+
+EVIL = "</svg><script>alert(1)</script>"
+LOCKS = [
+    # Program, comm, kind, lock, stack (innermost first), blocked us, waiting us, waits.
+    ("futex", "shop", "lock", "shop:stock", ["pthread_mutex_lock", "shop:sell", "shop:main"], 3000.0, 0.0, 3),
+    ("futex", "shop", "lock", "shop:stock", ["pthread_mutex_lock", "shop:buy", "shop:main"], 1000.0, 5e6, 1),
+    ("futex", "idle", "cond", "idle:queue", ["pthread_cond_wait", "idle:main"], 9e6, 0.0, 3),
+    ("futex", EVIL, "pi", "", [], 10.0, 0.0, 1),
+    ("kernel_locks", "cp", "rwsem_write", "inode->i_rwsem", ["down_write", "do_truncate"], 700.0, 0.0, 7),
+]
+THREADS = [
+    ("offcpu", "shop", "sleep", 11, "shop-worker", 4000.0, 100.0, 4),
+    ("offcpu", "shop", "disk", 11, "shop-worker", 600.0, 0.0, 2),
+    ("futex", "shop", "lock", 11, "shop-worker", 4000.0, 0.0, 40),
+]
+
+
+def block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
+    """What the sampler tells; `later` seconds later, with `more` waits of 100 us on each row."""
+    columns: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
+    for name, rows in (("locks", LOCKS), ("threads", THREADS)):
+        program, comm, kind, *rest = zip(*rows, strict=True)
+        n = len(rows)
+        text = {"program": program, "comm": comm, "kind": kind, "unit": ["shop.service"] * n}
+        numbers = {
+            "blocked_us": rest[-3],
+            "waiting_us": rest[-2],
+            "blocked_count": rest[-1],
+            "tgid": [10] * n,
+        }
+        if name == "locks":
+            text |= {"lock": rest[0], "site": ["app:site"] * n, "address": ["0x1000"] * n}
+        else:
+            text |= {"lock": [""] * n, "thread_comm": rest[1]}
+            numbers["tid"] = rest[0]
+        tables[name] = {
+            "text": {column: list(values) for column, values in text.items()},
+            "numbers": list(numbers), "lists": {"stack": list(rest[1])} if name == "locks" else {},
+        }  # fmt: skip
+        for column, values in numbers.items():
+            add = {"blocked_us": 100.0 * more, "blocked_count": more}.get(column, 0)
+            kind_of = "d" if column.endswith("_us") else "q"
+            columns[f"{name}.{column}"] = array.array(kind_of, [value + add for value in values])
+    return pack(
+        {"tables": tables, "time": 1700000000.0 + later + clock_set, "monotonic": 500.0 + later}, columns
+    )
+
+
+@pytest.fixture
+def running() -> Iterator[Exporter]:
+    with exporter(blocks={REQUEST_METRICS: full_block(), REQUEST_DETAIL: block()}) as one:
+        yield one
+
+
+def go_pprof(running: Exporter, path: str, *how: str) -> str:
+    go = need("go")
+    url = f"http://127.0.0.1:{running.port}{path}"
+    command = [go, "tool", "pprof", "-nodefraction=0", *how, url]
+    with tempfile.TemporaryDirectory() as kept:  # what it fetches
+        environment = {**os.environ, "PPROF_TMPDIR": kept}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return done.stdout
+
+
+def rows(top: str) -> dict[str, list[str]]:
+    """Of `-top`: flat, share, sum, cumulated, share; by name."""
+    lines = [line.split(maxsplit=5) for line in top.splitlines() if re.match(r"\s+\S+\s+[\d.]+%", line)]
+    return {fields[5]: fields[:5] for fields in lines}
+
+
+def test_go_reads_the_profile_of_locks(running: Exporter) -> None:
+    found = rows(go_pprof(running, "/debug/pprof/futex", "-top", "-unit=us"))
+    assert (found["shop:stock"][0], found["shop:sell"][3], found["shop:buy"][3]) == (
+        "4000us",
+        "3000us",
+        "1000us",
+    )
+    assert (found["shop"][0], found["shop"][3]) == ("0", "4000us")  # the process is the outermost
+    assert found["0x1000"][0] == "10us"
+    assert "idle:queue" not in found
+    waits = rows(go_pprof(running, "/debug/pprof/futex", "-top", "-sample_index=waits"))
+    assert waits["shop:stock"][0] == "4"
+    waiting = go_pprof(running, "/debug/pprof/futex", "-top", "-sample_index=waiting", "-unit=us")
+    assert rows(waiting)["shop:stock"][0] == "5000000us"
+
+
+def test_filters(running: Exporter) -> None:
+    assert "idle:queue" in rows(go_pprof(running, "/debug/pprof/futex?kind=cond", "-top"))
+    only = rows(go_pprof(running, "/debug/pprof/futex?comm=shop&unit=shop.service", "-top"))
+    assert {"shop", "shop:stock"} <= set(only)
+    assert "0x1000" not in only
+
+
+def test_kernel_locks_and_offcpu(running: Exporter) -> None:
+    raw = go_pprof(running, "/debug/pprof/kernel_locks", "-raw")
+    assert re.search(r"M=2 down_write", raw)
+    assert "unit:[shop.service]" in raw
+    assert (
+        rows(go_pprof(running, "/debug/pprof/kernel_locks", "-top", "-unit=us"))["inode->i_rwsem"][0]
+        == "700us"
+    )
+    found = rows(go_pprof(running, "/debug/pprof/offcpu", "-top", "-unit=us"))
+    assert (found["sleep"][0], found["disk"][0], found["shop-worker"][3]) == ("4000us", "600us", "4600us")
+    assert "lock" not in found
+
+
+def test_a_profile_of_some_seconds_is_what_came_to_it(running: Exporter) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        asked = pool.submit(go_pprof, running, "/debug/pprof/futex?seconds=2", "-top", "-unit=us")
+        while not running.sampler.requests:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        running.sampler.blocks[REQUEST_DETAIL] = block(later=2.0, more=5)
+        top = asked.result()
+    assert time.monotonic() - began >= 2
+    assert rows(top)["shop:stock"][0] == "1000us"  # 5 of 100 us on each of its two stacks
+    assert "Duration: 2s" in top
+
+
+@pytest.mark.parametrize("clock_set", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_meanwhile_does_not_matter(running: Exporter, clock_set: float) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(go_pprof, running, "/debug/pprof/futex?seconds=1", "-raw")
+        while not running.sampler.requests:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        running.sampler.blocks[REQUEST_DETAIL] = block(later=2.0, more=5, clock_set=clock_set)
+        raw = asked.result()
+    assert "Duration: 2s" in raw
+    samples = re.findall(r"^ +(-?\d+) +(-?\d+) +(-?\d+): ", raw, re.MULTILINE)
+    assert len(samples) == 3
+    assert max(int(waiting) for _, waiting, _ in samples) == 2_000_000  # of 5 s, as long as it took
+    assert min(int(value) for sample in samples for value in sample) >= 0
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def frames(body: bytes) -> dict[str, str]:
+    """What is told of each frame of a page, by its name."""
+    text = body.decode()
+    svg = ET.fromstring(text[text.index("<svg") : text.index("</svg>\n") + 6])
+    titles = [group.findtext(f"{SVG}title") or "" for group in svg.findall(f"{SVG}g[@id='frames']/{SVG}g")]
+    return dict(title.split("\n") for title in titles)
+
+
+def test_the_flame_graph(running: Exporter) -> None:
+    status, headers, body = running.ask("/flamegraph?program=futex")
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    found = frames(body)
+    assert found["shop:sell"] == "3.000 ms, 0.06%"
+    assert found["shop:buy"] == "5.001 s, 99.94%"  # the wait that goes on, and what ended
+    kernel = frames(running.ask("/flamegraph?program=kernel_locks")[2])
+    assert {"cp", "do_truncate", "down_write", "inode->i_rwsem"} <= set(kernel)
+    assert "sleep" in frames(running.ask("/flamegraph?program=offcpu")[2])
+
+
+def test_names_are_text_and_only_our_own_script_may_run(running: Exporter) -> None:
+    _, headers, body = running.ask("/flamegraph?program=futex&kind=pi")
+    assert EVIL in frames(body)
+    text = body.decode()
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; ")
+    for element in ("script", "style"):
+        (content,) = re.findall(rf"<{element}><!\[CDATA\[(.*?)\]\]></{element}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{element}-src 'sha256-{digest}'" in policy
+
+
+def test_the_script_and_the_style_are_allowed_by_a_browser(running: Exporter, tmp_path: Path) -> None:
+    browser = need("chromium")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/user"]
+    command += ["--window-size=777,600", "--enable-logging=stderr", "--dump-dom"]
+    url = f"http://127.0.0.1:{running.port}/flamegraph?program=futex"
+    done = subprocess.run([*command, url], capture_output=True, text=True, check=True, timeout=120)
+    width = re.search(r'<svg class="flamegraph"[^>]* width="(\d+)"', done.stdout)
+    assert width
+    assert int(width[1]) < 800  # fitted to the window, by the script
+    assert "Content Security Policy" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("/debug/pprof/heap", 404, "Not Found"),
+        ("/debug/pprof/", 404, "Not Found"),
+        ("/flamegraph", 400, 'parameter program: ""; rule: one of futex, kernel_locks, offcpu'),
+        ("/flamegraph?program=heap", 400, 'parameter program: "heap"; rule: one of'),
+        ("/flamegraph?program=futex&program=futex", 400, "parameter program: given 2 times; rule: once"),
+        ("/debug/pprof/futex?seconds=0", 400, 'parameter seconds: "0"; rule: a whole number from 1 to 60'),
+        ("/debug/pprof/futex?seconds=61", 400, "parameter seconds"),
+        ("/debug/pprof/futex?seconds=-1", 400, "parameter seconds"),
+        ("/debug/pprof/futex?comm=%FF", 400, "parameter comm"),
+    ],
+)
+def test_errors(running: Exporter, path: str, status: int, says: str) -> None:
+    found = running.ask(path)
+    assert found[0] == status
+    assert found[2].decode().startswith(says)
+    assert running.ask(path, "POST")[0] == 405
+
+
+def test_head_and_a_sampler_that_is_gone(running: Exporter) -> None:
+    status, headers, body = running.ask("/debug/pprof/futex", "HEAD")
+    assert (status, body) == (200, b"")
+    assert headers["Content-Type"] == "application/octet-stream"
+    assert headers["Content-Disposition"] == 'attachment; filename="futex.pb.gz"'
+    assert int(headers["Content-Length"]) > 100
+
+
+def test_only_so_many_profiles_are_taken_at_a_time(running: Exporter) -> None:
+    with ThreadPoolExecutor(12) as pool:
+        paths = ["/debug/pprof/futex?seconds=3"] * 12
+        statuses = sorted(status for status, _, _ in pool.map(running.ask, paths))
+    assert statuses == [200] * 8 + [503] * 4
+    assert running.ask("/debug/pprof/futex")[0] == 200
+
+
+def test_one_address_cannot_have_all_of_them(tmp_path: Path) -> None:
+    class Never:
+        async def wait_until_settled(self) -> None:
+            await asyncio.Event().wait()
+
+    async def refused(service: Service, sources: list[str]) -> list[str]:
+        asked = [asyncio.ensure_future(service.wait_until_settled(source)) for source in sources]
+        done, waiting = await asyncio.wait(asked, timeout=0.1)
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
+        assert {one.exception().status_code for one in done} == {503}  # type: ignore[union-attr]
+        return sorted(source for source, one in zip(sources, asked, strict=True) if one in done)
+
+    service = Service(Never(), WebConfig(None), tmp_path, 1.0)  # type: ignore[arg-type]
+    try:
+        for _ in range(2):  # those that went have left their places
+            wanted = ["192.0.2.1"] * 10 + ["192.0.2.2"] * 4 + ["192.0.2.3"] * 5
+            assert asyncio.run(refused(service, wanted)) == ["192.0.2.1"] * 2 + ["192.0.2.3"]
+    finally:
+        service.close()

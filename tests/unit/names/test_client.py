@@ -1,0 +1,464 @@
+"""Names of locks, asked of a real namer process and fetched later."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import pytest
+
+import lockd
+from lockd.names import client as resolver_module
+from lockd.names.client import (
+    ANSWER_SECONDS,
+    MESSAGE_BYTES,
+    MOST_ENDING,
+    QUEUED,
+    RESTART_SECONDS,
+    Resolver,
+)
+from lockd.names.kernel.locks import MODULES_SECONDS
+from lockd.names.locks.cpython_waits import MOST_LABEL, label
+from lockd.names.locks.user_locks import SHOWN_FRAMES
+from lockd.names.protocol import (
+    HOTSPOT_BITS,
+    Answer,
+    GoWaits,
+    HotSpotPlaces,
+    KernelLock,
+    LockAnswer,
+    OwnedLock,
+    Owners,
+    OwnersAnswer,
+    Question,
+    Reload,
+    UserLockSeen,
+    Watch,
+    decode_answer,
+    decode_question,
+    encode_answer,
+)
+from lockd.names.runtimes.cpython import PythonFrame
+from lockd.names.unwind.capture import Capture
+from lockd.process.clock import cpu_seconds
+from tests.fuzz.messages import Talker
+from tests.needs import needs
+from tests.support.doubled_symbol import doubled
+
+LOCK = 0xFFFFFFFFC0001000
+KALLSYMS = "ffffffff82000000 D init_task\nffffffffc0000000 d other_lock\t[other]\n"
+
+MakeResolver = Callable[[Path], Resolver]
+
+
+@pytest.fixture
+def make() -> Iterator[MakeResolver]:
+    """Resolvers whose namers are ended with the test."""
+    made: list[Resolver] = []
+
+    def make(procfs: Path) -> Resolver:
+        made.append(Resolver(procfs))
+        return made[-1]
+
+    yield make
+    for resolver in made:
+        resolver.close()
+
+
+def answers(resolver: Resolver, count: int = 1) -> list[Answer]:
+    found: list[Answer] = []
+    deadline = time.monotonic() + 30
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} answers"
+        found += resolver.answers()
+        time.sleep(0.01)
+    return found
+
+
+def named(resolver: Resolver, address: int) -> str:
+    assert resolver.ask(KernelLock(1, address, "mutex"))
+    (answer,) = answers(resolver)
+    assert isinstance(answer, LockAnswer)
+    return answer.lock
+
+
+def test_a_module_that_was_loaded_later_has_names_too(tmp_path: Path, make: MakeResolver) -> None:
+    kallsyms, modules = tmp_path / "kallsyms", tmp_path / "modules"
+    kallsyms.write_text(KALLSYMS)
+    modules.write_text("other 16384 2 - Live 0xffffffffc0000000\n")
+    resolver = make(tmp_path)
+    assert named(resolver, LOCK) == "other_lock+0x1000"
+
+    kallsyms.write_text(KALLSYMS + "ffffffffc0001000 d registry_lock\t[new]\n")
+    modules.write_text("new 16384 0 - Live 0xffffffffc0001000\nother 16384 3 - Live 0xffffffffc0000000\n")
+    time.sleep(2 * MODULES_SECONDS)
+    assert named(resolver, LOCK) == "registry_lock"
+
+
+def test_a_kernel_without_modules_has_names(tmp_path: Path, make: MakeResolver) -> None:
+    (tmp_path / "kallsyms").write_text("ffffffff82000000 D init_task\nffffffff82000100 d tasklist_lock\n")
+    assert named(make(tmp_path), 0xFFFFFFFF82000100) == "tasklist_lock"
+
+
+def test_while_it_is_paused_only_the_owners_of_locks_are_asked_for(
+    tmp_path: Path, make: MakeResolver
+) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    resolver.is_paused = True
+    resolver.ask(KernelLock(1, LOCK, "mutex"))
+    resolver.ask(Owners(7, ()))
+    (answer,) = answers(resolver)
+    assert isinstance(answer, OwnersAnswer)
+    time.sleep(0.1)
+    assert resolver.answers() == []
+    resolver.is_paused = False
+    (answer,) = answers(resolver)
+    assert isinstance(answer, LockAnswer)
+
+
+def test_processes_that_come_and_go_meanwhile_take_no_room(tmp_path: Path, make: MakeResolver) -> None:
+    """Or a namer that falls behind would be asked about them for ever, and about no lock again."""
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    resolver.is_paused = True
+    for tgid in range(1, 10_000):
+        resolver.watch((tgid,))
+        resolver.watch((), (tgid,))
+    resolver.answers()
+    assert resolver.room == QUEUED
+    assert not resolver._to_watch
+    assert not resolver._to_forget
+    resolver.is_paused = False
+    assert named(resolver, LOCK) == "other_lock+0x1000"
+
+
+def test_all_that_live_are_looked_at_and_forgotten_in_messages_of_their_size(
+    tmp_path: Path, make: MakeResolver
+) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    resolver.watch(range(1, 2501))
+    resolver.watch((), range(1, 11))
+    named(resolver, LOCK)
+    assert not resolver._to_watch
+    resolver.watch((), range(11, 2501))
+    named(resolver, LOCK)
+    assert not resolver._to_forget
+
+
+def test_it_is_idle_only_while_nothing_waits(tmp_path: Path, make: MakeResolver) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    assert not resolver.is_idle  # there is no namer yet
+    named(resolver, LOCK)
+    assert resolver.is_idle
+    for gone in ((), (1,)):
+        resolver.watch(() if gone else (1,), gone)
+        assert not resolver.is_idle
+        resolver.answers()
+        assert resolver.is_idle
+    assert resolver.ask(KernelLock(2, LOCK, "mutex"))
+    assert not resolver.is_idle
+    answers(resolver)
+    assert resolver.is_idle
+
+
+def test_answers_come_in_the_order_of_the_questions(tmp_path: Path, make: MakeResolver) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    for key in range(QUEUED):
+        assert resolver.ask(KernelLock(key, LOCK + key, "mutex"))
+    assert not resolver.ask(KernelLock(QUEUED, LOCK, "mutex"))
+    keys = [answer.key for answer in answers(resolver, QUEUED) if isinstance(answer, LockAnswer)]
+    assert keys == list(range(QUEUED))
+
+
+def test_a_namer_that_dies_is_replaced_and_only_its_question_is_lost(
+    tmp_path: Path, make: MakeResolver, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    assert named(resolver, LOCK) == "other_lock+0x1000"
+    first = resolver.pid
+    os.kill(first, signal.SIGSTOP)
+    for key in range(100):
+        resolver.ask(KernelLock(key, LOCK, "mutex"))
+    assert resolver.answers() == []
+    os.kill(first, signal.SIGKILL)
+    found = answers(resolver, 100)
+    assert [answer.key for answer in found if isinstance(answer, LockAnswer)] == list(range(100))
+    names = [answer.lock for answer in found if isinstance(answer, LockAnswer)]
+    assert names == ["anon"] + 99 * ["other_lock+0x1000"]
+    assert resolver.pid not in (0, first)
+    assert resolver.restarts == 1
+    assert "ended by SIGKILL, while looking at the kernel's lock 0xffffffffc0001000" in caplog.text
+
+
+class Silent(NamedTuple):
+    tgid: int
+    address: int
+    requests: IO[str]  # a line for each that the server has and does not answer
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[Silent]:
+    """A process and its memory that nobody can read, nor be killed while he tries."""
+    if os.geteuid() or not Path("/dev/fuse").exists():
+        pytest.skip("needs root and /dev/fuse: mounts a file system whose server is silent")
+    script = Path(__file__).with_name("silent_fuse.py")
+    server = subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert server.stdout
+    tgid, address = server.stdout.readline().split()
+    yield Silent(int(tgid), int(address, 16), server.stdout)
+    server.kill()
+    server.communicate()
+
+
+def is_stuck(pid: int) -> bool:
+    """In a wait for the server; once it was killed, one that no signal ends."""
+    return Path(f"/proc/{pid}/wchan").read_text() == "request_wait_answer"
+
+
+def stick(resolver: Resolver, token: int, silent: Silent, page: int = 0) -> int:
+    """Have a namer stuck with a question about the owner of a lock there; its id."""
+    address = silent.address + page * mmap.PAGESIZE
+    assert resolver.ask(Owners(token, (OwnedLock(silent.tgid, address, "lock", "mutex"),)))
+    deadline = time.monotonic() + 30
+    while not (resolver.pid and is_stuck(resolver.pid)):
+        assert time.monotonic() < deadline
+        assert resolver.answers() == []
+        time.sleep(0.01)
+    assert silent.requests.readline() == "read\n"  # a signal takes a request back that the server has not got
+    return resolver.pid
+
+
+def test_a_namer_that_cannot_die_is_left_behind(
+    silent: Silent, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the server ends it waits for a page of a file, whatever signal it gets: who waited for its end
+    would not come back."""
+    resolver = make(Path("/proc"))
+    for token in range(1, MOST_ENDING + 1):
+        resolver._owing.clear()  # as if it were another user's process each time
+        # Whoever waits for the same page as another is second, and can be killed.
+        namer = stick(resolver, token, silent, page=token)
+        with monkeypatch.context() as patched:
+            patched.setattr(resolver_module, "ANSWER_SECONDS", 0.0)
+            assert answers(resolver) == [OwnersAnswer(token, (0,))]
+        deadline = time.monotonic() + 30
+        while not is_stuck(namer):  # between the wait that the signal has ended and the next
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert resolver.restarts == token
+    time.sleep(2 * RESTART_SECONDS)
+    assert resolver.answers() == []
+    assert resolver.pid == 0  # that many are enough
+    assert resolver.cpu_seconds() > 0
+
+
+def test_whose_turn_it_was_when_a_namer_was_lost_is_known_to_the_next(
+    silent: Silent, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolver = make(Path("/proc"))
+    mine, silents = (
+        OwnedLock(os.getpid(), ctypes.addressof(HELD), "pi", ""),
+        OwnedLock(silent.tgid, silent.address, "lock", "mutex"),
+    )
+    stick(resolver, 1, silent)
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * ANSWER_SECONDS)
+    assert answers(resolver) == [OwnersAnswer(1, (0,))]
+    assert resolver.refused == 0
+    resolver.ask(Owners(2, (silents, mine)))
+    assert answers(resolver) == [OwnersAnswer(2, (0, os.getpid()))]
+    assert resolver.refused == 1
+    assert resolver.restarts == 1
+
+
+def test_a_namer_that_cannot_be_started_is_started_later(
+    tmp_path: Path, make: MakeResolver, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        assert resolver.answers() == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resolver.pid == 0
+    assert "namer: cannot be started: Too many open files; trying again" in caplog.text
+    assert named(resolver, LOCK) == "other_lock+0x1000"
+
+
+def test_what_the_namers_cost_only_grows(tmp_path: Path, make: MakeResolver) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    assert resolver.cpu_seconds() == 0
+    named(resolver, LOCK)
+    before = resolver.cpu_seconds()
+    assert before > 0
+    os.kill(resolver.pid, signal.SIGKILL)
+    named(resolver, LOCK)
+    assert resolver.cpu_seconds() > before
+
+
+def test_without_a_ring_it_holds_its_socket_and_what_tells_whose_turn_it_is(
+    tmp_path: Path, make: MakeResolver
+) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    named(resolver, LOCK)
+    fds = {os.readlink(fd).partition(":")[0] for fd in Path(f"/proc/{resolver.pid}/fd").iterdir()}
+    ours = {os.readlink(f"/proc/self/fd/{fd}").partition(":")[0] for fd in (1, 2)}
+    assert fds <= {"socket", "/memfd", f"/proc/{resolver.pid}/schedstat", "/dev/null"} | ours
+
+
+HELD = ctypes.c_uint32(os.getpid())
+"""A PI mutex of this process, by its own thread."""
+CAPTURE = Capture(tuple(range(17)), bytes(range(256)) * 3, (1 << 63, 5), 7)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        UserLockSeen(1 << 63, 2, 3, 4, "lock", CAPTURE),
+        UserLockSeen(1, 2, 3, 4, "cond"),
+        KernelLock(1, LOCK, "mutex", (LOCK, 2), True),
+        Owners(1, (OwnedLock(1, 2, "lock", "mutex"), OwnedLock(1, 2, "pi", ""))),
+        Watch((1, 2), (3,)),
+        Reload(10, 0.25),
+    ],
+)
+def test_questions_arrive_as_they_were_sent(question: Question) -> None:
+    assert decode_question(question.encode()) == question
+
+
+@pytest.mark.parametrize(
+    "answer", [LockAnswer(1, True, "a:b", "c:d", ("x", "y"), "lock", "mutex"), OwnersAnswer(1, (0, 77))]
+)
+def test_answers_arrive_as_they_were_sent(answer: Answer) -> None:
+    assert decode_answer(encode_answer(answer)) == answer
+
+
+@pytest.mark.parametrize(
+    "message", [b"", b"1", b"[]", b"{}", b'{"q":"rm"}\n', b'{"q":"kernel"}\n', b"[" * 100_000]
+)
+def test_what_is_no_question_is_refused(message: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_question(message)
+
+
+NAMED = LockAnswer(
+    1, True, "a:b", "c:d", ("x", "y"), "lock", "mutex", hotspot=(2**47, *[2**32 - 1] * 9, 3, 3, 0, 1)
+)
+
+
+def test_a_namer_says_nothing_but_answers_to_what_it_was_asked(tmp_path: Path) -> None:
+    """Whatever it reads can make it say anything: that may cost its life, and never that of who asked."""
+    good = json.loads(encode_answer(NAMED))
+    for wrong in (
+        1, [], {}, {**good, "a": "other"}, {**good, "key": -1}, {**good, "key": "1"}, {**good, "key": 2**64},
+        {**good, "is_user": 1}, {**good, "lock": None}, {**good, "stack": [1]}, {**good, "stack": [["x"]]},
+        {**good, "hotspot": [1]}, {**good, "hotspot": [2**63, *[0] * 13]},
+        {**good, "hotspot": [0, 2**32, *[0] * 12]},
+        {**good, "hotspot": [*[0] * 10, 256, 0, 0, 0]}, {**good, "hotspot": [-1, *[0] * 13]},
+        {**good, "more": 1}, {**good, "advice": "run this"},
+        {**good, "key": 2}, {**good, "is_user": False}, {"a": "owners", "token": 1,
+        "tids": [1]},
+        {"a": "go", "tgids": [1], "waited_ns": [1]},
+    ):  # fmt: skip
+        assert not said(tmp_path, UserLockSeen(1, 2, 3, 4, "lock"), json.dumps(wrong).encode()), wrong
+    assert not said(tmp_path, UserLockSeen(1, 2, 3, 4, "lock"), b"[" * 100_000)
+    assert said(tmp_path, UserLockSeen(1, 2, 3, 4, "lock"), json.dumps(good).encode())
+    owners = Owners(5, (OwnedLock(1, 2, "lock", ""),))
+    assert said(tmp_path, owners, b'{"a":"owners","token":5,"tids":[7]}')
+    for tids in ("[]", "[7,7]", "[9223372036854775808]", "[Infinity]", "[1.5]", '["7"]'):
+        assert not said(tmp_path, owners, f'{{"a":"owners","token":5,"tids":{tids}}}'.encode())
+    for tgids, waited in (("[8]", "[1]"), ("[9]", "[]"), ("[9]", "[NaN]")):
+        assert not said(
+            tmp_path, GoWaits((9,)), f'{{"a":"go","tgids":{tgids},"waited_ns":{waited}}}'.encode()
+        )
+
+
+def said(procfs: Path, question: UserLockSeen | Owners | GoWaits, message: bytes) -> bool:
+    """Whether a resolver takes this from its namer, as an answer to the question, and keeps the namer."""
+    resolver = Resolver(procfs)
+    resolver._namer = talker = Talker()  # type: ignore[assignment]  # no process
+    assert resolver.ask(question) and resolver.answers() == []
+    talker.says = [message]
+    found = resolver.answers()
+    if resolver.restarts:
+        assert found == [question.fallback()], "which another namer cannot answer either"
+        return False
+    assert found == [decode_answer(message)]
+    return True
+
+
+def test_the_places_in_hotspot_are_as_wide_as_the_programs_have_them() -> None:
+    text = (Path(lockd.__file__).parent / "bpf/daemon/hotspot.bpf.c").read_text()
+    (struct,) = re.findall(r"struct hotspot \{(.*?)\};", text, re.S)
+    members = [(name, int(bits)) for bits, name in re.findall(r"^    u(\d+) (\w+);", struct, re.M)]
+    assert [name for name, _ in members] == [field.name for field in fields(HotSpotPlaces)]
+    assert [bits for _, bits in members] == [64, *HOTSPOT_BITS[1:]]
+
+
+def test_an_answer_fits_into_one_message_however_long_the_names_of_functions_are() -> None:
+    frame = PythonFrame("/srv/" + "\U00020000" * 1000 + ".py", "\U00020000" * 1023)
+    stack = (label(frame),) * SHOWN_FRAMES
+    assert stack[0].startswith("...") and len(stack[0]) == MOST_LABEL
+    assert len(encode_answer(LockAnswer(1, True, stack[0], stack[0], stack))) < MESSAGE_BYTES
+
+
+SLOW = [doubled(60).replace("1f", f"3f{number}", 1) for number in range(10, 30)]
+
+
+def slow_variables(directory: Path) -> list[int]:
+    """Addresses of variables with whose names a child of the namer is busy until it is stopped."""
+    source, library = directory / "slow.c", directory / "libslow.so"
+    source.write_text("".join(f'int v{at} __asm__("{name}") = 1;' for at, name in enumerate(SLOW)))
+    subprocess.run(["gcc", "-shared", "-o", library, source], check=True)
+    loaded = ctypes.CDLL(str(library))
+    return [ctypes.addressof(ctypes.c_int.in_dll(loaded, name)) for name in SLOW]
+
+
+@needs("gcc")
+def test_what_its_children_take_counts_as_its_own_while_they_live(tmp_path: Path, make: MakeResolver) -> None:
+    resolver = make(Path("/proc"))
+    seconds, most = [0.0], 0.0
+    for key, variable in enumerate(slow_variables(tmp_path)):
+        if most > 0.05:
+            break
+        resolver.ask(UserLockSeen(key, os.getpid(), os.getpid(), variable, "lock"))
+        while not resolver.answers():
+            seconds.append(resolver.cpu_seconds())
+            most = max(most, seconds[-1] - (cpu_seconds(resolver.pid) if resolver.pid else 0.0))
+            time.sleep(0.01)
+    assert most > 0.05  # that is of those that live
+    assert seconds == sorted(seconds)
+
+
+def test_names_and_stacks_are_kept_once_however_many_locks_are_waited_for_there() -> None:
+    stack = ("futex_wait", "do_futex", "do_syscall_64")
+    one, other = (
+        decode_answer(encode_answer(LockAnswer(key, False, f"lock_{key}", "do_futex", stack)))
+        for key in (1, 2)
+    )
+    assert isinstance(one, LockAnswer)
+    assert isinstance(other, LockAnswer)
+    assert one.stack is other.stack
+    assert one.stack == stack
+    assert one.site is other.site is one.stack[1]

@@ -1,0 +1,260 @@
+"""What threads of Python wait for, by the memory of real interpreters, and of what is none."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import shutil
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockd.names.locks.cpython_waits import QUEUE_TYPE, RLOCK_TYPE, judge_python, label
+from lockd.names.locks.user_locks import UserLock, UserNames
+from lockd.names.objects.address_space import AddressSpace
+from lockd.names.objects.object_cache import ObjectCache
+from lockd.names.runtimes.cpython import COOKIE, Interpreter, PythonFrame, candidates
+from tests.fuzz import memory
+from tests.support.ptraced import blocked_thread, capture_of
+
+PROGRAM = Path(__file__).parent / "python_waiter.py"
+VERSIONS = range(8, 16)
+SECONDS = 10.0
+WAITS_AGAIN_SECONDS = 1.0
+"""A thread that is not back in a wait by then was in it for a moment, as the interpreter changed hands."""
+WAITS = {
+    "with_lock": "lock",
+    "acquire": "lock",
+    "with_rlock": "lock",
+    "wait": "cond",
+    "wait_event": "cond",
+    "get": "cond",
+    "put": "cond",
+    "get_simple": "cond",
+    "semaphore": "cond",
+    "join": "cond",
+    "pool": "cond",
+    "take_back": "lock",
+}
+"""Threads of the program, by the kinds of their waits."""
+
+
+def interpreter(minor: int) -> str:
+    """Of that version on this machine; by the system, or by what builds others beside it."""
+    version = f"3.{minor}"
+    found = [*(Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python{version}")]
+    if system := shutil.which(f"python{version}", path="/usr/bin:/usr/local/bin"):
+        found.insert(0, Path(system))
+    if not found:
+        pytest.skip(f"host: there is no Python {version}")
+    return str(found[0])
+
+
+def start(minor: int, what: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [interpreter(minor), PROGRAM, what], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout and process.stdout.readline() == b"ready\n"
+    return process
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture(scope="module", params=VERSIONS, ids=lambda minor: f"3.{minor}")
+def waiter(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
+    """The minor version, and the process of the program."""
+    process = start(request.param, "waits")
+    yield request.param, process.pid
+    stop(process)
+
+
+def said(names: UserNames, pid: int, comm: str) -> UserLock:
+    until = time.monotonic() + SECONDS
+    while True:
+        wait = tid, address = blocked_thread(pid, comm)
+        capture = capture_of(pid, tid)  # which has stopped it
+        at_most = time.monotonic() + WAITS_AGAIN_SECONDS
+        while time.monotonic() < at_most:
+            if blocked_thread(pid, comm) == wait:
+                return names.name_lock(pid, tid, address, "other", capture)
+        assert time.monotonic() < until, f"it is stopped in another wait each time, last in {wait}"
+
+
+@pytest.mark.parametrize("comm", WAITS)
+def test_a_wait_is_told_by_the_functions_of_python(waiter: tuple[int, int], comm: str) -> None:
+    minor, pid = waiter
+    found = said(UserNames(), pid, comm)
+    function = f"Registry.{comm}" if minor > 10 else comm
+    site = "concurrent/futures/thread.py:_worker" if comm == "pool" else f"python_waiter.py:{function}"
+    assert (found.kind, found.lock, found.site) == (WAITS[comm], site, site)
+    assert site in found.stack
+    assert found.family == {"lock": "thread_lock", "cond": "cond"}[WAITS[comm]]
+
+
+@pytest.mark.parametrize("comm", WAITS)
+def test_a_wait_is_told_later_without_stopping_its_thread(waiter: tuple[int, int], comm: str) -> None:
+    _, pid = waiter
+    names = UserNames()
+    thread_pointer = capture_of(pid, blocked_thread(pid, comm)[0]).thread_pointer
+    tid, address = blocked_thread(pid, comm)  # again: it was stopped
+    found = names.name_lock_of_sleeper(pid, tid, address, "other", thread_pointer)
+    assert (found.kind, found.is_reused, found.is_provisional) == (WAITS[comm], True, False)
+    assert found.site == said(names, pid, comm).site
+    elsewhere = names.name_lock_of_sleeper(pid, tid, address + 4, "other", thread_pointer)
+    assert elsewhere.is_provisional, "the thread sleeps on another word by now"
+
+
+@pytest.mark.parametrize("minor", VERSIONS)
+def test_who_wants_the_interpreter_is_told(minor: int) -> None:
+    process = start(minor, "gil")
+    try:
+        names, until = UserNames(), time.monotonic() + SECONDS
+        while (found := said(names, process.pid, "gil")).site != "python_waiter.py:want_the_interpreter":
+            assert time.monotonic() < until, found
+        assert (found.kind, found.family, found.lock.partition(":")[2]) == ("lock", "gil", "GIL")
+    finally:
+        stop(process)
+
+
+class Broken:
+    """Memory of a process of which some words are others; counts what is read."""
+
+    def __init__(self, pid: int, chance: float, seed: int = 0) -> None:
+        self._file = Path(f"/proc/{pid}/mem")
+        self._chance = chance
+        self._random = random.Random(seed)
+        self.reads = 0
+
+    def read(self, address: int, size: int) -> bytes:
+        self.reads += 1
+        data = bytearray()
+        with contextlib.suppress(OSError, OverflowError), self._file.open("rb", 0) as file:
+            data += os.pread(file.fileno(), size, address)
+        for at in range(0, len(data) - 7, 8):
+            if self._random.random() < self._chance:
+                data[at : at + 8] = self._random.choice((bytes(8), self._random.randbytes(8), data[:8]))
+        return bytes(data)
+
+
+class Alike:
+    """Memory of which every word says the same."""
+
+    def __init__(self, word: int) -> None:
+        self._word = word
+        self.reads = 0
+
+    def read(self, _address: int, size: int) -> bytes:
+        self.reads += 1
+        return (struct.pack("=Q", self._word) * (size // 8 + 1))[:size]
+
+
+def test_broken_memory_has_no_frames(waiter: tuple[int, int]) -> None:
+    _, pid = waiter
+    space = AddressSpace(Path(f"/proc/{pid}"), ObjectCache())
+    space.refresh()
+    thread_pointer = capture_of(pid, blocked_thread(pid, "get")[0]).thread_pointer
+    runtime = runtime_of(pid, space)
+    whole = Broken(pid, 0)
+    frames = Interpreter(runtime).frames(whole, thread_pointer)
+    assert [label(frame).split(".py:")[0] for frame in frames[:3]] == ["threading", "queue", "python_waiter"]
+    for seed in range(200):
+        broken = Broken(pid, 0.01, seed)
+        found = Interpreter(runtime).frames(broken, thread_pointer)
+        assert len(found) <= 64 and broken.reads < 2000
+        assert all(frame.file.isprintable() and frame.function.isprintable() for frame in found)
+
+
+def runtime_of(pid: int, space: AddressSpace) -> int:
+    """Where `_PyRuntime` is: in what has the instruction that some thread is at, or in its callers."""
+    capture = capture_of(pid, blocked_thread(pid, "get")[0])
+    for word in struct.unpack(f"={len(capture.stack) // 8}Q", capture.stack):
+        located = space.locate(word) if space.is_executable(word) else None
+        if located and (found := located[0].variable_address("_PyRuntime")) is not None:
+            return int(found + word - located[1])
+    raise LookupError(f"process {pid}: no code of an interpreter on the stack")
+
+
+@pytest.mark.parametrize("word", [0, 1, 8, 0x1000, 2**47 - 8, 2**63, 2**64 - 8, 2**64 - 1])
+def test_memory_that_is_all_alike_has_no_frames(word: int) -> None:
+    memory = Alike(word)
+    assert Interpreter(0x1000).frames(memory, word) == []
+    assert memory.reads < 20_000
+
+
+@pytest.mark.parametrize("slot", [-5, -4, -3, -2, -1])
+@pytest.mark.parametrize("offset", [0, 152, 157, 160, 1 << 20])
+def test_an_interpreter_may_say_that_its_texts_are_anywhere(slot: int, offset: int) -> None:
+    """From 3.13 on it tells itself where in a text its type, its length, its state and its characters are."""
+    for data in memory.pythons_with_tables({slot: offset}):
+        runtime, thread_pointer = memory.HEAD.unpack_from(data)
+        assert len(Interpreter(runtime).frames(memory.Memory(data), thread_pointer)) in (0, 2)
+
+
+def test_an_unknown_version_has_no_layout() -> None:
+    assert candidates(COOKIE + struct.pack("=Q", 3 << 24 | 99 << 16) + bytes(1000)) == ()
+    assert candidates(COOKIE + bytes(3)) == ()
+
+
+def test_an_exported_variable_is_found_by_its_name() -> None:
+    address = ctypes.addressof(ctypes.c_ulong.in_dll(ctypes.pythonapi, "PyExc_ValueError"))
+    space = AddressSpace(Path("/proc/self"), ObjectCache())
+    space.refresh()
+    located = space.locate(address)
+    assert located is not None and located[0].variable_address("PyExc_ValueError") == located[1]
+    assert located[0].variable_address("ValueError") is None
+    assert located[0].variable_address("PyExc_ValueErro") is None
+
+
+def frames(*texts: str) -> list[PythonFrame]:
+    """From `file:function`, with `~/` for the standard library."""
+    pairs = (text.replace("~/", "/usr/lib/python3.11/").rsplit(":", 1) for text in texts)
+    return [PythonFrame(file, function) for file, function in pairs]
+
+
+@pytest.mark.parametrize(
+    ("stack", "kind", "site"),
+    [
+        (["/srv/app.py:Registry.put"], "lock", "app.py:Registry.put"),
+        (["/srv/queue.py:Queue.wait"], "lock", "queue.py:Queue.wait"),
+        (["~/threading.py:Condition.wait", "~/queue.py:Queue.get", "/srv/a.py:f"], "cond", "a.py:f"),
+        (["~/threading.py:Condition.__enter__", "~/queue.py:Queue.get", "/srv/a.py:f"], "lock", "a.py:f"),
+        (["~/threading.py:Condition._acquire_restore", "~/threading.py:Condition.wait"], "lock",
+         "threading.py:Condition.wait"),
+        (["~/threading.py:Thread._wait_for_tstate_lock", "~/threading.py:Thread.join", "m.py:main"], "cond",
+         "m.py:main"),
+        (["~/queue.py:Queue.get", "~/threading.py:Thread.run", "~/threading.py:Thread._bootstrap"], "lock",
+         "queue.py:Queue.get"),
+        (["<frozen importlib._bootstrap>:_ModuleLock.acquire", "<frozen importlib._bootstrap>:_find_and_load",
+          "/srv/pkg/__init__.py:<module>"], "lock", "pkg/__init__.py:<module>"),
+        (["~/logging/__init__.py:Handler.acquire", "~/logging/__init__.py:Handler.handle", "/srv/a.py:f"],
+         "lock", "logging/__init__.py:Handler.handle"),
+        (["~/multiprocessing/synchronize.py:SemLock.__enter__", "~/multiprocessing/queues.py:SimpleQueue.get",
+          "~/multiprocessing/pool.py:worker", "~/multiprocessing/process.py:BaseProcess.run",
+          "~/multiprocessing/process.py:BaseProcess._bootstrap", "/srv/a.py:main"], "cond",
+         "multiprocessing/pool.py:worker"),
+        (["~/multiprocessing/synchronize.py:SemLock.__enter__", "/srv/a.py:f"], "lock", "a.py:f"),
+        (["/v/lib/python3.9/site-packages/sqlalchemy/pool/impl.py:do_get"], "lock",
+         "sqlalchemy/pool/impl.py:do_get"),
+        (["/usr/lib/python3/dist-packages/apt/cache.py:Cache.open"], "lock", "apt/cache.py:Cache.open"),
+        (["/v/lib/python3.13t/threading.py:Event.wait", "/srv/a.py:f"], "cond", "a.py:f"),
+        ([], "", ""),
+    ],
+)  # fmt: skip
+def test_kind_and_site_of_a_wait(stack: list[str], kind: str, site: str) -> None:
+    wait = judge_python(frames(*stack))
+    assert (wait.kind, wait.site) == (kind, site)
+
+
+def test_the_type_of_the_object_decides() -> None:
+    app, waits = frames("/srv/app.py:f"), frames("~/threading.py:Condition.wait", "/srv/app.py:f")
+    assert judge_python(app, QUEUE_TYPE).kind == "cond"
+    assert judge_python(waits, RLOCK_TYPE).kind == "lock", "it takes the condition's lock back"

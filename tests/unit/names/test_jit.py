@@ -1,0 +1,209 @@
+"""Names of compiled functions from perf maps and jit dumps in a process's own /tmp."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockd.names.objects import jit
+from lockd.names.objects.jit import CHECK_SECONDS, MAX_BYTES, PATIENCE_SECONDS, READING_SHARE, JitNames
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Path:
+    """A process 7 that is number 3 in its own namespace."""
+    directory = tmp_path / "7"
+    (directory / "root/tmp").mkdir(parents=True)
+    (directory / "status").write_text("Name:\tjava\nUid:\t0\t0\t0\t0\nNSpid:\t7\t3\n")
+    return directory
+
+
+def named(names: JitNames, address: int) -> str:
+    found = names.function(address, [])
+    return found[1] if found else ""
+
+
+class Clock:
+    """Is set by the test, and goes on by `step` whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.now = self.step = 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def test_a_map_is_read_again_when_it_has_grown(process: Path) -> None:
+    path = process / "root/tmp/perf-3.map"
+    path.write_text("1000 20 one\n0x2000 10 LShop;::two words\nnonsense\n2010 zz bad\n")
+    clock = Clock()
+    names = JitNames(process, clock)
+    assert [named(names, a) for a in (0x1000, 0x101F, 0x1020, 0x2005)] == [
+        "one",
+        "one",
+        "",
+        "LShop;::two words",
+    ]
+    with path.open("a") as file:
+        file.write("1000 8 replaced\n3000 8 new\n")
+    clock.now = CHECK_SECONDS
+    assert [named(names, a) for a in (0x3000, 0x1000, 0x1010)] == ["new", "replaced", ""]
+
+
+def test_a_map_that_appears_later_is_looked_for_ten_times_a_second(process: Path) -> None:
+    clock = Clock()
+    names = JitNames(process, clock)
+    assert named(names, 0x1000) == ""
+    (process / "root/tmp/perf-3.map").write_text("1000 20 one\n")
+    clock.now = 0.05
+    assert (named(names, 0x1000), names.reads) == ("", 0)
+    clock.now = 0.1
+    assert (named(names, 0x1000), names.reads) == ("one", 1)
+
+
+def test_a_map_that_has_no_names_yet_is_no_reading(process: Path) -> None:
+    path = process / "root/tmp/perf-3.map"
+    path.touch()
+    clock = Clock()
+    names = JitNames(process, clock)
+    assert (named(names, 0x1000), names.reads) == ("", 0)
+    path.write_text("1000 20 one\n")
+    clock.now = CHECK_SECONDS
+    assert (named(names, 0x1000), names.reads) == ("one", 1)
+
+
+def test_a_line_that_is_still_being_written_is_no_name(process: Path) -> None:
+    (process / "root/tmp/perf-3.map").write_text("1000 20 one\n2000 20 tw")
+    names = JitNames(process)
+    assert [named(names, a) for a in (0x1000, 0x2000)] == ["one", ""]
+
+
+def test_a_name_that_was_replaced_is_noticed(process: Path) -> None:
+    path = process / "root/tmp/perf-3.map"
+    path.write_text("1000 20 one\n")
+    clock = Clock()
+    names = JitNames(process, clock)
+    assert named(names, 0x1000) == "one"
+    path.write_text("1000 20 other\n")
+    clock.now = CHECK_SECONDS
+    assert named(names, 0x1000) == "one"
+    clock.now = CHECK_SECONDS + PATIENCE_SECONDS
+    assert named(names, 0x1000) == "other"
+
+
+def test_what_takes_long_to_read_is_not_read_all_the_time(process: Path) -> None:
+    path = process / "root/tmp/perf-3.map"
+    path.write_text("1000 20 one\n")
+    clock = Clock()
+    clock.step = 1.0  # so long it takes to read it
+    names = JitNames(process, clock)
+    for _ in range(READING_SHARE - 1):
+        assert named(names, 0x3000) == ""
+        with path.open("a") as file:
+            file.write("2000 20 more\n")
+    assert names.reads == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("void Names.enterMonitor()", "Names.enterMonitor"),
+        ("java.lang.Object a.B$C.<init>(java.lang.Object[], int)", "a.B$C.<init>"),
+        ("void Names$$Lambda$14/0x0000000800c01228.run()", "Names$$Lambda$14.run"),
+        (f"int a.B.long({'java.lang.Object, ' * 30})", "a.B.long"),
+        ("_complete_monitor_locking_Java", "_complete_monitor_locking_Java"),
+        ("StubRoutines (1)", "StubRoutines (1)"),
+        ("LazyCompile:*take /srv/app.js:10", "LazyCompile:*take /srv/app.js:10"),
+        ("shop::take(int)", "shop::take(int)"),
+    ],
+)
+def test_methods_of_java_as_hotspot_writes_them(process: Path, written: str, name: str) -> None:
+    (process / "root/tmp/perf-3.map").write_text(f"0x00007fd7a4eca5e0 0x00000000000005c8 {written}\n")
+    assert named(JitNames(process), 0x7FD7A4ECA5E1) == name
+
+
+def record(kind: int, body: bytes) -> bytes:
+    return struct.pack("<IIQ", kind, 16 + len(body), 0) + body
+
+
+def test_a_dump(process: Path) -> None:
+    load = struct.pack("<IIQQQQ", 3, 3, 0x5000, 0x5000, 0x40, 1) + b"compiled\0" + bytes(0x40)
+    data = struct.pack("<IIIIIIQQ", 0x4A695444, 1, 40, 62, 0, 3, 0, 0) + record(2, b"debug") + record(0, load)
+    (process / "root/tmp/jit-3.dump").write_bytes(data + record(0, load[:10]))
+    names = JitNames(process)
+    assert [named(names, a) for a in (0x5000, 0x503F, 0x5040)] == ["compiled", "compiled", ""]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "other user", "huge"])
+def test_what_is_not_believed(process: Path, tmp_path: Path, kind: str) -> None:
+    path = process / "root/tmp/perf-7.map"
+    outside = tmp_path / "outside"
+    outside.write_text("1000 20 outside\n")
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(outside)  # which leads nowhere from the process's root
+    elif kind == "other user":
+        path.write_text("1000 20 other\n")
+        os.chown(path, 12345, 12345)
+    else:
+        path.write_text("1000 20 early\n")
+        os.truncate(path, MAX_BYTES + 100)
+    assert named(JitNames(process), 0x1000) == ""
+
+
+def test_of_too_many_functions_those_written_last_are_known(
+    process: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit, "MAX_FUNCTIONS", 100)
+    lines = [f"{0x1000 * n:x} 10 f{n}\n" for n in range(1, 201)]
+    (process / "root/tmp/perf-3.map").write_text("".join(lines))
+    names = JitNames(process)
+    assert [named(names, 0x1000 * n) for n in (1, 100, 102, 200)] == ["", "", "f102", "f200"]
+
+
+DUMP_HEADER = struct.pack("<IIIIIIQQ", 0x4A695444, 1, 40, 62, 0, 3, 0, 0)
+
+
+def test_a_dump_of_endless_records_is_read_for_a_while_only(
+    process: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = process / "root/tmp/jit-3.dump"
+    path.write_bytes(DUMP_HEADER + record(2, b"") * 100_000)
+    read = os.pread
+    reads = []
+    monkeypatch.setattr(jit, "MAX_RECORDS", 1000)
+    monkeypatch.setattr(os, "pread", lambda *about: reads.append(about) or read(*about))
+    assert named(JitNames(process), 0x5000) == ""
+    assert len(reads) <= jit.MAX_RECORDS + 1
+
+
+MEMORY = """
+import resource, sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from lockd.names.objects.jit import JitNames
+from lockd.names.server import MEMORY_BYTES
+resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES // 2, MEMORY_BYTES // 2))
+names = JitNames(Path({process!r}))
+print(names.function({address}, []))
+"""
+
+
+def test_a_huge_map_takes_less_than_half_of_what_the_namer_may_have(process: Path) -> None:
+    with (process / "root/tmp/perf-3.map").open("w") as file:
+        for n in range(1_200_000):
+            file.write(f"{0x7F0000000000 + 64 * n:x} 40 void com.example.Class{n}.method(int)\n")
+    last = 0x7F0000000000 + 64 * (n - 1)
+    lines = MEMORY.format(root=str(ROOT), process=str(process), address=last)
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"com.example.Class{n - 1}.method" in done.stdout

@@ -1,0 +1,359 @@
+"""Names, kinds and sites of the locks of real programs, compiled in the ways that programs are."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lockd.names.locks.user_locks import UserLock, UserNames
+from tests.needs import need
+from tests.support.ptraced import blocked_thread, capture_of
+
+HERE = Path(__file__).parent
+NO_TABLES = ("-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
+COMPILED = {
+    "plain": ("gcc", "-O2", "-pthread"),
+    "unoptimised": ("gcc", "-O0", "-pthread"),
+    "static": ("gcc", "-O2", "-pthread", "-static"),
+    "without-tables": ("gcc", "-O2", "-pthread", "-fomit-frame-pointer", *NO_TABLES),
+    "frame-pointers": ("gcc", "-O2", "-pthread", "-fno-omit-frame-pointer", *NO_TABLES),
+    "fixed": ("gcc", "-O2", "-pthread", "-no-pie"),
+    "musl": ("musl-gcc", "-O2"),
+    "static-musl": ("musl-gcc", "-O2", "-static"),
+}
+C = {  # the lock, or none for the site; the kind
+    "global": (":global_mutex", "lock"),
+    "file": (":static_mutex", "lock"),
+    "inside": (":large+0xa0", "lock"),
+    "read": (":rwlock", "lock"),
+    "write": (":rwlock", "lock"),
+    "inrw": (":large+0xc8", "lock"),
+    "wait": (":cond", "cond"),
+    "incond": (":large+0x100", "cond"),
+    "sem": (":semaphore", "cond"),
+    "barrier": (":barrier", "cond"),
+    "once": (":once", "lock"),
+    "heap": ("", "lock"),
+    "pi": (":pi", "pi"),
+    "join": ("", "cond"),
+    "tls": (":own", "lock"),
+}
+MUSL = {  # whose waits for these are in memory of the waiters, and whose functions have no names
+    "wait": ("", "cond"), "incond": ("", "cond"), "barrier": ("", "cond"), "once": (":once", None),
+}  # fmt: skip
+CPP = {
+    "mutex": (":shop::Registry::mutex", "lock", "mutex"),
+    "unique": (":shop::Registry::mutex", "lock", "mutex"),
+    "scoped": (":shop::Registry::mutex", "lock", "mutex"),
+    "shared": (":shop::Registry::shared", "lock", "rwlock"),
+    "exclusive": (":shop::Registry::shared", "lock", "rwlock"),
+    "tlsmember": (":shop::Registry::own", "lock", "mutex"),
+    "condition": (":shop::cv", "cond", "cond"),
+    "conditionany": (":shop::cva", "cond", "cond"),
+    "cpredicate": (":shop::cv", "cond", "cond"),
+    "semaphore": (":shop::sem", "cond", None),
+    "latch": (":shop::latch", "cond", None),
+    "barrier": ("", "cond", None),
+    "future": ("", "cond", "cond"),
+    "callonce": (":shop::flag", "lock", "once"),
+    "atomic": (":shop::word", "cond", "cond"),
+    "guard": (":guard variable for shop::guard_caller()::s", "lock", "once"),
+    "jointhread": ("", "cond", "join"),
+}
+
+
+@contextmanager
+def running(*command: object, **options: object) -> Iterator[int]:
+    """The process id of a program that is killed in the end."""
+    child = subprocess.Popen([str(part) for part in command], **options)  # type: ignore[call-overload]
+    try:
+        yield child.pid
+    finally:
+        child.kill()
+        child.wait()
+
+
+def compiled(tmp: Path, name: str, compiler: tuple[str, ...], source: str = "user_waits.c") -> Path:
+    need(compiler[0])
+    program = tmp / name
+    subprocess.run([*compiler, str(HERE / source), "-o", str(program)], check=True)
+    return program
+
+
+def named(names: UserNames, tgid: int, comm: str, guessed: str = "other") -> UserLock:
+    tid, address = blocked_thread(tgid, comm)
+    return names.name_lock(tgid, tid, address, guessed, capture_of(tgid, tid))
+
+
+@pytest.mark.parametrize("has_debug_files", [True, False])
+@pytest.mark.parametrize("way", COMPILED)
+def test_c_as_it_is_compiled(way: str, has_debug_files: bool, tmp_path: Path) -> None:
+    """The C library's debug files need not be installed, and on most hosts are not."""
+    program = compiled(tmp_path, f"waits-{way}", COMPILED[way])
+    names = UserNames() if has_debug_files else UserNames(debug_files=os.fsencode(tmp_path / "none"))
+    with running(program) as tgid:
+        for comm, expected in C.items():
+            lock, kind = MUSL.get(comm, expected) if "musl" in way else expected
+            found = named(names, tgid, comm, "pi" if comm == "pi" else "other")
+            site = f"{program.name}:{comm}_caller"
+            assert found.site == site, (comm, found)
+            assert found.lock == (program.name + lock if lock else site), (comm, found)
+            if kind is not None or way == "static-musl":
+                assert found.kind == (kind or "lock"), (comm, found)
+            at = found.stack.index(site)
+            assert found.stack[at : at + 2] == (site, f"{program.name}:{comm}_thread")
+
+
+@pytest.mark.parametrize("has_debug_files", [True, False])
+def test_callers_of_wrappers_and_of_functions_without_names(has_debug_files: bool, tmp_path: Path) -> None:
+    """The program exports what is not static, and nothing else has a name."""
+    way = ("gcc", "-O2", "-pthread", "-rdynamic", "-s")
+    program = compiled(tmp_path, "wrappers", way, "user_wrappers.c")
+    names = UserNames() if has_debug_files else UserNames(debug_files=os.fsencode(tmp_path / "none"))
+    with running(program, stdout=subprocess.DEVNULL) as tgid:
+        wrapper = named(names, tgid, "wrapper")
+        assert wrapper.site == wrapper.lock == "wrappers:wrapper_caller"
+        nameless = named(names, tgid, "nameless")
+        caller, _, offset = nameless.site.partition("+")
+        assert (caller, nameless.lock) == ("wrappers:nameless_caller", nameless.site)
+        assert 0 < int(offset, 16) < 32, "where in it, after the call"
+        assert named(names, tgid, "split").site == "wrappers:split_caller"
+        for comm in ("puts", "fflush"):
+            found = named(names, tgid, comm)
+            assert (found.lock, found.kind) == ("libc.so.6:stdio", "lock"), found
+            assert found.site == f"wrappers:{comm}_caller"
+
+
+def test_cpp(tmp_path: Path) -> None:
+    for level in ("-O2", "-O0"):
+        program = compiled(tmp_path, "shop", ("g++", "-std=c++20", level, "-pthread"), "user_waits.cc")
+        names = UserNames()
+        with running(program) as tgid:
+            for comm, (lock, kind, family) in CPP.items():
+                found = named(names, tgid, comm)
+                assert found.site.endswith(f"::{comm}_caller"), (comm, found)
+                assert (found.lock, found.kind) == (f"shop{lock}" if lock else found.site, kind), (
+                    comm,
+                    found,
+                )
+                assert family in (None, found.family), (comm, found)
+
+
+def test_a_stripped_program_has_offsets_of_its_functions(tmp_path: Path) -> None:
+    program = compiled(tmp_path, "stripped", COMPILED["plain"])
+    symbols = subprocess.run(["nm", str(program)], check=True, capture_output=True, text=True).stdout
+    at = {
+        name: int(value, 16)
+        for value, _, name in (line.rsplit(" ", 2) for line in symbols.splitlines() if line[0] != " ")
+    }
+    subprocess.run(["strip", str(program)], check=True)
+    names = UserNames()
+    with running(program) as tgid:
+        for comm, variable in (("global", "global_mutex"), ("read", "rwlock"), ("wait", "cond")):
+            found = named(names, tgid, comm)
+            assert found.site == f"stripped+{at[comm + '_caller']:#x}"
+            assert found.lock == f"stripped+{at[variable]:#x}"
+        assert named(names, tgid, "wait").kind == "cond"
+
+
+def test_debug_files(tmp_path: Path) -> None:
+    """What was stripped lies beside the program, and is told by a checksum where there is no build id."""
+    for build_id in ("sha1", "none"):
+        program = compiled(tmp_path, f"linked-{build_id}", (*COMPILED["plain"], f"-Wl,--build-id={build_id}"))
+        debug = program.with_suffix(".debug")
+        subprocess.run(["objcopy", "--only-keep-debug", program, debug], check=True)
+        subprocess.run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", program], check=True)
+        with running(program) as tgid:
+            assert named(UserNames(), tgid, "file").lock == f"{program.name}:static_mutex"
+            assert named(UserNames(), tgid, "file").site == f"{program.name}:file_caller"
+            with debug.open(
+                "ab"
+            ) as file:  # no longer the one that belongs to it, if there is only the checksum
+                file.write(b"more")
+            assert named(UserNames(), tgid, "file").lock.startswith(f"{program.name}:") == (
+                build_id == "sha1"
+            )
+
+
+def test_a_deleted_and_a_replaced_program(tmp_path: Path) -> None:
+    program = compiled(tmp_path, "deleted", COMPILED["plain"])
+    with running(program) as tgid:
+        blocked_thread(tgid, "global")
+        program.unlink()
+        assert named(UserNames(), tgid, "global").lock == "deleted:global_mutex"
+        shutil.copy("/bin/true", program)
+        assert named(UserNames(), tgid, "global").lock == "deleted:global_mutex"
+
+
+LIBRARY = """
+#include <pthread.h>
+pthread_mutex_t registry_mutex = PTHREAD_MUTEX_INITIALIZER;
+void enter_registry(void) { pthread_mutex_lock(&registry_mutex); __asm__ volatile(""); }
+"""
+USER = """
+#define _GNU_SOURCE
+#include <pthread.h>
+void enter_registry(void);
+int main(void) { enter_registry(); pthread_setname_np(pthread_self(), "library"); enter_registry(); }
+"""
+NAME_IT = """
+import sys
+from tests.support.ptraced import blocked_thread, capture_of
+from lockd.names.locks.user_locks import UserNames
+tgid = int(sys.argv[1])
+tid, address = blocked_thread(tgid, "library")
+found = UserNames().name_lock(tgid, tid, address, "other", capture_of(tgid, tid))
+print(found.lock, found.kind, found.site)
+"""
+
+
+@pytest.mark.parametrize("dropped", ["-sys_resource", "-sys_admin,-checkpoint_restore"])
+def test_a_library_that_was_deleted(dropped: str, tmp_path: Path) -> None:
+    """With the right to open what is mapped, and without it, from the memory of the process."""
+    (tmp_path / "library.c").write_text(LIBRARY)
+    (tmp_path / "user.c").write_text(USER)
+    library = tmp_path / "libshop.so.1"
+    for made, *sources in (
+        (library, "-shared", "-fPIC", tmp_path / "library.c"),
+        (tmp_path / "user", tmp_path / "user.c", library),
+    ):
+        subprocess.run(["gcc", "-O2", *sources, f"-Wl,-rpath,{tmp_path}", "-o", made], check=True)
+    environment = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1]}"}
+    with running(tmp_path / "user") as tgid:
+        blocked_thread(tgid, "library")
+        library.unlink()
+        done = subprocess.run(
+            ["setpriv", "--bounding-set", dropped, sys.executable, "-c", NAME_IT, str(tgid)],
+            env=environment, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+    assert done.stdout.split() == ["libshop.so.1:registry_mutex", "lock", "libshop.so.1:enter_registry"]
+
+
+def test_a_process_in_a_mount_namespace_of_its_own(tmp_path: Path) -> None:
+    """Where its path leads to another file, or to none."""
+    program = compiled(tmp_path, "hidden", COMPILED["static"])
+    place = tmp_path / "place"
+    place.mkdir()
+    script = f"mount -t tmpfs none {place} && cp {program} {place}/waits && exec {place}/waits"
+    with running("unshare", "-m", "sh", "-c", script) as tgid:
+        found = named(UserNames(), tgid, "global")
+        assert not list(place.iterdir())
+    assert (found.lock, found.site) == ("waits:global_mutex", "waits:global_caller")
+
+
+def test_a_process_that_ended_has_what_was_seen(tmp_path: Path) -> None:
+    program = compiled(tmp_path, "ended", COMPILED["plain"])
+    names = UserNames()
+    with running(program) as tgid:
+        tid, address = blocked_thread(tgid, "global")
+        capture = capture_of(tgid, tid)
+        names.read_mappings(tgid)
+    assert not Path(f"/proc/{tgid}").exists()
+    found = names.name_lock(tgid, tid, address, "other", capture)
+    assert (found.lock, found.kind, found.site) == ("ended:global_mutex", "lock", "ended:global_caller")
+    names.keep(set())
+    gone = names.name_lock(tgid, tid, address, "cond", capture)
+    assert (gone.lock, gone.kind, gone.site) == ("anon", "cond", "")
+
+
+PYTHON = """
+import ctypes, threading
+def run(name, function):
+    ctypes.CDLL(None).prctl(15, name)
+    function()
+lock = threading.Lock()
+lock.acquire()
+threading.Thread(target=run, args=(b"acquires", lock.acquire)).start()
+def spin():
+    while True: pass
+for _ in range(4):
+    threading.Thread(target=run, args=(b"spins", spin)).start()
+"""
+
+
+@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="host: no Python of the distribution")
+def test_cpython() -> None:
+    """Its GIL, which is a condition variable, and threading.Lock, which is a semaphore."""
+    names = UserNames()
+    with running("/usr/bin/python3", "-c", PYTHON) as tgid:
+        acquires = named(names, tgid, "acquires")
+        spins = named(names, tgid, "spins")
+    assert (acquires.kind, acquires.family) == ("lock", "thread_lock")
+    assert (spins.kind, spins.family) == ("lock", "gil")
+    assert spins.lock.startswith("python3")
+    assert spins.lock.endswith(":GIL")
+
+
+@pytest.mark.parametrize("owner", [0, 12345])
+def test_the_map_of_a_compiler_at_run_time(owner: int, tmp_path: Path) -> None:
+    """Code in memory without a file, that calls a C function: the map has its name, if it can be believed."""
+    program = compiled(tmp_path, "jitted", ("gcc", "-O2", "-pthread"), "user_jit.c")
+    names = UserNames()
+    child = subprocess.Popen([program], stdout=subprocess.PIPE, text=True)
+    perf_map = Path(f"/tmp/perf-{child.pid}.map")
+    try:
+        assert child.stdout
+        start = int(child.stdout.readline(), 16)
+        perf_map.write_text(f"{start - 64:x} 40 before\n{start:x} 40 LShop;::checkout and more\n")
+        os.chown(perf_map, owner, owner)
+        found = named(names, child.pid, "jit")
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        perf_map.unlink(missing_ok=True)
+    if owner:
+        assert "[jit]" in found.stack
+        assert found.site == "jitted:run"
+    else:
+        assert found.site == "[jit]:LShop;::checkout and more"
+        assert "jitted:run" in found.stack
+    assert found.lock == "jitted:mutex"
+
+
+def test_this_process_itself() -> None:
+    """A variable of the real C library of this process, and memory of the real heap."""
+    stderr = ctypes.c_void_p.in_dll(ctypes.CDLL("libc.so.6"), "_IO_2_1_stderr_")
+    names = UserNames()
+    found = names.name_lock(os.getpid(), os.getpid(), ctypes.addressof(stderr) + 8, "other", None)
+    assert (found.lock, found.kind) == ("libc.so.6:_IO_2_1_stderr_+0x8", "other")
+    buffer = ctypes.create_string_buffer(10_000_000)
+    assert (
+        names.name_lock(os.getpid(), os.getpid(), ctypes.addressof(buffer) + 5_000_000, "other", None).lock
+        == "anon"
+    )
+
+
+def test_files_that_are_no_elf_delay_and_break_nothing(tmp_path: Path) -> None:
+    """A mapped text file; and one that is cut short while it is mapped."""
+    script = (
+        "import mmap, sys, time\n"
+        "files = [open(path, 'r+b') for path in sys.argv[1:]]\n"
+        "maps = [mmap.mmap(file.fileno(), 0) for file in files]\n"
+        "files[1].truncate(100)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    text, cut = tmp_path / "text", tmp_path / "cut"
+    text.write_bytes(b"text" * 10_000)
+    shutil.copy("/bin/true", cut)
+    child = subprocess.Popen([sys.executable, "-c", script, text, cut], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout
+        assert child.stdout.readline() == b"ready\n"
+        lines = Path(f"/proc/{child.pid}/maps").read_text().splitlines()
+        names = UserNames()
+        for name in ("text", "cut"):
+            start = next(int(line.split("-")[0], 16) for line in lines if line.endswith(f"/{name}"))
+            assert names.name_lock(child.pid, child.pid, start + 0x40, "other", None).lock == f"{name}+0x40"
+    finally:
+        child.kill()
+        child.communicate()

@@ -1,0 +1,45 @@
+"""What lockd leaves out of numpy comes in as soon as somebody asks for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(code: str) -> str:
+    code = f"import sys, lockd.sample, numpy\n{code}"
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "4"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def test_numpy_starts_no_thread() -> None:
+    """It would keep capabilities that its process gives up."""
+    assert run("import os; print(len(os.listdir('/proc/self/task')))") == "1"
+
+
+@pytest.mark.parametrize(
+    ("code", "result"),
+    [
+        ("print(numpy.ma.masked_array([1, 2], [0, 1]).sum())", "1"),
+        ("from numpy import ma; print(ma.core.__name__)", "numpy.ma.core"),
+        ("from numpy.random import default_rng; print(default_rng(1).integers(1))", "0"),
+        ("import numpy.random; print(type(numpy.random.default_rng(1)).__name__)", "Generator"),
+        ("import numpy.typing as npt; print(npt.NDArray.__name__)", "ndarray"),
+        ("print(numpy.fft.fft([1, 1])[0].real, hasattr(numpy.ma, 'nothing'))", "2.0 False"),
+    ],
+)
+def test_the_rest_is_there_if_it_is_wanted(code: str, result: str) -> None:
+    assert run(code) == result
+
+
+def test_the_rest_is_not_there_before() -> None:
+    assert run("print([m for m in sys.modules if m.startswith(('numpy.ma.', 'numpy.random.'))])") == "[]"

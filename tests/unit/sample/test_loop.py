@@ -1,0 +1,158 @@
+"""The loop of the sampler beside an exporter that does not behave: ticks go on, whatever that one does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from lockd.sample import loop as loop_module
+from lockd.sample.loop import Loop
+from lockd.sample.own_cost import TickTimes
+from lockd.sample.sampler import Sampler
+from lockd.service.exporter import Exporter
+from tests.support.hostile_exporter import SERVING, runs_instead
+
+PERIOD_NS = 20_000_000
+TICKS = 25
+SECONDS = 60.0
+BLOCK = b"m" * 100_000
+
+
+class Ticking:
+    """Stands for a sampler, which nobody can have without BPF; counts what it is asked for."""
+
+    def __init__(self) -> None:
+        self.own_cost = SimpleNamespace(late=TickTimes(28), work=TickTimes(28), ticks=0)
+        self.cpu_budget = SimpleNamespace(tick_periods=1)
+        self.blocks = 0
+        self.since_tick = 0
+        self.most = 0
+        """Blocks between two ticks."""
+
+    def tick(self) -> None:
+        self.own_cost.ticks += 1
+        self.most, self.since_tick = max(self.most, self.since_tick), 0
+
+    def metrics(self) -> bytes:
+        self.blocks += 1
+        self.since_tick += 1
+        return BLOCK
+
+    details = metrics
+
+    def has_counted(self, tick: int) -> bool:
+        return self.own_cost.ticks >= tick
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], Exporter]]:
+    """An exporter that runs these lines."""
+    started: list[Exporter] = []
+
+    def run(lines: str) -> Exporter:
+        runs_instead(monkeypatch, tmp_path, lines)
+        started.append(Exporter([], None, "info"))
+        return started[-1]
+
+    yield run
+    for one in started:
+        one.kill()
+        one.end()
+
+
+def ticks_beside(exporter: Exporter, last: bytes) -> tuple[Ticking, list[bytes]]:
+    """Until the exporter has said `last`, and TICKS more; what it said besides requests."""
+    sampler, said, left = Ticking(), list[bytes](), [TICKS]
+    wakeup, _other = socket.socketpair()
+
+    def each_tick() -> None:
+        left[0] -= last in said
+        if not left[0]:
+            loop.stop()
+
+    loop = Loop(cast("Sampler", sampler), PERIOD_NS, said.append, each_tick, wakeup)
+    loop.control = exporter.control
+    exporter.serve()
+    thread = threading.Thread(target=loop.run, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert not thread.is_alive(), f"after {sampler.own_cost.ticks} ticks it has said {said}"
+    return sampler, said
+
+
+@pytest.mark.parametrize("request_", ["m", "d", "s", "?"])
+def test_a_flood_of_requests_whose_answers_nobody_reads(
+    start: Callable[[str], Exporter], request_: str
+) -> None:
+    exporter = start(SERVING + f"while True: control.send({request_.encode()!r})\n")
+    sampler, said = ticks_beside(exporter, b"serving")
+    if request_ in "md":
+        assert sampler.most == 1
+        assert sampler.blocks < 10, "each of them would keep its memory"
+    else:
+        assert said.count(b"?") == (0 if request_ == "s" else len(said) - 1)
+        assert len(said) <= loop_module.MESSAGES * (sampler.own_cost.ticks + 1)
+
+
+ASKS = """
+def next_block():
+    said = []
+    while True:
+        words, fds, _, _ = socket.recv_fds(control, 64, 1)
+        if fds or words != b"settled":
+            return said, words, fds
+        said.append(words)
+"""
+
+
+def test_one_that_asks_and_reads_is_answered(start: Callable[[str], Exporter]) -> None:
+    asks = """
+for request in (b"m", b"d", b"m"):
+    control.send(request)
+    _, words, (fd,) = next_block()
+    assert (words, os.fstat(fd).st_size) == (b"ok", 100_000)
+control.send(b"all answered")
+time.sleep(300)
+"""
+    ticks_beside(start(SERVING + ASKS + asks), b"all answered")
+
+
+def test_no_answer_is_lost_by_one_that_reads_late(start: Callable[[str], Exporter]) -> None:
+    """It would wait for it, and ask for nothing else, for ever."""
+    asks = """
+for _ in range(40): control.send(b"s")
+control.send(b"m")
+time.sleep(2)
+settled, words, fds = next_block()
+while len(settled) < 40: settled.append(control.recv(64))
+assert (words, len(fds)) == (b"ok", 1)
+assert settled == [b"settled"] * 40
+control.send(b"all answered")
+time.sleep(300)
+"""
+    ticks_beside(start(SERVING + ASKS + asks), b"all answered")
+
+
+def test_an_answer_for_which_there_is_no_room_is_refused_in_words(
+    start: Callable[[str], Exporter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def to_memfd(block: bytes) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(loop_module, "to_memfd", to_memfd)
+    asks = """
+control.send(b"m")
+_, words, fds = next_block()
+control.send(words)
+time.sleep(300)
+"""
+    _, said = ticks_beside(start(SERVING + ASKS + asks), b"no block: Too many open files")
+    assert said[0] == b"serving"

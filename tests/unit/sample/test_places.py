@@ -1,0 +1,285 @@
+"""Who has series where there is not room for all: the hot locks, the services that last."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockd.sample.series.label_hash import hash_labels
+from lockd.sample.series.limits import OPEN_SHARE
+from lockd.sample.series.ranking import (
+    EARNED_NS,
+    FLOOR,
+    GONE,
+    HALF_LIFE,
+    LASTING,
+    LASTS,
+    THERE,
+    Presence,
+    rank,
+)
+from lockd.sample.series.series import OTHER, SHOWN_SECONDS
+from tests.unit.sample.test_series import IDLE, Labels, Model, budget, make, rearrange
+
+SECOND = 10**9
+LOOK = 10.0
+"""How often the sampler gives rows anew."""
+
+
+def locks(most: int = 50) -> Model:
+    return Model(make(budget(10_000), "futex_lock", most=most))
+
+
+def wait_on(model: Model, waits: list[tuple[Labels, float]]) -> None:
+    """Threads that wait at this moment, and for how many seconds they have."""
+    series = model.series
+    series.clear_waiting()
+    keys = np.array([hash_labels(labels) for labels, _ in waits], np.uint64)
+    waited = np.array([seconds * SECOND for _, seconds in waits], np.int64)
+    series.waiting_rows(keys, lambda i: waits[i][0], waited, 0)
+
+
+def own(model: Model) -> set[Labels]:
+    """The label sets that count in a series of their own, by asking."""
+    entries = model.series._entries
+    return {
+        labels
+        for labels, entry in model.series._entry_of.items()
+        if labels[1] != OTHER and entries["target"][entry] == entries["row"][entry]
+    }
+
+
+HOT: Labels = ("db", "dbd", "lock")
+
+
+def test_a_hot_lock_takes_the_place_of_idle_waits_for_work() -> None:
+    """60 threads wait for work, each on a condition variable of its own, before 8 threads want one mutex."""
+    model = locks()
+    idle: list[Labels] = [("db", f"cond{i}", "cond") for i in range(60)]
+    for now in range(100, 200, 10):
+        wait_on(model, [(labels, float(now)) for labels in idle])
+        rearrange(model, now=now)
+    assert len(own(model)) == 50
+    model.count([(HOT, 1, SECOND // 100)], 200)
+    assert HOT not in own(model)
+    rearrange(model, now=200)
+    assert HOT in own(model)
+    assert len(own(model)) == 50
+    model.count([(HOT, 5, SECOND)], 201)
+    assert model.counts()[HOT] == 5
+    model.check()
+
+
+def test_a_lock_that_was_hot_gives_way_to_one_that_is() -> None:
+    model = locks(most=1)
+    before: Labels = ("web", "httpd", "lock")
+    model.count([(before, 7, 100 * SECOND)], 0)
+    rearrange(model, now=0)
+    for now in range(5 * int(HALF_LIFE), 5 * int(HALF_LIFE) + 60, 10):
+        model.count([(HOT, 1, SECOND)], now)
+        rearrange(model, now=now)
+        if HOT in own(model):
+            break
+    assert own(model) == {HOT}
+    model.check()
+
+
+def test_what_lost_its_place_shows_its_last_numbers_for_a_while() -> None:
+    """Else nobody who scrapes would ever see what was counted since his last look."""
+    model = locks(most=1)
+    before: Labels = ("web", "httpd", "lock")
+    model.count([(before, 7, SECOND)], 0)
+    model.count([(HOT, 1, 100 * SECOND)], 1)
+    rearrange(model, now=1)
+    model.count([(before, 3, SECOND), (HOT, 1, 100 * SECOND)], 2)
+    assert own(model) == {HOT}
+    assert model.counts() == {before: 7, HOT: 1, (OTHER, OTHER, "lock"): 4}
+    rearrange(model, now=SHOWN_SECONDS - 1)
+    assert before in model.counts()
+    rearrange(model, now=SHOWN_SECONDS)
+    assert before not in model.counts()
+    assert model.series.retired == 1
+    model.check()
+    model.count([(before, 2, 1000 * SECOND)], SHOWN_SECONDS + 2)
+    rearrange(model, now=SHOWN_SECONDS + 2)
+    assert own(model) == {before}
+    model.count([(before, 5, SECOND)], SHOWN_SECONDS + 3)
+    assert model.counts()[before] == 12  # what was counted meanwhile stays where it is
+    model.check()
+
+
+def test_a_wait_that_goes_on_counts_while_it_lasts() -> None:
+    model = locks(most=1)
+    stuck, busy = ("a", "stuck", "lock"), ("b", "busy", "lock")
+    model.count([(busy, 1, SECOND)], 0)
+    wait_on(model, [(stuck, 30.0)])
+    rearrange(model, now=0)
+    assert own(model) == {stuck}
+    for now in (300, 310):
+        wait_on(model, [])  # it has ended, long ago
+        model.count([(busy, 1, SECOND)], now)
+        rearrange(model, now=now)
+    assert own(model) == {busy}
+
+
+def test_locks_that_are_as_hot_as_each_other_do_not_flap() -> None:
+    """Which of them is ahead changes all the time."""
+    model, random = locks(most=5), np.random.default_rng(1)
+    even: list[Labels] = [("db", str(i), "lock") for i in range(10)]
+    changes, before = 0, set[Labels]()
+    for now in range(0, 3600, 10):
+        model.count(
+            [(labels, 1, int(w)) for labels, w in zip(even, random.exponential(SECOND, 10), strict=True)], now
+        )
+        rearrange(model, now=now)
+        changes += now > 120 and own(model) != before
+        before = own(model)
+    assert changes < 360 / 10
+    model.check()
+
+
+def test_a_trickle_takes_nobody_s_place() -> None:
+    model = locks(most=2)
+    model.count([(("a", str(i), "lock"), 1, 10) for i in range(2)], 0)
+    before = own(model)
+    for now in range(600, 700, 10):
+        model.count([(("b", "late", "lock"), 1, EARNED_NS // 20)], now)
+        rearrange(model, now=now)
+    assert own(model) == before
+
+
+def test_one_service_does_not_take_all_places() -> None:
+    model = locks(most=20)
+    hot: list[Labels] = [("db", str(i), "lock") for i in range(100)]
+    quiet: list[Labels] = [(f"u{unit}", str(i), "lock") for unit in range(4) for i in range(3)]
+    for now in range(0, 100, 10):
+        model.count([(labels, 1, SECOND) for labels in hot], now)
+        model.count([(labels, 1, SECOND // 50) for labels in quiet], now)
+        rearrange(model, now=now)
+    units = [unit for unit, _, _ in own(model)]
+    assert len(units) == 20
+    assert all(units.count(f"u{unit}") == FLOOR for unit in range(4))
+    assert units.count("db") == 20 - 4 * FLOOR
+
+
+def test_many_quiet_services_do_not_take_all_places_either() -> None:
+    model = locks(most=20)
+    hot: list[Labels] = [("db", str(i), "lock") for i in range(10)]
+    for now in range(0, 100, 10):
+        model.count(
+            [((f"u{unit}", str(i), "lock"), 1, EARNED_NS) for unit in range(50) for i in range(3)], now
+        )
+        model.count([(labels, 1, SECOND) for labels in hot], now)
+        rearrange(model, now=now)
+    assert set(hot) <= own(model)
+
+
+def test_floors_without_units_are_by_comm() -> None:
+    model = locks(most=10)
+    hot: list[Labels] = [("", "dbd", kind) for kind in ("lock", "pi")]
+    model.count([(labels, 1, 100 * SECOND) for labels in hot], 0)
+    model.count([(("", f"c{i}", "lock"), 1, SECOND) for i in range(20)], 0)
+    rearrange(model, now=0)
+    assert set(hot) <= own(model)
+
+
+def processes(lines: int = 1000) -> Model:
+    """A family that has 200 lines of its own, and 800 that are nobody's."""
+    return Model(make(budget(lines), "futex"))
+
+
+def test_a_service_gets_its_series_when_helpers_have_taken_all() -> None:
+    model = processes()
+    model.count([(("cron", f"helper{i}", "cond"), 1, SECOND) for i in range(2000)], 0)
+    room = len(model.series)
+    assert room * 2 < OPEN_SHARE * 1000 + 5
+    late: list[Labels] = [("late", f"service{i}", "cond") for i in range(300)]
+    comms = [comm for _, comm, _ in late]
+    for now in range(10, 100, 10):
+        model.count([(labels, 1, 0) for labels in late], now)
+        rearrange(model, comms, now=now)
+        if now == 10:  # at once there is what is kept for them
+            assert len(set(late) & own(model)) >= (1 - OPEN_SHARE) * 1000 / 2 - 5
+    assert set(late) <= own(model)
+    assert model.series.exported_lines <= 1000
+    model.check()
+
+
+def test_those_that_have_ended_go_smallest_and_oldest_first() -> None:
+    model = processes()
+    ended: list[Labels] = [("cron", str(i), "cond") for i in range(300)]
+    for now in range(30):
+        model.count([(labels, 1, SECOND) for labels in ended[10 * now : 10 * now + 10]], now)
+        rearrange(model, now=now)
+    model.count([(ended[0], 1, 10_000 * SECOND)], 30)
+    late: list[Labels] = [("late", f"service{i}", "cond") for i in range(300)]
+    for now in (100, 110):
+        model.count([(labels, 1, 0) for labels in late], now)
+        rearrange(model, [comm for _, comm, _ in late], now=now)
+    left = [int(comm) for unit, comm, _ in own(model) if unit == "cron"]
+    assert 0 in left
+    assert 150 < len(left) < 250
+    assert min(set(left) - {0}) >= 300 - len(left) - 10  # ten each were as old as each other
+    model.check()
+
+
+def test_a_service_that_is_there_keeps_its_series_whatever_comes_and_goes() -> None:
+    model = processes()
+    service: Labels = ("db", "dbd", "cond")
+    model.count([(service, 1, 0)], 0)
+    for now in range(10, 4000, 10):
+        model.count([(("cron", f"{now}.{i}", "cond"), 1, 100 * SECOND) for i in range(30)], now)
+        rearrange(model, ["dbd", *(f"{now}.{i}" for i in range(30))], lasting=now % 100 == 0, now=now)
+        assert service in own(model)
+    model.check()
+
+
+def test_helpers_of_a_unit_are_one_series_when_there_is_no_room_for_each() -> None:
+    model = processes()
+    model.count([(("cron", f"helper{i}", "cond"), 1, SECOND) for i in range(2000)], 0)
+    there, unit = Presence(), ("cron", OTHER, "cond")
+    for now in (0, 20, 40):
+        there.note([("cron", "crond")], now)
+        model.count([(("cron", f"late{now}.{i}", "cond"), 1, SECOND) for i in range(10)], now)
+        model.series.rearrange(there, IDLE, now)
+    assert unit in model.counts()
+    before = model.counts()[unit]
+    model.count([(("cron", "new", "cond"), 7, SECOND)], 41)
+    model.count([(("session-1.scope", "new", "cond"), 8, SECOND)], 41)
+    assert model.counts()[unit] == before + 7
+    assert ("session-1.scope", OTHER, "cond") not in model.counts()
+    model.check()
+
+
+def test_what_lasts() -> None:
+    there = Presence()
+    for now in (0.0, LOOK):
+        there.note([("a", "x")], now)
+        assert there.state(("a", "x")) == there.unit_state("a") == THERE
+    there.note([("a", "x"), ("b", "y")], 2 * LOOK)
+    assert 2 * LOOK >= LASTING
+    assert there.state(("a", "x")) == there.unit_state("a") == LASTS
+    assert there.state(("b", "y")) == there.unit_state("b") == THERE
+    there.note([], 3 * LOOK)
+    assert there.state(("a", "x")) == there.unit_state("a") == GONE
+    there.note([("a", "x")], 4 * LOOK)
+    assert there.state(("a", "x")) == THERE
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100), st.integers(0, 5), st.booleans()), min_size=1),
+    st.integers(0, 20),
+)
+def test_the_ranking_is_an_order_of_all(entries: list[tuple[int, float, int, bool]], floors: int) -> None:
+    tiers, merits, owners, has_floor = (np.array(column) for column in zip(*entries, strict=True))
+    order = rank(tiers, merits, owners, has_floor, floors).tolist()
+    assert sorted(order) == list(range(len(entries)))
+    first = 0
+    while first < min(floors, len(order)) and has_floor[order[first]]:
+        first += 1
+    rest = [(-tiers[i], -merits[i]) for i in order[first:]]
+    assert rest == sorted(rest) or sum(has_floor) > 0
+    if not floors:
+        best = [(-tiers[i], -merits[i]) for i in order]
+        assert best == sorted(best)

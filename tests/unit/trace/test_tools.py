@@ -1,0 +1,184 @@
+"""Each one-shot tool: its help, its page in docs/trace, and the examples in both, which its parser takes."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockd import cli
+from lockd.errors import UsageError
+from lockd.trace.commands import TOOLS
+from lockd.trace.core import output
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs/trace"
+OVERVIEW = DOCS / "README.md"
+PAGES = {path.stem: path.read_text() for path in sorted(DOCS.glob("*.md")) if path.stem in TOOLS}
+SECTIONS = ("Options", "Output", "Example", "Differences", "Limits")
+SHELL = re.compile(r"\||\d?>.*|&|;")
+"""Words that end a command on a line of a shell."""
+
+
+def parser_of(tool: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    TOOLS[tool].add_options(parser)
+    return parser
+
+
+def options_of(tool: str) -> list[argparse.Action]:
+    return [action for action in parser_of(tool)._actions if action.dest != "help"]
+
+
+def examples_of_help(tool: str) -> list[str]:
+    """What is said of an example is two or more blanks behind it."""
+    lines = getattr(TOOLS[tool], "EPILOG", "").splitlines()
+    found = [line.strip() for line in lines if line.startswith("  ") and " trace " in line]
+    return [re.split(r"\s{2,}", line)[0] for line in found]
+
+
+def examples_of_page(text: str) -> Iterator[str]:
+    """The lines of blocks that begin with a prompt, and go on where they end in a backslash."""
+    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if found := re.match(r"[$#] (?:sudo )?(lockd trace .*)", line):
+                yield found[1]
+
+
+ALL_EXAMPLES = sorted(
+    {("help", example) for tool in TOOLS for example in examples_of_help(tool)}
+    | {(name, example) for name, text in PAGES.items() for example in examples_of_page(text)}
+    | {("overview", example) for example in examples_of_page(OVERVIEW.read_text())}
+    | {("README", example) for example in examples_of_page((ROOT / "README.md").read_text())}
+)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_help_says_what_each_option_does(tool: str) -> None:
+    assert TOOLS[tool].HELP[0].isupper()
+    assert not TOOLS[tool].HELP.endswith(".")
+    for action in options_of(tool):
+        assert action.help, action.option_strings or action.dest
+        assert action.help != argparse.SUPPRESS
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_help_has_examples(tool: str) -> None:
+    examples = examples_of_help(tool)
+    assert len(examples) >= 2
+    assert all(example.startswith(f"lockd trace {tool}") for example in examples)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_page_is_complete(tool: str) -> None:
+    text = PAGES[tool]
+    assert text.startswith(f"# lockd trace {tool}\n")
+    assert re.search(rf"^```\w*\nlockd trace {tool}\b", text, re.MULTILINE), "it has no synopsis"
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    for section in SECTIONS:
+        assert any(heading.startswith(section) for heading in headings), section
+    assert list(examples_of_page(text)), "it has no example"
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_page_names_every_option(tool: str) -> None:
+    for action in options_of(tool):
+        names = action.option_strings or [action.metavar or action.dest]
+        known = [
+            name for name in names if re.search(rf"(?<![\w-]){re.escape(str(name))}(?![\w-])", PAGES[tool])
+        ]
+        assert known, names
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_page_names_no_option_that_is_not(tool: str) -> None:
+    """Of any tool: pages speak of each other's."""
+    known = {name for tool in TOOLS for action in options_of(tool) for name in action.option_strings}
+    own = PAGES[tool].partition("## Differences")[0]
+    synopsis_and_options = re.sub(r"^```.*?^```$", "", own, flags=re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`(--[a-z][a-z-]*)", synopsis_and_options))
+    assert named <= known
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_overview_links_to_the_page(tool: str) -> None:
+    assert f"({tool}.md)" in OVERVIEW.read_text()
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_overview_tells_its_formats(tool: str) -> None:
+    formats = OVERVIEW.read_text().partition("## Formats")[2]
+    head, _, *lines = [line[1:-1].split("|") for line in formats.splitlines() if line.startswith("|")]
+    row = next((line for line in lines if line[0].strip() == tool), None)
+    actions = {action.option_strings[-1]: action for action in options_of(tool) if action.option_strings}
+    if "--format" not in actions:
+        assert row is None
+        return
+    assert row is not None, "it is not in the table of formats"
+    cells = {name.strip(): cell.strip() for name, cell in zip(head[1:], row[1:], strict=False)}
+    others = [one.strip() for one in cells.pop("others", "").split(",") if one.strip()]
+    told = {name for name, cell in cells.items() if cell and name != "flame graph"}
+    told |= {one.strip("*") for one in others}
+    assert told == set(actions["--format"].choices or ())
+    default = [name for name, cell in cells.items() if cell == "**yes**"]
+    default += [one.strip("*") for one in others if one.startswith("**")]
+    assert default == [actions["--format"].default]
+    assert (cells["flame graph"] == "yes") == ("--flamegraph" in actions)
+
+
+@pytest.mark.parametrize(("where", "example"), ALL_EXAMPLES)
+def test_every_example_is_a_command(where: str, example: str) -> None:
+    line = shlex.split(re.sub(r"\$\(.*?\)", "1234", example), comments=True)  # $(pgrep -x shop)
+    words = list(itertools.takewhile(lambda word: not SHELL.fullmatch(word), line))
+    args = cli._parser(words[1:]).parse_args(words[1:])
+    assert args.tool in TOOLS
+
+
+def test_links_lead_somewhere() -> None:
+    for page in DOCS.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (DOCS / target).exists(), f"{page.name}: {target}"
+
+
+def outputs(**options: object) -> argparse.Namespace:
+    return argparse.Namespace(**{"output": None, "flamegraph": None, "format": "csv", **options})
+
+
+def test_outputs_are_tried_at_the_start_and_nothing_is_left(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("of before")
+    output.check_options(outputs(output=tmp_path / "new", flamegraph=tmp_path / "graph.svg"))
+    output.check_options(outputs(output=kept))
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert kept.read_text() == "of before"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"output": Path("/nonexistent/x")}, "/nonexistent/x: cannot be written: No such file or directory"),
+        ({"output": Path("/")}, "/: cannot be written: Is a directory"),
+        ({"flamegraph": Path("x.png")}, "--flamegraph x.png: rule: a name that ends in .svg or .html"),
+        ({"flamegraph": Path("/tmp/x.svg"), "output": Path("/tmp/x.svg")}, "--output is the same file"),
+    ],
+)
+def test_outputs_that_cannot_be(options: dict[str, Path], says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        output.check_options(outputs(**options))
+
+
+def test_arguments_may_stand_among_options() -> None:
+    for words in ("stackcount t:a:b -p 1 2s", "stackcount -p 1 t:a:b 2s", "stackcount t:a:b 2s -p 1"):
+        args = cli._parser(["trace", *words.split()]).parse_args(["trace", *words.split()])
+        assert (args.pattern, args.pids, args.duration) == ("t:a:b", (1,), 2.0)
+
+
+def test_what_is_wrong_names_the_tool() -> None:
+    with pytest.raises(UsageError, match="see: lockd trace stackcount --help"):
+        cli._parser(["trace"]).parse_args(["trace", "stackcount", "t:a:b", "--nonsense"])

@@ -1,0 +1,131 @@
+"""The parts of `lockd top`: rates between two looks, rows of one thread, durations in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lockd.printable import masked
+from lockd.views.rates import Client, Rates, Row, Table
+from lockd.views.top import Options, duration, is_shown
+from tests.support.top_daemon import KINDS, SECOND, Daemon, serving, thread
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with serving() as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [(0, "0"), (1, "1us"), (999, "999us"), (999.6, "1.0ms"), (1000, "1.0ms"), (999_949, "999.9ms"),
+     (999_950, "1.00s"), (59.99e6, "59.99s"), (59.999e6, "1m00s"), (200e6, "3m20s"),
+     (3599.7e6, "1h00m"), (7500e6, "2h05m"), (100 * 3600e6, "100h00m")],
+)  # fmt: skip
+def test_durations(us: float, text: str) -> None:
+    assert duration(us) == text
+
+
+def test_plain_names_stay() -> None:
+    assert masked("Überprüfer 検査 [a]") == "Überprüfer 検査 [a]"
+
+
+def row(**changes: Any) -> Row:
+    values: dict[str, Any] = {
+        "key": 1, "program": "futex", "kind": "lock", "unit": "", "comm": "", "tgid": 1,
+        "lock": "", "blocked_us": 0, "count": 0, "max_us": 0, "waiting_us": 0, "waiting": 0,
+    }  # fmt: skip
+    return Row(**values | changes)
+
+
+def fed(*looks: tuple[float, list[Row]]) -> Table | None:
+    rates = Rates()
+    table = None
+    for time_, rows in looks:
+        table = rates.feed(Table(time_, tuple(rows)))
+    return table
+
+
+def test_the_first_look_has_no_rates() -> None:
+    assert fed((1.0, [row(count=5)])) is None
+
+
+def test_rates_use_the_clock_of_the_daemon() -> None:
+    table = fed((1.0, [row(count=5)]), (3.0, [row(count=9, blocked_us=SECOND)]))
+    assert table is not None
+    assert (table.rows[0].count_rate, table.rows[0].blocked_rate) == (2.0, 0.5)
+
+
+def test_a_clock_that_was_set_back_costs_one_look() -> None:
+    back = [(9.0, [row(count=1)]), (2.0, [row(count=3)])]
+    assert fed(*back) is None
+    table = fed(*back, (3.0, [row(count=4)]))
+    assert table is not None and table.rows[0].count_rate == 1.0
+
+
+def test_new_rows_are_all_new() -> None:
+    table = fed((1.0, []), (2.0, [row(count=7)]))
+    assert table is not None and table.rows[0].count_rate == 7.0
+
+
+def test_rows_that_were_too_many_to_be_seen_before_are_not_new(daemon: Daemon) -> None:
+    def threads(n: int) -> list[dict[str, Any]]:
+        first = 1 + n * 10  # ten of them give way to others
+        return [thread(tid, blocked_us=9 * SECOND) for tid in range(first, first + 1000)]
+
+    daemon.threads = threads
+    client, rates = Client(daemon.url), Rates()
+    assert rates.feed(client.threads()) is None
+    table = rates.feed(client.threads())
+    assert table is not None and len(table.rows) == 1000
+    assert {row.blocked_rate for row in table.rows} == {0.0}
+
+
+def test_lost_counts_are_all_new() -> None:
+    before, after = row(count=7, blocked_us=7 * SECOND), row(count=2, blocked_us=SECOND)
+    table = fed((1.0, [before]), (2.0, [after]))
+    assert table is not None
+    assert (table.rows[0].count_rate, table.rows[0].blocked_rate) == (2.0, 1.0)
+
+
+def test_a_wait_that_a_filter_leaves_out_makes_no_rate() -> None:
+    table = fed((1.0, [row(blocked_us=9 * SECOND)]), (2.0, [row(blocked_us=0)]))
+    assert table is not None and table.rows[0].blocked_rate == 0.0
+
+
+def test_rows_of_one_thread_are_one(daemon: Daemon) -> None:
+    daemon.threads = lambda n: [
+        thread(lock="first", blocked_us=5, blocked_count=1, max_blocked_us=5),
+        thread(lock="now", blocked_us=2, blocked_count=2, max_blocked_us=2, waiting_us=3),
+        thread(lock="else", tgid=99),
+    ]
+    both, other = Client(daemon.url).threads().rows
+    assert (both.lock, both.blocked_us, both.count, both.max_us, both.waiting) == (
+        "now",
+        10,
+        3,
+        5,
+        1,
+    )
+    assert other.lock == "else"
+
+
+def test_nulls_are_no_names(daemon: Daemon) -> None:
+    daemon.threads = lambda n: [thread(unit=None, lock=None, waiting_us=None)]
+    (only,) = Client(daemon.url).threads().rows
+    assert (only.unit, only.lock, only.waiting) == ("", "", 0)
+
+
+def test_off_cpu_time_only_with_all_kinds() -> None:
+    offcpu = row(program="offcpu", kind="interruptible")
+    assert not is_shown(offcpu, frozenset({"lock", "pi", "cond"}))
+    assert is_shown(offcpu, frozenset(KINDS))
+
+
+def test_options_are_frozen() -> None:
+    options = Options("http://h", 1, False, "max", frozenset(), None, False)
+    with pytest.raises(AttributeError):
+        options.sort = "blocked"  # type: ignore[misc]  # who checks types sees it too
