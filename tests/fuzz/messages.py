@@ -336,7 +336,7 @@ async def _exchange(data: bytes) -> None:
     with ours, theirs:
         sampler = SamplerLink(theirs)
         asked = [asyncio.ensure_future(sampler.ask(what)) for what in (REQUEST_METRICS, REQUEST_DETAIL)]
-        asked.append(asyncio.ensure_future(sampler.settled()))  # type: ignore[arg-type]  # says nothing
+        asked.append(asyncio.ensure_future(sampler.wait_until_settled()))  # type: ignore[arg-type]  # says nothing
         await asyncio.sleep(0)
         at = 0
         while at < len(data) and not sampler.closed.is_set():

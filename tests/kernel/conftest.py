@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import tempfile
@@ -15,13 +14,10 @@ from lockd.load.host import ensure_tracefs
 from tests.support.checks import beside_another_tool
 from tests.support.lock_module import LockModule
 from tests.support.lockd_process import ROOT, Lockd
-from tests.support.workload import Start, Workload
+from tests.support.workload import NUMBERS, OURS, Start, Workload
 
 CROWD = "mp[0-9]*"
 """Thousands of processes of one test, which would leave no series to the others."""
-OURS = f"*.{os.getpid():x}.*"
-"""Workloads of these tests, by the names that they are given."""
-NUMBERS = itertools.count()
 
 
 def why_not_here() -> str:

@@ -64,7 +64,7 @@ class Host:
         limits = limits or Limits()
         processes = Processes(Units(procfs), procfs)
         manifest = Manifest(
-            source_hash="", attached_ns=0, chosen=(), hooks=(), maps=(), functions=(),
+            attached_ns=0, chosen=(), hooks=(), maps=(), functions=(),
             enums={"lock_type": NAMES},
             constants={"SLOTS": SLOTS, "SLOT_NONE": SLOT_NONE},
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -88,3 +89,7 @@ class Workload:
 
 Start = Callable[..., Workload]
 """The fixture `workload`: starts a program of tests/workloads, given its name and arguments."""
+OURS = f"*.{os.getpid():x}.*"
+"""The names of all processes that this run of the tests starts as workloads."""
+NUMBERS = itertools.count()
+"""Make these names differ."""
