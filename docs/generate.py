@@ -246,12 +246,12 @@ def _table(title: str, values: Mapping[str, str]) -> Iterator[str]:
 def values_in_the_code() -> dict[str, set[str]]:
     """Return the label values that the programs and the sampler use, by the name of their table above."""
     enums = assemble(["include/common.bpf.h", "daemon/futex.bpf.c", "daemon/kernel_locks.bpf.c"], {}).enums
-    kinds = [name.removeprefix("KIND_").lower() for name in enums["futex_kind"]]
-    losses = [name.lower().removeprefix("loss_").split("__") for name in enums["loss"] if "__" in name]
+    kinds = enums["futex_kind"]
+    losses = [name.removeprefix("loss_").split("__") for name in enums["loss"] if "__" in name]
     return {
         "KINDS": set(kinds[: kinds.index("wake")]),  # the kinds from `wake` on are not waits
-        "STATES": {name.removeprefix("STATE_").lower() for name in enums["state"]} - {"runnable"},
-        "LOCK_TYPES": {name.removeprefix("LOCK_").lower() for name in enums["lock_type"]},
+        "STATES": set(enums["state"]) - {"runnable"},
+        "LOCK_TYPES": set(enums["lock_type"]),
         "DROPS": {reason for where, reason in losses if where not in ("stacks", "trace")}
         | {"recursion", "holder_gone"},
         "STACK_MISSES": {reason for where, reason in losses if where == "stacks"} | {"refused"},

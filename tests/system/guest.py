@@ -19,7 +19,7 @@ KERNEL = ("6.1", "bookworm-security")
 """Series and suite: what the release has itself."""
 SLOW_UNITS = ("e2scrub_reap.service", "getty-static.service", "getty@tty1.service", "apt-daily.timer")
 """They only compete with lockd for the emulated processors while it starts."""
-ACTS = ("unit/acts.py", "unit/test_confinement.py", "kernel/refusing.py")
+ACTS = ("unit/process/acts.py", "unit/process/test_confinement.py", "kernel/refusing.py")
 """Tests that are run in there, of lockd as it is installed."""
 AGENT_UNIT = r"""[Unit]
 BindsTo=dev-virtio\x2dports-lockd\x2dtest.device
