@@ -59,7 +59,7 @@ class Backlog:
         """The number of the row in the first place, and that of the next row to be drained."""
         if not 0 <= self._base <= self._end <= min(self._base + self._room, MOST):
             raise ValueError(
-                f"drained rows {self._base} to {self._end} cannot be; rule: at most {self._room} rows"
+                f"drained rows are numbered {self._base} to {self._end}; rule: ascending, at most {self._room}"
             )
         self.first = self._needed_from = self._base
         """The number of the next row to be folded, and that of the first row that must not be overwritten."""
@@ -126,7 +126,9 @@ class Backlog:
     def go_back(self, first: int) -> None:
         """Hand out again all rows from the number `first` on. Raises ValueError if some are overwritten."""
         if not self._base <= first <= self._end:
-            raise ValueError(f"of the rows from {first} on those before {self._base} are gone")
+            raise ValueError(
+                f"drained rows before {self._base} are gone; rule: all rows from {first} on are kept"
+            )
         self.first = self._needed_from = first
 
     def _rows(self, first: int, end: int) -> Entries:
