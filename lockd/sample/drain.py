@@ -59,7 +59,7 @@ class Backlog:
         """The number of the row in the first place, and that of the next row to be drained."""
         if not 0 <= self._base <= self._end <= min(self._base + self._room, MOST):
             raise ValueError(
-                f"drained rows are numbered {self._base} to {self._end}; rule: ascending, at most {self._room}"
+                f"drained rows: {self._base} to {self._end}; rule: ascending, at most {self._room}"
             )
         self.first = self._needed_from = self._base
         """The number of the next row to be folded, and that of the first row that must not be overwritten."""
@@ -127,7 +127,7 @@ class Backlog:
         """Hand out again all rows from the number `first` on. Raises ValueError if some are overwritten."""
         if not self._base <= first <= self._end:
             raise ValueError(
-                f"drained rows before {self._base} are gone; rule: all rows from {first} on are kept"
+                f"drained rows: those before {self._base} are gone; rule: all are kept from {first} on"
             )
         self.first = self._needed_from = first
 

@@ -232,7 +232,7 @@ def spoil_counted(file: int, why: str) -> str:
             os.pwrite(file, b"x", at * PLACE + 100)
         return "what was counted is damaged"
     os.pwrite(file, b"\x77" * 16, 3 * PLACE)
-    return "drained rows "
+    return "drained rows: "
 
 
 def test_an_interrupted_drain_is_counted_whatever_comes_next(store: DescriptorStore, tmp_path: Path) -> None:
