@@ -35,7 +35,7 @@ def processes(daemon: Lockd) -> dict[str, int]:
     """Process ids by name."""
     found = {"sampler": daemon.process.pid}
     for pid, command in children_of(daemon.process.pid).items():
-        (name,) = re.findall(r"isolated\.py lockd\.(\w+)", command)
+        (name,) = re.findall(r"isolation\.py lockd\.(\w+)", command)
         found[name] = pid
     return found
 
