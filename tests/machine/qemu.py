@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 BOOT_SECONDS = 300.0
-CONSOLE_LINES = 40
+CONSOLE_LINES = 120
 OOPS = re.compile(r"\bBUG: |\bOops\b|general protection fault|Kernel panic|invalid opcode")
+PRINT_SECONDS = 3.0
+"""For the kernel to print some stacks on its console."""
 NUDGE_SECONDS = 5.0
 """Of silence."""
 SLACK_SECONDS = 60.0
@@ -111,7 +113,7 @@ class Machine:
         )  # fmt: skip
         self._port, self._monitor = self._connect(control), self._connect(monitor)
         self._answer("boot", BOOT_SECONDS, _ignore)
-        self.shell("echo 1 >/sys/devices/system/cpu/cpu1/online")
+        self.shell("echo 1 >/sys/devices/system/cpu/cpu1/online; echo 1 >/proc/sys/kernel/sysrq")
 
     @property
     def seconds(self) -> float:
@@ -223,6 +225,7 @@ class Machine:
 
     def _lost(self, why: str) -> Exception:
         at_work = self._busy_share()
+        self._print_blocked_tasks()
         self.end()  # whoever asks next hears at once
         console = self.console().splitlines()
         died = next((i for i, line in enumerate(console) if OOPS.search(line)), None)
@@ -230,6 +233,13 @@ class Machine:
             return KernelPanic("\n".join(["the kernel died:", *console[died : died + CONSOLE_LINES]]))
         words = [f"VM lost: {why}", f"QEMU used {at_work:.0%} of a processor", "its console:"]
         return VmLost("\n".join(words + console[-CONSOLE_LINES:]))
+
+    def _print_blocked_tasks(self) -> None:
+        """Have the kernel print the stacks of its blocked tasks and of its processors on the console."""
+        with contextlib.suppress(OSError):
+            for key in ("9", "w", "l"):  # 9: print all there is
+                self._monitor.sendall(f"sendkey alt-sysrq-{key}\n".encode())
+                time.sleep(PRINT_SECONDS)
 
     def _busy_share(self) -> float:
         """How much of a second QEMU runs: whether the machine's processors do something or all wait."""

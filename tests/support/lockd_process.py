@@ -76,6 +76,20 @@ def _total(beginning: str, text: str) -> int:
     return int(sum(float(line.split()[-1]) for line in lines))
 
 
+def _threads_below(pid: int) -> dict[int, tuple[str, int, int]]:
+    """What each thread of a process and its children does, and how long it ran and waited for a CPU (ns)."""
+    threads: dict[int, tuple[str, int, int]] = {}
+    with contextlib.suppress(OSError):  # whatever ends meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            comm, _, rest = (task / "stat").read_text().partition(")")
+            ran, waited, _ = map(int, (task / "schedstat").read_text().split())
+            where = (task / "wchan").read_text()
+            threads[int(task.name)] = f"{comm[comm.index('(') + 1 :]} {rest.split()[0]} {where}", ran, waited
+            for child in (task / "children").read_text().split():
+                threads |= _threads_below(int(child))
+    return threads
+
+
 class NotStarted(AssertionError):
     """`code`: what it exited with, 3 if this host cannot do it; None if it said nothing."""
 
@@ -138,6 +152,8 @@ class Lockd:
         try:
             with urllib.request.urlopen(f"http://{self.address}{path}", timeout=30) as answer:
                 body: bytes = answer.read()
+        except TimeoutError as error:
+            raise AssertionError(f"{self.address}{path}: no answer: {self._states()}") from error
         except ConnectionError as error:
             raise AssertionError(self._ended()) from error
         except urllib.error.URLError as error:
@@ -145,6 +161,20 @@ class Lockd:
                 raise
             raise AssertionError(self._ended()) from error
         return body
+
+    def _states(self) -> str:
+        """What each thread of lockd does for a second: it runs, waits for a CPU, or is asleep somewhere."""
+        before, lines = _threads_below(self.process.pid), []
+        time.sleep(1)
+        for tid, (what, ran, waited) in _threads_below(self.process.pid).items():
+            _, ran_before, waited_before = before.get(tid, ("", ran, waited))
+            seconds = [(ran - ran_before) / 1e9, (waited - waited_before) / 1e9, ran / 1e9, waited / 1e9]
+            lines.append(
+                "{} {}: ran {:.3f} s, waited for a CPU {:.3f} s; in all {:.1f}, {:.1f} s".format(
+                    tid, what, *seconds
+                )
+            )
+        return "\n".join([*lines, *self.log[-20:]])
 
     def _ended(self) -> str:
         """Why nobody answers."""
