@@ -330,7 +330,7 @@ def test_between_two_tracepoints(workload: Start) -> None:
         (("hist", "sched:sched_waking", "comm", "1", "--linear", "0,10,3"), "whole steps"),
         (("latency", "raed", "1"), "did you mean"),
         (("latency", "exit_group", "1"), "never returns"),
-        (("latency", "restart_syscall", "1"), "part of the call"),
+        (("latency", "restart_syscall", "1"), "part of the system call"),
         (("latency", "read", "1", "--by", "fd"), "--by fd: rule: comm, pid, tid, stack, ret or none"),
         (("latency", "irq:softirq_entry", "1"), "two tracepoints"),
         (("latency", "irq:softirq_entry,softirq_exi", "1"), "did you mean irq:softirq_exit"),
