@@ -217,9 +217,14 @@ void wait_until(_Atomic long *value, long least)
 /* /proc/TID/syscall is "running", or begins with the number of the call it sleeps in. */
 void wait_asleep(pid_t tid, long syscall_nr)
 {
+    wait_asleep_or(tid, syscall_nr, NULL, 0);
+}
+
+void wait_asleep_or(pid_t tid, long syscall_nr, _Atomic long *finished, long value)
+{
     char path[64], text[32];
     snprintf(path, sizeof path, "/proc/%d/syscall", tid);
-    for (;; nap(50)) {
+    for (; !finished || *finished < value; nap(50)) {
         int fd = check(open(path, O_RDONLY | O_CLOEXEC), path);
         ssize_t size = check(read(fd, text, sizeof text - 1), path);
         close(fd);

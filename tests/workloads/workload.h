@@ -71,6 +71,8 @@ void say_kernel(const char *lock_type, const struct waits *w);
 pid_t spawn(void *(*run)(void *), void *arg); /* returns once the thread runs; its tid */
 void wait_until(_Atomic long *value, long least); /* polls until *value >= least */
 void wait_asleep(pid_t tid, long syscall_nr); /* polls until that thread sleeps in the call */
+/* polls until it sleeps in the call, or *finished >= value */
+void wait_asleep_or(pid_t tid, long syscall_nr, _Atomic long *finished, long value);
 
 /* A lock handed over `rounds` times. The owner takes it; the asker asks; `hold_us` after the asker
  * is seen asleep the owner gives it away. So every ask is one wait, and every wait blocks. */
