@@ -84,6 +84,7 @@ def until_another(service: Service, which: str, was: int) -> None:
 
 
 @pytest.mark.thorough("20 kills take minutes; test_adoption.py has some without systemd")
+@pytest.mark.timeout(1500)  # an exporter that was killed often is started again after a minute only
 @pytest.mark.parametrize("which", ["sampler", "namer", "exporter"])
 def test_a_kill_loses_a_period_at_most(service: Service, workload: Start, which: str) -> None:
     load = workload(*STORM)
