@@ -32,8 +32,6 @@ BENCH_PACKAGES := 'linux-perf|linux-tools-common' stress-ng bpftrace bpfcc-tools
 # again with each new version of the release.
 UNPACKED_PACKAGES := memcached nginx postgresql prometheus
 UNPACKED := $(or $(LOCKD_CACHE),/var/cache/lockd-tests)/servers
-# Its name tells which they are: with others than before they are unpacked again.
-SERVERS := $(UNPACKED)/$(subst $() ,+,$(UNPACKED_PACKAGES)).made
 
 # Where `make install` puts things; DESTDIR is the root directory of another system, if it is for one.
 PREFIX := /usr
@@ -76,7 +74,8 @@ kernels: ready ## run the tests of the programs on all other kernels, in emulate
 ready:
 	@$(call as_root,install packages and trace the kernel)
 	@deploy/apt-need $(RUN_PACKAGES) $(TEST_PACKAGES)
-	@$(MAKE) --no-print-directory $(VENV)/made workloads $(SERVERS)
+	@tests/unpack $(UNPACKED) $(UNPACKED_PACKAGES)
+	@$(MAKE) --no-print-directory $(VENV)/made workloads
 
 bench: ## measure what lockd costs, beside what users would run instead (ARGS='--quick'); 25 minutes
 	@$(call as_root,install packages and trace the kernel)
@@ -122,11 +121,6 @@ $(VENV)/made: tests/requirements.txt
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
 	command -v promtool >/dev/null || { tests/unpack $(VENV)/unpacked prometheus && \
 		mv $(VENV)/unpacked/usr/bin/promtool $(VENV)/bin && rm -r $(VENV)/unpacked; }
-	touch $@
-
-$(SERVERS): /etc/os-release
-	rm -rf $(@D)
-	tests/unpack $(@D) $(UNPACKED_PACKAGES)
 	touch $@
 
 # Where DESTDIR has no users at all it becomes a package, and they are made where that is installed.

@@ -94,7 +94,7 @@ def _journal(process: str) -> logging.Handler | None:
         status = os.fstat(sys.stderr.fileno())
         if os.environ.get("JOURNAL_STREAM") != f"{status.st_dev}:{status.st_ino}":
             return None
-        from systemd.journal import JournalHandler  # type: ignore[import-untyped,unused-ignore]
+        from systemd.journal import JournalHandler
     except (OSError, ValueError, AttributeError, ImportError):
         return None
     handler: logging.Handler = JournalHandler(SYSLOG_IDENTIFIER="lockd", LOCKD_PROCESS=process)

@@ -120,7 +120,9 @@ class Index:
         self.add(keys, values)
 
     def clear(self) -> None:
-        self.__init__()  # type: ignore[misc]
+        """Forget all keys."""
+        self._count = self._removed = 0
+        self._make_places(SMALLEST)
 
     def _make_places(self, count: int) -> None:
         """Replace the table by an empty one with `count` places, a power of two."""

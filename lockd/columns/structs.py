@@ -15,6 +15,11 @@ Columns: TypeAlias = "npt.NDArray[Any]"
 """A one-dimensional, contiguous array whose dtype has fields, one for each member of a C struct."""
 
 
+def struct_dtype(layout: Any) -> np.dtype[Any]:
+    """The dtype of a C type, from its layout in the manifest: a struct's dict or a plain type's name."""
+    return np.dtype(layout)
+
+
 def take(rows: Columns, positions: npt.NDArray[np.int64]) -> Columns:
     """Return a copy of the rows at `positions`, in their order."""
     return _bytes(rows)[positions].view(rows.dtype)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lockd.columns.structs import struct_dtype
 from lockd.errors import LockdError
 from lockd.kernel.libbpf import last_error, libbpf
 from lockd.kernel.manifest import Manifest, MapInfo
@@ -23,7 +24,7 @@ class PerCpuCounters:
 
     def __init__(self, fd: int, info: MapInfo) -> None:
         self._fd, self._name, self._entries = fd, info.name, info.entries
-        cpus = np.dtype(info.value).itemsize // 8  # type: ignore[arg-type]
+        cpus = struct_dtype(info.value).itemsize // 8
         self._values = np.zeros(cpus, np.uint64)
         self._lib = libbpf()
 

@@ -31,7 +31,7 @@ class HashMap:
 
     def __init__(self, fd: int, info: MapInfo) -> None:
         self.fd, self.name, self.entries = fd, info.name, info.entries
-        self.key, self.value = np.dtype(info.key), np.dtype(info.value)  # type: ignore[arg-type]
+        self.key, self.value = structs.struct_dtype(info.key), structs.struct_dtype(info.value)
         self._key_bytes, self._value_bytes = self.key.itemsize, self.value.itemsize
         self._lib = libbpf()
         # These are made once: a tick takes some hundred microseconds, and making one of them one or two.

@@ -126,7 +126,7 @@ class Pairs:
         self.run_times = PerCpuCounters(*infos["run_times"])
         self.buffers = Buffers(list(self.hashes.values()))
         fd, info = infos["control"]
-        self.control = Control(fd, info.value)  # type: ignore[arg-type]
+        self.control = Control(fd, structs.struct_dtype(info.value))
         self._grace = GracePeriod()
         self._grace.begin()  # a sampler that ended may have flipped a moment ago
 

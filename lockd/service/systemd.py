@@ -65,7 +65,7 @@ class Systemd:
         if "LISTEN_FDS" not in os.environ:
             return {}
         try:
-            from systemd import daemon  # type: ignore[import-untyped,unused-ignore]
+            from systemd import daemon
         except ImportError:
             return {}
         return {name: fd for fd, name in daemon.listen_fds_with_names(unset_environment=True).items()}

@@ -134,6 +134,7 @@ class Groups:
 
     def _label(self, name: str, value: Any) -> Label:
         if not self._stacks or name != "stack":
-            return value  # type: ignore[no-any-return]
+            label: Label = value
+            return label
         user, kernel = value
         return *self._stacks.kernel(kernel), *self._stacks.user(user)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lockd.columns.structs import Columns
+from lockd.columns.structs import Columns, struct_dtype
 from lockd.kernel.pairs import Entries
 from lockd.names.kernel.sites import is_interrupt
 from lockd.names.labels.processes import text
@@ -96,7 +96,7 @@ class Absences:
         self._with_runqueue = with_runqueue
         self._states = manifest.enums["state"]
         self._reasons = Reasons(manifest.enums, manifest.constants)
-        self._key = np.dtype(next(info.key for info in manifest.maps if info.name == "offcpu_0"))  # type: ignore[arg-type]
+        self._key = struct_dtype(next(info.key for info in manifest.maps if info.name == "offcpu_0"))
         self._has_wakers = "woken_by" in (self._key.names or ())
         self._rows: dict[bytes, int] = {}
         """Row of `_sums` by the bytes of a key."""

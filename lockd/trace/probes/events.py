@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockd.columns.structs import Columns
+from lockd.columns.structs import Columns, struct_dtype
 from lockd.kernel.rings import Ring, RingReader
 from lockd.trace.core.session import Session
 
@@ -15,7 +15,7 @@ class EventReader:
     def __init__(self, session: Session, ring: str, record: str) -> None:
         infos = {info.name: info for info in session.manifest.maps}
         self._ring = RingReader(Ring(session.fds[ring], infos[ring].entries))
-        self._dtype = np.dtype(infos[record].value)  # type: ignore[arg-type]
+        self._dtype = struct_dtype(infos[record].value)
 
     def read(self) -> Columns:
         """The records since the last call, in the order in which they were written."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,6 @@ from lockd.process.clock import NS
 from lockd.sample.aggregates.early_acquisitions import FORGET_AFTER, MOST, EarlyCounts
 from tests.support.kernel_hold_host import LOCK, MUTEX, READ, SHOP, US, Entry, Host, entry
 from tests.support.small_procfs import Procfs
-
-
-@pytest.fixture
-def procfs(tmp_path: Path) -> Procfs:
-    return Procfs(tmp_path)
-
-
-@pytest.fixture
-def host(procfs: Procfs) -> Host:
-    return Host(procfs.root)
 
 
 def test_what_is_held_for_long_is_counted_once(host: Host, procfs: Procfs) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +13,6 @@ from lockd.sample.series.limits import Limits
 from lockd.sample.series.ranking import Presence
 from tests.support.kernel_hold_host import LOCK, NAMES, READ, SEMAPHORE, SHOP, US, Entry, Host, entry
 from tests.support.small_procfs import Procfs
-
-
-@pytest.fixture
-def procfs(tmp_path: Path) -> Procfs:
-    return Procfs(tmp_path)
-
-
-@pytest.fixture
-def host(procfs: Procfs) -> Host:
-    return Host(procfs.root)
 
 
 def test_acquisitions_and_holds_by_process_and_type(host: Host) -> None:

@@ -22,16 +22,6 @@ from tests.support.kernel_hold_host import LOCK, MUTEX, READ, SEMAPHORE, US, Hos
 from tests.support.small_procfs import Procfs
 
 
-@pytest.fixture
-def procfs(tmp_path: Path) -> Procfs:
-    return Procfs(tmp_path)
-
-
-@pytest.fixture
-def host(procfs: Procfs) -> Host:
-    return Host(procfs.root)
-
-
 def test_the_longest_hold_in_progress(host: Host, procfs: Procfs) -> None:
     procfs.add(7, b"shop")
     host.fold(entry(7, acquired=2, held=2 * NS))
