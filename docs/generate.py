@@ -169,8 +169,8 @@ STACK_MISSES = {
     "unreadable": "the kernel could not walk the stack",
     "captures_full": "threads blocked on more new locks in one window than there is room for; the lock is"
     " captured when a thread next blocks on it",
-    "refused": "the namer is behind; the lock is captured again when a thread next blocks on it. Until then"
-    " the kind of its waits follows from the arguments of their calls, as with `captures_full`",
+    "refused": "the namer is far behind; the lock is captured again when a thread next blocks on it."
+    " Until then the kind of its waits follows from the arguments of their calls, as with `captures_full`",
 }
 PROCESSES = {
     "sampler": "drains the maps and counts",

@@ -356,11 +356,11 @@ class Sampler:
     def _exchange_names(self, now: float, is_survey_due: bool) -> None:
         """Ask the namer about locks that were captured, and take its answers."""
         captures = self._collector.captures()
-        if not captures and not is_survey_due and self._resolver.is_idle:
+        has_postponed = self._user_locks is not None and self._user_locks.has_postponed
+        if not captures and not has_postponed and not is_survey_due and self._resolver.is_idle:
             return
         if self._user_locks:
-            for keys, values in captures:
-                self._user_locks.ask_captured(keys, values, now)
+            self._user_locks.ask_captured(captures, now)
             self.own_cost.captures_refused = self._user_locks.refused_captures
         for answer in self._resolver.answers():
             if isinstance(answer, OwnersAnswer):

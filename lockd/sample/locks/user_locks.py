@@ -30,6 +30,9 @@ UNCAPTURED_SECONDS = 2.0
 """Seconds after which a lock that was not captured is named without a stack."""
 CAPTURES_AT_ONCE = 32
 """Captured locks that are asked for in one tick. The namer answers for some hundreds in a second."""
+MOST_POSTPONED = 128
+"""Captures that wait for a later tick, each of some 4 KiB. A program that starts can begin with hundreds of
+locks, some of which threads wait for only once."""
 ASKED_AT_ONCE = 100
 """Locks that were not captured and are asked for after one fold."""
 LASTING_NS = 100_000_000
@@ -94,6 +97,8 @@ class UserLocks:
         self._is_wanted = is_wanted
         self._captured_again_ns = captured_again_ns
         self._machine = machine
+        self._postponed: list[tuple[Columns, Columns]] = []
+        """The keys and values of captures that wait for the next tick."""
         self._announced: set[int] = set()
         """Processes whose mappings the namer remembers."""
         self._corrections: set[tuple[int, int]] = set()
@@ -125,9 +130,18 @@ class UserLocks:
             ROWS,
         )
 
-    def ask_captured(self, keys: Columns, captures: Columns, now: float) -> None:
-        """Ask for the names of locks on which threads just blocked; the arguments are drained captures."""
-        chosen, refused = self._choose(keys["tgid"].tolist())
+    def ask_captured(self, drained: Sequence[tuple[Columns, Columns]], now: float) -> None:
+        """Ask for the names of locks on which threads just blocked, given the keys and values of captures.
+
+        Captures that are too many for one tick are asked for at the next call.
+        """
+        waiting = [*self._postponed, *drained]
+        if not waiting:
+            return
+        keys, captures = (np.concatenate(columns) for columns in zip(*waiting, strict=True))
+        chosen, rest = self._choose(keys["tgid"].tolist())
+        postponed, refused = rest[:MOST_POSTPONED], rest[MOST_POSTPONED:]
+        self._postponed = [(keys[postponed], captures[postponed])] if postponed else []
         self._refuse(keys[refused])
         if not chosen:
             return
@@ -141,8 +155,13 @@ class UserLocks:
         for row, tid, capture in zip(rows.tolist(), captures["tid"].tolist(), decoded, strict=True):
             self._ask(row, now, tid, capture)
 
+    @property
+    def has_postponed(self) -> bool:
+        """Whether captures wait for the next call of ask_captured()."""
+        return bool(self._postponed)
+
     def _choose(self, tgids: list[int]) -> tuple[list[int], list[int]]:
-        """Return the positions of the captures that are asked for, and of those for which there is no room.
+        """Return the positions of the captures that are asked for now, and of those that are not.
 
         One lock of each process comes first, then a second of each. A process that begins with hundreds of
         locks, as a Java machine does, does not keep out the others.

@@ -1,0 +1,113 @@
+"""Which of many captured locks are asked for, and when."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pytest
+
+from lockd.kernel.maps import HashMap
+from lockd.names.client import Resolver
+from lockd.names.protocol import UserLockSeen
+from lockd.names.unwind.capture import REGISTERS
+from lockd.sample.locks.user_locks import CAPTURES_AT_ONCE, MOST_POSTPONED, UserLocks
+
+KEY = np.dtype([("uaddr", "u8"), ("tgid", "u4"), ("guess", "u1"), ("pad", "u1", 3)])
+CAPTURE = np.dtype(
+    [("registers", [(name, "u8") for name in REGISTERS["x86_64"]]), ("thread_pointer", "u8"),
+     ("frames", "u8", 24), ("tid", "u4"), ("tgid", "u4"), ("bytes", "u4"), ("stack", "u1", 64)]
+)  # fmt: skip
+SEEN = 1000.0
+
+
+class Namer:
+    """A resolver that keeps the questions."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.room = 1000
+
+    def ask(self, question: UserLockSeen) -> bool:
+        self.asked.append((question.tgid, question.address))
+        return True
+
+    def watch(self, fresh: tuple[int, ...], gone: tuple[int, ...] = ()) -> None:
+        """Which processes there are is nothing to it."""
+
+
+class KnownLocks:
+    """The map of locks that were captured, of which some are deleted."""
+
+    key = KEY
+
+    def __init__(self) -> None:
+        self.deleted: list[int] = []
+
+    def delete(self, keys: np.ndarray) -> None:
+        self.deleted += keys["uaddr"].tolist()
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.namer, self.known = Namer(), KnownLocks()
+        self.locks = UserLocks(
+            cast("Resolver", self.namer), cast("HashMap", self.known), cast("HashMap", self.known),
+            ("lock", "cond"), lambda tgid: True, captured_again_ns=10**10, machine="x86_64",
+        )  # fmt: skip
+
+    def capture(self, locks: dict[int, list[int]]) -> None:
+        """One tick drains captures of these locks: addresses by process."""
+        owners = [(tgid, address) for tgid, addresses in locks.items() for address in addresses]
+        keys, captures = np.zeros(len(owners), KEY), np.zeros(len(owners), CAPTURE)
+        keys["tgid"] = captures["tgid"] = captures["tid"] = [tgid for tgid, _ in owners]
+        keys["uaddr"] = [address for _, address in owners]
+        self.locks.ask_captured([(keys, captures)], SEEN)
+
+    def tick(self) -> list[tuple[int, int]]:
+        """The questions of a tick that drains no captures."""
+        before = len(self.namer.asked)
+        self.locks.ask_captured([], SEEN)
+        return self.namer.asked[before:]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_program_that_begins_with_many_locks_has_all_of_them_named(bench: Bench) -> None:
+    """Threads may wait for some of them only once, so that they would not be captured again."""
+    addresses = list(range(CAPTURES_AT_ONCE + MOST_POSTPONED))
+    bench.capture({7: addresses})
+    assert len(bench.namer.asked) == CAPTURES_AT_ONCE
+    while bench.locks.has_postponed:
+        assert 0 < len(bench.tick()) <= CAPTURES_AT_ONCE
+    assert sorted(bench.namer.asked) == [(7, address) for address in addresses]
+    assert not bench.known.deleted
+    assert bench.locks.refused_captures == 0
+
+
+def test_what_is_too_many_even_for_later_is_captured_again(bench: Bench) -> None:
+    addresses = list(range(CAPTURES_AT_ONCE + MOST_POSTPONED + 5))
+    bench.capture({7: addresses})
+    assert bench.known.deleted == addresses[-5:]
+    assert bench.locks.refused_captures == 5
+    while bench.locks.has_postponed:
+        bench.tick()
+    assert len(bench.namer.asked) == CAPTURES_AT_ONCE + MOST_POSTPONED
+
+
+def test_what_was_postponed_does_not_keep_out_other_processes(bench: Bench) -> None:
+    bench.capture({7: list(range(100))})
+    bench.capture({8: [1], 9: [1]})
+    assert {(8, 1), (9, 1)} <= set(bench.namer.asked)
+
+
+def test_a_namer_without_room_is_asked_later(bench: Bench) -> None:
+    bench.namer.room = 0
+    bench.capture({7: [1, 2]})
+    assert bench.tick() == []
+    bench.namer.room = 1000
+    assert bench.tick() == [(7, 1), (7, 2)]
+    assert not bench.locks.has_postponed
