@@ -6,10 +6,13 @@ By default it leaves out the tests that are marked `thorough`, as `make test` do
 `make test-all`. What a tier in the background prints is in tests/build/TIER.log, and comes at the end.
 
 The tiers in machines (vm, system) only compute, for as long as everything else together. They run in the
-background in the scheduling class SCHED_IDLE: a thread of any other class that wants a processor takes it
-from them at once. So they get the time in which the tests of the tier kernel wait, which is most of it, and
-those measure as if they were alone. What is measured in a machine is measured by its own clock, which counts
-instructions.
+background, in a session of their own with a low weight and in the scheduling class SCHED_IDLE. So they get
+the time in which the tests of the tier kernel wait, which is most of it, and those measure as if they were
+alone. What is measured in a machine is measured by its own clock, which counts instructions.
+
+The session matters. Linux shares processors among sessions first (sched_autogroup). A session with busy
+threads and idle ones has hardly any weight on a processor where only an idle one runs. Beside such a session,
+Linux 6.18 let ready threads of other sessions wait for 10 s and longer.
 """
 
 from __future__ import annotations
@@ -35,8 +38,12 @@ from tests.vm.kernels import KERNELS
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(__file__).with_name("build")
 GATE = "--gate"
-# They end with this process, which Ctrl-C on a terminal ends together with them.
-IN_THE_BACKGROUND = ("chrt", "--idle", "0", "setpriv", "--pdeathsig", "TERM")
+LOW_WEIGHT = 'echo 10 2>/dev/null >/proc/self/autogroup || true; exec "$@"'
+"""The nice value of a session. Some kernels have no such file (CONFIG_SCHED_AUTOGROUP)."""
+# They end with this process.
+IN_THE_BACKGROUND = (
+    "setsid", "sh", "-c", LOW_WEIGHT, "sh", "chrt", "--idle", "0", "setpriv", "--pdeathsig", "TERM",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
