@@ -38,7 +38,7 @@ from tests.vm.kernels import KERNELS
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(__file__).with_name("build")
 GATE = "--gate"
-LOW_WEIGHT = 'echo 10 2>/dev/null >/proc/self/autogroup || true; exec "$@"'
+LOW_WEIGHT = 'echo 19 2>/dev/null >/proc/self/autogroup || true; exec "$@"'
 """The nice value of a session. Some kernels have no such file (CONFIG_SCHED_AUTOGROUP)."""
 # They end with this process.
 IN_THE_BACKGROUND = (

@@ -210,6 +210,12 @@ class Lockd:
         rows: list[dict[str, Any]] = json.loads(self.get(f"/api/v1/{what}?{text}"))[what]
         return rows
 
+    def _lost(self) -> dict[str, dict[Labels, float]]:
+        """What was not counted, and how full the maps are."""
+        samples = self.metrics(settled=False).samples
+        names = ("lockd_dropped_events_total", "lockd_overflow_events_total", "lockd_map_entries")
+        return {name: {key: value for key, value in samples[name].items() if value} for name in names}
+
     def waited_for(self, **query: str) -> list[dict[str, Any]]:
         """The locks that were waited for, once there are some and all have their names."""
         deadline = time.monotonic() + SETTLED_SECONDS
@@ -217,7 +223,7 @@ class Lockd:
             rows = [row for row in self.api("locks", **query) if row["blocked_count"]]
             if rows and all(row["lock"] for row in rows):
                 return rows
-            assert time.monotonic() < deadline, rows
+            assert time.monotonic() < deadline, (rows, self._lost())
             time.sleep(REPEATED_SECONDS)
 
     def until(self, holds: Callable[[Metrics], bool], seconds: float) -> Metrics:
