@@ -17,6 +17,7 @@ from lockd.sample.aggregates.hold_table import HoldTable
 from lockd.sample.aggregates.identities import ProcessNames
 from lockd.sample.aggregates.ongoing import OngoingWaits
 from lockd.sample.locks.waits import LockDescription, Wait
+from lockd.sample.series.ranking import rank
 
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 OFFCPU = PROGRAMS.index("offcpu")
@@ -30,6 +31,8 @@ RECENT = 60.0
 """Seconds: the threads of a lock are those that blocked on it so recently."""
 SHOWN = 1000
 """Rows that one table of an answer to /api/v1 has at most."""
+SHOWN_BY_PROCESS = 500
+"""Rows of those that are the best of a process (FLOOR of each), whatever others have."""
 SHOWN_UNCONTENDED = 250
 """Rows of those that are kept for locks that were held and not waited for."""
 
@@ -269,13 +272,25 @@ def lock_key(program: str, tgids: Columns, addresses: Columns, *rest: Columns) -
 
 
 def _top_rows(table: Table) -> Rows:
-    """Return the rows that are shown: those that are stuck in contention first, then by blocked time."""
+    """Return the rows that are shown: those that are stuck in contention first, then by blocked time.
+
+    The best rows of each process are among them, so that whoever asks for one process or unit finds it on a
+    busy host as well.
+    """
     live = np.flatnonzero(table.used)
     weight = table["blocked_ns"][live] + table["waiting_ns"][live]
     # What is stuck now must not be cut off by what waited much before.
     is_contended = np.isin(table["kind"][live].astype(str), NOT_CONTENTION, invert=True)
     is_stuck = (table["waiting_ns"][live] > 0) & (table["program"][live] != OFFCPU) & is_contended
-    rows: Rows = live[np.lexsort((-weight, ~is_stuck))[:SHOWN]]
+    if len(live) <= SHOWN:
+        chosen = np.arange(len(live))
+    else:
+        numbers: dict[Name, int] = {}
+        owners = [numbers.setdefault(name, len(numbers)) for name in table["process"][live]]
+        has_floor = np.ones(len(live), np.bool_)
+        tiers = is_stuck.astype(np.int64)
+        chosen = rank(tiers, weight, np.array(owners), has_floor, SHOWN_BY_PROCESS)[:SHOWN]
+    rows: Rows = live[chosen][np.lexsort((-weight[chosen], ~is_stuck[chosen]))]
     return rows
 
 

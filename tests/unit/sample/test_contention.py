@@ -1,4 +1,4 @@
-"""Which thread waited for which lock, where locks are more than there is room for."""
+"""Which thread waited for which lock, when there are more locks than the tables have rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ def detail(monkeypatch: pytest.MonkeyPatch) -> ContentionTables:
     return ContentionTables(lambda tgid, tid: f"thread{tid}", CAPACITY)
 
 
-def wait(detail: ContentionTables, locks: list[int], tid: int, now: float) -> None:
-    """A thread waits for each of the locks with these keys, which are called after them."""
+def wait(
+    detail: ContentionTables, locks: list[int], tid: int, now: float, comm: str = "shop", ns: int = 1000
+) -> None:
+    """Count one wait of thread `tid` for each lock. `locks` are keys; key 1 gets the name `lock1`."""
     ones = np.ones(len(locks), np.int64)
     kinds, kind_names = np.zeros(len(locks), np.int64), np.array(["lock"], object)
     process = np.empty(len(locks), object)
-    process[:] = [("shop.service", "shop")] * len(locks)
+    process[:] = [("shop.service", comm)] * len(locks)
     who = np.zeros(len(locks), [("tgid", np.uint32), ("thread_comm", "S16")])
     rows = detail.locks.find_or_add(
         np.array(locks, np.uint64),
@@ -40,13 +42,14 @@ def wait(detail: ContentionTables, locks: list[int], tid: int, now: float) -> No
     waits = SimpleNamespace(tids=tid * ones, who=who, codes=ones, processes=process)
     threads = detail.thread_rows("futex", cast(Any, waits), kinds, kind_names, now)
     for table, of in ((detail.locks, rows), (detail.threads, threads)):
-        detail.add_waits(table, of, 1000 * ones, ones, 1000 * ones)
+        detail.add_waits(table, of, ns * ones, ones, ns * ones)
     detail.note_lock_threads(rows, threads, tid * ones, now)
 
 
 def test_a_row_of_the_locks_that_is_used_again_is_another_lock(detail: ContentionTables) -> None:
+    """Threads that waited for the lock before are shown without a lock."""
     wait(detail, [1], tid=7, now=1.0)
-    wait(detail, list(range(1000, 1000 + CAPACITY)), tid=8, now=2.0)  # nothing else finds room
+    wait(detail, list(range(1000, 1000 + CAPACITY)), tid=8, now=2.0)  # these fill the table
     tables: dict[str, Any] = detail.tables(2.0, {}, {})[0]
     threads = tables["threads"]["text"]
     assert threads["thread_comm"] == ["thread8", "thread7"]
@@ -56,8 +59,21 @@ def test_a_row_of_the_locks_that_is_used_again_is_another_lock(detail: Contentio
 
 
 def test_a_lock_that_comes_back_is_the_one_that_it_was(detail: ContentionTables) -> None:
+    """When the lock has a row again, earlier waiters are shown with it again."""
     wait(detail, [1], tid=7, now=1.0)
     wait(detail, list(range(1000, 1000 + CAPACITY)), tid=8, now=2.0)
     wait(detail, [1], tid=9, now=3.0)
     threads = detail.tables(3.0, {}, {})[0]["threads"]["text"]
     assert dict(zip(threads["thread_comm"], threads["lock"], strict=True))["thread7"] == "lock1"
+
+
+def test_a_process_is_shown_however_many_locks_others_have(
+    detail: ContentionTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks /api/v1/locks for one unit or comm gets its worst locks."""
+    monkeypatch.setattr(module, "SHOWN", 10)
+    monkeypatch.setattr(module, "SHOWN_BY_PROCESS", 5)
+    wait(detail, list(range(1000, 1020)), tid=8, now=1.0)
+    wait(detail, [1, 2, 3], tid=9, now=1.0, comm="quiet", ns=1)
+    comms = detail.tables(1.0, {}, {})[0]["locks"]["text"]["comm"]
+    assert comms == ["shop"] * 8 + ["quiet"] * 2
