@@ -39,8 +39,9 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(__file__).with_name("build")
 GATE = "--gate"
 LOW_WEIGHT = 'echo 19 2>/dev/null >/proc/self/autogroup || true; exec "$@"'
-"""The nice value of a session. Some kernels have no such file (CONFIG_SCHED_AUTOGROUP)."""
-# They end with this process.
+"""A script that gives its session the nice value 19 and runs a command. A kernel without
+CONFIG_SCHED_AUTOGROUP has no such file, and no sessions that share processors."""
+# The tiers in the background end when this process ends.
 IN_THE_BACKGROUND = (
     "setsid", "sh", "-c", LOW_WEIGHT, "sh", "chrt", "--idle", "0", "setpriv", "--pdeathsig", "TERM",
 )  # fmt: skip

@@ -211,7 +211,7 @@ class Lockd:
         return rows
 
     def _lost(self) -> dict[str, dict[Labels, float]]:
-        """What was not counted, and how full the maps are."""
+        """Return the metrics of events without a count or a series of their own, and of the maps' entries."""
         samples = self.metrics(settled=False).samples
         names = ("lockd_dropped_events_total", "lockd_overflow_events_total", "lockd_map_entries")
         return {name: {key: value for key, value in samples[name].items() if value} for name in names}

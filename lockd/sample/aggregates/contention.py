@@ -32,7 +32,7 @@ RECENT = 60.0
 SHOWN = 1000
 """Rows that one table of an answer to /api/v1 has at most."""
 SHOWN_BY_PROCESS = 500
-"""Rows of those that are the best of a process (FLOOR of each), whatever others have."""
+"""Rows of a table that go to processes by turns, FLOOR to each, before others go to the longest waits."""
 SHOWN_UNCONTENDED = 250
 """Rows of those that are kept for locks that were held and not waited for."""
 

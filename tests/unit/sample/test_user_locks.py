@@ -1,4 +1,4 @@
-"""Which of many captured locks are asked for, and when."""
+"""The sampler asks the namer about some captured locks in each tick. The others wait, up to a limit."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Namer:
         return True
 
     def watch(self, fresh: tuple[int, ...], gone: tuple[int, ...] = ()) -> None:
-        """Which processes there are is nothing to it."""
+        """Ignore which processes the namer is to remember."""
 
 
 class KnownLocks:
-    """The map of locks that were captured, of which some are deleted."""
+    """A stand-in for the map of captured locks. It notes the addresses of deleted entries."""
 
     key = KEY
 
@@ -57,7 +57,7 @@ class Bench:
         )  # fmt: skip
 
     def capture(self, locks: dict[int, list[int]]) -> None:
-        """One tick drains captures of these locks: addresses by process."""
+        """Run a tick that drains captures of these locks, which are addresses by process."""
         owners = [(tgid, address) for tgid, addresses in locks.items() for address in addresses]
         keys, captures = np.zeros(len(owners), KEY), np.zeros(len(owners), CAPTURE)
         keys["tgid"] = captures["tgid"] = captures["tid"] = [tgid for tgid, _ in owners]
@@ -65,7 +65,7 @@ class Bench:
         self.locks.ask_captured([(keys, captures)], SEEN)
 
     def tick(self) -> list[tuple[int, int]]:
-        """The questions of a tick that drains no captures."""
+        """Run a tick that drains no captures, and return its questions as pairs of process and address."""
         before = len(self.namer.asked)
         self.locks.ask_captured([], SEEN)
         return self.namer.asked[before:]
