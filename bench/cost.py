@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FINE = {"histogram": {"buckets_us": [2**power for power in range(27)]}}
 """Every slot a bucket: quantiles are twice as fine as with the default buckets."""
 CHILDREN = {"lockd.export": "exporter", "lockd.names": "namer"}
+"""What lockd's metrics call each child of the sampler, by a part of its command line."""
+CHILDREN_SECONDS = 30.0
 FORBIDDEN = ("libclang", "libbcc", "libLLVM")
 """Libraries that the loader alone may have in memory."""
 TICK = os.sysconf("SC_CLK_TCK")
@@ -89,9 +91,8 @@ def measure(seconds: float, threads: int, pause_us: int, scrape_every: float) ->
 def _measure(daemon: Lockd, load: Workload, scrape_every: float) -> Figures:
     told: list[dict[str, Any]] = []
     running = threading.Thread(target=lambda: told.append(load.run()))
-    children = children_of(daemon.process.pid)
     processes = [Process("sampler", daemon.process.pid)]
-    processes += [Process(name_of(command), pid) for pid, command in children.items()]
+    processes += [Process(name, pid) for name, pid in wait_for_children(daemon.process.pid).items()]
     before, used_before = look(daemon, processes)
     began = time.monotonic()
     running.start()
@@ -182,9 +183,27 @@ def forbidden_libraries(pid: int) -> list[str]:
     return [name for name in FORBIDDEN if name in maps]
 
 
-def name_of(command: str) -> str:
-    """What lockd's metrics call a child of the sampler."""
-    return next(name for module, name in CHILDREN.items() if module in command)
+def named_children(sampler: int) -> dict[str, int]:
+    """The process ids of the exporter and the namer of a sampler, by name, as far as they run now.
+
+    A child has the command line of its parent until it calls exec, and is left out so long.
+    """
+    return {
+        name: pid
+        for pid, command in children_of(sampler).items()
+        for module, name in CHILDREN.items()
+        if module in command
+    }
+
+
+def wait_for_children(sampler: int) -> dict[str, int]:
+    """Wait until all of named_children() run, which may be after "serving on"; RuntimeError after 30 s."""
+    deadline = time.monotonic() + CHILDREN_SECONDS
+    while len(found := named_children(sampler)) < len(CHILDREN):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"of {sampler} run after {CHILDREN_SECONDS:g} s only {children_of(sampler)}")
+        time.sleep(0.02)
+    return found
 
 
 def children_of(parent: int) -> dict[int, str]:

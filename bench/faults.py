@@ -32,7 +32,7 @@ from typing import Any
 import pytest
 
 from bench import results
-from bench.cost import memory, name_of
+from bench.cost import memory, named_children
 from bench.services import Host, cgroup2, end, get, say
 from tests.support.descriptor_store import DescriptorStore
 from tests.support.lockd_process import Lockd, Metrics
@@ -219,12 +219,7 @@ class Service:
     def pids(self) -> dict[str, int]:
         """Of each process that lives."""
         daemon = self.daemon.process.pid
-        found = {} if self.has_ended else {"sampler": daemon}
-        with contextlib.suppress(OSError):
-            for pid in Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split():
-                with contextlib.suppress(OSError, StopIteration):  # it has ended; it is none of these
-                    found[name_of(Path(f"/proc/{pid}/cmdline").read_text())] = int(pid)
-        return found
+        return {} if self.has_ended else {"sampler": daemon, **named_children(daemon)}
 
 
 def counters(text: str) -> dict[str, float]:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from bench import results
-from bench.cost import children_of, name_of
+from bench.cost import wait_for_children
 from tests.support.lockd_process import Lockd
 
 SETTLE_SECONDS = 5.0
@@ -46,8 +46,7 @@ def measure(rounds: int, seconds: float) -> tuple[dict[str, list[float]], list[f
         daemon = Lockd(Path(directory))
         try:
             time.sleep(SETTLE_SECONDS)
-            pids = {"sampler": daemon.process.pid}
-            pids |= {name_of(command): pid for pid, command in children_of(daemon.process.pid).items()}
+            pids = {"sampler": daemon.process.pid, **wait_for_children(daemon.process.pid)}
             shares: dict[str, list[float]] = {name: [] for name in pids}
             others = []
             for _ in range(rounds):

@@ -35,7 +35,7 @@ import numpy as np
 import yaml
 
 from bench import results
-from bench.cost import children_of, memory, name_of
+from bench.cost import memory, named_children
 from bench.database import database
 from tests.needs import found, libraries
 from tests.support.lockd_process import CHECKOUT, Lockd
@@ -489,10 +489,8 @@ class Memory:
         """Minutes since the beginning, and bytes."""
 
     def look(self) -> None:
-        pids = {"sampler": self._daemon.process.pid}
-        for pid, command in children_of(self._daemon.process.pid).items():
-            with contextlib.suppress(StopIteration):  # one for a moment
-                pids[name_of(command)] = pid
+        sampler = self._daemon.process.pid
+        pids = {"sampler": sampler, **named_children(sampler)}
         minutes = (time.monotonic() - self._began) / 60
         for name, pid in pids.items():
             with contextlib.suppress(OSError):

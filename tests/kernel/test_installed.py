@@ -108,11 +108,13 @@ def test_its_processes_are_users_of_their_own_of_which_one_has_the_key(
 
 
 def users_of(pid: int) -> dict[str, set[str]]:
-    """Of the children of that process: their ids, real, effective and so on, by what is run there."""
+    """Of the children of that process that have called exec: their ids, real, effective and so on, by what
+    is run there."""
     found = {}
     for child, command in children_of(pid).items():
-        about = Path(f"/proc/{child}/status").read_text().split("Uid:")[1]
-        found[command.partition("process/isolation.py ")[2].split()[0]] = set(about.split()[:4])
+        if module := command.partition("process/isolation.py ")[2]:
+            about = Path(f"/proc/{child}/status").read_text().split("Uid:")[1]
+            found[module.split()[0]] = set(about.split()[:4])
     return found
 
 
