@@ -49,6 +49,9 @@ MORE, SPUN = 0.03, 0.08
 """lockd may say so much more; and less by what threads spin in a contended lock, which the server times too:
 2 to 6% of what it says of latches were seen. That is 20 to 50 us a wait, or 0.1 to 0.3 us a call, as most do
 not wait."""
+REACQUIRED = ("wait/synch/mutex/innodb/lock_wait_mutex",)
+"""Mutexes that threads mostly wait for at the end of pthread_cond_timedwait(), which takes them again.
+The server counts this time as the condition's. lockd counts it as the mutex's, and so may say much more."""
 LATCHES = re.compile(r"wait/synch/(?:rwlock|sxlock)/innodb/")
 LOCKS = re.compile(r"wait/synch/(?:mutex|rwlock|sxlock|prlock)/")
 BLOCKED, BY_KIND = "lockd_futex_lock_blocked_seconds_total", "lockd_futex_blocked_seconds_sum"
@@ -236,8 +239,9 @@ def test_each_lock_waits_as_long_as_the_server_says(compared: Compared) -> None:
     for name, (theirs, ours, preempted) in sorted(found.items()):
         said = f"{theirs:.3f} s, {preempted:.3f} s of it perhaps preempted"
         print(f"{name}: {said}; lockd {ours:.3f} s, {ours / theirs - 1:+.2%}")
-    for theirs, ours, preempted in found.values():
-        assert (1 - SPUN) * theirs - preempted <= ours <= (1 + MORE) * theirs
+    for name, (theirs, ours, preempted) in found.items():
+        assert (1 - SPUN) * theirs - preempted <= ours
+        assert name in REACQUIRED or ours <= (1 + MORE) * theirs
 
 
 def test_latches_are_locks(compared: Compared) -> None:
