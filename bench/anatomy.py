@@ -1,9 +1,9 @@
-"""Where the time goes that futex calls take longer while lockd traces them, down to single helpers.
+"""Where the time goes that futex calls take longer while lockd traces every one, down to single helpers.
 
 `sudo .venv/bin/python -m bench.anatomy [--quick]` writes bench/build/anatomy.json and .md. A load runs with
-lockd's own programs at their hooks; with empty ones; with all of them empty but one; and with all calls of
-one helper replaced by a constant. The differences are what the parts are worth in their places. Beside that,
-what single steps take by themselves (steps.py).
+lockd's own programs of mode `calls` at their hooks; with empty ones; with all of them empty but one; and with
+all calls of one helper replaced by a constant. The differences are what the parts are worth in their places.
+Beside that, what single steps take by themselves (steps.py).
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ SELDOM = (
 """Functions that run in none of the loads."""
 UNTRACED, EMPTY, ALL = "untraced", "empty programs", "lockd's programs"
 RUNS = 51
-HOW = """What the programs do is divided in two ways: by program, each alone among empty ones; and by what a
-constant in place of a helper saves. One program alone may have more or less to do than beside the others."""
+HOW = """In mode `calls` of the program futex. What the programs do is divided in two ways: by program, each
+alone among empty ones; and by what a constant in place of a helper saves. One program alone may have more or
+less to do than beside the others."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ class Traced:
 
     def __init__(self, programs: tuple[str, ...]) -> None:
         self._host = Host(KernelTypes(), ensure_tracefs())
-        choices = choices_for(settings(programs), self._host)
-        self._source = source_for(settings(programs), choices, self._host.types)
+        asked = settings(programs, futex_mode="calls")
+        choices = choices_for(asked, self._host)
+        self._source = source_for(asked, choices, self._host.types)
         self._compiled = compile_cached(self._source, CompileCache(default_directory()))
         every = (hook for choice in choices for hook in choice.hooks)
         self._hooks: list[Candidate] = [hook for hook, missing in every if not missing]

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 UNTRACED, FLOOR, LOCKD = "untraced", "floor", "lockd"
+EVERY_CALL = ", every call"
+"""Ends the names of FLOOR and LOCKD in mode `calls` of the program futex."""
 HOW = """Slower: how many times as slow as untraced, right before or after it, as the median of the
 rounds (least to most). *untraced* is measured against itself in the same way: that is what chance makes of a
-ratio. *floor*: programs that do nothing, at the hooks that lockd chooses. ÷ floor: what is added to the
-load's time, divided by what that floor adds."""
+ratio. *every call*: in mode `calls` of the program futex. *floor*: programs that do nothing, at the hooks
+that lockd chooses. ÷ floor: what is added to the load's time, divided by what the floor of the same mode
+adds, or that of mode `calls` for what is not lockd's."""
 RESOLUTION = 1.01
 """Less is no cost that this could measure."""
 
@@ -79,9 +82,10 @@ class Comparison:
 
     def over_floor(self, variant: str, load: str) -> float | None:
         """What a variant adds, in terms of what empty programs add; None where chance adds as much."""
-        if not self.each_slower(FLOOR, load) or not self.each_slower(variant, load):
+        name = FLOOR if variant.startswith(LOCKD) and EVERY_CALL not in variant else FLOOR + EVERY_CALL
+        if not self.each_slower(name, load) or not self.each_slower(variant, load):
             return None
-        floor = self.slower(FLOOR, load).median
+        floor = self.slower(name, load).median
         return (self.slower(variant, load).median - 1) / (floor - 1) if floor > self.noise(load) else None
 
     def noise(self, load: str) -> float:
@@ -116,7 +120,7 @@ class Comparison:
             if load not in of_loads:
                 continue
             traced, untraced = (statistics.median(each) for each in zip(*of_loads[load], strict=True))
-            over = self.over_floor(variant, load) if variant not in (UNTRACED, FLOOR) else None
+            over = None if variant.startswith((UNTRACED, FLOOR)) else self.over_floor(variant, load)
             cells = (f"{traced:,.5g}", f"{untraced:,.5g}", str(self.slower(variant, load)))
             yield f"| {variant} | {' | '.join(cells)} | {'' if over is None else f'{over:.2f}'} |\n"
 
@@ -125,8 +129,8 @@ class Comparison:
         free = [name for name in own if self.is_free(name, load)]
         costly = [name for name in own if name not in free]
         limit = f"not above {self.noise(load):.3f}, the most that untraced runs had, or a hundredth"
-        cost = f"; a measurable cost: {', '.join(costly)}" if costly else ""
-        return f"No measurable cost ({limit}): {', '.join(free) or 'none'}{cost}."
+        cost = f". A measurable cost: {'; '.join(costly)}" if costly else ""
+        return f"No measurable cost ({limit}): {'; '.join(free) or 'none'}{cost}."
 
 
 def _listed(title: str, reasons: Iterable[tuple[str, str]]) -> Iterator[str]:

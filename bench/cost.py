@@ -120,7 +120,7 @@ def _measure(daemon: Lockd, load: Workload, scrape_every: float) -> Figures:
         events={
             program: sum(since(before, after, name) for name in names) / seconds
             for program, names in {
-                "futex": ("lockd_futex_waits_total", "lockd_futex_wakes_total"),
+                "futex": ("lockd_futex_blocked_seconds_count",),
                 "offcpu": ("lockd_offcpu_blocked_seconds_count",),
                 "kernel_locks": ("lockd_kernel_lock_wait_seconds_count",),
             }.items()

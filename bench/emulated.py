@@ -32,15 +32,17 @@ TOOLS = "tools"
 """Directories of the checkout in the machine."""
 BCC = ("offcputime-bpfcc", "offwaketime-bpfcc", "klockstat-bpfcc")
 VARIANTS = (
-    "untraced", "floor", "lockd", "floor by fentry", "lockd by fentry", "floor by kprobe", "lockd by kprobe",
+    "untraced", "floor", "lockd", "floor, every call", "lockd, every call", "floor, every call by fentry",
+    "lockd, every call by fentry", "floor, every call by kprobe", "lockd, every call by kprobe",
     "lockd: kernel_locks", "lockd: kernel_locks, all", "bcc klockstat", "bcc offcputime", "bcc offwaketime",
     "bpftrace: futex", "bpftrace: off-CPU", "locktrace-like",
 )  # fmt: skip
-QUICK = ("untraced", "floor", "lockd", "floor by kprobe", "lockd by kprobe", "bpftrace: futex")
+QUICK = ("untraced", "floor", "lockd", "floor, every call", "lockd, every call", "bpftrace: futex")
 ASKED: compiled.Asked = (
-    (compiled.PROGRAMS, "contention", ("auto", "fentry", "kprobe"), {}),
-    (("kernel_locks",), "contention", ("auto",), {}),
-    (("kernel_locks",), "all", ("auto",), {}),
+    (compiled.PROGRAMS, {}, ("auto",), {}),
+    (compiled.PROGRAMS, {"futex": "calls"}, ("auto", "fentry", "kprobe"), {}),
+    (("kernel_locks",), {}, ("auto",), {}),
+    (("kernel_locks",), {"kernel_locks": "all"}, ("auto",), {}),
 )
 """Programs that clang would take minutes for in there."""
 RUNS = 15

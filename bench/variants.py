@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.comparison import FLOOR, LOCKD, UNTRACED
+from bench.comparison import EVERY_CALL, FLOOR, LOCKD, UNTRACED
 from bench.cost import children_of, cpu_seconds
 from tests.support.bcc_headers import bcc_headers
 from tests.support.lockd_process import lockd_or_reason
@@ -60,7 +60,9 @@ def nothing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def floor(programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto") -> Iterator[None]:
+def floor(
+    programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", futex_mode: str = "blocked"
+) -> Iterator[None]:
     """Programs that do nothing at the hooks that lockd would take here. Raises NotHere."""
     from lockd.kernel.btf import KernelTypes
     from lockd.load import programs as loading
@@ -70,7 +72,7 @@ def floor(programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto") -> Iter
     host = Host(KernelTypes(), ensure_tracefs())
     opened: list[int] = []
     try:
-        for choice in choices_for(settings(programs, mechanism), host):
+        for choice in choices_for(settings(programs, mechanism, futex_mode), host):
             if not choice.way:
                 raise NotHere(choice.instead_of)
             for hook, missing in choice.hooks:
@@ -86,32 +88,38 @@ def floor(programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto") -> Iter
             os.close(fd)
 
 
-def settings(programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto") -> Any:
+def settings(
+    programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", futex_mode: str = "blocked"
+) -> Any:
     """What the loader is told of config()."""
     from lockd.config.reader import read_text
     from lockd.config.schema import Config
     from lockd.service.start import load_settings
 
-    return load_settings(read_text(Config, json.dumps(config(programs, mechanism)), "bench"))
+    asked = config(programs, mechanism, futex_mode)
+    return load_settings(read_text(Config, json.dumps(asked), "bench"))
 
 
 def config(
-    programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", mode: str = "contention"
-) -> dict[str, Any]:
-    """The defaults, with these programs, by this mechanism only, and with this mode of kernel_locks."""
+    programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", futex_mode: str = "blocked",
+    lock_mode: str = "contention",
+) -> dict[str, Any]:  # fmt: skip
+    """The defaults, with these programs, by this mechanism only, and with these modes of futex and
+    kernel_locks."""
     asked: dict[str, dict[str, object]] = {name: {"enabled": name in programs} for name in PROGRAMS}
-    asked["futex"]["mechanism"] = mechanism
-    asked["kernel_locks"].update(mechanism=mechanism, mode=mode)
+    asked["futex"].update(mechanism=mechanism, mode=futex_mode)
+    asked["kernel_locks"].update(mechanism=mechanism, mode=lock_mode)
     return {"programs": asked}
 
 
 @contextlib.contextmanager
 def lockd(
-    programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", mode: str = "contention"
-) -> Iterator[None]:
+    programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", futex_mode: str = "blocked",
+    lock_mode: str = "contention",
+) -> Iterator[None]:  # fmt: skip
     """The daemon, so configured. Raises NotHere."""
     with tempfile.TemporaryDirectory() as directory:
-        daemon = lockd_or_reason(Path(directory), config(programs, mechanism, mode))
+        daemon = lockd_or_reason(Path(directory), config(programs, mechanism, futex_mode, lock_mode))
         if isinstance(daemon, str):
             raise NotHere(daemon)
         try:
@@ -209,6 +217,8 @@ VARIANTS = (
     Variant(UNTRACED, nothing),
     Variant(FLOOR, floor),
     Variant(LOCKD, lockd),
+    Variant(FLOOR + EVERY_CALL, lambda: floor(futex_mode="calls")),
+    Variant(LOCKD + EVERY_CALL, lambda: lockd(futex_mode="calls")),
     *(Variant(f"lockd: {name}", lambda name=name: lockd((name,))) for name in PROGRAMS),
     Variant("locktrace-like", locktrace_like),
     _bpftrace("futex", FUTEX_BPFTRACE),
@@ -220,10 +230,13 @@ VARIANTS = (
 """UNTRACED is among them to be measured against itself: what chance makes of a ratio."""
 BY_MECHANISM = (
     *(
-        Variant(f"{name} by {mechanism}", lambda what=what, mechanism=mechanism: what(mechanism=mechanism))
+        Variant(
+            f"{name}{EVERY_CALL} by {mechanism}",
+            lambda what=what, mechanism=mechanism: what(mechanism=mechanism, futex_mode="calls"),
+        )
         for mechanism in ("fentry", "kprobe")
         for name, what in ((FLOOR, floor), (LOCKD, lockd))
     ),
-    Variant("lockd: kernel_locks, all", lambda: lockd(("kernel_locks",), mode="all")),
+    Variant("lockd: kernel_locks, all", lambda: lockd(("kernel_locks",), lock_mode="all")),
 )
 """Besides, where a kernel has these."""

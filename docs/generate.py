@@ -37,8 +37,10 @@ The texts of the metrics use these terms.
 """
 TERMS = {
     "blocked time of a futex wait": "from the moment at which the thread is switched out inside a futex"
-    " wait call until it runs again, summed over the call. Preemption (the thread is switched out while it"
-    " could run) is not blocking",
+    " wait call until it runs again; in mode `calls` the sum of these times over the call. Preemption (the"
+    " thread is switched out while it could run) is not blocking",
+    "mode `blocked`, mode `calls`": "`programs.futex.mode` in the configuration: whether lockd counts the"
+    " futex waits in which a thread is blocked, or every futex call ([which mode gives what](#futex-modes))",
     "sys time of a futex call": "the duration of the call less its blocked time. On each processor, the"
     " first 64 calls of each window of 50 ms are timed. Of further calls one in eight is timed, chosen at"
     " random, and counts eight times in the sum",
@@ -106,6 +108,46 @@ Further notes on single metrics:
   part below the old value. For a job that does the same amount of work every time, that part is everything.
   A series that lockd no longer remembers begins at 0, as after a restart.
 """
+
+MODES_HEAD = """\
+## Futex modes
+
+`programs.futex.mode` in the configuration says what is counted of futexes. What a mode does not count is
+absent from `/metrics`, never zero. `lockd trace futex` counts every call, whatever the daemon's mode is.
+
+| | mode `blocked`, the default | mode `calls` |
+|---|---|---|
+"""
+MODES = {
+    "what lockd is attached to": (
+        "the switches of threads",
+        "the switches of threads, and the futex system calls",
+    ),
+    "what takes longer": (
+        "a switch of threads",
+        "that, and every futex call; by tracepoints every other system call too, a little",
+    ),
+    "waits that blocked (`lockd_futex_blocked_seconds`), their maxima, and threads that wait now": (
+        "yes",
+        "yes",
+    ),
+    "kinds and names of locks, sites, holders, deadlocks, `lockd top`, `/api/v1`, profiles": ("yes", "yes"),
+    "waits that did not block": ("no", "in `lockd_futex_waits_total`, with those that did"),
+    "wakes and errors": ("no", "`lockd_futex_wakes_total`, `lockd_futex_errors_total`"),
+    "sys time": ("no", "`lockd_futex_sys_seconds_total`, `lockd_futex_max_sys_us`"),
+    "a deadlock that the kernel refuses to close (EDEADLK for a PI mutex)": (
+        "not found: the refused thread counts as one that waits",
+        "found",
+    ),
+    "a call that sleeps twice, as its first wake-up was not meant for it, or a real-time thread was given"
+    " the PI mutex instead": ("two waits, with the time of the call in sum", "one wait"),
+    "a page fault, or a lock of the kernel, that a futex call waits for": (
+        "time off the CPU",
+        "time off the CPU, and blocked time of the call",
+    ),
+    "waits of 32-bit programs": ("yes, but locks have no names", "no"),
+    "waits through io_uring": ("no", "no"),
+}
 
 GROUPS = {
     "lockd_futex_": (
@@ -179,8 +221,8 @@ PROCESSES = {
 }
 FAMILIES = {
     "futex": "futex waits by process and kind",
-    "futex_process": "wakes and sys time by process",
-    "futex_error": "errors by process",
+    "futex_process": "wakes and sys time by process, in mode `calls`",
+    "futex_error": "errors by process, in mode `calls`",
     "futex_lock": "futex waits by lock",
     "offcpu": "off-CPU time by process, state and reason",
     "offcpu_runqueue": "runqueue time by process",
@@ -194,7 +236,7 @@ FAMILIES = {
 
 def as_markdown() -> str:
     """Return the text of docs/metrics.md."""
-    return "\n".join([HEAD, *_terms(), NOTES, *_metrics(), *_values()])
+    return "\n".join([HEAD, *_terms(), NOTES, *_modes(), *_metrics(), *_values()])
 
 
 def group_of(metric: Metric) -> str:
@@ -206,6 +248,11 @@ def _terms() -> Iterator[str]:
     yield "| term | meaning |"
     yield "|---|---|"
     yield from (f"| {term} | {meaning} |" for term, meaning in TERMS.items())
+    yield ""
+
+
+def _modes() -> Iterator[str]:
+    yield MODES_HEAD + "\n".join(f"| {what} | {' | '.join(by_mode)} |" for what, by_mode in MODES.items())
     yield ""
 
 

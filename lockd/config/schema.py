@@ -68,7 +68,26 @@ class Program:
 
 @dataclass(frozen=True)
 class Futex(Program):
-    """Waits for locks in user space, measured at the futex system calls."""
+    """Waits for locks in user space (futexes)."""
+
+    mode: str = key(
+        choice("blocked", "calls"),
+        "blocked",
+        "What is counted. `blocked` counts the waits in which a thread is blocked. lockd sees them where the "
+        "thread leaves the CPU, and is attached to no system call. `calls` counts every futex call as well: "
+        "waits that did not block, wakes, errors and sys time. While it does so, the kernel takes a longer "
+        "way through every system call of every thread. See docs/metrics.md#futex-modes.",
+    )
+    mechanism: str = key(
+        choice("auto", "tracepoint", "fentry", "kprobe"),
+        "auto",
+        "How the program is attached to the futex calls in mode `calls`. `auto` takes the best mechanism of "
+        "this kernel, as `lockd doctor` shows. Mode `blocked` has one way only.",
+    )
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        if self.mode == "blocked" and self.mechanism != "auto":
+            yield "mechanism", "takes effect in mode calls only, and the mode is blocked"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ _SO_FAR = "A wait that has not ended counts with its time so far."
 _TOP_LOCKS = 'The most contended locks have series of their own; all others are counted as "other".'
 _TOP_SITES = 'The most contended locks and sites have series of their own; all others are counted as "other".'
 _MODE_ALL = "Only in mode all, and only for mutexes, rwsems and semaphores."
+_MODE_CALLS = "Only in mode calls (programs.futex.mode)."
 _LONGEST_WAITER = "By the process of the thread that has waited longest."
 
 
@@ -45,25 +46,29 @@ def _futex() -> Iterator[Metric]:
         "counter",
         "kind",
         "Futex calls that asked to wait, whether the thread was blocked or not.",
+        _MODE_CALLS,
     )
     yield metric(
         "wakes_total",
         "counter",
         "",
         "Futex calls that wake waiting threads, or move them to another futex (requeue).",
+        _MODE_CALLS,
     )
     yield metric(
         "errors_total",
         "counter",
         "error",
         "Futex calls that failed, by the name of the error (EAGAIN, ETIMEDOUT, EINTR and so on).",
+        _MODE_CALLS,
     )
     yield metric(
         "sys_seconds_total",
         "counter",
         "",
-        "Time spent in futex calls less the blocked time, in seconds.",
-        "Estimated from a sample of the calls where there are many.",
+        "Time spent in futex calls less the blocked time, in seconds, estimated from a sample of the calls"
+        " where there are many.",
+        _MODE_CALLS,
     )
     yield metric(
         "max_blocked_us",
@@ -77,8 +82,8 @@ def _futex() -> Iterator[Metric]:
         "gauge",
         "window",
         "Longest sys time (duration less blocked time) of a futex call in the time span named by the label"
-        " window, in microseconds.",
-        "Taken from a sample of the calls where there are many.",
+        " window, in microseconds, taken from a sample of the calls where there are many.",
+        _MODE_CALLS,
     )
     yield metric("waiting", "gauge", "kind", "Threads that are blocked in a futex wait now.")
     yield metric(
@@ -369,7 +374,7 @@ def _itself() -> Iterator[Metric]:
         "undecided_futex_calls",
         "gauge",
         "",
-        "Futex calls that are not counted yet, because the name of their lock is being looked up."
+        "Futex waits that are not counted yet, because the name of their lock is being looked up."
         " This takes 5 s at most.",
     )
     yield metric(

@@ -64,6 +64,12 @@ class Manifest:
     constants: dict[str, int]
     """The integer #defines of the BPF programs."""
 
+    @property
+    def counts_futex_calls(self) -> bool:
+        """Whether every futex call is counted. Otherwise only waits are, and of these only those that
+        blocked."""
+        return any(part.program == "futex" and part.what == "calls" for part in self.chosen)
+
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 

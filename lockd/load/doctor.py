@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TypeVar
 
 from lockd.errors import HostError
@@ -24,8 +25,9 @@ Result = TypeVar("Result")
 Row = tuple[str, str, str, str, str]
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 HEAD: Row = ("PROGRAM", "PART", "BY", "HOOK", "AVAILABLE")
-ONLY_MODE_ALL = "holds"
-"""The part that only mode `all` of kernel locks needs."""
+NO_PARTS: Mapping[str, str] = MappingProxyType({})
+NOT_BY_DEFAULT = {"holds": "all", "calls": "calls"}
+"""The parts that a program's default mode does without, each with the mode that needs it."""
 
 
 def report() -> int:
@@ -35,9 +37,9 @@ def report() -> int:
     host = _check_host()
     if host is None:
         return HostError.exit_code
-    parts = parts_of(PROGRAMS, "all")
+    parts = parts_of(PROGRAMS, "all", "calls")
     _print_table([(part, way) for part in parts for way in part.ways], host)
-    return _print_choices([choose(part, "auto", host) for part in parts], optional=ONLY_MODE_ALL)
+    return _print_choices([choose(part, "auto", host) for part in parts], NOT_BY_DEFAULT)
 
 
 def check(settings: LoadSettings) -> int:
@@ -113,20 +115,21 @@ def _rows(part: Part, way: Way, host: Host) -> list[Row]:
     return rows
 
 
-def _print_choices(choices: list[Choice], optional: str = "") -> int:
+def _print_choices(choices: list[Choice], optional: Mapping[str, str] = NO_PARTS) -> int:
     """Print how each part will be done; return the exit code, 3 if one cannot be done.
 
-    The part named `optional` does not count.
+    The parts in `optional` do not count; each comes with the mode that needs it.
     """
     is_impossible = False
     for choice in choices:
         name = f"{choice.part.program} {choice.part.what}:"
+        mode = optional.get(choice.part.what)
         if choice.way:
             because = f" (not by {choice.instead_of})" if choice.instead_of else ""
             print(f"{name:<20} by {choice.way.mechanism}{because}")
             continue
         reason = choice.instead_of or choice.hooks[0][1]
-        needed_for = " (only mode all needs it)" if choice.part.what == optional else ""
+        needed_for = f" (only mode {mode} needs it)" if mode else ""
         print(f"{name:<20} cannot be measured here{needed_for}: {reason}")
-        is_impossible = is_impossible or choice.part.what != optional
+        is_impossible = is_impossible or not mode
     return HostError.exit_code if is_impossible else 0

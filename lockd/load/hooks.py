@@ -69,13 +69,13 @@ class Part:
     """BPF functions that are attached to nothing. They are loaded, and the sampler runs them."""
 
 
-def parts_of(programs: tuple[str, ...], lock_mode: str) -> list[Part]:
-    """Return the parts of the programs' work, in the order of compilation."""
+def parts_of(programs: tuple[str, ...], lock_mode: str, futex_mode: str) -> list[Part]:
+    """Return the parts of the programs' work in these modes, in the order of compilation."""
     parts = []
-    if "futex" in programs:
+    if "futex" in programs and futex_mode == "calls":
         parts.append(_futex_calls())
     if "futex" in programs or "offcpu" in programs:
-        parts.append(_switches(programs))
+        parts.append(_switches(programs, futex_mode))
     if "kernel_locks" in programs:
         parts.append(_lock_waits())
         if lock_mode == "all":
@@ -85,13 +85,17 @@ def parts_of(programs: tuple[str, ...], lock_mode: str) -> list[Part]:
 
 def hooked_functions() -> list[str]:
     """Return the names of the kernel functions that any way of the daemon may hook."""
-    return functions_of(parts_of(("futex", "offcpu", "kernel_locks"), "all"))
+    return functions_of(parts_of(("futex", "offcpu", "kernel_locks"), "all", "calls"))
 
 
 def functions_of(parts: Iterable[Part]) -> list[str]:
     """Return the sorted names of the kernel functions that `parts` may hook."""
     hooks = (hook for part in parts for way in part.ways for hook in way.hooks)
     return sorted({hook.hook for hook in hooks if hook.mechanism in FUNCTION_MECHANISMS})
+
+
+FUTEX_FILES = ("daemon/captures.bpf.c", "daemon/hotspot.bpf.c", "daemon/futex.bpf.c")
+"""Files of the futex program in both modes."""
 
 
 def _futex_calls() -> Part:
@@ -127,18 +131,18 @@ def _futex_calls() -> Part:
         "futex",
         "calls",
         (
-            Way("tracepoint", tuple(tracepoint), tracepoints),
-            Way("fentry", tuple(fentry), ("include/fentry.bpf.h", probes)),
-            Way("kprobe", tuple(kprobe), ("include/kprobe.bpf.h", probes)),
+            Way("tracepoint", tuple(tracepoint), tracepoints, ("FUTEX_CALLS",)),
+            Way("fentry", tuple(fentry), ("include/fentry.bpf.h", probes), ("FUTEX_CALLS",)),
+            Way("kprobe", tuple(kprobe), ("include/kprobe.bpf.h", probes), ("FUTEX_CALLS",)),
         ),
-        ("daemon/captures.bpf.c", "daemon/hotspot.bpf.c", "daemon/futex.bpf.c"),
+        (*FUTEX_FILES, "daemon/futex_calls.bpf.c"),
     )
 
 
-def _switches(programs: tuple[str, ...]) -> Part:
+def _switches(programs: tuple[str, ...], futex_mode: str) -> Part:
     """Return the part that sees context switches, which `futex` and `offcpu` share.
 
-    It belongs to `offcpu` if that program runs, else to `futex`.
+    It belongs to `offcpu` if that program runs, else to `futex`. In mode blocked it sees futex waits too.
     """
     program = "offcpu" if "offcpu" in programs else "futex"
     hooks = [
@@ -148,8 +152,12 @@ def _switches(programs: tuple[str, ...]) -> Part:
     if "offcpu" in programs:
         waking = Candidate(program, "on_sched_waking", "raw_tracepoint", "sched_waking", required=False)
         hooks.append(waking)
-    files = ("daemon/sched.bpf.c", "daemon/older_waits.bpf.c")
-    return Part(program, "switches", (Way("tracepoint", tuple(hooks), ()),), files)
+    files: tuple[str, ...] = ("daemon/sched.bpf.c", "daemon/older_waits.bpf.c")
+    defines: tuple[str, ...] = ()
+    if "futex" in programs and futex_mode == "blocked":
+        files = (*FUTEX_FILES, "daemon/futex_waits.bpf.c", *files)
+        defines = ("FUTEX_WAITS",)
+    return Part(program, "switches", (Way("tracepoint", tuple(hooks), (), defines),), files)
 
 
 SLOW_PATHS = (

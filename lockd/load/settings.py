@@ -42,6 +42,8 @@ class LoadSettings:
     """Waits longer than this, in nanoseconds, are not counted. Holds of kernel locks always are."""
     lock_mode: str
     """The mode of kernel locks: `contention` or `all`."""
+    futex_mode: str
+    """The mode of the futex program: `blocked` or `calls`."""
     mechanisms: tuple[tuple[str, str], ...]
     """(program, mechanism) pairs; a mechanism is `auto`, `tracepoint`, `fentry` or `kprobe`."""
     trace: Trace | None = None

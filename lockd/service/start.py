@@ -132,6 +132,7 @@ def load_settings(config: Config) -> LoadSettings:
         min_block_ns=config.filter.min_block_ns,
         max_block_ns=LONGEST if longest is None else longest,
         lock_mode=wanted.kernel_locks.mode,
+        futex_mode=wanted.futex.mode,
         mechanisms=tuple((name, program.mechanism) for name, program in enabled.items()),
     )
 

@@ -73,6 +73,26 @@ def narrow(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Loc
     assert daemon.stop() == 0, "".join(daemon.log)
 
 
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
+    """A daemon as `narrow`, in mode calls."""
+    config = {
+        "filter": {"comms": [OURS]},
+        "series": {"top_locks": 1000},
+        "programs": {"futex": {"mode": "calls"}},
+    }
+    daemon = Lockd(tmp_path_factory.mktemp("calls"), config)
+    yield daemon
+    assert daemon.stop() == 0, "".join(daemon.log)
+
+
+@pytest.fixture(params=["blocked", "calls"])
+def either(request: pytest.FixtureRequest) -> Lockd:
+    """`narrow`, whose mode is blocked, and then `calls`."""
+    daemon: Lockd = request.getfixturevalue("narrow" if request.param == "blocked" else "calls")
+    return daemon
+
+
 @pytest.fixture(scope="session")
 def module() -> Iterator[LockModule]:
     """Loaded once: every daemon reads all symbols of the kernel anew when a module comes or goes."""

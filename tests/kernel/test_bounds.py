@@ -53,7 +53,13 @@ class Observed:
         self.most, self.most_seen = most, 0
         series = {} if most == DEFAULT_MAX else {"series": {"max": most}}
         self.lockd = Lockd(
-            directory, {"filter": {"comms": ["mp[0-9]*"]}, "maps": {"entries": ENTRIES}, **series}
+            directory,
+            {
+                "filter": {"comms": ["mp[0-9]*"]},
+                "maps": {"entries": ENTRIES},
+                "programs": {"futex": {"mode": "calls"}},
+                **series,
+            },
         )
 
     def look(self) -> str:

@@ -75,7 +75,8 @@ def test_tracefs_is_mounted_for_lockd_alone(tmp_path: Path, workload: Start) -> 
     finally:
         code = daemon.stop()
     assert code == 0, "".join(daemon.log)
-    assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == truth["waits"] == 20
+    labels = {"comm": one.comm, "kind": "lock"}
+    assert metrics.sum("lockd_futex_blocked_seconds_count", **labels) == truth["blocked"] == 20
 
 
 def test_without_the_right_to_mount_it_doctor_says_how() -> None:

@@ -22,7 +22,7 @@ def filled(host: None) -> Iterator[Filled]:
 
 def counted(filled: Filled) -> int:
     assert filled.sampler.futex
-    return int(filled.sampler.futex.by_kind["waits"].sum())
+    return int(filled.sampler.futex.by_kind["slots"].sum())
 
 
 def undecided(filled: Filled) -> int:

@@ -148,8 +148,8 @@ def test_daemons_that_start_at_the_same_time(directory: Path, tmp_path: Path, wo
         one = workload("mutex_handover", 20, 1000)
         truth = one.run()["futex"]["lock"]
         for daemon in daemons:
-            found = daemon.metrics().sum("lockd_futex_waits_total", comm=one.comm, kind="lock")
-            assert found == truth["waits"] == 20
+            found = daemon.metrics().sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock")
+            assert found == truth["blocked"] == 20
         one.finish()
     finally:
         codes = [daemon.stop() for daemon in daemons]

@@ -34,7 +34,7 @@ BTF_IDS_AT = 64
 SETTINGS = LoadSettings(
     programs=("futex", "offcpu", "kernel_locks"),
     entries=1024, threads=1024, stacks=64, min_block_ns=0, max_block_ns=2**63 - 1,
-    lock_mode="contention",
+    lock_mode="contention", futex_mode="blocked",
     mechanisms=(("futex", "auto"), ("offcpu", "auto"), ("kernel_locks", "auto")),
 )  # fmt: skip
 

@@ -99,9 +99,11 @@ def test_names_of_evil_bytes_are_harmless_wherever_they_are_shown(lockd: Lockd, 
         assert process.stdout
         assert process.stdout.readline() == b"done\n"
         metrics = lockd.metrics()
-        comms = {labels["comm"] for labels in metrics.labels("lockd_futex_waits_total", kind="lock")}
+        comms = {
+            labels["comm"] for labels in metrics.labels("lockd_futex_blocked_seconds_count", kind="lock")
+        }
         (comm,) = [one for one in comms if one.startswith("<script>")]
-        assert metrics.sum("lockd_futex_waits_total", comm=comm, kind="lock") == 5
+        assert metrics.sum("lockd_futex_blocked_seconds_count", comm=comm, kind="lock") == 5
         assert metrics.sum("lockd_futex_lock_blocked_total", comm=comm, kind="lock") == 5
         (row,) = [one for one in lockd.waited_for(kind="lock") if one["comm"] == comm]
         top = [*CHECKOUT, "top", "--once", f"--url=http://{lockd.address}"]

@@ -155,4 +155,5 @@ def test_a_container_with_the_pids_of_the_host(tmp_path: Path, workload: Start) 
     finally:
         code = daemon.stop()
     assert code == 0, "".join(daemon.log)
-    assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == truth["waits"] == 20
+    labels = {"comm": one.comm, "kind": "lock"}
+    assert metrics.sum("lockd_futex_blocked_seconds_count", **labels) == truth["blocked"] == 20

@@ -11,13 +11,13 @@ from tests.support.workload import Start
 CALLS = 300_000
 
 
-def test_what_is_timed_stands_for_all(narrow: Lockd, workload: Start) -> None:
-    lost_before = narrow.metrics().sum("lockd_dropped_events_total", map="futex", reason="recursion")
+def test_what_is_timed_stands_for_all(calls: Lockd, workload: Start) -> None:
+    lost_before = calls.metrics().sum("lockd_dropped_events_total", map="futex", reason="recursion")
     one = workload("futex_errors", 0, CALLS, 0)
     trace = Trace("futex", "-p", one.pid)  # times every call
     one.run()
     rows = list(csv.DictReader(trace.stop().splitlines()))
-    metrics = narrow.metrics()
+    metrics = calls.metrics()
     one.finish()
     # On a busy host the sampler may be preempted in a map operation: until it goes on, the kernel leaves
     # programs out on its processor.

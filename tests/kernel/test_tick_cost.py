@@ -61,7 +61,7 @@ def calls_of(what: Callable[[], object]) -> int:
 def counted(filled: Filled) -> int:
     """Futex waits in all series."""
     assert filled.sampler.futex
-    return int(filled.sampler.futex.by_kind["waits"].sum())
+    return int(filled.sampler.futex.by_kind["slots"].sum())
 
 
 @pytest.mark.parametrize("is_fresh", [True, False])

@@ -92,7 +92,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
 @contextmanager
 def daemon(directory: Path, **config: Any) -> Iterator[Lockd]:
     """One with a configuration of its own, which must end well."""
-    lockd = Lockd(directory, config)
+    lockd = Lockd(directory, {"programs": {"futex": {"mode": "calls"}}, **config})
     try:
         yield lockd
     finally:

@@ -33,12 +33,12 @@ def test_formats_say_the_same(workload: Start) -> None:
     assert sum(int(value) for *_, value in folded) == pytest.approx(total(rows, "blocked_us"), rel=0.02)
 
 
-def test_beside_the_daemon_both_say_the_same(lockd: Lockd, workload: Start) -> None:
+def test_beside_the_daemon_both_say_the_same(calls: Lockd, workload: Start) -> None:
     one = workload("futex_errors", 100, 500, 50, 1000)
     trace = Trace("futex", "-p", one.pid, "--names")
     one.run()
     rows = read(trace.stop())
-    metrics = lockd.metrics()
+    metrics = calls.metrics()
     name = "lockd_futex_blocked_seconds"
     assert total(rows, "wait_count") == metrics.sum("lockd_futex_waits_total", comm=one.comm)
     assert total(rows, "blocked_count") == metrics.sum(f"{name}_count", comm=one.comm)

@@ -106,8 +106,7 @@ def test_a_daemon_beside_a_trace_counts_on(narrow: Lockd, workload: Start) -> No
     after = narrow.metrics()
     assert done.events == truth["waits"] + 200
     for seen, comm in ((metrics, locks.comm), (after, again.comm)):
-        assert seen.sum("lockd_futex_waits_total", comm=comm, kind="lock") == truth["waits"]
-        assert seen.sum("lockd_futex_wakes_total", comm=comm) == 200
+        assert seen.sum("lockd_futex_blocked_seconds_count", comm=comm, kind="lock") == truth["blocked"]
     assert metrics.sum("lockd_hook_attached") == after.sum("lockd_hook_attached")
     again.finish()
 

@@ -60,7 +60,11 @@ def test_a_mutex_is_seen_behind_sixty_condition_variables(tmp_path: Path, host: 
 def test_a_service_that_starts_late_has_its_series(tmp_path: Path, host: None) -> None:
     """400 processes, each with a name of its own, have taken all there is, and ended."""
     names, service = "mp[0-9]*", "lateservice"
-    config = {"filter": {"comms": [names, "mp-parent", service]}, "series": {"max": 2000}}
+    config = {
+        "filter": {"comms": [names, "mp-parent", service]},
+        "series": {"max": 2000},
+        "programs": {"futex": {"mode": "calls"}},
+    }
     lockd = Lockd(tmp_path, config)
     started: list[Workload] = []
     try:

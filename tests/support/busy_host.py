@@ -5,6 +5,7 @@ The names of short-lived programs were recorded by lockd on a Debian host that r
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from lockd import messages
-from lockd.kernel.manifest import Manifest
+from lockd.kernel.manifest import Chosen, Manifest
 from lockd.kernel.maps import HashMap
 from lockd.load.source import assemble
 from lockd.names.client import Resolver
@@ -149,13 +150,17 @@ class BusyHost:
 
     procfs: Path
     limits: Limits = field(default_factory=Limits)
+    mode: str = "blocked"
+    """That of the program futex."""
 
     def __post_init__(self) -> None:
         source = assemble(
             ["include/common.bpf.h", "include/arch.bpf.h", "daemon/futex.bpf.c", "daemon/sched.bpf.c"], {}
         )
         manifest = Manifest(
-            attached_ns=0, chosen=(), hooks=(), maps=(), functions=(),
+            attached_ns=0,
+            chosen=(Chosen("futex", "calls", "tracepoint", ""),) if self.mode == "calls" else (),
+            hooks=(), maps=(), functions=(),
             enums=source.enums, constants={**source.constants, "SLOTS": 28, "SLOT_NONE": 255},
         )  # fmt: skip
         self.units = UnitsById()
@@ -179,7 +184,18 @@ class BusyHost:
         self.presence = Presence()
         self.now = 1000.0
         self.truth = dict.fromkeys(
-            ("waits", "wakes", "blocked", "blocked_ns", "offcpu", "offcpu_ns", "runqueue", "run_ns"), 0
+            (
+                "waits",
+                "wakes",
+                "errors",
+                "blocked",
+                "blocked_ns",
+                "offcpu",
+                "offcpu_ns",
+                "runqueue",
+                "run_ns",
+            ),
+            0,
         )
 
     def step(self, processes: list[Process], ended: list[Process]) -> None:
@@ -214,10 +230,14 @@ class BusyHost:
                 values.append((10, process.blocked_ms * MS, process.blocked_ms // 4 * MS, MS, MS, who))
             keys.append((process.tgid << 16 | 0xFFFF, process.tgid, COND, 15, 0, 0))
             values.append((5, 200 * MS, 50 * MS, MS, MS, who))
-            keys.append((process.tgid << 16 | 0xFFFF, process.tgid, WAKE, 255, 0, 0))
-            values.append((3, 0, 0, MS, MS, who))
-            self.truth["waits"] += 10 * process.locks + 5
-            self.truth["wakes"] += 3
+            if self.mode == "calls":
+                keys.append((process.tgid << 16 | 0xFFFF, process.tgid, WAKE, 255, 0, 0))
+                values.append((3, 0, 0, MS, MS, who))
+                keys.append((process.tgid << 16, process.tgid, LOCK, 255, errno.EAGAIN, 0))
+                values.append((2, 0, 0, MS, MS, who))
+                self.truth["waits"] += 10 * process.locks + 5 + 2
+                self.truth["wakes"] += 3
+                self.truth["errors"] += 2
             self.truth["blocked"] += 10 * process.locks + 5
             self.truth["blocked_ns"] += process.blocked_ms * MS * process.locks + 200 * MS
         if keys:

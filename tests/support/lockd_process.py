@@ -69,6 +69,11 @@ class Metrics:
     def dropped(self) -> float:
         return self.sum("lockd_dropped_events_total")
 
+    @property
+    def counts_calls(self) -> bool:
+        """Whether every futex call is counted, as in mode calls."""
+        return "lockd_futex_waits_total" in self.samples
+
 
 def _total(beginning: str, text: str) -> int:
     """Of all lines that begin so. Much sooner than reading all of them, which may be 100,000."""

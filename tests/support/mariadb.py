@@ -36,16 +36,16 @@ class Server:
 
 
 @contextlib.contextmanager
-def started(*options: str) -> Iterator[Server]:
-    """A server that answers, on new data."""
+def started(*options: str, comm: str = COMM) -> Iterator[Server]:
+    """A server that answers, on new data, in a process of that name."""
     need("mariadbd", "mariadb", "mariadb-install-db")
     made = tempfile.TemporaryDirectory(prefix="lockd-mariadb-", dir="/var/tmp")
-    with made as name, running(Path(name), *options) as server:
+    with made as name, running(Path(name), *options, comm=comm) as server:
         yield server
 
 
 @contextlib.contextmanager
-def running(directory: Path, *options: str) -> Iterator[Server]:
+def running(directory: Path, *options: str, comm: str = COMM) -> Iterator[Server]:
     """A server that answers; its data is in the directory, and stays there.
 
     So are its temporary tables: one that starts removes all of them, also those of others.
@@ -58,7 +58,7 @@ def running(directory: Path, *options: str) -> Iterator[Server]:
             stdout=subprocess.DEVNULL,
         )
     version = subprocess.check_output([SERVER, "--no-defaults", "--version"], text=True).split()[2]
-    program, socket = directory / COMM, directory / "socket"
+    program, socket = directory / comm, directory / "socket"
     program.unlink(missing_ok=True)
     program.symlink_to(SERVER)
     own = (f"--socket={socket}", "--skip-networking", "--skip-grant-tables", *options)

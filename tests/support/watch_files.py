@@ -18,7 +18,10 @@ RULES = PROMETHEUS / "lockd.rules.yml"
 RULE_TESTS = PROMETHEUS / "lockd.rules.test.yml"
 
 TARGET_LABELS = {"job", "instance"}
-ALL_FUTEX_ROW = "All futex calls, idle waits included"
+ALL_FUTEX_ROWS = ("All futex waits, idle ones included", "Every futex call (mode calls)")
+"""Those that show idle workers too."""
+MODE_CALLS = "Only in mode calls"
+"""What a metric's HELP text says, and the description of a panel that shows it."""
 NAME = re.compile(r"lockd_[a-z0-9_]+")
 SELECTOR = re.compile(r"(?<![\w:])(lockd_[a-z0-9_]+)(?:\{([^{}]*)\})?")
 MATCHER = re.compile(r'\s*([a-zA-Z_]\w*)\s*(=~|!~|!=|=)\s*"([^"]*)"\s*(?:,|$)')

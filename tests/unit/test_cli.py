@@ -125,7 +125,7 @@ def test_a_wrong_config_says_everything_and_starts_nothing(command: str, tmp_pat
 def test_a_quiet_check_says_only_what_is_wrong(tmp_path: Path) -> None:
     """Nothing about this host, which may well lack what the configuration asks for."""
     file = tmp_path / "lockd.yaml"
-    file.write_text("period: 1s\nprograms: {futex: {mechanism: kprobe}}\n")
+    file.write_text("period: 1s\nprograms: {futex: {mode: calls, mechanism: kprobe}}\n")
     done = lockd("check", "--quiet", f"--config.file={file}")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     file.write_text("period: 5\n")

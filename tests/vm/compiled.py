@@ -28,15 +28,18 @@ CACHE = "/var/cache/lockd"
 PYTHON = "/usr/bin/python3"
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 SMALL = {"entries": 64, "threads": 64, "stacks": 64}
-Asked = Sequence[tuple[Sequence[str], str, Sequence[str], dict[str, int]]]
+CALLS, ALL = {"futex": "calls"}, {"kernel_locks": "all"}
+Asked = Sequence[tuple[Sequence[str], dict[str, str], Sequence[str], dict[str, int]]]
 ASKED: Asked = (
-    (PROGRAMS, "contention", ("auto",), {}),
-    (("futex",), "contention", ("tracepoint", "fentry", "kprobe"), {}),
-    (("kernel_locks",), "all", ("auto", "fentry", "kprobe"), {}),
-    (("kernel_locks",), "contention", ("fentry", "kprobe"), SMALL),
-    (("futex", "kernel_locks"), "all", ("kprobe",), {}),
+    (PROGRAMS, {}, ("auto",), {}),
+    (PROGRAMS, CALLS, ("auto",), {}),
+    (("futex",), {}, ("auto",), {}),
+    (("futex",), CALLS, ("tracepoint", "fentry", "kprobe"), {}),
+    (("kernel_locks",), ALL, ("auto", "fentry", "kprobe"), {}),
+    (("kernel_locks",), {}, ("fentry", "kprobe"), SMALL),
+    (("futex", "kernel_locks"), CALLS | ALL, ("kprobe",), {}),
 )
-"""Programs, mode, mechanisms and maps of the daemons that tests start."""
+"""Programs, modes of programs, mechanisms and maps of the daemons that tests start."""
 FUNCTION = f"{SYSTEM_CALL}getpgid"
 """Which one it is makes no difference to what is compiled, but it must be there."""
 TRACES = (
@@ -74,11 +77,13 @@ def listed(asked_for: Asked | None = None) -> dict[str, str]:
 
     host = Host(KernelTypes(), ensure_tracefs(), (FUNCTION,))
     wanted = []
-    for programs, mode, mechanisms, maps in asked_for or ASKED:
+    for programs, modes, mechanisms, maps in asked_for or ASKED:
         for mechanism in mechanisms:
             asked: dict[str, dict[str, object]] = {name: {"enabled": name in programs} for name in PROGRAMS}
-            asked["kernel_locks"].update(mode=mode, mechanism=mechanism)
-            asked["futex"]["mechanism"] = mechanism
+            for name, mode in modes.items():
+                asked[name]["mode"] = mode
+            for name in {"futex", "kernel_locks"} & {*programs}:
+                asked[name]["mechanism"] = mechanism
             wanted.append(
                 load_settings(read_text(Config, json.dumps({"programs": asked, "maps": maps}), "list"))
             )

@@ -12,7 +12,7 @@ int futex_entered(probed *ctx)
         lose(LOSS_FUTEX__RETURN_MISSED);
         return 0;
     }
-    futex_began(ctx, call.nr, call.args[0], call.args[1], call.args[2], call.args[3]);
+    futex_began(ctx, call.nr, call.args);
     run_ends(began);
     return 0;
 }

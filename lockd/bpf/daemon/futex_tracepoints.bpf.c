@@ -4,9 +4,9 @@
 /* Attached to sys_enter_futex, sys_enter_futex_wait, _waitv, _wake and _requeue. */
 int futex_enter(struct sys_enter *ctx)
 {
-    u64 began = run_begins();
+    u64 began = run_begins(), arguments[4] = {ctx->args[0], ctx->args[1], ctx->args[2], ctx->args[3]};
 
-    futex_began(ctx, ctx->nr, ctx->args[0], ctx->args[1], ctx->args[2], ctx->args[3]);
+    futex_began(ctx, ctx->nr, arguments);
     run_ends(began);
     return 0;
 }

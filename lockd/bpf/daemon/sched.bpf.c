@@ -267,11 +267,14 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
 
 static __always_inline void came_back(u64 task, u32 tid, struct thread *t, u64 now, bool seen)
 {
-#ifdef WITH_FUTEX
+#ifdef FUTEX_CALLS
     if (t->call.since && t->state != STATE_RUNNABLE) {
         t->call_blocked += now - t->off_since;
         count_step(STEP_RAN_AGAIN);
     }
+#elif defined(FUTEX_WAITS)
+    if (t->call.since)
+        futex_wait_ended(task, t, now);
 #endif
 #ifdef WITH_OFFCPU
     count_absence(task, tid, t, now, seen);
@@ -309,26 +312,32 @@ enum file_kind { FILE_OTHER, FILE_REGULAR, FILE_PIPE, FILE_SOCKET, FILE_DEVICE, 
 
 #define S_ANON_INODE (1 << 19) /* such a file has the type of a regular one (6.16), and before that none */
 
+/* The members of struct inode that tell the kind of a file. They are close to each other: one read gets both.
+ */
+struct inode_kind {
+    u16 mode;
+    u8 between[INODE_FLAGS - INODE_MODE - sizeof(u16)];
+    u32 flags;
+};
+
 /* Return the kind of the file whose descriptor is the first argument of the current thread's system call. */
 static __always_inline u8 file_kind(u64 task)
 {
     u64 files = 0, table = 0, array = 0, file = 0, inode = 0;
     u64 fd = (u32)user_first_argument();
-    u32 flags = 0;
-    u16 mode = 0;
+    struct inode_kind of = {};
 
-    READ_TASK(task, TASK_FILES, files);
-    READ_TASK(files, FILES_FDT, table);
-    READ_TASK(table, FDTABLE_FD, array);
+    READ_CURRENT(task, TASK_FILES, files);
+    READ_CURRENT(files, FILES_FDT, table);
+    READ_CURRENT(table, FDTABLE_FD, array);
     READ_TASK(array, fd * sizeof(u64), file);
     READ_TASK(file, FILE_INODE, inode);
     if (!inode)
         return FILE_OTHER;
-    READ_TASK(inode, INODE_MODE, mode);
-    READ_TASK(inode, INODE_FLAGS, flags);
-    if (flags & S_ANON_INODE)
+    READ_TASK(inode, INODE_MODE, of);
+    if (of.flags & S_ANON_INODE)
         return FILE_EVENT;
-    switch (mode & 0170000) { /* S_IFMT */
+    switch (of.mode & 0170000) { /* S_IFMT */
     case 0:
         return FILE_EVENT;
     case 0100000:
@@ -443,8 +452,11 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
             t = threads.lookup(&tid);
         }
         if (!t) { /* no room, or not followed, or it ends without having left the CPU before */
-#ifdef WITH_FUTEX
+#ifdef FUTEX_CALLS
             futex_switched_out(NULL, tid, task_state & TASK_DEAD, now);
+#elif defined(FUTEX_WAITS)
+            if (!preempted && task_state & TASK_INTERRUPTIBLE && is_futex_wait(current_syscall()))
+                lose(LOSS_FUTEX__THREADS_FULL);
 #endif
             if (!preempted && task_state && !(task_state & TASK_DEAD) && is_followed(tid))
                 lose(LOSS_OFFCPU__THREADS_FULL);
@@ -453,11 +465,11 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
     }
     if (t->off_since)
         came_back_unseen(tid, t, now);
-#ifdef WITH_FUTEX
+#ifdef FUTEX_CALLS
     futex_switched_out(t, tid, task_state & TASK_DEAD, now);
 #endif
     if (task_state & TASK_DEAD) {
-#ifdef WITH_FUTEX
+#ifdef FUTEX_CALLS
         futex_abandoned(t, now);
 #endif
         threads.delete(&tid);
@@ -471,6 +483,13 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
     bpf_get_current_comm(t->comm, COMM_LEN);
     now = bpf_ktime_get_ns(); /* the time for the stacks is not part of the wait */
 #endif
+#if !defined(TRACE) && !defined(FUTEX_CALLS)
+    if (preempted || !task_state) { /* what it was doing does not matter: it waits for a CPU */
+        t->state = STATE_RUNNABLE;
+        t->off_since = now;
+        return;
+    }
+#endif
     u32 flags = 0;
     READ_CURRENT(task, TASK_FLAGS, flags);
     s16 nr = flags & 0x00200000 /* PF_KTHREAD */ ? NR_KERNEL : current_syscall();
@@ -478,11 +497,15 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
      * the wait. */
     if (nr != NR_RESTART_SYSCALL || t->nr <= 0)
         t->nr = nr;
-#ifdef WITH_FUTEX
+    t->state = preempted || !task_state ? STATE_RUNNABLE : state_of_sleeper(task, task_state);
+#ifdef FUTEX_CALLS
     if (t->call.since && !is_futex_call(t->nr))
         futex_abandoned(t, now);
     if (t->call.since && !preempted && task_state)
         futex_blocks(ctx, task, t, now);
+#elif defined(FUTEX_WAITS)
+    if (t->state == STATE_INTERRUPTIBLE && (is_futex_wait(t->nr) || t->nr == NR_COMPAT))
+        futex_wait_began(ctx, task, t, tid, t->nr, now);
 #endif
 #ifdef ONLY_FUTEX_CALLS
     if (!t->call.since)
@@ -495,14 +518,12 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
         t->detail = clone_kind(t->nr);
     if (t->nr == NR_EPOLL_WAIT || t->nr == NR_EPOLL_PWAIT)
         t->detail = poll_kind(task);
+    if (is_futex_wait(t->nr))
+        t->detail = KIND_NONE; /* the kind is not known */
 #ifdef WITH_FUTEX
     if (t->call.since)
         t->detail = t->call.kind;
-#else
-    if (is_futex_wait(t->nr))
-        t->detail = KIND_NONE; /* the kind is not known */
 #endif
-    t->state = preempted || !task_state ? STATE_RUNNABLE : state_of_sleeper(task, task_state);
     t->iowait = 0;
 #ifdef TASK_IN_IOWAIT
     u8 bits = 0;

@@ -16,6 +16,8 @@
 #define NR_EPOLL_PWAIT 281
 
 #define USER64_CODE_SEGMENT 0x33
+#define NR_COMPAT_FUTEX 240 /* of 32-bit programs */
+#define NR_COMPAT_FUTEX_TIME64 422 /* with a timeout of 64 bits (5.1) */
 #endif
 
 #define THREAD_BYTES 16384 /* THREAD_SIZE */
@@ -87,6 +89,7 @@ static __always_inline s16 current_syscall(void)
 
 struct system_call {
     u32 nr;
+    bool is_compat; /* of a 32-bit program, which has its own numbers and its own order of registers */
     u64 args[4];
 };
 
@@ -100,14 +103,27 @@ static __always_inline struct system_call call_of(struct pt_regs *saved)
     bpf_probe_read_kernel(&call.nr, sizeof(call.nr), &saved->syscallno);
 #else
     struct {
-        u64 r10, r9, r8, ax, cx, dx, si, di, orig_ax;
+        u64 bx, r11, r10, r9, r8, ax, cx, dx, si, di, orig_ax, ip, cs;
     } regs = {};
-    bpf_probe_read_kernel(&regs, sizeof(regs), &saved->r10);
+#ifdef HAVE_TYPED_CURRENT
+    volatile struct pt_regs *typed = saved;
+    regs.bx = typed->bx;
+    regs.cx = typed->cx;
+    regs.dx = typed->dx;
+    regs.si = typed->si;
+    regs.di = typed->di;
+    regs.r10 = typed->r10;
+    regs.orig_ax = typed->orig_ax;
+    regs.cs = typed->cs;
+#else
+    bpf_probe_read_kernel(&regs, sizeof(regs), &saved->bx);
+#endif
     call.nr = regs.orig_ax;
-    call.args[0] = regs.di;
-    call.args[1] = regs.si;
+    call.is_compat = (u16)regs.cs != USER64_CODE_SEGMENT;
+    call.args[0] = call.is_compat ? (u32)regs.bx : regs.di;
+    call.args[1] = call.is_compat ? (u32)regs.cx : regs.si;
     call.args[2] = regs.dx;
-    call.args[3] = regs.r10;
+    call.args[3] = call.is_compat ? (u32)regs.si : regs.r10;
 #endif
     return call;
 }
@@ -128,6 +144,8 @@ static __always_inline u64 user_first_argument(void)
     u64 argument = 0;
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
     bpf_probe_read_kernel(&argument, sizeof(argument), &user_regs()->orig_x0);
+#elif defined(HAVE_TYPED_CURRENT)
+    argument = ((volatile struct pt_regs *)user_regs())->di;
 #else
     bpf_probe_read_kernel(&argument, sizeof(argument), &user_regs()->di);
 #endif

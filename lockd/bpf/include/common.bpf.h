@@ -245,8 +245,8 @@ static __always_inline void raise_to(u64 *max, u64 value)
 
 #define READ_TASK(task, offset, to) bpf_probe_read_kernel(&(to), sizeof(to), (void *)((u64)(task) + (offset)))
 
-/* Address of the current task, and a read of one of its members. Neither needs a call of a helper where
- * the kernel knows the task's type. */
+/* Address of the current task, and a read of one of its members, or of a member of a struct to which such a
+ * member points. Neither needs a call of a helper where the kernel knows the task's type. */
 #ifdef HAVE_TYPED_CURRENT
 #define CURRENT_TASK() ((u64)bpf_get_current_task_btf())
 #define READ_CURRENT(task, offset, to) ((to) = *(volatile typeof(to) *)((task) + (offset)))

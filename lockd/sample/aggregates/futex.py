@@ -1,8 +1,6 @@
-"""Futex calls: windows folded into series per process and kind, per process, and per lock."""
+"""Futex waits: windows folded into series per process and kind, and per lock."""
 
 from __future__ import annotations
-
-import errno
 
 import numpy as np
 
@@ -12,6 +10,7 @@ from lockd.columns.structs import Columns
 from lockd.kernel.manifest import Manifest
 from lockd.names.protocol import ANON
 from lockd.sample.aggregates.contention import NOT_CONTENTION, ContentionTables, ThreadRows, lock_key
+from lockd.sample.aggregates.futex_calls import FutexCalls
 from lockd.sample.aggregates.lock_series import LockSeries
 from lockd.sample.aggregates.ongoing import Moment, OngoingWaits
 from lockd.sample.aggregates.window import Window, add_slots
@@ -20,12 +19,9 @@ from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
 
-ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK", errno.EOPNOTSUPP: "EOPNOTSUPP"}
-"""Names of errors by number. Where Python has EDEADLOCK and ENOTSUP, the names are those of futex(2)."""
-
 
 class FutexAggregates:
-    """The series of futex calls."""
+    """The series of futex waits, and in mode `calls` those of all futex calls."""
 
     def __init__(
         self, manifest: Manifest, limits: Limits, budget: LineBudget, contention: ContentionTables,
@@ -40,24 +36,17 @@ class FutexAggregates:
         self._contention = contention
         self._user_locks = user_locks
         windows = dict(limits.windows)
+        self.calls = FutexCalls(manifest, limits, budget) if manifest.counts_futex_calls else None
+        # Waits whether they blocked or not: there is neither column nor line for them if nobody counts them.
+        waits = {"waits": "lockd_futex_waits_total"} if self.calls else {}
         self.by_kind = Series(
             "futex",
-            {"waits": np.int64, "slots": (np.int64, (manifest.constants["SLOTS"],)),
+            {**dict.fromkeys(waits, np.int64), "slots": (np.int64, (manifest.constants["SLOTS"],)),
              "blocked_ns": np.int64, "waiting": np.int64, "waiting_ns": np.int64},
-            counters={"waits": "lockd_futex_waits_total", "slots": "lockd_futex_blocked_seconds_count",
+            counters={**waits, "slots": "lockd_futex_blocked_seconds_count",
                       "blocked_ns": "lockd_futex_blocked_seconds_sum"},
-            names=(0, 1), lines=limits.histogram_lines + 2 + limits.max_gauges,
+            names=(0, 1), lines=limits.histogram_lines + len(waits) + 1 + limits.max_gauges,
             budget=budget, others=4, uncontended=NOT_CONTENTION, maxima=("blocked",), windows=windows,
-        )  # fmt: skip
-        self.by_process = Series(
-            "futex_process", {"wakes": np.int64, "sys_ns": np.int64},
-            counters={"wakes": "lockd_futex_wakes_total", "sys_ns": "lockd_futex_sys_seconds_total"},
-            names=(0, 1), lines=2 + limits.max_gauges,
-            budget=budget, others=1, maxima=("sys",), windows=windows,
-        )  # fmt: skip
-        self.errors = Series(
-            "futex_error", {"errors": np.int64}, counters={"errors": "lockd_futex_errors_total"},
-            names=(0, 1), lines=1, budget=budget, others=16,
         )  # fmt: skip
         per_lock = 4 + limits.max_gauges
         locks = Series(
@@ -70,33 +59,15 @@ class FutexAggregates:
             maxima=("blocked",), windows=windows,
         )  # fmt: skip
         self.locks = LockSeries("futex", contention, locks, self._kind_names, has_site=False)
-        self.series = [self.by_kind, self.by_process, self.errors, locks]
+        self.series = [self.by_kind, *(self.calls.series if self.calls else ()), locks]
 
     def fold(self, window: Window, now: float) -> None:
         """Add one window; `now` is the monotonic clock in seconds."""
         keys, values = window.keys, window.values
         keys["kind"] = self._user_locks.correct_kinds(values["who"]["tgid"], keys["uaddr"], keys["kind"])
-        kind, calls, blocked = keys["kind"].astype(np.int64), values["calls"], values["blocked_ns"]
-
-        rows = self.by_process.rows(window.codes, window.processes.__getitem__, blocked, now)
-        groups = Groups(rows)
-        self.by_process["sys_ns"][groups.rows] += groups.sum(values["sys_ns"])
-        self.by_process["wakes"][groups.rows] += groups.sum(np.where(kind == self._wake, calls, 0))
-        self.by_process.note_max("sys", groups.rows, groups.max(values["max_sys_ns"]))
-
-        failed = window.where(keys["error"] > 0)
-        if len(failed):
-            codes = failed.keys["error"]
-            rows = self.errors.rows(
-                mix(failed.codes, codes),
-                lambda i: (*failed.processes[i], ERRORS.get(int(codes[i]), str(codes[i]))),
-                failed.values["blocked_ns"],
-                now,
-            )
-            groups = Groups(rows)
-            self.errors["errors"][groups.rows] += groups.sum(failed.values["calls"])
-
-        waits = window.where(kind < self._wake)
+        if self.calls:
+            self.calls.fold(window, now)
+        waits = window.where(keys["kind"] < self._wake)
         if len(waits):
             self._fold_waits(waits, now)
 
@@ -110,7 +81,8 @@ class FutexAggregates:
             now,
         )
         groups = Groups(rows)
-        self.by_kind["waits"][groups.rows] += groups.sum(calls)
+        if self.calls:
+            self.by_kind["waits"][groups.rows] += groups.sum(calls)
         self.by_kind["blocked_ns"][groups.rows] += groups.sum(blocked_ns)
         self.by_kind.note_max("blocked", groups.rows, groups.max(max_ns))
         blocked = waits.keys["slot"] != self._no_slot
@@ -208,18 +180,12 @@ class FutexAggregates:
         block.add_histogram(
             "lockd_futex_blocked_seconds", labels, series["slots"][rows], series["blocked_ns"][rows]
         )
-        block.add("lockd_futex_waits_total", labels, series["waits"][rows])
+        if self.calls:
+            block.add("lockd_futex_waits_total", labels, series["waits"][rows])
         block.add("lockd_futex_waiting", labels, series["waiting"][rows])
         block.add("lockd_futex_max_blocked_us", *with_windows(labels, series.current_max("blocked", rows)))
-
-        series = self.by_process
-        rows, labels = series.live()
-        block.add("lockd_futex_wakes_total", labels, series["wakes"][rows])
-        block.add("lockd_futex_sys_seconds_total", labels, series["sys_ns"][rows] / 1e9)
-        block.add("lockd_futex_max_sys_us", *with_windows(labels, series.current_max("sys", rows)))
-
-        rows, labels = self.errors.live()
-        block.add("lockd_futex_errors_total", labels, self.errors["errors"][rows])
+        if self.calls:
+            self.calls.export(block)
 
         series = self.locks.series
         rows, labels = series.live()

@@ -184,6 +184,7 @@ def load_settings(
         min_block_ns=getattr(args, "min_block_ns", 0),
         max_block_ns=getattr(args, "max_block_ns", LONGEST_NS),
         lock_mode=lock_mode,
+        futex_mode="calls",
         mechanisms=tuple((program, "auto") for program in programs),
         trace=Trace(
             parts=trace.parts,

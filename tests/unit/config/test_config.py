@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -38,6 +39,7 @@ def test_defaults() -> None:
     assert config.windows == (Window("1m", MINUTE), Window("5m", 5 * MINUTE))
     programs = config.programs
     assert programs.futex.enabled and programs.offcpu.enabled and programs.kernel_locks.enabled
+    assert (programs.futex.mode, programs.futex.mechanism) == ("blocked", "auto")
     assert (programs.kernel_locks.mode, programs.kernel_locks.mechanism) == ("contention", "auto")
     filters = config.filter
     assert filters.units == filters.comms == filters.exclude_comms == ()
@@ -74,7 +76,8 @@ def test_the_shipped_file_is_up_to_date() -> None:
 
 def test_every_shipped_value_can_be_changed_on_its_own() -> None:
     """Each key reaches the field it is described by, and no other."""
-    others = {
+    of_calls = {"programs.futex.mode": "calls"}
+    others = of_calls | {
         "period": "100ms",
         "programs.futex.enabled": "false",
         "programs.offcpu.enabled": "false",
@@ -105,14 +108,24 @@ def test_every_shipped_value_can_be_changed_on_its_own() -> None:
         "log.level": "debug",
     }
     assert set(others) == {name for name, about in all_keys(Config) if isinstance(about, Key)}
-    before = dataclasses.asdict(default())
     for name, value in others.items():
-        text = value
-        for part in reversed(name.split(".")):
-            text = f"{{{part}: {text}}}"
-        after = dataclasses.asdict(parse(text))
+        beside = of_calls if name == "programs.futex.mechanism" else {}
+        before = dataclasses.asdict(parse(yaml_of(beside)))
+        after = dataclasses.asdict(parse(yaml_of({**beside, name: value})))
         changed = {path for path in leaves(after) if _at(after, path) != _at(before, path)}
         assert {path.removesuffix("_ns") for path in changed} == {f".{name}"}
+
+
+def yaml_of(keys: dict[str, str]) -> str:
+    """The keys, by their dotted names, as a file has them."""
+    tree: dict[str, Any] = {}
+    for name, value in keys.items():
+        *sections, last = name.split(".")
+        at = tree
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[last] = yaml.safe_load(value)
+    return yaml.safe_dump(tree)
 
 
 def _at(tree: dict[str, object], path: str) -> object:
@@ -201,7 +214,7 @@ def test_what_the_loader_is_asked_for_survives_the_way_there() -> None:
     config = parse(
         """
         programs:
-          futex: {mechanism: kprobe}
+          futex: {mode: calls, mechanism: kprobe}
           offcpu: {enabled: false, mechanism: tracepoint}
           kernel_locks: {mode: all, mechanism: fentry}
         filter: {min_block: 1ms}
@@ -211,7 +224,7 @@ def test_what_the_loader_is_asked_for_survives_the_way_there() -> None:
     settings = load_settings(config)
     assert settings.programs == ("futex", "kernel_locks")
     assert settings.mechanisms == (("futex", "kprobe"), ("kernel_locks", "fentry"))
-    assert settings.lock_mode == "all"
+    assert (settings.futex_mode, settings.lock_mode) == ("calls", "all")
     assert (settings.entries, settings.threads, settings.stacks) == (128, 256, 64)
     assert (settings.min_block_ns, settings.max_block_ns) == (MS, 2**63 - 1)
     assert LoadSettings.from_json(settings.to_json()) == settings

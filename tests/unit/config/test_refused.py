@@ -62,7 +62,11 @@ ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for eve
         ("period: {a: 1}", f"period: {{a: 1}} {PERIOD}"),
         ("programs: {futex: {enabled: yes}}", "programs.futex.enabled: yes is not true or false"),
         ("programs: {futex: {enabled: 1}}", "programs.futex.enabled: 1 is not true or false"),
-        ("programs: {futex: true}", "programs.futex: true is not a section with the keys enabled, mechanism"),
+        (
+            "programs: {futex: true}",
+            "programs.futex: true is not a section with the keys enabled, mechanism, mode",
+        ),
+        ("programs: {futex: {mode: all}}", "programs.futex.mode: all is not one of blocked, calls"),
         (
             "programs: {kernel_locks: {mode: al}}",
             "programs.kernel_locks.mode: al is not one of contention, all",
@@ -70,6 +74,14 @@ ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for eve
         (
             "programs: {futex: {mechanism: kprobes}}",
             "programs.futex.mechanism: kprobes is not one of auto, tracepoint, fentry, kprobe",
+        ),
+        *(
+            (
+                f"programs: {{futex: {{{mode}mechanism: {mechanism}}}}}",
+                f"programs.futex.mechanism: {mechanism} takes effect in mode calls only, and the mode is "
+                "blocked",
+            )
+            for mode, mechanism in (("", "fentry"), ("mode: blocked, ", "kprobe"), ("", "tracepoint"))
         ),
         (
             "programs: {kernel_locks: {mode: all, mechanism: tracepoint}}",

@@ -15,7 +15,8 @@ from lockd.export.catalog import CATALOG
 from tests.needs import need
 from tests.support.watch_files import (
     ALERTS,
-    ALL_FUTEX_ROW,
+    ALL_FUTEX_ROWS,
+    MODE_CALLS,
     PROMETHEUS,
     RULE_TESTS,
     RULES,
@@ -124,13 +125,19 @@ def test_every_panel_shows_what_lockd_exports(promtool, tmp_path):
     )
 
 
+def test_by_default_only_panels_that_say_so_are_empty(promtool, tmp_path):
+    metrics = [m for m in CATALOG.values() if MODE_CALLS not in m.help]
+    shown = {record(p, t) for _, p, t in panel_queries() if MODE_CALLS not in p["description"]}
+    check_panels(promtool, tmp_path, metrics, shown, kind="lock", window="1m", state="uninterruptible")
+
+
 @pytest.mark.parametrize("kind", ["cond", "other"])
 def test_idle_workers_appear_in_no_contention_panel(promtool, tmp_path, kind):
     metrics = [m for m in CATALOG.values() if "kind" in m.labels]
     shown = {
         record(p, t)
         for row, p, t in panel_queries()
-        if row == ALL_FUTEX_ROW and all("kind" in labels_of(n) for n, _ in selectors(t["expr"]))
+        if row in ALL_FUTEX_ROWS and all("kind" in labels_of(n) for n, _ in selectors(t["expr"]))
     }
-    assert len(shown) == 2
+    assert len(shown) == 3
     check_panels(promtool, tmp_path, metrics, shown, kind=kind, window="1m")

@@ -11,12 +11,14 @@ import re
 import pytest
 import yaml
 
+from lockd.export.catalog import CATALOG
 from tests.support.watch_files import (
     ALERTS,
-    ALL_FUTEX_ROW,
+    ALL_FUTEX_ROWS,
     DASHBOARD,
     EXPRESSIONS,
     MATCHING,
+    MODE_CALLS,
     NAME,
     PANELS,
     RULE_TESTS,
@@ -161,12 +163,24 @@ def test_table_columns():
 
 def test_contention_is_about_locks_only():
     """Outside the row that says so, and in every alert, a wait has kind lock or pi."""
-    queries = [(p["title"], t["expr"]) for row, p, t in panel_queries() if row != ALL_FUTEX_ROW]
+    queries = [(p["title"], t["expr"]) for row, p, t in panel_queries() if row not in ALL_FUTEX_ROWS]
     queries += [(r["alert"], r["expr"]) for r in ALERTS]
     for where, expr in queries:
         for name, pairs in selectors(expr):
             if "kind" in labels_of(name):
                 assert pairs.get("kind") == "lock|pi", f"{where}: {name}"
+
+
+def test_what_only_mode_calls_counts_is_asked_for_where_it_is_said():
+    """By default these metrics are absent: no alert needs them, and a panel of them says why it is empty."""
+    only = {name for name, metric in CATALOG.items() if MODE_CALLS in metric.help}
+    assert len(only) == 5
+    asked = [(p["title"], p["description"], t["expr"]) for _, p, t in panel_queries()]
+    asked += [(r["alert"], "", r["expr"]) for r in ALERTS]
+    for where, said, expr in asked:
+        assert any(name in only for name, _ in selectors(expr)) == (MODE_CALLS in said), where
+    assert not any(name in only for where, expr in EXPRESSIONS if where.startswith("variable")
+                   for name, _ in selectors(expr))  # fmt: skip
 
 
 def test_maxima_name_their_window():

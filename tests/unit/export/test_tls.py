@@ -102,7 +102,7 @@ def test_https_with_passwords(shared: Path) -> None:
             assert running.ask("/metrics", headers={"Authorization": wrong})[0] == 401
         status, headers, body = running.ask("/metrics", headers=basic("alice", "secret"))
         assert (status, headers["Strict-Transport-Security"]) == (200, "max-age=60")
-        assert b"lockd_futex_waits_total" in body
+        assert b"lockd_futex_waiting" in body
         older = trusting(trusted)
         older.maximum_version = ssl.TLSVersion.TLSv1_2
         running.tls = older

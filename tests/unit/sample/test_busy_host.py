@@ -16,12 +16,16 @@ from tests.support.busy_host import HOT_MS, STEP, BusyHost, Crowd, Process, numb
 
 MINUTE, HOUR = 60, 3600
 FAMILIES = (
-    "lockd_futex_waits_total", "lockd_futex_wakes_total", "lockd_offcpu_blocked_seconds_count",
+    "lockd_futex_blocked_seconds_count", "lockd_offcpu_blocked_seconds_count",
     "lockd_offcpu_runqueue_seconds_count", "lockd_offcpu_waker_seconds_total",
 )  # fmt: skip
-TRUTH = {
+CALLS = {
     "lockd_futex_waits_total": "waits",
     "lockd_futex_wakes_total": "wakes",
+    "lockd_futex_errors_total": "errors",
+}
+"""What only mode calls counts."""
+TRUTH = {
     "lockd_futex_blocked_seconds_count": "blocked",
     "lockd_futex_blocked_seconds_sum": "blocked_ns",
     "lockd_futex_lock_blocked_total": "blocked",
@@ -37,7 +41,11 @@ TRUTH = {
 def lacking(exported: dict[str, dict[tuple[str, ...], float]], service: Process) -> set[str]:
     """The metrics in which a service has not a series of its own for each thing it waits for."""
     wanted = dict.fromkeys(FAMILIES, 1)
-    wanted |= {"lockd_offcpu_blocked_seconds_count": len(service.calls), "lockd_futex_waits_total": 2}
+    if "lockd_futex_waits_total" in exported:
+        wanted |= {"lockd_futex_waits_total": 2, "lockd_futex_wakes_total": 1}
+    wanted |= {
+        "lockd_offcpu_blocked_seconds_count": len(service.calls), "lockd_futex_blocked_seconds_count": 2
+    }  # fmt: skip
     if service.blocked_ms == HOT_MS:
         wanted["lockd_futex_lock_blocked_total"] = service.locks
     mine = (service.unit, service.comm)
@@ -48,9 +56,13 @@ def lacking(exported: dict[str, dict[tuple[str, ...], float]], service: Process)
     }
 
 
+def truth_of(host: BusyHost) -> dict[str, str]:
+    return TRUTH | CALLS if host.mode == "calls" else TRUTH
+
+
 def is_exact(host: BusyHost) -> None:
     exported, retired = host.exported(), host.retired()
-    for metric, name in TRUTH.items():
+    for metric, name in truth_of(host).items():
         scale = 1 if metric.endswith(("_total", "_count")) and "seconds_total" not in metric else 1e9
         total = sum(exported[metric].values()) + retired[metric]
         assert total * scale == pytest.approx(host.truth[name], rel=1e-9), metric
@@ -76,7 +88,7 @@ def live(host: BusyHost, seed: int, seconds: int) -> Crowd:
             exported = host.exported()
             for service in old:
                 assert not lacking(exported, service), (lacking(exported, service), service, step * STEP)
-            for metric in TRUTH:  # no series goes back
+            for metric in truth_of(host):  # no series goes back
                 for labels, value in exported[metric].items():
                     assert value >= before.get(metric, {}).get(labels, 0), (metric, labels)
             before = exported
@@ -87,13 +99,14 @@ def live(host: BusyHost, seed: int, seconds: int) -> Crowd:
     return crowd
 
 
-def test_every_service_has_its_series_within_a_minute(tmp_path: Path) -> None:
-    crowd = live(BusyHost(tmp_path), seed=1, seconds=HOUR)
+@pytest.mark.parametrize("mode", ["blocked", "calls"])
+def test_every_service_has_its_series_within_a_minute(tmp_path: Path, mode: str) -> None:
+    crowd = live(BusyHost(tmp_path, mode=mode), seed=1, seconds=HOUR)
     assert len(crowd.comms) > 700
 
 
 def test_helpers_are_told_by_unit_where_there_is_no_room_for_each(tmp_path: Path) -> None:
-    host = BusyHost(tmp_path, Limits(max_lines=5000))
+    host = BusyHost(tmp_path, Limits(max_lines=5000), mode="calls")
     live(host, seed=2, seconds=HOUR // 2)
     assert ("cron.service", OTHER) in host.exported()["lockd_futex_wakes_total"]
 
@@ -126,3 +139,30 @@ def test_a_lock_that_had_no_name_has_it_once_it_is_known(tmp_path: Path) -> None
     assert counted() == {anon: nameless + 10}
     assert counted() == {anon: nameless + 10, named: 10}
     is_exact(host)
+
+
+def test_what_is_not_counted_is_absent_and_takes_no_line(tmp_path: Path) -> None:
+    """Not zero: nobody may take it for a host without failed calls."""
+    by_mode = {mode: BusyHost(tmp_path, mode=mode) for mode in ("blocked", "calls")}
+    service = Process(next(numbers()), "shop.service", "shop")
+    for host in by_mode.values():
+        host.step([service], [])
+        is_exact(host)
+    blocked, calls = by_mode["blocked"], by_mode["calls"]
+    absent = calls.exported().keys() - blocked.exported().keys()
+    assert absent == {*CALLS, "lockd_futex_sys_seconds_total", "lockd_futex_max_sys_us"}
+    assert blocked.exported().keys() <= calls.exported().keys()
+    assert calls.retired().keys() - blocked.retired().keys() == absent - {"lockd_futex_max_sys_us"}
+    lines = {host.mode: {series.family: series.lines for series in host.series} for host in by_mode.values()}
+    assert lines["calls"].keys() - lines["blocked"].keys() == {"futex_process", "futex_error"}
+    assert lines["calls"]["futex"] == lines["blocked"]["futex"] + 1
+
+
+def test_counts_of_one_mode_are_not_those_of_the_other(tmp_path: Path) -> None:
+    """By their form the sampler tells whether it can go on with what the last start has left."""
+    forms = [
+        {series.family: series.form for series in BusyHost(tmp_path, mode=mode).series}
+        for mode in ("blocked", "calls")
+    ]
+    assert forms[0]["futex"] != forms[1]["futex"]
+    assert forms[0]["futex_lock"] == forms[1]["futex_lock"]

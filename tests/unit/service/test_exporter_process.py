@@ -70,7 +70,7 @@ def test_a_loader_with_much_to_say_hands_over(
     monkeypatch.setattr(isolation, "command", lambda module: [sys.executable, str(script)])
     monkeypatch.setattr(child, "LOADER_TIMEOUT", 20.0)
     caplog.set_level("INFO")
-    manifest, fds = Loader(LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", ())).result()
+    manifest, fds = Loader(LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", "blocked", ())).result()
     assert (manifest.attached_ns, fds) == (0, [])
     assert [len(record.message) > 400_000 for record in caplog.records] == [False, True]
 
@@ -99,7 +99,7 @@ def test_a_loader_that_prints_without_end_fills_no_memory(
     monkeypatch.setattr(child, "LOADER_TIMEOUT", 60.0)
     caplog.set_level("INFO")
     with pytest.raises(LockdError, match=r"^File too large after 6710\d{4}$"):
-        Loader(LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", ())).result()
+        Loader(LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", "blocked", ())).result()
     logged = sum(len(record.message) for record in caplog.records)
     assert 0 < logged < 2 * child.LAST_WORDS_BYTES
 

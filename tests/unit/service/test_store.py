@@ -112,7 +112,7 @@ def test_without_systemd_nothing_is_kept() -> None:
 
 
 def test_the_key_tells_settings() -> None:
-    one = LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", ())
+    one = LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", "blocked", ())
     other = replace(one, entries=128)
     assert key_of(one) == key_of(one)
     assert key_of(one) != key_of(other)

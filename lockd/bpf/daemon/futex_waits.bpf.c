@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Mode blocked of the futex program: futex waits, from the time at which the thread leaves its CPU to the
+ * time at which it runs again. No program is attached to a system call. The saved user registers tell at a
+ * switch-out which call the thread is in, and its state tells that it sleeps in the call by its own will: a
+ * page fault and a lock of the kernel in such a call are uninterruptible, and a stopped thread has a state
+ * of its own. How the call ends stays unknown. */
+
+/* Return the number that a futex call of a 32-bit program has in 64-bit programs. */
+static __always_inline s16 number_of_compat(u32 nr)
+{
+#ifdef NR_COMPAT_FUTEX
+    return nr == NR_COMPAT_FUTEX || nr == NR_COMPAT_FUTEX_TIME64 ? NR_FUTEX : nr;
+#else
+    return nr;
+#endif
+}
+
+/* The current thread leaves its CPU to sleep interruptibly in the system call `nr`, which is a futex call or
+ * one of a 32-bit program. */
+static __always_inline void futex_wait_began(void *ctx, u64 task, struct thread *t, u32 tid, s16 nr, u64 now)
+{
+    struct system_call saved = saved_call();
+    struct call call = {.since = now, .tid = tid};
+
+    describe_call(&call, saved.is_compat ? number_of_compat(saved.nr) : nr, saved.args);
+    if (call.guess >= KIND_WAKE)
+        return;
+    if (t->call.uaddr == call.uaddr && t->call.guess == call.guess)
+        call.kind = t->call.kind;
+    else
+        t->looked_up = 0;
+    t->call = call;
+    if (!saved.is_compat) /* whose stack the namer cannot unwind */
+        capture_waiter(ctx, task, t, now);
+}
+
+/* The wait of a thread that runs again has ended. The wait of a thread that was killed got nothing, so that
+ * it raises no maximum. */
+static __always_inline void futex_wait_ended(u64 task, struct thread *t, u64 now)
+{
+    u64 blocked = now - t->off_since;
+    struct futex_key key = {.tid = t->call.tid, .kind = t->call.kind, .uaddr = t->call.uaddr};
+    struct ended ended = {.calls = 1, .blocked_ns = blocked};
+
+    t->call.since = 0;
+    if (!is_wanted(blocked))
+        return;
+    key.slot = slot_of(blocked);
+    if (!is_being_killed(task))
+        ended.max_blocked_ns = blocked;
+    count_calls(task, t->tgid, &key, &ended);
+}

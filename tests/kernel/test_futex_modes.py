@@ -1,0 +1,142 @@
+"""The two modes of the futex program beside each other, on real programs: each is the other's check.
+
+What blocked counts the same in both, process by process, and lasts as long. tests/kernel/test_futex.py
+compares both with programs that know their own waits.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.needs import need
+from tests.support import mariadb
+from tests.support.lockd_process import ROOT, Lockd
+from tests.support.workload import Start, Workload
+
+PROGRAMS = ROOT / "tests/programs"
+NAMES = "*.modes"
+COUNT, SUM = "lockd_futex_blocked_seconds_count", "lockd_futex_blocked_seconds_sum"
+NEARLY = 0.01
+SLEPT_TWICE = 1e-4
+"""Share of the calls that may sleep twice in the kernel, which are two waits in mode blocked: a wake-up that
+was meant for the call before may come late."""
+MARIADB_SECONDS = 8
+PYTHON = """
+import queue, sys, threading, time
+open("/proc/self/comm", "w").write(sys.argv[1])
+lock, work, done = threading.Lock(), queue.Queue(10), threading.Barrier(9)
+def hold():
+    for _ in range(200):
+        with lock:
+            time.sleep(0.0005)
+    done.wait()
+def take():
+    while work.get() is not None:
+        pass
+    done.wait()
+threads = [threading.Thread(target=one) for one in (*[hold] * 4, *[take] * 4)]
+for thread in threads:
+    thread.start()
+for number in range(2000):
+    work.put(number)
+for _ in range(4):
+    work.put(None)
+done.wait()
+for thread in threads:
+    thread.join()
+"""
+"""Threads that hold a lock, fill and empty a queue, and wait for each other."""
+
+
+class Modes(NamedTuple):
+    """A daemon in each mode."""
+
+    blocked: Lockd
+    calls: Lockd
+
+
+@pytest.fixture(scope="module")
+def modes(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Modes]:
+    def config(mode: str) -> dict[str, object]:
+        return {"filter": {"comms": [NAMES]}, "programs": {"futex": {"mode": mode}}}
+
+    daemons = Modes(*(Lockd(tmp_path_factory.mktemp(mode), config(mode)) for mode in Modes._fields))
+    yield daemons
+    assert [daemon.stop() for daemon in daemons] == [0, 0]
+
+
+def run_mariadb(comm: str) -> None:
+    sysbench = need("sysbench")
+    with mariadb.started(comm=comm) as server:
+        server.ask("CREATE DATABASE sbtest")
+        load = [sysbench, f"--mysql-socket={server.socket}", "--mysql-user=root", "--db-driver=mysql",
+                "--tables=2", "--table-size=2000", "oltp_update_index"]  # fmt: skip
+        for words in (["prepare"], ["--threads=16", f"--time={MARIADB_SECONDS}", "run"]):
+            subprocess.run([*load, *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def run_java(comm: str) -> None:
+    need("javac")
+    subprocess.run(["make", "-s", "-C", PROGRAMS, "java"], check=True)
+    one = Workload(str(shutil.which("java")), "-cp", PROGRAMS / "build", "Contention", comm=comm)
+    one.run()
+    one.finish()
+
+
+def run_go(comm: str) -> None:
+    go, directory = need("go"), Path(f"/var/tmp/lockd-modes-go-{os.getpid()}")
+    environment = {"GO111MODULE": "off", "GOCACHE": str(directory / "cache"), "GOFLAGS": ""}
+    program, source = directory / "go_mutex", PROGRAMS / "go_mutex/main.go"
+    try:
+        subprocess.run([go, "build", "-o", program, source], env=os.environ | environment, check=True)
+        one = Workload(str(program), comm=comm)
+        one.run()
+        one.finish()
+    finally:
+        shutil.rmtree(directory)
+
+
+def run_python(comm: str) -> None:
+    subprocess.run(["/usr/bin/python3", "-c", PYTHON, comm], check=True)
+
+
+@pytest.mark.parametrize(
+    "run", [run_python, run_go, run_java, run_mariadb], ids=["Python", "Go", "Java", "MariaDB"]
+)
+def test_both_modes_count_the_same_waits(run: Callable[[str], None], modes: Modes) -> None:
+    comm = f"{run.__name__.removeprefix('run_')[:7]}.modes"
+    run(comm)
+    time.sleep(1)  # what the kernel does with a process that has ended
+    blocked, calls = (daemon.metrics() for daemon in modes)
+    counts = [metrics.sum(COUNT, comm=comm) for metrics in (blocked, calls)]
+    seconds = [metrics.sum(SUM, comm=comm) for metrics in (blocked, calls)]
+    print(f"{comm}: {counts[0]:.0f} and {counts[1]:.0f} waits, {seconds[0]:.4f} and {seconds[1]:.4f} s")
+    assert counts[1] > 50
+    assert 0 <= counts[0] - counts[1] <= SLEPT_TWICE * counts[1]
+    assert seconds[0] == pytest.approx(seconds[1], rel=NEARLY)
+    for kind in ("lock", "pi", "other"):
+        of_kind = [metrics.sum(COUNT, comm=comm, kind=kind) for metrics in (blocked, calls)]
+        assert of_kind[0] == pytest.approx(of_kind[1], rel=0.01, abs=5), kind
+
+
+def test_waits_of_32_bit_programs_are_seen_in_mode_blocked(modes: Modes, workload: Start) -> None:
+    """The tracepoints of mode calls leave them out, as do all tracepoints of system calls."""
+    try:
+        one = workload("compat_futex", 50, 2000, comm="compat.modes")
+    except OSError as error:
+        pytest.skip(f"host: this kernel runs no 32-bit programs: {error}")
+    truth = one.run()
+    blocked, calls = (daemon.metrics() for daemon in modes)
+    one.finish()
+    labels = {"comm": one.comm, "kind": "lock"}
+    assert blocked.sum(COUNT, **labels) == blocked.sum(COUNT, comm=one.comm) == truth["blocked"] == 50
+    assert 50 * 2000 <= blocked.sum(SUM, **labels) * 1e6 <= truth["us"]
+    assert calls.sum(COUNT, comm=one.comm) == 0
