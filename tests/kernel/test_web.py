@@ -21,6 +21,8 @@ from lockd.service.start import load_settings
 from tests.support.lockd_process import CHECKOUT, ROOT, Lockd
 
 NOBODYS = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
+PATIENCE_SECONDS = 60.0
+"""For a process that is started again, on an emulated machine."""
 
 
 def test_a_wrong_web_configuration_ends_it_with_2(tmp_path: Path) -> None:
@@ -43,7 +45,9 @@ def test_an_exporter_that_is_killed_comes_back_as_closed_as_it_was(tmp_path: Pat
             assert _status(lockd) == 401
             web.write_text("{}")
             os.kill(_exporter(lockd), signal.SIGKILL)
+            deadline = time.monotonic() + PATIENCE_SECONDS
             while not any("it no longer has basic_auth_users" in line for line in lockd.log):
+                assert time.monotonic() < deadline, lockd.log
                 time.sleep(0.05)
             web.write_text(closed)
             assert _status(lockd) == 401
