@@ -58,6 +58,7 @@ class Filled:
         manifest, fds = run_loader(load_settings(settings))
         for fd in fds[len(manifest.maps) + len(manifest.functions) :]:
             os.close(fd)
+        self.fds = fds
         self.sampler = Sampler(manifest, fds, sampler_settings(settings), saved=saved)
         self._collector = self.sampler._collector
         self._made = 0

@@ -9,6 +9,7 @@ The docstrings of the sections are shown to users, in config/lockd.yaml.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ COMM_BYTES = 15
 LARGEST_PID = 4_194_304
 LARGEST_MAP = 1_048_576
 LARGEST_BUCKET_US = 67_108_864
+AUTO = 0
+"""The value of a key that says `auto`. It is below the least number that a file can contain."""
 
 
 @dataclass(frozen=True)
@@ -218,20 +221,44 @@ class Series:
     )
 
 
+ENTRIES_OF_CPU, MB = 512, 1_000_000
+FEWEST_ENTRIES, FEWEST_THREADS, MOST_AUTO = 8192, 16_384, 262_144
+"""What maps.entries and maps.threads have with `auto`, at least and at most."""
+
+
+def _power_of_two_near(number: int, least: int) -> int:
+    return 1 << round(math.log2(min(max(number, least), MOST_AUTO)))
+
+
 @dataclass(frozen=True)
 class Maps:
-    """Sizes of the BPF maps in the kernel. With the defaults all maps take 15.6 MB of memory, whether they
-    are used or not. Events that find a map full are counted in metrics, never lost silently."""
+    """Sizes of the BPF maps in the kernel, which take their memory whether they are used or not: with
+    `auto` 16 MB on up to 16 processors with up to 16 GB (docs/performance.md). Events that find a map full
+    are counted in metrics, never lost silently."""
 
     entries: int = key(
-        power_of_two(64, LARGEST_MAP),
-        "8192",
-        "Entries of each program's map: combinations of thread and lock that have waits in one period.",
+        or_word(power_of_two(64, LARGEST_MAP), "auto", AUTO),
+        "auto",
+        "Entries of each program's map: combinations of thread and lock that have waits in one period. "
+        "`auto` is 512 for each processor that the host can have, from 8192 to 262144.",
     )
-    threads: int = key(power_of_two(64, LARGEST_MAP), "16384", "Threads that can wait at the same moment.")
+    threads: int = key(
+        or_word(power_of_two(64, LARGEST_MAP), "auto", AUTO),
+        "auto",
+        "Threads that can wait at the same moment. `auto` is one for each MB of the host's memory, from "
+        "16384 to 262144.",
+    )
     stacks: int = key(
         power_of_two(64, LARGEST_MAP), "1024", "Call stacks that can be taken in the kernel in one period."
     )
+
+    def for_machine(self, cpus: int, memory_bytes: int) -> Maps:
+        """The sizes for a machine with as many possible processors and as much memory, without `auto`."""
+        return Maps(
+            entries=self.entries or _power_of_two_near(cpus * ENTRIES_OF_CPU, FEWEST_ENTRIES),
+            threads=self.threads or _power_of_two_near(memory_bytes // MB, FEWEST_THREADS),
+            stacks=self.stacks,
+        )
 
 
 @dataclass(frozen=True)
@@ -247,10 +274,6 @@ class Names:
         "work, and cause no alert. lockd knows some of these locks by itself, such as Redis' "
         "io_threads_mutex.",
     )
-
-
-AUTO = 0.0
-"""The value of budget.cpu for `auto`. No file can contain this share, which is below the least."""
 
 
 @dataclass(frozen=True)

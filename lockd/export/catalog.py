@@ -369,7 +369,12 @@ def _itself() -> Iterator[Metric]:
     yield metric(
         "restraint_seconds_total", "counter", "level", "Time spent at each restraint level, in seconds."
     )
-    yield metric("resident_bytes", "gauge", "process", "Resident memory of a process of lockd, in bytes.")
+    yield metric(
+        "resident_bytes",
+        "gauge",
+        "process",
+        "Resident memory of a process of lockd, in bytes; 0 for the namer while nothing needs it.",
+    )
     yield metric(
         "undecided_futex_calls",
         "gauge",
@@ -381,7 +386,7 @@ def _itself() -> Iterator[Metric]:
         "namer_restarts_total",
         "counter",
         "",
-        "Restarts of the namer, the process that looks up the names of locks.",
+        "Times that the namer, the process that looks up the names of locks, was lost and started again.",
     )
     yield metric(
         "namer_refused_total",

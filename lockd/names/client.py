@@ -1,7 +1,8 @@
-"""The sampler's side of naming: sends questions to the namer, and starts another namer when one dies.
+"""The sampler's side of naming: sends questions to the namer, and starts and ends namers.
 
 The namer reads other processes' files, which may be large, damaged or hostile. It may be slow or die. The
-sampler never waits for it.
+sampler never waits for it. A namer takes memory that nobody needs on a quiet host, so it is ended when
+nothing has needed it for a while, and the next question that does starts another.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from lockd.kernel.rings import Ring
+from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.protocol import (
     Answer,
     GoWaits,
@@ -49,6 +51,9 @@ ANSWER_SECONDS = 30.0
 answer."""
 RESTART_SECONDS = 1.0
 """Seconds from the end of a namer to the start of the next."""
+QUIET_SECONDS = 180.0
+"""Seconds in which nothing needs the namer, after which it is ended. A start takes a quarter of a second of
+processor time, so a namer should not come and go with every job of a host."""
 MOST_ENDING = 3
 """Killed namers that have not ended: with so many of them, no other namer is started."""
 ENDING_SECONDS = 1.0
@@ -66,6 +71,10 @@ WATCHED = 1000
 class Resolver:
     """Asks the namer with ask(), and returns its answers with answers(). Neither method ever waits.
 
+    The first call of answers() starts a namer, before there is a question: some programs live no longer than
+    a namer takes to start. It rests, which means that there is none, when nothing has needed it for
+    `quiet_seconds`.
+
     `procfs` is the root of a proc file system. `blocked` is the ring by which the BPF programs tell the namer
     at once in which processes a thread blocks. `parked` are shell patterns of the names of locks that idle
     threads park on. `share` is the part of a CPU's time that the namer may spend on one process, and on one
@@ -78,7 +87,11 @@ class Resolver:
         blocked: Ring | None = None,
         parked: Sequence[str] = (),
         share: float = SHARE,
+        quiet_seconds: float = QUIET_SECONDS,
     ) -> None:
+        self._quiet_seconds, self._needed_at = quiet_seconds, time.monotonic()
+        self._is_resting = False
+        """Whether there is no namer because nothing needs one."""
         self._procfs, self._blocked, self._parked, self._share = procfs, blocked, parked, share
         self._owing: deque[tuple[Turn, float, float]] = deque(maxlen=OWING)
         """Turns that ended a namer: how many seconds of the namer's time each took, and when."""
@@ -88,6 +101,8 @@ class Resolver:
         self._to_watch: dict[int, None] = {}
         self._to_forget: dict[int, None] = {}
         """Processes for the next Watch, in order; the values mean nothing."""
+        self._watched: set[int] = set()
+        """Processes that this namer remembers, or will once it gets the next Watch."""
         self._outstanding: deque[Question] = deque()
         """Questions that were sent and not answered, oldest first."""
         self._answers: list[Answer] = []
@@ -104,7 +119,7 @@ class Resolver:
 
     @property
     def pid(self) -> int:
-        """The process id of the namer; 0 while there is none."""
+        """The process id of the namer; 0 while there is none, as while it rests."""
         return self._namer.pid if self._namer else 0
 
     def cpu_seconds(self) -> float:
@@ -127,37 +142,52 @@ class Resolver:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a namer runs, and there is nothing to send and no answer to expect."""
+        """Whether a namer runs or rests, and there is nothing to send and no answer to expect."""
         waiting = self._queue or self._to_watch or self._to_forget or self._outstanding or self._answers
-        return bool(self._namer) and not waiting and not self._reload
+        return bool(self._namer or self._is_resting) and not waiting and not self._reload
 
-    def ask(self, question: UserLockSeen | KernelLock | Owners | GoWaits) -> bool:
-        """Queue a question. Returns False, without queueing it, if too many questions wait."""
-        if len(self._queue) >= QUEUED:
+    def ask(self, question: UserLockSeen | KernelLock | Owners | GoWaits, is_needed: bool = True) -> bool:
+        """Queue a question. Returns False, without queueing it, if too many questions wait.
+
+        A question that is not needed, because a good answer is known, neither starts nor keeps a namer. It is
+        not queued either, and the result is False, while the namer rests or is about to.
+        """
+        now = time.monotonic()
+        if len(self._queue) >= QUEUED or (not is_needed and self._is_quiet(now)):
             return False
+        if is_needed:
+            self._needed_at, self._is_resting = now, False
         if isinstance(question, Owners):
             self._queue.appendleft(question)  # a deadlock is to be known before the names of its locks
         else:
             self._queue.append(question)
         return True
 
-    def watch(self, tgids: Sequence[int], gone: Sequence[int] = ()) -> None:
-        """Have the namer remember what the processes `tgids` have mapped, and forget those that are `gone`.
+    def watch(self, tgids: Iterable[int]) -> None:
+        """Have the namer remember what these processes have mapped, unless it does or rests."""
+        if not self._is_resting:
+            fresh = [tgid for tgid in tgids if tgid not in self._watched]
+            self._to_watch.update(dict.fromkeys(fresh))
+            self._watched.update(fresh)
+
+    def forget_ended(self, alive: set[int]) -> None:
+        """Have the namer forget all processes but those in `alive`.
 
         A process that ends before its number was sent is dropped, so that the work is bounded by living
         processes.
         """
-        self._to_watch.update(dict.fromkeys(tgids))
-        for tgid in gone:
+        for tgid in self._watched - alive:
             if tgid in self._to_watch:
                 del self._to_watch[tgid]
             else:
                 self._to_forget[tgid] = None
+        self._watched &= alive
 
     def reload(self, share: float) -> None:
         """Send the namer another share, and the log level of this process."""
         self._share = share
-        self._reload = Reload(log.getEffectiveLevel(), share)
+        if not self._is_resting:  # the next namer begins with them
+            self._reload = Reload(log.getEffectiveLevel(), share)
 
     def answers(self) -> list[Answer]:
         """All answers since the last call. Must be called often, as it also sends the queued questions."""
@@ -177,7 +207,9 @@ class Resolver:
     def _exchange(self) -> None:
         now = time.monotonic()
         self._note_ended()
-        if not self._namer and now >= self._start_at and len(self._ending) < MOST_ENDING:
+        if self._is_resting:
+            self._discard_blocked()
+        elif not self._namer and now >= self._start_at and len(self._ending) < MOST_ENDING:
             self._start(now)
         if not self._namer:
             return
@@ -192,6 +224,24 @@ class Resolver:
             self._send(now)
         except NamerGone as gone:
             self._replace_namer(gone, now)
+        if self._namer and self.is_idle and self._is_quiet(now):
+            log.debug("namer: ended, as nothing has needed it for %g s", self._quiet_seconds)
+            self._end_namer()
+            self._is_resting = True
+
+    def _is_quiet(self, now: float) -> bool:
+        return now - self._needed_at > self._quiet_seconds
+
+    def _discard_blocked(self) -> None:
+        """Empty the ring of blocked processes while no namer reads it.
+
+        The next namer would read what all these processes have mapped before it answered anything, and the
+        ring would have no room for those that block then. What they said since the last call stays for it:
+        the process that starts it is among them.
+        """
+        if self._blocked and not self._ending:  # a namer that has not ended may be reading still
+            with contextlib.suppress(OSError):  # the kernel refuses it to namers as well
+                BlockedProcesses(self._blocked).read()
 
     def _start(self, now: float) -> None:
         self._reload = None  # a new namer begins with these settings
@@ -274,6 +324,8 @@ class Resolver:
         self._namer.kill()
         self._ending.append(self._namer)
         self._namer = None
+        self._watched = set(self._to_watch)
+        self._to_forget.clear()
 
     def _note_ended(self) -> None:
         for namer in [namer for namer in self._ending if namer.has_ended()]:

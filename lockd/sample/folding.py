@@ -26,6 +26,9 @@ Aggregates = FutexAggregates | OffcpuAggregates | KernelLockAggregates | KernelH
 FUTEX, KERNEL_LOCKS = "futex", "kernel_locks"
 OVER = "_over"
 """Suffix of the name of an overflow map's pair."""
+MOST_ROWS = 8 * FOLDED_ROWS
+"""Rows that are folded in one go where a tick has to fold more than FOLDED_ROWS. A fold has a fixed cost, and
+rows of one key are cheaper together."""
 HELD_BACK_ROWS = 20_000
 """Entries of futex calls that are held back at most, until the names of their locks are known."""
 
@@ -96,13 +99,15 @@ class Folding:
             self._undecided, self._undecided_since, self.undecided_calls = None, since[:0], 0
             self._fold(FUTEX, self._hold_back(rows, since, now), now)
         while any(self._backlogs.values()):
-            self.fold_some()  # each with a time of its own: a table has room for one call's rows of one time
+            self.fold_some(
+                MOST_ROWS
+            )  # each with a time of its own: a table has room for one call's rows of one time
 
-    def fold_some(self) -> None:
-        """Fold FOLDED_ROWS entries at most, shortest backlogs first: their entries never wait for long."""
+    def fold_some(self, most: int = FOLDED_ROWS) -> None:
+        """Fold `most` entries at most, shortest backlogs first: their entries never wait for long."""
         now = time.monotonic()
         self._advance(now)
-        left = FOLDED_ROWS
+        left = most
         for name in sorted(self._backlogs, key=lambda name: len(self._backlogs[name])):
             rows = self._backlogs[name].take(left)
             if not len(rows[0]):

@@ -39,7 +39,7 @@ from lockd.sample.aggregates.ongoing import Moment
 from lockd.sample.budget.cpu_budget import CpuBudget
 from lockd.sample.budget.restraint import NAMER_SHARE
 from lockd.sample.drain import FOLDED_ROWS, Collector
-from lockd.sample.folding import HELD_BACK_ROWS, Aggregates, Folding
+from lockd.sample.folding import HELD_BACK_ROWS, MOST_ROWS, Aggregates, Folding
 from lockd.sample.locks.deadlocks import Deadlocks
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.locks.waits import LockWaitReader, ThreadStates
@@ -107,7 +107,7 @@ class Sampler:
         share, blocked = settings.namer_share, self._collector.blocked_processes
         self._resolver = Resolver(procfs, blocked, settings.parked, share)
         self.contention = ContentionTables(
-            self._processes.thread_comm, FOLDED_ROWS + max(2 * self._collector.largest, HELD_BACK_ROWS)
+            self._processes.thread_comm, MOST_ROWS + max(2 * self._collector.largest, HELD_BACK_ROWS)
         )
         self._limits = settings.limits
         self._presence = Presence()
@@ -335,7 +335,7 @@ class Sampler:
         """Drain the last period, after folding as many rows as that needs room for."""
         if not self._collector.has_room:
             while not self._collector.has_room_once_saved:
-                self._folding.fold_some()
+                self._folding.fold_some(MOST_ROWS)
             self.save()
         before = self._collector.unfolded_rows
         self.own_cost.ticks += self._collector.drain()

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockd import logs
@@ -40,6 +41,7 @@ RESTARTING = {"CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"}
 them."""
 MAPS = {"CAP_BPF", "CAP_SYS_ADMIN"}
 """Capabilities to read maps before 5.19 (c8644cd0efe7); either of them is enough."""
+SYSFS = Path("/sys")
 LONGEST = 2**63 - 1
 """Nanoseconds, for filter.max_block without a limit."""
 LARGE = 1 << 20
@@ -114,8 +116,22 @@ def _with_counts(begin: Callable[..., Sampler], store: Store) -> Sampler:
     return sampler
 
 
-def load_settings(config: Config) -> LoadSettings:
-    """The part of the configuration that is compiled into the programs."""
+def possible_cpus(sysfs: Path = SYSFS) -> int:
+    """How many processors the machine can have; per-CPU maps have a value for each."""
+    ranges = (sysfs / "devices/system/cpu/possible").read_text().strip().split(",")
+    ends = [[int(end) for end in each.split("-")] for each in ranges]
+    return sum(each[-1] - each[0] + 1 for each in ends)
+
+
+def load_settings(config: Config, sysfs: Path = SYSFS, memory_bytes: int | None = None) -> LoadSettings:
+    """The part of the configuration that is compiled into the programs.
+
+    The sizes of maps fit a machine with the processors that `sysfs` tells of, and with `memory_bytes`, by
+    default that of this machine.
+    """
+    if memory_bytes is None:
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    maps = config.maps.for_machine(possible_cpus(sysfs), memory_bytes)
     wanted = config.programs
     programs: dict[str, Program] = {
         "futex": wanted.futex,
@@ -126,9 +142,9 @@ def load_settings(config: Config) -> LoadSettings:
     longest = config.filter.max_block_ns
     return LoadSettings(
         programs=tuple(enabled),
-        entries=config.maps.entries,
-        threads=config.maps.threads,
-        stacks=config.maps.stacks,
+        entries=maps.entries,
+        threads=maps.threads,
+        stacks=maps.stacks,
         min_block_ns=config.filter.min_block_ns,
         max_block_ns=LONGEST if longest is None else longest,
         lock_mode=wanted.kernel_locks.mode,

@@ -14,7 +14,7 @@ from lockd.analyze import report, statistics
 from lockd.analyze.records import read
 from lockd.config import reader
 from lockd.config.reader import described
-from lockd.config.schema import Config
+from lockd.config.schema import AUTO, Config
 from lockd.errors import ConfigError, UsageError
 from lockd.names.labels.units import unit_of, unit_of_cgroup_file
 from lockd.names.locks.locking_code import Frame, is_parked_on, is_pool, judge
@@ -36,7 +36,8 @@ def read_config(data: bytes) -> None:
         check_words(str(error))
         return
     assert 10_000_000 <= found.period_ns <= 10_000_000_000
-    assert 64 <= found.maps.entries <= 1 << 20 and 1000 <= found.series.max <= 1_000_000
+    assert found.maps.entries == AUTO or 64 <= found.maps.entries <= 1 << 20
+    assert 1000 <= found.series.max <= 1_000_000
     assert found.histogram.buckets_us == tuple(sorted(set(found.histogram.buckets_us)))
     assert found.web.listen and all(0 <= port <= 65535 for _, port in found.web.listen)
     assert all(name.isprintable() for name in (*found.filter.units, *found.names.parked))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.cost import children_of
-from bench.startup import MAPS_TARGET, maps_bytes
+from bench.startup import maps_bytes, maps_target
 from lockd.process import privileges
 from tests.support.lockd_process import Lockd
 
@@ -116,4 +116,4 @@ def test_no_library_has_started_threads(processes: dict[str, int]) -> None:
 
 def test_the_maps_are_small(processes: dict[str, int]) -> None:
     """At the defaults. Kernels count what belongs to each entry a little differently."""
-    assert 0 < sum(maps_bytes(processes["sampler"]).values()) <= 1.25e6 * MAPS_TARGET
+    assert 0 < sum(maps_bytes(processes["sampler"]).values()) <= 1.25 * maps_target()

@@ -123,7 +123,7 @@ class NamesAtOnce:
         self.answers: list[LockAnswer] = []
         self._asked: list[UserLockSeen] = []
 
-    def ask(self, seen: UserLockSeen) -> bool:
+    def ask(self, seen: UserLockSeen, is_needed: bool = True) -> bool:
         lock, site = (f"app:mutex_{seen.address & 0xFFFF}", "app:work") if self.has_stacks else (ANON, "")
         self._asked.append(seen)
         self.answers.append(
@@ -137,8 +137,11 @@ class NamesAtOnce:
         for seen in asked:
             self.ask(seen)
 
-    def watch(self, fresh: tuple[int, ...], gone: tuple[int, ...] = ()) -> None:
+    def watch(self, tgids: list[int]) -> None:
         """Which processes there are is nothing to it."""
+
+    def forget_ended(self, alive: set[int]) -> None:
+        """Nor is which have ended."""
 
     def delete(self, keys: Any) -> None:
         """It stands for the map of known locks too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -26,14 +27,15 @@ period."""
 class CpuBudget:
     """Decides what the programs, the sampler and the namer leave out.
 
-    `budget` is a share of the machine; with None nothing is ever left out. `control` passes the restraint
-    level to the programs, whose run time comes from `program_times`.
+    `budget` is a share of a machine with `cpus` processors; with None nothing is ever left out. `control`
+    passes the restraint level to the programs, whose run time comes from `program_times`.
     """
 
     def __init__(
-        self, budget: float | None, control: Control, program_times: ProgramTimes, resolver: Resolver
-    ) -> None:
-        self.restraint = Restraint(budget)
+        self, budget: float | None, control: Control, program_times: ProgramTimes, resolver: Resolver,
+        cpus: int = os.cpu_count() or 1,
+    ) -> None:  # fmt: skip
+        self.restraint = Restraint(budget, cpus)
         self.exporter = RestartedProcess()
         """The exporter's CPU time. The daemon says by follow() which process the exporter is."""
         self._answering = 0.0
@@ -44,6 +46,7 @@ class CpuBudget:
             lambda: time.process_time() - self._answering,
             resolver.cpu_seconds,
             lambda: self.exporter.cpu_seconds() + self._answering,
+            cpus,
         )
         self._judged_at = time.monotonic()
 

@@ -5,6 +5,8 @@ step only if that step makes cheaper what is too expensive:
 
 - Programs and sampler work with every event, and each step relieves them. The level goes up when they have
   taken more than the budget for a second, and what they had saved before is used up.
+- The sampler is one thread. On a host with many processors it can never take more than the budget, and is too
+  slow all the same. So the level goes up, too, when it needs nearly a whole processor.
 - The namer works now and then, but then for seconds, for instance when a large program is new. Level 1 stops
   the namer. It is taken for the namer's sake when the namer has used up what programs and sampler left it for
   minutes.
@@ -36,8 +38,14 @@ STEPS = (
 )
 SAVED_SECONDS = 30.0
 """The most that programs and sampler can save, in seconds of the budget."""
+SAMPLER_SHARE = 0.75
+"""The share of one processor that the sampler may take. With more, ticks come late: each takes as long as it
+has rows, and the scheduler and the exporter need their time, too."""
+SAMPLER_SECONDS = 5.0
+"""The most that the sampler can save of this share, in seconds of it. It can never take more than a whole
+processor, and so is slow to use savings up: 15 s for these."""
 STEP_SECONDS = 3.0
-"""What programs and sampler have saved at the beginning of a step, in seconds of the budget."""
+"""What programs and sampler have saved at the beginning of a step, in seconds of each limit."""
 SETTLED_SECONDS = 2.0
 """Seconds after a step up before the next one. In the first of them, rows from before the step are folded."""
 NAMER_SECONDS = 120.0
@@ -74,19 +82,20 @@ class Savings:
 class Restraint:
     """The restraint level, from 0 to len(STEPS) - 1, and when it changes.
 
-    `budget` is a share of the machine; None stands for no limit.
+    `budget` is a share of a machine with `cpus` processors; None stands for no limit.
     """
 
-    def __init__(self, budget: float | None) -> None:
-        self.budget = budget
+    def __init__(self, budget: float | None, cpus: int) -> None:
+        self.budget, self._cpus = budget, cpus
         self.level = 0
         self.spent = Spent()
         """What lockd took when judge() was last called."""
         self.seconds = [0.0] * len(STEPS)
         """Seconds that lockd has been at each level."""
         self._for_events, self._for_namer = Savings(SAVED_SECONDS), Savings(NAMER_SECONDS)
+        self._for_sampler = Savings(SAMPLER_SECONDS)
         self._calm = 0.0
-        """Seconds for which programs and sampler have taken clearly less than the budget."""
+        """Seconds for which programs and sampler have taken clearly less than their limits."""
         self._patience = PATIENCE
         self._since_step = 0.0
         """Seconds since the last change of the level."""
@@ -100,15 +109,21 @@ class Restraint:
         if self.budget is None:
             return False
         used = spent.by_events / self.budget
+        used_by_sampler = spent.sampler * self._cpus / SAMPLER_SHARE
         self._for_events.add((1 - used) * seconds)
+        self._for_sampler.add((1 - used_by_sampler) * seconds)
         self._for_namer.add((max(1 - used, NAMER_SHARE) - spent.namer / self.budget) * seconds)
-        self._calm = self._calm + seconds if used < CALM else 0.0
+        self._calm = self._calm + seconds if max(used, used_by_sampler) < CALM else 0.0
         self._since_step += seconds
         self._since_down += seconds
-        level = self.level
+        level, too_much = self.level, ""
         if used > 1 and not self._for_events.saved:
+            too_much = f"programs and sampler took more than budget.cpu, {self.budget:.2%},"
+        elif used_by_sampler > 1 and not self._for_sampler.saved:
+            too_much = f"the sampler took more than {SAMPLER_SHARE:.0%} of one processor"
+        if too_much:
             if level + 1 < len(STEPS) and (not level or self._since_step >= SETTLED_SECONDS):
-                self._step_up_for_events(self.budget, seconds)
+                self._step_up_for_events(f"{too_much} in {seconds:.1f} s, and nothing is saved")
         elif not level and spent.namer and not self._for_namer.saved:
             self._step_up(f"the namer has used up its savings of budget.cpu, {self.budget:.2%}")
         elif level > STACKS or self._for_namer.saved >= NAMER_RETURNS:
@@ -124,15 +139,13 @@ class Restraint:
             self._log_change(logging.INFO, before, "budget.cpu is none from now on")
         self.budget = budget
 
-    def _step_up_for_events(self, budget: float, seconds: float) -> None:
+    def _step_up_for_events(self, why: str) -> None:
         if self._since_down < LASTED:
             self._patience = min(2 * self._patience, MOST_PATIENCE)
         self._since_down = LASTED
         self._for_events.add(STEP_SECONDS)
-        self._step_up(
-            f"programs and sampler took more than budget.cpu, {budget:.2%}, in {seconds:.1f} s,"
-            " and nothing is saved"
-        )
+        self._for_sampler.add(STEP_SECONDS)
+        self._step_up(why)
 
     def _step_up(self, why: str) -> None:
         self._calm = self._since_step = 0.0
@@ -141,7 +154,8 @@ class Restraint:
 
     def _come_down(self, budget: float) -> None:
         """Go down one step if it was calm for long enough, or if savings are full."""
-        wait = self._since_step if self._for_events.is_full else self._calm
+        is_full = self._for_events.is_full and self._for_sampler.is_full
+        wait = self._since_step if is_full else self._calm
         if not self.level or wait < self._patience:
             return
         limit, seconds = "budget.cpu", self._since_step

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -114,7 +113,7 @@ class Spending:
         sampler: CpuSeconds,
         namer: CpuSeconds,
         exporter: CpuSeconds,
-        cpus: int = os.cpu_count() or 1,
+        cpus: int,
     ) -> None:
         self._programs, self._processes, self._cpus = programs, (sampler, namer, exporter), cpus
         self._last = self._seconds()

@@ -86,6 +86,14 @@ class _Question:
     kernel_holders: dict[Lock, int]
     """Holders of locks of the kernel, which are known already."""
 
+    def covers(self, waits: Waits) -> bool:
+        """Whether its answer tells of all rings among these later waits.
+
+        A ring begins with the wait of its last thread. Before that, all its other threads were blocked and
+        held what they hold.
+        """
+        return self.waits.has_all_of(waits, self.clock - ASKED_AFTER_NS)
+
 
 class Deadlocks:
     """The deadlocks that exist. It is given the waits every second and at `next_check`, and the answers.
@@ -102,13 +110,14 @@ class Deadlocks:
 
     def __init__(
         self,
-        ask: Callable[[Owners], bool],
+        ask: Callable[[Owners, bool], bool],
         kernel_holder: Callable[[int, int], int],
         describe_lock: Callable[[Wait], LockDescription],
         process: Callable[[int], tuple[Name, bool]],
         thread_comm: Callable[[int, int], str],
     ) -> None:
-        """`ask` passes a question to the namer and returns whether it did; take_holders() gets the answer.
+        """`ask` passes a question to the namer, and whether it is needed; it returns whether it did that.
+        take_holders() gets the answer.
 
         `kernel_holder(address, waiter)` returns a thread id, 0 if it is not known. `process(tgid)` returns
         unit and comm, and whether the filter wants the process.
@@ -117,6 +126,8 @@ class Deadlocks:
         self._describe_lock, self._process, self._thread_comm = describe_lock, process, thread_comm
         self._question: _Question | None = None
         self._asked_last: set[Lock] = set()
+        self._answered: _Question | None = None
+        """The last question that was answered."""
         self._refused: dict[int, tuple[int, int]] = {}
         """Address and time (monotonic clock in ns) of the last refusal, by thread id."""
         self._suspected: list[tuple[tuple[Wait, ...], set[Lock]]] = []
@@ -184,7 +195,7 @@ class Deadlocks:
         question = self._question
         if question is None or question.token != answer.token:
             return
-        self._question = None
+        self._question, self._answered = None, question
         self.holders = dict(zip(question.locks, answer.tids, strict=True)) | question.kernel_holders
         self._suspected = find_rings(question.waits, self.holders)
 
@@ -202,7 +213,8 @@ class Deadlocks:
         question = Owners(
             self._token, tuple(OwnedLock(w.tgid, w.address, w.kind, w.family) for w in in_user_space)
         )
-        if not in_user_space or self._ask_namer(question):
+        is_needed = left_out > 0 or not (self._answered and self._answered.covers(waits))
+        if not in_user_space or self._ask_namer(question, is_needed):
             self._question = _Question(self._token, clock, waits, locks, kernel_holders)
         if not in_user_space:
             self.take_holders(OwnersAnswer(self._token, ()))

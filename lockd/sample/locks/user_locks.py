@@ -41,6 +41,9 @@ LASTING_AT_ONCE = 8
 """Such threads that the namer looks at in a second. Each takes it some milliseconds."""
 PROVISIONAL_NS = 1_000_000_000
 """Nanoseconds after which a lock in reused memory is captured again if nothing certain was found about it."""
+AGAIN_SECONDS = 3600.0
+"""Seconds after which a doubtful answer about a lock is worth a namer of its own: one that the next could
+better, or one about memory that may be another lock's by now. A namer that runs anyway is asked each time."""
 FORGET_AFTER = 60.0
 """Seconds after which the locks of a process that has ended are forgotten."""
 ROWS = 50_000
@@ -99,8 +102,6 @@ class UserLocks:
         self._machine = machine
         self._postponed: list[tuple[Columns, Columns]] = []
         """The keys and values of captures that wait for the next tick."""
-        self._announced: set[int] = set()
-        """Processes whose mappings the namer remembers."""
         self._corrections: set[tuple[int, int]] = set()
         """Each guess that was ever wrong, with the kind that the lock turned out to be."""
         self._is_corrected = np.zeros(len(kinds), np.bool_)
@@ -146,14 +147,11 @@ class UserLocks:
         if not chosen:
             return
         keys, captures = keys[chosen], captures[chosen]
-        fresh = set(keys["tgid"].tolist()) - self._announced
-        if fresh:
-            self._resolver.watch(tuple(fresh))
-            self._announced |= fresh
         rows = self._rows(keys["tgid"], keys["uaddr"], keys["guess"].astype(np.int16), now)
         decoded = decode_captures(captures, self._machine)
         for row, tid, capture in zip(rows.tolist(), captures["tid"].tolist(), decoded, strict=True):
             self._ask(row, now, tid, capture)
+        self._resolver.watch(keys["tgid"].tolist())
 
     @property
     def has_postponed(self) -> bool:
@@ -385,9 +383,7 @@ class UserLocks:
                 key = np.zeros(1, self._hotspots.key)
                 key.view(np.uint32)[0] = tgid
                 self._hotspots.delete(key)
-        if gone := self._announced - alive:
-            self._resolver.watch((), tuple(gone))
-            self._announced -= gone
+        self._resolver.forget_ended(alive)
 
     def _find_corrected(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Rows:
         """Return the row of each lock by its corrected kind, -1 if there is none.
@@ -426,9 +422,12 @@ class UserLocks:
         guess = self._kinds[table["guess"][row]]
         tgid, address = int(table["tgid"][row]), int(table["address"][row])
         seen = UserLockSeen(int(table["key"][row]), tgid, tid or tgid, address, guess, capture, sleeper)
-        if self._resolver.ask(seen):
+        is_doubtful = table["is_provisional"][row] or table["is_reused"][row]
+        is_old = table["asked_at"][row] < now - AGAIN_SECONDS
+        is_needed = bool(not table["is_answered"][row] or (is_doubtful and is_old))
+        if self._resolver.ask(seen, is_needed):
             table["asked_at"][row] = now
-        else:
+        elif is_needed:
             self._refuse(self._map_key(row))
 
     def _map_key(self, row: int) -> Columns:

@@ -88,6 +88,21 @@ class Waits:
             for wait in waits
         )
 
+    def has_all_of(self, later: Waits, latest: int) -> bool:
+        """Whether all waits of `later` are among these and began before `latest` (monotonic clock in ns)."""
+        if not len(self):
+            return not len(later)
+        rows = np.searchsorted(self._tids, later._tids).clip(max=len(self) - 1)
+        is_same = (self._tids[rows] == later._tids) & (later._since <= latest)
+        for mine, theirs in (
+            (self._since, later._since),
+            (self._addresses, later._addresses),
+            (self._kinds, later._kinds),
+            (self._families, later._families),
+        ):
+            is_same &= (mine[rows] == theirs).astype(np.bool_)
+        return bool(is_same.all())
+
     def redirect(self, tid: int, address: int, earliest: int, latest: int) -> None:
         """Let a thread wait for the PI lock at `address` if it is blocked in a mutex's code.
 

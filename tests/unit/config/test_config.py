@@ -11,7 +11,7 @@ import yaml
 
 from lockd.config import docs
 from lockd.config.reader import Key, all_keys, read_text
-from lockd.config.schema import Config, Window, default, load
+from lockd.config.schema import AUTO, Config, Window, default, load
 from lockd.load.settings import LoadSettings
 from lockd.service.start import load_settings
 
@@ -47,7 +47,7 @@ def test_defaults() -> None:
     assert (filters.min_block_ns, filters.max_block_ns) == (0, None)
     assert config.histogram.buckets_us == tuple(4**n for n in range(14))
     assert dataclasses.astuple(config.series) == (10000, HOUR, 50)
-    assert dataclasses.astuple(config.maps) == (8192, 16384, 1024)
+    assert dataclasses.astuple(config.maps) == (AUTO, AUTO, 1024)
     assert config.names.parked == ()
     assert [config.budget.share(cpus) for cpus in (1, 2, 10, 64)] == [0.2, 0.1, 0.02, 0.02]
     assert config.web.listen == (("127.0.0.1", 9776),)
@@ -208,6 +208,35 @@ def test_a_budget_is_a_share(written: str, share: float) -> None:
 def test_anchors_work() -> None:
     config = parse("filter: {comms: &names [x], exclude_comms: *names}")
     assert config.filter.exclude_comms == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gigabytes", "entries", "threads"),
+    [
+        (1, 1, 8192, 16_384),
+        (2, 8, 8192, 16_384),
+        (16, 64, 8192, 65_536),
+        (24, 31, 16_384, 32_768),
+        (64, 256, 32_768, 262_144),
+        (192, 768, 131_072, 262_144),
+        (512, 2048, 262_144, 262_144),
+        (8192, 65_536, 262_144, 262_144),
+    ],
+)
+def test_maps_fit_the_machine(cpus: int, gigabytes: int, entries: int, threads: int) -> None:
+    maps = default().maps.for_machine(cpus, gigabytes * 10**9)
+    assert dataclasses.astuple(maps) == (entries, threads, 1024)
+
+
+def test_sizes_in_the_file_hold_on_every_machine(tmp_path: Path) -> None:
+    possible = tmp_path / "devices/system/cpu/possible"
+    possible.parent.mkdir(parents=True)
+    possible.write_text("0-63,128-191\n")
+    settings = load_settings(parse("maps: {threads: 64}"), tmp_path, 10**12)
+    assert (settings.entries, settings.threads, settings.stacks) == (65_536, 64, 1024)
+    possible.write_text("0\n")
+    settings = load_settings(parse("maps: {entries: 1048576, threads: auto}"), tmp_path, 10**12)
+    assert (settings.entries, settings.threads) == (1_048_576, 262_144)
 
 
 def test_what_the_loader_is_asked_for_survives_the_way_there() -> None:

@@ -136,7 +136,7 @@ ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for eve
             f"series.max: {'9' * 40} ... is not a whole number from 1000 to 1000000",
         ),
         ("maps: {stacks: 32}", "maps.stacks: 32 is not a power of two from 64 to 1048576"),
-        ("maps: {entries: 100}", "maps.entries: 100 is not a power of two from 64 to 1048576"),
+        ("maps: {entries: 100}", "maps.entries: 100 is not a power of two from 64 to 1048576, or auto"),
         ("web: {listen: []}", "web.listen: [] is not a list of different addresses, at least one"),
         (
             'web: {listen: [":80", ":80"]}',

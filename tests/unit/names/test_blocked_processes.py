@@ -46,11 +46,14 @@ class Namer:
 
     room = 1000
 
-    def ask(self, question: object) -> bool:
+    def ask(self, question: object, is_needed: bool = True) -> bool:
         return True
 
-    def watch(self, fresh: tuple[int, ...], gone: tuple[int, ...] = ()) -> None:
+    def watch(self, tgids: list[int]) -> None:
         """Which processes there are is nothing to it."""
+
+    def forget_ended(self, alive: set[int]) -> None:
+        """Nor is which have ended."""
 
 
 class Told:

@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, NamedTuple
+from types import SimpleNamespace
+from typing import IO, Any, NamedTuple
 
 import pytest
 
 import lockd
+from lockd.kernel.rings import Ring
 from lockd.names import client as resolver_module
 from lockd.names.client import (
     ANSWER_SECONDS,
@@ -60,7 +62,8 @@ from tests.support.doubled_symbol import doubled
 LOCK = 0xFFFFFFFFC0001000
 KALLSYMS = "ffffffff82000000 D init_task\nffffffffc0000000 d other_lock\t[other]\n"
 
-MakeResolver = Callable[[Path], Resolver]
+MakeResolver = Callable[..., Resolver]
+QUIET = 0.2
 
 
 @pytest.fixture
@@ -68,8 +71,8 @@ def make() -> Iterator[MakeResolver]:
     """Resolvers whose namers are ended with the test."""
     made: list[Resolver] = []
 
-    def make(procfs: Path) -> Resolver:
-        made.append(Resolver(procfs))
+    def make(procfs: Path, **more: Any) -> Resolver:
+        made.append(Resolver(procfs, **more))
         return made[-1]
 
     yield make
@@ -136,7 +139,7 @@ def test_processes_that_come_and_go_meanwhile_take_no_room(tmp_path: Path, make:
     resolver.is_paused = True
     for tgid in range(1, 10_000):
         resolver.watch((tgid,))
-        resolver.watch((), (tgid,))
+        resolver.forget_ended(set())
     resolver.answers()
     assert resolver.room == QUEUED
     assert not resolver._to_watch
@@ -151,10 +154,10 @@ def test_all_that_live_are_looked_at_and_forgotten_in_messages_of_their_size(
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     resolver = make(tmp_path)
     resolver.watch(range(1, 2501))
-    resolver.watch((), range(1, 11))
+    resolver.forget_ended(set(range(11, 2501)))
     named(resolver, LOCK)
     assert not resolver._to_watch
-    resolver.watch((), range(11, 2501))
+    resolver.forget_ended(set())
     named(resolver, LOCK)
     assert not resolver._to_forget
 
@@ -165,8 +168,8 @@ def test_it_is_idle_only_while_nothing_waits(tmp_path: Path, make: MakeResolver)
     assert not resolver.is_idle  # there is no namer yet
     named(resolver, LOCK)
     assert resolver.is_idle
-    for gone in ((), (1,)):
-        resolver.watch(() if gone else (1,), gone)
+    for change in (lambda: resolver.watch((1,)), lambda: resolver.forget_ended(set())):
+        change()
         assert not resolver.is_idle
         resolver.answers()
         assert resolver.is_idle
@@ -205,6 +208,94 @@ def test_a_namer_that_dies_is_replaced_and_only_its_question_is_lost(
     assert resolver.pid not in (0, first)
     assert resolver.restarts == 1
     assert "ended by SIGKILL, while looking at the kernel's lock 0xffffffffc0001000" in caplog.text
+
+
+def until_it_rests(resolver: Resolver) -> None:
+    """As the sampler does when it has nothing to ask."""
+    deadline = time.monotonic() + 30
+    while resolver.pid:
+        assert time.monotonic() < deadline
+        assert resolver.answers() == []
+        time.sleep(0.01)
+    while resolver._ending:
+        resolver.answers()
+
+
+def test_a_namer_that_nothing_needs_ends_until_something_does(
+    tmp_path: Path, make: MakeResolver, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path, quiet_seconds=QUIET)
+    resolver.answers()
+    assert resolver.pid, "it is there before there is a question"
+    named(resolver, LOCK)
+    first, taken = resolver.pid, resolver.cpu_seconds()
+    until_it_rests(resolver)
+    assert not Path(f"/proc/{first}").exists()
+    assert resolver.is_idle
+    resolver.reload(0.5)
+    assert resolver.is_idle, "the next one begins with what is in force"
+    assert resolver.cpu_seconds() >= taken
+    time.sleep(2 * QUIET)
+    assert resolver.answers() == [] and not resolver.pid
+    assert named(resolver, LOCK) == "other_lock+0x1000"
+    assert resolver.pid not in (0, first)
+    assert resolver.restarts == 0
+    assert not caplog.records
+
+
+def test_what_needs_no_namer_neither_starts_nor_keeps_one(tmp_path: Path, make: MakeResolver) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path, quiet_seconds=QUIET)
+    named(resolver, LOCK)
+    asked, deadline = 0, time.monotonic() + 30
+    while resolver.pid:
+        assert time.monotonic() < deadline
+        asked += resolver.ask(KernelLock(asked, LOCK, "mutex"), is_needed=False)
+        resolver.answers()
+        time.sleep(0.02)
+    assert asked, "while there is one it is asked"
+    assert not resolver.ask(KernelLock(1, LOCK, "mutex"), is_needed=False)
+    resolver.watch((1,))
+    assert resolver.answers() == []
+    assert not resolver.pid
+    assert resolver.is_idle
+    assert named(resolver, LOCK) == "other_lock+0x1000"
+
+
+def test_another_namer_remembers_processes_anew(tmp_path: Path, make: MakeResolver) -> None:
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path, quiet_seconds=QUIET)
+    resolver.watch((1, 2))
+    named(resolver, LOCK)
+    resolver.watch((1, 2))
+    assert resolver.is_idle, "it remembers them"
+    until_it_rests(resolver)
+    assert resolver.ask(KernelLock(1, LOCK, "mutex"))
+    resolver.watch((1,))
+    assert list(resolver._to_watch) == [1]
+    answers(resolver)
+
+
+def test_programs_tell_of_blocked_processes_in_vain_while_it_rests(
+    tmp_path: Path, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next namer would read all of them before it answered anything."""
+    emptied: list[Ring] = []
+    reader = SimpleNamespace(read=lambda: None)
+    monkeypatch.setattr(resolver_module, "BlockedProcesses", lambda ring: emptied.append(ring) or reader)
+    resolver = make(tmp_path, quiet_seconds=0.0)
+    ring = Ring(os.memfd_create("ring"), mmap.PAGESIZE)
+    resolver.answers()
+    until_it_rests(resolver)
+    resolver._blocked = ring  # from now on: no namer could read what is no ring
+    resolver.answers()
+    assert emptied == [ring]
+    assert resolver.ask(KernelLock(1, LOCK, "mutex"))
+    resolver._blocked = None
+    resolver.answers()
+    assert emptied == [ring], "what was said last is for the namer"
+    os.close(ring.fd)
 
 
 class Silent(NamedTuple):

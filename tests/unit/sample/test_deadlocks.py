@@ -44,6 +44,8 @@ class Bench:
     names: dict[int, str] = field(default_factory=dict)
     unwanted: set[int] = field(default_factory=set)
     asked: list[Owners] = field(default_factory=list)
+    is_resting: bool = False
+    """Whether there is no namer for questions that do not need one."""
 
     def __post_init__(self) -> None:
         self.deadlocks = Deadlocks(
@@ -56,9 +58,11 @@ class Bench:
             thread_comm=lambda tgid, tid: f"thread-{tid}",
         )
 
-    def _ask(self, question: Owners) -> bool:
-        self.asked.append(question)
-        return True
+    def _ask(self, question: Owners, is_needed: bool) -> bool:
+        if is_needed or not self.is_resting:
+            self.asked.append(question)
+            return True
+        return False
 
     def answer(self) -> None:
         """Who holds what was asked for, now."""
@@ -377,12 +381,31 @@ HOLDER_CHANGES = [
 """3 is read as the holder of lock 1, gives it to 1, and only then waits for what 2 holds, who waits for 1."""
 
 
+def test_threads_that_go_on_waiting_need_no_namer() -> None:
+    """As the main thread of many programs does, which waits for another to end."""
+    bench = Bench(owners={(TGID, 10): 9}, is_resting=True)
+    waits = [wait(1, 10), wait(2, 10, family="join")]
+    bench.deadlocks.check_waits(waits_of(*waits), START + LASTING_NS)
+    assert len(bench.asked) == 1
+    bench.answer()
+    bench.deadlocks.check_waits(waits_of(*waits), START + 2 * LASTING_NS)
+    bench.deadlocks.check_waits(waits_of(waits[0]), START + 3 * LASTING_NS)
+    assert not bench.asked
+    assert bench.deadlocks.holders == {(TGID, 10): 9}
+    bench.deadlocks.check_waits(waits_of(*waits, wait(3, 10, START + 2 * LASTING_NS)), START + 4 * LASTING_NS)
+    assert len(bench.asked) == 1, "another thread waits"
+
+
+@pytest.mark.parametrize("is_resting", [False, True])
 @settings(max_examples=500, deadline=None)
-@given(EVENTS)
-@example(HOLDER_CHANGES)
-def test_whatever_threads_do_meanwhile(events: list[Any]) -> None:
-    """Owners are read one by one while threads go on: what is found is true, and in the end all is found."""
-    world, bench = World(), Bench()
+@given(events=EVENTS)
+@example(events=HOLDER_CHANGES)
+def test_whatever_threads_do_meanwhile(is_resting: bool, events: list[Any]) -> None:
+    """Owners are read one by one while threads go on: what is found is true, and in the end all is found.
+
+    That is so also if the namer rests whenever no question needs it.
+    """
+    world, bench = World(), Bench(is_resting=is_resting)
     read: dict[int, int] = {}
 
     def look() -> None:

@@ -28,6 +28,8 @@ from lockd.sample.budget.restraint import (
     NAMER_SHARE,
     PATIENCE,
     PROCESSES,
+    SAMPLER_SECONDS,
+    SAMPLER_SHARE,
     SAVED_SECONDS,
     SETTLED_SECONDS,
     STACKS,
@@ -45,7 +47,7 @@ from lockd.sample.budget.spending import (
     Spent,
 )
 
-BUDGET = 0.02
+BUDGET, CPUS = 0.02, 2
 LAST = len(STEPS) - 1
 
 
@@ -68,7 +70,7 @@ def spend(restraint: Restraint, used: float, seconds: float) -> int:
 
 @pytest.fixture
 def restraint() -> Restraint:
-    return Restraint(BUDGET)
+    return Restraint(BUDGET, CPUS)
 
 
 # --- When -------------------------------------------------------------------------------------------
@@ -194,7 +196,7 @@ def test_a_storm_much_later_is_another_storm(restraint: Restraint) -> None:
 
 
 def test_without_a_budget_it_never_goes_up() -> None:
-    restraint = Restraint(None)
+    restraint = Restraint(None, CPUS)
     for _ in range(1000):
         assert not restraint.judge(Spent(programs=1.0), 1.0)
     assert restraint.level == 0
@@ -203,7 +205,7 @@ def test_without_a_budget_it_never_goes_up() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.5, 5)), max_size=200))
 def test_one_step_at_a_time_and_only_with_reason(seconds: list[tuple[float, float]]) -> None:
-    restraint = Restraint(BUDGET)
+    restraint = Restraint(BUDGET, CPUS)
     for used, lasted in seconds:
         before = restraint.level
         changed = restraint.judge(Spent(used * BUDGET), lasted)
@@ -267,7 +269,7 @@ def test_the_namer_goes_on_when_enough_is_saved_for_it_and_takes_what_is_left(re
     used, namer = 0.6, 1.2
     running = with_namer(restraint, namer, used, 1000).index(STACKS)
     assert running == pytest.approx(NAMER_SECONDS / (namer + used - 1), abs=2)
-    restraint = Restraint(BUDGET)
+    restraint = Restraint(BUDGET, CPUS)
     with_namer(restraint, namer, used, running + 1)
     stopped = with_namer(restraint, namer, used, 10_000).index(0)
     assert stopped == pytest.approx(NAMER_RETURNS / (1 - used), abs=2)
@@ -344,7 +346,7 @@ NAMER_BY_SECOND = (8, 9, 3, 2, 2, 3, 5, 4, 3, 2, 2, 5, 4, 2, 4, 2, 2, 4, 1, 2, 2
 @pytest.mark.parametrize("more", [1.0, 1.5])
 def test_a_database_at_work_keeps_its_names(more: float) -> None:
     """With the default budget of two processors."""
-    restraint = Restraint(schema.Budget().share(2))
+    restraint = Restraint(schema.Budget().share(2), 2)
     load = DATABASE.at(0)
     for second in range(3600):
         namer = NAMER_BY_SECOND[second % len(NAMER_BY_SECOND)] / 200
@@ -354,10 +356,51 @@ def test_a_database_at_work_keeps_its_names(more: float) -> None:
 
 def test_where_programs_take_little_and_the_namer_much_nothing_but_names_is_left_out() -> None:
     """As seen beside a contended database: programs at 0.3%, and lockd at the last step in seconds."""
-    restraint = Restraint(0.05)
+    restraint = Restraint(0.05, CPUS)
     levels = levels_under(restraint, Load(0.003, 0.01, 0.3, 0.02), 3600)
     assert max(levels) == STACKS
     assert levels.index(STACKS) > 10, "what it has saved is for this"
+
+
+def test_a_sampler_that_needs_a_whole_processor_is_relieved(caplog: pytest.LogCaptureFixture) -> None:
+    """Of 192 processors it can never take 2%."""
+    cpus = 192
+    restraint = Restraint(schema.Budget().share(cpus), cpus)
+    busy = Spent(programs=0.005, sampler=1.0 / cpus)
+    assert levels_until_change(restraint, busy) == pytest.approx(
+        SAMPLER_SECONDS / (1 / SAMPLER_SHARE - 1), abs=1
+    )
+    assert levels_until_change(restraint, busy) == pytest.approx(
+        STEP_SECONDS / (1 / SAMPLER_SHARE - 1), abs=1
+    )
+    assert restraint.level == DETAIL
+    assert caplog.messages[0].endswith(
+        ": the sampler took more than 75% of one processor in 1.0 s, and nothing is saved"
+    )
+    enough = Spent(programs=0.005, sampler=0.9 * SAMPLER_SHARE / cpus)
+    restraint.judge(enough, 1.0)
+    assert restraint.level == DETAIL
+    assert (
+        levels_until_change(restraint, Spent(programs=0.005, sampler=0.5 * SAMPLER_SHARE / cpus)) <= PATIENCE
+    )
+    assert restraint.level == STACKS
+
+
+def test_a_burst_of_the_sampler_changes_nothing() -> None:
+    restraint = Restraint(BUDGET, 192)
+    for _ in range(100):
+        assert max(levels_under(restraint, Load(0.0, 1.0 / 192), 10)) == 0
+        assert max(levels_under(restraint, Load(0.0, 0.3 / 192), 10)) == 0
+
+
+def test_without_a_budget_the_sampler_may_take_a_whole_processor() -> None:
+    restraint = Restraint(None, 192)
+    assert max(levels_under(restraint, Load(0.0, 1.0 / 192), 1000)) == 0
+
+
+def levels_until_change(restraint: Restraint, spent: Spent) -> int:
+    """How many seconds of this it takes."""
+    return next(seconds for seconds in itertools.count(1) if restraint.judge(spent, 1.0))
 
 
 def test_no_step_is_taken_whose_saving_is_not_needed(restraint: Restraint) -> None:

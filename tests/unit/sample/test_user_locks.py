@@ -9,9 +9,9 @@ import pytest
 
 from lockd.kernel.maps import HashMap
 from lockd.names.client import Resolver
-from lockd.names.protocol import UserLockSeen
+from lockd.names.protocol import LockAnswer, UserLockSeen
 from lockd.names.unwind.capture import REGISTERS
-from lockd.sample.locks.user_locks import CAPTURES_AT_ONCE, MOST_POSTPONED, UserLocks
+from lockd.sample.locks.user_locks import AGAIN_SECONDS, CAPTURES_AT_ONCE, MOST_POSTPONED, UserLocks
 
 KEY = np.dtype([("uaddr", "u8"), ("tgid", "u4"), ("guess", "u1"), ("pad", "u1", 3)])
 CAPTURE = np.dtype(
@@ -26,13 +26,18 @@ class Namer:
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []
+        self.keys: list[int] = []
         self.room = 1000
+        self.is_resting = False
 
-    def ask(self, question: UserLockSeen) -> bool:
+    def ask(self, question: UserLockSeen, is_needed: bool = True) -> bool:
+        if self.is_resting and not is_needed:
+            return False
         self.asked.append((question.tgid, question.address))
+        self.keys.append(question.key)
         return True
 
-    def watch(self, fresh: tuple[int, ...], gone: tuple[int, ...] = ()) -> None:
+    def watch(self, tgids: list[int]) -> None:
         """Ignore which processes the namer is to remember."""
 
 
@@ -50,7 +55,7 @@ class KnownLocks:
 
 class Bench:
     def __init__(self) -> None:
-        self.namer, self.known = Namer(), KnownLocks()
+        self.namer, self.known, self.now = Namer(), KnownLocks(), SEEN
         self.locks = UserLocks(
             cast("Resolver", self.namer), cast("HashMap", self.known), cast("HashMap", self.known),
             ("lock", "cond"), lambda tgid: True, captured_again_ns=10**10, machine="x86_64",
@@ -62,12 +67,12 @@ class Bench:
         keys, captures = np.zeros(len(owners), KEY), np.zeros(len(owners), CAPTURE)
         keys["tgid"] = captures["tgid"] = captures["tid"] = [tgid for tgid, _ in owners]
         keys["uaddr"] = [address for _, address in owners]
-        self.locks.ask_captured([(keys, captures)], SEEN)
+        self.locks.ask_captured([(keys, captures)], self.now)
 
     def tick(self) -> list[tuple[int, int]]:
         """Run a tick that drains no captures, and return its questions as pairs of process and address."""
         before = len(self.namer.asked)
-        self.locks.ask_captured([], SEEN)
+        self.locks.ask_captured([], self.now)
         return self.namer.asked[before:]
 
 
@@ -111,3 +116,26 @@ def test_a_namer_without_room_is_asked_later(bench: Bench) -> None:
     bench.namer.room = 1000
     assert bench.tick() == [(7, 1), (7, 2)]
     assert not bench.locks.has_postponed
+
+
+@pytest.mark.parametrize(
+    ("is_provisional", "is_reused", "is_asked_later"),
+    [(False, False, False), (True, False, True), (False, True, True)],
+    ids=["certain", "without a name", "in reused memory"],
+)
+def test_a_lock_with_an_answer_needs_no_namer_of_its_own(
+    bench: Bench, is_provisional: bool, is_reused: bool, is_asked_later: bool
+) -> None:
+    """Programs capture each lock again every ten seconds, whether or not its name is known."""
+    bench.capture({7: [1]})
+    (key,) = bench.namer.keys
+    bench.locks.note_answer(
+        LockAnswer(key, True, "app:m", "", kind="lock", is_provisional=is_provisional, is_reused=is_reused)
+    )
+    bench.namer.is_resting = True
+    bench.capture({7: [1, 2]})
+    assert bench.namer.asked == [(7, 1), (7, 2)], "only the other lock is asked for"
+    assert not bench.known.deleted, "the programs capture the lock no sooner"
+    bench.now += AGAIN_SECONDS + 1
+    bench.capture({7: [1]})
+    assert bench.namer.asked[2:] == [(7, 1)] * is_asked_later
