@@ -99,9 +99,8 @@ class Folding:
             self._undecided, self._undecided_since, self.undecided_calls = None, since[:0], 0
             self._fold(FUTEX, self._hold_back(rows, since, now), now)
         while any(self._backlogs.values()):
-            self.fold_some(
-                MOST_ROWS
-            )  # each with a time of its own: a table has room for one call's rows of one time
+            # Each has a time of its own: a table has room for one call's rows of one time.
+            self.fold_some(MOST_ROWS)
 
     def fold_some(self, most: int = FOLDED_ROWS) -> None:
         """Fold `most` entries at most, shortest backlogs first: their entries never wait for long."""
