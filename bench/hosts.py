@@ -239,8 +239,8 @@ class Service:
     switches: int
     entries: int
     threads: int
-    rows: float = 0.0
-    """In a window, at the beginning."""
+    rows: list[int] = field(default_factory=list)
+    """Entries of each window, whether or not there is room for them."""
     work_ms: list[float] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
     """How late each tick began. A tick that would begin while another works is left out: see times."""
@@ -257,7 +257,7 @@ class Service:
         times, over = np.array(self.times), np.array(self.overflowed)
         windows = np.diff(times, prepend=-PERIOD) * 1e3
         first, last = levels == 0, times >= 0.75 * times[-1]
-        text = f"| {self.cpus} | {self.switches:,} | {self.rows:,.0f} |"
+        text = f"| {self.cpus} | {self.switches:,} | {np.median(np.array(self.rows)[first]):,.0f} |"
         for which in (first, last):
             passed = max(float(np.diff(times, append=times[-1] + PERIOD)[which].sum()), PERIOD)
             share = work[which].sum() / 1e3 / passed
@@ -274,7 +274,8 @@ class Service:
 
 HEAD = (
     "| processors | switches/s | entries in a window | tick at level 0: median, p99 | window, p99"
-    " | of one processor | without room | at the end: tick | window, p99 | of one processor | without room | restraint level |\n"
+    " | of one processor | without room | at the end: tick | window, p99 | of one processor | without room"
+    " | restraint level |\n"
     "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|\n"
 )
 
@@ -338,7 +339,7 @@ class Host:
                 over = self._collector._maps.idle(f"{name}_over")
                 rest = nobodys(name, keys[table.entries :], values[table.entries :])
                 self._write(over, rest[0][: over.entries], rest[1][: over.entries])
-        self.service.rows = self.service.rows or rows
+        self.service.rows.append(rows)
         self.service.overflowed.append(without_room / max(rows, 1))
 
     @staticmethod

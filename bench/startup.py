@@ -283,7 +283,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few and short, to see that all works")
     parser.add_argument("--starts", type=int, help="after the first; default: 5")
-    parser.add_argument("--idle", type=float, help="seconds at rest; default: 60")
+    parser.add_argument("--idle", type=float, help="seconds at rest; default: 60, before the namer ends")
     parser.add_argument("--churn", type=float, help="minutes of it; default: 3")
     args = parser.parse_args()
     count = args.starts or (2 if args.quick else 5)
