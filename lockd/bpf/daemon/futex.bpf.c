@@ -155,7 +155,7 @@ static __always_inline void futex_overflow(int window, struct futex_key *key, st
     struct futex_value *v = bpf_map_lookup_elem(map, &rest);
     if (!v) {
         struct futex_value fresh = {};
-        bpf_map_update_elem(map, &rest, &fresh, BPF_NOEXIST);
+        add_entry(WRITTEN_FUTEX_OVER, window, map, &rest, &fresh, true);
         v = bpf_map_lookup_elem(map, &rest);
     }
     if (!v) {
@@ -193,7 +193,7 @@ static __always_inline void count_calls(struct futex_key *key, struct ended *end
         if (!v && is_own) {
             struct futex_value fresh = {};
             identify(bpf_get_current_task(), &fresh.who);
-            bpf_map_update_elem(map, key, &fresh, BPF_NOEXIST);
+            add_entry(WRITTEN_FUTEX, window, map, key, &fresh, is_for_soon(id >> 32, false));
             v = bpf_map_lookup_elem(map, key);
         }
     }
@@ -278,6 +278,9 @@ static __always_inline void tally_call(struct tally *tally, struct call *call, u
         return;
     }
     count_tally(tally);
+    /* The next window is to come even if nothing is added to a map: in it a call will count this tally. */
+    if (!is_sampler(bpf_get_current_pid_tgid() >> 32))
+        mark_written(WRITTEN_SOON, window);
     *tally = (struct tally){
         .uaddr = uaddr,
         .tid = call->tid,
@@ -523,6 +526,8 @@ static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, 
 {
     if (t->call.guess >= KIND_WAKE)
         return;
+    if (!is_sampler(t->tgid))
+        mark_written(WRITTEN_WAIT, current_window());
     count_step(STEP_BLOCKED);
 #ifdef TRACE
     if (!t->call.stacks.user)

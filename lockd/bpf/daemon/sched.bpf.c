@@ -130,7 +130,7 @@ static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, 
 
     if (!map)
         return false;
-    bpf_map_update_elem(map, &nobody, &fresh, BPF_NOEXIST);
+    add_entry(WRITTEN_OFFCPU_OVER, window, map, &nobody, &fresh, true);
     struct offcpu_value *v = bpf_map_lookup_elem(map, &nobody);
     if (!v)
         return false;
@@ -166,7 +166,7 @@ static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, 
         struct offcpu_value *v = bpf_map_lookup_elem(map, &rest[i]);
         if (!v) {
             struct offcpu_value fresh = {};
-            bpf_map_update_elem(map, &rest[i], &fresh, BPF_NOEXIST);
+            add_entry(WRITTEN_OFFCPU_OVER, window, map, &rest[i], &fresh, true);
             v = bpf_map_lookup_elem(map, &rest[i]);
         }
         if (!v) {
@@ -239,7 +239,7 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
         if (!v) {
             struct offcpu_value fresh = {};
             identify(task, &fresh.who);
-            bpf_map_update_elem(map, key, &fresh, BPF_NOEXIST);
+            add_entry(WRITTEN_OFFCPU, window, map, key, &fresh, is_for_soon(t->tgid, t->nr == NR_KERNEL));
             v = bpf_map_lookup_elem(map, key);
         }
     }
