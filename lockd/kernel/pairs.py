@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,44 +28,49 @@ from lockd.kernel.maps import Buffers, HashMap
 
 Entries = tuple[Columns, Columns]
 """The keys and the values of entries, in the same order."""
+Words: TypeAlias = memoryview
+"""Numbers of 32 bits in memory that others write too. One is read or written as a whole."""
 
 MEMBARRIER_CALL = {"x86_64": 324, "aarch64": 283}[os.uname().machine]
 MEMBARRIER_CMD_GLOBAL = 1
 NUMBERS = 1 << 32
 """Windows until their numbers begin again, years later."""
-ELEMENT_BYTES = 8
-"""The elements of an array map begin at multiples of this."""
+WORD_BYTES, ELEMENT_WORDS = 4, 2
+"""Bytes of a word, and the number of words that the length of an array's element in memory is a multiple
+of."""
 LONGEST_PROGRAM = 0.25
 """Seconds in which every run of a BPF program ends. A run takes some microseconds, with preemption
 disabled."""
 
 
-def map_array(fd: int, info: MapInfo) -> npt.NDArray[Any]:
-    """Return the elements of an array map that programs and this process share (BPF_F_MMAPABLE).
+def map_words(fd: int, info: MapInfo) -> Words:
+    """Return the words of an array map that programs and this process share (BPF_F_MMAPABLE).
 
-    They are the map's own memory: reading and writing them takes no system call. Raises LockdError.
+    They are the map's own memory: reading and writing them takes no system call. Each element begins at a
+    multiple of ELEMENT_WORDS. Raises LockdError.
     """
-    value = structs.struct_dtype(info.value)
-    element = -(-value.itemsize // ELEMENT_BYTES) * ELEMENT_BYTES
+    element = -(-structs.struct_dtype(info.value).itemsize // (WORD_BYTES * ELEMENT_WORDS)) * ELEMENT_WORDS
     try:
-        memory = mmap.mmap(fd, info.entries * element)
+        memory = mmap.mmap(fd, info.entries * element * WORD_BYTES)
     except OSError as error:
         raise LockdError(f"map {info.name}: mapping it into memory: {error.strerror}") from error
-    return np.ndarray(info.entries, value, memory, strides=(element,))
+    return memoryview(memory).cast("I")
 
 
 class Control:
     """The map `control`, by which the programs know what to write and where.
 
-    `value` is its element, a struct control (lockd/bpf/include/common.bpf.h). It is the map's own memory, so
-    that programs see at once what is written here.
+    `words` is its element, `value` the dtype of that, struct control (lockd/bpf/include/common.bpf.h). It is
+    the map's own memory, so that programs see at once what is written here.
     """
 
-    def __init__(self, value: npt.NDArray[Any]) -> None:
-        self._window, self._restraint = value["window"], value["restraint"]
-        self._is_timed = value["is_timed"]
-        value["sampler"] = os.getpid()
-        self.number = int(self._window[0])
+    def __init__(self, words: Words, value: npt.DTypeLike) -> None:
+        fields = np.dtype(value).fields or {}
+        self._words = words
+        self._at = {name: field[1] // WORD_BYTES for name, field in fields.items()}
+        self._words[self._at["sampler"]] = os.getpid()
+        self._is_timed = bool(words[self._at["is_timed"]])
+        self.number = words[self._at["window"]]
         """The number of the current window. It goes on from where the last sampler left it."""
 
     @property
@@ -76,38 +81,39 @@ class Control:
     @property
     def restraint(self) -> int:
         """The restraint level (enum restraint)."""
-        return int(self._restraint[0])
+        return self._words[self._at["restraint"]]
 
     @restraint.setter
     def restraint(self, level: int) -> None:
-        self._restraint[0] = level  # programs read it once for each event: no window has to begin
+        self._words[self._at["restraint"]] = level
 
     @property
     def is_timed(self) -> bool:
         """Whether the programs measure their own run times."""
-        return bool(self._is_timed[0])
+        return self._is_timed
 
     @is_timed.setter
     def is_timed(self, is_timed: bool) -> None:
-        if is_timed != self.is_timed:
-            self._is_timed[0] = is_timed
+        if is_timed != self._is_timed:  # else the programs' caches keep what they have
+            self._words[self._at["is_timed"]] = self._is_timed = is_timed
 
     def flip(self) -> None:
         """Direct the programs to the other maps."""
         self.number = (self.number + 1) % NUMBERS
-        self._window[0] = self.number
+        self._words[self._at["window"]] = self.number
 
 
 class Written:
     """The map `written`, in which programs note what they write, by the number of the window.
 
-    `last` are its elements, `members` the members of enum written (lockd/bpf/include/common.bpf.h). A program
+    `words` are its elements, `members` the members of enum written (lockd/bpf/include/common.bpf.h). A program
     makes a mark before it adds an entry. After the grace period, the marks of a window that has ended are
     complete. Those of the current window may still come, and are looked at with every tick.
     """
 
-    def __init__(self, last: npt.NDArray[Any], members: Sequence[str], control: Control) -> None:
-        self._last, self._control = last, control
+    def __init__(self, words: Words, members: Sequence[str], control: Control) -> None:
+        # Not numpy's: after a period of other work, its code for one number is not in any cache.
+        self._last, self._control = words[::ELEMENT_WORDS], control
         self._positions = {member: 2 * position for position, member in enumerate(members)}
         self._soon, self._wait = self._positions["soon"], self._positions["wait"]
 
@@ -115,24 +121,24 @@ class Written:
     def is_soon(self) -> bool:
         """Whether the current window has something that is to be drained soon."""
         number = self._control.number
-        return bool(self._last[self._soon + (number & 1)] == number)
+        return self._last[self._soon + (number & 1)] == number
 
     @property
     def is_any(self) -> bool:
         """Whether the current window has anything to be drained."""
         number = self._control.number
-        return bool((self._last[number & 1 : self._wait : 2] == number).any())
+        return number in self._last[number & 1 : self._wait : 2].tolist()
 
-    def has_ended_with(self, pair: str) -> bool:
-        """Whether an entry was added to this pair in the window before the current one."""
+    def has_ended_with(self, what: str) -> bool:
+        """Whether `what`, a pair or `soon`, was written in the window before the current one."""
         before = (self._control.number - 1) % NUMBERS
-        return bool(self._last[self._positions[pair] + (before & 1)] == before)
+        return self._last[self._positions[what] + (before & 1)] == before
 
     def has_wait_since(self, number: int) -> bool:
         """Whether a thread may have begun to wait for a lock since some moment of window `number`."""
         # A program that began in the window before may have made its mark late.
-        since = self._last[self._wait : self._wait + 2] - np.uint32((number - 1) % NUMBERS)
-        return bool((since < NUMBERS // 2).any())
+        last = self._last[self._wait : self._wait + 2].tolist()
+        return any((window - number + 1) % NUMBERS < NUMBERS // 2 for window in last)
 
     def mark(self, what: str) -> None:
         """Do what a program does that writes in the current window; for entries that no program has made."""
@@ -199,8 +205,9 @@ class Pairs:
         self.losses = PerCpuCounters(*infos["losses"])
         self.run_times = PerCpuCounters(*infos["run_times"])
         self.buffers = Buffers(list(self.hashes.values()))
-        self.control = Control(map_array(*infos["control"]))
-        self.written = Written(map_array(*infos["written"]), manifest.enums["written"], self.control)
+        fd, info = infos["control"]
+        self.control = Control(map_words(fd, info), structs.struct_dtype(info.value))
+        self.written = Written(map_words(*infos["written"]), manifest.enums["written"], self.control)
         self._grace = GracePeriod()
         self._grace.begin()  # a sampler that ended may have flipped a moment ago
 

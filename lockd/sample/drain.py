@@ -184,7 +184,7 @@ class Collector:
         """The drained rows that are not folded yet, by pair."""
         self._captures: list[Entries] = []
         self._drained_windows = 0
-        self._has_ended_window = True
+        self.has_ended_window = True
         """Whether a window has ended that is not drained; at first what another sampler may have left."""
         self._ends_at = 0.0
         """When the current window ends at the latest if it has entries, by the monotonic clock in seconds."""
@@ -233,12 +233,12 @@ class Collector:
         self.control.is_timed = self.program_times.begin_period()
         if not self._maps.is_settled:
             return False
-        if self._has_ended_window:
-            self._has_ended_window = False
+        if self.has_ended_window:
+            self.has_ended_window = False
             self._drain_window()
         if self._is_window_over():
             self._ends_at = time.monotonic() + LONGEST_WINDOW
-            self._has_ended_window = True
+            self.has_ended_window = True
             self._maps.flip()
         return True
 

@@ -345,6 +345,10 @@ class Sampler:
 
     def _drain(self) -> None:
         """Drain what has been written, after folding as many rows as that needs room for."""
+        if not self._collector.has_ended_window:
+            self.own_cost.ticks += self._collector.drain()
+            self._only_drains = False
+            return
         if not self._collector.has_room:
             while not self._collector.has_room_once_saved:
                 self._folding.fold_some()

@@ -7,40 +7,36 @@ import os
 import numpy as np
 import pytest
 
-from lockd.kernel.pairs import NUMBERS, Control, Written
+from lockd.kernel.pairs import ELEMENT_WORDS, NUMBERS, Control, Words, Written
 
 MEMBERS = ("futex", "offcpu", "soon", "wait", "writtens")
 CONTROL = [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4"), ("sampler", "u4")]
 
 
-def control_at(number: int) -> Control:
-    value = np.zeros(1, CONTROL)
-    value["window"] = number
-    return Control(value)
+def words(*numbers: int) -> Words:
+    """Memory as of an array map."""
+    return memoryview(np.array(numbers, np.uint32))
 
 
 @pytest.fixture(params=[0, 1, 6, NUMBERS - 3, NUMBERS - 1])
 def control(request: pytest.FixtureRequest) -> Control:
-    return control_at(request.param)
+    return Control(words(request.param, 0, 0, 0), CONTROL)
 
 
 @pytest.fixture
 def written(control: Control) -> Written:
     """Marked long ago, as by programs that have run for a while."""
-    marks = Written(np.zeros(2 * len(MEMBERS), np.uint32), MEMBERS, control)
-    marks._last[:] = (control.number - 10) % NUMBERS
-    return marks
+    long_ago = (control.number - 10) % NUMBERS
+    return Written(words(*[long_ago] * 2 * ELEMENT_WORDS * len(MEMBERS)), MEMBERS, control)
 
 
 def test_programs_see_at_once_what_is_written() -> None:
-    value = np.zeros(1, CONTROL)
-    value["window"] = 7
-    control = Control(value)
+    memory = words(7, 0, 0, 0)
+    control = Control(memory, CONTROL)
     assert (control.window, control.number) == (1, 7)
-    assert value["sampler"] == os.getpid()
     control.flip()
     control.restraint, control.is_timed = 2, True
-    assert value.tolist() == [(8, 2, 1, os.getpid())]
+    assert memory.tolist() == [8, 2, 1, os.getpid()]
     assert (control.window, control.restraint, control.is_timed) == (0, 2, True)
 
 

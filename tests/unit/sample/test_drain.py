@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockd.kernel.pairs import Control, Written
+from lockd.kernel.pairs import ELEMENT_WORDS, Control, Written
 from lockd.sample import drain
 from lockd.sample.drain import LONGEST_WINDOW, Collector
 
@@ -47,7 +47,8 @@ class Kernel:
     def __init__(self, number: int = 0) -> None:
         self.control = np.zeros(1, CONTROL)
         self.control["window"] = number
-        self.written = np.zeros(2 * len(MEMBERS), np.uint32)
+        self.words = np.zeros(2 * ELEMENT_WORDS * len(MEMBERS), np.uint32)
+        self.written = self.words[::ELEMENT_WORDS]
         self.tables = {name: (Table(), Table()) for name in PAIRS}
         self.running: list[Iterator[None]] = []
         self.made = 0
@@ -93,8 +94,8 @@ class Maps:
         self.hashes: dict[str, Any] = {"threads": None}
         self.pairs = kernel.tables
         self.losses, self.run_times = None, SimpleNamespace(read=lambda: [0])
-        self.control = Control(kernel.control)
-        self.written = Written(kernel.written, MEMBERS, self.control)
+        self.control = Control(memoryview(kernel.control.view(np.uint32)), CONTROL)
+        self.written = Written(memoryview(kernel.words), MEMBERS, self.control)
         self.flips = 0
         self._waited_for = list(kernel.running)
 
