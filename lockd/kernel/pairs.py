@@ -106,9 +106,9 @@ class Control:
 class Written:
     """The map `written`, in which programs note what they write, by the number of the window.
 
-    `words` are its elements, `members` the members of enum written (lockd/bpf/include/common.bpf.h). A program
-    makes a mark before it adds an entry. After the grace period, the marks of a window that has ended are
-    complete. Those of the current window may still come, and are looked at with every tick.
+    `words` are its elements, `members` the members of enum written (lockd/bpf/include/common.bpf.h). A
+    program makes a mark before it adds an entry. After the grace period, the marks of a window that has ended
+    are complete. Those of the current window may still come, and are looked at with every tick.
     """
 
     def __init__(self, words: Words, members: Sequence[str], control: Control) -> None:

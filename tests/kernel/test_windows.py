@@ -1,4 +1,4 @@
-"""Windows of real maps: nothing that programs add around a flip is lost, and only what was written is drained."""
+"""Windows of real maps: nothing added around a flip is lost, and only what was written is drained."""
 
 from __future__ import annotations
 
