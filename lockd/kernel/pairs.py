@@ -65,7 +65,8 @@ class Control:
     """
 
     def __init__(self, words: Words, value: npt.DTypeLike) -> None:
-        fields = np.dtype(value).fields or {}
+        fields = np.dtype(value).fields
+        assert fields, "struct control has members"
         self._words = words
         self._at = {name: field[1] // WORD_BYTES for name, field in fields.items()}
         self._words[self._at["sampler"]] = os.getpid()
