@@ -98,6 +98,10 @@ class Control:
         if is_timed != self._is_timed:  # else the programs' caches keep what they have
             self._words[self._at["is_timed"]] = self._is_timed = is_timed
 
+    def set_exporter(self, pid: int) -> None:
+        """Tell the programs the process id of the exporter; 0 if none runs."""
+        self._words[self._at["exporter"]] = pid
+
     def flip(self) -> None:
         """Direct the programs to the other maps."""
         self.number = (self.number + 1) % NUMBERS

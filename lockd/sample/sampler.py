@@ -57,7 +57,7 @@ WINDOWS = 3
 """Ticks until an event is drained: its window ends, waits for a grace period, and is drained."""
 HOUSEKEEPING_SECONDS = 10.0
 LONGEST_UNFOLDED = 10.0
-"""Seconds in which drained rows are folded that are no hurry: those about the sampler and kernel threads."""
+"""Seconds in which drained rows are folded that are no hurry: those about lockd and kernel threads."""
 FEW_ROWS = 256
 """Up to this number of rows, a fold costs what its fixed part costs."""
 SAVE_SECONDS = 5.0
@@ -174,8 +174,9 @@ class Sampler:
             self._look_for_refused,
             manifest.constants["OF_PROCESS"],
         )
-        self._only_drains = False
-        """Whether this tick drained so many rows that it folds none."""
+        self._has_many_rows = self._only_drains = False
+        """Whether so many rows are not folded that every tick folds some; and whether this tick folds none
+        because it has just drained as many."""
         self._next_survey = self._next_housekeeping = self._next_save = 0.0
         self._surveyed = -inf
         """When ongoing waits were last read, by the monotonic clock in seconds."""
@@ -202,6 +203,11 @@ class Sampler:
         self.cpu_budget.set_budget(settings.cpu_budget)
         self._resolver.reload(settings.namer_share)
         self.save()
+
+    def follow_exporter(self, pid: int) -> None:
+        """Know the process of the exporter that runs from now on; 0 if none runs."""
+        self.cpu_budget.exporter.follow(pid)
+        self._collector.control.set_exporter(pid)
 
     def take_over(self) -> None:
         """Go on with the maps and the saved counts of another sampler.
@@ -357,14 +363,17 @@ class Sampler:
         self.own_cost.ticks += self._collector.drain()
         self._folding.tick = self.own_cost.ticks
         # Draining many rows is work enough for a tick, but not twice in a row: they have to be folded too.
-        drained = self._collector.unfolded_rows - before
+        unfolded = self._collector.unfolded_rows
+        drained = unfolded - before
+        self._has_many_rows = unfolded > FOLDED_ROWS
         self._only_drains = not self._only_drains and drained > FOLDED_ROWS
 
     def _fold_due_rows(self, now: float) -> None:
         """Fold some of many rows at once; fold few rows every second, or later if none is a hurry."""
-        if self._collector.unfolded_rows > FOLDED_ROWS:
+        if self._has_many_rows:
             if not self._only_drains:
                 self._folding.fold_some()
+                self._has_many_rows = self._collector.unfolded_rows > FOLDED_ROWS
                 self._next_save = min(self._next_save, now + SAVE_SECONDS)
         elif now >= self._next_fold:
             self._next_fold = now + self.cpu_budget.survey_seconds

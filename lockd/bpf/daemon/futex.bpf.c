@@ -279,7 +279,7 @@ static __always_inline void tally_call(struct tally *tally, struct call *call, u
     }
     count_tally(tally);
     /* The next window is to come even if nothing is added to a map: in it a call will count this tally. */
-    if (!is_sampler(bpf_get_current_pid_tgid() >> 32))
+    if (!is_own(bpf_get_current_pid_tgid() >> 32))
         mark_written(WRITTEN_SOON, window);
     *tally = (struct tally){
         .uaddr = uaddr,
@@ -526,7 +526,7 @@ static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, 
 {
     if (t->call.guess >= KIND_WAKE)
         return;
-    if (!is_sampler(t->tgid))
+    if (!is_own(t->tgid))
         mark_written(WRITTEN_WAIT, current_window());
     count_step(STEP_BLOCKED);
 #ifdef TRACE

@@ -156,7 +156,7 @@ struct control { /* written by the sampler */
     u32 window; /* number of the window; its last bit is the map of every pair that the programs write */
     u32 restraint; /* enum restraint */
     u32 is_timed; /* 1: the programs measure their run times */
-    u32 sampler; /* thread group of the sampler */
+    u32 sampler, exporter; /* their thread groups */
 };
 
 /* What programs note in `written`, so that the sampler need not look at maps to which nothing was added.
@@ -211,21 +211,22 @@ static __always_inline void mark_written(u32 what, int window)
         *last = number;
 }
 
-static __always_inline bool is_sampler(u32 tgid)
+/* Whether this is the thread group of a process of lockd that runs even if nothing else does. */
+static __always_inline bool is_own(u32 tgid)
 {
     u32 zero = 0;
     struct control *c = control.lookup(&zero);
-    return c && c->sampler == tgid;
+    return c && (c->sampler == tgid || c->exporter == tgid);
 }
 
-/* Whether an entry about a thread of this thread group is to be drained with the next tick. Those about the
- * sampler and about kernel threads may wait for a second: each tick runs the sampler, and each drain runs
+/* Whether an entry about a thread of this thread group is to be drained with the next tick. Those about
+ * lockd and about kernel threads may wait for a second: each tick runs the sampler, and each drain runs
  * threads of RCU, so they would be a reason for the next one. One in MANY of them, chosen at random, may
  * not wait: should they be many, the map must not become full. */
 #define MANY 32
 static __always_inline bool is_for_soon(u32 tgid, bool kernel_thread)
 {
-    return !(kernel_thread || is_sampler(tgid)) || !(bpf_get_prandom_u32() % MANY);
+    return !(kernel_thread || is_own(tgid)) || !(bpf_get_prandom_u32() % MANY);
 }
 
 /* Add an entry to `map`, the one of a pair that is written in `window`; `soon` says that it is to be

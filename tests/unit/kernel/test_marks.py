@@ -10,7 +10,7 @@ import pytest
 from lockd.kernel.pairs import ELEMENT_WORDS, NUMBERS, Control, Words, Written
 
 MEMBERS = ("futex", "offcpu", "soon", "wait", "writtens")
-CONTROL = [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4"), ("sampler", "u4")]
+CONTROL = [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4"), ("sampler", "u4"), ("exporter", "u4")]
 
 
 def words(*numbers: int) -> Words:
@@ -20,7 +20,7 @@ def words(*numbers: int) -> Words:
 
 @pytest.fixture(params=[0, 1, 6, NUMBERS - 3, NUMBERS - 1])
 def control(request: pytest.FixtureRequest) -> Control:
-    return Control(words(request.param, 0, 0, 0), CONTROL)
+    return Control(words(request.param, 0, 0, 0, 0), CONTROL)
 
 
 @pytest.fixture
@@ -31,12 +31,13 @@ def written(control: Control) -> Written:
 
 
 def test_programs_see_at_once_what_is_written() -> None:
-    memory = words(7, 0, 0, 0)
+    memory = words(7, 0, 0, 0, 0)
     control = Control(memory, CONTROL)
     assert (control.window, control.number) == (1, 7)
     control.flip()
     control.restraint, control.is_timed = 2, True
-    assert memory.tolist() == [8, 2, 1, os.getpid()]
+    control.set_exporter(1234)
+    assert memory.tolist() == [8, 2, 1, os.getpid(), 1234]
     assert (control.window, control.restraint, control.is_timed) == (0, 2, True)
 
 

@@ -21,7 +21,7 @@ from lockd.sample.drain import LONGEST_WINDOW, Collector
 
 PAIRS = ("futex", "offcpu")
 MEMBERS = (*PAIRS, "soon", "wait", "writtens")
-CONTROL = [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4"), ("sampler", "u4")]
+CONTROL = [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4"), ("sampler", "u4"), ("exporter", "u4")]
 MANIFEST = SimpleNamespace(maps=(), constants={"TIMED_RUNS": 8})
 
 
