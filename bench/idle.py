@@ -21,7 +21,7 @@ from tests.support.lockd_process import Lockd
 
 SETTLE_SECONDS = 5.0
 SECONDS, ROUNDS = 10.0, 4
-TARGET = 0.007
+TARGET = 0.005
 
 
 def taken(pid: int) -> int:

@@ -68,8 +68,14 @@ class Filled:
             self.sampler.fold()
 
     def fill(self, count: int, is_fresh: bool = True, comms: int = COMMS) -> None:
-        """Write entries that the next tick drains; if they are not fresh, with the last keys again."""
-        table: HashMap = self._collector._maps.idle("futex")
+        """Write entries that the next tick drains, as programs do; if they are not fresh, with the last keys
+        again."""
+        maps = self._collector._maps
+        for what in ("futex", "captures", "soon"):
+            maps.written.mark(what)
+        self.drain()  # the window with these marks ends
+        self.settle()
+        table: HashMap = maps.idle("futex")
         keys, values = np.zeros(count, table.key), np.zeros(count, table.value)
         self._made += count if is_fresh else 0
         numbers = np.arange(count) + self._made

@@ -2,16 +2,19 @@
 
 One round is flip, wait, drain. A flip (Control) directs the programs to the other maps. A grace period then
 has to pass, because a program that began before the flip may still hold an entry of the map that has become
-idle. After that the idle maps are drained.
+idle. After that the idle maps are drained. The programs note which pairs they have added to (Written), so
+that there need be no round if there is nothing to drain.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,50 +23,132 @@ from lockd.columns import structs
 from lockd.columns.structs import Columns
 from lockd.errors import LockdError
 from lockd.kernel.counters import PerCpuCounters
-from lockd.kernel.libbpf import last_error, libbpf
-from lockd.kernel.manifest import Manifest
+from lockd.kernel.manifest import Manifest, MapInfo
 from lockd.kernel.maps import Buffers, HashMap
 
 Entries = tuple[Columns, Columns]
 """The keys and the values of entries, in the same order."""
+Words: TypeAlias = memoryview
+"""Numbers of 32 bits in memory that others write too. One is read or written as a whole."""
 
 MEMBARRIER_CALL = {"x86_64": 324, "aarch64": 283}[os.uname().machine]
 MEMBARRIER_CMD_GLOBAL = 1
+NUMBERS = 1 << 32
+"""Windows until their numbers begin again, years later."""
+WORD_BYTES, ELEMENT_WORDS = 4, 2
+"""Bytes of a word, and the number of words that the length of an array's element in memory is a multiple
+of."""
 LONGEST_PROGRAM = 0.25
 """Seconds in which every run of a BPF program ends. A run takes some microseconds, with preemption
 disabled."""
 
 
+def map_words(fd: int, info: MapInfo) -> Words:
+    """Return the words of an array map that programs and this process share (BPF_F_MMAPABLE).
+
+    They are the map's own memory: reading and writing them takes no system call. Each element begins at a
+    multiple of ELEMENT_WORDS. Raises LockdError.
+    """
+    element = -(-structs.struct_dtype(info.value).itemsize // (WORD_BYTES * ELEMENT_WORDS)) * ELEMENT_WORDS
+    try:
+        memory = mmap.mmap(fd, info.entries * element * WORD_BYTES)
+    except OSError as error:
+        raise LockdError(f"map {info.name}: mapping it into memory: {error.strerror}") from error
+    return memoryview(memory).cast("I")
+
+
 class Control:
     """The map `control`, by which the programs know what to write and where.
 
-    `value` is the dtype of struct control (lockd/bpf/include/common.bpf.h).
+    `words` is its element, `value` the dtype of that, struct control (lockd/bpf/include/common.bpf.h). It is
+    the map's own memory, so that programs see at once what is written here.
     """
 
-    def __init__(self, fd: int, value: npt.DTypeLike) -> None:
-        self._fd = fd
-        self._value = np.zeros(1, value)
-        self._key = ctypes.c_uint32(0)
-        self._entry = ctypes.byref(self._key), self._value.ctypes.data
-        self._lib = libbpf()
-        if self._lib.bpf_map_lookup_elem(fd, *self._entry):
-            raise LockdError(f"map control: reading the window: {os.strerror(last_error())}")
-        self.window = int(self._value["window"][0]) & 1
-        """The map of every pair that the programs write, 0 or 1; at first as the last sampler left it."""
-        self.restraint = 0
-        """The restraint level (enum restraint) that applies from the next flip on."""
+    def __init__(self, words: Words, value: npt.DTypeLike) -> None:
+        fields = np.dtype(value).fields
+        assert fields, "struct control has members"
+        self._words = words
+        self._at = {name: field[1] // WORD_BYTES for name, field in fields.items()}
+        self._words[self._at["sampler"]] = os.getpid()
+        self._is_timed = bool(words[self._at["is_timed"]])
+        self.number = words[self._at["window"]]
+        """The number of the current window. It goes on from where the last sampler left it."""
 
-    def flip(self, is_timed: bool = False) -> None:
-        """Direct the programs to the other maps; they measure their own run times if `is_timed`.
+    @property
+    def window(self) -> int:
+        """The map of every pair that the programs write, 0 or 1."""
+        return self.number & 1
 
-        Raises LockdError.
-        """
-        self._value["window"] = 1 - self.window
-        self._value["restraint"] = self.restraint
-        self._value["is_timed"] = is_timed
-        if self._lib.bpf_map_update_elem(self._fd, *self._entry, 0):
-            raise LockdError(f"map control: flipping the window: {os.strerror(last_error())}")
-        self.window = 1 - self.window
+    @property
+    def restraint(self) -> int:
+        """The restraint level (enum restraint)."""
+        return self._words[self._at["restraint"]]
+
+    @restraint.setter
+    def restraint(self, level: int) -> None:
+        self._words[self._at["restraint"]] = level
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the programs measure their own run times."""
+        return self._is_timed
+
+    @is_timed.setter
+    def is_timed(self, is_timed: bool) -> None:
+        if is_timed != self._is_timed:  # else the programs' caches keep what they have
+            self._words[self._at["is_timed"]] = self._is_timed = is_timed
+
+    def set_exporter(self, pid: int) -> None:
+        """Tell the programs the process id of the exporter; 0 if none runs."""
+        self._words[self._at["exporter"]] = pid
+
+    def flip(self) -> None:
+        """Direct the programs to the other maps."""
+        self.number = (self.number + 1) % NUMBERS
+        self._words[self._at["window"]] = self.number
+
+
+class Written:
+    """The map `written`, in which programs note what they write, by the number of the window.
+
+    `words` are its elements, `members` the members of enum written (lockd/bpf/include/common.bpf.h). A
+    program makes a mark before it adds an entry. After the grace period, the marks of a window that has ended
+    are complete. Those of the current window may still come, and are looked at with every tick.
+    """
+
+    def __init__(self, words: Words, members: Sequence[str], control: Control) -> None:
+        # Not numpy's: after a period of other work, its code for one number is not in any cache.
+        self._last, self._control = words[::ELEMENT_WORDS], control
+        self._positions = {member: 2 * position for position, member in enumerate(members)}
+        self._soon, self._wait = self._positions["soon"], self._positions["wait"]
+
+    @property
+    def is_soon(self) -> bool:
+        """Whether the current window has something that is to be drained soon."""
+        number = self._control.number
+        return self._last[self._soon + (number & 1)] == number
+
+    @property
+    def is_any(self) -> bool:
+        """Whether the current window has anything to be drained."""
+        number = self._control.number
+        return number in self._last[number & 1 : self._wait : 2].tolist()
+
+    def has_ended_with(self, what: str) -> bool:
+        """Whether `what`, a pair or `soon`, was written in the window before the current one."""
+        before = (self._control.number - 1) % NUMBERS
+        return self._last[self._positions[what] + (before & 1)] == before
+
+    def has_wait_since(self, number: int) -> bool:
+        """Whether a thread may have begun to wait for a lock since some moment of window `number`."""
+        # A program that began in the window before may have made its mark late.
+        last = self._last[self._wait : self._wait + 2].tolist()
+        return any((window - number + 1) % NUMBERS < NUMBERS // 2 for window in last)
+
+    def mark(self, what: str) -> None:
+        """Do what a program does that writes in the current window; for entries that no program has made."""
+        number = self._control.number
+        self._last[self._positions[what] + (number & 1)] = number
 
 
 class GracePeriod:
@@ -113,7 +198,7 @@ class Pairs:
         self.hashes = {
             name: HashMap(fd, info)
             for name, (fd, info) in infos.items()
-            if name not in ("control", "losses", "run_times", *others)
+            if name not in ("control", "written", "losses", "run_times", *others)
         }
         """Every hash map by name; the two maps of a pair are NAME_0 and NAME_1."""
         self.pairs = {
@@ -126,7 +211,8 @@ class Pairs:
         self.run_times = PerCpuCounters(*infos["run_times"])
         self.buffers = Buffers(list(self.hashes.values()))
         fd, info = infos["control"]
-        self.control = Control(fd, structs.struct_dtype(info.value))
+        self.control = Control(map_words(fd, info), structs.struct_dtype(info.value))
+        self.written = Written(map_words(*infos["written"]), manifest.enums["written"], self.control)
         self._grace = GracePeriod()
         self._grace.begin()  # a sampler that ended may have flipped a moment ago
 
@@ -149,7 +235,7 @@ class Pairs:
         keys, values = self.idle(name).drain(self.buffers)
         return (structs.copy(keys), structs.copy(values)) if len(keys) else (keys, values)
 
-    def flip(self, is_timed: bool = False) -> None:
-        """Direct the programs to the other maps and begin a grace period; `is_timed` as in Control.flip()."""
-        self.control.flip(is_timed)
+    def flip(self) -> None:
+        """Direct the programs to the other maps and begin a grace period."""
+        self.control.flip()
         self._grace.begin()

@@ -132,7 +132,7 @@ def _require_any(choices: list[Choice]) -> None:
 
 def _maps(settings: LoadSettings, choices: list[Choice]) -> tuple[list[str], list[str]]:
     """Return the names of the pairs, and of the other maps, that the sampler or the trace reads."""
-    pairs, plain = ["stacks"], ["control", "losses", "run_times", "threads"]
+    pairs, plain = ["stacks"], ["control", "written", "losses", "run_times", "threads"]
     for program in settings.programs:
         pairs += [program, f"{program}_over"]
     if "futex" in settings.programs:

@@ -1,10 +1,12 @@
 """The drain: moves entries from the kernel's maps to rows in memory, every period.
 
-Collector flips the pairs of maps and drains the idle map of each. Backlog keeps the drained rows of one pair
-until they are folded into the aggregates.
+Collector flips the pairs of maps and drains the idle maps to which something was added. Backlog keeps the
+drained rows of one pair until they are folded into the aggregates.
 """
 
 from __future__ import annotations
+
+import time
 
 import numpy as np
 
@@ -23,8 +25,11 @@ BLOCKED_PROCESSES = "blocked_processes"
 STACKS = "stacks"
 FOLDED_ROWS = 3072
 """Rows that are folded in one go, which takes some milliseconds."""
-DRAIN_ALL_EVERY = 5
-"""Periods between two drains of all maps. An odd number, so that both maps of a pair have their turn."""
+LONGEST_WINDOW = 1.0
+"""Seconds after which a window ends that has nothing but entries which are not to be drained soon."""
+DRAIN_ALL_EVERY = 101
+"""Every so many windows all maps are drained, to be sure: a program that was held up for longer than the
+grace period may have added an entry late. An odd number, so that both maps of a pair have their turn."""
 
 BASE, END = 0, 1
 """Positions of the two words before the rows of a backlog."""
@@ -147,12 +152,12 @@ class Backlog:
 class Collector:
     """Drains the maps of `manifest`, whose descriptors come first in `fds`, and keeps the rows in `saved`.
 
-    Draining must happen every period, or maps fill up. Folding has a fixed cost, much of it numpy's. Drained
-    rows are therefore kept and folded together: every second, or when there are many, or when somebody asks.
+    Maps that programs write to must be drained every period, or they fill up. Folding has a fixed cost, much
+    of it numpy's. Drained rows are therefore kept and folded together: every second, or when there are many,
+    or when somebody asks.
 
-    Except under restraint, the programs write to an overflow map or to the stacks only in windows in which
-    the pair that these belong to gets an entry. Where a pair had no entry, its followers are drained only
-    every DRAIN_ALL_EVERY periods, to be sure.
+    The programs mark the pairs that they add to (Written). Where nothing is marked there is nothing to do: no
+    window ends, no grace period begins, and drain() makes no system call.
     """
 
     def __init__(self, manifest: Manifest, fds: list[int], saved: SavedState | None = None) -> None:
@@ -177,24 +182,19 @@ class Collector:
             if name != CAPTURES
         }
         """The drained rows that are not folded yet, by pair."""
-        stacks_follow = {"kernel_locks": (STACKS,)}
-        self._followers = {
-            name: tuple(
-                follower
-                for follower in (f"{name}_over", *stacks_follow.get(name, ()))
-                if follower in self.backlogs
-            )
-            for name in self.backlogs
-            if name != STACKS and not name.endswith("_over")
-        }
-        """By pair, the pairs that can have entries only if this one has."""
         self._captures: list[Entries] = []
-        self._periods = 0
+        self._drained_windows = 0
+        self.has_ended_window = True
+        """Whether a window has ended that is not drained; at first what another sampler may have left."""
+        self._ends_at = 0.0
+        """When the current window ends at the latest if it has entries, by the monotonic clock in seconds."""
+        self.is_fold_due = False
+        """Whether rows were drained that should be folded within a second; set back by whoever folds."""
         self.losses, self.control = self._maps.losses, self._maps.control
         self.program_times = ProgramTimes(
             lambda: int(self._maps.run_times.read()[0]), manifest.constants["TIMED_RUNS"]
         )
-        """The run time of the programs; it decides which windows are timed."""
+        """The run time of the programs; it decides which periods are timed."""
         self.capacities = {name: pair[0].entries for name, pair in self._maps.pairs.items()}
         """The most entries that each map can have."""
         for table in (self._threads, self._kernel_holding):
@@ -224,35 +224,54 @@ class Collector:
         return sum(map(len, self.backlogs.values()))
 
     def drain(self) -> bool:
-        """Drain the window that ended one period ago, and end the current one. Returns whether that was done.
+        """Drain the window that has ended, and end the current one if it has something to be drained.
 
-        If a program may still write to the idle maps, because no grace period has passed, nothing is done,
-        and the current window goes on until the next call.
+        Returns False if nothing could be done, because no grace period has passed and a program may still
+        write to the idle maps. An event is drained by the time that three calls after it have returned True,
+        unless its entry may wait for a second (is_for_soon() in lockd/bpf/include/common.bpf.h).
         """
+        self.control.is_timed = self.program_times.begin_period()
         if not self._maps.is_settled:
             return False
-        self._periods += 1
-        is_everything = self._periods % DRAIN_ALL_EVERY == 0 or self.control.restraint > 0
+        if self.has_ended_window:
+            self.has_ended_window = False
+            self._drain_window()
+        if self._is_window_over():
+            self._ends_at = time.monotonic() + LONGEST_WINDOW
+            self.has_ended_window = True
+            self._maps.flip()
+        return True
+
+    def end_window(self) -> None:
+        """Have the next drain() end the current window if it has any entry."""
+        self._ends_at = 0.0
+
+    def _is_window_over(self) -> bool:
+        # A sampler that begins looks at both maps once, whatever the marks of the time before it say.
+        if self._maps.written.is_soon or self._drained_windows < 2:
+            return True
+        return time.monotonic() >= self._ends_at and self._maps.written.is_any
+
+    def _drain_window(self) -> None:
+        """Drain the idle maps that were written in the window before the current one."""
+        self._drained_windows += 1
+        is_everything = self._drained_windows <= 2 or self._drained_windows % DRAIN_ALL_EVERY == 0
+        written = self._maps.written
+        self.is_fold_due |= is_everything or written.has_ended_with("soon")
         self._saved.is_draining = True
-        for name, followers in self._followers.items():
-            count = self._drain_pair(name)
-            for follower in followers:
-                if count or is_everything:
-                    self._drain_pair(follower)
-                else:
-                    self.entries[follower] = 0
+        for name, backlog in self.backlogs.items():
+            is_due = is_everything or written.has_ended_with(name)
+            self.entries[name] = backlog.drain(self._maps.idle(name)) if is_due else 0
         self._saved.is_draining = False
-        if CAPTURES in self._maps.pairs:
+        if CAPTURES in self._maps.pairs and (is_everything or written.has_ended_with(CAPTURES)):
             rows = self._maps.drain_pair(CAPTURES)
             self.entries[CAPTURES] = len(rows[0])
             if len(rows[0]):
                 self._captures.append(rows)
-        self._maps.flip(is_timed=self.program_times.begin_window())
-        return True
 
-    def _drain_pair(self, name: str) -> int:
-        count = self.entries[name] = self.backlogs[name].drain(self._maps.idle(name))
-        return count
+    def has_wait_since(self, window: int) -> bool:
+        """Whether a thread may have begun to wait for a lock in the window with this number or later."""
+        return self._maps.written.has_wait_since(window)
 
     def forget_names(self) -> None:
         """Have all locks captured and all Java machines reported again: only another sampler knew their

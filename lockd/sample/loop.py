@@ -21,8 +21,6 @@ MESSAGES = 16
 which takes some milliseconds to answer, is the last one."""
 SETTLING = 10_000
 """Most requests of the kind REQUEST_SETTLED that can wait at a time."""
-WINDOWS = 3
-"""Ticks until an event is drained: its window ends, waits for a grace period, and is drained."""
 
 
 class Loop:
@@ -78,7 +76,7 @@ class Loop:
 
     def _wait_until(self, due: int) -> None:
         """Answer the exporter until the monotonic clock shows `due` nanoseconds, or until stop()."""
-        messages = MESSAGES if self._has_room_for_answer() else 0
+        messages = MESSAGES
         while not self._stopped:
             left = (due - time.monotonic_ns()) / NS
             waiting = [self._wakeup, *([self.control] if self.control and messages > 0 else [])]
@@ -88,10 +86,13 @@ class Loop:
             if self._wakeup in ready:
                 self._wakeup.recv(MESSAGE_BYTES)
                 continue
-            if self.control and self.control in ready:
-                messages -= MESSAGES if self._take_message(self.control) else 1
-            elif left <= 0:
+            if not ready:
                 return
+            assert self.control
+            if not self._has_room_for_answer():
+                messages = 0
+            else:
+                messages -= MESSAGES if self._take_message(self.control) else 1
 
     def _has_room_for_answer(self) -> bool:
         """Whether an answer can be sent to the exporter at once.
@@ -113,7 +114,7 @@ class Loop:
         elif message == REQUEST_DETAIL:
             self._send(control, self._sampler.details())
         elif message == REQUEST_SETTLED and len(self._settling) < SETTLING:
-            self._settling.append((control, self._sampler.own_cost.ticks + WINDOWS))
+            self._settling.append((control, self._sampler.begin_settling()))
         else:
             self._on_message(message)
         return message in (REQUEST_METRICS, REQUEST_DETAIL)

@@ -29,14 +29,15 @@ class TickTimes:
     """A histogram of durations in the same slots as those of the programs: slot i has (2^(i-1), 2^i] us."""
 
     def __init__(self, slots: int) -> None:
-        self.slots = np.zeros(slots, np.int64)
+        self.slots = [0] * slots
         self.sum_ns = 0
 
     def save(self) -> list[int]:
-        return [self.sum_ns, *self.slots.tolist()]
+        return [self.sum_ns, *self.slots]
 
     def restore(self, saved: list[int]) -> None:
-        self.sum_ns, self.slots[:] = saved[0], saved[1:]
+        self.sum_ns = saved[0]
+        self.slots = [count for _, count in zip(self.slots, saved[1:], strict=True)]
 
     def note(self, ns: int) -> None:
         us = max(ns - 1, 0) // 1000
@@ -148,7 +149,7 @@ class OwnCost:
             block.add(metric, [(name,) for name in by_map], list(by_map.values()))
         block.add("lockd_ticks_total", [()], [self.ticks])
         for name, times in (("lockd_tick_seconds", self.work), ("lockd_tick_late_seconds", self.late)):
-            block.add_histogram(name, [()], times.slots[None, :], np.array([times.sum_ns]))
+            block.add_histogram(name, [()], np.array([times.slots]), np.array([times.sum_ns]))
         names = [(series.family,) for series in families]
         block.add("lockd_series", names, [series.exported_lines for series in families])
         block.add("lockd_series_overflow_total", names, [series.overflowed for series in families])

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,15 @@ from lockd.sample.series.series import Series
 
 log = logging.getLogger(__name__)
 
+WINDOWS = 3
+"""Ticks until an event is drained: its window ends, waits for a grace period, and is drained."""
 HOUSEKEEPING_SECONDS = 10.0
+LONGEST_UNFOLDED = 10.0
+"""Seconds in which drained rows are folded that are no hurry: those about lockd and kernel threads."""
 FEW_ROWS = 256
 """Up to this number of rows, a fold costs what its fixed part costs."""
 SAVE_SECONDS = 5.0
-"""Seconds between two times that the counts are saved. Rows that are drained in between are saved as they
-are."""
+"""Seconds after a fold until the counts are saved. Rows that are not folded are saved as they are."""
 FORMAT = 1
 """Version of the saved counts; to be raised when their form changes."""
 FIRST_FOLD_SECONDS = 0.5
@@ -170,10 +174,17 @@ class Sampler:
             self._look_for_refused,
             manifest.constants["OF_PROCESS"],
         )
-        self._only_drains = False
-        """Whether this tick drained so many rows that it folds none."""
+        self._has_many_rows = self._only_drains = False
+        """Whether so many rows are not folded that every tick folds some; and whether this tick folds none
+        because it has just drained as many."""
         self._next_survey = self._next_housekeeping = self._next_save = 0.0
+        self._surveyed = -inf
+        """When ongoing waits were last read, by the monotonic clock in seconds."""
+        self._surveyed_window = self._collector.control.number
+        """The number of the window in which they were read."""
         self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
+        self._fold_at_last = self._next_fold
+        """When all rows are folded, even if none is a hurry."""
 
     def reload(self, settings: SamplerSettings) -> None:
         """Take other settings; `parked` and the bounds on series must be the same as before.
@@ -193,6 +204,11 @@ class Sampler:
         self._resolver.reload(settings.namer_share)
         self.save()
 
+    def follow_exporter(self, pid: int) -> None:
+        """Know the process of the exporter that runs from now on; 0 if none runs."""
+        self.cpu_budget.exporter.follow(pid)
+        self._collector.control.set_exporter(pid)
+
     def take_over(self) -> None:
         """Go on with the maps and the saved counts of another sampler.
 
@@ -209,7 +225,7 @@ class Sampler:
     def save(self, is_end: bool = False) -> None:
         """Save the counts for the next start, and how far they go. With `is_end` nothing is counted
         afterwards."""
-        self._next_save = time.monotonic() + SAVE_SECONDS
+        self._next_save = inf
         self.own_cost.read()
         if not self._saved.has_file:
             return
@@ -312,7 +328,7 @@ class Sampler:
         return [*of_events, self._go_waits.series] if self._go_waits else of_events
 
     def tick(self) -> None:
-        """Drain the last period, exchange names with the namer, and do what is due: fold, survey, save.
+        """Drain what has been written, exchange names with the namer, and do what is due: fold, survey, save.
 
         Rows that are too many for one tick are folded over the next ticks.
         """
@@ -323,6 +339,8 @@ class Sampler:
         self.cpu_budget.judge_costs(now)
         self._fold_due_rows(now)
         if is_survey_due:
+            self._next_survey = now + self.cpu_budget.survey_seconds
+        if is_survey_due and self._may_find_news(now):
             self._survey(now)
         elif time.monotonic_ns() >= self._deadlocks.next_check:
             self._look_for_deadlocks(self._collector.threads(), self._collector.kernel_waits())
@@ -332,7 +350,11 @@ class Sampler:
             self.save()
 
     def _drain(self) -> None:
-        """Drain the last period, after folding as many rows as that needs room for."""
+        """Drain what has been written, after folding as many rows as that needs room for."""
+        if not self._collector.has_ended_window:
+            self.own_cost.ticks += self._collector.drain()
+            self._only_drains = False
+            return
         if not self._collector.has_room:
             while not self._collector.has_room_once_saved:
                 self._folding.fold_some(MOST_ROWS)
@@ -341,17 +363,22 @@ class Sampler:
         self.own_cost.ticks += self._collector.drain()
         self._folding.tick = self.own_cost.ticks
         # Draining many rows is work enough for a tick, but not twice in a row: they have to be folded too.
-        drained = self._collector.unfolded_rows - before
+        unfolded = self._collector.unfolded_rows
+        drained = unfolded - before
+        self._has_many_rows = unfolded > FOLDED_ROWS
         self._only_drains = not self._only_drains and drained > FOLDED_ROWS
 
     def _fold_due_rows(self, now: float) -> None:
-        """Fold some of many rows at once; fold few rows every second."""
-        if self._collector.unfolded_rows > FOLDED_ROWS:
+        """Fold some of many rows at once; fold few rows every second, or later if none is a hurry."""
+        if self._has_many_rows:
             if not self._only_drains:
                 self._folding.fold_some()
+                self._has_many_rows = self._collector.unfolded_rows > FOLDED_ROWS
+                self._next_save = min(self._next_save, now + SAVE_SECONDS)
         elif now >= self._next_fold:
             self._next_fold = now + self.cpu_budget.survey_seconds
-            self.fold()
+            if self._collector.is_fold_due or self._folding.undecided_calls or now >= self._fold_at_last:
+                self.fold()
 
     def _exchange_names(self, now: float, is_survey_due: bool) -> None:
         """Ask the namer about locks that were captured, and take its answers."""
@@ -379,7 +406,16 @@ class Sampler:
 
     def fold(self) -> None:
         """Fold all drained rows, except futex calls whose locks are being looked up."""
+        now = time.monotonic()
+        self._collector.is_fold_due = False
+        self._fold_at_last = now + LONGEST_UNFOLDED
+        self._next_save = min(self._next_save, now + SAVE_SECONDS)
         self._folding.fold_all()
+
+    def begin_settling(self) -> int:
+        """Have all that has happened so far counted soon; return the tick for which has_counted() tells."""
+        self._collector.end_window()
+        return self.own_cost.ticks + WINDOWS
 
     def has_counted(self, tick: int) -> bool:
         """Whether all rows that were drained up to that tick are in the aggregates, under their final
@@ -404,9 +440,27 @@ class Sampler:
         refused = self._lock_waits.find_refused(keys, errno.EDEADLK)
         self._deadlocks.note_refused(*refused, time.monotonic_ns())
 
+    def _may_find_news(self, now: float) -> bool:
+        """Whether a survey may find a wait for a lock that the last one has not found, or that is watched.
+
+        Other waits need no survey: they are known as soon as somebody asks, and their maxima then too.
+        """
+        return (
+            self._deadlocks.has_waits
+            or self.kernel_holds is not None
+            or now >= self._next_housekeeping
+            or self._collector.has_wait_since(self._surveyed_window)
+        )
+
+    def _survey_for_exporter(self) -> None:
+        """Read the ongoing waits because the exporter asks, unless that was done a moment ago."""
+        now = time.monotonic()
+        if now >= self._surveyed + self.cpu_budget.survey_seconds:
+            self._survey(now)
+
     def _survey(self, now: float) -> None:
         """Read the ongoing waits, and look for deadlocks among them."""
-        self._next_survey = now + self.cpu_budget.survey_seconds
+        self._surveyed, self._surveyed_window = now, self._collector.control.number
         collector, clock = self._collector, time.monotonic_ns()
         threads, in_kernel = collector.threads(), collector.kernel_waits()
         tables = threads, in_kernel, collector.kernel_holding()
@@ -449,6 +503,7 @@ class Sampler:
         """The block behind /metrics."""
         self._fold_for_exporter()
         with self.cpu_budget.charge_exporter():
+            self._survey_for_exporter()
             # However this process ends, the next start must have no counter below what is exported here.
             self.save()
             return self._metrics()
@@ -476,6 +531,7 @@ class Sampler:
         """The block behind /api/v1."""
         self._fold_for_exporter()
         with self.cpu_budget.charge_exporter():
+            self._survey_for_exporter()
             wall, now = time.time(), time.monotonic()
             advice = self._user_locks.advice if self._user_locks else {}
             tables, arrays = self.contention.tables(now, self._deadlocks.holders, advice)

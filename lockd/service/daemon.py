@@ -116,7 +116,7 @@ class Daemon:
         control = exporter.control if exporter else None
         if control is not self._loop.control:
             self._loop.control = control
-            self._sampler.cpu_budget.exporter.follow(exporter.pid if exporter else 0)
+            self._sampler.follow_exporter(exporter.pid if exporter else 0)
             self._sampler.own_cost.exporter_restarts = self._supervisor.restarts
 
     def _take_config(self, config: Config) -> None:

@@ -31,10 +31,10 @@ def undecided(filled: Filled) -> int:
 
 def test_also_those_of_a_process_that_has_just_begun_as_others_are_forgotten(filled: Filled) -> None:
     maps = filled.sampler._collector._maps
-    captures = maps.idle("captures")
-    key, value = np.zeros(1, captures.key), np.zeros(1, captures.value)
     filled.settle()
     filled.fill(1)
+    captures = maps.idle("captures")
+    key, value = np.zeros(1, captures.key), np.zeros(1, captures.value)
     keys, values = maps.idle("futex").read(maps.buffers)
     key["uaddr"], key["tgid"] = keys["uaddr"], values["who"]["tgid"]
     captures.update(key, value)

@@ -32,7 +32,7 @@ static __always_inline bool keep_capture(void *ctx, u64 task, struct lock_id *id
 
     if (!map || !blank)
         return false;
-    if (bpf_map_update_elem(map, id, blank, BPF_NOEXIST)) {
+    if (add_entry(WRITTEN_CAPTURES, window, map, id, blank, is_for_soon(id->tgid, false))) {
         if (bpf_map_lookup_elem(map, id))
             return true;
         lose(LOSS_STACKS__CAPTURES_FULL);

@@ -127,7 +127,7 @@ static __always_inline void futex_overflow(int window, struct futex_key *key, st
     struct futex_value *v = bpf_map_lookup_elem(map, &rest);
     if (!v) {
         struct futex_value fresh = {};
-        bpf_map_update_elem(map, &rest, &fresh, BPF_NOEXIST);
+        add_entry(WRITTEN_FUTEX_OVER, window, map, &rest, &fresh, true);
         v = bpf_map_lookup_elem(map, &rest);
     }
     if (!v) {
@@ -161,10 +161,17 @@ static __always_inline void count_calls(u64 task, u32 tgid, struct futex_key *ke
     if (step < RESTRAINT_PROCESSES) {
         v = bpf_map_lookup_elem(map, key);
         if (!v && task) {
-            struct futex_value fresh = {};
+            struct futex_value fresh = {
+                .calls = ended->calls,
+                .blocked_ns = ended->blocked_ns,
+                .max_blocked_ns = ended->max_blocked_ns,
+                .sys_ns = ended->sys_ns,
+                .max_sys_ns = ended->max_sys_ns,
+            };
             identify(task, &fresh.who);
-            bpf_map_update_elem(map, key, &fresh, BPF_NOEXIST);
-            v = bpf_map_lookup_elem(map, key);
+            if (!add_entry(WRITTEN_FUTEX, window, map, key, &fresh, is_for_soon(tgid, false)))
+                return;
+            v = bpf_map_lookup_elem(map, key); /* another thread of the process may have added it */
         }
     }
     if (!v) {

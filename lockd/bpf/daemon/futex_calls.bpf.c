@@ -129,6 +129,9 @@ static __always_inline void tally_call(struct tally *tally, struct call *call, u
         return;
     }
     count_tally(tally);
+    /* The next window is to come even if nothing is added to a map: in it a call will count this tally. */
+    if (!is_own(bpf_get_current_pid_tgid() >> 32))
+        mark_written(WRITTEN_SOON, window);
     *tally = (struct tally){
         .uaddr = uaddr,
         .tid = call->tid,
@@ -320,6 +323,8 @@ static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, 
 {
     if (t->call.guess >= KIND_WAKE)
         return;
+    if (!is_own(t->tgid))
+        mark_written(WRITTEN_WAIT, current_window());
     count_step(STEP_BLOCKED);
 #ifdef TRACE
     if (!t->call.stacks.user)

@@ -30,6 +30,8 @@ static __always_inline void futex_wait_began(void *ctx, u64 task, struct thread 
     else
         t->looked_up = 0;
     t->call = call;
+    if (!is_own(t->tgid))
+        mark_written(WRITTEN_WAIT, current_window());
     if (!saved.is_compat) /* whose stack the namer cannot unwind */
         capture_waiter(ctx, task, t, now);
 }

@@ -135,7 +135,7 @@ static __always_inline void kernel_hold_overflow(int window, struct kernel_hold_
     struct kernel_hold_value *v = bpf_map_lookup_elem(map, &rest);
     if (!v) {
         struct kernel_hold_value fresh = {};
-        bpf_map_update_elem(map, &rest, &fresh, BPF_NOEXIST);
+        add_entry(WRITTEN_KERNEL_HOLDS_OVER, window, map, &rest, &fresh, true);
         v = bpf_map_lookup_elem(map, &rest);
     }
     if (!v) {
@@ -188,7 +188,8 @@ static __always_inline void count_hold(struct kernel_holding_key *at, struct ker
                 __builtin_memcpy(fresh.who.thread_comm, holding->comm, COMM_LEN);
 #endif
             }
-            bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST);
+            bool soon = is_for_soon(bpf_get_current_pid_tgid() >> 32, false);
+            add_entry(WRITTEN_KERNEL_HOLDS, window, map, &key, &fresh, soon);
             v = bpf_map_lookup_elem(map, &key);
         }
     }

@@ -111,6 +111,7 @@ static __always_inline void wait_began(void *ctx, u64 lock, u32 type)
 #endif
     if (kernel_waits.update(&key, &wait))
         lose(LOSS_KERNEL_LOCKS__WAITS_FULL);
+    mark_written(WRITTEN_WAIT, current_window());
 #ifdef WITH_ASKED_HOLDS
     if (type == LOCK_SEMAPHORE)
         hold_waits(lock);
@@ -127,7 +128,7 @@ static __always_inline void kernel_lock_overflow(int window, struct kernel_lock_
     struct kernel_lock_value *v = bpf_map_lookup_elem(map, &rest);
     if (!v) {
         struct kernel_lock_value fresh = {};
-        bpf_map_update_elem(map, &rest, &fresh, BPF_NOEXIST);
+        add_entry(WRITTEN_KERNEL_LOCKS_OVER, window, map, &rest, &fresh, true);
         v = bpf_map_lookup_elem(map, &rest);
     }
     if (!v) {
@@ -187,10 +188,10 @@ static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, st
             struct kernel_lock_value fresh = {};
             identify(bpf_get_current_task(), &fresh.who);
             fresh.is_mmap_lock = key.lock == own_mmap_lock();
-#ifdef TRACE
-            bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST);
-#else
-            if (!bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST))
+            bool soon = is_for_soon(bpf_get_current_pid_tgid() >> 32, false);
+            bool is_new = !add_entry(WRITTEN_KERNEL_LOCKS, window, map, &key, &fresh, soon);
+#ifndef TRACE
+            if (is_new)
                 keep_stack(ctx, window, key.lock, key.tid);
 #endif
             v = bpf_map_lookup_elem(map, &key);

@@ -130,7 +130,7 @@ static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, 
 
     if (!map)
         return false;
-    bpf_map_update_elem(map, &nobody, &fresh, BPF_NOEXIST);
+    add_entry(WRITTEN_OFFCPU_OVER, window, map, &nobody, &fresh, true);
     struct offcpu_value *v = bpf_map_lookup_elem(map, &nobody);
     if (!v)
         return false;
@@ -166,7 +166,7 @@ static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, 
         struct offcpu_value *v = bpf_map_lookup_elem(map, &rest[i]);
         if (!v) {
             struct offcpu_value fresh = {};
-            bpf_map_update_elem(map, &rest[i], &fresh, BPF_NOEXIST);
+            add_entry(WRITTEN_OFFCPU_OVER, window, map, &rest[i], &fresh, true);
             v = bpf_map_lookup_elem(map, &rest[i]);
         }
         if (!v) {
@@ -227,6 +227,11 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
     if (!map || (key->blocked_slot == SLOT_NONE && key->run_slot == SLOT_NONE))
         return;
 #endif
+#ifdef TRACE_OFFCPU
+    u64 longest = asked_time(blocked, run);
+#else
+    u64 longest = blocked;
+#endif
     u32 step = restraint();
     bool by_process = step >= RESTRAINT_DETAIL;
     if (by_process) {
@@ -237,10 +242,18 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
     if (step < RESTRAINT_PROCESSES) {
         v = bpf_map_lookup_elem(map, key);
         if (!v) {
-            struct offcpu_value fresh = {};
+            struct offcpu_value fresh = {
+                .count = 1,
+                .blocked_ns = blocked,
+                .max_blocked_ns = longest,
+                .run_ns = run,
+                .max_run_ns = run,
+            };
+            bool soon = is_for_soon(t->tgid, t->nr == NR_KERNEL);
             identify(task, &fresh.who);
-            bpf_map_update_elem(map, key, &fresh, BPF_NOEXIST);
-            v = bpf_map_lookup_elem(map, key);
+            if (!add_entry(WRITTEN_OFFCPU, window, map, key, &fresh, soon))
+                return;
+            v = bpf_map_lookup_elem(map, key); /* another thread of the process may have added it */
         }
     }
     if (!v) {
@@ -256,12 +269,8 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
         v->blocked_ns += blocked;
         v->run_ns += run;
     }
-#ifdef TRACE_OFFCPU
-    raise_to(&v->max_blocked_ns, asked_time(blocked, run));
-#else
-    raise_to(&v->max_blocked_ns, blocked);
+    raise_to(&v->max_blocked_ns, longest);
     raise_to(&v->max_run_ns, run);
-#endif
 }
 #endif
 

@@ -153,21 +153,91 @@ enum restraint {
 };
 
 struct control { /* written by the sampler */
-    u32 window; /* the map of every pair that the programs write: 0 or 1 */
+    u32 window; /* number of the window; its last bit is the map of every pair that the programs write */
     u32 restraint; /* enum restraint */
-    u32 is_timed; /* 1: the programs measure their run times in this window */
+    u32 is_timed; /* 1: the programs measure their run times */
+    u32 sampler, exporter; /* their thread groups */
 };
 
-BPF_ARRAY(control, struct control, 1);
+/* What programs note in `written`, so that the sampler need not look at maps to which nothing was added.
+ * Python reads the names: WRITTEN_FUTEX_OVER is about the pair `futex_over`. */
+enum written {
+    WRITTEN_STACKS,
+    WRITTEN_CAPTURES,
+    WRITTEN_FUTEX,
+    WRITTEN_FUTEX_OVER,
+    WRITTEN_OFFCPU,
+    WRITTEN_OFFCPU_OVER,
+    WRITTEN_KERNEL_LOCKS,
+    WRITTEN_KERNEL_LOCKS_OVER,
+    WRITTEN_KERNEL_HOLDS,
+    WRITTEN_KERNEL_HOLDS_OVER,
+    WRITTEN_SOON, /* to any pair, and it should be drained with the next tick */
+    WRITTEN_WAIT, /* a thread began to wait for a lock */
+    WRITTENS
+};
+
+/* The sampler has mapped both into its memory: it reads and writes them without system calls (arrays can
+ * be mapped since fc9702273e2e, 5.5). */
+#define MMAPABLE 0x400 /* BPF_F_MMAPABLE */
+BPF_F_TABLE("array", u32, struct control, control, 1, MMAPABLE);
+/* By enum written and map of the pairs, the number of the last window in which it was written. A window's
+ * number never comes back, so nothing has to be cleared, and nothing is written twice in a window. */
+BPF_F_TABLE("array", u32, u32, written, 2 * WRITTENS, MMAPABLE);
 BPF_PERCPU_ARRAY(run_times, u64, 1); /* sum over one run in TIMED_RUNS, in ns */
 BPF_PERCPU_ARRAY(losses, u64, LOSSES);
 BPF_TABLE("hash", u32, struct thread, threads, THREADS_ENTRIES);
 
+/* Return the map of every pair that is written: 0 or 1. */
 static __always_inline int current_window(void)
 {
     u32 zero = 0;
     struct control *c = control.lookup(&zero);
     return c ? c->window & 1 : 0;
+}
+
+/* Note that `what` is written in the current window; `window` is what current_window() returned. */
+static __always_inline void mark_written(u32 what, int window)
+{
+    u32 zero = 0, at = 2 * what + window;
+    struct control *c = control.lookup(&zero);
+    u32 *last = written.lookup(&at);
+
+    if (!c || !last)
+        return;
+    u32 number = c->window;
+    number -= (number ^ window) & 1; /* a flip may have come meanwhile, but never two in one run */
+    if (*last != number)
+        *last = number;
+}
+
+/* Whether this is the thread group of a process of lockd that runs even if nothing else does. */
+static __always_inline bool is_own(u32 tgid)
+{
+    u32 zero = 0;
+    struct control *c = control.lookup(&zero);
+    return c && (c->sampler == tgid || c->exporter == tgid);
+}
+
+/* Whether an entry about a thread of this thread group is to be drained with the next tick. Those about
+ * lockd and about kernel threads may wait for a second: each tick runs the sampler, and each drain runs
+ * threads of RCU, so they would be a reason for the next one. One in MANY of them, chosen at random, may
+ * not wait: should they be many, the map must not become full. */
+#define MANY 32
+static __always_inline bool is_for_soon(u32 tgid, bool kernel_thread)
+{
+    return !(kernel_thread || is_own(tgid)) || !(bpf_get_prandom_u32() % MANY);
+}
+
+/* Add an entry to `map`, the one of a pair that is written in `window`; `soon` says that it is to be
+ * drained with the next tick. The marks come first: there is never an entry without them. Returns 0, or an
+ * error if there is such an entry or no room. */
+static __always_inline int add_entry(u32 pair, int window, void *map, void *key, void *fresh, bool soon)
+{
+    mark_written(pair, window);
+    if (soon)
+        mark_written(WRITTEN_SOON, window);
+    return bpf_map_update_elem(map, key, fresh, BPF_NOEXIST);
 }
 
 static __always_inline u32 restraint(void)
@@ -323,6 +393,6 @@ static __always_inline void keep_stack(void *ctx, int window, u64 address, u32 t
         return;
     if (bpf_get_stack(ctx, taken.kernel, sizeof(taken.kernel), 0) < 0)
         lose(LOSS_STACKS__UNREADABLE);
-    else if (bpf_map_update_elem(map, &key, &taken, BPF_NOEXIST))
+    else if (add_entry(WRITTEN_STACKS, window, map, &key, &taken, false))
         lose(LOSS_STACKS__FULL);
 }

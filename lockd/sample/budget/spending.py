@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from lockd.process.clock import NS, cpu_seconds
 
 TIMED_SHARE = 0.1
-"""The largest share of all time in which programs are timed: timing costs something, and one window a second
+"""The largest share of all time in which programs are timed: timing costs something, and one period a second
 is enough."""
 MEAN_SECONDS = 60.0
 """Seconds over which the exported mean is taken of processes that work now and then."""
@@ -40,9 +40,9 @@ class Spent:
 
 
 class ProgramTimes:
-    """The CPU time of the programs, from the windows in which they are told to time themselves.
+    """The CPU time of the programs, from the periods in which they are told to time themselves.
 
-    In such a window the programs time one in `timed_runs` of their runs; `read_ns()` returns the nanoseconds
+    In such a period the programs time one in `timed_runs` of their runs; `read_ns()` returns the nanoseconds
     of all timed runs so far. They include what a program does, and not what the kernel does to call it.
     """
 
@@ -51,16 +51,16 @@ class ProgramTimes:
     ) -> None:
         self._read_ns, self._timed_runs, self._clock = read_ns, timed_runs, clock
         self._began_ns = 0
-        """When the current window began, if it is timed; else 0."""
+        """When the current period began, if it is timed; else 0."""
         self._next_ns = 0
-        """When the next window may be timed."""
+        """When the next period may be timed."""
         self._span_ns = 0
-        """The length of all windows that were timed since the last call of busy_cpus()."""
+        """The length of all periods that were timed since the last call of busy_cpus()."""
         self._last_ns = read_ns()
         self._cpus = 0.0
 
-    def begin_window(self) -> bool:
-        """End a window and begin the next. Returns whether the programs are to time the next."""
+    def begin_period(self) -> bool:
+        """End a period and begin the next. Returns whether the programs are to time the next."""
         now = self._clock()
         if self._began_ns:
             span = now - self._began_ns
@@ -70,9 +70,9 @@ class ProgramTimes:
         return self._began_ns > 0
 
     def busy_cpus(self) -> float:
-        """How many CPUs the programs kept busy in the windows that were timed since the last call.
+        """How many CPUs the programs kept busy in the periods that were timed since the last call.
 
-        If no window was timed since, the result is that of the last call.
+        If no period was timed since, the result is that of the last call.
         """
         if self._span_ns:
             ns = self._read_ns()

@@ -136,6 +136,8 @@ class Deadlocks:
         self._counts: Counter[Name] = Counter()
         """Deadlocks that were reported, by process."""
         self._token = self._skipped = self._checked = 0
+        self.has_waits = False
+        """Whether threads waited for locks when that was last looked at."""
         self._is_wanted_soon = False
         self._reported_before: set[frozenset[tuple[int, int]]] = set()
         """Deadlocks that another sampler reported, as the keys of `_known`."""
@@ -180,6 +182,7 @@ class Deadlocks:
         The waits must have been read after the last call of take_holders().
         """
         self._checked, self._is_wanted_soon = clock, False
+        self.has_waits = len(waits) > 0
         for tid, (address, refused_at) in self._refused.items():
             waits.redirect(tid, address, refused_at - REFUSED_NS, refused_at)
         self._confirm(waits)

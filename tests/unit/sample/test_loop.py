@@ -16,7 +16,7 @@ import pytest
 from lockd.sample import loop as loop_module
 from lockd.sample.loop import Loop
 from lockd.sample.own_cost import TickTimes
-from lockd.sample.sampler import Sampler
+from lockd.sample.sampler import WINDOWS, Sampler
 from lockd.service.exporter import Exporter
 from tests.support.hostile_exporter import SERVING, runs_instead
 
@@ -47,6 +47,9 @@ class Ticking:
         return BLOCK
 
     details = metrics
+
+    def begin_settling(self) -> int:
+        return self.own_cost.ticks + WINDOWS
 
     def has_counted(self, tick: int) -> bool:
         return self.own_cost.ticks >= tick

@@ -428,7 +428,7 @@ class Clock:
 
     def window(self, ns: int) -> bool:
         self.ns += 1
-        is_timed = self.times.begin_window()
+        is_timed = self.times.begin_period()
         self.ns += ns
         if is_timed:
             self.timed += ns
@@ -441,7 +441,7 @@ def test_programs_are_timed_now_and_then(window_ns: int) -> None:
     clock = Clock(0.25, 8)
     for _ in range(1 + 100 * NS // window_ns):
         clock.window(window_ns)
-    clock.times.begin_window()
+    clock.times.begin_period()
     assert clock.times.busy_cpus() == pytest.approx(0.25, rel=0.01)
     assert 0 < clock.timed <= (TIMED_SHARE + 0.01) * clock.ns + window_ns
     assert clock.times.busy_cpus() == pytest.approx(0.25, rel=0.01), "what was told last"

@@ -1,0 +1,162 @@
+"""Windows of real maps: nothing added around a flip is lost, and only what was written is drained."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockd.config.reader import read_text
+from lockd.config.schema import Config
+from lockd.kernel.counters import Losses
+from lockd.kernel.manifest import Manifest
+from lockd.load.child import run_loader
+from lockd.sample.drain import Collector
+from lockd.service.start import load_settings
+from tests.support.workload import Start
+
+PROGRAMS = {"futex": {"enabled": True}, "offcpu": {"enabled": False}, "kernel_locks": {"enabled": False}}
+STORM_SECONDS = 3
+
+
+class Programs:
+    """The programs of a daemon, with a collector in place of its sampler; unless `attached`, only their
+    maps."""
+
+    def __init__(self, attached: bool) -> None:
+        config = read_text(Config, json.dumps({"programs": PROGRAMS}), "test")
+        self.manifest: Manifest
+        self.manifest, self._fds = run_loader(load_settings(config))
+        if not attached:
+            keep = len(self.manifest.maps) + len(self.manifest.functions)
+            for fd in self._fds[keep:]:
+                os.close(fd)
+            del self._fds[keep:]
+        self.collector = self.another_collector()
+
+    def another_collector(self) -> Collector:
+        return Collector(self.manifest, self._fds)
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+
+@pytest.fixture
+def attached(host: None) -> Iterator[Programs]:
+    programs = Programs(attached=True)
+    yield programs
+    programs.close()
+
+
+@pytest.fixture
+def detached(host: None) -> Iterator[Programs]:
+    programs = Programs(attached=False)
+    for _ in range(3):
+        drain(programs.collector)
+    taken(programs.collector)
+    yield programs
+    programs.close()
+
+
+def drain(collector: Collector) -> None:
+    """Until a drain could be done."""
+    until = time.monotonic() + 10
+    while not collector.drain():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def taken(collector: Collector) -> list[tuple[Any, Any]]:
+    """The futex rows that were drained since the last call."""
+    return list(zip(*collector.backlogs["futex"].take(1 << 20), strict=True))
+
+
+def add(collector: Collector, window: int, uaddr: int) -> None:
+    """Add an entry to a map of the pair `futex` without a mark, as no program does."""
+    table = collector._maps.pairs["futex"][window]
+    key, value = np.zeros(1, table.key), np.zeros(1, table.value)
+    key["uaddr"], value["calls"] = uaddr, 1
+    table.update(key, value)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.0005, 0.02])
+def test_nothing_is_lost_around_flips(attached: Programs, workload: Start, pause: float) -> None:
+    """Flips come as fast as grace periods allow, or with windows in between that nobody may have written."""
+    collector, manifest = attached.collector, attached.manifest
+    lock = manifest.enums["futex_kind"].index("lock")
+    one = workload("storm", 2, STORM_SECONDS, 4, 20)
+    counted, number = 0, collector.control.number
+
+    def count() -> int:
+        mine = one.comm.encode()
+        rows = [(key, value) for key, value in taken(collector) if value["who"]["comm"] == mine]
+        return sum(int(value["calls"]) for key, value in rows if key["kind"] == lock)
+
+    one.go()
+    until = time.monotonic() + STORM_SECONDS + 1
+    while time.monotonic() < until:
+        collector.drain()
+        counted += count()
+        time.sleep(pause)
+    truth = one.truth()["futex"]["lock"]["waits"]
+    collector.end_window()
+    for _ in range(3):
+        drain(collector)
+    counted += count()
+    lost = Losses(manifest, collector.losses).read()
+    assert lost.overflowed["futex"] == 0
+    assert collector.control.number - number > 20
+    dropped = sum(count for (map_, _), count in lost.dropped.items() if map_ == "futex")
+    assert truth - dropped <= counted <= truth
+
+
+def test_a_pair_that_was_not_written_is_not_drained(detached: Programs) -> None:
+    collector = detached.collector
+    number = collector.control.number
+    add(collector, collector.control.window, uaddr=64)
+    for _ in range(20):
+        assert collector.drain()
+    assert collector.control.number == number
+    assert not taken(collector)
+    collector._maps.written.mark("soon")  # another pair was
+    for _ in range(2):
+        drain(collector)
+    assert collector.control.number == number + 1
+    assert not taken(collector)
+    for what in ("soon", "futex"):  # the first of these windows writes the other map
+        collector._maps.written.mark(what)
+        collector._maps.written.mark("soon")
+        for _ in range(2):
+            drain(collector)
+        assert (what == "futex") == bool(taken(collector))
+
+
+def test_another_sampler_takes_over_what_is_in_either_map(detached: Programs) -> None:
+    """And goes on with the number of the window, so that the programs' marks keep their meaning."""
+    before = detached.collector
+    for window, uaddr in ((0, 64), (1, 128)):
+        add(before, window, uaddr)
+    after = detached.another_collector()
+    assert after.control.number == before.control.number
+    for _ in range(3):
+        drain(after)
+    assert sorted(int(key["uaddr"]) for key, _ in taken(after)) == [64, 128]
+    assert after.control.number == before.control.number + 1
+
+
+def test_a_sampler_that_ended_between_flip_and_drain_leaves_all_to_the_next(detached: Programs) -> None:
+    before = detached.collector
+    add(before, before.control.window, uaddr=64)
+    before._maps.written.mark("futex")
+    before._maps.written.mark("soon")
+    drain(before)  # flips
+    assert not taken(before)
+    after = detached.another_collector()
+    drain(after)
+    assert [int(key["uaddr"]) for key, _ in taken(after)] == [64]

@@ -1,0 +1,79 @@
+"""What programs mark in `written`, as the sampler understands it: by window, and whatever its number is."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from lockd.kernel.pairs import ELEMENT_WORDS, NUMBERS, Control, Words, Written
+
+MEMBERS = ("futex", "offcpu", "soon", "wait", "writtens")
+CONTROL = [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4"), ("sampler", "u4"), ("exporter", "u4")]
+
+
+def words(*numbers: int) -> Words:
+    """Memory as of an array map."""
+    return memoryview(np.array(numbers, np.uint32))
+
+
+@pytest.fixture(params=[0, 1, 6, NUMBERS - 3, NUMBERS - 1])
+def control(request: pytest.FixtureRequest) -> Control:
+    return Control(words(request.param, 0, 0, 0, 0), CONTROL)
+
+
+@pytest.fixture
+def written(control: Control) -> Written:
+    """Marked long ago, as by programs that have run for a while."""
+    long_ago = (control.number - 10) % NUMBERS
+    return Written(words(*[long_ago] * 2 * ELEMENT_WORDS * len(MEMBERS)), MEMBERS, control)
+
+
+def test_programs_see_at_once_what_is_written() -> None:
+    memory = words(7, 0, 0, 0, 0)
+    control = Control(memory, CONTROL)
+    assert (control.window, control.number) == (1, 7)
+    control.flip()
+    control.restraint, control.is_timed = 2, True
+    control.set_exporter(1234)
+    assert memory.tolist() == [8, 2, 1, os.getpid(), 1234]
+    assert (control.window, control.restraint, control.is_timed) == (0, 2, True)
+
+
+def test_a_mark_is_about_one_window(control: Control, written: Written) -> None:
+    assert not written.is_any
+    written.mark("offcpu")
+    assert written.is_any
+    assert not written.is_soon
+    control.flip()
+    assert (written.has_ended_with("offcpu"), written.has_ended_with("futex")) == (True, False)
+    assert not written.is_any
+    for _ in range(3):
+        control.flip()
+        assert not written.has_ended_with("offcpu")
+        assert not written.is_any
+
+
+def test_what_is_to_be_drained_soon(control: Control, written: Written) -> None:
+    written.mark("soon")
+    assert written.is_soon
+    control.flip()
+    assert not written.is_soon
+    assert written.has_ended_with("soon")
+
+
+def test_a_wait_is_no_entry_and_is_known_for_a_while(control: Control, written: Written) -> None:
+    """A survey in the window of the wait may have come before it, and so may one in the next: the mark of a
+    program that is held up comes late."""
+    surveyed = control.number
+    assert not written.has_wait_since(surveyed)
+    written.mark("wait")
+    assert not written.is_any
+    assert written.has_wait_since(surveyed)
+    control.flip()
+    assert written.has_wait_since(surveyed)
+    assert written.has_wait_since(control.number)
+    control.flip()
+    assert written.has_wait_since(surveyed)
+    assert not written.has_wait_since(control.number)

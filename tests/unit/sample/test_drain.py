@@ -1,0 +1,247 @@
+"""Windows end when something was written and are drained once: nothing is lost, whoever writes when.
+
+The programs are made up, step by step as those in lockd/bpf/include/common.bpf.h; the collector is real.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockd.kernel.pairs import ELEMENT_WORDS, Control, Written
+from lockd.sample import drain
+from lockd.sample.drain import LONGEST_WINDOW, Collector
+
+PAIRS = ("futex", "offcpu")
+MEMBERS = (*PAIRS, "soon", "wait", "writtens")
+CONTROL = [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4"), ("sampler", "u4"), ("exporter", "u4")]
+MANIFEST = SimpleNamespace(maps=(), constants={"TIMED_RUNS": 8})
+
+
+class Table:
+    """One map of a pair."""
+
+    entries, key, value = 4096, np.dtype("u8"), np.dtype("u8")
+
+    def __init__(self) -> None:
+        self.content: list[int] = []
+        self.drains = 0
+
+    def drain_into(self, keys_at: int, values_at: int, room: int) -> int:
+        self.drains += 1
+        keys, self.content = np.array(self.content, np.uint64), []
+        ctypes.memmove(keys_at, keys.ctypes.data, keys.nbytes)
+        return len(keys)
+
+
+class Kernel:
+    """The maps, which outlast a sampler, and the runs of programs."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.control = np.zeros(1, CONTROL)
+        self.control["window"] = number
+        self.words = np.zeros(2 * ELEMENT_WORDS * len(MEMBERS), np.uint32)
+        self.written = self.words[::ELEMENT_WORDS]
+        self.tables = {name: (Table(), Table()) for name in PAIRS}
+        self.running: list[Iterator[None]] = []
+        self.made = 0
+
+    def begin(self, pair: str, soon: bool) -> None:
+        """Begin a run that adds an entry."""
+        self.made += 1
+        run = self._add(pair, soon, self.made)
+        next(run)
+        self.running.append(run)
+
+    def advance(self, which: int) -> None:
+        """Let one of the runs do its next step."""
+        if self.running:
+            run = self.running[which % len(self.running)]
+            if next(run, self) is self:
+                self.running.remove(run)
+
+    def end_all(self) -> None:
+        while self.running:
+            self.advance(0)
+
+    def _add(self, pair: str, soon: bool, entry: int) -> Iterator[None]:
+        window = int(self.control["window"][0]) & 1
+        for what in (pair, "soon") if soon else (pair,):
+            yield
+            number = int(self.control["window"][0])
+            number -= (number ^ window) & 1
+            at = 2 * MEMBERS.index(what) + window
+            last = self.written[at]
+            yield
+            if last != number:
+                self.written[at] = number
+        yield
+        self.tables[pair][window].content.append(entry)
+
+
+class Maps:
+    """Stands for Pairs. A grace period passes when the runs have ended that had begun before it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.hashes: dict[str, Any] = {"threads": None}
+        self.pairs = kernel.tables
+        self.losses, self.run_times = None, SimpleNamespace(read=lambda: [0])
+        self.control = Control(memoryview(kernel.control.view(np.uint32)), CONTROL)
+        self.written = Written(memoryview(kernel.words), MEMBERS, self.control)
+        self.flips = 0
+        self._waited_for = list(kernel.running)
+
+    @property
+    def is_settled(self) -> bool:
+        return not any(run in self._kernel.running for run in self._waited_for)
+
+    def idle(self, name: str) -> Table:
+        return self.pairs[name][1 - self.control.window]
+
+    def flip(self) -> None:
+        self.flips += 1
+        self.control.flip()
+        self._waited_for = list(self._kernel.running)
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(drain, "time", clock)
+    return clock
+
+
+def collector_of(kernel: Kernel) -> tuple[Collector, Maps]:
+    maps = Maps(kernel)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drain, "Pairs", lambda *_: maps)
+        return Collector(cast(Any, MANIFEST), []), maps
+
+
+def taken(collector: Collector) -> list[int]:
+    """The entries that were drained since the last call."""
+    return [int(key) for backlog in collector.backlogs.values() for key in backlog.take(1 << 20)[0]]
+
+
+def begun(kernel: Kernel) -> tuple[Collector, Maps]:
+    """A collector that has looked at both maps of each pair."""
+    collector, maps = collector_of(kernel)
+    for _ in range(3):
+        assert collector.drain()
+    assert maps.flips == 1
+    return collector, maps
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("begin"), st.sampled_from(PAIRS), st.booleans()),
+        st.tuples(st.just("advance"), st.integers(0, 5)),
+        st.just(("tick",)),
+        st.just(("second",)),
+        st.just(("restart",)),
+    ),
+    max_size=80,
+)
+
+
+@given(STEPS, st.sampled_from([0, 1, 5, (1 << 32) - 2]))
+def test_every_entry_is_drained_once_whatever_comes_between(steps: list[Any], number: int) -> None:
+    clock, kernel, seen = Clock(), Kernel(number), list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drain, "time", clock)
+        collector, _ = collector_of(kernel)
+        for what, *arguments in steps:
+            if what == "begin":
+                kernel.begin(*arguments)
+            elif what == "advance":
+                kernel.advance(*arguments)
+            elif what == "tick":
+                collector.drain()
+            elif what == "second":
+                clock.now += LONGEST_WINDOW
+            else:  # another sampler takes over; rows of the one before are not what this test is about
+                seen += taken(collector)
+                collector, _ = collector_of(kernel)
+        kernel.end_all()
+        for _ in range(3):
+            clock.now += LONGEST_WINDOW
+            assert collector.drain()
+    seen += taken(collector)
+    assert sorted(seen) == list(range(1, kernel.made + 1))
+    assert not any(table.content for pair in kernel.tables.values() for table in pair)
+
+
+def test_where_nothing_was_written_nothing_is_done(clock: Clock) -> None:
+    kernel = Kernel()
+    collector, maps = begun(kernel)
+    drains = [table.drains for pair in kernel.tables.values() for table in pair]
+    for _ in range(200):
+        clock.now += 0.05
+        assert collector.drain()
+    assert maps.flips == 1
+    assert drains == [table.drains for pair in kernel.tables.values() for table in pair]
+
+
+def test_only_the_pair_that_was_written_is_drained(clock: Clock) -> None:
+    kernel = Kernel()
+    collector, maps = begun(kernel)
+    others = sum(table.drains for table in kernel.tables["offcpu"])
+    kernel.begin("futex", True)
+    kernel.end_all()
+    assert collector.drain()
+    assert maps.flips == 2
+    assert collector.drain()
+    assert taken(collector) == [1]
+    assert collector.is_fold_due
+    assert sum(table.drains for table in kernel.tables["offcpu"]) == others
+
+
+def test_what_is_no_hurry_waits_for_a_second_or_for_somebody_who_asks(clock: Clock) -> None:
+    kernel = Kernel()
+    collector, maps = begun(kernel)
+    collector.is_fold_due = False
+    kernel.begin("offcpu", False)
+    kernel.end_all()
+    clock.now += LONGEST_WINDOW / 2
+    assert collector.drain()
+    assert maps.flips == 1
+    clock.now += LONGEST_WINDOW
+    assert collector.drain()
+    assert collector.drain()
+    assert taken(collector) == [1]
+    assert not collector.is_fold_due
+    kernel.begin("offcpu", False)
+    kernel.end_all()
+    collector.end_window()
+    assert collector.drain()
+    assert collector.drain()
+    assert taken(collector) == [2]
+
+
+def test_nothing_is_done_until_no_program_can_write_to_the_idle_maps(clock: Clock) -> None:
+    kernel = Kernel()
+    collector, maps = begun(kernel)
+    kernel.begin("futex", True)
+    for _ in range(4):
+        kernel.advance(0)  # marked, and the entry is still to come
+    assert collector.drain()
+    assert maps.flips == 2
+    assert not collector.drain()
+    kernel.end_all()
+    assert collector.drain()
+    assert taken(collector) == [1]
