@@ -85,9 +85,9 @@ class Bench:
             self._run([name], attempt)
         return comm, self._truths[comm]
 
-    def rows(self, name: str, by: str) -> list[dict[str, Any]]:
-        """What lockd tells of the locks of that script's first run."""
-        comm, _ = self.result(name, 0)
+    def rows(self, name: str, by: str, attempt: int = 0) -> list[dict[str, Any]]:
+        """What lockd tells of the locks of that script's first run, or of a further one."""
+        comm, _ = self.result(name, attempt)
         if by not in self._rows:
             self._rows[by] = self.daemons[by].api("locks", unit="kernel", limit=str(MOST_ROWS))
             assert len(self._rows[by]) < MOST_ROWS
@@ -95,6 +95,7 @@ class Bench:
 
     def _run(self, names: list[str], attempt: int) -> None:
         comms = {self._comm(name, attempt): self._scripts[name] for name in names}
+        self._rows.clear()
         for comm, script in comms.items():
             self._truths[comm] = self._module.run(script, comm)
         before, self.seen = self.seen, self.daemons.metrics()
@@ -269,7 +270,13 @@ WAITERS = [name.removeprefix("contended ") for name in scripts() if name.startsw
 
 @pytest.mark.parametrize("function", WAITERS)
 def test_sites_are_where_the_module_asks_for_a_lock(function: str, by: str, bench: Bench) -> None:
-    sites = {row["site"] for row in bench.rows(f"contended {function}", by) if row["blocked_count"]}
+    name = f"contended {function}"
+    for attempt in range(TRIES):
+        sites = {row["site"] for row in bench.rows(name, by, attempt) if row["blocked_count"]}
+        if sites:
+            break
+        comm, _ = bench.result(name, attempt)
+        assert bench.lost[comm, by].excuses, "its waits are neither counted nor counted as lost"
     # Where it does no more than return what the kernel's function returns, the compiler makes a jump of it.
     expected = {f"call_{function}", "take", "do_step"}
     assert sites and sites <= (NO_SITES if is_blind_to_callers() else expected)
