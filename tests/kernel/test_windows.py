@@ -20,7 +20,9 @@ from lockd.sample.drain import Collector
 from lockd.service.start import load_settings
 from tests.support.workload import Start
 
-PROGRAMS = {"futex": {"enabled": True}, "offcpu": {"enabled": False}, "kernel_locks": {"enabled": False}}
+OFF = {"enabled": False}
+PROGRAMS = {"futex": {"mode": "calls"}, "offcpu": OFF, "kernel_locks": OFF}
+"""In this mode calls that did not block are added to a map some time after they ended."""
 STORM_SECONDS = 3
 
 
