@@ -67,7 +67,7 @@ def test_what_is_kept_is_adopted(store: DescriptorStore, tmp_path: Path, workloa
         assert "loader" not in log
         assert loaded_by(second) == loaded
         told = truth["futex"]["lock"]
-        counted = metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock")
+        counted = metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock")
         blocked = metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock")
         assert told["waits"] == 200
         assert told["waits"] - not_told(metrics) <= counted <= told["waits"]
@@ -128,7 +128,7 @@ def test_nothing_is_lost_and_no_counter_falls(
             assert fallen(before, told) == {}
         truth = one.truth()["futex"]["lock"]
         metrics = lockd.metrics()
-        counted = metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock")
+        counted = metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock")
         blocked = metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock")
         interrupted = metrics.sum("lockd_interrupted_drains_total")
         assert metrics.sum("lockd_taken_over_total", after=AFTER[number]) == RESTARTS
@@ -191,7 +191,7 @@ def test_counts_that_make_no_sense_begin_at_zero(
     one = workload("mutex_handover", 50, 1000)
     one.run()
     before = first.metrics()
-    assert before.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock") == 50
+    assert before.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == 50
     ended(first)
     says = spoil_counted(store.kept["counted"], why)
     second = store.start(tmp_path)
@@ -202,8 +202,8 @@ def test_counts_that_make_no_sense_begin_at_zero(
     other = workload("mutex_handover", 30, 1000)
     other.run()
     metrics = second.metrics()
-    assert metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock") == 0
-    assert metrics.sum("lockd_futex_blocked_seconds_count", comm=other.comm, kind="lock") == 30
+    assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == 0
+    assert metrics.sum("lockd_futex_waits_total", comm=other.comm, kind="lock") == 30
     assert metrics.sum("lockd_taken_over_total") == 0
     assert metrics.sum("lockd_start_time_seconds") > before.sum("lockd_start_time_seconds")
     ended(second)
@@ -211,7 +211,7 @@ def test_counts_that_make_no_sense_begin_at_zero(
     try:
         metrics = third.metrics()
         assert "begin at zero" not in "".join(third.log)
-        assert metrics.sum("lockd_futex_blocked_seconds_count", comm=other.comm, kind="lock") == 30
+        assert metrics.sum("lockd_futex_waits_total", comm=other.comm, kind="lock") == 30
         assert metrics.sum("lockd_taken_over_total", after="crash") == 1
     finally:
         ended(third)
@@ -255,7 +255,7 @@ def test_settings_that_load_the_same_programs(
     first = store.start(tmp_path)
     one = workload("mutex_handover", 50, 1000)
     one.run()
-    assert first.metrics().sum("lockd_futex_blocked_seconds_count", comm=one.comm) == 50
+    assert first.metrics().sum("lockd_futex_waits_total", comm=one.comm) == 50
     assert first.stop() == 0
     second = store.start(tmp_path, {"series": {"max": 20_000}} if decides else same)
     try:
@@ -263,7 +263,7 @@ def test_settings_that_load_the_same_programs(
         assert "the programs of the last start are attached still" in log
         assert ("what was counted was left by another version of lockd, or with other" in log) == decides
         assert ("all counts begin at zero" in log) == decides
-        counted = second.metrics().sum("lockd_futex_blocked_seconds_count", comm=one.comm)
+        counted = second.metrics().sum("lockd_futex_waits_total", comm=one.comm)
         assert counted == (0 if decides else 50)
     finally:
         ended(second)

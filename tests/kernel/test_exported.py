@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lockd.export.catalog import CATALOG
+from tests.kernel.test_futex import ABSENT
 from tests.support.lockd_process import Lockd
 from tests.support.workload import Start
 
@@ -21,7 +23,11 @@ RUNTIMES = {"lockd_advised_processes", "lockd_go_mutex_wait_seconds_total"}
 SUFFIXES = {"counter": "_total", "info": "_info"}
 
 
-def test_the_catalogue_is_what_is_exported(lockd: Lockd, workload: Start, scratch: Path) -> None:
+@pytest.mark.parametrize("mode", ["blocked", "calls"])
+def test_the_catalogue_is_what_is_exported(
+    mode: str, request: pytest.FixtureRequest, workload: Start, scratch: Path
+) -> None:
+    lockd: Lockd = request.getfixturevalue("lockd" if mode == "blocked" else "calls")
     for name, arguments in {
         "mutex_handover": (5, 2000),  # waits, wakes, maxima, and locks by name
         "futex_errors": (1, 1, 1, 1000),
@@ -47,6 +53,7 @@ def test_the_catalogue_is_what_is_exported(lockd: Lockd, workload: Start, scratc
         for sample in family.samples:
             assert sample.labels.keys() - {"le"} == set(CATALOG[name].labels), sample
     has_statistics = Path("/proc/sys/kernel/bpf_stats_enabled").read_text().strip() == "1"
-    expected = CATALOG.keys() - HOLDS - (set() if has_statistics else STATISTICS)
-    assert names <= CATALOG.keys() - HOLDS
+    exported = CATALOG.keys() - HOLDS - (ABSENT if mode == "blocked" else set())
+    expected = exported - (set() if has_statistics else STATISTICS)
+    assert names <= exported
     assert samples | DEADLOCKS | RUNTIMES == expected

@@ -57,7 +57,7 @@ def test_a_restart_loses_nothing(service: Service, workload: Start) -> None:
     load.go()
     truth = load.truth()["futex"]["lock"]
     metrics = service.metrics()
-    counted = metrics.sum("lockd_futex_blocked_seconds_count", comm=load.comm, kind="lock")
+    counted = metrics.sum("lockd_futex_waits_total", comm=load.comm, kind="lock")
     blocked = metrics.sum("lockd_futex_blocked_seconds_count", comm=load.comm, kind="lock")
     assert truth["waits"] > 1000
     assert truth["waits"] - not_told(metrics) <= counted <= truth["waits"]
@@ -112,7 +112,7 @@ def test_a_kill_loses_a_period_at_most(service: Service, workload: Start, which:
     assert interrupted <= kills
     assert metrics.sum("lockd_taken_over_total", after="crash") == kills
     assert metrics.sum("lockd_start_time_seconds") == first.sum("lockd_start_time_seconds")
-    counted = metrics.sum("lockd_futex_blocked_seconds_count", comm=load.comm, kind="lock")
+    counted = metrics.sum("lockd_futex_waits_total", comm=load.comm, kind="lock")
     elsewhere = not_told(metrics)
     print(f"{which}: {counted:.0f} of {truth['waits']}; drains {interrupted:.0f}, elsewhere {elsewhere:.0f}")
     # A period, or what a busy host makes of it.
@@ -141,7 +141,7 @@ def test_an_upgrade_with_the_same_programs_goes_on(service: Service, workload: S
     service.systemctl("restart")
     assert fallen(told, counters(service)) == {}
     metrics = service.metrics()
-    assert metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock") == 50
+    assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == 50
     assert metrics.sum("lockd_start_time_seconds") == began
 
 
@@ -157,8 +157,8 @@ def test_an_upgrade_with_other_programs_begins_anew(service: Service, workload: 
     other = workload("mutex_handover", 30, 1000)
     other.run()
     metrics = service.metrics()
-    assert metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock") == 0
-    assert metrics.sum("lockd_futex_blocked_seconds_count", comm=other.comm, kind="lock") == 30
+    assert metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock") == 0
+    assert metrics.sum("lockd_futex_waits_total", comm=other.comm, kind="lock") == 30
     assert metrics.sum("lockd_taken_over_total") == 0
     assert metrics.sum("lockd_start_time_seconds") > began
     now = in_kernel()
