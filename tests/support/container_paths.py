@@ -79,6 +79,10 @@ CONTAINERS = {
     f"{USER}/app.slice/shop.service/libpod-payload-{ID}": Unit(
         "user-1000.slice/shop.service", ID, "", "user-1000.slice", "podman"
     ),
+    # a user who would pass for a pod
+    f"{USER}/user.slice/user-kubepods-{POD}.slice/cri-containerd-{ID}.scope": Unit(
+        f"user-1000.slice/{SHORT}", ID, "", "user-1000.slice", "containerd"
+    ),
     # lxc, src/lxc/cgroups/cgfsng.c; Proxmox puts them below /lxc
     "/lxc.payload.web/system.slice/nginx.service": Unit("lxc:web", "web", "", "", "lxc"),
     "/lxc/101/ns/init.scope": Unit("lxc:101", "101", "", "", "lxc"),

@@ -130,7 +130,8 @@ def _container_of(path: str) -> Unit | None:
         prefix = "docker"
     # The monitor and the health check of a container may be in another slice than the container.
     is_beside = prefix.endswith(MONITOR) or match["check"]
-    pods: list[str] = POD.findall(path[: match.start("id")])
+    # A user's manager may make cgroups of any name: none is to pass for a part of somebody's pod.
+    pods: list[str] = [] if owner else POD.findall(path[: match.start("id")])
     return Unit(
         owner + match["id"][:SHORT_ID],
         match["id"],

@@ -28,6 +28,8 @@ PATHS = {
     DOCKER: f"/system.slice/docker-{DOCKER}.scope",
 }
 SERVICE = "/system.slice/nginx.service"
+FAKE = f"/user.slice/user-1000.slice/user@1000.service{PATHS[SHOP]}"
+"""What a user may make, to have waits counted as somebody's."""
 MINUTES = 10
 
 
@@ -47,7 +49,7 @@ STAYS = f"1x{MINUTES}"
 def of_lockd() -> list[dict[str, str]]:
     """Each unit is blocked 1, 2, 4, ... ms in each second, in two processes, and as long on the run queue."""
     found = []
-    paths = [*PATHS.values(), SERVICE]
+    paths = [*PATHS.values(), SERVICE, FAKE]
     target = {"job": "lockd", "instance": "node-1:9776"}
     for number, path in enumerate(paths):
         unit = unit_of(path)
@@ -160,6 +162,7 @@ EVERYTHING = [
                 f'{{instance="node-1:9776", slice="{POD_SLICE.rpartition("/")[2]}"}}': 0.007,
                 '{instance="node-1:9776"}': 0.008,
                 '{instance="node-1:9776", slice="system.slice"}': 0.048,
+                '{instance="node-1:9776", slice="user-1000.slice"}': 0.064,
             },
         ),
     ],
