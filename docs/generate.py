@@ -75,7 +75,7 @@ Further notes on single metrics:
   sample of their runs. The time that the sampler takes to answer the exporter belongs to the part
   `exporter`.
 - `lockd_unit_info`: [kubernetes.md](kubernetes.md) says what the labels contain, and how to find the pod of a
-  unit with them. If there is not room for all units, those without a container are left out first.
+  unit with them. If there is not room for all units, pods come first, then other containers.
 - `lockd_undecided_futex_calls`: these waits are held back so that they count under the right lock and kind.
 - `lockd_series_retired_total`: a series is removed when its process is gone and nothing new has come for
   `series.idle` (for 30 s if others need the room), or when other locks are more contended.

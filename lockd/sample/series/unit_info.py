@@ -25,10 +25,10 @@ class UnitInfo:
     def export(self, block: Block, known: Mapping[str, Unit], families: Iterable[Series]) -> int:
         """Write a line for each of the units `known` that has a series, and return how many lines these are.
 
-        Without room for all, those without a container are left out first, and the same in all scrapes.
+        Without room for all, those of pods come first, then other containers: no user can make units of pods.
         """
         units = [known[name] for name in units_of(families) & known.keys()]
-        units.sort(key=lambda unit: (not unit.container_id, unit.name))
+        units.sort(key=lambda unit: (not unit.pod_uid, not unit.container_id, unit.name))
         del units[int(self._budget.share(FAMILY)) :]
         block.add("lockd_unit_info", units, [1] * len(units))
         return len(units)

@@ -81,16 +81,17 @@ def test_a_unit_whose_series_are_retired_has_no_line() -> None:
     assert units_of([host.series]) == set()
 
 
-def test_the_lines_keep_to_their_share_and_containers_come_first() -> None:
+def test_the_lines_keep_to_their_share_and_pods_come_first_then_containers() -> None:
     host = Host(max_lines=2000)
     for number in range(200):
         host.add(Unit(f"{number:03}.service"))
     for number in range(20):
-        host.add(Unit(f"{number:012x}", f"{number:064x}"))
+        pod = "" if number % 2 else "a-b-c"
+        host.add(Unit(f"{number:012x}", f"{number:064x}", pod))
     shown = host.exported()
     assert len(shown) == int(SHARES["unit"] * (2000 - 400 - 1)) == 47
     assert [unit.name for unit in shown] == [
-        *(f"{number:012x}" for number in range(20)),
+        *(f"{number:012x}" for number in (*range(0, 20, 2), *range(1, 20, 2))),
         *(f"{number:03}.service" for number in range(27)),
     ]
     assert host.exported() == shown
