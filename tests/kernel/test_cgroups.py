@@ -15,6 +15,7 @@ import pytest
 from lockd.export.catalog import CATALOG
 from lockd.names.labels.cgroup_paths import Unit
 from tests.support.container_paths import CONTAINERS, ID
+from tests.support.descriptor_store import DescriptorStore
 from tests.support.lockd_process import Lockd
 from tests.support.workload import NUMBERS, Start, Workload
 
@@ -207,6 +208,25 @@ def test_what_the_cgroup_of_a_unit_says_is_exported(
     (info,) = metrics.labels(INFO, unit=renamed(unit.name))
     assert Unit(*(info[label] for label in CATALOG[INFO].labels)) == Unit(*map(renamed, unit))
     one.finish()
+
+
+def test_a_restart_learns_again_what_cgroups_say(
+    tmp_path: Path, host: None, workload: Start, cgroup2: Path, make: Make
+) -> None:
+    """The counts of a unit are taken over; what its cgroup says is read of the processes that are there."""
+    store, own = DescriptorStore(tmp_path), f"{next(NUMBERS):x}" + ID
+    cgroup = make(cgroup2, f"lockd-test-{os.getpid()}-restart", "docker", own[:64])
+    one = workload("stuck_mutex")
+    move(one, cgroup)
+    one.go()
+    try:
+        for _ in range(2):
+            daemon = store.start(tmp_path)
+            daemon.until(lambda m: m.sum(INFO, unit=own[:12], container_id=own[:64]) == 1, 2 * SEEN_SECONDS)
+            assert daemon.stop() == 0, "".join(daemon.log)
+    finally:
+        one.kill()
+        store.close()
 
 
 def test_units_that_have_series_have_info_and_no_others(lockd: Lockd) -> None:
