@@ -74,6 +74,8 @@ Further notes on single metrics:
 - `lockd_cpu_ratio`: the part `programs` is what the BPF programs take, by their own measurements in a
   sample of their runs. The time that the sampler takes to answer the exporter belongs to the part
   `exporter`.
+- `lockd_unit_info`: [kubernetes.md](kubernetes.md) says what the labels contain, and how to find the pod of a
+  unit with them. If there is not room for all units, pods come first, then other containers.
 - `lockd_undecided_futex_calls`: these waits are held back so that they count under the right lock and kind.
 - `lockd_series_retired_total`: a series is removed when its process is gone and nothing new has come for
   `series.idle` (for 30 s if others need the room), or when other locks are more contended.
@@ -159,6 +161,7 @@ GROUPS = {
     "lockd_deadlocks": ("Deadlocks", True),
     "lockd_go_": ("Go", True),
     "lockd_advised_": ("Processes with limits to what lockd can see", True),
+    "lockd_unit_": ("Units", False),
     "lockd_": ("lockd itself", False),
 }
 """Title of each group, and whether its metrics have the base labels.
@@ -231,6 +234,7 @@ FAMILIES = {
     "kernel_lock_site": "kernel-lock waits by lock and site",
     "kernel_hold": "kernel-lock acquisitions and holds by process and type, in mode `all`",
     "go_mutex": "waits of goroutines for mutexes, by process",
+    "unit": "what cgroups say of units",
 }
 
 

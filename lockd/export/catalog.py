@@ -234,6 +234,16 @@ def _processes() -> Iterator[Metric]:
     )
 
 
+def _units() -> Iterator[Metric]:
+    yield Metric(
+        "lockd_unit_info",
+        "info",
+        ("unit", "container_id", "pod_uid", "slice", "runtime"),
+        "What the path of its cgroup says of each unit that has other series; always 1."
+        " A label is empty where the path does not say it.",
+    )
+
+
 def _itself() -> Iterator[Metric]:
     def metric(name: str, kind: Kind, labels: str, text: str) -> Metric:
         return Metric(f"lockd_{name}", kind, tuple(labels.split()), text)
@@ -442,6 +452,6 @@ def _labels(names: str) -> tuple[str, ...]:
 
 CATALOG: dict[str, Metric] = {
     metric.name: metric
-    for group in (_futex, _kernel_lock, _offcpu, _deadlocks, _processes, _itself)
+    for group in (_futex, _kernel_lock, _offcpu, _deadlocks, _processes, _units, _itself)
     for metric in group()
 }

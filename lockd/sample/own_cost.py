@@ -20,6 +20,7 @@ from lockd.sample.budget.spending import RestartedProcess
 from lockd.sample.drain import Collector
 from lockd.sample.series.block import Block
 from lockd.sample.series.series import Series
+from lockd.sample.series.unit_info import FAMILY
 
 SAVED = ("started", "ticks", "taken_over", "interrupted_drains")
 """Attributes of OwnCost that are saved for the next start, besides the durations of ticks."""
@@ -127,8 +128,11 @@ class OwnCost:
         """CPU seconds of the exporters that have ended."""
         return self._exporter.ended_seconds + self._before.get("exporter_seconds", 0.0)
 
-    def export(self, block: Block, families: list[Series]) -> None:
-        """Add all metrics about lockd to a block, with those about the series in `families`."""
+    def export(self, block: Block, families: list[Series], unit_lines: int) -> None:
+        """Add all metrics about lockd to a block, with those about the series in `families`.
+
+        `unit_lines` is how many lines lockd_unit_info has.
+        """
         block.add(
             "lockd_build_info", [(lockd.__version__, platform.python_version(), os.uname().release)], [1]
         )
@@ -151,7 +155,8 @@ class OwnCost:
         for name, times in (("lockd_tick_seconds", self.work), ("lockd_tick_late_seconds", self.late)):
             block.add_histogram(name, [()], np.array([times.slots]), np.array([times.sum_ns]))
         names = [(series.family,) for series in families]
-        block.add("lockd_series", names, [series.exported_lines for series in families])
+        lines = [series.exported_lines for series in families]
+        block.add("lockd_series", [*names, (FAMILY,)], [*lines, unit_lines])
         block.add("lockd_series_overflow_total", names, [series.overflowed for series in families])
         block.add("lockd_series_retired_total", names, [series.retired for series in families])
         retired = {metric: value for series in families for metric, value in series.retired_values().items()}

@@ -50,6 +50,7 @@ from lockd.sample.series.block import Block
 from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.ranking import Presence
 from lockd.sample.series.series import Series
+from lockd.sample.series.unit_info import UnitInfo, units_of
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,8 @@ class Sampler:
         self._saved = saved or SavedState()
         self._collector = Collector(manifest, fds, self._saved)
         functions = fds[len(manifest.maps) : len(manifest.maps) + len(manifest.functions)]
-        self._processes = Processes(Units(procfs), procfs)
+        self._units = Units(procfs)
+        self._processes = Processes(self._units, procfs)
         self._identities = Identities(self._processes, settings.filter)
         share, blocked = settings.namer_share, self._collector.blocked_processes
         self._resolver = Resolver(procfs, blocked, settings.parked, share)
@@ -122,6 +124,7 @@ class Sampler:
         self.kernel_locks: KernelLockAggregates | None = None
         self.kernel_holds: KernelHoldAggregates | None = None
         budget = LineBudget(settings.limits)
+        self._unit_info = UnitInfo(budget)
         shared = (manifest, settings.limits, budget, self.contention)
         if "futex" in self._collector.capacities:
             assert self._collector.known_locks
@@ -483,10 +486,11 @@ class Sampler:
         alive, self._alive = set(self._alive.tolist()), self._last_seen
         self._processes.keep(alive)
         # A process that the filter now leaves out counts like one that has ended.
-        names = (self._identities.identify_process(tgid, 0) for tgid in alive)
+        names = [self._identities.identify_process(tgid, 0) for tgid in alive]
         self._presence.note({name for name, is_wanted in names if is_wanted}, now)
         for series in self._series:
             series.rearrange(self._presence, self._limits.idle_seconds, now)
+        self._units.keep({unit for (unit, _), _ in names} | units_of(self._series))
         self.contention.expire(now)
         if self._user_locks:
             self._user_locks.forget_ended(alive, now)
@@ -519,7 +523,8 @@ class Sampler:
             self._user_locks.export_advice(block, self._name_of)
             self._go_waits.export(block)
         self._deadlocks.export(block)
-        self.own_cost.export(block, self._series)
+        unit_lines = self._unit_info.export(block, self._units.known, self._series)
+        self.own_cost.export(block, self._series, unit_lines)
         self.cpu_budget.export(block)
         return block.pack()
 

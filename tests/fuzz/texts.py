@@ -16,7 +16,7 @@ from lockd.config import reader
 from lockd.config.reader import described
 from lockd.config.schema import AUTO, Config
 from lockd.errors import ConfigError, UsageError
-from lockd.names.labels.units import unit_of, unit_of_cgroup_file
+from lockd.names.labels.cgroup_paths import printable_path, unit_of, unit_of_cgroup_file
 from lockd.names.locks.locking_code import Frame, is_parked_on, is_pool, judge
 from lockd.names.objects.demangle import MAX_NAME, Demangler, shorten_name
 from lockd.names.objects.jit import CODE, DUMP_HEADER, DUMP_MAGIC, MAX_FUNCTIONS, RECORD, JitNames
@@ -233,10 +233,8 @@ def stacks_of_names() -> list[bytes]:
 
 def units(data: bytes) -> None:
     """The unit of a cgroup with any path."""
-    lines = data.decode("utf-8", "backslashreplace").split("\n")
-    assert len(unit_of_cgroup_file(lines)) <= len(data) * 4 + 40
-    for line in lines:
-        assert len(unit_of(line)) <= 4 * len(data) + 40
+    for unit in (unit_of_cgroup_file(data), *(unit_of(printable_path(line)) for line in data.split(b"\n"))):
+        assert max(map(len, unit)) <= 4 * len(data) + 40
 
 
 def cgroups() -> list[bytes]:

@@ -1,4 +1,4 @@
-"""What real cgroups say: the unit of what threads did, nested, removed, made again, of v1; and frozen."""
+"""What real cgroups say: the unit of what threads did, nested, removed, made again, of v1; frozen; ids."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from lockd.export.catalog import CATALOG
+from lockd.names.labels.cgroup_paths import Unit
+from tests.support.container_paths import CONTAINERS, ID
+from tests.support.descriptor_store import DescriptorStore
 from tests.support.lockd_process import Lockd
-from tests.support.workload import Start, Workload
+from tests.support.workload import NUMBERS, Start, Workload
 
 BLOCKED = "lockd_futex_blocked_seconds_count"
-ID = "0123456789abcdef" * 4
 SLICE = f"lockdtest{os.getpid()}.slice"
 COUNT, SUM = "lockd_offcpu_blocked_seconds_count", "lockd_offcpu_blocked_seconds_sum"
 MAX = "lockd_offcpu_max_blocked_us"
+INFO = "lockd_unit_info"
 SEEN_SECONDS = 10.0
 LEFT_SECONDS = 10.0
 
@@ -182,3 +186,54 @@ def test_a_thread_frozen_by_its_cgroup_waits_for_nothing_else(
     # Its threads ran when they were frozen, which is no page fault either.
     assert metrics.sum(SUM, comm=spinner.comm, **stopped) > frozen
     assert metrics.sum(SUM, comm=spinner.comm, reason="fault") < 0.05
+
+
+@pytest.mark.parametrize(("path", "unit"), CONTAINERS.items())
+def test_what_the_cgroup_of_a_unit_says_is_exported(
+    lockd: Lockd, workload: Start, cgroup2: Path, make: Make, path: str, unit: Unit
+) -> None:
+    number = f"{next(NUMBERS):x}"
+    own = number + ID[len(number) :]  # each container is another one
+
+    def renamed(text: str) -> str:
+        return text.replace(ID, own).replace(ID[:12], own[:12])
+
+    one = workload("mutex_handover", 5, 1000)
+    # Some of the paths are above others: each is below a cgroup of its own.
+    names = renamed(path).replace("../", "").strip("/").split("/")
+    move(one, make(cgroup2, f"lockd-test-{os.getpid()}-{number}", *names))
+    one.run()
+    metrics = lockd.metrics()
+    assert metrics.sum(BLOCKED, comm=one.comm, unit=renamed(unit.name)) == 5
+    (info,) = metrics.labels(INFO, unit=renamed(unit.name))
+    assert Unit(*(info[label] for label in CATALOG[INFO].labels)) == Unit(*map(renamed, unit))
+    one.finish()
+
+
+def test_a_restart_learns_again_what_cgroups_say(
+    tmp_path: Path, host: None, workload: Start, cgroup2: Path, make: Make
+) -> None:
+    """The counts of a unit are taken over; what its cgroup says is read of the processes that are there."""
+    store, own = DescriptorStore(tmp_path), f"{next(NUMBERS):x}" + ID
+    cgroup = make(cgroup2, f"lockd-test-{os.getpid()}-restart", "docker", own[:64])
+    one = workload("stuck_mutex")
+    move(one, cgroup)
+    one.go()
+    try:
+        for _ in range(2):
+            daemon = store.start(tmp_path)
+            daemon.until(lambda m: m.sum(INFO, unit=own[:12], container_id=own[:64]) == 1, 2 * SEEN_SECONDS)
+            assert daemon.stop() == 0, "".join(daemon.log)
+    finally:
+        one.kill()
+        store.close()
+
+
+def test_units_that_have_series_have_info_and_no_others(lockd: Lockd) -> None:
+    metrics = lockd.metrics()
+    told = [labels["unit"] for labels in metrics.labels(INFO)]
+    units = {
+        labels.get("unit", "") for name in metrics.samples if name != INFO for labels in metrics.labels(name)
+    }
+    assert sorted(told) == sorted(units - {"", "kernel", "other"})
+    assert len(told) == metrics.sum("lockd_series", family="unit")

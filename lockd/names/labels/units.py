@@ -1,4 +1,4 @@
-"""Units by cgroup: the service or container that a thread belongs to, by the name that an operator uses."""
+"""Units of threads: the service or container of a cgroup, which the kernel or procfs is asked for."""
 
 from __future__ import annotations
 
@@ -10,104 +10,21 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from lockd.printable import masked
-
-SERVICE = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
-CONTAINER = re.compile(
-    r"""/(?:
-        (?!libpod-payload-)(?:[^/]*[-:])?(?P<id>[0-9a-f]{64})(?:\.scope|-[0-9a-f]+\.service)?
-        | lxc(?:\.payload\.|\.monitor\.|/)(?P<lxc>[^/]+)
-        | (?P<machine>machine-[^/]+\.scope | systemd-nspawn@[^/]+\.service)
-    )(?=/|$)""",
-    re.VERBOSE,
-)
-"""A container in the path of a cgroup.
-
-An id is there alone (cgroupfs drivers), as docker-ID.scope, cri-containerd-ID.scope, crio-conmon-ID.scope,
-kubepods-podUID.slice:cri-containerd:ID, or ID-HEX.service for podman's health checks. libpod-payload-ID is
-not matched: this container is the only one of a service that was written for it, and the service's name is
-the same for every new id.
-"""
-SHORT_ID = 12
-"""Characters of a container's id that are shown."""
-USER_MANAGER = re.compile(r"user@(?P<user>[^/]+)\.service")
-"""The unit of a user's own service manager."""
+from lockd.names.labels.cgroup_paths import NO_UNIT, Unit, printable_path, unit_of, unit_of_cgroup_file
 
 OCTAL = re.compile(r"\\([0-7]{3})")
 """An escaped character in mountinfo, such as a space."""
-DELETED = " (deleted)"
-"""The end of the path of a removed cgroup."""
 FILEID_KERNFS = 0xFE
 """The type of file handle that has a cgroup's id."""
-MAX_KNOWN = 20_000
-"""Cgroups whose unit is remembered, even after their end: those asked for last. They take some 5 MB."""
+MAX_KNOWN = 10_000
+"""Cgroups whose unit is remembered, even after their end: those asked for last. They take 6 MB at most."""
 FILE_BYTES, MAX_FILES = 8192, 1000
 """Bytes that are read of /proc/PID/cgroup, and contents of such files that are remembered. The path of a
 cgroup may have 4,096 bytes."""
 
 
-def unit_of(path: str) -> str:
-    """The unit in the path of a cgroup; empty if there is none.
-
-    The unit is the outermost container: somebody else chose the names inside, and a whole system may run
-    there. Without a container, the unit is the outermost service or scope, as a service may arrange the
-    cgroups below its own. The units of a user's manager have names of the user's choice: the user's slice is
-    put before them.
-
-    >>> unit_of("/system.slice/nginx.service/worker")
-    'nginx.service'
-    >>> unit_of("/user.slice/user-1000.slice/user@1000.service/app.slice/nginx.service")
-    'user-1000.slice/nginx.service'
-    """
-    return container_of(path) or _service_of(path)
-
-
-def container_of(path: str) -> str:
-    """The outermost container in the path of a cgroup: short id, `lxc:NAME` or unit; empty if none."""
-    match = CONTAINER.search(path.removesuffix(DELETED))
-    if not match:
-        return ""
-    unit = match["machine"] or (f"lxc:{match['lxc']}" if match["lxc"] else match["id"][:SHORT_ID])
-    return _slice_of_user(path[: match.start() + 1]) + unit
-
-
-def _service_of(path: str) -> str:
-    units: list[str] = SERVICE.findall(path.removesuffix(DELETED))
-    # init.scope is the user's manager itself.
-    if units[1:] and USER_MANAGER.fullmatch(units[0]) and units[1] != "init.scope":
-        return _slice_of_user(path) + units[1]
-    return units[0] if units else ""
-
-
-def _slice_of_user(path: str) -> str:
-    """The slice of the user whose manager has this cgroup, with a slash; empty without a manager."""
-    units = SERVICE.findall(path)
-    manager = USER_MANAGER.fullmatch(units[0]) if units else None
-    return f"user-{manager['user']}.slice/" if manager else ""
-
-
-def unit_of_cgroup_file(lines: list[str]) -> str:
-    """The unit in the lines of /proc/PID/cgroup; empty if there is none.
-
-    A container in any hierarchy comes first, then a service in systemd's own hierarchy, then one in any
-    other.
-    """
-    hierarchies = [line.split(":", 2) for line in lines]
-    known = sorted((h for h in hierarchies if len(h) == 3), key=lambda h: h[1] not in ("name=systemd", ""))
-    paths = [path for _, _, path in known]
-    units = (unit for find in (container_of, _service_of) for path in paths if (unit := find(path)))
-    return next(units, "")
-
-
-@lru_cache(MAX_FILES)
-def _unit_of_cgroup_file(text: bytes) -> str:
-    """The unit in the content of /proc/PID/cgroup. It is cached: many processes share a few cgroups."""
-    return unit_of_cgroup_file([_text(line) for line in text.split(b"\n")])
-
-
-def _text(path: bytes) -> str:
-    """A path as printable text: whoever may create cgroups may give them any names."""
-    return masked(path.decode("utf-8", "backslashreplace"))
+_unit_of_cgroup_file = lru_cache(MAX_FILES)(unit_of_cgroup_file)
+"""It is cached, as many processes share a few cgroups."""
 
 
 class _FileHandle(ctypes.Structure):
@@ -128,27 +45,40 @@ class Units:
         self._mount, self._mounted_at = self._open_cgroup2()
         self._controllers_are_v1 = any(self._mounts("cgroup"))
         self._by_id = lru_cache(max_known)(self._ask_kernel)
+        self.known: dict[str, Unit] = {}
+        """By name, the units that were found, until keep() forgets them."""
 
     def unit(self, cgroup_id: int, tgid: int) -> str:
-        """The unit of a thread; empty if the thread is in none, or ended before its unit could be read.
+        """The name of a thread's unit; empty if the thread is in none, or ended before anybody could look.
 
         `cgroup_id` is 0 if it is unknown.
         """
+        unit = self._find(cgroup_id, tgid)
+        # Some of a unit's cgroups say less than others, such as that of a container's monitor.
+        if unit.name and unit.said >= self.known.get(unit.name, NO_UNIT).said:
+            self.known[unit.name] = unit
+        return unit.name
+
+    def keep(self, names: set[str]) -> None:
+        """Forget what is known of all units but these."""
+        self.known = {name: unit for name, unit in self.known.items() if name in names}
+
+    def _find(self, cgroup_id: int, tgid: int) -> Unit:
         if self._controllers_are_v1:
             # The unified hierarchy may be empty, or know less: there, a container that is managed by v1 is in
             # the cgroup of the daemon that started the container.
-            return self._by_process(tgid) or self._by_cgroup(cgroup_id) or ""
-        unit = self._by_cgroup(cgroup_id)
-        return self._by_process(tgid) if unit is None else unit
+            unit = self._by_process(tgid)
+            return unit if unit.name else self._by_cgroup(cgroup_id) or NO_UNIT
+        return self._by_cgroup(cgroup_id) or self._by_process(tgid)
 
-    def _by_cgroup(self, cgroup_id: int) -> str | None:
+    def _by_cgroup(self, cgroup_id: int) -> Unit | None:
         """The unit of a cgroup; None if the cgroup is gone and its unit is not remembered."""
         try:
             return self._by_id(cgroup_id) if cgroup_id else None
         except OSError:
             return None
 
-    def _ask_kernel(self, cgroup_id: int) -> str:
+    def _ask_kernel(self, cgroup_id: int) -> Unit:
         """The unit of a cgroup, found by the file handle that name_to_handle_at() would return for its id.
 
         Raises OSError if the cgroup is gone.
@@ -163,14 +93,14 @@ class Units:
             path = _path_of(fd)
         finally:
             os.close(fd)
-        return unit_of(_text(path.removeprefix(self._mounted_at)))
+        return unit_of(printable_path(path.removeprefix(self._mounted_at)))
 
-    def _by_process(self, tgid: int) -> str:
+    def _by_process(self, tgid: int) -> Unit:
         try:
             with open(f"{self._procfs}/{tgid}/cgroup", "rb") as file:
                 text = file.read(FILE_BYTES)
         except OSError:
-            return ""
+            return NO_UNIT
         return _unit_of_cgroup_file(text)
 
     def _open_cgroup2(self) -> tuple[int, bytes]:

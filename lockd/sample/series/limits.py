@@ -24,6 +24,7 @@ SHARES = {
     "kernel_lock_site": 0.03,
     "kernel_hold": 0.04,
     "go_mutex": 0.01,
+    "unit": 0.03,
 }
 """The share of the lines that each family has for itself. What is left over is for families that need
 more."""
@@ -73,15 +74,19 @@ class LineBudget:
         self._all = max(self._all - others, 0)
         self._taken[family] = 0
 
+    def share(self, family: str) -> float:
+        """The lines that a family has for itself, whatever others take."""
+        return self._all * SHARES[family]
+
     def take(self, family: str, lines: int) -> None:
         """Take lines, or give them back if `lines` is negative."""
         self._taken[family] += lines
 
     def room(self, family: str, part: float = 1.0) -> float:
         """How many more lines `family` may take, if only this part of all lines existed."""
-        common = part * (self._all - sum(map(self._share, self._taken)))
-        overdrawn = sum(max(lines - part * self._share(name), 0) for name, lines in self._taken.items())
-        own = max(part * self._share(family) - self._taken[family], 0)
+        common = part * (self._all - sum(map(self.share, self._taken)))
+        overdrawn = sum(max(lines - part * self.share(name), 0) for name, lines in self._taken.items())
+        own = max(part * self.share(family) - self._taken[family], 0)
         return own + max(common - overdrawn, 0)
 
     def note_lack(self, family: str, lines: int) -> None:
@@ -91,7 +96,4 @@ class LineBudget:
     def due_to_others(self, family: str) -> int:
         """How many lines beyond its share a family has to give up because other families lack lines."""
         wanted = sum(lines for name, lines in self._wanted.items() if name != family)
-        return max(min(wanted, int(self._taken[family] - self._share(family))), 0)
-
-    def _share(self, family: str) -> float:
-        return self._all * SHARES[family]
+        return max(min(wanted, int(self._taken[family] - self.share(family))), 0)

@@ -1,4 +1,4 @@
-"""Cgroups to units: by path, by /proc/PID/cgroup, and by the kernel's own id on this host."""
+"""Cgroups to units: by /proc/PID/cgroup, and by the kernel's own id on this host."""
 
 from __future__ import annotations
 
@@ -8,121 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.labels.units import Units, unit_of, unit_of_cgroup_file
+from lockd.names.labels.cgroup_paths import Unit
+from lockd.names.labels.units import Units
+from tests.support.container_paths import BURSTABLE_PATH, CONTAINERS, ID, MONITORS, SHORT, UID
 from tests.support.small_procfs import V1_MOUNTS, Procfs
-
-ID = "0123456789abcdef" * 4
-SHORT = ID[:12]
-
-
-OTHER_ID = "fedcba9876543210" * 4
-USER = "/user.slice/user-1000.slice/user@1000.service"
-POD = "pod01234567_89ab_cdef_0123_456789abcdef"
-
-
-@pytest.mark.parametrize(
-    ("path", "unit"),
-    [
-        # systemd's system manager
-        ("/system.slice/nginx.service", "nginx.service"),
-        ("/a.slice/a-b.slice/a-b-c.slice/nginx.service", "nginx.service"),
-        ("/init.scope", "init.scope"),
-        ("/system.slice/system-getty.slice/getty@tty1.service", "getty@tty1.service"),
-        (
-            r"/system.slice/system-systemd\x2dcryptsetup.slice/systemd-cryptsetup@luks\x2d1.service",
-            r"systemd-cryptsetup@luks\x2d1.service",
-        ),
-        ("/system.slice/run-rc0ffee.scope", "run-rc0ffee.scope"),
-        ("/user.slice/user-1000.slice/session-3.scope", "session-3.scope"),
-        # what a service makes of the part that is its own
-        ("/system.slice/nginx.service/worker/1", "nginx.service"),
-        ("/system.slice/delegated.service/mariadb.service", "delegated.service"),
-        ("/system.slice/postgresql.slice/pg@14-main.service/supervisor", "pg@14-main.service"),
-        ("/system.slice/slurmstepd.scope/job_12/step_0/user/task_0", "slurmstepd.scope"),
-        # a user's manager
-        (f"{USER}/app.slice/mariadb.service", "user-1000.slice/mariadb.service"),
-        (f"{USER}/app.slice/app-gnome-firefox-12345.scope", "user-1000.slice/app-gnome-firefox-12345.scope"),
-        (f"{USER}/session.slice/dbus.service/payload", "user-1000.slice/dbus.service"),
-        (f"{USER}/session.slice/dbus.service/mariadb.service", "user-1000.slice/dbus.service"),
-        (f"{USER}/init.scope", "user@1000.service"),
-        (USER, "user@1000.service"),
-        # in no unit
-        ("/", ""),
-        ("", ""),
-        ("/user.slice", ""),
-        ("/user.slice/user-1000.slice", ""),
-        ("/made-by-hand/worker", ""),
-        ("/.service", ""),
-        ("/service", ""),
-        ("/nginx.service.d", ""),
-        # docker, containerd, CRI-O, Kubernetes: systemd's cgroups and their own
-        (f"/system.slice/docker-{ID}.scope", SHORT),
-        (f"/docker/{ID}", SHORT),
-        (f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-{POD}.slice/crio-{ID}.scope", SHORT),
-        (f"/kubepods.slice/kubepods-{POD}.slice/cri-containerd-{ID}.scope", SHORT),
-        (f"/kubepods/burstable/{POD}/{ID}", SHORT),
-        (f"/kubepods/besteffort/{POD}/crio-conmon-{ID}", SHORT),
-        (f"/system.slice/containerd.service/kubepods-burstable-{POD}.slice:cri-containerd:{ID}", SHORT),
-        (f"/system.slice/containerd.service/kubepods-pod1/crio-{ID}", SHORT),
-        (f"/default/{ID}", SHORT),
-        (f"/docker/{ID[:-1]}", ""),
-        (f"/docker/{ID}0", ""),
-        (f"/kubepods/burstable/{POD}", ""),
-        # podman
-        (f"/machine.slice/libpod-{ID}.scope/container", SHORT),
-        (f"/machine.slice/libpod-conmon-{ID}.scope", SHORT),
-        (
-            f"{USER}/user.slice/user-libpod_pod_{OTHER_ID}.slice/libpod-{ID}.scope/container",
-            f"user-1000.slice/{SHORT}",
-        ),
-        (f"{USER}/docker-{ID}.scope", f"user-1000.slice/{SHORT}"),
-        (f"/libpod_parent/libpod-{ID}", SHORT),
-        (f"/system.slice/{ID}-61b0c2a7e9d4f518.service", SHORT),
-        (f"/system.slice/shop.service/libpod-payload-{ID}", "shop.service"),
-        ("/system.slice/shop.service/runtime", "shop.service"),
-        # whole systems
-        ("/lxc.payload.web", "lxc:web"),
-        ("/lxc.payload.web/system.slice/nginx.service", "lxc:web"),
-        ("/lxc.monitor.web", "lxc:web"),
-        ("/lxc/101/ns/init.scope", "lxc:101"),
-        ("/lxc", ""),
-        (r"/machine.slice/machine-my\x2dbox.scope/payload/init.scope", r"machine-my\x2dbox.scope"),
-        (
-            "/machine.slice/systemd-nspawn@web.service/payload/system.slice/a.service",
-            "systemd-nspawn@web.service",
-        ),
-        # containers in containers, and services in them
-        (f"/docker/{ID}/system.slice/inner.service", SHORT),
-        (f"/system.slice/docker-{ID}.scope/docker/{OTHER_ID}", SHORT),
-        (f"/docker/{ID}/kubelet.slice/kubelet-kubepods.slice/cri-containerd-{OTHER_ID}.scope", SHORT),
-        (f"/machine.slice/machine-web.scope/docker/{ID}", "machine-web.scope"),
-        # as seen from another cgroup namespace, and when it is removed
-        ("/../../system.slice/nginx.service", "nginx.service"),
-        (f"/../{ID}", SHORT),
-        ("/system.slice/nginx.service (deleted)", "nginx.service"),
-        (f"/docker/{ID} (deleted)", SHORT),
-    ],
-)
-def test_the_unit_of_a_path(path: str, unit: str) -> None:
-    assert unit_of(path) == unit
-
-
-@pytest.mark.parametrize(
-    ("lines", "unit"),
-    [
-        (["0::/system.slice/a.service"], "a.service"),
-        (["5:memory:/b.service", "1:name=systemd:/system.slice/a.service", "0::/"], "a.service"),
-        (["5:memory:/b.service", "1:name=systemd:/", "0::/system.slice/a.service"], "a.service"),
-        (["5:memory:/docker/" + ID, "1:name=systemd:/", "0::/"], SHORT),
-        (["1:name=systemd:/docker/" + ID, "0::/system.slice/docker.service"], SHORT),
-        (["1:name=systemd:/system.slice/docker.service", "4:memory:/docker/" + ID], SHORT),
-        (["5:cpu,cpuacct:/x:y/a.service"], "a.service"),
-        (["nonsense", ""], ""),
-        ([], ""),
-    ],
-)
-def test_the_unit_in_a_cgroup_file(lines: list[str], unit: str) -> None:
-    assert unit_of_cgroup_file(lines) == unit
 
 
 def test_with_v1_controllers_the_process_is_asked(tmp_path: Path) -> None:
@@ -265,3 +154,76 @@ def test_where_both_versions_are_in_use_the_process_knows_more(tmp_path: Path, c
     assert units.unit(number, 7) == SHORT
     procfs.remove(7)
     assert units.unit(number, 7) == unit_by_id(units, cgroups[0]) == cgroups[0].name
+
+
+def tree_of(path: str) -> list[Path]:
+    """The cgroups to make for one with this path, in a cgroup of their own in the unified hierarchy."""
+    root = cgroup2() / f"lockd-test-{os.getpid()}"
+    below = (root / path.lstrip("/")).relative_to(root)
+    return [root, *(root / part for part in reversed(below.parents[:-1])), root / below]
+
+
+@pytest.mark.parametrize(("path", "unit"), {**CONTAINERS, **MONITORS}.items())
+def test_what_a_real_cgroup_says(only_v2: Procfs, path: str, unit: Unit) -> None:
+    tree = tree_of(path.replace("../", ""))
+    try:
+        for directory in tree:
+            directory.mkdir()
+        units = Units(only_v2.root)
+        assert unit_by_id(units, tree[-1]) == unit.name
+        assert units.known == {unit.name: unit}
+    except PermissionError as error:
+        pytest.skip(f"host: no cgroup can be made here: {error.strerror}")
+    finally:
+        for directory in reversed(tree):
+            if directory.exists():
+                directory.rmdir()
+
+
+@pytest.mark.parametrize("mounts", ["", V1_MOUNTS], ids=["v2", "v1"])
+@pytest.mark.parametrize(("path", "unit"), {**CONTAINERS, **MONITORS}.items())
+def test_what_the_cgroup_of_a_process_says(tmp_path: Path, mounts: str, path: str, unit: Unit) -> None:
+    procfs = Procfs(tmp_path, mountinfo=mounts)
+    hierarchies = ("4:memory:", "1:name=systemd:") if mounts else ("0::",)
+    procfs.add(7, b"a", cgroup="".join(f"{each}{path}\n" for each in hierarchies).encode())
+    units = Units(tmp_path)
+    assert units.unit(0, 7) == unit.name
+    assert units.known == {unit.name: unit}
+
+
+@pytest.mark.parametrize(
+    ("container", "beside"),
+    [
+        (f"{BURSTABLE_PATH}/crio-{ID}.scope/container", f"{BURSTABLE_PATH}/crio-conmon-{ID}.scope"),
+        (f"{BURSTABLE_PATH}/crio-{ID}.scope/container", f"/system.slice/crio-conmon-{ID}.scope"),
+        (f"/kubepods/besteffort/pod{UID}/crio-{ID}", f"/kubepods/besteffort/pod{UID}/crio-conmon-{ID}"),
+        (f"/kubepods/besteffort/pod{UID}/crio-{ID}", f"/system.slice/crio-conmon-{ID}.scope"),
+        (f"/machine.slice/libpod-{ID}.scope/container", f"/machine.slice/libpod-conmon-{ID}.scope"),
+        (f"/machine.slice/libpod-{ID}.scope/container", f"/system.slice/{ID}-61b0c2a7e9d4f518.service"),
+        (f"/libpod_parent/libpod-{ID}", f"/system.slice/{ID}-61b0c2a7e9d4f518.service"),
+        (f"/system.slice/shop.service/libpod-payload-{ID}", "/system.slice/shop.service/runtime"),
+    ],
+)
+def test_what_runs_beside_a_container_takes_nothing_from_it(
+    tmp_path: Path, container: str, beside: str
+) -> None:
+    procfs, unit = Procfs(tmp_path, mountinfo=""), CONTAINERS[container]
+    for order in ((container, beside), (beside, container)):
+        units = Units(tmp_path)
+        for path in order:
+            procfs.add(7, b"a", cgroup=f"0::{path}\n".encode())
+            assert units.unit(0, 7) == unit.name
+        assert units.known == {unit.name: unit}
+
+
+def test_a_service_that_moves_is_where_it_was_seen_last(tmp_path: Path) -> None:
+    procfs, units = Procfs(tmp_path, mountinfo=""), Units(tmp_path)
+    for place in ("system.slice", "shop.slice", "system.slice"):
+        procfs.add(7, b"a", cgroup=f"0::/{place}/a.service\n".encode())
+        units.unit(0, 7)
+        assert units.known == {"a.service": Unit("a.service", slice=place)}
+    units.keep({"b.service"})
+    assert units.known == {}
+    units.unit(0, 7)
+    units.keep({"a.service"})
+    assert units.known.keys() == {"a.service"}

@@ -38,7 +38,7 @@ def own_cost(seconds: Any) -> OwnCost:
 
 def exported(cost: OwnCost) -> list[float]:
     block = Block()
-    cost.export(block, [])  # type: ignore[arg-type]
+    cost.export(block, [], 0)  # type: ignore[arg-type]
     return block.values["lockd_cpu_seconds_total"]
 
 
