@@ -45,8 +45,9 @@ CONFIG = {
     "series": {"max": 50_000},
     "programs": {"futex": {"mode": "calls"}},
 }
-"""Every call that a workload makes is counted, and compared. The rest is so that a sampler that stands still for some seconds finds all that happened under its own name, not under
-`other`, which others' events are in as well; and series for all short processes of a busy host."""
+"""Every call that a workload makes is counted, and compared. The rest is so that a sampler that stands still
+for some seconds finds all that happened under its own name, not under `other`, which others' events are in as
+well; and series for all short processes of a busy host."""
 SCRAPE_SECONDS, LOOK_SECONDS = 5.0, 15.0
 PAUSE_SECONDS = 0.3
 """Of a workload, from one run to the next."""
