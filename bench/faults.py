@@ -40,9 +40,14 @@ from tests.support.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 PROCESSES = ("sampler", "namer", "exporter")
-CONFIG = {"maps": {"entries": 65_536, "threads": 32_768}, "series": {"max": 50_000}}
-"""So that a sampler that stands still for some seconds finds all that happened under its own name, not under
-`other`, which others' events are in as well; and series for all short processes of a busy host."""
+CONFIG = {
+    "maps": {"entries": 65_536, "threads": 32_768},
+    "series": {"max": 50_000},
+    "programs": {"futex": {"mode": "calls"}},
+}
+"""Every call that a workload makes is counted, and compared. The rest is so that a sampler that stands still
+for some seconds finds all that happened under its own name, not under `other`, which others' events are in as
+well; and series for all short processes of a busy host."""
 SCRAPE_SECONDS, LOOK_SECONDS = 5.0, 15.0
 PAUSE_SECONDS = 0.3
 """Of a workload, from one run to the next."""
@@ -109,7 +114,12 @@ def events_of(truth: dict[str, Any]) -> Counter[Event]:
     """What a workload says that it did, as lockd should count it."""
     found: Counter[Event] = Counter()
     for kind, told in truth.get("futex", {}).items():
+        found["lockd_futex_waits_total", "kind", kind] = told["waits"]
         found["lockd_futex_blocked_seconds_count", "kind", kind] = told["blocked"]
+    if "futex" in truth:
+        found["lockd_futex_wakes_total", "", ""] = truth["wakes"]
+    for error, count in truth.get("errors", {}).items():
+        found["lockd_futex_errors_total", "error", error] = count
     if "kernel" in truth:  # of the other types there are many more than it knows of
         count = truth["kernel"]["mutex"]["waits"]
         found["lockd_kernel_lock_wait_seconds_count", "lock_type", "mutex"] = count
@@ -763,7 +773,7 @@ def second_lockd(bench: Bench) -> None:
     directory = Path(tempfile.mkdtemp(dir=bench.host.directory))
     other = Lockd(directory, CONFIG)
     time.sleep(FAULT_SECONDS)
-    counted = other.metrics().sum("lockd_futex_blocked_seconds_count")
+    counted = other.metrics().sum("lockd_futex_waits_total")
     if code := other.stop():
         bench.wrong.append(f"the second lockd ended with code {code}: {''.join(other.log)[-500:]}")
     if not counted:

@@ -376,7 +376,7 @@ def requests(data: bytes) -> None:
     )
     sampler = SimpleNamespace(
         metrics=lambda: b"metrics", details=lambda: b"details", own_cost=SimpleNamespace(ticks=1),
-        has_counted=lambda tick: True,
+        begin_settling=lambda: 4, has_counted=lambda tick: True,
     )  # fmt: skip
     with ours, theirs, wakeup, _other:
         ours.setblocking(False)

@@ -26,6 +26,7 @@ from lockd.sample.aggregates.kernel_holds import ABANDONED_NS
 from lockd.sample.sampler import HOUSEKEEPING_SECONDS, Sampler, SamplerSettings
 
 HASH, ARRAY, PERCPU_ARRAY = 1, 2, 6
+MMAPABLE = 0x400
 ENTRIES = 256
 LOCK = 0xFFFF_8880_0000_0000
 PROGRAMS = ("include/common.bpf.h", "daemon/kernel_locks.bpf.c", "daemon/kernel_holds.bpf.c")
@@ -41,7 +42,18 @@ NOW_KEY = [("lock", "u8"), ("tid", "u4"), ("cpu", "u4")]
 WAITING = [("since", "u8"), ("tgid", "u4"), ("type", "u4")]
 HOLDING = [("since", "u8", 4), ("tgid", "u4"), ("depth", "u1"), ("type", "u1"), ("asked", "u1"),
            ("untimed", "u1")]  # fmt: skip
+CONTROL = [(name, "u4") for name in ("window", "restraint", "is_timed", "sampler", "exporter")]
 THREAD = [("off_since", "u8"), ("tgid", "u4"), ("state", "u4")]
+
+
+class CreateOptions(ctypes.Structure):
+    """struct bpf_map_create_opts of libbpf, as far as it is used."""
+
+    _fields_ = (
+        ("sz", ctypes.c_size_t), ("btf_fd", ctypes.c_uint32), ("btf_key_type_id", ctypes.c_uint32),
+        ("btf_value_type_id", ctypes.c_uint32), ("btf_vmlinux_value_type_id", ctypes.c_uint32),
+        ("inner_map_fd", ctypes.c_uint32), ("map_flags", ctypes.c_uint32),
+    )  # fmt: skip
 
 
 class Maps:
@@ -54,7 +66,8 @@ class Maps:
         losses = len(source.enums["loss"]) - 1
         self.fds: dict[str, int] = {}
         self._infos: list[MapInfo] = []
-        self._make("control", ARRAY, 1, "u4", [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4")])
+        self._make("control", ARRAY, 1, "u4", CONTROL, flags=MMAPABLE)
+        self._make("written", ARRAY, 2 * (len(source.enums["written"]) - 1), "u4", "u4", flags=MMAPABLE)
         self._make("losses", PERCPU_ARRAY, losses, "u4", f"({cpus},)u8", value_bytes=8)
         self._make("run_times", PERCPU_ARRAY, 1, "u4", f"({cpus},)u8", value_bytes=8)
         self._make("threads", HASH, ENTRIES, "u4", THREAD)
@@ -69,10 +82,13 @@ class Maps:
             functions=(), enums=source.enums, constants=source.constants,
         )  # fmt: skip
 
-    def _make(self, name: str, kind: int, entries: int, key: Any, value: Any, value_bytes: int = 0) -> None:
+    def _make(
+        self, name: str, kind: int, entries: int, key: Any, value: Any, value_bytes: int = 0, flags: int = 0
+    ) -> None:
         create = ctypes.CDLL(libbpf()._name).bpf_map_create
         sizes = np.dtype(key).itemsize, value_bytes or np.dtype(value).itemsize
-        self.fds[name] = create(kind, name[:15].encode(), *sizes, entries, None)
+        options = CreateOptions(ctypes.sizeof(CreateOptions), map_flags=flags)
+        self.fds[name] = create(kind, name[:15].encode(), *sizes, entries, ctypes.byref(options))
         assert self.fds[name] >= 0, name
         self._infos.append(MapInfo(name, entries, key, value))
 
@@ -93,6 +109,7 @@ class Watched:
     """A sampler of these maps."""
 
     def __init__(self, maps: Maps) -> None:
+        self._maps = maps
         self._sampler = Sampler(maps.manifest, list(maps.fds.values()), SamplerSettings())
 
     def tick(self, seconds: float) -> None:
@@ -100,6 +117,13 @@ class Watched:
         while time.monotonic() < end:
             self._sampler.tick()
             time.sleep(0.02)
+
+    def put(self, pair: str, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
+        """Write one entry of a pair in the current window, as a program would."""
+        pairs = self._sampler._collector._maps
+        for what in (pair, "soon"):
+            pairs.written.mark(what)
+        self._maps.put(f"{pair}_{pairs.control.window}", key, value)
 
     def metrics(self) -> dict[tuple[str, ...], float]:
         """Counters and gauges by name and label values."""
@@ -135,11 +159,11 @@ def test_from_the_maps_to_the_metrics(maps: Maps) -> None:
     me, comm = os.getpid(), Path("/proc/self/comm").read_text().strip()
     who = (1, b"shop", b"worker", 7, 0)
     watched = Watched(maps)
-    maps.put("kernel_holds_0", (LOCK, 7, mutex, 2, 0), (0, 5, 15_000, 4_000, 0, who))
-    maps.put("kernel_holds_0", (LOCK, 7, mutex, slot_none, 0), (6, 0, 0, 0, 0, who))
+    watched.put("kernel_holds", (LOCK, 7, mutex, 2, 0), (0, 5, 15_000, 4_000, 0, who))
+    watched.put("kernel_holds", (LOCK, 7, mutex, slot_none, 0), (6, 0, 0, 0, 0, who))
     # Another thread released it: the program knows the holder by its ids only.
-    maps.put("kernel_holds_0", (LOCK, me, semaphore, 2, 0), (0, 1, 3_000, 3_000, 0, (0, b"", b"", me, 0)))
-    maps.put("kernel_holds_over_0", (0, 0, mutex, 2, 0), (3, 3, 9_000, 3_000, 0, (0, b"", b"", 0, 0)))
+    watched.put("kernel_holds", (LOCK, me, semaphore, 2, 0), (0, 1, 3_000, 3_000, 0, (0, b"", b"", me, 0)))
+    watched.put("kernel_holds_over", (0, 0, mutex, 2, 0), (3, 3, 9_000, 3_000, 0, (0, b"", b"", 0, 0)))
     since = time.monotonic_ns() - 10 * NS
     maps.put("kernel_holding", (LOCK, me, 0), ((since, 0, 0, 0), me, 0, mutex, 1, 0))
     maps.put("kernel_waits", (LOCK, me, 0), (since, me, mutex))
@@ -165,9 +189,10 @@ def test_from_the_maps_to_the_metrics(maps: Maps) -> None:
     assert row["holding_us"] / 1e6 == pytest.approx(14, abs=5)
 
     maps.delete("kernel_holding", (LOCK, me, 0))
-    for half in (0, 1):  # whichever it is now: as if it had been taken, and released, twice
+    for _ in range(2):  # as if it had been taken, and released, twice
         key, value = (LOCK, me, mutex, 24, 0), (1, 1, 12 * NS, 12 * NS, 0, (1, comm.encode(), b"x", me, 0))
-        maps.put(f"kernel_holds_{half}", key, value)
+        watched.put("kernel_holds", key, value)
+        watched.tick(0.5)
     watched.tick(2.5)
     assert watched.metrics()[ACQUIRED, mine[0], comm, "mutex"] == 2
     (row,) = (row for row in watched.locks() if row["comm"] == comm and row["kind"] == "mutex")

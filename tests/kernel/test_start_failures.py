@@ -44,9 +44,9 @@ def hooks_of(daemon: Lockd) -> str:
     return str(words)
 
 
-def failed(*before: str | Path, kill: str = "") -> tuple[int, str]:
+def failed(*before: str | Path, kill: str = "", options: Sequence[str] = ()) -> tuple[int, str]:
     """Exit code and log of a daemon that does not start; its child that runs the module `kill` is killed."""
-    command = [*before, *CHECKOUT, "run", "--web.listen-address=127.0.0.1:0"]
+    command = [*before, *CHECKOUT, "run", "--web.listen-address=127.0.0.1:0", *options]
     daemon = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         if kill:
@@ -102,8 +102,12 @@ def test_an_exporter_that_is_killed_before_it_serves(before: Sequence[str]) -> N
         ("ENFILE", (SYS_PERF_EVENT_OPEN,), FAILED),
     ],
 )
-def test_what_may_pass_is_told_from_what_stays(error: str, call: tuple[int, ...], code: int) -> None:
-    done, log = failed(*refusing(error, *call))
+def test_what_may_pass_is_told_from_what_stays(
+    error: str, call: tuple[int, ...], code: int, tmp_path: Path
+) -> None:
+    config = tmp_path / "lockd.yaml"
+    config.write_text("programs: {futex: {mode: calls}}")  # by default no perf event is opened
+    done, log = failed(*refusing(error, *call), options=(f"--config.file={config}",))
     assert done == code, log
     assert os.strerror(getattr(errno, error)) in log
 

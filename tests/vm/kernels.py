@@ -52,6 +52,8 @@ LEFT_OUT = {
     "test_installed.py": "about where lockd is installed, not about the kernel",
     "test_java.py": "about programs, which no kernel sees as such",
     "test_kept_results.py": "about compiling, which takes a minute there each time",
+    "test_futex_modes.py::test_both_modes_count_the_same_waits": "about programs in many languages, which no "
+    "kernel sees as such; test_futex.py tests both modes there",
     "test_kernel_holding.py": "about the sampler, on maps that no program fills",
     "test_kernel_locks.py": "which locks a system call takes differs between kernels; of those that "
     "test_lock_module.py takes everything is known",

@@ -27,19 +27,20 @@ static void *blocked(void *unused)
 
 static void *exec(void *name)
 {
-    char text[7][24];
+    char text[8][24];
     wait_k_times();
     long numbers[] = {k,
                       waits.blocked,
+                      waits.sleeps,
                       waits.sum_ns,
                       waits.max_ns,
                       waits.least_ns,
                       waits.max_least_ns,
                       n * (now_ns() - others_since)};
-    for (int i = 0; i < 7; i++)
+    for (int i = 0; i < 8; i++)
         snprintf(text[i], sizeof text[i], "%ld", numbers[i]);
     execl("/proc/self/exe", "exec_thread", "again", text[0], text[1], text[2], text[3], text[4], text[5],
-          text[6], name, NULL);
+          text[6], text[7], name, NULL);
     die("exec");
 }
 
@@ -52,9 +53,10 @@ static _Noreturn void again(int argc, char **argv)
                            arg(argc, argv, 4, 0),
                            arg(argc, argv, 5, 0),
                            arg(argc, argv, 6, 0),
-                           arg(argc, argv, 7, 0)};
+                           arg(argc, argv, 7, 0),
+                           arg(argc, argv, 8, 0)};
     wait_k_times();
-    say("{\"tid\": %d, \"others_us\": %ld, \"futex\": {", gettid(), arg(argc, argv, 8, 0) / 1000);
+    say("{\"tid\": %d, \"others_us\": %ld, \"futex\": {", gettid(), arg(argc, argv, 9, 0) / 1000);
     say_futex("lock", &waits);
     say("}, \"wakes\": 0, \"errors\": {\"ETIMEDOUT\": %ld}}", waits.waits);
     finish();

@@ -96,6 +96,7 @@ void after(struct waits *w, struct before b)
     if (usage.ru_nvcsw == b.switches)
         return;
     w->blocked++;
+    w->sleeps += usage.ru_nvcsw - b.switches;
     w->sum_ns += ns;
     raise_to(&w->max_ns, ns);
     if (usage.ru_nivcsw == b.preemptions && ns > on_cpu) {
@@ -108,6 +109,7 @@ void add_waits(struct waits *sum, const struct waits *w)
 {
     sum->waits += w->waits;
     sum->blocked += w->blocked;
+    sum->sleeps += w->sleeps;
     sum->sum_ns += w->sum_ns;
     sum->least_ns += w->least_ns;
     raise_to(&sum->max_ns, w->max_ns);
@@ -171,8 +173,8 @@ static void say_least(const struct waits *w)
 
 void say_futex(const char *kind, const struct waits *w)
 {
-    say("\"%s\": {\"waits\": %ld, \"blocked\": %ld, \"blocked_us\": %ld, \"max_us\": %ld, ", kind, w->waits,
-        w->blocked, us(w->sum_ns), us(w->max_ns));
+    say("\"%s\": {\"waits\": %ld, \"blocked\": %ld, \"sleeps\": %ld, \"blocked_us\": %ld, \"max_us\": %ld, ",
+        kind, w->waits, w->blocked, w->sleeps, us(w->sum_ns), us(w->max_ns));
     say_least(w);
     say("}");
 }

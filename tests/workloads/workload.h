@@ -51,7 +51,7 @@ void spin(long us);
  * way to sleep or back. What it was away at least (least, and the largest of that), the kernel tells: without
  * the thread's own time on the CPU, and nothing of a wait in which it was preempted (ru_nivcsw). */
 struct waits {
-    _Atomic long waits, blocked;
+    _Atomic long waits, blocked, sleeps;
     _Atomic int64_t sum_ns, max_ns, least_ns, max_least_ns;
 };
 struct before {

@@ -9,9 +9,9 @@ import pytest
 from bench import faults
 
 TEXT = """\
-# HELP lockd_futex_lock_blocked_total Waits.
-# TYPE lockd_futex_lock_blocked_total counter
-lockd_futex_lock_blocked_total{comm="a b",kind="lock",lock="app:gate",unit=""} 7.0
+# HELP lockd_futex_waits_total Calls.
+# TYPE lockd_futex_waits_total counter
+lockd_futex_waits_total{comm="a b",kind="lock",unit=""} 7.0
 # TYPE lockd_futex_waiting gauge
 lockd_futex_waiting{comm="a b",kind="lock",unit=""} 1.0
 # TYPE lockd_tick_late_seconds histogram
@@ -26,7 +26,7 @@ lockd_cpu_seconds_total{process="namer"} 4.0
 
 def test_what_may_not_fall() -> None:
     assert faults.counters(TEXT) == {
-        'lockd_futex_lock_blocked_total{comm="a b",kind="lock",lock="app:gate",unit=""}': 7.0,
+        'lockd_futex_waits_total{comm="a b",kind="lock",unit=""}': 7.0,
         'lockd_tick_late_seconds_bucket{le="0.001"}': 2.0,
         'lockd_tick_late_seconds_bucket{le="+Inf"}': 5.0,
         "lockd_tick_late_seconds_sum": 1.5,
@@ -57,10 +57,15 @@ def test_what_is_flat(values: list[float], most_grown: float, is_flat: bool) -> 
 def test_what_a_workload_did() -> None:
     truth = {
         "futex": {"lock": {"waits": 3, "blocked": 2}},
+        "wakes": 1,
+        "errors": {"EAGAIN": 1},
         "kernel": {"mutex": {"waits": 4}, "rwsem_read": {"waits": 5}},
     }
     assert faults.events_of(truth) == {
+        ("lockd_futex_waits_total", "kind", "lock"): 3,
         ("lockd_futex_blocked_seconds_count", "kind", "lock"): 2,
+        ("lockd_futex_wakes_total", "", ""): 1,
+        ("lockd_futex_errors_total", "error", "EAGAIN"): 1,
         ("lockd_kernel_lock_wait_seconds_count", "lock_type", "mutex"): 4,
     }
 
