@@ -30,7 +30,7 @@ BENCH_PACKAGES := 'linux-perf|linux-tools-common' stress-ng bpftrace bpfcc-tools
 
 # Servers for the tests and `make services` that would start when they are installed: they are unpacked instead, and
 # again with each new version of the release.
-UNPACKED_PACKAGES := memcached nginx postgresql prometheus
+UNPACKED_PACKAGES := memcached nginx postgresql prometheus prometheus-alertmanager
 UNPACKED := $(or $(LOCKD_CACHE),/var/cache/lockd-tests)/servers
 
 # Where `make install` puts things; DESTDIR is the root directory of another system, if it is for one.
@@ -46,7 +46,7 @@ CACHE := /var/cache/lockd
 
 as_root = [ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): needs root, to $(1): sudo make $(MAKECMDGOALS)" >&2; exit 1; }
 
-.PHONY: help run test test-all ready kernels bench services faults fuzz unit lint format packages workloads \
+.PHONY: help run test test-all ready kernels bench services faults fuzz unit lint format dashboards packages workloads \
 	install uninstall
 
 help: ## this list
@@ -108,6 +108,9 @@ format: $(VENV)/made ## put all code into that style
 	$(VENV)/bin/ruff check --fix-only --quiet
 	$(VENV)/bin/ruff format
 	$(VENV)/bin/clang-format -i $(C_FILES)
+
+dashboards: $(VENV)/made ## write grafana/*.json anew from the code beside it
+	@$(VENV)/bin/python -m grafana
 
 packages:
 	@echo $(RUN_PACKAGES)

@@ -407,7 +407,7 @@ class Prometheus:
         directory = host.make("prometheus")
         config = yaml.safe_load((ROOT / "deploy/prometheus/scrape.yml").read_text())
         config["global"] = {"evaluation_interval": f"{STEP}s"}
-        config["rule_files"] = [str(ROOT / "deploy/prometheus/lockd.rules.yml")]
+        config["rule_files"] = [str(ROOT / "deploy/prometheus" / name) for name in config["rule_files"]]
         config["scrape_configs"][0]["static_configs"] = [{"targets": [lockd]}]
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
         address = f"127.0.0.1:{free_port()}"

@@ -64,7 +64,12 @@ SERVERS = Path(os.environ.get("LOCKD_CACHE", "/var/cache/lockd-tests")) / "serve
 """Where the Makefile unpacks packages that must not be installed, as that would start their servers."""
 UNPACKED = {
     name: f"usr/lib/postgresql/*/bin/{name}" for name in ("initdb", "pgbench", "postgres", "psql")
-} | {"memcached": "usr/bin/memcached", "nginx": "usr/sbin/nginx", "prometheus": "usr/bin/prometheus"}
+} | {
+    "amtool": "usr/bin/amtool",
+    "memcached": "usr/bin/memcached",
+    "nginx": "usr/sbin/nginx",
+    "prometheus": "usr/bin/prometheus",
+}
 """Where the programs of these packages lie there, or on a host that has them installed."""
 MADE = dict.fromkeys(("promtool", *UNPACKED), "tests/unpack")
 """Programs that the Makefile gets in other ways."""

@@ -1,4 +1,4 @@
-"""What watches lockd, read: the Grafana dashboard, the Prometheus alerts and the scrape configuration."""
+"""What watches lockd, read: the Grafana dashboards, the Prometheus rules and the scrape configuration."""
 
 from __future__ import annotations
 
@@ -11,60 +11,83 @@ import yaml
 from lockd.export.catalog import CATALOG
 
 ROOT = Path(__file__).resolve().parents[2]
-DASHBOARD = ROOT / "grafana" / "lockd-host.json"
+GRAFANA = ROOT / "grafana"
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 SCRAPE = PROMETHEUS / "scrape.yml"
 RULES = PROMETHEUS / "lockd.rules.yml"
+RECORDING = PROMETHEUS / "lockd.recording.yml"
+OBJECTIVES = PROMETHEUS / "objectives.example.yml"
 RULE_TESTS = PROMETHEUS / "lockd.rules.test.yml"
+RECORDING_TESTS = PROMETHEUS / "lockd.recording.test.yml"
+ALERTMANAGER = PROMETHEUS / "alertmanager.yml"
+MIXIN = PROMETHEUS / "mixin.libsonnet"
 
-TARGET_LABELS = {"job", "instance"}
+TARGET_LABELS = {"cluster", "job", "instance"}
 ALL_FUTEX_ROWS = ("All futex waits, idle ones included", "Every futex call (mode calls)")
 """Those that show idle workers too."""
 MODE_CALLS = "Only in mode calls"
 """What a metric's HELP text says, and the description of a panel that shows it."""
-NAME = re.compile(r"lockd_[a-z0-9_]+")
-SELECTOR = re.compile(r"(?<![\w:])(lockd_[a-z0-9_]+)(?:\{([^{}]*)\})?")
+METRIC = r"(?:[a-z_]+:)?lockd_[a-z0-9_]+(?::[a-z0-9_]+)?"
+"""One of the exporter, or of a recording rule: level:metric:operations."""
+NAME = re.compile(rf"(?<![\w:]){METRIC}")
+SELECTOR = re.compile(rf"(?<![\w:])({METRIC})(?:\{{([^{{}}]*)\}})?")
 MATCHER = re.compile(r'\s*([a-zA-Z_]\w*)\s*(=~|!~|!=|=)\s*"([^"]*)"\s*(?:,|$)')
-AGGREGATION = re.compile(r"\b(?:sum|min|max|avg|count|group|topk|bottomk)\s+by\s*\(([^()]*)\)\s*\(")
+AGGREGATION = re.compile(
+    r"\b(?:sum|min|max|avg|count|group|topk|bottomk|quantile)\s+by\s*\(([^()]*)\)\s*\((?:[0-9.]+, )?"
+)
+WITHOUT_LABELS = re.compile(r"\(*(?:sum|min|max|avg|count|quantile)\(")
 MATCHING = re.compile(r"\b(?:on|ignoring|group_left|group_right)\s*\(([^()]*)\)")
 
 
-def dashboard():
-    return json.loads(DASHBOARD.read_text(encoding="utf-8"))
+def rules(path):
+    groups = yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+BOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in GRAFANA.glob("lockd-*.json")}
+"""By uid, which is the name of the file too."""
+ALERTS = rules(RULES)
+RECORDINGS = rules(RECORDING)
+RECORDED = {rule["record"]: rule for rule in RECORDINGS + rules(OBJECTIVES)}
+TESTS = yaml.safe_load(RULE_TESTS.read_text(encoding="utf-8"))["tests"]
+RECORDED_TESTS = yaml.safe_load(RECORDING_TESTS.read_text(encoding="utf-8"))["tests"]
 
 
 def panels_by_row():
-    """(title of the row, panel) for each panel that is not a row."""
-    row = None
-    for panel in dashboard()["panels"]:
-        if panel["type"] == "row":
-            row = panel["title"]
-            for inner in panel["panels"]:
-                yield row, inner
-        else:
-            yield row, panel
+    """(uid of the dashboard, title of the row, panel) for each panel that is not a row."""
+    for uid, board in BOARDS.items():
+        row = None
+        for panel in board["panels"]:
+            if panel["type"] == "row":
+                row = panel["title"]
+                for inner in panel["panels"]:
+                    yield uid, row, inner
+            else:
+                yield uid, row, panel
 
 
 PANELS = list(panels_by_row())
-VARIABLES = dashboard()["templating"]["list"]
-ALERTS = [
-    rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]
-]
-TESTS = yaml.safe_load(RULE_TESTS.read_text(encoding="utf-8"))["tests"]
+VARIABLES = [(uid, variable) for uid, board in BOARDS.items() for variable in board["templating"]["list"]]
 
 
 def panel_queries():
-    return [(row, panel, target) for row, panel in PANELS for target in panel["targets"]]
+    """(uid of the dashboard, title of the row, panel, target)."""
+    return [(uid, row, panel, target) for uid, row, panel in PANELS for target in panel["targets"]]
 
 
 def expressions():
     """(where, PromQL) of every query in the files; label_values() of a variable counts as its selector."""
-    found = [(f"panel {p['title']!r} {t['refId']}", t["expr"]) for _, p, t in panel_queries()]
+    found = [(f"panel {uid} {p['title']!r} {t['refId']}", t["expr"]) for uid, _, p, t in panel_queries()]
     found += [(f"alert {r['alert']}", r["expr"]) for r in ALERTS]
-    for variable in VARIABLES:
+    found += [(f"rule {name}", r["expr"]) for name, r in RECORDED.items()]
+    for uid, board in BOARDS.items():
+        found += [(f"annotation {uid} {a['name']}", a["expr"]) for a in board["annotations"]["list"]]
+    for uid, variable in VARIABLES:
         if variable["type"] == "query":
-            selector, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["definition"]).groups()
-            found.append((f"variable {variable['name']}", f"count by ({label}) ({selector})"))
+            selector, label = re.fullmatch(
+                r"label_values\((.*), (\w+)\)", variable["query"]["query"]
+            ).groups()
+            found.append((f"variable {uid} {variable['name']}", f"count by ({label}) ({selector})"))
     return found
 
 
@@ -86,7 +109,20 @@ def metric_of(name):
     return None
 
 
+def is_counter(name):
+    return name not in RECORDED and metric_of(name).kind in ("counter", "histogram")
+
+
+def is_microseconds(name):
+    return re.fullmatch(r"(?:\w+:)?lockd_\w+_us(?::\w+)?", name) is not None
+
+
 def labels_of(name):
+    """Those of the exporter's metric, or those that a recording rule leaves, targets' labels among them."""
+    if name in RECORDED:
+        rule = RECORDED[name]
+        kept = aggregations(rule["expr"])
+        return set(kept[0][0]) if kept else set(rule.get("labels", {}))
     metric = metric_of(name)
     assert metric is not None, f"{name} is not in the catalogue"
     return set(metric.labels) | ({"le"} if name.endswith("_bucket") and metric.kind == "histogram" else set())
@@ -124,18 +160,19 @@ def aggregations(expr):
 
 
 def result_labels(expr):
+    if WITHOUT_LABELS.match(expr):
+        return set()
     found = aggregations(expr)
-    if found:
+    if found and "group_right" not in expr:
         return set(found[0][0]) - {"le"}
-    result = set(TARGET_LABELS)
-    for name, _ in selectors(expr)[:1]:
-        result |= labels_of(name)
-    return result
+    used = selectors(expr)
+    name, _ = used[-1 if "group_right" in expr else 0]
+    return labels_of(name) | (set() if name in RECORDED else TARGET_LABELS)
 
 
 def columns():
     """(panel, field, title) of each column that a table names."""
-    for _, panel in PANELS:
+    for _, _, panel in PANELS:
         for transformation in panel.get("transformations", []):
             if transformation["id"] == "organize":
                 for field, title in transformation["options"]["renameByName"].items():

@@ -1,4 +1,4 @@
-"""What watches lockd, as Prometheus itself reads it: rules, alerts, and every query of the dashboard.
+"""What watches lockd, as Prometheus itself reads it: metrics, rules, and every query of the dashboards.
 
 Every panel must show something when lockd exports something, and no idle worker may appear as contention.
 """
@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client.exposition import choose_encoder
 
 from lockd.export.catalog import CATALOG
-from tests.needs import need
+from lockd.export.exposition import Exposition
+from lockd.messages import unpack
+from tests.needs import found, libraries, need
+from tests.support.exporter_process import full_block
 from tests.support.watch_files import (
+    ALERTMANAGER,
     ALERTS,
     ALL_FUTEX_ROWS,
+    BOARDS,
+    EXPRESSIONS,
     MODE_CALLS,
+    OBJECTIVES,
     PROMETHEUS,
+    RECORDING,
+    RECORDING_TESTS,
+    RECORDINGS,
     RULE_TESTS,
     RULES,
     SCRAPE,
@@ -31,7 +43,7 @@ from tests.support.watch_files import (
 def promtool():
     need("promtool")
 
-    def run(*args, cwd=PROMETHEUS):
+    def run(*args, cwd=PROMETHEUS, given=None, code=0):
         done = subprocess.run(
             ["promtool", *map(str, args)],
             cwd=cwd,
@@ -39,35 +51,115 @@ def promtool():
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            input=given,
             timeout=120,
         )
-        assert done.returncode == 0, done.stdout
+        assert done.returncode == code, done.stdout
         return done.stdout
 
     return run
+
+
+# --- the files ---------------------------------------------------------------------------------------------
 
 
 def test_promtool_accepts_the_scrape_config(promtool):
     assert "SUCCESS" in promtool("check", "config", SCRAPE.name)
 
 
-def test_promtool_accepts_the_rules(promtool):
-    assert f"SUCCESS: {len(ALERTS)} rules found" in promtool(
-        "check", "rules", "--lint=all", "--lint-fatal", RULES.name
+@pytest.mark.parametrize("path, count", [(RULES, len(ALERTS)), (RECORDING, len(RECORDINGS)), (OBJECTIVES, 1)])
+def test_promtool_accepts_the_rules(promtool, path, count):
+    assert f"SUCCESS: {count} rules found" in promtool(
+        "check", "rules", "--lint=all", "--lint-fatal", path.name
     )
 
 
-def test_promtool_rule_tests_pass(promtool):
-    assert "SUCCESS" in promtool("test", "rules", RULE_TESTS.name)
+@pytest.mark.parametrize("path", [RULE_TESTS, RECORDING_TESTS], ids=lambda path: path.name)
+def test_promtool_rule_tests_pass(promtool, path):
+    assert "SUCCESS" in promtool("test", "rules", path.name)
+
+
+def test_metrics_are_named_by_the_conventions_except_for_maxima(promtool):
+    """Maxima in microseconds are the contract: names of metrics do not change (CONTRIBUTING.md)."""
+    block = full_block()
+    text = Exposition(choose_encoder("")[0], Path("/proc")).text(*unpack(memoryview(block))).decode()
+    complaints = promtool("check", "metrics", given=text, code=3).splitlines()
+    maxima = [name for name in CATALOG if name.endswith("_us")]
+    assert len(maxima) == 5 and all("_max_" in name for name in maxima)
+    assert sorted(complaints) == sorted(
+        f"{name} metric names should not contain abbreviated units" for name in maxima
+    )
+
+
+def test_amtool_accepts_the_inhibition():
+    need("amtool")
+    done = subprocess.run(
+        [found("amtool"), "check-config", ALERTMANAGER],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=libraries(),
+        timeout=60,
+    )
+    assert done.returncode == 0 and "SUCCESS" in done.stdout, done.stdout + done.stderr
+
+
+def test_every_query_parses(promtool, tmp_path):
+    """Also those of annotations; those of variables are label_values() of a selector."""
+    rules = [{"record": f"query:{n}", "expr": filled(expr)} for n, (_, expr) in enumerate(EXPRESSIONS)]
+    path = tmp_path / "all.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
+    assert f"SUCCESS: {len(EXPRESSIONS)} rules found" in promtool("check", "rules", "--lint=none", path)
+
+
+def test_a_lock_on_few_of_many_hosts_is_no_alert(promtool, tmp_path):
+    """Three of sixty hosts are 5%; the alert is about more."""
+    series = []
+    for host in range(60):
+        target = f'job="lockd", instance="{host}"'
+        series.append({"series": f"lockd_start_time_seconds{{{target}}}", "values": "1x60"})
+        for lock, hosts in (("few", 3), ("many", 4)):
+            if host < hosts:
+                labels = f'{target}, unit="u", comm="c", kind="lock", lock="{lock}"'
+                name = f"lockd_futex_lock_blocked_seconds_total{{{labels}}}"
+                series.append({"series": name, "values": "0+30x60"})
+    expected = [{"labels": '{lock="many"}', "value": 1}]
+    query = 'count by (lock) (ALERTS{alertname="LockdLockOnManyHosts", alertstate="firing"})'
+    check(promtool, tmp_path, [RULES, RECORDING], series, [(query, "14m", expected)])
+
+
+# --- the panels --------------------------------------------------------------------------------------------
+
+EMPTY = {
+    ("lockd-fleet", "Hosts that do not answer"): "all of them answer",
+    ("lockd-fleet", "Hosts with a wait over a minute"): "no wait is so long",
+    ("lockd-fleet", "Hooks that are missing"): "none is missing",
+    ("lockd-fleet", "Configurations not in force"): "no reload found an error",
+}
+"""Panels that show nothing of a host that is well, by dashboard and title, and why."""
+OBJECTIVE = {
+    "record": "unit:lockd_blocked_objective:ratio",
+    "expr": "vector(0.05)",
+    "labels": {"unit": "some-unit"},
+}
+
+
+def filled(expr):
+    """The query with what a user has chosen in place of the variables."""
+    for variable, value in {"$__rate_interval": "1m", "$__range": "10m"}.items():
+        expr = expr.replace(variable, value)
+    for variable in ("instance", "lock"):
+        expr = expr.replace(f'="${variable}"', f'="some-{variable}"')
+    return re.sub(r"\$\w+", ".*", expr)
 
 
 def synthetic(metric, **values):
     """Input series for one metric of the catalogue that grow at every step."""
-    labels = {"job": "lockd", "instance": "a"}
+    labels = {"cluster": values.get("cluster", "some-cluster"), "job": "lockd", "instance": "some-instance"}
     labels.update({label: values.get(label, f"some-{label}") for label in metric.labels})
 
     def series(suffix, step, **more):
-        inner = ", ".join(f'{k}="{v}"' for k, v in {**labels, **more}.items())
+        inner = ", ".join(f'{k}="{v}"' for k, v in {**labels, **more}.items() if v)
         return {"series": f"{metric.name}{suffix}{{{inner}}}", "values": f"0+{step}x40"}
 
     if metric.kind == "histogram":
@@ -80,32 +172,18 @@ def synthetic(metric, **values):
     return [series("", 10)]
 
 
-def check_panels(promtool, tmp_path, metrics, expected, **values):
-    """Evaluates every query of the dashboard over synthetic series; exactly `expected` have a result."""
-    replace = {"$__rate_interval": "1m", "$__range": "10m", "$instance": "a"}
-    rules = []
-    for _, panel, target in panel_queries():
-        expr = target["expr"]
-        for variable, value in replace.items():
-            expr = expr.replace(variable, value)
-        expr = re.sub(r"\$\w+", ".*", expr)
-        rules.append({"record": f"panel_{panel['id']}:{target['refId']}", "expr": expr})
-    (tmp_path / "panels.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+def check(promtool, tmp_path, rule_files, series, queries):
+    """Has promtool compare each query's result at a time with the samples expected."""
     test = {
-        "rule_files": ["panels.yml"],
+        "rule_files": [str(path) for path in rule_files],
         "evaluation_interval": "15s",
         "tests": [
             {
                 "interval": "15s",
-                "input_series": [s for m in metrics for s in synthetic(m, **values)],
+                "input_series": series,
                 "promql_expr_test": [
-                    {
-                        "expr": 'group by (__name__) ({__name__=~"panel_.+"})',
-                        "eval_time": "10m",
-                        "exp_samples": [
-                            {"labels": f'{{__name__="{name}"}}', "value": 1} for name in sorted(expected)
-                        ],
-                    }
+                    {"expr": expr, "eval_time": time, "exp_samples": samples}
+                    for expr, time, samples in queries
                 ],
             }
         ],
@@ -114,30 +192,85 @@ def check_panels(promtool, tmp_path, metrics, expected, **values):
     promtool("test", "rules", "test.yml", cwd=tmp_path)
 
 
-def record(panel, target):
-    return f"panel_{panel['id']}:{target['refId']}"
+def check_panels(promtool, tmp_path, series, expected, objectives=(OBJECTIVE,)):
+    """Evaluates every query of the dashboards over the series; exactly `expected` have a result."""
+    queries = [
+        {"record": record(uid, panel, target), "expr": filled(target["expr"])}
+        for uid, _, panel, target in panel_queries()
+    ]
+    panels = tmp_path / "panels.yml"
+    groups = [{"name": "objectives", "rules": list(objectives)}, {"name": "panels", "rules": queries}]
+    panels.write_text(yaml.safe_dump({"groups": groups}))
+    samples = [{"labels": f'{{__name__="{name}"}}', "value": 1} for name in sorted(expected)]
+    query = 'group by (__name__) ({__name__=~"panel_.+"})'
+    check(promtool, tmp_path, [RECORDING, panels], series, [(query, "10m", samples)])
 
 
-def test_every_panel_shows_what_lockd_exports(promtool, tmp_path):
-    everything = {record(p, t) for _, p, t in panel_queries()}
-    check_panels(
-        promtool, tmp_path, CATALOG.values(), everything, kind="lock", window="1m", state="uninterruptible"
+def record(uid, panel, target):
+    return f"panel_{uid.replace('-', '_')}_{panel['id']}:{target['refId']}"
+
+
+def shown(is_shown):
+    return {record(uid, p, t) for uid, row, p, t in panel_queries() if is_shown(uid, row, p, t)}
+
+
+CHOSEN = {"kind": "lock", "window": "1m", "state": "uninterruptible"}
+
+
+def growing(metrics, **values):
+    return [s for m in metrics for s in synthetic(m, **CHOSEN | values)]
+
+
+@pytest.mark.parametrize("cluster", ["some-cluster", ""], ids=["cluster", "no cluster"])
+def test_every_panel_shows_what_lockd_exports(promtool, tmp_path, cluster):
+    everything = shown(lambda uid, row, p, t: (uid, p["title"]) not in EMPTY)
+    check_panels(promtool, tmp_path, growing(CATALOG.values(), cluster=cluster), everything)
+
+
+def test_what_is_empty_on_a_host_that_is_well_shows_one_that_is_not(promtool, tmp_path):
+    target = 'cluster="some-cluster", job="lockd", instance="some-instance"'
+    series = [
+        {"series": f"up{{{target}}}", "values": "0x40"},
+        {
+            "series": f'lockd_hook_attached{{{target}, program="p", hook="h", mechanism="m"}}',
+            "values": "0x40",
+        },
+        {"series": f"lockd_config_last_reload_successful{{{target}}}", "values": "0x40"},
+        {
+            "series": f'lockd_futex_max_blocked_us{{{target}, unit="u", comm="c", kind="lock", window="1m"}}',
+            "values": "70000000x40",
+        },
+    ]
+    with_them = {"lockd_hook_attached", "lockd_futex_max_blocked_us"}
+    recorded = {
+        "cluster_job_instance:lockd_futex_max_blocked_us:max",
+        "cluster_job_unit:lockd_futex_max_blocked_us:max",
+    }
+    expected = shown(
+        lambda uid, row, p, t: (
+            (uid, p["title"]) in EMPTY or ({n for n, _ in selectors(t["expr"])} & (with_them | recorded))
+        )
     )
+    check_panels(promtool, tmp_path, series, expected, objectives=())
 
 
 def test_by_default_only_panels_that_say_so_are_empty(promtool, tmp_path):
     metrics = [m for m in CATALOG.values() if MODE_CALLS not in m.help]
-    shown = {record(p, t) for _, p, t in panel_queries() if MODE_CALLS not in p["description"]}
-    check_panels(promtool, tmp_path, metrics, shown, kind="lock", window="1m", state="uninterruptible")
+    full = shown(lambda uid, row, p, t: MODE_CALLS not in p["description"] and (uid, p["title"]) not in EMPTY)
+    check_panels(promtool, tmp_path, growing(metrics), full)
 
 
 @pytest.mark.parametrize("kind", ["cond", "other"])
 def test_idle_workers_appear_in_no_contention_panel(promtool, tmp_path, kind):
     metrics = [m for m in CATALOG.values() if "kind" in m.labels]
-    shown = {
-        record(p, t)
-        for row, p, t in panel_queries()
-        if row in ALL_FUTEX_ROWS and all("kind" in labels_of(n) for n, _ in selectors(t["expr"]))
-    }
-    assert len(shown) == 3
-    check_panels(promtool, tmp_path, metrics, shown, kind=kind, window="1m")
+    idle = shown(
+        lambda uid, row, p, t: (
+            row in ALL_FUTEX_ROWS and all("kind" in labels_of(n) for n, _ in selectors(t["expr"]))
+        )
+    )
+    assert len(idle) == 3
+    check_panels(promtool, tmp_path, growing(metrics, kind=kind), idle, objectives=())
+
+
+def test_the_dashboards_were_read():
+    assert {uid for uid, *_ in panel_queries()} == set(BOARDS)

@@ -1,11 +1,10 @@
-"""What watches lockd: the Grafana dashboard, the Prometheus alerts and the scrape configuration.
+"""What watches lockd: the Prometheus rules, the Alertmanager's and the scrape configuration.
 
-Every metric and label in these files must exist in the catalogue.
+Every metric and label in these files and in the dashboards must exist in the catalogue or a recording rule.
 """
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -13,25 +12,30 @@ import yaml
 
 from lockd.export.catalog import CATALOG
 from tests.support.watch_files import (
+    ALERTMANAGER,
     ALERTS,
     ALL_FUTEX_ROWS,
-    DASHBOARD,
+    BOARDS,
     EXPRESSIONS,
+    GRAFANA,
     MATCHING,
     MODE_CALLS,
     NAME,
     PANELS,
-    RULE_TESTS,
+    PROMETHEUS,
+    RECORDED,
+    RECORDED_TESTS,
+    RECORDING,
+    RECORDINGS,
+    ROOT,
     RULES,
     SCRAPE,
     SELECTOR,
     TARGET_LABELS,
     TESTS,
-    VARIABLES,
     aggregations,
-    columns,
-    dashboard,
     ids,
+    is_counter,
     labels_of,
     metric_of,
     names,
@@ -40,21 +44,49 @@ from tests.support.watch_files import (
     selectors,
 )
 
+FILES = [*GRAFANA.glob("lockd-*.json"), *PROMETHEUS.glob("*.yml")]
+RUNBOOKS = "https://example.com/lockd/docs/runbooks/"
+UNUSED = {
+    "lockd_config_keys_waiting": "`lockd check` says which",
+    "lockd_config_last_reload_success_timestamp_seconds": "the dashboard shows whether, not when",
+    "lockd_deadlock_locks_skipped_total": "the next search begins with them: nothing to do",
+    "lockd_exporter_restarts_total": "for whoever debugs lockd; the log has the reason",
+    "lockd_interrupted_drains_total": "for whoever debugs lockd after a crash",
+    "lockd_namer_refused_total": "for whoever asks why a lock is called anon",
+    "lockd_namer_restarts_total": "for whoever debugs lockd; the log has the reason",
+    "lockd_overflow_events_total": "nothing is lost: the panel of full maps shows the cause",
+    "lockd_retired_value": "for exact sums over series that were removed",
+    "lockd_series_retired_total": "ordinary: processes end",
+    "lockd_taken_over_total": "for whoever debugs a restart",
+    "lockd_undecided_futex_calls": "lasts 5 s at most",
+    "lockd_unseen_switches_total": "a limit of some kernels: nothing to do",
+}
+"""Metrics that no dashboard and no rule asks for, and why."""
+
 # --- the catalogue -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [DASHBOARD, RULES, RULE_TESTS, SCRAPE], ids=lambda p: p.name)
-def test_every_metric_is_in_the_catalogue(path):
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+def test_every_metric_is_in_the_catalogue_or_in_a_rule(path):
     text = path.read_text(encoding="utf-8")
-    unknown = sorted({n for n in NAME.findall(text) if metric_of(n) is None})
+    if path.suffix == ".yml":
+        text = re.sub(r"#.*", "", text)
+    unknown = sorted({n for n in NAME.findall(text) if n not in RECORDED and metric_of(n) is None})
     assert unknown == []
+
+
+def test_every_metric_is_used_or_there_is_a_reason():
+    used = {metric_of(n).name for _, expr in EXPRESSIONS for n, _ in selectors(expr) if n not in RECORDED}
+    assert set(CATALOG) - used == set(UNUSED)
 
 
 @pytest.mark.parametrize("where, expr", EXPRESSIONS, ids=ids(EXPRESSIONS))
 def test_every_label_exists(where, expr):
     used = selectors(expr)
     for name, pairs in used:
-        assert set(pairs) <= labels_of(name) | TARGET_LABELS, f"{where}: {name}"
+        assert set(pairs) <= labels_of(name) | (set() if name in RECORDED else TARGET_LABELS), (
+            f"{where}: {name}"
+        )
     by = aggregations(expr)
     assert len(by) == len(re.findall(r"\b(?:by|without)\b", expr)), f"{where}: write `sum by (label) (…)`"
     for labels, inner in by:
@@ -70,101 +102,15 @@ def test_counters_are_rated_and_gauges_are_not(where, expr):
     for m in SELECTOR.finditer(expr):
         name, before, after = m[1], expr[: m.start()], expr[m.end() :]
         rated = re.search(r"\b(?:rate|increase)\($", before) is not None
-        counter = metric_of(name).kind == "counter" or metric_of(name).kind == "histogram"
         if where.startswith("variable") or " unless " in expr or "offset" in after[:8]:
             continue
-        assert rated == counter, f"{where}: {name}"
-
-
-# --- the dashboard -----------------------------------------------------------------------------------------
-
-
-def test_dashboard_is_tidy():
-    text = DASHBOARD.read_text(encoding="utf-8")
-    assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"
-    rows = [p for p in dashboard()["panels"] if p["type"] == "row"]
-    every = rows + [p for _, p in PANELS]
-    assert len({p["id"] for p in every}) == len(every)
-    assert len({p["title"] for p in every}) == len(every)
-    assert all(len(p["description"]) >= 20 for p in every)
-    taken = {}
-    for p in every:
-        g = p["gridPos"]
-        assert g["x"] + g["w"] <= 24, p["title"]
-        for cell in ((x, y) for x in range(g["x"], g["x"] + g["w"]) for y in range(g["y"], g["y"] + g["h"])):
-            assert cell not in taken, f"{p['title']} lies on {taken.get(cell)}"
-            taken[cell] = p["title"]
-
-
-def test_dashboard_variables():
-    variables = {v["name"]: v for v in VARIABLES}
-    assert {"datasource", "instance", "unit", "comm"} <= set(variables)
-    # The label `unit` is empty for threads of no known unit: All must match them.
-    assert variables["unit"]["allValue"] == ".*" and variables["comm"]["allValue"] == ".*"
-    own = {"uid": "${datasource}", "type": "prometheus"}
-    assert all(v["datasource"] == own for v in VARIABLES if v["type"] == "query")
-    assert all(p["datasource"] == own for _, p in PANELS)
-    used = set()
-    for _, panel, target in panel_queries():
-        assert target["datasource"] == own, panel["title"]
-        used |= set(re.findall(r"\$(\w+)", target["expr"] + panel["title"]))
-    assert used - {"__rate_interval", "__range"} == set(variables) - {"datasource"}
-
-
-@pytest.mark.parametrize(
-    "panel, target",
-    [(p, t) for _, p, t in panel_queries()],
-    ids=[f"{p['title']} {t['refId']}" for _, p, t in panel_queries()],
-)
-def test_panel_query(panel, target):
-    expr = target["expr"]
-    used = selectors(expr)
-    assert used
-    for name, pairs in used:
-        assert pairs["instance"] == "$instance", name
-        if {"unit", "comm"} <= labels_of(name):
-            assert (pairs["unit"], pairs["comm"]) == ("$unit", "$comm"), name
-    assert set(re.findall(r"\[([^\]]+)\]", expr)) <= (
-        {"$__range"} if target["instant"] else {"$__rate_interval"}
-    )
-    if panel["type"] == "heatmap":
-        assert target["format"] == "heatmap" and target["legendFormat"] == "{{le}}"
-        assert re.fullmatch(
-            r"sum by \(le\) \(increase\(lockd_\w+_bucket\{[^}]*\}\[\$__rate_interval\]\)\)", expr
-        )
-        assert panel["options"]["calculate"] is False and panel["options"]["yAxis"]["unit"] == "s"
-    elif panel["type"] != "table":
-        legend = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
-        assert legend == result_labels(expr) or (legend <= result_labels(expr) and not aggregations(expr))
-        microseconds = any(name.endswith("_us") for name, _ in used)
-        assert (panel["fieldConfig"]["defaults"]["unit"] == "µs") == microseconds
-
-
-def test_table_columns():
-    for panel, field, title in columns():
-        values = (
-            {f"Value #{t['refId']}" for t in panel["targets"]} if len(panel["targets"]) > 1 else {"Value"}
-        )
-        labels = set.union(*(result_labels(t["expr"]) for t in panel["targets"]))
-        assert field in values | labels, panel["title"]
-        if not field.startswith("Value"):
-            continue
-        target = next(t for t in panel["targets"] if field in ("Value", f"Value #{t['refId']}"))
-        microseconds = any(name.endswith("_us") for name, _ in selectors(target["expr"]))
-        units = {
-            prop["value"]
-            for o in panel["fieldConfig"]["overrides"]
-            if o["matcher"]["options"] == title
-            for prop in o["properties"]
-            if prop["id"] == "unit"
-        }
-        assert (units == {"µs"}) == microseconds, f"{panel['title']}: {title}"
+        assert rated == is_counter(name), f"{where}: {name}"
 
 
 def test_contention_is_about_locks_only():
-    """Outside the row that says so, and in every alert, a wait has kind lock or pi."""
-    queries = [(p["title"], t["expr"]) for row, p, t in panel_queries() if row not in ALL_FUTEX_ROWS]
-    queries += [(r["alert"], r["expr"]) for r in ALERTS]
+    """Outside the row that says so, and in every rule, a wait has kind lock or pi."""
+    queries = [(p["title"], t["expr"]) for _, row, p, t in panel_queries() if row not in ALL_FUTEX_ROWS]
+    queries += [(r["alert"], r["expr"]) for r in ALERTS] + [(r["record"], r["expr"]) for r in RECORDINGS]
     for where, expr in queries:
         for name, pairs in selectors(expr):
             if "kind" in labels_of(name):
@@ -172,15 +118,13 @@ def test_contention_is_about_locks_only():
 
 
 def test_what_only_mode_calls_counts_is_asked_for_where_it_is_said():
-    """By default these metrics are absent: no alert needs them, and a panel of them says why it is empty."""
+    """By default these metrics are absent: no rule needs them, and a panel of them says why it is empty."""
     only = {name for name, metric in CATALOG.items() if MODE_CALLS in metric.help}
     assert len(only) == 5
-    asked = [(p["title"], p["description"], t["expr"]) for _, p, t in panel_queries()]
-    asked += [(r["alert"], "", r["expr"]) for r in ALERTS]
-    for where, said, expr in asked:
-        assert any(name in only for name, _ in selectors(expr)) == (MODE_CALLS in said), where
-    assert not any(name in only for where, expr in EXPRESSIONS if where.startswith("variable")
-                   for name, _ in selectors(expr))  # fmt: skip
+    asked = {f"panel {uid} {p['title']!r} {t['refId']}": p["description"] for uid, _, p, t in panel_queries()}
+    for where, expr in EXPRESSIONS:
+        says = MODE_CALLS in asked.get(where, "")
+        assert any(name in only for name, _ in selectors(expr)) == says, where
 
 
 def test_maxima_name_their_window():
@@ -190,20 +134,25 @@ def test_maxima_name_their_window():
                 assert pairs.get("window") == "1m", f"{where}: {name}"
 
 
-# --- the alerts --------------------------------------------------------------------------------------------
+# --- the rules ---------------------------------------------------------------------------------------------
 
 
 def test_alerts_say_what_to_do():
-    titles = {p["title"] for _, p in PANELS}
+    titles = {p["title"] for _, _, p in PANELS} | {row for _, row, _ in PANELS}
     for rule in ALERTS:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"]["severity"] in ("warning", "critical")
-        assert set(rule["annotations"]) == {"summary", "description"}
+        assert set(rule["annotations"]) == {"runbook_url", "summary", "description"}
+        assert rule["annotations"]["runbook_url"] == f"{RUNBOOKS}{rule['alert']}.md"
         assert "Next: " in rule["annotations"]["description"]
         text = " ".join(rule["annotations"].values())
-        # Panels that a text sends the reader to.
+        # Panels, rows and dashboards that a text sends the reader to.
         assert set(re.findall(r'"([A-Z][^"{]*)"', text)) <= titles, rule["alert"]
+        boards = {board["title"] for board in BOARDS.values()}
+        assert set(re.findall(r'"(lockd: [^"{]*)"', text)) <= boards, rule["alert"]
         result = TARGET_LABELS if "lockd_" not in rule["expr"] else result_labels(rule["expr"])
+        if "cluster_job_unit:" in rule["expr"]:
+            result = labels_of("cluster_job_unit:lockd_futex_blocked_seconds_sum:avg_rate5m")
         assert set(re.findall(r"\$labels\.(\w+)", text)) <= result, rule["alert"]
 
 
@@ -215,6 +164,10 @@ def test_rules_have_the_promised_alerts():
         ("LockdKernelLockWaitLong", "critical"),
         ("LockdThreadStuck", "critical"),
         ("LockdDeadlock", "critical"),
+        ("LockdRunQueueLong", "warning"),
+        ("LockdLockOnManyHosts", "warning"),
+        ("LockdObjectiveBurn", "warning"),
+        ("LockdObjectiveBurn", "critical"),
         ("LockdDown", "warning"),
         ("LockdHookMissing", "warning"),
         ("LockdDroppedEvents", "warning"),
@@ -223,6 +176,11 @@ def test_rules_have_the_promised_alerts():
         ("LockdTicksLate", "critical"),
         ("LockdConfigurationRefused", "warning"),
     }
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert():
+    runbooks = {path.stem for path in (ROOT / "docs" / "runbooks").glob("*.md")} - {"README"}
+    assert runbooks == {rule["alert"] for rule in ALERTS}
 
 
 def test_every_alert_fires_in_one_test_and_is_silent_in_another():
@@ -242,16 +200,51 @@ def test_every_alert_fires_in_one_test_and_is_silent_in_another():
     assert silent == {r["alert"] for r in ALERTS}
 
 
+def test_names_of_recording_rules_say_what_they_keep():
+    for rule in RECORDINGS:
+        level, metric, operations = rule["record"].split(":")
+        (labels, _), *_ = aggregations(rule["expr"])
+        assert level == "_".join(label for label in labels if label != "le"), rule["record"]
+        assert ("le" in labels) == metric.endswith("_bucket"), rule["record"]
+        assert {labels[0], labels[1]} == {"cluster", "job"}, rule["record"]
+        last, *_ = operations.partition("_")
+        assert last == rule["expr"].partition(" ")[0] or rule["expr"].startswith("sum "), rule["record"]
+
+
+def test_every_recording_rule_has_a_value_on_busy_hosts_and_says_nothing_of_idle_ones():
+    busy, idle = RECORDED_TESTS
+    for test in (busy, idle):
+        assert {case["expr"] for case in test["promql_expr_test"]} == {rule["record"] for rule in RECORDINGS}
+    assert all(case["exp_samples"] and all(s["value"] > 0 for s in case["exp_samples"])
+               for case in busy["promql_expr_test"])  # fmt: skip
+    always = {"cluster_job:lockd_start_time_seconds:count", "cluster_job_instance:lockd_cpu_ratio:sum"}
+    for case in idle["promql_expr_test"]:
+        assert case["expr"] in always or all(sample["value"] == 0 for sample in case["exp_samples"])
+
+
 def test_the_series_of_the_rule_tests_are_real():
-    for test in TESTS:
+    for test in TESTS + RECORDED_TESTS:
         for entry in test["input_series"]:
             for name, pairs in selectors(entry["series"]):
-                assert set(pairs) == labels_of(name) | TARGET_LABELS, entry["series"]
+                assert set(pairs) | {"cluster"} == labels_of(name) | TARGET_LABELS, entry["series"]
+
+
+def test_inhibition_is_about_alerts_that_there_are():
+    rules = yaml.safe_load(ALERTMANAGER.read_text(encoding="utf-8"))["inhibit_rules"]
+    alerts = {rule["alert"] for rule in ALERTS}
+    for rule in rules:
+        for matcher in rule["source_matchers"] + rule["target_matchers"]:
+            label, value = re.fullmatch(r'(\w+)=~?"([^"]+)"', matcher).groups()
+            values = set(value.split("|"))
+            if label == "alertname":
+                assert values <= alerts
+            else:
+                assert values <= {rule["labels"].get(label) for rule in ALERTS}, matcher
 
 
 def test_scrape_config():
     config = yaml.safe_load(SCRAPE.read_text(encoding="utf-8"))
-    assert config["rule_files"] == [RULES.name]
+    assert config["rule_files"] == [RULES.name, RECORDING.name]
     (job,) = config["scrape_configs"]
     assert job["job_name"] == "lockd"
     assert job["static_configs"][0]["targets"] == ["127.0.0.1:9776"]

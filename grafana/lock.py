@@ -1,0 +1,216 @@
+"""The dashboard Lock: one lock, of a program or of the kernel, over all hosts."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models import dashboard as d
+
+from grafana.frame import ANY, board, cell, choice, fleet, hosts, link
+from grafana.panels import (
+    COUNT,
+    MICROSECONDS,
+    PER_SECOND,
+    PER_THREAD,
+    SECONDS,
+    SECONDS_PER_SECOND,
+    WAIT_LIMITS,
+    Row,
+    Value,
+    graph,
+    listing,
+    number,
+    waits,
+)
+from grafana.promql import (
+    CONTENTION,
+    FLEET,
+    HOSTS,
+    MINUTE,
+    longest,
+    peak,
+    peak_of_range,
+    range_rate,
+    rate,
+    select,
+    top,
+    total,
+)
+
+LOCK = 'lock="$lock"'
+NAMES = (
+    "cluster_job_comm_lock:lockd_futex_lock_blocked_seconds:rate5m",
+    "cluster_job_lock_type_lock:lockd_kernel_lock_site_wait_seconds:rate5m",
+)
+USER_ONLY = " Only of user-space locks: for those of the kernel there are no such series."
+
+
+def lock_board() -> d.Dashboard:
+    user, kernel = NAMES
+    return board(
+        "lockd-lock",
+        "One lock, of a program or of the kernel: who waits for it, how long, on which hosts, and whether"
+        " they still do.",
+        [
+            *fleet(),
+            choice(
+                "lock",
+                "Lock",
+                "Locks of programs and of the kernel that block somebody.",
+                f'label_values({{__name__=~"{user}|{kernel}", {FLEET}}}, lock)',
+                is_multiple=False,
+                has_all=False,
+            ),
+            choice(
+                "comm",
+                "Process",
+                "Programs may use the same name for different locks: choose one of them.",
+                f"label_values({select(user, FLEET, LOCK)}, comm)",
+                all_value=ANY,
+            ),
+            hosts(),
+        ],
+        [_lock(), _who()],
+        where=f'{HOSTS}, comm=~"$comm"',
+    )
+
+
+def _its(metric: str, *matchers: str) -> str:
+    return select(metric, HOSTS, 'comm=~"$comm"', LOCK, *matchers)
+
+
+BLOCKED = _its("lockd_futex_lock_blocked_seconds_total", CONTENTION)
+BLOCKED_WAITS = _its("lockd_futex_lock_blocked_total", CONTENTION)
+WAITED = _its("lockd_kernel_lock_site_wait_seconds_total")
+KERNEL_WAITS = _its("lockd_kernel_lock_site_waits_total")
+WAITING = _its("lockd_futex_lock_waiting", CONTENTION)
+THREADS = _its("lockd_futex_lock_threads", CONTENTION)
+MAXIMUM = _its("lockd_futex_lock_max_blocked_us", CONTENTION, MINUTE)
+
+
+def _either(by: str, user: str, kernel: str) -> str:
+    """The rate of whichever the lock has: it is one of a program, or one of the kernel."""
+    return f"({total(by, rate(user))} or {total(by, rate(kernel))})"
+
+
+def _lock() -> Row:
+    seconds = _either("instance", BLOCKED, WAITED)
+    count = _either("instance", BLOCKED_WAITS, KERNEL_WAITS)
+    return Row(
+        "$lock",
+        [
+            number(
+                "Hosts",
+                "Hosts on which a thread was blocked on the lock of late. One host points to that host; all"
+                " of them point to the program, or to the kernel.",
+                f"count({seconds} > 0)",
+                width=5,
+            ),
+            number(
+                "Time blocked",
+                "Of all threads on all chosen hosts together." + PER_THREAD,
+                f"sum({seconds})",
+                SECONDS_PER_SECOND,
+                width=5,
+            ),
+            number(
+                "Waits", "Waits for the lock that blocked a thread.", f"sum({count})", PER_SECOND, width=4
+            ),
+            number(
+                "Threads waiting now",
+                "Threads that are blocked on the lock at this moment. If they are the same ones for long, the"
+                " holder is stuck." + USER_ONLY,
+                f"sum({WAITING})",
+                limits={"orange": 10},
+                width=5,
+            ),
+            number(
+                "Longest wait, last minute",
+                "The largest single wait that ended in the last minute or is still going on." + USER_ONLY,
+                f"max({MAXIMUM})",
+                MICROSECONDS,
+                limits=WAIT_LIMITS,
+                width=5,
+            ),
+            graph(
+                "Time blocked, by host",
+                "Here or everywhere? The dashed line is the median host." + PER_THREAD,
+                {"{{instance}}": top(seconds), "median": f"quantile(0.5, {seconds})"},
+                SECONDS_PER_SECOND,
+                reference="median",
+            ),
+            graph(
+                "Mean wait, by host",
+                "Few, long waits: the holder keeps the lock too long, perhaps while it does input or output."
+                " Many, short waits: too many threads want it.",
+                {"{{instance}}": top(f"{seconds} / ({count} > 0)")},
+                SECONDS,
+                is_logarithmic=True,
+            ),
+            waits(
+                "Longest wait, by host",
+                "The largest single wait that ended in the last minute or was still going on. A straight"
+                " climb is one thread that waits and waits." + USER_ONLY,
+                {"{{instance}}": top(longest("instance", peak(MAXIMUM)))},
+            ),
+            graph(
+                "Threads that want it, by host",
+                "Distinct threads that were blocked on the lock in the last minute. A convoy has many."
+                + USER_ONLY,
+                {"{{instance}}": top(total("instance", THREADS))},
+                COUNT,
+            ),
+        ],
+    )
+
+
+def _who() -> Row:
+    process = "instance, unit, comm"
+    by_host = total("instance, lock_type, site", range_rate(WAITED))
+    seconds = total(process, range_rate(BLOCKED))
+    kernel_seconds = total(process, range_rate(WAITED))
+    count = total(process, range_rate(BLOCKED_WAITS))
+    kernel_count = total(process, range_rate(KERNEL_WAITS))
+    return Row(
+        "Who waits for it, and where",
+        [
+            listing(
+                "Processes that wait",
+                "One line per host and process, most time first, over the time range of the dashboard. Who"
+                " holds the lock is not in the metrics: while threads wait, /api/v1/locks on the host and"
+                " `lockd top` name the holder.",
+                {"instance": "Host", "unit": "Unit", "comm": "Process"},
+                [
+                    Value("Blocked", f"({seconds} or {kernel_seconds}) > 0", SECONDS_PER_SECOND),
+                    Value("Waits", f"({count} or {kernel_count}) > 0", PER_SECOND),
+                    Value(
+                        "Longest wait",
+                        longest(process, peak_of_range(MAXIMUM)) + " > 0",
+                        MICROSECONDS,
+                        WAIT_LIMITS,
+                    ),
+                    Value("Waiting now", total(process, WAITING) + " > 0", COUNT),
+                ],
+                links={
+                    "instance": link("lockd-host", "This host", instance=cell("instance"), unit=cell("unit")),
+                    "unit": link("lockd-service", "This service", unit=cell("unit")),
+                },
+            ),
+            listing(
+                "Where the kernel asks for it",
+                "Functions of the kernel that wait for the lock, over the time range of the dashboard: they"
+                " tell what the threads were doing. Empty for a lock of a program, whose name is its place.",
+                {"site": "Site", "lock_type": "Type"},
+                [
+                    Value(
+                        "Waited", total("lock_type, site", range_rate(WAITED)) + " > 0", SECONDS_PER_SECOND
+                    ),
+                    Value("Waits", total("lock_type, site", range_rate(KERNEL_WAITS)) + " > 0", PER_SECOND),
+                    Value(
+                        "Hosts",
+                        f"count by (lock_type, site) ({by_host} > 0)",
+                        COUNT,
+                    ),
+                ],
+                height=8,
+            ),
+        ],
+    )

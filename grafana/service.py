@@ -1,0 +1,348 @@
+"""The dashboard Service: one unit over all hosts, containers and pods on which it runs."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models import dashboard as d
+
+from grafana.frame import board, cell, choice, fleet, hosts, link
+from grafana.panels import (
+    COUNT,
+    KINDS,
+    MICROSECONDS,
+    PER_SECOND,
+    PER_THREAD,
+    SECONDS,
+    SECONDS_PER_SECOND,
+    TIMES,
+    WAIT_LIMITS,
+    Row,
+    Value,
+    durations,
+    graph,
+    listing,
+    number,
+    waits,
+)
+from grafana.promql import (
+    CONTENTION,
+    FLEET,
+    HOSTS,
+    MINUTE,
+    UNIT,
+    longest,
+    peak,
+    peak_of_range,
+    quantiles,
+    range_rate,
+    rate,
+    select,
+    top,
+    total,
+)
+
+RECORDED = "cluster_job_unit:lockd"
+ALL_HOSTS = (
+    " Over all hosts, whichever are chosen at the top of the dashboard; a point is a mean of five minutes."
+)
+OBJECTIVE = "unit:lockd_blocked_objective:ratio"
+BLOCKED = "cluster_job_unit:lockd_futex_blocked_seconds_sum:avg_rate5m"
+
+
+def service_board() -> d.Dashboard:
+    return board(
+        "lockd-service",
+        "What the threads of one service wait for, over all hosts, containers and pods on which it runs.",
+        [
+            *fleet(),
+            choice(
+                "unit",
+                "Unit",
+                "The service: a systemd unit, or the containers that belong to it.",
+                f"label_values({select(f'{RECORDED}_offcpu_runqueue_seconds_sum:rate5m', FLEET)}, unit)",
+                has_all=False,
+            ),
+            hosts(),
+        ],
+        [_right_now(), _locks(), _hosts(), _off_cpu(), _objective()],
+        where=f"{HOSTS}, {UNIT}",
+    )
+
+
+def _its(metric: str, *matchers: str) -> str:
+    return select(metric, HOSTS, UNIT, *matchers)
+
+
+def _everywhere(metric: str) -> str:
+    return select(metric, FLEET, UNIT)
+
+
+def _right_now() -> Row:
+    return Row(
+        "Right now",
+        [
+            number(
+                "Hosts",
+                "Hosts on which threads of the service run.",
+                f"count({total('instance', rate(_its('lockd_offcpu_runqueue_seconds_count')))} > 0)",
+            ),
+            number(
+                "Threads waiting for a user lock",
+                "Threads of the service that are blocked on a user-space lock at this moment, on all hosts"
+                " together." + KINDS,
+                f"sum({_its('lockd_futex_waiting', CONTENTION)})",
+            ),
+            number(
+                "Longest user-lock wait, last minute",
+                "The largest single wait on any host that ended in the last minute or is still going on."
+                " Orange from 1 s, red from 10 s, as in the alert LockdLockWaitLong." + KINDS,
+                f"max({_its('lockd_futex_max_blocked_us', CONTENTION, MINUTE)})",
+                MICROSECONDS,
+                limits=WAIT_LIMITS,
+            ),
+            number(
+                "Longest kernel-lock wait, last minute",
+                "The same for locks of the kernel. Orange from 1 s, red from 10 s, as in the alert"
+                " LockdKernelLockWaitLong.",
+                f"max({_its('lockd_kernel_lock_max_wait_us', MINUTE)})",
+                MICROSECONDS,
+                limits=WAIT_LIMITS,
+            ),
+            number(
+                "Deadlocks",
+                "Rings of threads of the service, each blocked on a lock that the next of them holds. Only a"
+                " restart of the service on that host ends one.",
+                f"sum({_its('lockd_deadlocks')})",
+                limits={"red": 1},
+            ),
+            number(
+                "Deadlocks found in the time range",
+                "They count even if the service was restarted since.",
+                f"sum(increase({_its('lockd_deadlocks_found_total')}[$__range]))",
+                limits={"orange": 1},
+            ),
+        ],
+    )
+
+
+def _locks() -> Row:
+    lock = "comm, kind, lock"
+    blocked = _its("lockd_futex_lock_blocked_seconds_total", CONTENTION)
+    return Row(
+        "Which locks",
+        [
+            listing(
+                "Locks of the service",
+                "One line per lock, most blocked time first, over the time range of the dashboard and all"
+                " chosen hosts. A lock with many hosts is the program's own trouble; one with a single host"
+                " is that host's." + KINDS + " A click on a lock shows it.",
+                {"lock": "Lock", "comm": "Process", "kind": "Kind"},
+                [
+                    Value("Blocked", total(lock, range_rate(blocked)) + " > 0", SECONDS_PER_SECOND),
+                    Value(
+                        "Waits",
+                        total(lock, range_rate(_its("lockd_futex_lock_blocked_total", CONTENTION))) + " > 0",
+                        PER_SECOND,
+                    ),
+                    Value(
+                        "Longest wait",
+                        longest(
+                            lock,
+                            peak_of_range(_its("lockd_futex_lock_max_blocked_us", CONTENTION, MINUTE)),
+                        )
+                        + " > 0",
+                        MICROSECONDS,
+                        WAIT_LIMITS,
+                    ),
+                    Value(
+                        "Waiting now",
+                        total(lock, _its("lockd_futex_lock_waiting", CONTENTION)) + " > 0",
+                        COUNT,
+                    ),
+                    Value(
+                        "Hosts",
+                        f"count by ({lock}) ({total('instance, ' + lock, range_rate(blocked))} > 0)",
+                        COUNT,
+                    ),
+                ],
+                links={"lock": link("lockd-lock", "This lock", lock=cell("lock"), comm=cell("comm"))},
+            ),
+            durations(
+                "Blocked time of user-lock waits",
+                "A second band high up, apart from the usual one, is what users notice." + KINDS + ALL_HOSTS,
+                f"sum by (le) ({_everywhere(f'{RECORDED}_futex_blocked_seconds_bucket:rate5m')})",
+                what="waits per second",
+            ),
+            graph(
+                "How long waits for user locks take",
+                "Half of the waits are shorter than the median, 99 in 100 shorter than the 99% line."
+                + KINDS
+                + ALL_HOSTS,
+                quantiles(f"sum by (le) ({_everywhere(f'{RECORDED}_futex_blocked_seconds_bucket:rate5m')})"),
+                SECONDS,
+                is_logarithmic=True,
+            ),
+            listing(
+                "Kernel locks of the service",
+                "One line per lock of the kernel and function that asks for it, over the time range of the"
+                " dashboard and all chosen hosts.",
+                {"lock": "Lock", "site": "Site", "lock_type": "Type"},
+                [
+                    Value(
+                        "Waited",
+                        total(
+                            "lock_type, lock, site",
+                            range_rate(_its("lockd_kernel_lock_site_wait_seconds_total")),
+                        )
+                        + " > 0",
+                        SECONDS_PER_SECOND,
+                    ),
+                    Value(
+                        "Waits",
+                        total("lock_type, lock, site", range_rate(_its("lockd_kernel_lock_site_waits_total")))
+                        + " > 0",
+                        PER_SECOND,
+                    ),
+                ],
+                width=12,
+                height=8,
+                links={"lock": link("lockd-lock", "This lock", lock=cell("lock"))},
+            ),
+            graph(
+                "How long waits for kernel locks take",
+                "By quantile, as above." + ALL_HOSTS,
+                quantiles(
+                    f"sum by (le) ({_everywhere(f'{RECORDED}_kernel_lock_wait_seconds_bucket:rate5m')})"
+                ),
+                SECONDS,
+                is_logarithmic=True,
+            ),
+        ],
+    )
+
+
+def _hosts() -> Row:
+    blocked = total("instance", rate(_its("lockd_futex_blocked_seconds_sum", CONTENTION)))
+    return Row(
+        "Which hosts",
+        [
+            listing(
+                "The service on its hosts",
+                "One line per host, most time blocked on user-space locks first, over the time range of the"
+                " dashboard. A click on a host shows the service there.",
+                {"instance": "Host"},
+                [
+                    Value(
+                        "User locks",
+                        total("instance", range_rate(_its("lockd_futex_blocked_seconds_sum", CONTENTION))),
+                        SECONDS_PER_SECOND,
+                    ),
+                    Value(
+                        "Kernel locks",
+                        total("instance", range_rate(_its("lockd_kernel_lock_wait_seconds_sum"))),
+                        SECONDS_PER_SECOND,
+                    ),
+                    Value(
+                        "Run queue",
+                        total("instance", range_rate(_its("lockd_offcpu_runqueue_seconds_sum"))),
+                        SECONDS_PER_SECOND,
+                    ),
+                    Value("Waiting now", total("instance", _its("lockd_futex_waiting", CONTENTION)), COUNT),
+                ],
+                links={
+                    "instance": link(
+                        "lockd-host", "The service on this host", instance=cell("instance"), unit="${unit}"
+                    )
+                },
+            ),
+            graph(
+                "Time blocked on user locks, by host",
+                "The dashed line is the median host of the service: whoever is far above it is an outlier."
+                + PER_THREAD
+                + KINDS,
+                {"{{instance}}": top(blocked), "median": f"quantile(0.5, {blocked})"},
+                SECONDS_PER_SECOND,
+                reference="median",
+            ),
+            waits(
+                "Longest user-lock wait, by host",
+                "The largest single wait that ended in the last minute or was still going on." + KINDS,
+                {
+                    "{{instance}}": top(
+                        longest("instance", peak(_its("lockd_futex_max_blocked_us", CONTENTION, MINUTE)))
+                    )
+                },
+            ),
+        ],
+    )
+
+
+def _off_cpu() -> Row:
+    return Row(
+        "Off the CPU, and waiting for one",
+        [
+            graph(
+                "Off-CPU time by reason",
+                "What the threads waited for, stacked. Idle threads are part of it; look for changes, and for"
+                " reasons that should not be there.",
+                {"{{reason}}": total("reason", rate(_its("lockd_offcpu_blocked_seconds_sum")))},
+                SECONDS_PER_SECOND,
+                width=8,
+                is_stacked=True,
+            ),
+            graph(
+                "How long threads wait for a processor",
+                "Time on the run queue by quantile. Tens of milliseconds mean that the hosts, or the CPU"
+                " limit of the service, are too small for the load." + ALL_HOSTS,
+                quantiles(
+                    f"sum by (le) ({_everywhere(f'{RECORDED}_offcpu_runqueue_seconds_bucket:rate5m')})"
+                ),
+                SECONDS,
+                width=8,
+                is_logarithmic=True,
+            ),
+            graph(
+                "Wakers",
+                "Who ended the waits: off-CPU time by the name of the process that woke the sleeper."
+                " Processes of other services here are what this one depends on.",
+                {"{{waker}}": top(total("waker", rate(_its("lockd_offcpu_waker_seconds_total"))))},
+                SECONDS_PER_SECOND,
+                width=8,
+            ),
+        ],
+    )
+
+
+def _objective() -> Row:
+    needs = " Empty until the service publishes an objective (docs/fleet.md says how)."
+    objective = select(OBJECTIVE, UNIT)
+    blocked = _everywhere(BLOCKED)
+
+    def burn(window: str) -> str:
+        return f"avg_over_time({blocked}[{window}]) / on (unit) group_left () {objective}"
+
+    return Row(
+        "Objective",
+        [
+            graph(
+                "Blocked time and its objective",
+                "Time that threads of the service are blocked on user-space locks, in the mean of its hosts."
+                " The dashed line is the objective." + needs,
+                {
+                    "{{unit}}": f"{total('unit', blocked)} and on (unit) {objective}",
+                    "objective": f"max({objective})",
+                },
+                SECONDS_PER_SECOND,
+                reference="objective",
+            ),
+            graph(
+                "Burn rate",
+                "How many times faster than the objective allows its budget is used up. At 1 it lasts just as"
+                " long as it should. The dashed lines are the limits of the alert LockdObjectiveBurn: 6 over"
+                " six hours, 14.4 over one hour." + needs,
+                {"{{unit}}, one hour": burn("1h"), "{{unit}}, six hours": burn("6h")},
+                TIMES,
+                limits={"orange": 6, "red": 14.4},
+            ),
+        ],
+        is_collapsed=True,
+    )
