@@ -60,6 +60,7 @@ UNUSED = {
     "lockd_taken_over_total": "for whoever debugs a restart",
     "lockd_undecided_futex_calls": "lasts 5 s at most",
     "lockd_unseen_switches_total": "a limit of some kernels: nothing to do",
+    "lockd_unit_info": "for joins with what others export: docs/kubernetes.md",
 }
 """Metrics that no dashboard and no rule asks for, and why."""
 
