@@ -65,7 +65,7 @@ static _Noreturn void again(int argc, char **argv)
 int main(int argc, char **argv)
 {
     static char name[16];
-    if (argc == 10 && !strcmp(argv[1], "again"))
+    if (argc == 11 && !strcmp(argv[1], "again"))
         again(argc, argv);
     k = arg(argc, argv, 1, 20);
     n = arg(argc, argv, 2, 4);
