@@ -179,7 +179,8 @@ def test_a_thread_frozen_by_its_cgroup_waits_for_nothing_else(
         process.finish()
     metrics = lockd.metrics()
     reasons = {labels["reason"] for labels in metrics.labels(COUNT, comm=one.comm)}
-    assert reasons == {"lock", "stopped", "socket"}
+    # A page of the program that is not in memory has to be read when the thread comes to it.
+    assert reasons - {"disk"} == {"lock", "stopped", "socket"}
     assert metrics.sum(COUNT, comm=one.comm, **stopped) == 1
     assert metrics.sum(SUM, comm=one.comm, **stopped) == pytest.approx(frozen, rel=0.03, abs=0.05)
     assert metrics.sum(COUNT, comm=one.comm, reason="lock") == 2
