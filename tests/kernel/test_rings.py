@@ -75,7 +75,7 @@ def test_a_deadlock_in_functions_that_only_the_c_library_knows(
 ) -> None:
     mode, size = MODES[name]
     command = [*WITHOUT_DEBUG_FILES, BUILD / "deadlock", mode, size, 3]
-    find(bare, lambda: workload(*command, comm=f"bare.{os.getpid():x}.{mode}.{next(NUMBERS)}"), mode)
+    find(bare, lambda: workload(*command, comm=f"bare.{os.getpid():x}.{next(NUMBERS)}"), mode)
 
 
 def find(narrow: Lockd, start: Callable[[], Workload], mode: int) -> None:
