@@ -25,6 +25,7 @@ from tests.support.workload import Start, Workload
 PROGRAMS = ROOT / "tests/programs"
 NAMES = "*.modes"
 COUNT, SUM = "lockd_futex_blocked_seconds_count", "lockd_futex_blocked_seconds_sum"
+COMPAT_WAIT_US = 20_000
 NEARLY = 0.01
 SLEPT_TWICE = 1e-3
 """Share of the calls that may sleep twice in the kernel, which are two waits in mode blocked: a wake-up that
@@ -131,13 +132,15 @@ def test_both_modes_count_the_same_waits(run: Callable[[str], None], modes: Mode
 def test_waits_of_32_bit_programs_are_seen_in_mode_blocked(modes: Modes, workload: Start) -> None:
     """The tracepoints of mode calls leave them out, as do all tracepoints of system calls."""
     try:
-        one = workload("compat_futex", 50, 2000, comm="compat.modes")
+        one = workload("compat_futex", 50, COMPAT_WAIT_US, comm="compat.modes")
     except OSError as error:
         pytest.skip(f"host: this kernel runs no 32-bit programs: {error}")
     truth = one.run()
     blocked, calls = (daemon.metrics() for daemon in modes)
     one.finish()
     labels = {"comm": one.comm, "kind": "lock"}
-    assert blocked.sum(COUNT, **labels) == blocked.sum(COUNT, comm=one.comm) == truth["blocked"] == 50
-    assert 50 * 2000 <= blocked.sum(SUM, **labels) * 1e6 <= truth["us"]
+    print(f"{truth['blocked']} of 50 calls slept, {truth['us']} us in all of them")
+    assert blocked.sum(COUNT, **labels) == blocked.sum(COUNT, comm=one.comm) == truth["blocked"] > 25
+    # An emulated machine needs up to 8 ms from the call to the sleep, which the timer does not wait for.
+    assert truth["blocked"] * COMPAT_WAIT_US / 2 <= blocked.sum(SUM, **labels) * 1e6 <= truth["us"]
     assert calls.sum(COUNT, comm=one.comm) == 0
