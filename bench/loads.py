@@ -88,6 +88,7 @@ def ours(directory: Path, runs: int = 0) -> list[Load]:
     return [
         load("futex wake", "futex_call", "wake", "ns a call"),
         load("futex wait", "futex_call", "wait", "ns a call"),
+        load("another system call", "futex_call", "other", "ns a call"),
         load("futex ping-pong", "pingpong", "futex", "ns a round trip"),
         load("pipe ping-pong", "pingpong", "pipe", "ns a round trip"),
         load("mutex, user space", "uncontended", "mutex", "ns a pair", is_free=True),

@@ -1,8 +1,9 @@
 /* What a futex call costs that does not block: FUTEX_WAKE of nobody, or FUTEX_WAIT for a value that is not
- * there (argument `wait`). A second argument is the number of runs. Prints the nanoseconds of a call. */
+ * there (argument `wait`); or what a system call costs that does next to nothing (`other`). A second argument is the number of runs. Prints the nanoseconds of a call. */
 #define _GNU_SOURCE
 #include "median.h"
 #include <linux/futex.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,10 +19,17 @@ static void call(void)
     syscall(SYS_futex, &word, op, 1, NULL, NULL, 0);
 }
 
+static void other(void)
+{
+    syscall(SYS_getppid);
+}
+
 int main(int argc, char **argv)
 {
+    bool is_other = argc > 1 && !strcmp(argv[1], "other");
+
     if (argc > 1 && !strcmp(argv[1], "wait"))
         op = FUTEX_WAIT_PRIVATE;
-    print_median(call, argc > 2 ? atoi(argv[2]) : RUNS, CALLS);
+    print_median(is_other ? other : call, argc > 2 ? atoi(argv[2]) : RUNS, CALLS);
     return 0;
 }
