@@ -1,5 +1,6 @@
 /* What a futex call costs that does not block: FUTEX_WAKE of nobody, or FUTEX_WAIT for a value that is not
- * there (argument `wait`); or what a system call costs that does next to nothing (`other`). A second argument is the number of runs. Prints the nanoseconds of a call. */
+ * there (argument `wait`); or what a system call costs that does next to nothing (`other`). A second argument
+ * is the number of runs. Prints the nanoseconds of a call. */
 #define _GNU_SOURCE
 #include "median.h"
 #include <linux/futex.h>
