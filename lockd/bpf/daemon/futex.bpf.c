@@ -126,11 +126,15 @@ static __always_inline bool is_being_killed(u64 task)
 }
 
 /* Raise the longest wait of an entry by a wait of `task`, or of a thread that is not known if it is 0. The
- * wait of a thread that is killed got nothing, so that it raises no maximum. */
+ * wait of a thread that is killed got nothing, so that it raises no maximum. It does in the tools, where no
+ * maximum of a thread is to be below its mean. */
 static __always_inline void raise_blocked(u64 *max, u64 task, u64 blocked)
 {
-    if (blocked > *max && !(task && is_being_killed(task)))
-        *max = blocked;
+#ifndef TRACE
+    if (blocked > *max && task && is_being_killed(task))
+        return;
+#endif
+    raise_to(max, blocked);
 }
 
 static __always_inline void futex_overflow(int window, u64 task, struct futex_key *key, struct ended *ended)
