@@ -121,11 +121,10 @@ struct waker {
 /* A thread that was switched out at least once. The thread itself writes this, except `woken_at` and
  * `waker`, which its waker writes.
  *
- * All members from `off_since` to `looked_up` share a cache line of 64 bytes: a wait mostly ends on another
+ * In mode blocked everything from `off_since` on is one cache line of 64 bytes: a wait mostly ends on another
  * CPU than it began on, and each line that both CPUs write costs some 100 ns. The kernel puts 56 bytes
- * (struct htab_elem and a key of 4 bytes) before a value, and each element follows the last one. So every
- * value begins at the same place of a line if its size is 8 bytes more than a multiple of 64; `rest` fills it
- * up. */
+ * (struct htab_elem and a key of 4 bytes) before a value, which then has 72 bytes, and each element follows
+ * the last one. So every element is two whole lines. */
 struct thread {
     u64 thread_pointer; /* set once the thread has waited for a lock */
     u64 off_since; /* time at which it was switched out; 0: it is on a CPU */
@@ -140,8 +139,9 @@ struct thread {
     u8 pad[2];
     struct call call; /* moved here from `running` when the thread leaves the CPU */
     u64 looked_up; /* time at which the lock of `call` was last found in known_locks; 0: never */
+#ifdef FUTEX_CALLS
     u64 call_blocked; /* ns that it was blocked in this call so far */
-    u64 rest[7];
+#endif
 #ifdef TRACE_OFFCPU
     struct call_stack_ids stacks; /* at the switch-out; they are not available later */
     char comm[COMM_LEN]; /* of the thread at the switch-out */
