@@ -1,9 +1,9 @@
 """Blocks of Prometheus' storage, written without samples passing through Prometheus.
 
-A week of 1,000 hosts has thousands of millions of samples: promtool, which reads them as text, would take hours.
-Here many series have the same values, a Pattern. Its chunks are encoded once and copied for each of them, so a
-block is written as fast as the disk takes it, and queries find as many samples as on a real fleet. The format is
-described at https://github.com/prometheus/prometheus/tree/main/tsdb/docs/format.
+A week of 1,000 hosts has thousands of millions of samples: promtool, which reads them as text, would take
+hours. Here many series have the same values, a Pattern. Its chunks are encoded once and copied for each of
+them, so a block is written as fast as the disk takes it, and queries find as many samples as on a real
+fleet. The format is described at https://github.com/prometheus/prometheus/tree/main/tsdb/docs/format.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -154,7 +155,9 @@ class _Index:
             postings["", ""].append(reference)
             for pair in labels:
                 postings[pair].append(reference)
-            self._entry(b"".join(numbers[text] for pair in labels for text in pair), len(labels), place, chunks)
+            self._entry(
+                b"".join(numbers[text] for pair in labels for text in pair), len(labels), place, chunks
+            )
         at["postings"] = file.tell()
         offsets = {}
         for pair in sorted(postings):
@@ -195,7 +198,7 @@ def _xor(start: int, step: int, values: Sequence[float]) -> bytes:
     head += _uvarint(step)
     coded = length = 0
     leading, trailing = 64, 0
-    for number, (last, value) in enumerate(zip(bits, bits[1:], strict=False)):
+    for number, (last, value) in enumerate(pairwise(bits)):
         if number:  # the time: as long after the last one as that was
             coded, length = coded << 1, length + 1
         difference = last ^ value

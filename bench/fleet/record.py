@@ -1,7 +1,7 @@
-"""Real lockds under different loads, recorded: one daemon, on a host that gets busier from stage to stage.
+"""Real lockds under different loads, recorded on one host that gets busier from stage to stage.
 
-The services are those of bench/services.py. In the last stage there are so many processes that lockd exports as
-many lines as it may (`series.max`).
+The services are those of bench/services.py. In the last stage there are hundreds of processes and short
+commands.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ CYCLE_SECONDS = 60.0
 """Of the database: a fifth at full speed."""
 CROWD, CROWD_ROUNDS = 400, 5
 """Processes that all wait for locks, again and again."""
+MAXIMA = (10_000, 2_000)
+"""Of lines (`series.max`): the default, and one for large fleets. A lockd is recorded with each."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,13 @@ STAGES = (
 )
 
 
-def paths(directory: Path) -> list[Path]:
-    """The recordings, in the shares that a fleet has of them."""
-    return [directory / f"{stage.name}.gz" for stage in STAGES for _ in range(stage.hosts)]
+def path(directory: Path, stage: str, most_lines: int) -> Path:
+    return directory / f"{stage}-{most_lines}.gz"
+
+
+def paths(directory: Path, most_lines: int) -> list[Path]:
+    """The recordings of lockds with this `series.max`, in the shares that a fleet has of them."""
+    return [path(directory, stage.name, most_lines) for stage in STAGES for _ in range(stage.hosts)]
 
 
 def record(directory: Path, settle: float, step: int, scrapes: int) -> None:
@@ -68,27 +74,28 @@ def record(directory: Path, settle: float, step: int, scrapes: int) -> None:
         Path(place).chmod(0o755)  # for nobody
         host = Host(Path(place), ends)
         config = yaml.safe_load((ROOT / "config/lockd.yaml").read_text())
-        daemon = Lockd(host.make("lockd"), config, (*KILLED_WITH_US, *CHECKOUT))
-        ends.callback(daemon.stop)
+        daemons = {}
+        for most in MAXIMA:
+            series = {"series": {**config["series"], "max": most}}
+            daemon = Lockd(host.make(f"lockd-{most}"), config | series, (*KILLED_WITH_US, *CHECKOUT))
+            ends.callback(daemon.stop)
+            daemons[most] = daemon
         for stage in STAGES:
             say(f"recording a host that is {stage.name}")
             for start in stage.starts:
                 start(host)
             time.sleep(settle)
-            texts = _scrapes(host, daemon, step, scrapes)
-            recording.store(directory / f"{stage.name}.gz", step, texts)
+            began, texts = time.monotonic(), {most: list[bytes]() for most in MAXIMA}
+            for number in range(scrapes):
+                time.sleep(max(0.0, began + number * step - time.monotonic()))
+                for most, daemon in daemons.items():
+                    texts[most].append(_scrape(daemon))
+            for most in MAXIMA:
+                recording.store(path(directory, stage.name, most), step, texts[most])
 
 
-def _scrapes(host: Host, daemon: Lockd, step: int, scrapes: int) -> list[bytes]:
-    began, texts = time.monotonic(), list[bytes]()
+def _scrape(daemon: Lockd) -> bytes:
     request = urllib.request.Request(f"http://{daemon.address}/metrics", headers={"Accept": ACCEPT})
-
-    def scrape() -> bool:
-        with urllib.request.urlopen(request, timeout=READY_SECONDS) as answer:
-            texts.append(answer.read())
-        return True
-
-    for number in range(scrapes):
-        time.sleep(max(0.0, began + number * step - time.monotonic()))
-        host.until("lockd", scrape)
-    return texts
+    with urllib.request.urlopen(request, timeout=READY_SECONDS) as answer:
+        body: bytes = answer.read()
+    return body

@@ -1,8 +1,8 @@
 """What real lockds said at one scrape after another, recorded and told again for as long as a bench takes.
 
-A recording goes round and round. Counters go on from where the last round left them. A process that came while
-it was recorded comes again in each round, and under another name, so that there are as many new series as there
-were; it is gone at the end of the round.
+A recording goes round and round. Counters go on from where the last round left them. A process that came
+while it was recorded comes again in each round, and under another name, so that there are as many new
+series as there were; it is gone at the end of the round.
 """
 
 from __future__ import annotations
@@ -93,6 +93,11 @@ class Recording:
             for line in self.scrapes[-1]
             if line.value is not None
         }
+
+    @property
+    def lines(self) -> int:
+        """At the last scrape."""
+        return len(self.series())
 
     def churn(self) -> float:
         """New series of new processes, in an hour."""

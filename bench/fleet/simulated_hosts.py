@@ -1,7 +1,8 @@
-"""Hosts that answer scrapes with what real lockds said: `python -m bench.fleet.simulated_hosts HOSTS RECORDING…`.
+"""Hosts that answer scrapes with what real lockds said: `python -m bench.fleet.simulated_hosts HOSTS
+RECORDING…`.
 
-All of them are one process on one port, each at its own path: /0 and so on. It prints the port. Hosts of one load
-begin at different places of its recording.
+All of them are one process on one port, each at its own path: /0 and so on. It prints the port. Hosts of
+one load begin at different places of its recording.
 """
 
 from __future__ import annotations
