@@ -124,7 +124,7 @@ class Fleet:
                         number, hosts if is_everywhere else 1, name, {"job": "lockd", **labels}, sort, cluster
                     )
         for number, labels in enumerate(recorded):
-            name = labels.pop("__name__")
+            name = labels["__name__"]
             for cluster, hosts in CLUSTERS.items():
                 if "instance" in labels:
                     add(number, hosts, name, labels, "rate", cluster)
@@ -138,7 +138,7 @@ class Fleet:
 
 
 def make(directory: Path, recording: Path) -> dict[str, object]:
-    """Write a week that ends at the last full hour; returns when that is, what was chosen, and how large it is."""
+    """Write a week that ends at the last full hour; returns when that is, what was chosen and how much."""
     fleet = Fleet(Recording.load(recording))
     end = int(time.time() * 1000) // HOUR * HOUR
     begin = end - BLOCKS * BLOCK_HOURS * HOUR
@@ -177,7 +177,7 @@ def _unescaped(escaped: re.Match[str]) -> str:
 
 
 def _labels(name: str, labels: Mapping[str, str]) -> Labels:
-    return tuple(sorted((key, text) for key, text in {"__name__": name, **labels}.items() if text))
+    return tuple(sorted((key, text) for key, text in {**labels, "__name__": name}.items() if text))
 
 
 def _asked() -> dict[str, set[str]]:

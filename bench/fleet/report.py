@@ -122,7 +122,8 @@ def _asked(week: Mapping[str, Any], ranges: Mapping[str, Any]) -> Iterator[str]:
     samples, size = week["samples"], week["bytes"]
     yield (
         f"A week of 1, 100 and 1,000 hosts: {week['series']:,} series, {samples:,} samples,"
-        f" {size / 1e9:.1f} GB, {size / samples:.2f} bytes a sample. The service is {week['unit']}, the lock {week['lock']}.\n"
+        f" {size / 1e9:.1f} GB, {size / samples:.2f} bytes a sample. The service is {week['unit']},"
+        f" the lock {week['lock']}.\n"
     )
     names = sorted(ranges, key=lambda name: tuple(map(float, name.split("-")[1:])))
     titles = {}
