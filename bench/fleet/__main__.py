@@ -2,9 +2,9 @@
 bench/build/fleet.json and .md.
 
 record: real lockds are recorded beside real services, on a host that gets busier. scrape: one real
-Prometheus scrapes simulated hosts that tell these recordings, and evaluates lockd's rules. ask: a week of
-1, 100 and 1,000 hosts is written into the storage of another, and it is asked for every expression of
-every panel.
+Prometheus scrapes simulated hosts that tell these recordings, and evaluates lockd's rules. agent: one in
+agent mode scrapes them and sends the samples on. ask: a week of 1, 100 and 1,000 hosts is written into the
+storage of another, and it is asked for every expression of every panel.
 
 Each phase leaves its figures in bench/build/fleet, so that it can be run alone; the report has what is
 there.
@@ -42,6 +42,8 @@ TYPICAL = "database"
 """The recorded host that all hosts of the week are like."""
 RANGES = (1.0, 168.0)
 """Hours."""
+LONG = 30.0
+"""Seconds for all queries of a dashboard, after which they are not asked once more at the same time."""
 
 
 def recorded(is_quick: bool) -> None:
@@ -72,6 +74,12 @@ def scraped(runs: list[tuple[int, int]], minutes: float) -> None:
             crowded = f"host-{len(recordings) - 1}"
             asked = boards(prometheus, fleet, ".*", crowded, time.time(), LIVE_HOURS)
         keep(f"scrape-{hosts}-{most}", {"series.max": most, **asdict(figures), "asked": asked})
+
+
+def agent(runs: list[tuple[int, int]], minutes: float) -> None:
+    hosts, most = runs[-1]
+    figures = scrape.measure_agent(hosts, record.paths(KEPT, most), minutes)
+    keep("agent", {"series.max": most, **asdict(figures)})
 
 
 def asked(clusters: list[str]) -> None:
@@ -111,8 +119,9 @@ def boards(
     for board, choice in choices.items():
         of_board = [query for query in queries if query.board == board]
         answers = ask.one_by_one(prometheus, of_board, chosen | choice, end, hours)
+        is_long = sum(answer.seconds for answer in answers) > LONG
         found[board] = {
-            "all": ask.whole_board(prometheus, of_board, chosen | choice, end, hours),
+            "all": None if is_long else ask.whole_board(prometheus, of_board, chosen | choice, end, hours),
             "queries": [
                 {"panel": query.name, "row": query.row, **asdict(answer)}
                 for query, answer in zip(of_board, answers, strict=True)
@@ -133,7 +142,7 @@ def kept() -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few hosts, to see that all works")
-    parser.add_argument("--phases", default="record,scrape,ask", help="default: %(default)s")
+    parser.add_argument("--phases", default="record,scrape,agent,ask", help="default: %(default)s")
     parser.add_argument("--runs", help="of scrape: HOSTS:SERIES_MAX, with commas between")
     parser.add_argument("--minutes", type=float, help=f"of each run of scrape; default: {MINUTES:g}")
     parser.add_argument("--clusters", default=",".join(CLUSTERS), help="of ask; default: %(default)s")
@@ -149,6 +158,7 @@ def main() -> int:
     phases: dict[str, Callable[[], None]] = {
         "record": lambda: recorded(args.quick),
         "scrape": lambda: scraped(runs, minutes),
+        "agent": lambda: agent(runs, minutes),
         "ask": lambda: asked(args.clusters.split(",")),
     }
     names = args.phases.split(",")

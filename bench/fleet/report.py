@@ -31,6 +31,8 @@ def text(host: Mapping[str, str], figures: Mapping[str, Any]) -> str:
     if runs:
         runs.sort(key=lambda run: run["series"])
         parts += ["## Scraped by one Prometheus\n", *_scraped(runs)]
+    if "agent" in figures:
+        parts += ["## In agent mode\n", _agent(figures["agent"])]
     ranges = {name: one for name, one in figures.items() if name.startswith("ask-")}
     if ranges:
         parts += ["## The dashboards\n", *_asked(figures["week"], ranges)]
@@ -101,6 +103,21 @@ def _scraped(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield _boards({f"{run['hosts']:,} hosts, {run['series']:,} series": run["asked"] for run in runs})
 
 
+def _agent(run: Mapping[str, Any]) -> str:
+    rows = [
+        ("active series", f"{run['series']:,}"),
+        ("samples sent a second", f"{run['samples']:,.0f}"),
+        ("samples that wait to be sent, at the end", f"{run['pending']:,.0f}"),
+        ("MB sent a second", f"{run['sent_bytes'] / 1e6:.2f}"),
+        ("bytes sent for a sample", f"{run['sent_bytes'] / run['samples']:.1f}"),
+        ("processors", f"{run['processors']:.2f}"),
+        ("resident memory, GB", f"{run['resident'] / 1e9:.2f}"),
+        ("resident memory of a series, kB", f"{run['resident'] / run['series'] / 1e3:.2f}"),
+        ("write-ahead log, GB", f"{run['log_bytes'] / 1e9:.2f}"),
+    ]
+    return _table(f"{run['hosts']:,} hosts, `series.max` {run['series.max']:,} | ", rows)
+
+
 def _group(group: Mapping[str, float]) -> str:
     return f"{group['seconds']:.2f}" + (f", {group['missed']:.0f} left out" if group["missed"] else "")
 
@@ -112,10 +129,11 @@ def _boards(asked: Mapping[str, Any]) -> str:
     for board in boards:
         cells = []
         for found in asked.values():
-            slowest = max(found[board]["queries"], key=lambda query: query["seconds"])
-            cells.append(f"{found[board]['all']:.2f}; {slowest['seconds']:.2f}")
+            alone = [query["seconds"] for query in found[board]["queries"]]
+            at_once = "-" if found[board]["all"] is None else f"{found[board]['all']:.2f}"
+            cells.append(f"{max(alone):.2f} / {sum(alone):.2f} / {at_once}")
         rows.append((board, *cells))
-    return _table("all queries at once; the slowest alone | " + " | ".join(asked), rows)
+    return _table("slowest query / all, one by one / all at once | " + " | ".join(asked), rows)
 
 
 def _asked(week: Mapping[str, Any], ranges: Mapping[str, Any]) -> Iterator[str]:

@@ -47,10 +47,15 @@ def configuration(hosts: int, port: int, interval: str = "") -> dict[str, Any]:
     return config
 
 
-@contextlib.contextmanager
-def simulated(hosts: int, recordings: Sequence[Path]) -> Iterator[tuple[int, int]]:
+def simulated(hosts: int, recordings: Sequence[Path]) -> contextlib.AbstractContextManager[tuple[int, int]]:
     """The port of the simulated hosts, and the id of their process."""
-    words = [sys.executable, "-m", "bench.fleet.simulated_hosts", str(hosts), *map(str, recordings)]
+    return _serving("simulated_hosts", str(hosts), *map(str, recordings))
+
+
+@contextlib.contextmanager
+def _serving(module: str, *arguments: str) -> Iterator[tuple[int, int]]:
+    """The port and the process of a module of this package that serves something."""
+    words = [sys.executable, "-m", f"bench.fleet.{module}", *arguments]
     process = subprocess.Popen([*KILLED_WITH_US, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout
@@ -61,7 +66,7 @@ def simulated(hosts: int, recordings: Sequence[Path]) -> Iterator[tuple[int, int
 
 @dataclass
 class Figures:
-    """Of so many hosts; rates are means of the last part of the run."""
+    """Of so many hosts; rates are means of the second half of the run."""
 
     hosts: int
     minutes: float
@@ -140,6 +145,54 @@ def measure(hosts: int, recordings: Sequence[Path], minutes: float) -> Iterator[
                 groups=_groups(server, after),
                 rules=taken,
             ),
+        )
+
+
+@dataclass
+class AgentFigures:
+    """Of a Prometheus in agent mode, which sends all samples on; rates are means of the second half."""
+
+    hosts: int
+    minutes: float
+    series: int
+    samples: float
+    """In a second, that were sent."""
+    pending: float
+    """Samples that wait to be sent, at the end."""
+    sent_bytes: float
+    """In a second."""
+    processors: float
+    resident: int
+    log_bytes: int
+    """Of the write-ahead log, at the end."""
+
+
+def measure_agent(hosts: int, recordings: Sequence[Path], minutes: float) -> AgentFigures:
+    """Scrape them for so long, and send the samples to a server that keeps nothing."""
+    with contextlib.ExitStack() as ends:
+        place = ends.enter_context(tempfile.TemporaryDirectory(prefix="lockd-bench-fleet-", dir="/var/tmp"))
+        port, _ = ends.enter_context(simulated(hosts, recordings))
+        sink, _ = ends.enter_context(_serving("sink"))
+        config = configuration(hosts, port)
+        del config["rule_files"]
+        config["remote_write"] = [{"url": f"http://127.0.0.1:{sink}/write"}]
+        option = "--enable-feature=agent"
+        server = ends.enter_context(running(Path(place), config, option, storage="agent"))
+        say(f"scraping {hosts} hosts for {minutes:g} min in agent mode")
+        _wait(minutes * 60 / 2)
+        before, began = server.own(), time.monotonic()
+        _wait(minutes * 60 / 2)
+        after, seconds = server.own(), time.monotonic() - began
+        return AgentFigures(
+            hosts=hosts,
+            minutes=minutes,
+            series=int(_one(after, "prometheus_agent_active_series")),
+            samples=_grown(before, after, "prometheus_remote_storage_samples_total") / seconds,
+            pending=_one(after, "prometheus_remote_storage_samples_pending"),
+            sent_bytes=_grown(before, after, "prometheus_remote_storage_bytes_total") / seconds,
+            processors=_grown(before, after, "process_cpu_seconds_total") / seconds,
+            resident=int(_one(after, "process_resident_memory_bytes")),
+            log_bytes=disk(server.data),
         )
 
 

@@ -97,13 +97,15 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def running(directory: Path, config: Mapping[str, Any], *options: str) -> Iterator[Prometheus]:
-    """A Prometheus with this configuration, whose data is in `directory`/data."""
+def running(
+    directory: Path, config: Mapping[str, Any], *options: str, storage: str = "tsdb"
+) -> Iterator[Prometheus]:
+    """A Prometheus with this configuration, and its data in `directory`/data. `storage`: `tsdb` or `agent`."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "prometheus.yml").write_text(yaml.safe_dump(dict(config)))
     address, data = f"127.0.0.1:{free_port()}", directory / "data"
     words = [found("prometheus"), f"--config.file={directory}/prometheus.yml"]
-    words += [f"--storage.tsdb.path={data}", f"--web.listen-address={address}", *options]
+    words += [f"--storage.{storage}.path={data}", f"--web.listen-address={address}", *options]
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen([*KILLED_WITH_US, *words], stderr=log, env=libraries())
     try:
