@@ -100,7 +100,7 @@ class Prometheus:
 def running(
     directory: Path, config: Mapping[str, Any], *options: str, storage: str = "tsdb"
 ) -> Iterator[Prometheus]:
-    """A Prometheus with this configuration, and its data in `directory`/data. `storage`: `tsdb` or `agent`."""
+    """A Prometheus with this configuration; its data is in `directory`/data. `storage`: `tsdb` or `agent`."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "prometheus.yml").write_text(yaml.safe_dump(dict(config)))
     address, data = f"127.0.0.1:{free_port()}", directory / "data"
