@@ -86,6 +86,8 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             said = json.loads(error.read())["error"]
             return Answer(time.monotonic() - began, 0, 0, said)
+        except TimeoutError:
+            return Answer(time.monotonic() - began, 0, 0, "no answer")
         seconds = time.monotonic() - began
         samples = data["stats"]["samples"]["totalQueryableSamples"]
         return Answer(seconds, len(data["result"]) if data["resultType"] != "scalar" else 1, samples)
