@@ -146,8 +146,8 @@ def profile_of(query: ProfileQuery, head: Head, arrays: Arrays) -> Profile:
 def between(earlier: Profile, later: Profile, seconds: float) -> Profile:
     """The difference of two profiles, of which the later one was taken `seconds` after the earlier one.
 
-    Samples to which nothing was added are left out. The seconds are given because the wall clock may have been
-    set in between.
+    Samples to which nothing was added are left out. The seconds are given because the wall clock may have
+    been set in between.
     """
     before = {_key(sample): sample for sample in earlier.samples}
     samples = []
