@@ -46,7 +46,7 @@ CACHE := /var/cache/lockd
 
 as_root = [ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): needs root, to $(1): sudo make $(MAKECMDGOALS)" >&2; exit 1; }
 
-.PHONY: help run test test-all ready kernels bench services faults fuzz unit lint format dashboards packages workloads \
+.PHONY: help run test test-all ready kernels bench services fleet faults fuzz unit lint format dashboards packages workloads \
 	install uninstall
 
 help: ## this list
@@ -85,6 +85,9 @@ bench: ## measure what lockd costs, beside what users would run instead (ARGS='-
 
 services: ready ## run lockd beside many real services, watched by Prometheus (ARGS='--minutes 120'); 35 minutes
 	@$(TOOLS) $(VENV)/bin/python -m bench.services $(ARGS)
+
+fleet: ready ## measure what 1,000 hosts cost one Prometheus, and how long dashboards take (ARGS='--quick'); 50 minutes
+	@$(TOOLS) $(VENV)/bin/python -m bench.fleet $(ARGS)
 
 faults: ready ## run lockd under churn, with a fault every minute (ARGS='--minutes 120'); 35 minutes
 	@$(TOOLS) $(VENV)/bin/python -m bench.faults $(ARGS)

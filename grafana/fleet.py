@@ -22,7 +22,7 @@ from grafana.panels import (
     listing,
     number,
 )
-from grafana.promql import FLEET, longest, rate, select, top, total
+from grafana.promql import FLEET, longest, select, top, total
 
 NOW = " The numbers are those of the last five minutes of the time range, maxima those of the last minute."
 MEDIAN = " The dashed line is the median of all hosts: whoever is far above it is an outlier."
@@ -306,7 +306,7 @@ def _lockd() -> Row:
                 " and processes are missing then; totals stay exact.",
                 {
                     "{{instance}}": top(
-                        total("instance", rate(_all("lockd_restraint_seconds_total", 'level!="0"')))
+                        total("instance", _all("cluster_job_instance:lockd_restraint_seconds:rate5m"))
                     )
                 },
                 SHARE,
@@ -319,7 +319,10 @@ def _lockd() -> Row:
                 " that the kernel itself leaves out; all others deserve a look at the host.",
                 {
                     "{{instance}} {{reason}}": top(
-                        total("instance, reason", rate(_all("lockd_dropped_events_total")))
+                        total(
+                            "instance, reason",
+                            _all("cluster_job_instance_reason:lockd_dropped_events:rate5m"),
+                        )
                     )
                 },
                 PER_SECOND,

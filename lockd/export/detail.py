@@ -146,7 +146,8 @@ def profile_of(query: ProfileQuery, head: Head, arrays: Arrays) -> Profile:
 def between(earlier: Profile, later: Profile, seconds: float) -> Profile:
     """The difference of two profiles, of which the later one was taken `seconds` after the earlier one.
 
-    The seconds are given because the wall clock may have been set in between.
+    Samples to which nothing was added are left out. The seconds are given because the wall clock may have
+    been set in between.
     """
     before = {_key(sample): sample for sample in earlier.samples}
     samples = []
@@ -156,7 +157,9 @@ def between(earlier: Profile, later: Profile, seconds: float) -> Profile:
         # If the values have fallen, the sampler has forgotten the row in between, and counts from zero.
         if old and old.values[0] <= blocked and old.values[2] <= waits:
             blocked, waits = blocked - old.values[0], waits - old.values[2]
-        samples.append(replace(sample, values=(blocked, min(waiting, round(seconds * 1e6)), waits)))
+        values = blocked, min(waiting, round(seconds * 1e6)), waits
+        if any(values):
+            samples.append(replace(sample, values=values))
     return replace(later, samples=samples, began=earlier.began, seconds=seconds)
 
 

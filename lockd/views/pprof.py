@@ -1,17 +1,24 @@
 """Profiles for `go tool pprof`, Pyroscope and other tools: gzip-compressed messages of profile.proto.
 
 The field numbers come from https://github.com/google/pprof/blob/main/proto/profile.proto.
+
+Times are in nanoseconds, as in Go's own profiles of waits: every reader shows these as times. The period says
+that each event was counted. It must be there, because servers make it a part of the profile's type, and
+Pyroscope fails without.
 """
 
 from __future__ import annotations
 
 import gzip
 from dataclasses import replace
+from operator import mul
 
-from lockd.views.profile import Mark, Profile, Sample, frame_kind
+from lockd.views.profile import Mark, Profile, Sample, Value, frame_kind
 
 MAPPINGS = {"user": 1, "kernel": 2, "mark": 0}
 """Number of the mapping for each kind of frame. Frames that are no functions have no mapping (0)."""
+NANOSECONDS = {"nanoseconds": 1, "microseconds": 1000}
+"""In one of each unit of time."""
 
 
 def encode(profile: Profile, comm_is_frame: bool = False) -> bytes:
@@ -33,10 +40,11 @@ class _Encoder:
         self._profile = profile
         self._strings = {"": 0}
         self._functions: dict[tuple[str, str], int] = {}
+        self._scales = [NANOSECONDS.get(value.unit, 1) for value in profile.values]
 
     def message(self) -> bytes:
         profile = self._profile
-        parts = [_bytes(1, self._value_type(value.name, value.unit)) for value in profile.values]
+        parts = [_bytes(1, self._value_type(value)) for value in profile.values]
         parts += [_bytes(2, self._sample(sample)) for sample in profile.sorted()]
         # Field 7, has_functions: without it pprof would search files for the names of addresses.
         parts += [
@@ -49,21 +57,25 @@ class _Encoder:
             parts.append(_bytes(4, _int(1, number) + _int(2, MAPPINGS[kind]) + _bytes(4, line)))
             text = self._string(name)
             parts.append(_bytes(5, _int(1, number) + _int(2, text) + _int(3, text)))
+        counted = next((value for value in profile.values if value.unit == "count"), profile.values[0])
+        parts.append(_bytes(11, self._value_type(counted)))
         numbers = {
             9: round(profile.began * 1e6) * 1000,
             10: round(profile.seconds * 1e9),
+            12: 1,
             13: self._string(profile.title),
             14: self._string(profile.values[0].name),
         }
         parts += [_bytes(6, _text(string)) for string in self._strings]
         return b"".join([*parts, *(_int(field, number) for field, number in numbers.items())])
 
-    def _value_type(self, name: str, unit: str) -> bytes:
-        return _int(1, self._string(name)) + _int(2, self._string(unit))
+    def _value_type(self, value: Value) -> bytes:
+        unit = "nanoseconds" if value.unit in NANOSECONDS else value.unit
+        return _int(1, self._string(value.name)) + _int(2, self._string(unit))
 
     def _sample(self, sample: Sample) -> bytes:
         locations = b"".join(_varint(self._function(frame)) for frame in reversed(sample.frames))
-        values = b"".join(map(_varint, sample.values))
+        values = b"".join(map(_varint, map(mul, sample.values, self._scales)))
         texts = {"comm": sample.comm, **sample.labels}
         labels = [(name, _int(2, self._string(text))) for name, text in texts.items()]
         labels += [("pid", _int(3, sample.pid)), ("tid", _int(3, sample.tid))]

@@ -118,6 +118,15 @@ def test_filters(running: Exporter) -> None:
     assert "0x1000" not in only
 
 
+@pytest.mark.parametrize("program", ["futex", "kernel_locks", "offcpu"])
+def test_servers_get_what_they_make_the_type_of_a_profile_of(running: Exporter, program: str) -> None:
+    raw = go_pprof(running, f"/debug/pprof/{program}", "-raw")
+    assert "blocked/nanoseconds[dflt] waiting/nanoseconds waits/count" in raw
+    assert "PeriodType: waits count\nPeriod: 1\n" in raw
+    assert "Duration:" not in raw  # it has none, so that servers take it for a total
+    assert "Time: 2023-11-14" in raw
+
+
 def test_kernel_locks_and_offcpu(running: Exporter) -> None:
     raw = go_pprof(running, "/debug/pprof/kernel_locks", "-raw")
     assert re.search(r"M=2 down_write", raw)
@@ -145,6 +154,20 @@ def test_a_profile_of_some_seconds_is_what_came_to_it(running: Exporter) -> None
     assert "Duration: 2s" in top
 
 
+@pytest.mark.parametrize(("program", "samples"), [("futex", 1), ("kernel_locks", 0)])
+def test_what_nothing_came_to_is_left_out(running: Exporter, program: str, samples: int) -> None:
+    """Of `futex`, the wait that goes on is left."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(go_pprof, running, f"/debug/pprof/{program}?seconds=1", "-raw")
+        while not running.sampler.requests:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        running.sampler.blocks[REQUEST_DETAIL] = block(later=1.0)
+        raw = asked.result()
+    assert "Duration: 1s" in raw
+    assert len(re.findall(r"^ +\d+ +\d+ +\d+: ", raw, re.MULTILINE)) == samples
+
+
 @pytest.mark.parametrize("clock_set", [-3600.0, 3600.0])
 def test_a_clock_that_is_set_meanwhile_does_not_matter(running: Exporter, clock_set: float) -> None:
     with ThreadPoolExecutor(1) as pool:
@@ -157,7 +180,7 @@ def test_a_clock_that_is_set_meanwhile_does_not_matter(running: Exporter, clock_
     assert "Duration: 2s" in raw
     samples = re.findall(r"^ +(-?\d+) +(-?\d+) +(-?\d+): ", raw, re.MULTILINE)
     assert len(samples) == 3
-    assert max(int(waiting) for _, waiting, _ in samples) == 2_000_000  # of 5 s, as long as it took
+    assert max(int(waiting) for _, waiting, _ in samples) == 2_000_000_000  # of 5 s, as long as it took
     assert min(int(value) for sample in samples for value in sample) >= 0
 
 

@@ -85,7 +85,7 @@ def test_pprof_by_a_decoder_of_its_own() -> None:
     assert strings[0] == ""
     assert len(set(strings)) == len(strings)
     types = [{n: strings[v] for n, v in fields(one)} for one in raw[1]]
-    assert types == [{1: "off-CPU time", 2: "microseconds"}, {1: "waits", 2: "count"}]
+    assert types == [{1: "off-CPU time", 2: "nanoseconds"}, {1: "waits", 2: "count"}]
     mappings = {(m := dict(fields(one)))[1]: strings[m[5]] for one in raw[3]}
     functions = {(f := dict(fields(one)))[1]: strings[f[2]] for one in raw[5]}
     locations = {}
@@ -106,16 +106,18 @@ def test_pprof_by_a_decoder_of_its_own() -> None:
     user, kernel = "[user]", "[kernel]"
     assert (
         [("futex_wait", kernel), ("lock", user), ("main", user)],
-        [1_500_000, 3],
+        [1_500_000_000, 3],
         {"comm": "mysqld", "pid": 10, "tid": 11},
     ) in samples
     of_read = next(sample for sample in samples if "lock" in sample[2])
     assert of_read[2]["lock"] == "LOCK_open"
     assert of_read[0] == [("read", kernel), ("read", user), ("main", user)]
     assert ("[stack lost]", "") in [frame for stack, _, _ in samples for frame in stack]
-    assert sum(values[0] for _, values, _ in samples) == sum(sample.values[0] for sample in SAMPLES)
+    assert sum(values[0] for _, values, _ in samples) == 1000 * sum(sample.values[0] for sample in SAMPLES)
     assert raw[9] == [1_700_000_000_250_000_000]
     assert raw[10] == [12_500_000_000]
+    assert [{n: strings[v] for n, v in fields(one)} for one in raw[11]] == [{1: "waits", 2: "count"}]
+    assert raw[12] == [1]
     assert [strings[at] for at in raw[13]] == ["lockd trace <offcpu>"]
     assert [strings[at] for at in raw[14]] == ["off-CPU time"]
 
@@ -132,8 +134,9 @@ def test_pprof_by_go(tmp_path: Path) -> None:
         return done.stdout
 
     raw = go_pprof("-raw")
-    assert "off-CPU time/microseconds[dflt] waits/count" in raw
-    assert re.search(r"^ +1500000 +3: \d+ \d+ \d+ $", raw, re.MULTILINE)
+    assert "off-CPU time/nanoseconds[dflt] waits/count" in raw
+    assert "PeriodType: waits count\nPeriod: 1\n" in raw
+    assert re.search(r"^ +1500000000 +3: \d+ \d+ \d+ $", raw, re.MULTILINE)
     assert "pid:[10] tid:[11]" in raw
     assert "Duration: 12.5" in raw
     top = go_pprof("-top", "-unit=us", "-tagfocus=comm=mysqld")

@@ -1,0 +1,179 @@
+"""What a fleet of lockds costs one Prometheus, and how long its dashboards take: `sudo make fleet` writes
+bench/build/fleet.json and .md.
+
+record: real lockds are recorded beside real services, on a host that gets busier. scrape: one real
+Prometheus scrapes simulated hosts that tell these recordings, and evaluates lockd's rules. agent: one in
+agent mode scrapes them and sends the samples on. ask: a week of 1, 100 and 1,000 hosts is written into the
+storage of another, and it is asked for every expression of every panel.
+
+Each phase leaves its figures in bench/build/fleet, so that it can be run alone; the report has what is
+there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from bench import results
+from bench.fleet import ask, history, panels, record, report, scrape, server
+from bench.fleet.history import CLUSTERS, HOST, Fleet
+from bench.fleet.recording import Recording
+from bench.services import ROOT, say
+
+KEPT = results.BUILD / "fleet"
+SETTLE, STEP, SCRAPES = 30.0, 15, 5
+"""Seconds before a stage is recorded and between scrapes, and how many of these."""
+RUNS = ((100, 10_000), (250, 10_000), (1000, 2_000))
+"""Hosts that are scraped, with which `series.max`."""
+MINUTES = 7.0
+"""Of each."""
+LIVE_HOURS = 1 / 12
+"""Over which a Prometheus is asked that scrapes meanwhile."""
+TYPICAL = "database"
+"""The recorded host that all hosts of the week are like."""
+RANGES = (1.0, 168.0)
+"""Hours."""
+LONG = 30.0
+"""Seconds for all queries of a dashboard, after which they are not asked once more at the same time."""
+
+
+def recorded(is_quick: bool) -> None:
+    subprocess.run(["make", "-s", "-C", ROOT / "tests/workloads"], check=True)
+    record.record(KEPT, *((5.0, 3, 3) if is_quick else (SETTLE, STEP, SCRAPES)))
+    found = {}
+    for most in record.MAXIMA:
+        for stage in record.STAGES:
+            one = Recording.load(record.path(KEPT, stage.name, most))
+            found[f"{stage.name}-{most}"] = {
+                "stage": stage.name,
+                "of ten": stage.hosts,
+                "series.max": most,
+                "lines": one.lines,
+                "bytes": len(one.exposition(0)),
+                "new series an hour": one.churn(),
+                "families": report.families(one),
+            }
+    keep("record", found)
+
+
+def scraped(runs: list[tuple[int, int]], minutes: float) -> None:
+    for hosts, most in runs:
+        recordings = record.paths(KEPT, most)
+        with scrape.measure(hosts, recordings, minutes) as (prometheus, figures):
+            say("asking it while it scrapes")
+            fleet = Fleet(Recording.load(record.path(KEPT, TYPICAL, most)))
+            crowded = f"host-{len(recordings) - 1}"
+            asked = boards(prometheus, fleet, ".*", crowded, time.time(), LIVE_HOURS)
+        keep(f"scrape-{hosts}-{most}", {"series.max": most, **asdict(figures), "asked": asked})
+
+
+def agent(runs: list[tuple[int, int]], minutes: float) -> None:
+    hosts, most = runs[-1]
+    figures = scrape.measure_agent(hosts, record.paths(KEPT, most), minutes)
+    keep("agent", {"series.max": most, **asdict(figures)})
+
+
+def asked(clusters: list[str]) -> None:
+    place = KEPT / "history"
+    told_in = place / "told.json"
+    if not told_in.exists():
+        say("writing a week of the fleets")
+        shutil.rmtree(place, ignore_errors=True)
+        told = history.make(place / "data", record.path(KEPT, TYPICAL, record.MAXIMA[0]))
+        told_in.write_text(json.dumps(told))
+    told = json.loads(told_in.read_text())
+    keep("week", told)
+    fleet = Fleet(Recording.load(record.path(KEPT, TYPICAL, record.MAXIMA[0])))
+    # Blocks stay as they are.
+    options = ("--storage.tsdb.retention.time=10y", "--storage.tsdb.max-block-duration=2h")
+    with server.running(place, {"scrape_configs": []}, *options) as prometheus:
+        for cluster in clusters:
+            for hours in RANGES:
+                say(f"asking for {hours:g} h of cluster {cluster}")
+                found = boards(prometheus, fleet, cluster, HOST, told["end"], hours)
+                keep(f"ask-{CLUSTERS[cluster]}-{hours:g}", found)
+
+
+def boards(
+    prometheus: server.Prometheus, fleet: Fleet, cluster: str, host: str, end: float, hours: float
+) -> dict[str, Any]:
+    """For each dashboard, the seconds that all of it takes, and what each query takes."""
+    found: dict[str, Any] = {}
+    queries = panels.queries()
+    chosen = {"cluster": cluster, "job": "lockd"}
+    choices = {
+        "lockd-fleet": {},
+        "lockd-host": {"instance": host},
+        "lockd-service": {"unit": fleet.unit},
+        "lockd-lock": {"lock": fleet.lock},
+    }
+    for board, choice in choices.items():
+        of_board = [query for query in queries if query.board == board]
+        answers = ask.one_by_one(prometheus, of_board, chosen | choice, end, hours)
+        is_long = sum(answer.seconds for answer in answers) > LONG
+        found[board] = {
+            "all": None if is_long else ask.whole_board(prometheus, of_board, chosen | choice, end, hours),
+            "queries": [
+                {"panel": query.name, "row": query.row, **asdict(answer)}
+                for query, answer in zip(of_board, answers, strict=True)
+            ],
+        }
+    return found
+
+
+def keep(name: str, figures: Any) -> None:
+    KEPT.mkdir(parents=True, exist_ok=True)
+    (KEPT / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def kept() -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="few hosts, to see that all works")
+    parser.add_argument("--phases", default="record,scrape,agent,ask", help="default: %(default)s")
+    parser.add_argument("--runs", help="of scrape: HOSTS:SERIES_MAX, with commas between")
+    parser.add_argument("--minutes", type=float, help=f"of each run of scrape; default: {MINUTES:g}")
+    parser.add_argument("--clusters", default=",".join(CLUSTERS), help="of ask; default: %(default)s")
+    args = parser.parse_args()
+    runs = list(RUNS)
+    if args.quick:
+        runs, CLUSTERS["hundred"], CLUSTERS["thousand"] = [(10, 10_000), (20, 2_000)], 2, 4
+    if args.runs:
+        runs = [
+            (int(hosts), int(most)) for hosts, _, most in (one.partition(":") for one in args.runs.split(","))
+        ]
+    minutes = args.minutes or (2.0 if args.quick else MINUTES)
+    phases: dict[str, Callable[[], None]] = {
+        "record": lambda: recorded(args.quick),
+        "scrape": lambda: scraped(runs, minutes),
+        "agent": lambda: agent(runs, minutes),
+        "ask": lambda: asked(args.clusters.split(",")),
+    }
+    names = args.phases.split(",")
+    if unknown := {*names} - {*phases}:
+        parser.error(f"no such phase: {', '.join(sorted(unknown))}; there are {', '.join(phases)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    host = results.host()
+    for name in names:
+        phases[name]()
+    figures = kept()
+    text = report.text(host, figures)
+    results.write("fleet", {"host": host, **figures}, text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Real lockds under different loads, recorded on one host that gets busier from stage to stage.
+
+The services are those of bench/services.py. In the last stage there are hundreds of processes and short
+commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from bench.fleet import recording
+from bench.services import KILLED_WITH_US, READY_SECONDS, ROOT, Host, noise, say, services
+from tests.support.lockd_process import CHECKOUT, Lockd
+
+ACCEPT = "application/openmetrics-text; version=1.0.0"
+CYCLE_SECONDS = 60.0
+"""Of the database: a fifth at full speed."""
+CROWD, CROWD_ROUNDS = 400, 5
+"""Processes that all wait for locks, again and again."""
+MAXIMA = (10_000, 2_000)
+"""Of lines (`series.max`): the default, and one for large fleets. A lockd is recorded with each."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is started for it, besides all that earlier stages have started."""
+
+    name: str
+    hosts: int
+    """Of ten hosts of the fleet, how many are like this one."""
+    starts: Sequence[Callable[[Host], object]]
+
+
+def _service(name: str) -> Callable[[Host], object]:
+    return next(one.start for one in services(CYCLE_SECONDS) if one.name == name)
+
+
+def _crowd(host: Host) -> None:
+    program = ROOT / "tests/workloads/build/many_procs"
+    command = ("sh", "-c", f"printf g | {program} {CROWD} {CROWD_ROUNDS} >/dev/null")
+    host.every(5, "crowd", lambda: host.run("crowd", *command))
+
+
+STAGES = (
+    Stage("idle", 4, [_service("redis-idle"), _service("idle-python")]),
+    Stage("web", 3, [_service(name) for name in ("nginx", "memcached", "redis", "go-server")]),
+    Stage("database", 2, [_service(name) for name in ("postgresql", "mariadb", "java")]),
+    Stage("crowded", 1, [noise, _crowd]),
+)
+
+
+def path(directory: Path, stage: str, most_lines: int) -> Path:
+    return directory / f"{stage}-{most_lines}.gz"
+
+
+def paths(directory: Path, most_lines: int) -> list[Path]:
+    """The recordings of lockds with this `series.max`, in the shares that a fleet has of them."""
+    return [path(directory, stage.name, most_lines) for stage in STAGES for _ in range(stage.hosts)]
+
+
+def record(directory: Path, settle: float, step: int, scrapes: int) -> None:
+    """Write all recordings: so many scrapes with `step` seconds between, after a stage has run for `settle`
+    seconds."""
+    with contextlib.ExitStack() as ends:
+        place = ends.enter_context(tempfile.TemporaryDirectory(prefix="lockd-bench-fleet-", dir="/var/tmp"))
+        Path(place).chmod(0o755)  # for nobody
+        host = Host(Path(place), ends)
+        config = yaml.safe_load((ROOT / "config/lockd.yaml").read_text())
+        daemons = {}
+        for most in MAXIMA:
+            series = {"series": {**config["series"], "max": most}}
+            daemon = Lockd(host.make(f"lockd-{most}"), config | series, (*KILLED_WITH_US, *CHECKOUT))
+            ends.callback(daemon.stop)
+            daemons[most] = daemon
+        for stage in STAGES:
+            say(f"recording a host that is {stage.name}")
+            for start in stage.starts:
+                start(host)
+            time.sleep(settle)
+            began, texts = time.monotonic(), {most: list[bytes]() for most in MAXIMA}
+            for number in range(scrapes):
+                time.sleep(max(0.0, began + number * step - time.monotonic()))
+                for most, daemon in daemons.items():
+                    texts[most].append(_scrape(daemon))
+            for most in MAXIMA:
+                recording.store(path(directory, stage.name, most), step, texts[most])
+
+
+def _scrape(daemon: Lockd) -> bytes:
+    request = urllib.request.Request(f"http://{daemon.address}/metrics", headers={"Accept": ACCEPT})
+    with urllib.request.urlopen(request, timeout=READY_SECONDS) as answer:
+        body: bytes = answer.read()
+    return body

@@ -1,0 +1,255 @@
+"""What it costs one Prometheus to scrape a fleet, and to evaluate lockd's rules on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.fleet.server import Prometheus, disk, running
+from bench.services import KILLED_WITH_US, ROOT, end, say
+
+RULES = ROOT / "deploy/prometheus"
+TICKS = 100
+"""Of processor time, in a second."""
+LEAST_AVAILABLE = 2 << 30
+"""Bytes of memory that are left to others; the bench ends before it takes them."""
+
+
+class NoMemory(RuntimeError):
+    """The host has too little memory for so many series."""
+
+
+def configuration(hosts: int, port: int, interval: str = "") -> dict[str, Any]:
+    """deploy/prometheus/scrape.yml for simulated hosts."""
+    config: dict[str, Any] = yaml.safe_load((RULES / "scrape.yml").read_text())
+    config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
+    job = config["scrape_configs"][0]
+    job["static_configs"] = [{"targets": [f"host-{host}" for host in range(hosts)]}]
+    job["relabel_configs"] = [
+        {"source_labels": ["__address__"], "target_label": "instance"},
+        {"source_labels": ["__address__"], "target_label": "__metrics_path__", "regex": "host-(.*)",
+         "replacement": "/$1"},
+        {"target_label": "__address__", "replacement": f"127.0.0.1:{port}"},
+    ]  # fmt: skip
+    if interval:
+        config["global"] = {"evaluation_interval": interval}
+        job |= {"scrape_interval": interval, "scrape_timeout": interval}
+    return config
+
+
+def simulated(hosts: int, recordings: Sequence[Path]) -> contextlib.AbstractContextManager[tuple[int, int]]:
+    """The port of the simulated hosts, and the id of their process."""
+    return _serving("simulated_hosts", str(hosts), *map(str, recordings))
+
+
+@contextlib.contextmanager
+def _serving(module: str, *arguments: str) -> Iterator[tuple[int, int]]:
+    """The port and the process of a module of this package that serves something."""
+    words = [sys.executable, "-m", f"bench.fleet.{module}", *arguments]
+    process = subprocess.Popen([*KILLED_WITH_US, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout
+        yield int(process.stdout.readline()), process.pid
+    finally:
+        end(process)
+
+
+@dataclass
+class Figures:
+    """Of so many hosts; rates are means of the second half of the run."""
+
+    hosts: int
+    minutes: float
+    scraped: int
+    """Hosts whose last scrape was good."""
+    series: int
+    new_series: float
+    """In a second, once all hosts are known."""
+    samples: float
+    """In a second."""
+    scrape_seconds: list[float]
+    """Of a host: median, and the 99th of a hundred."""
+    interval_seconds: float
+    """Between two scrapes of a host, which 99 of a hundred keep to."""
+    processors: float
+    """That Prometheus was busy."""
+    simulation: float
+    """Processors that the simulated hosts took."""
+    resident: int
+    heap: int
+    """Bytes of objects that were in use."""
+    log_bytes: float
+    """Of the write-ahead log, in a second."""
+    chunk_bytes: float
+    """Of a sample in a block."""
+    index_bytes: float
+    """Of a series in a block."""
+    groups: dict[str, dict[str, float]]
+    """Of each group of rules: seconds that an evaluation takes, and how many were left out."""
+    rules: dict[str, float]
+    """Seconds that an evaluation takes."""
+
+
+@contextlib.contextmanager
+def measure(hosts: int, recordings: Sequence[Path], minutes: float) -> Iterator[tuple[Prometheus, Figures]]:
+    """Scrape them for so long; then the Prometheus, while it goes on, and what was measured."""
+    with contextlib.ExitStack() as ends:
+        place = Path(
+            ends.enter_context(tempfile.TemporaryDirectory(prefix="lockd-bench-fleet-", dir="/var/tmp"))
+        )
+        port, pid = ends.enter_context(simulated(hosts, recordings))
+        config = configuration(hosts, port)
+        server = ends.enter_context(running(place, config, "--web.enable-admin-api"))
+        say(f"scraping {hosts} hosts for {minutes:g} min")
+        _wait(minutes * 60 / 2)
+        before, began, simulation = server.own(), time.monotonic(), _busy(pid)
+        logged, taken = disk(server.data / "wal"), _evaluations(server)
+        while time.monotonic() < began + minutes * 60 / 2:
+            _wait(min(15.0, began + minutes * 60 / 2 - time.monotonic()))
+            for name, seconds in _evaluations(server).items():
+                taken[name] = max(seconds, taken.get(name, 0.0))
+        after, seconds = server.own(), time.monotonic() - began
+        simulation = (_busy(pid) - simulation) / seconds
+        log_bytes = (disk(server.data / "wal") - logged) / seconds
+        now = time.time()
+        yield (
+            server,
+            Figures(
+                hosts=hosts,
+                minutes=minutes,
+                scraped=server.instant('up{job="lockd"} == 1', now).rows,
+                series=int(_one(after, "prometheus_tsdb_head_series")),
+                new_series=_grown(before, after, "prometheus_tsdb_head_series_created_total") / seconds,
+                samples=_grown(before, after, "prometheus_tsdb_head_samples_appended_total") / seconds,
+                scrape_seconds=[
+                    server.value(f'quantile({share}, scrape_duration_seconds{{job="lockd"}})')
+                    for share in (0.5, 0.99)
+                ],
+                interval_seconds=after["prometheus_target_interval_length_seconds"][("15s", "0.99")],
+                processors=_grown(before, after, "process_cpu_seconds_total") / seconds,
+                simulation=simulation,
+                resident=int(_one(after, "process_resident_memory_bytes")),
+                heap=int(_one(after, "go_memstats_heap_alloc_bytes")),
+                log_bytes=log_bytes,
+                **_stored(server),
+                groups=_groups(server, after),
+                rules=taken,
+            ),
+        )
+
+
+@dataclass
+class AgentFigures:
+    """Of a Prometheus in agent mode, which sends all samples on; rates are means of the second half."""
+
+    hosts: int
+    minutes: float
+    series: int
+    samples: float
+    """In a second, that were sent."""
+    pending: float
+    """Samples that wait to be sent, at the end."""
+    sent_bytes: float
+    """In a second."""
+    processors: float
+    resident: int
+    log_bytes: int
+    """Of the write-ahead log, at the end."""
+
+
+def measure_agent(hosts: int, recordings: Sequence[Path], minutes: float) -> AgentFigures:
+    """Scrape them for so long, and send the samples to a server that keeps nothing."""
+    with contextlib.ExitStack() as ends:
+        place = ends.enter_context(tempfile.TemporaryDirectory(prefix="lockd-bench-fleet-", dir="/var/tmp"))
+        port, _ = ends.enter_context(simulated(hosts, recordings))
+        sink, _ = ends.enter_context(_serving("sink"))
+        config = configuration(hosts, port)
+        del config["rule_files"]
+        config["remote_write"] = [{"url": f"http://127.0.0.1:{sink}/write"}]
+        option = "--enable-feature=agent"
+        server = ends.enter_context(running(Path(place), config, option, storage="agent"))
+        say(f"scraping {hosts} hosts for {minutes:g} min in agent mode")
+        _wait(minutes * 60 / 2)
+        before, began = server.own(), time.monotonic()
+        _wait(minutes * 60 / 2)
+        after, seconds = server.own(), time.monotonic() - began
+        return AgentFigures(
+            hosts=hosts,
+            minutes=minutes,
+            series=int(_one(after, "prometheus_agent_active_series")),
+            samples=_grown(before, after, "prometheus_remote_storage_samples_total") / seconds,
+            pending=_one(after, "prometheus_remote_storage_samples_pending"),
+            sent_bytes=_grown(before, after, "prometheus_remote_storage_bytes_total") / seconds,
+            processors=_grown(before, after, "process_cpu_seconds_total") / seconds,
+            resident=int(_one(after, "process_resident_memory_bytes")),
+            log_bytes=disk(server.data),
+        )
+
+
+def _wait(seconds: float) -> None:
+    end_of_it = time.monotonic() + seconds
+    while (left := end_of_it - time.monotonic()) > 0:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = int(fields["MemAvailable"].split()[0]) << 10
+        if available < LEAST_AVAILABLE:
+            raise NoMemory(f"{available >> 20} MB of memory are left; {LEAST_AVAILABLE >> 20} MB must be")
+        time.sleep(min(left, 1.0))
+
+
+def _busy(pid: int) -> float:
+    """Processor seconds of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def _one(own: dict[str, dict[tuple[str, ...], float]], name: str) -> float:
+    return sum(own[name].values())
+
+
+def _grown(
+    before: dict[str, dict[tuple[str, ...], float]], after: dict[str, dict[tuple[str, ...], float]], name: str
+) -> float:
+    return _one(after, name) - _one(before, name)
+
+
+def _evaluations(server: Prometheus) -> dict[str, float]:
+    """Seconds that the last evaluation of each rule took."""
+    taken: dict[str, float] = {}
+    for group in server.rule_groups():
+        for rule in group["rules"]:
+            name = rule["name"]
+            taken[name] = max(taken.get(name, 0.0), rule["evaluationTime"])
+    return taken
+
+
+def _groups(server: Prometheus, own: dict[str, dict[tuple[str, ...], float]]) -> dict[str, dict[str, float]]:
+    missed = own["prometheus_rule_group_iterations_missed_total"]
+    return {
+        group["name"]: {
+            "seconds": group["evaluationTime"],
+            "missed": sum(count for (of,), count in missed.items() if of.endswith(f";{group['name']}")),
+        }
+        for group in server.rule_groups()
+    }
+
+
+def _stored(server: Prometheus) -> dict[str, float]:
+    """What a sample and a series take on the disk, once they are in a block."""
+    blocks = server.snapshot()
+    metas = [json.loads(path.read_text())["stats"] for path in blocks.glob("*/meta.json")]
+    chunks = sum(disk(path) for path in blocks.glob("*/chunks"))
+    indexes = sum(path.stat().st_size for path in blocks.glob("*/index"))
+    return {
+        "chunk_bytes": chunks / sum(meta["numSamples"] for meta in metas),
+        "index_bytes": indexes / sum(meta["numSeries"] for meta in metas),
+    }
