@@ -28,7 +28,7 @@ STEP = 15
 DURATION = re.compile(r"(?P<before>\[|offset )(?P<number>\d+)(?P<unit>[smh])\b")
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 LONG_SECONDS = 300
-"""Durations from here on are divided where time is to pass faster."""
+"""A rule with a duration of so much is one whose time can pass faster."""
 TEMPLATES = ("/usr/share", SERVERS / "usr/share/prometheus")
 """Where Debian's Alertmanager looks for a directory with its templates, and where that was unpacked."""
 WITH_TEMPLATES = (
@@ -102,23 +102,25 @@ class Prometheus:
 
 
 def faster(expr: str, factor: int) -> str:
-    """The same PromQL with every range and offset of LONG_SECONDS or more divided."""
-
-    def divided(match: re.Match[str]) -> str:
-        seconds = int(match["number"]) * SECONDS[match["unit"]]
-        return match[0] if seconds < LONG_SECONDS else f"{match['before']}{seconds // factor}s"
-
-    return DURATION.sub(divided, expr)
+    """The same PromQL with all of its ranges and offsets divided, if one of them is long."""
+    if not any(_seconds(match) >= LONG_SECONDS for match in DURATION.finditer(expr)):
+        return expr
+    return DURATION.sub(lambda match: f"{match['before']}{_seconds(match) // factor}s", expr)
 
 
 def faster_rules(path: Path, factor: int) -> dict[str, Any]:
-    """The rules of a file, with each `for` as well. All else is as it was."""
+    """The rules of a file, all durations of those that have a long one divided. All else is as it was."""
     rules: dict[str, Any] = yaml.safe_load(path.read_text())
     for rule in (rule for group in rules["groups"] for rule in group["rules"]):
-        rule["expr"] = faster(rule["expr"], factor)
+        divided = faster(f"[{rule.get('for', '0s')}] {rule['expr']}", factor)
+        duration, _, rule["expr"] = divided.partition("] ")
         if "for" in rule:
-            rule["for"] = faster(f"[{rule['for']}]", factor)[1:-1]
+            rule["for"] = duration.removeprefix("[")
     return rules
+
+
+def _seconds(duration: re.Match[str]) -> int:
+    return int(duration["number"]) * SECONDS[duration["unit"]]
 
 
 @dataclass(frozen=True)
