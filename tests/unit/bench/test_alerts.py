@@ -133,7 +133,7 @@ class Empty(Prometheus):
 
 
 def test_what_returns_nothing_without_a_reason_is_told() -> None:
-    found = Expressions(Empty(), 10, 5, {"lockd_kernel_lock_hold_": "cannot be measured"})
+    found = Expressions(Empty(), 10, 5, ["host"], {"lockd_kernel_lock_hold_": "cannot be measured"})
     found.look()
     asked = sum(1 for where, _ in EXPRESSIONS if not where.startswith("variable "))
     assert len(found.variables) == sum(variable["type"] == "query" for _, variable in VARIABLES)
@@ -145,6 +145,6 @@ def test_what_returns_nothing_without_a_reason_is_told() -> None:
 
 
 def test_what_must_be_empty_and_is_not_is_told() -> None:
-    found = Expressions(Empty(), 10, 5, {})
+    found = Expressions(Empty(), 10, 5, ["host"], {})
     found.all, found.variables = [Expression("page", "kube_pod_info", 1)], []
     assert found.wrong() == ["page returned something, and cannot: kube_pod_info"]
