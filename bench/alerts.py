@@ -760,11 +760,7 @@ def main() -> int:
     seen = {str(alert): {"fired": one.fired, "sent": len(one.sent)} for alert, one in found["seen"].items()}
     results.write("alerts", {"host": host, "failures": wrong, "seen": seen}, text)
     expressions: Expressions = found["expressions"]
-    results.write(
-        "expressions",
-        {one.where: one.rows for one in (*expressions.all, *expressions.variables)},
-        "# How many rows each expression returned\n\n" + expressions.table(),
-    )
+    results.write("expressions", {"expressions": expressions.rows()}, expressions.report())
     results.write("runbooks", found["pages"], shown(found["pages"]))
     print(text)
     return 1 if wrong else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
@@ -83,14 +84,22 @@ class Expressions:
             if bool(one.rows) == bool(self.reason(one))
         ]
 
-    def table(self) -> str:
+    def rows(self) -> list[dict[str, object]]:
+        return [dataclasses.asdict(one) for one in (*self.all, *self.variables)]
+
+    def report(self) -> str:
         """As Markdown."""
+        every = [*self.all, *self.variables]
+        text = "# How many rows each expression returned\n\n"
+        text += f"{len(every)} expressions, each asked for {self.looks} times; the most rows at a time. "
+        text += f"{sum(one.rows > 0 for one in every)} returned something, "
+        text += f"{sum(not one.rows and bool(self.reason(one)) for one in every)} cannot here.\n\n"
         lines = ["| where | expression | rows | host or lock |", "|---|---|---|---|"]
         for one in (*self.all, *self.variables):
             expr = " ".join(one.expr.split()).replace("|", "\\|")
             rows = one.rows or f"0: {self.reason(one) or '**it should not be empty**'}"
             lines.append(f"| {one.where} | `{expr}` | {rows} | {one.chosen} |")
-        return "\n".join(lines) + "\n"
+        return text + "\n".join(lines) + "\n"
 
     def _rows(self, expr: str) -> int:
         """Those with a number; a quantile of nothing has none."""

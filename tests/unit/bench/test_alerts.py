@@ -141,7 +141,7 @@ def test_what_returns_nothing_without_a_reason_is_told() -> None:
     assert {found.reason(one) for one in excused} == {"cannot be measured", *OTHERS.values()}
     assert len(found.wrong()) == len(found.all) + len(found.variables) - len(excused)
     assert len(found.all) > asked
-    assert "**it should not be empty**" in found.table()
+    assert "**it should not be empty**" in found.report()
 
 
 def test_what_must_be_empty_and_is_not_is_told() -> None:
