@@ -6,9 +6,10 @@ from collections import defaultdict
 
 import pytest
 
-from bench.alerts import OF_LOCKD, Alert, Fault, Seen, faults, judged
+from bench.alerts import Seen, judged
 from bench.expressions import OTHERS, Expression, Expressions
 from bench.prometheus import RULES, Notified, Prometheus, faster, faster_rules
+from bench.staged import OF_LOCKD, Alert, Fault, faults
 from tests.support.watch_files import ALERTS, EXPRESSIONS, VARIABLES
 
 HELD_BACK = "was sent after"
