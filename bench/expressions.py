@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
@@ -39,11 +40,16 @@ class Expressions:
     """All of them, and what they returned so far."""
 
     def __init__(
-        self, prometheus: Prometheus, factor: int, step: float, impossible: Mapping[str, str]
+        self,
+        prometheus: Prometheus,
+        factor: int,
+        step: float,
+        hosts: list[str],
+        impossible: Mapping[str, str],
     ) -> None:
-        """`impossible` is as OTHERS, of what this host cannot have."""
+        """`hosts` are chosen where a dashboard asks for one; `impossible` is as OTHERS, of this host."""
         self._prometheus, self._factor = prometheus, factor
-        self._must_be_empty = {**OTHERS, **impossible}
+        self._hosts, self._impossible = hosts, impossible
         self._always = {"__rate_interval": f"{4 * step:g}s", "__range": RANGE}
         self.all = [Expression(where, expr) for where, expr in [*EXPRESSIONS, *DOCUMENTED]
                     if not where.startswith("variable ")]  # fmt: skip
@@ -55,12 +61,11 @@ class Expressions:
         self.looks = 0
 
     def look(self) -> None:
-        """Ask for each of them, with every host and with one lock of each sort where one has to be chosen."""
+        """Ask for each of them, with each host and with one lock of each sort where one has to be chosen."""
         self.looks += 1
-        hosts = self._labels("instance", "lockd_start_time_seconds")
         locks = [row["metric"]["lock"] for query in LOCKS for row in self._prometheus.rows(query)]
         for one in (*self.all, *self.variables):
-            for chosen in _choices(one.expr, {"instance": hosts, "lock": locks}):
+            for chosen in _choices(one.expr, {"instance": self._hosts, "lock": locks}):
                 expr = filled(one.expr, {**self._always, **chosen})
                 rows = self._values(expr) if one in self.variables else self._rows(expr)
                 if rows > one.rows:
@@ -68,7 +73,7 @@ class Expressions:
 
     def reason(self, one: Expression) -> str:
         """Why it must return nothing; empty if it should return something."""
-        matching = (why for text, why in self._must_be_empty.items() if re.search(text, one.expr))
+        matching = (why for text, why in {**OTHERS, **self._impossible}.items() if re.search(text, one.expr))
         return next(matching, "")
 
     def wrong(self) -> list[str]:
@@ -79,14 +84,22 @@ class Expressions:
             if bool(one.rows) == bool(self.reason(one))
         ]
 
-    def table(self) -> str:
+    def rows(self) -> list[dict[str, object]]:
+        return [dataclasses.asdict(one) for one in (*self.all, *self.variables)]
+
+    def report(self) -> str:
         """As Markdown."""
+        every = [*self.all, *self.variables]
+        text = "# How many rows each expression returned\n\n"
+        text += f"{len(every)} expressions, each asked for {self.looks} times; the most rows at a time. "
+        text += f"{sum(one.rows > 0 for one in every)} returned something, "
+        text += f"{sum(not one.rows and bool(self.reason(one)) for one in every)} cannot here.\n\n"
         lines = ["| where | expression | rows | host or lock |", "|---|---|---|---|"]
         for one in (*self.all, *self.variables):
             expr = " ".join(one.expr.split()).replace("|", "\\|")
             rows = one.rows or f"0: {self.reason(one) or '**it should not be empty**'}"
             lines.append(f"| {one.where} | `{expr}` | {rows} | {one.chosen} |")
-        return "\n".join(lines) + "\n"
+        return text + "\n".join(lines) + "\n"
 
     def _rows(self, expr: str) -> int:
         """Those with a number; a quantile of nothing has none."""

@@ -9,7 +9,7 @@ import json
 import re
 import threading
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -137,7 +137,7 @@ class Notified:
 class Alertmanager:
     """One with alertmanager.yml, whose receivers are here: `notified` has all that they were sent."""
 
-    def __init__(self, host: Host, factor: int, now: Any) -> None:
+    def __init__(self, host: Host, factor: int, now: Callable[[], float]) -> None:
         """`now()` is the time of a notification."""
         self.notified: list[Notified] = []
         self.notifications = 0
@@ -157,7 +157,7 @@ class Alertmanager:
         host.serve("alertmanager", *command, env=libraries())
         host.until("alertmanager", lambda: get(f"http://{self.address}/-/ready"))
 
-    def _receive(self, now: Any) -> ThreadingHTTPServer:
+    def _receive(self, now: Callable[[], float]) -> ThreadingHTTPServer:
         alertmanager = self
 
         class Receiver(BaseHTTPRequestHandler):

@@ -646,15 +646,16 @@ def _lockd() -> Row:
                 "Tick work",
                 "How long one tick (flip the maps, drain, fold) takes: half of the ticks take less than the"
                 " median, 99 in 100 less than the 99% line. It must stay well below the period, 50 ms by"
-                " default.",
+                " default. Time in which the tick has no processor is in it.",
                 quantiles(ticks),
                 SECONDS,
                 width=8,
             ),
             graph(
                 "Tick lateness",
-                "How late ticks start. With short work but late ticks, the host has no processor time left"
-                " for lockd. The alert LockdTicksLate fires when the 99% line stays above 50 ms.",
+                "How late ticks start. If the sampler uses little CPU time meanwhile (CPU by process), the host"
+                " or its cgroup has none left for it. The alert LockdTicksLate fires when the 99% line stays"
+                " above 50 ms.",
                 quantiles(lateness),
                 SECONDS,
                 width=8,

@@ -6,9 +6,10 @@ from collections import defaultdict
 
 import pytest
 
-from bench.alerts import OF_LOCKD, Alert, Fault, Seen, faults, judged
+from bench.alerts import Seen, judged
 from bench.expressions import OTHERS, Expression, Expressions
 from bench.prometheus import RULES, Notified, Prometheus, faster, faster_rules
+from bench.staged import OF_LOCKD, Alert, Fault, faults
 from tests.support.watch_files import ALERTS, EXPRESSIONS, VARIABLES
 
 HELD_BACK = "was sent after"
@@ -133,7 +134,7 @@ class Empty(Prometheus):
 
 
 def test_what_returns_nothing_without_a_reason_is_told() -> None:
-    found = Expressions(Empty(), 10, 5, {"lockd_kernel_lock_hold_": "cannot be measured"})
+    found = Expressions(Empty(), 10, 5, ["host"], {"lockd_kernel_lock_hold_": "cannot be measured"})
     found.look()
     asked = sum(1 for where, _ in EXPRESSIONS if not where.startswith("variable "))
     assert len(found.variables) == sum(variable["type"] == "query" for _, variable in VARIABLES)
@@ -141,10 +142,10 @@ def test_what_returns_nothing_without_a_reason_is_told() -> None:
     assert {found.reason(one) for one in excused} == {"cannot be measured", *OTHERS.values()}
     assert len(found.wrong()) == len(found.all) + len(found.variables) - len(excused)
     assert len(found.all) > asked
-    assert "**it should not be empty**" in found.table()
+    assert "**it should not be empty**" in found.report()
 
 
 def test_what_must_be_empty_and_is_not_is_told() -> None:
-    found = Expressions(Empty(), 10, 5, {})
+    found = Expressions(Empty(), 10, 5, ["host"], {})
     found.all, found.variables = [Expression("page", "kube_pod_info", 1)], []
     assert found.wrong() == ["page returned something, and cannot: kube_pod_info"]

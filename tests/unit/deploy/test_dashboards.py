@@ -41,6 +41,39 @@ def test_the_files_are_what_the_code_makes():
         assert (GRAFANA / name).read_text(encoding="utf-8") == text, "run: make dashboards"
 
 
+@pytest.mark.parametrize("uid", BOARDS)
+def test_the_types_that_grafana_publishes_have_all_that_is_in_them(uid):
+    """Read into these types and written again, nothing is lost, and nothing has another type."""
+    if importlib.util.find_spec("grafana_foundation_sdk") is None:
+        pytest.skip("host: grafana_foundation_sdk needs Python 3.11 or later")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    again = json.loads(JSONEncoder().encode(Dashboard.from_json(BOARDS[uid])))
+    assert set(differences(BOARDS[uid], again)) <= {
+        *(("annotations", "list", field) for field in ("step", "textFormat", "titleFormat")),
+        ("panels", "fieldConfig", "defaults", "custom"),
+        ("panels", "panels", "fieldConfig", "defaults", "custom"),
+    }, "besides what grafana/frame.py adds to annotations, and that heatmaps get an empty object"
+
+
+def differences(one, other, where=()):
+    """Where they differ, without places in lists."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in one.keys() | other.keys():
+            if key in one and key in other:
+                yield from differences(one[key], other[key], (*where, key))
+            else:
+                yield *where, key
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for ours, theirs in zip(one, other, strict=True):
+            yield from differences(ours, theirs, where)
+    elif one != other:
+        yield where
+
+
 def test_there_are_the_four_dashboards():
     assert set(BOARDS) == {"lockd-fleet", "lockd-service", "lockd-host", "lockd-lock"}
     assert all(board["uid"] == uid for uid, board in BOARDS.items())
