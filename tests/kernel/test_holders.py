@@ -107,6 +107,8 @@ def test_the_code_that_made_threads_wait_is_found(
         print(program, lock, truth, found, f"{total:.3f} s, {refused:.3f} s refused")
         of_holders = sum(truth["holders"].values())
         named = {name: found.get(f"{lock}_{name}", 0.0) for name in truth["holders"]}
+        if not sum(named.values()):
+            return [f"none of the holders in {found}"]
         off = [
             f"{name}: {named[name] / sum(named.values()):.3f}, not {waited_us / of_holders:.3f}"
             for name, waited_us in truth["holders"].items()
