@@ -12,7 +12,9 @@ from lockd.advice import ADVICE
 from lockd.export.catalog import CATALOG, Metric
 from lockd.load.source import assemble
 from lockd.names.labels.reasons import REASONS
+from lockd.sample.locks.releases import NO_RELEASE, OWNER_ENDED, UNKNOWN
 from lockd.sample.series.limits import SHARES
+from lockd.sample.series.series import OTHER
 
 HEAD = """\
 # Metrics
@@ -25,8 +27,9 @@ threads and empty if it is not known. `comm` is the name of the process: the nam
 the thread that waits. Names that end in `_us` are in microseconds; all others are in base units.
 
 Totals are exact. For each counter, the sum over all label sets and `lockd_retired_value` is what happened,
-less what `lockd_dropped_events_total` counts. The one exception is `lockd_futex_sys_seconds_total`, which
-is estimated from a sample where there are many calls. `/metrics` never has more lines than `series.max`
+less what `lockd_dropped_events_total` counts. The exceptions are `lockd_futex_sys_seconds_total`, which
+is estimated from a sample where there are many calls, and `lockd_futex_lock_holder_seconds_total`.
+`/metrics` never has more lines than `series.max`
 (10,000): an event whose label set has no series counts in the series whose name labels are `other`. An
 event that finds no room in a map of the kernel (`lockd_overflow_events_total`) counts there too. Its
 process is not known, so no filter applies to it.
@@ -58,6 +61,9 @@ TERMS = {
     " It follows from the futex operation and the value waited for, or from the stack of a waiting thread"
     " where that says more. Alert on `lock` and `pi`",
     "site": "the code that waits for a lock: the first function outside of the code that implements locks",
+    "holder": "the code that released a lock after it had made threads wait: the first function outside of"
+    " the code that implements locks. It gets the time that threads have waited since the release before"
+    " ([holders.md](holders.md))",
     "deadlock": "a ring of threads, each blocked on a lock that the next one holds, that has lasted for a"
     " second or more ([deadlocks.md](deadlocks.md))",
     "restraint level": "what lockd leaves out to keep to its CPU budget ([restraint.md](restraint.md))",
@@ -74,6 +80,9 @@ Further notes on single metrics:
 - `lockd_cpu_ratio`: the part `programs` is what the BPF programs take, by their own measurements in a
   sample of their runs. The time that the sampler takes to answer the exporter belongs to the part
   `exporter`.
+- `lockd_futex_lock_holder_seconds_total`: [holders.md](holders.md) says what the estimate means, how exact it
+  is, and why its sum is a little below `lockd_futex_lock_blocked_seconds_total`. It and the `lockd_holder_`
+  metrics are absent with `profile.samples_per_second: 0`.
 - `lockd_unit_info`: [kubernetes.md](kubernetes.md) says what the labels contain, and how to find the pod of a
   unit with them. If there is not room for all units, pods come first, then other containers.
 - `lockd_undecided_futex_calls`: these waits are held back so that they count under the right lock and kind.
@@ -217,6 +226,12 @@ STACK_MISSES = {
     "refused": "the namer is far behind; the lock is captured again when a thread next blocks on it."
     " Until then the kind of its waits follows from the arguments of their calls, as with `captures_full`",
 }
+HOLDERS = {
+    NO_RELEASE: "no release was seen to end the wait: a timeout or a signal did, for instance",
+    OWNER_ENDED: "the thread that held the lock ended, and the kernel released its robust lock",
+    UNKNOWN: "a thread released the lock, but its stack told no function",
+    OTHER: "holders without a series of their own",
+}
 PROCESSES = {
     "sampler": "drains the maps and counts",
     "namer": "looks up the names of locks",
@@ -227,6 +242,7 @@ FAMILIES = {
     "futex_process": "wakes and sys time by process, in mode `calls`",
     "futex_error": "errors by process, in mode `calls`",
     "futex_lock": "futex waits by lock",
+    "futex_lock_holder": "the time that threads waited for a lock, by the code that held it",
     "offcpu": "off-CPU time by process, state and reason",
     "offcpu_runqueue": "runqueue time by process",
     "offcpu_waker": "off-CPU time by process and waker",
@@ -276,6 +292,7 @@ def _metrics() -> Iterator[str]:
 def _values() -> Iterator[str]:
     yield "## Values of labels\n"
     yield from _table("`kind` of a futex wait", KINDS)
+    yield from _table("`holder` of a user-space lock, if it is no function", HOLDERS)
     yield from _table("`state` of a thread off the CPU", STATES)
     yield from _table("`reason` why a thread is off the CPU", REASONS)
     yield from _table("`lock_type` of a kernel lock", LOCK_TYPES)

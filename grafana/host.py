@@ -269,6 +269,30 @@ def _user_locks() -> Row:
                     "unit": link("lockd-service", "This unit on all hosts", unit=cell("unit")),
                 },
             ),
+            listing(
+                "Code that held user locks",
+                "One line per lock and function that released it after it had made threads wait, by the time"
+                " for which it did, over the time range of the dashboard. Estimated from samples of releases."
+                " `(no release)` are waits that a timeout or a signal ended. While a lock is stuck, its"
+                " present holder is not in here: `lockd top` names the thread." + KINDS,
+                {"holder": "Holder", "lock": "Lock", "unit": "Unit", "comm": "Process"},
+                [
+                    Value(
+                        "Made threads wait",
+                        total(
+                            "holder, lock, unit, comm",
+                            range_rate(_here("lockd_futex_lock_holder_seconds_total", CONTENTION)),
+                        )
+                        + " > 0",
+                        SECONDS_PER_SECOND,
+                    ),
+                ],
+                links={
+                    "lock": link(
+                        "lockd-lock", "This lock on all hosts", lock=cell("lock"), comm=cell("comm")
+                    ),
+                },
+            ),
             graph(
                 "Top user locks over time",
                 "When the locks of the table above were contended." + PER_THREAD + KINDS,

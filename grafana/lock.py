@@ -12,6 +12,7 @@ from grafana.panels import (
     PER_THREAD,
     SECONDS,
     SECONDS_PER_SECOND,
+    SHARE,
     WAIT_LIMITS,
     Row,
     Value,
@@ -83,6 +84,7 @@ WAITED = _its("lockd_kernel_lock_site_wait_seconds_total")
 KERNEL_WAITS = _its("lockd_kernel_lock_site_waits_total")
 WAITING = _its("lockd_futex_lock_waiting", CONTENTION)
 THREADS = _its("lockd_futex_lock_threads", CONTENTION)
+HELD = _its("lockd_futex_lock_holder_seconds_total", CONTENTION)
 MAXIMUM = _its("lockd_futex_lock_max_blocked_us", CONTENTION, MINUTE)
 
 
@@ -164,6 +166,7 @@ def _lock() -> Row:
 
 def _who() -> Row:
     process = "instance, unit, comm"
+    holder, by_host_of = "holder, comm", "instance, holder, comm"
     by_host = total("instance, lock_type, site", range_rate(WAITED))
     seconds = total(process, range_rate(BLOCKED))
     kernel_seconds = total(process, range_rate(WAITED))
@@ -174,9 +177,9 @@ def _who() -> Row:
         [
             listing(
                 "Processes that wait",
-                "One line per host and process, most time first, over the time range of the dashboard. Who"
-                " holds the lock is not in the metrics: while threads wait, /api/v1/locks on the host and"
-                " `lockd top` name the holder.",
+                "One line per host and process, most time first, over the time range of the dashboard. Which"
+                " thread holds the lock is not in the metrics: while threads wait, /api/v1/locks on the host"
+                " and `lockd top` name it.",
                 {"instance": "Host", "unit": "Unit", "comm": "Process"},
                 [
                     Value("Blocked", f"({seconds} or {kernel_seconds}) > 0", SECONDS_PER_SECOND),
@@ -193,6 +196,24 @@ def _who() -> Row:
                     "instance": link("lockd-host", "This host", instance=cell("instance"), unit=cell("unit")),
                     "unit": link("lockd-service", "This service", unit=cell("unit")),
                 },
+            ),
+            listing(
+                "Code that held it",
+                "Functions that released the lock after they had made threads wait, by the time for which"
+                " they did, over the time range of the dashboard. Estimated from samples. Here is what to"
+                " make shorter. `(no release)` are waits that a timeout or a signal ended." + USER_ONLY,
+                {"holder": "Holder", "comm": "Process"},
+                [
+                    Value("Made threads wait", total(holder, range_rate(HELD)) + " > 0", SECONDS_PER_SECOND),
+                    Value(
+                        "Share",
+                        f"({total(holder, range_rate(HELD))} > 0)"
+                        f" / on () group_left () sum({range_rate(HELD)})",
+                        SHARE,
+                    ),
+                    Value("Hosts", f"count by ({holder}) ({total(by_host_of, range_rate(HELD))} > 0)", COUNT),
+                ],
+                height=8,
             ),
             listing(
                 "Where the kernel asks for it",

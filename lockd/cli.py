@@ -206,6 +206,13 @@ def _top_flags(parser: argparse.ArgumentParser) -> None:
         "all); default: %(default)s",
     )
     parser.add_argument(
+        "--by",
+        choices=("lock", "holder"),
+        default="lock",
+        help="what the first table shows: locks (lock), or the code that held user-space locks, by the time "
+        "for which it made threads wait (holder); default: %(default)s",
+    )
+    parser.add_argument(
         "--kind",
         metavar="KINDS",
         default="lock,pi",

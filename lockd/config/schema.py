@@ -233,7 +233,7 @@ def _power_of_two_near(number: int, least: int) -> int:
 @dataclass(frozen=True)
 class Maps:
     """Sizes of the BPF maps in the kernel, which take their memory whether they are used or not: with
-    `auto` 16 MB on up to 16 processors with up to 16 GB (docs/performance.md). Events that find a map full
+    `auto` 17 MB on up to 16 processors with up to 16 GB (docs/performance.md). Events that find a map full
     are counted in metrics, never lost silently."""
 
     entries: int = key(
@@ -273,6 +273,19 @@ class Names:
         "when there is work for the thread. Waits for these locks get the kind `cond`, like all waits for "
         "work, and cause no alert. lockd knows some of these locks by itself, such as Redis' "
         "io_threads_mutex.",
+    )
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Which code makes threads wait for user-space locks. See docs/holders.md."""
+
+    samples_per_second: int = key(
+        integer(0, 500),
+        "20",
+        "How many releases of locks are sampled in a second, unless there are fewer, to find out which code "
+        "held the lock. More of them make the shares of holders more exact, and cost CPU time of the namer. "
+        "With 0 none is sampled, and no code for it runs in the kernel.",
     )
 
 
@@ -366,6 +379,7 @@ class Config:
     series: Series = section(Series)
     maps: Maps = section(Maps)
     names: Names = section(Names)
+    profile: Profile = section(Profile)
     budget: Budget = section(Budget)
     web: Web = section(Web)
     log: Log = section(Log)

@@ -118,6 +118,15 @@ def _futex() -> Iterator[Metric]:
         "Distinct threads that were blocked on the lock in the last minute.",
         _TOP_LOCKS,
     )
+    yield metric(
+        "lock_holder_seconds_total",
+        "counter",
+        "kind lock holder",
+        "Time for which the code named by the label holder made threads wait for the lock, in seconds,"
+        " estimated from a sample of the lock's releases.",
+        "The holders that made threads wait longest have series of their own; all others are counted as"
+        ' "other".',
+    )
 
 
 def _kernel_lock() -> Iterator[Metric]:
@@ -303,6 +312,32 @@ def _itself() -> Iterator[Metric]:
         " its runqueue time is missing and its blocked time may be too long.",
     )
     yield metric("stack_misses_total", "counter", "reason", "Stacks that lockd could not record.")
+    yield metric(
+        "holder_samples_total",
+        "counter",
+        "",
+        "Releases of user-space locks that were sampled to find out which code held the lock.",
+    )
+    yield metric(
+        "holder_samples_refused_total",
+        "counter",
+        "",
+        "Sampled releases of user-space locks that were thrown away, because there were too many at a time.",
+    )
+    yield metric(
+        "holder_refused_seconds_total",
+        "counter",
+        "",
+        "Time, in seconds, that the refused samples stood for."
+        " The sum of lockd_futex_lock_holder_seconds_total is too low by it.",
+    )
+    yield metric(
+        "holder_seconds_per_sample",
+        "gauge",
+        "",
+        "Waited time that one sample of a release of a user-space lock stands for at least, in seconds."
+        " lockd adapts it to profile.samples_per_second.",
+    )
     yield metric(
         "deadlock_locks_skipped_total",
         "counter",

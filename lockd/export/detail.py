@@ -21,6 +21,10 @@ DEFAULT_ROWS = 100
 PROGRAMS = {"futex": "locks", "kernel_locks": "locks", "offcpu": "threads"}
 """The table that has the rows of each program."""
 VALUES = (Value("blocked", "microseconds"), Value("waiting", "microseconds"), Value("waits", "count"))
+HOLDER_VALUES = (Value("waited", "microseconds"), Value("samples", "count"))
+"""What a sample at the stack of a holder says: for how long others waited for it, by an estimate."""
+SIDES = ("waiter", "holder")
+"""Values of the parameter `by`: whose stacks a profile of locks shows."""
 CONTENTION = ("lock", "pi")
 """Kinds of futex waits that a profile shows if the request has no parameter `kind`."""
 MOST_SECONDS = 60
@@ -98,7 +102,7 @@ def render_table(name: str, head: Head, arrays: Arrays, query: Query) -> bytes:
 
 
 class ProfileQuery:
-    """The parameters of a request for a profile: FILTERS and `seconds` (0 if not given).
+    """The parameters of a request for a profile: FILTERS, `seconds` (0 if not given) and `by`.
 
     Other parameters are ignored. Raises QueryError.
     """
@@ -108,7 +112,13 @@ class ProfileQuery:
             known = ", ".join(PROGRAMS)
             raise QueryError(f'parameter program: "{program[:40]}"; rule: one of {known}')
         self.program = program
-        self.filters = single_values(arguments, (*FILTERS, "seconds"))
+        self.filters = single_values(arguments, (*FILTERS, "seconds", "by"))
+        side = self.filters.pop("by", SIDES[0])
+        if side not in SIDES:
+            raise QueryError(f'parameter by: "{side[:40]}"; rule: one of {", ".join(SIDES)}')
+        self.is_by_holder = side == "holder"
+        if self.is_by_holder and program != "futex":
+            raise QueryError("parameter by: holders are known of program=futex only; rule: leave it out")
         seconds = self.filters.pop("seconds", "0")
         if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 9) or (
             int(seconds) > MOST_SECONDS or ("seconds" in arguments and not int(seconds))
@@ -135,12 +145,14 @@ def profile_of(query: ProfileQuery, head: Head, arrays: Arrays) -> Profile:
     """A profile of the waits since the daemon started, or since their rows were first seen.
 
     The values of a sample are the blocked time of waits that have ended, the time of the waits that go on
-    (for a lock: of the longest), and the number of waits that have ended.
+    (for a lock: of the longest), and the number of waits that have ended. Those of a holder are
+    HOLDER_VALUES.
     """
-    samples = [
-        _sample(row) for row in table_rows(PROGRAMS[query.program], head, arrays) if query.matches(row)
-    ]
-    return Profile(f"lockd {query.program}", VALUES, samples, head["time"])
+    rows = (row for row in table_rows(PROGRAMS[query.program], head, arrays) if query.matches(row))
+    if query.is_by_holder:
+        held = [_holder_sample(row, holder) for row in rows for holder in row["holders"]]
+        return Profile("lockd holders", HOLDER_VALUES, held, head["time"])
+    return Profile(f"lockd {query.program}", VALUES, list(map(_sample, rows)), head["time"])
 
 
 def between(earlier: Profile, later: Profile, seconds: float) -> Profile:
@@ -150,21 +162,34 @@ def between(earlier: Profile, later: Profile, seconds: float) -> Profile:
     been set in between.
     """
     before = {_key(sample): sample for sample in earlier.samples}
+    goes_on = [value.name == "waiting" for value in later.values]
     samples = []
     for sample in later.samples:
         old = before.get(_key(sample))
-        blocked, waiting, waits = sample.values
-        # If the values have fallen, the sampler has forgotten the row in between, and counts from zero.
-        if old and old.values[0] <= blocked and old.values[2] <= waits:
-            blocked, waits = blocked - old.values[0], waits - old.values[2]
-        values = blocked, min(waiting, round(seconds * 1e6)), waits
+        counted = old.values if old else (0,) * len(sample.values)
+        # If a value has fallen, the sampler has forgotten the row in between, and counts from zero.
+        if any(
+            now < then
+            for now, then, is_now in zip(sample.values, counted, goes_on, strict=True)
+            if not is_now
+        ):
+            counted = (0,) * len(sample.values)
+        values = tuple(
+            min(now, round(seconds * 1e6)) if is_now else now - then
+            for now, then, is_now in zip(sample.values, counted, goes_on, strict=True)
+        )
         if any(values):
             samples.append(replace(sample, values=values))
     return replace(later, samples=samples, began=earlier.began, seconds=seconds)
 
 
 def with_waiting(profile: Profile) -> Profile:
-    """The profile for formats with one value: blocked time that includes the waits that go on."""
+    """The profile for formats with one value: blocked time that includes the waits that go on.
+
+    That of holders has such a value already.
+    """
+    if profile.values == HOLDER_VALUES:
+        return profile
     samples = [replace(sample, values=(sample.values[0] + sample.values[1],)) for sample in profile.samples]
     value = Value("blocked, waits that go on included", "microseconds")
     return replace(profile, values=(value,), samples=samples)
@@ -185,6 +210,15 @@ def _sample(row: Mapping[str, Any]) -> Sample:
     values = round(row["blocked_us"]), round(row["waiting_us"]), row["blocked_count"]
     labels = {"unit": row["unit"], "kind": row["kind"], "lock": row["lock"]}
     return Sample(row["comm"], row["tgid"], row.get("tid", 0), frames, values, labels)
+
+
+def _holder_sample(row: Mapping[str, Any], holder: Mapping[str, Any]) -> Sample:
+    """A holder of the lock in a row as a sample. Its frames are the stack and then the lock."""
+    stack = tuple(reversed(holder["stack"])) or (Mark(holder["site"]),)
+    frames = (*stack, Mark(row["lock"] or row["address"]))
+    labels = {"unit": row["unit"], "kind": row["kind"], "lock": row["lock"], "holder": holder["site"]}
+    values = round(holder["seconds"] * 1e6), holder["samples"]
+    return Sample(row["comm"], row["tgid"], 0, frames, values, labels)
 
 
 def _key(sample: Sample) -> tuple[object, ...]:

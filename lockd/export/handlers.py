@@ -55,6 +55,8 @@ MOST_SLOW, MOST_SLOW_OF_SOURCE = 16, 8
 A slow request takes seconds, such as a profile of 10 seconds. It occupies a connection and memory for data.
 """
 
+HOLDERS = "holders"
+"""The profile of the code that held user-space locks, by the time for which others waited."""
 OPENMETRICS = "application/openmetrics-text"
 
 WORK_SAVED = 10.0
@@ -344,7 +346,11 @@ class Table(Handler):
 
 class Pprof(Handler):
     async def get(self, program: str) -> None:
-        query = ProfileQuery(program, self.request.query_arguments)
+        arguments = self.request.query_arguments
+        if program == HOLDERS:
+            query = ProfileQuery("futex", {**arguments, "by": [b"holder"]})
+        else:
+            query = ProfileQuery(program, {name: arguments[name] for name in arguments if name != "by"})
         profile = await self.service.profile(self.source, query)
         body = await self.service.render(self.source, lambda: pprof.encode(profile, comm_is_frame=True))
         self.set_header("Content-Disposition", f'attachment; filename="{program}.pb.gz"')
@@ -397,11 +403,13 @@ START_PAGE = b"""<!DOCTYPE html>
 <li><a href="api/v1/threads">/api/v1/threads</a>: the threads that wait most (JSON)</li>
 <li><a href="api/v1/deadlocks">/api/v1/deadlocks</a>: deadlocks, threads that wait for each other (JSON)</li>
 <li>/flamegraph: flame graphs of the waits since lockd started (with &amp;seconds=10: of the next 10 seconds):
-<a href="flamegraph?program=futex">locks of programs</a>,
+<a href="flamegraph?program=futex">locks of programs</a>
+(<a href="flamegraph?program=futex&amp;by=holder">who held them</a>),
 <a href="flamegraph?program=kernel_locks">locks of the kernel</a>,
 <a href="flamegraph?program=offcpu">all waits off the CPU</a></li>
 <li>/debug/pprof: the same waits as profiles for <code>go tool pprof</code>:
 <a href="debug/pprof/futex">futex</a>,
+<a href="debug/pprof/holders">holders</a> (of these locks, weighted by the time that others waited),
 <a href="debug/pprof/kernel_locks">kernel_locks</a>,
 <a href="debug/pprof/offcpu">offcpu</a></li>
 <li><a href="-/healthy">/-/healthy</a>: succeeds if the exporter answers requests</li>
@@ -435,7 +443,7 @@ def application(service: Service) -> Application:
             (r"/-/healthy", Healthy),
             (r"/-/ready", Ready),
             (r"/-/settled", Settled),
-            (r"/debug/pprof/(futex|offcpu|kernel_locks)", Pprof),
+            (r"/debug/pprof/(futex|offcpu|kernel_locks|holders)", Pprof),
             (r"/flamegraph", FlameGraph),
             (r"/api/v1/(locks|threads|deadlocks)", Table),
         ],

@@ -98,6 +98,17 @@ class Control:
         if is_timed != self._is_timed:  # else the programs' caches keep what they have
             self._words[self._at["is_timed"]] = self._is_timed = is_timed
 
+    @property
+    def wait_per_sample(self) -> int:
+        """The waited time for which a release of a lock is sampled, in units of 1024 ns
+        (lockd/bpf/daemon/releases.bpf.c)."""
+        return self._words[self._at["wait_per_sample"]]
+
+    @wait_per_sample.setter
+    def wait_per_sample(self, wait: int) -> None:
+        if wait != self.wait_per_sample:  # else the programs' caches keep what they have
+            self._words[self._at["wait_per_sample"]] = wait
+
     def set_exporter(self, pid: int) -> None:
         """Tell the programs the process id of the exporter; 0 if none runs."""
         self._words[self._at["exporter"]] = pid

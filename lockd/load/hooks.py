@@ -69,13 +69,18 @@ class Part:
     """BPF functions that are attached to nothing. They are loaded, and the sampler runs them."""
 
 
-def parts_of(programs: tuple[str, ...], lock_mode: str, futex_mode: str) -> list[Part]:
-    """Return the parts of the programs' work in these modes, in the order of compilation."""
+def parts_of(
+    programs: tuple[str, ...], lock_mode: str, futex_mode: str, has_holders: bool = True
+) -> list[Part]:
+    """Return the parts of the programs' work in these modes, in the order of compilation.
+
+    `has_holders` is whether the holders of user-space locks are sampled.
+    """
     parts = []
     if "futex" in programs and futex_mode == "calls":
         parts.append(_futex_calls())
     if "futex" in programs or "offcpu" in programs:
-        parts.append(_switches(programs, futex_mode))
+        parts.append(_switches(programs, futex_mode, has_holders))
     if "kernel_locks" in programs:
         parts.append(_lock_waits())
         if lock_mode == "all":
@@ -139,24 +144,29 @@ def _futex_calls() -> Part:
     )
 
 
-def _switches(programs: tuple[str, ...], futex_mode: str) -> Part:
+def _switches(programs: tuple[str, ...], futex_mode: str, has_holders: bool) -> Part:
     """Return the part that sees context switches, which `futex` and `offcpu` share.
 
     It belongs to `offcpu` if that program runs, else to `futex`. In mode blocked it sees futex waits too.
+    With `has_holders` it also sees who ends the waits for locks.
     """
     program = "offcpu" if "offcpu" in programs else "futex"
     hooks = [
         Candidate(program, "on_sched_process_exec", "raw_tracepoint", "sched_process_exec", required=False),
         Candidate(program, "on_sched_switch", "raw_tracepoint", "sched_switch"),
     ]
-    if "offcpu" in programs:
+    has_holders = has_holders and "futex" in programs
+    if "offcpu" in programs or has_holders:
         waking = Candidate(program, "on_sched_waking", "raw_tracepoint", "sched_waking", required=False)
         hooks.append(waking)
     files: tuple[str, ...] = ("daemon/sched.bpf.c", "daemon/older_waits.bpf.c")
     defines: tuple[str, ...] = ()
+    if has_holders:
+        files = ("daemon/releases.bpf.c", *files)
+        defines = ("WITH_HOLDERS",)
     if "futex" in programs and futex_mode == "blocked":
         files = (*FUTEX_FILES, "daemon/futex_waits.bpf.c", *files)
-        defines = ("FUTEX_WAITS",)
+        defines = ("FUTEX_WAITS", *defines)
     return Part(program, "switches", (Way("tracepoint", tuple(hooks), (), defines),), files)
 
 

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 BLOCKED_PROCESSES = "blocked_processes"
 """The ring buffer by which the programs announce processes to the namer."""
+RELEASES = ("releases", "release_record", "refused_releases")
+"""The ring of sampled releases of locks, the layout of its records, and the samples without room in it."""
 SLEEP_SECONDS = 0.001
 """Sleep before waits that began earlier are entered. The clocks are compared by the time at which this thread
 was last given a CPU, which should be recent."""
@@ -73,6 +75,8 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     pairs, plain = _maps(settings, choices)
     if bpf_object.has_map(BLOCKED_PROCESSES):
         plain.append(BLOCKED_PROCESSES)
+    if bpf_object.has_map(RELEASES[0]):
+        plain += RELEASES
     for pair in pairs:
         for index in (0, 1):
             bpf_object.set_map(pair, index, f"{pair}_{index}")

@@ -46,6 +46,8 @@ class LoadSettings:
     """The mode of the futex program: `blocked` or `calls`."""
     mechanisms: tuple[tuple[str, str], ...]
     """(program, mechanism) pairs; a mechanism is `auto`, `tracepoint`, `fentry` or `kprobe`."""
+    has_holders: bool = False
+    """Whether the holders of user-space locks are sampled."""
     trace: Trace | None = None
     """The one-shot tool's part; None for the daemon."""
 

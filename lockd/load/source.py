@@ -29,6 +29,8 @@ SIZES = {
     "CAPTURES_ENTRIES": 128,
     # Locks in user space that are not captured again.
     "KNOWN_LOCKS_ENTRIES": 16384,
+    # Locks in user space that are waited for at one moment.
+    "LOCK_QUEUES_ENTRIES": 4096,
     # Java machines whose waits are looked into.
     "HOTSPOTS_ENTRIES": 1024,
     # Processes that the namer knows of.

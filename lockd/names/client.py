@@ -27,6 +27,7 @@ from lockd.names.protocol import (
     Answer,
     GoWaits,
     KernelLock,
+    LockReleased,
     NamerSettings,
     Owners,
     Question,
@@ -146,7 +147,9 @@ class Resolver:
         waiting = self._queue or self._to_watch or self._to_forget or self._outstanding or self._answers
         return bool(self._namer or self._is_resting) and not waiting and not self._reload
 
-    def ask(self, question: UserLockSeen | KernelLock | Owners | GoWaits, is_needed: bool = True) -> bool:
+    def ask(
+        self, question: UserLockSeen | KernelLock | Owners | GoWaits | LockReleased, is_needed: bool = True
+    ) -> bool:
         """Queue a question. Returns False, without queueing it, if too many questions wait.
 
         A question that is not needed, because a good answer is known, neither starts nor keeps a namer. It is

@@ -111,7 +111,19 @@ class GoWaitsAnswer:
     """Nanoseconds for each process, as its runtime counted them; -1 where they cannot be read."""
 
 
-Answer = LockAnswer | OwnersAnswer | GoWaitsAnswer
+@dataclass(frozen=True)
+class HolderAnswer:
+    """The code that released a lock: the answer to LockReleased."""
+
+    token: int
+    """The token of the question."""
+    site: str
+    """The function that released the lock; empty if it is unknown."""
+    stack: tuple[str, ...]
+    """Functions of the thread, innermost first."""
+
+
+Answer = LockAnswer | OwnersAnswer | GoWaitsAnswer | HolderAnswer
 
 
 @dataclass(frozen=True)
@@ -222,6 +234,28 @@ class GoWaits:
 
 
 @dataclass(frozen=True)
+class LockReleased:
+    """Asks for the code in process `tgid` that released a lock, where a thread was captured as it did."""
+
+    wants_answer: ClassVar[bool] = True
+    token: int
+    """A number of the sampler's for the question, which the answer repeats."""
+    tgid: int
+    capture: Capture
+
+    def encode(self) -> bytes:
+        head = {"q": "released", **_fields(self, "capture"), "capture": _fields(self.capture, "stack")}
+        return _message(head, self.capture.stack)
+
+    def fallback(self) -> Answer:
+        return HolderAnswer(self.token, "", ())
+
+    @property
+    def description(self) -> str:
+        return f"a thread of process {self.tgid} that released a lock"
+
+
+@dataclass(frozen=True)
 class Watch:
     """Tells the namer to remember what `tgids` have mapped, and to forget the processes that are `gone`."""
 
@@ -259,7 +293,7 @@ class Reload:
         return "other settings"
 
 
-Question = UserLockSeen | KernelLock | Owners | GoWaits | Watch | Reload
+Question = UserLockSeen | KernelLock | Owners | GoWaits | LockReleased | Watch | Reload
 
 
 def is_answer_to(answer: Answer, question: Question) -> bool:
@@ -271,6 +305,8 @@ def is_answer_to(answer: Answer, question: Question) -> bool:
             return answer.token == question.token and len(answer.tids) == len(question.locks)
         case GoWaits(), GoWaitsAnswer():
             return answer.tgids == question.tgids and len(answer.waited_ns) == len(question.tgids)
+        case LockReleased(), HolderAnswer():
+            return answer.token == question.token
     return False
 
 
@@ -325,6 +361,8 @@ def _question(fields: dict[str, Any], blob: bytes) -> Question:
             return Owners(fields["token"], tuple(OwnedLock(*lock) for lock in fields["locks"]))
         case "go":
             return GoWaits(tuple(fields["tgids"]))
+        case "released":
+            return LockReleased(fields["token"], fields["tgid"], _capture(fields["capture"], blob))
         case "look":
             return Watch(tuple(fields["tgids"]), tuple(fields["gone"]))
         case "reload":
@@ -386,7 +424,9 @@ def _texts(value: Any) -> tuple[str, ...]:
     return _shared(tuple(map(_text, value)))
 
 
-_ANSWERS: dict[str, type[Answer]] = {"lock": LockAnswer, "owners": OwnersAnswer, "go": GoWaitsAnswer}
+_ANSWERS: dict[str, type[Answer]] = {
+    "lock": LockAnswer, "owners": OwnersAnswer, "go": GoWaitsAnswer, "holder": HolderAnswer
+}  # fmt: skip
 # Thousands of locks have the same functions and stacks: equal ones share memory.
 _BY_TYPE: dict[str, Callable[[Any], Any]] = {
     "int": _number, "bool": _flag, "str": _text, "tuple[int, ...]": _numbers, "tuple[str, ...]": _texts

@@ -31,8 +31,10 @@ from lockd.names.protocol import (
     Answer,
     GoWaits,
     GoWaitsAnswer,
+    HolderAnswer,
     KernelLock,
     LockAnswer,
+    LockReleased,
     NamerSettings,
     OwnedLock,
     Owners,
@@ -106,6 +108,13 @@ class Names:
                 return OwnersAnswer(question.token, tuple(map(self._owner, question.locks)))
             case GoWaits():
                 return GoWaitsAnswer(question.tgids, tuple(map(self._go_waited_ns, question.tgids)))
+            case LockReleased():
+                with self._shares.turn(question.tgid) as is_allowed:
+                    if not is_allowed:
+                        return question.fallback()
+                    return HolderAnswer(
+                        question.token, *self._user.name_holder(question.tgid, question.capture)
+                    )
             case Watch():
                 self._watched = self._watched - set(question.gone) | set(question.tgids)
                 self._forget(self._clock())

@@ -12,7 +12,8 @@ import numpy as np
 
 from lockd.columns import structs
 from lockd.columns.structs import Columns
-from lockd.kernel.manifest import Manifest
+from lockd.kernel.counters import PerCpuCounters
+from lockd.kernel.manifest import Layout, Manifest
 from lockd.kernel.maps import HashMap
 from lockd.kernel.pairs import Entries, Pairs
 from lockd.kernel.rings import Ring
@@ -22,6 +23,8 @@ from lockd.sample.saved_state import SavedState
 CAPTURES = "captures"
 """The pair that is not folded: each entry is a question to the namer, to be asked while the process lives."""
 BLOCKED_PROCESSES = "blocked_processes"
+RELEASES, RELEASE_RECORD, REFUSED_RELEASES = "releases", "release_record", "refused_releases"
+NOT_HASHES = (BLOCKED_PROCESSES, RELEASES, RELEASE_RECORD, REFUSED_RELEASES)
 STACKS = "stacks"
 FOLDED_ROWS = 3072
 """Rows that are folded in one go, which takes some milliseconds."""
@@ -162,14 +165,26 @@ class Collector:
 
     def __init__(self, manifest: Manifest, fds: list[int], saved: SavedState | None = None) -> None:
         self._saved = saved or SavedState()
-        self._maps = Pairs(manifest, fds, (BLOCKED_PROCESSES,))
+        self._maps = Pairs(manifest, fds, NOT_HASHES)
         hashes = self._maps.hashes
         self.blocked_processes: Ring | None = None
         """The ring by which programs tell the namer about blocked processes; None on a kernel without
         rings."""
+        self.releases: Ring | None = None
+        """The ring of sampled releases of user-space locks; None if their holders are not sampled."""
+        self.release_record: Layout | str = ""
+        """The layout of its records."""
+        self.refused_releases: PerCpuCounters | None = None
+        """The samples for which it had no room, and the waited time that they stood for in nanoseconds."""
         for fd, info in zip(fds, manifest.maps, strict=False):
             if info.name == BLOCKED_PROCESSES:
                 self.blocked_processes = Ring(fd, info.entries)
+            elif info.name == RELEASES:
+                self.releases = Ring(fd, info.entries)
+            elif info.name == RELEASE_RECORD:
+                self.release_record = info.value
+            elif info.name == REFUSED_RELEASES:
+                self.refused_releases = PerCpuCounters(fd, info)
         self._threads, self._kernel_waits = hashes["threads"], hashes.get("kernel_waits")
         self._kernel_holding = hashes.get("kernel_holding")
         self.abandoned = 0

@@ -18,6 +18,7 @@ from lockd.kernel.manifest import Manifest
 from lockd.names.client import Resolver
 from lockd.sample.budget.spending import RestartedProcess
 from lockd.sample.drain import Collector
+from lockd.sample.locks.releases import Releases
 from lockd.sample.series.block import Block
 from lockd.sample.series.series import Series
 from lockd.sample.series.unit_info import FAMILY
@@ -71,6 +72,8 @@ class OwnCost:
         self.ticks = 0
         self.exporter_restarts = 0
         self.captures_refused = 0
+        self.releases: Releases | None = None
+        """The sampled releases of locks; None if there are none."""
         self.undecided_calls = 0
         """Futex calls that are not counted yet because the names of their locks are being looked up."""
         self.taken_over = {"end": 0, "crash": 0}
@@ -117,11 +120,23 @@ class OwnCost:
             "namer_restarts": self._resolver.restarts,
             "namer_refused": self._resolver.refused,
             "captures_refused": self.captures_refused,
+            **self._read_samples(),
             "sampler_seconds": usage.ru_utime + usage.ru_stime,
             "namer_seconds": self._resolver.cpu_seconds(),
             "exporter_seconds": self._exporter.cpu_seconds(),
         }
         self._others = {name: value + self._before.get(name, 0) for name, value in now.items()}
+
+    def _read_samples(self) -> dict[str, float]:
+        """The counters of sampled releases of locks that end with this process."""
+        if not self.releases:
+            return {}
+        refused, refused_ns = self.releases.refused_here
+        return {
+            "holder_samples": self.releases.taken,
+            "holder_samples_refused": refused,
+            "holder_samples_refused_ns": refused_ns,
+        }
 
     @property
     def exporters_seconds(self) -> float:
@@ -171,6 +186,14 @@ class OwnCost:
         )
         block.add("lockd_interrupted_drains_total", [()], [self.interrupted_drains])
         self._export_programs(block, others["captures_refused"])
+        if self.releases:
+            samples, ns = self.releases.kernel_refused()
+            refused = samples + others["holder_samples_refused"]
+            refused_seconds = (ns + others["holder_samples_refused_ns"]) / 1e9
+            block.add("lockd_holder_samples_total", [()], [others["holder_samples"]])
+            block.add("lockd_holder_samples_refused_total", [()], [refused])
+            block.add("lockd_holder_refused_seconds_total", [()], [refused_seconds])
+            block.add("lockd_holder_seconds_per_sample", [()], [self.releases.wait_ns / 1e9])
         processes = [("sampler",), ("namer",)]
         seconds = [others["sampler_seconds"], others["namer_seconds"]]
         resident = [self._resident_bytes("self"), self._resident_bytes(str(self._resolver.pid))]

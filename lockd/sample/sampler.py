@@ -28,7 +28,7 @@ from lockd.kernel.pairs import Entries
 from lockd.names.client import Resolver
 from lockd.names.labels.processes import Name, Processes
 from lockd.names.labels.units import Units
-from lockd.names.protocol import GoWaitsAnswer, OwnersAnswer
+from lockd.names.protocol import GoWaitsAnswer, HolderAnswer, OwnersAnswer
 from lockd.sample.aggregates.contention import ContentionTables
 from lockd.sample.aggregates.futex import FutexAggregates
 from lockd.sample.aggregates.go_waits import GoMutexWaits
@@ -42,6 +42,7 @@ from lockd.sample.budget.restraint import NAMER_SHARE
 from lockd.sample.drain import FOLDED_ROWS, Collector
 from lockd.sample.folding import HELD_BACK_ROWS, MOST_ROWS, Aggregates, Folding
 from lockd.sample.locks.deadlocks import Deadlocks
+from lockd.sample.locks.releases import Releases
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.locks.waits import LockWaitReader, ThreadStates
 from lockd.sample.own_cost import OwnCost
@@ -80,6 +81,8 @@ class SamplerSettings:
     """The share of the machine that lockd may take; None for no limit."""
     parked: Sequence[str] = ()
     """Patterns for names of locks that idle threads park on, besides the locks that lockd knows."""
+    samples_per_second: int = 20
+    """How many releases of user-space locks are sampled, if the programs sample them."""
 
     @property
     def namer_share(self) -> float:
@@ -165,6 +168,8 @@ class Sampler:
             self.cpu_budget.exporter,
             procfs,
         )
+        self._releases = self._sampled_releases(manifest, settings.samples_per_second)
+        self.own_cost.releases = self._releases
         self._alive: Columns = np.empty(0, np.uint32)
         """Processes that had a thread in any survey since the last housekeeping."""
         self._last_seen = self._alive
@@ -188,6 +193,24 @@ class Sampler:
         self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
         self._fold_at_last = self._next_fold
         """When all rows are folded, even if none is a hurry."""
+
+    def _sampled_releases(self, manifest: Manifest, per_second: int) -> Releases | None:
+        """The sampled releases of user-space locks; None if the programs sample none."""
+        collector = self._collector
+        if not collector.releases or not collector.refused_releases:
+            return None
+        return Releases(
+            collector.releases,
+            collector.release_record,
+            manifest.enums["futex_kind"],
+            manifest.enums["wait_end"],
+            collector.refused_releases,
+            collector.control,
+            self._resolver,
+            self._may_be_wanted,
+            per_second,
+            time.monotonic(),
+        )
 
     def reload(self, settings: SamplerSettings) -> None:
         """Take other settings; `parked` and the bounds on series must be the same as before.
@@ -338,6 +361,8 @@ class Sampler:
         now = time.monotonic()
         is_survey_due = now >= self._next_survey
         self._drain()
+        if self._releases:
+            self._releases.read(now)
         self._exchange_names(now, is_survey_due)
         self.cpu_budget.judge_costs(now)
         self._fold_due_rows(now)
@@ -377,10 +402,12 @@ class Sampler:
             if not self._only_drains:
                 self._folding.fold_some()
                 self._has_many_rows = self._collector.unfolded_rows > FOLDED_ROWS
+                self._fold_releases(now)
                 self._next_save = min(self._next_save, now + SAVE_SECONDS)
         elif now >= self._next_fold:
             self._next_fold = now + self.cpu_budget.survey_seconds
-            if self._collector.is_fold_due or self._folding.undecided_calls or now >= self._fold_at_last:
+            is_due = self._collector.is_fold_due or self._folding.undecided_calls
+            if is_due or self._has_releases or now >= self._fold_at_last:
                 self.fold()
 
     def _exchange_names(self, now: float, is_survey_due: bool) -> None:
@@ -395,6 +422,9 @@ class Sampler:
         for answer in self._resolver.answers():
             if isinstance(answer, OwnersAnswer):
                 self._deadlocks.take_holders(answer)
+            elif isinstance(answer, HolderAnswer):
+                if self._releases:
+                    self._releases.note_answer(answer)
             elif isinstance(answer, GoWaitsAnswer):
                 if self._go_waits:
                     self._go_waits.note_answer(answer, now)
@@ -414,6 +444,19 @@ class Sampler:
         self._fold_at_last = now + LONGEST_UNFOLDED
         self._next_save = min(self._next_save, now + SAVE_SECONDS)
         self._folding.fold_all()
+        self._fold_releases(now)
+
+    @property
+    def _has_releases(self) -> bool:
+        """Whether there are sampled releases that are not counted."""
+        return self._releases is not None and self._releases.has_waiting
+
+    def _fold_releases(self, now: float) -> None:
+        """Count the sampled releases whose holders are known, except those of locks without a name yet."""
+        if not self._releases or not self.futex or not self._has_releases:
+            return
+        if releases := self._releases.take(now):
+            self._releases.give_back(self.futex.add_releases(releases, self._identities, now))
 
     def begin_settling(self) -> int:
         """Have all that has happened so far counted soon; return the tick for which has_counted() tells."""

@@ -46,6 +46,7 @@ def sampler_settings(config: Config) -> SamplerSettings:
         Filter(wanted.units, wanted.comms, wanted.exclude_comms, wanted.pids),
         config.budget.share(os.cpu_count() or 1),
         config.names.parked,
+        config.profile.samples_per_second,
     )
 
 

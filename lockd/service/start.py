@@ -150,6 +150,7 @@ def load_settings(config: Config, sysfs: Path = SYSFS, memory_bytes: int | None 
         lock_mode=wanted.kernel_locks.mode,
         futex_mode=wanted.futex.mode,
         mechanisms=tuple((name, program.mechanism) for name, program in enabled.items()),
+        has_holders=config.profile.samples_per_second > 0,
     )
 
 

@@ -58,6 +58,11 @@ class Row:
     """The comm of the thread that held the lock when the daemon last looked, while others waited."""
     holder_tid: int = 0
     """The thread id of the holder; 0 if it is not known."""
+    holder_site: str = ""
+    """The code that held the lock: of a row of holders that which the row is about, else that for which
+    threads waited longest. Empty if it is not known."""
+    holder_share: float = 0.0
+    """Its share of the time for which threads waited for the lock, as estimated from samples."""
     site: str = ""
     tid: int = 0
     thread_comm: str = ""
@@ -122,11 +127,15 @@ class Client:
         """The locks of /api/v1/locks."""
         return self._table("locks", _lock)
 
-    def _table(self, name: str, make_row: Callable[[dict[str, Any]], Row]) -> Table:
+    def holders(self) -> Table:
+        """The code that held the locks of /api/v1/locks, a row for each lock and site."""
+        return self._table("locks", _holders)
+
+    def _table(self, name: str, make_rows: Callable[[dict[str, Any]], Iterable[Row]]) -> Table:
         answer = self._get(f"/api/v1/{name}?limit={MAX_ROWS}")
         try:
             table = json.loads(answer)
-            rows = tuple(_merged(map(make_row, table[name])))
+            rows = tuple(_merged(row for raw in table[name] for row in make_rows(raw)))
             has_holds = any("held_us" in row for row in table[name])
             time = round(float(table["time"]), 6)
             if not math.isfinite(time):
@@ -245,11 +254,11 @@ def _merged(rows: Iterable[Row]) -> Iterable[Row]:
     return merged.values()
 
 
-def _thread(raw: dict[str, Any]) -> Row:
+def _thread(raw: dict[str, Any]) -> Iterable[Row]:
     waiting = _whole(raw["waiting_us"] or 0)
     tid, tgid = _whole(raw["tid"]), _whole(raw["tgid"])
     key = (raw["program"], tid, tgid, raw["kind"])
-    return Row(
+    yield Row(
         **_common(raw, key, waiting),
         waiting=int(waiting > 0),
         waiting_is_least=bool(raw.get("waiting_is_least")),
@@ -259,21 +268,41 @@ def _thread(raw: dict[str, Any]) -> Row:
     )
 
 
-def _lock(raw: dict[str, Any]) -> Row:
+def _lock(raw: dict[str, Any]) -> Iterable[Row]:
     key = (raw["program"], _whole(raw["tgid"]), raw["address"], raw["kind"])
     holding_us = _whole(raw.get("holding_us") or 0)
-    return Row(
+    holder: dict[str, Any] = next(iter(raw.get("holders") or ()), {"site": "", "share": 0.0})
+    yield Row(
         **_common(raw, key, _whole(raw.get("waiting_us") or 0)),
         waiting=_whole(raw["waiting"]),
         threads=_whole(raw["threads"]),
         holder=str(raw.get("holder") or ""),
         holder_tid=_whole(raw.get("holder_tid") or 0),
+        holder_site=str(holder["site"]),
+        holder_share=float(holder["share"]),
         site=str(raw["site"] or ""),
         held_us=_whole(raw.get("held_us") or 0) + holding_us,
         acquired=_whole(raw.get("acquisitions") or 0),
         max_held_us=_whole(raw.get("max_held_us") or 0),
         holding_us=holding_us,
     )
+
+
+def _holders(raw: dict[str, Any]) -> Iterable[Row]:
+    """A row for each holder of a lock. Its blocked time is the time for which others waited, its count that
+    of samples."""
+    key = (raw["program"], _whole(raw["tgid"]), raw["address"], raw["kind"])
+    for holder in raw.get("holders") or ():
+        site = str(holder["site"])
+        (lock,) = _lock({**raw, "holders": [holder]})
+        yield dataclasses.replace(
+            lock,
+            key=(*key, site),
+            blocked_us=_whole(holder["seconds"] * 1e6),
+            count=_whole(holder["samples"]),
+            waiting=0,
+            waiting_us=0,
+        )
 
 
 def _common(raw: dict[str, Any], key: Hashable, waiting_us: int) -> dict[str, Any]:

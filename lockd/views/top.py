@@ -46,6 +46,8 @@ class Options:
     once: bool
     sort: str
     """A key of ORDERS."""
+    is_by_holder: bool
+    """Whether the first table is of the code that held locks, and not of the locks."""
     kinds: frozenset[str]
     """Kinds of futex waits. With all of KINDS, off-CPU time is shown as well."""
     limit: int | None
@@ -64,6 +66,7 @@ def options(args: argparse.Namespace) -> Options:
         interval_ns=args.interval,
         once=args.once,
         sort=args.sort,
+        is_by_holder=args.by == "holder",
         kinds=kinds,
         limit=args.limit,
         insecure=args.insecure,
@@ -102,7 +105,8 @@ class Watch:
 
     def read_tables(self) -> None:
         """Fetch both tables. Raises LockdError if that fails, or if there are no times for --sort=held."""
-        locks, threads = self._client.locks(), self._client.threads()
+        by_holder = self.options.is_by_holder
+        locks, threads = self._client.holders() if by_holder else self._client.locks(), self._client.threads()
         if self.options.sort == HELD and locks.rows and not locks.has_holds:
             raise LockdError(
                 f"{self.url} does not say how long locks are held: "
@@ -128,7 +132,12 @@ class Watch:
             Text(f"lockd top  {self.url}  {_totals(threads)}", no_wrap=True),
             Text(problem, style="bold red", no_wrap=True),
             *(Text(line, no_wrap=True, overflow="ellipsis") for line in advice),
-            _grid("locks", HELD_COLUMNS if by_hold else LOCK_COLUMNS, self._top(locks, rows, sort), width),
+            _grid(
+                "holders" if self.options.is_by_holder else "locks",
+                HOLDER_COLUMNS if self.options.is_by_holder else HELD_COLUMNS if by_hold else LOCK_COLUMNS,
+                self._top(locks, rows, sort),
+                width,
+            ),
             Text(""),
             _grid("threads", THREAD_COLUMNS, self._top(threads, rows, BLOCKED if by_hold else sort), width),
         )
@@ -231,6 +240,13 @@ def _waiting(row: Row) -> str:
     return f"{least}{duration(row.waiting_us)}" if row.waiting else "-"
 
 
+def _holder(row: Row) -> str:
+    """The thread that holds a lock for long while others wait, and the code that made threads wait most."""
+    thread = f"{row.holder}[{row.holder_tid}]" if row.holder_tid else ""
+    code = f"{row.holder_site} {row.holder_share:.0%}" if row.holder_site else ""
+    return f"{thread} {code}".strip() or "-"
+
+
 NUMBERS = (
     Column("BLOCKED/S", lambda r: duration(r.blocked_rate * 1e6), is_number=True),
     Column("WAITS/S", lambda r: _number(r.count_rate), 60, is_number=True),
@@ -247,8 +263,18 @@ LOCK_COLUMNS = (
     *NUMBERS,
     Column("WAITING", lambda r: str(r.waiting), is_number=True),
     Column("THREADS", lambda r: str(r.threads), 90, is_number=True),
-    Column("HOLDER", lambda r: f"{r.holder}[{r.holder_tid}]" if r.holder_tid else "-", 100),
+    Column("HOLDER", _holder, 100),
     *WHICH_LOCK,
+)
+HOLDER_COLUMNS = (
+    Column("WAITED/S", lambda r: duration(r.blocked_rate * 1e6), is_number=True),
+    Column("SHARE", lambda r: f"{r.holder_share:.0%}", is_number=True),
+    Column("SAMPLES/S", lambda r: _number(r.count_rate), 90, is_number=True),
+    Column("HOLDER", lambda r: r.holder_site),
+    Column("KIND", lambda r: r.kind, 70),
+    Column("LOCK", lambda r: r.lock),
+    Column("PROCESS", _process, 60),
+    Column("UNIT", lambda r: r.unit, 110),
 )
 HELD_COLUMNS = (
     Column("HELD/S", lambda r: duration(r.held_rate * 1e6), is_number=True),

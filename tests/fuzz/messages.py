@@ -46,9 +46,11 @@ from lockd.names.protocol import (
     Answer,
     GoWaits,
     GoWaitsAnswer,
+    HolderAnswer,
     HotSpotPlaces,
     KernelLock,
     LockAnswer,
+    LockReleased,
     NamerSettings,
     OwnedLock,
     Owners,
@@ -73,6 +75,7 @@ QUESTIONS: tuple[Question, ...] = (
     KernelLock(6, 0xFFFF888100000040, "mutex", (0xFFFFFFFF81000000,)),
     Owners(3, (OwnedLock(7, 0x7F00, "lock", "mutex"), OwnedLock(7, 0x7F08, "pi", ""))),
     GoWaits((7, 9)),
+    LockReleased(4, 7, Capture(tuple(range(17)), bytes(64), (1, 2), 0x7F00)),
 )
 ANSWERS: tuple[Answer, ...] = (
     LockAnswer(
@@ -81,6 +84,7 @@ ANSWERS: tuple[Answer, ...] = (
     LockAnswer(6, False, "pipe->mutex", "pipe_write"),
     OwnersAnswer(3, (8, 0)),
     GoWaitsAnswer((7, 9), (-1, 10**12)),
+    HolderAnswer(4, "shop:put", ("shop:put", "main")),
 )
 
 
@@ -139,6 +143,8 @@ def _numbers_of(answer: Answer) -> tuple[object, ...]:
             return answer.token, len(answer.tids)
         case GoWaitsAnswer():
             return answer.tgids, len(answer.waited_ns)
+        case HolderAnswer():
+            return (answer.token,)
 
 
 def _check(answer: Answer) -> None:
@@ -151,6 +157,9 @@ def _check(answer: Answer) -> None:
         assert len(answer.hotspot) in (0, len(fields(HotSpotPlaces)))
         numbers: Sequence[int] = answer.hotspot
         assert all(0 <= number < 2**63 for number in numbers)
+    elif isinstance(answer, HolderAnswer):
+        assert all(type(name) is str for name in (answer.site, *answer.stack))
+        numbers = (answer.token,)
     else:
         numbers = answer.tids if isinstance(answer, OwnersAnswer) else answer.waited_ns
         assert all(-(2**63) <= number < 2**63 for number in numbers)

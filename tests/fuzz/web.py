@@ -39,6 +39,9 @@ HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
 _STATUS = re.compile(rb"^HTTP/1\.1 (\d{3}) [^\r\n]*\r\n", re.M)
 
 
+HOLDERS = [{"site": "</svg>", "seconds": 1.5, "share": 1.0, "samples": 3, "stack": ["unlock", "</svg>"]}]
+
+
 def detail_block() -> bytes:
     """The tables behind /api/v1 and the profiles, of two rows each, with markup for a name."""
     text = {
@@ -51,7 +54,7 @@ def detail_block() -> bytes:
         name: {
             "text": threads if name == "threads" else text,
             "numbers": ["tgid", "tid", "blocked_us", "waiting_us", "blocked_count"],
-            "lists": {"stack": [["sell", "main"], []]},
+            "lists": {"stack": [["sell", "main"], []], "holders": [HOLDERS, []]},
         }
         for name in ("locks", "threads", "deadlocks")
     }
@@ -172,6 +175,7 @@ def http_requests() -> list[bytes]:
         b"/flamegraph?program=offcpu&unit=a", b"/api/v1/locks?limit=3&kind=lock", b"/api/v1/deadlocks",
         b"/nothing",
         b"/api/v1/threads?comm=%ff&limit=0", b"/flamegraph?program=kernel_locks&seconds=1",
+        b"/flamegraph?program=futex&by=holder",
     )  # fmt: skip
     simple = [b"o" + b"GET " + path + end + b"\r\n" for path in paths]
     right = b"Authorization: Basic cHJvbWV0aGV1czpzZWNyZXQ=\r\n"
@@ -203,7 +207,7 @@ HTTP_WORDS = (
     b"Expect: 100-continue\r\n",
     b"Authorization: Basic ", b"Accept: ", b"Accept-Encoding: gzip\r\n", b"X-Forwarded-For: 1.2.3.4\r\n",
     b"%00", b"%ff",
-    b"?", b"&", b"=", b"limit=", b"seconds=", b"unit=", b"comm=", b"kind=", b"program=futex",
+    b"?", b"&", b"=", b"limit=", b"seconds=", b"unit=", b"comm=", b"kind=", b"program=futex", b"by=holder",
     b"/api/v1/locks",
     b"/metrics", b"/debug/pprof/", b"..", b"//", b";", b"q=0", b"\xc3\xa9", b"\xed\xa0\x80",
     b"5\r\nhello\r\n0\r\n\r\n",
@@ -289,7 +293,14 @@ class _Daemon(Client):
 def top(data: bytes) -> None:
     """What `lockd top` shows of two answers, or one error in words; no control characters of theirs."""
     options = Options(
-        "http://127.0.0.1:9776", 1, True, ("blocked", "held")[len(data) & 1], frozenset(KINDS), 5, False
+        "http://127.0.0.1:9776",
+        1,
+        True,
+        ("blocked", "held")[len(data) & 1],
+        bool(len(data) & 2),
+        frozenset(KINDS),
+        5,
+        False,
     )
     watch, answers = Watch(options), data.split(b"\n")
     watch._client = _Daemon(answers)
@@ -310,7 +321,7 @@ def tables_of_daemons() -> list[bytes]:
         "lock": "shop:stock",
         "address": "0x10", "site": "shop:sell", "thread_comm": "worker", "advice": "java", "holder": "worker",
         "holder_tid": 9, "waiting": 1, "threads": 3, "waiting_us": 40, "waiting_is_least": True, "held_us": 5,
-        "acquisitions": 6, "max_held_us": 3, "holding_us": 2,
+        "acquisitions": 6, "max_held_us": 3, "holding_us": 2, "holders": HOLDERS,
     }  # fmt: skip
     looks = []
     for time, blocked in ((1.0, 10), (2.0, 900)):

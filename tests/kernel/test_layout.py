@@ -35,7 +35,7 @@ SETTINGS = LoadSettings(
     programs=("futex", "offcpu", "kernel_locks"),
     entries=1024, threads=1024, stacks=64, min_block_ns=0, max_block_ns=2**63 - 1,
     lock_mode="contention", futex_mode="blocked",
-    mechanisms=(("futex", "auto"), ("offcpu", "auto"), ("kernel_locks", "auto")),
+    mechanisms=(("futex", "auto"), ("offcpu", "auto"), ("kernel_locks", "auto")), has_holders=True,
 )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def top(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def tables(text: str) -> dict[str, list[dict[str, str]]]:
     """The rows of each table in the output, by the titles of the columns."""
     found: dict[str, list[dict[str, str]]] = {}
-    for block in re.split(r"^(?=locks$|threads$)", text, flags=re.MULTILINE)[1:]:
+    for block in re.split(r"^(?=locks$|threads$|holders$)", text, flags=re.MULTILINE)[1:]:
         title, header, *lines = [line.rstrip() for line in block.splitlines() if line.strip()]
         if header == "nothing blocked":
             found[title] = []

@@ -55,7 +55,7 @@ def test_help_names_every_command() -> None:
                  "--strict"]),
         ("check", ["--config.file", "--web.listen-address", "--web.config.file", "--log.level",
                    "--quiet"]),
-        ("top", ["--url", "--interval", "--once", "--sort", "--kind", "--limit", "--insecure"]),
+        ("top", ["--url", "--interval", "--once", "--sort", "--by", "--kind", "--limit", "--insecure"]),
     ],
 )  # fmt: skip
 def test_help_names_every_flag(command: str, flags: list[str]) -> None:

@@ -47,6 +47,16 @@ BPF_ARRAY_OF_MAPS(futex_over, "futex_over_0", 2);
 #define FUTEX_PRIVATE_FLAG 128
 #define FUTEX_CLOCK_REALTIME 256
 
+/* Return the number that a futex call of a 32-bit program has in 64-bit programs. */
+static __always_inline s16 number_of_compat(u32 nr)
+{
+#ifdef NR_COMPAT_FUTEX
+    return nr == NR_COMPAT_FUTEX || nr == NR_COMPAT_FUTEX_TIME64 ? NR_FUTEX : nr;
+#else
+    return nr;
+#endif
+}
+
 /* Return the kind of a wait by the value that it expects. glibc's low-level lock and Rust's mutex wait for
  * the value 2, and musl's for the owner with the top bit set. The value -1 is a parked thread. */
 static __always_inline u8 kind_of_value(u32 value)

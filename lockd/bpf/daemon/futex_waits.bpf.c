@@ -5,16 +5,6 @@
  * page fault and a lock of the kernel in such a call are uninterruptible, and a stopped thread has a state
  * of its own. How the call ends stays unknown. */
 
-/* Return the number that a futex call of a 32-bit program has in 64-bit programs. */
-static __always_inline s16 number_of_compat(u32 nr)
-{
-#ifdef NR_COMPAT_FUTEX
-    return nr == NR_COMPAT_FUTEX || nr == NR_COMPAT_FUTEX_TIME64 ? NR_FUTEX : nr;
-#else
-    return nr;
-#endif
-}
-
 /* The current thread, whose user registers are `registers`, leaves its CPU to sleep interruptibly in the
  * system call `nr`, which is a futex call or one of a 32-bit program. */
 static __always_inline void futex_wait_began(void *ctx, u64 task, struct pt_regs *registers, struct thread *t,

@@ -276,6 +276,10 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
 
 static __always_inline void came_back(u64 task, u32 tid, struct thread *t, u64 now, bool seen)
 {
+#ifdef WITH_HOLDERS
+    if (t->queued) /* its wake-up was not seen */
+        leave_queue(NULL, t, END_NO_RELEASE, now);
+#endif
 #ifdef FUTEX_CALLS
     if (t->call.since && t->state != STATE_RUNNABLE) {
         t->call_blocked += now - t->off_since;
@@ -519,6 +523,10 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
     if (t->state == STATE_INTERRUPTIBLE && (is_futex_wait(t->nr) || t->nr == NR_COMPAT))
         futex_wait_began(ctx, task, registers, t, tid, t->nr, now);
 #endif
+#ifdef WITH_HOLDERS
+    if (t->call.since && t->state == STATE_INTERRUPTIBLE)
+        join_queue(t, now);
+#endif
 #ifdef ONLY_FUTEX_CALLS
     if (!t->call.since)
         return;
@@ -589,6 +597,10 @@ static __always_inline void woken(void *ctx, u64 task)
     /* The thread may still be on its way out, see switched_out(). */
     if (t && !(t->off_since && t->woken_at))
         note_waker(ctx, t);
+#endif
+#ifdef WITH_HOLDERS
+    if (t && t->queued)
+        leave_queue(ctx, t, end_of_wait(t), bpf_ktime_get_ns());
 #endif
     if (!t || !t->off_since || t->woken_at)
         return;

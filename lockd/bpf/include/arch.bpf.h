@@ -147,6 +147,18 @@ static __always_inline u64 first_argument(struct pt_regs *saved)
     return argument;
 }
 
+/* Return the fifth argument of the system call that a thread is in. */
+static __always_inline u64 fifth_argument(struct pt_regs *saved, bool is_compat)
+{
+    u64 argument = 0;
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+    bpf_probe_read_kernel(&argument, sizeof(argument), &saved->regs[4]);
+#else
+    bpf_probe_read_kernel(&argument, sizeof(argument), is_compat ? &saved->di : &saved->r8);
+#endif
+    return is_compat ? (u32)argument : argument;
+}
+
 /* Whether a system call reads or writes (read, write, their variants, sendfile, splice). What such a call
  * waits for depends on the file. */
 static __always_inline bool is_read_or_write(s16 nr)

@@ -119,7 +119,7 @@ struct waker {
 #endif
 
 /* A thread that was switched out at least once. The thread itself writes this, except `woken_at` and
- * `waker`, which its waker writes.
+ * `waker`, which its waker writes, and `queued`, which its waker sets back.
  *
  * In mode blocked everything from `off_since` on is one cache line of 64 bytes: a wait mostly ends on another
  * CPU than it began on, and each line that both CPUs write costs some 100 ns. The kernel puts 56 bytes
@@ -136,7 +136,8 @@ struct thread {
     u8 iowait;
     u8 detail; /* of the system call: enum futex_kind or enum file_kind */
     u8 restart; /* 1: its futex call will continue as restart_syscall() */
-    u8 pad[2];
+    u8 queued; /* 1: it is counted in the queue of its lock (releases.bpf.c) */
+    u8 pad;
     struct call call; /* moved here from `running` when the thread leaves the CPU */
     u64 looked_up; /* time at which the lock of `call` was last found in known_locks; 0: never */
 #ifdef FUTEX_CALLS
@@ -164,6 +165,7 @@ struct control { /* written by the sampler */
     u32 restraint; /* enum restraint */
     u32 is_timed; /* 1: the programs measure their run times */
     u32 sampler, exporter; /* their thread groups */
+    u32 wait_per_sample; /* of releases of locks, in units of 1024 ns; 0: no samples (releases.bpf.c) */
 };
 
 /* What programs note in `written`, so that the sampler need not look at maps to which nothing was added.

@@ -108,6 +108,21 @@ def judge(stack: Sequence[Frame], value: int = 0) -> Judgement:
     return Judgement(family, KINDS.get(family, ""), site, implementation, owner, is_parked, service)
 
 
+def releasing_site(stack: Sequence[Frame]) -> str:
+    """The label of the frame that releases a lock, given the stack of the thread that does, innermost first.
+
+    It is the first frame outside the code that unlocks, as the site of a wait is the first one outside the
+    code that locks. Empty if there is none.
+    """
+    sorts = _classify(stack)
+    end = 0
+    while end < len(stack) and (
+        sorts[end] in ("locking", "stub") or _matches(_RELEASING, _plain(stack[end].function))
+    ):
+        end += 1
+    return _site(stack, ["locking"] * end + sorts[end:], end)
+
+
 def _name_latch(stack: Sequence[Frame], value: int) -> Sequence[Frame]:
     """The stack, with the name LATCH for MariaDB's function that waits for a latch and has no name.
 
@@ -419,6 +434,21 @@ sort of lock and how it is taken, is a wrapper. `lock_accounts` and `Registry::l
 where a thread waits.
 """
 
+RELEASING = r"""
+        (?:\w*_)?(?:mutex|mtx|rw_?lock|spin_?lock|critical_?section)_(?:\w+_)?(?:unlock|release|leave|exit)\w*
+        (?:\w+_)?(?:wr|rd)unlock
+        (?:\w+::)*\w*(?:[Mm]utex|[Ss]pin_?[Ll]ock|[Rr][Ww]_?[Ll]ock)\w*::\w*(?:[Uu]nlock|[Rr]elease|[Ee]xit)\w*
+        (?:\w+::)*\w*(?:[Ll]ock(?:er)?|[Gg]uard)::~\w+
+        %ptr::drop_in_place\b.* %mem::drop\b.* __wake __unlock __unlockfile funlockfile
+        PyEval_(?:SaveThread|ReleaseThread|ReleaseLock) _?PyThreadState_Detach\w* detach_thread
+        PyGILState_Release gvl_release\w* thread_sched_to_waiting\w* InterpreterRuntime::monitorexit\w*
+        LightweightSynchronizer::.*exit.* v8::base::\w*Mutex\w*::Unlock
+"""
+"""Functions that release locks, besides those that lock and unlock (FAMILIES, LOCKING).
+
+Wrappers of unknown programs are told by the words of their names, as in WRAPPERS.
+"""
+
 SERVICES = {
     "malloc": r"""
         (?:__libc_|__)?(?:malloc|calloc|realloc|free|cfree|memalign|posix_memalign|aligned_alloc|valloc|pvalloc)
@@ -518,6 +548,7 @@ _BY_FAMILY = {family: _any(table) for family, table in FAMILIES.items()}
 _BY_WRAPPER = {family: _any(table) for family, table in WRAPPERS.items()}
 _LOCKING = _any(LOCKING, *FAMILIES.values())
 _SERVICES = {service: _any(table) for service, table in SERVICES.items()}
+_RELEASING = _any(RELEASING)
 _RUNTIME = _any(RUNTIMES)
 _COMMON_CODE = _any(COMMON)
 _PARKER = _any(PARKERS)

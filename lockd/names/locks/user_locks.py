@@ -36,6 +36,7 @@ from lockd.names.locks.locking_code import (
     is_parked_on,
     is_pool,
     judge,
+    releasing_site,
 )
 from lockd.names.objects.address_space import STALE_SECONDS, AddressSpace
 from lockd.names.objects.demangle import Demangler
@@ -244,6 +245,21 @@ class UserNames:
             hotspot=astuple(replace(layout, generation=generation)) if layout else (),
             advice="" if layout and process.jit.has_names else JAVA if layout else JAVA_UNKNOWN,
         )
+
+    def name_holder(self, tgid: int, capture: Capture) -> tuple[str, tuple[str, ...]]:
+        """The site and the stack of a thread that was captured while it released a lock.
+
+        The site is empty if it is unknown. The stack is innermost first.
+        """
+        process = self._read_process(tgid)
+        if process.hotspot:
+            process.jit.refresh(process.space.jit_dumps())
+        places = unwind(process.space, capture)
+        frames = self._frames(process, places)
+        site = releasing_site(frames)
+        if self._hotspot(process, places, frames) and not _JAVA_SITE.match(site):
+            site = ""
+        return site, tuple(frame.label for frame in frames[:SHOWN_FRAMES])
 
     def _lock(
         self,

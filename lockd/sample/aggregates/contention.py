@@ -85,6 +85,7 @@ class ContentionTables:
                 "site": object,
                 "stack": object,
                 "sites": object,  # Counter of sites; that of the table of user-space locks
+                "holders": object,  # of a user-space lock, as sampled; 0 or None if there is no sample
                 "series_code": np.uint64,  # hash of the label set, 0 as long as it has no name
             },
             capacity,
@@ -241,6 +242,7 @@ class ContentionTables:
             "lists": {
                 "stack": [list(stack or ()) for stack in locks["stack"][rows]],
                 "sites": [_sites(counter) for counter in locks["sites"][rows]],
+                "holders": [holders.rows() if holders else [] for holders in locks["holders"][rows]],
             },
         }
         if self.holds:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from lockd.columns import structs
@@ -11,9 +13,12 @@ from lockd.kernel.manifest import Manifest
 from lockd.names.protocol import ANON
 from lockd.sample.aggregates.contention import NOT_CONTENTION, ContentionTables, ThreadRows, lock_key
 from lockd.sample.aggregates.futex_calls import FutexCalls
+from lockd.sample.aggregates.identities import Identities
+from lockd.sample.aggregates.lock_holders import LockHolders
 from lockd.sample.aggregates.lock_series import LockSeries
-from lockd.sample.aggregates.ongoing import Moment, OngoingWaits
+from lockd.sample.aggregates.ongoing import Moment, OngoingWaits, name_waits
 from lockd.sample.aggregates.window import Window, add_slots
+from lockd.sample.locks.releases import Release
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Limits, LineBudget
@@ -59,7 +64,11 @@ class FutexAggregates:
             maxima=("blocked",), windows=windows,
         )  # fmt: skip
         self.locks = LockSeries("futex", contention, locks, self._kind_names, has_site=False)
+        has_holders = any(info.name == "releases" for info in manifest.maps)
+        self.holders = LockHolders(limits, budget, contention) if has_holders else None
         self.series = [self.by_kind, *(self.calls.series if self.calls else ()), locks]
+        if self.holders:
+            self.series.append(self.holders.series)
 
     def fold(self, window: Window, now: float) -> None:
         """Add one window; `now` is the monotonic clock in seconds."""
@@ -103,6 +112,27 @@ class FutexAggregates:
         contention.add_waits(contention.locks, lock_rows, *numbers)
         contention.note_lock_threads(lock_rows, threads, keys["tid"], now)
         self.locks.add(lock_rows, values["calls"], values["blocked_ns"], values["max_blocked_ns"], now)
+
+    def add_releases(self, releases: Sequence[Release], identities: Identities, now: float) -> list[Release]:
+        """Add sampled releases of locks; return those of locks whose names are being looked up.
+
+        A release that turns out to be of another kind than `lock` and `pi` is left out, and so is that of a
+        process that the filter excludes.
+        """
+        assert self.holders
+        tgids = np.array([release.tgid for release in releases], np.int64)
+        addresses = np.array([release.address for release in releases], np.uint64)
+        kinds = np.array([release.kind for release in releases], np.int64)
+        kinds = self._user_locks.correct_kinds(tgids, addresses, kinds)
+        later = self._user_locks.is_undecided(tgids, addresses, kinds, now)
+        chosen = np.flatnonzero(~later & ~np.isin(self._kinds[kinds], NOT_CONTENTION))
+        if len(chosen):
+            weights = np.array([releases[i].weight_ns for i in chosen.tolist()], np.int64)
+            described = chosen, tgids[chosen], kinds[chosen], addresses[chosen], weights
+            waits = name_waits(*described, identities)
+            rows = self._lock_rows(waits, waits.tgids, waits.addresses, waits.kinds, now)
+            self.holders.add(rows, [releases[i] for i in waits.tids.tolist()], now)
+        return [releases[i] for i in np.flatnonzero(later).tolist()]
 
     def _lock_rows(
         self, waits: ThreadRows, tgids: Columns, addresses: Columns, kinds: Columns, now: float
@@ -197,3 +227,5 @@ class FutexAggregates:
         block.add("lockd_futex_lock_threads", labels, self.locks.count_threads(now)[rows])
         maxima = series.current_max("blocked", rows)
         block.add("lockd_futex_lock_max_blocked_us", *with_windows(labels, maxima))
+        if self.holders:
+            self.holders.export(block)

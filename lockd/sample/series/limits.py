@@ -17,6 +17,7 @@ SHARES = {
     "futex_process": 0.04,
     "futex_error": 0.02,
     "futex_lock": 0.07,
+    "futex_lock_holder": 0.02,
     "offcpu": 0.18,
     "offcpu_runqueue": 0.04,
     "offcpu_waker": 0.03,

@@ -40,7 +40,7 @@ WINDOWS = "is not a list of 1 to 4 different durations, each from 10s to 24h"
 BUCKETS = "is not a list of powers of two from 1 to 67108864, each larger than the last"
 COMM = "is not a string: a name of at most 15 bytes, or a shell pattern"
 SHARE = "a share from 0.01% to 100%, or auto, or none"
-SECTIONS = "period, programs, filter, windows, histogram, series, maps, names, budget, web, log"
+SECTIONS = "period, programs, filter, windows, histogram, series, maps, names, profile, budget, web, log"
 OFF = "{enabled: false}"
 ADDRESS = "is not HOST:PORT, such as 127.0.0.1:9776, [::1]:9776 or :9776 for every interface"
 

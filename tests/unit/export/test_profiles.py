@@ -41,8 +41,25 @@ THREADS = [
 ]
 
 
+HOLDERS = [
+    {
+        "site": "shop:refill",
+        "seconds": 0.003,
+        "share": 0.75,
+        "samples": 3,
+        "stack": ["unlock", "shop:refill"],
+    },
+    {"site": "(no release)", "seconds": 0.001, "share": 0.25, "samples": 1, "stack": []},
+]
+"""Of the first lock."""
+
+
 def block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
     """What the sampler tells; `later` seconds later, with `more` waits of 100 us on each row."""
+    held = [
+        {**one, "seconds": one["seconds"] + more * 1e-4, "samples": one["samples"] + more}  # type: ignore[operator]
+        for one in HOLDERS
+    ]
     columns: dict[str, Any] = {}
     tables: dict[str, Any] = {}
     for name, rows in (("locks", LOCKS), ("threads", THREADS)):
@@ -62,7 +79,8 @@ def block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
             numbers["tid"] = rest[0]
         tables[name] = {
             "text": {column: list(values) for column, values in text.items()},
-            "numbers": list(numbers), "lists": {"stack": list(rest[1])} if name == "locks" else {},
+            "numbers": list(numbers),
+            "lists": {"stack": list(rest[1]), "holders": [held, *[[]] * (n - 1)]} if name == "locks" else {},
         }  # fmt: skip
         for column, values in numbers.items():
             add = {"blocked_us": 100.0 * more, "blocked_count": more}.get(column, 0)
@@ -109,6 +127,28 @@ def test_go_reads_the_profile_of_locks(running: Exporter) -> None:
     assert waits["shop:stock"][0] == "4"
     waiting = go_pprof(running, "/debug/pprof/futex", "-top", "-sample_index=waiting", "-unit=us")
     assert rows(waiting)["shop:stock"][0] == "5000000us"
+
+
+def test_the_code_that_held_a_lock_by_the_time_that_others_waited(running: Exporter) -> None:
+    found = rows(go_pprof(running, "/debug/pprof/holders", "-top", "-unit=us", "-sample_index=waited"))
+    assert (found["shop:refill"][3], found["(no release)"][3]) == ("3000us", "1000us")
+    assert found["shop:stock"][0] == "4000us"
+    samples = rows(go_pprof(running, "/debug/pprof/holders", "-top", "-sample_index=samples"))
+    assert (samples["shop:refill"][3], samples["(no release)"][3]) == ("3", "1")
+    page = frames(running.ask("/flamegraph?program=futex&by=holder")[2])
+    assert page["shop:refill"] == "3.000 ms, 75.00%"
+    assert "shop:sell" in frames(running.ask("/flamegraph?program=futex&by=waiter")[2])
+
+
+def test_holders_of_some_seconds(running: Exporter) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(running.ask, "/flamegraph?program=futex&by=holder&seconds=1")
+        while not running.sampler.requests:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        running.sampler.blocks[REQUEST_DETAIL] = block(later=1.0, more=5)
+        page = frames(asked.result()[2])
+    assert page["shop:refill"] == "500 us, 50.00%"
 
 
 def test_filters(running: Exporter) -> None:
@@ -241,6 +281,12 @@ def test_the_script_and_the_style_are_allowed_by_a_browser(running: Exporter, tm
         ("/debug/pprof/futex?seconds=0", 400, 'parameter seconds: "0"; rule: a whole number from 1 to 60'),
         ("/debug/pprof/futex?seconds=61", 400, "parameter seconds"),
         ("/debug/pprof/futex?seconds=-1", 400, "parameter seconds"),
+        ("/flamegraph?program=futex&by=owner", 400, 'parameter by: "owner"; rule: one of waiter, holder'),
+        (
+            "/flamegraph?program=offcpu&by=holder",
+            400,
+            "parameter by: holders are known of program=futex only",
+        ),
         ("/debug/pprof/futex?comm=%FF", 400, "parameter comm"),
     ],
 )

@@ -38,9 +38,11 @@ from lockd.names.protocol import (
     HOTSPOT_BITS,
     Answer,
     GoWaits,
+    HolderAnswer,
     HotSpotPlaces,
     KernelLock,
     LockAnswer,
+    LockReleased,
     OwnedLock,
     Owners,
     OwnersAnswer,
@@ -432,6 +434,7 @@ CAPTURE = Capture(tuple(range(17)), bytes(range(256)) * 3, (1 << 63, 5), 7)
         UserLockSeen(1, 2, 3, 4, "cond"),
         KernelLock(1, LOCK, "mutex", (LOCK, 2), True),
         Owners(1, (OwnedLock(1, 2, "lock", "mutex"), OwnedLock(1, 2, "pi", ""))),
+        LockReleased(3, 2, CAPTURE),
         Watch((1, 2), (3,)),
         Reload(10, 0.25),
     ],
@@ -441,7 +444,12 @@ def test_questions_arrive_as_they_were_sent(question: Question) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [LockAnswer(1, True, "a:b", "c:d", ("x", "y"), "lock", "mutex"), OwnersAnswer(1, (0, 77))]
+    "answer",
+    [
+        LockAnswer(1, True, "a:b", "c:d", ("x", "y"), "lock", "mutex"),
+        OwnersAnswer(1, (0, 77)),
+        HolderAnswer(3, "c:d", ("x", "y")),
+    ],
 )
 def test_answers_arrive_as_they_were_sent(answer: Answer) -> None:
     assert decode_answer(encode_answer(answer)) == answer

@@ -13,6 +13,7 @@ from lockd.names.locks.locking_code import (
     is_parked_on,
     is_pool,
     judge,
+    releasing_site,
 )
 
 THREAD = "libc.so.6:start_thread libc.so.6:clone3"
@@ -169,6 +170,47 @@ def test_latches_of_a_server_without_symbols(stack: str, value: int, kind: str) 
     found = judge(frames(stack), value)
     assert found.kind == kind
     assert found.site == ("mariadbd+0xd7b2a0" if kind else frames(stack)[1].label)
+
+
+RELEASES = """
+app:give: libc.so.6:__lll_lock_wake libc.so.6:__pthread_mutex_unlock_usercnt app:give THREAD
+app:give: libc.so.6:pthread_rwlock_unlock app:give
+app:give: libc.so.6:__lll_lock_wake libc.so.6:pthread_mutex_unlock app:std::mutex::unlock app:give
+app:shop::Cache::flush: libc.so.6:pthread_rwlock_unlock app:std::shared_mutex::unlock app:shop::Cache::flush
+app:pop: libc.so.6:__pthread_mutex_unlock_usercnt libc.so.6:pthread_cond_wait app:pop
+app:shop::sell: libc.so.6:syscall app:std::sys::unix::locks::futex_mutex::Mutex::wake
+    app:core::ptr::drop_in_place<std::sync::mutex::MutexGuard<u64>> app:shop::sell
+app:shop::sell: libc.so.6:syscall app:parking_lot::raw_mutex::RawMutex::unlock_slow app:shop::sell
+qemu:cpu_exec: libc.so.6:__lll_lock_wake libc.so.6:pthread_mutex_unlock qemu:qemu_mutex_unlock_impl
+    qemu:cpu_exec
+rocks:DBImpl::Write: libc.so.6:pthread_mutex_unlock rocks:rocksdb::port::Mutex::Unlock rocks:DBImpl::Write
+app:make: libc.so.6:__lll_lock_wake_private libc.so.6:free app:make
+shop:Unlocker::run: libc.so.6:pthread_mutex_unlock shop:Unlocker::run
+shop:unlock_the_door: libc.so.6:pthread_mutex_unlock shop:unlock_the_door
+libc.so.6:pthread_mutex_unlock: libc.so.6:pthread_mutex_unlock
+"""
+"""What releases a lock, and the stack of the thread that does."""
+
+
+def test_what_releases_a_lock() -> None:
+    for case in RELEASES.replace("\n    ", " ").strip().split("\n"):
+        site, _, stack = case.partition(": ")
+        assert releasing_site(frames(stack)) == site
+    assert releasing_site([]) == ""
+
+
+@pytest.mark.parametrize(
+    "destructor",
+    [
+        "std::lock_guard<std::mutex>::~lock_guard",
+        "std::unique_lock<std::shared_mutex>::~unique_lock",
+        "rocksdb::MutexLock::~MutexLock",
+        "shop::ScopedLocker::~ScopedLocker",
+    ],
+)
+def test_what_releases_a_lock_at_the_end_of_a_block(destructor: str) -> None:
+    inner, outer = frames("libc.so.6:pthread_mutex_unlock"), frames("shop:sell")
+    assert releasing_site([*inner, Frame("shop", destructor, f"shop:{destructor}"), *outer]) == "shop:sell"
 
 
 def test_an_empty_stack() -> None:

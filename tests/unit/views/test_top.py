@@ -126,6 +126,23 @@ def test_order(daemon: Daemon, sort: str, order: list[int]) -> None:
     assert [row["THREAD"] for row in shown["threads"]] == [f"worker[{tid}]" for tid in order]
 
 
+def test_the_code_that_held_locks(daemon: Daemon) -> None:
+    def holder(site: str, seconds: float, share: float) -> dict[str, Any]:
+        return {"site": site, "seconds": seconds, "share": share, "samples": seconds * 10, "stack": []}
+
+    daemon.locks = lambda n: [
+        lock("0x1", blocked_us=n * SECOND, blocked_count=n, holders=[
+            holder("refill", 3.0 + 0.75 * n, 0.75), holder("count", 1.0 + 0.25 * n, 0.25)]),
+        lock("0x2", blocked_us=n * SECOND, blocked_count=n, lock="unknown"),
+    ]  # fmt: skip
+    assert "refill 75%" in top("--once", f"--url={daemon.url}").stdout
+    shown = tables(top("--once", f"--url={daemon.url}", "--by=holder").stdout)
+    assert [(row["WAITED/S"], row["SHARE"], row["HOLDER"], row["LOCK"]) for row in shown["holders"]] == [
+        ("750.0ms", "75%", "refill", "stock_mutex"),
+        ("250.0ms", "25%", "count", "stock_mutex"),
+    ]
+
+
 def test_how_long_kernel_locks_are_held(daemon: Daemon) -> None:
     def held(address: str, taken: int, us: float, **more: Any) -> dict[str, Any]:
         numbers = {"acquisitions": taken, "holds": taken, "held_us": us, "max_held_us": us, "holding_us": 0}

@@ -1,0 +1,204 @@
+"""Sampled releases of user-space locks: read from the kernel's ring, and joined with the code of the holders.
+
+The programs sample a release with a chance in proportion to the time for which threads have waited since the
+lock was last released (lockd/bpf/daemon/releases.bpf.c). The namer finds out which code released the lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lockd.columns.structs import struct_dtype
+from lockd.kernel.counters import PerCpuCounters
+from lockd.kernel.manifest import Layout
+from lockd.kernel.pairs import Control
+from lockd.kernel.rings import Ring, RingReader
+from lockd.names.client import Resolver
+from lockd.names.protocol import HolderAnswer, LockReleased
+from lockd.names.unwind.capture import decode_captures
+from lockd.process.clock import NS
+
+UNKNOWN = "(unknown)"
+"""The holder whose code was not found out: the release was seen, and its stack tells no function."""
+OWNER_ENDED = "(owner ended)"
+"""In place of a holder: the thread that held the lock has ended, and the kernel released its robust lock."""
+NO_RELEASE = "(no release)"
+"""In place of a holder: no release was seen to end the wait, but a timeout or a signal did, for instance."""
+WAIT_UNIT_NS = 1024
+"""The unit of Control.wait_per_sample, in nanoseconds."""
+MOST_NS = 1_000_000_000_000
+"""The longest waited time that one sample stands for: with it, 100,000 threads that wait all the time make
+100 samples in a second."""
+MOST_WEIGHT_NS = 1 << 60
+"""More than threads can have waited since a release."""
+ANSWER_SECONDS = 5.0
+"""Seconds after which a release whose code has not been found out has the holder UNKNOWN."""
+MOST_WAITING = 512
+"""Releases that wait for an answer about their code or their lock. More are refused."""
+
+
+@dataclass
+class Release:
+    """A sampled end of a wait for a lock."""
+
+    tgid: int
+    """The process that waited."""
+    address: int
+    kind: int
+    """Its enum futex_kind as the programs knew it."""
+    weight_ns: int
+    """The waited time that the sample stands for."""
+    taken: float
+    """When the sample was read, by the monotonic clock in seconds."""
+    holder: str = ""
+    """The site of the code that released the lock; empty while it is not known."""
+    stack: tuple[str, ...] = ()
+    """Functions of the thread that released the lock, innermost first."""
+
+
+class SamplePace:
+    """Adapts the waited time that one sample stands for, so that `per_second` samples are taken.
+
+    It changes once a second, and falls by half at most. When there are twice as many samples before the
+    second is over, it doubles at once. The weight of a sample is what this time was when it was taken, so
+    that sums are right however it changes.
+
+    It never falls below a second divided by `per_second`. Where threads wait for less than a second in each
+    second, there are fewer samples, and no namer is kept running for them on a quiet host.
+    """
+
+    def __init__(self, per_second: int, now: float) -> None:
+        self._per_second = per_second
+        self._taken, self._since = 0, now
+        self.wait_ns = self._least_ns = NS // per_second
+
+    def note(self, samples: int, now: float) -> None:
+        """Note how many samples were taken since the last call."""
+        self._taken += samples
+        seconds = now - self._since
+        if seconds >= 1.0:
+            change = max(self._taken / self._per_second / seconds, 0.5)
+        elif self._taken > 2 * self._per_second:
+            change = 2.0
+        else:
+            return
+        self.wait_ns = min(max(int(self.wait_ns * change), self._least_ns), MOST_NS)
+        self._taken, self._since = 0, now
+
+
+class Releases:
+    """Reads `ring`, whose records have the given layout, and has the code of each release named.
+
+    `kinds` are the names of enum futex_kind, `ends` those of enum wait_end. `refused` counts samples for
+    which the ring had no room.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        record: Layout | str,
+        kinds: Sequence[str],
+        ends: Sequence[str],
+        refused: PerCpuCounters,
+        control: Control,
+        resolver: Resolver,
+        is_wanted: Callable[[int], bool],
+        per_second: int,
+        now: float,
+    ) -> None:
+        """`is_wanted(tgid)` is whether to count the waits of a process."""
+        self._reader = RingReader(ring)
+        self._record = struct_dtype(record)
+        self._release = self._record["release"]
+        self._lock_kinds = {kinds.index("lock"), kinds.index("pi")}
+        self._release_end = ends.index("release")
+        self._holders = {ends.index("owner_ended"): OWNER_ENDED, ends.index("no_release"): NO_RELEASE}
+        self._kernel_refused = refused
+        self._control, self._resolver, self._is_wanted = control, resolver, is_wanted
+        self._pace = SamplePace(per_second, now)
+        self._tokens = itertools.count(1)
+        self._waiting: dict[int, Release] = {}
+        """Releases by token that were not taken, the oldest first."""
+        self.taken = 0
+        """Samples that were read."""
+        self._refused, self._refused_ns = 0, 0
+        """Samples that were read and thrown away, as too many waited for names."""
+        control.wait_per_sample = self._pace.wait_ns // WAIT_UNIT_NS
+
+    @property
+    def wait_ns(self) -> int:
+        """The waited time that a sample stands for at least."""
+        return self._pace.wait_ns
+
+    @property
+    def refused_here(self) -> tuple[int, int]:
+        """Samples that this process has refused, and the waited time that they stood for, in nanoseconds."""
+        return self._refused, self._refused_ns
+
+    def kernel_refused(self) -> tuple[int, int]:
+        """Samples that the programs have refused as the ring was full, and their time as above."""
+        samples, ns = self._kernel_refused.read().tolist()
+        return samples, ns
+
+    def read(self, now: float) -> None:
+        """Read new samples, and ask for the code of each. Makes no system call if there are none."""
+        samples = 0
+        for record in self._reader.records():
+            samples += 1
+            self._note_record(record, now)
+        self.taken += samples
+        self._pace.note(samples, now)
+        self._control.wait_per_sample = self._pace.wait_ns // WAIT_UNIT_NS
+
+    def note_answer(self, answer: HolderAnswer) -> None:
+        """Note the code of a release, if it is still waited for."""
+        if release := self._waiting.get(answer.token):
+            release.holder, release.stack = answer.site or UNKNOWN, answer.stack
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether take() may return something."""
+        return bool(self._waiting)
+
+    def take(self, now: float) -> list[Release]:
+        """Return the releases whose holders are known, or will not be."""
+        taken = []
+        for token, release in list(self._waiting.items()):
+            if not release.holder and now >= release.taken + ANSWER_SECONDS:
+                release.holder = UNKNOWN
+            if release.holder:
+                taken.append(self._waiting.pop(token))
+        return taken
+
+    def give_back(self, releases: Sequence[Release]) -> None:
+        """Have take() return some releases again, as the names of their locks are being looked up."""
+        for release in releases:
+            self._waiting[next(self._tokens)] = release
+
+    def _note_record(self, record: memoryview, now: float) -> None:
+        seen: Any = np.frombuffer(record, self._release, 1)[0]
+        release = Release(int(seen["tgid"]), int(seen["uaddr"]), int(seen["kind"]), int(seen["weight"]), now)
+        end = int(seen["end"])
+        is_whole = end == self._release_end or end in self._holders
+        if not is_whole or release.kind not in self._lock_kinds or release.weight_ns > MOST_WEIGHT_NS:
+            return  # it was read too early, see RingReader
+        if not self._is_wanted(release.tgid):
+            return
+        if len(self._waiting) >= MOST_WAITING:
+            self._refused += 1
+            self._refused_ns += release.weight_ns
+            return
+        token = next(self._tokens)
+        if end != self._release_end:
+            release.holder = self._holders[end]
+        else:
+            by = np.frombuffer(record, self._record, 1)["by"]
+            question = LockReleased(token, int(by["tgid"][0]), decode_captures(by)[0])
+            if not self._resolver.ask(question):
+                release.holder = UNKNOWN
+        self._waiting[token] = release

@@ -1,0 +1,121 @@
+"""Sampled releases of locks: how many are taken, what they sum up to, and how many holders are told apart."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
+from lockd.sample.aggregates.lock_holders import MOST_HOLDERS, SERIES_OF_LOCK, LockHolders
+from lockd.sample.locks.releases import Release, SamplePace
+from lockd.sample.series.limits import Limits, LineBudget
+
+PER_SECOND = 20
+LEAST_NS = 50_000_000
+"""A second divided by that."""
+TICK = 0.05
+
+
+def sampled(pace: SamplePace, waits_ns: list[int], chance: random.Random) -> tuple[int, int]:
+    """The number of samples of these waits and the sum of their weights, as the programs take them."""
+    taken = weights = 0
+    for waited in waits_ns:
+        if waited >= pace.wait_ns or chance.random() < waited / pace.wait_ns:
+            taken, weights = taken + 1, weights + max(waited, pace.wait_ns)
+    return taken, weights
+
+
+@pytest.mark.parametrize("waits_per_tick", [1, 100])
+@pytest.mark.parametrize("waited_ns", [100_000, 30_000_000, 4_000_000_000])
+def test_the_pace_keeps_to_so_many_samples_and_the_sum_is_right(waited_ns: int, waits_per_tick: int) -> None:
+    chance, now = random.Random(1), 0.0
+    pace = SamplePace(PER_SECOND, now)
+    truth = estimate = 0
+    bound = 0.0
+    settled = []
+    for tick in range(1200):
+        waits = [waited_ns] * waits_per_tick
+        taken, weights = sampled(pace, waits, chance)
+        truth, estimate = truth + sum(waits), estimate + weights
+        bound += sum(waits) * max(pace.wait_ns - waited_ns, 0)  # the variance of the estimate
+        now += TICK
+        pace.note(taken, now)
+        if tick >= 400:
+            settled.append(taken)
+    assert abs(estimate - truth) <= 4 * math.sqrt(bound)
+    of_waits = waits_per_tick / TICK
+    fewest = min(of_waits, waited_ns * of_waits / LEAST_NS, PER_SECOND)
+    expected = fewest * len(settled) * TICK
+    assert sum(settled) == pytest.approx(expected, rel=0.2, abs=4 * math.sqrt(expected))
+
+
+def test_a_burst_is_over_within_a_second() -> None:
+    pace, now = SamplePace(PER_SECOND, 0.0), 0.0
+    for _ in range(20):  # as many in a tick as the ring has room for
+        now += TICK
+        pace.note(28 if pace.wait_ns < 100 * LEAST_NS else 0, now)
+    assert pace.wait_ns >= 64 * LEAST_NS
+    for _ in range(400):
+        now += TICK
+        pace.note(0, now)
+    assert pace.wait_ns == LEAST_NS
+
+
+def release(holder: str, weight_ns: int = 1) -> Release:
+    return Release(7, 0x10, 0, weight_ns, 0.0, holder, (holder, "main"))
+
+
+def rows_of(contention: ContentionTables, named: int, nameless: int = 0) -> np.ndarray:
+    """Rows of so many locks with names, and without."""
+    process = np.empty(1, object)
+    process[0] = ("shop.service", "shop")
+    keys = np.arange(1, 1 + named + nameless, dtype=np.uint64)
+    return contention.locks.find_or_add(
+        keys, 1.0, lambda at: {
+            "program": PROGRAMS.index("futex"), "kind": "lock", "process": process[0 * at],
+            "lock": [f"lock{i}" for i in at], "series_code": [int(i < named) for i in at],
+        },
+    )  # fmt: skip
+
+
+def holders_of(top_locks: int = 50) -> tuple[ContentionTables, LockHolders]:
+    contention = ContentionTables(lambda tgid, tid: "", 64)
+    limits = Limits(top_locks=top_locks)
+    return contention, LockHolders(limits, LineBudget(limits), contention)
+
+
+def test_holders_of_a_lock_are_told_apart_up_to_a_number() -> None:
+    contention, holders = holders_of()
+    (row,) = rows_of(contention, 1)
+    weights = {f"site{i}": 1000 * (i + 1) for i in range(30)}
+    for site, weight in weights.items():
+        holders.add(np.array([row, row]), [release(site, weight), release(site, weight)], 1.0)
+    shown = contention.locks["holders"][row].rows()
+    assert [one["site"] for one in shown[:3]] == ["other", "site29", "site28"]
+    assert len(shown) == MOST_HOLDERS + 1
+    assert sum(one["seconds"] for one in shown) == pytest.approx(2 * sum(weights.values()) / 1e9)
+    assert sum(one["share"] for one in shown) == pytest.approx(1.0)
+    assert sum(one["samples"] for one in shown) == 60
+    assert shown[1]["stack"] == ["site29", "main"]
+
+
+def test_series_of_holders_are_bounded_and_their_sum_is_whole() -> None:
+    contention, holders = holders_of(top_locks=2)
+    rows = rows_of(contention, 10)
+    for row in rows:
+        for site in range(6):
+            holders.add(np.array([row]), [release(f"site{site}", 1000)], 1.0)
+    live, labels = holders.series.live()
+    assert len(labels) <= SERIES_OF_LOCK * 2 + 1
+    assert ("other", "other", "lock", "other", "other") in labels
+    assert holders.series["waited_ns"][live].sum() == 60_000
+
+
+def test_a_lock_without_a_name_counts_as_other() -> None:
+    contention, holders = holders_of()
+    rows = rows_of(contention, 0, 1)
+    holders.add(rows, [release("shop:refill", 5)], 1.0)
+    assert holders.series.live()[1] == [("other", "other", "lock", "other", "other")]
