@@ -678,8 +678,8 @@ def _lockd() -> Row:
             graph(
                 "Tick lateness",
                 "How late ticks start. If the sampler uses little CPU time meanwhile (CPU by process), the"
-                " host or its cgroup has none left for it. The alert LockdTicksLate fires when the 99% line stays"
-                " above 50 ms.",
+                " host or its cgroup has none left for it. The alert LockdTicksLate fires when the 99% line"
+                " stays above 50 ms.",
                 quantiles(lateness),
                 SECONDS,
                 width=8,
