@@ -28,7 +28,7 @@ TEST_PACKAGES := gcc libc6-dev make python3-venv ca-certificates openssl systemd
 # Others' benchmarks and tools, for `make bench`.
 BENCH_PACKAGES := 'linux-perf|linux-tools-common' stress-ng bpftrace bpfcc-tools
 
-# Servers for the tests and `make services` that would start when they are installed: they are unpacked instead, and
+# Servers for the tests, `make services` and `make alerts` that would start when they are installed: they are unpacked instead, and
 # again with each new version of the release.
 UNPACKED_PACKAGES := memcached nginx postgresql prometheus prometheus-alertmanager
 UNPACKED := $(or $(LOCKD_CACHE),/var/cache/lockd-tests)/servers
@@ -46,7 +46,7 @@ CACHE := /var/cache/lockd
 
 as_root = [ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): needs root, to $(1): sudo make $(MAKECMDGOALS)" >&2; exit 1; }
 
-.PHONY: help run test test-all ready kernels bench services fleet faults fuzz unit lint format dashboards packages workloads \
+.PHONY: help run test test-all ready kernels bench services alerts fleet faults fuzz unit lint format dashboards packages workloads \
 	install uninstall
 
 help: ## this list
@@ -88,6 +88,9 @@ services: ready ## run lockd beside many real services, watched by Prometheus (A
 
 fleet: ready ## measure what 1,000 hosts cost one Prometheus, and how long dashboards take (ARGS='--quick'); 50 minutes
 	@$(TOOLS) $(VENV)/bin/python -m bench.fleet $(ARGS)
+
+alerts: ready ## stage what each alert is about, with Prometheus and Alertmanager (ARGS='--faults deadlock'); 10 minutes
+	@$(TOOLS) $(VENV)/bin/python -m bench.alerts $(ARGS)
 
 faults: ready ## run lockd under churn, with a fault every minute (ARGS='--minutes 120'); 35 minutes
 	@$(TOOLS) $(VENV)/bin/python -m bench.faults $(ARGS)

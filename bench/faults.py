@@ -33,7 +33,7 @@ import pytest
 
 from bench import results
 from bench.cost import memory, named_children
-from bench.services import Host, cgroup2, end, get, say
+from bench.host import Host, cgroup2, end, get, hierarchy, limited, remove, say
 from tests.support.descriptor_store import DescriptorStore
 from tests.support.lockd_process import Lockd, Metrics
 from tests.support.workload import Workload
@@ -71,6 +71,8 @@ OBJECTS = re.compile(r"^(prog|map|link)_id:\s*(\d+)", re.MULTILINE)
 OF_EXPORTER = 'lockd_cpu_seconds_total{process="exporter"}'
 """What it says of itself begins again with every exporter."""
 CGROUPS = 3000
+LIMITED = f"lockdfaults{os.getpid()}"
+"""The cgroup of what is limited."""
 LAST_TID, REUSED_SECONDS = Path("/proc/sys/kernel/ns_last_pid"), 2.0
 """Not within one sampling period: see IDS_GIVEN_TWICE."""
 MOST_IDS = Path("/proc/sys/kernel/pid_max")
@@ -577,60 +579,11 @@ def bursts(_: Bench) -> None:
     end(process)
 
 
-def hierarchy(controller: str) -> tuple[Path, bool]:
-    """Where cgroups with that controller are made, and whether that is the unified one."""
-    root = cgroup2()
-    if root and controller in (root / "cgroup.controllers").read_text().split():
-        return root, True
-    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-        fields, _, about = line.partition(" - ")
-        kind, _, options = about.split()[:3]
-        if kind == "cgroup" and controller in options.split(","):
-            return Path(fields.split()[4]), False
-    raise RuntimeError(f"no cgroups with the controller {controller}")
-
-
-@contextlib.contextmanager
-def limited(controller: str, pids: Iterable[int], unified: str, legacy: str, value: object) -> Iterator[Path]:
-    """These processes, and what they start, in a cgroup with that limit; then they are where they were.
-
-    The limit is in the file `unified` with cgroup v2, in `legacy` with v1.
-    """
-    root, is_unified = hierarchy(controller)
-    pids = list(pids)
-    of_process = Path(f"/proc/{pids[0]}/cgroup").read_text()
-    lines = [line.split(":", 2) for line in of_process.splitlines()]
-    wanted = "" if is_unified else controller
-    before = next(root / path[1:] for _, controllers, path in lines if wanted in controllers.split(","))
-    cgroup = (root if is_unified else before) / f"lockdfaults{os.getpid()}"
-    if is_unified:
-        (root / "cgroup.subtree_control").write_text(f"+{controller}")
-    cgroup.mkdir()
-    try:
-        (cgroup / (unified if is_unified else legacy)).write_text(str(value))
-        for pid in pids:
-            (cgroup / "cgroup.procs").write_text(str(pid))
-        yield cgroup
-    finally:
-        deadline = time.monotonic() + 30
-        while True:
-            for word in (cgroup / "cgroup.procs").read_text().split():
-                with contextlib.suppress(OSError):  # it has ended
-                    (before / "cgroup.procs").write_text(word)
-            try:
-                cgroup.rmdir()
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-
-
 def little_cpu(bench: Bench) -> None:
     """5% of a processor for all of lockd."""
     _, is_unified = hierarchy("cpu")
     value = "5000 100000" if is_unified else 5000
-    with limited("cpu", bench.service.pids().values(), "cpu.max", "cpu.cfs_quota_us", value):
+    with limited(LIMITED, "cpu", bench.service.pids().values(), "cpu.max", "cpu.cfs_quota_us", value):
         time.sleep(FAULT_SECONDS + 2)
 
 
@@ -638,7 +591,7 @@ def no_memory(process: str) -> Callable[[Bench], str]:
     def act(bench: Bench) -> str:
         """Until the kernel has killed it."""
         pid, began = bench.service.pids()[process], time.monotonic()
-        with limited("memory", [pid], "memory.max", "memory.limit_in_bytes", 4096):
+        with limited(LIMITED, "memory", [pid], "memory.max", "memory.limit_in_bytes", 4096):
             while time.monotonic() < began + 3 * FAULT_SECONDS:
                 for path in ("/metrics", "/api/v1/locks"):
                     with contextlib.suppress(OSError):
@@ -744,18 +697,6 @@ def many_cgroups(bench: Bench) -> str:
                 (cgroup / "cgroup.procs").write_text(str(process.pid))
         remove(cgroup)
     return f"{CGROUPS} in {time.monotonic() - began:.1f} s"
-
-
-def remove(cgroup: Path) -> None:
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            cgroup.rmdir()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
 
 
 def reused_tids(_: Bench) -> str | None:

@@ -12,21 +12,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
-import json
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.parse
-import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,16 +32,14 @@ import yaml
 from bench import results
 from bench.cost import memory, named_children
 from bench.database import database
+from bench.host import KILLED_WITH_US, Host, free_port, get, say
+from bench.prometheus import STEP, Prometheus
 from tests.needs import found, libraries
 from tests.support.lockd_process import CHECKOUT, Lockd
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "bench/programs"
-KILLED_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 NOBODY = ("--reuid", "nobody", "--regid", "nogroup", "--clear-groups")
-READY_SECONDS = 300.0
-STEP = 15
-"""Seconds between scrapes."""
 SERIES_SECONDS = 60.0
 """After which a service has series of its own."""
 SETTLED_MINUTES = 30.0
@@ -63,153 +56,6 @@ SHORT_COMMANDS = 300
 """Names of short processes."""
 FILTERS = ("sort", "tac", "rev", "nl", "sed p", "cut -c2-", "tr 1 2", "uniq -c", "awk 1", "grep -c .", "wc")
 COUNTED = r'__name__=~"lockd_(futex|offcpu|kernel)_.*", __name__!~".*_bucket"'
-
-
-class Host:
-    """What runs beside lockd: processes in units, and what is done again and again."""
-
-    def __init__(self, directory: Path, ends: contextlib.ExitStack) -> None:
-        self.directory, self.ends = directory, ends
-        self.processes: list[tuple[str, subprocess.Popen[Any]]] = []
-        """Those that are not to end, with their units."""
-        self.errors: dict[str, list[str]] = defaultdict(list)
-        """Of what is done again and again."""
-        self.over = threading.Event()
-        self._threads: list[threading.Thread] = []
-        root = cgroup2()
-        self._units = root / f"lockdservices{os.getpid()}.slice" if root else None
-        if root and self._units:
-            own = re.findall("^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)[0]
-            self._before = root / own / "cgroup.procs"
-            self._units.mkdir()
-            self.place("harness", os.getpid())
-        ends.callback(self._end)
-
-    @property
-    def units(self) -> list[str]:
-        """As labels; none if there is no unified hierarchy."""
-        return [cgroup.name for cgroup in self._units.glob("*.service")] if self._units else []
-
-    def _end(self) -> None:
-        """What is still in the cgroups is killed: what services have started, and who used them."""
-        self.over.set()
-        if self._units:
-            self._before.write_text(str(os.getpid()))
-        for cgroup in (*self._units.glob("*.service"), self._units) if self._units else ():
-            deadline = time.monotonic() + READY_SECONDS
-            while time.monotonic() < deadline:
-                for pid in map(int, (cgroup / "cgroup.procs").read_text().split()):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                with contextlib.suppress(OSError):
-                    cgroup.rmdir()
-                    break
-                time.sleep(0.05)
-        for thread in self._threads:
-            thread.join(READY_SECONDS)
-
-    def place(self, unit: str, pid: int) -> None:
-        if self._units:
-            cgroup = self._units / f"{unit}.service"
-            cgroup.mkdir(exist_ok=True)
-            with contextlib.suppress(ProcessLookupError):  # it was short
-                (cgroup / "cgroup.procs").write_text(str(pid))
-
-    def start(
-        self, unit: str, *command: object, user: Sequence[str] = (), **how: Any
-    ) -> subprocess.Popen[Any]:
-        """A process that is killed with the thread that starts it. What it prints is in UNIT.log."""
-        with (self.directory / f"{unit}.log").open("ab") as log:
-            words = [*KILLED_WITH_US, *user, *map(str, command)]
-            usual = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": self.directory}
-            process = subprocess.Popen(words, start_new_session=True, **{**usual, **how})
-        self.place(unit, process.pid)
-        return process
-
-    def serve(self, unit: str, *command: object, **how: Any) -> subprocess.Popen[Any]:
-        """One that is not to end."""
-        process = self.start(unit, *command, **how)
-        self.processes.append((unit, process))
-        self.ends.callback(end, process)
-        return process
-
-    def run(self, unit: str, *command: object, **how: Any) -> None:
-        """One that ends by itself, with 0."""
-        process = self.start(unit, *command, **how)
-        if process.wait() and not self.over.is_set():
-            raise RuntimeError(f"{command[0]}: exit code {process.returncode}\n{self.log(unit)}")
-
-    def workload(self, comm: str, *command: object) -> None:
-        """One with the protocol of tests/workloads."""
-        pipe, environment = subprocess.PIPE, {**os.environ, "LOCKD_COMM": comm}
-        process = self.serve(comm, *command, stdin=pipe, stdout=pipe, env=environment)
-        assert process.stdin and process.stdout
-        if not process.stdout.readline().startswith(b"ready"):
-            raise RuntimeError(f"{comm}: not ready\n{self.log(comm)}")
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-
-    def every(self, seconds: float, what: str, act: Callable[[], object]) -> None:
-        """Do it in a thread, with so long a pause, until all ends."""
-
-        def go_on() -> None:
-            while not self.over.wait(seconds):
-                try:
-                    act()
-                except Exception as error:  # it is told in the report, and the next may do
-                    if not self.over.is_set():
-                        self.errors[what].append(f"{type(error).__name__}: {error}")
-
-        self._threads.append(threading.Thread(target=go_on, daemon=True))
-        self._threads[-1].start()
-
-    def until(self, what: str, is_ready: Callable[[], object]) -> None:
-        deadline = time.monotonic() + READY_SECONDS
-        while True:
-            with contextlib.suppress(OSError, subprocess.CalledProcessError):
-                if is_ready():
-                    return
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{what}: not ready in {READY_SECONDS:g} s\n{self.log(what)}")
-            time.sleep(0.1)
-
-    def make(self, name: str) -> Path:
-        directory = self.directory / name
-        directory.mkdir()
-        return directory
-
-    def log(self, unit: str) -> str:
-        return (self.directory / f"{unit}.log").read_text(errors="replace")[-2000:]
-
-
-def cgroup2() -> Path | None:
-    """Where the unified hierarchy is mounted writable."""
-    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-        fields, _, about = line.partition(" - ")
-        if about.split()[0] == "cgroup2" and "rw" in fields.split()[5].split(","):
-            return Path(fields.split()[4])
-    return None
-
-
-def end(process: subprocess.Popen[Any]) -> None:
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
-    return port
-
-
-def get(url: str, seconds: float = 30) -> bytes:
-    with urllib.request.urlopen(url, timeout=seconds) as answer:
-        body: bytes = answer.read()
-    return body
 
 
 @dataclass(frozen=True)
@@ -400,47 +246,6 @@ TRUE_CASES = (
 )
 
 
-class Prometheus:
-    """One that scrapes lockd, and what it stored."""
-
-    def __init__(self, host: Host, lockd: str) -> None:
-        directory = host.make("prometheus")
-        config = yaml.safe_load((ROOT / "deploy/prometheus/scrape.yml").read_text())
-        config["global"] = {"evaluation_interval": f"{STEP}s"}
-        config["rule_files"] = [str(ROOT / "deploy/prometheus" / name) for name in config["rule_files"]]
-        config["scrape_configs"][0]["static_configs"] = [{"targets": [lockd]}]
-        (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
-        address = f"127.0.0.1:{free_port()}"
-        self._url = f"http://{address}"
-        options = [f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
-        options += [f"--web.listen-address={address}"]
-        host.serve("prometheus", found("prometheus"), *options, env=libraries())
-        host.until("prometheus", lambda: get(f"{self._url}/-/ready"))
-
-    def _asked(self, what: str, **query: object) -> list[dict[str, Any]]:
-        url = f"{self._url}/api/v1/{what}?{urllib.parse.urlencode(query)}"
-        found: list[dict[str, Any]] = json.loads(get(url, READY_SECONDS))["data"]["result"]
-        return found
-
-    def value(self, query: str, at: float) -> dict[str, float]:
-        """At that time, by the values of the labels that are left."""
-        found = {
-            ", ".join(label for _, label in sorted(one["metric"].items())): one["value"]
-            for one in self._asked("query", query=query, time=at)
-        }
-        return {labels: float(value) for labels, (_, value) in sorted(found.items())}
-
-    def samples(self, selector: str, began: float, ended: float) -> Iterator[tuple[dict[str, str], Any]]:
-        """All that were scraped between, as rows of time and value."""
-        for one in self._asked("query", query=f"{selector}[{ended - began:.0f}s]", time=ended):
-            yield one["metric"], np.array(one["values"], dtype=float)
-
-    def moments(self, query: str, began: float, ended: float) -> set[float]:
-        """Those at every STEP at which there was an answer."""
-        found = self._asked("query_range", query=query, start=began, end=ended, step=STEP)
-        return {float(at) for one in found for at, _ in one["values"]}
-
-
 def alerts(prometheus: Prometheus, began: float, quiet: float, over: float) -> list[dict[str, Any]]:
     """Those that fired or were about to; those about lockd itself have no comm."""
     found = [
@@ -539,7 +344,7 @@ def measure(chosen: Sequence[Service], minutes: float, true_minutes: float) -> d
         config = yaml.safe_load((ROOT / "config/lockd.yaml").read_text())
         daemon = Lockd(host.make("lockd"), config, (*KILLED_WITH_US, *CHECKOUT))
         ends.callback(daemon.stop)
-        prometheus, began = Prometheus(host, daemon.address), time.time()
+        prometheus, began = Prometheus(host, [{"targets": [daemon.address]}]), time.time()
         memory, ended = Memory(daemon), dict[str, str]()
         noise(host)
         started = {}
@@ -714,10 +519,6 @@ def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
         rows = [(what, one["count"], one["last"].splitlines()[0]) for what, one in found["errors"].items()]
         text += "\n## Errors of clients\n\n" + table("who | errors | the last", rows)
     return text
-
-
-def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def main() -> int:

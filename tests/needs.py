@@ -69,6 +69,7 @@ UNPACKED = {
     "memcached": "usr/bin/memcached",
     "nginx": "usr/sbin/nginx",
     "prometheus": "usr/bin/prometheus",
+    "prometheus-alertmanager": "usr/bin/prometheus-alertmanager",
 }
 """Where the programs of these packages lie there, or on a host that has them installed."""
 MADE = dict.fromkeys(("promtool", *UNPACKED), "tests/unpack")

@@ -27,7 +27,8 @@ from bench import results
 from bench.fleet import ask, history, panels, record, report, scrape, server
 from bench.fleet.history import CLUSTERS, HOST, Fleet
 from bench.fleet.recording import Recording
-from bench.services import ROOT, say
+from bench.host import say
+from bench.services import ROOT
 from tests.support.watch_files import BOARDS
 
 KEPT = results.BUILD / "fleet"

@@ -17,7 +17,8 @@ from pathlib import Path
 import yaml
 
 from bench.fleet import recording
-from bench.services import KILLED_WITH_US, READY_SECONDS, ROOT, Host, noise, say, services
+from bench.host import KILLED_WITH_US, READY_SECONDS, Host, say
+from bench.services import ROOT, noise, services
 from tests.support.lockd_process import CHECKOUT, Lockd
 
 ACCEPT = "application/openmetrics-text; version=1.0.0"

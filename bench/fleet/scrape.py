@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 
 from bench.fleet.server import Prometheus, disk, running
-from bench.services import KILLED_WITH_US, ROOT, end, say
+from bench.host import KILLED_WITH_US, end, say
+from bench.services import ROOT
 
 RULES = ROOT / "deploy/prometheus"
 TICKS = 100

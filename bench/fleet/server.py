@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.services import KILLED_WITH_US, end, free_port, get
+from bench.host import KILLED_WITH_US, end, free_port, get
 from tests.needs import found, libraries
 
 READY_SECONDS = 300.0

@@ -154,6 +154,16 @@ def test_every_map_is_laid_out_as_the_compiler_did(loaded: tuple[Manifest, dict[
             assert list(differences(info, kernel[info.name])) == [], info.name
 
 
+def test_an_element_of_threads_is_two_lines_of_the_cache(
+    loaded: tuple[Manifest, dict[str, KernelMap]],
+) -> None:
+    """What the kernel puts before a value, its key included, is 56 bytes; see struct thread."""
+    manifest, kernel = loaded
+    assert kernel["threads"].value_size + 56 == 128
+    threads = next(info for info in manifest.maps if info.name == "threads")
+    assert (np.dtype(threads.value).fields or {})["off_since"][1] + 56 == 64  # type: ignore[arg-type]
+
+
 def _swap(layout: Layout) -> None:
     layout["offsets"][0], layout["offsets"][1] = layout["offsets"][1], layout["offsets"][0]
 

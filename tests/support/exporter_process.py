@@ -54,22 +54,27 @@ def full_block(rows: int = 2, comm: str = "comm") -> bytes:
 
 
 def detail_block(rows: int = 3) -> bytes:
+    whole = ("tid", "tgid", "blocked_count")
     tables = {
         name: {
             "text": {
                 "unit": [f"unit-{row % 2}" for row in range(rows)],
                 "comm": [f"comm-{row}" for row in range(rows)],
                 "kind": ["lock" if row % 2 else "cond" for row in range(rows)],
+                "thread_comm": [f"thread-{row}" for row in range(rows)],
+                "program": ["futex"] * rows,
+                "lock": [f"lock-{row}" for row in range(rows)],
             },
-            "numbers": ["tid", "blocked_us"],
+            "numbers": [*whole, "blocked_us", "waiting_us"],
             "lists": {"stack": [["main", f"f{row}"] for row in range(rows)]},
         }
         for name in ("threads", "locks", "deadlocks")
     }
     arrays: dict[str, array.array[Any]] = {}
     for name in tables:
-        arrays[f"{name}.tid"] = array.array("q", range(rows))
-        arrays[f"{name}.blocked_us"] = array.array("d", [row + 0.5 for row in range(rows)])
+        arrays.update({f"{name}.{column}": array.array("q", range(rows)) for column in whole})
+        for column in ("blocked_us", "waiting_us"):
+            arrays[f"{name}.{column}"] = array.array("d", [row + 0.5 for row in range(rows)])
     return pack({"tables": tables, "time": 1700000000.25, "monotonic": 500.0}, arrays)
 
 

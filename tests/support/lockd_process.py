@@ -115,7 +115,7 @@ def lockd_or_reason(directory: Path, config: dict[str, Any]) -> Lockd | str:
 
 
 class Lockd:
-    """`lockd run` with `config` over the defaults, on a port that the kernel chooses.
+    """`lockd run` with `config` over the defaults, at `listen`, or on a port that the kernel chooses.
 
     It has no budget of CPU time, for itself and for answers: what a test asks of it may well cost too much.
     `program` is what starts lockd; signals go to its process. `how` is for Popen.
@@ -126,13 +126,14 @@ class Lockd:
         directory: Path,
         config: dict[str, Any] | None = None,
         program: Sequence[str | Path] = CHECKOUT,
+        listen: str = "127.0.0.1:0",
         **how: Any,
     ) -> None:
         path = directory / "lockd.yaml"
         unlimited = {"cpu": None, "requests": None}
         path.write_text(yaml.safe_dump({"period": PERIOD, "budget": unlimited, **(config or {})}))
         self.process = subprocess.Popen(
-            [*program, "run", f"--config.file={path}", "--web.listen-address=127.0.0.1:0"],
+            [*program, "run", f"--config.file={path}", f"--web.listen-address={listen}"],
             **{"cwd": ROOT, "stderr": subprocess.PIPE, "text": True, **how},
         )
         self.log: list[str] = []

@@ -92,6 +92,35 @@ def expressions():
 
 
 EXPRESSIONS = expressions()
+DOCUMENTED = [
+    (f"page {path.relative_to(ROOT)} {number}", expr)
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+    for number, expr in enumerate(re.findall(r"```promql\n(.*?)```", path.read_text("utf-8"), re.DOTALL), 1)
+]
+"""(where, PromQL) of every block in the documents."""
+RUNBOOKS = {path.stem: path for path in (ROOT / "docs/runbooks").glob("Lockd*.md")}
+"""The pages, by the names of their alerts."""
+
+
+def commands(page):
+    """What the page tells to run, in its order."""
+    return [
+        line.removeprefix("$ ")
+        for block in re.findall(r"```console\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+        for line in block.splitlines()
+        if line.startswith("$ ")
+    ]
+
+
+def filled(expr, choices):
+    """The query with these values in place of variables, and all there is in place of others.
+
+    A variable that is compared by = takes a value that is not in `choices` from its own name.
+    """
+    for variable, value in choices.items():
+        expr = re.sub(rf"\${variable}\b", value, expr)
+    expr = re.sub(r'="\$(\w+)"', r'="some-\1"', expr)
+    return re.sub(r"\$\w+", ".*", expr)
 
 
 def ids(items):

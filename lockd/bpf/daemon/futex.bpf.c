@@ -117,7 +117,27 @@ struct ended {
     u64 max_sys_ns;
 };
 
-static __always_inline void futex_overflow(int window, struct futex_key *key, struct ended *ended)
+static __always_inline bool is_being_killed(u64 task)
+{
+    u64 pending = 0;
+
+    READ_TASK(task, TASK_PENDING_SIGNAL, pending);
+    return pending & (1 << (9 - 1)); /* SIGKILL, which every thread of a dying process receives */
+}
+
+/* Raise the longest wait of an entry by a wait of `task`, or of a thread that is not known if it is 0. The
+ * wait of a thread that is killed got nothing, so that it raises no maximum. It does in the tools, where no
+ * maximum of a thread is to be below its mean. */
+static __always_inline void raise_blocked(u64 *max, u64 task, u64 blocked)
+{
+#ifndef TRACE
+    if (blocked > *max && task && is_being_killed(task))
+        return;
+#endif
+    raise_to(max, blocked);
+}
+
+static __always_inline void futex_overflow(int window, u64 task, struct futex_key *key, struct ended *ended)
 {
     struct futex_key rest = {.kind = key->kind, .slot = key->slot, .error = key->error};
     void *map = futex_over.lookup(&window);
@@ -138,7 +158,7 @@ static __always_inline void futex_overflow(int window, struct futex_key *key, st
     add_to(&v->calls, ended->calls);
     add_to(&v->blocked_ns, ended->blocked_ns);
     add_to(&v->sys_ns, ended->sys_ns);
-    raise_to(&v->max_blocked_ns, ended->max_blocked_ns);
+    raise_blocked(&v->max_blocked_ns, task, ended->max_blocked_ns);
     raise_to(&v->max_sys_ns, ended->max_sys_ns);
 }
 
@@ -164,18 +184,18 @@ static __always_inline void count_calls(u64 task, u32 tgid, struct futex_key *ke
             struct futex_value fresh = {
                 .calls = ended->calls,
                 .blocked_ns = ended->blocked_ns,
-                .max_blocked_ns = ended->max_blocked_ns,
                 .sys_ns = ended->sys_ns,
                 .max_sys_ns = ended->max_sys_ns,
             };
             identify(task, &fresh.who);
+            raise_blocked(&fresh.max_blocked_ns, task, ended->max_blocked_ns);
             if (!add_entry(WRITTEN_FUTEX, window, map, key, &fresh, is_for_soon(tgid, false)))
                 return;
             v = bpf_map_lookup_elem(map, key); /* another thread of the process may have added it */
         }
     }
     if (!v) {
-        futex_overflow(window, key, ended);
+        futex_overflow(window, task, key, ended);
         return;
     }
     if (by_process) {
@@ -187,16 +207,8 @@ static __always_inline void count_calls(u64 task, u32 tgid, struct futex_key *ke
         v->blocked_ns += ended->blocked_ns;
         v->sys_ns += ended->sys_ns;
     }
-    raise_to(&v->max_blocked_ns, ended->max_blocked_ns);
+    raise_blocked(&v->max_blocked_ns, task, ended->max_blocked_ns);
     raise_to(&v->max_sys_ns, ended->max_sys_ns);
-}
-
-static __always_inline bool is_being_killed(u64 task)
-{
-    u64 pending = 0;
-
-    READ_TASK(task, TASK_PENDING_SIGNAL, pending);
-    return pending & (1 << (9 - 1)); /* SIGKILL, which every thread of a dying process receives */
 }
 
 #define LOOKED_UP_AGAIN_NS 10000000 /* by then its kind may be corrected, or its entry dropped */

@@ -15,11 +15,12 @@ static __always_inline s16 number_of_compat(u32 nr)
 #endif
 }
 
-/* The current thread leaves its CPU to sleep interruptibly in the system call `nr`, which is a futex call or
- * one of a 32-bit program. */
-static __always_inline void futex_wait_began(void *ctx, u64 task, struct thread *t, u32 tid, s16 nr, u64 now)
+/* The current thread, whose user registers are `registers`, leaves its CPU to sleep interruptibly in the
+ * system call `nr`, which is a futex call or one of a 32-bit program. */
+static __always_inline void futex_wait_began(void *ctx, u64 task, struct pt_regs *registers, struct thread *t,
+                                             u32 tid, s16 nr, u64 now)
 {
-    struct system_call saved = saved_call();
+    struct system_call saved = call_of(registers);
     struct call call = {.since = now, .tid = tid};
 
     describe_call(&call, saved.is_compat ? number_of_compat(saved.nr) : nr, saved.args);
@@ -36,19 +37,16 @@ static __always_inline void futex_wait_began(void *ctx, u64 task, struct thread 
         capture_waiter(ctx, task, t, now);
 }
 
-/* The wait of a thread that runs again has ended. The wait of a thread that was killed got nothing, so that
- * it raises no maximum. */
+/* The wait of a thread that runs again has ended. */
 static __always_inline void futex_wait_ended(u64 task, struct thread *t, u64 now)
 {
     u64 blocked = now - t->off_since;
     struct futex_key key = {.tid = t->call.tid, .kind = t->call.kind, .uaddr = t->call.uaddr};
-    struct ended ended = {.calls = 1, .blocked_ns = blocked};
+    struct ended ended = {.calls = 1, .blocked_ns = blocked, .max_blocked_ns = blocked};
 
     t->call.since = 0;
     if (!is_wanted(blocked))
         return;
     key.slot = slot_of(blocked);
-    if (!is_being_killed(task))
-        ended.max_blocked_ns = blocked;
     count_calls(task, t->tgid, &key, &ended);
 }

@@ -330,10 +330,10 @@ struct inode_kind {
 };
 
 /* Return the kind of the file whose descriptor is the first argument of the current thread's system call. */
-static __always_inline u8 file_kind(u64 task)
+static __always_inline u8 file_kind(u64 task, struct pt_regs *registers)
 {
     u64 files = 0, table = 0, array = 0, file = 0, inode = 0;
-    u64 fd = (u32)user_first_argument();
+    u64 fd = (u32)first_argument(registers);
     struct inode_kind of = {};
 
     READ_CURRENT(task, TASK_FILES, files);
@@ -404,9 +404,9 @@ enum clone_kind { CLONE_OTHER, CLONE_AND_WAIT };
 #define CLONE_VFORK 0x4000
 
 /* Return whether the current thread's clone() or clone3() waits until the child calls exec or ends. */
-static __always_inline u8 clone_kind(s16 nr)
+static __always_inline u8 clone_kind(s16 nr, struct pt_regs *registers)
 {
-    u64 flags = user_first_argument();
+    u64 flags = first_argument(registers);
 
     if (nr == NR_CLONE3) {
         void *arguments = (void *)flags;
@@ -437,11 +437,11 @@ static __always_inline bool is_followed(u32 tid)
 #endif
 }
 
-static __always_inline void switched_out(void *ctx, bool preempted, u64 task_state, u64 now)
+static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool preempted, u64 task_state,
+                                         u64 now)
 {
-    u64 task = CURRENT_TASK(), id = bpf_get_current_pid_tgid();
-    u32 tid = id;
     struct thread *t = threads.lookup(&tid);
+    u32 tgid = 0;
 
 #ifdef TRACE_OFFCPU
     if (!is_current_traced())
@@ -454,7 +454,8 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
         if (fresh && !(task_state & TASK_DEAD)) {
             threads.insert(&tid, fresh);
 #else
-        struct thread fresh = {.tgid = id >> 32};
+        READ_CURRENT(task, TASK_TGID, tgid);
+        struct thread fresh = {.tgid = tgid};
         if (!(task_state & TASK_DEAD) && is_followed(tid)) {
             threads.insert(&tid, &fresh);
 #endif
@@ -487,7 +488,8 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
 #ifdef TRACE_OFFCPU
     if (!is_asked_for(preempted, task_state))
         return;
-    t->tgid = id >> 32;
+    READ_CURRENT(task, TASK_TGID, tgid);
+    t->tgid = tgid;
     t->stacks = keep_call_stacks(ctx);
     bpf_get_current_comm(t->comm, COMM_LEN);
     now = bpf_ktime_get_ns(); /* the time for the stacks is not part of the wait */
@@ -501,7 +503,8 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
 #endif
     u32 flags = 0;
     READ_CURRENT(task, TASK_FLAGS, flags);
-    s16 nr = flags & 0x00200000 /* PF_KTHREAD */ ? NR_KERNEL : current_syscall();
+    struct pt_regs *registers = user_regs_of(task);
+    s16 nr = flags & 0x00200000 /* PF_KTHREAD */ ? NR_KERNEL : syscall_of(registers);
     /* restart_syscall() continues a timed wait after SIGCONT. The thread is still in the call that began
      * the wait. */
     if (nr != NR_RESTART_SYSCALL || t->nr <= 0)
@@ -514,7 +517,7 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
         futex_blocks(ctx, task, t, now);
 #elif defined(FUTEX_WAITS)
     if (t->state == STATE_INTERRUPTIBLE && (is_futex_wait(t->nr) || t->nr == NR_COMPAT))
-        futex_wait_began(ctx, task, t, tid, t->nr, now);
+        futex_wait_began(ctx, task, registers, t, tid, t->nr, now);
 #endif
 #ifdef ONLY_FUTEX_CALLS
     if (!t->call.since)
@@ -522,9 +525,9 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
 #endif
     t->detail = 0;
     if (is_read_or_write(t->nr))
-        t->detail = file_kind(task);
+        t->detail = file_kind(task, registers);
     if (t->nr == NR_CLONE || t->nr == NR_CLONE3)
-        t->detail = clone_kind(t->nr);
+        t->detail = clone_kind(t->nr, registers);
     if (t->nr == NR_EPOLL_WAIT || t->nr == NR_EPOLL_PWAIT)
         t->detail = poll_kind(task);
     if (is_futex_wait(t->nr))
@@ -555,8 +558,8 @@ static __always_inline void switched_out(void *ctx, bool preempted, u64 task_sta
 int on_sched_switch(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 began = run_begins(), now = bpf_ktime_get_ns();
-    u64 next = ctx->args[2], task_state = 0;
-    u32 next_tid = 0;
+    u64 task = CURRENT_TASK(), next = ctx->args[2], task_state = 0;
+    u32 tid = 0, next_tid = 0;
 
 #ifdef HAVE_PREV_STATE
     task_state = (u32)ctx->args[3];
@@ -566,8 +569,9 @@ int on_sched_switch(struct bpf_raw_tracepoint_args *ctx)
     task_state &= 0xffffffff;
 #endif
 #endif
-    if ((u32)bpf_get_current_pid_tgid())
-        switched_out(ctx, ctx->args[0] & 1, task_state, now);
+    READ_CURRENT(task, TASK_PID, tid);
+    if (tid)
+        switched_out(ctx, task, tid, ctx->args[0] & 1, task_state, now);
     READ_TASK(next, TASK_PID, next_tid);
     if (next_tid)
         switched_in(next, next_tid, now);

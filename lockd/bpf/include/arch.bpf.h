@@ -128,26 +128,21 @@ static __always_inline struct system_call call_of(struct pt_regs *saved)
     return call;
 }
 
-/* Return the system call that the current thread is in. */
-static __always_inline struct system_call saved_call(void)
-{
-    return call_of(user_regs());
-}
-
 static __always_inline u64 user_stack_pointer(struct pt_regs *regs)
 {
     return regs->sp; /* the member has the same name on both architectures */
 }
 
-static __always_inline u64 user_first_argument(void)
+/* Return the first argument of the system call that a thread is in. */
+static __always_inline u64 first_argument(struct pt_regs *saved)
 {
     u64 argument = 0;
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
-    bpf_probe_read_kernel(&argument, sizeof(argument), &user_regs()->orig_x0);
+    bpf_probe_read_kernel(&argument, sizeof(argument), &saved->orig_x0);
 #elif defined(HAVE_TYPED_CURRENT)
-    argument = ((volatile struct pt_regs *)user_regs())->di;
+    argument = ((volatile struct pt_regs *)saved)->di;
 #else
-    bpf_probe_read_kernel(&argument, sizeof(argument), &user_regs()->di);
+    bpf_probe_read_kernel(&argument, sizeof(argument), &saved->di);
 #endif
     return argument;
 }

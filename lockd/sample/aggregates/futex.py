@@ -139,7 +139,9 @@ class FutexAggregates:
         tids, threads = tids[is_blocked], structs.take(threads, np.flatnonzero(is_blocked))
         call, tgids = threads["call"], threads["tgid"]
         since = threads["off_since"].astype(np.int64)
-        waited_ns = moment.clock - since + threads["call_blocked"].astype(np.int64)
+        waited_ns = moment.clock - since
+        if "call_blocked" in (threads.dtype.names or ()):  # mode calls: the call may have been blocked before
+            waited_ns += threads["call_blocked"].astype(np.int64)
         is_lower_bound = call["since"] == self._attached_ns
         waiting = moment.name_waits(tids, tgids, call["kind"], call["uaddr"], waited_ns, is_lower_bound)
         self.note_waiting(waiting, moment.now)

@@ -5,7 +5,6 @@ Every panel must show something when lockd exports something, and no idle worker
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from tests.support.watch_files import (
     RULE_TESTS,
     RULES,
     SCRAPE,
+    filled,
     labels_of,
     panel_queries,
     selectors,
@@ -106,7 +106,7 @@ def test_amtool_accepts_the_inhibition():
 
 def test_every_query_parses(promtool, tmp_path):
     """Also those of annotations; those of variables are label_values() of a selector."""
-    rules = [{"record": f"query:{n}", "expr": filled(expr)} for n, (_, expr) in enumerate(EXPRESSIONS)]
+    rules = [{"record": f"query:{n}", "expr": asked(expr)} for n, (_, expr) in enumerate(EXPRESSIONS)]
     path = tmp_path / "all.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
     assert f"SUCCESS: {len(EXPRESSIONS)} rules found" in promtool("check", "rules", "--lint=none", path)
@@ -144,13 +144,9 @@ OBJECTIVE = {
 }
 
 
-def filled(expr):
+def asked(expr):
     """The query with what a user has chosen in place of the variables."""
-    for variable, value in {"$__rate_interval": "1m", "$__range": "10m"}.items():
-        expr = expr.replace(variable, value)
-    for variable in ("instance", "lock"):
-        expr = expr.replace(f'="${variable}"', f'="some-{variable}"')
-    return re.sub(r"\$\w+", ".*", expr)
+    return filled(expr, {"__rate_interval": "1m", "__range": "10m"})
 
 
 def synthetic(metric, **values):
@@ -195,7 +191,7 @@ def check(promtool, tmp_path, rule_files, series, queries):
 def check_panels(promtool, tmp_path, series, expected, objectives=(OBJECTIVE,)):
     """Evaluates every query of the dashboards over the series; exactly `expected` have a result."""
     queries = [
-        {"record": record(uid, panel, target), "expr": filled(target["expr"])}
+        {"record": record(uid, panel, target), "expr": asked(target["expr"])}
         for uid, _, panel, target in panel_queries()
     ]
     panels = tmp_path / "panels.yml"

@@ -187,11 +187,17 @@ def test_tables(running: Exporter) -> None:
         "unit": "unit-1",
         "comm": "comm-1",
         "kind": "lock",
+        "thread_comm": "thread-1",
+        "program": "futex",
+        "lock": "lock-1",
         "tid": 1,
+        "tgid": 1,
+        "blocked_count": 1,
         "blocked_us": 1.5,
+        "waiting_us": 1.5,
         "stack": ["main", "f1"],
     }
-    assert list(answer["threads"][0])[:4] == ["unit", "comm", "kind", "tid"]
+    assert list(answer["threads"][0])[5:7] == ["lock", "tid"]
     found = json.loads(running.ask("/api/v1/locks?kind=cond&unit=unit-0&unknown=1&limit=1")[2])
     assert [row["tid"] for row in found["locks"]] == [0]
 

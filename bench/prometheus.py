@@ -1,0 +1,180 @@
+"""A real Prometheus that scrapes lockd, a real Alertmanager that it tells, and whom that notifies.
+
+All three run with what comes with lockd in deploy/prometheus.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from bench.host import READY_SECONDS, Host, free_port, get
+from tests.needs import SERVERS, found, libraries
+
+DEPLOYED = Path(__file__).resolve().parents[1] / "deploy/prometheus"
+RULES = (DEPLOYED / "lockd.rules.yml", DEPLOYED / "lockd.recording.yml")
+STEP = 15
+"""Seconds between scrapes, as in scrape.yml."""
+DURATION = re.compile(r"(?P<before>\[|offset )(?P<number>\d+)(?P<unit>[smh])\b")
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+LONG_SECONDS = 300
+"""A rule with a duration of so much is one whose time can pass faster."""
+TEMPLATES = ("/usr/share", SERVERS / "usr/share/prometheus")
+"""Where Debian's Alertmanager looks for a directory with its templates, and where that was unpacked."""
+WITH_TEMPLATES = (
+    "unshare", "--mount", "sh", "-ec",
+    'test -d $0/prometheus/alertmanager || { mount -t tmpfs none $0; cp -r "$1" $0; }; shift; exec "$@"',
+    *map(str, TEMPLATES),
+)  # fmt: skip
+"""What runs it where it is not installed, with these."""
+GROUP_INTERVAL = "5m"
+"""Alertmanager's default: the pause between notifications about one group of alerts."""
+
+
+class Prometheus:
+    """One that scrapes these targets of lockd, and what it stored.
+
+    `targets` are those of `static_configs`. `alertmanager` is the address of one, if there is any.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        targets: Sequence[Mapping[str, Any]],
+        rules: Sequence[Path] = RULES,
+        step: float = STEP,
+        alertmanager: str = "",
+    ) -> None:
+        directory = host.make("prometheus")
+        config = yaml.safe_load((DEPLOYED / "scrape.yml").read_text())
+        config["global"] = {"evaluation_interval": f"{step:g}s"}
+        config["rule_files"] = [str(path) for path in rules]
+        (job,) = config["scrape_configs"]
+        job["scrape_interval"] = f"{step:g}s"
+        job["scrape_timeout"] = f"{min(step, 10):g}s"
+        job["static_configs"] = list(targets)
+        if alertmanager:
+            config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
+        (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
+        address = f"127.0.0.1:{free_port()}"
+        self._url = f"http://{address}"
+        options = [f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
+        options += [f"--web.listen-address={address}"]
+        host.serve("prometheus", found("prometheus"), *options, env=libraries())
+        host.until("prometheus", lambda: get(f"{self._url}/-/ready"))
+
+    def asked(self, what: str, **query: object) -> Any:
+        """What its HTTP API answers to api/v1/WHAT."""
+        url = f"{self._url}/api/v1/{what}?{urllib.parse.urlencode(query, doseq=True)}"
+        return json.loads(get(url, READY_SECONDS))["data"]
+
+    def rows(self, query: str, **when: object) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.asked("query", query=query, **when)["result"]
+        return found
+
+    def value(self, query: str, at: float) -> dict[str, float]:
+        """At that time, by the values of the labels that are left."""
+        found = {
+            ", ".join(label for _, label in sorted(one["metric"].items())): one["value"]
+            for one in self.rows(query, time=at)
+        }
+        return {labels: float(value) for labels, (_, value) in sorted(found.items())}
+
+    def samples(self, selector: str, began: float, ended: float) -> Iterator[tuple[dict[str, str], Any]]:
+        """All that were scraped between, as rows of time and value."""
+        for one in self.rows(f"{selector}[{ended - began:.0f}s]", time=ended):
+            yield one["metric"], np.array(one["values"], dtype=float)
+
+    def moments(self, query: str, began: float, ended: float) -> set[float]:
+        """Those at every STEP at which there was an answer."""
+        found = self.asked("query_range", query=query, start=began, end=ended, step=STEP)["result"]
+        return {float(at) for one in found for at, _ in one["values"]}
+
+
+def faster(expr: str, factor: int) -> str:
+    """The same PromQL with all of its ranges and offsets divided, if one of them is long."""
+    if not any(_seconds(match) >= LONG_SECONDS for match in DURATION.finditer(expr)):
+        return expr
+    return DURATION.sub(lambda match: f"{match['before']}{_seconds(match) // factor}s", expr)
+
+
+def faster_rules(path: Path, factor: int) -> dict[str, Any]:
+    """The rules of a file, all durations of those that have a long one divided. All else is as it was."""
+    rules: dict[str, Any] = yaml.safe_load(path.read_text())
+    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+        divided = faster(f"[{rule.get('for', '0s')}] {rule['expr']}", factor)
+        duration, _, rule["expr"] = divided.partition("] ")
+        if "for" in rule:
+            rule["for"] = duration.removeprefix("[")
+    return rules
+
+
+def _seconds(duration: re.Match[str]) -> int:
+    return int(duration["number"]) * SECONDS[duration["unit"]]
+
+
+@dataclass(frozen=True)
+class Notified:
+    """One alert in one notification."""
+
+    at: float
+    receiver: str
+    is_firing: bool
+    labels: Mapping[str, str]
+    began: str
+
+
+class Alertmanager:
+    """One with alertmanager.yml, whose receivers are here: `notified` has all that they were sent."""
+
+    def __init__(self, host: Host, factor: int, now: Any) -> None:
+        """`now()` is the time of a notification."""
+        self.notified: list[Notified] = []
+        self.notifications = 0
+        config = yaml.safe_load((DEPLOYED / "alertmanager.yml").read_text())
+        config["route"]["group_interval"] = faster(f"[{GROUP_INTERVAL}]", factor)[1:-1]
+        server = self._receive(now)
+        host.ends.callback(server.shutdown)
+        for receiver in config["receivers"]:
+            url = f"http://127.0.0.1:{server.server_port}/{receiver['name']}"
+            receiver["webhook_configs"] = [{"url": url, "send_resolved": True}]
+        directory = host.make("alertmanager")
+        (directory / "alertmanager.yml").write_text(yaml.safe_dump(config))
+        self.address = f"127.0.0.1:{free_port()}"
+        options = [f"--config.file={directory}/alertmanager.yml", f"--storage.path={directory}/data"]
+        options += [f"--web.listen-address={self.address}", "--cluster.listen-address="]
+        command = (*WITH_TEMPLATES, found("prometheus-alertmanager"), *options)
+        host.serve("alertmanager", *command, env=libraries())
+        host.until("alertmanager", lambda: get(f"http://{self.address}/-/ready"))
+
+    def _receive(self, now: Any) -> ThreadingHTTPServer:
+        alertmanager = self
+
+        class Receiver(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                alertmanager.notifications += 1
+                for alert in said["alerts"]:
+                    is_firing = alert["status"] == "firing"
+                    receiver, labels = self.path[1:], alert["labels"]
+                    one = Notified(now(), receiver, is_firing, labels, alert["startsAt"])
+                    alertmanager.notified.append(one)
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return server
