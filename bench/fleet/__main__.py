@@ -168,7 +168,7 @@ def main() -> int:
         "record": lambda: recorded(args.quick),
         "scrape": lambda: scraped(runs, minutes),
         "agent": lambda: agent(runs, minutes),
-        "ask": lambda: asked(args.clusters.split(","), args.boards.split(",")),
+        "ask": lambda: asked(args.clusters.split(","), sorted(args.boards.split(","))),
     }
     names = args.phases.split(",")
     if unknown := {*names} - {*phases}:
