@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -29,6 +29,7 @@ from bench.fleet.history import CLUSTERS, HOST, Fleet
 from bench.fleet.recording import Recording
 from bench.host import say
 from bench.services import ROOT
+from tests.support.watch_files import BOARDS
 
 KEPT = results.BUILD / "fleet"
 SETTLE, STEP, SCRAPES = 30.0, 15, 5
@@ -73,7 +74,10 @@ def scraped(runs: list[tuple[int, int]], minutes: float) -> None:
             say("asking it while it scrapes")
             fleet = Fleet(Recording.load(record.path(KEPT, TYPICAL, most)))
             crowded = f"host-{len(recordings) - 1}"
-            asked = boards(prometheus, fleet, ".*", crowded, time.time(), LIVE_HOURS)
+            asked = {
+                name: board(prometheus, name, chosen, time.time(), LIVE_HOURS)
+                for name, chosen in fleet_of(fleet, ".*", crowded).items()
+            }
         keep(f"scrape-{hosts}-{most}", {"series.max": most, **asdict(figures), "asked": asked})
 
 
@@ -83,52 +87,55 @@ def agent(runs: list[tuple[int, int]], minutes: float) -> None:
     keep("agent", {"series.max": most, **asdict(figures)})
 
 
-def asked(clusters: list[str]) -> None:
+def asked(clusters: list[str], names: list[str]) -> None:
     place = KEPT / "history"
+    recording = record.path(KEPT, TYPICAL, record.MAXIMA[0])
     told_in = place / "told.json"
     if not told_in.exists():
         say("writing a week of the fleets")
         shutil.rmtree(place, ignore_errors=True)
-        told = history.make(place / "data", record.path(KEPT, TYPICAL, record.MAXIMA[0]))
-        told_in.write_text(json.dumps(told))
+        told_in.write_text(json.dumps(history.make(place / "data", recording)))
     told = json.loads(told_in.read_text())
     keep("week", told)
-    fleet = Fleet(Recording.load(record.path(KEPT, TYPICAL, record.MAXIMA[0])))
+    fleet = Fleet(Recording.load(recording))
     # Blocks stay as they are.
     options = ("--storage.tsdb.retention.time=10y", "--storage.tsdb.max-block-duration=2h")
     with server.running(place, {"scrape_configs": []}, *options) as prometheus:
-        for cluster in clusters:
-            for hours in RANGES:
-                say(f"asking for {hours:g} h of cluster {cluster}")
-                found = boards(prometheus, fleet, cluster, HOST, told["end"], hours)
-                keep(f"ask-{CLUSTERS[cluster]}-{hours:g}", found)
+        for name in names:
+            for cluster in clusters:
+                for hours in RANGES:
+                    say(f"{name} of {CLUSTERS[cluster]} hosts over {hours:g} h")
+                    chosen = fleet_of(fleet, cluster, HOST)[name]
+                    found = board(prometheus, name, chosen, told["end"], hours)
+                    kept_in = f"ask-{CLUSTERS[cluster]}-{hours:g}"
+                    keep(kept_in, {**kept().get(kept_in, {}), name: found})
 
 
-def boards(
-    prometheus: server.Prometheus, fleet: Fleet, cluster: str, host: str, end: float, hours: float
-) -> dict[str, Any]:
-    """For each dashboard, the seconds that all of it takes, and what each query takes."""
-    found: dict[str, Any] = {}
-    queries = panels.queries()
-    chosen = {"cluster": cluster, "job": "lockd"}
-    choices = {
-        "lockd-fleet": {},
-        "lockd-host": {"instance": host},
-        "lockd-service": {"unit": fleet.unit},
-        "lockd-lock": {"lock": fleet.lock},
+def fleet_of(fleet: Fleet, cluster: str, host: str) -> dict[str, dict[str, str]]:
+    """What somebody has chosen on each dashboard."""
+    everywhere = {"cluster": cluster, "job": "lockd"}
+    return {
+        "lockd-fleet": everywhere,
+        "lockd-host": {**everywhere, "instance": host},
+        "lockd-service": {**everywhere, "unit": fleet.unit},
+        "lockd-lock": {**everywhere, "lock": fleet.lock},
     }
-    for board, choice in choices.items():
-        of_board = [query for query in queries if query.board == board]
-        answers = ask.one_by_one(prometheus, of_board, chosen | choice, end, hours)
-        is_long = sum(answer.seconds for answer in answers) > LONG
-        found[board] = {
-            "all": None if is_long else ask.whole_board(prometheus, of_board, chosen | choice, end, hours),
-            "queries": [
-                {"panel": query.name, "row": query.row, **asdict(answer)}
-                for query, answer in zip(of_board, answers, strict=True)
-            ],
-        }
-    return found
+
+
+def board(
+    prometheus: server.Prometheus, name: str, chosen: Mapping[str, str], end: float, hours: float
+) -> dict[str, Any]:
+    """What each query of a dashboard takes, and all at once (seconds; None if that would take long)."""
+    queries = [query for query in panels.queries() if query.board == name]
+    answers = ask.one_by_one(prometheus, queries, chosen, end, hours)
+    is_long = sum(answer.seconds for answer in answers) > LONG
+    return {
+        "all": None if is_long else ask.whole_board(prometheus, queries, chosen, end, hours),
+        "queries": [
+            {"panel": query.name, "row": query.row, **asdict(answer)}
+            for query, answer in zip(queries, answers, strict=True)
+        ],
+    }
 
 
 def keep(name: str, figures: Any) -> None:
@@ -147,6 +154,7 @@ def main() -> int:
     parser.add_argument("--runs", help="of scrape: HOSTS:SERIES_MAX, with commas between")
     parser.add_argument("--minutes", type=float, help=f"of each run of scrape; default: {MINUTES:g}")
     parser.add_argument("--clusters", default=",".join(CLUSTERS), help="of ask; default: %(default)s")
+    parser.add_argument("--boards", default=",".join(BOARDS), help="of ask; default: %(default)s")
     args = parser.parse_args()
     runs = list(RUNS)
     if args.quick:
@@ -160,7 +168,7 @@ def main() -> int:
         "record": lambda: recorded(args.quick),
         "scrape": lambda: scraped(runs, minutes),
         "agent": lambda: agent(runs, minutes),
-        "ask": lambda: asked(args.clusters.split(",")),
+        "ask": lambda: asked(args.clusters.split(","), sorted(args.boards.split(","))),
     }
     names = args.phases.split(",")
     if unknown := {*names} - {*phases}:

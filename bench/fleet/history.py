@@ -40,6 +40,8 @@ KINDS = 8
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 OBJECTIVE = "unit:lockd_blocked_objective:ratio"
 """Of the chosen service (deploy/prometheus/objectives.example.yml)."""
+TOP = 10
+"""Hosts of which there are series at a time that say which have most."""
 SECONDS = 20.0
 """That rules are evaluated for, to see which series they make."""
 
@@ -127,7 +129,7 @@ class Fleet:
             name = labels["__name__"]
             for cluster, hosts in CLUSTERS.items():
                 if "instance" in labels:
-                    add(number, hosts, name, labels, "rate", cluster)
+                    add(number, min(hosts, TOP) if ":topk_" in name else hosts, name, labels, "rate", cluster)
                 else:
                     found[_labels(name, {**labels, "cluster": cluster})] = values.of("rate", name, number)
         found[_labels(OBJECTIVE, {"unit": self.unit})] = values.of("constant", OBJECTIVE, 0)

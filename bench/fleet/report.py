@@ -82,6 +82,7 @@ def _scraped(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     row("resident memory, GB", "{:.2f}", lambda run: run["resident"] / 1e9)
     row("resident memory of a series, kB", "{:.2f}", lambda run: run["resident"] / run["series"] / 1e3)
     row("objects in use, GB", "{:.2f}", lambda run: run["heap"] / 1e9)
+    row("alerts", "{:,}", lambda run: run["alerts"])
     row("write-ahead log, GB an hour", "{:.2f}", lambda run: run["log_bytes"] * 3600 / 1e9)
     row("a sample in a block, bytes", "{:.2f}", lambda run: run["chunk_bytes"])
     row("a series in the index of a block, bytes", "{:.0f}", lambda run: run["index_bytes"])
@@ -90,7 +91,7 @@ def _scraped(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         lambda run: run["series"] * run["index_bytes"] * 24 / HEAD_HOURS / 1e9)  # fmt: skip
     yield _table("of so many hosts | " + " | ".join(f"{run['hosts']:,}" for run in runs), rows)
     yield "Memory is that after some minutes; the last two lines are arithmetic from the two before.\n"
-    yield "### Rules\n\nSeconds that an evaluation takes; with the longest of each minute.\n"
+    yield "### Rules\n\nSeconds that an evaluation takes: the last one of a group, the longest of a rule.\n"
     head = "group | " + " | ".join(f"{run['hosts']:,} hosts, {run['series']:,} series" for run in runs)
     groups = [(name, *(_group(run["groups"][name]) for run in runs)) for name in runs[-1]["groups"]]
     yield _table(head, groups)

@@ -98,7 +98,9 @@ class Figures:
     groups: dict[str, dict[str, float]]
     """Of each group of rules: seconds that an evaluation takes, and how many were left out."""
     rules: dict[str, float]
-    """Seconds that an evaluation takes."""
+    """Of each recording rule, the most seconds that an evaluation took."""
+    alerts: int
+    """That fired or were about to."""
 
 
 @contextlib.contextmanager
@@ -114,10 +116,10 @@ def measure(hosts: int, recordings: Sequence[Path], minutes: float) -> Iterator[
         say(f"scraping {hosts} hosts for {minutes:g} min")
         _wait(minutes * 60 / 2)
         before, began, simulation = server.own(), time.monotonic(), _busy(pid)
-        logged, taken = disk(server.data / "wal"), _evaluations(server)
+        logged, taken = disk(server.data / "wal"), server.recording_rules()
         while time.monotonic() < began + minutes * 60 / 2:
             _wait(min(15.0, began + minutes * 60 / 2 - time.monotonic()))
-            for name, seconds in _evaluations(server).items():
+            for name, seconds in server.recording_rules().items():
                 taken[name] = max(seconds, taken.get(name, 0.0))
         after, seconds = server.own(), time.monotonic() - began
         simulation = (_busy(pid) - simulation) / seconds
@@ -143,8 +145,9 @@ def measure(hosts: int, recordings: Sequence[Path], minutes: float) -> Iterator[
                 heap=int(_one(after, "go_memstats_heap_alloc_bytes")),
                 log_bytes=log_bytes,
                 **_stored(server),
-                groups=_groups(server, after),
+                groups=_groups(after),
                 rules=taken,
+                alerts=server.instant("ALERTS", now).rows,
             ),
         )
 
@@ -223,24 +226,13 @@ def _grown(
     return _one(after, name) - _one(before, name)
 
 
-def _evaluations(server: Prometheus) -> dict[str, float]:
-    """Seconds that the last evaluation of each rule took."""
-    taken: dict[str, float] = {}
-    for group in server.rule_groups():
-        for rule in group["rules"]:
-            name = rule["name"]
-            taken[name] = max(taken.get(name, 0.0), rule["evaluationTime"])
-    return taken
-
-
-def _groups(server: Prometheus, own: dict[str, dict[tuple[str, ...], float]]) -> dict[str, dict[str, float]]:
+def _groups(own: dict[str, dict[tuple[str, ...], float]]) -> dict[str, dict[str, float]]:
+    """Of each group: seconds that the last evaluation took, and how many were left out."""
+    taken = own["prometheus_rule_group_last_duration_seconds"]
     missed = own["prometheus_rule_group_iterations_missed_total"]
     return {
-        group["name"]: {
-            "seconds": group["evaluationTime"],
-            "missed": sum(count for (of,), count in missed.items() if of.endswith(f";{group['name']}")),
-        }
-        for group in server.rule_groups()
+        group.rpartition(";")[2]: {"seconds": seconds, "missed": missed[(group,)]}
+        for (group,), seconds in taken.items()
     }
 
 

@@ -22,6 +22,8 @@ from bench.host import KILLED_WITH_US, end, free_port, get
 from tests.needs import found, libraries
 
 READY_SECONDS = 300.0
+ASKED_SECONDS = 120.0
+"""That it may take to tell of itself, while it is busy."""
 QUERY_SECONDS = 120.0
 """After which Prometheus gives up, by default."""
 
@@ -59,14 +61,14 @@ class Prometheus:
         """Of each series that there is now."""
         return [one["metric"] for one in self._asked("query", query=selector)["result"]]
 
-    def rule_groups(self) -> list[dict[str, Any]]:
-        url = f"{self._url}/api/v1/rules"
-        groups: list[dict[str, Any]] = json.loads(get(url))["data"]["groups"]
-        return groups
+    def recording_rules(self) -> dict[str, float]:
+        """Seconds that the last evaluation of each recording rule took."""
+        groups = json.loads(get(f"{self._url}/api/v1/rules?type=record", ASKED_SECONDS))["data"]["groups"]
+        return {rule["name"]: rule["evaluationTime"] for group in groups for rule in group["rules"]}
 
     def own(self) -> dict[str, dict[tuple[str, ...], float]]:
         """Its metrics: values by name and values of labels."""
-        text = get(f"{self._url}/metrics").decode()
+        text = get(f"{self._url}/metrics", ASKED_SECONDS).decode()
         found: dict[str, dict[tuple[str, ...], float]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:

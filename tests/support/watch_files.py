@@ -27,7 +27,7 @@ ALL_FUTEX_ROWS = ("All futex waits, idle ones included", "Every futex call (mode
 """Those that show idle workers too."""
 MODE_CALLS = "Only in mode calls"
 """What a metric's HELP text says, and the description of a panel that shows it."""
-METRIC = r"(?:[a-z_]+:)?lockd_[a-z0-9_]+(?::[a-z0-9_]+)?"
+METRIC = r"(?:(?:[a-z_]+:)?lockd_[a-z0-9_]+(?::[a-z0-9_]+)?|cluster_job:up:count)"
 """One of the exporter, or of a recording rule: level:metric:operations."""
 NAME = re.compile(rf"(?<![\w:]){METRIC}")
 SELECTOR = re.compile(rf"(?<![\w:])({METRIC})(?:\{{([^{{}}]*)\}})?")
@@ -143,7 +143,8 @@ def is_counter(name):
 
 
 def is_microseconds(name):
-    return re.fullmatch(r"(?:\w+:)?lockd_\w+_us(?::\w+)?", name) is not None
+    """Whether its values are; those of a rule that counts are not."""
+    return re.fullmatch(r"(?:\w+:)?lockd_\w+_us(?::(?!count)\w+)?", name) is not None
 
 
 def labels_of(name):
