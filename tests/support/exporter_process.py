@@ -66,7 +66,10 @@ def detail_block(rows: int = 3) -> bytes:
                 "lock": [f"lock-{row}" for row in range(rows)],
             },
             "numbers": [*whole, "blocked_us", "waiting_us"],
-            "lists": {"stack": [["main", f"f{row}"] for row in range(rows)]},
+            "lists": {
+                "stack": [["main", f"f{row}"] for row in range(rows)],
+                **({"holders": [[] for _ in range(rows)]} if name == "locks" else {}),
+            },
         }
         for name in ("threads", "locks", "deadlocks")
     }

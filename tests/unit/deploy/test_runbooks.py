@@ -19,7 +19,7 @@ from tests.support.watch_files import RUNBOOKS, commands
 PARTS = ["Look", "Usual causes", "Tune"]
 OTHERS = {"cat", "dmesg", "gdb", "grep", "journalctl", "python3", "sort", "systemctl", "tail"}
 """Programs that any host has, or that whoever debugs has installed."""
-PARAMETERS = {"limit", "program", *FILTERS}
+PARAMETERS = {"by", "limit", "program", *FILTERS}
 ALL = [(page, command) for page in sorted(RUNBOOKS) for command in commands(RUNBOOKS[page])]
 
 
