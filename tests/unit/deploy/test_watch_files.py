@@ -227,6 +227,14 @@ def test_every_recording_rule_has_a_value_on_busy_hosts_and_says_nothing_of_idle
         assert is_always or all(sample["value"] == 0 for sample in case["exp_samples"])
 
 
+def test_what_a_large_fleet_may_drop_is_read_by_one_panel_only():
+    """docs/sizing.md says so, and how to drop it."""
+    bucket = "lockd_offcpu_blocked_seconds_bucket"
+    assert f"regex: {bucket}\n" in (ROOT / "docs/sizing.md").read_text()
+    asking = [where for where, expr in EXPRESSIONS if bucket in expr]
+    assert len(asking) == 1 and asking[0].startswith("panel lockd-host ")
+
+
 def test_the_series_of_the_rule_tests_are_real():
     for test in TESTS + RECORDED_TESTS:
         for entry in test["input_series"]:
