@@ -136,7 +136,7 @@ class Fleet:
         return found
 
     def _scraped(self) -> Mapping[str, tuple[float, float, bool]]:
-        return {**self.recording.series(), "up": (1.0, 1.0, False)}
+        return self.recording.series()
 
 
 def make(directory: Path, recording: Path) -> dict[str, object]:
@@ -187,5 +187,5 @@ def _asked() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for uid, _, _, target in panel_queries():
         names = {name for name, _ in selectors(target["expr"])}
-        found.setdefault(uid, set()).update(names | ({"up"} if "up{" in target["expr"] else set()))
+        found.setdefault(uid, set()).update(names)
     return found

@@ -113,13 +113,13 @@ def test_the_week_has_what_dashboards_ask_for(recorded: Recording) -> None:
     names = [dict(labels) for labels in found]
     for cluster, hosts in CLUSTERS.items():
         of_cluster = [labels for labels in names if labels.get("cluster") == cluster]
-        for name in ("up", rule["__name__"], "lockd_futex_lock_waiting"):
+        for name in (rule["__name__"], "lockd_futex_lock_waiting"):
             assert len([one for one in of_cluster if one["__name__"] == name]) == hosts
         assert {one["__name__"] for one in of_cluster if one.get("unit") == "idle.service"} == {
             "lockd_futex_waiting"
         }
     steps = {labels["__name__"]: pattern.step for labels, pattern in zip(names, found.values(), strict=True)}
-    assert (steps["up"], steps[rule["__name__"]]) == (15_000, 60_000)
+    assert (steps["lockd_futex_lock_waiting"], steps[rule["__name__"]]) == (15_000, 60_000)
 
 
 def with_locks() -> str:

@@ -239,7 +239,6 @@ def test_what_is_empty_on_a_host_that_is_well_shows_one_that_is_not(promtool, tm
     ]
     with_them = {"lockd_hook_attached", "lockd_futex_max_blocked_us"}
     recorded = {
-        "cluster_job:lockd_futex_max_blocked_us:max",
         "cluster_job_instance:lockd_futex_max_blocked_us:max",
         "cluster_job_unit:lockd_futex_max_blocked_us:max",
         "cluster_job:lockd_futex_max_blocked_us:max",
