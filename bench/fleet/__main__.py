@@ -42,8 +42,6 @@ LIVE_HOURS = 1 / 12
 """Over which a Prometheus is asked that scrapes meanwhile."""
 TYPICAL = "database"
 """The recorded host that all hosts of the week are like."""
-RANGES = (1.0, 168.0)
-"""Hours."""
 LONG = 30.0
 """Seconds for all queries of a dashboard, after which they are not asked once more at the same time."""
 
@@ -87,7 +85,7 @@ def agent(runs: list[tuple[int, int]], minutes: float) -> None:
     keep("agent", {"series.max": most, **asdict(figures)})
 
 
-def asked(clusters: list[str], names: list[str]) -> None:
+def asked(clusters: list[str], names: list[str], ranges: list[float]) -> None:
     place = KEPT / "history"
     recording = record.path(KEPT, TYPICAL, record.MAXIMA[0])
     told_in = place / "told.json"
@@ -103,7 +101,7 @@ def asked(clusters: list[str], names: list[str]) -> None:
     with server.running(place, {"scrape_configs": []}, *options) as prometheus:
         for name in names:
             for cluster in clusters:
-                for hours in RANGES:
+                for hours in ranges:
                     say(f"{name} of {CLUSTERS[cluster]} hosts over {hours:g} h")
                     chosen = fleet_of(fleet, cluster, HOST)[name]
                     found = board(prometheus, name, chosen, told["end"], hours)
@@ -155,6 +153,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help=f"of each run of scrape; default: {MINUTES:g}")
     parser.add_argument("--clusters", default=",".join(CLUSTERS), help="of ask; default: %(default)s")
     parser.add_argument("--boards", default=",".join(BOARDS), help="of ask; default: %(default)s")
+    parser.add_argument("--hours", default="1,168", help="of ask, that dashboards show; default: %(default)s")
     args = parser.parse_args()
     runs = list(RUNS)
     if args.quick:
@@ -163,12 +162,13 @@ def main() -> int:
         runs = [
             (int(hosts), int(most)) for hosts, _, most in (one.partition(":") for one in args.runs.split(","))
         ]
+    ranges = [float(hours) for hours in args.hours.split(",")]
     minutes = args.minutes or (2.0 if args.quick else MINUTES)
     phases: dict[str, Callable[[], None]] = {
         "record": lambda: recorded(args.quick),
         "scrape": lambda: scraped(runs, minutes),
         "agent": lambda: agent(runs, minutes),
-        "ask": lambda: asked(args.clusters.split(","), sorted(args.boards.split(","))),
+        "ask": lambda: asked(args.clusters.split(","), sorted(args.boards.split(",")), ranges),
     }
     names = args.phases.split(",")
     if unknown := {*names} - {*phases}:
