@@ -1,3 +1,4 @@
-"""What a fleet of lockds costs Prometheus, and how long dashboards take on it; __main__.py says how to run
-it.
+"""The cost of a fleet of lockd daemons for one Prometheus, and the time that its dashboards take.
+
+The docstring of __main__.py says how to run the bench.
 """

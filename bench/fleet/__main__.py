@@ -1,13 +1,15 @@
-"""What a fleet of lockds costs one Prometheus, and how long its dashboards take: `sudo make fleet` writes
-bench/build/fleet.json and .md.
+"""Measure what a fleet of lockd daemons costs one Prometheus, and how long its dashboards take.
 
-record: real lockds are recorded beside real services, on a host that gets busier. scrape: one real
-Prometheus scrapes simulated hosts that tell these recordings, and evaluates lockd's rules. agent: one in
-agent mode scrapes them and sends the samples on. ask: a week of 1, 100 and 1,000 hosts is written into the
-storage of another, and it is asked for every expression of every panel.
+`sudo make fleet` writes bench/build/fleet.json and bench/build/fleet.md. The bench has four phases:
 
-Each phase leaves its figures in bench/build/fleet, so that it can be run alone; the report has what is
-there.
+- record: real daemons run beside real services on a host that gets busier, and their scrapes are recorded.
+- scrape: a real Prometheus scrapes simulated hosts that replay the recordings, and evaluates lockd's rules.
+- agent: a Prometheus in agent mode scrapes the simulated hosts and forwards the samples.
+- ask: a week of 1, 100 and 1,000 hosts is written into the storage of a Prometheus, which then answers
+  every query of every panel.
+
+Each phase leaves its figures in bench/build/fleet, so that it can be run alone. The report has all figures
+that are there.
 """
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ from tests.support.watch_files import BOARDS
 
 KEPT = results.BUILD / "fleet"
 SETTLE, STEP, SCRAPES = 30.0, 15, 5
-"""Seconds before a stage is recorded and between scrapes, and how many of these."""
+"""Seconds that a stage runs before it is recorded, seconds between scrapes, and the number of scrapes."""
 RUNS = ((100, 10_000), (1000, 2_000))
-"""Hosts that are scraped, with which `series.max`."""
+"""The number of hosts and their `series.max`, for each run of the phase scrape."""
 MINUTES = 6.0
-"""Of each."""
+"""The length of each run of the phases scrape and agent, in minutes."""
 LIVE_HOURS = 1 / 12
-"""Over which a Prometheus is asked that scrapes meanwhile."""
+"""The time range, in hours, of queries to a Prometheus that scrapes at the same time."""
 TYPICAL = "database"
-"""The recorded host that all hosts of the week are like."""
+"""The recorded load that every host of the generated week has."""
 LONG = 30.0
-"""Seconds for all queries of a dashboard, after which they are not asked once more at the same time."""
+"""The most seconds that the queries of a dashboard may take one by one to be sent all at once as well."""
 
 
 def recorded(is_quick: bool) -> None:
@@ -96,7 +98,7 @@ def asked(clusters: list[str], names: list[str], ranges: list[float]) -> None:
     told = json.loads(told_in.read_text())
     keep("week", told)
     fleet = Fleet(Recording.load(recording))
-    # Blocks stay as they are.
+    # Prometheus must neither delete nor compact the generated blocks.
     options = ("--storage.tsdb.retention.time=10y", "--storage.tsdb.max-block-duration=2h")
     with server.running(place, {"scrape_configs": []}, *options) as prometheus:
         for name in names:
@@ -110,7 +112,7 @@ def asked(clusters: list[str], names: list[str], ranges: list[float]) -> None:
 
 
 def fleet_of(fleet: Fleet, cluster: str, host: str) -> dict[str, dict[str, str]]:
-    """What somebody has chosen on each dashboard."""
+    """The chosen values of the variables of each dashboard."""
     everywhere = {"cluster": cluster, "job": "lockd"}
     return {
         "lockd-fleet": everywhere,
@@ -123,7 +125,10 @@ def fleet_of(fleet: Fleet, cluster: str, host: str) -> dict[str, dict[str, str]]
 def board(
     prometheus: server.Prometheus, name: str, chosen: Mapping[str, str], end: float, hours: float
 ) -> dict[str, Any]:
-    """What each query of a dashboard takes, and all at once (seconds; None if that would take long)."""
+    """The cost of each query of a dashboard, and the seconds for all of them sent at once.
+
+    The latter is None if the queries take more than LONG seconds one by one.
+    """
     queries = [query for query in panels.queries() if query.board == name]
     answers = ask.one_by_one(prometheus, queries, chosen, end, hours)
     is_long = sum(answer.seconds for answer in answers) > LONG

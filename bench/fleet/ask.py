@@ -1,4 +1,4 @@
-"""How long Prometheus takes for what the dashboards ask."""
+"""The time that Prometheus takes to answer the queries of the dashboards."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from bench.fleet.panels import Query
 from bench.fleet.server import Answer, Prometheus
 
 TIMES = 3
-"""That each query is asked; the median counts."""
+"""The number of times that a query is sent; the median of its times counts."""
 SLOW = 2.0
-"""Seconds after which once is enough."""
+"""A query that takes this many seconds or more is sent only once."""
 CONNECTIONS = 6
-"""That a browser opens to one server."""
+"""The number of connections that a browser opens to one server."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One query, of one fleet, over one time range."""
+    """The answer to one query, for one fleet and one time range."""
 
     query: Query
     hosts: int
@@ -30,7 +30,7 @@ class Asked:
 
 
 def ask(server: Prometheus, query: Query, chosen: Mapping[str, str], end: float, hours: float) -> Answer:
-    """The answer to it with what somebody has chosen, over the hours before `end`."""
+    """The answer to a query over the `hours` before `end`, with the `chosen` values of the variables."""
     seconds = hours * 3600
     expr = query.filled(chosen, seconds)
     if query.is_instant:
@@ -42,7 +42,7 @@ def ask(server: Prometheus, query: Query, chosen: Mapping[str, str], end: float,
 def one_by_one(
     server: Prometheus, queries: list[Query], chosen: Mapping[str, str], end: float, hours: float
 ) -> list[Answer]:
-    """The answers, each with the median of some tries."""
+    """The answer with the median time to each query. The queries are sent one after another."""
     found = []
     for query in queries:
         answers = [ask(server, query, chosen, end, hours)]
@@ -55,7 +55,7 @@ def one_by_one(
 def whole_board(
     server: Prometheus, queries: list[Query], chosen: Mapping[str, str], end: float, hours: float
 ) -> float:
-    """Seconds until all queries of a dashboard are answered that a browser sends at once; the median."""
+    """The median of the seconds until all queries of a dashboard are answered, if sent as a browser does."""
     taken = []
     while len(taken) < TIMES and sum(taken) < SLOW * TIMES:
         began = time.monotonic()

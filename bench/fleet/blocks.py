@@ -1,9 +1,9 @@
-"""Blocks of Prometheus' storage, written without samples passing through Prometheus.
+"""A writer of blocks of Prometheus' storage; the samples do not pass through Prometheus.
 
-A week of 1,000 hosts has thousands of millions of samples: promtool, which reads them as text, would take
-hours. Here many series have the same values, a Pattern. Its chunks are encoded once and copied for each of
-them, so a block is written as fast as the disk takes it, and queries find as many samples as on a real
-fleet. The format is described at https://github.com/prometheus/prometheus/tree/main/tsdb/docs/format.
+A week of 1,000 hosts has billions of samples. promtool reads samples as text and would take hours. Here
+many series share the values of one Pattern. The chunks of a pattern are encoded once and copied for each
+series. A block is thus written as fast as the disk allows, and queries read as many samples as those of a
+real fleet. The format is described at https://github.com/prometheus/prometheus/tree/main/tsdb/docs/format.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 CHUNK_SAMPLES = 120
-"""In a chunk, as Prometheus has it."""
+"""The number of samples of a full chunk of Prometheus."""
 SEGMENT_BYTES = 500 << 20
 XOR = b"\x01"
 CASTAGNOLI = 0x82F63B78
 ALL_ONES = 0xFFFFFFFF
 
 Labels = tuple[tuple[str, str], ...]
-"""Names and values, sorted by name."""
+"""The labels of a series as pairs of name and value, sorted by name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """The values of a series, one every `step` milliseconds."""
+    """The values that series share: one every `step` milliseconds."""
 
     step: int
     values: Sequence[float]
@@ -40,9 +40,10 @@ class Pattern:
 def write(
     directory: Path, series: Mapping[Labels, Pattern], begin: int, milliseconds: int, count: int
 ) -> dict[str, int]:
-    """Write `count` blocks of so many milliseconds into a directory of Prometheus' data.
+    """Write `count` blocks, each `milliseconds` long, into a data directory of Prometheus.
 
-    All patterns start at `begin`, in milliseconds since 1970. Returns how many series, samples and bytes.
+    All patterns start at `begin`, in milliseconds since 1970. The result has the numbers of series, samples
+    and bytes.
     """
     ordered = sorted(series)
     patterns = [series[labels] for labels in ordered]
@@ -80,13 +81,13 @@ def _write_block(
 
 
 def _encode(pattern: Pattern, number: int, start: int, length: int) -> _Chunks:
-    """The part of a pattern that is in a block."""
+    """The chunks of the part of a pattern that belongs to the block of this `number`."""
     many = length // pattern.step
     return _Chunks.of(start, pattern.step, pattern.values[number * many : (number + 1) * many])
 
 
 def _stored(block: Path, chunks: Iterable[_Chunks]) -> Iterator[tuple[int, _Chunks]]:
-    """Write the chunks of each series; where the first of them is."""
+    """Write the chunks of each series, and yield the place of the first one."""
     segment = 0
     file: BinaryIO | None = None
     try:
@@ -106,15 +107,15 @@ def _stored(block: Path, chunks: Iterable[_Chunks]) -> Iterator[tuple[int, _Chun
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Of one series in one block."""
+    """The encoded chunks of one series in one block."""
 
     content: bytes
     count: int
     samples: int
     before: bytes
-    """In the series' entry of the index: how many chunks, and what stands before the place of the first."""
+    """The part of the index entry from the number of chunks up to the place of the first chunk."""
     after: _Tail
-    """What stands after that; it does not depend on the place."""
+    """The part of the index entry after that place. It does not depend on the place."""
 
     @staticmethod
     def of(start: int, step: int, values: Sequence[float]) -> _Chunks:
@@ -134,7 +135,7 @@ class _Chunks:
 
 
 class _Index:
-    """The index of a block: symbols, series, and for each label the series that have it."""
+    """The index of a block: the symbols, the series, and for each label the series that have it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -172,7 +173,7 @@ class _Index:
             for pair, offset in offsets.items()
         )
         self._section(struct.pack(">I", len(offsets)) + b"".join(entries))
-        # No index by names of labels: readers of version 2 do not use it.
+        # The index of label names is left out: readers of version 2 do not use it.
         contents = struct.pack(">6Q", at["symbols"], at["series"], 0, 0, at["postings"], at["table"])
         file.write(contents + struct.pack(">I", crc32c(contents)))
 
@@ -190,7 +191,7 @@ class _Index:
 
 
 def _xor(start: int, step: int, values: Sequence[float]) -> bytes:
-    """Samples at regular times, as Prometheus compresses them: each value by its difference from the last."""
+    """Samples at regular times in the XOR encoding of Prometheus: each value is XORed with the one before."""
     bits = [int.from_bytes(struct.pack(">d", value), "big") for value in values]
     head = struct.pack(">H", len(bits)) + _varint(start) + bits[0].to_bytes(8, "big")
     if len(bits) == 1:
@@ -199,7 +200,7 @@ def _xor(start: int, step: int, values: Sequence[float]) -> bytes:
     coded = length = 0
     leading, trailing = 64, 0
     for number, (last, value) in enumerate(pairwise(bits)):
-        if number:  # the time: as long after the last one as that was
+        if number:  # the timestamp: the interval is the same as the one before
             coded, length = coded << 1, length + 1
         difference = last ^ value
         if not difference:
@@ -248,15 +249,15 @@ def _advanced(state: int, content: bytes) -> int:
 
 
 def crc32c(content: bytes) -> int:
-    """The checksum that Prometheus uses, which Python has not got."""
+    """The checksum of Prometheus' files, CRC-32C, which Python's standard library lacks."""
     return _advanced(ALL_ONES, content) ^ ALL_ONES
 
 
 class _Tail:
-    """Content that follows many heads: most of what their checksums need is computed once.
+    """Content that follows many different heads, so that most of the work on their checksums is done once.
 
-    A checksum is linear: what the content makes of a state is what it makes of 0, and what as many zeros make
-    of the state.
+    A CRC is linear: the state after the content is the XOR of two states. One comes from the content and the
+    initial state 0. The other comes from as many zero bytes and the actual initial state.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -269,7 +270,7 @@ class _Tail:
         ]
 
     def checksum(self, head: bytes) -> int:
-        """Of the head and the content."""
+        """The checksum of `head` followed by the content."""
         state, total = _advanced(ALL_ONES, head), self._of_zero ^ ALL_ONES
         for place, of_byte in enumerate(self._of_bytes):
             total ^= of_byte[state >> 8 * place & 0xFF]

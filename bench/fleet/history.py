@@ -1,13 +1,14 @@
-"""A week of a fleet in Prometheus' storage: what the dashboards ask for, of 1, 100 and 1,000 hosts.
+"""A generated week of fleets of 1, 100 and 1,000 hosts in Prometheus' storage, for queries of the dashboards.
 
-Each fleet is a cluster of its own, so the variable of that name chooses one. Labels are those of a
-recorded lockd, and of what a real Prometheus made of it with lockd's recording rules. All hosts run the
-same services, so a service and a lock are on each host of the fleet, which is the most that a dashboard
-can be asked for. Values are made up: counters grow at random, as floating-point numbers if they are times.
+Each fleet is a cluster of its own, so the dashboards' variable `cluster` chooses a fleet. The labels come
+from a recorded lockd, and from the series that a real Prometheus records of it with lockd's recording rules.
+All hosts run the same services. A service and a lock are thus on every host of the fleet, which is the most
+expensive case for a dashboard. The values are made up: counters grow at random, and those of times are
+floating-point numbers.
 
-To bound the disk, a series is left out if no dashboard asks for it. Of one host of each fleet there is all
-that the dashboard Host asks for; of all hosts there is what Fleet asks for, and what Service and Lock ask
-for of the chosen service and lock.
+To save disk space, series that no dashboard reads are left out. One host of each fleet has all series that
+the dashboard Host reads. All hosts have the series that Fleet reads, and those of the chosen service and
+lock that Service and Lock read.
 """
 
 from __future__ import annotations
@@ -27,34 +28,37 @@ from bench.fleet.recording import Recording
 from tests.support.watch_files import RECORDED, panel_queries, selectors
 
 CLUSTERS = {"one": 1, "hundred": 100, "thousand": 1000}
-"""Hosts of each fleet, by cluster."""
+"""The number of hosts of each fleet, by the name of its cluster."""
 HOST = "host-0"
-"""The one that the dashboard Host shows."""
+"""The host that the dashboard Host shows."""
 HOUR = 3_600_000
 BLOCK_HOURS, BLOCKS = 42, 4
-"""A week in blocks about as long as Prometheus makes them if it keeps 15 days: up to 36 hours."""
+"""The length of a block and the number of blocks of the week.
+
+A Prometheus that keeps 15 days of samples has blocks of similar length, up to 36 hours.
+"""
 SCRAPED, EVALUATED = 15_000, 60_000
-"""Milliseconds between samples of what is scraped, and of what rules record."""
+"""Milliseconds between the samples of a scraped series, and between those of a recorded series."""
 KINDS = 8
-"""Of each sort of values."""
+"""The number of different patterns of each sort of values."""
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 OBJECTIVE = "unit:lockd_blocked_objective:ratio"
-"""Of the chosen service (deploy/prometheus/objectives.example.yml)."""
+"""The recorded objective of the chosen service (deploy/prometheus/objectives.example.yml)."""
 TOP = 10
-"""Hosts of which there are series at a time that say which have most."""
+"""The most hosts that a recording rule with `topk` returns."""
 SECONDS = 20.0
-"""That rules are evaluated for, to see which series they make."""
+"""Seconds for which the recording rules are evaluated to find out which series they make."""
 
 
 class Values:
-    """Made-up values: for each sort and step there are as many patterns as KINDS."""
+    """Made-up values: KINDS patterns for each sort of values and each step."""
 
     def __init__(self) -> None:
         self._chance = random.Random(18)
         self._patterns: dict[tuple[str, int], list[Pattern]] = {}
 
     def of(self, sort: str, name: str, number: int) -> Pattern:
-        """One of those of this sort, for a metric of this name."""
+        """A pattern of this sort, with the step of the metric `name`."""
         step = EVALUATED if name in RECORDED else SCRAPED
         if (sort, step) not in self._patterns:
             count = BLOCKS * BLOCK_HOURS * HOUR // step
@@ -79,18 +83,18 @@ class Values:
 
 @dataclass(frozen=True)
 class Fleet:
-    """What a recording says of one host, for all hosts of all clusters."""
+    """The series of all hosts of all clusters, each of which is like the recorded host."""
 
     recording: Recording
 
     @cached_property
     def unit(self) -> str:
-        """The service that dashboards show: of the units, the one with most locks."""
+        """The service that the dashboards show: the unit with the most series of locks."""
         return self._most("unit", {"", "kernel", "other", "harness.service", "clients.service"})
 
     @cached_property
     def lock(self) -> str:
-        """A lock of that service."""
+        """The lock that the dashboard Lock shows: the lock of that service with the most series."""
         return self._most("lock", {"other"}, self.unit)
 
     def _most(self, label: str, but: set[str], unit: str = "") -> str:
@@ -102,7 +106,7 @@ class Fleet:
         return max((value for value in counts if value not in but), key=lambda value: (counts[value], value))
 
     def series(self, recorded: list[dict[str, str]]) -> dict[Labels, Pattern]:
-        """All series; `recorded` are those that rules made of one host."""
+        """All series. `recorded` has the labels of the series that the recording rules make of one host."""
         values, found = Values(), dict[Labels, Pattern]()
 
         def add(
@@ -140,7 +144,10 @@ class Fleet:
 
 
 def make(directory: Path, recording: Path) -> dict[str, object]:
-    """Write a week that ends at the last full hour; returns when that is, what was chosen and how much."""
+    """Write a week that ends at the last full hour.
+
+    The result has the end, the chosen service and lock, and the numbers of series, samples and bytes.
+    """
     fleet = Fleet(Recording.load(recording))
     end = int(time.time() * 1000) // HOUR * HOUR
     begin = end - BLOCKS * BLOCK_HOURS * HOUR
@@ -149,7 +156,7 @@ def make(directory: Path, recording: Path) -> dict[str, object]:
 
 
 def recorded(recording: Path) -> list[dict[str, str]]:
-    """The series that lockd's recording rules make of one host, by a real Prometheus."""
+    """The labels of the series that a real Prometheus records of one host with lockd's recording rules."""
     with (
         tempfile.TemporaryDirectory(prefix="lockd-bench-fleet-", dir="/var/tmp") as place,
         scrape.simulated(1, [recording]) as (port, _),
@@ -160,7 +167,7 @@ def recorded(recording: Path) -> list[dict[str, str]]:
 
 
 def sort_of(name: str, is_cumulative: bool, has_grown: bool) -> str:
-    """How the values of a series go on."""
+    """The sort of values that a series gets."""
     if not is_cumulative:
         return "gauge"
     if not has_grown:
@@ -169,7 +176,7 @@ def sort_of(name: str, is_cumulative: bool, has_grown: bool) -> str:
 
 
 def parsed(series: str) -> tuple[str, dict[str, str]]:
-    """Name and labels."""
+    """The name and the labels of a series in the text format of Prometheus."""
     name, _, rest = series.partition("{")
     return name, {key: re.sub(r"\\(.)", _unescaped, text) for key, text in LABEL.findall(rest)}
 
@@ -183,7 +190,7 @@ def _labels(name: str, labels: Mapping[str, str]) -> Labels:
 
 
 def _asked() -> dict[str, set[str]]:
-    """The names of metrics that each dashboard asks for."""
+    """The names of the metrics that each dashboard reads, by the uid of the dashboard."""
     found: dict[str, set[str]] = {}
     for uid, _, _, target in panel_queries():
         names = {name for name, _ in selectors(target["expr"])}

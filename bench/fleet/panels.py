@@ -1,6 +1,4 @@
-"""What the dashboards ask of Prometheus: every expression of every panel, with variables as somebody chose
-them.
-"""
+"""The queries of the dashboards: every expression of every panel, with the values of its variables."""
 
 from __future__ import annotations
 
@@ -13,9 +11,9 @@ from tests.support.watch_files import panel_queries
 INTERVAL = 15
 """Seconds between scrapes."""
 POINTS = 1000
-"""Of a graph on a screen, if the panel does not say how many."""
+"""The number of points of a graph on a screen, for panels without `maxDataPoints`."""
 ROUND = (15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200)
-"""Seconds that Grafana rounds the step of a graph to."""
+"""The steps of a graph, in seconds, to which Grafana rounds."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +33,11 @@ class Query:
         return f"{self.panel} {self.ref}"
 
     def step(self, seconds: float) -> int:
-        """Between the points of a graph over so much time, as Grafana chooses it."""
+        """Seconds between the points of a graph over so many seconds, as Grafana chooses them."""
         return min(ROUND, key=lambda step: (abs(step - max(INTERVAL, seconds / self.points)), step))
 
     def filled(self, chosen: Mapping[str, str], seconds: float) -> str:
-        """With the chosen values in place of variables; whatever is not chosen is All."""
+        """The expression with the chosen values of its variables. A variable without a value is All."""
         step = self.step(seconds)
         times = {"__range": f"{seconds:.0f}s", "__rate_interval": f"{max(step + INTERVAL, 4 * INTERVAL)}s"}
         return re.sub(r"\$(\w+)", lambda one: {**times, **chosen}.get(one[1], ".*"), self.expr)

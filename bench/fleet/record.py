@@ -1,7 +1,6 @@
-"""Real lockds under different loads, recorded on one host that gets busier from stage to stage.
+"""Recordings of real lockd daemons under different loads, on one host that gets busier from stage to stage.
 
-The services are those of bench/services.py. In the last stage there are hundreds of processes and short
-commands.
+The services are those of bench/services.py. The last stage adds hundreds of processes and short commands.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from tests.support.lockd_process import CHECKOUT, Lockd
 
 ACCEPT = "application/openmetrics-text; version=1.0.0"
 CYCLE_SECONDS = 60.0
-"""Of the database: a fifth at full speed."""
+"""Seconds of a cycle of the load on the database, which runs at full speed for a fifth of it."""
 CROWD, CROWD_ROUNDS = 400, 5
-"""Processes that all wait for locks, again and again."""
+"""The number of processes of the crowd, and the number of times that each of them hands its lock over."""
 MAXIMA = (10_000, 2_000)
-"""Of lines (`series.max`): the default, and one for large fleets. A lockd is recorded with each."""
+"""The values of `series.max`: the default, and one for large fleets. A lockd is recorded with each."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What is started for it, besides all that earlier stages have started."""
+    """A load: the services that are started in addition to those of the stages before."""
 
     name: str
     hosts: int
-    """Of ten hosts of the fleet, how many are like this one."""
+    """The number of hosts with this load among ten hosts of the fleet."""
     starts: Sequence[Callable[[Host], object]]
 
 
@@ -63,13 +62,15 @@ def path(directory: Path, stage: str, most_lines: int) -> Path:
 
 
 def paths(directory: Path, most_lines: int) -> list[Path]:
-    """The recordings of lockds with this `series.max`, in the shares that a fleet has of them."""
+    """The files of ten hosts with this `series.max`, in which each load has its share of the fleet."""
     return [path(directory, stage.name, most_lines) for stage in STAGES for _ in range(stage.hosts)]
 
 
 def record(directory: Path, settle: float, step: int, scrapes: int) -> None:
-    """Write all recordings: so many scrapes with `step` seconds between, after a stage has run for `settle`
-    seconds."""
+    """Write all recordings.
+
+    Each stage runs for `settle` seconds and is then scraped `scrapes` times, every `step` seconds.
+    """
     with contextlib.ExitStack() as ends:
         place = ends.enter_context(tempfile.TemporaryDirectory(prefix="lockd-bench-fleet-", dir="/var/tmp"))
         Path(place).chmod(0o755)  # for nobody

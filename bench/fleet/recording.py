@@ -1,8 +1,8 @@
-"""What real lockds said at one scrape after another, recorded and told again for as long as a bench takes.
+"""Recorded scrapes of real lockd daemons, which are replayed for as long as a bench takes.
 
-A recording goes round and round. Counters go on from where the last round left them. A process that came
-while it was recorded comes again in each round, and under another name, so that there are as many new
-series as there were; it is gone at the end of the round.
+A recording is replayed in rounds. In each round, counters continue from their values at the end of the round
+before. A process that first appeared during the recording appears again in each round under a new name, and
+disappears at the end of the round. The replay thus creates new series at the recorded rate.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 CUMULATIVE = ("counter", "histogram")
 COMM = re.compile(r'(?<=[{,]comm=")[^"]*')
 SEPARATOR = b"\f\n"
-"""Between two scrapes in a file."""
+"""The separator between two scrapes in the file of a recording."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of an exposition; `value` is None in a comment."""
+    """One line of an exposition; `value` is None for a comment."""
 
     series: str
     value: float | None
@@ -36,7 +36,7 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The scrapes of one lockd, one every `step` seconds."""
+    """The scrapes of one lockd, made every `step` seconds."""
 
     name: str
     step: int
@@ -48,13 +48,13 @@ class Recording:
 
     @staticmethod
     def load(path: Path) -> Recording:
-        """One that store() wrote."""
+        """Read a recording that store() wrote."""
         head, *texts = gzip.decompress(path.read_bytes()).split(SEPARATOR)
         return Recording.of(path.name.partition(".")[0], int(head), [text.decode() for text in texts])
 
     @cached_property
     def _growth(self) -> dict[str, float]:
-        """What each round adds to the counters that are there all the time."""
+        """The increase per round of each counter that is in the first and in the last scrape."""
         first = {line.series: line.value for line in self.scrapes[0] if line.value is not None}
         return {
             line.series: line.value - first[line.series]
@@ -64,11 +64,11 @@ class Recording:
 
     @cached_property
     def _stayed(self) -> set[str]:
-        """Names of the processes that were there at the beginning."""
+        """The names of the processes that the first scrape has."""
         return {line.comm for line in self.scrapes[0]}
 
     def at(self, scrape: int) -> Iterator[tuple[str, float | None]]:
-        """Series and value of each line at that scrape, counted from the beginning on through all rounds."""
+        """The series and the value of each line of a scrape. `scrape` counts from the first round on."""
         turn, place = divmod(scrape, len(self.scrapes))
         for line in self.scrapes[place]:
             if line.value is None:
@@ -80,13 +80,12 @@ class Recording:
 
     @lru_cache(maxsize=64)  # noqa: B019 there are as many recordings as loads, and they stay
     def exposition(self, scrape: int) -> bytes:
-        """The same as a gzip-compressed answer: many hosts give it."""
+        """The gzip-compressed exposition of a scrape, which is cached because many hosts answer with it."""
         lines = (series if value is None else f"{series} {value!r}" for series, value in self.at(scrape))
         return gzip.compress("\n".join([*lines, ""]).encode(), 1, mtime=0)
 
     def series(self) -> dict[str, tuple[float, float, bool]]:
-        """Of each series at the last scrape: its value at the first one and at the last, and whether it is
-        cumulative."""
+        """The series of the last scrape: first value, last value, and whether it is cumulative."""
         first = {line.series: line.value for line in self.scrapes[0]}
         return {
             line.series: (first.get(line.series) or 0.0, line.value, line.is_cumulative)
@@ -96,11 +95,11 @@ class Recording:
 
     @property
     def lines(self) -> int:
-        """At the last scrape."""
+        """The number of series in the last scrape."""
         return len(self.series())
 
     def churn(self) -> float:
-        """New series of new processes, in an hour."""
+        """The number of new series per hour that come from new processes."""
         seen = {line.series for line in self.scrapes[0]}
         new = {
             line.series

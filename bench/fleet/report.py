@@ -1,4 +1,4 @@
-"""The figures as Markdown."""
+"""The report of the bench, as Markdown."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bench.fleet.recording import Recording
 
 DAY = 86_400
 HEAD_HOURS = 2
-"""Of a block that Prometheus writes first."""
+"""The length, in hours, of the blocks that Prometheus writes before it compacts them."""
 SLOWEST = 12
 FAMILIES = 8
 
 
 def families(recording: Recording) -> dict[str, int]:
-    """Lines by metric, and within histograms by what they are of it; the largest."""
+    """The numbers of lines of the largest metrics. Buckets, sums and counts of a histogram count apart."""
     counts: Counter[str] = Counter()
     for series in recording.series():
         counts[series.partition("{")[0]] += 1
@@ -124,7 +124,7 @@ def _group(group: Mapping[str, float]) -> str:
 
 
 def _boards(asked: Mapping[str, Any]) -> str:
-    """What whole dashboards take, and their slowest query, of each fleet and time range."""
+    """The table of dashboards: the slowest query and all queries together, for each fleet and time range."""
     boards = list(next(iter(asked.values())))
     rows = []
     for board in boards:

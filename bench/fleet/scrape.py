@@ -1,4 +1,4 @@
-"""What it costs one Prometheus to scrape a fleet, and to evaluate lockd's rules on it."""
+"""The cost for one Prometheus of scraping a fleet and evaluating lockd's rules on it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from bench.services import ROOT
 
 RULES = ROOT / "deploy/prometheus"
 TICKS = 100
-"""Of processor time, in a second."""
+"""The number of clock ticks per second of CPU time in /proc/PID/stat."""
 LEAST_AVAILABLE = 2 << 30
-"""Bytes of memory that are left to others; the bench ends before it takes them."""
+"""The least available memory of the host, in bytes. The bench ends before less is left."""
 
 
 class NoMemory(RuntimeError):
@@ -31,7 +31,10 @@ class NoMemory(RuntimeError):
 
 
 def configuration(hosts: int, port: int, interval: str = "") -> dict[str, Any]:
-    """deploy/prometheus/scrape.yml for simulated hosts."""
+    """The configuration of deploy/prometheus/scrape.yml with simulated hosts as its targets.
+
+    `interval` replaces the intervals of scrapes and evaluations if it is given.
+    """
     config: dict[str, Any] = yaml.safe_load((RULES / "scrape.yml").read_text())
     config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
     job = config["scrape_configs"][0]
@@ -49,13 +52,13 @@ def configuration(hosts: int, port: int, interval: str = "") -> dict[str, Any]:
 
 
 def simulated(hosts: int, recordings: Sequence[Path]) -> contextlib.AbstractContextManager[tuple[int, int]]:
-    """The port of the simulated hosts, and the id of their process."""
+    """Run the simulated hosts; the context is their port and the PID of their process."""
     return _serving("simulated_hosts", str(hosts), *map(str, recordings))
 
 
 @contextlib.contextmanager
 def _serving(module: str, *arguments: str) -> Iterator[tuple[int, int]]:
-    """The port and the process of a module of this package that serves something."""
+    """Run a module of this package that serves a port; the context is the port and the PID."""
     words = [sys.executable, "-m", f"bench.fleet.{module}", *arguments]
     process = subprocess.Popen([*KILLED_WITH_US, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
@@ -67,45 +70,45 @@ def _serving(module: str, *arguments: str) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class Figures:
-    """Of so many hosts; rates are means of the second half of the run."""
+    """The figures of one run. Rates are means over the second half of the run, and memory is in bytes."""
 
     hosts: int
     minutes: float
     scraped: int
-    """Hosts whose last scrape was good."""
+    """The number of hosts whose last scrape succeeded."""
     series: int
     new_series: float
-    """In a second, once all hosts are known."""
+    """New series per second, once all hosts are known."""
     samples: float
-    """In a second."""
+    """Samples stored per second, those of recording rules included."""
     scrape_seconds: list[float]
-    """Of a host: median, and the 99th of a hundred."""
+    """The duration of a scrape of one host, in seconds: the median and the 99th percentile."""
     interval_seconds: float
-    """Between two scrapes of a host, which 99 of a hundred keep to."""
+    """The 99th percentile of the time between two scrapes of a host, in seconds."""
     processors: float
-    """That Prometheus was busy."""
+    """The number of processors that Prometheus kept busy."""
     simulation: float
-    """Processors that the simulated hosts took."""
+    """The number of processors that the simulated hosts kept busy."""
     resident: int
     heap: int
-    """Bytes of objects that were in use."""
+    """Bytes of allocated heap objects."""
     log_bytes: float
-    """Of the write-ahead log, in a second."""
+    """Growth of the write-ahead log, in bytes per second."""
     chunk_bytes: float
-    """Of a sample in a block."""
+    """Bytes per sample in the chunks of a block."""
     index_bytes: float
-    """Of a series in a block."""
+    """Bytes per series in the index of a block."""
     groups: dict[str, dict[str, float]]
-    """Of each group of rules: seconds that an evaluation takes, and how many were left out."""
+    """The seconds of the last evaluation of each rule group, and its number of missed evaluations."""
     rules: dict[str, float]
-    """Of each recording rule, the most seconds that an evaluation took."""
+    """The longest evaluation of each recording rule, in seconds."""
     alerts: int
-    """That fired or were about to."""
+    """The number of alerts that were firing or pending."""
 
 
 @contextlib.contextmanager
 def measure(hosts: int, recordings: Sequence[Path], minutes: float) -> Iterator[tuple[Prometheus, Figures]]:
-    """Scrape them for so long; then the Prometheus, while it goes on, and what was measured."""
+    """Scrape simulated hosts for `minutes`; the context is the running Prometheus and the figures."""
     with contextlib.ExitStack() as ends:
         place = Path(
             ends.enter_context(tempfile.TemporaryDirectory(prefix="lockd-bench-fleet-", dir="/var/tmp"))
@@ -154,25 +157,28 @@ def measure(hosts: int, recordings: Sequence[Path], minutes: float) -> Iterator[
 
 @dataclass
 class AgentFigures:
-    """Of a Prometheus in agent mode, which sends all samples on; rates are means of the second half."""
+    """The figures of a Prometheus in agent mode, which forwards all samples.
+
+    Rates are means over the second half of the run, and memory is in bytes.
+    """
 
     hosts: int
     minutes: float
     series: int
     samples: float
-    """In a second, that were sent."""
+    """Samples sent per second."""
     pending: float
-    """Samples that wait to be sent, at the end."""
+    """The number of samples that wait to be sent at the end of the run."""
     sent_bytes: float
-    """In a second."""
+    """Bytes sent per second."""
     processors: float
     resident: int
     log_bytes: int
-    """Of the write-ahead log, at the end."""
+    """The size of the agent's data directory at the end of the run, in bytes."""
 
 
 def measure_agent(hosts: int, recordings: Sequence[Path], minutes: float) -> AgentFigures:
-    """Scrape them for so long, and send the samples to a server that keeps nothing."""
+    """Scrape simulated hosts for `minutes`, and send the samples to a server that discards them."""
     with contextlib.ExitStack() as ends:
         place = ends.enter_context(tempfile.TemporaryDirectory(prefix="lockd-bench-fleet-", dir="/var/tmp"))
         port, _ = ends.enter_context(simulated(hosts, recordings))
@@ -211,7 +217,7 @@ def _wait(seconds: float) -> None:
 
 
 def _busy(pid: int) -> float:
-    """Processor seconds of a process."""
+    """The CPU time of a process, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
@@ -227,7 +233,7 @@ def _grown(
 
 
 def _groups(own: dict[str, dict[tuple[str, ...], float]]) -> dict[str, dict[str, float]]:
-    """Of each group: seconds that the last evaluation took, and how many were left out."""
+    """The seconds of the last evaluation of each rule group, and its number of missed evaluations."""
     taken = own["prometheus_rule_group_last_duration_seconds"]
     missed = own["prometheus_rule_group_iterations_missed_total"]
     return {
@@ -237,7 +243,7 @@ def _groups(own: dict[str, dict[tuple[str, ...], float]]) -> dict[str, dict[str,
 
 
 def _stored(server: Prometheus) -> dict[str, float]:
-    """What a sample and a series take on the disk, once they are in a block."""
+    """The bytes that a sample and a series take on the disk once they are in a block."""
     blocks = server.snapshot()
     metas = [json.loads(path.read_text())["stats"] for path in blocks.glob("*/meta.json")]
     chunks = sum(disk(path) for path in blocks.glob("*/chunks"))

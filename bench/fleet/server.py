@@ -1,4 +1,4 @@
-"""A real Prometheus: started, asked, and what it says of itself."""
+"""A real Prometheus: its process, its answers to queries, and its own metrics."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from tests.needs import found, libraries
 
 READY_SECONDS = 300.0
 ASKED_SECONDS = 120.0
-"""That it may take to tell of itself, while it is busy."""
+"""The timeout, in seconds, of requests for its rules and its own metrics: long, as it may be busy."""
 QUERY_SECONDS = 120.0
-"""After which Prometheus gives up, by default."""
+"""The default timeout of a query in Prometheus, in seconds."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """To one query."""
+    """The answer to one query, or the error."""
 
     seconds: float
     rows: int
-    """Series."""
+    """The number of series in the answer; 1 for a scalar."""
     samples: int
-    """That were read."""
+    """The number of samples that the query read."""
     error: str = ""
 
 
 class Prometheus:
-    """One that runs."""
+    """A running Prometheus."""
 
     def __init__(self, url: str, pid: int, data: Path) -> None:
         self._url, self.pid, self.data = url, pid, data
@@ -53,21 +53,21 @@ class Prometheus:
         return self._timed("query_range", query=query, start=begin, end=end, step=step)
 
     def value(self, query: str) -> float:
-        """The one value that there is now."""
+        """The current value of a query that returns exactly one series."""
         (one,) = self._asked("query", query=query)["result"]
         return float(one["value"][1])
 
     def labels(self, selector: str) -> list[dict[str, str]]:
-        """Of each series that there is now."""
+        """The labels of each series that the selector matches now."""
         return [one["metric"] for one in self._asked("query", query=selector)["result"]]
 
     def recording_rules(self) -> dict[str, float]:
-        """Seconds that the last evaluation of each recording rule took."""
+        """The seconds of the last evaluation of each recording rule, by the name of the rule."""
         groups = json.loads(get(f"{self._url}/api/v1/rules?type=record", ASKED_SECONDS))["data"]["groups"]
         return {rule["name"]: rule["evaluationTime"] for group in groups for rule in group["rules"]}
 
     def own(self) -> dict[str, dict[tuple[str, ...], float]]:
-        """Its metrics: values by name and values of labels."""
+        """Prometheus' own metrics: for each name, the values by the values of the labels."""
         text = get(f"{self._url}/metrics", ASKED_SECONDS).decode()
         found: dict[str, dict[tuple[str, ...], float]] = {}
         for family in text_string_to_metric_families(text):
@@ -76,7 +76,7 @@ class Prometheus:
         return found
 
     def snapshot(self) -> Path:
-        """Write all that is in memory as blocks; where they are."""
+        """Write a snapshot of all samples as blocks, and return its directory."""
         request = urllib.request.Request(f"{self._url}/api/v1/admin/tsdb/snapshot", method="POST")
         with urllib.request.urlopen(request, timeout=600) as answer:
             return self.data / "snapshots" / json.load(answer)["data"]["name"]
@@ -104,7 +104,10 @@ class Prometheus:
 def running(
     directory: Path, config: Mapping[str, Any], *options: str, storage: str = "tsdb"
 ) -> Iterator[Prometheus]:
-    """A Prometheus with this configuration; its data is in `directory`/data. `storage`: `tsdb` or `agent`."""
+    """Run a Prometheus with this configuration and its data in `directory`/data.
+
+    `storage` is `tsdb`, or `agent` for agent mode.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "prometheus.yml").write_text(yaml.safe_dump(dict(config)))
     address, data = f"127.0.0.1:{free_port()}", directory / "data"
@@ -128,5 +131,5 @@ def running(
 
 
 def disk(directory: Path) -> int:
-    """Bytes of all files in it."""
+    """The bytes of all files in a directory and its subdirectories."""
     return sum(os.path.getsize(Path(root) / name) for root, _, names in os.walk(directory) for name in names)

@@ -1,8 +1,8 @@
-"""Hosts that answer scrapes with what real lockds said: `python -m bench.fleet.simulated_hosts HOSTS
-RECORDING…`.
+"""Simulated hosts, which answer scrapes with the recorded expositions of real lockd daemons.
 
-All of them are one process on one port, each at its own path: /0 and so on. It prints the port. Hosts of
-one load begin at different places of its recording.
+`python -m bench.fleet.simulated_hosts HOSTS RECORDING…` serves all hosts from one process on one port, and
+prints the port. Each host has a path of its own: /0, /1 and so on. Hosts with the same load begin at
+different scrapes of its recording.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Hosts:
-    """`count` hosts, with the recordings in turn."""
+    """A server of `count` hosts, to which the recordings are assigned in turn."""
 
     def __init__(self, count: int, recordings: Sequence[Recording]) -> None:
         self._hosts = list(itertools.islice(itertools.cycle(recordings), count))
@@ -34,7 +34,7 @@ class Hosts:
         return recording.exposition(scrape + host // self._loads % len(recording.scrapes))
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request after another of a connection."""
+        """Answer the requests of a connection, one after another."""
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
             while True:
                 request = await reader.readuntil(b"\r\n\r\n")

@@ -1,5 +1,6 @@
-"""A server that takes all that is written to it, and keeps nothing: `python -m bench.fleet.sink` prints
-its port.
+"""A server that accepts all data that is written to it, and discards it.
+
+`python -m bench.fleet.sink` prints its port.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 
 
 async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Take one request after another of a connection."""
+    """Accept the requests of a connection, one after another."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
