@@ -1,17 +1,18 @@
-"""Every alert fires for what it is about, is sent once, and ends.
+"""Stage a fault for every alert, and check that the alert fires, is sent once, and ends.
 
-`sudo make alerts` writes bench/build/alerts.md, expressions.md and runbooks.md, and exits with 1 if something
-is not as it should be.
+`sudo make alerts` writes bench/build/alerts.md, expressions.md and runbooks.md. It exits with 1 if something
+is not as expected.
 
-Daemons that each count only the processes staged for them are as many hosts. A real Prometheus scrapes them
-with the rules that come with lockd, and a real Alertmanager with alertmanager.yml tells whom it would notify.
-First nothing is wrong and nothing may fire; then all faults are there at the same time; then none is left,
-and all alerts must end.
+Several daemons, each of which counts only the processes staged for it, stand for as many hosts. A real
+Prometheus scrapes them and evaluates the rules that come with lockd. A real Alertmanager with
+alertmanager.yml notifies receivers in this process. At first there is no fault, and no alert may fire. Then
+all faults are present at the same time. Then all faults end, and all alerts must end.
 
-The durations of rules with one of five minutes or more, and Alertmanager's group_interval, are divided by
-`--faster`. All else is as committed, but that scrapes come every five seconds, for the divided ranges.
+If a rule has a duration of five minutes or more, all of its durations are divided by `--faster`, and so is
+Alertmanager's group_interval. Scrapes are then up to three times as frequent, so that the shorter ranges
+still have samples. All else is as committed.
 
-While the faults last, every expression of the dashboards, rules and documents is asked for
+While the faults last, every expression of the dashboards, rules and documents is queried
 (bench/expressions.py), and the commands of each runbook are run.
 """
 
@@ -43,17 +44,19 @@ from tests.support.watch_files import OBJECTIVES, RUNBOOKS, commands
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAST_STEP = 5
-"""Seconds between scrapes, and between evaluations of the rules, at least."""
+"""The least number of seconds between scrapes, and between evaluations of the rules."""
 HEALTHY_SECONDS = 30.0
 MOST_SECONDS = 3600.0
-"""From the first fault until all is sent, and from the last until all has ended, at most; if nothing
-is faster than as committed."""
+"""The longest wait, in seconds, for a fault to begin, for all alerts to be sent, or for all alerts to end.
+
+It holds for the rules as committed, and is divided by `--faster`.
+"""
 GROUP_WAIT, GROUP_INTERVAL_SECONDS = 30.0, 300.0
-"""For which Alertmanager waits before it tells of a new group, and of a group again."""
+"""Seconds for which Alertmanager waits before the first and before each further notification of a group."""
 LOOK_SECONDS = 40.0
 INTO_FILE = re.compile(">| -so ")
 NO_SERVICE = ("systemctl", "journalctl")
-"""Commands about lockd.service, which is none here: the log of the daemon is told instead."""
+"""Commands about lockd.service, which does not exist here. The report has the log of the daemon instead."""
 
 
 def alert_of(labels: Mapping[str, str]) -> Alert:
@@ -63,16 +66,16 @@ def alert_of(labels: Mapping[str, str]) -> Alert:
 
 @dataclass
 class Seen:
-    """What became of an alert: seconds since the first fault."""
+    """The history of an alert, in seconds since the first fault."""
 
     fired: float | None = None
     firing_until: float | None = None
-    """When Prometheus last said that it fires."""
+    """The last time at which Prometheus reported the alert as firing."""
     sent: list[Notified] = field(default_factory=list)
 
     @property
     def is_firing(self) -> bool:
-        """By what was sent: of any of the label sets."""
+        """Whether the last notification of any label set of the alert says that it fires."""
         last = {tuple(sorted(one.labels.items())): one.is_firing for one in self.sent}
         return any(last.values())
 
@@ -82,7 +85,7 @@ class Seen:
 
 
 class Clock:
-    """Seconds since the first fault."""
+    """A clock that counts the seconds since the first fault."""
 
     def __init__(self) -> None:
         self.begin()
@@ -95,7 +98,7 @@ class Clock:
 
 
 class Watch:
-    """Sees which alerts fire and which are sent, and asks for all expressions now and then."""
+    """An observer of the alerts that fire and are sent, which also queries all expressions periodically."""
 
     def __init__(
         self, prometheus: Prometheus, alertmanager: Alertmanager, expressions: Expressions, now: Clock
@@ -106,7 +109,7 @@ class Watch:
         self._read = 0
 
     def until(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """Look again and again until it is over, but for so many seconds at most."""
+        """Look once a second until `is_over` returns true, but for at most `seconds`."""
         end = self._now() + seconds
         while not is_over() and self._now() < end:
             self.look()
@@ -119,7 +122,7 @@ class Watch:
         return is_sent(alert, self.seen)
 
     def look(self) -> set[Alert]:
-        """Those that fire now."""
+        """Record the alerts that fire now and the new notifications; return the alerts that fire."""
         firing = set()
         for row in self._prometheus.rows('ALERTS{alertstate="firing"}'):
             alert = alert_of(row["metric"])
@@ -138,13 +141,13 @@ class Watch:
 
 
 def is_sent(alert: Alert, seen: Mapping[Alert, Seen]) -> bool:
-    """It, or the critical one of the same name, which holds it back."""
+    """Whether the alert was sent, or the critical alert of the same name, which inhibits it."""
     same = (alert, Alert(alert.name, CRITICAL, alert.whom))
     return any(seen[one].sent for one in same if one in seen)
 
 
 def judged(faults: Sequence[Fault], seen: Mapping[Alert, Seen], still: set[Alert]) -> list[str]:
-    """What is not as it should be."""
+    """The violations of what the faults promise: alerts that were missing, unexpected or misdirected."""
     sent = {alert for fault in faults for alert in fault.sent}
     later = {alert for fault in faults for alert in fault.later}
     held_back = {alert for fault in faults for alert in fault.held_back}
@@ -179,7 +182,7 @@ def judged(faults: Sequence[Fault], seen: Mapping[Alert, Seen], still: set[Alert
 
 
 def followed(stage: Stage) -> dict[str, list[tuple[str, str, str]]]:
-    """By page: each command, what was run for it, and what that printed."""
+    """By runbook: each of its commands, the command that was run for it, and the output of that."""
     found = {}
     for alert, words in sorted(stage.pages.items()):
         daemon = stage.daemons[str(words["instance"])]
@@ -208,7 +211,7 @@ def ran(command: str, daemon: Daemon, words: Mapping[str, object]) -> tuple[str,
 
 
 def measure(chosen: Sequence[Fault], factor: int) -> dict[str, Any]:
-    """Run it all; what there is to report."""
+    """Run the whole bench, and return the figures for the report."""
     step, most = max(LEAST_STEP, STEP // factor), MOST_SECONDS / factor
     with contextlib.ExitStack() as ends:
         name = ends.enter_context(tempfile.TemporaryDirectory(prefix="lockd-bench-alerts-", dir="/var/tmp"))
@@ -266,7 +269,7 @@ def may_begin(fault: Fault, watch: Watch, now: Clock) -> bool:
 
 
 def is_said(faults: Sequence[Fault], watch: Watch) -> bool:
-    """Whether all is sent that has to be, and all fires that is held back."""
+    """Whether all alerts that must be sent were sent, and all alerts that are inhibited have fired."""
     fires = (alert for fault in faults for alert in fault.held_back + fault.later)
     return all(watch.is_sent(alert) for fault in faults for alert in fault.sent) and all(
         watch.seen[alert].fired is not None for alert in fires
@@ -290,7 +293,7 @@ def failures(found: dict[str, Any], is_all: bool) -> list[str]:
 
 
 def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
-    """As Markdown."""
+    """The report on the alerts, as Markdown."""
 
     def seconds(value: float | None) -> str:
         return "" if value is None else f"{value:.0f} s"
@@ -314,7 +317,7 @@ def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
 
 
 def shown(pages: Mapping[str, Sequence[tuple[str, str, str]]]) -> str:
-    """What the commands of the runbooks printed, as Markdown."""
+    """The output of the commands of the runbooks, as Markdown."""
     text = "# The commands of the runbooks, on what they are about\n"
     for alert, rows in pages.items():
         text += f"\n## {alert}\n"

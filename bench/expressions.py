@@ -1,4 +1,4 @@
-"""Every expression of the dashboards, rules and documents, and how many rows a Prometheus has for it."""
+"""The expressions of the dashboards, rules and documents, and the number of rows that each returns."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.support.watch_files import DOCUMENTED, EXPRESSIONS, VARIABLES, filled
 OTHERS = {
     r"\b(kube|container)_[a-z_]+": "asks for what kube-state-metrics or cAdvisor export, and neither is here"
 }
-"""Why an expression must return nothing, by what its text has."""
+"""The reasons why expressions must return nothing on any host, by a pattern for their text."""
 LOCKS = {
     "topk(1, sum by (lock) (cluster_job_comm_lock:lockd_futex_lock_blocked_seconds:rate5m))",
     "topk(1, sum by (lock) (cluster_job_lock_type_lock:lockd_kernel_lock_site_wait_seconds:rate5m))",
 }
-"""Which locks to look at on the dashboard Lock: one of a program, one of the kernel."""
+"""Queries for the locks to choose on the dashboard Lock: a user-space lock and a kernel lock."""
 RANGE = "5m"
-"""The time range of a dashboard."""
+"""The time range of the dashboards."""
 
 
 @dataclass
 class Expression:
-    """`rows` is the most that it returned at a time; `chosen` are the values of variables then."""
+    """An expression, the most rows that it returned at a time, and the values of variables for these."""
 
     where: str
     expr: str
@@ -37,7 +37,7 @@ class Expression:
 
 
 class Expressions:
-    """All of them, and what they returned so far."""
+    """All expressions, and the most rows that each of them has returned so far."""
 
     def __init__(
         self,
@@ -47,7 +47,11 @@ class Expressions:
         hosts: list[str],
         impossible: Mapping[str, str],
     ) -> None:
-        """`hosts` are chosen where a dashboard asks for one; `impossible` is as OTHERS, of this host."""
+        """Collect the expressions.
+
+        `hosts` are the values of the variable `instance`. `impossible` has the reasons why expressions must
+        return nothing on this host, by a pattern for their text.
+        """
         self._prometheus, self._factor = prometheus, factor
         self._hosts, self._impossible = hosts, impossible
         self._always = {"__rate_interval": f"{4 * step:g}s", "__range": RANGE}
@@ -61,7 +65,7 @@ class Expressions:
         self.looks = 0
 
     def look(self) -> None:
-        """Ask for each of them, with each host and with one lock of each sort where one has to be chosen."""
+        """Query each expression: for each host and for each of LOCKS, if it has a variable for one."""
         self.looks += 1
         locks = [row["metric"]["lock"] for query in LOCKS for row in self._prometheus.rows(query)]
         for one in (*self.all, *self.variables):
@@ -72,12 +76,12 @@ class Expressions:
                     one.rows, one.chosen = rows, ", ".join(chosen.values())
 
     def reason(self, one: Expression) -> str:
-        """Why it must return nothing; empty if it should return something."""
+        """The reason why an expression must return nothing; empty if it must return something."""
         matching = (why for text, why in {**OTHERS, **self._impossible}.items() if re.search(text, one.expr))
         return next(matching, "")
 
     def wrong(self) -> list[str]:
-        """Those that returned nothing and should have, or the other way about."""
+        """The expressions that returned nothing without a reason, or returned something in spite of one."""
         return [
             f"{one.where} returned {'something, and cannot' if one.rows else 'nothing'}: {one.expr}"
             for one in (*self.all, *self.variables)
@@ -88,7 +92,7 @@ class Expressions:
         return [dataclasses.asdict(one) for one in (*self.all, *self.variables)]
 
     def report(self) -> str:
-        """As Markdown."""
+        """The table of all expressions, as Markdown."""
         every = [*self.all, *self.variables]
         text = "# How many rows each expression returned\n\n"
         text += f"{len(every)} expressions, each asked for {self.looks} times; the most rows at a time. "
@@ -102,14 +106,14 @@ class Expressions:
         return text + "\n".join(lines) + "\n"
 
     def _rows(self, expr: str) -> int:
-        """Those with a number; a quantile of nothing has none."""
+        """The number of rows whose value is not NaN, which a quantile of nothing is."""
         answer = self._prometheus.asked("query", query=faster(expr, self._factor), time=time.time())
         if answer["resultType"] == "scalar":
             return 1
         return sum(not math.isnan(float(row["value"][1])) for row in answer["result"])
 
     def _values(self, query: str) -> int:
-        """Of label_values(), which Grafana asks Prometheus in this way."""
+        """The number of values of label_values(), which Grafana reads from this path of Prometheus."""
         found = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
         assert found, query
         return len(self._labels(found[2], found[1]))
@@ -120,7 +124,7 @@ class Expressions:
 
 
 def _choices(expr: str, values: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:
-    """Each combination of those variables that must have one value."""
+    """Each combination of values of those variables that need exactly one value."""
     single = [name for name in values if f'="${name}"' in expr]
     for chosen in itertools.product(*(values[name] for name in single)):
         yield dict(zip(single, chosen, strict=True))

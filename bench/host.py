@@ -1,4 +1,4 @@
-"""What runs beside lockd during a bench: processes in units, what is done again and again, limits."""
+"""The surroundings of lockd during a bench: processes in units, repeated actions and cgroup limits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ READY_SECONDS = 300.0
 
 
 class Host:
-    """What runs beside lockd: processes in units, and what is done again and again."""
+    """The processes that run beside lockd, in units, and the actions that are repeated during a bench."""
 
     def __init__(self, directory: Path, ends: contextlib.ExitStack) -> None:
         self.directory, self.ends = directory, ends
         self.processes: list[tuple[str, subprocess.Popen[Any]]] = []
-        """Those that are not to end, with their units."""
+        """The processes that must run until the end of the bench, with their units."""
         self.errors: dict[str, list[str]] = defaultdict(list)
-        """Of what is done again and again."""
+        """The errors of repeated actions, by the name of the action."""
         self.over = threading.Event()
         self._threads: list[threading.Thread] = []
         root = cgroup2()
@@ -43,11 +43,11 @@ class Host:
 
     @property
     def units(self) -> list[str]:
-        """As labels; none if there is no unified hierarchy."""
+        """The names of the units, as in labels; none without a cgroup v2 hierarchy."""
         return [cgroup.name for cgroup in self._units.glob("*.service")] if self._units else []
 
     def _end(self) -> None:
-        """What is still in the cgroups is killed: what services have started, and who used them."""
+        """Kill the processes that are left in the units, such as children of services; remove the units."""
         self.over.set()
         if self._units:
             self._before.write_text(str(os.getpid()))
@@ -68,13 +68,13 @@ class Host:
         if self._units:
             cgroup = self._units / f"{unit}.service"
             cgroup.mkdir(exist_ok=True)
-            with contextlib.suppress(ProcessLookupError):  # it was short
+            with contextlib.suppress(ProcessLookupError):  # it has already ended
                 (cgroup / "cgroup.procs").write_text(str(pid))
 
     def start(
         self, unit: str, *command: object, user: Sequence[str] = (), **how: Any
     ) -> subprocess.Popen[Any]:
-        """A process that is killed with the thread that starts it. What it prints is in UNIT.log."""
+        """Start a process that is killed when the thread that starts it ends. Its output goes to UNIT.log."""
         with (self.directory / f"{unit}.log").open("ab") as log:
             words = [*KILLED_WITH_US, *user, *map(str, command)]
             usual = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": self.directory}
@@ -83,20 +83,20 @@ class Host:
         return process
 
     def serve(self, unit: str, *command: object, **how: Any) -> subprocess.Popen[Any]:
-        """One that is not to end."""
+        """Start a process that must run until the end of the bench."""
         process = self.start(unit, *command, **how)
         self.processes.append((unit, process))
         self.ends.callback(end, process)
         return process
 
     def run(self, unit: str, *command: object, **how: Any) -> None:
-        """One that ends by itself, with 0."""
+        """Run a process until it ends. An exit code other than 0 is an error."""
         process = self.start(unit, *command, **how)
         if process.wait() and not self.over.is_set():
             raise RuntimeError(f"{command[0]}: exit code {process.returncode}\n{self.log(unit)}")
 
     def workload(self, comm: str, *command: object) -> subprocess.Popen[Any]:
-        """One with the protocol of tests/workloads."""
+        """Start a program with the protocol of tests/workloads, and let it begin once it is ready."""
         pipe, environment = subprocess.PIPE, {**os.environ, "LOCKD_COMM": comm}
         process = self.serve(comm, *command, stdin=pipe, stdout=pipe, env=environment)
         assert process.stdin and process.stdout
@@ -107,13 +107,13 @@ class Host:
         return process
 
     def every(self, seconds: float, what: str, act: Callable[[], object]) -> None:
-        """Do it in a thread, with so long a pause, until all ends."""
+        """Call `act` in a thread until the bench ends, with a pause of `seconds` before each call."""
 
         def go_on() -> None:
             while not self.over.wait(seconds):
                 try:
                     act()
-                except Exception as error:  # it is told in the report, and the next may do
+                except Exception as error:  # the report has it, and the next call may succeed
                     if not self.over.is_set():
                         self.errors[what].append(f"{type(error).__name__}: {error}")
 
@@ -140,7 +140,7 @@ class Host:
 
 
 def cgroup2() -> Path | None:
-    """Where the unified hierarchy is mounted writable."""
+    """The mount point of a writable cgroup v2 hierarchy, if there is one."""
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         fields, _, about = line.partition(" - ")
         if about.split()[0] == "cgroup2" and "rw" in fields.split()[5].split(","):
@@ -174,7 +174,7 @@ def say(text: str) -> None:
 
 
 def hierarchy(controller: str) -> tuple[Path, bool]:
-    """Where cgroups with that controller are made, and whether that is the unified one."""
+    """The hierarchy for cgroups with a controller, and whether it is cgroup v2."""
     root = cgroup2()
     if root and controller in (root / "cgroup.controllers").read_text().split():
         return root, True
@@ -190,9 +190,10 @@ def hierarchy(controller: str) -> tuple[Path, bool]:
 def limited(
     name: str, controller: str, pids: Iterable[int], unified: str, legacy: str, value: object
 ) -> Iterator[Path]:
-    """These processes, and what they start, in a cgroup of that name and limit; then as before.
+    """Move processes into a new cgroup with a limit, and back again at the end of the context.
 
-    The limit is in the file `unified` with cgroup v2, in `legacy` with v1.
+    The limit is written to the file `unified` with cgroup v2, or `legacy` with v1. The context is the
+    cgroup.
     """
     root, is_unified = hierarchy(controller)
     pids = list(pids)
@@ -213,7 +214,7 @@ def limited(
         deadline = time.monotonic() + 30
         while True:
             for word in (cgroup / "cgroup.procs").read_text().split():
-                with contextlib.suppress(OSError):  # it has ended
+                with contextlib.suppress(OSError):  # the process has ended
                     (before / "cgroup.procs").write_text(word)
             try:
                 cgroup.rmdir()

@@ -1,6 +1,6 @@
-"""A real Prometheus that scrapes lockd, a real Alertmanager that it tells, and whom that notifies.
+"""A real Prometheus that scrapes lockd, and a real Alertmanager with receivers of its notifications.
 
-All three run with what comes with lockd in deploy/prometheus.
+Prometheus and Alertmanager run with the configuration in deploy/prometheus.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ STEP = 15
 DURATION = re.compile(r"(?P<before>\[|offset )(?P<number>\d+)(?P<unit>[smh])\b")
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 LONG_SECONDS = 300
-"""A rule with a duration of so much is one whose time can pass faster."""
+"""The least duration, in seconds, that makes faster() divide the durations of an expression."""
 TEMPLATES = ("/usr/share", SERVERS / "usr/share/prometheus")
-"""Where Debian's Alertmanager looks for a directory with its templates, and where that was unpacked."""
+"""The directory where Debian's Alertmanager expects its templates, and the path where they were unpacked."""
 WITH_TEMPLATES = (
     "unshare", "--mount", "sh", "-ec",
     'test -d $0/prometheus/alertmanager || { mount -t tmpfs none $0; cp -r "$1" $0; }; shift; exec "$@"',
     *map(str, TEMPLATES),
 )  # fmt: skip
-"""What runs it where it is not installed, with these."""
+"""The prefix of a command that runs an Alertmanager that is not installed, with its templates in place."""
 GROUP_INTERVAL = "5m"
 """Alertmanager's default: the pause between notifications about one group of alerts."""
 
 
 class Prometheus:
-    """One that scrapes these targets of lockd, and what it stored.
+    """A running Prometheus that scrapes lockd, and queries of what it stored.
 
-    `targets` are those of `static_configs`. `alertmanager` is the address of one, if there is any.
+    `targets` is the content of `static_configs`. `alertmanager` is the address of an Alertmanager, or empty.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Prometheus:
         host.until("prometheus", lambda: get(f"{self._url}/-/ready"))
 
     def asked(self, what: str, **query: object) -> Any:
-        """What its HTTP API answers to api/v1/WHAT."""
+        """The data that the HTTP API returns for /api/v1/WHAT."""
         url = f"{self._url}/api/v1/{what}?{urllib.parse.urlencode(query, doseq=True)}"
         return json.loads(get(url, READY_SECONDS))["data"]
 
@@ -83,7 +83,7 @@ class Prometheus:
         return found
 
     def value(self, query: str, at: float) -> dict[str, float]:
-        """At that time, by the values of the labels that are left."""
+        """The values of a query at a time, by the values of the labels in the result."""
         found = {
             ", ".join(label for _, label in sorted(one["metric"].items())): one["value"]
             for one in self.rows(query, time=at)
@@ -91,25 +91,25 @@ class Prometheus:
         return {labels: float(value) for labels, (_, value) in sorted(found.items())}
 
     def samples(self, selector: str, began: float, ended: float) -> Iterator[tuple[dict[str, str], Any]]:
-        """All that were scraped between, as rows of time and value."""
+        """The labels of each series, and its samples between two times as rows of time and value."""
         for one in self.rows(f"{selector}[{ended - began:.0f}s]", time=ended):
             yield one["metric"], np.array(one["values"], dtype=float)
 
     def moments(self, query: str, began: float, ended: float) -> set[float]:
-        """Those at every STEP at which there was an answer."""
+        """The times, STEP apart, at which the query returned something."""
         found = self.asked("query_range", query=query, start=began, end=ended, step=STEP)["result"]
         return {float(at) for one in found for at, _ in one["values"]}
 
 
 def faster(expr: str, factor: int) -> str:
-    """The same PromQL with all of its ranges and offsets divided, if one of them is long."""
+    """The expression, with all ranges and offsets divided if one of them is LONG_SECONDS or more."""
     if not any(_seconds(match) >= LONG_SECONDS for match in DURATION.finditer(expr)):
         return expr
     return DURATION.sub(lambda match: f"{match['before']}{_seconds(match) // factor}s", expr)
 
 
 def faster_rules(path: Path, factor: int) -> dict[str, Any]:
-    """The rules of a file, all durations of those that have a long one divided. All else is as it was."""
+    """The rules of a file. In rules with a duration of LONG_SECONDS or more all durations are divided."""
     rules: dict[str, Any] = yaml.safe_load(path.read_text())
     for rule in (rule for group in rules["groups"] for rule in group["rules"]):
         divided = faster(f"[{rule.get('for', '0s')}] {rule['expr']}", factor)
@@ -135,10 +135,10 @@ class Notified:
 
 
 class Alertmanager:
-    """One with alertmanager.yml, whose receivers are here: `notified` has all that they were sent."""
+    """A running Alertmanager with alertmanager.yml. `notified` has all alerts sent to its receivers."""
 
     def __init__(self, host: Host, factor: int, now: Callable[[], float]) -> None:
-        """`now()` is the time of a notification."""
+        """Start Alertmanager and the receivers. `now()` gives the time of a notification."""
         self.notified: list[Notified] = []
         self.notifications = 0
         config = yaml.safe_load((DEPLOYED / "alertmanager.yml").read_text())

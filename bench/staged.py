@@ -1,4 +1,4 @@
-"""Hosts that are daemons of lockd beside each other, and a fault for each alert, with what is told of it."""
+"""A stage of several lockd daemons that stand for hosts, and the faults with the alerts that they cause."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from tests.support.workload import BUILD
 
 ROOT = Path(__file__).resolve().parents[1]
 REFUSING = (sys.executable, ROOT / "tests/kernel/refusing.py", "EPERM", "298", "--")
-"""What runs the rest without perf_event_open(2), which takes kprobes away."""
+"""The prefix of a command that runs without perf_event_open(2), and so without kprobes."""
 MAXIMUM_SECONDS = 75.0
-"""For which a maximum over a minute has a wait that is over, and Prometheus the maximum."""
+"""Seconds for which Prometheus shows an ended wait in a maximum over a minute, scrape included."""
 WARNING, CRITICAL = "warning", "critical"
 SLOW_BYTES = 256 << 10
-"""In each second, that a slow disk takes."""
+"""Bytes per second that the slow disk can write."""
 BURN = {
     "record": "unit:lockd_blocked_objective:ratio",
     "expr": "vector(0.12)",
     "labels": {"unit": "b-slow.service"},
 }
-"""The objective of a unit one thread of which is blocked all the time: eight times too much."""
+"""The objective of a unit with one thread that is always blocked, which is eight times more than allowed."""
 STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 GO = ROOT / "tests/programs/go_mutex/main.go"
 
 
 @dataclass(frozen=True, order=True)
 class Alert:
-    """`whom` it is about: a comm, else a unit, else a lock of the kernel, else a host."""
+    """An alert about `whom`: a process name, else a unit, else a kernel lock, else a host, else a job."""
 
     name: str
     severity: str
@@ -62,10 +62,11 @@ def criticals(name: str, *whom: str) -> tuple[Alert, ...]:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong while `stage` runs.
+    """A fault that lasts while the context of `stage` is open, with the alerts that it causes.
 
-    `sent` are the alerts that must be sent. `held_back` must fire and be sent to nobody: others say the same.
-    `later` are held back and sent when what held them back has ended first. `may` may be sent or not.
+    The alerts of `sent` must be sent. Those of `held_back` must fire, but not be sent, since other alerts
+    inhibit them. Those of `later` must fire, and may be sent once the alert that inhibits them has ended.
+    Those of `may` may be sent or not.
     """
 
     name: str
@@ -75,13 +76,13 @@ class Fault:
     later: tuple[Alert, ...] = ()
     may: tuple[Alert, ...] = ()
     after: float = 0.0
-    """Seconds after the first."""
+    """The earliest beginning, in seconds after the first fault."""
     awaits: Alert | None = None
-    """What has to be sent before this begins."""
+    """The alert that must be sent before this fault begins."""
 
 
 class Daemon:
-    """A lockd that can be started anew at its address."""
+    """A lockd that can be restarted at the same address."""
 
     def __init__(self, host: Host, name: str, config: Mapping[str, Any]) -> None:
         self.directory, self.name, self._config = host.make(name), name, config
@@ -90,7 +91,7 @@ class Daemon:
         host.ends.callback(self.kill)
 
     def start(self, *program: str | Path, **config: Any) -> None:
-        """With `config` over its own."""
+        """Start lockd with `config` merged over the configuration of this daemon."""
         command = (*KILLED_WITH_US, *program, *CHECKOUT)
         self.lockd = Lockd(self.directory, {**self._config, **config}, command, listen=self.address)
 
@@ -104,7 +105,7 @@ class Daemon:
 
     @contextmanager
     def reloaded(self, change: Callable[[str], str]) -> Iterator[None]:
-        """With a configuration that is changed so, and then as before."""
+        """Reload lockd with a changed configuration, and with the former one at the end of the context."""
         file = self.directory / "lockd.yaml"
         before = file.read_text()
         for text in (change(before), before):
@@ -115,15 +116,15 @@ class Daemon:
 
 
 class Stage:
-    """The daemons, the processes, and on what the commands of each runbook are to be run."""
+    """The daemons and processes of the bench, and the subjects for the commands of each runbook."""
 
     def __init__(self, host: Host, faults: Sequence[Fault]) -> None:
         self.host = host
         self.daemons: dict[str, Daemon] = {}
         self.impossible: dict[str, str] = {}
-        """Why expressions must return nothing on this host, by what their text has."""
+        """The reasons why expressions must return nothing on this host, by a pattern for their text."""
         self.pages: dict[str, dict[str, object]] = {}
-        """By alert: the host, and the words in the commands that stand for something there."""
+        """By alert: the host to run its runbook on, and the values of the placeholders in the commands."""
         if STATISTICS.read_text().strip() == "0":
             self.impossible["lockd_program_run"] = f"the kernel times no BPF programs: {STATISTICS} is 0"
         usual = yaml.safe_load((ROOT / "config/lockd.yaml").read_text())
@@ -140,7 +141,7 @@ class Stage:
                 add(fault.name, "nobody")
 
     def _every_program(self) -> dict[str, Any]:
-        """All that can be counted on this host."""
+        """The configuration of programs that measures all that this host can measure."""
         programs = {"futex": {"mode": "calls"}, "kernel_locks": {"mode": "all"}}
         tried = Lockd(self.host.make("tried"), {"programs": programs})
         tried.stop()
@@ -158,7 +159,7 @@ class Stage:
 
     @contextmanager
     def running(self, comm: str, workload: str, *arguments: object) -> Iterator[subprocess.Popen[Any]]:
-        """A program of tests/workloads, in a unit of the same name as its process."""
+        """Run a program of tests/workloads in a unit with the name of its process."""
         process = self.host.workload(comm, BUILD / workload, *arguments)
         yield process
         process.kill()
@@ -187,7 +188,7 @@ def stuck(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def short_waits(stage: Stage) -> Iterator[None]:
-    """What most processes have done for long when one of their threads gets stuck."""
+    """Short waits of a process long before one of its threads gets stuck, as is usual in real services."""
     with stage.running("a-late", "mutex_handover", 1_000_000, 100_000):
         yield
 
@@ -219,7 +220,7 @@ def long_hold(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def slow_disk(stage: Stage) -> Iterator[None]:
-    """A lock is held over writes, each of which takes two seconds."""
+    """A lock that is held during writes to a slow disk, each of which takes two seconds."""
     directory = stage.host.directory
     controller, unit = ("io", "wbps=") if "io" in of_cgroup2() else ("blkio", "")
     how = ("io.max", "blkio.throttle.write_bps_device", f"{disk_of(directory)} {unit}{SLOW_BYTES}")
@@ -231,7 +232,7 @@ def slow_disk(stage: Stage) -> Iterator[None]:
 
 
 def disk_of(path: Path) -> str:
-    """The numbers of its disk, not of a partition."""
+    """The device numbers, MAJOR:MINOR, of the whole disk on which a path is."""
     number = path.stat().st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
     return ((device.parent if (device / "partition").exists() else device) / "dev").read_text().strip()
@@ -246,14 +247,14 @@ def kernel_locks(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def mmap_lock(stage: Stage) -> Iterator[None]:
-    """Its holder gets no processor."""
+    """An mmap_lock whose holder gets no processor."""
     with stage.running("a-mmap", "idle_holder", 3600, 64, 4):
         yield
 
 
 @contextmanager
 def cpu_limit(stage: Stage) -> Iterator[None]:
-    """A fifth of a processor for two threads that could use one each."""
+    """A CPU limit of a fifth of a processor for two threads that could each use a whole one."""
     with stage.running("a-cpu", "spinner", 3600) as process:
         name, value = "a-cpu.service", "20000 100000" if "cpu" in of_cgroup2() else 20000
         with limited(name, "cpu", [process.pid], "cpu.max", "cpu.cfs_quota_us", value) as cgroup:
@@ -268,7 +269,7 @@ def of_cgroup2() -> list[str]:
 
 @contextmanager
 def everywhere(stage: Stage) -> Iterator[None]:
-    """Two threads at a time wait for the same lock on three hosts, never long."""
+    """Short waits of two threads at a time for the same lock on three hosts."""
     one = ("everywhere", "mutex_handover", 1_000_000, 20_000)
     with stage.running(*one), stage.running(*one):
         stage.page("LockdLockOnManyHosts", "host-c")
@@ -277,7 +278,10 @@ def everywhere(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def longer_everywhere(stage: Stage) -> Iterator[None]:
-    """Beside the short waits, and over so long before these that no maximum has them any more."""
+    """Longer waits for the lock with short waits on many hosts.
+
+    They end so long before the short waits that no maximum contains them any more at the end.
+    """
     with stage.running("everywhere", "mutex_handover", 10_000, 2_000_000):
         yield
     time.sleep(MAXIMUM_SECONDS)
@@ -285,7 +289,7 @@ def longer_everywhere(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def burn(stage: Stage) -> Iterator[None]:
-    """One thread of shop is blocked all the time, and 50 ms in each second are allowed."""
+    """A thread of the unit shop that is always blocked, with an objective of 50 ms per second."""
     with stage.running("shop", "mutex_handover", 1_000_000, 20_000):
         stage.page("LockdObjectiveBurn", "host-b")
         yield
@@ -299,7 +303,7 @@ def slow_burn(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def everywhere_in_kernel(stage: Stage) -> Iterator[None]:
-    """The same with a lock of the kernel."""
+    """Short waits of two threads at a time for the same kernel lock on three hosts."""
     one = ("everywhere", "kernel_locks", 1_000_000, 20_000, stage.host.directory)
     with stage.running(*one), stage.running(*one):
         yield
@@ -307,14 +311,14 @@ def everywhere_in_kernel(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def failing_calls(stage: Stage) -> Iterator[None]:
-    """Nothing is wrong: what only mode calls counts is there."""
+    """No fault: a process with failing futex calls, which only the mode `calls` counts."""
     with stage.running("b-errors", "crowd", 2, 1_000_000, 20_000, 1):
         yield
 
 
 @contextmanager
 def go_program(stage: Stage) -> Iterator[None]:
-    """Nothing is wrong: a process whose waits lockd cannot fully see is there."""
+    """No fault: a Go program, whose waits lockd cannot fully see."""
     host, program = stage.host, stage.host.directory / "go_mutex"
     environment = {"GO111MODULE": "off", "GOCACHE": str(host.directory / "cache"), "GOFLAGS": ""}
     host.run("build", "go", "build", "-o", program, GO, env={**os.environ, **environment})
@@ -339,7 +343,7 @@ def down(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def hung(stage: Stage) -> Iterator[None]:
-    """Its exporter answers that the sampler does not."""
+    """A stopped sampler: the exporter answers that the sampler does not."""
     process = stage.daemons["hung"].lockd.process
     process.send_signal(signal.SIGSTOP)
     stage.page("LockdDown", "hung")
@@ -349,7 +353,7 @@ def hung(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def starved(stage: Stage) -> Iterator[None]:
-    """A hundredth of a processor for the sampler."""
+    """A CPU limit of a hundredth of a processor for the sampler."""
     pid = stage.daemons["starved"].lockd.process.pid
     value = "1000 100000" if "cpu" in of_cgroup2() else 1000
     with limited("starved.service", "cpu", [pid], "cpu.max", "cpu.cfs_quota_us", value):
@@ -416,7 +420,7 @@ def faults() -> tuple[Fault, ...]:
             "mmap_lock",
             mmap_lock,
             warnings(kernel, "a-mmap"),
-            # Its holder waits for the processor, and for how long depends on who else uses that.
+            # The holder waits for a processor, and the length of that wait depends on other processes.
             may=criticals(kernel, "a-mmap") + warnings("LockdRunQueueLong", "a-mmap.service"),
         ),
         Fault("cpu-limit", cpu_limit, warnings("LockdRunQueueLong", "a-cpu.service")),
@@ -442,7 +446,7 @@ def faults() -> tuple[Fault, ...]:
             refused_configuration,
             warnings("LockdConfigurationRefused", "refused-configuration"),
         ),
-        # These begin after the others.
+        # These faults begin after the others.
         Fault("stuck-later", stuck_later, criticals(thread, "a-late"), waits(wait, "a-late"), after=60),
         Fault(
             "longer-everywhere",
@@ -455,4 +459,4 @@ def faults() -> tuple[Fault, ...]:
 
 
 OF_LOCKD = ("down", "hung", "starved", "small-maps", "missing-hook", "small-budget", "refused-configuration")
-"""Faults of lockd itself, each on a host of its name."""
+"""The faults of lockd itself. Each is on a host with the name of the fault."""

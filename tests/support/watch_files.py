@@ -97,13 +97,13 @@ DOCUMENTED = [
     for path in sorted((ROOT / "docs").rglob("*.md"))
     for number, expr in enumerate(re.findall(r"```promql\n(.*?)```", path.read_text("utf-8"), re.DOTALL), 1)
 ]
-"""(where, PromQL) of every block in the documents."""
+"""The place and the PromQL of every promql block in the documents."""
 RUNBOOKS = {path.stem: path for path in (ROOT / "docs/runbooks").glob("Lockd*.md")}
-"""The pages, by the names of their alerts."""
+"""The paths of the runbooks, by the names of their alerts."""
 
 
 def commands(page):
-    """What the page tells to run, in its order."""
+    """The commands in a runbook, in their order."""
     return [
         line.removeprefix("$ ")
         for block in re.findall(r"```console\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
@@ -113,9 +113,9 @@ def commands(page):
 
 
 def filled(expr, choices):
-    """The query with these values in place of variables, and all there is in place of others.
+    """The query with the values of `choices` in place of its variables.
 
-    A variable that is compared by = takes a value that is not in `choices` from its own name.
+    Other variables match everything (`.*`), except that `="$name"` becomes `="some-name"`.
     """
     for variable, value in choices.items():
         expr = re.sub(rf"\${variable}\b", value, expr)
@@ -143,7 +143,7 @@ def is_counter(name):
 
 
 def is_microseconds(name):
-    """Whether its values are; those of a rule that counts are not."""
+    """Whether the values of a series are microseconds. Those of a recording rule that counts are not."""
     return re.fullmatch(r"(?:\w+:)?lockd_\w+_us(?::(?!count)\w+)?", name) is not None
 
 

@@ -1,4 +1,4 @@
-"""What bench/alerts.py stages, and what it concludes from what it sees."""
+"""Tests of bench/alerts.py: the faults that it stages, and its judgment of alerts and expressions."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_rules_stay_as_they_are_but_for_durations(path) -> None:  # type: ignore
 
 
 class Empty(Prometheus):
-    """Has nothing stored."""
+    """A Prometheus that has nothing stored."""
 
     def __init__(self) -> None:
         pass

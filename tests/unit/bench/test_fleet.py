@@ -1,4 +1,4 @@
-"""The simulated hosts of bench/fleet tell what was recorded; the questions are those of the dashboards."""
+"""Tests of bench/fleet: the replay of recordings, the generated week, and the queries of the dashboards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GAUGE = """\
 
 
 def text(count: int, waiting: int, comms: tuple[str, ...]) -> str:
-    """An exposition in which each process has blocked so often, and so many threads wait."""
+    """An exposition in which each process has blocked `count` times and has `waiting` threads that wait."""
     lines = [HEAD]
     for comm in comms:
         labels = f'comm="{comm}",kind="lock",unit="u.service"'

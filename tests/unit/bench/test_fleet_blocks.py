@@ -1,4 +1,4 @@
-"""Blocks that bench/fleet writes are what Prometheus reads: promtool prints the samples that were put in."""
+"""Tests of the blocks that bench/fleet writes: promtool must print exactly the samples that were put in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def labels(**pairs: str) -> Labels:
 
 
 def values(seed: int, count: int) -> list[float]:
-    """All sorts: a counter, one of fractions, the same again and again, and what needs all 64 bits."""
+    """Values of four sorts: a random counter, the integers, a constant, and numbers that need all 64 bits."""
     chance = random.Random(seed)
     total, found = 0.0, []
     for number in range(count):
@@ -34,7 +34,7 @@ def values(seed: int, count: int) -> list[float]:
 
 def dumped(directory: Path) -> dict[str, dict[int, float]]:
     promtool = need("promtool")
-    (directory / "wal").mkdir()  # it wants one
+    (directory / "wal").mkdir()  # promtool requires the directory
     done = subprocess.run([promtool, "tsdb", "dump", directory], capture_output=True, text=True, check=True)
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for line in done.stdout.splitlines():

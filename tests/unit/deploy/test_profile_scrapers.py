@@ -1,4 +1,4 @@
-"""What servers of profiles are told to ask of lockd, and what they get: the files in deploy/profiles."""
+"""Tests of deploy/profiles: the profiles that servers request from lockd, and the answers that they get."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy/profiles"
 PATHS = {f"/debug/pprof/{program}" for program in PROGRAMS}
 OF_GO = {"memory", "block", "goroutine", "mutex", "process_cpu"}
-"""What both programs ask for by default."""
+"""The profiles of Go's runtime that Parca and Alloy request by default."""
 
 
 def seconds(text: str) -> int:
@@ -70,7 +70,7 @@ def test_two_servers_may_ask_at_the_same_time_and_choose_processes():
 
 
 def test_profiles_of_many_hosts_are_merged_by_go(tmp_path):
-    """As docs/profiles.md does it: those of one lock add up, and a difference can be taken."""
+    """The commands in docs/profiles.md: samples of one lock add up, and two profiles can be compared."""
     go = need("go")
     values = (Value("blocked", "microseconds"), Value("waits", "count"))
     for name, (blocked, waits) in {"a": (2000, 2), "b": (3000, 1)}.items():

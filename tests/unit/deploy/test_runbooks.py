@@ -1,4 +1,4 @@
-"""The runbooks: each has its parts, and what it tells to run exists: commands, flags, paths of HTTP."""
+"""Tests of the runbooks: each has its parts, and the commands, flags and HTTP paths in it exist."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.watch_files import RUNBOOKS, commands
 
 PARTS = ["Look", "Usual causes", "Tune"]
 OTHERS = {"cat", "dmesg", "gdb", "grep", "journalctl", "python3", "sort", "systemctl", "tail"}
-"""Programs that any host has, or that whoever debugs has installed."""
+"""Programs that any host has, or that are usually installed for debugging."""
 PARAMETERS = {"by", "limit", "program", *FILTERS}
 ALL = [(page, command) for page in sorted(RUNBOOKS) for command in commands(RUNBOOKS[page])]
 
 
 def programs(command: str) -> Iterator[list[str]]:
-    """The words of each program of a pipeline."""
+    """The command line of each program in a pipeline, as words."""
     line = shlex.shlex(command.removeprefix("sudo "), posix=True, punctuation_chars="|>")
     line.whitespace_split = True
     for is_pipe, words in itertools.groupby(line, lambda word: word == "|"):
@@ -49,7 +49,7 @@ def test_a_page_has_its_parts(page: Path) -> None:
 
 @pytest.mark.parametrize("page", RUNBOOKS.values(), ids=list(RUNBOOKS))
 def test_a_page_shows_what_its_commands_print(page: Path) -> None:
-    """At least one of them; what journalctl says is what lockd logs."""
+    """At least one command has output. That of journalctl is what lockd logs."""
     blocks = re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert any(not line.startswith("$ ") for block in blocks for line in block.splitlines())
     assert len(commands(page)) == 3
@@ -63,7 +63,7 @@ def test_a_command_exists(page: str, command: str, served: Exporter) -> None:
         elif program == "curl":
             (url,) = [word for word in arguments if word.startswith("127.0.0.1:9776")]
             parts = urlsplit(f"http://{url}")
-            assert parse_qs(parts.query).keys() <= PARAMETERS  # others are ignored
+            assert parse_qs(parts.query).keys() <= PARAMETERS  # the server ignores unknown parameters
             status, _, body = served.ask(url.removeprefix("127.0.0.1:9776"))
             assert status == 200, body
         else:
