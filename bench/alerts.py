@@ -147,7 +147,7 @@ def is_sent(alert: Alert, seen: Mapping[Alert, Seen]) -> bool:
 
 
 def judged(faults: Sequence[Fault], seen: Mapping[Alert, Seen], still: set[Alert]) -> list[str]:
-    """The violations of what the faults promise: alerts that were missing, unexpected or misdirected."""
+    """The differences between the alerts that the faults must cause and those that were seen."""
     sent = {alert for fault in faults for alert in fault.sent}
     later = {alert for fault in faults for alert in fault.later}
     held_back = {alert for fault in faults for alert in fault.held_back}

@@ -188,7 +188,7 @@ def stuck(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def short_waits(stage: Stage) -> Iterator[None]:
-    """Short waits of a process long before one of its threads gets stuck, as is usual in real services."""
+    """Short waits of a process before one of its threads gets stuck, as is usual in real services."""
     with stage.running("a-late", "mutex_handover", 1_000_000, 100_000):
         yield
 
