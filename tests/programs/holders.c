@@ -2,6 +2,7 @@
 #include "workload.h"
 
 static const char *const names[] = {"short", "some", "long"};
+#define KNOWN_SECONDS 1 /* after which lockd knows the lock, and what kind it is of */
 static const long means_us[] = {2000, 8000, 30000};
 
 /* When a thread held the lock, or waited for it. */
@@ -11,7 +12,7 @@ struct span {
 };
 #define MOST (1 << 18)
 static struct span holds[MOST], waits[MOST];
-static _Atomic long held_often, waited_often, stopped;
+static _Atomic long held_often, waited_often, paused, stopped;
 static _Thread_local int64_t asked; /* when this thread asked for the lock */
 static const struct held_lock *lock;
 
@@ -41,7 +42,8 @@ static void *ask(void *unused)
 {
     while (!stopped) {
         asked = now_ns();
-        lock->ask();
+        if (!paused)
+            lock->ask();
         nap(300);
     }
     return unused;
@@ -73,6 +75,18 @@ static void tell(void)
     say("}}");
 }
 
+static void hold_for(long seconds)
+{
+    paused = 0;
+    int64_t end = now_ns() + seconds * 1000000000;
+    while (now_ns() < end && held_often < MOST && waited_often < MOST) {
+        lock->hold[random_us(3000) % HOLDERS]();
+        nap(300);
+    }
+    paused = 1;
+    nap(200000); /* until nobody asks any more */
+}
+
 void run_holders(int argc, char **argv, const struct held_lock *locks, int count)
 {
     long askers = arg(argc, argv, 2, 3), seconds = arg(argc, argv, 3, 10);
@@ -86,13 +100,13 @@ void run_holders(int argc, char **argv, const struct held_lock *locks, int count
     ready();
     for (long i = 0; i < askers; i++)
         spawn(ask, NULL);
-    int64_t end = now_ns() + seconds * 1000000000;
-    while (now_ns() < end && held_often < MOST && waited_often < MOST) {
-        lock->hold[random_us(3000) % HOLDERS]();
-        nap(300);
-    }
+    hold_for(KNOWN_SECONDS);
+    held_often = waited_often = 0;
+    say("{}");
+    publish();
+    wait_for_byte();
+    hold_for(seconds);
     stopped = 1;
-    nap(100000);
     if (held_often > MOST || waited_often > MOST)
         die("more spans than there is room for");
     tell();

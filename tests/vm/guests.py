@@ -39,7 +39,7 @@ def prepare(kernels: Sequence[Kernel]) -> None:
 
 @contextlib.contextmanager
 def checkout() -> Iterator[Path]:
-    """A disk with the checkout as it is now and its workloads built."""
+    """A disk with the checkout as it is now and the programs built that its tests run."""
     with tempfile.TemporaryDirectory(prefix="lockd-checkout-", dir="/var/tmp") as name:
         root, disk = Path(name) / "root", Path(name) / "disk"
         make_checkout(root)
@@ -49,6 +49,7 @@ def checkout() -> Iterator[Path]:
 
 def make_checkout(root: Path) -> None:
     subprocess.run(["make", "-s", "-C", ROOT / "tests/workloads"], check=True)
+    subprocess.run(["make", "-s", "-C", ROOT / "tests/programs", "build/holders_c"], check=True)
     for part in PARTS:
         if (ROOT / part).is_dir():
             shutil.copytree(ROOT / part, root / part, ignore=NOT_PARTS)
@@ -61,6 +62,8 @@ def make_checkout(root: Path) -> None:
         workloads = root / "tests/workloads"
         subprocess.run(["make", "-s", "-C", workloads, "clean"], check=True)
         subprocess.run(["make", "-s", "-C", workloads, "LDFLAGS=-static"], check=True)
+        static = ["make", "-s", "-B", "LDFLAGS=-static", "build/holders_c"]
+        subprocess.run([*static, "-C", root / "tests/programs"], check=True)
     # Compiling is slow in there. Of use if the host has the same Python.
     subprocess.run(["/usr/bin/python3", "-m", "compileall", "-q", root], check=True)
 

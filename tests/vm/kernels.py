@@ -48,6 +48,11 @@ LEFT_OUT = {
     "test_faults.py": "the same; its faults take minutes",
     "test_go.py": "about programs, which no kernel sees as such",
     "test_held_back.py": "about the sampler, on maps that no program fills",
+    "test_holders.py::test_the_holder_is_in_the_table_and_in_the_profiles": "about what is made of samples, "
+    "the same on any kernel",
+    "test_holders.py::test_few_samples_are_right_on_average": "about a number that the programs compare with",
+    "test_holders.py::test_without_samples_nothing_of_it_is_there": "about programs without what is tested; "
+    "compiling takes a minute there each time",
     "test_idle_programs.py": "about programs and servers, which no kernel sees as such",
     "test_installed.py": "about where lockd is installed, not about the kernel",
     "test_java.py": "about programs, which no kernel sees as such",

@@ -13,12 +13,12 @@ OPEN_SHARE = 0.75
 last."""
 
 SHARES = {
-    "futex": 0.19,
+    "futex": 0.20,
     "futex_process": 0.04,
     "futex_error": 0.02,
-    "futex_lock": 0.07,
-    "futex_lock_holder": 0.02,
-    "offcpu": 0.17,
+    "futex_lock": 0.06,
+    "futex_lock_holder": 0.015,
+    "offcpu": 0.18,
     "offcpu_runqueue": 0.04,
     "offcpu_waker": 0.03,
     "kernel_lock": 0.05,

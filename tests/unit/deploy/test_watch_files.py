@@ -51,7 +51,7 @@ UNUSED = {
     "lockd_config_last_reload_success_timestamp_seconds": "the dashboard shows whether, not when",
     "lockd_deadlock_locks_skipped_total": "the next search begins with them: nothing to do",
     "lockd_exporter_restarts_total": "for whoever debugs lockd; the log has the reason",
-    "lockd_holder_refused_seconds_total": "for whoever asks how exact holders are: docs/holders.md",
+    "lockd_holder_refused_seconds_total": "for whoever asks how exact the shares of holders are",
     "lockd_holder_samples_refused_total": "the same",
     "lockd_holder_samples_total": "the same",
     "lockd_holder_seconds_per_sample": "the same",
