@@ -180,7 +180,7 @@ def test_histograms_have_all_of_them(held: Trace, waits: Trace) -> None:
             assert least <= row["sum"] <= 2 * least + row["count"]
     (row,) = held.of("holds_guard")
     assert row["unit"] == "ns" and row["max"] >= 2_000_000
-    assert row["buckets"][0]["from"] == 1 << 20
+    assert row["buckets"][0]["from"] >= 1 << 20  # in nanoseconds; later if no thread woke up in time
 
 
 def test_stacks_and_threads_are_named(held: Trace, waits: Trace, build: str) -> None:
