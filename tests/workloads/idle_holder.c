@@ -7,18 +7,6 @@ static char *pages;
 static struct waits waits;
 static _Atomic bool stop;
 
-static void use_processor(bool last)
-{
-    cpu_set_t may, one;
-    check(sched_getaffinity(0, sizeof may, &may), "sched_getaffinity");
-    int cpu = last ? CPU_SETSIZE - 1 : 0;
-    while (!CPU_ISSET(cpu, &may))
-        cpu += last ? -1 : 1;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    check(sched_setaffinity(0, sizeof one, &one), "sched_setaffinity");
-}
-
 static void *take_processor(void *unused)
 {
     struct sched_param ordinary = {0};

@@ -11,19 +11,6 @@ static char *pages, *missing;
 static struct waits waits;
 static _Atomic long asked, finished;
 
-/* The first processor that this process may use, or the last. */
-static void use_processor(bool last)
-{
-    cpu_set_t may, one;
-    check(sched_getaffinity(0, sizeof may, &may), "sched_getaffinity");
-    int cpu = last ? CPU_SETSIZE - 1 : 0;
-    while (!CPU_ISSET(cpu, &may))
-        cpu += last ? -1 : 1;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    check(sched_setaffinity(0, sizeof one, &one), "sched_setaffinity");
-}
-
 static void *reader(void *unused)
 {
     use_processor(true);

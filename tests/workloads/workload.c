@@ -300,3 +300,15 @@ int futex_wait_2(void *word, long timeout_us)
     long result = futex(word, FUTEX_WAIT_PRIVATE, 2, timeout_us < 0 ? NULL : &t, NULL, 0);
     return result < 0 ? errno : 0;
 }
+
+void use_processor(bool last)
+{
+    cpu_set_t may, one;
+    check(sched_getaffinity(0, sizeof may, &may), "sched_getaffinity");
+    int cpu = last ? CPU_SETSIZE - 1 : 0;
+    while (!CPU_ISSET(cpu, &may))
+        cpu += last ? -1 : 1;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    check(sched_setaffinity(0, sizeof one, &one), "sched_setaffinity");
+}

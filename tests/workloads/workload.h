@@ -43,6 +43,7 @@ static inline long check(long result, const char *what)
 int64_t now_ns(void);
 void nap(long us);
 void spin(long us);
+void use_processor(bool last); /* stay on the first processor that this process may use, or the last */
 
 /* Waits, measured by the waiter. A wait blocked if the thread was switched out voluntarily,
  * which the kernel counts (ru_nvcsw); only those add to the times.
