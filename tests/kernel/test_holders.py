@@ -28,11 +28,9 @@ SECONDS = 8
 HOLDS = "lockd_futex_lock_holder_seconds_total"
 REFUSED = "lockd_holder_refused_seconds_total"
 TOOLS = {"c": ("gcc", "g++"), "musl": ("musl-gcc",), "rust": ("cargo", "rustc")}
-LOCKS = [
-    ("c", "holders_c", "normal", 3),
-    ("c", "holders_c", "recursive", 3),
-    ("c", "holders_c", "pi", 3),
-    ("c", "holders_c", "rwlock", 3),
+KINDS = ["normal", "recursive", "pi", "rwlock"]
+"""Locks of glibc: each is released in a way of its own."""
+OF_OTHERS = [
     ("c", "holders_cpp", "plain", 3),
     ("c", "holders_cpp", "shared", 3),
     ("musl", "holders_musl", "normal", 3),
@@ -105,10 +103,24 @@ def run(lockd: Lockd, one: Program) -> tuple[dict[str, Any], Seconds]:
     return truth, found
 
 
-@pytest.mark.parametrize(("target", "program", "lock", "askers"), LOCKS, ids=str)
-def test_the_code_that_made_threads_wait_is_found(
+@pytest.mark.parametrize("lock", KINDS)
+def test_the_code_that_made_threads_wait_is_found(lockd: Lockd, lock: str) -> None:
+    assert_found(lockd, "c", "holders_c", lock, 3)
+
+
+@pytest.mark.parametrize(
+    "lockd",
+    ["blocked", pytest.param("calls", marks=pytest.mark.thorough("the same programs in the other mode"))],
+    indirect=True,
+)
+@pytest.mark.parametrize(("target", "program", "lock", "askers"), OF_OTHERS, ids=str)
+def test_it_is_found_in_other_languages_and_libraries(
     lockd: Lockd, target: str, program: str, lock: str, askers: int
 ) -> None:
+    assert_found(lockd, target, program, lock, askers)
+
+
+def assert_found(lockd: Lockd, target: str, program: str, lock: str, askers: int) -> None:
     """The program takes its times outside of the calls: it knows them as well as it gets its processors."""
     build(target, program)
 

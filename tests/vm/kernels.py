@@ -53,6 +53,8 @@ LEFT_OUT = {
     "test_holders.py::test_few_samples_are_right_on_average": "about a number that the programs compare with",
     "test_holders.py::test_without_samples_nothing_of_it_is_there": "about programs without what is tested; "
     "compiling takes a minute there each time",
+    "test_holders.py::test_it_is_found_in_other_languages_and_libraries": "about programs in many languages, "
+    "which no kernel sees as such",
     "test_idle_programs.py": "about programs and servers, which no kernel sees as such",
     "test_installed.py": "about where lockd is installed, not about the kernel",
     "test_java.py": "about programs, which no kernel sees as such",
