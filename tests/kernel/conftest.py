@@ -7,13 +7,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from lockd.load.host import ensure_tracefs
 from tests.support.checks import beside_another_tool
 from tests.support.lock_module import LockModule
-from tests.support.lockd_process import ROOT, Lockd
+from tests.support.lockd_process import IS_IN_MACHINE, ROOT, Lockd
 from tests.support.workload import NUMBERS, OURS, Start, Workload
 
 CROWD = "mp[0-9]*"
@@ -64,24 +65,35 @@ def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
     assert daemon.stop() == 0, "".join(daemon.log)
 
 
-@pytest.fixture(scope="module")
+def lifetime(fixture_name: str, config: pytest.Config) -> Literal["session", "module"]:
+    """Which tests share a daemon: those of a module, as it would take processor time from others.
+
+    In an emulated machine all do. There, a start takes a minute, and time is counted in instructions.
+    """
+    return "session" if IS_IN_MACHINE else "module"
+
+
+@pytest.fixture(scope=lifetime)
 def narrow(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
-    """A daemon that counts only the workloads of these tests, and has series for all their locks."""
-    config = {"filter": {"comms": [OURS]}, "series": {"top_locks": 1000}}
-    daemon = Lockd(tmp_path_factory.mktemp("narrow"), config)
-    yield daemon
-    assert daemon.stop() == 0, "".join(daemon.log)
+    """A daemon that counts only the workloads of these tests, has series for all their locks, and samples
+    many holders."""
+    yield from running(tmp_path_factory.mktemp("narrow"), "blocked")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope=lifetime)
 def calls(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
     """A daemon as `narrow`, in mode calls."""
+    yield from running(tmp_path_factory.mktemp("calls"), "calls")
+
+
+def running(path: Path, mode: str) -> Iterator[Lockd]:
     config = {
         "filter": {"comms": [OURS]},
         "series": {"top_locks": 1000},
-        "programs": {"futex": {"mode": "calls"}},
+        "programs": {"futex": {"mode": mode}},
+        "profile": {"samples_per_second": 200},
     }
-    daemon = Lockd(tmp_path_factory.mktemp("calls"), config)
+    daemon = Lockd(path, config)
     yield daemon
     assert daemon.stop() == 0, "".join(daemon.log)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.checks import off
-from tests.support.lockd_process import Metrics
-from tests.support.mechanisms import Daemons
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.mechanisms import Daemons, asked_for
 from tests.support.workload import OURS, Start
 from tests.tries import note
 
@@ -23,9 +23,15 @@ truth but, by definition, not to blocked time. Counts must be exact every time, 
 never more than the truth; that it is as much must hold in one undisturbed run of so many."""
 
 
-WAYS = ("blocked", "tracepoint", "fentry", "kprobe")
-"""Mode blocked, and mode calls by each of its mechanisms."""
-
+ALWAYS = ("blocked", "tracepoint")
+"""Mode blocked, and mode calls by the mechanism that every kernel has: `narrow` and `calls`."""
+WAYS = (
+    *ALWAYS,
+    *(
+        pytest.param(way, marks=pytest.mark.thorough("lockd chooses tracepoints wherever there are any"))
+        for way in ("fentry", "kprobe")
+    ),
+)
 
 ABSENT = {
     "lockd_futex_waits_total", "lockd_futex_wakes_total", "lockd_futex_errors_total",
@@ -49,8 +55,8 @@ class Run:
 class Bench:
     """A daemon for each way. A program is run once for all of them."""
 
-    def __init__(self, directory: Path) -> None:
-        self.daemons = Daemons(directory, WAYS, _config)
+    def __init__(self, directory: Path, further: Collection[str], always: dict[str, Lockd]) -> None:
+        self.daemons = Daemons(directory, further, _config, always)
         self._runs: dict[tuple[object, ...], Run] = {}
 
     def run(self, start: Start, program: str, arguments: tuple[int, ...], attempt: int) -> Run:
@@ -73,16 +79,19 @@ class Bench:
         return self._runs[key]
 
 
-def _config(way: str) -> dict[str, Any]:
+def _config(mechanism: str) -> dict[str, Any]:
     off = {"enabled": False}
-    futex = {"mode": "blocked"} if way == "blocked" else {"mode": "calls", "mechanism": way}
-    programs = {"futex": futex, "kernel_locks": off, "offcpu": off}
+    programs = {"futex": {"mode": "calls", "mechanism": mechanism}, "kernel_locks": off, "offcpu": off}
     return {"programs": programs, "filter": {"comms": [OURS]}}
 
 
 @pytest.fixture(scope="module")
-def bench(host: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    bench = Bench(tmp_path_factory.mktemp("by"))
+def bench(
+    request: pytest.FixtureRequest, narrow: Lockd, calls: Lockd, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
+    always = dict(zip(ALWAYS, (narrow, calls), strict=True))
+    further = asked_for(request, "by") - always.keys()
+    bench = Bench(tmp_path_factory.mktemp("by"), sorted(further), always)
     yield bench
     bench.daemons.stop()
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,6 @@ from tests.support.lockd_process import ROOT, Lockd
 from tests.support.workload import Start, Workload
 
 PROGRAMS = ROOT / "tests/programs"
-NAMES = "*.modes"
 COUNT, SUM = "lockd_futex_blocked_seconds_count", "lockd_futex_blocked_seconds_sum"
 COMPAT_WAIT_US = 20_000
 NEARLY = 0.01
@@ -65,14 +64,9 @@ class Modes(NamedTuple):
     calls: Lockd
 
 
-@pytest.fixture(scope="module")
-def modes(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Modes]:
-    def config(mode: str) -> dict[str, object]:
-        return {"filter": {"comms": [NAMES]}, "programs": {"futex": {"mode": mode}}}
-
-    daemons = Modes(*(Lockd(tmp_path_factory.mktemp(mode), config(mode)) for mode in Modes._fields))
-    yield daemons
-    assert [daemon.stop() for daemon in daemons] == [0, 0]
+@pytest.fixture
+def modes(narrow: Lockd, calls: Lockd) -> Modes:
+    return Modes(narrow, calls)
 
 
 def run_mariadb(comm: str) -> None:
@@ -117,7 +111,7 @@ def run_python(comm: str) -> None:
     "run", [run_python, run_go, run_java, run_mariadb], ids=["Python", "Go", "Java", "MariaDB"]
 )
 def test_both_modes_count_the_same_waits(run: Callable[[str], None], modes: Modes) -> None:
-    comm = f"{run.__name__.removeprefix('run_')[:7]}.modes"
+    comm = f"{run.__name__.removeprefix('run_')[:6]}.{os.getpid():x}.m"
     run(comm)
     time.sleep(1)  # what the kernel does with a process that has ended
     blocked, calls = (daemon.metrics() for daemon in modes)
@@ -132,7 +126,7 @@ def test_both_modes_count_the_same_waits(run: Callable[[str], None], modes: Mode
 def test_waits_of_32_bit_programs_are_seen_in_mode_blocked(modes: Modes, workload: Start) -> None:
     """The tracepoints of mode calls leave them out, as do all tracepoints of system calls."""
     try:
-        one = workload("compat_futex", 50, COMPAT_WAIT_US, comm="compat.modes")
+        one = workload("compat_futex", 50, COMPAT_WAIT_US)
     except OSError as error:
         pytest.skip(f"host: this kernel runs no 32-bit programs: {error}")
     truth = one.run()

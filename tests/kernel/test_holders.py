@@ -7,7 +7,6 @@ import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from tests.needs import absence
 from tests.support.checks import in_one_of_some_tries
 from tests.support.lockd_process import Lockd
-from tests.support.workload import NUMBERS, Workload
+from tests.support.workload import NUMBERS, OURS, Workload
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 BUILD = PROGRAMS / "build"
@@ -41,24 +40,13 @@ OF_OTHERS = [
 """Target of the Makefile, program, lock, and threads that wait at a time."""
 
 
-def daemon(path: Path, mode: str, samples: int = 200, comms: str = "h[0-9]*") -> Lockd:
-    config = {
-        "filter": {"comms": [comms]},
-        "programs": {"futex": {"mode": mode}},
-        "profile": {"samples_per_second": samples},
-        "budget": {"cpu": "none"},
-        "series": {"top_locks": 1000},
-    }
-    return Lockd(path, config)
+def daemon(path: Path, samples: int) -> Lockd:
+    return Lockd(path, {"filter": {"comms": [OURS]}, "profile": {"samples_per_second": samples}})
 
 
-@pytest.fixture(scope="module", params=["blocked", "calls"])
-def lockd(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, host: None
-) -> Iterator[Lockd]:
-    one = daemon(tmp_path_factory.mktemp("lockd"), request.param)
-    yield one
-    assert one.stop() == 0, "".join(one.log)
+def name(what: str) -> str:
+    """A name for the threads of a program, which `narrow` and `calls` count."""
+    return f"h{next(NUMBERS)}.{os.getpid():x}.{what[:4]}"
 
 
 def build(target: str, program: str) -> None:
@@ -104,20 +92,20 @@ def run(lockd: Lockd, one: Program) -> tuple[dict[str, Any], Seconds]:
 
 
 @pytest.mark.parametrize("lock", KINDS)
-def test_the_code_that_made_threads_wait_is_found(lockd: Lockd, lock: str) -> None:
-    assert_found(lockd, "c", "holders_c", lock, 3)
+def test_the_code_that_made_threads_wait_is_found(either: Lockd, lock: str) -> None:
+    assert_found(either, "c", "holders_c", lock, 3)
 
 
 @pytest.mark.parametrize(
-    "lockd",
+    "either",
     ["blocked", pytest.param("calls", marks=pytest.mark.thorough("the same programs in the other mode"))],
     indirect=True,
 )
 @pytest.mark.parametrize(("target", "program", "lock", "askers"), OF_OTHERS, ids=str)
 def test_it_is_found_in_other_languages_and_libraries(
-    lockd: Lockd, target: str, program: str, lock: str, askers: int
+    either: Lockd, target: str, program: str, lock: str, askers: int
 ) -> None:
-    assert_found(lockd, target, program, lock, askers)
+    assert_found(either, target, program, lock, askers)
 
 
 def assert_found(lockd: Lockd, target: str, program: str, lock: str, askers: int) -> None:
@@ -125,8 +113,7 @@ def assert_found(lockd: Lockd, target: str, program: str, lock: str, askers: int
     build(target, program)
 
     def attempt() -> list[str]:
-        comm = f"h{next(NUMBERS)}.{os.getpid():x}.{lock[:4]}"
-        one = Program(program, lock, askers, SECONDS, comm=comm)
+        one = Program(program, lock, askers, SECONDS, comm=name(lock))
         one.hurry()
         before = lockd.metrics().sum(REFUSED)
         truth, found = run(lockd, one)
@@ -156,11 +143,10 @@ def assert_found(lockd: Lockd, target: str, program: str, lock: str, askers: int
     in_one_of_some_tries(attempt)
 
 
-def test_timeouts_and_signals_blame_nobody(lockd: Lockd) -> None:
-    comm = f"h{os.getpid()}.timeout"
-    one = Workload("futex_errors", 200, 0, 100, 20_000, comm=comm)
+def test_timeouts_and_signals_blame_nobody(either: Lockd) -> None:
+    one = Workload("futex_errors", 200, 0, 100, 20_000, comm=name("time"))
     one.run()
-    found = held(lockd, comm)
+    found = held(either, one.comm)
     one.kill()
     assert list(found) == ["(no release)"]
     assert found["(no release)"] >= 200 * 0.02 / 2
@@ -169,11 +155,10 @@ def test_timeouts_and_signals_blame_nobody(lockd: Lockd) -> None:
 ENDS = 30
 
 
-def test_a_holder_that_ended_is_told_from_one_that_released(lockd: Lockd) -> None:
-    comm = f"h{os.getpid()}.ended"
-    one = Workload("owner_ends", ENDS, 50_000, comm=comm)
+def test_a_holder_that_ended_is_told_from_one_that_released(either: Lockd) -> None:
+    one = Workload("owner_ends", ENDS, 50_000, comm=name("ends"))
     truth = one.run()
-    found = held(lockd, comm)
+    found = held(either, one.comm)
     one.kill()
     assert found["(owner ended)"] >= (1 - ELSEWHERE) * found.total()
     assert (
@@ -181,15 +166,14 @@ def test_a_holder_that_ended_is_told_from_one_that_released(lockd: Lockd) -> Non
     )  # to the wake-up, and on
 
 
-def test_the_holder_is_in_the_table_and_in_the_profiles(lockd: Lockd) -> None:
+def test_the_holder_is_in_the_table_and_in_the_profiles(narrow: Lockd) -> None:
     build("c", "holders_c")
-    comm = f"h{os.getpid()}.table"
-    one = Program("holders_c", "normal", 1, 2, comm=comm)
-    run(lockd, one)
-    lockd.settle()
-    (row,) = [row for row in lockd.waited_for(kind="lock") if row["comm"] == comm]
-    page = lockd.get(f"/flamegraph?program=futex&by=holder&comm={comm}").decode()
-    assert lockd.get(f"/debug/pprof/holders?comm={comm}")
+    one = Program("holders_c", "normal", 1, 2, comm=name("table"))
+    run(narrow, one)
+    narrow.settle()
+    (row,) = [row for row in narrow.waited_for(kind="lock") if row["comm"] == one.comm]
+    page = narrow.get(f"/flamegraph?program=futex&by=holder&comm={one.comm}").decode()
+    assert narrow.get(f"/debug/pprof/holders?comm={one.comm}")
     one.kill()
     first = row["holders"][0]
     assert first["site"] == "holders_c:normal_long"
@@ -209,37 +193,35 @@ def test_few_samples_are_right_on_average(host: None, tmp_path: Path) -> None:
     waited. The variance of what a holder gets is the sum of waited * (T - waited): at most T times the truth.
     """
     build("c", "holders_c")
-    comm = f"h{os.getpid()}.few"
-    lockd = daemon(tmp_path, "blocked", FEW)
-    one = Program("holders_c", "normal", 3, FEW_SECONDS, comm=comm)
+    lockd = daemon(tmp_path, FEW)
+    one = Program("holders_c", "normal", 3, FEW_SECONDS, comm=name("few"))
     one.run()
-    before = held(lockd, comm)
+    before = held(lockd, one.comm)
     one.go()
     longest, end = 0.0, time.monotonic() + FEW_SECONDS
     while time.monotonic() < end:
         longest = max(longest, lockd.metrics(settled=False).max("lockd_holder_seconds_per_sample"))
         time.sleep(0.5)  # it changes once a second, unless there are too many samples
     truth = one.truth()
-    found = held(lockd, comm)
+    found = held(lockd, one.comm)
     found.subtract(before)
     metrics = lockd.metrics()
     one.kill()
-    for name, waited_us in truth["holders"].items():
+    for holder, waited_us in truth["holders"].items():
         waited = waited_us / 1e6
         off = STANDARD_DEVIATIONS * math.sqrt(longest * waited)
-        assert found[f"normal_{name}"] == pytest.approx(waited, abs=off), name
+        assert found[f"normal_{holder}"] == pytest.approx(waited, abs=off), holder
     assert metrics.sum("lockd_holder_samples_total") <= 1.5 * FEW * FEW_SECONDS
     assert lockd.stop() == 0, "".join(lockd.log)
 
 
 def test_without_samples_nothing_of_it_is_there(host: None, tmp_path: Path) -> None:
-    lockd = daemon(tmp_path, "blocked", 0)
-    comm = f"h{os.getpid()}.none"
-    one = Workload("mutex_handover", 20, 2000, comm=comm)
+    lockd = daemon(tmp_path, 0)
+    one = Workload("mutex_handover", 20, 2000, comm=name("none"))
     one.run()
     metrics, rows = lockd.metrics(), lockd.api("locks")
     one.kill()
-    assert [row for row in rows if row["comm"] == comm and row["blocked_count"] >= 20]
+    assert [row for row in rows if row["comm"] == one.comm and row["blocked_count"] >= 20]
     assert not [name for name in metrics.samples if "holder" in name]
     assert not [row for row in rows if row["holders"]]
     assert lockd.stop() == 0, "".join(lockd.log)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 from tests.support.lock_module import LOCK_TYPES, LockModule, Truth
 from tests.support.lock_scripts import CROWDS, scripts
 from tests.support.lockd_process import Lockd, Metrics
-from tests.support.mechanisms import Daemons
+from tests.support.mechanisms import Daemons, asked_for
 from tests.support.workload import Start
 from tests.tries import note
 
@@ -27,7 +27,14 @@ TAKEN = "lockd_kernel_lock_acquisitions_total"
 DROPPED = "lockd_dropped_events_total"
 HOLDS, HELD = "lockd_kernel_lock_hold_seconds_count", "lockd_kernel_lock_hold_seconds_sum"
 
-MECHANISMS = ("auto", "fentry", "kprobe")
+BY_DEFAULT = "auto"
+MECHANISMS = (
+    BY_DEFAULT,
+    *(
+        pytest.param(mechanism, marks=pytest.mark.thorough("lockd chooses the best that the kernel has"))
+        for mechanism in ("fentry", "kprobe")
+    ),
+)
 SHARE, EACH_US = 0.05, 500
 """Times may be off by so much, or by so much for each of the waits or holds."""
 TRIES = 3
@@ -62,9 +69,9 @@ class Lost:
 class Bench:
     """The module, a daemon for each mechanism that this kernel offers, and what was run so far."""
 
-    def __init__(self, directory: Path, module: LockModule) -> None:
+    def __init__(self, directory: Path, module: LockModule, mechanisms: Collection[str]) -> None:
         self._module = module
-        self.daemons = Daemons(directory, MECHANISMS, _config)
+        self.daemons = Daemons(directory, mechanisms, _config)
         self.seen = self.daemons.metrics()
         """With all that has been run."""
         self.lost: dict[tuple[str, str], Lost] = {}
@@ -119,9 +126,15 @@ def _config(mechanism: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory, lockd: Lockd, module: LockModule) -> Iterator[Bench]:
+def bench(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    lockd: Lockd,
+    module: LockModule,
+) -> Iterator[Bench]:
     """With the default daemon beside it from the beginning."""
-    bench = Bench(tmp_path_factory.mktemp("by"), module)
+    mechanisms = sorted({BY_DEFAULT} | asked_for(request, "by"))
+    bench = Bench(tmp_path_factory.mktemp("by"), module, mechanisms)
     yield bench
     bench.daemons.stop()
 

@@ -29,6 +29,8 @@ START_SECONDS = 300.0
 REPEATED_SECONDS = 0.25
 """The exporter may repeat an answer for 200 ms."""
 SETTLED_SECONDS = 30.0
+IS_IN_MACHINE = "LOCKD_TEST_PERIOD" in os.environ
+"""Whether this is an emulated machine (tests/vm/inside.py)."""
 PERIOD = os.environ.get("LOCKD_TEST_PERIOD", "50ms")
 """Of the daemons: several at a time are too much work for an emulated machine with the usual one."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,31 @@ import pytest
 from tests.support.lockd_process import Lockd, Metrics, lockd_or_reason
 
 
+def asked_for(request: pytest.FixtureRequest, parameter: str) -> set[str]:
+    """The values of a parameter for which this module has tests in this run."""
+    items = [item for item in request.session.items if item.path == request.path]
+    given: list[dict[str, str]] = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    return {params[parameter] for params in given if parameter in params}
+
+
 class Daemons:
-    """A daemon for each of these mechanisms that this kernel offers."""
+    """A daemon for each of these mechanisms that this kernel offers, beside those that run already."""
 
     def __init__(
-        self, directory: Path, mechanisms: tuple[str, ...], config: Callable[[str], dict[str, Any]]
+        self,
+        directory: Path,
+        mechanisms: Collection[str],
+        config: Callable[[str], dict[str, Any]],
+        others: Mapping[str, Lockd] | None = None,
     ) -> None:
         def start(mechanism: str) -> Lockd | str:
             (directory / mechanism).mkdir()
             return lockd_or_reason(directory / mechanism, config(mechanism))
 
-        with ThreadPoolExecutor(len(mechanisms)) as pool:
-            self._started = dict(zip(mechanisms, pool.map(start, mechanisms), strict=True))
+        others = others or {}
+        with ThreadPoolExecutor(len(mechanisms) or 1) as pool:
+            self._own = dict(zip(mechanisms, pool.map(start, mechanisms), strict=True))
+        self._started: dict[str, Lockd | str] = {**others, **self._own}
         self.running = {by: one for by, one in self._started.items() if isinstance(one, Lockd)}
 
     def __getitem__(self, mechanism: str) -> Lockd:
@@ -39,5 +52,5 @@ class Daemons:
             return dict(zip(self.running, pool.map(Lockd.metrics, self.running.values()), strict=True))
 
     def stop(self) -> None:
-        codes = {by: daemon.stop() for by, daemon in self.running.items()}
+        codes = {by: daemon.stop() for by, daemon in self._own.items() if isinstance(daemon, Lockd)}
         assert not any(codes.values()), codes
