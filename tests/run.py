@@ -5,6 +5,9 @@ Usage: python3 -m tests.run [--all]
 By default it leaves out the tests that are marked `thorough`, as `make test` does; with --all it is
 `make test-all`. What a tier in the background prints is in tests/build/TIER.log, and comes at the end.
 
+The tests of tests/kernel that measure times come first, and alone. Those that are marked `untimed` run beside
+the unit tests afterwards.
+
 The tiers in machines (vm, system) only compute, for as long as everything else together. They run in the
 background, in a session of their own with a low weight and in the scheduling class SCHED_IDLE. So they get
 the time in which the tests of the tier kernel wait, which is most of it, and those measure as if they were
@@ -23,7 +26,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,10 +52,13 @@ IN_THE_BACKGROUND = (
 
 @dataclass(frozen=True)
 class Tier:
-    """Tests that one pytest runs, with these options of it."""
+    """The tests below a directory of tests/ that one pytest runs, with these options of it."""
 
     name: str
+    directory: str
     options: Sequence[str] = ()
+    is_logged: bool = False
+    """Whether its output goes to its log instead of the terminal."""
     is_in_machines: bool = False
 
     @property
@@ -65,17 +71,21 @@ class Tier:
 
     def command(self, gate: bool) -> list[str]:
         before = IN_THE_BACKGROUND if self.is_in_machines else ()
-        words = [*before, sys.executable, "-m", "pytest", f"tests/{self.name}", f"--junitxml={self.report}"]
+        pytest = [sys.executable, "-m", "pytest", f"tests/{self.directory}"]
+        words = [*before, *pytest, f"--junitxml={self.report}"]
         return [*words, "-o", "junit_family=xunit1", *self.options, *([GATE] if gate else [])]
 
 
-TIERS = (
-    Tier("vm", is_in_machines=True),
-    Tier("system", is_in_machines=True),
-    Tier("kernel", ("--durations=30",)),
-    # Its programs wait more than they compute. The tests of a module share what its fixtures start.
-    Tier("unit", ("-n", "4", "--dist", "loadfile", "--durations=10")),
+IN_MACHINES = (
+    Tier("vm", "vm", is_logged=True, is_in_machines=True),
+    Tier("system", "system", is_logged=True, is_in_machines=True),
 )
+KERNEL = Tier("kernel", "kernel", ("-m", "not untimed", "--durations=30"))
+# The programs of these two wait more than they compute. The tests of a module share what its fixtures start.
+BY_MODULE = ("--dist", "loadfile", "--durations=10")
+UNTIMED = Tier("untimed", "kernel", ("-m", "untimed", "-n", "2", *BY_MODULE), is_logged=True)
+UNIT = Tier("unit", "unit", ("-n", "4", *BY_MODULE))
+TIERS = (*IN_MACHINES, KERNEL, UNTIMED, UNIT)
 """In the order in which they are started."""
 
 
@@ -154,11 +164,11 @@ def prepare(gate: bool) -> None:
 
 
 def run(tier: Tier, gate: bool) -> Result:
-    """Run it to its end. What it prints goes to the terminal, or to its log if it runs in the background."""
+    """Run it to its end."""
     tier.report.unlink(missing_ok=True)
     began = time.monotonic()
     with ExitStack() as stack:
-        log = stack.enter_context(tier.log.open("wb")) if tier.is_in_machines else None
+        log = stack.enter_context(tier.log.open("wb")) if tier.is_logged else None
         code = subprocess.run(
             tier.command(gate), cwd=ROOT, check=False, stdout=log, stderr=log and subprocess.STDOUT
         ).returncode
@@ -173,15 +183,16 @@ def main() -> int:
     BUILD.mkdir(exist_ok=True)
     began = time.monotonic()
     prepare(gate)
-    machines = [tier for tier in TIERS if tier.is_in_machines]
     results = []
-    with ThreadPoolExecutor(len(machines)) as background:
-        running = [background.submit(run, tier, gate) for tier in machines]
+    with ThreadPoolExecutor(len(TIERS)) as pool:
+        running: dict[Tier, Future[Result]] = {}
         for tier in TIERS:
-            if tier not in machines:
+            if tier.is_logged:
+                running[tier] = pool.submit(run, tier, gate)
+            else:
                 print(f"== {tier.name}", flush=True)
                 results.append(run(tier, gate))
-        for tier, future in zip(machines, running, strict=True):
+        for tier, future in running.items():
             results.append(future.result())
             print(f"== {tier.name}\n{tier.log.read_text(errors='replace')}", flush=True)
     print(summary(results, (time.monotonic() - began) / 60), flush=True)

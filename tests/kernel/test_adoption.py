@@ -21,6 +21,8 @@ from tests.support.descriptor_store import DescriptorStore
 from tests.support.lockd_process import Labels, Lockd, Metrics
 from tests.support.workload import Start
 
+pytestmark = pytest.mark.untimed
+
 SECONDS = 10
 RESTARTS = 3
 AFTER = {signal.SIGTERM: "end", signal.SIGKILL: "crash"}
@@ -106,7 +108,13 @@ def not_told(metrics: Metrics) -> float:
     return metrics.dropped + metrics.sum("lockd_overflow_events_total", map="futex")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, marks=pytest.mark.thorough("a kill is the harder case")),
+        signal.SIGKILL,
+    ],
+)
 def test_nothing_is_lost_and_no_counter_falls(
     store: DescriptorStore, tmp_path: Path, workload: Start, number: signal.Signals
 ) -> None:
@@ -143,7 +151,17 @@ def test_nothing_is_lost_and_no_counter_falls(
         ended(lockd)
 
 
-@pytest.mark.parametrize("why", ["settings", "missing", "damaged", "exchanged", "failing"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        "settings",
+        "damaged",
+        *(
+            pytest.param(why, marks=pytest.mark.thorough("three daemons, for what `damaged` shows as well"))
+            for why in ("missing", "exchanged", "failing")
+        ),
+    ],
+)
 def test_what_does_not_fit_is_let_go(store: DescriptorStore, tmp_path: Path, why: str) -> None:
     before = in_kernel()
     first = store.start(tmp_path)

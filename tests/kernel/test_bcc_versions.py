@@ -23,7 +23,7 @@ OLDEST_BCC = {"bookworm": (0, 26), "trixie": (0, 31), "sid": (0, 37)}
 
 OWN = platform.freedesktop_os_release().get("VERSION_CODENAME")
 
-pytestmark = pytest.mark.timeout(600)  # a root may have to be made
+pytestmark = [pytest.mark.untimed, pytest.mark.timeout(600)]  # a root may have to be made
 
 
 OTHERS = pytest.mark.thorough("takes a root directory of that release, which the network and minutes go into")

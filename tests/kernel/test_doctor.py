@@ -8,8 +8,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.lockd_process import CHECKOUT, ROOT, Lockd
 from tests.support.workload import Start
+
+pytestmark = pytest.mark.untimed
 
 WITH_TRACEFS = "mountpoint -q /sys/kernel/tracing || mount -t tracefs nodev /sys/kernel/tracing"
 WITHOUT_BTF = "mount -t tmpfs none /sys/kernel/btf"

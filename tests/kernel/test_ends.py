@@ -138,6 +138,7 @@ def bpf_objects(lockd: Lockd) -> set[tuple[str, str]]:
     return {one for file in files for one in IDS.findall(file.read_text())}
 
 
+@pytest.mark.thorough("a storm")
 def test_a_storm_of_short_lived_processes(either: Lockd, workload: Start) -> None:
     before = either.metrics()
     one = workload("fork_storm", 20_000)

@@ -30,6 +30,7 @@ SLEPT_TWICE = 1e-3
 """Share of the calls that may sleep twice in the kernel, which are two waits in mode blocked: a wake-up that
 was meant for the call before may come late. Up to one in 10,000 of MariaDB's were seen, of others none."""
 MARIADB_SECONDS, JAVA_SECONDS = 8, 4
+LONG = pytest.mark.thorough("ten seconds for what Python and Go show as well")
 PYTHON = """
 import queue, sys, threading, time
 open("/proc/self/comm", "w").write(sys.argv[1])
@@ -108,7 +109,13 @@ def run_python(comm: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "run", [run_python, run_go, run_java, run_mariadb], ids=["Python", "Go", "Java", "MariaDB"]
+    "run",
+    [
+        pytest.param(run_python, id="Python"),
+        pytest.param(run_go, id="Go"),
+        pytest.param(run_java, id="Java", marks=LONG),
+        pytest.param(run_mariadb, id="MariaDB", marks=LONG),
+    ],
 )
 def test_both_modes_count_the_same_waits(run: Callable[[str], None], modes: Modes) -> None:
     comm = f"{run.__name__.removeprefix('run_')[:6]}.{os.getpid():x}.m"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.needs import absence
-from tests.support.checks import in_one_of_some_tries
+from tests.support.checks import in_one_of_some_tries, mode_calls_is_thorough
 from tests.support.lockd_process import Lockd
 from tests.support.workload import NUMBERS, OURS, Workload
 
@@ -29,12 +29,13 @@ REFUSED = "lockd_holder_refused_seconds_total"
 TOOLS = {"c": ("gcc", "g++"), "musl": ("musl-gcc",), "rust": ("cargo", "rustc")}
 KINDS = ["normal", "recursive", "pi", "rwlock"]
 """Locks of glibc: each is released in a way of its own."""
+ANOTHER = pytest.mark.thorough("its locks are released as others of this list are")
 OF_OTHERS = [
-    ("c", "holders_cpp", "plain", 3),
-    ("c", "holders_cpp", "shared", 3),
+    pytest.param("c", "holders_cpp", "plain", 3, marks=ANOTHER),
+    pytest.param("c", "holders_cpp", "shared", 3, marks=ANOTHER),
     ("musl", "holders_musl", "normal", 3),
-    ("musl", "holders_musl", "recursive", 3),
-    ("rust", "holders_rust", "std", 3),
+    pytest.param("musl", "holders_musl", "recursive", 3, marks=ANOTHER),
+    pytest.param("rust", "holders_rust", "std", 3, marks=ANOTHER),
     ("rust", "holders_rust", "parking", 1),  # each of its threads sleeps on a word of its own
 ]
 """Target of the Makefile, program, lock, and threads that wait at a time."""
@@ -91,16 +92,13 @@ def run(lockd: Lockd, one: Program) -> tuple[dict[str, Any], Seconds]:
     return truth, found
 
 
+@mode_calls_is_thorough
 @pytest.mark.parametrize("lock", KINDS)
 def test_the_code_that_made_threads_wait_is_found(either: Lockd, lock: str) -> None:
     assert_found(either, "c", "holders_c", lock, 3)
 
 
-@pytest.mark.parametrize(
-    "either",
-    ["blocked", pytest.param("calls", marks=pytest.mark.thorough("the same programs in the other mode"))],
-    indirect=True,
-)
+@mode_calls_is_thorough
 @pytest.mark.parametrize(("target", "program", "lock", "askers"), OF_OTHERS, ids=str)
 def test_it_is_found_in_other_languages_and_libraries(
     either: Lockd, target: str, program: str, lock: str, askers: int
@@ -188,6 +186,7 @@ STANDARD_DEVIATIONS = 4
 """An estimate without bias is farther off once in 16,000 times."""
 
 
+@pytest.mark.thorough("most of a minute of nothing else")
 def test_few_samples_are_right_on_average(host: None, tmp_path: Path) -> None:
     """Each release is sampled with the chance waited / T and then counts for T, or it counts for what was
     waited. The variance of what a holder gets is the sum of waited * (T - waited): at most T times the truth.

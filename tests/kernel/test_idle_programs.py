@@ -48,7 +48,9 @@ def check_idle(narrow: Lockd, comm: str, threads: int) -> None:
 
 
 @pytest.mark.parametrize("held_us", [100, 300_000])
-@pytest.mark.parametrize("run", range(RUNS))
+@pytest.mark.parametrize(
+    "run", [0, *(pytest.param(run, marks=pytest.mark.thorough("once more")) for run in range(1, RUNS))]
+)
 def test_python_with_an_executor_and_queues(narrow: Lockd, workload: Start, held_us: int, run: int) -> None:
     """In memory where others waited for locks a moment before: too shortly to be looked at, or not."""
     comm = f"idle.{os.getpid():x}.{run}.{held_us // 1000}"
@@ -96,6 +98,7 @@ def redis(directory: Path, comm: str, threads: int) -> Iterator[Path]:
             server.terminate()
 
 
+@pytest.mark.thorough("fifteen seconds of nothing else")
 def test_redis_whose_threads_park_on_mutexes(narrow: Lockd, tmp_path: Path) -> None:
     """The main thread holds them while there is little to do, and lets go under load."""
     need("redis-benchmark")

@@ -18,6 +18,8 @@ from tests.needs import need, needs
 from tests.support.lockd_process import ROOT, Lockd
 from tests.traps import Traps
 
+pytestmark = pytest.mark.untimed
+
 USERS = {"lockd.export": "lockd", "lockd.names": "lockd-namer"}
 """By process."""
 

@@ -32,6 +32,8 @@ import json, os, sys
 from lockd.load.loader import load
 from lockd.load.settings import LoadSettings
 
+pytestmark = pytest.mark.untimed
+
 settings = LoadSettings.from_json({SETTINGS.to_json()!r})
 load(settings)
 maps = open("/proc/self/maps").read()
@@ -88,6 +90,7 @@ def test_only_the_first_start_has_the_compiler_in_memory(directory: Path) -> Non
     assert seen[1] == [False, False, False]
 
 
+@pytest.mark.thorough("it compiles for seconds")
 def test_other_settings_are_compiled_too(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         for entries in (1024, 2048, 1024, 2048):
@@ -96,6 +99,7 @@ def test_other_settings_are_compiled_too(directory: Path, caplog: pytest.LogCapt
     assert said(caplog) == [True, True, False, False]
 
 
+@pytest.mark.thorough("it compiles for ten seconds")
 def test_what_was_spoilt_is_compiled_again(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     whole = loaded()
     (file,) = directory.iterdir()
@@ -133,6 +137,7 @@ def test_a_directory_that_is_read_only_is_no_error(directory: Path, tmp_path: Pa
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.thorough("all of them compile, for seconds")
 def test_daemons_that_start_at_the_same_time(directory: Path, tmp_path: Path, workload: Start) -> None:
     def start(number: int) -> Lockd:
         place = tmp_path / str(number)

@@ -199,6 +199,7 @@ def test_from_the_maps_to_the_metrics(maps: Maps) -> None:
     assert (row["acquisitions"], row["holds"], row["holding_us"]) == (2, 2, 0)
 
 
+@pytest.mark.thorough("twelve seconds of nothing else")
 def test_the_lock_of_a_thread_that_is_gone(maps: Maps) -> None:
     mutex, semaphore = maps.types.index("mutex"), maps.types.index("semaphore")
     child = subprocess.Popen(["true"])

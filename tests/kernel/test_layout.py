@@ -27,6 +27,8 @@ from lockd.load.settings import LoadSettings
 from tests.needs import need
 from tests.support.lockd_process import ROOT
 
+pytestmark = pytest.mark.untimed
+
 BPF_MAP_TYPE_PERCPU_ARRAY, BPF_MAP_TYPE_RINGBUF = 6, 27
 BTF_IDS_AT = 64
 """Of btf_id, btf_key_type_id and btf_value_type_id in struct bpf_map_info (include/uapi/linux/bpf.h)."""

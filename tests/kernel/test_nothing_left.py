@@ -123,6 +123,7 @@ def test_the_daemon_killed_leaves_nothing(mechanism: str, tmp_path: Path) -> Non
     check_gone(during, before, ours)
 
 
+@pytest.mark.thorough("half a minute, and minutes in a machine")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_attaching_and_detaching_often_leaves_nothing(mechanism: str) -> None:

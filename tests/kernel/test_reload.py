@@ -32,6 +32,8 @@ import dataclasses, sys
 from lockd import cli
 from lockd.service import daemon
 from lockd.sample import sampler
+
+pytestmark = pytest.mark.untimed
 sampler.HOUSEKEEPING_SECONDS = 0.3
 settings_of = daemon.sampler_settings
 def sooner(config):

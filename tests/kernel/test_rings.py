@@ -37,6 +37,8 @@ MODES = {
     "a mutex and a join": (JOIN, 2),
 }
 """Arguments of the workload."""
+AS_OTHERS = {"five mutexes", "a mutex and a reader of an rwlock", "recursive mutexes", "robust mutexes"}
+"""Of these, those whose owner is found as that of another one."""
 
 
 def rows_of(narrow: Lockd, one: Workload, count: int) -> list[dict[str, Any]]:
@@ -52,7 +54,13 @@ def journal(narrow: Lockd, one: Workload) -> list[str]:
     return [line for line in narrow.log if "error deadlock in" in line and one.comm in line]
 
 
-@pytest.mark.parametrize(("mode", "size"), MODES.values(), ids=MODES)
+@pytest.mark.parametrize(
+    ("mode", "size"),
+    [
+        pytest.param(*MODES[name], id=name, marks=[pytest.mark.thorough("as others")] * (name in AS_OTHERS))
+        for name in MODES
+    ],
+)
 def test_a_deadlock(request: pytest.FixtureRequest, workload: Start, mode: int, size: int) -> None:
     # The kernel refuses the lock that would close a ring of PI locks: such a call does not block.
     daemon = request.getfixturevalue("calls" if mode == PI_RING else "narrow")
@@ -69,6 +77,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd
     assert daemon.stop() == 0, "".join(daemon.log)
 
 
+@pytest.mark.thorough("ten seconds for hosts without debug files")
 @pytest.mark.parametrize("name", ["a PI mutex and a mutex", "PI mutexes", "a mutex and a join"])
 def test_a_deadlock_in_functions_that_only_the_c_library_knows(
     bare: Lockd, workload: Start, name: str
@@ -182,6 +191,7 @@ def test_the_holder_of_a_kernel_lock(narrow: Lockd, workload: Start, scratch: Pa
     assert Path(f"/proc/{one.pid}/task/{tid}").exists()
 
 
+@pytest.mark.thorough("twenty seconds of nothing else")
 def test_no_deadlock_is_none(narrow: Lockd, workload: Start) -> None:
     """Much contention, chains of waits for seconds, locks that time out: lively, however it looks."""
     one = workload("deadlock", LIVE, LIVE_SECONDS)

@@ -18,6 +18,8 @@ from tests.support import mariadb
 from tests.support.lockd_process import Lockd, Metrics
 from tests.support.mariadb import COMM, Server
 
+pytestmark = pytest.mark.thorough("a server under load")
+
 BUILD = Path(__file__).resolve().parents[1] / "programs/build"
 HOT = "mariadbd:LOCK_short_uuid_generator"
 """UUID_SHORT() takes this mutex, a global variable of the server, for each value."""

@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.lockd_process import CHECKOUT, PERIOD, ROOT, START_SECONDS, Lockd
 
+pytestmark = pytest.mark.untimed
+
 SECONDS = 20.0
 PIPE_BYTES = 4096
 

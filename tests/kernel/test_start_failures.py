@@ -23,6 +23,8 @@ from tests.kernel.test_doctor import WITHOUT_BTF, where
 from tests.support.lockd_process import CHECKOUT, ROOT, START_SECONDS, Lockd
 from tests.support.workload import Start
 
+pytestmark = pytest.mark.untimed
+
 FAILED, CANNOT = 1, 3
 WITHOUT_KILL = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")
 """The exporter, another user's, cannot be sent a signal then."""

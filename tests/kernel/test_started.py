@@ -14,6 +14,8 @@ from bench.startup import maps_bytes, maps_target
 from lockd.process import privileges
 from tests.support.lockd_process import Lockd
 
+pytestmark = pytest.mark.untimed
+
 LOADING = {"CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE"}
 READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
 

@@ -98,6 +98,7 @@ def test_what_comes_faster_than_it_is_folded_is_not_lost(filled: Filled) -> None
     assert counted(filled) - before == ticks * FULL
 
 
+@pytest.mark.thorough("ten seconds of nothing else")
 def test_a_tick_that_finds_nothing_leaves_no_memory_behind(filled: Filled) -> None:
     filled.sampler.fold()
     calm = steady(filled.sampler, 60)

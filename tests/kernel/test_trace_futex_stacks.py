@@ -122,6 +122,7 @@ def test_commas_in_names_of_templates(compiled: Compile) -> None:
     assert "Table<int, std::pair<char, long> >::find" in frames
 
 
+@pytest.mark.thorough("six seconds for a rare case")
 def test_rows_whose_stack_is_lost_keep_their_counts(compiled: Compile) -> None:
     program = compiled(DEPTHS, ".c")
     text, trace = run_traced(program, "--stack-storage-size", 4)

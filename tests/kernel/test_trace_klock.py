@@ -81,7 +81,9 @@ def check_records(
     return found
 
 
-@pytest.mark.parametrize("period_ms", [50, 7])
+@pytest.mark.parametrize(
+    "period_ms", [50, pytest.param(7, marks=pytest.mark.thorough("the same with another period"))]
+)
 def test_records(period_ms: int, klock: Callable[..., Trace], workload: Start, scratch: Path) -> None:
     def attempt() -> list[str]:
         one = workload("kernel_locks", 20, 30_000, scratch)

@@ -119,7 +119,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory, host: None) -> dict[str, 
     return built
 
 
-@pytest.fixture(scope="module", params=BUILDS)
+STATIC = pytest.mark.thorough("its functions are found as those of musl or glibc in a library are")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[STATIC] * name.endswith("-static")) for name in BUILDS],
+)
 def build(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -271,6 +277,7 @@ def _ldd(program: Path) -> str:
     return subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.thorough("ten seconds; tests/unit/trace has formats")
 def test_every_format(programs: dict[str, Path], tmp_path: Path) -> None:
     process = started(programs["glibc"], "contention")
     formats = ("hist", "table", "csv", "folded", "pprof")
@@ -310,6 +317,7 @@ def test_every_format(programs: dict[str, Path], tmp_path: Path) -> None:
     assert "waits_often" in graph.read_text()
 
 
+@pytest.mark.thorough("ten seconds for what a single one mostly shows")
 def test_several_processes(programs: dict[str, Path]) -> None:
     """Of several C libraries; another one that has mapped the same is not traced."""
     processes = [started(programs[name], "holds") for name in ("glibc", "musl-static", "glibc")]

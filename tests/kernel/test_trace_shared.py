@@ -400,6 +400,7 @@ def test_stacks_that_come_too_fast_are_counted_and_nothing_else_suffers(workload
     assert all(len(chain) == 12 for chain in chains(whole))
 
 
+@pytest.mark.thorough("a storm")
 def test_memory_stays_bounded_however_many_stacks(workload: Start) -> None:
     tree = workload("call_tree", 300_000, 12)
     with Trace("stackcount", GETPPID, "-p", tree.pid, "--format", "folded", "-o", "/dev/null") as one:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.checks import PER_WAIT_US, at_rest, in_one_of_some_tries
+from tests.support.checks import PER_WAIT_US, at_rest, in_one_of_some_tries, mode_calls_is_thorough
 from tests.support.lockd_process import Lockd, Metrics
 from tests.support.workload import Start, Workload
 
@@ -148,6 +148,7 @@ def check_errors(metrics: Metrics, one: Workload, **errors: int) -> None:
     assert metrics.sum(ERRORS, comm=one.comm) == sum(errors.values())
 
 
+@mode_calls_is_thorough
 def test_a_timed_wait_that_is_stopped_and_continued(either: Lockd, workload: Start) -> None:
     # The kernel goes on with it as another system call, restart_syscall.
     one = workload("timed_wait", 10_000)
@@ -171,6 +172,7 @@ def test_a_timed_wait_that_is_stopped_and_continued(either: Lockd, workload: Sta
     one.finish()
 
 
+@mode_calls_is_thorough
 def test_a_wait_without_end_that_is_stopped_and_continued(either: Lockd, workload: Start) -> None:
     one = workload("stuck_mutex")
     labels = lock_labels(one)
@@ -188,6 +190,7 @@ def test_a_wait_without_end_that_is_stopped_and_continued(either: Lockd, workloa
     check_errors(last, one, EINTR=1)
 
 
+@mode_calls_is_thorough
 def test_a_timed_wait_that_is_stopped_and_killed(either: Lockd, workload: Start) -> None:
     one = workload("timed_wait", 60_000)
     labels = lock_labels(one)

@@ -10,6 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 from bench.cost import children_of
 from lockd.config.reader import read_text
 from lockd.config.schema import Config
@@ -19,6 +21,8 @@ from lockd.sample.budget.cpu_budget import JUDGE_SECONDS
 from lockd.sample.sampler import Sampler, SamplerSettings
 from lockd.service.start import load_settings
 from tests.support.lockd_process import CHECKOUT, ROOT, Lockd
+
+pytestmark = pytest.mark.untimed
 
 NOBODYS = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
 PATIENCE_SECONDS = 60.0

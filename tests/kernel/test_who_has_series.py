@@ -21,6 +21,7 @@ def locks_of(metrics: Metrics, kind: str) -> set[str]:
     return {labels["lock"] for labels in metrics.labels(COUNTED, comm=COMM, kind=kind)}
 
 
+@pytest.mark.thorough("twenty seconds; tests/unit/sample has a day of it by simulation")
 def test_a_mutex_is_seen_behind_sixty_condition_variables(tmp_path: Path, host: None) -> None:
     """The smallest case: the places of series.top_locks are all taken when the fight begins."""
     lockd = Lockd(tmp_path, {"filter": {"comms": [COMM]}})

@@ -87,7 +87,9 @@ def add(collector: Collector, window: int, uaddr: int) -> None:
     table.update(key, value)
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.0005, 0.02])
+@pytest.mark.parametrize(
+    "pause", [0.0, 0.0005, pytest.param(0.02, marks=pytest.mark.thorough("as slowly as usual"))]
+)
 def test_nothing_is_lost_around_flips(attached: Programs, workload: Start, pause: float) -> None:
     """Flips come as fast as grace periods allow, or with windows in between that nobody may have written."""
     collector, manifest = attached.collector, attached.manifest

@@ -14,6 +14,16 @@ TRIES = 5
 
 beside_another_tool = pytest.mark.thorough("what another tool says; what is true, other tests here say")
 
+mode_calls_is_thorough = pytest.mark.parametrize(
+    "either",
+    [
+        "blocked",
+        pytest.param("calls", marks=pytest.mark.thorough("what both modes have in common")),
+    ],
+    indirect=True,
+)
+"""For tests of `either` that take long."""
+
 SHARE = 0.03
 PER_WAIT_US = 300
 """Tolerance: 3% or 300 us a wait, whichever is more."""

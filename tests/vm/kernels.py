@@ -133,7 +133,6 @@ ONLY_ON = {
 A_START = "each of its daemons takes a minute to start there, and what it tests seldom depends on the kernel"
 ONLY_THOROUGH = {
     "test_adoption.py": A_START,
-    "test_nothing_left.py::test_attaching_and_detaching_often_leaves_nothing": "it takes minutes there",
     "test_older_waits.py::test_waits_that_end_later_are_counted_once": A_START,
     "test_older_waits.py::test_where_the_scheduler_does_not_tell_since_when": A_START,
     "test_older_waits.py::test_threads_that_come_and_go_meanwhile_are_counted_once": A_START,
