@@ -13,13 +13,13 @@ import pytest
 from tests.kernel.test_signals import child_of, state_of, until
 from tests.support.lockd_process import Lockd
 
+pytestmark = pytest.mark.untimed
+
 SOONER = """
 import sys
 from lockd import cli
 from lockd.service import exporter
 from lockd.service import systemd
-
-pytestmark = pytest.mark.untimed
 exporter.PING_SECONDS, exporter.LONGEST_SILENCE = 0.5, 10
 systemd.Systemd._notify = lambda self, text, fds=(): print("told:", text, file=sys.stderr)
 sys.exit(cli.main())

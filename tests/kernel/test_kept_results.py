@@ -24,6 +24,8 @@ from tests.kernel.test_layout import SETTINGS
 from tests.support.lockd_process import CHECKOUT, ROOT, Lockd
 from tests.support.workload import Start
 
+pytestmark = pytest.mark.untimed
+
 TAG_AT, TAG_BYTES = 8, 8
 """Of the tag, a hash of the instructions, in struct bpf_prog_info."""
 COMPILED, KEPT = "compiled the BPF programs", "compiled by an earlier start"
@@ -31,8 +33,6 @@ LOAD = f"""
 import json, os, sys
 from lockd.load.loader import load
 from lockd.load.settings import LoadSettings
-
-pytestmark = pytest.mark.untimed
 
 settings = LoadSettings.from_json({SETTINGS.to_json()!r})
 load(settings)

@@ -23,6 +23,8 @@ from tests.support.lockd_process import CHECKOUT, PERIOD, ROOT, Lockd, Metrics
 from tests.support.service_manager import Service
 from tests.support.workload import BUILD, Start, Workload
 
+pytestmark = pytest.mark.untimed
+
 WAITS = "lockd_futex_waits_total"
 SECONDS = 6
 ELF_CLASS_AT = 4
@@ -32,8 +34,6 @@ import dataclasses, sys
 from lockd import cli
 from lockd.service import daemon
 from lockd.sample import sampler
-
-pytestmark = pytest.mark.untimed
 sampler.HOUSEKEEPING_SECONDS = 0.3
 settings_of = daemon.sampler_settings
 def sooner(config):
