@@ -67,6 +67,21 @@ class LockSeries:
 
         return self._contention.locks.find_or_add(keys, now, describe)
 
+    def rows_of_most_waited(self, addresses: Columns, kinds: Columns, processes: ProcessNames) -> Rows:
+        """Return for each lock, and process that waits for it, its row in the table of locks.
+
+        Of several rows, for several sites, it is the one with the most blocked time; -1 if there is none.
+        """
+        locks = self._contention.locks
+        rows = np.full(len(addresses), -1)
+        for i, (address, kind) in enumerate(zip(addresses, kinds, strict=True)):
+            is_lock = (locks["address"] == address) & (locks["kind_number"] == kind) & locks.used
+            found = np.flatnonzero(is_lock & (locks["program"] == self._program))
+            found = found[[locks["process"][row] == processes[i] for row in found.tolist()]]
+            if len(found):
+                rows[i] = found[np.argmax(locks["blocked_ns"][found])]
+        return rows
+
     def ask_names(self, resolver: Resolver) -> None:
         """Ask for the names of kernel locks, ASKED_AT_ONCE at a time, those with the longest waits first."""
         locks = self._contention.locks
