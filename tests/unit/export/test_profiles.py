@@ -285,7 +285,7 @@ def test_the_script_and_the_style_are_allowed_by_a_browser(running: Exporter, tm
         (
             "/flamegraph?program=offcpu&by=holder",
             400,
-            "parameter by: holders are known of program=futex only",
+            "parameter by: holders are known of program=futex and program=kernel_locks only",
         ),
         ("/debug/pprof/futex?comm=%FF", 400, "parameter comm"),
     ],
