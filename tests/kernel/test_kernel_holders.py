@@ -62,7 +62,7 @@ Seconds = Counter[str]
 
 def held(metrics: Metrics, comm: str, **labels: str) -> Seconds:
     """For how long each holder of a lock has made threads of that name wait."""
-    found = Seconds[str]()
+    found = Seconds()
     for one in metrics.labels(HOLDERS, comm=comm, **labels):
         found[one["holder"]] += metrics.sum(HOLDERS, **one)
     return found
