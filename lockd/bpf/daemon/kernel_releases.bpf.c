@@ -6,7 +6,7 @@
  * gives up, and so on. The namer finds that out for those that are sampled. Here it is taken for a release
  * unless the current thread is the idle one, or a signal ends the wait. */
 
-#define RELEASE_FRAMES 28 /* the site, below a trampoline of each function that lockd itself probes */
+#define RELEASE_FRAMES 28 /* some eight of them are of the wake-up and of this program */
 
 struct kernel_release { /* END_RELEASE of a lock of the kernel */
     struct release release;
@@ -29,8 +29,10 @@ static __always_inline void await_lock(u64 address, u32 type)
     u64 id = bpf_get_current_pid_tgid();
     u32 tid = id;
     struct awaited_lock awaited = {.address = address, .type = type};
-    struct thread *t = threads.lookup(&tid);
 
+    if (restraint() >= RESTRAINT_STACKS)
+        return;
+    struct thread *t = threads.lookup(&tid);
     if (!t) { /* it has not left its CPU before */
         struct thread fresh = {.tgid = id >> 32};
         threads.insert(&tid, &fresh);
