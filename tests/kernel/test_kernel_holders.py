@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from tests.support.checks import in_one_of_some_tries
 from tests.support.lock_module import LockModule, Script, Turns
 from tests.support.lock_scripts import HOLD_US, LINGER_MS, ROUNDS, scripts
 from tests.support.lockd_process import Lockd, Metrics
-from tests.support.mechanisms import Daemons
-from tests.support.workload import NUMBERS, Start
+from tests.support.mechanisms import Daemons, asked_for
+from tests.support.workload import NUMBERS, OURS, Start
 
 POINTS = 0.03
 """How far a share may be from the truth."""
@@ -25,35 +26,44 @@ SECONDS = 8
 HOLDERS = "lockd_kernel_lock_holder_seconds_total"
 REFUSED = "lockd_holder_refused_seconds_total"
 NO_RELEASE = "(no release)"
-WAYS = ("all programs", "alone", "slow paths")
+BY_DEFAULT = "all programs"
+WAYS = (
+    BY_DEFAULT,
+    *(
+        pytest.param(way, marks=pytest.mark.thorough("another way to see the same switches and waits"))
+        for way in ("alone", "slow paths")
+    ),
+)
+"""With and without the programs that see switches anyway; and without tracepoints."""
 LOCK_TYPES = {"mutex": "mutex", "rwsem": "rwsem_write", "semaphore": "semaphore"}
 
 pytestmark = pytest.mark.timeout(1500)  # several daemons start at the same time
 
 
 def _config(way: str) -> dict[str, Any]:
-    """With and without the programs that see switches anyway; and without tracepoints."""
-    other = {"enabled": way == "all programs"}
+    off = {"enabled": False}
     locks = {"mechanism": "fentry" if way == "slow paths" else "auto"}
     return {
-        "programs": {"futex": other, "offcpu": other, "kernel_locks": locks},
-        "filter": {"comms": ["kh*"]},
+        "programs": {"futex": off, "offcpu": off, "kernel_locks": locks},
+        "filter": {"comms": [OURS]},
         "profile": {"samples_per_second": 200},
-        "budget": {"cpu": "none"},
         "series": {"top_locks": 1000},
-        "histogram": {"buckets_us": [1024]},
     }
 
 
 @pytest.fixture(scope="module")
-def daemons(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Daemons]:
-    daemons = Daemons(tmp_path_factory.mktemp("by"), WAYS, _config)
+def daemons(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, narrow: Lockd
+) -> Iterator[Daemons]:
+    """`narrow`, and a daemon for each other way that there are tests of."""
+    others = sorted(asked_for(request, "way") - {BY_DEFAULT})
+    daemons = Daemons(tmp_path_factory.mktemp("by"), others, _config, {BY_DEFAULT: narrow})
     yield daemons
     daemons.stop()
 
 
 def new_comm() -> str:
-    return f"kh{next(NUMBERS)}"
+    return f"kh{next(NUMBERS)}.{os.getpid():x}.h"
 
 
 Seconds = Counter[str]
@@ -173,7 +183,7 @@ def test_holders_in_system_calls(way: str, daemons: Daemons, workload: Start, sc
     assert re.search(NATIVE["mutex"][1], holder["site"])
     assert holder["site"] in holder["stack"]
     assert holder["share"] == 1.0
-    for path in (f"/flamegraph?program=kernel_locks&by=holder&comm={one.comm}",):
-        assert holder["site"] in lockd.get(path).decode()
+    page = lockd.get(f"/flamegraph?program=kernel_locks&by=holder&comm={one.comm}").decode()
+    assert holder["site"] in page
     assert lockd.get(f"/debug/pprof/holders?comm={one.comm}")
     one.finish()
