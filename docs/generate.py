@@ -28,7 +28,8 @@ the thread that waits. Names that end in `_us` are in microseconds; all others a
 
 Totals are exact. For each counter, the sum over all label sets and `lockd_retired_value` is what happened,
 less what `lockd_dropped_events_total` counts. The exceptions are `lockd_futex_sys_seconds_total`, which
-is estimated from a sample where there are many calls, and `lockd_futex_lock_holder_seconds_total`.
+is estimated from a sample where there are many calls, `lockd_futex_lock_holder_seconds_total` and
+`lockd_kernel_lock_holder_seconds_total`.
 `/metrics` never has more lines than `series.max`
 (10,000): an event whose label set has no series counts in the series whose name labels are `other`. An
 event that finds no room in a map of the kernel (`lockd_overflow_events_total`) counts there too. Its
@@ -80,9 +81,10 @@ Further notes on single metrics:
 - `lockd_cpu_ratio`: the part `programs` is what the BPF programs take, by their own measurements in a
   sample of their runs. The time that the sampler takes to answer the exporter belongs to the part
   `exporter`.
-- `lockd_futex_lock_holder_seconds_total`: [holders.md](holders.md) says what the estimate means, how exact it
-  is, and why its sum is a little below `lockd_futex_lock_blocked_seconds_total`. It and the `lockd_holder_`
-  metrics are absent with `profile.samples_per_second: 0`.
+- `lockd_futex_lock_holder_seconds_total` and `lockd_kernel_lock_holder_seconds_total`:
+  [holders.md](holders.md) says what the estimates mean, how exact they are, and why their sums are a little
+  below the waited time. They and the `lockd_holder_` metrics are absent with
+  `profile.samples_per_second: 0`.
 - `lockd_unit_info`: [kubernetes.md](kubernetes.md) says what the labels contain, and how to find the pod of a
   unit with them. If there is not room for all units, pods come first, then other containers.
 - `lockd_undecided_futex_calls`: these waits are held back so that they count under the right lock and kind.
@@ -228,7 +230,8 @@ STACK_MISSES = {
 }
 HOLDERS = {
     NO_RELEASE: "no release was seen to end the wait: a timeout or a signal did, for instance",
-    OWNER_ENDED: "the thread that held the lock ended, and the kernel released its robust lock",
+    OWNER_ENDED: "(user-space locks) the thread that held the lock ended, and the kernel released its robust"
+    " lock",
     UNKNOWN: "a thread released the lock, but its stack told no function",
     OTHER: "holders without a series of their own",
 }
@@ -242,12 +245,13 @@ FAMILIES = {
     "futex_process": "wakes and sys time by process, in mode `calls`",
     "futex_error": "errors by process, in mode `calls`",
     "futex_lock": "futex waits by lock",
-    "futex_lock_holder": "the time that threads waited for a lock, by the code that held it",
+    "futex_lock_holder": "the time that threads waited for a user-space lock, by the code that held it",
     "offcpu": "off-CPU time by process, state and reason",
     "offcpu_runqueue": "runqueue time by process",
     "offcpu_waker": "off-CPU time by process and waker",
     "kernel_lock": "kernel-lock waits by process and type",
     "kernel_lock_site": "kernel-lock waits by lock and site",
+    "kernel_lock_holder": "the time that threads waited for a kernel lock, by the code that held it",
     "kernel_hold": "kernel-lock acquisitions and holds by process and type, in mode `all`",
     "go_mutex": "waits of goroutines for mutexes, by process",
     "unit": "what cgroups say of units",
@@ -292,7 +296,7 @@ def _metrics() -> Iterator[str]:
 def _values() -> Iterator[str]:
     yield "## Values of labels\n"
     yield from _table("`kind` of a futex wait", KINDS)
-    yield from _table("`holder` of a user-space lock, if it is no function", HOLDERS)
+    yield from _table("`holder` of a lock, if it is no function", HOLDERS)
     yield from _table("`state` of a thread off the CPU", STATES)
     yield from _table("`reason` why a thread is off the CPU", REASONS)
     yield from _table("`lock_type` of a kernel lock", LOCK_TYPES)

@@ -382,6 +382,26 @@ def _kernel_locks() -> Row:
                 ],
                 links={"lock": link("lockd-lock", "This lock on all hosts", lock=cell("lock"))},
             ),
+            listing(
+                "Code that held kernel locks",
+                "One line per lock and kernel function that released it after it had made threads wait, by"
+                " the time for which it did, over the time range of the dashboard. Estimated from samples of"
+                " releases. `(no release)` are waits that a timeout or a signal ended. The process is the one"
+                " that waited. Spinlocks are not in here.",
+                {"holder": "Holder", "lock": "Lock", "lock_type": "Type", "unit": "Unit", "comm": "Process"},
+                [
+                    Value(
+                        "Made threads wait",
+                        total(
+                            "holder, lock, lock_type, unit, comm",
+                            range_rate(_here("lockd_kernel_lock_holder_seconds_total")),
+                        )
+                        + " > 0",
+                        SECONDS_PER_SECOND,
+                    ),
+                ],
+                links={"lock": link("lockd-lock", "This lock on all hosts", lock=cell("lock"))},
+            ),
             durations(
                 "Kernel-lock wait: $lock_type",
                 "One panel for each type chosen at the top of the dashboard. Spinlock waits beyond a"

@@ -85,12 +85,18 @@ KERNEL_WAITS = _its("lockd_kernel_lock_site_waits_total")
 WAITING = _its("lockd_futex_lock_waiting", CONTENTION)
 THREADS = _its("lockd_futex_lock_threads", CONTENTION)
 HELD = _its("lockd_futex_lock_holder_seconds_total", CONTENTION)
+KERNEL_HELD = _its("lockd_kernel_lock_holder_seconds_total")
 MAXIMUM = _its("lockd_futex_lock_max_blocked_us", CONTENTION, MINUTE)
 
 
 def _either(by: str, user: str, kernel: str) -> str:
     """The rate of whichever the lock has: it is one of a program, or one of the kernel."""
     return f"({total(by, rate(user))} or {total(by, rate(kernel))})"
+
+
+def _held(by: str) -> str:
+    """The time for which the lock's holders made threads wait, over the time range of the dashboard."""
+    return f"({total(by, range_rate(HELD))} or {total(by, range_rate(KERNEL_HELD))})"
 
 
 def _lock() -> Row:
@@ -201,17 +207,16 @@ def _who() -> Row:
                 "Code that held it",
                 "Functions that released the lock after they had made threads wait, by the time for which"
                 " they did, over the time range of the dashboard. Estimated from samples. Here is what to"
-                " make shorter. `(no release)` are waits that a timeout or a signal ended." + USER_ONLY,
+                " make shorter. `(no release)` are waits that a timeout or a signal ended.",
                 {"holder": "Holder", "comm": "Process"},
                 [
-                    Value("Made threads wait", total(holder, range_rate(HELD)) + " > 0", SECONDS_PER_SECOND),
+                    Value("Made threads wait", f"{_held(holder)} > 0", SECONDS_PER_SECOND),
                     Value(
                         "Share",
-                        f"({total(holder, range_rate(HELD))} > 0)"
-                        f" / on () group_left () sum({range_rate(HELD)})",
+                        f"({_held(holder)} > 0) / on () group_left () sum({_held(holder)})",
                         SHARE,
                     ),
-                    Value("Hosts", f"count by ({holder}) ({total(by_host_of, range_rate(HELD))} > 0)", COUNT),
+                    Value("Hosts", f"count by ({holder}) ({_held(by_host_of)} > 0)", COUNT),
                 ],
                 height=8,
             ),

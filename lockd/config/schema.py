@@ -278,7 +278,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Profile:
-    """Which code makes threads wait for user-space locks. See docs/holders.md."""
+    """Which code makes threads wait for locks of programs and of the kernel. See docs/holders.md."""
 
     samples_per_second: int = key(
         integer(0, 500),

@@ -15,6 +15,11 @@ Kind = Literal["histogram", "counter", "gauge", "info"]
 _SO_FAR = "A wait that has not ended counts with its time so far."
 _TOP_LOCKS = 'The most contended locks have series of their own; all others are counted as "other".'
 _TOP_SITES = 'The most contended locks and sites have series of their own; all others are counted as "other".'
+_HOLDERS = (
+    "Time for which the code named by the label holder made threads wait for the lock, in seconds, estimated"
+    " from a sample of the lock's releases.",
+    'The holders that made threads wait longest have series of their own; all others are counted as "other".',
+)
 _MODE_ALL = "Only in mode all, and only for mutexes, rwsems and semaphores."
 _MODE_CALLS = "Only in mode calls (programs.futex.mode)."
 _LONGEST_WAITER = "By the process of the thread that has waited longest."
@@ -122,10 +127,7 @@ def _futex() -> Iterator[Metric]:
         "lock_holder_seconds_total",
         "counter",
         "kind lock holder",
-        "Time for which the code named by the label holder made threads wait for the lock, in seconds,"
-        " estimated from a sample of the lock's releases.",
-        "The holders that made threads wait longest have series of their own; all others are counted as"
-        ' "other".',
+        *_HOLDERS,
     )
 
 
@@ -175,6 +177,12 @@ def _kernel_lock() -> Iterator[Metric]:
         "lock_type lock site",
         "Waits for the kernel lock at the site.",
         _TOP_SITES,
+    )
+    yield metric(
+        "holder_seconds_total",
+        "counter",
+        "lock_type lock holder",
+        *_HOLDERS,
     )
 
 
@@ -316,26 +324,27 @@ def _itself() -> Iterator[Metric]:
         "holder_samples_total",
         "counter",
         "",
-        "Releases of user-space locks that were sampled to find out which code held the lock.",
+        "Releases of locks that were sampled to find out which code held the lock.",
     )
     yield metric(
         "holder_samples_refused_total",
         "counter",
         "",
-        "Sampled releases of user-space locks that were thrown away, because there were too many at a time.",
+        "Sampled releases of locks that were thrown away, because there were too many at a time.",
     )
     yield metric(
         "holder_refused_seconds_total",
         "counter",
         "",
         "Time, in seconds, that the refused samples stood for."
-        " The sum of lockd_futex_lock_holder_seconds_total is too low by it.",
+        " The sum of lockd_futex_lock_holder_seconds_total and lockd_kernel_lock_holder_seconds_total is too"
+        " low by it.",
     )
     yield metric(
         "holder_seconds_per_sample",
         "gauge",
         "",
-        "Waited time that one sample of a release of a user-space lock stands for at least, in seconds."
+        "Waited time that one sample of a release of a lock stands for at least, in seconds."
         " lockd adapts it to profile.samples_per_second.",
     )
     yield metric(

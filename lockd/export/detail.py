@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,8 @@ PROGRAMS = {"futex": "locks", "kernel_locks": "locks", "offcpu": "threads"}
 VALUES = (Value("blocked", "microseconds"), Value("waiting", "microseconds"), Value("waits", "count"))
 HOLDER_VALUES = (Value("waited", "microseconds"), Value("samples", "count"))
 """What a sample at the stack of a holder says: for how long others waited for it, by an estimate."""
+OF_LOCKS = tuple(program for program, table in PROGRAMS.items() if table == "locks")
+"""The programs whose rows are of locks, which have holders."""
 SIDES = ("waiter", "holder")
 """Values of the parameter `by`: whose stacks a profile of locks shows."""
 CONTENTION = ("lock", "pi")
@@ -104,21 +106,24 @@ def render_table(name: str, head: Head, arrays: Arrays, query: Query) -> bytes:
 class ProfileQuery:
     """The parameters of a request for a profile: FILTERS, `seconds` (0 if not given) and `by`.
 
-    Other parameters are ignored. Raises QueryError.
+    Other parameters are ignored. A profile of holders may be of all locks: `program` is then empty. Raises
+    QueryError.
     """
 
     def __init__(self, program: str, arguments: Mapping[str, list[bytes]]) -> None:
-        if program not in PROGRAMS:
-            known = ", ".join(PROGRAMS)
-            raise QueryError(f'parameter program: "{program[:40]}"; rule: one of {known}')
         self.program = program
         self.filters = single_values(arguments, (*FILTERS, "seconds", "by"))
         side = self.filters.pop("by", SIDES[0])
         if side not in SIDES:
             raise QueryError(f'parameter by: "{side[:40]}"; rule: one of {", ".join(SIDES)}')
         self.is_by_holder = side == "holder"
-        if self.is_by_holder and program != "futex":
-            raise QueryError("parameter by: holders are known of program=futex only; rule: leave it out")
+        if program not in PROGRAMS and (program or not self.is_by_holder):
+            known = ", ".join(PROGRAMS)
+            raise QueryError(f'parameter program: "{program[:40]}"; rule: one of {known}')
+        self.programs = (program,) if program else OF_LOCKS
+        if self.is_by_holder and not set(self.programs) <= set(OF_LOCKS):
+            known = " and ".join(f"program={name}" for name in OF_LOCKS)
+            raise QueryError(f"parameter by: holders are known of {known} only; rule: leave it out")
         seconds = self.filters.pop("seconds", "0")
         if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 9) or (
             int(seconds) > MOST_SECONDS or ("seconds" in arguments and not int(seconds))
@@ -129,9 +134,9 @@ class ProfileQuery:
 
     def matches(self, row: Mapping[str, Any]) -> bool:
         """Whether the profile includes this row of the table."""
-        if row["program"] != self.program:
+        if row["program"] not in self.programs:
             return False
-        if self.program == "futex" and "kind" not in self.filters and row["kind"] not in CONTENTION:
+        if row["program"] == "futex" and "kind" not in self.filters and row["kind"] not in CONTENTION:
             return False
         return all(row[name] == value for name, value in self.filters.items())
 
@@ -148,7 +153,7 @@ def profile_of(query: ProfileQuery, head: Head, arrays: Arrays) -> Profile:
     (for a lock: of the longest), and the number of waits that have ended. Those of a holder are
     HOLDER_VALUES.
     """
-    rows = (row for row in table_rows(PROGRAMS[query.program], head, arrays) if query.matches(row))
+    rows = (row for row in table_rows(PROGRAMS[query.programs[0]], head, arrays) if query.matches(row))
     if query.is_by_holder:
         held = [_holder_sample(row, holder) for row in rows for holder in row["holders"]]
         return Profile("lockd holders", HOLDER_VALUES, held, head["time"])
@@ -204,8 +209,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
     if program == "offcpu":
         frames: tuple[str, ...] = (Mark(row["thread_comm"]), Mark(row["kind"]))
     else:
-        kind = KernelFrame if program == "kernel_locks" else str
-        stack = tuple(kind(name) for name in reversed(row["stack"]))
+        stack = _frames(row, row["stack"])
         frames = (*(stack or (row["site"] or NO_STACK,)), Mark(row["lock"] or row["address"]))
     values = round(row["blocked_us"]), round(row["waiting_us"]), row["blocked_count"]
     labels = {"unit": row["unit"], "kind": row["kind"], "lock": row["lock"]}
@@ -214,11 +218,17 @@ def _sample(row: Mapping[str, Any]) -> Sample:
 
 def _holder_sample(row: Mapping[str, Any], holder: Mapping[str, Any]) -> Sample:
     """A holder of the lock in a row as a sample. Its frames are the stack and then the lock."""
-    stack = tuple(reversed(holder["stack"])) or (Mark(holder["site"]),)
+    stack = _frames(row, holder["stack"]) or (Mark(holder["site"]),)
     frames = (*stack, Mark(row["lock"] or row["address"]))
     labels = {"unit": row["unit"], "kind": row["kind"], "lock": row["lock"], "holder": holder["site"]}
     values = round(holder["seconds"] * 1e6), holder["samples"]
     return Sample(row["comm"], row["tgid"], 0, frames, values, labels)
+
+
+def _frames(row: Mapping[str, Any], stack: Sequence[str]) -> tuple[str, ...]:
+    """The functions of a stack, outermost first, in which the lock of a row was waited for or held."""
+    kind = KernelFrame if row["program"] == "kernel_locks" else str
+    return tuple(kind(name) for name in reversed(stack))
 
 
 def _key(sample: Sample) -> tuple[object, ...]:

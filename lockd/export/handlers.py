@@ -348,7 +348,7 @@ class Pprof(Handler):
     async def get(self, program: str) -> None:
         arguments = self.request.query_arguments
         if program == HOLDERS:
-            query = ProfileQuery("futex", {**arguments, "by": [b"holder"]})
+            query = ProfileQuery(program_of(arguments), {**arguments, "by": [b"holder"]})
         else:
             query = ProfileQuery(program, {name: arguments[name] for name in arguments if name != "by"})
         profile = await self.service.profile(self.source, query)
@@ -405,12 +405,13 @@ START_PAGE = b"""<!DOCTYPE html>
 <li>/flamegraph: flame graphs of the waits since lockd started (with &amp;seconds=10: of the next 10 seconds):
 <a href="flamegraph?program=futex">locks of programs</a>
 (<a href="flamegraph?program=futex&amp;by=holder">who held them</a>),
-<a href="flamegraph?program=kernel_locks">locks of the kernel</a>,
+<a href="flamegraph?program=kernel_locks">locks of the kernel</a>
+(<a href="flamegraph?program=kernel_locks&amp;by=holder">who held them</a>),
 <a href="flamegraph?program=offcpu">all waits off the CPU</a></li>
 <li>/debug/pprof: the same waits as profiles for <code>go tool pprof</code>:
 <a href="debug/pprof/futex">futex</a>,
-<a href="debug/pprof/holders">holders</a> (of these locks, weighted by the time that others waited),
 <a href="debug/pprof/kernel_locks">kernel_locks</a>,
+<a href="debug/pprof/holders">holders</a> (of locks of both sorts, weighted by the time that others waited),
 <a href="debug/pprof/offcpu">offcpu</a></li>
 <li><a href="-/healthy">/-/healthy</a>: succeeds if the exporter answers requests</li>
 <li><a href="-/ready">/-/ready</a>: succeeds if the sampler answers as well</li>

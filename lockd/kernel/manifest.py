@@ -28,7 +28,7 @@ class Chosen:
 
     program: str
     what: str
-    """The part: `calls`, `switches`, `waits` or `holds`."""
+    """The part: `calls`, `switches`, `waits`, `holds` or `holders`."""
     mechanism: str
     """`tracepoint`, `fentry` or `kprobe`; empty if this host cannot do the part."""
     instead_of: str
@@ -69,6 +69,9 @@ class Manifest:
         """Whether every futex call is counted. Otherwise only waits are, and of these only those that
         blocked."""
         return any(part.program == "futex" and part.what == "calls" for part in self.chosen)
+
+    def has_map(self, name: str) -> bool:
+        return any(info.name == name for info in self.maps)
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -101,7 +101,7 @@ class Control:
     @property
     def wait_per_sample(self) -> int:
         """The waited time for which a release of a lock is sampled, in units of 1024 ns
-        (lockd/bpf/daemon/releases.bpf.c)."""
+        (lockd/bpf/daemon/lock_queues.bpf.c)."""
         return self._words[self._at["wait_per_sample"]]
 
     @wait_per_sample.setter

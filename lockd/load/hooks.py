@@ -60,7 +60,7 @@ class Part:
 
     program: str
     what: str
-    """What is observed: `calls`, `switches`, `waits` or `holds`; something else for a trace."""
+    """What is observed: `calls`, `switches`, `waits`, `holds` or `holders`; something else for a trace."""
     ways: tuple[Way, ...]
     """The preferred way comes first."""
     files: tuple[str, ...] = ()
@@ -74,13 +74,15 @@ def parts_of(
 ) -> list[Part]:
     """Return the parts of the programs' work in these modes, in the order of compilation.
 
-    `has_holders` is whether the holders of user-space locks are sampled.
+    `has_holders` is whether the holders of locks are sampled.
     """
     parts = []
     if "futex" in programs and futex_mode == "calls":
         parts.append(_futex_calls())
     if "futex" in programs or "offcpu" in programs:
         parts.append(_switches(programs, futex_mode, has_holders))
+    elif has_holders and "kernel_locks" in programs:
+        parts.append(_lock_holders())
     if "kernel_locks" in programs:
         parts.append(_lock_waits())
         if lock_mode == "all":
@@ -155,19 +157,49 @@ def _switches(programs: tuple[str, ...], futex_mode: str, has_holders: bool) -> 
         Candidate(program, "on_sched_process_exec", "raw_tracepoint", "sched_process_exec", required=False),
         Candidate(program, "on_sched_switch", "raw_tracepoint", "sched_switch"),
     ]
-    has_holders = has_holders and "futex" in programs
+    has_holders = has_holders and ("futex" in programs or "kernel_locks" in programs)
     if "offcpu" in programs or has_holders:
         waking = Candidate(program, "on_sched_waking", "raw_tracepoint", "sched_waking", required=False)
         hooks.append(waking)
     files: tuple[str, ...] = ("daemon/sched.bpf.c", "daemon/older_waits.bpf.c")
     defines: tuple[str, ...] = ()
     if has_holders:
-        files = ("daemon/releases.bpf.c", *files)
-        defines = ("WITH_HOLDERS",)
+        of_releases, defines = _releases(programs)
+        files = (*of_releases, *files)
     if "futex" in programs and futex_mode == "blocked":
         files = (*FUTEX_FILES, "daemon/futex_waits.bpf.c", *files)
         defines = ("FUTEX_WAITS", *defines)
     return Part(program, "switches", (Way("tracepoint", tuple(hooks), (), defines),), files)
+
+
+def _releases(programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files and the macros with which switches and wake-ups tell who releases locks."""
+    files, defines = ["daemon/lock_queues.bpf.c"], ["WITH_HOLDERS"]
+    if "futex" in programs:
+        files.append("daemon/user_releases.bpf.c")
+        defines.append("WITH_USER_HOLDERS")
+    if "kernel_locks" in programs:
+        files.append("daemon/kernel_releases.bpf.c")
+        defines.append("WITH_KERNEL_HOLDERS")
+    return tuple(files), tuple(defines)
+
+
+HOLDERS = "holders"
+"""What is observed by the part that is of no use without the other parts of its program."""
+
+
+def _lock_holders() -> Part:
+    """Return the part that sees who ends waits for kernel locks, where nothing else sees switches.
+
+    It follows no thread but those that wait for a kernel lock.
+    """
+    files, defines = _releases(("kernel_locks",))
+    hooks = tuple(
+        Candidate("kernel_locks", f"on_{event}", "raw_tracepoint", event)
+        for event in ("sched_switch", "sched_waking")
+    )
+    way = Way("tracepoint", hooks, (), (*defines, "ONLY_KERNEL_LOCKS"))
+    return Part("kernel_locks", HOLDERS, (way,), (*files, "daemon/sched.bpf.c"))
 
 
 SLOW_PATHS = (

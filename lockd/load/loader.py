@@ -14,7 +14,7 @@ from lockd.load.bpf_object import Attachment, BpfObject
 from lockd.load.choose import Choice, choices_for
 from lockd.load.compile import compile_cached
 from lockd.load.compiled import CompileCache, default_directory
-from lockd.load.hooks import Candidate, Way, functions_of
+from lockd.load.hooks import HOLDERS, Candidate, Way, functions_of
 from lockd.load.host import Host, ensure_tracefs, require_pids_of_the_host, require_privileges
 from lockd.load.settings import LoadSettings
 from lockd.load.source import source_for
@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 
 BLOCKED_PROCESSES = "blocked_processes"
 """The ring buffer by which the programs announce processes to the namer."""
-RELEASES = ("releases", "release_record", "refused_releases")
-"""The ring of sampled releases of locks, the layout of its records, and the samples without room in it."""
+RELEASES = ("releases", "refused_releases", "release_record", "kernel_release_record")
+"""The ring of sampled releases of locks, the samples without room in it, and the layouts of its records for
+user-space locks and for kernel locks. There are those that the programs need."""
 SLEEP_SECONDS = 0.001
 """Sleep before waits that began earlier are entered. The clocks are compared by the time at which this thread
 was last given a CPU, which should be recent."""
@@ -75,8 +76,7 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     pairs, plain = _maps(settings, choices)
     if bpf_object.has_map(BLOCKED_PROCESSES):
         plain.append(BLOCKED_PROCESSES)
-    if bpf_object.has_map(RELEASES[0]):
-        plain += RELEASES
+    plain += [name for name in RELEASES if bpf_object.has_map(name)]
     for pair in pairs:
         for index in (0, 1):
             bpf_object.set_map(pair, index, f"{pair}_{index}")
@@ -126,7 +126,8 @@ def _require_any(choices: list[Choice]) -> None:
     """Raise HostError if no program can do the first, essential part of its work."""
     essential: dict[str, Choice] = {}
     for choice in choices:
-        essential.setdefault(choice.part.program, choice)
+        if choice.part.what != HOLDERS:
+            essential.setdefault(choice.part.program, choice)
     if not any(choice.way for choice in essential.values()):
         reasons = "; ".join(
             f"{program}: {choice.instead_of or choice.hooks[0][1]}" for program, choice in essential.items()

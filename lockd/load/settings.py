@@ -47,7 +47,7 @@ class LoadSettings:
     mechanisms: tuple[tuple[str, str], ...]
     """(program, mechanism) pairs; a mechanism is `auto`, `tracepoint`, `fentry` or `kprobe`."""
     has_holders: bool = False
-    """Whether the holders of user-space locks are sampled."""
+    """Whether the holders of locks are sampled."""
     trace: Trace | None = None
     """The one-shot tool's part; None for the daemon."""
 

@@ -29,7 +29,7 @@ SIZES = {
     "CAPTURES_ENTRIES": 128,
     # Locks in user space that are not captured again.
     "KNOWN_LOCKS_ENTRIES": 16384,
-    # Locks in user space that are waited for at one moment.
+    # Locks in user space, and sleeping locks of the kernel, that are waited for at one moment.
     "LOCK_QUEUES_ENTRIES": 4096,
     # Java machines whose waits are looked into.
     "HOTSPOTS_ENTRIES": 1024,
@@ -52,6 +52,9 @@ OFFSETS = {
     "TASK_CGROUPS": ("task_struct", "cgroups"),
     "TASK_MM": ("task_struct", "mm"),
     "TASK_PENDING_SIGNAL": ("task_struct", "pending.signal"),
+    "TASK_BLOCKED": ("task_struct", "blocked"),
+    "TASK_SIGNAL": ("task_struct", "signal"),
+    "SIGNAL_SHARED_PENDING": ("signal_struct", "shared_pending.signal"),
     "TASK_FILES": ("task_struct", "files"),
     "TASK_NVCSW": ("task_struct", "nvcsw"),
     "TASK_NIVCSW": ("task_struct", "nivcsw"),

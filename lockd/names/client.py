@@ -27,6 +27,7 @@ from lockd.names.protocol import (
     Answer,
     GoWaits,
     KernelLock,
+    KernelLockReleased,
     LockReleased,
     NamerSettings,
     Owners,
@@ -148,7 +149,9 @@ class Resolver:
         return bool(self._namer or self._is_resting) and not waiting and not self._reload
 
     def ask(
-        self, question: UserLockSeen | KernelLock | Owners | GoWaits | LockReleased, is_needed: bool = True
+        self,
+        question: UserLockSeen | KernelLock | Owners | GoWaits | LockReleased | KernelLockReleased,
+        is_needed: bool = True,
     ) -> bool:
         """Queue a question. Returns False, without queueing it, if too many questions wait.
 

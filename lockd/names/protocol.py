@@ -22,6 +22,8 @@ ANON = "anon"
 """The name of a lock on a heap, on a stack or in shared memory whose site is unknown."""
 UNKNOWN = "unknown"
 """The site of a kernel lock whose site is unknown."""
+NO_RELEASE = "(no release)"
+"""In place of a holder: no release was seen to end the wait, but a timeout or a signal did, for instance."""
 NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """Exceptions raised by reading JSON of an unexpected shape."""
 STACKS = 8192
@@ -113,12 +115,12 @@ class GoWaitsAnswer:
 
 @dataclass(frozen=True)
 class HolderAnswer:
-    """The code that released a lock: the answer to LockReleased."""
+    """The code that released a lock: the answer to LockReleased and to KernelLockReleased."""
 
     token: int
     """The token of the question."""
     site: str
-    """The function that released the lock; empty if it is unknown."""
+    """The function that released the lock; empty if it is unknown, NO_RELEASE if none did."""
     stack: tuple[str, ...]
     """Functions of the thread, innermost first."""
 
@@ -256,6 +258,27 @@ class LockReleased:
 
 
 @dataclass(frozen=True)
+class KernelLockReleased:
+    """Asks for the code that released a lock of the kernel, if the thread in `stack` did release one."""
+
+    wants_answer: ClassVar[bool] = True
+    token: int
+    """A number of the sampler's for the question, which the answer repeats."""
+    stack: tuple[int, ...]
+    """Return addresses in the kernel, innermost first."""
+
+    def encode(self) -> bytes:
+        return _message({"q": "kernel released", **vars(self)})
+
+    def fallback(self) -> Answer:
+        return HolderAnswer(self.token, "", ())
+
+    @property
+    def description(self) -> str:
+        return "a thread that released a lock of the kernel"
+
+
+@dataclass(frozen=True)
 class Watch:
     """Tells the namer to remember what `tgids` have mapped, and to forget the processes that are `gone`."""
 
@@ -293,7 +316,7 @@ class Reload:
         return "other settings"
 
 
-Question = UserLockSeen | KernelLock | Owners | GoWaits | LockReleased | Watch | Reload
+Question = UserLockSeen | KernelLock | Owners | GoWaits | LockReleased | KernelLockReleased | Watch | Reload
 
 
 def is_answer_to(answer: Answer, question: Question) -> bool:
@@ -305,7 +328,7 @@ def is_answer_to(answer: Answer, question: Question) -> bool:
             return answer.token == question.token and len(answer.tids) == len(question.locks)
         case GoWaits(), GoWaitsAnswer():
             return answer.tgids == question.tgids and len(answer.waited_ns) == len(question.tgids)
-        case LockReleased(), HolderAnswer():
+        case ((LockReleased() | KernelLockReleased()), HolderAnswer()):
             return answer.token == question.token
     return False
 
@@ -363,6 +386,8 @@ def _question(fields: dict[str, Any], blob: bytes) -> Question:
             return GoWaits(tuple(fields["tgids"]))
         case "released":
             return LockReleased(fields["token"], fields["tgid"], _capture(fields["capture"], blob))
+        case "kernel released":
+            return KernelLockReleased(fields["token"], tuple(fields["stack"]))
         case "look":
             return Watch(tuple(fields["tgids"]), tuple(fields["gone"]))
         case "reload":

@@ -33,6 +33,7 @@ from lockd.names.protocol import (
     GoWaitsAnswer,
     HolderAnswer,
     KernelLock,
+    KernelLockReleased,
     LockAnswer,
     LockReleased,
     NamerSettings,
@@ -115,6 +116,8 @@ class Names:
                     return HolderAnswer(
                         question.token, *self._user.name_holder(question.tgid, question.capture)
                     )
+            case KernelLockReleased():
+                return HolderAnswer(question.token, *self._kernel.name_holder(question.stack))
             case Watch():
                 self._watched = self._watched - set(question.gone) | set(question.tgids)
                 self._forget(self._clock())

@@ -23,8 +23,9 @@ from lockd.sample.saved_state import SavedState
 CAPTURES = "captures"
 """The pair that is not folded: each entry is a question to the namer, to be asked while the process lives."""
 BLOCKED_PROCESSES = "blocked_processes"
-RELEASES, RELEASE_RECORD, REFUSED_RELEASES = "releases", "release_record", "refused_releases"
-NOT_HASHES = (BLOCKED_PROCESSES, RELEASES, RELEASE_RECORD, REFUSED_RELEASES)
+RELEASES, REFUSED_RELEASES = "releases", "refused_releases"
+RELEASE_RECORD, KERNEL_RELEASE_RECORD = "release_record", "kernel_release_record"
+NOT_HASHES = (BLOCKED_PROCESSES, RELEASES, REFUSED_RELEASES, RELEASE_RECORD, KERNEL_RELEASE_RECORD)
 STACKS = "stacks"
 FOLDED_ROWS = 3072
 """Rows that are folded in one go, which takes some milliseconds."""
@@ -171,9 +172,10 @@ class Collector:
         """The ring by which programs tell the namer about blocked processes; None on a kernel without
         rings."""
         self.releases: Ring | None = None
-        """The ring of sampled releases of user-space locks; None if their holders are not sampled."""
+        """The ring of sampled releases of locks; None if their holders are not sampled."""
         self.release_record: Layout | str = ""
-        """The layout of its records."""
+        self.kernel_release_record: Layout | str = ""
+        """The layouts of its records for user-space locks and for kernel locks; empty if there are none."""
         self.refused_releases: PerCpuCounters | None = None
         """The samples for which it had no room, and the waited time that they stood for in nanoseconds."""
         for fd, info in zip(fds, manifest.maps, strict=False):
@@ -183,6 +185,8 @@ class Collector:
                 self.releases = Ring(fd, info.entries)
             elif info.name == RELEASE_RECORD:
                 self.release_record = info.value
+            elif info.name == KERNEL_RELEASE_RECORD:
+                self.kernel_release_record = info.value
             elif info.name == REFUSED_RELEASES:
                 self.refused_releases = PerCpuCounters(fd, info)
         self._threads, self._kernel_waits = hashes["threads"], hashes.get("kernel_waits")

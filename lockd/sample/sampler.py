@@ -82,7 +82,7 @@ class SamplerSettings:
     parked: Sequence[str] = ()
     """Patterns for names of locks that idle threads park on, besides the locks that lockd knows."""
     samples_per_second: int = 20
-    """How many releases of user-space locks are sampled, if the programs sample them."""
+    """How many releases of locks are sampled, if the programs sample them."""
 
     @property
     def namer_share(self) -> float:
@@ -195,15 +195,15 @@ class Sampler:
         """When all rows are folded, even if none is a hurry."""
 
     def _sampled_releases(self, manifest: Manifest, per_second: int) -> Releases | None:
-        """The sampled releases of user-space locks; None if the programs sample none."""
+        """The sampled releases of locks; None if the programs sample none."""
         collector = self._collector
         if not collector.releases or not collector.refused_releases:
             return None
         return Releases(
             collector.releases,
             collector.release_record,
-            manifest.enums["futex_kind"],
-            manifest.enums["wait_end"],
+            collector.kernel_release_record,
+            manifest.enums,
             collector.refused_releases,
             collector.control,
             self._resolver,
@@ -453,10 +453,14 @@ class Sampler:
 
     def _fold_releases(self, now: float) -> None:
         """Count the sampled releases whose holders are known, except those of locks without a name yet."""
-        if not self._releases or not self.futex or not self._has_releases:
+        if not self._releases or not self._has_releases:
             return
-        if releases := self._releases.take(now):
-            self._releases.give_back(self.futex.add_releases(releases, self._identities, now))
+        releases = self._releases.take(now)
+        for aggregates, in_kernel in ((self.futex, False), (self.kernel_locks, True)):
+            of_its_locks = [release for release in releases if release.in_kernel == in_kernel]
+            if aggregates and of_its_locks:
+                later = aggregates.add_releases(of_its_locks, self._identities, now)
+                self._releases.give_back(later)
 
     def begin_settling(self) -> int:
         """Have all that has happened so far counted soon; return the tick for which has_counted() tells."""

@@ -49,6 +49,7 @@ from lockd.names.protocol import (
     HolderAnswer,
     HotSpotPlaces,
     KernelLock,
+    KernelLockReleased,
     LockAnswer,
     LockReleased,
     NamerSettings,
@@ -76,6 +77,7 @@ QUESTIONS: tuple[Question, ...] = (
     Owners(3, (OwnedLock(7, 0x7F00, "lock", "mutex"), OwnedLock(7, 0x7F08, "pi", ""))),
     GoWaits((7, 9)),
     LockReleased(4, 7, Capture(tuple(range(17)), bytes(64), (1, 2), 0x7F00)),
+    KernelLockReleased(5, (0xFFFFFFFF81000000, 1)),
 )
 ANSWERS: tuple[Answer, ...] = (
     LockAnswer(

@@ -34,7 +34,7 @@ def test_the_catalogue_is_what_is_exported(
         # Waits, wakes, maxima, locks by name, and holders: a wait that is so long is always sampled.
         "mutex_handover": (5, 100_000),
         "futex_errors": (1, 1, 1, 1000),
-        "kernel_locks": (2, 3000, scratch),
+        "kernel_locks": (2, 100_000, scratch),
         "offcpu_mix": (2, scratch),
     }.items():
         one = workload(name, *arguments)

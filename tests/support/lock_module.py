@@ -50,6 +50,15 @@ class TypeTruth:
 
 
 @dataclass(frozen=True)
+class Turns:
+    """What became of the turns in which three functions held a lock; times in ns."""
+
+    waited_ns: int = 0
+    by_holder_ns: Mapping[str, int] = field(default_factory=dict)
+    """For how long threads waited while the functions called turn_NAME_LOCK held it, by NAME."""
+
+
+@dataclass(frozen=True)
 class Truth:
     """By lock type."""
 
@@ -57,6 +66,7 @@ class Truth:
     """Of the kernel threads."""
     caller: Mapping[str, TypeTruth] = field(default_factory=dict)
     """Of the process that wrote the script."""
+    turns: Turns = field(default_factory=Turns)
 
 
 class LockModule:
@@ -79,11 +89,13 @@ class LockModule:
     def truth(self) -> Truth:
         """The truth about the last script."""
         told = json.loads(FILE.read_text())
+        turns = Turns(**told.pop("turns"))
         return Truth(
+            turns=turns,
             **{
                 whose: {lock_type: TypeTruth(**numbers) for lock_type, numbers in types.items()}
                 for whose, types in told.items()
-            }
+            },
         )
 
     @staticmethod

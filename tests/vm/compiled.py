@@ -37,6 +37,7 @@ ASKED: Asked = (
     (("futex",), CALLS, ("tracepoint", "fentry", "kprobe"), {}),
     (("kernel_locks",), ALL, ("auto", "fentry", "kprobe"), {}),
     (("kernel_locks",), {}, ("fentry", "kprobe"), SMALL),
+    (("kernel_locks",), {}, ("auto", "fentry"), {}),
     (("futex", "kernel_locks"), CALLS | ALL, ("kprobe",), {}),
 )
 """Programs, modes of programs, mechanisms and maps of the daemons that tests start."""

@@ -79,6 +79,12 @@ static __always_inline struct kernel_wait_key wait_key(u64 lock, bool spins)
     return key;
 }
 
+/* Whether threads sleep in a queue for locks of this type, and whoever releases one wakes the next. */
+static __always_inline bool has_queue(u32 type)
+{
+    return type < LOCK_SPINLOCK && type != LOCK_RTMUTEX;
+}
+
 #ifdef WITH_ASKED_HOLDS
 static __always_inline void hold_waits(u64 lock);
 static __always_inline void hold_settled(u64 lock, u64 now, bool got_it);
@@ -111,6 +117,10 @@ static __always_inline void wait_began(void *ctx, u64 lock, u32 type)
 #endif
     if (kernel_waits.update(&key, &wait))
         lose(LOSS_KERNEL_LOCKS__WAITS_FULL);
+#ifdef WITH_KERNEL_HOLDERS
+    else if (has_queue(type))
+        await_lock(lock, type);
+#endif
     mark_written(WRITTEN_WAIT, current_window());
 #ifdef WITH_ASKED_HOLDS
     if (type == LOCK_SEMAPHORE)
@@ -175,6 +185,10 @@ static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, st
     bool by_process = step >= RESTRAINT_DETAIL;
 
     kernel_waits.delete(at);
+#ifdef WITH_KERNEL_HOLDERS
+    if (has_queue(key.type))
+        await_no_lock();
+#endif
     if (!map || !is_wanted(waited))
         return;
     if (by_process) {

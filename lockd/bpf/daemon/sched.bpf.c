@@ -31,19 +31,14 @@ struct offcpu_value {
     struct who who;
 };
 
+#ifdef WITH_OFFCPU
 BPF_TABLE("hash", struct offcpu_key, struct offcpu_value, offcpu_0, ENTRIES);
 BPF_TABLE("hash", struct offcpu_key, struct offcpu_value, offcpu_1, ENTRIES);
 BPF_ARRAY_OF_MAPS(offcpu, "offcpu_0", 2);
 BPF_TABLE("hash", struct offcpu_key, struct offcpu_value, offcpu_over_0, OVER_ENTRIES);
 BPF_TABLE("hash", struct offcpu_key, struct offcpu_value, offcpu_over_1, OVER_ENTRIES);
 BPF_ARRAY_OF_MAPS(offcpu_over, "offcpu_over_0", 2);
-
-#define TASK_INTERRUPTIBLE 0x1
-#define TASK_UNINTERRUPTIBLE 0x2
-#define TASK_DEAD 0x80
-#define TASK_WAKING 0x200
-#define TASK_NOLOAD 0x400 /* TASK_IDLE: uninterruptible, but waits for nothing in particular */
-#define TASK_RTLOCK_WAIT 0x1000 /* for a sleeping spinlock, with PREEMPT_RT (5.15) */
+#endif
 
 static __always_inline u8 state_of(u64 task_state)
 {
@@ -274,11 +269,43 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
 }
 #endif
 
+#ifdef WITH_HOLDERS
+/* The current thread, whose entry is `t`, leaves its CPU at `now`: count it if it waits for a lock. */
+static __always_inline void join_its_queue(u32 tid, struct thread *t, u64 now)
+{
+#ifdef WITH_USER_HOLDERS
+    if (t->call.since && t->state == STATE_INTERRUPTIBLE) {
+        join_user_queue(t, now);
+        return;
+    }
+#endif
+#ifdef WITH_KERNEL_HOLDERS
+    if (t->awaits && t->state != STATE_RUNNABLE)
+        join_kernel_queue(tid, t, now);
+#endif
+}
+
+/* The wait of `task` for a lock ends at `now`; `t` is its entry. */
+static __always_inline void leave_its_queue(void *ctx, u64 task, u32 tid, struct thread *t, bool woken,
+                                            u64 now)
+{
+#ifdef WITH_KERNEL_HOLDERS
+    if (t->queued == QUEUED_IN_KERNEL) {
+        leave_kernel_queue(ctx, task, tid, t, woken, now);
+        return;
+    }
+#endif
+#ifdef WITH_USER_HOLDERS
+    leave_user_queue(ctx, t, woken, now);
+#endif
+}
+#endif
+
 static __always_inline void came_back(u64 task, u32 tid, struct thread *t, u64 now, bool seen)
 {
 #ifdef WITH_HOLDERS
     if (t->queued) /* its wake-up was not seen */
-        leave_queue(NULL, t, END_NO_RELEASE, now);
+        leave_its_queue(NULL, task, tid, t, false, now);
 #endif
 #ifdef FUTEX_CALLS
     if (t->call.since && t->state != STATE_RUNNABLE) {
@@ -436,6 +463,8 @@ static __always_inline bool is_followed(u32 tid)
 {
 #ifdef ONLY_FUTEX_CALLS
     return is_in_call(tid);
+#elif defined(ONLY_KERNEL_LOCKS)
+    return false; /* await_lock() makes the entry of a thread that is to be followed */
 #else
     return true;
 #endif
@@ -486,6 +515,10 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
 #ifdef FUTEX_CALLS
         futex_abandoned(t, now);
 #endif
+#ifdef WITH_KERNEL_HOLDERS
+        if (t->awaits) /* the end of its wait was not seen */
+            awaited_locks.delete(&tid);
+#endif
         threads.delete(&tid);
         return;
     }
@@ -524,11 +557,14 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
         futex_wait_began(ctx, task, registers, t, tid, t->nr, now);
 #endif
 #ifdef WITH_HOLDERS
-    if (t->call.since && t->state == STATE_INTERRUPTIBLE)
-        join_queue(t, now);
+    join_its_queue(tid, t, now);
 #endif
 #ifdef ONLY_FUTEX_CALLS
     if (!t->call.since)
+        return;
+#endif
+#ifdef ONLY_KERNEL_LOCKS
+    if (!t->queued)
         return;
 #endif
     t->detail = 0;
@@ -600,7 +636,7 @@ static __always_inline void woken(void *ctx, u64 task)
 #endif
 #ifdef WITH_HOLDERS
     if (t && t->queued)
-        leave_queue(ctx, t, end_of_wait(t), bpf_ktime_get_ns());
+        leave_its_queue(ctx, task, tid, t, true, bpf_ktime_get_ns());
 #endif
     if (!t || !t->off_since || t->woken_at)
         return;

@@ -106,6 +106,14 @@ struct call {
 #endif
 };
 
+#define TASK_INTERRUPTIBLE 0x1
+#define TASK_UNINTERRUPTIBLE 0x2
+#define TASK_DEAD 0x80
+#define TASK_WAKEKILL 0x100 /* with TASK_UNINTERRUPTIBLE it is TASK_KILLABLE */
+#define TASK_WAKING 0x200
+#define TASK_NOLOAD 0x400 /* TASK_IDLE: uninterruptible, but waits for nothing in particular */
+#define TASK_RTLOCK_WAIT 0x1000 /* for a sleeping spinlock, with PREEMPT_RT (5.15) */
+
 enum state { STATE_RUNNABLE, STATE_INTERRUPTIBLE, STATE_UNINTERRUPTIBLE, STATE_OTHER };
 
 #ifdef TRACE_OFFCPU
@@ -117,6 +125,9 @@ struct waker {
     char comm[COMM_LEN]; /* of the thread; empty: the wake-up was not seen */
 };
 #endif
+
+/* The queue that a thread is counted in (lock_queues.bpf.c). */
+enum queued { QUEUED_NOT, QUEUED_BY_USER, QUEUED_IN_KERNEL };
 
 /* A thread that was switched out at least once. The thread itself writes this, except `woken_at` and
  * `waker`, which its waker writes, and `queued`, which its waker sets back.
@@ -136,8 +147,8 @@ struct thread {
     u8 iowait;
     u8 detail; /* of the system call: enum futex_kind or enum file_kind */
     u8 restart; /* 1: its futex call will continue as restart_syscall() */
-    u8 queued; /* 1: it is counted in the queue of its lock (releases.bpf.c) */
-    u8 pad;
+    u8 queued; /* enum queued: the sort of lock in whose queue it is counted */
+    u8 awaits; /* 1: it waits for a lock of the kernel, whether it sleeps or not (kernel_releases.bpf.c) */
     struct call call; /* moved here from `running` when the thread leaves the CPU */
     u64 looked_up; /* time at which the lock of `call` was last found in known_locks; 0: never */
 #ifdef FUTEX_CALLS
@@ -165,7 +176,7 @@ struct control { /* written by the sampler */
     u32 restraint; /* enum restraint */
     u32 is_timed; /* 1: the programs measure their run times */
     u32 sampler, exporter; /* their thread groups */
-    u32 wait_per_sample; /* of releases of locks, in units of 1024 ns; 0: no samples (releases.bpf.c) */
+    u32 wait_per_sample; /* of releases of locks, in units of 1024 ns; 0: no samples (lock_queues.bpf.c) */
 };
 
 /* What programs note in `written`, so that the sampler need not look at maps to which nothing was added.

@@ -10,7 +10,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lockd.names.kernel.sites import is_helper, is_locking, is_tracing
+from lockd.names.kernel.sites import (
+    from_release,
+    is_helper,
+    is_locking,
+    is_releasing_helper,
+    is_tracing,
+)
 
 SHOWN_FRAMES = 16
 """Functions of a stack that are shown."""
@@ -114,6 +120,22 @@ class KernelSymbols:
         """The first function of a stack that does more than take a lock; empty if there is none."""
         callers = self.callers(stack)
         return next((name for name in callers if not is_helper(name)), "") or next(iter(callers), "")
+
+    def release(self, stack: tuple[int, ...]) -> tuple[str, tuple[str, ...]] | None:
+        """The site at which a thread releases a lock, and its functions from there on, innermost first.
+
+        `stack` is that of a thread which wakes another one that waits for a kernel lock. None if the stack
+        does not show that it releases the lock. The site is empty if no function has a name.
+        """
+        names = [name for address in stack if (name := self.function(address))]
+        if not names:
+            return "", ()
+        shown = from_release([name for name in names if not is_tracing(name)])
+        if not shown:
+            return None
+        callers = [name for name in shown if not is_locking(name)]
+        site = next((name for name in callers if not is_releasing_helper(name)), "")
+        return site or next(iter(callers), ""), tuple(shown[:SHOWN_FRAMES])
 
     def describe(self, stack: tuple[int, ...], most: int = SHOWN_FRAMES) -> tuple[str, ...]:
         """At most `most` functions of a stack, innermost first, without the tracing functions on top."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockd.names.kernel.kallsyms import KernelSymbols
-from lockd.names.protocol import ANON, UNKNOWN, KernelLock, LockAnswer
+from lockd.names.protocol import ANON, NO_RELEASE, UNKNOWN, KernelLock, LockAnswer
 
 MODULES_SECONDS = 0.1
 """Seconds between two checks of which modules are loaded. There may be thousands of questions at a time."""
@@ -43,6 +43,10 @@ class KernelNames:
             lock = lock or member_of(question.lock_type, function) or site
         stack = symbols.describe(question.stack)
         return LockAnswer(question.key, False, lock or ANON, site or UNKNOWN, stack)
+
+    def name_holder(self, stack: tuple[int, ...]) -> tuple[str, tuple[str, ...]]:
+        """The site at which a thread released a lock, and its functions; NO_RELEASE if it did not release."""
+        return self.symbols().release(stack) or (NO_RELEASE, ())
 
     def symbols(self) -> KernelSymbols:
         """The kernel's symbols, read anew when modules were loaded or unloaded."""

@@ -1,12 +1,15 @@
 """Sorts of kernel functions, by name: locking code and tracing are not the site that takes a lock.
 
 The site of a kernel lock is the first function in a stack that is neither locking code nor tracing, nor a
-helper that takes a lock for its caller.
+helper that takes a lock for its caller. Where a thread releases a lock, functions that wake other threads and
+helpers that release a lock come first.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
 
 _TAKES = r"(?:_?read|write)?(?:_?interruptible|_?killable|_?timeout|_?trylock|_?nested|_?non_owner)*"
 _LOCKING = re.compile(
@@ -36,6 +39,26 @@ _HELPERS = re.compile(
     r"|pte_offset_map_lock"
     r")"
 )
+_RELEASING = re.compile(
+    r"_*(?:"
+    r"(?:ww_)?mutex_unlock\w*|up(?:_(?:read|write)\w*)?|downgrade_write|rwsem_(?:wake|downgrade_wake|mark_wake)"
+    r"|percpu_up_(?:read|write)\w*"
+    r")"
+)
+_RELEASING_HELPERS = re.compile(
+    r"_*(?:"
+    r"rtnl_unlock|netdev_run_todo|genl_unlock|nfnl_unlock|console_unlock|up_console_sem"
+    r"|cpus_(?:read|write)_unlock|kernel_param_unlock|unlock_device_hotplug|device_pm_unlock"
+    r"|cgroup_attach_unlock|tty_unlock|pipe_unlock|mmap_(?:read|write)_unlock(?:_non_owner)?"
+    r"|f_unlock_pos|unlock_rename|unlock_two_\w+"
+    r")"
+)
+_WAKING = re.compile(
+    r"_*(?:try_to_wake_up|wake_up\w*|(?:default|autoremove|percpu_rwsem)_wake_function|rcuwait_wake_up)"
+)
+_WAKES_WRITER = "rcuwait_wake_up"
+"""The function by which the last reader of a percpu rwsem wakes the writer. The rest of percpu_up_read() is
+compiled into its callers."""
 _TRACING = re.compile(
     r"bpf_prog_[0-9a-f]{16}(?:_\w*)?|bpf_trampoline_\d+(?:_\d+)?|bpf_dispatcher_\w+_func|bpf_trace_run\d+|bpf_get_stack\w*"
     r"|__bpf_trace_\w+|__bpf_prog_(?:enter|exit|run)\w*|__traceiter_\w+|trace_call_bpf|perf_trace_\w+|perf_call_bpf_\w+"
@@ -72,6 +95,29 @@ def is_locking(name: str) -> bool:
 def is_helper(name: str) -> bool:
     """Whether the function does nothing but take a lock for its caller."""
     return _HELPERS.fullmatch(name) is not None
+
+
+def is_waking(name: str) -> bool:
+    """Whether the function does nothing but wake threads."""
+    return _WAKING.fullmatch(name) is not None
+
+
+def is_releasing_helper(name: str) -> bool:
+    """Whether the function does nothing, or next to nothing, but release a lock for its caller."""
+    return _RELEASING_HELPERS.fullmatch(name) is not None
+
+
+def from_release(names: Sequence[str]) -> Sequence[str]:
+    """The functions from the one on that releases a lock, of a stack in which a thread is woken that waits.
+
+    Empty if the stack does not show a release: a thread that waits itself wakes another one that does, a
+    thread sends a signal, or an interrupt has come. `names` are innermost first, without tracing functions.
+    """
+    waking = list(itertools.takewhile(is_waking, names))
+    below = names[len(waking) :]
+    locking = list(itertools.takewhile(is_locking, below))
+    is_release = bool(locking or _WAKES_WRITER in waking) and all(map(_RELEASING.fullmatch, locking))
+    return below if is_release and not any(map(is_interrupt, below)) else ()
 
 
 def is_tracing(name: str) -> bool:

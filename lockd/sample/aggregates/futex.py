@@ -64,8 +64,11 @@ class FutexAggregates:
             maxima=("blocked",), windows=windows,
         )  # fmt: skip
         self.locks = LockSeries("futex", contention, locks, self._kind_names, has_site=False)
-        has_holders = any(info.name == "releases" for info in manifest.maps)
-        self.holders = LockHolders(limits, budget, contention) if has_holders else None
+        self.holders = (
+            LockHolders("futex_lock_holder", self._kind_names, 2, limits, budget, contention)
+            if manifest.has_map("release_record")
+            else None
+        )
         self.series = [self.by_kind, *(self.calls.series if self.calls else ()), locks]
         if self.holders:
             self.series.append(self.holders.series)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 
 from lockd.columns.index import Groups, mix
 from lockd.kernel.manifest import Manifest
 from lockd.names.client import Resolver
 from lockd.sample.aggregates.contention import ContentionTables, lock_key
+from lockd.sample.aggregates.identities import Identities
+from lockd.sample.aggregates.lock_holders import LockHolders
 from lockd.sample.aggregates.lock_series import LockSeries
-from lockd.sample.aggregates.ongoing import Moment, OngoingWaits
+from lockd.sample.aggregates.ongoing import Moment, OngoingWaits, name_waits
 from lockd.sample.aggregates.window import Stacks, Window, add_slots
+from lockd.sample.locks.releases import Release
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
+
+NAMELESS_SECONDS = 5.0
+"""Seconds after which a release is counted as `other` whose lock has no name: no wait for it was counted."""
 
 
 class KernelLockAggregates:
@@ -46,7 +55,14 @@ class KernelLockAggregates:
             most=limits.top_locks,
         )  # fmt: skip
         self.sites = LockSeries("kernel_locks", contention, sites, self._types, has_site=True)
+        self.holders = (
+            LockHolders("kernel_lock_holder", self._types, len(self._types), limits, budget, contention)
+            if manifest.has_map("kernel_release_record")
+            else None
+        )
         self.series = [self.by_type, sites]
+        if self.holders:
+            self.series.append(self.holders.series)
 
     def fold(self, window: Window, stacks: Stacks, now: float) -> None:
         """Add one window; `now` is the monotonic clock in seconds."""
@@ -92,6 +108,26 @@ class KernelLockAggregates:
         self.sites.add(lock_rows, values["waits"], values["wait_ns"], values["max_wait_ns"], now)
         self.sites.ask_names(self._resolver)
 
+    def add_releases(self, releases: Sequence[Release], identities: Identities, now: float) -> list[Release]:
+        """Add sampled releases of locks; return those of locks that have no row with a name yet.
+
+        One whose lock has none after some seconds is counted as `other`. One that made a process wait that
+        the filter excludes is left out.
+        """
+        assert self.holders
+        numbers = np.arange(len(releases))
+        tgids = np.array([release.tgid for release in releases], np.int64)
+        types = np.array([release.kind for release in releases], np.int64)
+        addresses = np.array([release.address for release in releases], np.uint64)
+        weights = np.array([release.weight_ns for release in releases], np.int64)
+        waits = name_waits(numbers, tgids, types, addresses, weights, identities)
+        chosen = [releases[i] for i in waits.tids.tolist()]
+        rows = self.sites.rows_of_most_waited(waits.addresses, waits.kinds, waits.processes)
+        has_name = (rows >= 0) & (self._contention.locks["series_code"][rows] != 0)
+        is_due = has_name | np.array([now >= one.taken + NAMELESS_SECONDS for one in chosen], np.bool_)
+        self.holders.add(rows[is_due], list(itertools.compress(chosen, is_due)), now)
+        return list(itertools.compress(chosen, ~is_due))
+
     def note_ongoing(self, moment: Moment) -> None:
         """Replace what is known of the waits that have not ended."""
         if not moment.kernel_waits:
@@ -130,3 +166,5 @@ class KernelLockAggregates:
         rows, labels = series.live()
         block.add("lockd_kernel_lock_site_wait_seconds_total", labels, series["blocked_ns"][rows] / 1e9)
         block.add("lockd_kernel_lock_site_waits_total", labels, series["count"][rows])
+        if self.holders:
+            self.holders.export(block)

@@ -1,4 +1,4 @@
-"""Holders of user-space locks: for how long the code that held a lock made threads wait for it."""
+"""Holders of locks: for how long the code that held a lock made threads wait for it."""
 
 from __future__ import annotations
 
@@ -22,41 +22,54 @@ SERIES_OF_LOCK = 4
 
 
 class LockHolders:
-    """The series of holders, and the holders in the table of locks."""
+    """The series of holders of user-space locks or of kernel locks, and their holders in the table of locks.
 
-    def __init__(self, limits: Limits, budget: LineBudget, contention: ContentionTables) -> None:
+    `family` is the name of the family of series and a part of the metric's name. `kinds` are the names of the
+    kinds, or types, of these locks, of which there are series called `other` for `others`.
+    """
+
+    def __init__(
+        self, family: str, kinds: Sequence[str], others: int, limits: Limits, budget: LineBudget,
+        contention: ContentionTables,
+    ) -> None:  # fmt: skip
+        self._kinds = kinds
         self._contention = contention
+        self._metric = f"lockd_{family}_seconds_total"
         self.series = Series(
-            "futex_lock_holder",
+            family,
             {"waited_ns": np.int64},
-            counters={"waited_ns": "lockd_futex_lock_holder_seconds_total"},
-            names=(0, 1, 3, 4), lines=1, budget=budget, others=2,
+            counters={"waited_ns": self._metric},
+            names=(0, 1, 3, 4), lines=1, budget=budget, others=others,
             most=SERIES_OF_LOCK * limits.top_locks,
         )  # fmt: skip
 
     def add(self, lock_rows: Rows, releases: Sequence[Release], now: float) -> None:
-        """Add releases of the locks in these rows of the table of locks."""
+        """Add releases of the locks in these rows of the table of locks; the row is -1 if it has no row."""
         table = self._contention.locks
         for row, release in zip(lock_rows.tolist(), releases, strict=True):
+            if row < 0:
+                continue
             if not table["holders"][row]:
                 table["holders"][row] = HoldersOfLock()
             table["holders"][row].add(release)
-        labels = [self._labels(row, release.holder) for row, release in zip(lock_rows, releases, strict=True)]
+        labels = [self._labels(row, release) for row, release in zip(lock_rows, releases, strict=True)]
         waited = np.array([release.weight_ns for release in releases], np.int64)
         keys = np.array([hash_labels(one) for one in labels], np.uint64)
         rows = self.series.rows(keys, labels.__getitem__, np.minimum(waited, MEMORY_NS), now)
         np.add.at(self.series["waited_ns"], rows, waited)
 
-    def _labels(self, row: int, holder: str) -> tuple[str, ...]:
+    def _labels(self, row: int, release: Release) -> tuple[str, ...]:
         locks = self._contention.locks
+        if row < 0:
+            return (OTHER, OTHER, self._kinds[release.kind], OTHER, OTHER)
         if locks["series_code"][row] == 0:  # its name is not known, as in the other series of locks
             return (OTHER, OTHER, locks["kind"][row], OTHER, OTHER)
-        return (*locks["process"][row], locks["kind"][row], locks["lock"][row], holder)
+        return (*locks["process"][row], locks["kind"][row], locks["lock"][row], release.holder)
 
     def export(self, block: Block) -> None:
         """Write every series to a block."""
         rows, labels = self.series.live()
-        block.add("lockd_futex_lock_holder_seconds_total", labels, self.series["waited_ns"][rows] / 1e9)
+        block.add(self._metric, labels, self.series["waited_ns"][rows] / 1e9)
 
 
 MOST_HOLDERS = 8

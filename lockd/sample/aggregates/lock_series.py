@@ -11,6 +11,7 @@ import numpy.typing as npt
 from lockd.columns.index import Groups, Hashes, Rows
 from lockd.columns.structs import Columns
 from lockd.names.client import Resolver
+from lockd.names.labels.processes import Name
 from lockd.names.protocol import KernelLock, LockAnswer
 from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
 from lockd.sample.aggregates.identities import ProcessNames
@@ -66,6 +67,23 @@ class LockSeries:
             }
 
         return self._contention.locks.find_or_add(keys, now, describe)
+
+    def rows_of_most_waited(self, addresses: Columns, kinds: Columns, processes: ProcessNames) -> Rows:
+        """Return for each lock, and process that waits for it, its row in the table of locks.
+
+        Of several rows, for several sites, it is the one with the most blocked time; -1 if there is none.
+        """
+        names = [processes[i] for i in range(len(addresses))]
+        waited_for = list(zip(addresses.tolist(), kinds.tolist(), names, strict=True))
+        rows = {one: self._most_waited(*one) for one in set(waited_for)}
+        return np.array([rows[one] for one in waited_for], np.int64)
+
+    def _most_waited(self, address: int, kind: int, process: Name) -> int:
+        locks = self._contention.locks
+        is_lock = (locks["address"] == np.uint64(address)) & (locks["kind_number"] == kind) & locks.used
+        found = np.flatnonzero(is_lock & (locks["program"] == self._program))
+        found = found[[locks["process"][row] == process for row in found.tolist()]]
+        return int(found[np.argmax(locks["blocked_ns"][found])]) if len(found) else -1
 
     def ask_names(self, resolver: Resolver) -> None:
         """Ask for the names of kernel locks, ASKED_AT_ONCE at a time, those with the longest waits first."""

@@ -1,13 +1,13 @@
-"""Sampled releases of user-space locks: read from the kernel's ring, and joined with the code of the holders.
+"""Sampled releases of locks: read from the kernel's ring, and joined with the code of the holders.
 
 The programs sample a release with a chance in proportion to the time for which threads have waited since the
-lock was last released (lockd/bpf/daemon/releases.bpf.c). The namer finds out which code released the lock.
+lock was last released (lockd/bpf/daemon/lock_queues.bpf.c). The namer finds out which code released the lock.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from lockd.kernel.manifest import Layout
 from lockd.kernel.pairs import Control
 from lockd.kernel.rings import Ring, RingReader
 from lockd.names.client import Resolver
-from lockd.names.protocol import HolderAnswer, LockReleased
+from lockd.names.protocol import NO_RELEASE, HolderAnswer, KernelLockReleased, LockReleased
 from lockd.names.unwind.capture import decode_captures
 from lockd.process.clock import NS
 
@@ -27,8 +27,6 @@ UNKNOWN = "(unknown)"
 """The holder whose code was not found out: the release was seen, and its stack tells no function."""
 OWNER_ENDED = "(owner ended)"
 """In place of a holder: the thread that held the lock has ended, and the kernel released its robust lock."""
-NO_RELEASE = "(no release)"
-"""In place of a holder: no release was seen to end the wait, but a timeout or a signal did, for instance."""
 WAIT_UNIT_NS = 1024
 """The unit of Control.wait_per_sample, in nanoseconds."""
 MOST_NS = 1_000_000_000_000
@@ -47,10 +45,12 @@ class Release:
     """A sampled end of a wait for a lock."""
 
     tgid: int
-    """The process that waited."""
+    """The process that waited: that of the thread which was woken."""
     address: int
     kind: int
-    """Its enum futex_kind as the programs knew it."""
+    """The lock's enum futex_kind as the programs knew it, or its enum lock_type."""
+    in_kernel: bool
+    """Whether it is a lock of the kernel."""
     weight_ns: int
     """The waited time that the sample stands for."""
     taken: float
@@ -92,18 +92,17 @@ class SamplePace:
 
 
 class Releases:
-    """Reads `ring`, whose records have the given layout, and has the code of each release named.
+    """Reads `ring`, and has the code of each release named.
 
-    `kinds` are the names of enum futex_kind, `ends` those of enum wait_end. `refused` counts samples for
-    which the ring had no room.
+    `enums` are those of the manifest. `refused` counts samples for which the ring had no room.
     """
 
     def __init__(
         self,
         ring: Ring,
-        record: Layout | str,
-        kinds: Sequence[str],
-        ends: Sequence[str],
+        user_record: Layout | str,
+        kernel_record: Layout | str,
+        enums: Mapping[str, Sequence[str]],
         refused: PerCpuCounters,
         control: Control,
         resolver: Resolver,
@@ -111,11 +110,18 @@ class Releases:
         per_second: int,
         now: float,
     ) -> None:
-        """`is_wanted(tgid)` is whether to count the waits of a process."""
+        """The records are the layouts of those of releases of user-space locks and of kernel locks; either is
+        empty if there are none. `is_wanted(tgid)` is whether to count the waits of a process.
+        """
         self._reader = RingReader(ring)
-        self._record = struct_dtype(record)
-        self._release = self._record["release"]
-        self._lock_kinds = {kinds.index("lock"), kinds.index("pi")}
+        self._user_record = struct_dtype(user_record) if user_record else None
+        self._kernel_record = struct_dtype(kernel_record) if kernel_record else None
+        some = self._user_record or self._kernel_record
+        assert some
+        self._release = some["release"]
+        kinds, ends = enums["futex_kind"], enums["wait_end"]
+        self._user_kinds = {kinds.index("lock"), kinds.index("pi")} if self._user_record else set()
+        self._kernel_kinds = set(range(len(enums["lock_type"]))) if self._kernel_record else set()
         self._release_end = ends.index("release")
         self._holders = {ends.index("owner_ended"): OWNER_ENDED, ends.index("no_release"): NO_RELEASE}
         self._kernel_refused = refused
@@ -182,10 +188,12 @@ class Releases:
 
     def _note_record(self, record: memoryview, now: float) -> None:
         seen: Any = np.frombuffer(record, self._release, 1)[0]
-        release = Release(int(seen["tgid"]), int(seen["uaddr"]), int(seen["kind"]), int(seen["weight"]), now)
+        tgid, address, kind, weight_ns = (int(seen[name]) for name in ("tgid", "address", "kind", "weight"))
+        release = Release(tgid, address, kind, bool(seen["in_kernel"]), weight_ns, now)
+        kinds = self._kernel_kinds if release.in_kernel else self._user_kinds
         end = int(seen["end"])
         is_whole = end == self._release_end or end in self._holders
-        if not is_whole or release.kind not in self._lock_kinds or release.weight_ns > MOST_WEIGHT_NS:
+        if not is_whole or release.kind not in kinds or release.weight_ns > MOST_WEIGHT_NS:
             return  # it was read too early, see RingReader
         if not self._is_wanted(release.tgid):
             return
@@ -196,9 +204,14 @@ class Releases:
         token = next(self._tokens)
         if end != self._release_end:
             release.holder = self._holders[end]
-        else:
-            by = np.frombuffer(record, self._record, 1)["by"]
-            question = LockReleased(token, int(by["tgid"][0]), decode_captures(by)[0])
-            if not self._resolver.ask(question):
-                release.holder = UNKNOWN
+        elif not self._resolver.ask(self._question(token, record, release.in_kernel)):
+            release.holder = UNKNOWN
         self._waiting[token] = release
+
+    def _question(self, token: int, record: memoryview, in_kernel: bool) -> LockReleased | KernelLockReleased:
+        """The question of which code released a lock, from the record of the release."""
+        if in_kernel:
+            frames = np.frombuffer(record, self._kernel_record, 1)["frames"][0]
+            return KernelLockReleased(token, tuple(filter(None, frames.tolist())))
+        by = np.frombuffer(record, self._user_record, 1)["by"]
+        return LockReleased(token, int(by["tgid"][0]), decode_captures(by)[0])

@@ -52,6 +52,10 @@ HOLDERS = [
     {"site": "(no release)", "seconds": 0.001, "share": 0.25, "samples": 1, "stack": []},
 ]
 """Of the first lock."""
+KERNEL_HOLDERS = [
+    {"site": "vfs_write", "seconds": 0.002, "share": 1.0, "samples": 2, "stack": ["up_write", "vfs_write"]}
+]
+"""Of the last one."""
 
 
 def block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
@@ -80,7 +84,8 @@ def block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
         tables[name] = {
             "text": {column: list(values) for column, values in text.items()},
             "numbers": list(numbers),
-            "lists": {"stack": list(rest[1]), "holders": [held, *[[]] * (n - 1)]} if name == "locks" else {},
+            "lists": {"stack": list(rest[1]), "holders": [held, *[[]] * (n - 2), KERNEL_HOLDERS]}
+            if name == "locks" else {},
         }  # fmt: skip
         for column, values in numbers.items():
             add = {"blocked_us": 100.0 * more, "blocked_count": more}.get(column, 0)
@@ -137,7 +142,19 @@ def test_the_code_that_held_a_lock_by_the_time_that_others_waited(running: Expor
     assert (samples["shop:refill"][3], samples["(no release)"][3]) == ("3", "1")
     page = frames(running.ask("/flamegraph?program=futex&by=holder")[2])
     assert page["shop:refill"] == "3.000 ms, 75.00%"
+    assert "vfs_write" not in page
     assert "shop:sell" in frames(running.ask("/flamegraph?program=futex&by=waiter")[2])
+
+
+def test_the_code_that_held_a_lock_of_the_kernel(running: Exporter) -> None:
+    found = rows(go_pprof(running, "/debug/pprof/holders", "-top", "-unit=us", "-sample_index=waited"))
+    assert found["inode->i_rwsem"][0] == found["vfs_write"][3] == "2000us"
+    assert found["shop:stock"][0] == "4000us"
+    path = "/debug/pprof/holders?program=kernel_locks"
+    assert "shop:stock" not in rows(go_pprof(running, path, "-top", "-sample_index=waited"))
+    page = frames(running.ask("/flamegraph?program=kernel_locks&by=holder")[2])
+    assert page["vfs_write"] == page["up_write"] == "2.000 ms, 100.00%"
+    assert "shop:refill" not in page
 
 
 def test_holders_of_some_seconds(running: Exporter) -> None:
@@ -285,7 +302,7 @@ def test_the_script_and_the_style_are_allowed_by_a_browser(running: Exporter, tm
         (
             "/flamegraph?program=offcpu&by=holder",
             400,
-            "parameter by: holders are known of program=futex only",
+            "parameter by: holders are known of program=futex and program=kernel_locks only",
         ),
         ("/debug/pprof/futex?comm=%FF", 400, "parameter comm"),
     ],

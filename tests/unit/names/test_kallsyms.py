@@ -30,6 +30,31 @@ ffffffff81003b00 T rtnl_lock
 ffffffff81003c00 T perf_event_ctx_lock_nested
 ffffffff81003d00 T trace_array_put
 ffffffff81003e00 T schedule_on_each_cpu
+ffffffff81003e10 T try_to_wake_up
+ffffffff81003e20 T wake_up_q
+ffffffff81003e30 T wake_up_process
+ffffffff81003e40 T rcuwait_wake_up
+ffffffff81003e50 t percpu_rwsem_wake_function
+ffffffff81003e60 t __wake_up_common
+ffffffff81003e70 T percpu_up_write
+ffffffff81003e80 T __percpu_down_read
+ffffffff81003e90 t __mutex_unlock_slowpath.isra.0
+ffffffff81003ea0 T mutex_unlock
+ffffffff81003eb0 t rwsem_wake.isra.0
+ffffffff81003ec0 T up_read
+ffffffff81003ed0 t rwsem_downgrade_wake
+ffffffff81003ee0 T downgrade_write
+ffffffff81003ef0 t rwsem_down_write_slowpath
+ffffffff81003f00 T down_write_killable
+ffffffff81003f10 t __up
+ffffffff81003f20 T up
+ffffffff81003f30 T rtnl_unlock
+ffffffff81003f40 T netdev_run_todo
+ffffffff81003f50 T signal_wake_up_state
+ffffffff81003f60 t process_timeout
+ffffffff81003f70 T asm_sysvec_apic_timer_interrupt
+ffffffff81003f80 t __traceiter_sched_waking
+ffffffff81003f90 T mutex_lock_of_shop
 ffffffff81004000 t do_work.isra.0.cold
 ffffffff81004100 W weak_function
 ffffffff82000000 D init_task
@@ -119,6 +144,63 @@ def test_the_site_is_the_first_function_that_is_not_locking(
     addresses = tuple(address_of(name) + 4 for name in stack)
     assert symbols.site(addresses) == site
     assert symbols.site((0xFFFF888000000000, *addresses)) == site  # one frame without a name
+
+
+@pytest.mark.parametrize(
+    ("stack", "site", "first"),
+    [
+        (("wake_up_q", "__mutex_unlock_slowpath", "mutex_unlock", "pipe_write", "vfs_read"), "pipe_write",
+         "__mutex_unlock_slowpath"),
+        (("wake_up_q", "__mutex_unlock_slowpath", "pipe_write"), "pipe_write", "__mutex_unlock_slowpath"),
+        (("wake_up_q", "rwsem_wake", "up_read", "do_work"), "do_work", "rwsem_wake"),
+        (("wake_up_q", "rwsem_wake", "up_read", "bpf_trampoline_16460_5", "do_work"), "do_work",
+         "rwsem_wake"),
+        (("wake_up_q", "rwsem_downgrade_wake", "downgrade_write", "do_work"), "do_work",
+         "rwsem_downgrade_wake"),
+        (("wake_up_process", "__up", "up", "do_work"), "do_work", "__up"),
+        (("wake_up_process", "percpu_rwsem_wake_function", "__wake_up_common", "percpu_up_write", "do_work"),
+         "do_work", "percpu_up_write"),
+        (("wake_up_process", "rcuwait_wake_up", "vfs_read"), "vfs_read", "vfs_read"),
+        (("wake_up_q", "mutex_unlock", "netdev_run_todo", "rtnl_unlock", "do_work"), "do_work",
+         "mutex_unlock"),
+        (("wake_up_q", "mutex_unlock", "rtnl_unlock"), "rtnl_unlock", "mutex_unlock"),
+        (("wake_up_q", "mutex_unlock"), "", "mutex_unlock"),
+    ],
+)  # fmt: skip
+def test_the_site_of_a_release_is_behind_the_wake_up_and_the_locking(
+    symbols: KernelSymbols, stack: tuple[str, ...], site: str, first: str
+) -> None:
+    found = symbols.release(woken_by(stack))
+    assert found
+    assert found[0] == site
+    assert found[1][0] == first
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        ("signal_wake_up_state", "vfs_read"),
+        ("process_timeout", "asm_sysvec_apic_timer_interrupt", "mutex_unlock", "do_work"),
+        ("wake_up_process", "__up", "up", "do_work", "asm_sysvec_apic_timer_interrupt", "vfs_read"),
+        ("wake_up_q", "rwsem_down_write_slowpath", "down_write_killable", "do_work"),
+        ("wake_up_q", "rwsem_down_read_slowpath", "down_read", "do_work"),
+        ("wake_up_process", "rcuwait_wake_up", "__percpu_down_read", "vfs_read"),
+        ("wake_up_process", "do_work"),
+        ("wake_up_q",),
+    ],
+)
+def test_another_wake_up_is_no_release(symbols: KernelSymbols, stack: tuple[str, ...]) -> None:
+    assert symbols.release(woken_by(stack)) is None
+
+
+def test_of_a_release_without_names_nothing_is_known(symbols: KernelSymbols) -> None:
+    assert symbols.release((0xFFFF888000000000,)) == symbols.release(()) == ("", ())
+
+
+def woken_by(stack: tuple[str, ...]) -> tuple[int, ...]:
+    """The stack of a thread that wakes another one, as the programs see it."""
+    traced = ("bpf_prog_0123456789abcdef_on_contention_begin", "bpf_trace_run2", "__traceiter_sched_waking")
+    return tuple(address_of(name) + 4 for name in (*traced, "try_to_wake_up", *stack))
 
 
 def test_a_stack_is_shown_without_the_tracing(symbols: KernelSymbols) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
 import numpy as np
 import pytest
 
+from lockd.kernel.manifest import Manifest, MapInfo
+from lockd.names.client import Resolver
 from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
+from lockd.sample.aggregates.kernel_locks import NAMELESS_SECONDS, KernelLockAggregates
 from lockd.sample.aggregates.lock_holders import MOST_HOLDERS, SERIES_OF_LOCK, LockHolders
 from lockd.sample.locks.releases import Release, SamplePace
 from lockd.sample.series.limits import Limits, LineBudget
 
+KINDS = ("lock", "pi", "cond")
 PER_SECOND = 20
 LEAST_NS = 50_000_000
 """A second divided by that."""
@@ -64,8 +69,10 @@ def test_a_burst_is_over_within_a_second() -> None:
     assert pace.wait_ns == LEAST_NS
 
 
-def release(holder: str, weight_ns: int = 1) -> Release:
-    return Release(7, 0x10, 0, weight_ns, 0.0, holder, (holder, "main"))
+def release(
+    holder: str, weight_ns: int = 1, address: int = 0x10, kind: int = 0, taken: float = 0.0
+) -> Release:
+    return Release(7, address, kind, False, weight_ns, taken, holder, (holder, "main"))
 
 
 def rows_of(contention: ContentionTables, named: int, nameless: int = 0) -> np.ndarray:
@@ -84,7 +91,8 @@ def rows_of(contention: ContentionTables, named: int, nameless: int = 0) -> np.n
 def holders_of(top_locks: int = 50) -> tuple[ContentionTables, LockHolders]:
     contention = ContentionTables(lambda tgid, tid: "", 64)
     limits = Limits(top_locks=top_locks)
-    return contention, LockHolders(limits, LineBudget(limits), contention)
+    budget = LineBudget(limits)
+    return contention, LockHolders("futex_lock_holder", KINDS, 2, limits, budget, contention)
 
 
 def test_holders_of_a_lock_are_told_apart_up_to_a_number() -> None:
@@ -118,4 +126,81 @@ def test_a_lock_without_a_name_counts_as_other() -> None:
     contention, holders = holders_of()
     rows = rows_of(contention, 0, 1)
     holders.add(rows, [release("shop:refill", 5)], 1.0)
-    assert holders.series.live()[1] == [("other", "other", "lock", "other", "other")]
+    holders.add(np.array([-1]), [release("shop:refill", 5)], 1.0)  # it has no row either
+    live, labels = holders.series.live()
+    assert labels == [("other", "other", "lock", "other", "other")]
+    assert holders.series["waited_ns"][live].tolist() == [10]
+
+
+TYPES = ("mutex", "rwsem_read", "rwsem_write")
+WAITER = ("shop.service", "shop")
+
+
+def kernel_row(
+    contention: ContentionTables, key: int, address: int, kind: int, blocked_ns: int, lock: str,
+    process: tuple[str, str] = WAITER,
+) -> int:  # fmt: skip
+    """A row of a lock of the kernel, with waits at some site."""
+    of_row = np.empty(1, object)
+    of_row[0] = process
+    (row,) = contention.locks.find_or_add(
+        np.array([key], np.uint64), 1.0, lambda at: {
+            "program": PROGRAMS.index("kernel_locks"), "address": address, "kind_number": kind,
+            "kind": TYPES[kind], "process": of_row[0 * at], "blocked_ns": blocked_ns, "lock": lock,
+            "series_code": int(bool(lock)),
+        },
+    )  # fmt: skip
+    return int(row)
+
+
+class OneProcess:
+    """Identities of a host with a single process."""
+
+    def identify_process(self, tgid: int, since: int) -> tuple[tuple[str, str], bool]:
+        return WAITER, tgid == 7
+
+
+def kernel_locks() -> tuple[ContentionTables, KernelLockAggregates]:
+    contention, limits = ContentionTables(lambda tgid, tid: "", 64), Limits()
+    record = MapInfo("kernel_release_record", 1, "u32", "u64")
+    manifest = Manifest(0, (), (), (record,), (), {"lock_type": TYPES}, {"SLOTS": 28})
+    return contention, KernelLockAggregates(manifest, limits, LineBudget(limits), contention, Resolver())
+
+
+def test_a_release_of_a_kernel_lock_belongs_to_the_site_with_the_longest_waits() -> None:
+    contention, aggregates = kernel_locks()
+    assert aggregates.holders
+    kernel_row(contention, 1, 0x10, 0, 900, "rarely_asked")
+    row = kernel_row(contention, 2, 0x10, 0, 1000, "often_asked")
+    kernel_row(contention, 3, 0x10, 0, 9999, "of_others", ("", "other"))
+    kernel_row(contention, 4, 0x20, 0, 9999, "another")
+    kernel_row(contention, 5, 0x10, 2, 9999, "of_another_type")
+    assert aggregates.add_releases([release("vfs_read", 500)], OneProcess(), 1.0) == []
+    assert aggregates.holders.series.live()[1] == [(*WAITER, "mutex", "often_asked", "vfs_read")]
+    assert [one["site"] for one in contention.locks["holders"][row].rows()] == ["vfs_read"]
+
+
+def test_a_release_of_a_kernel_lock_waits_for_the_name_of_the_lock() -> None:
+    contention, aggregates = kernel_locks()
+    assert aggregates.holders
+    early = [release("vfs_read", 500, address) for address in (0x10, 0x20)]
+    row = kernel_row(contention, 1, 0x10, 0, 900, "")
+    assert aggregates.add_releases(early, OneProcess(), 1.0) == early
+    contention.locks["lock"][row], contention.locks["series_code"][row] = "big_mutex", 1
+    assert aggregates.add_releases(early, OneProcess(), 2.0) == early[1:]
+    assert aggregates.add_releases(early[1:], OneProcess(), NAMELESS_SECONDS) == []
+    live, labels = aggregates.holders.series.live()
+    assert set(labels) == {
+        (*WAITER, "mutex", "big_mutex", "vfs_read"),
+        ("other", "other", "mutex", "other", "other"),
+    }
+    assert aggregates.holders.series["waited_ns"][live].tolist() == [500, 500]
+
+
+def test_releases_that_made_others_wait_are_left_out_by_the_filter() -> None:
+    contention, aggregates = kernel_locks()
+    assert aggregates.holders
+    kernel_row(contention, 1, 0x10, 0, 900, "big_mutex")
+    of_other = dataclasses.replace(release("vfs_read", 500), tgid=8)
+    assert aggregates.add_releases([of_other], OneProcess(), 1.0) == []
+    assert aggregates.holders.series.live()[1] == []

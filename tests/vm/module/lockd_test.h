@@ -110,5 +110,14 @@ struct lock *lock_named(const char *name);
 int make_locks(void);
 void free_locks(void);
 
+/* turns.c */
+enum { HOLDERS = 3 };
+int make_turns(void);
+void free_turns(void);
+void forget_turns(void);
+void do_hold_in_turns(struct thread *me, const struct step *step);
+void do_ask(struct thread *me, const struct step *step);
+u64 find_waited(u64 by_holder[HOLDERS]); /* and for how long in all, in ns */
+
 /* run.c */
 void fail(struct run *run, const char *why, const char *what);

@@ -166,6 +166,7 @@ static int run_script(struct run *run)
 
     if (failed)
         return failed;
+    forget_turns();
     failed = make_threads(run);
     if (!failed)
         failed = play_all(run);
@@ -222,6 +223,16 @@ static void show_truth(struct seq_file *file, const char *name, const struct tru
                truth->waits, truth->wait_ns, truth->max_wait_ns, truth->spins, truth->spin_ns);
 }
 
+static void show_turns(struct seq_file *file)
+{
+    u64 by_holder[HOLDERS];
+    u64 all = find_waited(by_holder);
+
+    seq_printf(file, "\"turns\": {\"waited_ns\": %llu, \"by_holder_ns\": ", all);
+    seq_printf(file, "{\"short\": %llu, \"some\": %llu, \"long\": %llu}}", by_holder[0], by_holder[1],
+               by_holder[2]);
+}
+
 static int show_truths(struct seq_file *file, void *unused)
 {
     static const char *const names[TYPES] = {"mutex", "rwsem_read", "rwsem_write", "semaphore"};
@@ -237,7 +248,9 @@ static int show_truths(struct seq_file *file, void *unused)
             show_truth(file, names[type], &truths[whose][type]);
         }
     }
-    seq_puts(file, "}}\n");
+    seq_puts(file, "}, ");
+    show_turns(file);
+    seq_puts(file, "}\n");
     clear_bit(0, &busy);
     return 0;
 }
@@ -261,16 +274,20 @@ static int __init start(void)
 
     if (failed)
         return failed;
-    if (!proc_create(KBUILD_MODNAME, 0600, NULL, &operations)) {
-        free_locks();
-        return -ENOMEM;
+    failed = make_turns();
+    if (!failed && !proc_create(KBUILD_MODNAME, 0600, NULL, &operations)) {
+        free_turns();
+        failed = -ENOMEM;
     }
-    return 0;
+    if (failed)
+        free_locks();
+    return failed;
 }
 
 static void __exit end(void)
 {
     remove_proc_entry(KBUILD_MODNAME, NULL);
+    free_turns();
     free_locks();
 }
 

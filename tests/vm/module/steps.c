@@ -372,6 +372,8 @@ const struct op ops[] = {
     DOING(called, NUMBER | LOCK),
     DOING(asleep, NUMBER | LOCK),
     DOING(pause, 0),
+    DOING(hold_in_turns, NUMBER | LOCK),
+    DOING(ask, LOCK),
     DOING(interrupt, ROLE),
     DOING(kill, ROLE),
     {},

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Releases of mutexes, rwsems, semaphores and percpu rwsems of the kernel. Each of them wakes the next
+ * thread in the context of the thread that releases it, so that the kernel stack tells in which code it does.
+ *
+ * A stack also tells a release from anything else that wakes a thread: a timer, another thread that waits and
+ * gives up, and so on. The namer finds that out for those that are sampled. Here it is taken for a release
+ * unless the current thread is the idle one, or a signal ends the wait. */
+
+#define RELEASE_FRAMES 28 /* some eight of them are of the wake-up and of this program */
+
+struct kernel_release { /* END_RELEASE of a lock of the kernel */
+    struct release release;
+    u64 frames[RELEASE_FRAMES]; /* of the thread that released the lock, innermost first, up to a 0 */
+};
+
+BPF_ARRAY(kernel_release_record, struct kernel_release, 1); /* describes the layout of a record */
+
+struct awaited_lock {
+    u64 address;
+    u64 type; /* enum lock_type */
+};
+
+/* The kernel lock that a thread waits for, where `awaits` in its entry says that it does. */
+BPF_TABLE("hash", u32, struct awaited_lock, awaited_locks, WAITS_ENTRIES);
+
+/* The current thread begins to wait for a lock of the kernel. */
+static __always_inline void await_lock(u64 address, u32 type)
+{
+    u64 id = bpf_get_current_pid_tgid();
+    u32 tid = id;
+    struct awaited_lock awaited = {.address = address, .type = type};
+
+    if (restraint() >= RESTRAINT_STACKS)
+        return;
+    struct thread *t = threads.lookup(&tid);
+    if (!t) { /* it has not left its CPU before */
+        struct thread fresh = {.tgid = id >> 32};
+        threads.insert(&tid, &fresh);
+        t = threads.lookup(&tid);
+    }
+    if (t && !awaited_locks.update(&tid, &awaited))
+        t->awaits = 1;
+}
+
+/* The current thread has got the lock that it waited for, or gives up. */
+static __always_inline void await_no_lock(void)
+{
+    u32 tid = bpf_get_current_pid_tgid();
+    struct thread *t = threads.lookup(&tid);
+
+    if (!t || !t->awaits)
+        return;
+    t->awaits = 0;
+    awaited_locks.delete(&tid);
+}
+
+/* The current thread, whose entry is `t`, leaves its CPU at `now` to wait for a lock of the kernel. */
+static __always_inline void join_kernel_queue(u32 tid, struct thread *t, u64 now)
+{
+    struct awaited_lock *awaited = awaited_locks.lookup(&tid);
+
+    if (!awaited)
+        return;
+    struct queue_key key = {.address = awaited->address};
+    join_queue(t, &key, QUEUED_IN_KERNEL, now);
+}
+
+/* Whether a signal wakes `task`, which sleeps: one that it sleeps until, and that would have kept it from
+ * going to sleep if it had come before. */
+static __always_inline bool is_woken_by_signal(u64 task)
+{
+    u64 own = 0, shared = 0, blocked = 0, of_process = 0;
+    u32 state = 0;
+
+    READ_TASK(task, TASK_STATE, state);
+    if (!(state & (TASK_INTERRUPTIBLE | TASK_WAKEKILL)))
+        return false;
+    READ_TASK(task, TASK_PENDING_SIGNAL, own);
+    if (!(state & TASK_INTERRUPTIBLE))
+        return own & (1 << (9 - 1)); /* SIGKILL, which each thread of the process receives */
+    READ_TASK(task, TASK_SIGNAL, of_process);
+    READ_TASK(of_process, SIGNAL_SHARED_PENDING, shared);
+    READ_TASK(task, TASK_BLOCKED, blocked);
+    return (own | shared) & ~blocked;
+}
+
+/* The wait of `task`, which is in the queue of a lock of the kernel, ends at `now`; `t` is its entry. It is
+ * not known how if it is not being `woken`. */
+static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, struct thread *t, bool woken,
+                                               u64 now)
+{
+    struct awaited_lock *awaited = awaited_locks.lookup(&tid);
+    bool is_release = woken && (u32)bpf_get_current_pid_tgid() && !is_woken_by_signal(task);
+    u8 end = is_release ? END_RELEASE : END_NO_RELEASE;
+
+    if (!awaited) {
+        t->queued = QUEUED_NOT;
+        return;
+    }
+    struct queue_key key = {.address = awaited->address};
+    struct release release = {
+        .address = awaited->address,
+        .tgid = t->tgid,
+        .kind = awaited->type,
+        .end = end,
+        .in_kernel = 1,
+    };
+    release.weight = weight_of_sample(leave_queue(t, &key, end, now));
+    if (!release.weight)
+        return;
+    if (end != END_RELEASE) {
+        output_release(&release);
+        return;
+    }
+    struct kernel_release *record = releases.ringbuf_reserve(sizeof(struct kernel_release));
+    if (!record) {
+        refuse_sample(release.weight);
+        return;
+    }
+    record->release = release;
+    __builtin_memset(record->frames, 0, sizeof(record->frames));
+    bpf_get_stack(ctx, record->frames, sizeof(record->frames), 0);
+    releases.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+}

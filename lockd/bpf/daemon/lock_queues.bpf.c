@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Who makes threads wait for a lock: the queue of each lock, and samples of what ends the waits.
+ *
+ * Between two releases of a lock one holder has it. All the time that threads wait meanwhile, however many
+ * they are and however long they have waited before, is time that this holder makes them wait. At the
+ * release the holder is the current thread, so that its stack is at hand. A queue for each lock knows how
+ * long its threads have waited since the last release.
+ *
+ * Releases are sampled in proportion to that time. One after which `wait_per_sample` or more was waited is
+ * always sampled, and weighs what was waited. Any other is sampled with the chance waited / wait_per_sample,
+ * and weighs wait_per_sample. The sum of the weights is right on average, whatever the sampler makes of
+ * `wait_per_sample` meanwhile.
+ *
+ * user_releases.bpf.c and kernel_releases.bpf.c tell what ends a wait, and take the stacks. */
+
+#define RELEASES_PAGES 64
+
+/* How the wait of a thread in a queue ended. Python reads the names. */
+enum wait_end {
+    END_RELEASE, /* the current thread releases the lock */
+    END_OWNER_ENDED, /* a thread of the process ends, and the kernel releases its robust locks */
+    END_NO_RELEASE, /* by a timeout, a signal, or a release in a way that is not known here */
+};
+
+struct release {
+    u64 address; /* of the lock */
+    u64 weight; /* ns */
+    u32 tgid; /* of the thread that was woken */
+    u8 kind; /* enum futex_kind, as in struct call, or enum lock_type */
+    u8 end; /* enum wait_end */
+    u8 in_kernel; /* 1: a lock of the kernel */
+    u8 pad;
+};
+
+BPF_RINGBUF_OUTPUT(releases, RELEASES_PAGES); /* the sampler looks at it with every tick */
+
+enum refused { REFUSED_SAMPLES, REFUSED_NS };
+BPF_PERCPU_ARRAY(refused_releases, u64, 2); /* by enum refused: samples for which the ring had no room */
+
+struct queue_key {
+    u64 address;
+    u32 tgid; /* 0: a lock of the kernel */
+    u32 pad;
+};
+
+/* The threads that wait for a lock. They join and leave it on several CPUs at a time. All threads together
+ * have waited `sum` + `waiting` * now: `sum` has the end of every wait that has ended, less the begin of
+ * every wait. */
+struct lock_queue {
+    u64 began; /* time at which the entry was made: the kernel drops entries when others need their place */
+    u64 waiting; /* number of threads */
+    u64 sum;
+    u64 accounted; /* the part of the waited time that has been attributed */
+    u64 released; /* time up to which it has been, for threads that still wait */
+};
+
+BPF_TABLE("lru_hash", struct queue_key, struct lock_queue, lock_queues, LOCK_QUEUES_ENTRIES);
+
+/* The current thread, whose entry is `t`, leaves its CPU at `now` to wait for the lock `key`; `queued` is
+ * what to note in its entry. */
+static __always_inline void join_queue(struct thread *t, struct queue_key *key, u8 queued, u64 now)
+{
+    if (restraint() >= RESTRAINT_STACKS)
+        return;
+    struct lock_queue *queue = lock_queues.lookup(key);
+    if (!queue) {
+        struct lock_queue fresh = {.began = now, .released = now};
+        lock_queues.insert(key, &fresh);
+        queue = lock_queues.lookup(key);
+    }
+    if (!queue || queue->began > now) /* another thread has made it since; see leave_queue() */
+        return;
+    __sync_fetch_and_add(&queue->sum, -now);
+    __sync_fetch_and_add(&queue->waiting, 1);
+    t->queued = queued;
+}
+
+/* Return the time from `begin` to `end`, or 0 if another CPU has noted `begin` after `end` was read. */
+static __always_inline u64 time_between(u64 begin, u64 end)
+{
+    return end > begin ? end - begin : 0;
+}
+
+/* The wait of `t`, which is in the queue of the lock `key`, ends at `now`. Return the time that is to be
+ * attributed to what ended it. */
+static __always_inline u64 leave_queue(struct thread *t, struct queue_key *key, u8 end, u64 now)
+{
+    struct lock_queue *queue = lock_queues.lookup(key);
+    u64 began = t->off_since ? t->off_since : now; /* it may be on its way out still */
+    u64 waited = time_between(began, now);
+
+    t->queued = QUEUED_NOT;
+    if (!queue || queue->began > began) /* it is not the entry that the thread has joined */
+        return waited;
+    u64 waiting = queue->waiting, all = queue->sum + waiting * now;
+    u64 released = queue->released;
+    if (end == END_NO_RELEASE) {
+        /* Whoever made it wait has not let go. What this thread waited for it blames nobody. */
+        waited = time_between(released > began ? released : began, now);
+        add_to(&queue->accounted, waited);
+    } else {
+        u64 most = waiting * time_between(released, now);
+        waited = all - queue->accounted;
+        if (waited > most) /* a thread was about to join or leave it: `sum` and `waiting` do not match */
+            waited = most;
+        queue->accounted = all;
+        queue->released = now;
+    }
+    __sync_fetch_and_add(&queue->sum, now);
+    __sync_fetch_and_add(&queue->waiting, -1);
+    return waited;
+}
+
+/* Decide whether to sample the end of a wait, to which `waited` ns are attributed. Return the weight of the
+ * sample, or 0 if there is to be none. */
+static __always_inline u64 weight_of_sample(u64 waited)
+{
+    u32 zero = 0;
+    struct control *c = control.lookup(&zero);
+
+    if (!c || !c->wait_per_sample)
+        return 0;
+    u64 per_sample = c->wait_per_sample; /* below 2^32, so that nothing overflows here */
+    if (waited >= per_sample << 10)
+        return waited;
+    return bpf_get_prandom_u32() * per_sample < waited << 22 ? per_sample << 10 : 0;
+}
+
+/* The ring has no room for a sample of this weight. */
+static __always_inline void refuse_sample(u64 weight)
+{
+    u32 which = REFUSED_SAMPLES;
+    u64 *refused = refused_releases.lookup(&which);
+
+    if (refused)
+        *refused += 1;
+    which = REFUSED_NS;
+    refused = refused_releases.lookup(&which);
+    if (refused)
+        *refused += weight;
+}
+
+/* Report a sample that needs no stack. */
+static __always_inline void output_release(struct release *release)
+{
+    if (releases.ringbuf_output(release, sizeof(*release), BPF_RB_NO_WAKEUP))
+        refuse_sample(release->weight);
+}

@@ -1,0 +1,42 @@
+"""Which parts of the work, and which code, the programs need to know who releases locks."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockd.load.hooks import HOLDERS, parts_of
+
+USER, KERNEL = "daemon/user_releases.bpf.c", "daemon/kernel_releases.bpf.c"
+ALONE = {"sched_switch", "sched_waking"}
+
+
+@pytest.mark.parametrize(
+    ("programs", "files"),
+    [
+        (("futex", "offcpu", "kernel_locks"), {USER, KERNEL}),
+        (("futex", "kernel_locks"), {USER, KERNEL}),
+        (("offcpu", "kernel_locks"), {KERNEL}),
+        (("kernel_locks",), {KERNEL}),
+        (("futex",), {USER}),
+        (("offcpu",), set()),
+    ],
+)
+@pytest.mark.parametrize("mode", ["blocked", "calls"])
+def test_the_code_about_releases_is_that_of_the_locks_that_are_measured(
+    programs: tuple[str, ...], files: set[str], mode: str
+) -> None:
+    for has_holders in (True, False):
+        parts = parts_of(programs, "contention", mode, has_holders)
+        compiled = [file for part in parts for file in part.files if file in (USER, KERNEL)]
+        assert sorted(compiled) == sorted(files if has_holders else set())
+
+
+def test_switches_are_seen_for_the_holders_of_kernel_locks_only_if_nothing_else_needs_them() -> None:
+    def hooks(*programs: str, has_holders: bool = True) -> dict[str, set[str]]:
+        parts = parts_of(programs, "contention", "blocked", has_holders)
+        return {part.what: {hook.hook for hook in part.ways[0].hooks} for part in parts}
+
+    assert hooks("kernel_locks")[HOLDERS] == ALONE
+    assert HOLDERS not in hooks("kernel_locks", has_holders=False)
+    assert HOLDERS not in hooks("offcpu", "kernel_locks")
+    assert hooks("offcpu", "kernel_locks")["switches"] >= ALONE
