@@ -207,7 +207,7 @@ class Sampler:
             collector.refused_releases,
             collector.control,
             self._resolver,
-            self._may_be_wanted,
+            self._identities.identify_process,
             per_second,
             time.monotonic(),
         )
@@ -362,7 +362,7 @@ class Sampler:
         is_survey_due = now >= self._next_survey
         self._drain()
         if self._releases:
-            self._releases.read(now)
+            self._releases.read(now, self.own_cost.ticks)
         self._exchange_names(now, is_survey_due)
         self.cpu_budget.judge_costs(now)
         self._fold_due_rows(now)
@@ -459,7 +459,7 @@ class Sampler:
         for aggregates, in_kernel in ((self.futex, False), (self.kernel_locks, True)):
             of_its_locks = [release for release in releases if release.in_kernel == in_kernel]
             if aggregates and of_its_locks:
-                later = aggregates.add_releases(of_its_locks, self._identities, now)
+                later = aggregates.add_releases(of_its_locks, now)
                 self._releases.give_back(later)
 
     def begin_settling(self) -> int:
@@ -468,12 +468,13 @@ class Sampler:
         return self.own_cost.ticks + WINDOWS
 
     def has_counted(self, tick: int) -> bool:
-        """Whether all rows that were drained up to that tick are in the aggregates, under their final
-        names."""
+        """Whether all rows that were drained up to that tick, and the releases that were read, are in the
+        aggregates under their final names."""
         if self.own_cost.ticks < tick:
             return False
         self._fold_for_exporter()
-        return self._folding.has_decided(tick)
+        are_releases_counted = not self._releases or self._releases.has_counted(tick)
+        return are_releases_counted and self._folding.has_decided(tick)
 
     def _fold_for_exporter(self) -> None:
         """Fold all drained rows because the exporter asks.

@@ -133,6 +133,9 @@ ONLY_ON = {
 A_START = "each of its daemons takes a minute to start there, and what it tests seldom depends on the kernel"
 ONLY_THOROUGH = {
     "test_adoption.py": A_START,
+    "test_holders.py::test_the_code_that_made_threads_wait_is_found[recursive": "released as a normal one",
+    "test_holders.py::test_the_code_that_made_threads_wait_is_found[rwlock": "the same",
+    "test_older_waits.py::test_an_uninterruptible_wait": A_START,
     "test_older_waits.py::test_waits_that_end_later_are_counted_once": A_START,
     "test_older_waits.py::test_where_the_scheduler_does_not_tell_since_when": A_START,
     "test_older_waits.py::test_threads_that_come_and_go_meanwhile_are_counted_once": A_START,

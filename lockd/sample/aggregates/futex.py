@@ -13,12 +13,11 @@ from lockd.kernel.manifest import Manifest
 from lockd.names.protocol import ANON
 from lockd.sample.aggregates.contention import NOT_CONTENTION, ContentionTables, ThreadRows, lock_key
 from lockd.sample.aggregates.futex_calls import FutexCalls
-from lockd.sample.aggregates.identities import Identities
 from lockd.sample.aggregates.lock_holders import LockHolders
 from lockd.sample.aggregates.lock_series import LockSeries
 from lockd.sample.aggregates.ongoing import Moment, OngoingWaits, name_waits
 from lockd.sample.aggregates.window import Window, add_slots
-from lockd.sample.locks.releases import Release
+from lockd.sample.locks.releases import Release, identify_by
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Limits, LineBudget
@@ -116,11 +115,10 @@ class FutexAggregates:
         contention.note_lock_threads(lock_rows, threads, keys["tid"], now)
         self.locks.add(lock_rows, values["calls"], values["blocked_ns"], values["max_blocked_ns"], now)
 
-    def add_releases(self, releases: Sequence[Release], identities: Identities, now: float) -> list[Release]:
+    def add_releases(self, releases: Sequence[Release], now: float) -> list[Release]:
         """Add sampled releases of locks; return those of locks whose names are being looked up.
 
-        A release that turns out to be of another kind than `lock` and `pi` is left out, and so is that of a
-        process that the filter excludes.
+        A release that turns out to be of another kind than `lock` and `pi` is left out.
         """
         assert self.holders
         tgids = np.array([release.tgid for release in releases], np.int64)
@@ -132,7 +130,7 @@ class FutexAggregates:
         if len(chosen):
             weights = np.array([releases[i].weight_ns for i in chosen.tolist()], np.int64)
             described = chosen, tgids[chosen], kinds[chosen], addresses[chosen], weights
-            waits = name_waits(*described, identities)
+            waits = name_waits(*described, identify_by(releases))
             rows = self._lock_rows(waits, waits.tgids, waits.addresses, waits.kinds, now)
             self.holders.add(rows, [releases[i] for i in waits.tids.tolist()], now)
         return [releases[i] for i in np.flatnonzero(later).tolist()]

@@ -110,7 +110,7 @@ class KernelHoldAggregates:
         def choose(mask: npt.NDArray[np.bool_], began: Columns) -> OngoingWaits:
             tgids, types, lasted = holding["tgid"][mask], holding["type"][mask], (clock - began)[mask]
             tids, locks = keys["tid"][mask], keys["lock"][mask]
-            return name_waits(tids, tgids, types, locks, lasted, identities)
+            return name_waits(tids, tgids, types, locks, lasted, identities.identify_process)
 
         began = np.where(is_quiet, np.minimum(taken, asked), taken)
         self._table.note_holding(choose((depth > 0) | is_quiet, began), now)

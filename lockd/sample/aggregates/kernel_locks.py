@@ -11,12 +11,11 @@ from lockd.columns.index import Groups, mix
 from lockd.kernel.manifest import Manifest
 from lockd.names.client import Resolver
 from lockd.sample.aggregates.contention import ContentionTables, lock_key
-from lockd.sample.aggregates.identities import Identities
 from lockd.sample.aggregates.lock_holders import LockHolders
 from lockd.sample.aggregates.lock_series import LockSeries
 from lockd.sample.aggregates.ongoing import Moment, OngoingWaits, name_waits
 from lockd.sample.aggregates.window import Stacks, Window, add_slots
-from lockd.sample.locks.releases import Release
+from lockd.sample.locks.releases import Release, identify_by
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
@@ -108,11 +107,10 @@ class KernelLockAggregates:
         self.sites.add(lock_rows, values["waits"], values["wait_ns"], values["max_wait_ns"], now)
         self.sites.ask_names(self._resolver)
 
-    def add_releases(self, releases: Sequence[Release], identities: Identities, now: float) -> list[Release]:
+    def add_releases(self, releases: Sequence[Release], now: float) -> list[Release]:
         """Add sampled releases of locks; return those of locks that have no row with a name yet.
 
-        One whose lock has none after some seconds is counted as `other`. One that made a process wait that
-        the filter excludes is left out.
+        One whose lock has none after some seconds is counted as `other`.
         """
         assert self.holders
         numbers = np.arange(len(releases))
@@ -120,7 +118,7 @@ class KernelLockAggregates:
         types = np.array([release.kind for release in releases], np.int64)
         addresses = np.array([release.address for release in releases], np.uint64)
         weights = np.array([release.weight_ns for release in releases], np.int64)
-        waits = name_waits(numbers, tgids, types, addresses, weights, identities)
+        waits = name_waits(numbers, tgids, types, addresses, weights, identify_by(releases))
         chosen = [releases[i] for i in waits.tids.tolist()]
         rows = self.sites.rows_of_most_waited(waits.addresses, waits.kinds, waits.processes)
         has_name = (rows >= 0) & (self._contention.locks["series_code"][rows] != 0)

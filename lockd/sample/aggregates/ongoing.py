@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from lockd.columns.index import Groups, Hashes, Rows
 from lockd.columns.structs import Columns
 from lockd.kernel.pairs import Entries
+from lockd.names.labels.processes import Name
 from lockd.sample.aggregates.identities import Identities, ProcessNames
 from lockd.sample.locks.waits import ThreadStates
 from lockd.sample.series.label_hash import hash_labels
@@ -56,16 +58,19 @@ class OngoingWaits:
 
 def name_waits(
     tids: Columns, tgids: Columns, kinds: Columns, addresses: Columns, waited_ns: Columns,
-    identities: Identities, has_detail: bool = True, is_lower_bound: npt.NDArray[np.bool_] | None = None,
+    identify: Callable[[int, int], tuple[Name, bool]], has_detail: bool = True,
+    is_lower_bound: npt.NDArray[np.bool_] | None = None,
 ) -> OngoingWaits:  # fmt: skip
-    """Return waits with the names of their processes, without those that the filter excludes."""
+    """Return waits with the names of their processes, without those that the filter excludes.
+
+    `identify` is like Identities.identify_process().
+    """
     tgids_once, which = np.unique(tgids, return_inverse=True)
     began = np.where(waited_ns >= LASTING_NS, time.monotonic_ns() - waited_ns, 0)
     newest = np.zeros(len(tgids_once), np.int64)
     np.maximum.at(newest, which, began)
     identified = [
-        identities.identify_process(tgid, since)
-        for tgid, since in zip(tgids_once.tolist(), newest.tolist(), strict=True)
+        identify(tgid, since) for tgid, since in zip(tgids_once.tolist(), newest.tolist(), strict=True)
     ]
     is_wanted = np.array([wanted for _, wanted in identified], np.bool_)[which]
     names = np.empty(len(identified), object)
@@ -113,4 +118,4 @@ class Moment:
     ) -> OngoingWaits:  # fmt: skip
         """Return some of the waits of this moment with the names of their processes."""
         waits = (tids, tgids, kinds, addresses, np.maximum(waited_ns, 0))
-        return name_waits(*waits, self.identities, self.has_detail, is_lower_bound)
+        return name_waits(*waits, self.identities.identify_process, self.has_detail, is_lower_bound)

@@ -7,6 +7,7 @@ lock was last released (lockd/bpf/daemon/lock_queues.bpf.c). The namer finds out
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from lockd.kernel.manifest import Layout
 from lockd.kernel.pairs import Control
 from lockd.kernel.rings import Ring, RingReader
 from lockd.names.client import Resolver
+from lockd.names.labels.processes import Name
 from lockd.names.protocol import NO_RELEASE, HolderAnswer, KernelLockReleased, LockReleased
 from lockd.names.unwind.capture import decode_captures
 from lockd.process.clock import NS
@@ -46,6 +48,8 @@ class Release:
 
     tgid: int
     """The process that waited: that of the thread which was woken."""
+    process: Name
+    """Its unit and comm when the sample was read; it may have ended since."""
     address: int
     kind: int
     """The lock's enum futex_kind as the programs knew it, or its enum lock_type."""
@@ -55,10 +59,18 @@ class Release:
     """The waited time that the sample stands for."""
     taken: float
     """When the sample was read, by the monotonic clock in seconds."""
+    tick: int
+    """The number of the tick in which the sample was read."""
     holder: str = ""
     """The site of the code that released the lock; empty while it is not known."""
     stack: tuple[str, ...] = ()
     """Functions of the thread that released the lock, innermost first."""
+
+
+def identify_by(releases: Sequence[Release]) -> Callable[[int, int], tuple[Name, bool]]:
+    """Return a function like Identities.identify_process() for the processes of these releases."""
+    names = {release.tgid: release.process for release in releases}
+    return lambda tgid, since: (names[tgid], True)
 
 
 class SamplePace:
@@ -106,7 +118,7 @@ class Releases:
         refused: PerCpuCounters,
         control: Control,
         resolver: Resolver,
-        is_wanted: Callable[[int], bool],
+        identify: Callable[[int, int], tuple[Name, bool]],
         per_second: int,
         now: float,
     ) -> None:
@@ -125,7 +137,7 @@ class Releases:
         self._release_end = ends.index("release")
         self._holders = {ends.index("owner_ended"): OWNER_ENDED, ends.index("no_release"): NO_RELEASE}
         self._kernel_refused = refused
-        self._control, self._resolver, self._is_wanted = control, resolver, is_wanted
+        self._control, self._resolver, self._identify = control, resolver, identify
         self._pace = SamplePace(per_second, now)
         self._tokens = itertools.count(1)
         self._waiting: dict[int, Release] = {}
@@ -151,12 +163,13 @@ class Releases:
         samples, ns = self._kernel_refused.read().tolist()
         return samples, ns
 
-    def read(self, now: float) -> None:
-        """Read new samples, and ask for the code of each. Makes no system call if there are none."""
+    def read(self, now: float, tick: int) -> None:
+        """Read new samples in the tick of that number, and ask for the code of each. Makes no system call if
+        there are none."""
         samples = 0
         for record in self._reader.records():
             samples += 1
-            self._note_record(record, now)
+            self._note_record(record, now, tick)
         self.taken += samples
         self._pace.note(samples, now)
         self._control.wait_per_sample = self._pace.wait_ns // WAIT_UNIT_NS
@@ -170,6 +183,10 @@ class Releases:
     def has_waiting(self) -> bool:
         """Whether take() may return something."""
         return bool(self._waiting)
+
+    def has_counted(self, tick: int) -> bool:
+        """Whether take() has returned for good all samples that were read up to that tick."""
+        return all(release.tick > tick for release in self._waiting.values())
 
     def take(self, now: float) -> list[Release]:
         """Return the releases whose holders are known, or will not be."""
@@ -186,21 +203,22 @@ class Releases:
         for release in releases:
             self._waiting[next(self._tokens)] = release
 
-    def _note_record(self, record: memoryview, now: float) -> None:
+    def _note_record(self, record: memoryview, now: float, tick: int) -> None:
         seen: Any = np.frombuffer(record, self._release, 1)[0]
         tgid, address, kind, weight_ns = (int(seen[name]) for name in ("tgid", "address", "kind", "weight"))
-        release = Release(tgid, address, kind, bool(seen["in_kernel"]), weight_ns, now)
-        kinds = self._kernel_kinds if release.in_kernel else self._user_kinds
-        end = int(seen["end"])
+        in_kernel, end = bool(seen["in_kernel"]), int(seen["end"])
+        kinds = self._kernel_kinds if in_kernel else self._user_kinds
         is_whole = end == self._release_end or end in self._holders
-        if not is_whole or release.kind not in kinds or release.weight_ns > MOST_WEIGHT_NS:
+        if not is_whole or kind not in kinds or weight_ns > MOST_WEIGHT_NS:
             return  # it was read too early, see RingReader
-        if not self._is_wanted(release.tgid):
+        process, is_wanted = self._identify(tgid, time.monotonic_ns())
+        if not is_wanted:
             return
         if len(self._waiting) >= MOST_WAITING:
             self._refused += 1
-            self._refused_ns += release.weight_ns
+            self._refused_ns += weight_ns
             return
+        release = Release(tgid, process, address, kind, in_kernel, weight_ns, now, tick)
         token = next(self._tokens)
         if end != self._release_end:
             release.holder = self._holders[end]

@@ -24,7 +24,7 @@ SHARES = {
     "kernel_lock": 0.05,
     "kernel_lock_site": 0.03,
     "kernel_lock_holder": 0.01,
-    "kernel_hold": 0.04,
+    "kernel_hold": 0.03,
     "go_mutex": 0.01,
     "unit": 0.03,
 }

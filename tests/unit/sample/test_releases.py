@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 
@@ -18,6 +17,7 @@ from lockd.sample.locks.releases import Release, SamplePace
 from lockd.sample.series.limits import Limits, LineBudget
 
 KINDS = ("lock", "pi", "cond")
+WAITER = ("shop.service", "shop")
 PER_SECOND = 20
 LEAST_NS = 50_000_000
 """A second divided by that."""
@@ -72,7 +72,7 @@ def test_a_burst_is_over_within_a_second() -> None:
 def release(
     holder: str, weight_ns: int = 1, address: int = 0x10, kind: int = 0, taken: float = 0.0
 ) -> Release:
-    return Release(7, address, kind, False, weight_ns, taken, holder, (holder, "main"))
+    return Release(7, WAITER, address, kind, False, weight_ns, taken, 0, holder, (holder, "main"))
 
 
 def rows_of(contention: ContentionTables, named: int, nameless: int = 0) -> np.ndarray:
@@ -133,7 +133,6 @@ def test_a_lock_without_a_name_counts_as_other() -> None:
 
 
 TYPES = ("mutex", "rwsem_read", "rwsem_write")
-WAITER = ("shop.service", "shop")
 
 
 def kernel_row(
@@ -153,13 +152,6 @@ def kernel_row(
     return int(row)
 
 
-class OneProcess:
-    """Identities of a host with a single process."""
-
-    def identify_process(self, tgid: int, since: int) -> tuple[tuple[str, str], bool]:
-        return WAITER, tgid == 7
-
-
 def kernel_locks() -> tuple[ContentionTables, KernelLockAggregates]:
     contention, limits = ContentionTables(lambda tgid, tid: "", 64), Limits()
     record = MapInfo("kernel_release_record", 1, "u32", "u64")
@@ -175,7 +167,7 @@ def test_a_release_of_a_kernel_lock_belongs_to_the_site_with_the_longest_waits()
     kernel_row(contention, 3, 0x10, 0, 9999, "of_others", ("", "other"))
     kernel_row(contention, 4, 0x20, 0, 9999, "another")
     kernel_row(contention, 5, 0x10, 2, 9999, "of_another_type")
-    assert aggregates.add_releases([release("vfs_read", 500)], OneProcess(), 1.0) == []
+    assert aggregates.add_releases([release("vfs_read", 500)], 1.0) == []
     assert aggregates.holders.series.live()[1] == [(*WAITER, "mutex", "often_asked", "vfs_read")]
     assert [one["site"] for one in contention.locks["holders"][row].rows()] == ["vfs_read"]
 
@@ -185,22 +177,13 @@ def test_a_release_of_a_kernel_lock_waits_for_the_name_of_the_lock() -> None:
     assert aggregates.holders
     early = [release("vfs_read", 500, address) for address in (0x10, 0x20)]
     row = kernel_row(contention, 1, 0x10, 0, 900, "")
-    assert aggregates.add_releases(early, OneProcess(), 1.0) == early
+    assert aggregates.add_releases(early, 1.0) == early
     contention.locks["lock"][row], contention.locks["series_code"][row] = "big_mutex", 1
-    assert aggregates.add_releases(early, OneProcess(), 2.0) == early[1:]
-    assert aggregates.add_releases(early[1:], OneProcess(), NAMELESS_SECONDS) == []
+    assert aggregates.add_releases(early, 2.0) == early[1:]
+    assert aggregates.add_releases(early[1:], NAMELESS_SECONDS) == []
     live, labels = aggregates.holders.series.live()
     assert set(labels) == {
         (*WAITER, "mutex", "big_mutex", "vfs_read"),
         ("other", "other", "mutex", "other", "other"),
     }
     assert aggregates.holders.series["waited_ns"][live].tolist() == [500, 500]
-
-
-def test_releases_that_made_others_wait_are_left_out_by_the_filter() -> None:
-    contention, aggregates = kernel_locks()
-    assert aggregates.holders
-    kernel_row(contention, 1, 0x10, 0, 900, "big_mutex")
-    of_other = dataclasses.replace(release("vfs_read", 500), tgid=8)
-    assert aggregates.add_releases([of_other], OneProcess(), 1.0) == []
-    assert aggregates.holders.series.live()[1] == []
