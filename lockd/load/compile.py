@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lockd.errors import HostError, LockdError
+from lockd.errors import HostError, LockdError, refusal
 from lockd.kernel.calls import BtfFacts, MapFacts
 from lockd.kernel.libbpf import libbpf
 from lockd.kernel.manifest import Layout
@@ -27,6 +29,9 @@ from lockd.load.source import HEADERS, Source
 log = logging.getLogger(__name__)
 
 BPF_MAP_TYPE_ARRAY_OF_MAPS = 12
+REFUSED_MAP = re.compile(r"could not open bpf map: (\S+), error: (.*)")
+"""What bcc prints when it cannot create a map: the map's name, and the text of the errno."""
+ERRNO_OF = {os.strerror(number): number for number in errno.errorcode}
 POSSIBLE_CPUS = Path("/sys/devices/system/cpu/possible")
 
 
@@ -47,7 +52,10 @@ def compile_cached(source: Source, cache: CompileCache) -> Compiled:
 
 
 def compile_source(source: Source) -> Compiled:
-    """Compile a source with bcc. Raises LockdError with the compiler's messages, HostError without bcc.
+    """Compile a source with bcc.
+
+    Raises LockdError with the compiler's messages, and HostError without bcc or if the kernel refuses a map
+    for good.
 
     This needs the privileges for creating maps: bcc creates them while it compiles. They are closed with the
     rest of bcc's objects before this function returns.
@@ -64,6 +72,9 @@ def compile_source(source: Source) -> Compiled:
         try:
             unit: Any = BPF(text=source.text)
         except Exception as error:
+            if refused := REFUSED_MAP.search(printed()):
+                number = ERRNO_OF.get(refused[2], 0)
+                raise refusal(f"{refused[1]}: the kernel refuses the map: {refused[2]}", number) from error
             raise LockdError(f"the BPF programs do not compile: {error}\n{printed()}") from error
     try:
         return _extract(unit, lib)

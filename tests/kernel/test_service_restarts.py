@@ -20,8 +20,6 @@ from tests.needs import need
 from tests.support.service_manager import Service
 from tests.support.workload import Start
 
-pytestmark = pytest.mark.untimed
-
 RESTARTS = 3
 KILLS = {"sampler": 20, "namer": 20, "exporter": 7}
 """An exporter that ends again and again is started ever later: the seventh time after a minute."""

@@ -133,6 +133,9 @@ ONLY_ON = {
 A_START = "each of its daemons takes a minute to start there, and what it tests seldom depends on the kernel"
 ONLY_THOROUGH = {
     "test_adoption.py": A_START,
+    "test_nothing_left.py": A_START,
+    "test_offcpu.py::test_a_thread_that_spins_waits_for_the_cpu_only": "every instruction costs there",
+    "test_offcpu.py::test_a_wait_that_goes_on_is_in_the_maximum_only": "the same as of futex waits",
     "test_holders.py::test_the_code_that_made_threads_wait_is_found[recursive": "released as a normal one",
     "test_holders.py::test_the_code_that_made_threads_wait_is_found[rwlock": "the same",
     "test_older_waits.py::test_an_uninterruptible_wait": A_START,
