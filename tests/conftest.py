@@ -44,6 +44,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"leave out the tests marked `{THOROUGH}`, which `make test-all` runs and `make test` does not",
     )
+    parser.addoption(
+        "--without",
+        action="append",
+        default=[],
+        metavar="VALUE",
+        help="leave out the tests that have a parameter of this value; may be given several times",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -54,10 +61,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for marker in item.iter_markers(THOROUGH):
             why = marker.args[0] if marker.args else ""
             assert isinstance(why, str) and why, f"{item.nodeid}: {THOROUGH} says why, as its one argument"
-    if config.getoption("gate"):
-        left_out = [item for item in items if item.get_closest_marker(THOROUGH)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker(THOROUGH)]
+    gate, without = config.getoption("gate"), set(config.getoption("without"))
+
+    def is_left_out(item: pytest.Item) -> bool:
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        is_thorough = item.get_closest_marker(THOROUGH) is not None
+        return (gate and is_thorough) or any(isinstance(one, str) and one in without for one in values)
+
+    config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+    items[:] = [item for item in items if not is_left_out(item)]
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

@@ -23,10 +23,10 @@ truth but, by definition, not to blocked time. Counts must be exact every time, 
 never more than the truth; that it is as much must hold in one undisturbed run of so many."""
 
 
-ALWAYS = ("blocked", "tracepoint")
-"""Mode blocked, and mode calls by the mechanism that every kernel has: `narrow` and `calls`."""
+SHARED = {"blocked": "narrow", "tracepoint": "calls"}
+"""Mode blocked, and mode calls by the mechanism that every kernel has: daemons that other tests use too."""
 WAYS = (
-    *ALWAYS,
+    *SHARED,
     *(
         pytest.param(way, marks=pytest.mark.thorough("lockd chooses tracepoints wherever there are any"))
         for way in ("fentry", "kprobe")
@@ -55,8 +55,8 @@ class Run:
 class Bench:
     """A daemon for each way. A program is run once for all of them."""
 
-    def __init__(self, directory: Path, further: Collection[str], always: dict[str, Lockd]) -> None:
-        self.daemons = Daemons(directory, further, _config, always)
+    def __init__(self, directory: Path, further: Collection[str], shared: dict[str, Lockd]) -> None:
+        self.daemons = Daemons(directory, further, _config, shared)
         self._runs: dict[tuple[object, ...], Run] = {}
 
     def run(self, start: Start, program: str, arguments: tuple[int, ...], attempt: int) -> Run:
@@ -87,11 +87,11 @@ def _config(mechanism: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def bench(
-    request: pytest.FixtureRequest, narrow: Lockd, calls: Lockd, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, host: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bench]:
-    always = dict(zip(ALWAYS, (narrow, calls), strict=True))
-    further = asked_for(request, "by") - always.keys()
-    bench = Bench(tmp_path_factory.mktemp("by"), sorted(further), always)
+    ways = {"blocked"} | asked_for(request, "by")
+    shared = {way: request.getfixturevalue(SHARED[way]) for way in ways & SHARED.keys()}
+    bench = Bench(tmp_path_factory.mktemp("by"), sorted(ways - SHARED.keys()), shared)
     yield bench
     bench.daemons.stop()
 

@@ -56,13 +56,17 @@ TRACES = (
     ("stacksnoop", FUNCTION, "-p", "1"),
 )
 """Command lines of one-shot tools as tests start them; their modules have settings_of()."""
+STACKCOUNTS = tuple(words for words in TRACES if words[0] == "stackcount" and "-K" not in words)
+BY_DEFAULT: Asked = ((PROGRAMS, {}, ("auto",), {}), (("kernel_locks",), ALL, ("auto",), {}))
+SETS = {"all": (ASKED, TRACES), "gate": (BY_DEFAULT, STACKCOUNTS)}
+"""What all tests ask for, and those of `make test` alone."""
 CPUS = "/sys/devices/system/cpu/possible"
 WITH_CPUS = f'mount --bind "$1" {CPUS}; shift; exec "$@"'
 """Per-CPU maps are described with the number of processors."""
 
 
-def listed(asked_for: Asked | None = None) -> dict[str, str]:
-    """Sources by the names of their files in the cache; by default what the tests ask for."""
+def listed(asked_for: Asked | str = "all") -> dict[str, str]:
+    """Sources by the names of their files in the cache: of some daemons, or one of SETS."""
     from lockd.cli import _parser
     from lockd.config.reader import read_text
     from lockd.config.schema import Config
@@ -78,7 +82,8 @@ def listed(asked_for: Asked | None = None) -> dict[str, str]:
 
     host = Host(KernelTypes(), ensure_tracefs(), (FUNCTION,))
     wanted = []
-    for programs, modes, mechanisms, maps in asked_for or ASKED:
+    daemons, traces = SETS[asked_for] if isinstance(asked_for, str) else (asked_for, ())
+    for programs, modes, mechanisms, maps in daemons:
         for mechanism in mechanisms:
             asked: dict[str, dict[str, object]] = {name: {"enabled": name in programs} for name in PROGRAMS}
             for name, mode in modes.items():
@@ -89,7 +94,7 @@ def listed(asked_for: Asked | None = None) -> dict[str, str]:
                 load_settings(read_text(Config, json.dumps({"programs": asked, "maps": maps}), "list"))
             )
     found: tuple[Probes, ...] = ()
-    for words in () if asked_for else TRACES:
+    for words in traces:
         tool, args = TOOLS[words[0]], _parser(["trace"]).parse_args(["trace", *words])
         if FUNCTION in words:
             found = found or (resolve_probes(args, "list"),)
@@ -112,12 +117,12 @@ def compile_into(directory: Path) -> None:
         CompileCache(directory).add(key, compile_source(Source(text, {}, {})))
 
 
-def give(machine: Machine, userland: Path, asked_for: Asked | None = None) -> int:
+def give(machine: Machine, userland: Path, asked_for: Asked | str = "all") -> int:
     """Compile what `machine` will need on its own userland, and put it there; how many that are."""
     from tests.debian import inside
 
-    words = [json.dumps(asked_for)] if asked_for else []
-    asked = machine.run(PYTHON, "-m", "tests.vm.compiled", "list", *words, seconds=300, cwd="/work")
+    words = ("list", json.dumps(asked_for))
+    asked = machine.run(PYTHON, "-m", "tests.vm.compiled", *words, seconds=300, cwd="/work")
     assert asked.code == 0, asked.out
     with tempfile.TemporaryDirectory(prefix="lockd-compiled-", dir="/tmp") as name:
         cpus, directory = Path(name, "cpus"), Path(name, "cache")

@@ -136,6 +136,7 @@ ONLY_THOROUGH = {
     "test_nothing_left.py": A_START,
     "test_offcpu.py::test_a_thread_that_spins_waits_for_the_cpu_only": "every instruction costs there",
     "test_offcpu.py::test_a_wait_that_goes_on_is_in_the_maximum_only": "the same as of futex waits",
+    "test_futex_modes.py": "about mode calls as well, see MODE_CALLS",
     "test_holders.py::test_the_code_that_made_threads_wait_is_found[recursive": "released as a normal one",
     "test_holders.py::test_the_code_that_made_threads_wait_is_found[rwlock": "the same",
     "test_older_waits.py::test_an_uninterruptible_wait": A_START,
@@ -148,6 +149,11 @@ ONLY_THOROUGH = {
     "test_trace_kernel_functions.py::test_events": A_START,
 }
 """Tests that are not run in these machines by `make test`, though on the host they may be, and why."""
+
+
+MODE_CALLS = ("calls", "tracepoint")
+"""Parameters of tests of mode calls, which `make test` leaves out in these machines as well: the mode takes
+one more daemon, and its hooks slow everything down there."""
 
 
 def left_out(series: str, gate: bool) -> list[str]:
