@@ -27,13 +27,18 @@ SECONDS = 8
 HOLDS = "lockd_futex_lock_holder_seconds_total"
 REFUSED = "lockd_holder_refused_seconds_total"
 TOOLS = {"c": ("gcc", "g++"), "musl": ("musl-gcc",), "rust": ("cargo", "rustc")}
-KINDS = ["normal", "recursive", "pi", "rwlock"]
+KINDS = [
+    "normal",
+    pytest.param("recursive", marks=pytest.mark.thorough("its outermost unlock is as that of a normal one")),
+    "pi",
+    "rwlock",
+]
 """Locks of glibc: each is released in a way of its own."""
 ANOTHER = pytest.mark.thorough("its locks are released as others of this list are")
 OF_OTHERS = [
     pytest.param("c", "holders_cpp", "plain", 3, marks=ANOTHER),
     pytest.param("c", "holders_cpp", "shared", 3, marks=ANOTHER),
-    ("musl", "holders_musl", "normal", 3),
+    pytest.param("musl", "holders_musl", "normal", 3, marks=ANOTHER),
     pytest.param("musl", "holders_musl", "recursive", 3, marks=ANOTHER),
     pytest.param("rust", "holders_rust", "std", 3, marks=ANOTHER),
     ("rust", "holders_rust", "parking", 1),  # each of its threads sleeps on a word of its own

@@ -111,14 +111,8 @@ def test_locks_of_java_have_their_kind_and_get_their_names(
     program.finish()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(("-XX:+UseSerialGC",), marks=pytest.mark.thorough("a heap as the default one is")),
-        ("-XX:-UseCompressedOops",),
-    ],
-    ids=lambda options: options[0],
-)
+@pytest.mark.thorough("few programs have such heaps")
+@pytest.mark.parametrize("options", [("-XX:+UseSerialGC",), ("-XX:-UseCompressedOops",)], ids=lambda o: o[0])
 def test_kinds_whatever_the_heap(
     lockd: Lockd, java: Callable[..., Workload], options: tuple[str, ...]
 ) -> None:

@@ -209,6 +209,7 @@ def test_a_cancelled_thread_runs_what_is_to_run_as_it_ends(held: Trace, waits: T
             assert trace.truth["cancelled_guard"]["failed"] == 0
 
 
+@pytest.mark.thorough("ten seconds; test_trace_futex.py has the same of waits")
 def test_what_goes_on_is_marked(programs: dict[str, Path], tmp_path: Path) -> None:
     for options, states in (
         (("--held",), {("ongoing_guard", "still held"): 1, ("other", "still held, its thread has ended"): 1}),
