@@ -18,6 +18,8 @@ PROG_INFO_BYTES = 232
 RUN_TIME_NS, RUN_COUNT, RECURSION_MISSES = 192, 200, 208
 """Offsets in bytes in struct bpf_prog_info (include/uapi/linux/bpf.h), which only grows at its end."""
 
+MOST = (1 << 63) - 1
+
 
 class PerCpuCounters:
     """A per-CPU array of u64 counters that only grow."""
@@ -29,13 +31,13 @@ class PerCpuCounters:
         self._lib = libbpf()
 
     def read(self) -> npt.NDArray[np.int64]:
-        """Return each counter, summed over the CPUs. Raises LockdError."""
+        """Return each counter, summed over the CPUs, and at most MOST. Raises LockdError."""
         totals = np.zeros(self._entries, np.int64)
         for index in range(self._entries):
             key = ctypes.c_uint32(index)
             if self._lib.bpf_map_lookup_elem(self._fd, ctypes.byref(key), self._values.ctypes.data):
                 raise LockdError(f"map {self._name}: reading: {os.strerror(last_error())}")
-            totals[index] = int(self._values.sum())
+            totals[index] = min(int(self._values.sum()), MOST)
         return totals
 
 

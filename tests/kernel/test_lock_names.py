@@ -236,6 +236,7 @@ def test_kinds_are_corrected_in_all_metrics(lockd: Lockd, said: dict[str, Said])
         assert blocked >= ROUNDS * HOLD_US / 1e6 * 0.9, one.comm
 
 
+@pytest.mark.thorough("ten seconds of nothing else")
 def test_processes_that_have_ended_soon_after(lockd: Lockd) -> None:
     """They are gone before the sampler's next tick."""
     if reason := why_not_built("c"):
