@@ -209,7 +209,7 @@ def _top_flags(parser: argparse.ArgumentParser) -> None:
         "--by",
         choices=("lock", "holder"),
         default="lock",
-        help="what the first table shows: locks (lock), or the code that held user-space locks, by the time "
+        help="what the first table shows: locks (lock), or the code that held locks, by the time "
         "for which it made threads wait (holder); default: %(default)s",
     )
     parser.add_argument(

@@ -164,7 +164,7 @@ def prepare(gate: bool) -> None:
 
 
 def run(tier: Tier, gate: bool) -> Result:
-    """Run it to its end."""
+    """Run a tier to its end. Its output goes to the terminal, or to its log if it has one."""
     tier.report.unlink(missing_ok=True)
     began = time.monotonic()
     with ExitStack() as stack:

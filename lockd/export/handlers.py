@@ -56,7 +56,7 @@ A slow request takes seconds, such as a profile of 10 seconds. It occupies a con
 """
 
 HOLDERS = "holders"
-"""The profile of the code that held user-space locks, by the time for which others waited."""
+"""The profile of the code that held locks, by the time for which others waited."""
 OPENMETRICS = "application/openmetrics-text"
 
 WORK_SAVED = 10.0

@@ -71,6 +71,7 @@ class Manifest:
         return any(part.program == "futex" and part.what == "calls" for part in self.chosen)
 
     def has_map(self, name: str) -> bool:
+        """Whether the programs have a map of this name."""
         return any(info.name == name for info in self.maps)
 
     def to_json(self) -> bytes:

@@ -22,7 +22,7 @@ mode_calls_is_thorough = pytest.mark.parametrize(
     ],
     indirect=True,
 )
-"""For tests of `either` that take long."""
+"""Marks a long test of the fixture `either`: `make test` runs it in mode blocked alone."""
 
 SHARE = 0.03
 PER_WAIT_US = 300

@@ -51,7 +51,7 @@ class TypeTruth:
 
 @dataclass(frozen=True)
 class Turns:
-    """What became of the turns in which three functions held a lock; times in ns."""
+    """How long threads waited while three functions held a lock in turns; times in ns."""
 
     waited_ns: int = 0
     by_holder_ns: Mapping[str, int] = field(default_factory=dict)

@@ -122,8 +122,9 @@ class Releases:
         per_second: int,
         now: float,
     ) -> None:
-        """The records are the layouts of those of releases of user-space locks and of kernel locks; either is
-        empty if there are none. `is_wanted(tgid)` is whether to count the waits of a process.
+        """`user_record` and `kernel_record` are the layouts of the ring's records for user-space locks and
+        for kernel locks; one of them is empty if the programs sample no such locks. `identify` is
+        Identities.identify_process().
         """
         self._reader = RingReader(ring)
         self._user_record = struct_dtype(user_record) if user_record else None
@@ -185,7 +186,7 @@ class Releases:
         return bool(self._waiting)
 
     def has_counted(self, tick: int) -> bool:
-        """Whether take() has returned for good all samples that were read up to that tick."""
+        """Whether no sample that was read up to that tick waits for the name of its holder or its lock."""
         return all(release.tick > tick for release in self._waiting.values())
 
     def take(self, now: float) -> list[Release]:
@@ -222,7 +223,7 @@ class Releases:
         token = next(self._tokens)
         if end != self._release_end:
             release.holder = self._holders[end]
-        elif not self._resolver.ask(self._question(token, record, release.in_kernel)):
+        elif not self._resolver.ask(self._question(token, record, in_kernel)):
             release.holder = UNKNOWN
         self._waiting[token] = release
 
