@@ -13,10 +13,15 @@ from lockd.names.unwind.capture import Capture
 PTRACE_GETREGS, PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT = 12, 17, 0x4206, 0x4207
 WALL = 0x40000000
 STACK_BYTES = 4096
-FUTEX = 202
+FUTEX = (202, 219)  # futex, and restart_syscall, by which a wait with a timeout goes on after a stop
 # rax rdx rcx rbx rsi rdi rbp rsp r8..r15 rip, by their places in struct user_regs_struct
 DWARF = (10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0, 16)
-RDI, FS_BASE = 14, 21
+RAX, RDI, ORIG_RAX, FS_BASE = 10, 14, 15, 21
+# What an interrupted call returns inside the kernel, so that it is made again: ERESTARTSYS and its like.
+RESTARTS = (-512, -513, -514, -516)
+UNSIGNED = 2**64 - 1
+WAITS_AGAIN_SECONDS = 0.1
+"""A thread that is not back in a wait by then was in it for a moment, as an interpreter changed hands."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -32,7 +37,7 @@ def _ptrace(request: int, tid: int, data: object = None) -> None:
 def futex_of(tgid: int, tid: int) -> int:
     """The address on which a thread sleeps in the futex call; 0 if it does not."""
     fields = Path(f"/proc/{tgid}/task/{tid}/syscall").read_text().split()
-    return int(fields[1], 16) if fields[0] == str(FUTEX) else 0
+    return int(fields[1], 16) if fields[0] in map(str, FUTEX) else 0
 
 
 def blocked_thread(tgid: int, comm: str, seconds: float = 60.0) -> tuple[int, int]:
@@ -49,19 +54,45 @@ def blocked_thread(tgid: int, comm: str, seconds: float = 60.0) -> tuple[int, in
     raise TimeoutError(f"no thread {comm} of {tgid} blocked in a futex call in {seconds} s")
 
 
-def capture_of(tgid: int, tid: int, stack_bytes: int = STACK_BYTES) -> Capture:
-    """As the programs capture it; the kernel's frames are walked here in the same way."""
+def blocked_capture(tgid: int, comm: str, seconds: float = 60.0) -> tuple[int, int, Capture]:
+    """The thread of that name, the futex on which it sleeps, and what the programs capture of it there.
+
+    It is stopped for that, and sleeps there again afterwards, for what is read of its memory. A thread whose
+    wait ended before its stop, or that did not go on with it, is looked for again.
+    """
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        tid, address = blocked_thread(tgid, comm, until - time.monotonic())
+        if (capture := _capture(tgid, tid, address)) and _sleeps_again(tgid, tid, address):
+            return tid, address, capture
+    raise TimeoutError(f"the thread {comm} of {tgid} was stopped in another wait each time in {seconds} s")
+
+
+def _sleeps_again(tgid: int, tid: int, address: int) -> bool:
+    until = time.monotonic() + WAITS_AGAIN_SECONDS
+    while not (sleeps := futex_of(tgid, tid) == address) and time.monotonic() < until:
+        time.sleep(0.0005)
+    return sleeps
+
+
+def _capture(tgid: int, tid: int, address: int) -> Capture | None:
+    """What a thread has in a wait for a futex, if its stop interrupts that wait.
+
+    The kernel's frames are walked here in the same way.
+    """
     _ptrace(PTRACE_SEIZE, tid)
     try:
         _ptrace(PTRACE_INTERRUPT, tid)
         os.waitpid(tid, WALL)
-        registers = (ctypes.c_uint64 * 27)()
+        registers = (ctypes.c_int64 * 27)()
         _ptrace(PTRACE_GETREGS, tid, ctypes.addressof(registers))
-        numbered = tuple(registers[place] for place in DWARF)
+        if registers[ORIG_RAX] not in FUTEX or registers[RDI] != address or registers[RAX] not in RESTARTS:
+            return None
+        numbered = tuple(registers[place] & UNSIGNED for place in DWARF)
         memory = os.open(f"/proc/{tgid}/mem", os.O_RDONLY)
         try:
-            stack = os.pread(memory, stack_bytes, numbered[7])
-            return Capture(numbered, stack, _frame_pointers(memory, numbered), registers[FS_BASE])
+            stack = os.pread(memory, STACK_BYTES, numbered[7])
+            return Capture(numbered, stack, _frame_pointers(memory, numbered), registers[FS_BASE] & UNSIGNED)
         finally:
             os.close(memory)
     finally:

@@ -21,13 +21,11 @@ from lockd.names.objects.address_space import AddressSpace
 from lockd.names.objects.object_cache import ObjectCache
 from lockd.names.runtimes.cpython import COOKIE, Interpreter, PythonFrame, candidates
 from tests.fuzz import memory
-from tests.support.ptraced import blocked_thread, capture_of
+from tests.support.ptraced import blocked_capture
 
 PROGRAM = Path(__file__).parent / "python_waiter.py"
 VERSIONS = range(8, 16)
 SECONDS = 10.0
-WAITS_AGAIN_SECONDS = 1.0
-"""A thread that is not back in a wait by then was in it for a moment, as the interpreter changed hands."""
 WAITS = {
     "with_lock": "lock",
     "acquire": "lock",
@@ -78,15 +76,8 @@ def waiter(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
 
 
 def said(names: UserNames, pid: int, comm: str) -> UserLock:
-    until = time.monotonic() + SECONDS
-    while True:
-        wait = tid, address = blocked_thread(pid, comm)
-        capture = capture_of(pid, tid)  # which has stopped it
-        at_most = time.monotonic() + WAITS_AGAIN_SECONDS
-        while time.monotonic() < at_most:
-            if blocked_thread(pid, comm) == wait:
-                return names.name_lock(pid, tid, address, "other", capture)
-        assert time.monotonic() < until, f"it is stopped in another wait each time, last in {wait}"
+    tid, address, capture = blocked_capture(pid, comm)
+    return names.name_lock(pid, tid, address, "other", capture)
 
 
 @pytest.mark.parametrize("comm", WAITS)
@@ -104,8 +95,8 @@ def test_a_wait_is_told_by_the_functions_of_python(waiter: tuple[int, int], comm
 def test_a_wait_is_told_later_without_stopping_its_thread(waiter: tuple[int, int], comm: str) -> None:
     _, pid = waiter
     names = UserNames()
-    thread_pointer = capture_of(pid, blocked_thread(pid, comm)[0]).thread_pointer
-    tid, address = blocked_thread(pid, comm)  # again: it was stopped
+    tid, address, capture = blocked_capture(pid, comm)
+    thread_pointer = capture.thread_pointer
     found = names.name_lock_of_sleeper(pid, tid, address, "other", thread_pointer)
     assert (found.kind, found.is_reused, found.is_provisional) == (WAITS[comm], True, False)
     assert found.site == said(names, pid, comm).site
@@ -161,7 +152,7 @@ def test_broken_memory_has_no_frames(waiter: tuple[int, int]) -> None:
     _, pid = waiter
     space = AddressSpace(Path(f"/proc/{pid}"), ObjectCache())
     space.refresh()
-    thread_pointer = capture_of(pid, blocked_thread(pid, "get")[0]).thread_pointer
+    thread_pointer = blocked_capture(pid, "get")[2].thread_pointer
     runtime = runtime_of(pid, space)
     whole = Broken(pid, 0)
     frames = Interpreter(runtime).frames(whole, thread_pointer)
@@ -175,7 +166,7 @@ def test_broken_memory_has_no_frames(waiter: tuple[int, int]) -> None:
 
 def runtime_of(pid: int, space: AddressSpace) -> int:
     """Where `_PyRuntime` is: in what has the instruction that some thread is at, or in its callers."""
-    capture = capture_of(pid, blocked_thread(pid, "get")[0])
+    capture = blocked_capture(pid, "get")[2]
     for word in struct.unpack(f"={len(capture.stack) // 8}Q", capture.stack):
         located = space.locate(word) if space.is_executable(word) else None
         if located and (found := located[0].variable_address("_PyRuntime")) is not None:
