@@ -93,6 +93,7 @@ def ours(directory: Path, runs: int = 0) -> list[Load]:
         load("pipe ping-pong", "pingpong", "pipe", "ns a round trip"),
         load("mutex, user space", "uncontended", "mutex", "ns a pair", is_free=True),
         load("mutex, kernel (pipe)", "uncontended", "pipe", "ns a pair", is_free=True),
+        load("mutex, contended", "contended", "mutex", "ns a pair"),
     ]
 
 

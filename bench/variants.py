@@ -20,6 +20,8 @@ from tests.support.bcc_headers import bcc_headers
 from tests.support.lockd_process import lockd_or_reason
 
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
+NO_HOLDERS = {"profile": {"samples_per_second": 0}}
+"""Configuration with which it is not found which code holds locks."""
 LOCKTRACE_LIKE = Path(__file__).resolve().parent / "locktrace_like.bpf.c"
 KPROBES = Path("/sys/bus/event_source/devices/kprobe")
 START_SECONDS = 60.0
@@ -102,24 +104,25 @@ def settings(
 
 def config(
     programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", futex_mode: str = "blocked",
-    lock_mode: str = "contention",
+    lock_mode: str = "contention", has_holders: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """The defaults, with these programs, by this mechanism only, and with these modes of futex and
-    kernel_locks."""
+    kernel_locks, or without holders of locks."""
     asked: dict[str, dict[str, object]] = {name: {"enabled": name in programs} for name in PROGRAMS}
     asked["futex"].update(mechanism=mechanism, mode=futex_mode)
     asked["kernel_locks"].update(mechanism=mechanism, mode=lock_mode)
-    return {"programs": asked}
+    return {"programs": asked, **({} if has_holders else NO_HOLDERS)}
 
 
 @contextlib.contextmanager
 def lockd(
     programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", futex_mode: str = "blocked",
-    lock_mode: str = "contention",
+    lock_mode: str = "contention", has_holders: bool = True,
 ) -> Iterator[None]:  # fmt: skip
     """The daemon, so configured. Raises NotHere."""
+    asked = config(programs, mechanism, futex_mode, lock_mode, has_holders)
     with tempfile.TemporaryDirectory() as directory:
-        daemon = lockd_or_reason(Path(directory), config(programs, mechanism, futex_mode, lock_mode))
+        daemon = lockd_or_reason(Path(directory), asked)
         if isinstance(daemon, str):
             raise NotHere(daemon)
         try:
@@ -217,6 +220,7 @@ VARIANTS = (
     Variant(UNTRACED, nothing),
     Variant(FLOOR, floor),
     Variant(LOCKD, lockd),
+    Variant(f"{LOCKD}, no holders", lambda: lockd(has_holders=False)),
     Variant(FLOOR + EVERY_CALL, lambda: floor(futex_mode="calls")),
     Variant(LOCKD + EVERY_CALL, lambda: lockd(futex_mode="calls")),
     *(Variant(f"lockd: {name}", lambda name=name: lockd((name,))) for name in PROGRAMS),

@@ -15,14 +15,16 @@
 static uint32_t word;
 static int op = FUTEX_WAKE_PRIVATE;
 
-static void call(void)
+static long call(void)
 {
     syscall(SYS_futex, &word, op, 1, NULL, NULL, 0);
+    return 1;
 }
 
-static void other(void)
+static long other(void)
 {
     syscall(SYS_getppid);
+    return 1;
 }
 
 int main(int argc, char **argv)

@@ -18,17 +18,19 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Do `operation` `times` times in each of `runs` runs, and print what it took. */
-static void print_median(void (*operation)(void), int runs, int times)
+/* Do `operation` some times, at least `times`, in each of `runs` runs, and print what it took. It returns how
+ * often it was done. */
+static void print_median(long (*operation)(void), int runs, int times)
 {
     double *each = calloc(runs, sizeof *each);
     if (!each)
         abort();
     for (int run = 0; run < runs; run++) {
+        long done = 0;
         int64_t began = now_ns();
-        for (int i = 0; i < times; i++)
-            operation();
-        each[run] = (double)(now_ns() - began) / times;
+        while (done < times)
+            done += operation();
+        each[run] = (double)(now_ns() - began) / done;
     }
     qsort(each, runs, sizeof *each, compare);
     printf("%.2f\n", each[runs / 2]);

@@ -34,9 +34,10 @@ static void by_pipe(int me)
         abort();
 }
 
-static void first(void)
+static long first(void)
 {
     play(0);
+    return 1;
 }
 
 static void *second(void *unused)

@@ -27,9 +27,9 @@ CACHE = "/var/cache/lockd"
 """Of lockd in the machine."""
 PYTHON = "/usr/bin/python3"
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
-SMALL = {"entries": 64, "threads": 64, "stacks": 64}
+SMALL = {"maps": {"entries": 64, "threads": 64, "stacks": 64}}
 CALLS, ALL = {"futex": "calls"}, {"kernel_locks": "all"}
-Asked = Sequence[tuple[Sequence[str], dict[str, str], Sequence[str], dict[str, int]]]
+Asked = Sequence[tuple[Sequence[str], dict[str, str], Sequence[str], dict[str, dict[str, int]]]]
 ASKED: Asked = (
     (PROGRAMS, {}, ("auto",), {}),
     (PROGRAMS, CALLS, ("auto",), {}),
@@ -40,7 +40,8 @@ ASKED: Asked = (
     (("kernel_locks",), {}, ("auto", "fentry"), {}),
     (("futex", "kernel_locks"), CALLS | ALL, ("kprobe",), {}),
 )
-"""Programs, modes of programs, mechanisms and maps of the daemons that tests start."""
+"""Programs, modes of programs, mechanisms and further sections of the configuration: of daemons that tests
+start."""
 FUNCTION = f"{SYSTEM_CALL}getpgid"
 """Which one it is makes no difference to what is compiled, but it must be there."""
 TRACES = (
@@ -83,7 +84,7 @@ def listed(asked_for: Asked | str = "all") -> dict[str, str]:
     host = Host(KernelTypes(), ensure_tracefs(), (FUNCTION,))
     wanted = []
     daemons, traces = SETS[asked_for] if isinstance(asked_for, str) else (asked_for, ())
-    for programs, modes, mechanisms, maps in daemons:
+    for programs, modes, mechanisms, sections in daemons:
         for mechanism in mechanisms:
             asked: dict[str, dict[str, object]] = {name: {"enabled": name in programs} for name in PROGRAMS}
             for name, mode in modes.items():
@@ -91,7 +92,7 @@ def listed(asked_for: Asked | str = "all") -> dict[str, str]:
             for name in {"futex", "kernel_locks"} & {*programs}:
                 asked[name]["mechanism"] = mechanism
             wanted.append(
-                load_settings(read_text(Config, json.dumps({"programs": asked, "maps": maps}), "list"))
+                load_settings(read_text(Config, json.dumps({"programs": asked, **sections}), "list"))
             )
     found: tuple[Probes, ...] = ()
     for words in traces:
