@@ -92,6 +92,10 @@ static __always_inline u64 leave_queue(struct thread *t, struct queue_key *key, 
     t->queued = QUEUED_NOT;
     if (!queue || queue->began > began) /* it is not the entry that the thread has joined */
         return waited;
+    if ((s64)queue->waiting < 1) { /* a thread left it twice: its waker and its next sleep at the same time */
+        lock_queues.delete(key);
+        return waited;
+    }
     u64 waiting = queue->waiting, all = queue->sum + waiting * now;
     u64 released = queue->released;
     if (end == END_NO_RELEASE) {

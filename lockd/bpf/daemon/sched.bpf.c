@@ -49,6 +49,17 @@ static __always_inline u8 state_of(u64 task_state)
     return STATE_OTHER;
 }
 
+/* Return the time of an absence that is looked at for the longest one, in ns: the wait, and in a tool that is
+ * asked for it the time on the run queue too. */
+static __always_inline u64 asked_time(u64 blocked, u64 run)
+{
+#ifdef WITH_RUNQUEUE
+    return blocked + run;
+#else
+    return blocked;
+#endif
+}
+
 #ifdef TRACE_OFFCPU
 /* These are too large for a program's own stack. */
 BPF_ARRAY(no_thread, struct thread, 1);
@@ -65,16 +76,6 @@ static __always_inline bool is_asked_for(bool preempted, u64 task_state)
     return true;
 #else
     return waits;
-#endif
-}
-
-/* Return the length of an absence as the user asked for it, in ns. */
-static __always_inline u64 asked_time(u64 blocked, u64 run)
-{
-#ifdef WITH_RUNQUEUE
-    return blocked + run;
-#else
-    return blocked;
 #endif
 }
 
@@ -114,74 +115,58 @@ static __always_inline void describe_absence(struct offcpu_key *key, u32 tid, st
         key->woken_by = t->woken_by;
 #endif
 }
+#endif
 
-/* Count an absence for which the map has no room. All such absences share one entry, so that the sum is
- * right. */
-static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, u64 blocked, u64 run)
+#ifdef WITH_OFFCPU
+/* Count an absence, for which the map has no room, in the entry `key` of the overflow. Return whether there
+ * is one. */
+static __always_inline bool add_to_overflow(int window, struct offcpu_key *key, u64 blocked, u64 run)
 {
-    struct offcpu_key nobody = {};
     struct offcpu_value fresh = {};
     void *map = offcpu_over.lookup(&window);
 
     if (!map)
         return false;
-    add_entry(WRITTEN_OFFCPU_OVER, window, map, &nobody, &fresh, true);
-    struct offcpu_value *v = bpf_map_lookup_elem(map, &nobody);
+    if (!bpf_map_lookup_elem(map, key))
+        add_entry(WRITTEN_OFFCPU_OVER, window, map, key, &fresh, true);
+    struct offcpu_value *v = bpf_map_lookup_elem(map, key);
     if (!v)
         return false;
     add_to(&v->count, 1);
     add_to(&v->blocked_ns, blocked);
     add_to(&v->run_ns, run);
     raise_to(&v->max_blocked_ns, asked_time(blocked, run));
+    raise_to(&v->max_run_ns, run);
     return true;
 }
-#elif defined(WITH_OFFCPU)
+
+/* Count an absence for which the map has no room. */
 static __always_inline bool offcpu_overflow(int window, struct offcpu_key *key, u64 blocked, u64 run)
 {
+#ifdef TRACE_OFFCPU /* all such absences share one entry, so that the sum is right */
+    struct offcpu_key nobody = {};
+
+    return add_to_overflow(window, &nobody, blocked, run);
+#else
     /* The wait and the time on the run queue have entries of their own. That takes far fewer keys than an
      * entry for each combination. */
-    struct offcpu_key rest[2] = {
-        {.nr = key->nr,
-         .state = key->state,
-         .iowait = key->iowait,
-         .detail = key->detail,
-         .blocked_slot = key->blocked_slot,
-         .run_slot = SLOT_NONE},
-        {.state = STATE_RUNNABLE, .blocked_slot = SLOT_NONE, .run_slot = key->run_slot},
-    };
-    void *map = offcpu_over.lookup(&window);
-    bool placed = true;
+    bool is_counted = true;
 
-    if (!map)
-        return false;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if ((i ? rest[i].run_slot : rest[i].blocked_slot) == SLOT_NONE)
-            continue;
-        struct offcpu_value *v = bpf_map_lookup_elem(map, &rest[i]);
-        if (!v) {
-            struct offcpu_value fresh = {};
-            add_entry(WRITTEN_OFFCPU_OVER, window, map, &rest[i], &fresh, true);
-            v = bpf_map_lookup_elem(map, &rest[i]);
-        }
-        if (!v) {
-            placed = false;
-            continue;
-        }
-        add_to(&v->count, 1);
-        if (i) {
-            add_to(&v->run_ns, run);
-            raise_to(&v->max_run_ns, run);
-        } else {
-            add_to(&v->blocked_ns, blocked);
-            raise_to(&v->max_blocked_ns, blocked);
-        }
+    if (key->blocked_slot != SLOT_NONE) {
+        struct offcpu_key wait = *key;
+        wait.tid = wait.waker = 0;
+        wait.run_slot = SLOT_NONE;
+        is_counted = add_to_overflow(window, &wait, blocked, 0);
     }
-    return placed;
-}
+    if (key->run_slot != SLOT_NONE) {
+        struct offcpu_key turn = {
+            .state = STATE_RUNNABLE, .blocked_slot = SLOT_NONE, .run_slot = key->run_slot};
+        is_counted = add_to_overflow(window, &turn, 0, run) && is_counted;
+    }
+    return is_counted;
 #endif
+}
 
-#ifdef WITH_OFFCPU
 /* Count an absence that has ended, of a thread that is about to run. If the switch-in was not `seen`, the
  * thread has been running for a while, and its time on the run queue is not known. */
 static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u64 now, bool seen)
@@ -222,11 +207,7 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
     if (!map || (key->blocked_slot == SLOT_NONE && key->run_slot == SLOT_NONE))
         return;
 #endif
-#ifdef TRACE_OFFCPU
     u64 longest = asked_time(blocked, run);
-#else
-    u64 longest = blocked;
-#endif
     u32 step = restraint();
     bool by_process = step >= RESTRAINT_DETAIL;
     if (by_process) {
