@@ -615,14 +615,17 @@ static __always_inline void woken(void *ctx, u64 task)
     if (t && !(t->off_since && t->woken_at))
         note_waker(ctx, t);
 #endif
+    if (!t || !(t->queued || (t->off_since && !t->woken_at)))
+        return;
+    u64 now = bpf_ktime_get_ns();
 #ifdef WITH_HOLDERS
-    if (t && t->queued)
-        leave_its_queue(ctx, task, tid, t, true, bpf_ktime_get_ns());
+    if (t->queued)
+        leave_its_queue(ctx, task, tid, t, true, now);
 #endif
-    if (!t || !t->off_since || t->woken_at)
+    if (!t->off_since || t->woken_at)
         return;
     t->waker = bpf_get_current_pid_tgid() >> 32;
-    t->woken_at = bpf_ktime_get_ns();
+    t->woken_at = now;
 }
 
 /* Raw tracepoint sched_waking: the thread that is being woken. It is called on the waker's CPU. */
