@@ -1,15 +1,18 @@
-"""A futex call that does not block stays cheap: our programs beside empty ones, in the same calls.
+"""A futex call that does not block stays cheap, and the programs stay small enough for the kernel to take.
 
-No wall time is looked at: the kernel says how long programs ran (BPF_ENABLE_STATS), all of them on the same
-calls, and a ratio has a wide margin. bench/overhead.py measures what a call really costs.
+Our programs run beside empty ones, in the same calls. No wall time is looked at: the kernel says how long
+programs ran (BPF_ENABLE_STATS), and a ratio has a wide margin. bench/overhead.py measures what a call really
+costs.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,8 @@ SETTINGS = LoadSettings(
 AT_MOST = 2.5
 """How many times as long as empty programs; 1.9 when this was written, 2.9 before calls were tallied."""
 TRIES = 5
+MOST_EXAMINED = 1_000_000
+"""Instructions that the kernel's verifier examines of a program; it refuses one that takes more."""
 
 
 class EnableStats(ctypes.Structure):
@@ -92,3 +97,23 @@ def test_a_call_that_does_not_block_runs_few_instructions(call: str) -> None:
         for fd in (*fds, *empty, *opened):
             os.close(fd)
     pytest.fail(f"as long as {ratios} empty programs, at most {AT_MOST} is expected")
+
+
+@pytest.mark.parametrize("mode", ["blocked", "calls"])
+def test_the_verifier_examines_less_than_half_of_what_it_would(mode: str) -> None:
+    """How much it examines depends on the kernel and on the compiler: another of these might refuse them."""
+    everything = ("futex", "offcpu", "kernel_locks")
+    settings = replace(SETTINGS, programs=everything, futex_mode=mode, mechanisms=(), has_holders=True)
+    manifest, fds = run_loader(settings)
+    try:
+        functions = fds[len(manifest.maps) :][: len(manifest.functions)]
+        texts = [Path(f"/proc/self/fdinfo/{fd}").read_text() for fd in functions]
+    finally:
+        for fd in fds:
+            os.close(fd)
+    found = [re.search(r"^verified_insns:\s+(\d+)$", text, re.MULTILINE) for text in texts]
+    if not all(found):
+        pytest.skip("host: this kernel does not say what its verifier examined, as Linux does since 5.16")
+    examined = {name: int(one[1]) for (_, name), one in zip(manifest.functions, found, strict=True) if one}
+    assert "on_sched_switch" in examined
+    assert max(examined.values()) < MOST_EXAMINED / 2, examined
