@@ -21,7 +21,7 @@ from tests.support.lockd_process import lockd_or_reason
 
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
 NO_HOLDERS = {"profile": {"samples_per_second": 0}}
-"""Configuration with which it is not found which code holds locks."""
+"""The configuration without samples of the code that holds locks."""
 LOCKTRACE_LIKE = Path(__file__).resolve().parent / "locktrace_like.bpf.c"
 KPROBES = Path("/sys/bus/event_source/devices/kprobe")
 START_SECONDS = 60.0

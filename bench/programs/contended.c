@@ -1,7 +1,7 @@
 /* Eight threads on one processor that want one pthread mutex (argument `mutex`). Its holder gives the
  * processor to the others, so that they find it taken and wait. A second argument is the number of runs.
- * Prints the nanoseconds that all threads together take for one pair of operations: as good as always with
- * one wait that blocks, and one wake-up. */
+ * Prints the nanoseconds that all threads together take for one pair of lock and unlock. Nearly every pair
+ * has a wait that blocks, and a wake-up. */
 #define _GNU_SOURCE
 #include "median.h"
 #include <pthread.h>

@@ -18,8 +18,8 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Do `operation` some times, at least `times`, in each of `runs` runs, and print what it took. It returns how
- * often it was done. */
+/* Print the nanoseconds of one `operation`. A call of it returns how many of them were done meanwhile. Each
+ * of `runs` runs does `times` of them or a few more. */
 static void print_median(long (*operation)(void), int runs, int times)
 {
     double *each = calloc(runs, sizeof *each);

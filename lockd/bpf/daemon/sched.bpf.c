@@ -49,8 +49,8 @@ static __always_inline u8 state_of(u64 task_state)
     return STATE_OTHER;
 }
 
-/* Return the time of an absence that is looked at for the longest one, in ns: the wait, and in a tool that is
- * asked for it the time on the run queue too. */
+/* Return the part of an absence whose maximum is kept, in ns: the wait, and where a tool asks for it the time
+ * on the run queue as well. */
 static __always_inline u64 asked_time(u64 blocked, u64 run)
 {
 #ifdef WITH_RUNQUEUE
