@@ -12,7 +12,15 @@ from lockd.advice import ADVICE
 from lockd.export.catalog import CATALOG, Metric
 from lockd.load.source import assemble
 from lockd.names.labels.reasons import REASONS
-from lockd.sample.locks.releases import NO_RELEASE, OWNER_ENDED, UNKNOWN
+from lockd.sample.locks.releases import (
+    LOCK,
+    NO_RELEASE,
+    OWNER_ENDED,
+    RUNNING,
+    RUNQUEUE,
+    UNKNOWN,
+    UNKNOWN_CAUSE,
+)
 from lockd.sample.series.limits import SHARES
 from lockd.sample.series.series import OTHER
 
@@ -28,8 +36,9 @@ the thread that waits. Names that end in `_us` are in microseconds; all others a
 
 Totals are exact. For each counter, the sum over all label sets and `lockd_retired_value` is what happened,
 less what `lockd_dropped_events_total` counts. The exceptions are `lockd_futex_sys_seconds_total`, which
-is estimated from a sample where there are many calls, `lockd_futex_lock_holder_seconds_total` and
-`lockd_kernel_lock_holder_seconds_total`.
+is estimated from a sample where there are many calls, and the seconds by holder and by cause of locks
+(`lockd_futex_lock_holder_seconds_total`, `lockd_futex_lock_cause_seconds_total`, and the same for kernel
+locks).
 `/metrics` never has more lines than `series.max`
 (10,000): an event whose label set has no series counts in the series whose name labels are `other`. An
 event that finds no room in a map of the kernel (`lockd_overflow_events_total`) counts there too. Its
@@ -65,6 +74,9 @@ TERMS = {
     "holder": "the code that released a lock after it had made threads wait: the first function outside of"
     " the code that implements locks. It gets the time that threads have waited since the release before"
     " ([holders.md](holders.md))",
+    "cause": "what the thread that held a lock did while others waited for it: it ran, was ready to run"
+    " without a CPU, or was blocked for a reason of its own ([values](#cause-of-a-wait-for-a-lock),"
+    " [holders.md](holders.md#what-the-holder-did))",
     "deadlock": "a ring of threads, each blocked on a lock that the next one holds, that has lasted for a"
     " second or more ([deadlocks.md](deadlocks.md))",
     "restraint level": "what lockd leaves out to keep to its CPU budget ([restraint.md](restraint.md))",
@@ -83,7 +95,7 @@ Further notes on single metrics:
   `exporter`.
 - `lockd_futex_lock_holder_seconds_total` and `lockd_kernel_lock_holder_seconds_total`:
   [holders.md](holders.md) says what the estimates mean, how exact they are, and why their sums are a little
-  below the waited time. They and the `lockd_holder_` metrics are absent with
+  below the waited time. They, the same by cause, and the `lockd_holder_` metrics are absent with
   `profile.samples_per_second: 0`.
 - `lockd_unit_info`: [kubernetes.md](kubernetes.md) says what the labels contain, and how to find the pod of a
   unit with them. If there is not room for all units, pods come first, then other containers.
@@ -235,6 +247,14 @@ HOLDERS = {
     UNKNOWN: "a thread released the lock, but its stack told no function",
     OTHER: "holders without a series of their own",
 }
+CAUSES = {
+    RUNNING: "the holder was on a CPU: its code takes that long",
+    RUNQUEUE: "the holder was ready to run and had no CPU: the host is busy, or the limit of its cgroup"
+    " (`cpu.max`) stopped it",
+    LOCK: "the holder waited for another lock itself, of a program or of the kernel",
+    UNKNOWN_CAUSE: "it is not known which thread held the lock, or no thread released it",
+    "any other": "the `reason` why the holder was off the CPU, as below: `disk`, `sleep`, `socket` and so on",
+}
 PROCESSES = {
     "sampler": "drains the maps and counts",
     "namer": "looks up the names of locks",
@@ -246,12 +266,14 @@ FAMILIES = {
     "futex_error": "errors by process, in mode `calls`",
     "futex_lock": "futex waits by lock",
     "futex_lock_holder": "the time that threads waited for a user-space lock, by the code that held it",
+    "futex_lock_cause": "the same time, by what the holder did meanwhile",
     "offcpu": "off-CPU time by process, state and reason",
     "offcpu_runqueue": "runqueue time by process",
     "offcpu_waker": "off-CPU time by process and waker",
     "kernel_lock": "kernel-lock waits by process and type",
     "kernel_lock_site": "kernel-lock waits by lock and site",
     "kernel_lock_holder": "the time that threads waited for a kernel lock, by the code that held it",
+    "kernel_lock_cause": "the same time, by what the holder did meanwhile",
     "kernel_hold": "kernel-lock acquisitions and holds by process and type, in mode `all`",
     "go_mutex": "waits of goroutines for mutexes, by process",
     "unit": "what cgroups say of units",
@@ -297,6 +319,7 @@ def _values() -> Iterator[str]:
     yield "## Values of labels\n"
     yield from _table("`kind` of a futex wait", KINDS)
     yield from _table("`holder` of a lock, if it is no function", HOLDERS)
+    yield from _table("`cause` of a wait for a lock", CAUSES)
     yield from _table("`state` of a thread off the CPU", STATES)
     yield from _table("`reason` why a thread is off the CPU", REASONS)
     yield from _table("`lock_type` of a kernel lock", LOCK_TYPES)

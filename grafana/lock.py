@@ -86,6 +86,8 @@ WAITING = _its("lockd_futex_lock_waiting", CONTENTION)
 THREADS = _its("lockd_futex_lock_threads", CONTENTION)
 HELD = _its("lockd_futex_lock_holder_seconds_total", CONTENTION)
 KERNEL_HELD = _its("lockd_kernel_lock_holder_seconds_total")
+CAUSED = _its("lockd_futex_lock_cause_seconds_total", CONTENTION)
+KERNEL_CAUSED = _its("lockd_kernel_lock_cause_seconds_total")
 MAXIMUM = _its("lockd_futex_lock_max_blocked_us", CONTENTION, MINUTE)
 
 
@@ -219,6 +221,17 @@ def _who() -> Row:
                     Value("Hosts", f"count by ({holder}) ({_held(by_host_of)} > 0)", COUNT),
                 ],
                 height=8,
+            ),
+            graph(
+                "What the holder did",
+                "The time that threads waited for the lock, by what the thread that held it did meanwhile."
+                " `running`: its code takes that long. `runqueue`: it had no CPU. `lock`: it waited for another"
+                " lock itself. Else it was off the CPU for this reason. `unknown`: the lock does not say who"
+                " holds it. Estimated from samples.",
+                {"{{cause}}": _either("cause", CAUSED, KERNEL_CAUSED)},
+                SECONDS_PER_SECOND,
+                width=24,
+                is_stacked=True,
             ),
             listing(
                 "Where the kernel asks for it",

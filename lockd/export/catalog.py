@@ -20,6 +20,11 @@ _HOLDERS = (
     " from a sample of the lock's releases.",
     'The holders that made threads wait longest have series of their own; all others are counted as "other".',
 )
+_CAUSES = (
+    "Time that threads waited for the lock, in seconds, by what the thread that held it did meanwhile (label"
+    " cause), estimated from a sample of the lock's releases.",
+    "Only if the program offcpu is on.",
+)
 _MODE_ALL = "Only in mode all, and only for mutexes, rwsems and semaphores."
 _MODE_CALLS = "Only in mode calls (programs.futex.mode)."
 _LONGEST_WAITER = "By the process of the thread that has waited longest."
@@ -129,6 +134,12 @@ def _futex() -> Iterator[Metric]:
         "kind lock holder",
         *_HOLDERS,
     )
+    yield metric(
+        "lock_cause_seconds_total",
+        "counter",
+        "kind lock cause",
+        *_CAUSES,
+    )
 
 
 def _kernel_lock() -> Iterator[Metric]:
@@ -183,6 +194,12 @@ def _kernel_lock() -> Iterator[Metric]:
         "counter",
         "lock_type lock holder",
         *_HOLDERS,
+    )
+    yield metric(
+        "cause_seconds_total",
+        "counter",
+        "lock_type lock cause",
+        *_CAUSES,
     )
 
 

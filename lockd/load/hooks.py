@@ -174,7 +174,9 @@ def _switches(programs: tuple[str, ...], futex_mode: str, has_holders: bool) -> 
 
 def _releases(programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the files and the macros with which switches and wake-ups tell who releases locks."""
-    files, defines = ["daemon/lock_queues.bpf.c"], ["WITH_HOLDERS"]
+    files, defines = ["daemon/lock_causes.bpf.c", "daemon/lock_queues.bpf.c"], ["WITH_HOLDERS"]
+    if "offcpu" in programs:  # which sees what holders do
+        defines.append("WITH_CAUSES")
     if "futex" in programs:
         files.append("daemon/user_releases.bpf.c")
         defines.append("WITH_USER_HOLDERS")

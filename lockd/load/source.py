@@ -31,6 +31,8 @@ SIZES = {
     "KNOWN_LOCKS_ENTRIES": 16384,
     # Locks in user space, and sleeping locks of the kernel, that are waited for at one moment.
     "LOCK_QUEUES_ENTRIES": 4096,
+    # Threads in pid namespaces that are known by their ids there, which locks store.
+    "NAMESPACE_IDS_ENTRIES": 16384,
     # Java machines whose waits are looked into.
     "HOTSPOTS_ENTRIES": 1024,
     # Processes that the namer knows of.
@@ -59,6 +61,9 @@ OFFSETS = {
     "TASK_NVCSW": ("task_struct", "nvcsw"),
     "TASK_NIVCSW": ("task_struct", "nivcsw"),
     "TASK_ON_RQ": ("task_struct", "on_rq"),
+    "TASK_THREAD_PID": ("task_struct", "thread_pid"),
+    "PID_LEVEL": ("pid", "level"),
+    "PID_NUMBERS": ("pid", "numbers"),
     "MM_ARG_START": ("mm_struct", "arg_start"),
     "MM_MMAP_LOCK": ("mm_struct", "mmap_lock"),
     "MM_START_CODE": ("mm_struct", "start_code"),

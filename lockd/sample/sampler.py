@@ -204,6 +204,7 @@ class Sampler:
             collector.release_record,
             collector.kernel_release_record,
             manifest.enums,
+            manifest.constants,
             collector.refused_releases,
             collector.control,
             self._resolver,

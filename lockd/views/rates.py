@@ -63,6 +63,10 @@ class Row:
     threads waited longest. Empty if it is not known."""
     holder_share: float = 0.0
     """Its share of the time for which threads waited for the lock, as estimated from samples."""
+    holder_cause: str = ""
+    """What the holder did for most of this time: a value of the label `cause`; empty if it is not known."""
+    holder_cause_share: float = 0.0
+    """The part of this time for which it did so."""
     site: str = ""
     tid: int = 0
     thread_comm: str = ""
@@ -272,6 +276,8 @@ def _lock(raw: dict[str, Any]) -> Iterable[Row]:
     key = (raw["program"], _whole(raw["tgid"]), raw["address"], raw["kind"])
     holding_us = _whole(raw.get("holding_us") or 0)
     holder: dict[str, Any] = next(iter(raw.get("holders") or ()), {"site": "", "share": 0.0})
+    causes: dict[str, float] = holder.get("causes") or {}
+    cause = max(causes, key=causes.__getitem__, default="")
     yield Row(
         **_common(raw, key, _whole(raw.get("waiting_us") or 0)),
         waiting=_whole(raw["waiting"]),
@@ -280,6 +286,8 @@ def _lock(raw: dict[str, Any]) -> Iterable[Row]:
         holder_tid=_whole(raw.get("holder_tid") or 0),
         holder_site=str(holder["site"]),
         holder_share=float(holder["share"]),
+        holder_cause="" if cause == "unknown" else cause,
+        holder_cause_share=causes[cause] / sum(causes.values()) if cause else 0.0,
         site=str(raw["site"] or ""),
         held_us=_whole(raw.get("held_us") or 0) + holding_us,
         acquired=_whole(raw.get("acquisitions") or 0),

@@ -241,10 +241,17 @@ def _waiting(row: Row) -> str:
 
 
 def _holder(row: Row) -> str:
-    """The thread that holds a lock for long while others wait, and the code that made threads wait most."""
+    """The thread that holds a lock for long while others wait, the code that made threads wait most, and what
+    it did meanwhile."""
     thread = f"{row.holder}[{row.holder_tid}]" if row.holder_tid else ""
     code = f"{row.holder_site} {row.holder_share:.0%}" if row.holder_site else ""
-    return f"{thread} {code}".strip() or "-"
+    did = f"({_cause(row)})" if row.holder_site and row.holder_cause else ""
+    return f"{thread} {code} {did}".strip() or "-"
+
+
+def _cause(row: Row) -> str:
+    """What the holder of a lock did for most of the time for which it made threads wait."""
+    return f"{row.holder_cause} {row.holder_cause_share:.0%}" if row.holder_cause else "-"
 
 
 NUMBERS = (
@@ -271,6 +278,7 @@ HOLDER_COLUMNS = (
     Column("SHARE", lambda r: f"{r.holder_share:.0%}", is_number=True),
     Column("SAMPLES/S", lambda r: _number(r.count_rate), 90, is_number=True),
     Column("HOLDER", lambda r: r.holder_site),
+    Column("CAUSE", _cause, 80),
     Column("KIND", lambda r: r.kind, 70),
     Column("LOCK", lambda r: r.lock),
     Column("PROCESS", _process, 60),

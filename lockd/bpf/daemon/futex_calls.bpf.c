@@ -209,10 +209,10 @@ static __always_inline int futex_restarted(void)
     struct running *here = running.lookup(&zero);
     struct thread *t = threads.lookup(&tid);
 
-    if (!here || !t || !t->restart)
+    if (!here || !t || !t->call.restart)
         return 0;
     count_step(STEP_RESTARTED);
-    t->restart = 0;
+    t->call.restart = 0;
     here->call = t->call;
     here->call.since = bpf_ktime_get_ns();
     t->call.since = 0;
@@ -254,7 +254,7 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
     struct thread *t = threads.lookup(&tid);
     /* The call began before lockd did, or is counted as lost already, or it is another call that continues
      * (restart_syscall() after a sleep or a poll). */
-    if (!t || !t->call.since || t->restart)
+    if (!t || !t->call.since || t->call.restart)
         return 0;
     if (t->off_since || t->call.stands_for)
         now = bpf_ktime_get_ns();
@@ -268,7 +268,7 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
     u64 blocked = t->call_blocked;
     t->call_blocked = 0;
     if (ret == -ERESTART_RESTARTBLOCK)
-        t->restart = 1;
+        t->call.restart = 1;
     else
         t->call.since = 0;
     count_step(STEP_ENDED);
@@ -308,7 +308,6 @@ static __always_inline void futex_switched_out(struct thread *t, u32 tid, bool d
         if (!t->call.stands_for)
             t->call.since = now;
         t->call_blocked = 0;
-        t->restart = 0;
     } else if (dies) {
         count_step(STEP_KILLED);
         count_call(&here->call, now, 0, 0, true);
@@ -339,10 +338,10 @@ static __always_inline void futex_blocks(void *ctx, u64 task, struct thread *t, 
  * never reached its exit: the thread was killed in the call. */
 static __always_inline void futex_abandoned(struct thread *t, u64 now)
 {
-    if (t->call.since && !t->restart) {
+    if (t->call.since && !t->call.restart) {
         count_step(STEP_KILLED);
         count_call(&t->call, now, t->call_blocked, 0, true);
     }
     t->call.since = 0;
-    t->restart = 0;
+    t->call.restart = 0;
 }

@@ -4,20 +4,6 @@
  * With TRACE (`lockd trace klock`) waits are counted by stack and period instead of by slot, and only
  * those of the traced threads. */
 
-/* Python reads the names as the label lock_type. */
-enum lock_type {
-    LOCK_MUTEX,
-    LOCK_RWSEM_READ,
-    LOCK_RWSEM_WRITE,
-    LOCK_SEMAPHORE,
-    LOCK_RTMUTEX,
-    LOCK_PERCPU_RWSEM_READ,
-    LOCK_PERCPU_RWSEM_WRITE,
-    LOCK_SPINLOCK,
-    LOCK_RWLOCK_READ,
-    LOCK_RWLOCK_WRITE
-};
-
 struct kernel_lock_key {
     u64 lock;
     u32 tid;

@@ -62,7 +62,16 @@ static __always_inline void join_kernel_queue(u32 tid, struct thread *t, u64 now
     if (!awaited)
         return;
     struct queue_key key = {.address = awaited->address};
-    join_queue(t, &key, QUEUED_IN_KERNEL, now);
+    struct lock_queue *queue = join_queue(t, &key, QUEUED_IN_KERNEL, now);
+#ifdef WITH_CAUSES
+    u64 owner = queue && needs_holder(queue, tid) ? owner_of(key.address, awaited->type) : 0;
+    u32 holder = 0;
+
+    if (owner)
+        READ_TASK(owner, TASK_PID, holder);
+    if (holder)
+        follow_holder(queue, &key, holder, now);
+#endif
 }
 
 /* Whether a signal wakes `task`, which sleeps: one that it sleeps until, and that would have kept it from
@@ -105,7 +114,9 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
         .end = end,
         .in_kernel = 1,
     };
-    release.weight = weight_of_sample(leave_queue(t, &key, end, now));
+    /* The next reader may be one of many. */
+    bool is_next = awaited->type != LOCK_RWSEM_READ && awaited->type != LOCK_PERCPU_RWSEM_READ;
+    release.weight = weight_of_sample(leave_queue(tid, t, &key, end, now, &release, is_next));
     if (!release.weight)
         return;
     if (end != END_RELEASE) {

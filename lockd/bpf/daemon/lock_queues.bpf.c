@@ -25,6 +25,10 @@ enum wait_end {
 struct release {
     u64 address; /* of the lock */
     u64 weight; /* ns */
+#ifdef WITH_CAUSES
+    u64 waited; /* what `weight` stands for: ns that threads have waited since the last release */
+    struct hold_times times; /* of the holder, as far as it was followed */
+#endif
     u32 tgid; /* of the thread that was woken */
     u8 kind; /* enum futex_kind, as in struct call, or enum lock_type */
     u8 end; /* enum wait_end */
@@ -37,12 +41,6 @@ BPF_RINGBUF_OUTPUT(releases, RELEASES_PAGES); /* the sampler looks at it with ev
 enum refused { REFUSED_SAMPLES, REFUSED_NS };
 BPF_PERCPU_ARRAY(refused_releases, u64, 2); /* by enum refused: samples for which the ring had no room */
 
-struct queue_key {
-    u64 address;
-    u32 tgid; /* 0: a lock of the kernel */
-    u32 pad;
-};
-
 /* The threads that wait for a lock. They join and leave it on several CPUs at a time. All threads together
  * have waited `sum` + `waiting` * now: `sum` has the end of every wait that has ended, less the begin of
  * every wait. */
@@ -52,16 +50,27 @@ struct lock_queue {
     u64 sum;
     u64 accounted; /* the part of the waited time that has been attributed */
     u64 released; /* time up to which it has been, for threads that still wait */
+#ifdef WITH_CAUSES
+    struct hold hold;
+#endif
 };
 
 BPF_TABLE("lru_hash", struct queue_key, struct lock_queue, lock_queues, LOCK_QUEUES_ENTRIES);
 
+/* Return for how long all threads of a queue together have waited until `now`, in ns; only differences of two
+ * such times mean something. */
+static __always_inline u64 waited_until(struct lock_queue *queue, u64 waiting, u64 now)
+{
+    return queue->sum + waiting * now;
+}
+
 /* The current thread, whose entry is `t`, leaves its CPU at `now` to wait for the lock `key`; `queued` is
- * what to note in its entry. */
-static __always_inline void join_queue(struct thread *t, struct queue_key *key, u8 queued, u64 now)
+ * what to note in its entry. Return the queue of the lock, or NULL if there is none that it joins. */
+static __always_inline struct lock_queue *join_queue(struct thread *t, struct queue_key *key, u8 queued,
+                                                     u64 now)
 {
     if (restraint() >= RESTRAINT_STACKS)
-        return;
+        return NULL;
     struct lock_queue *queue = lock_queues.lookup(key);
     if (!queue) {
         struct lock_queue fresh = {.began = now, .released = now};
@@ -69,21 +78,54 @@ static __always_inline void join_queue(struct thread *t, struct queue_key *key, 
         queue = lock_queues.lookup(key);
     }
     if (!queue || queue->began > now) /* another thread has made it since; see leave_queue() */
-        return;
+        return NULL;
     __sync_fetch_and_add(&queue->sum, -now);
     __sync_fetch_and_add(&queue->waiting, 1);
     t->queued = queued;
+    return queue;
 }
 
-/* Return the time from `begin` to `end`, or 0 if another CPU has noted `begin` after `end` was read. */
-static __always_inline u64 time_between(u64 begin, u64 end)
+#ifdef WITH_CAUSES
+/* Whether it is to be found out who holds the lock for which the current thread, `tid`, begins to wait: it is
+ * not known, or it is thought to be this thread, which was woken but has found the lock taken. */
+static __always_inline bool needs_holder(struct lock_queue *queue, u32 tid)
 {
-    return end > begin ? end - begin : 0;
+    if (queue->hold.tid == tid)
+        queue->hold.tid = 0;
+    return !queue->hold.tid;
 }
 
-/* The wait of `t`, which is in the queue of the lock `key`, ends at `now`. Return the time that is to be
- * attributed to what ended it. */
-static __always_inline u64 leave_queue(struct thread *t, struct queue_key *key, u8 end, u64 now)
+/* The thread `tid` holds the lock `key`, for which the current thread waits from `now` on. */
+static __always_inline void follow_holder(struct lock_queue *queue, struct queue_key *key, u32 tid, u64 now)
+{
+    struct thread *holder = threads.lookup(&tid);
+    u64 waiting = queue->waiting;
+
+    if (holder && (!key->tgid || holder->tgid == key->tgid))
+        begin_hold(&queue->hold, key, tid, holder, waited_until(queue, waiting, now), waiting, now);
+}
+
+/* The thread `tid`, whose entry is `t` and which holds a lock for which others wait, begins or ends to run or
+ * is being woken. Until `now` it was in `state`. */
+static __always_inline void holder_changes(u32 tid, struct thread *t, u8 state, u64 now)
+{
+    struct queue_key *key = held_locks.lookup(&tid);
+    struct lock_queue *queue = key ? lock_queues.lookup(key) : NULL;
+
+    if (!queue || queue->hold.tid != tid) { /* it was not the holder after all, or the queue was dropped */
+        t->flags &= ~THREAD_HOLDS;
+        return;
+    }
+    u64 waiting = queue->waiting;
+    add_to_hold(&queue->hold, state, t, waited_until(queue, waiting, now), waiting, now);
+}
+#endif
+
+/* The wait of the thread `tid`, whose entry is `t` and which is in the queue of the lock `key`, ends at
+ * `now`. Return the time that is to be attributed to what ended it. With the causes of waits, say in
+ * `release` what the holder has done; `is_next` is whether the thread that is woken is the next one. */
+static __always_inline u64 leave_queue(u32 tid, struct thread *t, struct queue_key *key, u8 end, u64 now,
+                                       struct release *release, bool is_next)
 {
     struct lock_queue *queue = lock_queues.lookup(key);
     u64 began = t->off_since ? t->off_since : now; /* it may be on its way out still */
@@ -96,7 +138,7 @@ static __always_inline u64 leave_queue(struct thread *t, struct queue_key *key, 
         lock_queues.delete(key);
         return waited;
     }
-    u64 waiting = queue->waiting, all = queue->sum + waiting * now;
+    u64 waiting = queue->waiting, all = waited_until(queue, waiting, now);
     u64 released = queue->released;
     if (end == END_NO_RELEASE) {
         /* Whoever made it wait has not let go. What this thread waited for it blames nobody. */
@@ -109,6 +151,12 @@ static __always_inline u64 leave_queue(struct thread *t, struct queue_key *key, 
             waited = most;
         queue->accounted = all;
         queue->released = now;
+#ifdef WITH_CAUSES
+        release->waited = waited;
+        end_hold(&queue->hold, &release->times, all, waiting, now);
+        if (is_next && waiting > 1)
+            begin_hold(&queue->hold, key, tid, t, all, waiting - 1, now);
+#endif
     }
     __sync_fetch_and_add(&queue->sum, now);
     __sync_fetch_and_add(&queue->waiting, -1);

@@ -252,11 +252,11 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
 
 #ifdef WITH_HOLDERS
 /* The current thread, whose entry is `t`, leaves its CPU at `now`: count it if it waits for a lock. */
-static __always_inline void join_its_queue(u32 tid, struct thread *t, u64 now)
+static __always_inline void join_its_queue(u64 task, u32 tid, struct thread *t, u64 now)
 {
 #ifdef WITH_USER_HOLDERS
     if (t->call.since && t->state == STATE_INTERRUPTIBLE) {
-        join_user_queue(t, now);
+        join_user_queue(task, tid, t, now);
         return;
     }
 #endif
@@ -277,13 +277,19 @@ static __always_inline void leave_its_queue(void *ctx, u64 task, u32 tid, struct
     }
 #endif
 #ifdef WITH_USER_HOLDERS
-    leave_user_queue(ctx, t, woken, now);
+    leave_user_queue(ctx, tid, t, woken, now);
 #endif
 }
 #endif
 
 static __always_inline void came_back(u64 task, u32 tid, struct thread *t, u64 now, bool seen)
 {
+#ifdef WITH_CAUSES
+    if (t->flags & THREAD_HOLDS) {
+        bool was_ready = t->state == STATE_RUNNABLE || t->woken_at >= t->off_since;
+        holder_changes(tid, t, !seen ? HOLDER_UNKNOWN : was_ready ? HOLDER_READY : HOLDER_BLOCKED, now);
+    }
+#endif
 #ifdef WITH_HOLDERS
     if (t->queued) /* its wake-up was not seen */
         leave_its_queue(NULL, task, tid, t, false, now);
@@ -489,6 +495,12 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
     }
     if (t->off_since)
         came_back_unseen(tid, t, now);
+#ifdef WITH_CAUSES
+    if (!(t->flags & THREAD_ID_NOTED))
+        note_namespace_id(task, tid, t);
+    if (t->flags & THREAD_HOLDS)
+        holder_changes(tid, t, HOLDER_RUNNING, now);
+#endif
 #ifdef FUTEX_CALLS
     futex_switched_out(t, tid, task_state & TASK_DEAD, now);
 #endif
@@ -538,7 +550,7 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
         futex_wait_began(ctx, task, registers, t, tid, t->nr, now);
 #endif
 #ifdef WITH_HOLDERS
-    join_its_queue(tid, t, now);
+    join_its_queue(task, tid, t, now);
 #endif
 #ifdef ONLY_FUTEX_CALLS
     if (!t->call.since)
@@ -618,6 +630,10 @@ static __always_inline void woken(void *ctx, u64 task)
     if (!t || !(t->queued || (t->off_since && !t->woken_at)))
         return;
     u64 now = bpf_ktime_get_ns();
+#ifdef WITH_CAUSES
+    if (t->flags & THREAD_HOLDS && t->off_since && !t->woken_at)
+        holder_changes(tid, t, t->state == STATE_RUNNABLE ? HOLDER_READY : HOLDER_BLOCKED, now);
+#endif
 #ifdef WITH_HOLDERS
     if (t->queued)
         leave_its_queue(ctx, task, tid, t, true, now);

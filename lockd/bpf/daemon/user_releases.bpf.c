@@ -9,13 +9,77 @@ struct captured_release { /* END_RELEASE of a lock in user space */
 
 BPF_ARRAY(release_record, struct captured_release, 1); /* describes the layout of a record */
 
-/* The current thread, whose entry is `t`, leaves its CPU at `now` to wait for a lock in user space. */
-static __always_inline void join_user_queue(struct thread *t, u64 now)
+#ifdef WITH_CAUSES
+#define OWNER_TID 0x3fffffff /* FUTEX_TID_MASK */
+#define OWNER_WAITED_FOR 0x80000000 /* FUTEX_WAITERS */
+#define MUSL_NORMAL 16 /* EBUSY: a locked mutex of musl that does not store its owner */
+
+struct glibc_mutex { /* from glibc 2.31 to 2.42 */
+    u32 word;
+    u32 count;
+    u32 owner;
+    u32 users;
+    u32 kind;
+};
+#define GLIBC_KINDS 0x3f3 /* bits of `kind` */
+#define GLIBC_TYPE 3
+#define GLIBC_RECURSIVE 1
+
+struct glibc_rwlock { /* since glibc 2.25 */
+    u32 readers;
+    u32 words[3];
+    u64 unused;
+    u32 writer;
+    u32 shared;
+};
+#define RWLOCK_PHASE_AT 8 /* of the word on which threads wait for the phase to change */
+#define RWLOCK_WRITERS_AT 12 /* of the word on which writers wait for a writer */
+#define WRITE_LOCKED 3 /* both of these bits of `readers` are set while a writer has the lock */
+
+/* Return the thread id that the lock has stored for which `t` waits, or 0 if it stores none. The rules are
+ * those of lockd/names/locks/owners.py. */
+static __always_inline u32 stored_owner(struct thread *t)
+{
+    struct glibc_rwlock rwlock = {};
+    struct glibc_mutex mutex = {};
+    u64 at = t->call.uaddr;
+
+    if (at & JAVA_WAIT)
+        return 0;
+    if (t->call.guess == KIND_COND) { /* it turned out to be a lock: a rwlock, which is aligned to 8 bytes */
+        at -= at % 8 ? RWLOCK_WRITERS_AT : RWLOCK_PHASE_AT;
+        bpf_probe_read_user(&rwlock, sizeof(rwlock), (void *)at);
+        bool is_rwlock = (rwlock.readers & WRITE_LOCKED) == WRITE_LOCKED && !rwlock.unused;
+        return is_rwlock && rwlock.shared <= 1 ? rwlock.writer : 0;
+    }
+    bpf_probe_read_user(&mutex, sizeof(mutex), (void *)at);
+    if (t->call.kind == KIND_PI)
+        return mutex.word & OWNER_TID;
+    if (mutex.word == 1 || mutex.word == 2) {
+        bool is_recursive = (mutex.kind & GLIBC_TYPE) == GLIBC_RECURSIVE;
+        bool is_mutex = !(mutex.kind & ~GLIBC_KINDS) && mutex.users && !mutex.count == !is_recursive;
+        return is_mutex ? mutex.owner : 0;
+    }
+    u32 owner = mutex.word & OWNER_WAITED_FOR ? mutex.word & OWNER_TID : 0;
+    return owner == MUSL_NORMAL ? 0 : owner;
+}
+#endif
+
+/* The current thread `tid`, whose entry is `t`, leaves its CPU at `now` to wait for a lock in user space. */
+static __always_inline void join_user_queue(u64 task, u32 tid, struct thread *t, u64 now)
 {
     struct queue_key key = {.address = t->call.uaddr, .tgid = t->tgid};
 
-    if (t->call.kind <= KIND_PI)
-        join_queue(t, &key, QUEUED_BY_USER, now);
+    if (t->call.kind > KIND_PI)
+        return;
+    struct lock_queue *queue = join_queue(t, &key, QUEUED_BY_USER, now);
+#ifdef WITH_CAUSES
+    if (!queue || !needs_holder(queue, tid))
+        return;
+    u32 stored = stored_owner(t);
+    if (stored)
+        follow_holder(queue, &key, thread_of(task, t->tgid, stored), now);
+#endif
 }
 
 /* Whether the current thread's futex call is one that may wake a thread at the address for which `t` waits.
@@ -81,7 +145,7 @@ static __always_inline u8 end_of_user_wait(struct thread *t)
 
 /* The wait of `t`, which is in the queue of a lock in user space, ends at `now`. It is not known how if it
  * is not being `woken`. */
-static __always_inline void leave_user_queue(void *ctx, struct thread *t, bool woken, u64 now)
+static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *t, bool woken, u64 now)
 {
     struct queue_key key = {.address = t->call.uaddr, .tgid = t->tgid};
     u8 end = woken ? end_of_user_wait(t) : END_NO_RELEASE;
@@ -92,7 +156,7 @@ static __always_inline void leave_user_queue(void *ctx, struct thread *t, bool w
         .end = end,
     };
 
-    release.weight = weight_of_sample(leave_queue(t, &key, end, now));
+    release.weight = weight_of_sample(leave_queue(tid, t, &key, end, now, &release, true));
     if (!release.weight)
         return;
     if (end != END_RELEASE) {

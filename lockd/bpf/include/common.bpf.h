@@ -85,6 +85,20 @@ struct who {
 /* Python reads the names as the label kind. */
 enum futex_kind { KIND_LOCK, KIND_PI, KIND_COND, KIND_OTHER, KIND_WAKE, KIND_NONE };
 
+/* Python reads the names as the label lock_type. */
+enum lock_type {
+    LOCK_MUTEX,
+    LOCK_RWSEM_READ,
+    LOCK_RWSEM_WRITE,
+    LOCK_SEMAPHORE,
+    LOCK_RTMUTEX,
+    LOCK_PERCPU_RWSEM_READ,
+    LOCK_PERCPU_RWSEM_WRITE,
+    LOCK_SPINLOCK,
+    LOCK_RWLOCK_READ,
+    LOCK_RWLOCK_WRITE
+};
+
 #ifdef TRACE
 struct call_stack_ids { /* see trace.bpf.h */
     u64 user;
@@ -100,7 +114,7 @@ struct call {
     u8 guess; /* enum futex_kind as guessed from the arguments */
     u8 kind; /* enum futex_kind: the guess, or what is known of the lock */
     u8 stands_for; /* number of calls that it counts for in sums of sys time; 0: not timed */
-    u8 pad;
+    u8 restart; /* 1: it will continue as restart_syscall() */
 #ifdef TRACE
     struct call_stack_ids stacks; /* where the thread blocked */
 #endif
@@ -129,8 +143,12 @@ struct waker {
 /* The queue that a thread is counted in (lock_queues.bpf.c). */
 enum queued { QUEUED_NOT, QUEUED_BY_USER, QUEUED_IN_KERNEL };
 
+/* Flags of a thread. */
+#define THREAD_ID_NOTED 1 /* its id in its pid namespace is known (lock_causes.bpf.c) */
+#define THREAD_HOLDS 2 /* others wait for a lock that it holds, and what it does is noted there */
+
 /* A thread that was switched out at least once. The thread itself writes this, except `woken_at` and
- * `waker`, which its waker writes, and `queued`, which its waker sets back.
+ * `waker`, which its waker writes, `queued`, which its waker sets back, and `flags`.
  *
  * In mode blocked everything from `off_since` on is one cache line of 64 bytes: a wait mostly ends on another
  * CPU than it began on, and each line that both CPUs write costs some 100 ns. The kernel puts 56 bytes
@@ -146,7 +164,7 @@ struct thread {
     u8 state; /* enum state; STATE_RUNNABLE: preempted */
     u8 iowait;
     u8 detail; /* of the system call: enum futex_kind or enum file_kind */
-    u8 restart; /* 1: its futex call will continue as restart_syscall() */
+    u8 flags; /* THREAD_* */
     u8 queued; /* enum queued: the sort of lock in whose queue it is counted */
     u8 awaits; /* 1: it waits for a lock of the kernel, whether it sleeps or not (kernel_releases.bpf.c) */
     struct call call; /* moved here from `running` when the thread leaves the CPU */
@@ -344,6 +362,31 @@ static __always_inline void raise_to(u64 *max, u64 value)
 #define CURRENT_TASK() bpf_get_current_task()
 #define READ_CURRENT(task, offset, to) READ_TASK(task, offset, to)
 #endif
+
+/* Bits of `owner` in struct mutex, rw_semaphore and rt_mutex_base that are not part of the task's address. */
+#define OWNER_FLAGS 7
+#define READERS_OWN 1 /* in an rwsem (RWSEM_READER_OWNED): the task is, or was, only its last reader */
+
+/* Return the task that owns a lock of the kernel, or 0 if the lock does not say. */
+static __always_inline u64 owner_of(u64 lock, u32 type)
+{
+    u64 owner = 0;
+
+#ifdef MUTEX_OWNER
+    if (type == LOCK_MUTEX)
+        READ_TASK(lock, MUTEX_OWNER, owner);
+    if (type == LOCK_RWSEM_READ || type == LOCK_RWSEM_WRITE) {
+        READ_TASK(lock, RWSEM_OWNER, owner);
+        if (owner & READERS_OWN)
+            return 0;
+    }
+#endif
+#ifdef RTMUTEX_OWNER
+    if (type == LOCK_RTMUTEX)
+        READ_TASK(lock, RTMUTEX_OWNER, owner);
+#endif
+    return owner & ~(u64)OWNER_FLAGS;
+}
 
 static __always_inline void identify(u64 task, struct who *who)
 {

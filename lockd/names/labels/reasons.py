@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 
 from lockd.names.labels import system_calls
 
@@ -102,8 +103,8 @@ class Reasons:
 
     def __init__(
         self,
-        enums: dict[str, tuple[str, ...]],
-        constants: dict[str, int],
+        enums: Mapping[str, tuple[str, ...]],
+        constants: Mapping[str, int],
         machine: str = os.uname().machine,
     ) -> None:
         self._group = {nr: group for nr, (group, _) in calls(machine).items()}

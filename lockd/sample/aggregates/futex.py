@@ -17,7 +17,7 @@ from lockd.sample.aggregates.lock_holders import LockHolders
 from lockd.sample.aggregates.lock_series import LockSeries
 from lockd.sample.aggregates.ongoing import Moment, OngoingWaits, name_waits
 from lockd.sample.aggregates.window import Window, add_slots
-from lockd.sample.locks.releases import Release, identify_by
+from lockd.sample.locks.releases import Release, has_causes, identify_by
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Limits, LineBudget
@@ -64,13 +64,13 @@ class FutexAggregates:
         )  # fmt: skip
         self.locks = LockSeries("futex", contention, locks, self._kind_names, has_site=False)
         self.holders = (
-            LockHolders("futex_lock_holder", self._kind_names, 2, limits, budget, contention)
+            LockHolders("futex_lock", self._kind_names, 2, limits, budget, contention, has_causes(manifest))
             if manifest.has_map("release_record")
             else None
         )
         self.series = [self.by_kind, *(self.calls.series if self.calls else ()), locks]
         if self.holders:
-            self.series.append(self.holders.series)
+            self.series += self.holders.series
 
     def fold(self, window: Window, now: float) -> None:
         """Add one window; `now` is the monotonic clock in seconds."""

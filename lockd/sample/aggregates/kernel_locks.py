@@ -15,7 +15,7 @@ from lockd.sample.aggregates.lock_holders import LockHolders
 from lockd.sample.aggregates.lock_series import LockSeries
 from lockd.sample.aggregates.ongoing import Moment, OngoingWaits, name_waits
 from lockd.sample.aggregates.window import Stacks, Window, add_slots
-from lockd.sample.locks.releases import Release, identify_by
+from lockd.sample.locks.releases import Release, has_causes, identify_by
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
@@ -55,13 +55,15 @@ class KernelLockAggregates:
         )  # fmt: skip
         self.sites = LockSeries("kernel_locks", contention, sites, self._types, has_site=True)
         self.holders = (
-            LockHolders("kernel_lock_holder", self._types, len(self._types), limits, budget, contention)
+            LockHolders(
+                "kernel_lock", self._types, len(self._types), limits, budget, contention, has_causes(manifest)
+            )
             if manifest.has_map("kernel_release_record")
             else None
         )
         self.series = [self.by_type, sites]
         if self.holders:
-            self.series.append(self.holders.series)
+            self.series += self.holders.series
 
     def fold(self, window: Window, stacks: Stacks, now: float) -> None:
         """Add one window; `now` is the monotonic clock in seconds."""

@@ -1,9 +1,10 @@
-"""Holders of locks: for how long the code that held a lock made threads wait for it."""
+"""Holders of locks: for how long the code that held a lock made threads wait for it, and what it did then."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,30 +19,37 @@ from lockd.sample.series.ranking import MEMORY_NS
 from lockd.sample.series.series import OTHER, Series
 
 SERIES_OF_LOCK = 4
-"""Series for each lock that has series of its own: most locks have few holders that matter."""
+"""Series for each lock that has series of its own: most locks have few holders and causes that matter."""
 
 
 class LockHolders:
-    """The series of holders of user-space locks or of kernel locks, and their holders in the table of locks.
+    """The series of holders of user-space locks or of kernel locks, and of what they did meanwhile; and their
+    holders in the table of locks.
 
-    `family` is the name of the family of series and a part of the metric's name. `kinds` are the names of the
-    kinds, or types, of these locks, of which there are series called `other` for `others`.
+    `family` is `futex_lock` or `kernel_lock`, a part of the metrics' names. `kinds` are the names of the
+    kinds, or types, of these locks, of which there are series called `other` for `others`. There are no
+    series of causes unless `has_causes`.
     """
 
     def __init__(
         self, family: str, kinds: Sequence[str], others: int, limits: Limits, budget: LineBudget,
-        contention: ContentionTables,
+        contention: ContentionTables, has_causes: bool,
     ) -> None:  # fmt: skip
         self._kinds = kinds
         self._contention = contention
-        self._metric = f"lockd_{family}_seconds_total"
-        self.series = Series(
-            family,
-            {"waited_ns": np.int64},
-            counters={"waited_ns": self._metric},
-            names=(0, 1, 3, 4), lines=1, budget=budget, others=others,
-            most=SERIES_OF_LOCK * limits.top_locks,
-        )  # fmt: skip
+
+        def series_of(label: str) -> Series:
+            return Series(
+                f"{family}_{label}",
+                {"waited_ns": np.int64},
+                counters={"waited_ns": f"lockd_{family}_{label}_seconds_total"},
+                names=(0, 1, 3, 4), lines=1, budget=budget, others=others,
+                most=SERIES_OF_LOCK * limits.top_locks,
+            )  # fmt: skip
+
+        self._by_holder = series_of("holder")
+        self._by_cause = series_of("cause") if has_causes else None
+        self.series = [self._by_holder, *([] if self._by_cause is None else [self._by_cause])]
 
     def add(self, lock_rows: Rows, releases: Sequence[Release], now: float) -> None:
         """Add releases of the locks in these rows of the table of locks; the row is -1 if it has no row."""
@@ -52,24 +60,43 @@ class LockHolders:
             if not table["holders"][row]:
                 table["holders"][row] = HoldersOfLock()
             table["holders"][row].add(release)
-        labels = [self._labels(row, release) for row, release in zip(lock_rows, releases, strict=True)]
-        waited = np.array([release.weight_ns for release in releases], np.int64)
-        keys = np.array([hash_labels(one) for one in labels], np.uint64)
-        rows = self.series.rows(keys, labels.__getitem__, np.minimum(waited, MEMORY_NS), now)
-        np.add.at(self.series["waited_ns"], rows, waited)
+        rows_and_releases = list(zip(lock_rows.tolist(), releases, strict=True))
+        of_holders = [
+            (self._labels(row, release, release.holder), release.weight_ns)
+            for row, release in rows_and_releases
+        ]
+        of_causes = [
+            (self._labels(row, release, cause), waited_ns)
+            for row, release in rows_and_releases
+            for cause, waited_ns in release.causes.items()
+        ]
+        _add(self._by_holder, of_holders, now)
+        if self._by_cause is not None:
+            _add(self._by_cause, of_causes, now)
 
-    def _labels(self, row: int, release: Release) -> tuple[str, ...]:
+    def _labels(self, row: int, release: Release, last: str) -> tuple[str, ...]:
+        """The labels of a series of the lock in `row` of the table of locks; `last` is a holder or cause."""
         locks = self._contention.locks
         if row < 0:
             return (OTHER, OTHER, self._kinds[release.kind], OTHER, OTHER)
         if locks["series_code"][row] == 0:  # its name is not known, as in the other series of locks
             return (OTHER, OTHER, locks["kind"][row], OTHER, OTHER)
-        return (*locks["process"][row], locks["kind"][row], locks["lock"][row], release.holder)
+        return (*locks["process"][row], locks["kind"][row], locks["lock"][row], last)
 
     def export(self, block: Block) -> None:
         """Write every series to a block."""
-        rows, labels = self.series.live()
-        block.add(self._metric, labels, self.series["waited_ns"][rows] / 1e9)
+        for series in self.series:
+            rows, labels = series.live()
+            block.add(f"lockd_{series.family}_seconds_total", labels, series["waited_ns"][rows] / 1e9)
+
+
+def _add(series: Series, waits: Sequence[tuple[tuple[str, ...], int]], now: float) -> None:
+    """Add waited times in nanoseconds to series, by their labels."""
+    labels = [one for one, _ in waits]
+    waited = np.array([waited_ns for _, waited_ns in waits], np.int64)
+    keys = np.array([hash_labels(one) for one in labels], np.uint64)
+    rows = series.rows(keys, labels.__getitem__, np.minimum(waited, MEMORY_NS), now)
+    np.add.at(series["waited_ns"], rows, waited)
 
 
 MOST_HOLDERS = 8
@@ -82,11 +109,14 @@ class Held:
 
     waited_ns: int = 0
     samples: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    """The parts of `waited_ns` by what the holder did."""
     stack: tuple[str, ...] = ()
 
-    def add(self, waited_ns: int, samples: int) -> None:
+    def add(self, waited_ns: int, samples: int, causes: Mapping[str, int]) -> None:
         self.waited_ns += waited_ns
         self.samples += samples
+        self.causes.update(causes)
 
 
 class HoldersOfLock:
@@ -103,9 +133,9 @@ class HoldersOfLock:
             if len(self._by_site) == MOST_HOLDERS:
                 least = min(self._by_site, key=lambda site: self._by_site[site].waited_ns)
                 gone = self._by_site.pop(least)
-                self._others.add(gone.waited_ns, gone.samples)
+                self._others.add(gone.waited_ns, gone.samples, gone.causes)
             held = self._by_site[release.holder] = Held()
-        held.add(release.weight_ns, 1)
+        held.add(release.weight_ns, 1, release.causes)
         held.stack = release.stack or held.stack
 
     def rows(self) -> list[dict[str, Any]]:
@@ -118,6 +148,7 @@ class HoldersOfLock:
                 "seconds": one.waited_ns / 1e9,
                 "share": one.waited_ns / total,
                 "samples": one.samples,
+                "causes": {cause: ns / 1e9 for cause, ns in one.causes.most_common()},
                 "stack": list(one.stack),
             }
             for site, one in sorted(held.items(), key=lambda item: item[1].waited_ns, reverse=True)

@@ -1,7 +1,8 @@
 """Sampled releases of locks: read from the kernel's ring, and joined with the code of the holders.
 
 The programs sample a release with a chance in proportion to the time for which threads have waited since the
-lock was last released (lockd/bpf/daemon/lock_queues.bpf.c). The namer finds out which code released the lock.
+lock was last released (lockd/bpf/daemon/lock_queues.bpf.c), and say what the holder has done meanwhile
+(lock_causes.bpf.c). The namer finds out which code released the lock.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from lockd.columns.structs import struct_dtype
 from lockd.kernel.counters import PerCpuCounters
-from lockd.kernel.manifest import Layout
+from lockd.kernel.manifest import Layout, Manifest
 from lockd.kernel.pairs import Control
 from lockd.kernel.rings import Ring, RingReader
 from lockd.names.client import Resolver
 from lockd.names.labels.processes import Name
+from lockd.names.labels.reasons import Reasons
 from lockd.names.protocol import NO_RELEASE, HolderAnswer, KernelLockReleased, LockReleased
 from lockd.names.unwind.capture import decode_captures
 from lockd.process.clock import NS
@@ -29,6 +31,14 @@ UNKNOWN = "(unknown)"
 """The holder whose code was not found out: the release was seen, and its stack tells no function."""
 OWNER_ENDED = "(owner ended)"
 """In place of a holder: the thread that held the lock has ended, and the kernel released its robust lock."""
+RUNNING = "running"
+"""The cause of a wait if the holder ran meanwhile."""
+RUNQUEUE = "runqueue"
+"""The cause of a wait if the holder was ready to run and had no CPU."""
+LOCK = "lock"
+"""The cause of a wait if the holder waited for another lock itself: also an off-CPU reason."""
+UNKNOWN_CAUSE = "unknown"
+"""The cause of a wait if it is not known which thread held the lock, or if no thread released it."""
 WAIT_UNIT_NS = 1024
 """The unit of Control.wait_per_sample, in nanoseconds."""
 MOST_NS = 1_000_000_000_000
@@ -61,10 +71,20 @@ class Release:
     """When the sample was read, by the monotonic clock in seconds."""
     tick: int
     """The number of the tick in which the sample was read."""
+    causes: dict[str, int] = field(default_factory=dict)
+    """What the holder did while threads waited: parts of `weight_ns` by RUNNING, RUNQUEUE, an off-CPU reason
+    or UNKNOWN_CAUSE. Empty if the programs do not look at it."""
     holder: str = ""
     """The site of the code that released the lock; empty while it is not known."""
     stack: tuple[str, ...] = ()
     """Functions of the thread that released the lock, innermost first."""
+
+
+def has_causes(manifest: Manifest) -> bool:
+    """Whether the programs' samples say what the holder of the lock has done."""
+    names = "release_record", "kernel_release_record"
+    records = [struct_dtype(info.value) for info in manifest.maps if info.name in names]
+    return any("times" in (record["release"].names or ()) for record in records)
 
 
 def identify_by(releases: Sequence[Release]) -> Callable[[int, int], tuple[Name, bool]]:
@@ -106,7 +126,8 @@ class SamplePace:
 class Releases:
     """Reads `ring`, and has the code of each release named.
 
-    `enums` are those of the manifest. `refused` counts samples for which the ring had no room.
+    `enums` and `constants` are those of the manifest. `refused` counts samples for which the ring had no
+    room.
     """
 
     def __init__(
@@ -114,7 +135,8 @@ class Releases:
         ring: Ring,
         user_record: Layout | str,
         kernel_record: Layout | str,
-        enums: Mapping[str, Sequence[str]],
+        enums: Mapping[str, tuple[str, ...]],
+        constants: Mapping[str, int],
         refused: PerCpuCounters,
         control: Control,
         resolver: Resolver,
@@ -132,6 +154,8 @@ class Releases:
         some = self._user_record or self._kernel_record
         assert some
         self._release = some["release"]
+        self._reasons = Reasons(enums, constants)
+        self._has_causes = "times" in (self._release.names or ())
         kinds, ends = enums["futex_kind"], enums["wait_end"]
         self._user_kinds = {kinds.index("lock"), kinds.index("pi")} if self._user_record else set()
         self._kernel_kinds = set(range(len(enums["lock_type"]))) if self._kernel_record else set()
@@ -219,13 +243,30 @@ class Releases:
             self._refused += 1
             self._refused_ns += weight_ns
             return
-        release = Release(tgid, process, address, kind, in_kernel, weight_ns, now, tick)
+        causes = self._causes(seen, weight_ns) if self._has_causes else {}
+        release = Release(tgid, process, address, kind, in_kernel, weight_ns, now, tick, causes)
         token = next(self._tokens)
         if end != self._release_end:
             release.holder = self._holders[end]
         elif not self._resolver.ask(self._question(token, record, in_kernel)):
             release.holder = UNKNOWN
         self._waiting[token] = release
+
+    def _causes(self, seen: Any, weight_ns: int) -> dict[str, int]:
+        """The parts of a sample's weight by what the holder did, from its record."""
+        times, absence = seen["times"], seen["times"]["absence"]
+        known, ready, blocked = (int(times[name]) for name in ("known", "ready", "blocked"))
+        waited = max(int(seen["waited"]), known)
+        if absence["awaits"]:
+            reason = LOCK
+        else:
+            facts = int(absence["nr"]), int(absence["state"]), bool(absence["iowait"]), int(absence["detail"])
+            reason = self._reasons.reason(*facts) if blocked else UNKNOWN_CAUSE
+        parts = {RUNNING: known - ready - blocked, RUNQUEUE: ready, reason: blocked}
+        causes = {cause: part * weight_ns // waited for cause, part in parts.items() if part > 0}
+        if unknown := weight_ns - sum(causes.values()):
+            causes[UNKNOWN_CAUSE] = unknown
+        return causes
 
     def _question(self, token: int, record: memoryview, in_kernel: bool) -> LockReleased | KernelLockReleased:
         """The question of which code released a lock, from the record of the release."""

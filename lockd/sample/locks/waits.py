@@ -216,7 +216,7 @@ class ThreadStates:
             self.is_off_cpu(threads)
             & (call["since"] > 0)
             & (call["kind"] < self._wake)
-            & (threads["restart"] == 0)
+            & (call["restart"] == 0)
         )
         return is_waiting
 

@@ -87,7 +87,7 @@ class OpenWaits:
         wakes included.
         """
         keys, values = threads
-        is_open = (values["call"]["since"] > 0) & (values["restart"] == 0)
+        is_open = (values["call"]["since"] > 0) & (values["call"]["restart"] == 0)
         is_wait = is_open & (values["call"]["kind"] < calls.wake)
         tids, values, call = keys[is_wait], values[is_wait], values["call"][is_wait]
         is_blocked = (values["off_since"] > 0) & (values["state"] != self._runnable)

@@ -70,9 +70,12 @@ def test_a_burst_is_over_within_a_second() -> None:
 
 
 def release(
-    holder: str, weight_ns: int = 1, address: int = 0x10, kind: int = 0, taken: float = 0.0
-) -> Release:
-    return Release(7, WAITER, address, kind, False, weight_ns, taken, 0, holder, (holder, "main"))
+    holder: str, weight_ns: int = 1, address: int = 0x10, kind: int = 0, taken: float = 0.0,
+    causes: dict[str, int] | None = None,
+) -> Release:  # fmt: skip
+    """A sample of a release, of which `weight_ns` is `running` unless there are other causes."""
+    causes = causes or {"running": weight_ns}
+    return Release(7, WAITER, address, kind, False, weight_ns, taken, 0, causes, holder, (holder, "main"))
 
 
 def rows_of(contention: ContentionTables, named: int, nameless: int = 0) -> np.ndarray:
@@ -92,7 +95,7 @@ def holders_of(top_locks: int = 50) -> tuple[ContentionTables, LockHolders]:
     contention = ContentionTables(lambda tgid, tid: "", 64)
     limits = Limits(top_locks=top_locks)
     budget = LineBudget(limits)
-    return contention, LockHolders("futex_lock_holder", KINDS, 2, limits, budget, contention)
+    return contention, LockHolders("futex_lock", KINDS, 2, limits, budget, contention, has_causes=True)
 
 
 def test_holders_of_a_lock_are_told_apart_up_to_a_number() -> None:
@@ -116,10 +119,26 @@ def test_series_of_holders_are_bounded_and_their_sum_is_whole() -> None:
     for row in rows:
         for site in range(6):
             holders.add(np.array([row]), [release(f"site{site}", 1000)], 1.0)
-    live, labels = holders.series.live()
-    assert len(labels) <= SERIES_OF_LOCK * 2 + 1
-    assert ("other", "other", "lock", "other", "other") in labels
-    assert holders.series["waited_ns"][live].sum() == 60_000
+    for series in holders.series:
+        live, labels = series.live()
+        assert len(labels) <= SERIES_OF_LOCK * 2 + 1
+        assert ("other", "other", "lock", "other", "other") in labels
+        assert series["waited_ns"][live].sum() == 60_000
+
+
+def test_causes_are_those_of_the_holder() -> None:
+    contention, holders = holders_of()
+    (row,) = rows_of(contention, 1)
+    for site, causes in (("flush", {"disk": 80, "running": 20}), ("count", {"running": 7, "unknown": 3})):
+        holders.add(np.array([row]), [release(site, sum(causes.values()), causes=causes)], 1.0)
+    shown = {one["site"]: one["causes"] for one in contention.locks["holders"][row].rows()}
+    assert shown == {"flush": {"disk": 80e-9, "running": 20e-9}, "count": {"running": 7e-9, "unknown": 3e-9}}
+    by_cause = holders.series[1]
+    live, labels = by_cause.live()
+    waited = dict(zip((one[-1] for one in labels), by_cause["waited_ns"][live].tolist(), strict=True))
+    assert waited["disk"] == 80
+    assert waited["running"] == 27
+    assert waited["unknown"] == 3
 
 
 def test_a_lock_without_a_name_counts_as_other() -> None:
@@ -127,9 +146,10 @@ def test_a_lock_without_a_name_counts_as_other() -> None:
     rows = rows_of(contention, 0, 1)
     holders.add(rows, [release("shop:refill", 5)], 1.0)
     holders.add(np.array([-1]), [release("shop:refill", 5)], 1.0)  # it has no row either
-    live, labels = holders.series.live()
+    by_holder, _ = holders.series
+    live, labels = by_holder.live()
     assert labels == [("other", "other", "lock", "other", "other")]
-    assert holders.series["waited_ns"][live].tolist() == [10]
+    assert by_holder["waited_ns"][live].tolist() == [10]
 
 
 TYPES = ("mutex", "rwsem_read", "rwsem_write")
@@ -154,7 +174,9 @@ def kernel_row(
 
 def kernel_locks() -> tuple[ContentionTables, KernelLockAggregates]:
     contention, limits = ContentionTables(lambda tgid, tid: "", 64), Limits()
-    record = MapInfo("kernel_release_record", 1, "u32", "u64")
+    release = {"names": ["weight"], "formats": ["<u8"], "offsets": [0], "itemsize": 8}
+    layout = {"names": ["release"], "formats": [release], "offsets": [0], "itemsize": 8}
+    record = MapInfo("kernel_release_record", 1, "u32", layout)
     manifest = Manifest(0, (), (), (record,), (), {"lock_type": TYPES}, {"SLOTS": 28})
     return contention, KernelLockAggregates(manifest, limits, LineBudget(limits), contention, Resolver())
 
@@ -168,7 +190,8 @@ def test_a_release_of_a_kernel_lock_belongs_to_the_site_with_the_longest_waits()
     kernel_row(contention, 4, 0x20, 0, 9999, "another")
     kernel_row(contention, 5, 0x10, 2, 9999, "of_another_type")
     assert aggregates.add_releases([release("vfs_read", 500)], 1.0) == []
-    assert aggregates.holders.series.live()[1] == [(*WAITER, "mutex", "often_asked", "vfs_read")]
+    (by_holder,) = aggregates.holders.series
+    assert by_holder.live()[1] == [(*WAITER, "mutex", "often_asked", "vfs_read")]
     assert [one["site"] for one in contention.locks["holders"][row].rows()] == ["vfs_read"]
 
 
@@ -181,9 +204,10 @@ def test_a_release_of_a_kernel_lock_waits_for_the_name_of_the_lock() -> None:
     contention.locks["lock"][row], contention.locks["series_code"][row] = "big_mutex", 1
     assert aggregates.add_releases(early, 2.0) == early[1:]
     assert aggregates.add_releases(early[1:], NAMELESS_SECONDS) == []
-    live, labels = aggregates.holders.series.live()
+    (by_holder,) = aggregates.holders.series
+    live, labels = by_holder.live()
     assert set(labels) == {
         (*WAITER, "mutex", "big_mutex", "vfs_read"),
         ("other", "other", "mutex", "other", "other"),
     }
-    assert aggregates.holders.series["waited_ns"][live].tolist() == [500, 500]
+    assert by_holder["waited_ns"][live].tolist() == [500, 500]

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Why threads wait for a lock for so long: what the thread that holds it does meanwhile.
+ *
+ * The holder of a lock is looked for when a thread begins to wait, in the memory of the lock: many locks
+ * store their owner. At a release it is the thread that is woken, if others wait still. From then on each
+ * switch and wake-up of the holder says what it has done since the last one, and the queue of the lock says
+ * for how long threads have waited meanwhile. Who releases the lock is known (lock_queues.bpf.c): if it is
+ * another thread than the one that was followed, nothing is said. */
+
+struct queue_key {
+    u64 address;
+    u32 tgid; /* 0: a lock of the kernel */
+    u32 pad;
+};
+
+/* Return the time from `begin` to `end`, or 0 if another CPU has noted `begin` after `end` was read. */
+static __always_inline u64 time_between(u64 begin, u64 end)
+{
+    return end > begin ? end - begin : 0;
+}
+
+#ifdef WITH_CAUSES
+
+/* What the holder of a lock has done. */
+enum holder_state { HOLDER_RUNNING, HOLDER_READY, HOLDER_BLOCKED, HOLDER_UNKNOWN };
+
+/* An absence of a holder from its CPU; see struct thread. */
+struct absence {
+    s16 nr;
+    u8 state;
+    u8 iowait;
+    u8 detail;
+    u8 awaits;
+    u16 pad;
+};
+
+/* For how long threads have waited, all together, since the lock was last released, in ns. */
+struct hold_times {
+    u64 known; /* while it was known which thread holds it */
+    u64 ready; /* of that, while this thread had no CPU although it was ready to run */
+    u64 blocked; /* of that, while it was blocked */
+    struct absence
+        absence; /* in which it was blocked: one of several, with a chance in proportion to its time */
+};
+
+/* A lock is held while threads wait for it. */
+struct hold {
+    u32 tid; /* of the holder; 0: not known */
+    u32 pad;
+    u64 since; /* time up to which `times` is known */
+    u64 waited; /* the queue's waited_until(since) */
+    u64 waiting; /* threads that waited then */
+    struct hold_times times;
+};
+
+/* Threads by their ids in their own pid namespace, which are what locks store. */
+struct namespace_id {
+    u32 tgid; /* as lockd sees it */
+    u32 tid; /* as the thread sees it */
+};
+
+BPF_TABLE("lru_hash", struct namespace_id, u32, namespace_ids, NAMESPACE_IDS_ENTRIES);
+BPF_TABLE("lru_hash", u32, struct queue_key, held_locks, LOCK_QUEUES_ENTRIES); /* by holder */
+
+#define UPID_BYTES 16 /* struct upid: nr, and a pointer to the namespace */
+
+/* Return the id of the current thread in its own pid namespace, or 0 if it is in the first one, as seen from
+ * which lockd knows all threads. */
+static __always_inline u32 namespace_tid(u64 task)
+{
+    u64 pid = 0;
+    u32 level = 0, tid = 0;
+
+    READ_CURRENT(task, TASK_THREAD_PID, pid);
+    READ_TASK(pid, PID_LEVEL, level);
+    if (level)
+        READ_TASK(pid, PID_NUMBERS + level * UPID_BYTES, tid);
+    return tid;
+}
+
+/* Note the id of the current thread, whose entry is `t`, in its namespace. */
+static __always_inline void note_namespace_id(u64 task, u32 tid, struct thread *t)
+{
+    struct namespace_id id = {.tgid = t->tgid, .tid = namespace_tid(task)};
+
+    if (id.tid)
+        namespace_ids.update(&id, &tid);
+    t->flags |= THREAD_ID_NOTED;
+}
+
+/* Return the thread of the current process that has the id `stored` in its own pid namespace, or 0. */
+static __always_inline u32 thread_of(u64 task, u32 tgid, u32 stored)
+{
+    struct namespace_id id = {.tgid = tgid, .tid = stored};
+
+    if (!namespace_tid(task))
+        return stored;
+    u32 *tid = namespace_ids.lookup(&id);
+    return tid ? *tid : 0;
+}
+
+/* Add what threads have waited until `now` to what the holder has done; `waited` is the queue's
+ * waited_until(now), and `t` is the holder's entry where it was blocked. */
+static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thread *t, u64 waited,
+                                        u64 waiting, u64 now)
+{
+    u64 most = (waiting > hold->waiting ? waiting : hold->waiting) * time_between(hold->since, now);
+    u64 part = time_between(hold->waited, waited), before = hold->times.blocked;
+
+    if (part > most) /* as in leave_queue() */
+        part = most;
+    hold->since = now;
+    hold->waited = waited;
+    hold->waiting = waiting;
+    if (state == HOLDER_UNKNOWN)
+        return;
+    hold->times.known += part;
+    if (state == HOLDER_READY)
+        hold->times.ready += part;
+    if (state != HOLDER_BLOCKED)
+        return;
+    hold->times.blocked = before + part;
+    if (before && (bpf_get_prandom_u32() * (hold->times.blocked >> 10)) >> 32 >= part >> 10)
+        return;
+    hold->times.absence.nr = t->nr;
+    hold->times.absence.state = t->state;
+    hold->times.absence.iowait = t->iowait;
+    hold->times.absence.detail = t->detail;
+    hold->times.absence.awaits = t->awaits;
+}
+
+/* The thread `tid`, whose entry is `t`, is followed from `now` on as the holder of the lock `key`. A thread
+ * is the holder of one lock at a time: of the first of them for which others wait. */
+static __always_inline void begin_hold(struct hold *hold, struct queue_key *key, u32 tid, struct thread *t,
+                                       u64 waited, u64 waiting, u64 now)
+{
+    struct hold fresh = {.tid = tid, .since = now, .waited = waited, .waiting = waiting};
+
+    if (t->flags & THREAD_HOLDS || held_locks.update(&tid, key))
+        return;
+    *hold = fresh;
+    t->flags |= THREAD_HOLDS;
+}
+
+/* The current thread releases the lock at `now`. Return in `times` what it has done, if it was followed. */
+static __always_inline void end_hold(struct hold *hold, struct hold_times *times, u64 waited, u64 waiting,
+                                     u64 now)
+{
+    u32 tid = bpf_get_current_pid_tgid();
+
+    if (hold->tid == tid) {
+        struct thread *t = threads.lookup(&tid);
+        add_to_hold(hold, HOLDER_RUNNING, NULL, waited, waiting, now);
+        *times = hold->times;
+        if (t)
+            t->flags &= ~THREAD_HOLDS;
+    }
+    hold->tid = 0;
+}
+#endif

@@ -1,0 +1,200 @@
+"""What the holder of a user-space lock does while other threads wait for it, against a program that knows."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel.test_cgroups import mounted, remove
+from tests.kernel.test_holders import ELSEWHERE, POINTS, REFUSED, name
+from tests.support.checks import in_one_of_some_tries, mode_calls_is_thorough
+from tests.support.lockd_process import Lockd
+from tests.support.workload import BUILD, Workload
+
+PROGRAM = "lock_causes"
+METRIC = "lockd_futex_lock_cause_seconds_total"
+ASKERS, SECONDS = 3, 4
+LOCKS = ("normal", "recursive", "pi", "rwlock")
+"""Locks of glibc: in each, the holder is found in a way of its own."""
+CAUSES = ("mixed", "running", "sleep", "socket", "poll", "lock", "disk")
+ALIKE = pytest.mark.thorough("what a holder does has nothing to do with the lock; `mixed` is of each of them")
+CASES = [
+    pytest.param(lock, cause, marks=ALIKE if lock in ("recursive", "rwlock") and cause != "mixed" else ())
+    for lock in LOCKS
+    for cause in CAUSES
+]
+QUOTA_US, PERIOD_US = 4000, 20_000
+LEAST_THROTTLED = 0.5
+"""The share of its time that a holder with so little of a processor waits for one, at least."""
+OF_A_PID_NAMESPACE = ("--pid", "--mount-proc", "--fork", "--kill-child")
+
+Seconds = dict[str, float]
+"""By cause."""
+Throttle = Callable[[Workload], None]
+
+
+def causes(lockd: Lockd, comm: str, lock: str = "") -> Seconds:
+    """What the holders of this lock of the process did while threads waited for it; or of all its locks."""
+    metrics, found = lockd.metrics(), defaultdict[str, float](float)
+    for labels in metrics.labels(METRIC, comm=comm):
+        if not lock or labels["lock"].rpartition(":")[2] == lock:
+            found[labels["cause"]] += metrics.sum(METRIC, **labels)
+    return found
+
+
+def assert_found(
+    lockd: Lockd, lock: str, start: Callable[[], Workload], throttle: Throttle | None = None
+) -> None:
+    """The program takes some of its times outside of the calls: it knows them as well as it gets its
+    processors.
+    """
+
+    def attempt() -> list[str]:
+        one = start()
+        try:
+            one.hurry()
+            one.run()
+            if throttle:
+                throttle(one)
+            before, refused = causes(lockd, one.comm, lock), -lockd.metrics().sum(REFUSED)
+            truth = one.run()
+            after = causes(lockd, one.comm, lock)
+            refused += lockd.metrics().sum(REFUSED)  # which may be anybody's
+        finally:
+            one.kill()
+        found = {cause: seconds - before.get(cause, 0.0) for cause, seconds in after.items()}
+        total = sum(found.values())
+        print(one.comm, lock, truth, found, f"{total:.3f} s, {refused:.3f} s refused")
+        if not total:
+            return [f"nothing of {lock}"]
+        if throttle:
+            assert truth["queued_us"] > LEAST_THROTTLED * truth["held_us"], "it is not throttled"
+        shares = {cause: seconds / total for cause, seconds in found.items()}
+        off = off_total(truth, total, refused) + off_shares(truth, shares)
+        return off + (off_runqueue(truth, shares) if throttle else [])
+
+    in_one_of_some_tries(attempt)
+
+
+def off_total(truth: dict[str, Any], total: float, refused: float) -> list[str]:
+    """Words if the sum over all causes is not what threads waited while the lock was held."""
+    waited, of_holder = truth["waited_us"] / 1e6, sum(truth["causes"].values()) / 1e6
+    if total > waited * (1 + POINTS):
+        return [f"{total} s, not {waited} s"]
+    return [f"{total} s, not {of_holder} s"] if total + refused < of_holder * (1 - POINTS) else []
+
+
+def off_shares(truth: dict[str, Any], shares: dict[str, float]) -> list[str]:
+    """Words for each cause that has another share than the truth.
+
+    By the program, "running" is the time on a CPU and that on the run queue. What threads waited between two
+    holds is of no cause to it: then the lock has been released, and the next thread is about to take it.
+    """
+    waited, of_holder = truth["waited_us"], sum(truth["causes"].values())
+    others = {cause: share for cause, share in shares.items() if cause not in (*truth["causes"], "runqueue")}
+    off = [f"{cause}: {share:.3f}" for cause, share in others.items() if share > ELSEWHERE]
+    for cause, us in truth["causes"].items():
+        share, least, most = shares.get(cause, 0.0), us / waited, us / of_holder
+        if cause == "running":
+            share += shares.get("runqueue", 0.0)
+            most += 1 - of_holder / waited
+        if not least - POINTS <= share <= most + POINTS:
+            off.append(f"{cause}: {share:.3f}, not {least:.3f} to {most:.3f}")
+    return off
+
+
+def off_runqueue(truth: dict[str, Any], shares: dict[str, float]) -> list[str]:
+    """Words if the share of the run queue is not what the kernel has counted of the holder."""
+    share, told = shares.get("runqueue", 0.0), truth["runqueue_us"] / truth["waited_us"]
+    return [f"runqueue: {share:.3f}, not {told:.3f}"] if abs(share - told) > POINTS else []
+
+
+@mode_calls_is_thorough
+@pytest.mark.parametrize(("lock", "cause"), CASES)
+def test_what_the_holder_does_is_found(either: Lockd, scratch: Path, lock: str, cause: str) -> None:
+    def start() -> Workload:
+        return Workload(PROGRAM, lock, cause, ASKERS, SECONDS, scratch, comm=name(cause))
+
+    assert_found(either, lock, start)
+
+
+@pytest.fixture
+def throttle() -> Iterator[Throttle]:
+    """Leave the main thread of a program a fifth of a processor, as `cpu.max` of its control group does.
+
+    The other threads keep theirs. In cgroup2 the group of the thread is below that of its process.
+    """
+    own, v2 = f"lockd-test-{os.getpid()}-throttled", mounted("cgroup2", "rw")
+    if v2 and "cpu" in (v2 / "cgroup.controllers").read_text().split():
+        group, limits, threads = v2 / own / "holder", {"cpu.max": f"{QUOTA_US} {PERIOD_US}"}, "cgroup.threads"
+    elif v1 := mounted("cgroup", "cpu"):
+        group, threads = v1 / own / "holder", "tasks"
+        limits = {"cpu.cfs_period_us": f"{PERIOD_US}", "cpu.cfs_quota_us": f"{QUOTA_US}"}
+    else:
+        pytest.skip("host: has no control groups of processor time")
+    of_process = group.parent
+    enabled = of_process.parent / "cgroup.subtree_control"
+    was_enabled = not enabled.exists() or "cpu" in enabled.read_text().split()
+    if not was_enabled:
+        enabled.write_text("+cpu")
+    try:
+        of_process.mkdir()
+        group.mkdir()
+        if threads == "cgroup.threads":
+            (group / "cgroup.type").write_text("threaded")
+            (of_process / "cgroup.subtree_control").write_text("+cpu")
+        for file, value in limits.items():
+            (group / file).write_text(value)
+
+        def throttled(one: Workload) -> None:
+            (of_process / "cgroup.procs").write_text(str(one.pid))
+            (group / threads).write_text(str(one.pid))
+
+        yield throttled
+    finally:
+        for directory in (group, of_process):
+            if directory.exists():
+                remove(directory)
+        if not was_enabled:
+            enabled.write_text("-cpu")
+
+
+@mode_calls_is_thorough
+def test_a_holder_that_is_throttled_is_on_the_run_queue(either: Lockd, throttle: Throttle) -> None:
+    def start() -> Workload:
+        return Workload(PROGRAM, "normal", "running", ASKERS, SECONDS, comm=name("throttled"))
+
+    assert_found(either, "normal", start, throttle)
+
+
+class Apart(Workload):
+    """One run of a workload in a pid namespace of its own, where its id is another one."""
+
+    def __init__(self, program: str, *arguments: object, comm: str) -> None:
+        super().__init__("/usr/bin/unshare", *OF_A_PID_NAMESPACE, BUILD / program, *arguments, comm=comm)
+        starter = self.process.pid
+        self.pid = int(Path(f"/proc/{starter}/task/{starter}/children").read_text())
+
+
+@mode_calls_is_thorough
+def test_it_is_found_in_a_pid_namespace(either: Lockd) -> None:
+    """A lock stores the id that its holder has in there."""
+
+    def start() -> Workload:
+        return Apart(PROGRAM, "normal", "mixed", ASKERS, SECONDS, comm=name("apart"))
+
+    assert_found(either, "normal", start)
+
+
+def test_nobody_is_known_to_hold_what_a_timeout_ends(either: Lockd) -> None:
+    one = Workload("futex_errors", 200, 0, 100, 20_000, comm=name("time"))
+    one.run()
+    found = causes(either, one.comm)
+    one.kill()
+    assert list(found) == ["unknown"]
+    assert found["unknown"] >= 200 * 0.02 / 2
