@@ -401,6 +401,8 @@ START_PAGE = b"""<!DOCTYPE html>
 <li><a href="metrics">/metrics</a>: all metrics, for Prometheus</li>
 <li><a href="api/v1/locks">/api/v1/locks</a>: the most contended locks (JSON)</li>
 <li><a href="api/v1/threads">/api/v1/threads</a>: the threads that wait most (JSON)</li>
+<li><a href="api/v1/bottlenecks">/api/v1/bottlenecks</a>: the code that makes threads wait in the end,
+and what it does meanwhile (JSON)</li>
 <li><a href="api/v1/deadlocks">/api/v1/deadlocks</a>: deadlocks, threads that wait for each other (JSON)</li>
 <li>/flamegraph: flame graphs of the waits since lockd started (with &amp;seconds=10: of the next 10 seconds):
 <a href="flamegraph?program=futex">locks of programs</a>
@@ -446,7 +448,7 @@ def application(service: Service) -> Application:
             (r"/-/settled", Settled),
             (r"/debug/pprof/(futex|offcpu|kernel_locks|holders)", Pprof),
             (r"/flamegraph", FlameGraph),
-            (r"/api/v1/(locks|threads|deadlocks)", Table),
+            (r"/api/v1/(locks|threads|bottlenecks|deadlocks)", Table),
         ],
         default_handler_class=NotFound,
         log_function=_log,

@@ -29,6 +29,7 @@ from lockd.names.client import Resolver
 from lockd.names.labels.processes import Name, Processes
 from lockd.names.labels.units import Units
 from lockd.names.protocol import GoWaitsAnswer, HolderAnswer, OwnersAnswer
+from lockd.sample.aggregates.bottlenecks import bottlenecks_table
 from lockd.sample.aggregates.contention import ContentionTables
 from lockd.sample.aggregates.futex import FutexAggregates
 from lockd.sample.aggregates.go_waits import GoMutexWaits
@@ -589,5 +590,6 @@ class Sampler:
             wall, now = time.time(), time.monotonic()
             advice = self._user_locks.advice if self._user_locks else {}
             tables, arrays = self.contention.tables(now, self._deadlocks.holders, advice)
+            tables["bottlenecks"] = bottlenecks_table(self.contention.locks, arrays)
             self._deadlocks.add_table(tables, arrays, time.monotonic_ns(), wall)
             return messages.pack({"tables": tables, "time": wall, "monotonic": now}, arrays)

@@ -198,3 +198,31 @@ def test_nobody_is_known_to_hold_what_a_timeout_ends(either: Lockd) -> None:
     one.kill()
     assert list(found) == ["unknown"]
     assert found["unknown"] >= 200 * 0.02 / 2
+
+
+@mode_calls_is_thorough
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_a_chain_of_locks_ends_at_the_code_that_causes_it(either: Lockd, depth: int) -> None:
+    """All that threads wait for any of the locks is due to the holder of the last one, which sleeps."""
+
+    def attempt() -> list[str]:
+        one = Workload("lock_chain", depth, SECONDS, comm=name(f"chain{depth}"))
+        one.hurry()
+        one.run()
+        waited = one.run()["waited_us"] / 1e6
+        either.settle()
+        rows = either.api("bottlenecks", comm=one.comm)
+        one.kill()
+        print(waited, rows)
+        chains = {tuple(link["lock"] for link in chain["locks"]): chain for chain in rows[0]["chains"]}
+        whole = chains.get(tuple(f"lock_chain:lock_{i}" for i in range(depth)))
+        if not whole:
+            return [f"not the whole chain in {list(chains)}"]
+        holders = [f"lock_chain:link_{i}" for i in range(depth - 1)] + ["lock_chain:chain_end"]
+        assert [link["holder"] for link in whole["locks"]] == holders
+        end = {column: rows[0][column] for column in ("lock", "holder", "cause")}
+        assert end == {"lock": f"lock_chain:lock_{depth - 1}", "holder": holders[-1], "cause": "sleep"}
+        share = rows[0]["seconds"] / sum(row["seconds"] for row in rows)
+        return [f"{share:.3f} of the time"] if share < 1 - POINTS - ELSEWHERE else []
+
+    in_one_of_some_tries(attempt)

@@ -23,6 +23,14 @@ struct awaited_lock {
 /* The kernel lock that a thread waits for, where `awaits` in its entry says that it does. */
 BPF_TABLE("hash", u32, struct awaited_lock, awaited_locks, WAITS_ENTRIES);
 
+/* Return the address of the lock of the kernel that a thread waits for, or 0. */
+static __always_inline u64 lock_awaited_by(u32 tid)
+{
+    struct awaited_lock *awaited = awaited_locks.lookup(&tid);
+
+    return awaited ? awaited->address : 0;
+}
+
 /* The current thread begins to wait for a lock of the kernel. */
 static __always_inline void await_lock(u64 address, u32 type)
 {

@@ -30,8 +30,9 @@ struct absence {
     u8 state;
     u8 iowait;
     u8 detail;
-    u8 awaits;
+    u8 in_kernel; /* 1: it waited for a lock of the kernel */
     u16 pad;
+    u64 lock; /* the address of the lock that it waited for; 0: it waited for something else */
 };
 
 /* For how long threads have waited, all together, since the lock was last released, in ns. */
@@ -39,8 +40,7 @@ struct hold_times {
     u64 known; /* while it was known which thread holds it */
     u64 ready; /* of that, while this thread had no CPU although it was ready to run */
     u64 blocked; /* of that, while it was blocked */
-    struct absence
-        absence; /* in which it was blocked: one of several, with a chance in proportion to its time */
+    struct absence absence; /* one in which it was blocked, drawn in proportion to their times */
 };
 
 /* A lock is held while threads wait for it. */
@@ -99,6 +99,10 @@ static __always_inline u32 thread_of(u64 task, u32 tgid, u32 stored)
     return tid ? *tid : 0;
 }
 
+#ifdef WITH_KERNEL_HOLDERS
+static __always_inline u64 lock_awaited_by(u32 tid);
+#endif
+
 /* Add what threads have waited until `now` to what the holder has done; `waited` is the queue's
  * waited_until(now), and `t` is the holder's entry where it was blocked. */
 static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thread *t, u64 waited,
@@ -126,7 +130,14 @@ static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thre
     hold->times.absence.state = t->state;
     hold->times.absence.iowait = t->iowait;
     hold->times.absence.detail = t->detail;
-    hold->times.absence.awaits = t->awaits;
+    hold->times.absence.in_kernel = t->awaits;
+    hold->times.absence.lock = 0;
+    if (t->call.since && t->call.kind <= KIND_PI)
+        hold->times.absence.lock = t->call.uaddr;
+#ifdef WITH_KERNEL_HOLDERS
+    if (t->awaits)
+        hold->times.absence.lock = lock_awaited_by(hold->tid);
+#endif
 }
 
 /* The thread `tid`, whose entry is `t`, is followed from `now` on as the holder of the lock `key`. A thread

@@ -286,8 +286,8 @@ static __always_inline void came_back(u64 task, u32 tid, struct thread *t, u64 n
 {
 #ifdef WITH_CAUSES
     if (t->flags & THREAD_HOLDS) {
-        bool was_ready = t->state == STATE_RUNNABLE || t->woken_at >= t->off_since;
-        holder_changes(tid, t, !seen ? HOLDER_UNKNOWN : was_ready ? HOLDER_READY : HOLDER_BLOCKED, now);
+        bool was_ready = seen && (t->state == STATE_RUNNABLE || t->woken_at >= t->off_since);
+        holder_changes(tid, t, was_ready ? HOLDER_READY : HOLDER_UNKNOWN, now);
     }
 #endif
 #ifdef WITH_HOLDERS

@@ -414,14 +414,28 @@ static __always_inline void identify(u64 task, struct who *who)
 #endif
 #define SLOT_NONE 255
 
+/* Return 1 if a > b, else 0; both are below 2^63. It takes no branch, each of which would double what the
+ * kernel's verifier has to examine behind it. */
+static __always_inline u64 is_above(u64 a, u64 b)
+{
+    return (b - a) >> 63;
+}
+
 static __always_inline u8 slot_of(u64 ns)
 {
-    /* 2^bit <= ns < 2^(bit + 1), and 1000 * 2^i lies between 2^(i + 9) and 2^(i + 10). Without a division,
-     * which takes longer than the rest. */
+    u64 bit = 0, rest = ns;
+
     if (ns <= NS_PER_US)
         return 0;
-    u64 bit = bpf_log2l(ns) - 1; /* bcc's bpf_log2l(2^k) is k + 1 */
-    u64 slot = bit - 9 + (ns > (u64)NS_PER_US << (bit - 9));
+    /* 2^bit <= ns < 2^(bit + 1), and 1000 * 2^i lies between 2^(i + 9) and 2^(i + 10). Without a division,
+     * which takes longer than the rest. */
+#pragma unroll
+    for (int power = 5; power >= 0; power--) {
+        u64 shift = is_above(rest, (1ULL << (1 << power)) - 1) << power;
+        rest >>= shift;
+        bit += shift;
+    }
+    u64 slot = bit - 9 + is_above(ns, (u64)NS_PER_US << (bit - 9));
     return slot < SLOTS ? slot : SLOTS - 1;
 }
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lockd.columns.index import Rows
 from lockd.sample.aggregates.contention import ContentionTables
-from lockd.sample.locks.releases import Release
+from lockd.sample.locks.releases import LOCK, NextLock, Release
 from lockd.sample.series.block import Block
 from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.limits import Limits, LineBudget
@@ -111,12 +111,37 @@ class Held:
     samples: int = 0
     causes: Counter[str] = field(default_factory=Counter)
     """The parts of `waited_ns` by what the holder did."""
+    next_locks: Counter[NextLock] = field(default_factory=Counter)
+    """The parts of `causes[LOCK]` by the lock that the holder waited for."""
     stack: tuple[str, ...] = ()
 
-    def add(self, waited_ns: int, samples: int, causes: Mapping[str, int]) -> None:
-        self.waited_ns += waited_ns
-        self.samples += samples
-        self.causes.update(causes)
+    def add(self, release: Release) -> None:
+        """Count one sample."""
+        self.waited_ns += release.weight_ns
+        self.samples += 1
+        self.causes.update(release.causes)
+        if release.next_lock:
+            self.next_locks[release.next_lock] += release.causes.get(LOCK, 0)
+        self.stack = release.stack or self.stack
+
+    def add_all(self, other: Held) -> None:
+        """Count the samples of another holder as well."""
+        self.waited_ns += other.waited_ns
+        self.samples += other.samples
+        self.causes.update(other.causes)
+        self.next_locks.update(other.next_locks)
+
+
+class Part(NamedTuple):
+    """A part of the time that threads waited for a lock."""
+
+    site: str
+    """The code that held the lock."""
+    cause: str
+    """What the holder did."""
+    next_lock: NextLock | None
+    """The lock that it waited for, if that is the cause and if it is known."""
+    waited_ns: int
 
 
 class HoldersOfLock:
@@ -133,15 +158,33 @@ class HoldersOfLock:
             if len(self._by_site) == MOST_HOLDERS:
                 least = min(self._by_site, key=lambda site: self._by_site[site].waited_ns)
                 gone = self._by_site.pop(least)
-                self._others.add(gone.waited_ns, gone.samples, gone.causes)
+                self._others.add_all(gone)
             held = self._by_site[release.holder] = Held()
-        held.add(release.weight_ns, 1, release.causes)
-        held.stack = release.stack or held.stack
+        held.add(release)
+
+    @property
+    def waited_ns(self) -> int:
+        """The time for which all holders made threads wait, in nanoseconds."""
+        return sum(held.waited_ns for held in self._all.values())
+
+    @property
+    def _all(self) -> dict[str, Held]:
+        return {**self._by_site, **({OTHER: self._others} if self._others.samples else {})}
+
+    def parts(self) -> Iterator[Part]:
+        """The parts of `waited_ns`."""
+        for site, held in self._all.items():
+            for cause, waited_ns in held.causes.items():
+                if cause == LOCK:
+                    for next_lock, of_lock in held.next_locks.items():
+                        yield Part(site, cause, next_lock, of_lock)
+                    waited_ns -= held.next_locks.total()
+                if waited_ns:
+                    yield Part(site, cause, None, waited_ns)
 
     def rows(self) -> list[dict[str, Any]]:
         """The holders as /api/v1/locks has them, those that made threads wait longest first."""
-        held = {**self._by_site, **({OTHER: self._others} if self._others.samples else {})}
-        total = sum(one.waited_ns for one in held.values())
+        held, total = self._all, self.waited_ns
         return [
             {
                 "site": site,

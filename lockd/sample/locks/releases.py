@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,14 @@ MOST_WAITING = 512
 """Releases that wait for an answer about their code or their lock. More are refused."""
 
 
+class NextLock(NamedTuple):
+    """A lock for which the holder of another lock waits."""
+
+    tgid: int
+    """The process; 0 for a lock of the kernel."""
+    address: int
+
+
 @dataclass
 class Release:
     """A sampled end of a wait for a lock."""
@@ -74,6 +82,8 @@ class Release:
     causes: dict[str, int] = field(default_factory=dict)
     """What the holder did while threads waited: parts of `weight_ns` by RUNNING, RUNQUEUE, an off-CPU reason
     or UNKNOWN_CAUSE. Empty if the programs do not look at it."""
+    next_lock: NextLock | None = None
+    """The lock that the holder waited for in the part LOCK of `causes`, if that is known."""
     holder: str = ""
     """The site of the code that released the lock; empty while it is not known."""
     stack: tuple[str, ...] = ()
@@ -91,6 +101,12 @@ def identify_by(releases: Sequence[Release]) -> Callable[[int, int], tuple[Name,
     """Return a function like Identities.identify_process() for the processes of these releases."""
     names = {release.tgid: release.process for release in releases}
     return lambda tgid, since: (names[tgid], True)
+
+
+def _next_lock(absence: Any, tgid: int) -> NextLock | None:
+    """The lock that a holder waited for in an absence; `tgid` is the process that waits for the holder."""
+    address = int(absence["lock"])
+    return NextLock(0 if absence["in_kernel"] else tgid, address) if address else None
 
 
 class SamplePace:
@@ -243,8 +259,10 @@ class Releases:
             self._refused += 1
             self._refused_ns += weight_ns
             return
-        causes = self._causes(seen, weight_ns) if self._has_causes else {}
-        release = Release(tgid, process, address, kind, in_kernel, weight_ns, now, tick, causes)
+        release = Release(tgid, process, address, kind, in_kernel, weight_ns, now, tick)
+        if self._has_causes:
+            release.causes = self._causes(seen, weight_ns)
+            release.next_lock = _next_lock(seen["times"]["absence"], tgid)
         token = next(self._tokens)
         if end != self._release_end:
             release.holder = self._holders[end]
@@ -257,16 +275,16 @@ class Releases:
         times, absence = seen["times"], seen["times"]["absence"]
         known, ready, blocked = (int(times[name]) for name in ("known", "ready", "blocked"))
         waited = max(int(seen["waited"]), known)
-        if absence["awaits"]:
+        if absence["in_kernel"]:
             reason = LOCK
         else:
             facts = int(absence["nr"]), int(absence["state"]), bool(absence["iowait"]), int(absence["detail"])
-            reason = self._reasons.reason(*facts) if blocked else UNKNOWN_CAUSE
+            reason = self._reasons.reason(*facts)
         parts = {RUNNING: known - ready - blocked, RUNQUEUE: ready, reason: blocked}
         causes = {cause: part * weight_ns // waited for cause, part in parts.items() if part > 0}
-        if unknown := weight_ns - sum(causes.values()):
-            causes[UNKNOWN_CAUSE] = unknown
-        return causes
+        rest = weight_ns - sum(causes.values())  # of rounding, unless there is more that is not known
+        most = max(causes, key=causes.__getitem__) if causes and known == waited else UNKNOWN_CAUSE
+        return {**causes, most: causes.get(most, 0) + rest}
 
     def _question(self, token: int, record: memoryview, in_kernel: bool) -> LockReleased | KernelLockReleased:
         """The question of which code released a lock, from the record of the release."""

@@ -172,7 +172,7 @@ def test_what_is_not_there(running: Exporter) -> None:
 
 def test_page_links_to_what_there_is(running: Exporter) -> None:
     page = running.ask("/")[2].decode()
-    api = ("api/v1/locks", "api/v1/threads", "api/v1/deadlocks")
+    api = ("api/v1/locks", "api/v1/threads", "api/v1/bottlenecks", "api/v1/deadlocks")
     for path in ("metrics", *api, "-/healthy", "-/ready", "-/settled"):
         assert f'href="{path}"' in page
         assert running.ask(f"/{path}")[0] == 200

@@ -75,7 +75,8 @@ def release(
 ) -> Release:  # fmt: skip
     """A sample of a release, of which `weight_ns` is `running` unless there are other causes."""
     causes = causes or {"running": weight_ns}
-    return Release(7, WAITER, address, kind, False, weight_ns, taken, 0, causes, holder, (holder, "main"))
+    described = {"causes": causes, "holder": holder, "stack": (holder, "main")}
+    return Release(7, WAITER, address, kind, False, weight_ns, taken, 0, **described)
 
 
 def rows_of(contention: ContentionTables, named: int, nameless: int = 0) -> np.ndarray:

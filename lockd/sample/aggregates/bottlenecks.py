@@ -1,0 +1,144 @@
+"""Bottlenecks: the code that makes threads wait for locks in the end, and what it does meanwhile.
+
+A thread that holds a lock may wait for another lock itself. What others wait for the first lock is then
+passed on to the holders of the second one, in proportion to what they make threads wait, and so on. A chain
+of locks ends at code that runs, has no CPU, or is off the CPU for a reason of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lockd.columns.table import Table
+from lockd.names.labels.processes import Name
+from lockd.sample.aggregates.contention import PROGRAMS
+from lockd.sample.aggregates.lock_holders import HoldersOfLock
+from lockd.sample.locks.releases import NextLock
+
+IN_KERNEL = PROGRAMS.index("kernel_locks")
+MOST_LOCKS = 8
+"""Locks of one chain. What is passed on beyond the last one stays with it, with the cause LOCK."""
+MOST_FOLLOWED = 300
+"""Locks whose chains are followed: those for which threads waited longest."""
+LEAST_SHARE = 0.001
+"""The share of a lock's time that is passed on at least; less stays where it is, with the cause LOCK."""
+SHOWN = 500
+"""Rows of the table, those with most time."""
+SHOWN_CHAINS = 8
+"""Chains of a row, those with most time."""
+
+
+class Link(NamedTuple):
+    """A lock of a chain: its row in the table of locks, and the code that held it."""
+
+    row: int
+    site: str
+
+
+Chain = tuple[Link, ...]
+
+
+@dataclass
+class Bottleneck:
+    """Code at which chains of locks end, and what it did."""
+
+    process: Name
+    """Unit and comm of the process that waits."""
+    end: Link
+    cause: str
+    """What the holder of the last lock did."""
+    chains: dict[Chain, float] = field(default_factory=dict)
+    """The time for which the process waited because of it, in nanoseconds, by chain. The lock that it waits
+    for is the first one of a chain, and `end` is the last one."""
+
+    @property
+    def waited_ns(self) -> float:
+        return sum(self.chains.values())
+
+
+class LockGraph:
+    """The locks for which threads wait, and the locks for which their holders wait.
+
+    `locks` is the table of locks.
+    """
+
+    def __init__(self, locks: Table) -> None:
+        rows = [int(row) for row in np.flatnonzero(locks.used) if locks["holders"][row]]
+        self.holders: dict[int, HoldersOfLock] = {row: locks["holders"][row] for row in rows}
+        """The holders of each lock, by row."""
+        self.rows = sorted(rows, key=lambda row: self.holders[row].waited_ns, reverse=True)[:MOST_FOLLOWED]
+        """The locks whose chains are followed, those with the longest waits first."""
+        self._row_of: dict[NextLock, int] = {}
+        for row in self.rows:
+            tgid = 0 if locks["program"][row] == IN_KERNEL else int(locks["tgid"][row])
+            self._row_of.setdefault(NextLock(tgid, int(locks["address"][row])), row)
+
+    def ends(self, row: int, before: Chain = (), share: float = 1.0) -> Iterator[tuple[Chain, str, float]]:
+        """Return the ends of the chains that begin with `before` and go on with the lock in `row`.
+
+        Each has its cause and its part of `share`.
+        """
+        holders = self.holders[row]
+        passed = {row, *(link.row for link in before)}
+        waited_ns = holders.waited_ns
+        for part in holders.parts():
+            chain = (*before, Link(row, part.site))
+            of_part = share * part.waited_ns / waited_ns
+            following = self._row_of.get(part.next_lock) if part.next_lock else None
+            if following is None or following in passed or len(chain) == MOST_LOCKS or of_part < LEAST_SHARE:
+                yield chain, part.cause, of_part
+            else:
+                yield from self.ends(following, chain, of_part)
+
+
+def find_bottlenecks(locks: Table) -> list[Bottleneck]:
+    """Return the ends of all chains, those with the most time first; `locks` is the table of locks."""
+    graph = LockGraph(locks)
+    found: dict[tuple[Name, Link, str], Bottleneck] = {}
+    for row in graph.rows:
+        for chain, cause, share in graph.ends(row):
+            end = locks["process"][row], chain[-1], cause
+            chains = found.setdefault(end, Bottleneck(*end)).chains
+            chains[chain] = chains.get(chain, 0.0) + share * graph.holders[row].waited_ns
+    return sorted(found.values(), key=lambda one: one.waited_ns, reverse=True)
+
+
+def bottlenecks_table(locks: Table, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    """Return the table behind /api/v1/bottlenecks, and add its numbers to `arrays`."""
+    found = find_bottlenecks(locks)
+    of_unit: dict[str, float] = defaultdict(float)
+    for one in found:
+        of_unit[one.process[0]] += one.waited_ns
+    shown = found[:SHOWN]
+    arrays["bottlenecks.seconds"] = np.array([one.waited_ns / 1e9 for one in shown])
+    arrays["bottlenecks.share"] = np.array([one.waited_ns / of_unit[one.process[0]] for one in shown])
+    ends = [_described(locks, one.end) for one in shown]
+    return {
+        "text": {
+            "unit": [one.process[0] for one in shown],
+            "comm": [one.process[1] for one in shown],
+            **{column: [end[column] for end in ends] for column in ("lock", "kind", "holder")},
+            "cause": [one.cause for one in shown],
+        },
+        "numbers": ["seconds", "share"],
+        "lists": {"chains": [_chains(locks, one.chains) for one in shown]},
+    }
+
+
+def _chains(locks: Table, chains: Mapping[Chain, float]) -> list[dict[str, Any]]:
+    longest = sorted(chains.items(), key=lambda one: one[1], reverse=True)[:SHOWN_CHAINS]
+    return [
+        {"seconds": waited_ns / 1e9, "locks": [_described(locks, link) for link in chain]}
+        for chain, waited_ns in longest
+    ]
+
+
+def _described(locks: Table, link: Link) -> dict[str, str]:
+    name, kind = str(locks["lock"][link.row] or ""), str(locks["kind"][link.row])
+    return {"lock": name, "kind": kind, "holder": link.site}

@@ -1,0 +1,89 @@
+"""Chains of locks: each ends where the time comes from, and no time is lost on the way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lockd.columns.table import Table
+from lockd.sample.aggregates.bottlenecks import MOST_LOCKS, Bottleneck, bottlenecks_table, find_bottlenecks
+from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
+from lockd.sample.aggregates.lock_holders import HoldersOfLock
+from lockd.sample.locks.releases import LOCK, NextLock, Release
+
+SHOP = ("shop.service", "shop")
+TGID = 7
+Did = dict[str | int, int]
+"""Nanoseconds by cause; by the number of a lock where the holder waited for it."""
+
+
+def locks_of(*held: dict[str, Did]) -> Table:
+    """A table with these locks, each with what its holders did, by site. The address of lock i is i + 1."""
+    locks = ContentionTables(lambda tgid, tid: "", 64).locks
+    process = np.empty(1, object)
+    process[0] = SHOP
+    rows = locks.find_or_add(
+        np.arange(1, 1 + len(held), dtype=np.uint64), 1.0, lambda at: {
+            "program": PROGRAMS.index("futex"), "kind": "lock", "process": process[0 * at], "tgid": TGID,
+            "address": at.astype(np.uint64) + 1, "lock": [f"lock{i}" for i in at],
+        },
+    )  # fmt: skip
+    for row, sites in zip(rows.tolist(), held, strict=True):
+        locks["holders"][row] = holders = HoldersOfLock()
+        for site, did in sites.items():
+            for cause, ns in did.items():
+                release = Release(TGID, SHOP, 0, 0, False, ns, 0.0, 0, {str(cause): ns}, holder=site)
+                if isinstance(cause, int):
+                    release.causes, release.next_lock = {LOCK: ns}, NextLock(TGID, cause + 1)
+                holders.add(release)
+    return locks
+
+
+def ends_of(locks: Table) -> dict[tuple[str, str], float]:
+    """Nanoseconds by the code at the ends and by cause."""
+    found: dict[tuple[str, str], float] = {}
+    for one in find_bottlenecks(locks):
+        found[one.end.site, one.cause] = found.get((one.end.site, one.cause), 0.0) + one.waited_ns
+    return found
+
+
+def test_what_a_holder_waits_for_another_lock_goes_to_the_holders_of_that() -> None:
+    locks = locks_of(
+        {"buy": {1: 800, "running": 200}}, {"flush": {"disk": 300, "running": 100}, "count": {"running": 100}}
+    )
+    assert ends_of(locks) == pytest.approx(
+        {
+            ("buy", "running"): 200,
+            ("flush", "disk"): 300 + 800 * 3 / 5,
+            ("flush", "running"): 100 + 800 / 5,
+            ("count", "running"): 100 + 800 / 5,
+        }
+    )
+    first: Bottleneck = find_bottlenecks(locks)[0]
+    assert {tuple(link.site for link in chain) for chain in first.chains} == {("buy", "flush"), ("flush",)}
+
+
+def test_a_ring_of_locks_and_a_lock_that_is_not_known_end_a_chain() -> None:
+    locks = locks_of({"a": {1: 100}}, {"b": {0: 60, 99: 40}})
+    assert ends_of(locks) == pytest.approx({("b", LOCK): 100 + 40, ("a", LOCK): 60})
+
+
+def test_a_chain_has_a_bound() -> None:
+    depth = MOST_LOCKS + 3
+    locks = locks_of(*({f"f{i}": {i + 1: 100}} for i in range(depth - 1)), {"end": {"sleep": 100}})
+    longest = max(len(chain) for one in find_bottlenecks(locks) for chain in one.chains)
+    assert longest == MOST_LOCKS
+    assert sum(ends_of(locks).values()) == pytest.approx(100 * depth)
+
+
+def test_the_table_has_the_share_of_the_unit() -> None:
+    arrays: dict[str, np.ndarray] = {}
+    table = bottlenecks_table(locks_of({"buy": {1: 100}}, {"flush": {"disk": 300}}), arrays)
+    assert table["text"] == {
+        "unit": ["shop.service"], "comm": ["shop"], "lock": ["lock1"], "kind": ["lock"], "holder": ["flush"],
+        "cause": ["disk"],
+    }  # fmt: skip
+    assert arrays["bottlenecks.share"].tolist() == [1.0]
+    assert arrays["bottlenecks.seconds"].tolist() == pytest.approx([400e-9])
+    (chains,) = table["lists"]["chains"]
+    assert [[link["lock"] for link in chain["locks"]] for chain in chains] == [["lock1"], ["lock0", "lock1"]]
