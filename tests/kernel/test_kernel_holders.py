@@ -24,6 +24,7 @@ ELSEWHERE = 0.02
 """The share that holders may have in all which made nobody wait, above the truth."""
 SECONDS = 8
 HOLDERS = "lockd_kernel_lock_holder_seconds_total"
+CAUSES = "lockd_kernel_lock_cause_seconds_total"
 REFUSED = "lockd_holder_refused_seconds_total"
 NO_RELEASE = "(no release)"
 BY_DEFAULT = "all programs"
@@ -35,6 +36,8 @@ WAYS = (
     ),
 )
 """With and without the programs that see switches anyway; and without tracepoints."""
+STORE_OWNERS = ("mutex", "rwsem")
+"""The locks of the module that store the thread that holds them; an rwsem does if it is held for writing."""
 LOCK_TYPES = {"mutex": "mutex", "rwsem": "rwsem_write", "semaphore": "semaphore"}
 
 pytestmark = pytest.mark.timeout(1500)  # several daemons start at the same time
@@ -78,6 +81,14 @@ def held(metrics: Metrics, comm: str, **labels: str) -> Seconds:
     return found
 
 
+def causes(metrics: Metrics, comm: str, **labels: str) -> Seconds:
+    """For how long threads of that name have waited for a lock, by what its holder did."""
+    found = Seconds()
+    for one in metrics.labels(CAUSES, comm=comm, **labels):
+        found[one["cause"]] += metrics.sum(CAUSES, **one)
+    return found
+
+
 @pytest.mark.parametrize("lock", LOCK_TYPES)
 def test_the_code_that_made_threads_wait_is_found(lock: str, module: LockModule, daemons: Daemons) -> None:
     def attempt() -> list[str]:
@@ -91,9 +102,22 @@ def test_the_code_that_made_threads_wait_is_found(lock: str, module: LockModule,
             found = held(metrics, comm, lock_type=LOCK_TYPES[lock], lock=f"lockd_test_{lock}")
             print(lock, way, truth, dict(found), f"{sum(found.values()):.3f} s, {refused:.3f} s refused")
             off += [f"{way}: {what}" for what in compare(lock, truth, found, refused)]
+            did = causes(metrics, comm, lock_type=LOCK_TYPES[lock], lock=f"lockd_test_{lock}")
+            print(dict(did))
+            if way == BY_DEFAULT:
+                assert did.total() == pytest.approx(found.total())
+                if lock in STORE_OWNERS and did["unknown"] > (nobody(truth) + ELSEWHERE) * did.total():
+                    off.append(f"what the holder did is unknown: {did}")
+            else:
+                assert not did, "nothing sees the switches of the holder"
         return off
 
     in_one_of_some_tries(attempt)
+
+
+def nobody(truth: Turns) -> float:
+    """The share of the time for which threads waited while nobody held the lock."""
+    return 1 - sum(truth.by_holder_ns.values()) / truth.waited_ns
 
 
 def compare(lock: str, truth: Turns, found: Seconds, refused: float) -> list[str]:
@@ -108,9 +132,9 @@ def compare(lock: str, truth: Turns, found: Seconds, refused: float) -> list[str
         for name, waited_ns in truth.by_holder_ns.items()
         if abs(named[name] / all_named - waited_ns / of_holders_ns) > POINTS
     ]
-    others, nobody = 1 - all_named / total, 1 - of_holders_ns / truth.waited_ns
-    if others > nobody + ELSEWHERE:
-        off.append(f"others: {others:.3f}, not {nobody:.3f}")
+    others = 1 - all_named / total
+    if others > nobody(truth) + ELSEWHERE:
+        off.append(f"others: {others:.3f}, not {nobody(truth):.3f}")
     if total > truth.waited_ns / 1e9 * (1 + POINTS):
         off.append(f"{total} s, not {truth.waited_ns} ns")
     if total + refused < of_holders_ns / 1e9 * (1 - POINTS):
@@ -178,6 +202,9 @@ def test_holders_in_system_calls(way: str, daemons: Daemons, workload: Start, sc
         right = sum(seconds for site, seconds in found.items() if re.search(pattern, site))
         assert right >= (1 - ELSEWHERE) * found.total(), found
         assert right >= 0.5 * rounds * HOLD_SECONDS, found  # in a sample of a few, one is often missing
+    if way == BY_DEFAULT:  # it writes to a pipe, and there waits for a page
+        did = causes(metrics, one.comm, lock_type="mutex", lock=NATIVE["mutex"][0])
+        assert did["pipe"] >= 0.9 * did.total(), did
     (row,) = [row for row in lockd.waited_for(comm=one.comm, kind="mutex") if row["holders"]]
     (holder,) = row["holders"]
     assert re.search(NATIVE["mutex"][1], holder["site"])

@@ -24,10 +24,16 @@ LOCKS = ("normal", "recursive", "pi", "rwlock")
 CAUSES = ("mixed", "running", "sleep", "socket", "poll", "lock", "disk")
 ALIKE = pytest.mark.thorough("what a holder does has nothing to do with the lock; `mixed` is of each of them")
 CASES = [
-    pytest.param(lock, cause, marks=ALIKE if lock in ("recursive", "rwlock") and cause != "mixed" else ())
+    pytest.param(lock, cause, marks=ALIKE if lock != "normal" and cause != "mixed" else ())
     for lock in LOCKS
     for cause in CAUSES
 ]
+DEPTHS = [
+    pytest.param(2, marks=pytest.mark.thorough("a part of the chain of three locks")),
+    3,
+    pytest.param(5, marks=pytest.mark.thorough("a longer chain of the same links")),
+]
+"""Locks of a chain."""
 QUOTA_US, PERIOD_US = 4000, 20_000
 LEAST_THROTTLED = 0.5
 """The share of its time that a holder with so little of a processor waits for one, at least."""
@@ -201,7 +207,7 @@ def test_nobody_is_known_to_hold_what_a_timeout_ends(either: Lockd) -> None:
 
 
 @mode_calls_is_thorough
-@pytest.mark.parametrize("depth", [2, 3, 5])
+@pytest.mark.parametrize("depth", DEPTHS)
 def test_a_chain_of_locks_ends_at_the_code_that_causes_it(either: Lockd, depth: int) -> None:
     """All that threads wait for any of the locks is due to the holder of the last one, which sleeps."""
 

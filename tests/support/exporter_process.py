@@ -71,7 +71,7 @@ def detail_block(rows: int = 3) -> bytes:
                 **({"holders": [[] for _ in range(rows)]} if name == "locks" else {}),
             },
         }
-        for name in ("threads", "locks", "deadlocks")
+        for name in ("threads", "locks", "bottlenecks", "deadlocks")
     }
     arrays: dict[str, array.array[Any]] = {}
     for name in tables:
