@@ -139,7 +139,7 @@ ONLY_THOROUGH = {
     "test_futex_modes.py": "about mode calls as well, see MODE_CALLS",
     "test_holders.py::test_the_code_that_made_threads_wait_is_found[rwlock": "half a minute there",
     "test_holders.py::test_the_code_that_made_threads_wait_is_found[pi": "half a minute there",
-    "test_lock_causes.py::test_what_the_holder_does_is_found": "the test in a pid namespace is of the mixture",
+    "test_lock_causes.py::test_what_the_holder_does_is_found": "that in a pid namespace is of the mixture",
     "test_lock_causes.py::test_a_holder_that_is_throttled": "half a minute there",
     "test_older_waits.py::test_an_uninterruptible_wait": A_START,
     "test_older_waits.py::test_waits_that_end_later_are_counted_once": A_START,

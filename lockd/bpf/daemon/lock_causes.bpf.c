@@ -147,7 +147,12 @@ static __always_inline void begin_hold(struct hold *hold, struct queue_key *key,
 {
     struct hold fresh = {.tid = tid, .since = now, .waited = waited, .waiting = waiting};
 
-    if (t->flags & THREAD_HOLDS || held_locks.update(&tid, key))
+    if (t->flags & THREAD_HOLDS)
+        return;
+    struct queue_key *last = held_locks.lookup(&tid);
+    if (last) /* an update takes several times as long */
+        *last = *key;
+    else if (held_locks.update(&tid, key))
         return;
     *hold = fresh;
     t->flags |= THREAD_HOLDS;
