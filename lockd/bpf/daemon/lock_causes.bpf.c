@@ -158,18 +158,19 @@ static __always_inline void begin_hold(struct hold *hold, struct queue_key *key,
     t->flags |= THREAD_HOLDS;
 }
 
-/* The current thread releases the lock at `now`. Return in `times` what it has done, if it was followed. */
+/* The current thread releases the lock at `now`. Return in `times` what it has done, if it was followed.
+ * Without its flag it was not: another CPU may have changed the flags at the same time, or its id is used
+ * again. */
 static __always_inline void end_hold(struct hold *hold, struct hold_times *times, u64 waited, u64 waiting,
                                      u64 now)
 {
     u32 tid = bpf_get_current_pid_tgid();
+    struct thread *t = hold->tid == tid ? threads.lookup(&tid) : NULL;
 
-    if (hold->tid == tid) {
-        struct thread *t = threads.lookup(&tid);
+    if (t && t->flags & THREAD_HOLDS) {
         add_to_hold(hold, HOLDER_RUNNING, NULL, waited, waiting, now);
         *times = hold->times;
-        if (t)
-            t->flags &= ~THREAD_HOLDS;
+        t->flags &= ~THREAD_HOLDS;
     }
     hold->tid = 0;
 }
