@@ -207,10 +207,11 @@ def _top_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--by",
-        choices=("lock", "holder"),
+        choices=("lock", "holder", "bottleneck"),
         default="lock",
-        help="what the first table shows: locks (lock), or the code that held locks, by the time "
-        "for which it made threads wait (holder); default: %(default)s",
+        help="what the first table shows: locks (lock); the code that held locks, by the time for which "
+        "it made threads wait (holder); or the code that makes them wait in the end, where holders wait for "
+        "other locks themselves (bottleneck); default: %(default)s",
     )
     parser.add_argument(
         "--kind",

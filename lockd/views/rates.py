@@ -67,6 +67,8 @@ class Row:
     """What the holder did for most of this time: a value of the label `cause`; empty if it is not known."""
     holder_cause_share: float = 0.0
     """The part of this time for which it did so."""
+    chain: tuple[str, ...] = ()
+    """Locks of the chain by which a bottleneck makes threads wait most: first the one that they wait for."""
     site: str = ""
     tid: int = 0
     thread_comm: str = ""
@@ -134,6 +136,10 @@ class Client:
     def holders(self) -> Table:
         """The code that held the locks of /api/v1/locks, a row for each lock and site."""
         return self._table("locks", _holders)
+
+    def bottlenecks(self) -> Table:
+        """The code that makes threads wait in the end, of /api/v1/bottlenecks."""
+        return self._table("bottlenecks", _bottleneck)
 
     def _table(self, name: str, make_rows: Callable[[dict[str, Any]], Iterable[Row]]) -> Table:
         answer = self._get(f"/api/v1/{name}?limit={MAX_ROWS}")
@@ -311,6 +317,30 @@ def _holders(raw: dict[str, Any]) -> Iterable[Row]:
             waiting=0,
             waiting_us=0,
         )
+
+
+def _bottleneck(raw: dict[str, Any]) -> Iterable[Row]:
+    """A row for code at which chains of locks end. Its blocked time is the time for which others waited."""
+    key = tuple(str(raw[name]) for name in ("unit", "comm", "kind", "lock", "holder", "cause"))
+    longest = max(raw["chains"], key=lambda chain: float(chain["seconds"]))
+    yield Row(
+        key=key,
+        program="futex" if raw["kind"] in ("lock", "pi") else "kernel_locks",
+        kind=str(raw["kind"]),
+        unit=str(raw["unit"]),
+        comm=str(raw["comm"]),
+        tgid=0,
+        lock=str(raw["lock"]),
+        blocked_us=_whole(raw["seconds"] * 1e6),
+        count=0,
+        max_us=0,
+        waiting_us=0,
+        waiting=0,
+        holder_site=str(raw["holder"]),
+        holder_share=float(raw["share"]),
+        holder_cause=str(raw["cause"]),
+        chain=tuple(str(link["lock"]) for link in longest["locks"]),
+    )
 
 
 def _common(raw: dict[str, Any], key: Hashable, waiting_us: int) -> dict[str, Any]:

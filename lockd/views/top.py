@@ -46,8 +46,8 @@ class Options:
     once: bool
     sort: str
     """A key of ORDERS."""
-    is_by_holder: bool
-    """Whether the first table is of the code that held locks, and not of the locks."""
+    by: str
+    """What the first table is of, a key of FIRST_TABLES."""
     kinds: frozenset[str]
     """Kinds of futex waits. With all of KINDS, off-CPU time is shown as well."""
     limit: int | None
@@ -66,7 +66,7 @@ def options(args: argparse.Namespace) -> Options:
         interval_ns=args.interval,
         once=args.once,
         sort=args.sort,
-        is_by_holder=args.by == "holder",
+        by=args.by,
         kinds=kinds,
         limit=args.limit,
         insecure=args.insecure,
@@ -105,8 +105,7 @@ class Watch:
 
     def read_tables(self) -> None:
         """Fetch both tables. Raises LockdError if that fails, or if there are no times for --sort=held."""
-        by_holder = self.options.is_by_holder
-        locks, threads = self._client.holders() if by_holder else self._client.locks(), self._client.threads()
+        locks, threads = FIRST_TABLES[self.options.by].read(self._client), self._client.threads()
         if self.options.sort == HELD and locks.rows and not locks.has_holds:
             raise LockdError(
                 f"{self.url} does not say how long locks are held: "
@@ -126,6 +125,7 @@ class Watch:
         locks = [row for row in self.locks.rows if is_shown(row, self.options.kinds)]
         threads = [row for row in self.threads.rows if is_shown(row, self.options.kinds)]
         by_hold, sort = self.options.sort == HELD, self.options.sort
+        first = FIRST_TABLES[self.options.by]
         advice = _advice(self.threads.rows)
         rows = max(1, rows - (len(advice) + 1) // 2)
         return Group(
@@ -133,8 +133,8 @@ class Watch:
             Text(problem, style="bold red", no_wrap=True),
             *(Text(line, no_wrap=True, overflow="ellipsis") for line in advice),
             _grid(
-                "holders" if self.options.is_by_holder else "locks",
-                HOLDER_COLUMNS if self.options.is_by_holder else HELD_COLUMNS if by_hold else LOCK_COLUMNS,
+                first.title,
+                HELD_COLUMNS if by_hold and self.options.by == "lock" else first.columns,
                 self._top(locks, rows, sort),
                 width,
             ),
@@ -284,6 +284,16 @@ HOLDER_COLUMNS = (
     Column("PROCESS", _process, 60),
     Column("UNIT", lambda r: r.unit, 110),
 )
+BOTTLENECK_COLUMNS = (
+    Column("WAITED/S", lambda r: duration(r.blocked_rate * 1e6), is_number=True),
+    Column("SHARE", lambda r: f"{r.holder_share:.0%}", is_number=True),
+    Column("CAUSE", lambda r: r.holder_cause or "-"),
+    Column("HOLDER", lambda r: r.holder_site),
+    Column("LOCK", lambda r: r.lock),
+    Column("CHAIN", lambda r: ">".join(r.chain), 100),
+    Column("PROCESS", _process, 60),
+    Column("UNIT", lambda r: r.unit, 130),
+)
 HELD_COLUMNS = (
     Column("HELD/S", lambda r: duration(r.held_rate * 1e6), is_number=True),
     Column("TAKEN/S", lambda r: _number(r.acquired_rate), 60, is_number=True),
@@ -292,6 +302,23 @@ HELD_COLUMNS = (
     Column("BLOCKED/S", lambda r: duration(r.blocked_rate * 1e6), 90, is_number=True),
     *WHICH_LOCK,
 )
+
+
+@dataclass(frozen=True)
+class FirstTable:
+    """What the first of the two tables may be of."""
+
+    title: str
+    columns: tuple[Column, ...]
+    read: Callable[[Client], Table]
+
+
+FIRST_TABLES = {
+    "lock": FirstTable("locks", LOCK_COLUMNS, Client.locks),
+    "holder": FirstTable("holders", HOLDER_COLUMNS, Client.holders),
+    "bottleneck": FirstTable("bottlenecks", BOTTLENECK_COLUMNS, Client.bottlenecks),
+}
+"""By the value of --by."""
 THREAD_COLUMNS = (
     *NUMBERS,
     Column("WAITING", _waiting, is_number=True),

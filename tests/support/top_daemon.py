@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -56,15 +57,16 @@ def lock(address: str = "0x1000", **changes: Any) -> dict[str, Any]:
 
 
 class Daemon:
-    """An HTTP server on a free port; `threads` and `locks` give what it says at its n-th look."""
+    """An HTTP server on a free port; `threads`, `locks`, `bottlenecks` give what it says at its n-th look."""
 
     def __init__(self) -> None:
         self.threads: Callable[[int], list[dict[str, Any]]] = lambda n: []
         self.locks: Callable[[int], list[dict[str, Any]]] = lambda n: []
+        self.bottlenecks: Callable[[int], list[dict[str, Any]]] = lambda n: []
         self.time: Callable[[int], Any] = lambda n: 1000.0 + n
         self.answer: tuple[int, dict[str, str], bytes] | None = None
         self.asked: list[tuple[str, str]] = []
-        self.looks = {"threads": 0, "locks": 0}
+        self.looks = Counter[str]()
         daemon = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -121,7 +123,7 @@ def top(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def tables(text: str) -> dict[str, list[dict[str, str]]]:
     """The rows of each table in the output, by the titles of the columns."""
     found: dict[str, list[dict[str, str]]] = {}
-    for block in re.split(r"^(?=locks$|threads$|holders$)", text, flags=re.MULTILINE)[1:]:
+    for block in re.split(r"^(?=locks$|threads$|holders$|bottlenecks$)", text, flags=re.MULTILINE)[1:]:
         title, header, *lines = [line.rstrip() for line in block.splitlines() if line.strip()]
         if header == "nothing blocked":
             found[title] = []

@@ -143,6 +143,22 @@ def test_the_code_that_held_locks(daemon: Daemon) -> None:
     ]
 
 
+def test_the_code_that_makes_threads_wait_in_the_end(daemon: Daemon) -> None:
+    def bottleneck(n: int, holder: str, *locks: str) -> dict[str, Any]:
+        links = [{"lock": one, "kind": "lock", "holder": "f"} for one in locks]
+        return {
+            "unit": "shop.service", "comm": "shop", "kind": "lock", "lock": locks[-1], "holder": holder,
+            "cause": "disk", "seconds": n * 0.5, "share": 0.5,
+            "chains": [{"seconds": 0.1, "locks": links[-1:]}, {"seconds": 0.4, "locks": links}],
+        }  # fmt: skip
+
+    daemon.bottlenecks = lambda n: [bottleneck(n, "flush", "cart", "log"), bottleneck(1, "idle", "cart")]
+    shown = tables(top("--once", f"--url={daemon.url}", "--by=bottleneck").stdout)
+    (row,) = shown["bottlenecks"]
+    assert (row["WAITED/S"], row["SHARE"], row["CAUSE"], row["HOLDER"]) == ("500.0ms", "50%", "disk", "flush")
+    assert (row["LOCK"], row["CHAIN"], row["UNIT"]) == ("log", "cart>log", "shop.service")
+
+
 def test_how_long_kernel_locks_are_held(daemon: Daemon) -> None:
     def held(address: str, taken: int, us: float, **more: Any) -> dict[str, Any]:
         numbers = {"acquisitions": taken, "holds": taken, "held_us": us, "max_held_us": us, "holding_us": 0}
