@@ -18,8 +18,8 @@ from lockd.sample.locks.releases import (
     OWNER_ENDED,
     RUNNING,
     RUNQUEUE,
-    UNKNOWN,
     UNKNOWN_CAUSE,
+    UNKNOWN_HOLDER,
 )
 from lockd.sample.series.limits import SHARES
 from lockd.sample.series.series import OTHER
@@ -244,7 +244,7 @@ HOLDERS = {
     NO_RELEASE: "no release was seen to end the wait: a timeout or a signal did, for instance",
     OWNER_ENDED: "(user-space locks) the thread that held the lock ended, and the kernel released its robust"
     " lock",
-    UNKNOWN: "a thread released the lock, but its stack told no function",
+    UNKNOWN_HOLDER: "a thread released the lock, but its stack told no function",
     OTHER: "holders without a series of their own",
 }
 CAUSES = {

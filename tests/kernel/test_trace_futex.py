@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.kernel.test_holders import POINTS, Program, build, name
 from tests.support.checks import in_one_of_some_tries, off
 from tests.support.futex_rows import Row, read, total
 from tests.support.lockd_process import CHECKOUT, ROOT
@@ -84,6 +86,60 @@ def test_counts_are_exact_and_times_right(program: str, arguments: tuple[int, ..
         assert {row["pid"] for row in rows} == {one.pid}
         check_counts(rows, truth)
         return times_off(rows, truth)
+
+    in_one_of_some_tries(attempt)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "holder"),
+    [
+        ("mutex_handover", (100, 2000), "unlock"),
+        ("pi_mutex", (50, 2000), "unlock"),
+        ("rwlock", (50, 2000), "unlock"),
+        ("owner_ends", (10, 5000), "(owner ended)"),
+        ("futex_errors", (50, 0, 20, 5000), "(no release)"),
+    ],
+)
+def test_every_release_is_counted_for_the_code_that_held_the_lock(
+    program: str, arguments: tuple[int, ...], holder: str, workload: Start, tmp_path: Path
+) -> None:
+    one, written = workload(program, *arguments), tmp_path / "held.csv"
+    trace = Trace("futex", "-p", one.pid, "--holders", written)
+    (truth,) = [told for kind, told in one.run()["futex"].items() if kind in ("lock", "pi")]
+    trace.stop()
+    assert trace.lost == {}
+    with written.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["pid"], row["holder"]) for row in rows} == {(str(one.pid), holder)}
+    assert sum(int(row["releases"]) for row in rows) == truth["blocked"]
+    # A wait counts until the wake-up, and the workload sees it later.
+    waited = sum(int(row["waited_us"]) for row in rows)
+    assert 0.5 * truth["least_us"] <= waited <= truth["blocked_us"] + truth["blocked"]
+    assert all(bool(row["stack"]) == (not holder.startswith("(")) for row in rows)
+
+
+@pytest.mark.parametrize("lock", ["normal", "rwlock"])
+def test_holders_are_charged_for_what_threads_waited(lock: str, tmp_path: Path) -> None:
+    """As the daemon's are (test_holders.py), but of every release."""
+    build("c", "holders_c")
+
+    def attempt() -> list[str]:
+        one, written = Program("holders_c", lock, 3, 4, comm=name(lock)), tmp_path / "held.csv"
+        one.hurry()
+        one.run()
+        trace = Trace("futex", "-p", one.pid, "--holders", written)
+        truth = one.run()["holders"]
+        trace.stop()
+        one.kill()
+        with written.open() as file:
+            waited = {row["holder"]: int(row["waited_us"]) for row in csv.DictReader(file)}
+        named = {which: waited.get(f"{lock}_{which}", 0) for which in truth}
+        print(truth, waited)
+        return [
+            f"{which}: {named[which] / sum(named.values()):.3f}, not {us / sum(truth.values()):.3f}"
+            for which, us in truth.items()
+            if abs(named[which] / sum(named.values()) - us / sum(truth.values())) > POINTS
+        ]
 
     in_one_of_some_tries(attempt)
 

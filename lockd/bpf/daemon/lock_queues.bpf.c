@@ -36,10 +36,12 @@ struct release {
     u8 pad;
 };
 
+#ifndef TRACE /* the trace counts all releases */
 BPF_RINGBUF_OUTPUT(releases, RELEASES_PAGES); /* the sampler looks at it with every tick */
 
 enum refused { REFUSED_SAMPLES, REFUSED_NS };
 BPF_PERCPU_ARRAY(refused_releases, u64, 2); /* by enum refused: samples for which the ring had no room */
+#endif
 
 /* The threads that wait for a lock. They join and leave it on several CPUs at a time. All threads together
  * have waited `sum` + `waiting` * now: `sum` has the end of every wait that has ended, less the begin of
@@ -163,6 +165,7 @@ static __always_inline u64 leave_queue(u32 tid, struct thread *t, struct queue_k
     return waited;
 }
 
+#ifndef TRACE
 /* Decide whether to sample the end of a wait, to which `waited` ns are attributed. Return the weight of the
  * sample, or 0 if there is to be none. */
 static __always_inline u64 weight_of_sample(u64 waited)
@@ -198,3 +201,4 @@ static __always_inline void output_release(struct release *release)
     if (releases.ringbuf_output(release, sizeof(*release), BPF_RB_NO_WAKEUP))
         refuse_sample(release->weight);
 }
+#endif

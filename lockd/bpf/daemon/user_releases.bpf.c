@@ -2,12 +2,60 @@
 /* Releases of locks in user space. The current thread releases a lock in a system call of its own, so that
  * its registers tell whether it does, and its user stack tells in which code. */
 
+#ifdef TRACE
+/* Releases after which threads had waited, and what ended waits otherwise. */
+struct held_key {
+    u64 address;
+    u64 stack; /* number of the stack that released the lock, see trace.bpf.h */
+    u32 tgid; /* of the thread that was woken */
+    u8 kind; /* enum futex_kind */
+    u8 end; /* enum wait_end */
+    u16 pad;
+};
+
+struct held_value {
+    u64 releases;
+    u64 waited_ns; /* for which threads had waited since the last release before */
+    u64 max_waited_ns;
+};
+
+BPF_TABLE("hash", struct held_key, struct held_value, held_0, ENTRIES);
+BPF_TABLE("hash", struct held_key, struct held_value, held_1, ENTRIES);
+BPF_ARRAY_OF_MAPS(held, "held_0", 2);
+
+static __always_inline void count_release(void *ctx, struct release *release, u64 waited)
+{
+    struct held_key key = {
+        .address = release->address, .tgid = release->tgid, .kind = release->kind, .end = release->end};
+    struct held_value fresh = {};
+    int window = current_window();
+    void *map = held.lookup(&window);
+
+    if (!map)
+        return;
+    if (key.end == END_RELEASE)
+        key.stack = keep_call_stacks(ctx).user;
+    bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST);
+    struct held_value *v = bpf_map_lookup_elem(map, &key);
+    if (!v) {
+        lose(LOSS_TRACE__FULL);
+        return;
+    }
+    add_to(&v->releases, 1);
+    add_to(&v->waited_ns, waited);
+    raise_to(&v->max_waited_ns, waited);
+}
+#define LAST_QUEUED_KIND KIND_COND /* a rwlock looks like one until the trace ends */
+#else
+#define LAST_QUEUED_KIND KIND_PI
+
 struct captured_release { /* END_RELEASE of a lock in user space */
     struct release release;
     struct capture by; /* the thread that released the lock */
 };
 
 BPF_ARRAY(release_record, struct captured_release, 1); /* describes the layout of a record */
+#endif
 
 #ifdef WITH_CAUSES
 #define OWNER_TID 0x3fffffff /* FUTEX_TID_MASK */
@@ -70,7 +118,7 @@ static __always_inline void join_user_queue(u64 task, u32 tid, struct thread *t,
 {
     struct queue_key key = {.address = t->call.uaddr, .tgid = t->tgid};
 
-    if (t->call.kind > KIND_PI)
+    if (t->call.kind > LAST_QUEUED_KIND)
         return;
     struct lock_queue *queue = join_queue(t, &key, QUEUED_BY_USER, now);
 #ifdef WITH_CAUSES
@@ -156,7 +204,11 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
         .end = end,
     };
 
-    release.weight = weight_of_sample(leave_queue(tid, t, &key, end, now, &release, true));
+    u64 waited = leave_queue(tid, t, &key, end, now, &release, true);
+#ifdef TRACE
+    count_release(ctx, &release, waited);
+#else
+    release.weight = weight_of_sample(waited);
     if (!release.weight)
         return;
     if (end != END_RELEASE) {
@@ -172,4 +224,5 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
     record->by.bytes = 0;
     fill_capture(ctx, bpf_get_current_task(), &record->by);
     releases.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+#endif
 }

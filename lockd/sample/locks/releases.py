@@ -23,14 +23,17 @@ from lockd.kernel.rings import Ring, RingReader
 from lockd.names.client import Resolver
 from lockd.names.labels.processes import Name
 from lockd.names.labels.reasons import Reasons
-from lockd.names.protocol import NO_RELEASE, HolderAnswer, KernelLockReleased, LockReleased
+from lockd.names.protocol import (
+    NO_RELEASE,
+    OWNER_ENDED,
+    UNKNOWN_HOLDER,
+    HolderAnswer,
+    KernelLockReleased,
+    LockReleased,
+)
 from lockd.names.unwind.capture import decode_captures
 from lockd.process.clock import NS
 
-UNKNOWN = "(unknown)"
-"""The holder whose code was not found out: the release was seen, and its stack tells no function."""
-OWNER_ENDED = "(owner ended)"
-"""In place of a holder: the thread that held the lock has ended, and the kernel released its robust lock."""
 RUNNING = "running"
 """The cause of a wait if the holder ran meanwhile."""
 RUNQUEUE = "runqueue"
@@ -47,7 +50,7 @@ MOST_NS = 1_000_000_000_000
 MOST_WEIGHT_NS = 1 << 60
 """More than threads can have waited since a release."""
 ANSWER_SECONDS = 5.0
-"""Seconds after which a release whose code has not been found out has the holder UNKNOWN."""
+"""Seconds after which a release whose code has not been found out has the holder UNKNOWN_HOLDER."""
 MOST_WAITING = 512
 """Releases that wait for an answer about their code or their lock. More are refused."""
 
@@ -218,7 +221,7 @@ class Releases:
     def note_answer(self, answer: HolderAnswer) -> None:
         """Note the code of a release, if it is still waited for."""
         if release := self._waiting.get(answer.token):
-            release.holder, release.stack = answer.site or UNKNOWN, answer.stack
+            release.holder, release.stack = answer.site or UNKNOWN_HOLDER, answer.stack
 
     @property
     def has_waiting(self) -> bool:
@@ -234,7 +237,7 @@ class Releases:
         taken = []
         for token, release in list(self._waiting.items()):
             if not release.holder and now >= release.taken + ANSWER_SECONDS:
-                release.holder = UNKNOWN
+                release.holder = UNKNOWN_HOLDER
             if release.holder:
                 taken.append(self._waiting.pop(token))
         return taken
@@ -267,7 +270,7 @@ class Releases:
         if end != self._release_end:
             release.holder = self._holders[end]
         elif not self._resolver.ask(self._question(token, record, in_kernel)):
-            release.holder = UNKNOWN
+            release.holder = UNKNOWN_HOLDER
         self._waiting[token] = release
 
     def _causes(self, seen: Any, weight_ns: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockd.kernel.counters import PerCpuCounters
@@ -20,6 +20,8 @@ from lockd.trace.core.call_stacks import NO_STACK
 from lockd.trace.core.histogram import Histogram, as_bcc
 from lockd.trace.core.session import PERIOD, Session
 from lockd.trace.futex.calls import FutexCalls
+from lockd.trace.futex.holders import HolderRow, Holders
+from lockd.trace.futex.holders import as_csv as holders_as_csv
 from lockd.trace.futex.lock_names import LockNames
 from lockd.trace.futex.lock_rows import LockRow, as_csv, as_json, microseconds
 from lockd.trace.futex.open_waits import PROCFS, OpenWait, OpenWaits, capture_wait
@@ -38,6 +40,7 @@ examples:
   lockd trace futex -p 1234 --names -o out.csv  with kind and name of each lock, and the number of open waits
   lockd trace futex --format table 5            the locks on which most time was lost
   lockd trace futex --hist hists.txt 10         with a histogram of blocked times for each lock
+  lockd trace futex --holders held.csv 10       with the code that held the locks meanwhile
 """
 VALUES = (
     Value("blocked", "microseconds"),
@@ -58,6 +61,8 @@ class FutexTrace:
     """The result of a trace."""
 
     rows: list[LockRow]
+    holders: list[HolderRow]
+    """The code that held locks, if it was asked for."""
     histograms: dict[tuple[int, int], Histogram]
     """Histograms of blocked times in microseconds, by process and address of the lock."""
     began: float
@@ -76,6 +81,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hist", metavar="FILE", type=Path, help="write a histogram of blocked times for each lock to FILE"
     )
+    parser.add_argument(
+        "--holders", metavar="FILE", type=Path,
+        help="write to FILE for how long the code that held each lock made threads wait, by its stack",
+    )  # fmt: skip
     parser.add_argument(
         "--names", action="store_true",
         help="add three columns: kind of the lock (lock, pi, cond or other), name of the lock, and number of "
@@ -101,7 +110,10 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     output.check(args.hist)
+    output.check(args.holders)
     trace = trace_calls(TITLE, args, args.duration, args.names or args.format in ("json", "table"))
+    if args.holders:
+        output.write_text(args.holders, holders_as_csv(trace.holders))
     if args.hist:
         output.write_text(args.hist, _histogram_lines(trace))
     own = {"csv": as_csv(trace.rows, args.names), "json": as_json(trace.rows), "table": _table(trace.rows)}
@@ -148,17 +160,20 @@ def trace_calls(title: str, args: argparse.Namespace, duration: float | None, wi
     Losses are printed to standard error; with `args.debug` also the counts of the steps of calls.
     Raises HostError or UsageError as Session does.
     """
-    debug = getattr(args, "debug", False)
-    settings = _settings(args, with_names, debug)
+    debug, with_holders = getattr(args, "debug", False), bool(getattr(args, "holders", None))
+    settings = _settings(args, with_names or with_holders, with_holders, debug)
     began = time.time()
     with Session(title, settings, duration, args.pids, others=OTHER_MAPS) as session:
         session.stacks.names.read_mappings(args.pids)
         calls, waits = FutexCalls(session.manifest), OpenWaits(session.manifest)
+        holders = Holders(session.manifest) if with_holders else None
         names = LockNames(session.stacks.names, calls.kinds)
         older = waits.enter_older(session.map("threads"), args.pids or _all_processes(), time.monotonic_ns())
         for taken in session.windows():
             names.add(taken)
             calls.add(taken)
+            if holders:
+                holders.add(taken)
             session.events = calls.total
             names.examine_captures(time.monotonic() + PERIOD / 4)
 
@@ -175,6 +190,7 @@ def trace_calls(title: str, args: argparse.Namespace, duration: float | None, wi
         session.progress.show_text(f"{title}: naming locks and stacks")
         names.examine_captures(float("inf"))
         rows = calls.rows(session.stacks.user, names.name if with_names else None)
+        held = holders.rows(session.stacks.user, names.name) if holders else []
         session.report()
         if calls.nameless:
             print(
@@ -184,19 +200,23 @@ def trace_calls(title: str, args: argparse.Namespace, duration: float | None, wi
             )
         if debug:
             _print_steps(session, older, still_open)
-    return FutexTrace(rows, calls.histograms(), began, session.elapsed)
+    return FutexTrace(rows, held, calls.histograms(), began, session.elapsed)
 
 
-def _settings(args: argparse.Namespace, with_names: bool, debug: bool) -> LoadSettings:
+def _settings(args: argparse.Namespace, with_names: bool, with_holders: bool, debug: bool) -> LoadSettings:
     defines: dict[str, int | None] = {"ONLY_FUTEX_CALLS": None}
     if not with_names:
         defines["WITHOUT_LOCK_NAMES"] = None
     if args.all_stacks:
         defines["ALL_STACKS"] = None
     trace = Trace(
-        files=("trace/futex_steps.bpf.h",) if debug else (), maps=("steps",) if debug else (), defines=defines
+        files=("trace/futex_steps.bpf.h",) if debug else (),
+        maps=("steps",) if debug else (),
+        pairs=(Holders.PAIR,) if with_holders else (),
+        defines=defines,
     )
-    return options.load_settings(args, trace, ("futex",), args.entries)
+    settings = options.load_settings(args, trace, ("futex",), args.entries)
+    return replace(settings, has_holders=with_holders)
 
 
 def _all_processes() -> Iterable[int]:

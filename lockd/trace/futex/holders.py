@@ -1,0 +1,105 @@
+"""Holders of locks in a trace: for how long the code that released each lock had made threads wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from lockd.kernel.manifest import Manifest
+from lockd.kernel.pairs import Entries
+from lockd.names.protocol import NO_RELEASE, OWNER_ENDED, UNKNOWN_HOLDER
+from lockd.printable import printable
+from lockd.trace.core.output import csv_line
+from lockd.trace.futex.calls import NameOf
+from lockd.trace.futex.lock_rows import microseconds
+from lockd.trace.futex.summary import KINDS, judge_stack
+
+COLUMNS = ("pid", "addr", "waited_us", "max_waited_us", "releases", "kind", "lock", "holder", "stack")
+
+
+@dataclass
+class Held:
+    """What is known of a stack that released a lock."""
+
+    releases: int = 0
+    """Releases that woke a thread."""
+    waited_ns: int = 0
+    """Time for which threads had waited for the lock since the release before."""
+    max_waited_ns: int = 0
+    """The longest such time of one release."""
+
+
+@dataclass
+class HolderRow(Held):
+    """The releases of one lock by one stack."""
+
+    pid: int = 0
+    """The process that waited."""
+    address: int = 0
+    kind: str = ""
+    lock: str = ""
+    holder: str = ""
+    """The first function outside of the locking code, or a value in parentheses."""
+    frames: tuple[str, ...] = ()
+    """Functions, outermost first; empty if no release was seen."""
+
+
+class Holders:
+    """The sums of all releases so far, from the pair `held`."""
+
+    PAIR = "held"
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._kinds, self._ends = manifest.enums["futex_kind"], manifest.enums["wait_end"]
+        self._held: dict[tuple[int, int, int, int, int], Held] = {}
+
+    def add(self, taken: dict[str, Entries]) -> None:
+        """Add the releases of a window."""
+        if self.PAIR not in taken:
+            return
+        keys, values = taken[self.PAIR]
+        columns = (keys[name].tolist() for name in ("tgid", "address", "kind", "end", "stack"))
+        for key, value in zip(zip(*columns, strict=True), values, strict=True):
+            held = self._held.setdefault(key, Held())
+            held.releases += int(value["releases"])
+            held.waited_ns += int(value["waited_ns"])
+            held.max_waited_ns = max(held.max_waited_ns, int(value["max_waited_ns"]))
+
+    def rows(self, stack_of: Callable[[int], tuple[str, ...]], name_of: NameOf) -> list[HolderRow]:
+        """The rows of all locks, those for which threads waited longest first.
+
+        `stack_of` returns the functions of a stack by its number, innermost first.
+        """
+        rows: dict[tuple[object, ...], HolderRow] = {}
+        for (tgid, address, guess, end, number), held in self._held.items():
+            kind, lock = name_of(tgid, address, self._kinds[guess])
+            if kind not in KINDS["lock"]:
+                continue
+            frames = tuple(reversed(stack_of(number))) if number else ()
+            holder = self._holder(end, frames)
+            key = tgid, address, kind, holder, frames  # several numbers may stand for one stack
+            row = rows.setdefault(key, HolderRow(0, 0, 0, tgid, address, kind, lock, holder, frames))
+            row.releases += held.releases
+            row.waited_ns += held.waited_ns
+            row.max_waited_ns = max(row.max_waited_ns, held.max_waited_ns)
+        return sorted(rows.values(), key=lambda row: row.waited_ns, reverse=True)
+
+    def _holder(self, end: int, frames: tuple[str, ...]) -> str:
+        match self._ends[end]:
+            case "release":
+                return judge_stack(frames).site or UNKNOWN_HOLDER
+            case "owner_ended":
+                return OWNER_ENDED
+            case _:
+                return NO_RELEASE
+
+
+def as_csv(rows: Iterable[HolderRow]) -> Iterator[str]:
+    """Lines of the CSV, with a head. Names and stacks are always quoted."""
+    yield ",".join(COLUMNS) + "\n"
+    for row in rows:
+        times = microseconds(row.waited_ns), microseconds(row.max_waited_ns)
+        numbers = ",".join(map(str, (row.pid, f"{row.address:#x}", *times, row.releases)))
+        stack = ";".join(printable(name).replace(";", ":") for name in row.frames)
+        names = map(printable, (row.kind, row.lock, row.holder))
+        yield f"{numbers},{csv_line((*names, stack), quote_texts=True)}"
