@@ -297,6 +297,8 @@ static __always_inline u32 restraint(void)
  * lockd has given up. The programs therefore measure some runs in some windows themselves. All other runs
  * pay for one look-up of `control`. */
 #define TIMED_RUNS 8
+/* In a run that takes longer the CPU did something else, or a virtual one had no processor. */
+#define LONGEST_RUN_NS 1000000
 
 /* Return the time at which the run begins, or 0 if it is not timed. */
 static __always_inline u64 run_begins(void)
@@ -321,7 +323,7 @@ static __always_inline void run_ends(u64 began)
         return;
     u64 took = bpf_ktime_get_ns() - began;
     u64 reading = bpf_ktime_get_ns() - began - took; /* includes whatever interrupted it */
-    if (took > reading)
+    if (took > reading && took < LONGEST_RUN_NS)
         *total += took - reading;
 }
 
