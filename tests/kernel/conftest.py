@@ -89,7 +89,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
 def running(path: Path, mode: str) -> Iterator[Lockd]:
     config = {
         "filter": {"comms": [OURS]},
-        "series": {"top_locks": 1000},
+        "series": {"top_locks": 1000, "max": 200_000},  # locks of hundreds of programs, one after another
         "programs": {"futex": {"mode": mode}},
         "profile": {"samples_per_second": 200},
     }
