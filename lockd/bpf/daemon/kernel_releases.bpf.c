@@ -72,7 +72,7 @@ static __always_inline void join_kernel_queue(u32 tid, struct thread *t, u64 now
     struct queue_key key = {.address = awaited->address};
     struct lock_queue *queue = join_queue(t, &key, QUEUED_IN_KERNEL, now);
 #ifdef WITH_CAUSES
-    u64 owner = queue && needs_holder(queue, tid) ? owner_of(key.address, awaited->type) : 0;
+    u64 owner = queue && needs_holder(queue, tid, now) ? owner_of(key.address, awaited->type) : 0;
     u32 holder = 0;
 
     if (owner)
@@ -131,6 +131,10 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
         output_release(&release);
         return;
     }
+#ifdef WITH_CAUSES
+    if (!release.times.known)
+        describe_unfollowed(&release, now);
+#endif
     struct kernel_release *record = releases.ringbuf_reserve(sizeof(struct kernel_release));
     if (!record) {
         refuse_sample(release.weight);

@@ -5,7 +5,13 @@
  * store their owner. At a release it is the thread that is woken, if others wait still. From then on each
  * switch and wake-up of the holder says what it has done since the last one, and the queue of the lock says
  * for how long threads have waited meanwhile. Who releases the lock is known (lock_queues.bpf.c): if it is
- * another thread than the one that was followed, nothing is said. */
+ * another thread than the one that was followed, nothing is said of it.
+ *
+ * To follow a holder takes longer than many locks are held. A lock whose last hold was short has no holder
+ * that is followed, until it turns out to be held for longer. Of a short hold the release tells what the
+ * holder has done: it ran, and before that it was away from its CPU, if it was. */
+
+#define SHORT_HOLD_NS 50000
 
 struct queue_key {
     u64 address;
@@ -45,8 +51,8 @@ struct hold_times {
 
 /* A lock is held while threads wait for it. */
 struct hold {
-    u32 tid; /* of the holder; 0: not known */
-    u32 pad;
+    u32 tid; /* of the holder; 0: not followed */
+    u32 is_short; /* 1: the last hold was shorter than SHORT_HOLD_NS */
     u64 since; /* time up to which `times` is known */
     u64 waited; /* the queue's waited_until(since) */
     u64 waiting; /* threads that waited then */
@@ -103,6 +109,21 @@ static __always_inline u32 thread_of(u64 task, u32 tgid, u32 stored)
 static __always_inline u64 lock_awaited_by(u32 tid);
 #endif
 
+/* Note the last absence of the thread `tid`, whose entry is `t`. */
+static __always_inline void note_absence(struct absence *absence, u32 tid, struct thread *t)
+{
+    absence->nr = t->nr;
+    absence->state = t->state;
+    absence->iowait = t->iowait;
+    absence->detail = t->detail;
+    absence->in_kernel = t->awaits;
+    absence->lock = t->call.since && t->call.kind <= KIND_PI ? t->call.uaddr : 0;
+#ifdef WITH_KERNEL_HOLDERS
+    if (t->awaits)
+        absence->lock = lock_awaited_by(tid);
+#endif
+}
+
 /* Add what threads have waited until `now` to what the holder has done; `waited` is the queue's
  * waited_until(now), and `t` is the holder's entry where it was blocked. */
 static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thread *t, u64 waited,
@@ -126,18 +147,7 @@ static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thre
     hold->times.blocked = before + part;
     if (before && (bpf_get_prandom_u32() * (hold->times.blocked >> 10)) >> 32 >= part >> 10)
         return;
-    hold->times.absence.nr = t->nr;
-    hold->times.absence.state = t->state;
-    hold->times.absence.iowait = t->iowait;
-    hold->times.absence.detail = t->detail;
-    hold->times.absence.in_kernel = t->awaits;
-    hold->times.absence.lock = 0;
-    if (t->call.since && t->call.kind <= KIND_PI)
-        hold->times.absence.lock = t->call.uaddr;
-#ifdef WITH_KERNEL_HOLDERS
-    if (t->awaits)
-        hold->times.absence.lock = lock_awaited_by(hold->tid);
-#endif
+    note_absence(&hold->times.absence, hold->tid, t);
 }
 
 /* The thread `tid`, whose entry is `t`, is followed from `now` on as the holder of the lock `key`. A thread
@@ -145,7 +155,8 @@ static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thre
 static __always_inline void begin_hold(struct hold *hold, struct queue_key *key, u32 tid, struct thread *t,
                                        u64 waited, u64 waiting, u64 now)
 {
-    struct hold fresh = {.tid = tid, .since = now, .waited = waited, .waiting = waiting};
+    struct hold fresh = {
+        .tid = tid, .is_short = hold->is_short, .since = now, .waited = waited, .waiting = waiting};
 
     if (t->flags & THREAD_HOLDS)
         return;

@@ -122,7 +122,7 @@ static __always_inline void join_user_queue(u64 task, u32 tid, struct thread *t,
         return;
     struct lock_queue *queue = join_queue(t, &key, QUEUED_BY_USER, now);
 #ifdef WITH_CAUSES
-    if (!queue || !needs_holder(queue, tid))
+    if (!queue || !needs_holder(queue, tid, now))
         return;
     u32 stored = stored_owner(t);
     if (stored)
@@ -215,6 +215,10 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
         output_release(&release);
         return;
     }
+#ifdef WITH_CAUSES
+    if (!release.times.known)
+        describe_unfollowed(&release, now);
+#endif
     struct captured_release *record = releases.ringbuf_reserve(sizeof(struct captured_release));
     if (!record) {
         refuse_sample(release.weight);

@@ -157,7 +157,7 @@ enum queued { QUEUED_NOT, QUEUED_BY_USER, QUEUED_IN_KERNEL };
 struct thread {
     u64 thread_pointer; /* set once the thread has waited for a lock */
     u64 off_since; /* time at which it was switched out; 0: it is on a CPU */
-    u64 woken_at; /* time of the wake-up; 0: not woken yet */
+    u64 woken_at; /* time of the wake-up; 0: not woken yet. While it is on a CPU: time since when it is */
     u32 waker; /* thread group that woke it; 0: the idle task, that is, an interrupt */
     u32 tgid;
     s16 nr; /* system call it is in */
