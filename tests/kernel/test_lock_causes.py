@@ -99,16 +99,14 @@ def off_shares(truth: dict[str, Any], shares: dict[str, float]) -> list[str]:
     """Words for each cause that has another share than the truth.
 
     By the program, "running" is the time on a CPU and that on the run queue. What threads waited between two
-    holds is of no cause to it: then the lock has been released, and the next thread is about to take it. lockd
-    counts this as of that thread, if it finds it out.
+    holds is of no cause to it: then the lock has been released, and the next thread is about to take it.
+    lockd counts this as of that thread, if it finds it out.
     """
     waited, of_holder = truth["waited_us"], sum(truth["causes"].values())
     others = {cause: share for cause, share in shares.items() if cause not in (*truth["causes"], "runqueue")}
     nobody = 1 - of_holder / waited
-    most_of = {"unknown": nobody + ELSEWHERE}
-    off = [
-        f"{cause}: {share:.3f}" for cause, share in others.items() if share > most_of.get(cause, ELSEWHERE)
-    ]
+    others["unknown"] = others.get("unknown", 0.0) - nobody
+    off = [f"{cause}: {share:.3f}" for cause, share in others.items() if share > ELSEWHERE]
     for cause, us in truth["causes"].items():
         share, least, most = shares.get(cause, 0.0), us / waited, us / of_holder
         if cause == "running":

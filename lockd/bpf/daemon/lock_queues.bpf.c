@@ -111,11 +111,9 @@ static __always_inline void follow_holder(struct lock_queue *queue, struct queue
     if (!t || (key->tgid && t->tgid != key->tgid) || !waiting)
         return;
     u64 from = t->woken_at < t->off_since ? t->off_since : t->woken_at;
-    if (from < queue->released)
-        from = queue->released;
-    u64 known = (waiting - 1) * time_between(from, now);
-    begin_hold(&queue->hold, key, tid, t, waited_until(queue, waiting, now) - known, waiting,
-               now - time_between(from, now));
+    u64 span = time_between(from > queue->released ? from : queue->released, now);
+    u64 waited = waited_until(queue, waiting, now) - (waiting - 1) * span;
+    begin_hold(&queue->hold, key, tid, t, waited, waiting, now - span);
 }
 
 /* The thread `tid`, whose entry is `t` and which holds a lock for which others wait, begins or ends to run or
