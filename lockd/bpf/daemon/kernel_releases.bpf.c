@@ -72,13 +72,15 @@ static __always_inline void join_kernel_queue(u32 tid, struct thread *t, u64 now
     struct queue_key key = {.address = awaited->address};
     struct lock_queue *queue = join_queue(t, &key, QUEUED_IN_KERNEL, now);
 #ifdef WITH_CAUSES
-    u64 owner = queue && needs_holder(queue, tid, now) ? owner_of(key.address, awaited->type) : 0;
     u32 holder = 0;
 
+    if (!queue || !needs_holder(&queue->hold, tid, queue->released, now))
+        return;
+    u64 owner = owner_of(key.address, awaited->type);
     if (owner)
         READ_TASK(owner, TASK_PID, holder);
     if (holder)
-        follow_holder(queue, &key, holder, now);
+        note_holder(queue, &key, holder, now);
 #endif
 }
 
@@ -133,7 +135,7 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
     }
 #ifdef WITH_CAUSES
     if (!release.times.known)
-        describe_unfollowed(&release, now);
+        describe_unfollowed(&release.times, 0, release.since, release.waited, now);
 #endif
     struct kernel_release *record = releases.ringbuf_reserve(sizeof(struct kernel_release));
     if (!record) {

@@ -185,4 +185,58 @@ static __always_inline void end_hold(struct hold *hold, struct hold_times *times
     }
     hold->tid = 0;
 }
+
+/* Whether it is to be found out who holds the lock for which the current thread, `tid`, begins to wait at
+ * `now`: it is not known, or it is thought to be this thread, which was woken but has found the lock taken.
+ * `released` is the time of the last release. */
+static __always_inline bool needs_holder(struct hold *hold, u32 tid, u64 released, u64 now)
+{
+    if (hold->tid == tid)
+        hold->tid = 0;
+    if (hold->is_short && time_between(released, now) < SHORT_HOLD_NS)
+        return false;
+    return !hold->tid;
+}
+
+/* The thread `tid` holds the lock `key`, for which the current thread waits from `now` on. It has held the
+ * lock for a while, and has not changed what it does for some time: since the release, at most. As many
+ * threads count as waiting all that time. */
+static __always_inline void follow_holder(struct hold *hold, struct queue_key *key, u32 tid, u64 released,
+                                          u64 waited, u64 waiting, u64 now)
+{
+    struct thread *t = threads.lookup(&tid);
+
+    if (!t || (key->tgid && t->tgid != key->tgid) || !waiting)
+        return;
+    u64 from = t->woken_at < t->off_since ? t->off_since : t->woken_at;
+    u64 span = time_between(from > released ? from : released, now);
+    begin_hold(hold, key, tid, t, waited - (waiting - 1) * span, waiting, now - span);
+}
+
+/* The current thread, which was not followed, releases the lock at `address` at `now`; threads have waited
+ * `waited` ns since the last release, at `since`. Return in `times` what it has done, as its entry tells: it
+ * has run since before that; or it was away until it came back, in a short hold or because it waited for this
+ * lock. As many threads count as waiting all the time. `address` is 0 for a lock of the kernel. */
+static __always_inline void describe_unfollowed(struct hold_times *times, u64 address, u64 since, u64 waited,
+                                                u64 now)
+{
+    u32 tid = bpf_get_current_pid_tgid();
+    struct thread *t = threads.lookup(&tid);
+    u64 span = time_between(since, now);
+
+    if (!t || t->off_since || !t->woken_at || !span)
+        return;
+    u64 away = time_between(since, t->woken_at);
+    bool was_next = address && t->call.uaddr == address && t->state == STATE_INTERRUPTIBLE;
+    if (away && span >= SHORT_HOLD_NS && !was_next)
+        return;
+    u64 waited_away = (waited << 8) / span * away >> 8;
+    times->known = waited;
+    if (was_next || t->state == STATE_RUNNABLE) {
+        times->ready = waited_away;
+    } else if (away) {
+        times->blocked = waited_away;
+        note_absence(&times->absence, tid, t);
+    }
+}
 #endif

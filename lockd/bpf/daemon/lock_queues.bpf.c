@@ -89,31 +89,13 @@ static __always_inline struct lock_queue *join_queue(struct thread *t, struct qu
 }
 
 #ifdef WITH_CAUSES
-/* Whether it is to be found out who holds the lock for which the current thread, `tid`, begins to wait at
- * `now`: it is not known, or it is thought to be this thread, which was woken but has found the lock taken.
- */
-static __always_inline bool needs_holder(struct lock_queue *queue, u32 tid, u64 now)
+/* The thread `holder` holds the lock `key`, for which the current thread begins to wait. */
+static __always_inline void note_holder(struct lock_queue *queue, struct queue_key *key, u32 holder, u64 now)
 {
-    if (queue->hold.tid == tid)
-        queue->hold.tid = 0;
-    if (queue->hold.is_short && time_between(queue->released, now) < SHORT_HOLD_NS)
-        return false;
-    return !queue->hold.tid;
-}
-
-/* The thread `tid` holds the lock `key`, for which the current thread waits from `now` on. It has held the
- * lock for a while, and does what it does since `from`; as many threads count as waiting all that time. */
-static __always_inline void follow_holder(struct lock_queue *queue, struct queue_key *key, u32 tid, u64 now)
-{
-    struct thread *t = threads.lookup(&tid);
     u64 waiting = queue->waiting;
 
-    if (!t || (key->tgid && t->tgid != key->tgid) || !waiting)
-        return;
-    u64 from = t->woken_at < t->off_since ? t->off_since : t->woken_at;
-    u64 span = time_between(from > queue->released ? from : queue->released, now);
-    u64 waited = waited_until(queue, waiting, now) - (waiting - 1) * span;
-    begin_hold(&queue->hold, key, tid, t, waited, waiting, now - span);
+    follow_holder(&queue->hold, key, holder, queue->released, waited_until(queue, waiting, now), waiting,
+                  now);
 }
 
 /* The thread `tid`, whose entry is `t` and which holds a lock for which others wait, begins or ends to run or
@@ -175,34 +157,6 @@ static __always_inline u64 leave_queue(u32 tid, struct thread *t, struct queue_k
     __sync_fetch_and_add(&queue->waiting, -1);
     return waited;
 }
-
-#ifdef WITH_CAUSES
-/* The current thread releases a lock at `now`, and was not followed. Say in `release` what it has done, as
- * its entry tells: it has run since before the last release; or it was away until it came back, in a short
- * hold or because it waited for this lock. The same number of threads counts as waiting all the time. */
-static __always_inline void describe_unfollowed(struct release *release, u64 now)
-{
-    u32 tid = bpf_get_current_pid_tgid();
-    struct thread *t = threads.lookup(&tid);
-    u64 span = time_between(release->since, now);
-
-    if (!t || t->off_since || !t->woken_at || !span)
-        return;
-    u64 away = time_between(release->since, t->woken_at);
-    bool was_next =
-        !release->in_kernel && t->state == STATE_INTERRUPTIBLE && t->call.uaddr == release->address;
-    if (away && span >= SHORT_HOLD_NS && !was_next)
-        return;
-    u64 waited = (release->waited << 8) / span * away >> 8;
-    release->times.known = release->waited;
-    if (was_next || t->state == STATE_RUNNABLE) {
-        release->times.ready = waited;
-    } else if (away) {
-        release->times.blocked = waited;
-        note_absence(&release->times.absence, tid, t);
-    }
-}
-#endif
 
 #ifndef TRACE
 /* Decide whether to sample the end of a wait, to which `waited` ns are attributed. Return the weight of the

@@ -122,11 +122,11 @@ static __always_inline void join_user_queue(u64 task, u32 tid, struct thread *t,
         return;
     struct lock_queue *queue = join_queue(t, &key, QUEUED_BY_USER, now);
 #ifdef WITH_CAUSES
-    if (!queue || !needs_holder(queue, tid, now))
+    if (!queue || !needs_holder(&queue->hold, tid, queue->released, now))
         return;
     u32 stored = stored_owner(t);
     if (stored)
-        follow_holder(queue, &key, thread_of(task, t->tgid, stored), now);
+        note_holder(queue, &key, thread_of(task, t->tgid, stored), now);
 #endif
 }
 
@@ -217,7 +217,7 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
     }
 #ifdef WITH_CAUSES
     if (!release.times.known)
-        describe_unfollowed(&release, now);
+        describe_unfollowed(&release.times, release.address, release.since, release.waited, now);
 #endif
     struct captured_release *record = releases.ringbuf_reserve(sizeof(struct captured_release));
     if (!record) {

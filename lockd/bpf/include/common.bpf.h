@@ -347,10 +347,16 @@ static __always_inline void add_to(u64 *sum, u64 value)
         __sync_fetch_and_add(sum, value);
 }
 
+/* Return 1 if a > b, else 0; both are below 2^63. It takes no branch, each of which would double what the
+ * kernel's verifier has to examine behind it. */
+static __always_inline u64 is_above(u64 a, u64 b)
+{
+    return (b - a) >> 63;
+}
+
 static __always_inline void raise_to(u64 *max, u64 value)
 {
-    if (value > *max)
-        *max = value;
+    *max += (value - *max) * is_above(value, *max);
 }
 
 #define READ_TASK(task, offset, to) bpf_probe_read_kernel(&(to), sizeof(to), (void *)((u64)(task) + (offset)))
@@ -415,13 +421,6 @@ static __always_inline void identify(u64 task, struct who *who)
 #define SLOTS 28
 #endif
 #define SLOT_NONE 255
-
-/* Return 1 if a > b, else 0; both are below 2^63. It takes no branch, each of which would double what the
- * kernel's verifier has to examine behind it. */
-static __always_inline u64 is_above(u64 a, u64 b)
-{
-    return (b - a) >> 63;
-}
 
 static __always_inline u8 slot_of(u64 ns)
 {
