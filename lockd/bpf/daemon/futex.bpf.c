@@ -147,29 +147,18 @@ static __always_inline void raise_blocked(u64 *max, u64 task, u64 blocked)
     raise_to(max, blocked);
 }
 
-static __always_inline void futex_overflow(int window, u64 task, struct futex_key *key, struct ended *ended)
+/* Return the entry for calls like those of `key` for which the map has no room, or NULL. */
+static __always_inline struct futex_value *futex_overflow(int window, struct futex_key *key)
 {
     struct futex_key rest = {.kind = key->kind, .slot = key->slot, .error = key->error};
+    struct futex_value fresh = {};
     void *map = futex_over.lookup(&window);
 
     if (!map)
-        return;
-    struct futex_value *v = bpf_map_lookup_elem(map, &rest);
-    if (!v) {
-        struct futex_value fresh = {};
+        return NULL;
+    if (!bpf_map_lookup_elem(map, &rest))
         add_entry(WRITTEN_FUTEX_OVER, window, map, &rest, &fresh, true);
-        v = bpf_map_lookup_elem(map, &rest);
-    }
-    if (!v) {
-        lose_many(LOSS_FUTEX__FULL, ended->calls);
-        return;
-    }
-    lose_many(OVER_FUTEX, ended->calls);
-    add_to(&v->calls, ended->calls);
-    add_to(&v->blocked_ns, ended->blocked_ns);
-    add_to(&v->sys_ns, ended->sys_ns);
-    raise_blocked(&v->max_blocked_ns, task, ended->max_blocked_ns);
-    raise_to(&v->max_sys_ns, ended->max_sys_ns);
+    return bpf_map_lookup_elem(map, &rest);
 }
 
 /* Add calls to the aggregate of the thread `key->tid`. Its `task` is 0, and its thread group unknown, if
@@ -204,18 +193,20 @@ static __always_inline void count_calls(u64 task, u32 tgid, struct futex_key *ke
             v = bpf_map_lookup_elem(map, key); /* another thread of the process may have added it */
         }
     }
-    if (!v) {
-        futex_overflow(window, task, key, ended);
-        return;
-    }
-    if (by_process) {
-        add_to(&v->calls, ended->calls);
-        add_to(&v->blocked_ns, ended->blocked_ns);
-        add_to(&v->sys_ns, ended->sys_ns);
-    } else {
+    if (v && !by_process) {
         v->calls += ended->calls;
         v->blocked_ns += ended->blocked_ns;
         v->sys_ns += ended->sys_ns;
+    } else { /* an entry with many writers */
+        if (!v) {
+            v = futex_overflow(window, key);
+            lose_many(v ? OVER_FUTEX : LOSS_FUTEX__FULL, ended->calls);
+            if (!v)
+                return;
+        }
+        add_to(&v->calls, ended->calls);
+        add_to(&v->blocked_ns, ended->blocked_ns);
+        add_to(&v->sys_ns, ended->sys_ns);
     }
     raise_blocked(&v->max_blocked_ns, task, ended->max_blocked_ns);
     raise_to(&v->max_sys_ns, ended->max_sys_ns);

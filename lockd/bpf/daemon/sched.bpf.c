@@ -240,13 +240,15 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
         add_to(&v->count, 1);
         add_to(&v->blocked_ns, blocked);
         add_to(&v->run_ns, run);
+        raise_to(&v->max_blocked_ns, longest);
+        raise_to(&v->max_run_ns, run);
     } else {
         v->count += 1;
         v->blocked_ns += blocked;
         v->run_ns += run;
+        raise_own(&v->max_blocked_ns, longest);
+        raise_own(&v->max_run_ns, run);
     }
-    raise_to(&v->max_blocked_ns, longest);
-    raise_to(&v->max_run_ns, run);
 }
 #endif
 

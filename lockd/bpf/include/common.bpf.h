@@ -347,6 +347,12 @@ static __always_inline void add_to(u64 *sum, u64 value)
         __sync_fetch_and_add(sum, value);
 }
 
+static __always_inline void raise_to(u64 *max, u64 value)
+{
+    if (value > *max)
+        *max = value;
+}
+
 /* Return 1 if a > b, else 0; both are below 2^63. It takes no branch, each of which would double what the
  * kernel's verifier has to examine behind it. */
 static __always_inline u64 is_above(u64 a, u64 b)
@@ -354,7 +360,8 @@ static __always_inline u64 is_above(u64 a, u64 b)
     return (b - a) >> 63;
 }
 
-static __always_inline void raise_to(u64 *max, u64 value)
+/* Raise a maximum that has one writer. */
+static __always_inline void raise_own(u64 *max, u64 value)
 {
     *max += (value - *max) * is_above(value, *max);
 }
