@@ -31,8 +31,6 @@ SIZES = {
     "KNOWN_LOCKS_ENTRIES": 16384,
     # Locks in user space, and sleeping locks of the kernel, that are waited for at one moment.
     "LOCK_QUEUES_ENTRIES": 4096,
-    # Threads in pid namespaces that are known by their ids there, which locks store.
-    "NAMESPACE_IDS_ENTRIES": 16384,
     # Java machines whose waits are looked into.
     "HOTSPOTS_ENTRIES": 1024,
     # Processes that the namer knows of.
@@ -98,6 +96,7 @@ def source_for(settings: LoadSettings, choices: Sequence[Choice], types: KernelT
         **SIZES,
         "ENTRIES": settings.entries,
         "THREADS_ENTRIES": settings.threads,
+        "NAMESPACE_IDS_ENTRIES": settings.threads // 2,  # of threads in pid namespaces that are not the host's
         "STACKS_ENTRIES": settings.stacks,
         "HOLDING_ENTRIES": settings.entries,
         "PAGE_SIZE": resource.getpagesize(),  # bcc takes it for the size of a ring
