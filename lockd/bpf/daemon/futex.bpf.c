@@ -212,12 +212,14 @@ static __always_inline void count_calls(u64 task, u32 tgid, struct futex_key *ke
     raise_to(&v->max_sys_ns, ended->max_sys_ns);
 }
 
-#define LOOKED_UP_AGAIN_NS 10000000 /* by then its kind may be corrected, or its entry dropped */
+#define LOOKED_UP_AGAIN 10 /* some 10 ms: by then its kind may be corrected, or its entry dropped */
 
 /* The current thread waits for a lock: capture it, unless the lock was captured a moment ago. */
 static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t, u64 now)
 {
-    if (now - t->looked_up < LOOKED_UP_AGAIN_NS)
+    u32 ms = now >> 20;
+
+    if (ms - t->looked_up < LOOKED_UP_AGAIN)
         return;
     READ_TASK(task, TASK_THREAD_POINTER, t->thread_pointer);
 #ifndef TRACE
@@ -230,7 +232,7 @@ static __always_inline void capture_waiter(void *ctx, u64 task, struct thread *t
     if (known) {
         fresh.kind = t->call.kind = known->kind;
         fresh.is_many = known->is_many;
-        t->looked_up = now;
+        t->looked_up = ms;
         if (now - known->captured < CAPTURED_AGAIN_NS)
             return;
     }

@@ -135,7 +135,7 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
     }
 #ifdef WITH_CAUSES
     if (!release.times.known)
-        describe_unfollowed(&release.times, 0, release.since, release.waited, now);
+        describe_unfollowed(&release.times, release.since, release.waited, now);
 #endif
     struct kernel_release *record = releases.ringbuf_reserve(sizeof(struct kernel_release));
     if (!record) {

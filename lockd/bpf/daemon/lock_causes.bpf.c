@@ -213,12 +213,23 @@ static __always_inline void follow_holder(struct hold *hold, struct queue_key *k
     begin_hold(hold, key, tid, t, waited - (waiting - 1) * span, waiting, now - span);
 }
 
-/* The current thread, which was not followed, releases the lock at `address` at `now`; threads have waited
- * `waited` ns since the last release, at `since`. Return in `times` what it has done, as its entry tells: it
- * has run since before that; or it was away until it came back, in a short hold or because it waited for this
- * lock. As many threads count as waiting all the time. `address` is 0 for a lock of the kernel. */
-static __always_inline void describe_unfollowed(struct hold_times *times, u64 address, u64 since, u64 waited,
-                                                u64 now)
+/* A thread, whose entry is `t`, runs again at `now`. Note what describe_unfollowed() needs: since when it
+ * runs, and for how long it was away and ready to run before. Nothing of that is known if its return was not
+ * `seen`. */
+static __always_inline void note_return(struct thread *t, u64 now, bool seen)
+{
+    u64 off_since = t->off_since, woken_at = t->woken_at;
+    u64 ready_since = t->state == STATE_RUNNABLE ? off_since : woken_at < off_since ? now : woken_at;
+
+    t->waker = seen ? (now - off_since) >> 10 : 0;
+    t->ready = (now - ready_since) >> 10;
+    t->woken_at = now;
+}
+
+/* The current thread, which was not followed, releases a lock at `now`; threads have waited `waited` ns since
+ * the last release, at `since`. Return in `times` what it has done since it last left its CPU, as its entry
+ * tells. In a short hold it counts as running before that. As many threads count as waiting all the time. */
+static __always_inline void describe_unfollowed(struct hold_times *times, u64 since, u64 waited, u64 now)
 {
     u32 tid = bpf_get_current_pid_tgid();
     struct thread *t = threads.lookup(&tid);
@@ -226,17 +237,15 @@ static __always_inline void describe_unfollowed(struct hold_times *times, u64 ad
 
     if (!t || t->off_since || !t->woken_at || !span)
         return;
-    u64 away = time_between(since, t->woken_at);
-    bool was_next = address && t->call.uaddr == address && t->state == STATE_INTERRUPTIBLE;
-    if (away && span >= SHORT_HOLD_NS && !was_next)
-        return;
-    u64 waited_away = (waited << 8) / span * away >> 8;
-    times->known = waited;
-    if (was_next || t->state == STATE_RUNNABLE) {
-        times->ready = waited_away;
-    } else if (away) {
-        times->blocked = waited_away;
+    u64 away = (u64)t->waker << 10, ready = (u64)t->ready << 10, on_average = (waited << 8) / span;
+    u64 left = time_between(away, t->woken_at);
+    u64 gone = time_between(left > since ? left : since, t->woken_at);
+    if (ready > gone)
+        ready = gone;
+    times->known = left <= since || span < SHORT_HOLD_NS ? waited : on_average * (now - left) >> 8;
+    times->ready = on_average * ready >> 8;
+    times->blocked = on_average * (gone - ready) >> 8;
+    if (times->blocked)
         note_absence(&times->absence, tid, t);
-    }
 }
 #endif

@@ -308,8 +308,10 @@ static __always_inline void came_back(u64 task, u32 tid, struct thread *t, u64 n
 #ifdef WITH_OFFCPU
     count_absence(task, tid, t, now, seen);
 #endif
+#ifdef WITH_CAUSES
+    note_return(t, now, seen);
+#endif
     t->off_since = 0;
-    t->woken_at = now;
 }
 
 static __always_inline void switched_in(u64 task, u32 tid, u64 now)

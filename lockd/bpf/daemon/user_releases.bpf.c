@@ -217,7 +217,7 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
     }
 #ifdef WITH_CAUSES
     if (!release.times.known)
-        describe_unfollowed(&release.times, release.address, release.since, release.waited, now);
+        describe_unfollowed(&release.times, release.since, release.waited, now);
 #endif
     struct captured_release *record = releases.ringbuf_reserve(sizeof(struct captured_release));
     if (!record) {

@@ -158,7 +158,9 @@ struct thread {
     u64 thread_pointer; /* set once the thread has waited for a lock */
     u64 off_since; /* time at which it was switched out; 0: it is on a CPU */
     u64 woken_at; /* time of the wake-up; 0: not woken yet. While it is on a CPU: time since when it is */
-    u32 waker; /* thread group that woke it; 0: the idle task, that is, an interrupt */
+    /* Thread group that woke it; 0: the idle task, that is, an interrupt. While it is on a CPU: for how long
+     * it was away before, in units of 1024 ns. */
+    u32 waker;
     u32 tgid;
     s16 nr; /* system call it is in */
     u8 state; /* enum state; STATE_RUNNABLE: preempted */
@@ -168,7 +170,9 @@ struct thread {
     u8 queued; /* enum queued: the sort of lock in whose queue it is counted */
     u8 awaits; /* 1: it waits for a lock of the kernel, whether it sleeps or not (kernel_releases.bpf.c) */
     struct call call; /* moved here from `running` when the thread leaves the CPU */
-    u64 looked_up; /* time at which the lock of `call` was last found in known_locks; 0: never */
+    u32 looked_up; /* time at which the lock of `call` was last found in known_locks, in units of 1 << 20 ns
+                    */
+    u32 ready; /* for how long it was ready to run in its last absence, in units of 1024 ns */
 #ifdef FUTEX_CALLS
     u64 call_blocked; /* ns that it was blocked in this call so far */
 #endif
