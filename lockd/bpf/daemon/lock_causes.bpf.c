@@ -109,6 +109,8 @@ static __always_inline u32 thread_of(u64 task, u32 tgid, u32 stored)
 static __always_inline u64 lock_awaited_by(u32 tid);
 #endif
 
+static __always_inline bool is_futex_wait(s16 nr);
+
 /* Note the last absence of the thread `tid`, whose entry is `t`. */
 static __always_inline void note_absence(struct absence *absence, u32 tid, struct thread *t)
 {
@@ -117,7 +119,7 @@ static __always_inline void note_absence(struct absence *absence, u32 tid, struc
     absence->iowait = t->iowait;
     absence->detail = t->detail;
     absence->in_kernel = t->awaits;
-    absence->lock = t->call.since && t->call.kind <= KIND_PI ? t->call.uaddr : 0;
+    absence->lock = is_futex_wait(t->nr) && t->detail <= KIND_PI ? t->call.uaddr : 0;
 #ifdef WITH_KERNEL_HOLDERS
     if (t->awaits)
         absence->lock = lock_awaited_by(tid);
