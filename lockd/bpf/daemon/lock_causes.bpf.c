@@ -5,11 +5,11 @@
  * store their owner. At a release it is the thread that is woken, if others wait still. From then on each
  * switch and wake-up of the holder says what it has done since the last one, and the queue of the lock says
  * for how long threads have waited meanwhile. Who releases the lock is known (lock_queues.bpf.c): if it is
- * another thread than the one that was followed, nothing is said of it.
+ * another thread than the one that was followed, what that did is thrown away.
  *
- * To follow a holder takes longer than many locks are held. A lock whose last hold was short has no holder
- * that is followed, until it turns out to be held for longer. Of a short hold the release tells what the
- * holder has done: it ran, and before that it was away from its CPU, if it was. */
+ * Many locks do not store their owner, and to follow a holder takes longer than many locks are held: if the
+ * last hold of a lock was short, the next holder is not followed until it turns out to hold the lock for
+ * longer. A holder that was not followed says at its release what it did since it last left its CPU. */
 
 #define SHORT_HOLD_NS 50000
 
