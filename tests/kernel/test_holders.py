@@ -163,6 +163,7 @@ def test_a_holder_that_ended_is_told_from_one_that_released(either: Lockd) -> No
     truth = one.run()
     found = held(either, one.comm)
     one.kill()
+    print(truth, found)
     assert found["(owner ended)"] >= (1 - ELSEWHERE) * found.total()
     assert (
         ENDS * 0.05 <= found.total() <= truth["futex"]["lock"]["blocked_us"] / 1e6
