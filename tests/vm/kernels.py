@@ -55,12 +55,12 @@ LEFT_OUT = {
     "compiling takes a minute there each time",
     "test_holders.py::test_it_is_found_in_other_languages_and_libraries": "about programs in many languages, "
     "which no kernel sees as such",
-    "test_lock_causes.py::test_what_the_holder_does_is_found": "about reasons for which threads are off the CPU, "
-    "as test_offcpu.py; that in a pid namespace is run",
+    "test_lock_causes.py::test_what_the_holder_does_is_found": "about reasons of being off the CPU, as "
+    "test_offcpu.py is; that in a pid namespace is run",
     "test_lock_causes.py::test_a_lock_that_does_not_store_its_owner": "about programs in many languages",
     "test_lock_causes.py::test_the_holder_of_a_short_hold": "nothing is short there",
     "test_lock_causes.py::test_a_holder_that_is_throttled": "about shares of processor time",
-    "test_lock_causes.py::test_a_chain_of_locks": "computing takes longer there than the sleeps that it is about",
+    "test_lock_causes.py::test_a_chain_of_locks": "computing takes longer there than its sleeps",
     "test_idle_programs.py": "about programs and servers, which no kernel sees as such",
     "test_installed.py": "about where lockd is installed, not about the kernel",
     "test_java.py": "about programs, which no kernel sees as such",
