@@ -96,7 +96,7 @@ def source_for(settings: LoadSettings, choices: Sequence[Choice], types: KernelT
         **SIZES,
         "ENTRIES": settings.entries,
         "THREADS_ENTRIES": settings.threads,
-        "NAMESPACE_IDS_ENTRIES": settings.threads // 2,  # of threads in pid namespaces that are not the host's
+        "NAMESPACE_IDS_ENTRIES": settings.threads // 2,  # of threads in pid namespaces
         "STACKS_ENTRIES": settings.stacks,
         "HOLDING_ENTRIES": settings.entries,
         "PAGE_SIZE": resource.getpagesize(),  # bcc takes it for the size of a ring

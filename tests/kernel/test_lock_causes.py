@@ -84,7 +84,7 @@ def assert_found(
         if throttle:
             assert truth["queued_us"] > LEAST_THROTTLED * truth["held_us"], "it is not throttled"
         shares = {cause: seconds / total for cause, seconds in found.items()}
-        # Since 5.16 the first thread in the queue of a PI mutex spins while the holder runs: it is not blocked.
+        # Since 5.16 the first thread in the queue of a PI mutex spins while the holder runs.
         may_spin = lock == "pi" and "running" in truth["causes"]
         off = off_total(truth, total, math.inf if may_spin else refused) + off_shares(truth, shares)
         return off + (off_runqueue(truth, shares) if throttle else [])
