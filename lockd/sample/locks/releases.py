@@ -106,6 +106,20 @@ def identify_by(releases: Sequence[Release]) -> Callable[[int, int], tuple[Name,
     return lambda tgid, since: (names[tgid], True)
 
 
+def causes_of(seen: Any, weight_ns: int, reasons: Reasons) -> dict[str, int]:
+    """The parts of a sample's weight by what the holder did; `seen` is its `struct release`."""
+    times, absence = seen["times"], seen["times"]["absence"]
+    known, ready, blocked = (int(times[name]) for name in ("known", "ready", "blocked"))
+    waited = max(int(seen["waited"]), known)
+    facts = int(absence["nr"]), int(absence["state"]), bool(absence["iowait"]), int(absence["detail"])
+    reason = LOCK if absence["in_kernel"] else reasons.reason(*facts)
+    parts = {RUNNING: known - ready - blocked, RUNQUEUE: ready, reason: blocked}
+    causes = {cause: part * weight_ns // waited for cause, part in parts.items() if part > 0}
+    rest = weight_ns - sum(causes.values())  # of rounding, unless there is more that is not known
+    most = max(causes, key=causes.__getitem__) if causes and known == waited else UNKNOWN_CAUSE
+    return {**causes, most: causes.get(most, 0) + rest}
+
+
 def _next_lock(absence: Any, tgid: int) -> NextLock | None:
     """The lock that a holder waited for in an absence; `tgid` is the process that waits for the holder."""
     address = int(absence["lock"])
@@ -264,7 +278,7 @@ class Releases:
             return
         release = Release(tgid, process, address, kind, in_kernel, weight_ns, now, tick)
         if self._has_causes:
-            release.causes = self._causes(seen, weight_ns)
+            release.causes = causes_of(seen, weight_ns, self._reasons)
             release.next_lock = _next_lock(seen["times"]["absence"], tgid)
         token = next(self._tokens)
         if end != self._release_end:
@@ -272,22 +286,6 @@ class Releases:
         elif not self._resolver.ask(self._question(token, record, in_kernel)):
             release.holder = UNKNOWN_HOLDER
         self._waiting[token] = release
-
-    def _causes(self, seen: Any, weight_ns: int) -> dict[str, int]:
-        """The parts of a sample's weight by what the holder did, from its record."""
-        times, absence = seen["times"], seen["times"]["absence"]
-        known, ready, blocked = (int(times[name]) for name in ("known", "ready", "blocked"))
-        waited = max(int(seen["waited"]), known)
-        if absence["in_kernel"]:
-            reason = LOCK
-        else:
-            facts = int(absence["nr"]), int(absence["state"]), bool(absence["iowait"]), int(absence["detail"])
-            reason = self._reasons.reason(*facts)
-        parts = {RUNNING: known - ready - blocked, RUNQUEUE: ready, reason: blocked}
-        causes = {cause: part * weight_ns // waited for cause, part in parts.items() if part > 0}
-        rest = weight_ns - sum(causes.values())  # of rounding, unless there is more that is not known
-        most = max(causes, key=causes.__getitem__) if causes and known == waited else UNKNOWN_CAUSE
-        return {**causes, most: causes.get(most, 0) + rest}
 
     def _question(self, token: int, record: memoryview, in_kernel: bool) -> LockReleased | KernelLockReleased:
         """The question of which code released a lock, from the record of the release."""

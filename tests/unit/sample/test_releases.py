@@ -10,10 +10,11 @@ import pytest
 
 from lockd.kernel.manifest import Manifest, MapInfo
 from lockd.names.client import Resolver
+from lockd.names.labels.reasons import Reasons
 from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
 from lockd.sample.aggregates.kernel_locks import NAMELESS_SECONDS, KernelLockAggregates
 from lockd.sample.aggregates.lock_holders import MOST_HOLDERS, SERIES_OF_LOCK, LockHolders
-from lockd.sample.locks.releases import Release, SamplePace
+from lockd.sample.locks.releases import Release, SamplePace, causes_of
 from lockd.sample.series.limits import Limits, LineBudget
 
 KINDS = ("lock", "pi", "cond")
@@ -125,6 +126,39 @@ def test_series_of_holders_are_bounded_and_their_sum_is_whole() -> None:
         assert len(labels) <= SERIES_OF_LOCK * 2 + 1
         assert ("other", "other", "lock", "other", "other") in labels
         assert series["waited_ns"][live].sum() == 60_000
+
+
+ABSENCE = np.dtype([("nr", "i2"), ("state", "u1"), ("iowait", "u1"), ("detail", "u1"), ("in_kernel", "u1")])
+TIMES = np.dtype([("known", "u8"), ("ready", "u8"), ("blocked", "u8"), ("absence", ABSENCE)])
+SEEN = np.dtype([("waited", "u8"), ("times", TIMES)])
+"""The members of struct release that tell the causes."""
+STATES = ("runnable", "interruptible", "uninterruptible", "other")
+REASONS = Reasons({"state": STATES}, {"NR_NONE": -1, "NR_KERNEL": -2}, "x86_64")
+NANOSLEEP, FSYNC = 35, 74
+
+
+@pytest.mark.parametrize(
+    ("waited", "times", "absence", "causes"),
+    [
+        (100, (100, 0, 0), (0, 0, 0), {"running": 3000}),
+        (100, (100, 20, 50), (NANOSLEEP, 1, 0), {"running": 900, "runqueue": 600, "sleep": 1500}),
+        (100, (60, 0, 60), (FSYNC, 2, 1), {"disk": 1800, "unknown": 1200}),
+        (100, (0, 0, 0), (0, 0, 0), {"unknown": 3000}),
+        (0, (0, 0, 0), (0, 0, 0), {"unknown": 3000}),  # no release
+        (90, (100, 0, 100), (NANOSLEEP, 1, 0), {"sleep": 3000}),  # a timeout has taken its part of `waited`
+        (7, (7, 2, 3), (NANOSLEEP, 1, 0), {"running": 857, "runqueue": 857, "sleep": 1286}),
+    ],
+)
+def test_a_weight_is_split_by_what_the_holder_did(
+    waited: int, times: tuple[int, int, int], absence: tuple[int, int, int], causes: dict[str, int]
+) -> None:
+    seen = np.array([(waited, (*times, (*absence, 0, 0)))], SEEN)[0]
+    assert causes_of(seen, 3000, REASONS) == causes
+
+
+def test_an_absence_for_a_lock_of_the_kernel_is_a_lock() -> None:
+    seen = np.array([(10, (10, 0, 10, (FSYNC, 2, 0, 0, 1)))], SEEN)[0]
+    assert causes_of(seen, 10, REASONS) == {"lock": 10}
 
 
 def test_causes_are_those_of_the_holder() -> None:
