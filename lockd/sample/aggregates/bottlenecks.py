@@ -26,8 +26,11 @@ MOST_LOCKS = 8
 """Locks of one chain. What is passed on beyond the last one stays with it, with the cause LOCK."""
 MOST_FOLLOWED = 300
 """Locks whose chains are followed: those for which threads waited longest."""
-LEAST_SHARE = 0.001
+LEAST_SHARE = 0.01
 """The share of a lock's time that is passed on at least; less stays where it is, with the cause LOCK."""
+MOST_STEPS = 20_000
+"""Locks to which something is passed on in one answer. Whoever has locks that make for more gets shorter
+chains."""
 SHOWN = 500
 """Rows of the table, those with most time."""
 SHOWN_CHAINS = 8
@@ -74,6 +77,8 @@ class LockGraph:
         """The holders of each lock, by row."""
         self.rows = sorted(rows, key=lambda row: self.holders[row].waited_ns, reverse=True)[:MOST_FOLLOWED]
         """The locks whose chains are followed, those with the longest waits first."""
+        self.steps = 0
+        """Locks to which something was passed on so far."""
         self._row_of: dict[NextLock, int] = {}
         for row in self.rows:
             tgid = 0 if locks["program"][row] == IN_KERNEL else int(locks["tgid"][row])
@@ -91,9 +96,11 @@ class LockGraph:
             chain = (*before, Link(row, part.site))
             of_part = share * part.waited_ns / waited_ns
             following = self._row_of.get(part.next_lock) if part.next_lock else None
-            if following is None or following in passed or len(chain) == MOST_LOCKS or of_part < LEAST_SHARE:
+            is_too_far = len(chain) == MOST_LOCKS or of_part < LEAST_SHARE or self.steps == MOST_STEPS
+            if following is None or following in passed or is_too_far:
                 yield chain, part.cause, of_part
             else:
+                self.steps += 1
                 yield from self.ends(following, chain, of_part)
 
 

@@ -101,6 +101,9 @@ def _add(series: Series, waits: Sequence[tuple[tuple[str, ...], int]], now: floa
 
 MOST_HOLDERS = 8
 """Holders of one lock that are told apart, besides OTHER."""
+MOST_NEXT = 8
+"""Locks for which the holder of a lock waits that are told apart: with one in each object there may be any
+number."""
 
 
 @dataclass
@@ -112,7 +115,7 @@ class Held:
     causes: Counter[str] = field(default_factory=Counter)
     """The parts of `waited_ns` by what the holder did."""
     next_locks: Counter[NextLock] = field(default_factory=Counter)
-    """The parts of `causes[LOCK]` by the lock that the holder waited for."""
+    """The parts of `causes[LOCK]` by the lock that the holder waited for, of the first MOST_NEXT of them."""
     stack: tuple[str, ...] = ()
 
     def add(self, release: Release) -> None:
@@ -121,7 +124,7 @@ class Held:
         self.samples += 1
         self.causes.update(release.causes)
         if release.next_lock:
-            self.next_locks[release.next_lock] += release.causes.get(LOCK, 0)
+            self._add_next(release.next_lock, release.causes.get(LOCK, 0))
         self.stack = release.stack or self.stack
 
     def add_all(self, other: Held) -> None:
@@ -129,7 +132,12 @@ class Held:
         self.waited_ns += other.waited_ns
         self.samples += other.samples
         self.causes.update(other.causes)
-        self.next_locks.update(other.next_locks)
+        for next_lock, waited_ns in other.next_locks.items():
+            self._add_next(next_lock, waited_ns)
+
+    def _add_next(self, next_lock: NextLock, waited_ns: int) -> None:
+        if next_lock in self.next_locks or len(self.next_locks) < MOST_NEXT:
+            self.next_locks[next_lock] += waited_ns
 
 
 class Part(NamedTuple):

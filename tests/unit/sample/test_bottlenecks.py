@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 
 from lockd.columns.table import Table
-from lockd.sample.aggregates.bottlenecks import MOST_LOCKS, Bottleneck, bottlenecks_table, find_bottlenecks
+from lockd.sample.aggregates import bottlenecks
+from lockd.sample.aggregates.bottlenecks import (
+    LEAST_SHARE,
+    MOST_LOCKS,
+    Bottleneck,
+    bottlenecks_table,
+    find_bottlenecks,
+)
 from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
-from lockd.sample.aggregates.lock_holders import HoldersOfLock
+from lockd.sample.aggregates.lock_holders import MOST_NEXT, HoldersOfLock
 from lockd.sample.locks.releases import LOCK, NextLock, Release
 
 SHOP = ("shop.service", "shop")
@@ -74,6 +81,26 @@ def test_a_chain_has_a_bound() -> None:
     longest = max(len(chain) for one in find_bottlenecks(locks) for chain in one.chains)
     assert longest == MOST_LOCKS
     assert sum(ends_of(locks).values()) == pytest.approx(100 * depth)
+
+
+def test_locks_that_all_wait_for_each_other_are_followed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = MOST_NEXT + 1
+    locks = locks_of(*({f"f{i}": {j: 100 for j in range(count) if j != i}} for i in range(count)))
+    assert LEAST_SHARE < 1 / MOST_NEXT**2, "the chains are of three locks"
+    for most in (20, 20_000):
+        monkeypatch.setattr(bottlenecks, "MOST_STEPS", most)
+        graph = bottlenecks.LockGraph(locks)
+        ends = [end for row in graph.rows for end in graph.ends(row)]
+        assert sum(share for _, _, share in ends) == pytest.approx(count)
+        assert min(most, count * MOST_NEXT * MOST_NEXT) <= graph.steps <= most
+
+
+def test_a_holder_that_waits_for_many_locks_knows_some_of_them() -> None:
+    many = 3 * MOST_NEXT
+    locks = locks_of({"all": {99 + i: 10 for i in range(many)}})
+    (held,) = locks["holders"][0]._by_site.values()
+    assert len(held.next_locks) == MOST_NEXT
+    assert ends_of(locks) == {("all", LOCK): 10 * many}
 
 
 def test_the_table_has_the_share_of_the_unit() -> None:
