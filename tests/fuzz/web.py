@@ -297,7 +297,7 @@ def top(data: bytes) -> None:
         1,
         True,
         ("blocked", "held")[len(data) & 1],
-        bool(len(data) & 2),
+        ("lock", "holder", "bottleneck")[len(data) % 3],
         frozenset(KINDS),
         5,
         False,

@@ -11,7 +11,7 @@ from lockd.names.kernel.locks import RULES, as_table, member_of
 from lockd.names.kernel.sites import is_locking, is_tracing
 
 ROOT = Path(__file__).resolve().parents[3]
-TYPES = (ROOT / "lockd/bpf/daemon/kernel_locks.bpf.c").read_text()
+TYPES = (ROOT / "lockd/bpf/include/common.bpf.h").read_text()
 
 
 @pytest.mark.parametrize(

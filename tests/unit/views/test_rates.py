@@ -126,6 +126,6 @@ def test_off_cpu_time_only_with_all_kinds() -> None:
 
 
 def test_options_are_frozen() -> None:
-    options = Options("http://h", 1, False, "max", False, frozenset(), None, False)
+    options = Options("http://h", 1, False, "max", "lock", frozenset(), None, False)
     with pytest.raises(AttributeError):
         options.sort = "blocked"  # type: ignore[misc]  # who checks types sees it too
