@@ -67,6 +67,8 @@ class Row:
     """What the holder did for most of this time: a value of the label `cause`; empty if it is not known."""
     holder_cause_share: float = 0.0
     """The part of this time for which it did so."""
+    is_sampled: bool = False
+    """Whether the row is about a holder, of which only samples are known."""
     chain: tuple[str, ...] = ()
     """Locks of the chain by which a bottleneck makes threads wait most: first the one that they wait for."""
     site: str = ""
@@ -314,6 +316,7 @@ def _holders(raw: dict[str, Any]) -> Iterable[Row]:
             key=(*key, site),
             blocked_us=_whole(holder["seconds"] * 1e6),
             count=_whole(holder["samples"]),
+            is_sampled=True,
             waiting=0,
             waiting_us=0,
         )
@@ -339,6 +342,7 @@ def _bottleneck(raw: dict[str, Any]) -> Iterable[Row]:
         holder_site=str(raw["holder"]),
         holder_share=float(raw["share"]),
         holder_cause=str(raw["cause"]),
+        is_sampled=True,
         chain=tuple(str(link["lock"]) for link in longest["locks"]),
     )
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
@@ -142,13 +142,20 @@ class Watch:
             _grid("threads", THREAD_COLUMNS, self._top(threads, rows, BLOCKED if by_hold else sort), width),
         )
 
-    def _top(self, rows: Iterable[Row], max_rows: int, sort: str) -> list[Row]:
-        """The first rows in an order, without rows in which nothing happened."""
-        if sort == HELD:
+    def _top(self, rows: Sequence[Row], max_rows: int, sort: str) -> list[Row]:
+        """The first rows in an order, without rows in which nothing happened.
+
+        What is known from samples is shown even if there was none of late: its share is that of all samples.
+        """
+        if any(row.is_sampled for row in rows):
+            active: Iterable[Row] = rows
+        elif sort == HELD:
             active = (r for r in rows if r.held_rate or r.acquired_rate or r.holding_us)
         else:
             active = (r for r in rows if sort == "max" or r.blocked_rate or r.count_rate or r.waiting)
-        return sorted(active, key=ORDERS[sort], reverse=True)[: self.options.limit or max_rows]
+        key = ORDERS[sort]
+        in_order = sorted(active, key=lambda row: (key(row), row.blocked_us), reverse=True)
+        return in_order[: self.options.limit or max_rows]
 
 
 def is_shown(row: Row, kinds: frozenset[str]) -> bool:
