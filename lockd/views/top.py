@@ -106,7 +106,8 @@ class Watch:
     def read_tables(self) -> None:
         """Fetch both tables. Raises LockdError if that fails, or if there are no times for --sort=held."""
         locks, threads = FIRST_TABLES[self.options.by].read(self._client), self._client.threads()
-        if self.options.sort == HELD and locks.rows and not locks.has_holds:
+        may_have_holds = self.options.by != "bottleneck"
+        if self.options.sort == HELD and locks.rows and may_have_holds and not locks.has_holds:
             raise LockdError(
                 f"{self.url} does not say how long locks are held: "
                 "it needs programs.kernel_locks.mode: all in its configuration"

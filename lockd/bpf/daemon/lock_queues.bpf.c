@@ -28,7 +28,7 @@ struct release {
 #ifdef WITH_CAUSES
     u64 since; /* time of the release before */
     u64 waited; /* what `weight` stands for: ns that threads have waited since then */
-    struct hold_times times; /* of the holder, as far as it was followed */
+    struct hold_times times; /* what the holder has done since then, as far as it is known */
 #endif
     u32 tgid; /* of the thread that was woken */
     u8 kind; /* enum futex_kind, as in struct call, or enum lock_type */

@@ -158,6 +158,8 @@ def test_the_code_that_makes_threads_wait_in_the_end(daemon: Daemon) -> None:
     assert (idle["WAITED/S"], idle["HOLDER"]) == ("0", "idle"), "what is known of it is not forgotten"
     assert (row["WAITED/S"], row["SHARE"], row["CAUSE"], row["HOLDER"]) == ("500.0ms", "50%", "disk", "flush")
     assert (row["LOCK"], row["CHAIN"], row["UNIT"]) == ("log", "cart>log", "shop.service")
+    done = top("--once", f"--url={daemon.url}", "--by=bottleneck", "--sort=held")
+    assert done.returncode == 0, "bottlenecks are not about holds, whatever the mode of the daemon"
 
 
 def test_how_long_kernel_locks_are_held(daemon: Daemon) -> None:
