@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.comparison import Comparison
 from bench.loads import built
 from bench.overhead import write
-from bench.variants import NO_HOLDERS
+from bench.variants import NO_HOLDERS, NO_WAIT_SAMPLES
 from tests.machine.base import base, make_image
 from tests.vm import compiled, guests, kernels
 from tests.vm.inside import ENVIRONMENT
@@ -33,18 +33,20 @@ TOOLS = "tools"
 """Directories of the checkout in the machine."""
 BCC = ("offcputime-bpfcc", "offwaketime-bpfcc", "klockstat-bpfcc")
 VARIANTS = (
-    "untraced", "floor", "lockd", "lockd, no holders", "floor, every call", "lockd, every call",
-    "floor, every call by fentry", "lockd, every call by fentry", "floor, every call by kprobe",
-    "lockd, every call by kprobe", "lockd: kernel_locks", "lockd: kernel_locks, all", "bcc klockstat",
-    "bcc offcputime", "bcc offwaketime", "bpftrace: futex", "bpftrace: off-CPU", "locktrace-like",
+    "untraced", "floor", "lockd", "lockd, no holders", "lockd, no wait samples", "floor, every call",
+    "lockd, every call", "floor, every call by fentry", "lockd, every call by fentry",
+    "floor, every call by kprobe", "lockd, every call by kprobe", "lockd: kernel_locks",
+    "lockd: kernel_locks, all", "bcc klockstat", "bcc offcputime", "bcc offwaketime", "bpftrace: futex",
+    "bpftrace: off-CPU", "locktrace-like",
 )  # fmt: skip
 QUICK = (
-    "untraced", "floor", "lockd", "lockd, no holders", "floor, every call", "lockd, every call",
-    "bpftrace: futex",
+    "untraced", "floor", "lockd", "lockd, no holders", "lockd, no wait samples", "floor, every call",
+    "lockd, every call", "bpftrace: futex",
 )  # fmt: skip
 ASKED: compiled.Asked = (
     (compiled.PROGRAMS, {}, ("auto",), {}),
     (compiled.PROGRAMS, {}, ("auto",), NO_HOLDERS),
+    (compiled.PROGRAMS, {}, ("auto",), NO_WAIT_SAMPLES),
     (compiled.PROGRAMS, {"futex": "calls"}, ("auto", "fentry", "kprobe"), {}),
     (("kernel_locks",), {}, ("auto",), {}),
     (("kernel_locks",), {"kernel_locks": "all"}, ("auto",), {}),

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bench.comparison import EVERY_CALL, FLOOR, LOCKD, UNTRACED
@@ -20,8 +21,10 @@ from tests.support.bcc_headers import bcc_headers
 from tests.support.lockd_process import lockd_or_reason
 
 PROGRAMS = ("futex", "offcpu", "kernel_locks")
+DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 NO_HOLDERS = {"profile": {"samples_per_second": 0}}
-"""The configuration without samples of the code that holds locks."""
+NO_WAIT_SAMPLES = {"profile": {"waits_per_second": 0}}
+"""Configurations without one sort of samples."""
 LOCKTRACE_LIKE = Path(__file__).resolve().parent / "locktrace_like.bpf.c"
 KPROBES = Path("/sys/bus/event_source/devices/kprobe")
 START_SECONDS = 60.0
@@ -104,23 +107,23 @@ def settings(
 
 def config(
     programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", futex_mode: str = "blocked",
-    lock_mode: str = "contention", has_holders: bool = True,
+    lock_mode: str = "contention", samples: Mapping[str, Any] = DEFAULTS,
 ) -> dict[str, Any]:  # fmt: skip
-    """The defaults, with these programs, by this mechanism only, and with these modes of futex and
-    kernel_locks, or without holders of locks."""
+    """The defaults, with these programs, by this mechanism only, with these modes of futex and kernel_locks,
+    and with what is said of samples."""
     asked: dict[str, dict[str, object]] = {name: {"enabled": name in programs} for name in PROGRAMS}
     asked["futex"].update(mechanism=mechanism, mode=futex_mode)
     asked["kernel_locks"].update(mechanism=mechanism, mode=lock_mode)
-    return {"programs": asked, **({} if has_holders else NO_HOLDERS)}
+    return {"programs": asked, **samples}
 
 
 @contextlib.contextmanager
 def lockd(
     programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", futex_mode: str = "blocked",
-    lock_mode: str = "contention", has_holders: bool = True,
+    lock_mode: str = "contention", samples: Mapping[str, Any] = DEFAULTS,
 ) -> Iterator[None]:  # fmt: skip
     """The daemon, so configured. Raises NotHere."""
-    asked = config(programs, mechanism, futex_mode, lock_mode, has_holders)
+    asked = config(programs, mechanism, futex_mode, lock_mode, samples)
     with tempfile.TemporaryDirectory() as directory:
         daemon = lockd_or_reason(Path(directory), asked)
         if isinstance(daemon, str):
@@ -220,7 +223,8 @@ VARIANTS = (
     Variant(UNTRACED, nothing),
     Variant(FLOOR, floor),
     Variant(LOCKD, lockd),
-    Variant(f"{LOCKD}, no holders", lambda: lockd(has_holders=False)),
+    Variant(f"{LOCKD}, no holders", lambda: lockd(samples=NO_HOLDERS)),
+    Variant(f"{LOCKD}, no wait samples", lambda: lockd(samples=NO_WAIT_SAMPLES)),
     Variant(FLOOR + EVERY_CALL, lambda: floor(futex_mode="calls")),
     Variant(LOCKD + EVERY_CALL, lambda: lockd(futex_mode="calls")),
     *(Variant(f"lockd: {name}", lambda name=name: lockd((name,))) for name in PROGRAMS),

@@ -278,7 +278,8 @@ class Names:
 
 @dataclass(frozen=True)
 class Profile:
-    """Which code makes threads wait for locks of programs and of the kernel. See docs/holders.md."""
+    """Samples: which code makes threads wait for locks (docs/holders.md), and the stacks of all waits off the
+    CPU (docs/profiles.md)."""
 
     samples_per_second: int = key(
         integer(0, 500),
@@ -286,6 +287,14 @@ class Profile:
         "How many releases of locks are sampled in a second, unless there are fewer, to find out which code "
         "held the lock. More of them make the shares of holders more exact, and cost CPU time of the namer. "
         "With 0 none is sampled, and no code for it runs in the kernel.",
+    )
+    waits_per_second: int = key(
+        integer(0, 500),
+        "10",
+        "How many waits off the CPU are sampled in a second with the stacks of the thread that waits and of "
+        "the one that wakes it, on a busy host; a quiet host has fewer. More of them make the profiles of "
+        "waits more exact, and cost CPU time of the sampler and of the namer. With 0 none is sampled, and no "
+        "code for it runs in the kernel.",
     )
 
 

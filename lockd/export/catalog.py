@@ -365,6 +365,31 @@ def _itself() -> Iterator[Metric]:
         " lockd adapts it to profile.samples_per_second.",
     )
     yield metric(
+        "wait_samples_total",
+        "counter",
+        "",
+        "Waits off the CPU that were sampled with the stacks of the thread that waited and of its waker.",
+    )
+    yield metric(
+        "wait_samples_refused_total",
+        "counter",
+        "",
+        "Sampled waits off the CPU that were thrown away, because there were too many at a time.",
+    )
+    yield metric(
+        "wait_refused_seconds_total",
+        "counter",
+        "",
+        "Time, in seconds, that the refused samples of waits off the CPU stood for.",
+    )
+    yield metric(
+        "wait_seconds_per_sample",
+        "gauge",
+        "",
+        "Time off the CPU that one sample of a wait stands for at least, in seconds."
+        " lockd adapts it to profile.waits_per_second.",
+    )
+    yield metric(
         "deadlock_locks_skipped_total",
         "counter",
         "",

@@ -18,15 +18,18 @@ FILTERS = ("unit", "comm", "kind")
 """Parameters that give the value of the column of the same name."""
 MOST_ROWS = 1000
 DEFAULT_ROWS = 100
-PROGRAMS = {"futex": "locks", "kernel_locks": "locks", "offcpu": "threads"}
-"""The table that has the rows of each program."""
+OF_LOCKS = ("futex", "kernel_locks")
+"""The programs whose waits are for locks, which have holders."""
+OFFCPU = "offcpu"
+"""The program whose waits have wakers (lockd/export/wait_profile.py)."""
+PROGRAMS = (*OF_LOCKS, OFFCPU)
+WAITER, HOLDER, WAKER = "waiter", "holder", "waker"
+"""Values of the parameter `by`: whose stacks a profile shows."""
+SIDES = {**dict.fromkeys(OF_LOCKS, (WAITER, HOLDER)), OFFCPU: (WAITER, WAKER)}
+"""The values of `by` for each program."""
 VALUES = (Value("blocked", "microseconds"), Value("waiting", "microseconds"), Value("waits", "count"))
 HOLDER_VALUES = (Value("waited", "microseconds"), Value("samples", "count"))
 """What a sample at the stack of a holder says: for how long others waited for it, by an estimate."""
-OF_LOCKS = tuple(program for program, table in PROGRAMS.items() if table == "locks")
-"""The programs whose rows are of locks, which have holders."""
-SIDES = ("waiter", "holder")
-"""Values of the parameter `by`: whose stacks a profile of locks shows."""
 CONTENTION = ("lock", "pi")
 """Kinds of futex waits that a profile shows if the request has no parameter `kind`."""
 MOST_SECONDS = 60
@@ -113,17 +116,15 @@ class ProfileQuery:
     def __init__(self, program: str, arguments: Mapping[str, list[bytes]]) -> None:
         self.program = program
         self.filters = single_values(arguments, (*FILTERS, "seconds", "by"))
-        side = self.filters.pop("by", SIDES[0])
-        if side not in SIDES:
-            raise QueryError(f'parameter by: "{side[:40]}"; rule: one of {", ".join(SIDES)}')
-        self.is_by_holder = side == "holder"
+        side = self.filters.pop("by", WAITER)
+        self.is_by_holder, self.is_by_waker = side == HOLDER, side == WAKER
         if program not in PROGRAMS and (program or not self.is_by_holder):
             known = ", ".join(PROGRAMS)
             raise QueryError(f'parameter program: "{program[:40]}"; rule: one of {known}')
-        self.programs = (program,) if program else OF_LOCKS
-        if self.is_by_holder and not set(self.programs) <= set(OF_LOCKS):
-            known = " and ".join(f"program={name}" for name in OF_LOCKS)
-            raise QueryError(f"parameter by: holders are known of {known} only; rule: leave it out")
+        if program and side not in SIDES[program]:
+            known = ", ".join(SIDES[program])
+            raise QueryError(f'parameter by: "{side[:40]}"; rule: one of {known} for program={program}')
+        self._programs = (program,) if program else OF_LOCKS
         seconds = self.filters.pop("seconds", "0")
         if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 9) or (
             int(seconds) > MOST_SECONDS or ("seconds" in arguments and not int(seconds))
@@ -132,13 +133,17 @@ class ProfileQuery:
             raise QueryError(f'parameter seconds: "{seconds[:40]}"; rule: {rule}')
         self.seconds = int(seconds)
 
-    def matches(self, row: Mapping[str, Any]) -> bool:
-        """Whether the profile includes this row of the table."""
-        if row["program"] not in self.programs:
+    def has_lock(self, row: Mapping[str, Any]) -> bool:
+        """Whether a profile of locks includes this row of their table."""
+        if row["program"] not in self._programs:
             return False
         if row["program"] == "futex" and "kind" not in self.filters and row["kind"] not in CONTENTION:
             return False
-        return all(row[name] == value for name, value in self.filters.items())
+        return self.matches(row)
+
+    def matches(self, values: Mapping[str, str]) -> bool:
+        """Whether something has the values of the filters; `values` are by the names of FILTERS."""
+        return all(values[name] == value for name, value in self.filters.items())
 
 
 def program_of(arguments: Mapping[str, list[bytes]]) -> str:
@@ -147,13 +152,12 @@ def program_of(arguments: Mapping[str, list[bytes]]) -> str:
 
 
 def profile_of(query: ProfileQuery, head: Head, arrays: Arrays) -> Profile:
-    """A profile of the waits since the daemon started, or since their rows were first seen.
+    """A profile of the waits for locks since the daemon started, or since their rows were first seen.
 
-    The values of a sample are the blocked time of waits that have ended, the time of the waits that go on
-    (for a lock: of the longest), and the number of waits that have ended. Those of a holder are
-    HOLDER_VALUES.
+    The values of a sample are the blocked time of waits that have ended, the time of the longest wait that
+    goes on, and the number of waits that have ended. Those of a holder are HOLDER_VALUES.
     """
-    rows = (row for row in table_rows(PROGRAMS[query.programs[0]], head, arrays) if query.matches(row))
+    rows = (row for row in table_rows("locks", head, arrays) if query.has_lock(row))
     if query.is_by_holder:
         held = [_holder_sample(row, holder) for row in rows for holder in row["holders"]]
         return Profile("lockd holders", HOLDER_VALUES, held, head["time"])
@@ -201,19 +205,12 @@ def with_waiting(profile: Profile) -> Profile:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    """A row as a sample. Its frames are the stack and then the lock.
-
-    For `offcpu`, whose rows have no stacks, the frames are the comm of the thread and the reason.
-    """
-    program = row["program"]
-    if program == "offcpu":
-        frames: tuple[str, ...] = (Mark(row["thread_comm"]), Mark(row["kind"]))
-    else:
-        stack = _frames(row, row["stack"])
-        frames = (*(stack or (row["site"] or NO_STACK,)), Mark(row["lock"] or row["address"]))
+    """A row of the table of locks as a sample. Its frames are the stack and then the lock."""
+    stack = _frames(row, row["stack"])
+    frames = (*(stack or (row["site"] or NO_STACK,)), Mark(row["lock"] or row["address"]))
     values = round(row["blocked_us"]), round(row["waiting_us"]), row["blocked_count"]
     labels = {"unit": row["unit"], "kind": row["kind"], "lock": row["lock"]}
-    return Sample(row["comm"], row["tgid"], row.get("tid", 0), frames, values, labels)
+    return Sample(row["comm"], row["tgid"], 0, frames, values, labels)
 
 
 def _holder_sample(row: Mapping[str, Any], holder: Mapping[str, Any]) -> Sample:

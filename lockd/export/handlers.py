@@ -25,6 +25,9 @@ from tornado.web import Application, Finish, HTTPError, RequestHandler, stream_r
 from lockd.errors import LockdError
 from lockd.export.basic_auth import BasicAuth, TooManyPasswords
 from lockd.export.detail import (
+    HOLDER,
+    OFFCPU,
+    WAKER,
     ProfileQuery,
     QueryError,
     between,
@@ -37,8 +40,9 @@ from lockd.export.detail import (
 from lockd.export.exposition import Encode, Exposition
 from lockd.export.link import Answer, SamplerError, SamplerLink
 from lockd.export.sources import LOOPBACK, Allowance, is_ip, source_of
+from lockd.export.wait_profile import profile_of_waits
 from lockd.export.web_config import WebConfig
-from lockd.messages import REQUEST_DETAIL, REQUEST_METRICS, unpack
+from lockd.messages import REQUEST_DETAIL, REQUEST_METRICS, REQUEST_WAITS, unpack
 from lockd.views import flamegraph, pprof
 from lockd.views.profile import Profile
 
@@ -57,6 +61,8 @@ A slow request takes seconds, such as a profile of 10 seconds. It occupies a con
 
 HOLDERS = "holders"
 """The profile of the code that held locks, by the time for which others waited."""
+WAKERS = "wakers"
+"""The profile of waits off the CPU with the stacks of the threads that ended them."""
 OPENMETRICS = "application/openmetrics-text"
 
 WORK_SAVED = 10.0
@@ -128,14 +134,15 @@ class Service:
 
     async def profile(self, source: str, query: ProfileQuery) -> Profile:
         """The profile since the daemon started, or of the next `query.seconds` seconds."""
+        request = REQUEST_WAITS if query.program == OFFCPU else REQUEST_DETAIL
         if not query.seconds:
-            _, profile = await self._profile_now(source, query)
-            return profile
+            answer = await self.link.ask(request)
+            return await self.render(source, lambda: _make_profile(query, answer))
         with self._slow_request(source):
-            began, earlier = await self._profile_now(source, query)
+            earlier = await self.link.ask(request)
             await asyncio.sleep(query.seconds)
-            ended, later = await self._profile_now(source, query)
-            return between(earlier, later, ended - began)
+            later = await self.link.ask(request)
+            return await self.render(source, lambda: _make_profile(query, later, earlier))
 
     async def wait_until_settled(self, source: str) -> None:
         """Wait until the sampler's next answers include everything that happened before the call."""
@@ -158,16 +165,6 @@ class Service:
         finally:
             self._slow[source] -= 1
             self._slow = +self._slow  # forgets sources without such requests
-
-    async def _profile_now(self, source: str, query: ProfileQuery) -> tuple[float, Profile]:
-        """The time on the monotonic clock and the profile at that time."""
-        answer = await self.link.ask(REQUEST_DETAIL)
-
-        def make() -> tuple[float, Profile]:
-            head, arrays = unpack(answer.block)
-            return head["monotonic"], profile_of(query, head, arrays)
-
-        return await self.render(source, make)
 
     def _expose(self, answer: Answer, encode: Encode, content_type: str, zipped: bool) -> bytes:
         if content_type not in self._expositions:
@@ -348,7 +345,9 @@ class Pprof(Handler):
     async def get(self, program: str) -> None:
         arguments = self.request.query_arguments
         if program == HOLDERS:
-            query = ProfileQuery(program_of(arguments), {**arguments, "by": [b"holder"]})
+            query = ProfileQuery(program_of(arguments), {**arguments, "by": [HOLDER.encode()]})
+        elif program == WAKERS:
+            query = ProfileQuery(OFFCPU, {**arguments, "by": [WAKER.encode()]})
         else:
             query = ProfileQuery(program, {name: arguments[name] for name in arguments if name != "by"})
         profile = await self.service.profile(self.source, query)
@@ -409,12 +408,14 @@ and what it does meanwhile (JSON)</li>
 (<a href="flamegraph?program=futex&amp;by=holder">who held them</a>),
 <a href="flamegraph?program=kernel_locks">locks of the kernel</a>
 (<a href="flamegraph?program=kernel_locks&amp;by=holder">who held them</a>),
-<a href="flamegraph?program=offcpu">all waits off the CPU</a></li>
+<a href="flamegraph?program=offcpu">all waits off the CPU</a>
+(<a href="flamegraph?program=offcpu&amp;by=waker">with who ended them</a>)</li>
 <li>/debug/pprof: the same waits as profiles for <code>go tool pprof</code>:
 <a href="debug/pprof/futex">futex</a>,
 <a href="debug/pprof/kernel_locks">kernel_locks</a>,
 <a href="debug/pprof/holders">holders</a> (of locks of both sorts, weighted by the time that others waited),
-<a href="debug/pprof/offcpu">offcpu</a></li>
+<a href="debug/pprof/offcpu">offcpu</a>,
+<a href="debug/pprof/wakers">wakers</a> (offcpu with the stacks of those who ended the waits)</li>
 <li><a href="-/healthy">/-/healthy</a>: succeeds if the exporter answers requests</li>
 <li><a href="-/ready">/-/ready</a>: succeeds if the sampler answers as well</li>
 <li><a href="-/settled">/-/settled</a>: succeeds as soon as all events before the request are counted</li>
@@ -446,7 +447,7 @@ def application(service: Service) -> Application:
             (r"/-/healthy", Healthy),
             (r"/-/ready", Ready),
             (r"/-/settled", Settled),
-            (r"/debug/pprof/(futex|offcpu|kernel_locks|holders)", Pprof),
+            (r"/debug/pprof/(futex|offcpu|kernel_locks|holders|wakers)", Pprof),
             (r"/flamegraph", FlameGraph),
             (r"/api/v1/(locks|threads|bottlenecks|deadlocks)", Table),
         ],
@@ -454,6 +455,18 @@ def application(service: Service) -> Application:
         log_function=_log,
         service=service,
     )
+
+
+def _make_profile(query: ProfileQuery, later: Answer, earlier: Answer | None = None) -> Profile:
+    """The profile of everything up to an answer of the sampler, or of what came since an earlier one."""
+    (head, arrays), before = unpack(later.block), unpack(earlier.block) if earlier else None
+    if query.program == OFFCPU:
+        return profile_of_waits(query, head, before[0] if before else None)
+    profile = profile_of(query, head, arrays)
+    if before is None:
+        return profile
+    seconds = head["monotonic"] - before[0]["monotonic"]
+    return between(profile_of(query, *before), profile, seconds)
 
 
 def _log(handler: RequestHandler) -> None:

@@ -109,6 +109,17 @@ class Control:
         if wait != self.wait_per_sample:  # else the programs' caches keep what they have
             self._words[self._at["wait_per_sample"]] = wait
 
+    @property
+    def wait_per_capture(self) -> int:
+        """The wait off the CPU for which a thread is surely captured, in units of 1024 ns
+        (lockd/bpf/daemon/wait_samples.bpf.c); 0 for no captures."""
+        return self._words[self._at["wait_per_capture"]]
+
+    @wait_per_capture.setter
+    def wait_per_capture(self, wait: int) -> None:
+        if wait != self.wait_per_capture:  # else the programs' caches keep what they have
+            self._words[self._at["wait_per_capture"]] = wait
+
     def set_exporter(self, pid: int) -> None:
         """Tell the programs the process id of the exporter; 0 if none runs."""
         self._words[self._at["exporter"]] = pid

@@ -38,7 +38,13 @@ class Choice:
 def choices_for(settings: LoadSettings, host: Host, refused: Mapping[Way, str] = NONE) -> list[Choice]:
     """Return the choice for each part of the work, in the order of compilation; `refused` as in choose()."""
     mechanisms = dict(settings.mechanisms)
-    parts = parts_of(settings.programs, settings.lock_mode, settings.futex_mode, settings.has_holders)
+    parts = parts_of(
+        settings.programs,
+        settings.lock_mode,
+        settings.futex_mode,
+        settings.has_holders,
+        settings.has_wait_samples,
+    )
     if settings.trace:
         parts += settings.trace.parts
     return [choose(part, mechanisms.get(part.program, "auto"), host, refused) for part in parts]

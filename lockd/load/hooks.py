@@ -70,17 +70,22 @@ class Part:
 
 
 def parts_of(
-    programs: tuple[str, ...], lock_mode: str, futex_mode: str, has_holders: bool = True
+    programs: tuple[str, ...],
+    lock_mode: str,
+    futex_mode: str,
+    has_holders: bool = True,
+    has_wait_samples: bool = True,
 ) -> list[Part]:
     """Return the parts of the programs' work in these modes, in the order of compilation.
 
-    `has_holders` is whether the holders of locks are sampled.
+    `has_holders` is whether the holders of locks are sampled, `has_wait_samples` whether waits off the CPU
+    are.
     """
     parts = []
     if "futex" in programs and futex_mode == "calls":
         parts.append(_futex_calls())
     if "futex" in programs or "offcpu" in programs:
-        parts.append(_switches(programs, futex_mode, has_holders))
+        parts.append(_switches(programs, futex_mode, has_holders, has_wait_samples))
     elif has_holders and "kernel_locks" in programs:
         parts.append(_lock_holders())
     if "kernel_locks" in programs:
@@ -146,11 +151,11 @@ def _futex_calls() -> Part:
     )
 
 
-def _switches(programs: tuple[str, ...], futex_mode: str, has_holders: bool) -> Part:
+def _switches(programs: tuple[str, ...], futex_mode: str, has_holders: bool, has_wait_samples: bool) -> Part:
     """Return the part that sees context switches, which `futex` and `offcpu` share.
 
     It belongs to `offcpu` if that program runs, else to `futex`. In mode blocked it sees futex waits too.
-    With `has_holders` it also sees who ends the waits for locks.
+    With `has_holders` it also sees who ends the waits for locks. With `has_wait_samples` it samples waits.
     """
     program = "offcpu" if "offcpu" in programs else "futex"
     hooks = [
@@ -166,6 +171,9 @@ def _switches(programs: tuple[str, ...], futex_mode: str, has_holders: bool) -> 
     if has_holders:
         of_releases, defines = _releases(programs)
         files = (*of_releases, *files)
+    if has_wait_samples and "offcpu" in programs:
+        files = ("daemon/wait_samples.bpf.c", *files)
+        defines = (*defines, "WITH_WAIT_SAMPLES")
     if "futex" in programs and futex_mode == "blocked":
         files = (*FUTEX_FILES, "daemon/futex_waits.bpf.c", *files)
         defines = ("FUTEX_WAITS", *defines)

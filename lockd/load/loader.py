@@ -23,9 +23,13 @@ log = logging.getLogger(__name__)
 
 BLOCKED_PROCESSES = "blocked_processes"
 """The ring buffer by which the programs announce processes to the namer."""
-RELEASES = ("releases", "refused_releases", "release_record", "kernel_release_record")
+SAMPLES = (
+    *("releases", "refused_releases", "release_record", "kernel_release_record"),
+    *("wait_samples", "refused_waits", "wait_sample_record"),
+)
 """The ring of sampled releases of locks, the samples without room in it, and the layouts of its records for
-user-space locks and for kernel locks. There are those that the programs need."""
+user-space locks and for kernel locks; then the same for sampled waits. There are those that the programs
+need."""
 SLEEP_SECONDS = 0.001
 """Sleep before waits that began earlier are entered. The clocks are compared by the time at which this thread
 was last given a CPU, which should be recent."""
@@ -76,7 +80,7 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     pairs, plain = _maps(settings, choices)
     if bpf_object.has_map(BLOCKED_PROCESSES):
         plain.append(BLOCKED_PROCESSES)
-    plain += [name for name in RELEASES if bpf_object.has_map(name)]
+    plain += [name for name in SAMPLES if bpf_object.has_map(name)]
     for pair in pairs:
         for index in (0, 1):
             bpf_object.set_map(pair, index, f"{pair}_{index}")

@@ -48,6 +48,8 @@ class LoadSettings:
     """(program, mechanism) pairs; a mechanism is `auto`, `tracepoint`, `fentry` or `kprobe`."""
     has_holders: bool = False
     """Whether the holders of locks are sampled."""
+    has_wait_samples: bool = False
+    """Whether waits off the CPU are sampled, with their stacks."""
     trace: Trace | None = None
     """The one-shot tool's part; None for the daemon."""
 

@@ -33,6 +33,7 @@ from lockd.names.protocol import (
     Owners,
     Question,
     Reload,
+    ThreadCaptured,
     UserLockSeen,
     Watch,
     decode_answer,
@@ -150,7 +151,9 @@ class Resolver:
 
     def ask(
         self,
-        question: UserLockSeen | KernelLock | Owners | GoWaits | LockReleased | KernelLockReleased,
+        question: (
+            UserLockSeen | KernelLock | Owners | GoWaits | LockReleased | KernelLockReleased | ThreadCaptured
+        ),
         is_needed: bool = True,
     ) -> bool:
         """Queue a question. Returns False, without queueing it, if too many questions wait.

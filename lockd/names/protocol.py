@@ -32,6 +32,11 @@ NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, OverflowError,
 """Exceptions raised by reading JSON of an unexpected shape."""
 STACKS = 8192
 """Stacks that are remembered, so that equal stacks share memory. A busy host's locks have fewer."""
+MOST_FUNCTIONS = 64
+"""Functions of each stack of a StackAnswer, at most."""
+
+Addresses = tuple[int, ...]
+"""Addresses in memory. In an answer each of them must be a number from 0 to 2^64 - 1."""
 
 
 HOTSPOT_BITS = (63, *[32] * 9, *[8] * 4)
@@ -129,7 +134,24 @@ class HolderAnswer:
     """Functions of the thread, innermost first."""
 
 
-Answer = LockAnswer | OwnersAnswer | GoWaitsAnswer | HolderAnswer
+@dataclass(frozen=True)
+class StackAnswer:
+    """The functions of a thread's stack: the answer to ThreadCaptured."""
+
+    token: int
+    """The token of the question."""
+    user: tuple[str, ...]
+    """Functions in user space, innermost first; empty if there was no capture, or if they are unknown."""
+    returns: Addresses
+    """For each function of `user`, the address at which the thread goes on in it."""
+    kernel: tuple[str, ...]
+    """Functions of the kernel, innermost first."""
+    interrupts: Addresses
+    """The return addresses of its stack in functions by which interrupts enter the kernel. Where there are
+    any, the thread only happened to run when an interrupt came."""
+
+
+Answer = LockAnswer | OwnersAnswer | GoWaitsAnswer | HolderAnswer | StackAnswer
 
 
 @dataclass(frozen=True)
@@ -150,9 +172,7 @@ class UserLockSeen:
     thread's stack unread."""
 
     def encode(self) -> bytes:
-        capture = self.capture
-        head = {"q": "user", **_fields(self, "capture"), "capture": capture and _fields(capture, "stack")}
-        return _message(head, capture.stack if capture else b"")
+        return _with_capture("user", self)
 
     def fallback(self) -> Answer:
         """The answer where the namer has none."""
@@ -250,8 +270,7 @@ class LockReleased:
     capture: Capture
 
     def encode(self) -> bytes:
-        head = {"q": "released", **_fields(self, "capture"), "capture": _fields(self.capture, "stack")}
-        return _message(head, self.capture.stack)
+        return _with_capture("released", self)
 
     def fallback(self) -> Answer:
         return HolderAnswer(self.token, "", ())
@@ -280,6 +299,31 @@ class KernelLockReleased:
     @property
     def description(self) -> str:
         return "a thread that released a lock of the kernel"
+
+
+@dataclass(frozen=True)
+class ThreadCaptured:
+    """Asks for the functions of a thread's stack, in user space and in the kernel."""
+
+    wants_answer: ClassVar[bool] = True
+    token: int
+    """A number of the sampler's for the question, which the answer repeats."""
+    tgid: int
+    """The thread's process."""
+    kernel: tuple[int, ...]
+    """Return addresses in the kernel, innermost first; empty if their functions are not asked for."""
+    capture: Capture | None = None
+    """None for a kernel thread, or if the functions in user space are not asked for."""
+
+    def encode(self) -> bytes:
+        return _with_capture("captured", self)
+
+    def fallback(self) -> Answer:
+        return StackAnswer(self.token, (), (), (), ())
+
+    @property
+    def description(self) -> str:
+        return f"the stack of a thread of process {self.tgid}"
 
 
 @dataclass(frozen=True)
@@ -320,7 +364,17 @@ class Reload:
         return "other settings"
 
 
-Question = UserLockSeen | KernelLock | Owners | GoWaits | LockReleased | KernelLockReleased | Watch | Reload
+Question = (
+    UserLockSeen
+    | KernelLock
+    | Owners
+    | GoWaits
+    | LockReleased
+    | KernelLockReleased
+    | ThreadCaptured
+    | Watch
+    | Reload
+)
 
 
 def is_answer_to(answer: Answer, question: Question) -> bool:
@@ -334,6 +388,8 @@ def is_answer_to(answer: Answer, question: Question) -> bool:
             return answer.tgids == question.tgids and len(answer.waited_ns) == len(question.tgids)
         case ((LockReleased() | KernelLockReleased()), HolderAnswer()):
             return answer.token == question.token
+        case ThreadCaptured(), StackAnswer():
+            return answer.token == question.token and len(answer.returns) == len(answer.user)
     return False
 
 
@@ -392,6 +448,14 @@ def _question(fields: dict[str, Any], blob: bytes) -> Question:
             return LockReleased(fields["token"], fields["tgid"], _capture(fields["capture"], blob))
         case "kernel released":
             return KernelLockReleased(fields["token"], tuple(fields["stack"]))
+        case "captured":
+            capture = fields["capture"]
+            return ThreadCaptured(
+                fields["token"],
+                fields["tgid"],
+                tuple(fields["kernel"]),
+                _capture(capture, blob) if capture else None,
+            )
         case "look":
             return Watch(tuple(fields["tgids"]), tuple(fields["gone"]))
         case "reload":
@@ -423,6 +487,10 @@ def decode_answer(message: bytes) -> Answer:
                 HotSpotPlaces(*answer.hotspot)
             if answer.advice and answer.advice not in ADVICE:
                 raise ValueError(f"there is no advice {answer.advice!r:.40}")
+        if isinstance(answer, StackAnswer):
+            longest = max(len(answer.user), len(answer.kernel))
+            if longest > MOST_FUNCTIONS:
+                raise ValueError(f"a stack has {longest} functions, and not {MOST_FUNCTIONS} at most")
         return answer
     except NOT_AS_AGREED as error:
         raise ValueError(f"no answer: {error!r}") from None
@@ -444,6 +512,10 @@ def _numbers(value: Any) -> tuple[int, ...]:
     return tuple(_number(number, end=1 << 63) for number in value)
 
 
+def _addresses(value: Any) -> Addresses:
+    return tuple(_number(address, 0) for address in value)
+
+
 def _text(value: str) -> str:
     """A printable string: a namer that was taken over may send any characters."""
     return sys.intern(masked(value))
@@ -454,11 +526,13 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 _ANSWERS: dict[str, type[Answer]] = {
-    "lock": LockAnswer, "owners": OwnersAnswer, "go": GoWaitsAnswer, "holder": HolderAnswer
+    "lock": LockAnswer, "owners": OwnersAnswer, "go": GoWaitsAnswer, "holder": HolderAnswer,
+    "stack": StackAnswer,
 }  # fmt: skip
 # Thousands of locks have the same functions and stacks: equal ones share memory.
 _BY_TYPE: dict[str, Callable[[Any], Any]] = {
-    "int": _number, "bool": _flag, "str": _text, "tuple[int, ...]": _numbers, "tuple[str, ...]": _texts
+    "int": _number, "bool": _flag, "str": _text, "tuple[int, ...]": _numbers, "tuple[str, ...]": _texts,
+    "Addresses": _addresses,
 }  # fmt: skip
 _READERS = {
     kind: tuple((field.name, _BY_TYPE[str(field.type)]) for field in fields(kind))
@@ -478,6 +552,13 @@ def _capture(fields: dict[str, Any], stack: bytes) -> Capture:
 
 def _fields(instance: Any, *without: str) -> dict[str, Any]:
     return {name: value for name, value in vars(instance).items() if name not in without}
+
+
+def _with_capture(kind: str, question: UserLockSeen | LockReleased | ThreadCaptured) -> bytes:
+    """The message for a question that may have a capture. The captured stack follows the line of JSON."""
+    capture = question.capture
+    head = {"q": kind, **_fields(question, "capture"), "capture": capture and _fields(capture, "stack")}
+    return _message(head, capture.stack if capture else b"")
 
 
 def _message(head: dict[str, Any], blob: bytes = b"") -> bytes:

@@ -25,9 +25,12 @@ from lockd.errors import LockdError
 from lockd.kernel.rings import Ring
 from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.kernel.locks import KernelNames
+from lockd.names.kernel.sites import is_interrupt
+from lockd.names.locks.locking_code import Frame
 from lockd.names.locks.owners import owner_of_user_lock
 from lockd.names.locks.user_locks import UserNames
 from lockd.names.protocol import (
+    MOST_FUNCTIONS,
     Answer,
     GoWaits,
     GoWaitsAnswer,
@@ -42,12 +45,16 @@ from lockd.names.protocol import (
     OwnersAnswer,
     Question,
     Reload,
+    StackAnswer,
+    ThreadCaptured,
     UserLockSeen,
     Watch,
     decode_question,
     encode_answer,
 )
 from lockd.names.shares import Bench, Shares
+from lockd.names.stacks import function_name
+from lockd.names.unwind.capture import Capture
 from lockd.process import confinement, memory, privileges
 
 log = logging.getLogger(__name__)
@@ -118,6 +125,8 @@ class Names:
                     )
             case KernelLockReleased():
                 return HolderAnswer(question.token, *self._kernel.name_holder(question.stack))
+            case ThreadCaptured():
+                return self._stack(question)
             case Watch():
                 self._watched = self._watched - set(question.gone) | set(question.tgids)
                 self._forget(self._clock())
@@ -140,6 +149,28 @@ class Names:
         else:
             lock = self._user.name_lock(*arguments, question.capture)
         return LockAnswer(question.key, True, **vars(lock))
+
+    def _stack(self, question: ThreadCaptured) -> StackAnswer:
+        """The functions of a thread's stack.
+
+        Those of the kernel are named even if the process has used up its share, as its files are not read for
+        them.
+        """
+        user = self._user_stack(question.tgid, question.capture) if question.capture else []
+        # Without a kernel stack the kernel's symbols are not read. An interrupt enters far out in a stack.
+        kernel = self._kernel.symbols().without_tracing(question.kernel) if question.kernel else ()
+        names = self._kernel.symbols().describe(kernel, len(kernel)) if kernel else ()
+        return StackAnswer(
+            question.token,
+            tuple(function_name(frame) for _, frame in user),
+            tuple(address for address, _ in user),
+            names[:MOST_FUNCTIONS],
+            tuple(address for address, name in zip(kernel, names, strict=True) if is_interrupt(name)),
+        )
+
+    def _user_stack(self, tgid: int, capture: Capture) -> list[tuple[int, Frame]]:
+        with self._shares.turn(tgid) as is_allowed:
+            return self._user.stack(tgid, capture, MOST_FUNCTIONS) if is_allowed else []
 
     def _owner(self, lock: OwnedLock) -> int:
         with self._shares.turn(lock.tgid) as is_allowed:

@@ -36,6 +36,14 @@ FUNCTIONS = FrameFormat()
 """Functions alone."""
 
 
+def function_name(frame: Frame) -> str:
+    """The function of a frame.
+
+    A function without a name is shown as OBJECT+0xOFFSET, or as UNKNOWN if it is in no object file.
+    """
+    return frame.function or (frame.label if frame.object else UNKNOWN)
+
+
 class StackNames:
     """Names functions, locks and variables for a tool.
 
@@ -70,10 +78,7 @@ class StackNames:
             self._user_names.load_files(tgid)
 
     def user_stack(self, tgid: int, capture: Capture) -> tuple[str, ...]:
-        """The functions of a process's stack, innermost first.
-
-        A function without a name is shown as OBJECT+0xOFFSET, or as UNKNOWN if it is in no object file.
-        """
+        """The functions of a process's stack, innermost first, by function_name()."""
         stack = self._user_names.stack(tgid, capture, MOST_FRAMES)
         return tuple(
             self._with_address(address, self._user_frame(address, frame)) for address, frame in stack
@@ -120,7 +125,7 @@ class StackNames:
 
     def _user_frame(self, address: int, frame: Frame) -> str:
         if not frame.function or not self._format.offsets:
-            return frame.function or (frame.label if frame.object else UNKNOWN)
+            return function_name(frame)
         offset = f"+{address - frame.start:#x}" if frame.start else ""
         return f"{frame.function}{offset} [{frame.object}]"
 

@@ -25,7 +25,11 @@ CAPTURES = "captures"
 BLOCKED_PROCESSES = "blocked_processes"
 RELEASES, REFUSED_RELEASES = "releases", "refused_releases"
 RELEASE_RECORD, KERNEL_RELEASE_RECORD = "release_record", "kernel_release_record"
-NOT_HASHES = (BLOCKED_PROCESSES, RELEASES, REFUSED_RELEASES, RELEASE_RECORD, KERNEL_RELEASE_RECORD)
+WAIT_SAMPLES, REFUSED_WAITS, WAIT_SAMPLE_RECORD = "wait_samples", "refused_waits", "wait_sample_record"
+NOT_HASHES = (
+    *(BLOCKED_PROCESSES, RELEASES, REFUSED_RELEASES, RELEASE_RECORD, KERNEL_RELEASE_RECORD),
+    *(WAIT_SAMPLES, REFUSED_WAITS, WAIT_SAMPLE_RECORD),
+)
 STACKS = "stacks"
 FOLDED_ROWS = 3072
 """Rows that are folded in one go, which takes some milliseconds."""
@@ -178,6 +182,12 @@ class Collector:
         """The layouts of its records for user-space locks and for kernel locks; empty if there are none."""
         self.refused_releases: PerCpuCounters | None = None
         """The samples for which it had no room, and the waited time that they stood for in nanoseconds."""
+        self.wait_samples: Ring | None = None
+        """The ring of sampled waits off the CPU; None if they are not sampled."""
+        self.wait_sample_record: Layout | str = ""
+        """The layout of its records."""
+        self.refused_waits: PerCpuCounters | None = None
+        """The same for its samples as `refused_releases`."""
         for fd, info in zip(fds, manifest.maps, strict=False):
             if info.name == BLOCKED_PROCESSES:
                 self.blocked_processes = Ring(fd, info.entries)
@@ -189,6 +199,12 @@ class Collector:
                 self.kernel_release_record = info.value
             elif info.name == REFUSED_RELEASES:
                 self.refused_releases = PerCpuCounters(fd, info)
+            elif info.name == WAIT_SAMPLES:
+                self.wait_samples = Ring(fd, info.entries)
+            elif info.name == WAIT_SAMPLE_RECORD:
+                self.wait_sample_record = info.value
+            elif info.name == REFUSED_WAITS:
+                self.refused_waits = PerCpuCounters(fd, info)
         self._threads, self._kernel_waits = hashes["threads"], hashes.get("kernel_waits")
         self._kernel_holding = hashes.get("kernel_holding")
         self.abandoned = 0

@@ -9,7 +9,15 @@ import socket
 import time
 from collections.abc import Callable
 
-from lockd.messages import HERE, REQUEST_DETAIL, REQUEST_METRICS, REQUEST_SETTLED, SETTLED, to_memfd
+from lockd.messages import (
+    HERE,
+    REQUEST_DETAIL,
+    REQUEST_METRICS,
+    REQUEST_SETTLED,
+    REQUEST_WAITS,
+    SETTLED,
+    to_memfd,
+)
 from lockd.process.clock import NS
 from lockd.sample.sampler import Sampler
 
@@ -113,11 +121,13 @@ class Loop:
             self._send(control, self._sampler.metrics())
         elif message == REQUEST_DETAIL:
             self._send(control, self._sampler.details())
+        elif message == REQUEST_WAITS:
+            self._send(control, self._sampler.wait_stacks())
         elif message == REQUEST_SETTLED and len(self._settling) < SETTLING:
             self._settling.append((control, self._sampler.begin_settling()))
         else:
             self._on_message(message)
-        return message in (REQUEST_METRICS, REQUEST_DETAIL)
+        return message in (REQUEST_METRICS, REQUEST_DETAIL, REQUEST_WAITS)
 
     def _answer_settled(self) -> None:
         # Requests of an exporter that has ended meanwhile are dropped.

@@ -22,6 +22,7 @@ from lockd.sample.locks.releases import Releases
 from lockd.sample.series.block import Block
 from lockd.sample.series.series import Series
 from lockd.sample.series.unit_info import FAMILY
+from lockd.sample.wait_samples import WaitSamples
 
 SAVED = ("started", "ticks", "taken_over", "interrupted_drains")
 """Attributes of OwnCost that are saved for the next start, besides the durations of ticks."""
@@ -74,6 +75,8 @@ class OwnCost:
         self.captures_refused = 0
         self.releases: Releases | None = None
         """The sampled releases of locks; None if there are none."""
+        self.wait_samples: WaitSamples | None = None
+        """The sampled waits off the CPU; None if there are none."""
         self.undecided_calls = 0
         """Futex calls that are not counted yet because the names of their locks are being looked up."""
         self.taken_over = {"end": 0, "crash": 0}
@@ -128,15 +131,23 @@ class OwnCost:
         self._others = {name: value + self._before.get(name, 0) for name, value in now.items()}
 
     def _read_samples(self) -> dict[str, float]:
-        """The counters of sampled releases of locks that end with this process."""
-        if not self.releases:
-            return {}
-        refused, refused_ns = self.releases.refused_here
-        return {
-            "holder_samples": self.releases.taken,
-            "holder_samples_refused": refused,
-            "holder_samples_refused_ns": refused_ns,
-        }
+        """The counters of samples that end with this process."""
+        counters: dict[str, float] = {}
+        for sort, samples in self._samples:
+            refused, refused_ns = samples.refused_here
+            counters[f"{sort}_samples"] = samples.taken
+            counters[f"{sort}_samples_refused"] = refused
+            counters[f"{sort}_samples_refused_ns"] = refused_ns
+        return counters
+
+    @property
+    def _samples(self) -> list[tuple[str, Releases | WaitSamples]]:
+        """The samples of each sort that the programs take; the sort is a part of the metrics' names."""
+        sorts: list[tuple[str, Releases | WaitSamples | None]] = [
+            ("holder", self.releases),
+            ("wait", self.wait_samples),
+        ]
+        return [(sort, samples) for sort, samples in sorts if samples]
 
     @property
     def exporters_seconds(self) -> float:
@@ -186,14 +197,14 @@ class OwnCost:
         )
         block.add("lockd_interrupted_drains_total", [()], [self.interrupted_drains])
         self._export_programs(block, others["captures_refused"])
-        if self.releases:
-            samples, ns = self.releases.kernel_refused()
-            refused = samples + others["holder_samples_refused"]
-            refused_seconds = (ns + others["holder_samples_refused_ns"]) / 1e9
-            block.add("lockd_holder_samples_total", [()], [others["holder_samples"]])
-            block.add("lockd_holder_samples_refused_total", [()], [refused])
-            block.add("lockd_holder_refused_seconds_total", [()], [refused_seconds])
-            block.add("lockd_holder_seconds_per_sample", [()], [self.releases.wait_ns / 1e9])
+        for sort, samples in self._samples:
+            refused, refused_ns = samples.kernel_refused()
+            refused += int(others[f"{sort}_samples_refused"])
+            refused_seconds = (refused_ns + others[f"{sort}_samples_refused_ns"]) / 1e9
+            block.add(f"lockd_{sort}_samples_total", [()], [others[f"{sort}_samples"]])
+            block.add(f"lockd_{sort}_samples_refused_total", [()], [refused])
+            block.add(f"lockd_{sort}_refused_seconds_total", [()], [refused_seconds])
+            block.add(f"lockd_{sort}_seconds_per_sample", [()], [samples.wait_ns / 1e9])
         processes = [("sampler",), ("namer",)]
         seconds = [others["sampler_seconds"], others["namer_seconds"]]
         resident = [self._resident_bytes("self"), self._resident_bytes(str(self._resolver.pid))]

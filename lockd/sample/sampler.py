@@ -28,7 +28,7 @@ from lockd.kernel.pairs import Entries
 from lockd.names.client import Resolver
 from lockd.names.labels.processes import Name, Processes
 from lockd.names.labels.units import Units
-from lockd.names.protocol import GoWaitsAnswer, HolderAnswer, OwnersAnswer
+from lockd.names.protocol import GoWaitsAnswer, HolderAnswer, OwnersAnswer, StackAnswer
 from lockd.sample.aggregates.bottlenecks import bottlenecks_table
 from lockd.sample.aggregates.contention import ContentionTables
 from lockd.sample.aggregates.futex import FutexAggregates
@@ -38,6 +38,7 @@ from lockd.sample.aggregates.kernel_holds import KernelHoldAggregates
 from lockd.sample.aggregates.kernel_locks import KernelLockAggregates
 from lockd.sample.aggregates.offcpu import OffcpuAggregates
 from lockd.sample.aggregates.ongoing import Moment
+from lockd.sample.aggregates.wait_stacks import WaitStacks
 from lockd.sample.budget.cpu_budget import CpuBudget
 from lockd.sample.budget.restraint import NAMER_SHARE
 from lockd.sample.drain import FOLDED_ROWS, Collector
@@ -53,6 +54,7 @@ from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.ranking import Presence
 from lockd.sample.series.series import Series
 from lockd.sample.series.unit_info import UnitInfo, units_of
+from lockd.sample.wait_samples import WaitSamples
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +86,8 @@ class SamplerSettings:
     """Patterns for names of locks that idle threads park on, besides the locks that lockd knows."""
     samples_per_second: int = 20
     """How many releases of locks are sampled, if the programs sample them."""
+    waits_per_second: int = 10
+    """How many waits off the CPU are sampled, if the programs sample them."""
 
     @property
     def namer_share(self) -> float:
@@ -171,6 +175,8 @@ class Sampler:
         )
         self._releases = self._sampled_releases(manifest, settings.samples_per_second)
         self.own_cost.releases = self._releases
+        self._wait_samples = self._sampled_waits(manifest, settings.waits_per_second)
+        self.own_cost.wait_samples = self._wait_samples
         self._alive: Columns = np.empty(0, np.uint32)
         """Processes that had a thread in any survey since the last housekeeping."""
         self._last_seen = self._alive
@@ -210,6 +216,25 @@ class Sampler:
             collector.control,
             self._resolver,
             self._identities.identify_process,
+            per_second,
+            time.monotonic(),
+        )
+
+    def _sampled_waits(self, manifest: Manifest, per_second: int) -> WaitSamples | None:
+        """The sampled waits off the CPU; None if the programs sample none."""
+        collector = self._collector
+        if not collector.wait_samples or not collector.refused_waits or not self.offcpu:
+            return None
+        return WaitSamples(
+            collector.wait_samples,
+            collector.wait_sample_record,
+            manifest.enums,
+            manifest.constants,
+            collector.refused_waits,
+            collector.control,
+            self._resolver,
+            self._identities.identify_thread,
+            self._processes.comm,
             per_second,
             time.monotonic(),
         )
@@ -365,6 +390,8 @@ class Sampler:
         self._drain()
         if self._releases:
             self._releases.read(now, self.own_cost.ticks)
+        if self._wait_samples and self.offcpu:
+            self._wait_samples.read(now, self.own_cost.ticks, self.offcpu.stacks.waits)
         self._exchange_names(now, is_survey_due)
         self.cpu_budget.judge_costs(now)
         self._fold_due_rows(now)
@@ -404,12 +431,12 @@ class Sampler:
             if not self._only_drains:
                 self._folding.fold_some()
                 self._has_many_rows = self._collector.unfolded_rows > FOLDED_ROWS
-                self._fold_releases(now)
+                self._fold_samples(now)
                 self._next_save = min(self._next_save, now + SAVE_SECONDS)
         elif now >= self._next_fold:
             self._next_fold = now + self.cpu_budget.survey_seconds
             is_due = self._collector.is_fold_due or self._folding.undecided_calls
-            if is_due or self._has_releases or now >= self._fold_at_last:
+            if is_due or self._has_samples or now >= self._fold_at_last:
                 self.fold()
 
     def _exchange_names(self, now: float, is_survey_due: bool) -> None:
@@ -427,6 +454,9 @@ class Sampler:
             elif isinstance(answer, HolderAnswer):
                 if self._releases:
                     self._releases.note_answer(answer)
+            elif isinstance(answer, StackAnswer):
+                if self._wait_samples:
+                    self._wait_samples.note_answer(answer, now)
             elif isinstance(answer, GoWaitsAnswer):
                 if self._go_waits:
                     self._go_waits.note_answer(answer, now)
@@ -446,16 +476,20 @@ class Sampler:
         self._fold_at_last = now + LONGEST_UNFOLDED
         self._next_save = min(self._next_save, now + SAVE_SECONDS)
         self._folding.fold_all()
-        self._fold_releases(now)
+        self._fold_samples(now)
 
     @property
-    def _has_releases(self) -> bool:
-        """Whether there are sampled releases that are not counted."""
-        return self._releases is not None and self._releases.has_waiting
+    def _has_samples(self) -> bool:
+        """Whether there are sampled releases or waits that are not counted."""
+        samples = (self._releases, self._wait_samples)
+        return any(of_sort is not None and of_sort.has_waiting for of_sort in samples)
 
-    def _fold_releases(self, now: float) -> None:
-        """Count the sampled releases whose holders are known, except those of locks without a name yet."""
-        if not self._releases or not self._has_releases:
+    def _fold_samples(self, now: float) -> None:
+        """Count the sampled releases whose holders are known, except those of locks without a name yet, and
+        the sampled waits whose stacks are known."""
+        if self._wait_samples and self._wait_samples.has_waiting and self.offcpu:
+            self.offcpu.stacks.add(self._wait_samples.take(now))
+        if not self._releases or not self._releases.has_waiting:
             return
         releases = self._releases.take(now)
         for aggregates, in_kernel in ((self.futex, False), (self.kernel_locks, True)):
@@ -470,13 +504,14 @@ class Sampler:
         return self.own_cost.ticks + WINDOWS
 
     def has_counted(self, tick: int) -> bool:
-        """Whether all rows that were drained up to that tick, and the releases that were read, are in the
+        """Whether all rows that were drained up to that tick, and the samples that were read, are in the
         aggregates under their final names."""
         if self.own_cost.ticks < tick:
             return False
         self._fold_for_exporter()
-        are_releases_counted = not self._releases or self._releases.has_counted(tick)
-        return are_releases_counted and self._folding.has_decided(tick)
+        samples = (self._releases, self._wait_samples)
+        are_samples_counted = all(of_sort is None or of_sort.has_counted(tick) for of_sort in samples)
+        return are_samples_counted and self._folding.has_decided(tick)
 
     def _fold_for_exporter(self) -> None:
         """Fold all drained rows because the exporter asks.
@@ -542,6 +577,8 @@ class Sampler:
             series.rearrange(self._presence, self._limits.idle_seconds, now)
         self._units.keep({unit for (unit, _), _ in names} | units_of(self._series))
         self.contention.expire(now)
+        if self._wait_samples:
+            self._wait_samples.forget_ended(alive, now)
         if self._user_locks:
             self._user_locks.forget_ended(alive, now)
         if self._user_locks and self._go_waits:
@@ -593,3 +630,12 @@ class Sampler:
             tables["bottlenecks"] = bottlenecks_table(self.contention.locks, arrays)
             self._deadlocks.add_table(tables, arrays, time.monotonic_ns(), wall)
             return messages.pack({"tables": tables, "time": wall, "monotonic": now}, arrays)
+
+    def wait_stacks(self) -> bytes:
+        """The block behind the profiles of waits off the CPU."""
+        self._fold_for_exporter()
+        with self.cpu_budget.charge_exporter():
+            self._survey_for_exporter()
+            about = {"time": time.time(), "monotonic": time.monotonic()}
+            stacks = self.offcpu.stacks if self.offcpu else WaitStacks()
+            return messages.pack({**stacks.block_head(self.contention.threads), **about}, {})

@@ -47,6 +47,7 @@ def sampler_settings(config: Config) -> SamplerSettings:
         config.budget.share(os.cpu_count() or 1),
         config.names.parked,
         config.profile.samples_per_second,
+        config.profile.waits_per_second,
     )
 
 

@@ -151,6 +151,7 @@ def load_settings(config: Config, sysfs: Path = SYSFS, memory_bytes: int | None 
         futex_mode=wanted.futex.mode,
         mechanisms=tuple((name, program.mechanism) for name, program in enabled.items()),
         has_holders=config.profile.samples_per_second > 0,
+        has_wait_samples=config.profile.waits_per_second > 0,
     )
 
 

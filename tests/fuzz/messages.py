@@ -23,9 +23,18 @@ from typing import Any
 from prometheus_client.exposition import choose_encoder
 
 from lockd.errors import LockdError
-from lockd.export.detail import PROGRAMS, ProfileQuery, parse_query, profile_of, render_table
+from lockd.export.detail import (
+    OF_LOCKS,
+    OFFCPU,
+    SIDES,
+    ProfileQuery,
+    parse_query,
+    profile_of,
+    render_table,
+)
 from lockd.export.exposition import Exposition
 from lockd.export.link import SamplerError, SamplerLink
+from lockd.export.wait_profile import profile_of_waits
 from lockd.kernel.manifest import Chosen, Hook, Manifest, MapInfo
 from lockd.load.child import receive_result
 from lockd.load.compiled import CompileCache, Compiled, MapDefinition, key_of
@@ -35,6 +44,7 @@ from lockd.messages import (
     REQUEST_DETAIL,
     REQUEST_METRICS,
     REQUEST_SETTLED,
+    REQUEST_WAITS,
     SERVING,
     SETTLED,
     to_memfd,
@@ -43,6 +53,7 @@ from lockd.messages import (
 from lockd.names import client
 from lockd.names.client import Resolver
 from lockd.names.protocol import (
+    MOST_FUNCTIONS,
     Answer,
     GoWaits,
     GoWaitsAnswer,
@@ -57,6 +68,8 @@ from lockd.names.protocol import (
     Owners,
     OwnersAnswer,
     Question,
+    StackAnswer,
+    ThreadCaptured,
     UserLockSeen,
     Watch,
     decode_question,
@@ -69,7 +82,7 @@ from lockd.service.exporter import Supervisor
 from tests.fuzz.clock import Loop as SkippingLoop
 from tests.fuzz.harness import Harness, json_mutation, mutated, mutated_lines
 from tests.fuzz.web import detail_block
-from tests.support.exporter_process import full_block
+from tests.support.exporter_process import full_block, waits_block
 
 QUESTIONS: tuple[Question, ...] = (
     UserLockSeen(5, 7, 8, 0x7F00, "lock", Capture(tuple(range(17)), bytes(64), (1, 2), 0x7F00)),
@@ -78,6 +91,8 @@ QUESTIONS: tuple[Question, ...] = (
     GoWaits((7, 9)),
     LockReleased(4, 7, Capture(tuple(range(17)), bytes(64), (1, 2), 0x7F00)),
     KernelLockReleased(5, (0xFFFFFFFF81000000, 1)),
+    ThreadCaptured(6, 7, (0xFFFFFFFF81000000, 1), Capture(tuple(range(17)), bytes(64), (1, 2), 0x7F00)),
+    ThreadCaptured(7, 2, (0xFFFFFFFF81000000,)),
 )
 ANSWERS: tuple[Answer, ...] = (
     LockAnswer(
@@ -87,6 +102,8 @@ ANSWERS: tuple[Answer, ...] = (
     OwnersAnswer(3, (8, 0)),
     GoWaitsAnswer((7, 9), (-1, 10**12)),
     HolderAnswer(4, "shop:put", ("shop:put", "main")),
+    StackAnswer(6, ("read", "main"), (0x7F00, 2**64 - 1), ("schedule", "vfs_read"), ()),
+    StackAnswer(7, (), (), ("schedule",), (0xFF00,)),
 )
 
 
@@ -147,6 +164,8 @@ def _numbers_of(answer: Answer) -> tuple[object, ...]:
             return answer.tgids, len(answer.waited_ns)
         case HolderAnswer():
             return (answer.token,)
+        case StackAnswer():
+            return answer.token, len(answer.returns) - len(answer.user)
 
 
 def _check(answer: Answer) -> None:
@@ -162,6 +181,11 @@ def _check(answer: Answer) -> None:
     elif isinstance(answer, HolderAnswer):
         assert all(type(name) is str for name in (answer.site, *answer.stack))
         numbers = (answer.token,)
+    elif isinstance(answer, StackAnswer):
+        assert all(type(name) is str for name in (*answer.user, *answer.kernel))
+        assert max(len(answer.user), len(answer.kernel)) <= MOST_FUNCTIONS
+        numbers = (answer.token,)
+        assert all(0 <= address < 2**64 for address in (*answer.returns, *answer.interrupts))
     else:
         numbers = answer.tids if isinstance(answer, OwnersAnswer) else answer.waited_ns
         assert all(-(2**63) <= number < 2**63 for number in numbers)
@@ -317,7 +341,8 @@ def snapshot(data: bytes) -> None:
             lambda name=name: render_table(name, found, arrays, parse_query({}))
             for name in ("locks", "threads")
         ),
-        *(lambda one=one: profile_of(ProfileQuery(one, {}), found, arrays) for one in PROGRAMS),
+        *(lambda one=one: profile_of(ProfileQuery(one, {}), found, arrays) for one in OF_LOCKS),
+        *(lambda by=by: profile_of_waits(_waits(by), found, found) for by in SIDES[OFFCPU]),
     ):
         try:
             use()
@@ -325,9 +350,13 @@ def snapshot(data: bytes) -> None:
             assert not isinstance(error, MemoryError), error
 
 
+def _waits(by: str) -> ProfileQuery:
+    return ProfileQuery(OFFCPU, {"by": [by.encode()]})
+
+
 def blocks() -> list[bytes]:
     found = []
-    for block in (detail_block(), full_block(1)):
+    for block in (detail_block(), full_block(1), waits_block()):
         size = int.from_bytes(block[:8], "little")
         found.append(block[8 : 8 + size].strip() + b"\n" + block[8 + size :])
     return found
@@ -346,7 +375,8 @@ async def _exchange(data: bytes) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         sampler = SamplerLink(theirs)
-        asked = [asyncio.ensure_future(sampler.ask(what)) for what in (REQUEST_METRICS, REQUEST_DETAIL)]
+        wanted = (REQUEST_METRICS, REQUEST_DETAIL, REQUEST_WAITS)
+        asked = [asyncio.ensure_future(sampler.ask(what)) for what in wanted]
         asked.append(asyncio.ensure_future(sampler.wait_until_settled()))  # type: ignore[arg-type]  # says nothing
         await asyncio.sleep(0)
         at = 0
@@ -386,7 +416,8 @@ def requests(data: bytes) -> None:
         control=ours, serve=lambda: None, close=lambda: None, kill=lambda: None, exit_code=lambda: 0
     )
     sampler = SimpleNamespace(
-        metrics=lambda: b"metrics", details=lambda: b"details", own_cost=SimpleNamespace(ticks=1),
+        metrics=lambda: b"metrics", details=lambda: b"details", wait_stacks=lambda: b"waits",
+        own_cost=SimpleNamespace(ticks=1),
         begin_settling=lambda: 4, has_counted=lambda tick: True,
     )  # fmt: skip
     with ours, theirs, wakeup, _other:
@@ -413,7 +444,7 @@ def requests(data: bytes) -> None:
 
 
 def said_by_exporters() -> list[bytes]:
-    said = (SERVING, ALIVE, REQUEST_METRICS, REQUEST_DETAIL, REQUEST_SETTLED, b"", b"x" * 60)
+    said = (SERVING, ALIVE, REQUEST_METRICS, REQUEST_DETAIL, REQUEST_WAITS, REQUEST_SETTLED, b"", b"x" * 60)
     return [b"".join(bytes((len(one),)) + one for one in said)]
 
 

@@ -27,12 +27,12 @@ from lockd.export.handlers import Service
 from lockd.export.link import Answer
 from lockd.export.server import Server
 from lockd.export.web_config import Settings, WebConfig
-from lockd.messages import REQUEST_METRICS, pack
+from lockd.messages import REQUEST_DETAIL, REQUEST_METRICS, REQUEST_WAITS, pack
 from lockd.views.rates import Client
 from lockd.views.top import KINDS, Options, Watch
 from tests.fuzz.clock import Loop
 from tests.fuzz.harness import Harness, check_words, json_mutation, mutated_lines, text_mutation
-from tests.support.exporter_process import full_block
+from tests.support.exporter_process import full_block, waits_block
 
 STATUSES = {100, 200, 400, 401, 403, 404, 405, 413, 429, 431, 503}
 HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
@@ -49,7 +49,7 @@ def detail_block() -> bytes:
         "kind": ["lock", "mutex"], "lock": ["shop:stock", ""], "site": ["shop:sell", ""],
         "address": ["0x10", "0x20"],
     }  # fmt: skip
-    threads = {**text, "program": ["offcpu", "futex"], "thread_comm": ["one", "two"]}
+    threads = {**text, "thread_comm": ["one", "two"]}
     tables = {
         name: {
             "text": threads if name == "threads" else text,
@@ -67,13 +67,16 @@ def detail_block() -> bytes:
 
 
 class _Link:
-    """In place of the sampler: the same two blocks for ever."""
+    """In place of the sampler: the same blocks for ever."""
 
     def __init__(self) -> None:
-        self._metrics, self._detail = (Answer(memoryview(block)) for block in (full_block(1), detail_block()))
+        blocks = {
+            REQUEST_METRICS: full_block(1), REQUEST_DETAIL: detail_block(), REQUEST_WAITS: waits_block()
+        }  # fmt: skip
+        self._answers = {request: Answer(memoryview(block)) for request, block in blocks.items()}
 
     async def ask(self, request: bytes) -> Answer:
-        return self._metrics if request == REQUEST_METRICS else self._detail
+        return self._answers[request]
 
     async def wait_until_settled(self) -> None:
         """At once."""
@@ -175,7 +178,8 @@ def http_requests() -> list[bytes]:
         b"/flamegraph?program=offcpu&unit=a", b"/api/v1/locks?limit=3&kind=lock", b"/api/v1/deadlocks",
         b"/nothing",
         b"/api/v1/threads?comm=%ff&limit=0", b"/flamegraph?program=kernel_locks&seconds=1",
-        b"/flamegraph?program=futex&by=holder",
+        b"/flamegraph?program=futex&by=holder", b"/flamegraph?program=offcpu&by=waker&seconds=1",
+        b"/debug/pprof/wakers?kind=disk",
     )  # fmt: skip
     simple = [b"o" + b"GET " + path + end + b"\r\n" for path in paths]
     right = b"Authorization: Basic cHJvbWV0aGV1czpzZWNyZXQ=\r\n"
@@ -208,6 +212,7 @@ HTTP_WORDS = (
     b"Authorization: Basic ", b"Accept: ", b"Accept-Encoding: gzip\r\n", b"X-Forwarded-For: 1.2.3.4\r\n",
     b"%00", b"%ff",
     b"?", b"&", b"=", b"limit=", b"seconds=", b"unit=", b"comm=", b"kind=", b"program=futex", b"by=holder",
+    b"by=waker",
     b"/api/v1/locks",
     b"/metrics", b"/debug/pprof/", b"..", b"//", b";", b"q=0", b"\xc3\xa9", b"\xed\xa0\x80",
     b"5\r\nhello\r\n0\r\n\r\n",

@@ -159,15 +159,16 @@ ENDS = 30
 
 
 def test_a_holder_that_ended_is_told_from_one_that_released(either: Lockd) -> None:
+    """The first waits are `other` where the namer needs more than five seconds, as in an emulated machine."""
+    nameless = -either.metrics().sum(HOLDS, comm="other")
     one = Workload("owner_ends", ENDS, 50_000, comm=name("ends"))
     truth = one.run()
     found = held(either, one.comm)
+    nameless += either.metrics().sum(HOLDS, comm="other")
     one.kill()
-    print(truth, found)
-    assert found["(owner ended)"] >= (1 - ELSEWHERE) * found.total()
-    assert (
-        ENDS * 0.05 <= found.total() <= truth["futex"]["lock"]["blocked_us"] / 1e6
-    )  # to the wake-up, and on
+    print(truth, found, nameless)
+    assert found["(owner ended)"] >= (1 - ELSEWHERE) * found.total() > 0
+    assert ENDS * 0.05 <= found.total() + nameless <= truth["futex"]["lock"]["blocked_us"] / 1e6
 
 
 def test_the_holder_is_in_the_table_and_in_the_profiles(narrow: Lockd) -> None:

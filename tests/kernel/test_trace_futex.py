@@ -19,7 +19,7 @@ from tests.kernel.test_holders import POINTS, Program, build, name
 from tests.support.checks import in_one_of_some_tries, off
 from tests.support.futex_rows import Row, read, total
 from tests.support.lockd_process import CHECKOUT, ROOT
-from tests.support.trace_process import Trace
+from tests.support.trace_process import Trace, samples_of
 from tests.support.workload import Start
 
 LOCKTRACE = (
@@ -118,9 +118,21 @@ def test_every_release_is_counted_for_the_code_that_held_the_lock(
     assert all(bool(row["stack"]) == (not holder.startswith("(")) for row in rows)
 
 
+def report_by_holder(path: Path) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [*CHECKOUT, "trace", "report", "--by", "holder", "--format", "json", path],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return samples_of(done.stdout)
+
+
+def shares(times: dict[str, int]) -> dict[str, float]:
+    return {which: us / sum(times.values()) for which, us in times.items()}
+
+
 @pytest.mark.parametrize("lock", ["normal", "rwlock"])
 def test_holders_are_charged_for_what_threads_waited(lock: str, tmp_path: Path) -> None:
-    """As the daemon's are (test_holders.py), but of every release."""
+    """As the daemon's are (test_holders.py), but of every release: in the file, and in the report of it."""
     build("c", "holders_c")
 
     def attempt() -> list[str]:
@@ -133,12 +145,14 @@ def test_holders_are_charged_for_what_threads_waited(lock: str, tmp_path: Path) 
         one.kill()
         with written.open() as file:
             waited = {row["holder"]: int(row["waited_us"]) for row in csv.DictReader(file)}
-        named = {which: waited.get(f"{lock}_{which}", 0) for which in truth}
-        print(truth, waited)
+        reported = {row["holder"]: row["waited.sum"] for row in report_by_holder(written)}
+        print(truth, waited, reported)
+        true = shares(truth)
         return [
-            f"{which}: {named[which] / sum(named.values()):.3f}, not {us / sum(truth.values()):.3f}"
-            for which, us in truth.items()
-            if abs(named[which] / sum(named.values()) - us / sum(truth.values())) > POINTS
+            f"{which} in the {where}: {share:.3f}, not {true[which]:.3f}"
+            for where, told in (("file", waited), ("report", reported))
+            for which, share in shares({which: told.get(f"{lock}_{which}", 0) for which in truth}).items()
+            if abs(share - true[which]) > POINTS
         ]
 
     in_one_of_some_tries(attempt)

@@ -114,3 +114,13 @@ def test_report_live_says_what_the_trace_says(workload: Start) -> None:
     assert (lock["wait.count"], lock["wake.count"]) == (30, told["wakes"])
     assert lock["blocked.sum"] <= told["futex"]["lock"]["blocked_us"]
     assert lock["this%"] == lock["cum%"] == 100
+
+
+def test_report_live_says_who_held_the_lock(workload: Start) -> None:
+    one = workload("mutex_handover", 30, 1000)
+    trace = Trace("report", "--by", "holder", "--live", "-p", one.pid, "--format", "json")
+    told = one.run()
+    (held,) = [json.loads(line) for line in trace.stop().splitlines()]
+    assert (held["lock"], held["kind"], held["releases"]) == ("mutex_handover:handover_mutex", "lock", 30)
+    assert held["holder"].endswith("unlock")
+    assert 30 * 1000 <= held["waited.sum"] <= told["futex"]["lock"]["blocked_us"]

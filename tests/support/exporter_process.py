@@ -23,6 +23,7 @@ from lockd.messages import (
     REQUEST_DETAIL,
     REQUEST_METRICS,
     REQUEST_SETTLED,
+    REQUEST_WAITS,
     SERVE,
     SETTLED,
     pack,
@@ -79,6 +80,31 @@ def detail_block(rows: int = 3) -> bytes:
         for column in ("blocked_us", "waiting_us"):
             arrays[f"{name}.{column}"] = array.array("d", [row + 0.5 for row in range(rows)])
     return pack({"tables": tables, "time": 1700000000.25, "monotonic": 500.0}, arrays)
+
+
+def waits_block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
+    """The block of waits off the CPU; `later` seconds later, with `more` waits of 100 us in each group.
+
+    All of these are at the second stack of the group, if it has one.
+    """
+    ns = 100_000 * more
+    head = {
+        "functions": ["read", "load", "main", "schedule", "vfs_read", "notify", "wake_up", "nanosleep"],
+        "stacks": [[[0, 1, 2], [3, 4]], [[7, 2], [3]], [[5, 2], [6]], [[], []], [[0, 2], [3, 4]]],
+        "groups": [
+            ["shop.service", "shop", "sleep", 4_000_000 + ns, 4 + more, 10**10, 1],
+            ["shop.service", "shop", "disk", 600_000 + ns, 2 + more, 0, 0],
+            ["db.service", "db", "poll", 90_000 + ns, 3 + more, 0, 0],
+        ],
+        "samples": [
+            [0, 1, "irq", 3, 2_000_000, 2],
+            [1, 0, "kswapd0", 2, 600_000, 3],
+            [1, 4, "shop", 2, 300_000 + ns, 1 + more],
+        ],
+        "time": 1700000000.0 + later + clock_set,
+        "monotonic": 500.0 + later,
+    }
+    return pack(head, {})
 
 
 class Sampler:
@@ -190,7 +216,10 @@ def exporter(
     run: tuple[str, str] = ("-m", "lockd.export"),
     fds: Sequence[int] = (),
 ) -> Iterator[Exporter]:
-    sampler = Sampler(blocks or {REQUEST_METRICS: full_block(), REQUEST_DETAIL: detail_block()})
+    sampler = Sampler(
+        blocks
+        or {REQUEST_METRICS: full_block(), REQUEST_DETAIL: detail_block(), REQUEST_WAITS: waits_block()}
+    )
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
     fds = [sampler.theirs.fileno(), listening.fileno(), *fds]
     process = subprocess.Popen(

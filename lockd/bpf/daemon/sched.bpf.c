@@ -305,6 +305,9 @@ static __always_inline void came_back(u64 task, u32 tid, struct thread *t, u64 n
     if (t->call.since)
         futex_wait_ended(task, t, now);
 #endif
+#ifdef WITH_WAIT_SAMPLES
+    return_from_wait(task, tid, t, now);
+#endif
 #ifdef WITH_OFFCPU
     count_absence(task, tid, t, now, seen);
 #endif
@@ -584,15 +587,23 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
     READ_CURRENT(task, TASK_IN_IOWAIT, bits);
     t->iowait = (bits >> TASK_IN_IOWAIT_BIT) & 1;
 #endif
-    t->waker = 0;
+    u32 chance = 0;
+#ifdef WITH_WAIT_SAMPLES
+    if (t->state != STATE_RUNNABLE)
+        chance = begin_wait_sample(ctx, task, tid, t, now);
+#endif
+    t->waker = chance;
     t->woken_at = 0;
     t->off_since = now;
     /* on_sched_waking() ignores a wake-up that comes while the thread is still being switched out, because
      * off_since is 0. By now such a wake-up has changed the state. */
     u32 state_now = 0;
     READ_CURRENT(task, TASK_STATE, state_now);
-    if (t->state != STATE_RUNNABLE && (!state_now || state_now & TASK_WAKING))
+    if (t->state != STATE_RUNNABLE && (!state_now || state_now & TASK_WAKING)) {
+        if (t->waker == chance)
+            t->waker = 0;
         t->woken_at = now;
+    }
 }
 
 /* Raw tracepoint sched_switch: preempt, prev, next and, since 5.18, the state of prev before a waker could
@@ -645,6 +656,10 @@ static __always_inline void woken(void *ctx, u64 task)
 #endif
     if (!t->off_since || t->woken_at)
         return;
+#ifdef WITH_WAIT_SAMPLES
+    if (t->waker)
+        end_wait_sample(ctx, task, tid, t, t->waker, true, now);
+#endif
     t->waker = bpf_get_current_pid_tgid() >> 32;
     t->woken_at = now;
 }

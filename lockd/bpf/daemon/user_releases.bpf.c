@@ -226,6 +226,7 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
     }
     record->release = release;
     record->by.bytes = 0;
+    __builtin_memset(record->by.frames, 0, sizeof(record->by.frames));
     fill_capture(ctx, bpf_get_current_task(), &record->by);
     releases.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 #endif

@@ -72,7 +72,7 @@ static __always_inline void fill_capture(void *ctx, u64 task, struct capture *ke
 /* Time after which a lock is captured again. By then other code may wait for it, or more files be mapped. */
 #define CAPTURED_AGAIN_NS 10000000000
 
-#if defined(WITH_FUTEX) || defined(WITH_USER_STACKS)
+#if defined(WITH_FUTEX) || defined(WITH_USER_STACKS) || defined(WITH_WAIT_SAMPLES)
 #define TELLS_OF_PROCESSES
 /* The namer learns of a process at once by a ring buffer: many processes end before the maps are drained. */
 struct told_process {

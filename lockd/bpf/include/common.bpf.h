@@ -158,8 +158,9 @@ struct thread {
     u64 thread_pointer; /* set once the thread has waited for a lock */
     u64 off_since; /* time at which it was switched out; 0: it is on a CPU */
     u64 woken_at; /* time of the wake-up; 0: not woken yet. While it is on a CPU: time since when it is */
-    /* Thread group that woke it; 0: the idle task, that is, an interrupt. While it is on a CPU: for how long
-     * it was away before, in units of 1024 ns. */
+    /* Thread group that woke it; 0: the idle task, that is, an interrupt. Before it is woken: the chance with
+     * which its wait was sampled, or 0 (wait_samples.bpf.c). While it is on a CPU: for how long it was away
+     * before, in units of 1024 ns. */
     u32 waker;
     u32 tgid;
     s16 nr; /* system call it is in */
@@ -199,6 +200,7 @@ struct control { /* written by the sampler */
     u32 is_timed; /* 1: the programs measure their run times */
     u32 sampler, exporter; /* their thread groups */
     u32 wait_per_sample; /* of releases of locks, in units of 1024 ns; 0: no samples (lock_queues.bpf.c) */
+    u32 wait_per_capture; /* of waits off the CPU, in the same units (wait_samples.bpf.c) */
 };
 
 /* What programs note in `written`, so that the sampler need not look at maps to which nothing was added.

@@ -186,10 +186,12 @@ class UserNames:
 
         Each comes with the address at which the thread goes on in it.
         """
-        process = self._read_process(tgid)
-        places = unwind_returns(process.space, capture, most)
-        frames = self._frames(process, [place for place, _ in places])
-        return [(address, frame) for (_, address), frame in zip(places, frames, strict=False)]
+        process = self._read_code(tgid)
+        returns = unwind_returns(process.space, capture, most)
+        places = [place for place, _ in returns]
+        frames = self._frames(process, places)
+        self._hotspot(process, places, frames)  # its next stack is named by the newest perf map
+        return [(address, frame) for (_, address), frame in zip(returns, frames, strict=False)]
 
     def variable(self, tgid: int, address: int) -> str:
         """The name of a variable: `object:symbol`, `object:symbol+0xoffset` or `object+0xoffset`.
@@ -219,9 +221,7 @@ class UserNames:
         For a thread of Java, `address` may be the number of the wait instead, see runtimes/hotspot.py.
         Without a capture, only locks in static memory and waits of Java have names.
         """
-        process = self._read_process(tgid)
-        if process.hotspot:  # the machine's own threads wait regularly, so that this happens often enough
-            process.jit.refresh(process.space.jit_dumps())
+        process = self._read_code(tgid)
         places = unwind(process.space, capture) if capture else ()
         frames = self._frames(process, places)
         hotspot = self._hotspot(process, places, frames)
@@ -251,9 +251,7 @@ class UserNames:
 
         The site is empty if it is unknown. The stack is innermost first.
         """
-        process = self._read_process(tgid)
-        if process.hotspot:
-            process.jit.refresh(process.space.jit_dumps())
+        process = self._read_code(tgid)
         places = unwind(process.space, capture)
         frames = self._frames(process, places)
         site = releasing_site(frames)
@@ -346,6 +344,13 @@ class UserNames:
         """What is remembered of a process, with the mappings that it has now if it still lives."""
         process = self._process(tgid)
         process.space.refresh(STALE_SECONDS)
+        return process
+
+    def _read_code(self, tgid: int) -> _Process:
+        """What is remembered of a process, with the names that a Java machine now gives to its code."""
+        process = self._read_process(tgid)
+        if process.hotspot:  # the machine's own threads wait regularly, so that this happens often enough
+            process.jit.refresh(process.space.jit_dumps())
         return process
 
     def _process(self, tgid: int) -> _Process:

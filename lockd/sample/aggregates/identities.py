@@ -106,6 +106,11 @@ class Identities:
         name = self._processes.name(tgid, since)
         return name, self._filter.is_wanted(tgid, name)
 
+    def identify_thread(self, who: Any) -> tuple[Name, bool]:
+        """Return the (unit, comm) of the process in a `struct who`, and whether the filter wants it."""
+        (number,) = self.numbers(who.reshape(1))
+        return self.names[number], bool(self.is_wanted[number])
+
     def _keys_by_name(self, tgids: npt.NDArray[Any]) -> Hashes:
         """Return a key for each process that changes with its name: no event tells of a new name here."""
         processes, which = np.unique(tgids, return_inverse=True)

@@ -15,6 +15,7 @@ from lockd.names.labels.processes import Processes
 from lockd.names.labels.reasons import REASONS, Reasons
 from lockd.sample.aggregates.contention import ContentionTables
 from lockd.sample.aggregates.ongoing import Moment, OngoingWaits
+from lockd.sample.aggregates.wait_stacks import WaitStacks
 from lockd.sample.aggregates.window import Window, add_slots
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.label_hash import hash_labels
@@ -65,6 +66,8 @@ class OffcpuAggregates:
             names=(0, 1, 2), lines=1, budget=budget, others=1,
         )  # fmt: skip
         self.series = [self.blocked, self.runqueue, self.wakers]
+        self.stacks = WaitStacks()
+        """The stacks of waits off the CPU, whose times are those of `blocked`."""
 
     def fold(self, window: Window, now: float) -> None:
         """Add one window; `now` is the monotonic clock in seconds."""
@@ -91,6 +94,7 @@ class OffcpuAggregates:
         groups = Groups(rows)
         self.blocked.note_max("blocked", groups.rows, groups.max(max_ns))
         self._fold_wakers(blocked, now)
+        self.stacks.count(blocked.codes, blocked.processes, reasons, blocked_ns, count)
         if blocked.has_detail:
             threads = self._contention.thread_rows("offcpu", blocked, reasons, self._reason_names, now)
             self._contention.add_waits(self._contention.threads, threads, blocked_ns, count, max_ns)

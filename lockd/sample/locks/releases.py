@@ -142,6 +142,10 @@ class SamplePace:
         self._taken, self._since = 0, now
         self.wait_ns = self._least_ns = NS // per_second
 
+    def set_rate(self, per_second: int) -> None:
+        """Take another number of samples in a second from now on."""
+        self._per_second, self._least_ns = per_second, NS // per_second
+
     def note(self, samples: int, now: float) -> None:
         """Note how many samples were taken since the last call."""
         self._taken += samples

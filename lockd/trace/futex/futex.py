@@ -25,7 +25,7 @@ from lockd.trace.futex.holders import as_csv as holders_as_csv
 from lockd.trace.futex.lock_names import LockNames
 from lockd.trace.futex.lock_rows import LockRow, as_csv, as_json, microseconds
 from lockd.trace.futex.open_waits import PROCFS, OpenWait, OpenWaits, capture_wait
-from lockd.trace.futex.summary import as_table, describe_left_out, select, summarise
+from lockd.trace.futex.summary import GROUPINGS, as_table, describe_left_out, select, summarise
 from lockd.views.profile import Profile, Sample, Value
 
 HELP = "Trace futex calls: who waits for which lock in user space, where and for how long"
@@ -111,7 +111,8 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     output.check(args.hist)
     output.check(args.holders)
-    trace = trace_calls(TITLE, args, args.duration, args.names or args.format in ("json", "table"))
+    with_names = args.names or args.format in ("json", "table")
+    trace = trace_calls(TITLE, args, args.duration, with_names, bool(args.holders))
     if args.holders:
         output.write_text(args.holders, holders_as_csv(trace.holders))
     if args.hist:
@@ -137,7 +138,7 @@ def _histogram_lines(trace: FutexTrace) -> Iterator[str]:
 def _table(rows: list[LockRow]) -> Iterator[str]:
     """The locks by blocked time, and a line about waits of other kinds."""
     locks = select(rows, "lock")
-    yield from as_table(summarise(locks, most=TABLE_ROWS))
+    yield from as_table(summarise(locks, GROUPINGS["lock"], most=TABLE_ROWS))
     yield from describe_left_out(rows, locks, "; --format csv has them")
 
 
@@ -154,13 +155,15 @@ def _profile(trace: FutexTrace) -> Profile:
     return Profile(TITLE, VALUES, samples, trace.began, trace.seconds)
 
 
-def trace_calls(title: str, args: argparse.Namespace, duration: float | None, with_names: bool) -> FutexTrace:
+def trace_calls(
+    title: str, args: argparse.Namespace, duration: float | None, with_names: bool, with_holders: bool
+) -> FutexTrace:
     """Trace futex calls for `duration` seconds (None: no limit) with the options of add_trace_options().
 
     Losses are printed to standard error; with `args.debug` also the counts of the steps of calls.
     Raises HostError or UsageError as Session does.
     """
-    debug, with_holders = getattr(args, "debug", False), bool(getattr(args, "holders", None))
+    debug = getattr(args, "debug", False)
     settings = _settings(args, with_names or with_holders, with_holders, debug)
     began = time.time()
     with Session(title, settings, duration, args.pids, others=OTHER_MAPS) as session:

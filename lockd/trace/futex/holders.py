@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.pairs import Entries
@@ -11,10 +12,15 @@ from lockd.names.protocol import NO_RELEASE, OWNER_ENDED, UNKNOWN_HOLDER
 from lockd.printable import printable
 from lockd.trace.core.output import csv_line
 from lockd.trace.futex.calls import NameOf
-from lockd.trace.futex.lock_rows import microseconds
-from lockd.trace.futex.summary import KINDS, judge_stack
+from lockd.trace.futex.lock_rows import CsvFormat, Line, microseconds, parse, read_file
+from lockd.trace.futex.summary import KINDS, Grouping, average_us, judge_stack
 
 COLUMNS = ("pid", "addr", "waited_us", "max_waited_us", "releases", "kind", "lock", "holder", "stack")
+FORMAT = CsvFormat(
+    COLUMNS,
+    "a file of holders, which `lockd trace futex --holders FILE` writes; one of waits, which its -o FILE "
+    "writes, can be summed up by lock, stack, comm or tid",
+)
 
 
 @dataclass
@@ -103,3 +109,44 @@ def as_csv(rows: Iterable[HolderRow]) -> Iterator[str]:
         stack = ";".join(printable(name).replace(";", ":") for name in row.frames)
         names = map(printable, (row.kind, row.lock, row.holder))
         yield f"{numbers},{csv_line((*names, stack), quote_texts=True)}"
+
+
+def read(path: Path) -> list[HolderRow]:
+    """Read the CSV. `-` is standard input.
+
+    Raises UsageError that names the file, the line, the column and the rule.
+    """
+    return read_file(path, lambda name, lines: [_row(line) for line in parse(name, lines, FORMAT)])
+
+
+def _row(line: Line) -> HolderRow:
+    kind, lock, holder, stack = (line.fields[name] for name in ("kind", "lock", "holder", "stack"))
+    if kind not in KINDS["lock"]:
+        raise line.error("kind", " or ".join(KINDS["lock"]))
+    return HolderRow(
+        releases=line.number("releases"),
+        waited_ns=line.number("waited_us") * 1000,
+        max_waited_ns=line.number("max_waited_us") * 1000,
+        pid=line.number("pid"),
+        address=line.address(),
+        kind=kind,
+        lock=lock,
+        holder=holder,
+        frames=tuple(stack.split(";")) if stack else (),
+    )
+
+
+BY_HOLDER = Grouping[HolderRow](
+    key=lambda row: (row.pid, row.address, row.kind, row.holder),
+    labels=("kind", "pid", "lock", "holder", "stack"),
+    weight=lambda row: (row.waited_ns, row.releases),
+    columns={
+        "waited.sum": lambda group: microseconds(group.sum("waited_ns")),
+        "waited.max": lambda group: microseconds(group.max("max_waited_ns")),
+        "waited.avg": lambda group: average_us(group.sum("waited_ns"), group.sum("releases")),
+        "releases": lambda group: group.sum("releases"),
+        "stacks": lambda group: len({row.frames for row in group.rows if row.frames}),
+    },
+    shown=("waited.sum", "releases", "waited.avg", "waited.max"),
+)
+"""The grouping by lock and holder. `waited.avg` is the average of a release."""

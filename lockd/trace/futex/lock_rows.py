@@ -1,6 +1,7 @@
 """Rows of futex calls: the result of `lockd trace futex`, its CSV and JSON files, and the reader of the CSV.
 
-The CSV has the columns of locktrace (docs/trace/futex.md).
+The CSV has the columns of locktrace (docs/trace/futex.md). The CSV of holders is read by the same read_file()
+and parse().
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from lockd.errors import UsageError
 from lockd.printable import printable
@@ -29,6 +31,27 @@ NAMES = ("kind", "lock", "ongoing")
 STDIN = Path("-")
 MOST_NUMBER = 2**64 - 1
 """The greatest number that a column may have."""
+AnyRow = TypeVar("AnyRow")
+
+
+@dataclass(frozen=True)
+class CsvFormat:
+    """The format of a CSV file whose first line names the columns."""
+
+    columns: tuple[str, ...]
+    """The columns that the file must have."""
+    source: str
+    """What the file has, which command writes it, and what reads another one, for messages."""
+    has_bare_stacks: bool = False
+    """Whether a stack in the last column may have no quotes, as locktrace writes it."""
+
+
+FORMAT = CsvFormat(
+    COLUMNS,
+    "a file of waits, which `lockd trace futex -o FILE` writes; one of holders, which its --holders FILE "
+    "writes, needs `lockd trace report --by holder`",
+    has_bare_stacks=True,
+)
 
 
 @dataclass
@@ -108,13 +131,7 @@ def read(path: Path) -> list[LockRow]:
 
     Raises UsageError that names the file, the line, the column and the rule.
     """
-    if path == STDIN:
-        return read_lines("standard input", sys.stdin)
-    try:
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            return read_lines(str(path), file)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    return read_file(path, read_lines)
 
 
 def read_lines(name: str, lines: Iterable[str]) -> list[LockRow]:
@@ -122,65 +139,96 @@ def read_lines(name: str, lines: Iterable[str]) -> list[LockRow]:
 
     Raises UsageError that names the file `name`, the line, the column and the rule.
     """
-    rows: list[LockRow] = []
+    return [_row(line) for line in parse(name, lines, FORMAT)]
+
+
+def read_file(path: Path, rows_of: Callable[[str, Iterable[str]], list[AnyRow]]) -> list[AnyRow]:
+    """The rows that `rows_of` makes of the name and the lines of a file. `-` is standard input.
+
+    Raises UsageError that names the file if it cannot be read.
+    """
+    if path == STDIN:
+        return rows_of("standard input", sys.stdin)
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            return rows_of(str(path), file)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a CSV file. Its methods raise UsageError that names the file, the line, the column and the
+    rule."""
+
+    where: str
+    """The file and the number of the line, as messages name it."""
+    fields: dict[str, str]
+    """The fields by column."""
+
+    def number(self, column: str) -> int:
+        """The whole number in a column; 0 if the file does not have the column."""
+        value = self.fields.get(column, "0")
+        if not (value.isascii() and value.isdecimal() and len(value) <= 20) or int(value) > MOST_NUMBER:
+            raise self.error(column, "a whole number, 0 or more")
+        return int(value)
+
+    def address(self) -> int:
+        """The address in the column `addr`."""
+        try:
+            return int(self.fields["addr"], 0)
+        except ValueError:
+            raise self.error("addr", "an address such as 0x7f00") from None
+
+    def error(self, column: str, rule: str) -> UsageError:
+        """The error that says that the field of a column breaks a rule."""
+        return UsageError(f"{self.where}: column {column}: {self.fields[column]!r}; rule: {rule}")
+
+
+def parse(name: str, lines: Iterable[str], form: CsvFormat) -> Iterator[Line]:
+    """Split the lines of a CSV file with a head into fields.
+
+    Raises UsageError that names the file `name`, the line, the column and the rule.
+    """
     columns: list[str] = []
+    rule = f"rule: a first line with the columns {','.join(form.columns)}, as in {form.source}"
     for number, line in enumerate(lines, 1):
         text = line.rstrip("\r\n")
         if not columns:
             columns = text.split(",")
-            _check_header(name, columns)
+            for column in form.columns:
+                if column not in columns:
+                    raise UsageError(f"{name}:1: column {column}: is missing; {rule}")
         elif text:
-            rows.append(_row(f"{name}:{number}", columns, text))
+            where = f"{name}:{number}"
+            yield Line(where, _fields(where, columns, text, form.has_bare_stacks))
     if not columns:
-        raise UsageError(f"{name}: is empty; rule: a first line with the columns {','.join(COLUMNS)}")
-    return rows
+        raise UsageError(f"{name}: is empty; {rule}")
 
 
-def _check_header(name: str, columns: list[str]) -> None:
-    for column in COLUMNS:
-        if column not in columns:
-            raise UsageError(
-                f"{name}:1: column {column}: is missing; rule: a first line with the columns "
-                f"{','.join(COLUMNS)}, as of `lockd trace futex`"
-            )
+def _row(line: Line) -> LockRow:
+    comm, *frames = line.fields["stack"].split(";")
+    times = {name: line.number(column) * 1000 for column, name in TIMES.items()}
+    counts = {name: line.number(name) for name in COUNTS}
+    kind, lock = line.fields.get("kind", ""), line.fields.get("lock", "")
+    return LockRow(
+        line.number("pid"), line.number("tid"), line.address(), comm, tuple(frames), kind, lock,
+        **times, **counts, ongoing=line.number("ongoing"),
+    )  # fmt: skip
 
 
-def _row(where: str, columns: list[str], text: str) -> LockRow:
-    fields = _fields(where, columns, text)
+def _fields(where: str, columns: list[str], text: str, has_bare_stacks: bool) -> dict[str, str]:
+    """The fields of a line by column. A stack without quotes is the rest of the line, as names in C++ have
+    commas."""
+    fields = text.split(",", len(columns) - 1)
+    if not has_bare_stacks or columns[-1] != "stack" or fields[-1].startswith('"'):
+        try:
+            fields = next(csv.reader([text]))
+        except csv.Error as error:
+            raise UsageError(f"{where}: {error}; rule: a line of CSV") from None
     if len(fields) != len(columns):
         raise UsageError(
             f"{where}: column {columns[min(len(fields), len(columns) - 1)]}: there are {len(fields)} fields; "
             f"rule: {len(columns)}, one for each column of the first line"
         )
-    values = dict(zip(columns, fields, strict=True))
-
-    def whole(column: str) -> int:
-        value = values.get(column, "0")
-        if not (value.isascii() and value.isdecimal() and len(value) <= 20) or int(value) > MOST_NUMBER:
-            raise UsageError(f"{where}: column {column}: {value!r}; rule: a whole number, 0 or more")
-        return int(value)
-
-    try:
-        address = int(values["addr"], 0)
-    except ValueError:
-        raise UsageError(
-            f"{where}: column addr: {values['addr']!r}; rule: an address such as 0x7f00"
-        ) from None
-    comm, *frames = values["stack"].split(";")
-    times = {name: whole(column) * 1000 for column, name in TIMES.items()}
-    counts = {name: whole(name) for name in COUNTS}
-    kind, lock = values.get("kind", ""), values.get("lock", "")
-    return LockRow(
-        whole("pid"), whole("tid"), address, comm, tuple(frames), kind, lock, **times, **counts,
-        ongoing=whole("ongoing"),
-    )  # fmt: skip
-
-
-def _fields(where: str, columns: list[str], text: str) -> list[str]:
-    """Split a line into fields. An unquoted stack is the rest of the line, as names in C++ have commas."""
-    fields = text.split(",", len(columns) - 1)
-    is_quoted = columns[-1] != "stack" or fields[-1].startswith('"')
-    try:
-        return next(csv.reader([text])) if is_quoted else fields
-    except csv.Error as error:
-        raise UsageError(f"{where}: {error}; rule: a line of CSV") from None
+    return dict(zip(columns, fields, strict=True))

@@ -1,12 +1,16 @@
-"""Summaries of futex calls by lock, stack, process name or thread, as a table, CSV or JSON."""
+"""Summaries of a trace as a table, CSV or JSON: of futex calls by lock, stack, process name or thread.
+
+holders.py adds a grouping for the holders of locks.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from lockd.names.locks.locking_code import Frame, Judgement, judge
 from lockd.names.protocol import ANON
@@ -21,16 +25,23 @@ SHOWN_FRAMES = 4
 """Functions of each stack that are shown in a table."""
 
 
+class Row(Protocol):
+    """What rows of futex calls and of holders have in common."""
+
+    address: int
+    lock: str
+    frames: tuple[str, ...]
+    """Functions, outermost first."""
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
 @dataclass
-class Group:
-    """The rows of one lock, stack, process name or thread."""
+class Group(Generic[AnyRow]):
+    """The rows of a trace with the same key."""
 
-    rows: list[LockRow] = field(default_factory=list)
-
-    @property
-    def heaviest(self) -> LockRow:
-        """The row with the most blocked time."""
-        return max(self.rows, key=lambda row: (row.blocked_ns, row.wait_count))
+    rows: list[AnyRow] = field(default_factory=list)
 
     def sum(self, name: str) -> int:
         total: int = sum(getattr(row, name) for row in self.rows)
@@ -41,19 +52,22 @@ class Group:
         return highest
 
 
-def _average_us(total_ns: int, count: int) -> float:
+def average_us(total_ns: int, count: int) -> float:
+    """The average time in microseconds, with one decimal; 0 if there is nothing to average."""
     return round(total_ns / count / 1000, 1) if count else 0.0
 
 
-COLUMNS: dict[str, Callable[[Group], float]] = {
+Columns = Mapping[str, Callable[[Group[AnyRow]], float]]
+"""The values of groups, by the name of the column. Times are in microseconds."""
+COLUMNS: Columns[LockRow] = {
     "blocked.sum": lambda group: microseconds(group.sum("blocked_ns")),
     "blocked.count": lambda group: group.sum("blocked_count"),
     "blocked.max": lambda group: microseconds(group.max("max_blocked_ns")),
-    "blocked.avg": lambda group: _average_us(group.sum("blocked_ns"), group.sum("blocked_count")),
+    "blocked.avg": lambda group: average_us(group.sum("blocked_ns"), group.sum("blocked_count")),
     "sys.sum": lambda group: microseconds(group.sum("sys_ns")),
     "sys.count": lambda group: group.sum("wait_count") + group.sum("wake_count"),
     "sys.max": lambda group: microseconds(group.max("max_sys_ns")),
-    "sys.avg": lambda group: _average_us(
+    "sys.avg": lambda group: average_us(
         group.sum("sys_ns"), group.sum("wait_count") + group.sum("wake_count")
     ),
     "wait.count": lambda group: group.sum("wait_count"),
@@ -65,12 +79,7 @@ COLUMNS: dict[str, Callable[[Group], float]] = {
     "comms": lambda group: len({row.comm for row in group.rows}),
     "stacks": lambda group: len({row.frames for row in group.rows if row.frames}),
 }
-"""The value of each column for a group. Times are in microseconds. `blocked.avg` is the average of waits that
-blocked, `sys.avg` of all calls."""
-ADDITIVE = ("errors", "ongoing", *(name for name in COLUMNS if name.endswith((".sum", ".count"))))
-"""Columns whose values add up over the groups, so that each group has a share."""
-
-
+"""The columns of futex calls. `blocked.avg` is the average of waits that blocked, `sys.avg` of all calls."""
 KEYS: dict[str, Callable[[LockRow], tuple[object, ...]]] = {
     "lock": lambda row: (row.pid, row.address, row.kind),
     "stack": lambda row: (row.comm, row.frames),
@@ -87,11 +96,42 @@ LABELS = {
 """The columns that show what a group is, by the value of --group."""
 
 
-def _labels(group: Group, by: str) -> dict[str, object]:
-    row = group.heaviest
-    name = row.lock if row.lock not in ("", ANON) else f"{row.address:#x}"
-    labels = {"pid": row.pid, "tid": row.tid, "comm": row.comm, "kind": row.kind, "lock": name}
-    return {label: {**labels, "stack": row.frames}[label] for label in LABELS[by]}
+@dataclass(frozen=True)
+class Grouping(Generic[AnyRow]):
+    """A way to divide rows into groups, and the columns of these groups."""
+
+    key: Callable[[AnyRow], tuple[object, ...]]
+    """The key of a row's group."""
+    labels: tuple[str, ...]
+    """The columns that show what a group is: `lock`, `stack`, and attributes of rows."""
+    weight: Callable[[AnyRow], tuple[int, ...]]
+    """The weight of a row. The labels of a group are those of its row with the greatest weight."""
+    columns: Columns[AnyRow]
+    """The columns of values that a summary may have."""
+    shown: tuple[str, ...]
+    """The columns of values that a summary has by default. It is sorted by the first of them."""
+
+
+GROUPINGS = {
+    by: Grouping(key, LABELS[by], lambda row: (row.blocked_ns, row.wait_count), COLUMNS, DEFAULT_COLUMNS)
+    for by, key in KEYS.items()
+}
+"""The groupings of futex calls, by the value of --group."""
+
+
+def _label_of(row: Row, label: str) -> object:
+    match label:
+        case "lock":
+            return row.lock if row.lock not in ("", ANON) else f"{row.address:#x}"
+        case "stack":
+            return row.frames
+        case _:
+            return getattr(row, label)
+
+
+def _is_additive(column: str) -> bool:
+    """Whether the values of a column add up over the groups, so that each group has a share."""
+    return column in ("errors", "ongoing", "releases") or column.endswith((".sum", ".count"))
 
 
 def judge_stack(frames: Sequence[str]) -> Judgement:
@@ -130,8 +170,7 @@ def select(rows: Iterable[LockRow], events: str) -> list[LockRow]:
 class Summary:
     """Groups of rows, the largest first."""
 
-    by: str
-    """`lock`, `stack`, `comm` or `tid`."""
+    labels: tuple[str, ...]
     columns: tuple[str, ...]
     lines: tuple[tuple[dict[str, object], dict[str, float]], ...]
     """For each group its labels, and the values of `this%` and `cum%` (in per cent) and of the columns."""
@@ -140,32 +179,34 @@ class Summary:
 
 
 def summarise(
-    rows: Iterable[LockRow], by: str = "lock", sort: str = "blocked.sum",
-    columns: Sequence[str] = DEFAULT_COLUMNS, most: int | None = None,
+    rows: Iterable[AnyRow], grouping: Grouping[AnyRow], sort: str | None = None,
+    columns: Sequence[str] | None = None, most: int | None = None,
 ) -> Summary:  # fmt: skip
     """Sum up rows in the `most` largest groups by the column `sort`; None for all groups.
 
-    `this%` is the group's share of the column `sort`, or of `blocked.sum` if `sort` is not additive. `cum%`
-    is the share of this group and all before it.
+    `this%` is the group's share of the column `sort`, or of the first column that the grouping shows by
+    default if `sort` is not additive. `cum%` is the share of this group and all before it.
     """
-    groups: dict[tuple[object, ...], Group] = {}
+    sort, columns = sort or grouping.shown[0], columns or grouping.shown
+    groups: dict[tuple[object, ...], Group[AnyRow]] = {}
     for row in rows:
-        groups.setdefault(KEYS[by](row), Group()).rows.append(row)
-    largest = sorted(groups.values(), key=lambda group: -COLUMNS[sort](group))
-    shared = COLUMNS[sort if sort in ADDITIVE else "blocked.sum"]
+        groups.setdefault(grouping.key(row), Group()).rows.append(row)
+    largest = sorted(groups.values(), key=lambda group: -grouping.columns[sort](group))
+    shared = grouping.columns[sort if _is_additive(sort) else grouping.shown[0]]
     total, sum_ = sum(map(shared, largest)), 0.0
     lines = []
     for group in largest[:most]:
         this = shared(group)
         sum_ += this
         shares = {"this%": round(100 * this / (total or 1), 1), "cum%": round(100 * sum_ / (total or 1), 1)}
-        lines.append((_labels(group, by), {**shares, **{name: COLUMNS[name](group) for name in columns}}))
-    return Summary(by, tuple(columns), tuple(lines), len(largest) - len(lines))
+        heaviest = max(group.rows, key=grouping.weight)
+        labels = {label: _label_of(heaviest, label) for label in grouping.labels}
+        lines.append((labels, {**shares, **{name: grouping.columns[name](group) for name in columns}}))
+    return Summary(grouping.labels, tuple(columns), tuple(lines), len(largest) - len(lines))
 
 
 def as_table(summary: Summary) -> Iterator[str]:
     """Lines of a table for people: times have units, and stacks begin at the function that waits."""
-    names = LABELS[summary.by] if summary.lines else (summary.by,)
     rows = [
         [
             *(_value(name, value) for name, value in values.items()),
@@ -173,7 +214,9 @@ def as_table(summary: Summary) -> Iterator[str]:
         ]
         for labels, values in summary.lines
     ]
-    yield from aligned([["this%", "cum%", *summary.columns, *names], *rows], 2 + len(summary.columns))
+    yield from aligned(
+        [["this%", "cum%", *summary.columns, *summary.labels], *rows], 2 + len(summary.columns)
+    )
     if summary.left_out:
         yield f"and {summary.left_out:,} more\n"
 
@@ -227,7 +270,7 @@ def _value(name: str, value: float) -> str:
     """The value of a column for a table: a time with its unit, a share, or a count."""
     if name.endswith("%"):
         return f"{value:.1f}"
-    if name.partition(".")[0] not in ("blocked", "sys") or name.endswith(".count"):
+    if name.partition(".")[0] not in ("blocked", "sys", "waited") or name.endswith(".count"):
         return f"{value:,.0f}"
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if value >= size:

@@ -102,6 +102,7 @@ def test_every_shipped_value_can_be_changed_on_its_own() -> None:
         "maps.stacks": "64",
         "names.parked": '["app:gate"]',
         "profile.samples_per_second": "5",
+        "profile.waits_per_second": "5",
         "budget.cpu": "0.5%",
         "budget.requests": "50%",
         "web.listen": '[":1"]',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import html
 import json
 import os
 import pwd
@@ -175,6 +176,9 @@ def test_page_links_to_what_there_is(running: Exporter) -> None:
     api = ("api/v1/locks", "api/v1/threads", "api/v1/bottlenecks", "api/v1/deadlocks")
     for path in ("metrics", *api, "-/healthy", "-/ready", "-/settled"):
         assert f'href="{path}"' in page
+        assert running.ask(f"/{path}")[0] == 200
+    for path in ("debug/pprof/offcpu", "debug/pprof/wakers", "flamegraph?program=offcpu&by=waker"):
+        assert f'href="{html.escape(path)}"' in page
         assert running.ask(f"/{path}")[0] == 200
 
 

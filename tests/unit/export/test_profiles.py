@@ -21,9 +21,9 @@ import pytest
 
 from lockd.export.handlers import Service
 from lockd.export.web_config import WebConfig
-from lockd.messages import REQUEST_DETAIL, REQUEST_METRICS, pack
+from lockd.messages import REQUEST_DETAIL, REQUEST_METRICS, REQUEST_WAITS, pack
 from tests.needs import need
-from tests.support.exporter_process import Exporter, exporter, full_block
+from tests.support.exporter_process import Exporter, exporter, full_block, waits_block
 
 EVIL = "</svg><script>alert(1)</script>"
 LOCKS = [
@@ -34,13 +34,6 @@ LOCKS = [
     ("futex", EVIL, "pi", "", [], 10.0, 0.0, 1),
     ("kernel_locks", "cp", "rwsem_write", "inode->i_rwsem", ["down_write", "do_truncate"], 700.0, 0.0, 7),
 ]
-THREADS = [
-    ("offcpu", "shop", "sleep", 11, "shop-worker", 4000.0, 100.0, 4),
-    ("offcpu", "shop", "disk", 11, "shop-worker", 600.0, 0.0, 2),
-    ("futex", "shop", "lock", 11, "shop-worker", 4000.0, 0.0, 40),
-]
-
-
 HOLDERS = [
     {
         "site": "shop:refill",
@@ -64,41 +57,36 @@ def block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
         {**one, "seconds": one["seconds"] + more * 1e-4, "samples": one["samples"] + more}  # type: ignore[operator]
         for one in HOLDERS
     ]
+    program, comm, kind, lock, stack, *rest = zip(*LOCKS, strict=True)
+    n = len(LOCKS)
+    text = {
+        "program": program, "comm": comm, "kind": kind, "unit": ["shop.service"] * n, "lock": lock,
+        "site": ["app:site"] * n, "address": ["0x1000"] * n,
+    }  # fmt: skip
+    numbers = dict(zip(("blocked_us", "waiting_us", "blocked_count"), rest, strict=True))
+    numbers["tgid"] = [10] * n
+    table = {
+        "text": {column: list(values) for column, values in text.items()},
+        "numbers": list(numbers),
+        "lists": {"stack": list(stack), "holders": [held, *[[]] * (n - 2), KERNEL_HOLDERS]},
+    }
     columns: dict[str, Any] = {}
-    tables: dict[str, Any] = {}
-    for name, rows in (("locks", LOCKS), ("threads", THREADS)):
-        program, comm, kind, *rest = zip(*rows, strict=True)
-        n = len(rows)
-        text = {"program": program, "comm": comm, "kind": kind, "unit": ["shop.service"] * n}
-        numbers = {
-            "blocked_us": rest[-3],
-            "waiting_us": rest[-2],
-            "blocked_count": rest[-1],
-            "tgid": [10] * n,
-        }
-        if name == "locks":
-            text |= {"lock": rest[0], "site": ["app:site"] * n, "address": ["0x1000"] * n}
-        else:
-            text |= {"lock": [""] * n, "thread_comm": rest[1]}
-            numbers["tid"] = rest[0]
-        tables[name] = {
-            "text": {column: list(values) for column, values in text.items()},
-            "numbers": list(numbers),
-            "lists": {"stack": list(rest[1]), "holders": [held, *[[]] * (n - 2), KERNEL_HOLDERS]}
-            if name == "locks" else {},
-        }  # fmt: skip
-        for column, values in numbers.items():
-            add = {"blocked_us": 100.0 * more, "blocked_count": more}.get(column, 0)
-            kind_of = "d" if column.endswith("_us") else "q"
-            columns[f"{name}.{column}"] = array.array(kind_of, [value + add for value in values])
-    return pack(
-        {"tables": tables, "time": 1700000000.0 + later + clock_set, "monotonic": 500.0 + later}, columns
-    )
+    for column, values in numbers.items():
+        add = {"blocked_us": 100.0 * more, "blocked_count": more}.get(column, 0)
+        kind_of = "d" if column.endswith("_us") else "q"
+        columns[f"locks.{column}"] = array.array(kind_of, [value + add for value in values])
+    head = {
+        "tables": {"locks": table},
+        "time": 1700000000.0 + later + clock_set,
+        "monotonic": 500.0 + later,
+    }
+    return pack(head, columns)
 
 
 @pytest.fixture
 def running() -> Iterator[Exporter]:
-    with exporter(blocks={REQUEST_METRICS: full_block(), REQUEST_DETAIL: block()}) as one:
+    blocks = {REQUEST_METRICS: full_block(), REQUEST_DETAIL: block(), REQUEST_WAITS: waits_block()}
+    with exporter(blocks=blocks) as one:
         yield one
 
 
@@ -175,26 +163,72 @@ def test_filters(running: Exporter) -> None:
     assert "0x1000" not in only
 
 
-@pytest.mark.parametrize("program", ["futex", "kernel_locks", "offcpu"])
-def test_servers_get_what_they_make_the_type_of_a_profile_of(running: Exporter, program: str) -> None:
-    raw = go_pprof(running, f"/debug/pprof/{program}", "-raw")
-    assert "blocked/nanoseconds[dflt] waiting/nanoseconds waits/count" in raw
-    assert "PeriodType: waits count\nPeriod: 1\n" in raw
+@pytest.mark.parametrize(
+    ("profile", "counted"),
+    [("futex", "waits"), ("kernel_locks", "waits"), ("offcpu", "samples"), ("wakers", "samples")],
+)
+def test_servers_get_what_they_make_the_type_of_a_profile_of(
+    running: Exporter, profile: str, counted: str
+) -> None:
+    raw = go_pprof(running, f"/debug/pprof/{profile}", "-raw")
+    assert f"blocked/nanoseconds[dflt] waiting/nanoseconds {counted}/count" in raw
+    assert f"PeriodType: {counted} count\nPeriod: 1\n" in raw
     assert "Duration:" not in raw  # it has none, so that servers take it for a total
     assert "Time: 2023-11-14" in raw
 
 
-def test_kernel_locks_and_offcpu(running: Exporter) -> None:
+def test_kernel_locks(running: Exporter) -> None:
     raw = go_pprof(running, "/debug/pprof/kernel_locks", "-raw")
     assert re.search(r"M=2 down_write", raw)
     assert "unit:[shop.service]" in raw
-    assert (
-        rows(go_pprof(running, "/debug/pprof/kernel_locks", "-top", "-unit=us"))["inode->i_rwsem"][0]
-        == "700us"
-    )
+    found = rows(go_pprof(running, "/debug/pprof/kernel_locks", "-top", "-unit=us"))
+    assert found["inode->i_rwsem"][0] == "700us"
+
+
+def test_waits_off_the_cpu(running: Exporter) -> None:
+    """The 600 us of `disk` are divided as the weights of its two stacks are."""
     found = rows(go_pprof(running, "/debug/pprof/offcpu", "-top", "-unit=us"))
-    assert (found["sleep"][0], found["disk"][0], found["shop-worker"][3]) == ("4000us", "600us", "4600us")
-    assert "lock" not in found
+    assert (found["sleep"][0], found["disk"][0], found["poll"][0]) == ("4000us", "600us", "90us")
+    assert (found["shop"][3], found["main"][3], found["load"][3]) == ("4600us", "4600us", "400us")
+    assert found["[not sampled]"][3] == "90us"
+    samples = rows(go_pprof(running, "/debug/pprof/offcpu", "-top", "-sample_index=samples"))
+    assert (samples["sleep"][0], samples["disk"][0], samples["nanosleep"][3]) == ("2", "4", "2")
+    waiting = rows(go_pprof(running, "/debug/pprof/offcpu", "-top", "-sample_index=waiting", "-unit=ms"))
+    assert waiting["sleep"][0] == waiting["[waits now]"][3] == "10000ms"
+    raw = go_pprof(running, "/debug/pprof/offcpu?unit=shop.service&kind=disk", "-raw")
+    assert re.search(r"M=2 vfs_read", raw)
+    assert re.search(r"M=1 load", raw)
+    assert "kind:[disk]" in raw
+    assert not re.search("sleep|waker|notify", raw)
+
+
+def test_who_ended_the_waits_off_the_cpu(running: Exporter) -> None:
+    found = rows(go_pprof(running, "/debug/pprof/wakers", "-top", "-unit=us"))
+    assert (found["irq"][0], found["kswapd0"][0]) == ("4000us", "400us")
+    assert found["notify"][3] == found["wake_up"][3] == "600us"
+    raw = go_pprof(running, "/debug/pprof/wakers?comm=shop", "-raw")
+    assert {"irq", "kswapd0", "shop"} == set(re.findall(r"waker:\[(.*?)\]", raw))
+    page = frames(running.ask("/flamegraph?program=offcpu&by=waker&kind=disk")[2])
+    assert page["kswapd0"] == "400 us, 66.67%"
+    assert "sleep" not in page
+    assert "kswapd0" not in frames(running.ask("/flamegraph?program=offcpu&by=waiter")[2])
+
+
+@pytest.mark.parametrize(("path", "shown"), [("offcpu", "1000us"), ("wakers?unit=db.service", "500us")])
+def test_waits_off_the_cpu_of_some_seconds(running: Exporter, path: str, shown: str) -> None:
+    """5 waits of 100 us in each group: those of `disk` at one stack, and those of others not sampled."""
+    with ThreadPoolExecutor(1) as pool:
+        path = f"/debug/pprof/{path}{'&' if '?' in path else '?'}seconds=1"
+        asked = pool.submit(go_pprof, running, path, "-top", "-unit=us")
+        while not running.sampler.requests:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        running.sampler.blocks[REQUEST_WAITS] = waits_block(later=1.0, more=5, clock_set=-3600.0)
+        top = asked.result()
+    assert running.sampler.requests == [REQUEST_WAITS] * 2
+    assert "Duration: 1s" in top
+    assert rows(top)["[not sampled]"][3] == shown
+    assert "load" not in rows(top)
 
 
 def test_a_profile_of_some_seconds_is_what_came_to_it(running: Exporter) -> None:
@@ -260,7 +294,10 @@ def test_the_flame_graph(running: Exporter) -> None:
     assert found["shop:buy"] == "5.001 s, 99.94%"  # the wait that goes on, and what ended
     kernel = frames(running.ask("/flamegraph?program=kernel_locks")[2])
     assert {"cp", "do_truncate", "down_write", "inode->i_rwsem"} <= set(kernel)
-    assert "sleep" in frames(running.ask("/flamegraph?program=offcpu")[2])
+    waits = frames(running.ask("/flamegraph?program=offcpu")[2])
+    assert waits["[waits now]"] == "10.000 s, 99.95%"
+    waits = frames(running.ask("/flamegraph?program=offcpu&kind=disk")[2])
+    assert waits["load"] == "400 us, 66.67%"
 
 
 def test_names_are_text_and_only_our_own_script_may_run(running: Exporter) -> None:
@@ -298,12 +335,20 @@ def test_the_script_and_the_style_are_allowed_by_a_browser(running: Exporter, tm
         ("/debug/pprof/futex?seconds=0", 400, 'parameter seconds: "0"; rule: a whole number from 1 to 60'),
         ("/debug/pprof/futex?seconds=61", 400, "parameter seconds"),
         ("/debug/pprof/futex?seconds=-1", 400, "parameter seconds"),
-        ("/flamegraph?program=futex&by=owner", 400, 'parameter by: "owner"; rule: one of waiter, holder'),
+        ("/flamegraph?program=futex&by=owner", 400, 'parameter by: "owner"; rule: one of waiter, holder for'),
+        (
+            "/flamegraph?program=kernel_locks&by=waker",
+            400,
+            'parameter by: "waker"; rule: one of waiter, holder for program=kernel_locks',
+        ),
         (
             "/flamegraph?program=offcpu&by=holder",
             400,
-            "parameter by: holders are known of program=futex and program=kernel_locks only",
+            'parameter by: "holder"; rule: one of waiter, waker for program=offcpu',
         ),
+        ("/flamegraph?by=waker", 400, 'parameter program: ""; rule: one of'),
+        ("/debug/pprof/holders?program=offcpu", 400, 'parameter by: "holder"; rule: one of waiter, waker'),
+        ("/debug/pprof/wakers?seconds=61", 400, "parameter seconds"),
         ("/debug/pprof/futex?comm=%FF", 400, "parameter comm"),
     ],
 )

@@ -23,6 +23,7 @@ import pytest
 import lockd
 from lockd.kernel.rings import Ring
 from lockd.names import client as resolver_module
+from lockd.names import server
 from lockd.names.client import (
     ANSWER_SECONDS,
     MESSAGE_BYTES,
@@ -34,8 +35,10 @@ from lockd.names.client import (
 from lockd.names.kernel.locks import MODULES_SECONDS
 from lockd.names.locks.cpython_waits import MOST_LABEL, label
 from lockd.names.locks.user_locks import SHOWN_FRAMES
+from lockd.names.objects.demangle import MAX_NAME
 from lockd.names.protocol import (
     HOTSPOT_BITS,
+    MOST_FUNCTIONS,
     Answer,
     GoWaits,
     HolderAnswer,
@@ -49,6 +52,8 @@ from lockd.names.protocol import (
     OwnersAnswer,
     Question,
     Reload,
+    StackAnswer,
+    ThreadCaptured,
     UserLockSeen,
     Watch,
     decode_answer,
@@ -56,7 +61,7 @@ from lockd.names.protocol import (
     encode_answer,
 )
 from lockd.names.runtimes.cpython import PythonFrame
-from lockd.names.unwind.capture import Capture
+from lockd.names.unwind.capture import SLEEPER_BYTES, Capture
 from lockd.process.clock import cpu_seconds
 from tests.fuzz.messages import Talker
 from tests.needs import needs
@@ -67,6 +72,10 @@ KALLSYMS = "ffffffff82000000 D init_task\nffffffffc0000000 d other_lock\t[other]
 
 MakeResolver = Callable[..., Resolver]
 QUIET = 0.2
+LONGEST_SYMBOL = 511
+"""Characters of a function's name in the kernel (KSYM_NAME_LEN)."""
+MOST_KERNEL_FRAMES = 127
+"""Return addresses of a stack that the kernel finds (sysctl kernel.perf_event_max_stack)."""
 
 
 @pytest.fixture
@@ -437,6 +446,9 @@ CAPTURE = Capture(tuple(range(17)), bytes(range(256)) * 3, (1 << 63, 5), 7)
         Owners(1, (OwnedLock(1, 2, "lock", "mutex"), OwnedLock(1, 2, "pi", ""))),
         LockReleased(3, 2, CAPTURE),
         KernelLockReleased(3, (0xFFFFFFFF81000000, 1)),
+        ThreadCaptured(3, 2, (0xFFFFFFFF81000000, 1), CAPTURE),
+        ThreadCaptured(3, 2, (), CAPTURE),
+        ThreadCaptured(3, 2, (0xFFFFFFFF81000000,)),
         Watch((1, 2), (3,)),
         Reload(10, 0.25),
     ],
@@ -451,6 +463,8 @@ def test_questions_arrive_as_they_were_sent(question: Question) -> None:
         LockAnswer(1, True, "a:b", "c:d", ("x", "y"), "lock", "mutex"),
         OwnersAnswer(1, (0, 77)),
         HolderAnswer(3, "c:d", ("x", "y")),
+        StackAnswer(3, ("x", "y"), (0, 2**64 - 1), ("schedule",), (0, 2**64 - 1)),
+        StackAnswer(3, (), (), (), ()),
     ],
 )
 def test_answers_arrive_as_they_were_sent(answer: Answer) -> None:
@@ -497,7 +511,38 @@ def test_a_namer_says_nothing_but_answers_to_what_it_was_asked(tmp_path: Path) -
         )
 
 
-def said(procfs: Path, question: UserLockSeen | Owners | GoWaits, message: bytes) -> bool:
+def test_the_functions_of_a_stack_are_taken_only_as_they_were_agreed(tmp_path: Path) -> None:
+    good = json.loads(encode_answer(StackAnswer(4, ("read", "main"), (1, 2**64 - 1), ("schedule",), ())))
+    longest = {
+        **good,
+        "user": ["f"] * MOST_FUNCTIONS,
+        "returns": [1] * MOST_FUNCTIONS,
+        "kernel": ["f"] * MOST_FUNCTIONS,
+    }
+    asked = ThreadCaptured(4, 2, (0xFFFFFFFF81000000,), CAPTURE)
+    for right in (
+        good,
+        longest,
+        {**good, "user": [], "returns": [], "kernel": [], "interrupts": [2**64 - 1]},
+    ):
+        assert said(tmp_path, asked, json.dumps(right).encode()), right
+    for wrong in (
+        {**good, "a": "holder"}, {**good, "token": 5}, {**good, "token": "4"}, {**good, "token": None},
+        {**good, "returns": [1]}, {**good, "returns": [1, 2, 3]}, {**good, "returns": [1, -1]},
+        {**good, "returns": [1, 2**64]}, {**good, "returns": [1, 1.5]}, {**good, "returns": [1, True]},
+        {**good, "returns": ["1", "2"]}, {**good, "returns": None}, {**good, "returns": 2},
+        {**good, "user": ["read"]}, {**good, "user": ["read", 1]}, {**good, "user": ["read", None]},
+        {**good, "kernel": [1]}, {**good, "kernel": None}, {**good, "kernel": [["schedule"]]},
+        {**good, "interrupts": True}, {**good, "interrupts": [-1]}, {**good, "more": 1},
+        {name: value for name, value in good.items() if name != "kernel"},
+        {**longest, "user": ["f"] * (MOST_FUNCTIONS + 1), "returns": [1] * (MOST_FUNCTIONS + 1)},
+        {**longest, "kernel": ["f"] * (MOST_FUNCTIONS + 1)},
+        {"a": "holder", "token": 4, "site": "", "stack": []},
+    ):  # fmt: skip
+        assert not said(tmp_path, asked, json.dumps(wrong).encode()), wrong
+
+
+def said(procfs: Path, question: UserLockSeen | Owners | GoWaits | ThreadCaptured, message: bytes) -> bool:
     """Whether a resolver takes this from its namer, as an answer to the question, and keeps the namer."""
     resolver = Resolver(procfs)
     resolver._namer = talker = Talker()  # type: ignore[assignment]  # no process
@@ -524,6 +569,15 @@ def test_an_answer_fits_into_one_message_however_long_the_names_of_functions_are
     stack = (label(frame),) * SHOWN_FRAMES
     assert stack[0].startswith("...") and len(stack[0]) == MOST_LABEL
     assert len(encode_answer(LockAnswer(1, True, stack[0], stack[0], stack))) < MESSAGE_BYTES
+
+
+def test_the_longest_stacks_fit_into_one_message() -> None:
+    frames, names = (2**64 - 1,) * MOST_FUNCTIONS, ("\U00020000" * MAX_NAME,) * MOST_FUNCTIONS
+    kernel = ("f" * LONGEST_SYMBOL,) * MOST_FUNCTIONS
+    assert len(encode_answer(StackAnswer(2**63, names, frames, kernel, frames))) < MESSAGE_BYTES
+    capture = Capture((2**64 - 1,) * 33, bytes(SLEEPER_BYTES), frames, 2**64 - 1)
+    question = ThreadCaptured(2**63, 2**31, (2**64 - 1,) * MOST_KERNEL_FRAMES, capture)
+    assert len(question.encode()) < server.MESSAGE_BYTES
 
 
 SLOW = [doubled(60).replace("1f", f"3f{number}", 1) for number in range(10, 30)]

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +16,41 @@ import pytest
 from lockd.names.locks import user_locks
 from lockd.names.locks.user_locks import MOST_RENAMED_SECONDS, WEIGHED_EVERY
 from lockd.names.objects.address_space import AddressSpace
-from lockd.names.objects.jit import JitNames
+from lockd.names.objects.jit import PATIENCE_SECONDS, JitNames
 from lockd.names.objects.object_cache import ObjectCache
 from lockd.names.protocol import (
+    MOST_FUNCTIONS,
     GoWaits,
     GoWaitsAnswer,
     LockAnswer,
     OwnedLock,
     Owners,
     OwnersAnswer,
+    StackAnswer,
+    ThreadCaptured,
     UserLockSeen,
     Watch,
 )
 from lockd.names.server import ASKED_SECONDS, Names
 from lockd.names.shares import NOBODY, Shares
+from lockd.names.stacks import StackNames
+from lockd.names.unwind.capture import Capture
+from tests.needs import needs
+from tests.support.ptraced import blocked_capture
 
 FIRST, SECOND = 100, 200
 MAPS = "400000-401000 r-xp 00000000 08:01 7 /bin/waiter\n401000-402000 rw-p 00001000 08:01 7 /bin/waiter\n"
 LOCK = 0x401100
+COMPILER = Path(__file__).with_name("user_jit.c")
+KERNEL = (
+    "bpf_trace_run2", "schedule", "__schedule", "vfs_read", "entry_SYSCALL_64_after_hwframe",
+    "asm_exc_page_fault", "asm_exc_nmi", "asm_sysvec_apic_timer_interrupt", "asm_common_interrupt",
+    "el0t_64_sync", "el1h_64_irq",
+)  # fmt: skip
+"""Functions of a kernel, 256 bytes each."""
+AT = {name: 0xFFFFFFFF81000000 + 0x100 * number for number, name in enumerate(KERNEL)}
+FRAMES = Capture((), b"", tuple(range(0x400000, 0x400000 + 2 * MOST_FUNCTIONS)), 0)
+"""A capture of a machine whose registers are unknown: there are the frames that the kernel found."""
 
 
 class Host:
@@ -159,3 +181,129 @@ def test_of_whom_has_taken_his_share_no_lock_is_looked_at(tmp_path: Path) -> Non
     assert host.names.answer(GoWaits((FIRST,))) == GoWaitsAnswer((FIRST,), (-1,))
     host.blocks_and_ends(SECOND)
     assert host.lock_of(SECOND) == "waiter+0x1100"
+
+
+def with_symbols(procfs: Path) -> Path:
+    (procfs / "kallsyms").write_text("".join(f"{address:016x} T {name}\n" for name, address in AT.items()))
+    return procfs
+
+
+def returns_to(*functions: str) -> tuple[int, ...]:
+    """Return addresses in functions of KERNEL."""
+    return tuple(AT[name] + 0x10 for name in functions)
+
+
+def stack_of(names: Names, question: ThreadCaptured) -> StackAnswer:
+    answer = names.answer(question)
+    assert isinstance(answer, StackAnswer)
+    assert answer.token == question.token
+    assert len(answer.user) == len(answer.returns)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("functions", "interrupts"),
+    [
+        (("schedule", "vfs_read", "entry_SYSCALL_64_after_hwframe"), ()),
+        (("schedule", "asm_exc_page_fault"), ()),
+        (("vfs_read", "asm_exc_nmi"), ()),
+        (("schedule", "el0t_64_sync"), ()),
+        (
+            ("vfs_read", "asm_sysvec_apic_timer_interrupt", "schedule"),
+            ("asm_sysvec_apic_timer_interrupt",),
+        ),
+        (("vfs_read", "asm_common_interrupt"), ("asm_common_interrupt",)),
+        (("vfs_read", "el1h_64_irq", "schedule"), ("el1h_64_irq",)),
+    ],
+)
+def test_a_stack_of_the_kernel_and_whether_an_interrupt_came(
+    functions: tuple[str, ...], interrupts: tuple[str, ...], tmp_path: Path
+) -> None:
+    names = Host(with_symbols(tmp_path)).names
+    found = stack_of(names, ThreadCaptured(7, 2, returns_to("bpf_trace_run2", *functions)))
+    assert found == StackAnswer(7, (), (), functions, returns_to(*interrupts))
+
+
+def test_an_interrupt_is_seen_however_deep_the_stack_is(tmp_path: Path) -> None:
+    names = Host(with_symbols(tmp_path)).names
+    functions = *("vfs_read",) * MOST_FUNCTIONS, "asm_common_interrupt"
+    found = stack_of(names, ThreadCaptured(7, 2, returns_to(*functions)))
+    assert found == StackAnswer(7, (), (), functions[:MOST_FUNCTIONS], returns_to("asm_common_interrupt"))
+
+
+def test_a_stack_in_user_space_has_a_bound_too(tmp_path: Path) -> None:
+    """The symbols of the kernel, which there are none of here, are not asked for."""
+    host = Host(tmp_path)
+    host.blocks_and_ends(FIRST)
+    found = stack_of(host.names, ThreadCaptured(7, FIRST, (), FRAMES))
+    assert found.returns == FRAMES.frames[:MOST_FUNCTIONS]
+    assert found.user[:2] == ("waiter+0x0", "waiter+0x0")
+    assert (found.kernel, found.interrupts) == ((), ())
+    assert set(stack_of(host.names, ThreadCaptured(8, SECOND, (), FRAMES)).user) == {"[unknown]"}
+
+
+def test_of_whom_has_taken_his_share_the_kernel_is_still_named(tmp_path: Path) -> None:
+    host = Host(with_symbols(tmp_path))
+    host.blocks_and_ends(FIRST)
+    host.owes(FIRST)
+    question = ThreadCaptured(7, FIRST, returns_to("schedule", "vfs_read"), FRAMES)
+    assert stack_of(host.names, question) == StackAnswer(7, (), (), ("schedule", "vfs_read"), ())
+
+
+def compiled(output: Path, *arguments: str | Path) -> Path:
+    subprocess.run(["gcc", "-O2", "-pthread", *arguments, "-o", output], check=True)
+    return output
+
+
+@contextmanager
+def compiling(program: Path) -> Iterator[tuple[int, int, Path]]:
+    """A process whose thread `jit` waits in code that is compiled at run time.
+
+    Yields its id, the address of that code, and the file for its name.
+    """
+    child = subprocess.Popen([program], stdout=subprocess.PIPE, text=True)
+    perf_map = Path(f"/tmp/perf-{child.pid}.map")
+    try:
+        assert child.stdout
+        yield child.pid, int(child.stdout.readline(), 16), perf_map
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        perf_map.unlink(missing_ok=True)
+
+
+@needs("gcc")
+def test_the_stack_of_a_real_thread_is_what_the_tools_show(tmp_path: Path) -> None:
+    with_symbols(tmp_path)
+    with compiling(compiled(tmp_path / "jitted", COMPILER)) as (tgid, start, perf_map):
+        perf_map.write_text(f"{start:x} 40 checkout\n")
+        (tmp_path / str(tgid)).symlink_to(f"/proc/{tgid}")
+        _, _, capture = blocked_capture(tgid, "jit")
+        kernel = returns_to("bpf_trace_run2", "schedule", "vfs_read")
+        found = stack_of(Host(tmp_path).names, ThreadCaptured(7, tgid, kernel, capture))
+        tools = StackNames(tmp_path)
+        assert found.user == tools.user_stack(tgid, capture)
+        assert found.kernel == tools.kernel_stack(kernel)
+    caller = found.user.index("run")
+    assert found.user[caller - 1] == "checkout"
+    assert found.returns[0] == capture.registers[16]
+    assert start < found.returns[caller - 1] < start + 0x40
+
+
+@needs("gcc")
+def test_a_java_machine_that_writes_its_map_again_gets_the_new_names(tmp_path: Path) -> None:
+    """They are there at once, and not after the seconds for which other names are believed."""
+    library = compiled(tmp_path / "libjvm.so", COMPILER, "-shared", "-fPIC", "-Dmain=start_machine")
+    source = tmp_path / "launcher.c"
+    source.write_text("int start_machine(void);\nint main(void) { return start_machine(); }\n")
+    launcher = compiled(tmp_path / "launcher", source, library, f"-Wl,-rpath,{tmp_path}")
+    names = Names(Path("/proc"), Shares(Path("/proc"), 1.0))
+    with compiling(launcher) as (tgid, start, perf_map):
+        perf_map.write_text(f"{start:x} 40 before\n")
+        _, _, capture = blocked_capture(tgid, "jit")
+        assert "before" in stack_of(names, ThreadCaptured(1, tgid, (), capture)).user
+        perf_map.write_text(f"{start:x} 40 afterwards\n")
+        until = time.monotonic() + PATIENCE_SECONDS / 2
+        while "afterwards" not in stack_of(names, ThreadCaptured(2, tgid, (), capture)).user:
+            assert time.monotonic() < until
+            time.sleep(0.02)

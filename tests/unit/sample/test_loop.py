@@ -46,7 +46,7 @@ class Ticking:
         self.since_tick += 1
         return BLOCK
 
-    details = metrics
+    details = wait_stacks = metrics
 
     def begin_settling(self) -> int:
         return self.own_cost.ticks + WINDOWS
@@ -91,13 +91,13 @@ def ticks_beside(exporter: Exporter, last: bytes) -> tuple[Ticking, list[bytes]]
     return sampler, said
 
 
-@pytest.mark.parametrize("request_", ["m", "d", "s", "?"])
+@pytest.mark.parametrize("request_", ["m", "d", "w", "s", "?"])
 def test_a_flood_of_requests_whose_answers_nobody_reads(
     start: Callable[[str], Exporter], request_: str
 ) -> None:
     exporter = start(SERVING + f"while True: control.send({request_.encode()!r})\n")
     sampler, said = ticks_beside(exporter, b"serving")
-    if request_ in "md":
+    if request_ in "mdw":
         assert sampler.most == 1
         assert sampler.blocks < 10, "each of them would keep its memory"
     else:
@@ -118,7 +118,7 @@ def next_block():
 
 def test_one_that_asks_and_reads_is_answered(start: Callable[[str], Exporter]) -> None:
     asks = """
-for request in (b"m", b"d", b"m"):
+for request in (b"m", b"d", b"w", b"m"):
     control.send(request)
     _, words, (fd,) = next_block()
     assert (words, os.fstat(fd).st_size) == (b"ok", 100_000)

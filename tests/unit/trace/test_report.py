@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lockd.errors import UsageError
 from lockd.trace.futex.lock_rows import LockRow, as_csv, as_json, read
-from lockd.trace.futex.summary import COLUMNS, add_kinds, select, summarise
+from lockd.trace.futex.summary import COLUMNS, GROUPINGS, add_kinds, select, summarise
 
 ROOT = Path(__file__).resolve().parents[3]
 TRACES = Path(__file__).parent / "futex_traces"
@@ -221,7 +221,7 @@ def test_the_report_reads_what_is_written(
     )
     add_kinds(found)
     assert len(select(found, "all")) == len(rows)
-    assert sum(values["wait.count"] for _, values in summarise(found).lines) == sum(
+    assert sum(values["wait.count"] for _, values in summarise(found, GROUPINGS["lock"]).lines) == sum(
         r.wait_count for r in rows
     )
 

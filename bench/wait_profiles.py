@@ -1,0 +1,206 @@
+"""The daemon's sampled profile of waits off the CPU beside `lockd trace offcpu`, which counts every wait:
+`python -m bench.wait_profiles` writes bench/build/wait_profiles.json and .md.
+
+Both look at the same minute of each load. Said are the shares of the stacks with most time in the trace, as
+both see them, the largest difference between the two, and the time in all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench import results
+from bench.database import database
+from bench.host import say
+from tests.support.lockd_process import CHECKOUT, Lockd
+
+ROOT = Path(__file__).resolve().parents[1]
+LARGEST = 20
+"""Stacks that are compared: those with most time in the trace."""
+MOST_FRAMES = 60
+"""Functions of a stack, from the innermost one, that are compared: the daemon keeps 64 of each side."""
+SETTLE_SECONDS = 5.0
+BUILDERS = 4
+THREADS = 16
+"""Connections of the database."""
+
+Stack = tuple[str, ...]
+Times = dict[Stack, float]
+"""Microseconds by stack, innermost function first."""
+
+
+@contextlib.contextmanager
+def mariadb(directory: Path) -> Iterator[str]:
+    """A database under load; yields the comm of its process, as the other loads do."""
+    socket = directory / "socket"
+    sysbench = ["sysbench", "oltp_read_write", f"--mysql-socket={socket}", "--mysql-user=root",
+                "--tables=4", "--table-size=20000", f"--threads={THREADS}", "--time=0"]  # fmt: skip
+    with database(socket):
+        query = ["mariadb", "--no-defaults", f"--socket={socket}", "-e", "CREATE DATABASE sbtest"]
+        subprocess.run(query, check=True)
+        subprocess.run([*sysbench, "prepare"], check=True, stdout=subprocess.DEVNULL)
+        with running([*sysbench, "run"]):
+            yield "mariadbd"
+
+
+@contextlib.contextmanager
+def java(directory: Path) -> Iterator[str]:
+    with running(["java", "-Xmx128m", ROOT / "bench/programs/Pools.java"]):
+        yield "java"
+
+
+@contextlib.contextmanager
+def build(directory: Path) -> Iterator[str]:
+    """The workloads of the tests are compiled again and again."""
+    shutil.copytree(ROOT / "tests/workloads", directory / "source", ignore=shutil.ignore_patterns("build"))
+    command = f"while :; do make -s -j{BUILDERS} -C {directory / 'source'} clean all; done"
+    with running(["bash", "-c", command]):
+        yield "make"
+
+
+LOADS: dict[str, Callable[[Path], contextlib.AbstractContextManager[str]]] = {
+    "MariaDB": mariadb,
+    "Java": java,
+    "build": build,
+}
+
+
+@contextlib.contextmanager
+def running(command: list[str | Path]) -> Iterator[None]:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command], start_new_session=True, **quiet)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()
+
+
+def stacks_of(source: str | Path, comm: str) -> Times:
+    """The stacks in a pprof profile, at a path or URL; of samples with this comm, unless it is empty."""
+    focus = [f"-tagfocus=comm=^{comm}$"] if comm else []
+    with tempfile.TemporaryDirectory() as kept:
+        done = subprocess.run(
+            ["go", "tool", "pprof", "-traces", "-unit=us", "-sample_index=0", *focus, source],
+            capture_output=True, text=True, check=True, timeout=300, env={**os.environ, "PPROF_TMPDIR": kept},
+        )  # fmt: skip
+    times: Times = defaultdict(float)
+    for part in re.split(r"^-+\+-+$", done.stdout, flags=re.MULTILINE)[1:]:
+        lines = [line for line in part.splitlines() if not re.match(r"\s*\w+:  ", line)]
+        if not lines or not (first := re.match(r"\s*([\d.]+)us\s+(.*)$", "\n".join(lines).strip("\n"), re.S)):
+            continue
+        frames = [frame.strip() for frame in first[2].splitlines() if frame.strip()]
+        times[tuple(frames)] += float(first[1])
+    return times
+
+
+def of_daemon(lockd: Lockd, comm: str, seconds: int) -> Times:
+    """What the daemon says of the next seconds. The comm and the reason are no frames of the trace."""
+    address = f"http://{lockd.address}/debug/pprof/offcpu?seconds={seconds}&comm={comm}"
+    times: Times = defaultdict(float)
+    for frames, us in stacks_of(address, "").items():
+        times[frames[1:-1][:MOST_FRAMES]] += us
+    return times
+
+
+def of_trace(path: Path, comm: str) -> Times:
+    """What the trace says: of threads with this comm, unless it is empty."""
+    times: Times = defaultdict(float)
+    for frames, us in stacks_of(path, comm).items():
+        times[frames[:MOST_FRAMES]] += us
+    return times
+
+
+def compare(name: str, seconds: int, per_second: int) -> dict[str, object]:
+    """Run a load, and look at it in both ways."""
+    with tempfile.TemporaryDirectory(prefix="lockd-bench-", dir="/var/tmp") as own:
+        directory = Path(own)
+        lockd = Lockd(directory, {"profile": {"waits_per_second": per_second}})
+        with LOADS[name](directory) as comm:
+            time.sleep(SETTLE_SECONDS)
+            pids = subprocess.run(["pgrep", "-x", comm], capture_output=True, text=True, check=False).stdout
+            is_one_process = name != "build"
+            whose = ["-p", ",".join(pids.split())] if is_one_process else []
+            trace = subprocess.Popen(
+                [*CHECKOUT, "trace", "offcpu", "--no-ongoing", "--format", "pprof", "-o", directory / "trace",
+                 *whose, str(seconds + 2)], stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            time.sleep(2)
+            sampled = of_daemon(lockd, comm, seconds)
+            trace.wait()
+        traced = of_trace(directory / "trace", "" if is_one_process else comm)
+        metrics = lockd.metrics()
+        taken = metrics.sum("lockd_wait_samples_total")
+        lockd.stop()
+    in_trace, in_daemon = sum(traced.values()), sum(sampled.values())
+    largest = sorted(traced, key=traced.__getitem__, reverse=True)[:LARGEST]
+    rows = [
+        {
+            "stack": stack,
+            "traced": traced[stack] / in_trace,
+            "sampled": sampled.get(stack, 0.0) / in_daemon,
+        }
+        for stack in largest
+    ]
+    return {
+        "load": name,
+        "traced_s": in_trace / 1e6,
+        "sampled_s": in_daemon / 1e6,
+        "samples": taken,
+        "rows": rows,
+    }
+
+
+def as_text(found: list[dict[str, object]]) -> str:
+    lines = ["# Sampled and traced waits", ""]
+    for one in found:
+        rows = one["rows"]
+        assert isinstance(rows, list)
+        worst = max((abs(row["traced"] - row["sampled"]) for row in rows), default=0.0)
+        lines += [
+            f"## {one['load']}",
+            "",
+            f"{one['traced_s']:.1f} s in the trace, {one['sampled_s']:.1f} s in the profile;"
+            f" {one['samples']:.0f} samples of all processes;"
+            f" the largest difference is {100 * worst:.1f} points.",
+            "",
+            "| traced | sampled | stack, innermost function first |",
+            "|---|---|---|",
+        ]
+        for row in rows:
+            stack = " < ".join(row["stack"][:10])
+            lines.append(f"| {100 * row['traced']:.1f}% | {100 * row['sampled']:.1f}% | {stack} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--per-second", type=int, default=10, help="profile.waits_per_second")
+    parser.add_argument("--loads", default=",".join(LOADS))
+    args = parser.parse_args()
+    found = []
+    for name in args.loads.split(","):
+        say(f"{name}: {args.seconds} s")
+        found.append(compare(name, args.seconds, args.per_second))
+    text = as_text(found)
+    results.write("wait_profiles", {"host": results.host(), "loads": found}, text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* Samples of waits off the CPU, with the stacks of the thread that waits and of the thread that wakes it.
+ *
+ * The user stack of a thread is at hand only while it leaves its CPU, but for how long it will wait is known
+ * only at its wake-up. So there are two chances. A thread that leaves its CPU is captured with the chance
+ *     captured = (usual + LEAST_WAIT) / wait_per_capture, at most 1
+ * where `usual` is for how long this thread usually waits in this system call. At its wake-up the sample is
+ * completed, with the stacks of its waker, with the chance
+ *     completed = waited / (captured * wait_per_capture), at most 1
+ * and weighs waited / (captured * completed). The sum of the weights is right on average, whatever `usual` is
+ * and whatever the sampler makes of `wait_per_capture` meanwhile. If `usual` is right, each sample weighs
+ * `wait_per_capture`: the chance is in proportion to the time waited, so that short waits cost next to
+ * nothing however many they are. `usual` is a second at most: idle threads, which wait for longer, would else
+ * take most of the samples. All of these times are in units of 1024 ns. */
+
+#define LEAST_WAIT 256 /* some 260 us: bounds the weight of a wait that is much longer than usual */
+#define USUAL_WAITS 16384 /* a power of two; waits that share an element have less even weights */
+#define USUAL_WAITS_BITS 14
+#define LONGEST_USUAL 0x100000
+#define LONGEST_WAIT 0x7fffffff
+#define CERTAIN 0xffffffff /* a chance is a part of this */
+#define WAIT_FRAMES 48
+#define WAIT_SAMPLES_PAGES 64
+
+/* What a record of the ring is about. Python reads the names. */
+enum wait_record_kind {
+    WAIT_BEGINS, /* the stacks are of the thread that waits */
+    WAIT_ENDS, /* the stacks are of the thread that wakes it; without one there are none */
+};
+
+struct wait_record {
+    u64 began; /* time at which the thread left its CPU: with `tid` it tells which wait this is */
+    u64 weight; /* of WAIT_ENDS, in ns */
+    struct who who; /* the thread that waits */
+    u32 tid; /* of that thread */
+    u32 waker; /* thread group that wakes it; 0: an interrupt on an idle CPU */
+    s16 nr; /* this and the next three: as in struct thread */
+    u8 state;
+    u8 iowait;
+    u8 detail;
+    u8 kind; /* enum wait_record_kind */
+    u8 is_woken; /* 1: the wake-up was seen */
+    u8 pad;
+};
+
+struct captured_wait {
+    struct wait_record record;
+    u64 kernel[WAIT_FRAMES]; /* return addresses, innermost first, up to a 0 */
+    struct capture by; /* its `tid` is 0 for a kernel thread, which has no user stack */
+};
+
+BPF_RINGBUF_OUTPUT(wait_samples, WAIT_SAMPLES_PAGES); /* the sampler looks at it with every tick */
+BPF_ARRAY(wait_sample_record, struct captured_wait, 1); /* describes the layout of a record */
+BPF_ARRAY(usual_waits, u32, USUAL_WAITS); /* by thread and system call, see usual_wait() */
+
+enum refused_wait { REFUSED_WAITS, REFUSED_WAITS_NS };
+BPF_PERCPU_ARRAY(refused_waits, u64, 2); /* by enum refused_wait: samples for which the ring had no room */
+
+static __always_inline void refuse_wait(u64 weight)
+{
+    u32 which = REFUSED_WAITS;
+    u64 *refused = refused_waits.lookup(&which);
+
+    if (refused)
+        *refused += 1;
+    which = REFUSED_WAITS_NS;
+    refused = refused_waits.lookup(&which);
+    if (refused)
+        *refused += weight;
+}
+
+/* Return for how long the thread `tid` usually waits in its system call. */
+static __always_inline u32 *usual_wait(u32 tid, struct thread *t)
+{
+    u32 at = (tid * 0x9e3779b1 ^ (u32)t->nr * 0x85ebca6b) >> (32 - USUAL_WAITS_BITS);
+
+    return usual_waits.lookup(&at);
+}
+
+/* Take the stacks of the current thread. */
+static __always_inline void capture_stacks(void *ctx, struct captured_wait *kept)
+{
+    u64 task = bpf_get_current_task();
+    u32 flags = 0;
+
+    __builtin_memset(kept->kernel, 0, sizeof(kept->kernel));
+    bpf_get_stack(ctx, kept->kernel, sizeof(kept->kernel), 0);
+    kept->by.tid = 0;
+    kept->by.bytes = 0;
+    READ_TASK(task, TASK_FLAGS, flags);
+    if (flags & 0x00200000) /* PF_KTHREAD */
+        return;
+    __builtin_memset(kept->by.frames, 0, sizeof(kept->by.frames));
+    fill_capture(ctx, task, &kept->by);
+}
+
+static __always_inline void describe_end(struct wait_record *record, u64 task, u32 tid, struct thread *t,
+                                         u64 weight)
+{
+    __builtin_memset(record, 0, sizeof(*record));
+    record->kind = WAIT_ENDS;
+    record->began = t->off_since;
+    record->weight = weight;
+    record->tid = tid;
+    record->nr = t->nr;
+    record->state = t->state;
+    record->iowait = t->iowait;
+    record->detail = t->detail;
+    identify(task, &record->who);
+}
+
+/* The current thread, whose entry is `t`, leaves its CPU at `now` to wait. Capture it with a chance; return
+ * this chance, or 0 if it is not captured. */
+static __always_inline u32 begin_wait_sample(void *ctx, u64 task, u32 tid, struct thread *t, u64 now)
+{
+    u32 zero = 0;
+    struct control *c = control.lookup(&zero);
+    u32 *usual = usual_wait(tid, t);
+
+    if (!c || !c->wait_per_capture || !usual)
+        return 0;
+    u64 expected = (u64)*usual + LEAST_WAIT, per_capture = c->wait_per_capture;
+    if (bpf_get_prandom_u32() * per_capture >= expected << 32 && expected < per_capture)
+        return 0;
+    if (c->restraint >= RESTRAINT_STACKS)
+        return 0;
+    struct captured_wait *kept = wait_samples.ringbuf_reserve(sizeof(struct captured_wait));
+    if (!kept) {
+        refuse_wait(per_capture << 10);
+        return 0;
+    }
+    __builtin_memset(&kept->record, 0, sizeof(kept->record));
+    kept->record.kind = WAIT_BEGINS;
+    kept->record.began = now;
+    kept->record.tid = tid;
+    identify(task, &kept->record.who);
+    capture_stacks(ctx, kept);
+    wait_samples.ringbuf_submit(kept, BPF_RB_NO_WAKEUP);
+    if (t->nr != NR_KERNEL)
+        tell_of_process(task, t->tgid, now);
+    return expected < per_capture ? (expected << 32) / per_capture : CERTAIN;
+}
+
+/* Return the weight of a sample of a wait that began at `began` and ends at `now`, and whose thread was
+ * captured with a `chance`; or 0 if the second chance decides against it. */
+static __always_inline u64 weight_of_wait(u32 chance, u64 began, u64 now)
+{
+    u32 zero = 0;
+    struct control *c = control.lookup(&zero);
+    u64 waited = now > began ? now - began : 0, units = waited >> 10;
+
+    if (!c || !is_wanted(waited))
+        return 0;
+    /* A wait as long as this is sure to be completed. */
+    u64 certain = (u64)chance * c->wait_per_capture >> 32;
+    if (units > LONGEST_WAIT)
+        units = LONGEST_WAIT;
+    if (units < certain) {
+        if (bpf_get_prandom_u32() * certain >= units << 32)
+            return 0;
+        units = certain;
+    }
+    return (units << 32) / chance << 10;
+}
+
+/* The wait of `task`, which was captured with a `chance`, ends at `now`; `t` is its entry. The current thread
+ * is its waker if it is being `woken` and this is not the idle thread, which has no stack to speak of. */
+static __always_inline void end_wait_sample(void *ctx, u64 task, u32 tid, struct thread *t, u32 chance,
+                                            bool woken, u64 now)
+{
+    u64 began = t->off_since, weight = weight_of_wait(chance, began, now), id = bpf_get_current_pid_tgid();
+
+    if (!weight)
+        return;
+    if (woken && (u32)id) {
+        struct captured_wait *kept = wait_samples.ringbuf_reserve(sizeof(struct captured_wait));
+        if (!kept) {
+            refuse_wait(weight);
+            return;
+        }
+        describe_end(&kept->record, task, tid, t, weight);
+        kept->record.is_woken = 1;
+        kept->record.waker = id >> 32;
+        capture_stacks(ctx, kept);
+        wait_samples.ringbuf_submit(kept, BPF_RB_NO_WAKEUP);
+        return;
+    }
+    struct wait_record *record = wait_samples.ringbuf_reserve(sizeof(struct wait_record));
+    if (!record) {
+        refuse_wait(weight);
+        return;
+    }
+    describe_end(record, task, tid, t, weight);
+    record->is_woken = woken;
+    wait_samples.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+}
+
+/* `task`, whose entry is `t`, is about to run again at `now`: learn for how long it usually waits. */
+static __always_inline void return_from_wait(u64 task, u32 tid, struct thread *t, u64 now)
+{
+    if (t->state == STATE_RUNNABLE)
+        return;
+    if (t->woken_at < t->off_since) { /* its wake-up was not seen */
+        u32 chance = t->waker;
+        t->waker = 0;
+        if (chance)
+            end_wait_sample(NULL, task, tid, t, chance, false, now);
+        return;
+    }
+    u32 *usual = usual_wait(tid, t);
+    u64 units = (t->woken_at - t->off_since) >> 10;
+    if (units > LONGEST_USUAL)
+        units = LONGEST_USUAL;
+    if (usual)
+        *usual += ((u32)units >> 2) - (*usual >> 2);
+}

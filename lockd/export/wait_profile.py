@@ -1,0 +1,239 @@
+"""The profile of waits off the CPU: the exact times of each process and reason, divided among sampled stacks.
+
+The block of the sampler has the head {"functions": [name, ...], "stacks": [[user, kernel], ...], "groups":
+[[unit, comm, reason, blocked_ns, count, waiting_ns, waiting], ...], "samples": [[group, stack, waker, stack
+of the waker, weight_ns, samples], ...], "time": ..., "monotonic": ...} and no arrays. `user` and `kernel` are
+lists of positions in `functions`, innermost first; groups and stacks of samples are positions too
+(lockd/sample/aggregates/wait_stacks.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from lockd.export.detail import NO_STACK, Head, ProfileQuery
+from lockd.process.clock import NS
+from lockd.views.profile import KernelFrame, Mark, Profile, Sample, Value
+
+VALUES = (Value("blocked", "microseconds"), Value("waiting", "microseconds"), Value("samples", "count"))
+NS_PER_US = 1000
+NOT_SAMPLED = Mark("[not sampled]")
+"""The frame in place of the stack for the time of a group of which no wait was sampled."""
+WAITS_NOW = Mark("[waits now]")
+"""The frame in place of the stack for the time of waits that go on."""
+BETWEEN = Mark("--")
+"""The frame between what waited and the stack of the waker, as in `lockd trace offwake`."""
+UNSEEN = Mark("[unknown]")
+"""The waker of a thread whose wake-up was not seen, or a waker that had ended before its name was read."""
+OTHER = "other"
+"""The unit and the comm of the groups in which the sampler adds up those for which it has no room."""
+
+
+class Stack(NamedTuple):
+    """The functions of a thread, innermost first."""
+
+    user: tuple[str, ...]
+    kernel: tuple[str, ...]
+
+
+EMPTY = Stack((), ())
+OTHER_STACKS = Stack(("[other stacks]",), ())
+"""Stands for the stacks of a group for which the sampler has no room."""
+
+
+class Place(NamedTuple):
+    """Where threads waited, and who woke them up there."""
+
+    stack: Stack
+    waker: str = ""
+    waker_stack: Stack = EMPTY
+
+
+REST = Place(OTHER_STACKS)
+
+
+class Weight(NamedTuple):
+    """What samples add up to."""
+
+    ns: int = 0
+    samples: int = 0
+
+
+class GroupName(NamedTuple):
+    unit: str
+    comm: str
+    kind: str
+    """The reason of the waits."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The waits of one group."""
+
+    blocked_ns: int = 0
+    """Of waits that have ended."""
+    count: int = 0
+    """The number of these."""
+    waiting_ns: int = 0
+    """Of waits that go on."""
+    waiting: int = 0
+    """The number of these."""
+    weights: dict[Place, Weight] = field(default_factory=dict)
+    """The samples of the waits that have ended."""
+
+
+Groups = dict[GroupName, Group]
+
+
+def profile_of_waits(query: ProfileQuery, later: Head, earlier: Head | None = None) -> Profile:
+    """The profile of all waits up to the block `later`, or of what came since the block `earlier`.
+
+    The values of a sample are the blocked time of waits that have ended, the time of the waits that go on,
+    and the number of samples of its stack.
+    """
+    groups = _read_groups(later)
+    profile = Profile("lockd wakers" if query.is_by_waker else "lockd offcpu", VALUES, began=later["time"])
+    if earlier is not None:
+        profile.began, profile.seconds = earlier["time"], later["monotonic"] - earlier["monotonic"]
+        groups = _between(_read_groups(earlier), groups, profile.seconds)
+    for name, group in groups.items():
+        if query.matches(name._asdict()):
+            samples = _samples(name, group, query.is_by_waker)
+            profile.samples += [sample for sample in samples if any(sample.values)]
+    return profile
+
+
+def _read_groups(head: Head) -> Groups:
+    functions = head["functions"]
+
+    def names(numbers: list[int]) -> tuple[str, ...]:
+        return tuple(functions[number] for number in numbers)
+
+    stacks = [Stack(names(user), names(kernel)) for user, kernel in head["stacks"]]
+    groups = [
+        (GroupName(unit, comm, reason), Group(*numbers)) for unit, comm, reason, *numbers in head["groups"]
+    ]
+    for number, stack, waker, waker_stack, *weight in head["samples"]:
+        _, group = groups[number]
+        group.weights[Place(stacks[stack], waker, stacks[waker_stack])] = Weight(*weight)
+    return dict(groups)
+
+
+def _between(earlier: Groups, later: Groups, seconds: float) -> Groups:
+    """What came to the groups in these seconds."""
+    before = dict(earlier)
+    for name, old in earlier.items():
+        new, other = later.get(name, Group()), GroupName(OTHER, OTHER, name.kind)
+        # If a group is gone, or has less than before, the sampler has added it to this one in between.
+        if name != other and (new.blocked_ns < old.blocked_ns or new.count < old.count):
+            before[other] = _sum(before.get(other, Group()), before.pop(name))
+    return {name: _difference(before.get(name, Group()), new, seconds) for name, new in later.items()}
+
+
+def _sum(group: Group, more: Group) -> Group:
+    """The waits of both groups that have ended."""
+    return replace(
+        group,
+        blocked_ns=group.blocked_ns + more.blocked_ns,
+        count=group.count + more.count,
+        weights=_merged((*group.weights.items(), *more.weights.items())),
+    )
+
+
+def _difference(old: Group, new: Group, seconds: float) -> Group:
+    """What came to a group in these seconds."""
+    if new.blocked_ns < old.blocked_ns or new.count < old.count:  # it was forgotten, and counts from zero
+        old = Group()
+    return Group(
+        new.blocked_ns - old.blocked_ns,
+        new.count - old.count,
+        min(new.waiting_ns, round(seconds * NS) * new.waiting),
+        new.waiting,
+        _weights_between(old.weights, new.weights),
+    )
+
+
+def _weights_between(old: dict[Place, Weight], new: dict[Place, Weight]) -> dict[Place, Weight]:
+    """What came to the samples of a group.
+
+    The sampler may have merged stacks into REST in between, but the sum of all is sure to grow: REST gets
+    what is left of it.
+    """
+    came = {}
+    for place, (ns, samples) in new.items():
+        before = old.get(place, Weight())
+        if ns < before.ns or samples < before.samples:  # it was merged in between, and counts from zero
+            before = Weight()
+        came[place] = Weight(ns - before.ns, samples - before.samples)
+    came.pop(REST, None)
+    then, now, known = _total(old), _total(new), _total(came)
+    left = Weight(max(now.ns - then.ns - known.ns, 0), max(now.samples - then.samples - known.samples, 0))
+    return {**came, REST: left} if left.ns else came
+
+
+def _total(weights: dict[Place, Weight]) -> Weight:
+    return Weight(
+        sum(weight.ns for weight in weights.values()), sum(weight.samples for weight in weights.values())
+    )
+
+
+def _merged(weights: Iterable[tuple[Place, Weight]]) -> dict[Place, Weight]:
+    """The sum of the weights of each place."""
+    sums: dict[Place, Weight] = {}
+    for place, (ns, samples) in weights:
+        so_far = sums.get(place, Weight())
+        sums[place] = Weight(so_far.ns + ns, so_far.samples + samples)
+    return sums
+
+
+def _samples(name: GroupName, group: Group, is_by_waker: bool) -> Iterator[Sample]:
+    """The waits of a group: its blocked time, divided by the weights of its samples, and its waiting time.
+
+    The weights add up to about the blocked time, as they come from few of the waits. So they only tell the
+    shares of the stacks in the time, which is known exactly.
+    """
+    labels = {"unit": name.unit, "kind": name.kind}
+    reason = Mark(name.kind)
+
+    def sample(frames: tuple[str, ...], *values: int, **more: str) -> Sample:
+        return Sample(name.comm, 0, 0, frames, values, {**labels, **more})
+
+    weights = group.weights
+    if not is_by_waker:
+        weights = _merged((Place(place.stack), weight) for place, weight in weights.items())
+    blocked_us = group.blocked_ns // NS_PER_US
+    shares = list(_shares(blocked_us, [weight.ns for weight in weights.values()]))
+    for (place, weight), share_us in zip(weights.items(), shares, strict=True):
+        frames: tuple[str, ...] = (*_frames(place.stack), reason)
+        if is_by_waker and place.stack != OTHER_STACKS:
+            woken_by = Mark(place.waker) if place.waker else UNSEEN
+            frames = (*frames, BETWEEN, *reversed(_functions(place.waker_stack)), woken_by)
+            yield sample(frames, share_us, 0, weight.samples, waker=place.waker)
+        else:
+            yield sample(frames, share_us, 0, weight.samples)
+    yield sample((NOT_SAMPLED, reason), blocked_us - sum(shares), 0, 0)
+    yield sample((WAITS_NOW, reason), 0, group.waiting_ns // NS_PER_US, 0)
+
+
+def _shares(total: int, weights: list[int]) -> Iterator[int]:
+    """Whole numbers in proportion to the weights, with the sum `total`; zeros if there is no weight."""
+    whole, passed, given = max(sum(weights), 1), 0, 0
+    for weight in weights:
+        passed += weight
+        share = total * passed // whole - given
+        given += share
+        yield share
+
+
+def _frames(stack: Stack) -> tuple[str, ...]:
+    """The frames of a thread that waits, outermost first."""
+    if stack == OTHER_STACKS:
+        return tuple(map(Mark, stack.user))
+    return _functions(stack) or (NO_STACK,)
+
+
+def _functions(stack: Stack) -> tuple[str, ...]:
+    """The functions of a stack as frames, outermost first."""
+    return (*reversed(stack.user), *map(KernelFrame, reversed(stack.kernel)))

@@ -1,0 +1,390 @@
+"""Sampled waits off the CPU: read from the kernel's ring, and joined with the functions of their stacks.
+
+The programs capture some threads as they leave their CPUs, and complete some of these samples at the
+wake-up, with the stacks of the waker (lockd/bpf/daemon/wait_samples.bpf.c). Most threads wait in code in
+which a thread was captured before. Such a capture is recognised here, so that the namer is asked only about
+stacks that are new.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockd.columns.structs import struct_dtype
+from lockd.kernel.counters import PerCpuCounters
+from lockd.kernel.manifest import Layout
+from lockd.kernel.pairs import Control
+from lockd.kernel.rings import Ring, RingReader
+from lockd.names.client import Resolver
+from lockd.names.labels.processes import Name
+from lockd.names.labels.reasons import Reasons
+from lockd.names.protocol import StackAnswer, ThreadCaptured
+from lockd.names.unwind.capture import Capture, decode_captures
+from lockd.process.clock import NS
+from lockd.sample.aggregates.offcpu import INTERRUPT
+from lockd.sample.aggregates.wait_stacks import CallStack, WaitSample
+from lockd.sample.locks.releases import ANSWER_SECONDS, MOST_WEIGHT_NS, WAIT_UNIT_NS, SamplePace
+
+WORD_BYTES = 8
+UNKNOWN_STACK = ("[unknown]",)
+"""The functions of a user stack that the namer could not read, as of a process that has ended."""
+REMEMBERED_SECONDS = 600.0
+"""Seconds for which a stack is recognised. Then it is named anew: a JIT compiler may have put other code
+there."""
+MOST_REMEMBERED = 20_000
+"""Stacks that are remembered at a time."""
+MOST_OF_PLACE = 64
+"""Stacks of one process in which a thread will continue at the same address. They are searched one by one."""
+MOST_BEGUN = 20_000
+"""Threads that were captured, and the ends of whose waits were not read. Those captured first are dropped."""
+MOST_WAITING = 1024
+"""Samples that wait for the functions of their stacks. More are refused."""
+THREADS_AT_FIRST = 1000
+"""Threads that are taken to wait all the time, until it is known how many samples there are."""
+WAITS_PER_SAMPLE = 100
+"""Where there are fewer waits for each sample, fewer samples are taken: a quiet host is left alone."""
+
+
+@dataclass
+class NamedStack:
+    """A captured stack, whose functions may have to be found out."""
+
+    asked: float
+    """When the namer was asked, by the monotonic clock in seconds."""
+    user: tuple[str, ...] | None = None
+    """Functions in user space, innermost first; None while they are not known."""
+    kernel: tuple[str, ...] | None = None
+    """Functions of the kernel, as above."""
+    is_interrupt: bool = False
+    """Whether it is the stack of an interrupt, which has nothing to do with the thread."""
+
+    def is_ready(self, now: float) -> bool:
+        """Whether its functions are known, or will not be."""
+        is_known = self.user is not None and self.kernel is not None
+        return is_known or now >= self.asked + ANSWER_SECONDS
+
+    @property
+    def functions(self) -> CallStack:
+        return CallStack(UNKNOWN_STACK if self.user is None else self.user, self.kernel or ())
+
+
+class UserStack(NamedTuple):
+    """A stack in user space that was unwound, and how it is recognised.
+
+    A thread is in the same stack if it will continue at the same address, and the same return addresses are
+    at the same places above its stack pointer. Then each step of unwinding leads to the same caller.
+    """
+
+    returns: tuple[tuple[int, int], ...]
+    """Where each return address is, in words from the stack pointer, and the address."""
+    frames: tuple[int, ...]
+    """Return addresses that the kernel found by frame pointers, if some of them are beyond what was captured
+    of the stack; else empty."""
+    functions: tuple[str, ...]
+    expires: float
+    """When it is to be named anew, by the monotonic clock in seconds."""
+
+    def is_same(self, words: memoryview, frames: tuple[int, ...]) -> bool:
+        """Whether a captured stack, which has these words and return addresses, is the same one."""
+        size = len(words)
+        has_returns = all(at < size and words[at] == address for at, address in self.returns)
+        return has_returns and (not self.frames or self.frames == frames)
+
+
+def find_returns(words: memoryview, frames: tuple[int, ...], returns: tuple[int, ...]) -> UserStack | None:
+    """Find out how a stack is recognised; None if not all of its return addresses are found.
+
+    `words` and `frames` are of its capture. `returns` are the addresses at which its functions will continue,
+    the innermost one first.
+    """
+    places: list[tuple[int, int]] = []
+    at = -1
+    for number, address in enumerate(returns[1:]):
+        at = next((i for i in range(at + 1, len(words)) if words[i] == address), -1)
+        if at < 0:
+            is_beyond = set(returns[1 + number :]) <= set(frames)
+            return UserStack(tuple(places), frames, (), 0.0) if is_beyond else None
+        places.append((at, address))
+    return UserStack(tuple(places), (), (), 0.0)
+
+
+@dataclass
+class _Question:
+    """A question to the namer, and what is to be remembered of the answer."""
+
+    stack: NamedStack
+    tgid: int
+    capture: Capture | None
+    kernel: tuple[int, ...]
+
+
+class StackNames:
+    """Names captured stacks: those that are remembered at once, others by the namer."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._tokens = itertools.count(1)
+        self._asked: dict[int, _Question] = {}
+        """Questions without an answer by token, the oldest first."""
+        self._user: dict[int, dict[int, list[UserStack]]] = {}
+        """Stacks in user space by process and by the address at which the thread will continue."""
+        self._remembered = 0
+        """The number of them."""
+        self._kernel: dict[tuple[int, ...], tuple[str, ...]] = {(): ()}
+        """The functions of stacks of the kernel, by their return addresses."""
+        self._interrupts: set[int] = set()
+        """Return addresses in functions by which interrupts enter the kernel."""
+        self._kernel_expires = 0.0
+
+    def name(self, tgid: int, capture: Any, kernel: tuple[int, ...], now: float) -> NamedStack:
+        """Name a captured stack.
+
+        `capture` is an array of one `struct capture`, whose `tid` is 0 if there is no user stack, and
+        `kernel` are return addresses.
+        """
+        if not self._interrupts.isdisjoint(kernel):
+            return NamedStack(now, (), (), is_interrupt=True)
+        stack = NamedStack(now, kernel=self._kernel.get(kernel))
+        stack.user = self._recognise(tgid, capture, now) if capture["tid"][0] else ()
+        if stack.user is not None and stack.kernel is not None:
+            return stack
+        user = decode_captures(capture)[0] if stack.user is None else None
+        token = next(self._tokens)
+        asked_kernel = kernel if stack.kernel is None else ()
+        if self._resolver.ask(ThreadCaptured(token, tgid, asked_kernel, user)):
+            self._asked[token] = _Question(stack, tgid, user, asked_kernel)
+        else:
+            stack.asked -= ANSWER_SECONDS  # it will not be known
+        return stack
+
+    def _recognise(self, tgid: int, capture: Any, now: float) -> tuple[str, ...] | None:
+        known = self._user.get(tgid)
+        stacks = known.get(_program_counter(capture)) if known else None
+        if not stacks:
+            return None
+        words = memoryview(capture["stack"][0].tobytes()[: int(capture["bytes"][0])]).cast("Q")
+        frames = tuple(filter(None, capture["frames"][0].tolist()))
+        same = (one for one in stacks if one.expires > now and one.is_same(words, frames))
+        return next((one.functions for one in same), None)
+
+    def note_answer(self, answer: StackAnswer, now: float) -> None:
+        """Note the functions of a stack, if they are still waited for."""
+        question = self._asked.pop(answer.token, None)
+        if question is None:
+            return
+        stack = question.stack
+        if stack.kernel is None:
+            stack.kernel, stack.is_interrupt = answer.kernel, bool(answer.interrupts)
+            self._interrupts.update(set(answer.interrupts).intersection(question.kernel))
+            if answer.kernel and not answer.interrupts and len(self._kernel) < MOST_REMEMBERED:
+                self._kernel[question.kernel] = answer.kernel
+        if stack.user is None:
+            stack.user = answer.user or UNKNOWN_STACK
+            if question.capture and not answer.interrupts and set(answer.user) - set(UNKNOWN_STACK):
+                self._remember(question.tgid, question.capture, answer, now)
+
+    def _remember(self, tgid: int, capture: Capture, answer: StackAnswer, now: float) -> None:
+        found = find_returns(memoryview(capture.stack).cast("Q"), capture.frames, answer.returns)
+        if found is None:
+            return
+        if self._remembered == MOST_REMEMBERED:
+            self._user.clear()
+            self._remembered = 0
+        stacks = self._user.setdefault(tgid, {}).setdefault(answer.returns[0], [])
+        stale = [one for one in stacks if (one.returns, one.frames) == (found.returns, found.frames)]
+        for one in stale or stacks[: max(len(stacks) - MOST_OF_PLACE + 1, 0)]:
+            stacks.remove(one)
+            self._remembered -= 1
+        self._remembered += 1
+        stacks.append(found._replace(functions=answer.user, expires=now + REMEMBERED_SECONDS))
+
+    def forget_ended(self, alive: set[int], now: float) -> None:
+        """Forget the stacks of all processes but those in `alive`, and questions that got no answer."""
+        self._user = {tgid: stacks for tgid, stacks in self._user.items() if tgid in alive}
+        self._remembered = sum(len(stacks) for by in self._user.values() for stacks in by.values())
+        self._asked = {
+            token: one for token, one in self._asked.items() if now < one.stack.asked + ANSWER_SECONDS
+        }
+        if now >= self._kernel_expires:  # modules may have come and gone
+            self._kernel, self._interrupts = {(): ()}, set()
+            self._kernel_expires = now + REMEMBERED_SECONDS
+
+
+def _program_counter(capture: Any) -> int:
+    registers = capture["registers"]
+    return int(registers["ip" if "ip" in registers.dtype.names else "pc"][0])
+
+
+@dataclass
+class _Completed:
+    """A sample whose stacks may have no functions yet."""
+
+    process: Name
+    reason: str
+    weight_ns: int
+    stack: NamedStack
+    waker: str
+    waker_stack: NamedStack
+    tick: int
+    """The number of the tick in which it was read."""
+
+    def is_ready(self, now: float) -> bool:
+        return self.stack.is_ready(now) and self.waker_stack.is_ready(now)
+
+    def sample(self) -> WaitSample:
+        waker, stack = self.waker, self.waker_stack.functions
+        if self.waker_stack.is_interrupt:
+            waker, stack = INTERRUPT, CallStack((), ())
+        return WaitSample(self.process, self.reason, self.weight_ns, self.stack.functions, waker, stack)
+
+
+@dataclass
+class _Begun:
+    """A wait whose thread was captured."""
+
+    began_ns: int
+    stack: NamedStack
+
+
+class WaitSamples:
+    """Reads `ring`, whose records have the layout `record`, and has their stacks named.
+
+    `enums` and `constants` are those of the manifest. `refused` counts samples for which the ring had no
+    room. `identify` is Identities.identify_thread(), and `comm` returns the comm of a process.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        record: Layout | str,
+        enums: Mapping[str, tuple[str, ...]],
+        constants: Mapping[str, int],
+        refused: PerCpuCounters,
+        control: Control,
+        resolver: Resolver,
+        identify: Callable[[Any], tuple[Name, bool]],
+        comm: Callable[[int], str],
+        per_second: int,
+        now: float,
+    ) -> None:
+        self._reader = RingReader(ring)
+        self._captured = struct_dtype(record)
+        self._record = self._captured["record"]
+        self._reasons = Reasons(enums, constants)
+        self._begins = enums["wait_record_kind"].index("begins")
+        self._ends = enums["wait_record_kind"].index("ends")
+        self._kernel_refused = refused
+        self._control, self._identify, self._comm = control, identify, comm
+        self._stacks = StackNames(resolver)
+        self._per_second, self._since, self._waits_then = per_second, now, 0
+        self._pace = SamplePace(per_second, now)
+        self._pace.wait_ns = THREADS_AT_FIRST * NS // per_second
+        self._begun: dict[int, _Begun] = {}
+        """Waits whose threads were captured by thread, the oldest first."""
+        self._waiting: list[_Completed] = []
+        self.taken = 0
+        """Samples that were completed."""
+        self._refused, self._refused_ns = 0, 0
+        """Samples that were read and thrown away."""
+        self._set_pace()
+
+    @property
+    def wait_ns(self) -> int:
+        """The time that a sample stands for at least, in nanoseconds."""
+        return self._pace.wait_ns
+
+    @property
+    def refused_here(self) -> tuple[int, int]:
+        """Samples that this process has refused, and the time that they stood for, in nanoseconds."""
+        return self._refused, self._refused_ns
+
+    def kernel_refused(self) -> tuple[int, int]:
+        """Samples that the programs have refused as the ring was full, and their time as above."""
+        samples, ns = self._kernel_refused.read().tolist()
+        return samples, ns
+
+    def read(self, now: float, tick: int, waits: int) -> None:
+        """Read new samples in the tick of that number, and ask for the functions of their stacks.
+
+        `waits` is how many waits there have been so far. Makes no system call if there are no samples.
+        """
+        captures = 0
+        for record in self._reader.records():
+            seen: Any = np.frombuffer(record, self._record, 1)[0]
+            if seen["kind"] == self._begins:
+                captures += 1
+                self._note_begin(seen, record, now)
+            elif seen["kind"] == self._ends:
+                self._note_end(seen, record, now, tick)
+        if now >= self._since + 1.0:
+            busy = (waits - self._waits_then) / (now - self._since) / WAITS_PER_SAMPLE
+            self._pace.set_rate(min(max(int(busy), 1), self._per_second))
+            self._since, self._waits_then = now, waits
+        self._pace.note(captures, now)
+        self._set_pace()
+
+    def _set_pace(self) -> None:
+        self._control.wait_per_capture = self._pace.wait_ns // WAIT_UNIT_NS
+
+    def _note_begin(self, seen: Any, record: memoryview, now: float) -> None:
+        tid = int(seen["tid"])
+        self._begun.pop(tid, None)
+        if not self._identify(seen["who"])[1]:
+            return
+        if len(self._begun) == MOST_BEGUN:
+            del self._begun[next(iter(self._begun))]
+        stack = self._stack(int(seen["who"]["tgid"]), record, now)
+        self._begun[tid] = _Begun(int(seen["began"]), stack)
+
+    def _note_end(self, seen: Any, record: memoryview, now: float, tick: int) -> None:
+        waker, weight_ns = int(seen["waker"]), int(seen["weight"])
+        begun = self._begun.pop(int(seen["tid"]), None)
+        process, is_wanted = self._identify(seen["who"])
+        if not is_wanted or weight_ns > MOST_WEIGHT_NS:  # such a record was read too early, see RingReader
+            return
+        if begun is None or begun.began_ns != int(seen["began"]) or len(self._waiting) >= MOST_WAITING:
+            self._refused += 1
+            self._refused_ns += weight_ns
+            return
+        of_waker, stack = "", NamedStack(now, (), ())
+        if seen["is_woken"]:
+            of_waker = self._comm(waker) if waker else INTERRUPT
+            if len(record) == self._captured.itemsize:
+                stack = self._stack(waker, record, now)
+        facts = int(seen["nr"]), int(seen["state"]), bool(seen["iowait"]), int(seen["detail"])
+        reason = self._reasons.reason(*facts)
+        self._waiting.append(_Completed(process, reason, weight_ns, begun.stack, of_waker, stack, tick))
+        self.taken += 1
+
+    def _stack(self, tgid: int, record: memoryview, now: float) -> NamedStack:
+        captured = np.frombuffer(record, self._captured, 1)
+        kernel = tuple(filter(None, captured["kernel"][0].tolist()))
+        return self._stacks.name(tgid, captured["by"], kernel, now)
+
+    def note_answer(self, answer: StackAnswer, now: float) -> None:
+        """Note the functions of a stack."""
+        self._stacks.note_answer(answer, now)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether take() may return something."""
+        return bool(self._waiting)
+
+    def has_counted(self, tick: int) -> bool:
+        """Whether no sample that was read up to that tick waits for the functions of its stacks."""
+        return all(one.tick > tick for one in self._waiting)
+
+    def take(self, now: float) -> list[WaitSample]:
+        """Return the samples whose functions are known, or will not be."""
+        ready = [one.sample() for one in self._waiting if one.is_ready(now)]
+        self._waiting = [one for one in self._waiting if not one.is_ready(now)]
+        return ready
+
+    def forget_ended(self, alive: set[int], now: float) -> None:
+        """Forget the stacks of all processes but those in `alive`."""
+        self._stacks.forget_ended(alive, now)

@@ -1,0 +1,123 @@
+"""The daemon's profiles of waits off the CPU, against a program that knows in which code it waits for what.
+
+The program is tests/workloads/wait_places.c. Its threads wait at a few places, in turns that differ too much
+for the last wait to tell the next one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel.test_holders import STANDARD_DEVIATIONS, name
+from tests.kernel.test_profiles import top
+from tests.support.lockd_process import Lockd, Metrics
+from tests.support.workload import OURS, Workload
+
+SLEEPERS, PAIRS, SECONDS = 200, 60, 8
+SAMPLES_PER_SECOND = 500
+WIDEST = 0.04
+"""The standard deviation that a share may have: the test would say little if there were fewer samples."""
+EXACT = 0.002
+"""The part by which the time in all may differ: profiles are in whole microseconds."""
+COUNTED = "lockd_offcpu_blocked_seconds_sum"
+
+
+@pytest.fixture(scope="module")
+def sampling(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
+    """A daemon that counts only the workloads of these tests, and samples many of their waits."""
+    config = {"filter": {"comms": [OURS]}, "profile": {"waits_per_second": SAMPLES_PER_SECOND}}
+    daemon = Lockd(tmp_path_factory.mktemp("sampling"), config)
+    yield daemon
+    assert daemon.stop() == 0, "".join(daemon.log)
+
+
+def run(seconds: int = SECONDS) -> tuple[Workload, dict[str, Any]]:
+    one = Workload("wait_places", SLEEPERS, PAIRS, seconds, comm=name("places"))
+    return one, one.run()
+
+
+@dataclass
+class Seen:
+    """A run of the program, and the daemon's metrics before and after it."""
+
+    comm: str
+    truth: dict[str, Any]
+    before: Metrics
+    after: Metrics
+
+
+@pytest.fixture(scope="module")
+def seen(sampling: Lockd) -> Iterator[Seen]:
+    before = sampling.metrics()
+    one, truth = run()
+    yield Seen(one.comm, truth, before, sampling.metrics())
+    one.kill()
+
+
+def assert_shares(lockd: Lockd, profile: str, comm: str, truth: dict[str, float]) -> None:
+    """Each function has its share of the time, as exactly as the number of its samples lets expect."""
+    blocked, samples = (top(lockd, profile, comm, value) for value in ("blocked", "samples"))
+    found = {function: blocked[function][1] for function in truth}
+    number = {function: samples[function][1] for function in truth}
+    total = sum(found.values())
+    print(found, number, truth)
+    variance = {function: us * us / number[function] for function, us in found.items()}
+    for function, told_us in truth.items():
+        share, told = found[function] / total, told_us / sum(truth.values())
+        rest = sum(variance.values()) - variance[function]
+        deviation = math.sqrt((1 - share) ** 2 * variance[function] + share**2 * rest) / total
+        assert deviation < WIDEST, (function, number)
+        assert share == pytest.approx(told, abs=STANDARD_DEVIATIONS * deviation), function
+
+
+def test_each_place_and_each_waker_has_its_share_of_the_time(sampling: Lockd, seen: Seen) -> None:
+    assert_shares(sampling, "offcpu", seen.comm, seen.truth["places"])
+    assert_shares(sampling, "wakers", seen.comm, seen.truth["wakers"])
+
+
+@pytest.mark.parametrize("profile", ["offcpu", "wakers"])
+def test_the_time_in_all_is_that_of_the_metric(sampling: Lockd, seen: Seen, profile: str) -> None:
+    counted_us = 1e6 * seen.after.sum(COUNTED, comm=seen.comm)
+    assert top(sampling, profile, seen.comm, "blocked")[seen.comm][1] == pytest.approx(counted_us, rel=EXACT)
+    assert counted_us > sum(seen.truth["places"].values())
+
+
+def test_frames_are_the_whole_stack(sampling: Lockd, seen: Seen) -> None:
+    """The function, its caller, the C library, and the kernel down to where the thread leaves its CPU."""
+    found = top(sampling, "offcpu", seen.comm, "blocked")
+    for frame in ("long_wait", "sleep_in_turns", "answered_wait", "read_pipe", "sleep"):
+        assert found[frame][1] > 0, found
+    assert any("nanosleep" in frame for frame in found), found
+    assert any(re.search(r"schedule$", frame) for frame in found), found
+    page = sampling.get(f"/flamegraph?program=offcpu&by=waker&comm={seen.comm}").decode()
+    for frame in ("answered_wait", "answer_late", "irq"):
+        assert f"<title>{frame}\n" in page, frame
+
+
+def test_samples_are_few_and_are_counted(seen: Seen) -> None:
+    taken, refused = (
+        seen.after.sum(metric) - seen.before.sum(metric)
+        for metric in ("lockd_wait_samples_total", "lockd_wait_samples_refused_total")
+    )
+    print(taken, refused, seen.after.sum("lockd_wait_seconds_per_sample"))
+    assert 0 < taken <= 3 * SAMPLES_PER_SECOND * SECONDS
+    assert refused <= 0.02 * taken
+
+
+def test_it_is_off_with_one_key(tmp_path: Path) -> None:
+    config = {"filter": {"comms": [OURS]}, "profile": {"waits_per_second": 0}}
+    daemon = Lockd(tmp_path, config)
+    one, _ = run(seconds=1)
+    daemon.settle()
+    found = top(daemon, "offcpu", one.comm, "blocked")
+    one.kill()
+    assert found["[not sampled]"][1] == found[one.comm][1] > 0
+    assert "lockd_wait_samples_total" not in daemon.get("/metrics").decode()
+    assert daemon.stop() == 0

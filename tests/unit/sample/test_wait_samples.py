@@ -1,0 +1,187 @@
+"""Sampled waits off the CPU: how stacks are recognised, and what the namer is asked about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lockd.names.client import Resolver
+from lockd.names.protocol import Question, StackAnswer, ThreadCaptured
+from lockd.sample.aggregates.wait_stacks import CallStack
+from lockd.sample.locks.releases import ANSWER_SECONDS, SamplePace
+from lockd.sample.wait_samples import (
+    MOST_OF_PLACE,
+    REMEMBERED_SECONDS,
+    UNKNOWN_STACK,
+    StackNames,
+    find_returns,
+)
+
+WORDS = 512
+REGISTERS = [*(f"r{n}" for n in range(8, 16)), "ax", "dx", "cx", "bx", "si", "di", "bp", "sp", "ip"]
+CAPTURE = np.dtype(
+    [
+        ("registers", [(name, "u8") for name in REGISTERS]),
+        ("thread_pointer", "u8"),
+        ("frames", "u8", 24),
+        ("tid", "u4"),
+        ("tgid", "u4"),
+        ("bytes", "u4"),
+        ("stack", "u1", 8 * WORDS),
+    ]
+)
+TGID, PLACE, READ, MAIN, START = 7, 0x1000, 0x2000, 0x3000, 0x4000
+KERNEL = (0xFF10, 0xFF20)
+
+
+class Asked(Resolver):
+    """Keeps the questions instead of sending them to a namer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.questions: list[ThreadCaptured] = []
+
+    def ask(self, question: Question, is_needed: bool = True) -> bool:
+        assert isinstance(question, ThreadCaptured)
+        self.questions.append(question)
+        return True
+
+
+def captured(stack: dict[int, int], place: int = PLACE, frames: tuple[int, ...] = (), tid: int = 9) -> Any:
+    """A capture whose stack has these words, at these positions; other words differ each time."""
+    capture = np.zeros(1, CAPTURE)
+    words = np.random.default_rng().integers(1 << 40, 1 << 41, WORDS).astype(np.uint64)
+    for at, word in stack.items():
+        words[at] = word
+    capture["stack"][0] = words.view(np.uint8)
+    capture["bytes"], capture["tid"], capture["registers"]["ip"] = 8 * WORDS, tid, place
+    capture["frames"][0][: len(frames)] = frames
+    return capture
+
+
+def test_a_stack_is_recognised_by_its_return_addresses() -> None:
+    words = memoryview(np.array([5, READ, 6, 7, MAIN, START], np.uint64))
+    stack = find_returns(words, (), (PLACE, READ, MAIN, START))
+    assert stack
+    assert stack.returns == ((1, READ), (4, MAIN), (5, START))
+    assert stack.is_same(memoryview(np.array([8, READ, 0, 0, MAIN, START, 9], np.uint64)), ())
+    for other in ([8, READ, 0, 0, MAIN, 9], [READ, 8, 0, 0, MAIN, START], [8, READ, 0, 0, MAIN]):
+        assert not stack.is_same(memoryview(np.array(other, np.uint64)), ())
+
+
+def test_a_return_address_beyond_the_capture_is_one_that_the_kernel_found() -> None:
+    words = memoryview(np.array([READ, 6], np.uint64))
+    assert find_returns(words, (), (PLACE, READ, MAIN)) is None
+    stack = find_returns(words, (READ, MAIN), (PLACE, READ, MAIN))
+    assert stack
+    assert stack.is_same(words, (READ, MAIN))
+    assert not stack.is_same(words, (READ, START))
+
+
+def test_the_namer_is_asked_about_new_stacks_only() -> None:
+    resolver = Asked()
+    names, stack = StackNames(resolver), {3: READ, 10: MAIN}
+    first = names.name(TGID, captured(stack), KERNEL, 1.0)
+    (question,) = resolver.questions
+    assert question.kernel == KERNEL
+    assert question.capture
+    assert question.capture.registers[-1] == PLACE
+    assert not first.is_ready(1.0)
+    answer = StackAnswer(
+        question.token, ("read", "fetch", "main"), (PLACE, READ, MAIN), ("schedule", "read"), ()
+    )
+    names.note_answer(answer, 1.1)
+    assert first.is_ready(1.1)
+    assert first.functions == CallStack(("read", "fetch", "main"), ("schedule", "read"))
+    again = names.name(TGID, captured(stack), KERNEL, 2.0)
+    assert again.functions == first.functions
+    assert len(resolver.questions) == 1
+    for tgid, other in (
+        (TGID, captured({3: READ, 11: MAIN})),
+        (TGID, captured(stack, place=PLACE + 1)),
+        (TGID + 1, captured(stack)),
+    ):
+        assert not names.name(tgid, other, KERNEL, 2.0).is_ready(2.0)
+        assert resolver.questions[-1].capture
+        assert resolver.questions[-1].kernel == ()  # this part is known
+    assert names.name(TGID, captured(stack), (0xFF30,), 2.0).user == first.user
+    assert resolver.questions[-1].capture is None
+    assert not names.name(TGID, captured(stack), KERNEL, 1.1 + REMEMBERED_SECONDS).is_ready(2.0)
+
+
+def test_a_kernel_thread_has_no_user_stack() -> None:
+    resolver = Asked()
+    stack = StackNames(resolver).name(TGID, captured({}, tid=0), (), 1.0)
+    assert stack.is_ready(1.0)
+    assert stack.functions == CallStack((), ())
+    assert not resolver.questions
+
+
+def test_a_waker_that_was_interrupted_is_known_without_a_question() -> None:
+    resolver = Asked()
+    names = StackNames(resolver)
+    interrupted = names.name(TGID, captured({3: READ}), (0xFF30, 0xFF40, 0xFF50), 1.0)
+    token = resolver.questions[-1].token
+    names.note_answer(StackAnswer(token, ("main",), (PLACE,), ("timer", "irq", "read"), (0xFF40,)), 1.0)
+    assert interrupted.is_interrupt
+    again = names.name(TGID, captured({4: READ}), (0xFF31, 0xFF40), 2.0)
+    assert again.is_ready(2.0)
+    assert again.is_interrupt
+    assert len(resolver.questions) == 1
+
+
+def test_a_stack_that_is_not_named_in_time_is_unknown() -> None:
+    names = StackNames(Asked())
+    stack = names.name(TGID, captured({3: READ}), KERNEL, 1.0)
+    assert not stack.is_ready(0.9 + ANSWER_SECONDS)
+    assert stack.is_ready(1.0 + ANSWER_SECONDS)
+    assert stack.functions == CallStack(UNKNOWN_STACK, ())
+
+
+def test_what_the_namer_could_not_read_is_not_remembered() -> None:
+    resolver = Asked()
+    names = StackNames(resolver)
+    for asked in (1, 2):
+        stack = names.name(TGID, captured({3: READ}), KERNEL, 1.0)
+        assert len(resolver.questions) == asked
+        token = resolver.questions[-1].token
+        names.note_answer(StackAnswer(token, UNKNOWN_STACK, (PLACE,), ("schedule",), ()), 1.0)
+        assert stack.functions == CallStack(UNKNOWN_STACK, ("schedule",))
+
+
+def test_few_stacks_of_one_place_are_remembered() -> None:
+    resolver = Asked()
+    names = StackNames(resolver)
+    for at in range(MOST_OF_PLACE + 10):
+        names.name(TGID, captured({at: READ}), (), 1.0)
+        token = resolver.questions[-1].token
+        names.note_answer(StackAnswer(token, ("read", "main"), (PLACE, READ), (), ()), 1.0)
+    assert len(resolver.questions) == MOST_OF_PLACE + 10
+    assert [names.name(TGID, captured({at: READ}), (), 1.0).is_ready(1.0) for at in (9, 10)] == [False, True]
+
+
+def test_stacks_of_ended_processes_are_forgotten() -> None:
+    resolver = Asked()
+    names = StackNames(resolver)
+    names.name(TGID, captured({3: READ}), (), 1.0)
+    token = resolver.questions[-1].token
+    names.note_answer(StackAnswer(token, ("read", "main"), (PLACE, READ), (), ()), 1.0)
+    names.forget_ended({TGID}, 1.0)
+    assert names.name(TGID, captured({3: READ}), (), 1.0).is_ready(1.0)
+    names.forget_ended(set(), 1.0)
+    assert not names.name(TGID, captured({3: READ}), (), 1.0).is_ready(1.0)
+
+
+def test_a_pace_takes_another_rate() -> None:
+    pace, now = SamplePace(10, 0.0), 0.0
+    pace.set_rate(1)
+    for _ in range(200):
+        now += 0.05
+        pace.note(10 if pace.wait_ns < 4_000_000_000 else 0, now)
+    assert 1_000_000_000 <= pace.wait_ns <= 8_000_000_000
+    pace.set_rate(10)
+    for _ in range(200):
+        now += 0.05
+        pace.note(0, now)
+    assert pace.wait_ns == 100_000_000
