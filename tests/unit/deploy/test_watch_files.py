@@ -65,6 +65,10 @@ UNUSED = {
     "lockd_undecided_futex_calls": "lasts 5 s at most",
     "lockd_unseen_switches_total": "a limit of some kernels: nothing to do",
     "lockd_unit_info": "for joins with what others export: docs/kubernetes.md",
+    "lockd_wait_refused_seconds_total": "for whoever asks how exact the profiles of waits are",
+    "lockd_wait_samples_refused_total": "the same",
+    "lockd_wait_samples_total": "the same",
+    "lockd_wait_seconds_per_sample": "the same",
 }
 """Metrics that no dashboard and no rule asks for, and why."""
 

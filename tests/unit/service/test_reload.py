@@ -50,6 +50,7 @@ WAITING = {
     "maps.stacks": "64",
     "names.parked": "[gate]",
     "profile.samples_per_second": "5",
+    "profile.waits_per_second": "5",
     "web.listen": '["127.0.0.1:1"]',
     "web.config_file": "/etc/lockd/web.yml",
 }
