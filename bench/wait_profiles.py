@@ -3,6 +3,9 @@
 
 Both look at the same minute of each load. Said are the shares of the stacks with most time in the trace, as
 both see them, the largest difference between the two, and the time in all.
+
+The trace captures more of each stack. So a stack of the daemon that ends before one of the trace counts as
+that one, and several frames of code without names in a row count as one: how many there are is a guess.
 """
 
 from __future__ import annotations
@@ -27,8 +30,7 @@ from tests.support.lockd_process import CHECKOUT, Lockd
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 20
 """Stacks that are compared: those with most time in the trace."""
-MOST_FRAMES = 60
-"""Functions of a stack, from the innermost one, that are compared: the daemon keeps 64 of each side."""
+NAMELESS = "[jit]"
 SETTLE_SECONDS = 5.0
 BUILDERS = 4
 THREADS = 16
@@ -110,7 +112,7 @@ def of_daemon(lockd: Lockd, comm: str, seconds: int) -> Times:
     address = f"http://{lockd.address}/debug/pprof/offcpu?seconds={seconds}&comm={comm}"
     times: Times = defaultdict(float)
     for frames, us in stacks_of(address, "").items():
-        times[frames[1:-1][:MOST_FRAMES]] += us
+        times[without_repeats(frames[1:-1])] += us
     return times
 
 
@@ -118,7 +120,22 @@ def of_trace(path: Path, comm: str) -> Times:
     """What the trace says: of threads with this comm, unless it is empty."""
     times: Times = defaultdict(float)
     for frames, us in stacks_of(path, comm).items():
-        times[frames[:MOST_FRAMES]] += us
+        times[without_repeats(frames)] += us
+    return times
+
+
+def without_repeats(frames: Stack) -> Stack:
+    return tuple(
+        frame for i, frame in enumerate(frames) if frame != NAMELESS or i == 0 or frames[i - 1] != NAMELESS
+    )
+
+
+def matched(sampled: Times, traced: Times) -> Times:
+    """The times of the daemon by the stacks of the trace. A shorter one is the largest that goes on from it."""
+    times: Times = defaultdict(float)
+    for stack, us in sampled.items():
+        longer = [other for other in traced if other[: len(stack)] == stack]
+        times[max(longer, key=traced.__getitem__, default=stack)] += us
     return times
 
 
@@ -143,6 +160,7 @@ def compare(name: str, seconds: int, per_second: int) -> dict[str, object]:
         metrics = lockd.metrics()
         taken = metrics.sum("lockd_wait_samples_total")
         lockd.stop()
+    sampled = matched(sampled, traced)
     in_trace, in_daemon = sum(traced.values()), sum(sampled.values())
     largest = sorted(traced, key=traced.__getitem__, reverse=True)[:LARGEST]
     rows = [
@@ -190,7 +208,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--per-second", type=int, default=10, help="profile.waits_per_second")
+    parser.add_argument("--per-second", type=int, default=20, help="profile.waits_per_second")
     parser.add_argument("--loads", default=",".join(LOADS))
     args = parser.parse_args()
     found = []

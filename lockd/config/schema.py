@@ -290,7 +290,7 @@ class Profile:
     )
     waits_per_second: int = key(
         integer(0, 500),
-        "10",
+        "20",
         "How many waits off the CPU are sampled in a second with the stacks of the thread that waits and of "
         "the one that wakes it, on a busy host; a quiet host has fewer. More of them make the profiles of "
         "waits more exact, and cost CPU time of the sampler and of the namer. With 0 none is sampled, and no "

@@ -86,7 +86,7 @@ class SamplerSettings:
     """Patterns for names of locks that idle threads park on, besides the locks that lockd knows."""
     samples_per_second: int = 20
     """How many releases of locks are sampled, if the programs sample them."""
-    waits_per_second: int = 10
+    waits_per_second: int = 20
     """How many waits off the CPU are sampled, if the programs sample them."""
 
     @property

@@ -46,7 +46,7 @@ MOST_WAITING = 1024
 """Samples that wait for the functions of their stacks. More are refused."""
 THREADS_AT_FIRST = 1000
 """Threads that are taken to wait all the time, until it is known how many samples there are."""
-WAITS_PER_SAMPLE = 100
+WAITS_PER_SAMPLE = 30
 """Where there are fewer waits for each sample, fewer samples are taken: a quiet host is left alone."""
 
 

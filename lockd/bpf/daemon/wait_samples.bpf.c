@@ -10,13 +10,14 @@
  * and weighs waited / (captured * completed). The sum of the weights is right on average, whatever `usual` is
  * and whatever the sampler makes of `wait_per_capture` meanwhile. If `usual` is right, each sample weighs
  * `wait_per_capture`: the chance is in proportion to the time waited, so that short waits cost next to
- * nothing however many they are. `usual` is a second at most: idle threads, which wait for longer, would else
- * take most of the samples. All of these times are in units of 1024 ns. */
+ * nothing however many they are. Waits that are longer than that, of threads that usually wait for so long,
+ * are all sampled, and weigh what they are. All of these times are in units of 1024 ns. */
 
-#define LEAST_WAIT 256 /* some 260 us: bounds the weight of a wait that is much longer than usual */
+#define LEAST_WAIT 64 /* some 65 us: bounds the weight of a wait that is much longer than usual */
+#define FIRST_WAIT 0x18000 /* some 100 ms: what a thread waits that did not wait in this system call before  \
+                            */
 #define USUAL_WAITS 16384 /* a power of two; waits that share an element have less even weights */
 #define USUAL_WAITS_BITS 14
-#define LONGEST_USUAL 0x100000
 #define LONGEST_WAIT 0x7fffffff
 #define CERTAIN 0xffffffff /* a chance is a part of this */
 #define WAIT_FRAMES 48
@@ -119,7 +120,7 @@ static __always_inline u32 begin_wait_sample(void *ctx, u64 task, u32 tid, struc
 
     if (!c || !c->wait_per_capture || !usual)
         return 0;
-    u64 expected = (u64)*usual + LEAST_WAIT, per_capture = c->wait_per_capture;
+    u64 expected = (*usual ? *usual : FIRST_WAIT) + LEAST_WAIT, per_capture = c->wait_per_capture;
     if (bpf_get_prandom_u32() * per_capture >= expected << 32 && expected < per_capture)
         return 0;
     if (c->restraint >= RESTRAINT_STACKS)
@@ -209,8 +210,10 @@ static __always_inline void return_from_wait(u64 task, u32 tid, struct thread *t
     }
     u32 *usual = usual_wait(tid, t);
     u64 units = (t->woken_at - t->off_since) >> 10;
-    if (units > LONGEST_USUAL)
-        units = LONGEST_USUAL;
-    if (usual)
-        *usual += ((u32)units >> 2) - (*usual >> 2);
+    if (units > LONGEST_WAIT)
+        units = LONGEST_WAIT;
+    if (!usual)
+        return;
+    u32 learnt = *usual ? *usual + ((u32)units >> 2) - (*usual >> 2) : units;
+    *usual = learnt ? learnt : 1; /* 0 is for a wait that is the first one */
 }
