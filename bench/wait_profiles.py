@@ -131,7 +131,10 @@ def without_repeats(frames: Stack) -> Stack:
 
 
 def matched(sampled: Times, traced: Times) -> Times:
-    """The times of the daemon by the stacks of the trace. A shorter one is the largest that goes on from it."""
+    """The times of the daemon by the stacks of the trace.
+
+    A shorter one counts as the one with most time that goes on from it.
+    """
     times: Times = defaultdict(float)
     for stack, us in sampled.items():
         longer = [other for other in traced if other[: len(stack)] == stack]
