@@ -14,8 +14,7 @@
  * are all sampled, and weigh what they are. All of these times are in units of 1024 ns. */
 
 #define LEAST_WAIT 64 /* some 65 us: bounds the weight of a wait that is much longer than usual */
-#define FIRST_WAIT 0x18000 /* some 100 ms: what a thread waits that did not wait in this system call before  \
-                            */
+#define FIRST_WAIT 0x18000 /* some 100 ms: the first wait of a thread in a system call */
 #define USUAL_WAITS 16384 /* a power of two; waits that share an element have less even weights */
 #define USUAL_WAITS_BITS 14
 #define LONGEST_WAIT 0x7fffffff
