@@ -46,8 +46,9 @@ MOST_WAITING = 1024
 """Samples that wait for the functions of their stacks. More are refused."""
 THREADS_AT_FIRST = 1000
 """Threads that are taken to wait all the time, until it is known how many samples there are."""
-WAITS_PER_SAMPLE = 30
-"""Where there are fewer waits for each sample, fewer samples are taken: a quiet host is left alone."""
+WAITS_PER_SAMPLE, QUIET_PART = 30, 10
+"""Where there are fewer waits for each sample, fewer samples are taken, down to a tenth: a quiet host is left
+alone."""
 
 
 @dataclass
@@ -323,7 +324,8 @@ class WaitSamples:
                 self._note_end(seen, record, now, tick)
         if now >= self._since + 1.0:
             busy = (waits - self._waits_then) / (now - self._since) / WAITS_PER_SAMPLE
-            self._pace.set_rate(min(max(int(busy), 1), self._per_second))
+            quiet = max(self._per_second // QUIET_PART, 1)
+            self._pace.set_rate(min(max(int(busy), quiet), self._per_second))
             self._since, self._waits_then = now, waits
         self._pace.note(captures, now)
         self._set_pace()

@@ -108,6 +108,8 @@ LEFT_OUT = {
     "test_trace_stacks.py": "about functions of programs and tracepoints, and needs a compiler; functions of "
     "the kernel are in test_trace_kernel_functions.py",
     "test_waiting.py": "about waits that go on for long, which would take too long for all kernels together",
+    "test_wait_samples.py::test_each_place_and_each_waker_has_its_share_of_the_time": "takes more samples "
+    "than such a machine can; what the chances are is the same on any kernel",
     "test_web.py": "about HTTP and the processes of lockd, which are the same on any kernel",
     "test_who_has_series.py": "about the sampler's tables, the same on any kernel",
     "test_windows.py": "about the sampler's maps, the same on any kernel; one that preempts itself leaves "

@@ -20,7 +20,7 @@
 #define LONGEST_WAIT 0x7fffffff
 #define CERTAIN 0xffffffff /* a chance is a part of this */
 #define WAIT_FRAMES 48
-#define WAIT_SAMPLES_PAGES 64
+#define WAIT_SAMPLES_PAGES 128
 
 /* What a record of the ring is about. Python reads the names. */
 enum wait_record_kind {

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import html
 import json
 import re
 import subprocess
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from lockd.trace.core.output import FORMATS
 from lockd.views import flamegraph, pprof
 from lockd.views.profile import KernelFrame, Mark, Profile, Sample, Value
 from tests.needs import need
+from tests.support.pprof_decoder import Decoded, fields
 
 NASTY = "operator<<&\"';x\n\x1b[31m\x00\udc80\u202e]]>"
 """A function of a program that wants to do harm."""
@@ -37,71 +36,14 @@ PROFILE = Profile("lockd trace <offcpu>", VALUES, SAMPLES, 1_700_000_000.25, 12.
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a protobuf message: number, and an integer or bytes."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        number = shift = 0
-        while True:
-            byte = message[at]
-            at += 1
-            number |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return number
-
-    while at < len(message):
-        tag = varint()
-        if tag & 7 == 0:
-            yield tag >> 3, varint()
-        else:
-            assert tag & 7 == 2, "profile.proto has no other types"
-            size = varint()
-            yield tag >> 3, message[at : at + size]
-            at += size
-    assert at == len(message)
-
-
-def integers(packed: bytes) -> list[int]:
-    found, number, shift = [], 0, 0
-    for byte in packed:
-        number |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            found.append(number)
-            number = shift = 0
-    return found
-
-
 def test_pprof_by_a_decoder_of_its_own() -> None:
     data = pprof.encode(PROFILE)
     assert data == pprof.encode(PROFILE)
-    raw: dict[int, list[Any]] = {}
-    for number, value in fields(gzip.decompress(data)):
-        raw.setdefault(number, []).append(value)
-    strings = [text.decode() for text in raw[6]]
+    decoded = Decoded(data)
+    raw, strings, samples = decoded.raw, decoded.strings, decoded.samples
     assert strings[0] == ""
     assert len(set(strings)) == len(strings)
-    types = [{n: strings[v] for n, v in fields(one)} for one in raw[1]]
-    assert types == [{1: "off-CPU time", 2: "nanoseconds"}, {1: "waits", 2: "count"}]
-    mappings = {(m := dict(fields(one)))[1]: strings[m[5]] for one in raw[3]}
-    functions = {(f := dict(fields(one)))[1]: strings[f[2]] for one in raw[5]}
-    locations = {}
-    for one in raw[4]:
-        location = dict(fields(one))
-        name = functions[dict(fields(location[4]))[1]]
-        locations[location[1]] = name, mappings.get(location.get(2, 0), "")
-    samples = []
-    for one in raw[2]:
-        found = list(fields(one))
-        stack = [locations[at] for n, v in found if n == 1 for at in integers(v)]
-        values = [number for n, v in found if n == 2 for number in integers(v)]
-        labels = {}
-        for label in (dict(fields(v)) for n, v in found if n == 3):
-            labels[strings[label[1]]] = strings[label[2]] if 2 in label else label[3]
-        samples.append((stack, values, labels))
+    assert decoded.types == [("off-CPU time", "nanoseconds"), ("waits", "count")]
     assert len(samples) == len(SAMPLES)
     user, kernel = "[user]", "[kernel]"
     assert (
