@@ -227,8 +227,9 @@ def _fields(where: str, columns: list[str], text: str, has_bare_stacks: bool) ->
         except csv.Error as error:
             raise UsageError(f"{where}: {error}; rule: a line of CSV") from None
     if len(fields) != len(columns):
+        column = printable(columns[min(len(fields), len(columns) - 1)])
         raise UsageError(
-            f"{where}: column {columns[min(len(fields), len(columns) - 1)]}: there are {len(fields)} fields; "
+            f"{where}: column {column}: there are {len(fields)} fields; "
             f"rule: {len(columns)}, one for each column of the first line"
         )
     return dict(zip(columns, fields, strict=True))

@@ -144,6 +144,10 @@ LINE = "1,2,0x10,5,1,5,1,1,1,0,0,comm;f"
         (f"{HEAD}\n{LINE.replace(',5,', ',-5,')}\n", ":2: column blocked_us: '-5'; rule: a whole number"),
         (f"{HEAD}\n{LINE.replace(',5,', ',5.5,')}\n", ":2: column blocked_us: '5.5'; rule: a whole number"),
         (f"{HEAD},kind,lock,ongoing\n{LINE},lock,m\n", ":2: column ongoing: there are 14 fields; rule: 15"),
+        (
+            f"{HEAD},\x1b[2Jx\n{LINE}\n",
+            ":2: column \\x1b[2Jx: there are 12 fields; rule: 13",
+        ),
         (f"{HEAD},kind,lock,ongoing\n{LINE},lock,m,x\n", ":2: column ongoing: 'x'; rule: a whole number"),
     ],
 )
