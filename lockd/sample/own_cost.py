@@ -18,11 +18,10 @@ from lockd.kernel.manifest import Manifest
 from lockd.names.client import Resolver
 from lockd.sample.budget.spending import RestartedProcess
 from lockd.sample.drain import Collector
-from lockd.sample.locks.releases import Releases
+from lockd.sample.locks.releases import SampleCounts
 from lockd.sample.series.block import Block
 from lockd.sample.series.series import Series
 from lockd.sample.series.unit_info import FAMILY
-from lockd.sample.wait_samples import WaitSamples
 
 SAVED = ("started", "ticks", "taken_over", "interrupted_drains")
 """Attributes of OwnCost that are saved for the next start, besides the durations of ticks."""
@@ -73,9 +72,9 @@ class OwnCost:
         self.ticks = 0
         self.exporter_restarts = 0
         self.captures_refused = 0
-        self.releases: Releases | None = None
+        self.releases: SampleCounts | None = None
         """The sampled releases of locks; None if there are none."""
-        self.wait_samples: WaitSamples | None = None
+        self.wait_samples: SampleCounts | None = None
         """The sampled waits off the CPU; None if there are none."""
         self.undecided_calls = 0
         """Futex calls that are not counted yet because the names of their locks are being looked up."""
@@ -141,12 +140,9 @@ class OwnCost:
         return counters
 
     @property
-    def _samples(self) -> list[tuple[str, Releases | WaitSamples]]:
+    def _samples(self) -> list[tuple[str, SampleCounts]]:
         """The samples of each sort that the programs take; the sort is a part of the metrics' names."""
-        sorts: list[tuple[str, Releases | WaitSamples | None]] = [
-            ("holder", self.releases),
-            ("wait", self.wait_samples),
-        ]
+        sorts = (("holder", self.releases), ("wait", self.wait_samples))
         return [(sort, samples) for sort, samples in sorts if samples]
 
     @property

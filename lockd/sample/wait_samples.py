@@ -28,9 +28,14 @@ from lockd.names.unwind.capture import Capture, decode_captures
 from lockd.process.clock import NS
 from lockd.sample.aggregates.offcpu import INTERRUPT
 from lockd.sample.aggregates.wait_stacks import CallStack, WaitSample
-from lockd.sample.locks.releases import ANSWER_SECONDS, MOST_WEIGHT_NS, WAIT_UNIT_NS, SamplePace
+from lockd.sample.locks.releases import (
+    ANSWER_SECONDS,
+    MOST_WEIGHT_NS,
+    WAIT_UNIT_NS,
+    SampleCounts,
+    SamplePace,
+)
 
-WORD_BYTES = 8
 UNKNOWN_STACK = ("[unknown]",)
 """The functions of a user stack that the namer could not read, as of a process that has ended."""
 REMEMBERED_SECONDS = 600.0
@@ -39,16 +44,16 @@ there."""
 MOST_REMEMBERED = 20_000
 """Stacks that are remembered at a time."""
 MOST_OF_PLACE = 64
-"""Stacks of one process in which a thread will continue at the same address. They are searched one by one."""
+"""Stacks that are remembered for one process and program counter. They are compared one by one."""
 MOST_BEGUN = 20_000
-"""Threads that were captured, and the ends of whose waits were not read. Those captured first are dropped."""
+"""Captured threads whose waits have not ended. If there are more, the oldest captures are dropped."""
 MOST_WAITING = 1024
 """Samples that wait for the functions of their stacks. More are refused."""
 THREADS_AT_FIRST = 1000
-"""Threads that are taken to wait all the time, until it is known how many samples there are."""
+"""The number of threads that are assumed to wait all the time, for the pace of the first samples."""
 WAITS_PER_SAMPLE, QUIET_PART = 30, 10
-"""Where there are fewer waits for each sample, fewer samples are taken, down to a tenth: a quiet host is left
-alone."""
+"""The least number of waits for each capture: a quiet host has fewer captures, down to one in QUIET_PART of
+the usual number."""
 
 
 @dataclass
@@ -62,7 +67,7 @@ class NamedStack:
     kernel: tuple[str, ...] | None = None
     """Functions of the kernel, as above."""
     is_interrupt: bool = False
-    """Whether it is the stack of an interrupt, which has nothing to do with the thread."""
+    """Whether an interrupt made the wake-up, in the middle of what the captured thread was doing."""
 
     def is_ready(self, now: float) -> bool:
         """Whether its functions are known, or will not be."""
@@ -252,7 +257,7 @@ class _Begun:
     stack: NamedStack
 
 
-class WaitSamples:
+class WaitSamples(SampleCounts):
     """Reads `ring`, whose records have the layout `record`, and has their stacks named.
 
     `enums` and `constants` are those of the manifest. `refused` counts samples for which the ring had no
@@ -273,41 +278,21 @@ class WaitSamples:
         per_second: int,
         now: float,
     ) -> None:
+        super().__init__(refused, SamplePace(per_second, now))
         self._reader = RingReader(ring)
         self._captured = struct_dtype(record)
         self._record = self._captured["record"]
         self._reasons = Reasons(enums, constants)
         self._begins = enums["wait_record_kind"].index("begins")
         self._ends = enums["wait_record_kind"].index("ends")
-        self._kernel_refused = refused
         self._control, self._identify, self._comm = control, identify, comm
         self._stacks = StackNames(resolver)
         self._per_second, self._since, self._waits_then = per_second, now, 0
-        self._pace = SamplePace(per_second, now)
         self._pace.wait_ns = THREADS_AT_FIRST * NS // per_second
         self._begun: dict[int, _Begun] = {}
-        """Waits whose threads were captured by thread, the oldest first."""
+        """Waits whose threads were captured, by thread; the oldest first."""
         self._waiting: list[_Completed] = []
-        self.taken = 0
-        """Samples that were completed."""
-        self._refused, self._refused_ns = 0, 0
-        """Samples that were read and thrown away."""
         self._set_pace()
-
-    @property
-    def wait_ns(self) -> int:
-        """The time that a sample stands for at least, in nanoseconds."""
-        return self._pace.wait_ns
-
-    @property
-    def refused_here(self) -> tuple[int, int]:
-        """Samples that this process has refused, and the time that they stood for, in nanoseconds."""
-        return self._refused, self._refused_ns
-
-    def kernel_refused(self) -> tuple[int, int]:
-        """Samples that the programs have refused as the ring was full, and their time as above."""
-        samples, ns = self._kernel_refused.read().tolist()
-        return samples, ns
 
     def read(self, now: float, tick: int, waits: int) -> None:
         """Read new samples in the tick of that number, and ask for the functions of their stacks.
@@ -350,8 +335,7 @@ class WaitSamples:
         if not is_wanted or weight_ns > MOST_WEIGHT_NS:  # such a record was read too early, see RingReader
             return
         if begun is None or begun.began_ns != int(seen["began"]) or len(self._waiting) >= MOST_WAITING:
-            self._refused += 1
-            self._refused_ns += weight_ns
+            self._refuse(weight_ns)
             return
         of_waker, stack = "", NamedStack(now, (), ())
         if seen["is_woken"]:

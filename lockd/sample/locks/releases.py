@@ -160,7 +160,40 @@ class SamplePace:
         self._taken, self._since = 0, now
 
 
-class Releases:
+class SampleCounts:
+    """The samples of one sort that were taken, and those that were refused.
+
+    `refused` counts those for which their ring had no room, and `pace` adapts how many there are.
+    """
+
+    def __init__(self, refused: PerCpuCounters, pace: SamplePace) -> None:
+        self._kernel_refused, self._pace = refused, pace
+        self.taken = 0
+        """Samples that were read whole."""
+        self._refused, self._refused_ns = 0, 0
+
+    @property
+    def wait_ns(self) -> int:
+        """The waited time that a sample stands for at least, in nanoseconds."""
+        return self._pace.wait_ns
+
+    @property
+    def refused_here(self) -> tuple[int, int]:
+        """Samples that this process has refused, and the waited time that they stood for, in nanoseconds."""
+        return self._refused, self._refused_ns
+
+    def kernel_refused(self) -> tuple[int, int]:
+        """Samples that the programs have refused as the ring was full, and their time as above."""
+        samples, ns = self._kernel_refused.read().tolist()
+        return samples, ns
+
+    def _refuse(self, weight_ns: int) -> None:
+        """Count a sample that was read and is thrown away."""
+        self._refused += 1
+        self._refused_ns += weight_ns
+
+
+class Releases(SampleCounts):
     """Reads `ring`, and has the code of each release named.
 
     `enums` and `constants` are those of the manifest. `refused` counts samples for which the ring had no
@@ -185,6 +218,7 @@ class Releases:
         for kernel locks; one of them is empty if the programs sample no such locks. `identify` is
         Identities.identify_process().
         """
+        super().__init__(refused, SamplePace(per_second, now))
         self._reader = RingReader(ring)
         self._user_record = struct_dtype(user_record) if user_record else None
         self._kernel_record = struct_dtype(kernel_record) if kernel_record else None
@@ -198,32 +232,11 @@ class Releases:
         self._kernel_kinds = set(range(len(enums["lock_type"]))) if self._kernel_record else set()
         self._release_end = ends.index("release")
         self._holders = {ends.index("owner_ended"): OWNER_ENDED, ends.index("no_release"): NO_RELEASE}
-        self._kernel_refused = refused
         self._control, self._resolver, self._identify = control, resolver, identify
-        self._pace = SamplePace(per_second, now)
         self._tokens = itertools.count(1)
         self._waiting: dict[int, Release] = {}
         """Releases by token that were not taken, the oldest first."""
-        self.taken = 0
-        """Samples that were read."""
-        self._refused, self._refused_ns = 0, 0
-        """Samples that were read and thrown away, as too many waited for names."""
         control.wait_per_sample = self._pace.wait_ns // WAIT_UNIT_NS
-
-    @property
-    def wait_ns(self) -> int:
-        """The waited time that a sample stands for at least."""
-        return self._pace.wait_ns
-
-    @property
-    def refused_here(self) -> tuple[int, int]:
-        """Samples that this process has refused, and the waited time that they stood for, in nanoseconds."""
-        return self._refused, self._refused_ns
-
-    def kernel_refused(self) -> tuple[int, int]:
-        """Samples that the programs have refused as the ring was full, and their time as above."""
-        samples, ns = self._kernel_refused.read().tolist()
-        return samples, ns
 
     def read(self, now: float, tick: int) -> None:
         """Read new samples in the tick of that number, and ask for the code of each. Makes no system call if
@@ -277,8 +290,7 @@ class Releases:
         if not is_wanted:
             return
         if len(self._waiting) >= MOST_WAITING:
-            self._refused += 1
-            self._refused_ns += weight_ns
+            self._refuse(weight_ns)
             return
         release = Release(tgid, process, address, kind, in_kernel, weight_ns, now, tick)
         if self._has_causes:
