@@ -194,9 +194,9 @@ class Sampler:
         because it has just drained as many."""
         self._next_survey = self._next_housekeeping = self._next_save = 0.0
         self._surveyed = -inf
-        """When ongoing waits were last read, by the monotonic clock in seconds."""
+        """When a whole survey was last made, by the monotonic clock in seconds."""
         self._surveyed_window = self._collector.control.number
-        """The number of the window in which they were read."""
+        """The number of the window in which a survey was last made."""
         self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
         self._fold_at_last = self._next_fold
         """When all rows are folded, even if none is a hurry."""
@@ -398,7 +398,8 @@ class Sampler:
         if is_survey_due:
             self._next_survey = now + self.cpu_budget.survey_seconds
         if is_survey_due and self._may_find_news(now):
-            self._survey(now)
+            # Housekeeping ranks all series, also by waits that go on.
+            self._survey(now, is_whole=now >= self._next_housekeeping)
         elif time.monotonic_ns() >= self._deadlocks.next_check:
             self._look_for_deadlocks(self._collector.threads(), self._collector.kernel_waits())
         if now >= self._next_housekeeping:
@@ -544,18 +545,25 @@ class Sampler:
         """Read the ongoing waits because the exporter asks, unless that was done a moment ago."""
         now = time.monotonic()
         if now >= self._surveyed + self.cpu_budget.survey_seconds:
-            self._survey(now)
+            self._survey(now, is_whole=True)
 
-    def _survey(self, now: float) -> None:
-        """Read the ongoing waits, and look for deadlocks among them."""
-        self._surveyed, self._surveyed_window = now, self._collector.control.number
+    def _survey(self, now: float, is_whole: bool) -> None:
+        """Read the ongoing waits, and look for deadlocks among those for locks.
+
+        If the survey is whole, all waits off the CPU are brought up to date too. Nobody needs those until the
+        exporter asks.
+        """
+        self._surveyed_window = self._collector.control.number
         collector, clock = self._collector, time.monotonic_ns()
         threads, in_kernel = collector.threads(), collector.kernel_waits()
         tables = threads, in_kernel, collector.kernel_holding()
         has_detail = self.cpu_budget.has_detail
         moment = Moment(self._identities, self._thread_states, *tables, clock, now, has_detail)
         for aggregates in self._aggregates.values():
-            aggregates.note_ongoing(moment)
+            if is_whole or aggregates is not self.offcpu:
+                aggregates.note_ongoing(moment)
+        if is_whole:
+            self._surveyed = now
         self._last_seen = np.unique(threads[1]["tgid"])
         self._alive = np.union1d(self._alive, self._last_seen)
         self._look_for_deadlocks(threads, in_kernel)
