@@ -78,7 +78,7 @@ class Traced:
         self._host = Host(KernelTypes(), ensure_tracefs())
         asked = settings(programs, futex_mode="calls")
         choices = choices_for(asked, self._host)
-        self._source = source_for(asked, choices, self._host.types)
+        self._source = source_for(asked, choices, self._host)
         self._compiled = compile_cached(self._source, CompileCache(default_directory()))
         every = (hook for choice in choices for hook in choice.hooks)
         self._hooks: list[Candidate] = [hook for hook, missing in every if not missing]

@@ -48,15 +48,20 @@ class KernelTypes:
     def close(self) -> None:
         self._lib.btf__free(self._btf)
 
+    def struct(self, name: str) -> int:
+        """Return the BTF id of a struct. Raises HostError if there is none with this name."""
+        btf_id = int(self._lib.btf__find_by_name_kind(self._btf, name.encode(), BTF_KIND_STRUCT))
+        if btf_id < 0:
+            raise HostError(f"kernel BTF: struct {name}: not found")
+        return btf_id
+
     def bit_offset(self, struct: str, path: str) -> int:
         """Return the offset in bits of the member `path` in `struct`.
 
         `path` is the names of nested members joined by dots. Members of anonymous structs and unions count as
         members of the struct around them. Raises HostError if there is no such struct or member.
         """
-        index = self._lib.btf__find_by_name_kind(self._btf, struct.encode(), BTF_KIND_STRUCT)
-        if index < 0:
-            raise HostError(f"kernel BTF: struct {struct}: not found")
+        index = self.struct(struct)
         total = 0
         for name in path.split("."):
             member = self._member(index, name)

@@ -11,11 +11,13 @@ from lockd.kernel.calls import BPF_BTF_LOAD, BPF_MAP_CREATE, BtfLoad, MapCreate,
 from lockd.kernel.libbpf import last_error, libbpf
 from lockd.kernel.manifest import MapInfo
 from lockd.load import programs
-from lockd.load.compiled import Compiled, MapDefinition, with_maps
+from lockd.load.compiled import Compiled, MapDefinition, with_addresses, with_kernel_functions, with_maps
 from lockd.load.hooks import Candidate
 from lockd.load.host import Host
 from lockd.load.source import Source
 
+AT_MAP = "AT_"
+"""The prefix of macros that stand for the address of a map's only element, before the map's name."""
 Attachment = tuple[int, int]
 """The descriptor of a program, and the descriptor that keeps the program attached."""
 
@@ -32,9 +34,15 @@ class BpfObject:
         self._maps = {definition.name: definition for definition in compiled.maps}
         descriptors = create_maps(compiled.maps, compiled.btf)
         self._map_fds = dict(zip(self._maps, descriptors, strict=True))
-        self._code = {
-            name: with_maps(code, dict(enumerate(descriptors))) for name, code in compiled.functions.items()
+        addresses = {
+            number >> 32: self._map_fds[name.removeprefix(AT_MAP).lower()]
+            for name, number in source.constants.items()
+            if name.startswith(AT_MAP)
         }
+        self._code: dict[str, bytes] = {}
+        for name, compiled_code in compiled.functions.items():
+            code = with_addresses(with_maps(compiled_code, dict(enumerate(descriptors))), addresses)
+            self._code[name] = with_kernel_functions(code, source.constants["KERNEL_FUNCTION"])
         self._given_base = source.constants["GIVEN_BASE"]
         self._given_enums = [source.enums.get(name, ()) for name in ("lock_type", "success")]
         self._programs: dict[tuple[str, ...], int] = {}

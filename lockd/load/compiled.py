@@ -22,10 +22,14 @@ from lockd.kernel.manifest import Layout
 
 log = logging.getLogger(__name__)
 
-LOAD_IMMEDIATE, PSEUDO_MAP_FD = 0x18, 1
-"""The operation in the first byte of a BPF instruction that loads a constant, and the kind of a constant that
-stands for a map, in the high half of the second byte. The constant is in bytes 4 to 7. The operation takes
-two instructions."""
+LOAD_IMMEDIATE, NUMBER, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE = 0x18, 0, 1, 2
+"""The operation in the first byte of a BPF instruction that loads a constant, and the kinds of constants, in
+the high half of the second byte: a number, a map, or a place in the only element of a map. The operation
+takes two instructions. Bytes 4 to 7 of the first have the map, those of the second the offset of the place;
+of a number they are its two halves."""
+CALL, HELPER, PSEUDO_KERNEL_FUNCTION = 0x85, 0, 2
+"""The operation that calls a function, and the kinds of functions in the high half of the second byte. Bytes
+4 to 7 have the number of a helper, or the BTF id of a function of the kernel."""
 FORMAT = "1"
 """Version of the cached values, to be changed with Compiled and with what compile.py makes of a source."""
 FILES = 16
@@ -92,21 +96,48 @@ def with_maps(code: bytes, maps: dict[int, int]) -> bytes:
     """Return `code` with its references to maps replaced: descriptors by positions, or positions by
     descriptors."""
     new = bytearray(code)
-    for start in _map_references(code):
-        number = int.from_bytes(code[start : start + 4], "little")
-        new[start : start + 4] = maps[number].to_bytes(4, "little")
+    for start in _instructions(code, LOAD_IMMEDIATE, PSEUDO_MAP_FD):
+        number = int.from_bytes(code[start + 4 : start + 8], "little")
+        new[start + 4 : start + 8] = maps[number].to_bytes(4, "little")
     return bytes(new)
 
 
-def _map_references(code: bytes) -> Iterator[int]:
-    """Yield the position in `code` of each constant that stands for a map."""
+def with_addresses(code: bytes, maps: dict[int, int]) -> bytes:
+    """Return `code` with addresses of elements of maps in place of numbers that stand for them.
+
+    `maps` has descriptors of maps by the upper half of such a number; its lower half is an offset within the
+    only element of the map.
+    """
+    new = bytearray(code)
+    for start in _instructions(code, LOAD_IMMEDIATE, NUMBER):
+        upper = int.from_bytes(code[start + 12 : start + 16], "little")
+        if upper in maps:
+            new[start + 1] |= PSEUDO_MAP_VALUE << 4
+            new[start + 12 : start + 16] = code[start + 4 : start + 8]
+            new[start + 4 : start + 8] = maps[upper].to_bytes(4, "little")
+    return bytes(new)
+
+
+def with_kernel_functions(code: bytes, base: int) -> bytes:
+    """Return `code` with a call of the kernel's function with the BTF id n in place of each call of a helper
+    with the number `base` + n."""
+    new = bytearray(code)
+    for start in _instructions(code, CALL, HELPER):
+        number = int.from_bytes(code[start + 4 : start + 8], "little")
+        if number >= base:
+            new[start + 1] |= PSEUDO_KERNEL_FUNCTION << 4
+            new[start + 4 : start + 8] = (number - base).to_bytes(4, "little")
+    return bytes(new)
+
+
+def _instructions(code: bytes, operation: int, kind: int) -> Iterator[int]:
+    """Yield the position in `code` of each instruction with this operation, for which the high half of its
+    second byte is `kind`."""
     position = 0
     while position < len(code):
-        if code[position] == LOAD_IMMEDIATE:
-            if code[position + 1] >> 4 == PSEUDO_MAP_FD:
-                yield position + 4
-            position += 8
-        position += 8
+        if code[position] == operation and code[position + 1] >> 4 == kind:
+            yield position
+        position += 16 if code[position] == LOAD_IMMEDIATE else 8
 
 
 def default_directory() -> Path | None:

@@ -149,6 +149,15 @@ class Host:
                 )
         return self._no_fentry(candidate.hook)
 
+    @cached_property
+    def can_cast(self) -> bool:
+        """Whether programs can have the kernel take an address for that of a struct (6.2, with its JIT on).
+
+        It is tried, because a kernel with the function may refuse all calls of functions.
+        """
+        cast = self.types.function(programs.CAST)
+        return cast is not None and programs.can_cast(cast, self.types.struct("task_struct"))
+
     @property
     def return_trampoline(self) -> int:
         """The address that a kretprobe puts in place of a function's return address; 0 if it is hidden."""

@@ -75,7 +75,7 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     """
     choices = choices_for(settings, host, refused)
     _require_any(choices)
-    source = source_for(settings, choices, host.types)
+    source = source_for(settings, choices, host)
     bpf_object = BpfObject(compile_cached(source, CompileCache(default_directory())), source, host)
     pairs, plain = _maps(settings, choices)
     if bpf_object.has_map(BLOCKED_PROCESSES):

@@ -32,6 +32,7 @@ from lockd.kernel.calls import (
     perf_event_open,
 )
 from lockd.kernel.libbpf import libbpf
+from lockd.load.compiled import CALL, PSEUDO_KERNEL_FUNCTION
 
 MULTI = {"kprobe": "kprobe_multi", "uprobe": "uprobe_multi"}
 """By mechanism, the mechanism that load() takes for a program that attach_many() attaches."""
@@ -58,6 +59,8 @@ PERF_TYPE_TRACEPOINT = 2
 PERF_EVENT_IOC_SET_BPF, PERF_EVENT_IOC_ENABLE = 0x40042408, 0x2400
 KPROBE_TYPE = Path("/sys/bus/event_source/devices/kprobe/type")
 UPROBE_TYPE = Path("/sys/bus/event_source/devices/uprobe/type")
+CAST = "bpf_rdonly_cast"
+"""The function of the kernel that takes an address for that of a struct."""
 TRIED_FUNCTION = "down_read_killable"
 """The function on which mechanisms are tried. Every kernel has it, and a probe on it disturbs nobody."""
 
@@ -203,6 +206,24 @@ def can_attach_many(mechanism: str) -> bool:
         return False
     finally:
         os.close(program)
+
+
+def can_cast(function: int, struct: int) -> bool:
+    """Whether this kernel lets programs call CAST for a struct. Both arguments are BTF ids: that of CAST, and
+    that of the struct."""
+    code = b"".join(
+        (
+            bytes((MOVE_CONSTANT, 1, 0, 0)) + bytes(4),
+            bytes((MOVE_CONSTANT, 2, 0, 0)) + struct.to_bytes(4, "little"),
+            bytes((CALL, PSEUDO_KERNEL_FUNCTION << 4, 0, 0)) + function.to_bytes(4, "little"),
+            RETURN_0,
+        )
+    )
+    try:
+        os.close(load(code, "casts", "raw_tracepoint", verbose=False))
+    except HostError:
+        return False
+    return True
 
 
 def fentry_refusal(function: str, btf_id: int) -> str:

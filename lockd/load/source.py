@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockd.kernel.btf import KernelTypes
+from lockd.load import programs
 from lockd.load.choose import Choice
+from lockd.load.host import Host
 from lockd.load.settings import LoadSettings
 
 BPF_DIR = Path(__file__).resolve().parent.parent / "bpf"
@@ -77,6 +79,10 @@ OFFSETS = {
 }
 """Struct and member of each offset in bytes that the programs need, by the macro that they use."""
 
+STRUCTS = {"TASK_TYPE": "task_struct", "FILE_TYPE": "file", "POINTER_TYPE": "hlist_head"}
+"""Structs that the programs name by their BTF ids, by the macro that they use; the last one is a pointer and
+nothing else."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -89,8 +95,8 @@ class Source:
     """The integer #defines in lockd/bpf, except those that differ by architecture."""
 
 
-def source_for(settings: LoadSettings, choices: Sequence[Choice], types: KernelTypes) -> Source:
-    """Return the source for this host: offsets and features from its BTF, sizes from the settings."""
+def source_for(settings: LoadSettings, choices: Sequence[Choice], host: Host) -> Source:
+    """Return the source for this host: its offsets and features, and sizes from the settings."""
     ways = [choice.way for choice in choices if choice.way]
     defines: dict[str, int | None] = {
         **SIZES,
@@ -100,7 +106,8 @@ def source_for(settings: LoadSettings, choices: Sequence[Choice], types: KernelT
         "STACKS_ENTRIES": settings.stacks,
         "HOLDING_ENTRIES": settings.entries,
         "PAGE_SIZE": resource.getpagesize(),  # bcc takes it for the size of a ring
-        **_layout_of(types),
+        **_layout_of(host.types),
+        **_casts_of(host),
         **{f"WITH_{program.upper()}": None for program in settings.programs},
         **{name: None for way in ways for name in way.defines},
     }
@@ -159,6 +166,14 @@ def _layout_of(types: KernelTypes) -> dict[str, int | None]:
     if types.has_member("rw_semaphore", "osq"):  # only where writers spin
         defines["RWSEM_OSQ"] = types.offset("rw_semaphore", "osq")
     return defines
+
+
+def _casts_of(host: Host) -> dict[str, int]:
+    """Return the defines for reading structs at any address by instructions; empty if this host cannot."""
+    if not host.can_cast:
+        return {}
+    types = {name: host.types.struct(struct) for name, struct in STRUCTS.items()}
+    return {"RDONLY_CAST": host.types.function(programs.CAST) or 0, **types}
 
 
 def assemble(files: Sequence[str], defines: Mapping[str, int | None]) -> Source:

@@ -34,7 +34,7 @@ def main(config: str, times: int) -> int:
         if not choice.way:
             print(choice.instead_of or choice.hooks[0][1], file=sys.stderr)
             return HostError.exit_code
-    source = source_for(settings, choices, host.types)
+    source = source_for(settings, choices, host)
     code = compile_cached(source, CompileCache(default_directory()))
     hooks = [hook for choice in choices for hook, why_not in choice.hooks[:HOOKS] if not why_not]
 

@@ -35,7 +35,7 @@ def loaded(mechanism: str, host: Host) -> list[str]:
     """The functions of this mechanism, or the first that a part has, with what each is given."""
     choices = [choice(part, mechanism) for part in parts_of(PROGRAMS, "all", "calls")]
     settings = LoadSettings(PROGRAMS, 1024, 1024, 1024, 0, LONGEST, "all", "calls", ())
-    source = source_for(settings, choices, host.types)
+    source = source_for(settings, choices, host)
     bpf_object = BpfObject(compile_source(source), source, host)
     hooks = {" ".join((hook.function, *hook.given)): hook for one in choices for hook, _ in one.hooks}
     for hook in hooks.values():

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from lockd.kernel.btf import KernelTypes
 from lockd.kernel.calls import bpf
 from lockd.kernel.counters import program_info
 from lockd.load import programs
 from lockd.load.child import run_loader
-from lockd.load.host import ensure_tracefs
+from lockd.load.host import Host, ensure_tracefs
 from lockd.load.settings import LoadSettings
 from tests.tries import tries
 
@@ -117,3 +118,14 @@ def test_the_verifier_examines_less_than_half_of_what_it_would(mode: str) -> Non
     examined = {name: int(one[1]) for (_, name), one in zip(manifest.functions, found, strict=True) if one}
     assert "on_sched_switch" in examined
     assert max(examined.values()) < MOST_EXAMINED / 2, examined
+
+
+def test_the_kernel_is_asked_whether_it_takes_our_word_for_a_struct() -> None:
+    host = Host(KernelTypes(), ensure_tracefs())
+    cast, function = (host.types.function(name) for name in (programs.CAST, programs.TRIED_FUNCTION))
+    if cast is None:
+        assert not host.can_cast
+        pytest.skip(f"host: this kernel has no {programs.CAST}(), as Linux has since 6.2")
+    assert host.can_cast
+    assert function
+    assert not programs.can_cast(cast, function), "the type is that of a function"

@@ -104,7 +104,7 @@ def listed(asked_for: Asked | str = "all") -> dict[str, str]:
     for settings in wanted:
         choices = choices_for(settings, host)
         if all(choice.way for choice in choices):
-            source = source_for(settings, choices, host.types)
+            source = source_for(settings, choices, host)
             sources[key_of(compile_inputs(source))] = source.text
     return sources
 

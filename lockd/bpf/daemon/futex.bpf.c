@@ -129,9 +129,9 @@ struct ended {
 
 static __always_inline bool is_being_killed(u64 task)
 {
-    u64 pending = 0;
+    u64 at = STRUCT_AT(task, TASK_TYPE), pending = 0;
 
-    READ_TASK(task, TASK_PENDING_SIGNAL, pending);
+    READ_MEMBER(at, TASK_PENDING_SIGNAL, pending);
     return pending & (1 << (9 - 1)); /* SIGKILL, which every thread of a dying process receives */
 }
 

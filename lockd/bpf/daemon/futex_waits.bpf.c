@@ -10,10 +10,12 @@
 static __always_inline void futex_wait_began(void *ctx, u64 task, struct pt_regs *registers, struct thread *t,
                                              u32 tid, s16 nr, u64 now)
 {
-    struct system_call saved = call_of(registers);
     struct call call = {.since = now, .tid = tid};
+    bool is_compat = nr == NR_COMPAT;
+    u64 arguments[4] = {};
 
-    describe_call(&call, saved.is_compat ? number_of_compat(saved.nr) : nr, saved.args);
+    read_arguments(registers, is_compat, arguments);
+    describe_call(&call, is_compat ? number_of_compat(call_of(registers).nr) : nr, arguments);
     if (call.guess >= KIND_WAKE)
         return;
     if (t->call.uaddr == call.uaddr && t->call.guess == call.guess)
@@ -23,7 +25,7 @@ static __always_inline void futex_wait_began(void *ctx, u64 task, struct pt_regs
     t->call = call;
     if (!is_own(t->tgid))
         mark_written(WRITTEN_WAIT, current_window());
-    if (!saved.is_compat) /* whose stack the namer cannot unwind */
+    if (!is_compat) /* whose stack the namer cannot unwind */
         capture_waiter(ctx, task, t, now);
 }
 

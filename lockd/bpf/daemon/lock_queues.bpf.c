@@ -163,12 +163,10 @@ static __always_inline u64 leave_queue(u32 tid, struct thread *t, struct queue_k
  * sample, or 0 if there is to be none. */
 static __always_inline u64 weight_of_sample(u64 waited)
 {
-    u32 zero = 0;
-    struct control *c = control.lookup(&zero);
+    u64 per_sample = CONTROL->wait_per_sample; /* below 2^32, so that nothing overflows here */
 
-    if (!c || !c->wait_per_sample)
+    if (!per_sample)
         return 0;
-    u64 per_sample = c->wait_per_sample; /* below 2^32, so that nothing overflows here */
     if (waited >= per_sample << 10)
         return waited;
     return bpf_get_prandom_u32() * per_sample < waited << 22 ? per_sample << 10 : 0;

@@ -347,35 +347,30 @@ enum file_kind { FILE_OTHER, FILE_REGULAR, FILE_PIPE, FILE_SOCKET, FILE_DEVICE, 
 
 #define S_ANON_INODE (1 << 19) /* such a file has the type of a regular one (6.16), and before that none */
 
-/* The members of struct inode that tell the kind of a file. They are close to each other: one read gets both.
- */
-struct inode_kind {
-    u16 mode;
-    u8 between[INODE_FLAGS - INODE_MODE - sizeof(u16)];
-    u32 flags;
-};
-
 /* Return the kind of the file whose descriptor is the first argument of the current thread's system call. */
 static __always_inline u8 file_kind(u64 task, struct pt_regs *registers)
 {
-    u64 files = 0, table = 0, array = 0, file = 0, inode = 0;
+    u64 files = 0, table = 0, array = 0, place = 0, file = 0, inode = 0;
     u64 fd = (u32)first_argument(registers);
-    struct inode_kind of = {};
+    u32 flags = 0;
+    u16 mode = 0;
 
     READ_CURRENT(task, TASK_FILES, files);
     READ_CURRENT(files, FILES_FDT, table);
     READ_CURRENT(table, FDTABLE_FD, array);
-    READ_TASK(array, fd * sizeof(u64), file);
-    READ_TASK(file, FILE_INODE, inode);
+    place = STRUCT_AT(array + fd * sizeof(u64), POINTER_TYPE);
+    READ_MEMBER(place, 0, file);
+    file = STRUCT_AT(file, FILE_TYPE);
+    READ_MEMBER(file, FILE_INODE, inode);
     if (!inode)
         return FILE_OTHER;
-    READ_TASK(inode, INODE_MODE, of);
-    if (of.flags & S_ANON_INODE)
-        return FILE_EVENT;
-    switch (of.mode & 0170000) { /* S_IFMT */
+    READ_MEMBER(inode, INODE_MODE, mode);
+    switch (mode & 0170000) { /* S_IFMT */
     case 0:
         return FILE_EVENT;
     case 0100000:
+        READ_MEMBER(inode, INODE_FLAGS, flags);
+        return flags & S_ANON_INODE ? FILE_EVENT : FILE_REGULAR;
     case 0060000: /* block device */
         return FILE_REGULAR;
     case 0010000:
@@ -611,7 +606,7 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
 int on_sched_switch(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 began = run_begins(), now = bpf_ktime_get_ns();
-    u64 task = CURRENT_TASK(), next = ctx->args[2], task_state = 0;
+    u64 task = CURRENT_TASK(), next = STRUCT_AT(ctx->args[2], TASK_TYPE), task_state = 0;
     u32 tid = 0, next_tid = 0;
 
 #ifdef HAVE_PREV_STATE
@@ -625,7 +620,7 @@ int on_sched_switch(struct bpf_raw_tracepoint_args *ctx)
     READ_CURRENT(task, TASK_PID, tid);
     if (tid)
         switched_out(ctx, task, tid, ctx->args[0] & 1, task_state, now);
-    READ_TASK(next, TASK_PID, next_tid);
+    READ_MEMBER(next, TASK_PID, next_tid);
     if (next_tid)
         switched_in(next, next_tid, now);
     run_ends(began);
@@ -634,9 +629,10 @@ int on_sched_switch(struct bpf_raw_tracepoint_args *ctx)
 
 static __always_inline void woken(void *ctx, u64 task)
 {
+    u64 at = STRUCT_AT(task, TASK_TYPE);
     u32 tid = 0;
 
-    READ_TASK(task, TASK_PID, tid);
+    READ_MEMBER(at, TASK_PID, tid);
     struct thread *t = threads.lookup(&tid);
 #ifdef WITH_WAKERS
     /* The thread may still be on its way out, see switched_out(). */

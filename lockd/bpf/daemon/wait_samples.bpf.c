@@ -19,6 +19,10 @@
 #define USUAL_WAITS_BITS 14
 #define LONGEST_WAIT 0x7fffffff
 #define CERTAIN 0xffffffff /* a chance is a part of this */
+/* 2^64 divided by the golden ratio. The upper half of its product with a time in ns is as good as a random
+ * number here, because no thread leaves its CPU at a chosen nanosecond. The helper for random numbers would
+ * take longer than the rest of the decision. */
+#define RANDOM_ENOUGH 0x9e3779b97f4a7c15ULL
 #define WAIT_FRAMES 48
 #define WAIT_SAMPLES_PAGES 128
 
@@ -113,16 +117,16 @@ static __always_inline void describe_end(struct wait_record *record, u64 task, u
  * this chance, or 0 if it is not captured. */
 static __always_inline u32 begin_wait_sample(void *ctx, u64 task, u32 tid, struct thread *t, u64 now)
 {
-    u32 zero = 0;
-    struct control *c = control.lookup(&zero);
+    u64 per_capture = CONTROL->wait_per_capture;
     u32 *usual = usual_wait(tid, t);
 
-    if (!c || !c->wait_per_capture || !usual)
+    if (!per_capture || !usual)
         return 0;
-    u64 expected = (*usual ? *usual : FIRST_WAIT) + LEAST_WAIT, per_capture = c->wait_per_capture;
-    if (bpf_get_prandom_u32() * per_capture >= expected << 32 && expected < per_capture)
+    u64 expected = (*usual ? *usual : FIRST_WAIT) + LEAST_WAIT;
+    u32 chosen = now * RANDOM_ENOUGH >> 32;
+    if (chosen * per_capture >= expected << 32 && expected < per_capture)
         return 0;
-    if (c->restraint >= RESTRAINT_STACKS)
+    if (restraint() >= RESTRAINT_STACKS)
         return 0;
     struct captured_wait *kept = wait_samples.ringbuf_reserve(sizeof(struct captured_wait));
     if (!kept) {
@@ -145,14 +149,12 @@ static __always_inline u32 begin_wait_sample(void *ctx, u64 task, u32 tid, struc
  * captured with a `chance`; or 0 if the second chance decides against it. */
 static __always_inline u64 weight_of_wait(u32 chance, u64 began, u64 now)
 {
-    u32 zero = 0;
-    struct control *c = control.lookup(&zero);
     u64 waited = now > began ? now - began : 0, units = waited >> 10;
 
-    if (!c || !is_wanted(waited))
+    if (!is_wanted(waited))
         return 0;
     /* A wait as long as this is sure to be completed. */
-    u64 certain = (u64)chance * c->wait_per_capture >> 32;
+    u64 certain = (u64)chance * CONTROL->wait_per_capture >> 32;
     if (units > LONGEST_WAIT)
         units = LONGEST_WAIT;
     if (units < certain) {

@@ -57,6 +57,26 @@ static __always_inline struct pt_regs *user_regs(void)
 #endif
 }
 
+#if !defined(__TARGET_ARCH_arm64) && !defined(__aarch64__)
+struct saved_call { /* as in struct pt_regs */
+    u64 orig_ax, ip, cs;
+};
+
+/* Return the saved registers that tell which system call a thread is in. */
+static __always_inline struct saved_call saved_call(struct pt_regs *registers)
+{
+    struct saved_call call = {};
+#ifdef HAVE_TYPED_CURRENT
+    volatile struct pt_regs *saved = registers;
+    call.orig_ax = saved->orig_ax;
+    call.cs = saved->cs;
+#else
+    bpf_probe_read_kernel(&call, sizeof(call), &registers->orig_ax);
+#endif
+    return call;
+}
+#endif
+
 /* Return the number of the system call that a user thread is in, by its saved registers, or an NR_* value. */
 static __always_inline s16 syscall_of(struct pt_regs *registers)
 {
@@ -65,19 +85,11 @@ static __always_inline s16 syscall_of(struct pt_regs *registers)
     bpf_probe_read_kernel(&nr, sizeof(nr), &registers->syscallno);
     return nr;
 #else
-    struct {
-        u64 orig_ax, ip, cs;
-    } regs = {};
-#ifdef HAVE_TYPED_CURRENT
-    volatile struct pt_regs *saved = registers;
-    regs.orig_ax = saved->orig_ax;
-    regs.cs = saved->cs;
-#else
-    bpf_probe_read_kernel(&regs, sizeof(regs), &registers->orig_ax);
-#endif
-    if ((s64)regs.orig_ax < 0)
+    struct saved_call call = saved_call(registers);
+
+    if ((s64)call.orig_ax < 0)
         return NR_NONE;
-    return (u16)regs.cs == USER64_CODE_SEGMENT ? (s16)regs.orig_ax : NR_COMPAT;
+    return (u16)call.cs == USER64_CODE_SEGMENT ? (s16)call.orig_ax : NR_COMPAT;
 #endif
 }
 
@@ -85,6 +97,35 @@ static __always_inline s16 syscall_of(struct pt_regs *registers)
 static __always_inline s16 current_syscall(void)
 {
     return syscall_of(user_regs());
+}
+
+/* Read the first four arguments of the system call that a thread is in. */
+static __always_inline void read_arguments(struct pt_regs *saved, bool is_compat, u64 *arguments)
+{
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+    bpf_probe_read_kernel(arguments, 4 * sizeof(u64), &saved->regs[0]);
+    bpf_probe_read_kernel(arguments, sizeof(u64), &saved->orig_x0);
+#else
+#ifdef HAVE_TYPED_CURRENT
+    volatile struct pt_regs *regs = saved; /* each read is an instruction */
+#else
+    struct {
+        u64 bx, r11, r10, r9, r8, ax, cx, dx, si, di;
+    } all = {}, *regs = &all;
+
+    bpf_probe_read_kernel(&all, sizeof(all), &saved->bx);
+#endif
+    arguments[2] = regs->dx;
+    if (is_compat) {
+        arguments[0] = (u32)regs->bx;
+        arguments[1] = (u32)regs->cx;
+        arguments[3] = (u32)regs->si;
+    } else {
+        arguments[0] = regs->di;
+        arguments[1] = regs->si;
+        arguments[3] = regs->r10;
+    }
+#endif
 }
 
 struct system_call {
@@ -98,33 +139,14 @@ static __always_inline struct system_call call_of(struct pt_regs *saved)
 {
     struct system_call call = {};
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
-    bpf_probe_read_kernel(&call.args, sizeof(call.args), &saved->regs[0]);
-    bpf_probe_read_kernel(&call.args[0], sizeof(u64), &saved->orig_x0);
     bpf_probe_read_kernel(&call.nr, sizeof(call.nr), &saved->syscallno);
 #else
-    struct {
-        u64 bx, r11, r10, r9, r8, ax, cx, dx, si, di, orig_ax, ip, cs;
-    } regs = {};
-#ifdef HAVE_TYPED_CURRENT
-    volatile struct pt_regs *typed = saved;
-    regs.bx = typed->bx;
-    regs.cx = typed->cx;
-    regs.dx = typed->dx;
-    regs.si = typed->si;
-    regs.di = typed->di;
-    regs.r10 = typed->r10;
-    regs.orig_ax = typed->orig_ax;
-    regs.cs = typed->cs;
-#else
-    bpf_probe_read_kernel(&regs, sizeof(regs), &saved->bx);
+    struct saved_call kept = saved_call(saved);
+
+    call.nr = kept.orig_ax;
+    call.is_compat = (u16)kept.cs != USER64_CODE_SEGMENT;
 #endif
-    call.nr = regs.orig_ax;
-    call.is_compat = (u16)regs.cs != USER64_CODE_SEGMENT;
-    call.args[0] = call.is_compat ? (u32)regs.bx : regs.di;
-    call.args[1] = call.is_compat ? (u32)regs.cx : regs.si;
-    call.args[2] = regs.dx;
-    call.args[3] = call.is_compat ? (u32)regs.si : regs.r10;
-#endif
+    read_arguments(saved, call.is_compat, call.args);
     return call;
 }
 

@@ -225,6 +225,10 @@ enum written {
  * be mapped since fc9702273e2e, 5.5). */
 #define MMAPABLE 0x400 /* BPF_F_MMAPABLE */
 BPF_F_TABLE("array", u32, struct control, control, 1, MMAPABLE);
+/* Its only element. The programs have the address as a constant, so that they need no look-up. The loader
+ * puts the true address in place of one that begins like AT_<map> (load/compiled.py). */
+#define AT_CONTROL 0x6c6f636b00000000
+#define CONTROL ((volatile struct control *)AT_CONTROL)
 /* By enum written and map of the pairs, the number of the last window in which it was written. A window's
  * number never comes back, so nothing has to be cleared, and nothing is written twice in a window. */
 BPF_F_TABLE("array", u32, u32, written, 2 * WRITTENS, MMAPABLE);
@@ -235,21 +239,17 @@ BPF_TABLE("hash", u32, struct thread, threads, THREADS_ENTRIES);
 /* Return the map of every pair that is written: 0 or 1. */
 static __always_inline int current_window(void)
 {
-    u32 zero = 0;
-    struct control *c = control.lookup(&zero);
-    return c ? c->window & 1 : 0;
+    return CONTROL->window & 1;
 }
 
 /* Note that `what` is written in the current window; `window` is what current_window() returned. */
 static __always_inline void mark_written(u32 what, int window)
 {
-    u32 zero = 0, at = 2 * what + window;
-    struct control *c = control.lookup(&zero);
+    u32 at = 2 * what + window, number = CONTROL->window;
     u32 *last = written.lookup(&at);
 
-    if (!c || !last)
+    if (!last)
         return;
-    u32 number = c->window;
     number -= (number ^ window) & 1; /* a flip may have come meanwhile, but never two in one run */
     if (*last != number)
         *last = number;
@@ -258,9 +258,7 @@ static __always_inline void mark_written(u32 what, int window)
 /* Whether this is the thread group of a process of lockd that runs even if nothing else does. */
 static __always_inline bool is_own(u32 tgid)
 {
-    u32 zero = 0;
-    struct control *c = control.lookup(&zero);
-    return c && (c->sampler == tgid || c->exporter == tgid);
+    return CONTROL->sampler == tgid || CONTROL->exporter == tgid;
 }
 
 /* Whether an entry about a thread of this thread group is to be drained with the next tick. Those about
@@ -289,9 +287,7 @@ static __always_inline u32 restraint(void)
 #ifdef TRACE
     return RESTRAINT_NONE; /* who looks for a moment wants to see it all */
 #else
-    u32 zero = 0;
-    struct control *c = control.lookup(&zero);
-    return c ? c->restraint : RESTRAINT_NONE;
+    return CONTROL->restraint;
 #endif
 }
 
@@ -300,8 +296,7 @@ static __always_inline u32 restraint(void)
 #define OF_PROCESS 0x80000000
 
 /* The kernel measures the run times of programs only on behalf of a process with CAP_SYS_ADMIN, which
- * lockd has given up. The programs therefore measure some runs in some windows themselves. All other runs
- * pay for one look-up of `control`. */
+ * lockd has given up. The programs therefore measure some runs in some windows themselves. */
 #define TIMED_RUNS 8
 /* In a run that takes longer the CPU did something else, or a virtual one had no processor. */
 #define LONGEST_RUN_NS 1000000
@@ -312,9 +307,7 @@ static __always_inline u64 run_begins(void)
 #ifdef TRACE
     return 0;
 #else
-    u32 zero = 0;
-    struct control *c = control.lookup(&zero);
-    if (!c || !c->is_timed || bpf_get_prandom_u32() % TIMED_RUNS)
+    if (!CONTROL->is_timed || bpf_get_prandom_u32() % TIMED_RUNS)
         return 0;
     return bpf_ktime_get_ns();
 #endif
@@ -384,6 +377,23 @@ static __always_inline void raise_own(u64 *max, u64 value)
 #define READ_CURRENT(task, offset, to) READ_TASK(task, offset, to)
 #endif
 
+/* The struct of the kernel at an address, and a read of one of its members, or of a member of a struct to
+ * which such a member points. Neither needs a call of a helper where the verifier takes our word for the type
+ * of the struct (bpf_rdonly_cast(), a35b9af4ec2c, 6.2). The type is given by its number in the kernel's BTF.
+ * A read at an address that is not mapped gives 0, as with the helper. The struct needs a variable of its
+ * own: bcc turns a read at an address that comes from the context into a call of the helper. */
+#ifdef RDONLY_CAST
+/* The loader turns a call of a helper with this number or a larger one into a call of the kernel's function
+ * with the BTF id that was added (load/compiled.py). */
+#define KERNEL_FUNCTION 0x10000000
+static u64 (*const rdonly_cast)(u64 address, u32 type) = (void *)(KERNEL_FUNCTION + RDONLY_CAST);
+#define STRUCT_AT(address, type) rdonly_cast(address, type)
+#define READ_MEMBER(at, offset, to) ((to) = *(volatile typeof(to) *)((at) + (offset)))
+#else
+#define STRUCT_AT(address, type) ((u64)(address))
+#define READ_MEMBER(at, offset, to) READ_TASK(at, offset, to)
+#endif
+
 /* Bits of `owner` in struct mutex, rw_semaphore and rt_mutex_base that are not part of the task's address. */
 #define OWNER_FLAGS 7
 #define READERS_OWN 1 /* in an rwsem (RWSEM_READER_OWNED): the task is, or was, only its last reader */
@@ -409,6 +419,7 @@ static __always_inline u64 owner_of(u64 lock, u32 type)
     return owner & ~(u64)OWNER_FLAGS;
 }
 
+/* By the helper: reads by instructions double what the verifier examines of on_sched_switch(). */
 static __always_inline void identify(u64 task, struct who *who)
 {
     u64 leader = 0, css_set = 0, cgroup = 0, node = 0;

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from lockd.load import compiled
-from lockd.load.compiled import CompileCache, Compiled, MapDefinition, key_of, with_maps
+from lockd.load.compiled import (
+    CompileCache,
+    Compiled,
+    MapDefinition,
+    key_of,
+    with_addresses,
+    with_kernel_functions,
+    with_maps,
+)
 
 KEY = key_of(("a source", "a host"))
 LAYOUT = {"names": ["a"], "formats": ["u8"], "offsets": [0], "itemsize": 8}
@@ -239,3 +247,19 @@ def test_only_descriptors_of_maps_are_replaced() -> None:
     replaced = with_maps(code, {5: 700})
     assert replaced == bytes.fromhex("18110000bc020000 0000000000000000" + other + exit_)
     assert with_maps(replaced, {700: 5}) == code
+
+
+def test_only_numbers_that_stand_for_an_address_are_replaced() -> None:
+    """Their upper half is 0x6c; the lower one is the offset in the map's element."""
+    place, other = "1803000008000000 000000006c000000", "1803000008000000 000000006d000000"
+    map_ = "181300006c000000 000000006c000000"
+    code = bytes.fromhex(place + other + map_)
+    assert with_addresses(code, {0x6C: 700}) == bytes.fromhex(
+        "18230000bc020000 0000000008000000" + other + map_
+    )
+
+
+def test_only_calls_of_helpers_with_great_numbers_are_replaced() -> None:
+    call, helper, own = "8500000007000010", "8500000007000000", "8510000007000010"
+    code = bytes.fromhex(call + helper + own)
+    assert with_kernel_functions(code, 0x10000000) == bytes.fromhex("8520000007000000" + helper + own)
