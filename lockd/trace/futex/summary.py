@@ -21,6 +21,8 @@ from lockd.trace.futex.lock_rows import LockRow, microseconds
 KINDS = {"lock": ("lock", "pi"), "cond": ("cond",)}
 """Kinds of locks by the value of --events: waits for a critical section of another thread; waits for work."""
 DEFAULT_COLUMNS = ("blocked.sum", "blocked.count", "blocked.avg", "blocked.max", "wait.count", "threads")
+NAMELESS = re.compile(r"(.+)\+0x[0-9a-f]+")
+"""What a stack shows for a function without a name: the object file, and the offset in it."""
 SHOWN_FRAMES = 4
 """Functions of each stack that are shown in a table."""
 
@@ -137,10 +139,17 @@ def _is_additive(column: str) -> bool:
 def judge_stack(frames: Sequence[str]) -> Judgement:
     """Kind and site of a lock by the functions of a stack, outermost first.
 
-    The names may come from another tool: versions (`@@GLIBC_2.3.2`) and arguments are ignored.
+    The names may come from another tool: versions (`@@GLIBC_2.3.2`) and arguments are ignored. A function
+    without a name is `object+0xoffset`.
     """
-    bare = ((name, re.sub(r"@+[\w.]+$|\(.*\)(?: const)?$", "", name)) for name in reversed(frames))
-    return judge([Frame("", function, name) for name, function in bare])
+    return judge([_frame(text) for text in reversed(frames)])
+
+
+def _frame(text: str) -> Frame:
+    """The frame that a stack in a file shows as this text."""
+    if place := NAMELESS.fullmatch(text):
+        return Frame(place[1], "", text)
+    return Frame("", re.sub(r"@+[\w.]+$|\(.*\)(?: const)?$", "", text), text)
 
 
 def add_kinds(rows: Sequence[LockRow]) -> None:

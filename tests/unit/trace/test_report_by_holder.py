@@ -17,6 +17,7 @@ from lockd.names.protocol import NO_RELEASE, OWNER_ENDED, UNKNOWN_HOLDER
 from lockd.trace.futex import futex
 from lockd.trace.futex import report as tool
 from lockd.trace.futex.holders import COLUMNS, HolderRow, as_csv, read
+from lockd.trace.futex.summary import judge_stack
 from tests.unit.trace.test_report import NAMES, TRACES, report
 
 HOLDERS = TRACES / "holders.csv"
@@ -211,3 +212,16 @@ def test_the_report_reads_what_is_written(
     ]
     assert [len(row.frames) for row in found] == [len(row.frames) for row in rows]
     assert list(as_csv(found)) == list(as_csv(rows))
+
+
+@pytest.mark.parametrize(
+    "unlocking",
+    [("pthread_mutex_unlock", "libc.so.6+0x86180"), ("libc.so.6+0x8d810",), ("ld-musl-x86_64.so.1+0x5b1f0",)],
+)
+def test_functions_of_the_c_library_without_a_name_are_locking_code(unlocking: tuple[str, ...]) -> None:
+    """Most hosts do not have the C library's debugging symbols."""
+    assert judge_stack(("main", "unlock", *unlocking)).site == "unlock"
+
+
+def test_other_functions_without_a_name_may_hold_a_lock() -> None:
+    assert judge_stack(("main", "server+0x1234", "pthread_mutex_unlock")).site == "server+0x1234"
