@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import threading
 from collections.abc import Iterable, Sequence
 
 from lockd.errors import HostError, LockdError, refusal
@@ -71,6 +73,22 @@ class BpfObject:
         """Detach and free everything."""
         for fd in (*self._attachments, *self._programs.values(), *self._map_fds.values()):
             os.close(fd)
+
+    def load_beside(self, candidates: Iterable[Candidate]) -> threading.Thread:
+        """Load the functions of candidates in a thread, which must have ended before anything is attached.
+
+        For a large program the verifier needs a processor, while set_map() mostly waits. What the kernel
+        refuses is left to attach(), which tries it again and raises.
+        """
+
+        def load() -> None:
+            for candidate in candidates:
+                with contextlib.suppress(LockdError):
+                    self._load(candidate)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        return thread
 
     def attach(self, candidate: Candidate) -> Attachment:
         """Load the candidate's function and attach it to its hook."""

@@ -77,6 +77,12 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     _require_any(choices)
     source = source_for(settings, choices, host)
     bpf_object = BpfObject(compile_cached(source, CompileCache(default_directory())), source, host)
+    loading = bpf_object.load_beside(
+        hook
+        for choice in choices
+        for hook, missing in choice.hooks
+        if choice.way and hook.mechanism == "raw_tracepoint" and not missing
+    )
     pairs, plain = _maps(settings, choices)
     if bpf_object.has_map(BLOCKED_PROCESSES):
         plain.append(BLOCKED_PROCESSES)
@@ -85,6 +91,7 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
         for index in (0, 1):
             bpf_object.set_map(pair, index, f"{pair}_{index}")
     maps = plain + [f"{pair}_{index}" for pair in pairs for index in (0, 1)]
+    loading.join()
 
     attached = Attached()
     try:
