@@ -74,7 +74,7 @@ class BpfObject:
         for fd in (*self._attachments, *self._programs.values(), *self._map_fds.values()):
             os.close(fd)
 
-    def load_beside(self, candidates: Iterable[Candidate]) -> threading.Thread:
+    def load_in_background(self, candidates: Iterable[Candidate]) -> threading.Thread:
         """Load the functions of candidates in a thread, which must have ended before anything is attached.
 
         For a large program the verifier needs a processor, while set_map() mostly waits. What the kernel

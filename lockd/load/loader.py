@@ -77,7 +77,7 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
     _require_any(choices)
     source = source_for(settings, choices, host)
     bpf_object = BpfObject(compile_cached(source, CompileCache(default_directory())), source, host)
-    loading = bpf_object.load_beside(
+    loading = bpf_object.load_in_background(
         hook
         for choice in choices
         for hook, missing in choice.hooks
