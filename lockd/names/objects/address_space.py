@@ -43,10 +43,10 @@ class AddressSpace:
         """Estimated bytes of memory that this object takes, without object files."""
         return len(self._text) + (300 * len(self._mappings) if self._mappings else 0)
 
-    def refresh(self, max_age: float = 0.0) -> None:
+    def refresh(self, max_age: float = 0.0) -> bool:
         """Read the memory map, unless it was read within `max_age` seconds and the program is the same.
 
-        Nothing changes if the process has ended.
+        Returns whether it changed. It stays as it is if the process has ended.
         """
         now = time.monotonic()
         program = self._program
@@ -54,13 +54,15 @@ class AddressSpace:
             about = os.stat(f"{self._process}/exe")
             program = about.st_dev, about.st_ino
         if self._text and program == self._program and now < self._read_at + max_age:
-            return
+            return False
         with contextlib.suppress(OSError), open(f"{self._process}/maps", "rb") as file:
             text = file.read(MAX_MAPS)
             self._read_at, self._program = now, program
             if text and text != self._text:  # the file is empty while a process ends
                 self._text, self._mappings = text, None
                 self._keys.clear()
+                return True
+        return False
 
     @property
     def _maps(self) -> Mappings:

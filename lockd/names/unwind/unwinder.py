@@ -36,6 +36,7 @@ class Code(Protocol):
     def is_same_mapping(self, address: int, other: int) -> bool: ...
     def code(self, address: int, size: int) -> bytes: ...
     def function_start(self, address: int) -> int: ...
+    def refresh(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,14 @@ def unwind_returns(code: Code, capture: Capture, max_frames: int = MAX_FRAMES) -
     """
     if len(capture.registers) not in MACHINES:
         return tuple((address - (i > 0), address) for i, address in enumerate(capture.frames[:max_frames]))
-    return _Walk(code, capture, MACHINES[len(capture.registers)]).walk(max_frames)
+    machine = MACHINES[len(capture.registers)]
+    walk = _Walk(code, capture, machine)
+    found = walk.walk(max_frames)
+    # The memory map may be older than the code that the thread runs: a library that was just loaded, or a
+    # function that was just compiled.
+    if walk.met_unknown_code and code.refresh():
+        return _Walk(code, capture, machine).walk(max_frames)
+    return found
 
 
 class _Walk:
@@ -91,6 +99,8 @@ class _Walk:
         self._bottom = self._registers[machine.stack]
         self._words: tuple[int, ...] = struct.unpack_from(f"<{len(capture.stack) // 8}Q", capture.stack)
         self._is_complete = self._was_guessed = False
+        self.met_unknown_code = False
+        """Whether the walk ended at an address that is no code, as far as the memory map tells."""
 
     def walk(self, max_frames: int) -> tuple[tuple[int, int], ...]:
         program = self._machine.program
@@ -103,6 +113,7 @@ class _Walk:
             if registers is None and not self._is_complete and (not rule or self._was_guessed):
                 registers, rule = self._by_guess(places[-1]), None
                 self._was_guessed = True
+                self.met_unknown_code |= registers is None
             if registers is None:
                 break
             self._registers = registers
@@ -136,7 +147,10 @@ class _Walk:
         if rule.registers.get(rule.return_register, ()) is None:
             self._is_complete = True
         address = caller.get(rule.return_register)
-        if not address or not self._is_return(address, rule.is_signal):
+        if not address:
+            return None
+        if not self._is_return(address, rule.is_signal):
+            self.met_unknown_code |= not self._code.is_executable(address)
             return None
         # If the return address is in a register, the frame may be empty: vfork() of x86-64.
         frame_bytes = cfa - self._registers[machine.stack]

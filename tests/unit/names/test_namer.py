@@ -261,7 +261,7 @@ def compiling(program: Path) -> Iterator[tuple[int, int, Path]]:
 
     Yields its id, the address of that code, and the file for its name.
     """
-    child = subprocess.Popen([program], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen([program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     perf_map = Path(f"/tmp/perf-{child.pid}.map")
     try:
         assert child.stdout

@@ -50,6 +50,9 @@ class Text:
     def function_start(self, address: int) -> int:
         return address & ~0xFF if address in self.named else -1
 
+    def refresh(self) -> bool:
+        return False
+
 
 def capture(words: list[int], ip: int = 0x1010, frame: int = 0, frames: tuple[int, ...] = ()) -> Capture:
     registers = [0] * 17

@@ -306,14 +306,20 @@ def test_cpython() -> None:
 
 @pytest.mark.parametrize("owner", [0, 12345])
 def test_the_map_of_a_compiler_at_run_time(owner: int, tmp_path: Path) -> None:
-    """Code in memory without a file, that calls a C function: the map has its name, if it can be believed."""
+    """Code in memory without a file, that calls a C function: the map has its name, if it can be believed.
+
+    The process was looked at a moment before there was such code.
+    """
     program = compiled(tmp_path, "jitted", ("gcc", "-O2", "-pthread"), "user_jit.c")
     names = UserNames()
-    child = subprocess.Popen([program], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     perf_map = Path(f"/tmp/perf-{child.pid}.map")
     try:
-        assert child.stdout
+        assert child.stdin and child.stdout
         start = int(child.stdout.readline(), 16)
+        names.read_mappings(child.pid)
+        child.stdin.write("\n")
+        child.stdin.flush()
         perf_map.write_text(f"{start - 64:x} 40 before\n{start:x} 40 LShop;::checkout and more\n")
         os.chown(perf_map, owner, owner)
         found = named(names, child.pid, "jit")

@@ -1,4 +1,5 @@
-// A thread named jit waits for a mutex that code calls for which is written as the program runs.
+// A thread named jit waits for a mutex that code calls for which is written as the program runs. The program
+// says where that code will be, and writes it when there is something on its input, or the end of it.
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -26,10 +27,13 @@ int main(void)
 {
     pthread_t thread;
 
-    code = mmap(NULL, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    memcpy(code, BYTES, sizeof BYTES);
+    code = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     printf("%lx\n", (unsigned long)code);
     fflush(stdout);
+    getchar();
+    memcpy(code, BYTES, sizeof BYTES);
+    if (mprotect(code, 4096, PROT_READ | PROT_EXEC))
+        return 1;
     pthread_mutex_lock(&mutex);
     pthread_create(&thread, NULL, run, NULL);
     pause();
