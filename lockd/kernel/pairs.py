@@ -142,13 +142,12 @@ class Written:
         # Not numpy's: after a period of other work, its code for one number is not in any cache.
         self._last, self._control = words[::ELEMENT_WORDS], control
         self._positions = {member: 2 * position for position, member in enumerate(members)}
-        self._soon, self._wait = self._positions["soon"], self._positions["wait"]
+        self._wait = self._positions["wait"]
 
-    @property
-    def is_soon(self) -> bool:
-        """Whether the current window has something that is to be drained soon."""
+    def has(self, what: str) -> bool:
+        """Whether `what`, a pair or another member, was written in the current window."""
         number = self._control.number
-        return self._last[self._soon + (number & 1)] == number
+        return self._last[self._positions[what] + (number & 1)] == number
 
     @property
     def is_any(self) -> bool:
@@ -157,7 +156,7 @@ class Written:
         return number in self._last[number & 1 : self._wait : 2].tolist()
 
     def has_ended_with(self, what: str) -> bool:
-        """Whether `what`, a pair or `soon`, was written in the window before the current one."""
+        """Whether `what` was written in the window before the current one."""
         before = (self._control.number - 1) % NUMBERS
         return self._last[self._positions[what] + (before & 1)] == before
 

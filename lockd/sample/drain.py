@@ -7,6 +7,7 @@ drained rows of one pair until they are folded into the aggregates.
 from __future__ import annotations
 
 import time
+from math import inf
 
 import numpy as np
 
@@ -33,8 +34,10 @@ NOT_HASHES = (
 STACKS = "stacks"
 FOLDED_ROWS = 3072
 """Rows that are folded in one go, which takes some milliseconds."""
-LONGEST_WINDOW = 1.0
-"""Seconds after which a window ends that has nothing but entries which are not to be drained soon."""
+LONGEST_WINDOW = 0.25
+"""Seconds after which a window ends that has few entries. With many it ends at once."""
+LONGEST_OWN_WINDOW = 1.0
+"""Seconds after which it ends if it has none but of lockd and of kernel threads."""
 DRAIN_ALL_EVERY = 101
 """Every so many windows all maps are drained, to be sure: a program that was held up for longer than the
 grace period may have added an entry late. An odd number, so that both maps of a pair have their turn."""
@@ -221,8 +224,8 @@ class Collector:
         self._drained_windows = 0
         self.has_ended_window = True
         """Whether a window has ended that is not drained; at first what another sampler may have left."""
-        self._ends_at = 0.0
-        """When the current window ends at the latest if it has entries, by the monotonic clock in seconds."""
+        self._began = -inf
+        """When the current window began, by the monotonic clock in seconds."""
         self.is_fold_due = False
         """Whether rows were drained that should be folded within a second; set back by whoever folds."""
         self.losses, self.control = self._maps.losses, self._maps.control
@@ -263,7 +266,7 @@ class Collector:
 
         Returns False if nothing could be done, because no grace period has passed and a program may still
         write to the idle maps. An event is drained by the time that three calls after it have returned True,
-        unless its entry may wait for a second (is_for_soon() in lockd/bpf/include/common.bpf.h).
+        unless its window has few entries, and so may go on (add_entry() in lockd/bpf/include/common.bpf.h).
         """
         self.control.is_timed = self.program_times.begin_period()
         if not self._maps.is_settled:
@@ -272,27 +275,31 @@ class Collector:
             self.has_ended_window = False
             self._drain_window()
         if self._is_window_over():
-            self._ends_at = time.monotonic() + LONGEST_WINDOW
+            self._began = time.monotonic()
             self.has_ended_window = True
             self._maps.flip()
         return True
 
     def end_window(self) -> None:
         """Have the next drain() end the current window if it has any entry."""
-        self._ends_at = 0.0
+        self._began = -inf
 
     def _is_window_over(self) -> bool:
+        written = self._maps.written
         # A sampler that begins looks at both maps once, whatever the marks of the time before it say.
-        if self._maps.written.is_soon or self._drained_windows < 2:
+        if written.has("soon") or self._drained_windows < 2:
             return True
-        return time.monotonic() >= self._ends_at and self._maps.written.is_any
+        age = time.monotonic() - self._began
+        return (age >= LONGEST_WINDOW and written.has("processes")) or (
+            age >= LONGEST_OWN_WINDOW and written.is_any
+        )
 
     def _drain_window(self) -> None:
         """Drain the idle maps that were written in the window before the current one."""
         self._drained_windows += 1
         is_everything = self._drained_windows <= 2 or self._drained_windows % DRAIN_ALL_EVERY == 0
         written = self._maps.written
-        self.is_fold_due |= is_everything or written.has_ended_with("soon")
+        self.is_fold_due |= is_everything or written.has_ended_with("processes")
         self._saved.is_draining = True
         for name, backlog in self.backlogs.items():
             is_due = is_everything or written.has_ended_with(name)

@@ -32,7 +32,10 @@ static __always_inline bool keep_capture(void *ctx, u64 task, struct lock_id *id
 
     if (!map || !blank)
         return false;
-    if (add_entry(WRITTEN_CAPTURES, window, map, id, blank, is_for_soon(id->tgid, false))) {
+    bool of_process = is_of_process(id->tgid, false);
+    if (of_process) /* the process may soon end, and then its lock gets no name */
+        mark_written(WRITTEN_SOON, window);
+    if (add_entry(WRITTEN_CAPTURES, window, map, id, blank, of_process)) {
         if (bpf_map_lookup_elem(map, id))
             return true;
         lose(LOSS_STACKS__CAPTURES_FULL);

@@ -188,7 +188,7 @@ static __always_inline void count_calls(u64 task, u32 tgid, struct futex_key *ke
             };
             identify(task, &fresh.who);
             raise_blocked(&fresh.max_blocked_ns, task, ended->max_blocked_ns);
-            if (!add_entry(WRITTEN_FUTEX, window, map, key, &fresh, is_for_soon(tgid, false)))
+            if (!add_entry(WRITTEN_FUTEX, window, map, key, &fresh, is_of_process(tgid, false)))
                 return;
             v = bpf_map_lookup_elem(map, key); /* another thread of the process may have added it */
         }

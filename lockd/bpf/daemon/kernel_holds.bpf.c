@@ -188,8 +188,8 @@ static __always_inline void count_hold(struct kernel_holding_key *at, struct ker
                 __builtin_memcpy(fresh.who.thread_comm, holding->comm, COMM_LEN);
 #endif
             }
-            bool soon = is_for_soon(bpf_get_current_pid_tgid() >> 32, false);
-            add_entry(WRITTEN_KERNEL_HOLDS, window, map, &key, &fresh, soon);
+            bool of_process = is_of_process(bpf_get_current_pid_tgid() >> 32, false);
+            add_entry(WRITTEN_KERNEL_HOLDS, window, map, &key, &fresh, of_process);
             v = bpf_map_lookup_elem(map, &key);
         }
     }

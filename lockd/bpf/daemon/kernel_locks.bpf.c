@@ -188,8 +188,8 @@ static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, st
             struct kernel_lock_value fresh = {};
             identify(bpf_get_current_task(), &fresh.who);
             fresh.is_mmap_lock = key.lock == own_mmap_lock();
-            bool soon = is_for_soon(bpf_get_current_pid_tgid() >> 32, false);
-            bool is_new = !add_entry(WRITTEN_KERNEL_LOCKS, window, map, &key, &fresh, soon);
+            bool of_process = is_of_process(bpf_get_current_pid_tgid() >> 32, false);
+            bool is_new = !add_entry(WRITTEN_KERNEL_LOCKS, window, map, &key, &fresh, of_process);
 #ifndef TRACE
             if (is_new)
                 keep_stack(ctx, window, key.lock, key.tid);

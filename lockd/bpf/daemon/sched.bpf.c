@@ -225,9 +225,9 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
                 .run_ns = run,
                 .max_run_ns = run,
             };
-            bool soon = is_for_soon(t->tgid, t->nr == NR_KERNEL);
+            bool of_process = is_of_process(t->tgid, t->nr == NR_KERNEL);
             identify(task, &fresh.who);
-            if (!add_entry(WRITTEN_OFFCPU, window, map, key, &fresh, soon))
+            if (!add_entry(WRITTEN_OFFCPU, window, map, key, &fresh, of_process))
                 return;
             v = bpf_map_lookup_elem(map, key); /* another thread of the process may have added it */
         }
@@ -671,11 +671,13 @@ int on_sched_waking(struct bpf_raw_tracepoint_args *ctx)
 }
 
 /* Raw tracepoint sched_process_exec: task, old_pid. A thread that is not the leader takes over the
- * leader's id when it calls exec. */
+ * leader's id when it calls exec. An entry has the name that its thread had before: the window ends with
+ * the next tick, so that what the thread does from then on counts under its new name. */
 int on_sched_process_exec(struct bpf_raw_tracepoint_args *ctx)
 {
     u32 old_tid = ctx->args[1], tid = bpf_get_current_pid_tgid();
 
+    mark_written(WRITTEN_SOON, current_window());
     if (old_tid == tid)
         return 0;
     threads.delete(&old_tid);

@@ -217,6 +217,7 @@ enum written {
     WRITTEN_KERNEL_HOLDS,
     WRITTEN_KERNEL_HOLDS_OVER,
     WRITTEN_SOON, /* to any pair, and it should be drained with the next tick */
+    WRITTEN_PROCESSES, /* to any pair, about a process: not about lockd or a kernel thread */
     WRITTEN_WAIT, /* a thread began to wait for a lock */
     WRITTENS
 };
@@ -261,23 +262,23 @@ static __always_inline bool is_own(u32 tgid)
     return CONTROL->sampler == tgid || CONTROL->exporter == tgid;
 }
 
-/* Whether an entry about a thread of this thread group is to be drained with the next tick. Those about
- * lockd and about kernel threads may wait for a second: each tick runs the sampler, and each drain runs
- * threads of RCU, so they would be a reason for the next one. One in MANY of them, chosen at random, may
- * not wait: should they be many, the map must not become full. */
-#define MANY 32
-static __always_inline bool is_for_soon(u32 tgid, bool kernel_thread)
+/* Whether a thread of this thread group belongs to a process other than lockd's. Each tick runs the sampler,
+ * and each drain runs threads of RCU: entries about those must be no reason for the next drain. */
+static __always_inline bool is_of_process(u32 tgid, bool kernel_thread)
 {
-    return !(kernel_thread || is_own(tgid)) || !(bpf_get_prandom_u32() % MANY);
+    return !kernel_thread && !is_own(tgid);
 }
 
-/* Add an entry to `map`, the one of a pair that is written in `window`; `soon` says that it is to be
- * drained with the next tick. The marks come first: there is never an entry without them. Returns 0, or an
- * error if there is such an entry or no room. */
-static __always_inline int add_entry(u32 pair, int window, void *map, void *key, void *fresh, bool soon)
+/* Add an entry to `map`, the one of a pair that is written in `window`; `of_process` is the answer of
+ * is_of_process(). The marks come first: there is never an entry without them. A window with few entries
+ * may last for several ticks. One entry in FEW, chosen at random, has it end with the next tick, so that no
+ * map becomes full. Returns 0, or an error if there is such an entry or no room. */
+static __always_inline int add_entry(u32 pair, int window, void *map, void *key, void *fresh, bool of_process)
 {
     mark_written(pair, window);
-    if (soon)
+    if (of_process)
+        mark_written(WRITTEN_PROCESSES, window);
+    if (!(bpf_get_prandom_u32() % FEW))
         mark_written(WRITTEN_SOON, window);
     return bpf_map_update_elem(map, key, fresh, BPF_NOEXIST);
 }

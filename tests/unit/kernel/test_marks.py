@@ -9,7 +9,7 @@ import pytest
 
 from lockd.kernel.pairs import ELEMENT_WORDS, NUMBERS, Control, Words, Written
 
-MEMBERS = ("futex", "offcpu", "soon", "wait", "writtens")
+MEMBERS = ("futex", "offcpu", "soon", "processes", "wait", "writtens")
 CONTROL = [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4"), ("sampler", "u4"), ("exporter", "u4")]
 
 
@@ -45,7 +45,7 @@ def test_a_mark_is_about_one_window(control: Control, written: Written) -> None:
     assert not written.is_any
     written.mark("offcpu")
     assert written.is_any
-    assert not written.is_soon
+    assert not written.has("soon")
     control.flip()
     assert (written.has_ended_with("offcpu"), written.has_ended_with("futex")) == (True, False)
     assert not written.is_any
@@ -55,12 +55,13 @@ def test_a_mark_is_about_one_window(control: Control, written: Written) -> None:
         assert not written.is_any
 
 
-def test_what_is_to_be_drained_soon(control: Control, written: Written) -> None:
-    written.mark("soon")
-    assert written.is_soon
+@pytest.mark.parametrize("what", ["offcpu", "soon", "processes"])
+def test_each_has_its_own_mark(what: str, control: Control, written: Written) -> None:
+    written.mark(what)
+    assert [one for one in MEMBERS if written.has(one)] == [what]
     control.flip()
-    assert not written.is_soon
-    assert written.has_ended_with("soon")
+    assert not written.has(what)
+    assert [one for one in MEMBERS if written.has_ended_with(one)] == [what]
 
 
 def test_a_wait_is_no_entry_and_is_known_for_a_while(control: Control, written: Written) -> None:

@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 
 from lockd.kernel.pairs import ELEMENT_WORDS, Control, Written
 from lockd.sample import drain
-from lockd.sample.drain import LONGEST_WINDOW, Collector
+from lockd.sample.drain import LONGEST_OWN_WINDOW, LONGEST_WINDOW, Collector
 
 PAIRS = ("futex", "offcpu")
-MEMBERS = (*PAIRS, "soon", "wait", "writtens")
+MEMBERS = (*PAIRS, "soon", "processes", "wait", "writtens")
+OF_LOCKD, OF_PROCESS, ONE_OF_MANY = (), ("processes",), ("processes", "soon")
+"""What a program marks besides the pair, for an entry of each sort."""
 CONTROL = [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4"), ("sampler", "u4"), ("exporter", "u4")]
 MANIFEST = SimpleNamespace(maps=(), constants={"TIMED_RUNS": 8})
 
@@ -53,10 +55,10 @@ class Kernel:
         self.running: list[Iterator[None]] = []
         self.made = 0
 
-    def begin(self, pair: str, soon: bool) -> None:
+    def begin(self, pair: str, marks: tuple[str, ...]) -> None:
         """Begin a run that adds an entry."""
         self.made += 1
-        run = self._add(pair, soon, self.made)
+        run = self._add((pair, *marks), self.made)
         next(run)
         self.running.append(run)
 
@@ -71,9 +73,9 @@ class Kernel:
         while self.running:
             self.advance(0)
 
-    def _add(self, pair: str, soon: bool, entry: int) -> Iterator[None]:
+    def _add(self, marks: tuple[str, ...], entry: int) -> Iterator[None]:
         window = int(self.control["window"][0]) & 1
-        for what in (pair, "soon") if soon else (pair,):
+        for what in marks:
             yield
             number = int(self.control["window"][0])
             number -= (number ^ window) & 1
@@ -83,7 +85,7 @@ class Kernel:
             if last != number:
                 self.written[at] = number
         yield
-        self.tables[pair][window].content.append(entry)
+        self.tables[marks[0]][window].content.append(entry)
 
 
 class Maps:
@@ -149,7 +151,9 @@ def begun(kernel: Kernel) -> tuple[Collector, Maps]:
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("begin"), st.sampled_from(PAIRS), st.booleans()),
+        st.tuples(
+            st.just("begin"), st.sampled_from(PAIRS), st.sampled_from([OF_LOCKD, OF_PROCESS, ONE_OF_MANY])
+        ),
         st.tuples(st.just("advance"), st.integers(0, 5)),
         st.just(("tick",)),
         st.just(("second",)),
@@ -173,13 +177,13 @@ def test_every_entry_is_drained_once_whatever_comes_between(steps: list[Any], nu
             elif what == "tick":
                 collector.drain()
             elif what == "second":
-                clock.now += LONGEST_WINDOW
+                clock.now += LONGEST_OWN_WINDOW
             else:  # another sampler takes over; rows of the one before are not what this test is about
                 seen += taken(collector)
                 collector, _ = collector_of(kernel)
         kernel.end_all()
         for _ in range(3):
-            clock.now += LONGEST_WINDOW
+            clock.now += LONGEST_OWN_WINDOW
             assert collector.drain()
     seen += taken(collector)
     assert sorted(seen) == list(range(1, kernel.made + 1))
@@ -201,7 +205,7 @@ def test_only_the_pair_that_was_written_is_drained(clock: Clock) -> None:
     kernel = Kernel()
     collector, maps = begun(kernel)
     others = sum(table.drains for table in kernel.tables["offcpu"])
-    kernel.begin("futex", True)
+    kernel.begin("futex", ONE_OF_MANY)
     kernel.end_all()
     assert collector.drain()
     assert maps.flips == 2
@@ -211,21 +215,24 @@ def test_only_the_pair_that_was_written_is_drained(clock: Clock) -> None:
     assert sum(table.drains for table in kernel.tables["offcpu"]) == others
 
 
-def test_what_is_no_hurry_waits_for_a_second_or_for_somebody_who_asks(clock: Clock) -> None:
+@pytest.mark.parametrize(("marks", "longest"), [(OF_PROCESS, LONGEST_WINDOW), (OF_LOCKD, LONGEST_OWN_WINDOW)])
+def test_few_entries_wait_for_a_while_or_for_somebody_who_asks(
+    marks: tuple[str, ...], longest: float, clock: Clock
+) -> None:
     kernel = Kernel()
     collector, maps = begun(kernel)
     collector.is_fold_due = False
-    kernel.begin("offcpu", False)
+    kernel.begin("offcpu", marks)
     kernel.end_all()
-    clock.now += LONGEST_WINDOW / 2
+    clock.now += longest * 0.9
     assert collector.drain()
     assert maps.flips == 1
-    clock.now += LONGEST_WINDOW
+    clock.now += longest * 0.1
     assert collector.drain()
     assert collector.drain()
     assert taken(collector) == [1]
-    assert not collector.is_fold_due
-    kernel.begin("offcpu", False)
+    assert collector.is_fold_due == (marks == OF_PROCESS)
+    kernel.begin("offcpu", marks)
     kernel.end_all()
     collector.end_window()
     assert collector.drain()
@@ -236,8 +243,8 @@ def test_what_is_no_hurry_waits_for_a_second_or_for_somebody_who_asks(clock: Clo
 def test_nothing_is_done_until_no_program_can_write_to_the_idle_maps(clock: Clock) -> None:
     kernel = Kernel()
     collector, maps = begun(kernel)
-    kernel.begin("futex", True)
-    for _ in range(4):
+    kernel.begin("futex", ONE_OF_MANY)
+    for _ in range(6):
         kernel.advance(0)  # marked, and the entry is still to come
     assert collector.drain()
     assert maps.flips == 2
