@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,7 +209,7 @@ def read(paths: Sequence[Path], period_ns: int = 0) -> Records:
 
 def _lines(path: Path) -> tuple[str, list[str]]:
     if path == STDIN:
-        return "standard input", sys.stdin.read().splitlines(keepends=True)
+        return "standard input", lock_rows.standard_input().read().splitlines(keepends=True)
     try:
         return str(path), path.read_text("utf-8", "replace").splitlines(keepends=True)
     except OSError as error:

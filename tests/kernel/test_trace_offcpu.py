@@ -125,6 +125,14 @@ def test_waits_without_an_end_or_a_beginning(workload: Start) -> None:
     assert {"main", "finish"} & set(end["stack"])
 
 
+def test_a_wait_from_before_is_left_out_with_its_sort_of_threads(workload: Start) -> None:
+    one = workload("stacked_waits", 3)
+    with one_shot("offcpu", "-p", one.pid, "-k", "--format", "json") as trace:
+        one.run()
+        assert not rows_of(trace.stop())
+    one.finish()
+
+
 def test_what_is_ongoing_can_be_left_out(workload: Start) -> None:
     one = workload("stacked_waits", K)
     rows, truth, _ = traced(one, "--no-ongoing")
@@ -209,7 +217,7 @@ def test_stacks_of_one_side(workload: Start) -> None:
     assert {"inner_sleep", "read_here"} <= users
     assert "schedule" not in users
     assert "schedule" in kernels
-    assert "read_here" not in kernels
+    assert not {"read_here", "older_wait"} & kernels
 
 
 def test_blocks_of_lines(workload: Start) -> None:
@@ -442,6 +450,8 @@ def test_what_has_no_room_is_in_the_sum(
         ("-k -U", "one of the two"),
         ("-t 2000000000", "thread 2000000000"),
         ("-p 1,x", "not a whole number"),
+        ("-p 99999999999", "99999999999 is no id; rule: at most 2147483647"),
+        ("-m 99999999999999999999", "rule: microseconds, below 9223372036854775"),
     ],
 )
 def test_bad_usage_is_told(arguments: str, words: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lockd.columns.structs import Columns
 from lockd.errors import UsageError
-from lockd.trace.core.histogram import Group, Histogram, Label, Linear, Scale, Tally
+from lockd.names.labels import processes
+from lockd.trace.core.histogram import FORMATS, Group, Histogram, Label, Linear, Scale, Tally
+from lockd.trace.core.output import csv_line
 from lockd.trace.core.session import Session
 
 OF_THREADS = ("comm", "pid", "tid", "stack")
@@ -80,7 +82,7 @@ def check(args: argparse.Namespace, more: tuple[str, ...]) -> None:
 def columns_of(groups: Columns) -> dict[str, list[Any]]:
     """The labels OF_THREADS, one value for each row of struct group (lockd/bpf/include/group.bpf.h)."""
     pids, tids = ids_of(groups["id"])
-    comms = [comm.decode(errors="replace") for comm in groups["comm"].tolist()]
+    comms = list(map(processes.text, groups["comm"].tolist()))
     return {"comm": comms, "pid": pids, "tid": tids, "stack": stacks_of(groups["stacks"])}
 
 
@@ -118,6 +120,14 @@ class Groups:
             histogram.add(slot, count, total, highest)
             values += count
         return values
+
+    def lines(self, form: str, unit: str = "") -> Iterator[str]:
+        """The lines of all groups in a format of histogram.FORMATS. CSV has its head even without groups."""
+        groups = self.result()
+        if form == "csv" and not groups:
+            columns = ("from", "below") if self._scale else ("value",)
+            yield csv_line([*self._by, *(f"bucket_{name}" for name in columns), "bucket_count"])
+        yield from FORMATS[form](groups, unit)
 
     def result(self) -> list[Group]:
         """All groups with their labels. The largest comes last, where it is seen first on a terminal."""

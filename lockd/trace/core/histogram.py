@@ -218,12 +218,16 @@ def as_csv(groups: Iterable[Group], unit: str = "") -> Iterator[str]:
     has_head = False
     for group in groups:
         labels = map(_outermost_first, group.labels.values())
-        values = [";".join(label) if isinstance(label, list) else label for label in labels]
+        values = [_printable(";".join(label) if isinstance(label, list) else label) for label in labels]
         for bucket in group.histogram.buckets:
             if not has_head:
                 yield csv_line([*group.labels, *(f"bucket_{name}" for name in bucket.values), "bucket_count"])
                 has_head = True
-            yield csv_line([*values, *bucket.values.values(), bucket.count])
+            yield csv_line([*values, *map(_printable, bucket.values.values()), bucket.count])
+
+
+def _printable(value: object) -> object:
+    return printable(value) if isinstance(value, str) else value
 
 
 FORMATS = {"text": text, "json": as_json, "csv": as_csv}

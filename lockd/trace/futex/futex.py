@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lockd.errors import UsageError
 from lockd.kernel.counters import PerCpuCounters
 from lockd.load.settings import LoadSettings, Trace
 from lockd.printable import printable
@@ -111,6 +112,9 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     output.check(args.hist)
     output.check(args.holders)
+    files = [path.absolute() for path in (args.output, args.hist, args.holders, args.flamegraph) if path]
+    if len(set(files)) < len(files):
+        raise UsageError("-o, --hist, --holders, --flamegraph: two are the same file; rule: a file for each")
     with_names = args.names or args.format in ("json", "table")
     trace = trace_calls(TITLE, args, args.duration, with_names, bool(args.holders))
     if args.holders:

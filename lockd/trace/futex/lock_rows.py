@@ -7,12 +7,13 @@ and parse().
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from lockd.errors import UsageError
 from lockd.printable import printable
@@ -148,12 +149,19 @@ def read_file(path: Path, rows_of: Callable[[str, Iterable[str]], list[AnyRow]])
     Raises UsageError that names the file if it cannot be read.
     """
     if path == STDIN:
-        return rows_of("standard input", sys.stdin)
+        return rows_of("standard input", standard_input())
     try:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
             return rows_of(str(path), file)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def standard_input() -> TextIO:
+    """Standard input, decoded as files are, whatever the locale is."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace", newline="\n")
+    return sys.stdin
 
 
 @dataclass(frozen=True)

@@ -235,9 +235,8 @@ def as_csv(summary: Summary) -> Iterator[str]:
 
     A stack is one field, outermost function first, with semicolons between the functions.
     """
-    for number, (labels, values) in enumerate(summary.lines):
-        if number == 0:
-            yield csv_line([*labels, *values])
+    yield csv_line([*summary.labels, "this%", "cum%", *summary.columns])
+    for labels, values in summary.lines:
         yield csv_line([*map(_field, labels.values()), *values.values()])
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from lockd.columns import structs
 from lockd.columns.structs import Columns
+from lockd.errors import UsageError
 from lockd.load.settings import LoadSettings, Trace
 from lockd.trace.core import options, output
 from lockd.trace.core.session import Session
@@ -165,7 +166,11 @@ def _sorts(text: str) -> tuple[str, ...]:
 
 def run(args: argparse.Namespace) -> int:
     seconds = args.duration or args.time or (RECORDS_SECONDS if args.format == "csv" else None)
-    optional = () if args.mode == "all" else ("holds",)
+    if args.hold and args.mode == "contention":
+        raise UsageError("--hold: --mode contention measures no holds; rule: --mode all")
+    if args.duration and args.time:
+        raise UsageError("-d/--time: the duration is given twice")
+    optional = () if args.mode == "all" or args.hold else ("holds",)
     with Session(TITLE, settings_of(args), seconds, args.pids, args.tids, optional=optional) as session:
         trace = LockTrace(session, args)
         if args.format in ("csv", "table") and not output.is_only_graph(args):
@@ -288,6 +293,8 @@ class LockTrace:
     def _select(self, rows: Columns) -> Columns:
         """The rows that the options select. Adds them to the totals."""
         args = self._args
+        # Behind the NUL are bytes of an older name, until 06c5088aeedd (5.17).
+        rows["comm"] = [comm.partition(b"\0")[0] for comm in rows["comm"].tolist()]
         mask = self._names.matching(rows, args.caller, args.lock)
         if not args.no_filter_monitors:
             mask &= ~np.isin(rows["comm"], MONITORS) & (rows["tgid"] != os.getpid())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 
 import numpy as np
 
 from lockd.columns import structs
 from lockd.columns.structs import Columns
+from lockd.trace.core.output import csv_line
 from lockd.trace.klock.rows import NO_STACK, ROW, Accesses, Names, comm_of, merged
 
 ONGOING = "ongoing"
@@ -64,22 +63,16 @@ class Records:
             stack = int(row["stack"])
             if stack not in self._numbers:
                 yield from self._assign_number(stack)
-            yield _line(
+            yield csv_line((
                 "s", comm_of(row), f"P{row['tgid']}_T{row['tid']}", self._types[int(row["type"])],
                 f"{int(row['lock']):#x}", int(row["period"]) * self._period_ns, int(row["wait_ns"]), count,
                 self._numbers[stack], *more,
-            )  # fmt: skip
+            ))  # fmt: skip
 
     def _assign_number(self, stack: int) -> Iterator[str]:
         """Assign a number to the stack. Returns its line unless the number has one already."""
         functions = self._names.functions(stack)
         number = NO_NUMBER if functions == (NO_STACK,) else len(self._numbers)
         if number not in self._numbers.values():
-            yield _line("t", number, *functions)
+            yield csv_line(("t", number, *functions))
         self._numbers[stack] = number
-
-
-def _line(*fields: object) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(fields)
-    return text.getvalue()

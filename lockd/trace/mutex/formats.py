@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator
 
 from lockd.trace.core.histogram import bars, buckets
+from lockd.trace.core.output import TABLE_FRAMES, aligned, csv_line
 from lockd.trace.mutex.times import Key, Measurement, Times
 from lockd.views.profile import Mark, Profile, Sample, Value
 
-TABLE_FRAMES = 3
-"""Functions of a stack that a line of the table shows."""
+NUMBERS = 6
+"""The first columns of the table, which are right-aligned."""
 COLUMNS = (
     "pid", "comm", "address", "lock", "count", "total_ns", "max_ns", "errors", "state", "stack",
 )  # fmt: skip
@@ -59,11 +58,7 @@ def as_table(times: Times) -> Iterator[str]:
             str(histogram.count), *(f"{ns / 1000:.1f}" for ns in times_ns),
             str(sum(measurement.errors.values())), str(key.pid), key.comm, key.lock, stack,
         ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        numbers = [cell.rjust(width) for cell, width in zip(row[:6], widths[:6], strict=True)]
-        names = [cell.ljust(width) for cell, width in zip(row[6:], widths[6:], strict=True)]
-        yield "  ".join((*numbers, *names)).rstrip() + "\n"
+    yield from aligned(rows, NUMBERS)
 
 
 def as_csv(times: Times) -> Iterator[str]:
@@ -71,18 +66,14 @@ def as_csv(times: Times) -> Iterator[str]:
 
     Text is quoted. A stack is one field: its functions, the outermost first, separated by semicolons.
     """
-    line = io.StringIO()
-    writer = csv.writer(line, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     yield ",".join(COLUMNS) + "\n"
     for key, measurement in reversed(_sorted(times)):
         stack = ";".join(name.replace(";", ":") for name in reversed(key.frames))
-        writer.writerow((
+        cells = (
             key.pid, key.comm, f"{key.mutex:#x}", key.lock, measurement.times.count, measurement.total,
             measurement.times.max or 0, sum(measurement.errors.values()), key.state, stack,
-        ))  # fmt: skip
-        yield line.getvalue()
-        line.seek(0)
-        line.truncate()
+        )  # fmt: skip
+        yield csv_line(cells, quote_texts=True)
 
 
 def as_json(times: Times) -> Iterator[str]:

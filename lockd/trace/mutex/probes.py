@@ -70,7 +70,10 @@ def part(pids: tuple[int, ...], with_holds: bool) -> Part:
 
 
 def library_of(pid: int) -> Library:
-    """The file with the mutex functions that the process uses. Raises HostError if there is none."""
+    """The file with the mutex functions that the process uses.
+
+    Raises HostError if there is none, and UsageError if there is no such process.
+    """
     searched: list[str] = []
     for name in (*LIBRARIES, _program(pid), "*"):
         for binary in _binaries(name, pid):
@@ -85,6 +88,8 @@ def library_of(pid: int) -> Library:
 
 
 def _program(pid: int) -> str:
+    if not Path(f"/proc/{pid}").exists():
+        raise UsageError(f"process {pid}: No such process")
     try:
         return os.readlink(f"/proc/{pid}/exe")
     except OSError as error:

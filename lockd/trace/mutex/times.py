@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockd.kernel.pairs import Entries
+from lockd.names.labels.processes import text
 from lockd.trace.core.call_stacks import CallStacks
 from lockd.trace.core.histogram import Histogram
 from lockd.trace.core.session import Session
@@ -126,7 +127,7 @@ class MutexTimes:
             threads.tolist(), *(values[name].tolist() for name in ("tgid", "at", "comm")), strict=True
         ):
             last_ends[tgid] = max(ended_at, last_ends.get(tgid, 0))
-            self._comms[tid] = comm.decode(errors="replace")
+            self._comms[tid] = text(comm)
         keys, values = session.read_steady("mutex_holds")
         names = ("since", "stack", "freed_at", "tid")
         for mutex, tgid, since, stack, freed_at, tid in zip(
@@ -170,11 +171,11 @@ class MutexTimes:
     def _comm(self, tgid: int, tid: int, comm: bytes) -> str:
         """The given comm of a thread or, if it is empty, the thread's present or last known comm."""
         if comm:
-            self._comms[tid] = comm.decode(errors="replace")
+            self._comms[tid] = text(comm)
         else:
             with contextlib.suppress(OSError):
-                text = (self._procfs / f"{tgid}/task/{tid}/comm").read_text(errors="replace")
-                self._comms[tid] = text.removesuffix("\n")
+                present = (self._procfs / f"{tgid}/task/{tid}/comm").read_bytes()
+                self._comms[tid] = text(present.removesuffix(b"\n"))
         return self._comms.get(tid, "?")
 
     def _name(self, tgid: int, mutex: int) -> str:

@@ -113,7 +113,7 @@ def trace(
     began = time.time()
     with Session(title, _settings(args, defines, maps), args.duration, args.pids, args.tids) as session:
         absences = Absences(session, args.runqueue)
-        older = OlderWaits(session, args.state)
+        older = OlderWaits(session, args.state, args.user_threads_only, args.kernel_threads_only)
         if not args.no_ongoing:
             older.enter(args.pids, args.tids)
         for taken in session.windows():
@@ -123,7 +123,9 @@ def trace(
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raise UsageError for options that together exclude every wait."""
+    """Raise UsageError for options that together exclude every wait, or that no wait can meet."""
+    if max(args.min_block_time, args.max_block_time or 0) >= options.LONGEST_NS // NS_PER_US:
+        raise UsageError(f"-m, -M: rule: microseconds, below {options.LONGEST_NS // NS_PER_US}")
     if args.max_block_time and args.max_block_time < args.min_block_time:
         raise UsageError(
             f"-m {args.min_block_time} -M {args.max_block_time}: no wait is as long; rule: -m is not above -M"
@@ -152,7 +154,7 @@ def _values(args: argparse.Namespace) -> tuple[Value, ...]:
     return (
         Value("off_cpu_us" if args.runqueue else "wait_us", us),
         Value("count", "count"),
-        Value("max_us", us),
+        Value("max_us", us, is_maximum=True),
         *parts,
     )
 
@@ -176,6 +178,7 @@ def labels_of(place: Place) -> dict[str, str]:
 def join_stacks(user: Names, kernel: Names, delimiter: Mark, args: argparse.Namespace) -> Names:
     """One stack of both sides, outermost first, with a delimiter between them if -d asks for it."""
     kernel = () if args.user_stacks_only else kernel
+    user = () if args.kernel_stacks_only else user  # waits from before the trace have one all the same
     between = (delimiter,) if args.delimited and user and kernel else ()
     return (*reversed(user), *between, *reversed(kernel))
 

@@ -71,12 +71,17 @@ class BlockedThread:
 
 
 class OlderWaits:
-    """The older waits of a session. `state_mask` is the value of --state; None for waits in all states."""
+    """The older waits of a session.
 
-    def __init__(self, session: Session, state_mask: int | None) -> None:
+    `state_mask` is the value of --state; None for waits in all states. `only_users` leaves out the threads of
+    the kernel, `only_kernel` all others.
+    """
+
+    def __init__(self, session: Session, state_mask: int | None, only_users: bool, only_kernel: bool) -> None:
         self._session = session
         self._stacks = session.stacks
         self._state_mask = state_mask
+        self._only_users, self._only_kernel = only_users, only_kernel
         self._numbers: set[int] = set()
         """Stack numbers of the older waits."""
 
@@ -101,6 +106,8 @@ class OlderWaits:
         return bool(entry["off_since"] == self._session.began_ns)
 
     def _is_wanted(self, thread: BlockedThread) -> bool:
+        if self._only_users if thread.is_kernel_thread else self._only_kernel:
+            return False
         bits = TASK_STATES.get(thread.state.letter, 0)
         return self._state_mask is None or bool(bits & self._state_mask)
 

@@ -131,10 +131,15 @@ def _unmapped(process: Path, pid: int, path: str) -> Binary:
     return Binary(path, pid, f"{process}/root{path}", descriptor)
 
 
+def is_wildcard(name: str) -> bool:
+    """Whether a name is a shell pattern, for several files."""
+    return not set(name).isdisjoint("*?[")
+
+
 def _find_on_host(name: str) -> list[Binary]:
     if "/" in name:
         paths = [name]
-    elif set(name) & set("*?["):
+    elif is_wildcard(name):
         raise UsageError(f"{name}: a pattern of programs or libraries needs a process to look in: add -p PID")
     else:
         program = shutil.which(name)

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         for drained in session.windows():
             if "values" in drained:
                 session.events += _add(groups, drained["values"], tracepoint, value, by)
-        output.write_text(args.output, histogram.FORMATS[args.format](groups.result()))
+        output.write_text(args.output, groups.lines(args.format))
         session.report()
     return 0
 

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
                 session.events += latencies.add_ended(drained["latency"])
         if not args.no_ongoing:
             session.events += latencies.add_ongoing(session.read_steady("latency_calls"), session.ended_ns)
-        output.write_text(args.output, histogram.FORMATS[args.format](latencies.groups.result(), args.unit))
+        output.write_text(args.output, latencies.groups.lines(args.format, args.unit))
         session.report()
     return 0
 

@@ -26,7 +26,7 @@ from lockd.names.objects.object_file import (
     functions_by_name,
     open_object,
 )
-from lockd.trace.probes.binaries import IN_LIBC, Binary, find_binaries
+from lockd.trace.probes.binaries import IN_LIBC, Binary, find_binaries, is_wildcard
 
 KERNEL, USER, TRACEPOINT = "kernel function", "user function", "tracepoint"
 """The kinds of patterns, as messages name them."""
@@ -335,6 +335,9 @@ def user_functions(pattern: Pattern, binaries: Iterable[Binary]) -> Probes:
         try:
             file = open_object(binary.descriptor, procfs_root, os.fsencode(binary.path))
         except ElfError as error:
+            if is_wildcard(pattern.object):  # processes map other files as code, too
+                searched.append(f"{binary.path} (no program or library)")
+                continue
             raise UsageError(f"{binary.path}: is no program or library: {error}") from error
         try:
             entries = functions_by_name(file, _function_matcher(pattern))

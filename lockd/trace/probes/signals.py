@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import operator
 import signal
@@ -186,21 +184,15 @@ def _as_text(sent: Sent) -> str:
     )  # fmt: skip
 
 
-def _csv(*cells: object) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(cells)
-    return line.getvalue()
-
-
 COLUMNS = tuple(Sent.__dataclass_fields__)
 HEADS = {
     "table": _line("TIME", "SENDER", "PID", "RECEIVER", "PID", "TID", "TO", "SIGNAL", "CODE", "RESULT"),
-    "csv": _csv(*COLUMNS),
+    "csv": output.csv_line(COLUMNS),
     "json": "",
 }
 LINES: dict[str, Callable[[Sent], str]] = {
     "table": _as_text,
-    "csv": lambda sent: _csv(*asdict(sent).values()),
+    "csv": lambda sent: output.csv_line(asdict(sent).values()),
     "json": lambda sent: json.dumps(asdict(sent)) + "\n",
 }
 
@@ -217,8 +209,8 @@ def _counts_as_table(counts: Counts) -> Iterator[str]:
 
 
 def _counts_as_csv(counts: Counts) -> Iterable[str]:
-    yield _csv(*COUNTED, "count")
-    yield from (_csv(*key, count) for key, count in counts.most_common())
+    yield output.csv_line([*COUNTED, "count"])
+    yield from (output.csv_line([*key, count]) for key, count in counts.most_common())
 
 
 def _counts_as_json(counts: Counts) -> Iterable[str]:

@@ -135,7 +135,7 @@ class _Counts:
             TITLE, (Value("count", "count"),), list(self._samples()), self._began,
             now - self._began if seconds is None else seconds,
         )  # fmt: skip
-        if self._args.timestamp:
+        if self._args.timestamp and not output.is_only_graph(self._args):
             heading = time.strftime("%H:%M:%S\n", time.localtime(now))
             output.write_text(self._args.output, [heading], self._was_written)
             self._was_written = True
@@ -148,7 +148,8 @@ class _Counts:
         """A sample for each process and stack of functions."""
         sums: dict[tuple[str, int, tuple[str, ...]], int] = {}
         mark = Mark("-" if self._args.format == "folded" else "--")
-        delimiter = (mark,) if self._args.delimited else ()
+        has_both_sides = not (self._args.user_stacks_only or self._args.kernel_stacks_only)
+        delimiter = (mark,) if self._args.delimited and has_both_sides else ()
         for (comm, tgid, user, kernel), count in self._counts.items():
             users, kernels = self._stacks.user(user), self._stacks.kernel(kernel)
             key = comm, tgid, (*reversed(users), *delimiter, *reversed(kernels))

@@ -132,7 +132,7 @@ def test_json_and_csv_read_back(scale: Scale, some: list[int]) -> None:
     rows = list(csv.DictReader(io.StringIO("".join(as_csv(groups, "us")), newline="")))
     assert len(rows) == len(found["buckets"])
     for row, bucket in zip(rows, found["buckets"], strict=True):
-        assert (row["comm"], row["stack"]) == ('a,"b"\n', "main;f<a, b>")
+        assert (row["comm"], row["stack"]) == ('a,"b"\\n', "main;f<a, b>")  # no control characters
         assert row["bucket_from"] == str("" if bucket["from"] is None else bucket["from"])
         assert row["bucket_below"] == str("" if bucket["below"] is None else bucket["below"])
         assert int(row["bucket_count"]) == bucket["count"]

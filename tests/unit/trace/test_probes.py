@@ -13,8 +13,16 @@ from pathlib import Path
 import pytest
 
 from lockd.errors import HostError, UsageError
-from lockd.trace.probes.binaries import find_binaries, has_name
-from lockd.trace.probes.patterns import KERNEL, TRACEPOINT, USER, KernelFunctions, parse, resolve
+from lockd.trace.probes.binaries import Binary, find_binaries, has_name
+from lockd.trace.probes.patterns import (
+    KERNEL,
+    TRACEPOINT,
+    USER,
+    KernelFunctions,
+    parse,
+    resolve,
+    user_functions,
+)  # fmt: skip
 from tests.needs import needs
 
 SOURCE = """
@@ -166,6 +174,23 @@ def test_a_function_that_is_chosen_when_the_program_starts_is_refused(program: P
     assert list(found.remarks()) == [
         "1 left out: it stands for one of several functions (IFUNC), and which one is unknown: either"
     ]
+
+
+@needs_gcc
+def test_a_wildcard_passes_over_what_is_mapped_as_code_and_is_no_program(
+    program: Path, tmp_path: Path
+) -> None:
+    """As runtimes map a jitdump, or memory that they fill with code."""
+    other = tmp_path / "code"
+    other.write_bytes(b"no ELF" * 1000)
+
+    def binaries() -> list[Binary]:
+        return [Binary(str(p), 0, str(p), os.open(p, os.O_RDONLY)) for p in (other, program)]
+
+    found = user_functions(parse("*:plain"), binaries())
+    assert [place.name for place in found.places] == ["program:plain"]
+    with pytest.raises(UsageError, match="code: is no program or library"):
+        user_functions(parse("code:plain"), binaries()[:1])
 
 
 @needs_gcc

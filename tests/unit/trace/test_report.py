@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -130,6 +131,20 @@ def test_standard_input_and_a_file_of_the_result(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == report(NAMES)[0]
 
 
+def test_standard_input_is_read_as_a_file_is(tmp_path: Path) -> None:
+    """Whatever a comm has for bytes, and whatever the locale says of them."""
+    content = f"{HEAD}\n1,2,0x10,5,1,5,1,1,1,0,0,".encode() + b"\xff\xfe;f\n"
+    (tmp_path / "trace.csv").write_bytes(content)
+    command = [sys.executable, "-m", "lockd", "trace", "report", "--format", "csv", "-e", "all"]
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    given: dict[str, Any] = {"input": content, "env": strict, "cwd": ROOT, "capture_output": True}
+    of_file, of_input = (
+        subprocess.run([*command, path], check=True, **given).stdout for path in (tmp_path / "trace.csv", "-")
+    )
+    assert of_file == of_input
+    assert b"\n" in of_file.strip()
+
+
 LINE = "1,2,0x10,5,1,5,1,1,1,0,0,comm;f"
 
 
@@ -178,8 +193,11 @@ def test_wrong_usage(arguments: tuple[object, ...], says: str) -> None:
 def test_nothing_to_report_is_no_error(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(f"{HEAD}\n")
-    for form in ("table", "csv", "json"):
-        report("--format", form, path)
+    found = {form: report("--format", form, path)[0] for form in ("table", "csv", "json")}
+    columns = next(csv.reader([found["csv"]]))
+    assert columns == next(csv.reader(report("--format", "csv", NAMES)[0].splitlines()))
+    assert found["csv"].count("\n") == 1
+    assert not found["json"]
 
 
 NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)

@@ -173,6 +173,24 @@ def test_outputs_that_cannot_be(options: dict[str, Path], says: str) -> None:
         output.check_options(outputs(**options))
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("futex --hist x -o x", "two are the same file"),
+        ("futex --holders x --hist x", "two are the same file"),
+        ("klock --hold --mode contention", "--mode contention measures no holds; rule: --mode all"),
+        ("klock -d 5 10", "the duration is given twice"),
+    ],
+)
+def test_options_that_contradict(
+    command: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tool, *words = command.split()
+    with pytest.raises(UsageError, match=re.escape(says)):
+        TOOLS[tool].run(parser_of(tool).parse_args(words))
+
+
 def test_arguments_may_stand_among_options() -> None:
     for words in ("stackcount t:a:b -p 1 2s", "stackcount -p 1 t:a:b 2s", "stackcount t:a:b 2s -p 1"):
         args = cli._parser(["trace", *words.split()]).parse_args(["trace", *words.split()])
