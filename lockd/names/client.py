@@ -313,11 +313,10 @@ class Resolver:
         tgid, _ = turn = self._namer.bench.turn  # the process whose files the namer was reading
         self._end_namer()
         culprit = self._outstanding.popleft() if self._outstanding else None
-        log.error(
-            "namer: %s, while looking at %s; starting another",
-            gone,
-            culprit.description if culprit else f"process {tgid}" if tgid > 0 else "nothing",
-        )
+        about = culprit.description if culprit else "nothing"
+        if tgid > 0 and f"process {tgid}" not in about:  # it read the files of a process that had blocked
+            about = f"process {tgid}" + (f", before {about}" if culprit else "")
+        log.error("namer: %s, while looking at %s; starting another", gone, about)
         if tgid > 0:
             self._owing.append((turn, gone.seconds, now))
         if culprit:

@@ -27,7 +27,7 @@ from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.kernel.locks import KernelNames
 from lockd.names.kernel.sites import is_interrupt
 from lockd.names.locks.locking_code import Frame
-from lockd.names.locks.owners import owner_of_user_lock
+from lockd.names.locks.owners import UserOwners
 from lockd.names.locks.user_locks import UserNames
 from lockd.names.protocol import (
     MOST_FUNCTIONS,
@@ -58,6 +58,9 @@ from lockd.names.unwind.capture import Capture
 from lockd.process import confinement, memory, privileges
 
 log = logging.getLogger(__name__)
+strange = logging.getLogger(f"{__name__}.processes")
+"""Errors in what processes have for files and memory. Any process can cause them, again and again."""
+strange.addFilter(logs.RateLimit())
 
 READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
 """Capabilities of the namer, as far as its parent has them."""
@@ -99,7 +102,7 @@ class Names:
             try:
                 self._read_mappings(tgid)
             except Exception:  # one strange process must not end the naming of all others
-                log.exception("the mappings of process %d", tgid)
+                strange.exception("the mappings of process %d", tgid)
         if tgids and now >= self._forget_at:
             self._forget_at = now + ASKED_SECONDS
             self._forget(now)
@@ -113,7 +116,10 @@ class Names:
             case KernelLock():
                 return self._kernel.answer(question)
             case Owners():
-                return OwnersAnswer(question.token, tuple(map(self._owner, question.locks)))
+                owners = UserOwners(self._procfs)
+                return OwnersAnswer(
+                    question.token, tuple(self._owner(owners, lock) for lock in question.locks)
+                )
             case GoWaits():
                 return GoWaitsAnswer(question.tgids, tuple(map(self._go_waited_ns, question.tgids)))
             case LockReleased():
@@ -172,9 +178,9 @@ class Names:
         with self._shares.turn(tgid) as is_allowed:
             return self._user.stack(tgid, capture, MOST_FUNCTIONS) if is_allowed else []
 
-    def _owner(self, lock: OwnedLock) -> int:
+    def _owner(self, owners: UserOwners, lock: OwnedLock) -> int:
         with self._shares.turn(lock.tgid) as is_allowed:
-            return owner_of_user_lock(self._procfs, **vars(lock)) if is_allowed else 0
+            return owners.owner(**vars(lock)) if is_allowed else 0
 
     def _go_waited_ns(self, tgid: int) -> int:
         with self._shares.turn(tgid) as is_allowed:
@@ -217,7 +223,7 @@ def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = 
         try:
             answer = names.answer(question)
         except Exception:  # one strange process must not end the naming of all others
-            log.exception("%s", question.description)
+            strange.exception("%s", question.description)
             answer = question.fallback() if question.wants_answer else None
         if answer:
             sock.send(encode_answer(answer))

@@ -15,7 +15,7 @@ from typing import Any
 
 from lockd.names.locks.cpython_waits import judge_python, label
 from lockd.names.locks.locking_code import FAMILIES
-from lockd.names.locks.owners import owner_of_user_lock
+from lockd.names.locks.owners import UserOwners
 from lockd.names.objects.address_space import AddressSpace
 from lockd.names.objects.elfutils import Segment
 from lockd.names.objects.object_cache import ObjectCache
@@ -344,7 +344,7 @@ def owners(data: bytes) -> None:
     _fill(data)
     family = (*sorted(FAMILIES), "")[which % (len(FAMILIES) + 1)]
     kind = ("lock", "pi", "cond", "other")[which >> 8 & 3]
-    assert owner_of_user_lock(made_up_process().parent, 7, address, kind, family) in (0, 7)
+    assert UserOwners(made_up_process().parent).owner(7, address, kind, family) in (0, 7)
 
 
 def locks() -> list[bytes]:

@@ -45,11 +45,6 @@ NOT_OWNED = {
 """Families of locks that do not store their owner."""
 
 
-def owner_of_user_lock(procfs: Path, tgid: int, address: int, kind: str, family: str) -> int:
-    """The thread that holds the lock at `address` now; 0 if it is unknown. See UserOwners.owner()."""
-    return UserOwners(procfs).owner(tgid, address, kind, family)
-
-
 class UserOwners:
     """Finds the holders of several locks at one moment; the thread ids of a process are read once.
 

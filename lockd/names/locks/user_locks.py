@@ -38,7 +38,7 @@ from lockd.names.locks.locking_code import (
     judge,
     releasing_site,
 )
-from lockd.names.objects.address_space import STALE_SECONDS, AddressSpace
+from lockd.names.objects.address_space import REREAD_SECONDS, STALE_SECONDS, AddressSpace
 from lockd.names.objects.demangle import Demangler
 from lockd.names.objects.jit import JIT_OBJECT as JIT
 from lockd.names.objects.jit import JitNames
@@ -57,6 +57,8 @@ MAX_PROCESSES = 4096
 """Processes that are remembered."""
 MAX_PROCESS_BYTES = 64 << 20
 """Bytes of memory that the remembered processes may take."""
+GROWN_BYTES = 4 << 20
+"""Bytes by which a process must have grown for all processes to be weighed at once."""
 WEIGHED_EVERY = 64
 """New processes between two checks of how many bytes all processes take: there may be thousands."""
 PI = "pi"
@@ -117,6 +119,8 @@ class _Process:
     pythons: dict[int, CPythonProcess] = field(default_factory=dict)
     """The interpreter last seen, by the address of its `_PyRuntime`; empty until one is seen."""
     hotspot: HotSpot | None = None
+    weighed: int = 0
+    """Its `memory` when that was last a reason to make room."""
     generation: int = 0
     """How often all locks of a Java machine were named anew."""
     _names_read: int = 0
@@ -186,7 +190,7 @@ class UserNames:
 
         Each comes with the address at which the thread goes on in it.
         """
-        process = self._read_code(tgid)
+        process = self._read_code(tgid, STALE_SECONDS)
         returns = unwind_returns(process.space, capture, most)
         places = [place for place, _ in returns]
         frames = self._frames(process, places)
@@ -310,12 +314,17 @@ class UserNames:
 
     def _hotspot(self, process: _Process, places: Sequence[int], frames: Sequence[Frame]) -> HotSpot | None:
         """The Java machine of a process; None until a stack with one of its functions was seen."""
-        if process.hotspot is None:
-            for place, frame in zip(places, frames, strict=False):
-                located = process.space.locate(place) if frame.object == LIBRARY else None
-                if located:
-                    process.hotspot = HotSpot(process.directory, located[0], place - located[1])
-                    break
+        for place, frame in zip(places, frames, strict=False):
+            located = process.space.locate(place) if frame.object == LIBRARY else None
+            if located:
+                library, bias = located[0], place - located[1]
+                if process.hotspot is None:
+                    process.hotspot = HotSpot(process.directory, library, bias)
+                elif process.hotspot.bias != bias:  # another program since: its numbers are of other classes
+                    process.hotspot = HotSpot(process.directory, library, bias)
+                    process.generation += 1
+                process.hotspot.library = library  # the cache may have closed the one before
+                break
         return process.hotspot
 
     def _python(
@@ -340,17 +349,22 @@ class UserNames:
                 return process.pythons[runtime].wait(tid, address, capture, stack)
         return None
 
-    def _read_process(self, tgid: int) -> _Process:
-        """What is remembered of a process, with the mappings that it has now if it still lives."""
+    def _read_process(self, tgid: int, max_age: float = REREAD_SECONDS) -> _Process:
+        """What is remembered of a process, with the mappings that it had `max_age` seconds ago or later.
+
+        The name of a lock stays, so that it should not come from mappings which are no more. Stacks are many,
+        and each counts for little.
+        """
         process = self._process(tgid)
-        process.space.refresh(STALE_SECONDS)
+        process.space.refresh(max_age)
+        self._note_growth(process)
         return process
 
-    def _read_code(self, tgid: int) -> _Process:
+    def _read_code(self, tgid: int, max_age: float = REREAD_SECONDS) -> _Process:
         """What is remembered of a process, with the names that a Java machine now gives to its code."""
-        process = self._read_process(tgid)
+        process = self._read_process(tgid, max_age)
         if process.hotspot:  # the machine's own threads wait regularly, so that this happens often enough
-            process.jit.refresh(process.space.jit_dumps())
+            process.jit.refresh(process.space.jit_dumps)
         return process
 
     def _process(self, tgid: int) -> _Process:
@@ -363,6 +377,12 @@ class UserNames:
             self._make_room()
         self._processes.move_to_end(tgid)
         return process
+
+    def _note_growth(self, process: _Process) -> None:
+        """Make room if what is remembered of a process has become much more: a memory map, or a perf map."""
+        if process.memory > process.weighed + GROWN_BYTES:
+            process.weighed, self._until_weighed = process.memory, 0
+            self._make_room()
 
     def _make_room(self) -> None:
         """Forget processes if there are too many, or they take too much memory, but not the newest."""
@@ -383,6 +403,7 @@ class UserNames:
             frames.append(self._frame(process, address))
             if is_end(frames[-1].function):
                 break
+        self._note_growth(process)
         return frames
 
     def _frame(self, process: _Process, address: int) -> Frame:
@@ -395,7 +416,7 @@ class UserNames:
         mapping = space.mapping(address)
         image = space.image(address)
         if mapping is None or image is None:
-            compiled = process.jit.function(address, space.jit_dumps()) if mapping else None
+            compiled = process.jit.function(address, space.jit_dumps) if mapping else None
             if compiled:
                 name = self._demangler.name(compiled[1])
                 return Frame(JIT, name, f"{JIT}:{name}")

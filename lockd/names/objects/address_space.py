@@ -12,12 +12,16 @@ from lockd.names.objects.elfutils import ElfError, UnwindRule
 from lockd.names.objects.mappings import VDSO, Image, Mapping, Mappings
 from lockd.names.objects.memory_image import memory_image
 from lockd.names.objects.object_cache import Key, ObjectCache
-from lockd.names.objects.object_file import ObjectFile
+from lockd.names.objects.object_file import COMPARED_BYTES, ObjectFile
 
 REREAD_SECONDS = 0.1
 """Seconds after which the memory map is read again because it does not have an address."""
 STALE_SECONDS = 5.0
 """Age in seconds up to which callers use a memory map without reading it again."""
+READING_SHARE = 20
+"""After the memory map was read, it is not read again for this many times as long as the reading took."""
+ADDRESSES = 1 << 64
+"""Addresses from here on are none, whatever a file says."""
 MAX_VDSO = 1 << 20
 """Bytes of the vDSO that are read."""
 MAX_MAPS = 64 << 20
@@ -36,7 +40,7 @@ class AddressSpace:
         self._program = (0, 0)
         self._keys: dict[int, tuple[Key, int] | None] = {}
         self._memory = -1
-        self._read_at = 0.0
+        self._read_at = self._pause = 0.0
 
     @property
     def memory(self) -> int:
@@ -46,17 +50,19 @@ class AddressSpace:
     def refresh(self, max_age: float = 0.0) -> bool:
         """Read the memory map, unless it was read within `max_age` seconds and the program is the same.
 
-        Returns whether it changed. It stays as it is if the process has ended.
+        Returns whether it changed. It stays as it is if the process has ended. Reading the map of a process
+        with many mappings takes milliseconds, and is not done more often than it is worth.
         """
         now = time.monotonic()
         program = self._program
         with contextlib.suppress(OSError):  # the process has ended, or is a kernel thread
             about = os.stat(f"{self._process}/exe")
             program = about.st_dev, about.st_ino
-        if self._text and program == self._program and now < self._read_at + max_age:
+        if self._text and program == self._program and now < self._read_at + max(max_age, self._pause):
             return False
         with contextlib.suppress(OSError), open(f"{self._process}/maps", "rb") as file:
             text = file.read(MAX_MAPS)
+            self._pause = READING_SHARE * (time.monotonic() - now)
             self._read_at, self._program = now, program
             if text and text != self._text:  # the file is empty while a process ends
                 self._text, self._mappings = text, None
@@ -86,7 +92,7 @@ class AddressSpace:
         mapping, image = self._maps.find(address), self._maps.image(address)
         placed = self.file(image) if image else None
         if placed:
-            return image if address - placed[1] < placed[0].end else None
+            return image if 0 <= address - placed[1] < min(placed[0].end, ADDRESSES) else None
         if not image or not mapping or mapping.path == image.first.path:
             return image
         before = self._maps.find(mapping.start - 1)
@@ -132,8 +138,9 @@ class AddressSpace:
     def _from_memory(self, image: Image) -> Key | None:
         """The key of a file that is restored from the memory of the process."""
         first = image.first
-        key = (first.device, first.inode, -1, 0)
-        if first.inode and self._objects.file(key):
+        # An inode's number is used again for other files. The first page usually has the build id.
+        key = (first.device, first.inode, -1, hash(self._read(image.base, COMPARED_BYTES)))
+        if self._objects.file(key):
             return key
         try:
             return self._objects.load_image(key, memory_image(self._read, image.base))
@@ -210,6 +217,7 @@ class AddressSpace:
         with self._opened_memory():
             return self._read(address, size)
 
+    @property
     def jit_dumps(self) -> list[bytes]:
         """Sorted paths of the jitdump files that the process has mapped."""
-        return self._maps.jit_dumps()
+        return self._maps.jit_dumps

@@ -269,6 +269,10 @@ class Elf:
             )  # fmt: skip
             section = elf.elf_nextscn(self._handle, section)
 
+    def section_of(self, kind: int) -> Section | None:
+        """The first section of a kind; None if there is none. ELF allows one symbol table of each kind."""
+        return next((section for section in self.sections if section.kind == kind), None)
+
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes of the file from `offset`; fewer at its end, and none if they cannot be read."""
         size = min(size, self.size - offset)

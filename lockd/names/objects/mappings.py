@@ -12,6 +12,8 @@ from lockd.printable import masked
 
 NOT_OBJECTS = (b"/dev/zero", b"/memfd:", b"/dev/shm/", b"/SYSV")
 """Beginnings of paths that are shared memory, and no programs or libraries."""
+MOST_PARTS = 256
+"""Mappings of one image, at most. A process can have a million mappings side by side."""
 DELETED = b" (deleted)"
 HEAP = b"[heap]"
 VDSO = b"[vdso]"
@@ -123,6 +125,7 @@ class Mappings:
         start = next((self._starts[i] for i, line in enumerate(self._lines) if line[5] == wanted), None)
         return self.image(start) if start is not None else None
 
+    @functools.cached_property
     def jit_dumps(self) -> list[bytes]:
         """Sorted paths of mapped jitdump files: runtimes map these files so that profilers find them."""
         names = {line[6] for line in self._lines if b"/jit-" in line[6] and line[6].endswith(b".dump")}
@@ -130,15 +133,16 @@ class Mappings:
 
     def _first(self, index: int) -> int:
         """The first mapping of the image that a mapping belongs to; -1 if it belongs to none."""
+        lowest = index - MOST_PARTS
         while self._path(index) in (b"", HEAP):
-            if not self._continues(index):
+            if index <= lowest or not self._continues(index):
                 return -1
             index -= 1
         path = self._path(index)
         if path != VDSO and (not path.startswith(b"/") or path.startswith(NOT_OBJECTS)):
             return -1
         first = index
-        while index > 0:
+        while index > max(lowest, 0):
             before = self._path(index - 1)
             if before == path and self._offset(index - 1) <= self._offset(first):
                 first = index = index - 1

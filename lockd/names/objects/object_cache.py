@@ -22,7 +22,11 @@ MAX_FAILED = 10_000
 """Files without usable symbols that are remembered."""
 
 Key = tuple[int, int, int, int]
-"""Device, inode, time of the last change in ns, and size. The key changes when the file is written."""
+"""Device, inode, time of the last change in ns, and size. The key changes when the file is written.
+
+Of an object that was read from memory, the first or the third number is -1, and the last one or two depend on
+its content.
+"""
 
 
 class ObjectCache:
@@ -52,13 +56,16 @@ class ObjectCache:
         """The key of the file behind a mapping, which is read if the cache does not have it.
 
         The arguments are those of open_mapped(). Returns None if the file cannot be opened or has no symbols.
-        If it cannot be opened any more, the key that it had before is returned.
+        If it cannot be opened any more, the key that it had before is returned, unless it was evicted.
         """
         try:
             file = open_mapped(process, mapping, memory)
         except OSError as error:
             log.debug("%s", error)
-            return self._by_inode.get((mapping.device, mapping.inode))
+            before = self._by_inode.get((mapping.device, mapping.inode))
+            known = self.file(before) if before else None
+            # An inode's number is used again once its file is deleted.
+            return before if known and known.may_be_mapped(mapping, memory) else None
         about = os.fstat(file)
         key = (about.st_dev, about.st_ino, about.st_mtime_ns, about.st_size)
         if key in self._files or key in self._failed:
@@ -67,6 +74,8 @@ class ObjectCache:
             return None if key in self._failed else key
         try:
             read = open_object(file, process, mapping.path, self._debug_files)
+        except MemoryError:  # which says nothing of the file
+            raise
         except Exception as error:  # any file can be mapped, with any content
             log.debug("%s has no symbols: %s", os.fsdecode(mapping.path), error)
             if len(self._failed) >= MAX_FAILED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import lzma
 import os
 import re
@@ -64,6 +65,12 @@ MAX_DEBUG_CHECKED = 1 << 30
 """Largest debug file whose checksum is computed, in bytes. This is needed where there is no build id."""
 
 
+MOST_TAIL_CALLERS = 50_000
+"""Functions of a file up to which tail calls are looked for in them. The C library has some 3,000."""
+COMPARED_BYTES = 4096
+"""Bytes of a file that are compared with memory. The build id usually is among them."""
+
+
 class ObjectFile:
     """An open ELF file with its debug file, if that is installed.
 
@@ -111,6 +118,17 @@ class ObjectFile:
         if not candidates:
             raise ElfError(f"the file has no segment that is mapped from offset {mapping.offset:#x}")
         return mapping.start - (mapping.offset + candidates[0].address - candidates[0].offset)
+
+    def may_be_mapped(self, mapping: Mapping, memory: int) -> bool:
+        """Whether a mapping begins as this file does. True if its memory cannot be read any more.
+
+        `memory` is a descriptor of the memory of the process, or -1.
+        """
+        mapped = b""
+        if memory >= 0:
+            with contextlib.suppress(OSError, OverflowError):
+                mapped = os.pread(memory, COMPARED_BYTES, mapping.start)
+        return not mapped or mapped == self._elf.read(mapping.offset, len(mapped))
 
     def function(self, address: int) -> Symbol | None:
         """The function that spans an address; None if its name is not known."""
@@ -330,10 +348,10 @@ def tail_callers(file: ObjectFile, is_wanted: Callable[[str], bool]) -> dict[int
     A tail call is a jump. It leaves no trace on the stack: the nameless function appears there in place of
     the function that was called. For instance, `pthread_once` does only a quick check itself, and jumps to a
     function whose name is only known inside the C library. The plainest and shortest name comes first.
-    Returns nothing for files with full symbols, and for machines other than x86-64.
+    Returns nothing for files with full symbols or very many functions, and for machines other than x86-64.
     """
     found: dict[int, set[str]] = {}
-    if file.has_full_symbols or file.machine != EM_X86_64:
+    if file.has_full_symbols or file.machine != EM_X86_64 or _has_more_functions(file, MOST_TAIL_CALLERS):
         return {}
     for entry in functions_by_name(file, is_wanted):
         symbol = file.function(entry.address)
@@ -350,6 +368,10 @@ def all_functions(file: ObjectFile) -> Iterator[NamedFunction]:
         yield from table.functions()
 
 
+def _has_more_functions(file: ObjectFile, count: int) -> bool:
+    return next(itertools.islice(all_functions(file), count, None), None) is not None
+
+
 def _plainness(name: str) -> tuple[int, int, str]:
     """A key to sort names by: fewer underscores in front first, then the shorter name."""
     return len(name) - len(name.lstrip("_")), len(name), name
@@ -364,13 +386,12 @@ def _tables(files: Iterable[Elf | None]) -> Iterable[SymbolTable]:
     known = [file for file in files if file]
     for kind in (SHT_SYMTAB, SHT_DYNSYM):
         for file in known:
-            for section in file.sections:
-                if section.kind == kind:
-                    yield SymbolTable(file, section)
+            if section := file.section_of(kind):
+                yield SymbolTable(file, section)
 
 
 def _has_full_symbols(elf: Elf) -> bool:
-    return any(s.kind == SHT_SYMTAB for s in elf.sections)
+    return elf.section_of(SHT_SYMTAB) is not None
 
 
 def _mini_debug_info(elf: Elf) -> Elf | None:

@@ -244,9 +244,9 @@ def variable_address(elf: Elf, name: str) -> int | None:
     if not elf.is_64 or not elf.is_little:
         return None
     for kind in (SHT_DYNSYM, SHT_SYMTAB):
-        for table in elf.sections:
-            if table.kind == kind and (address := _find(elf, table, name.encode() + b"\0")):
-                return address
+        table = elf.section_of(kind)
+        if table and (address := _find(elf, table, name.encode() + b"\0")):
+            return address
     return None
 
 

@@ -94,7 +94,7 @@ class HotSpot:
 
         `bias` is the difference between an address in the process and the same address in the library's file.
         """
-        self._process, self._library, self._bias = process, library, bias
+        self._process, self.library, self.bias = process, library, bias
         self._fields: dict[str, tuple[str, int]] | None = None
         self._places: HotSpotPlaces | None = None
         self._class_base = 0
@@ -164,7 +164,7 @@ class HotSpot:
 
         The variable needs no symbol: only a JavaThread has an object of Java that points back to it.
         """
-        segment = self._library.thread_local_block
+        segment = self.library.thread_local_block
         size = min(segment.memory_size, MOST_BLOCK) if segment else 0
         vector = memory.word(thread_pointer + 8)
         for module in range(MODULE, MODULE * MOST_MODULES, MODULE):
@@ -213,15 +213,15 @@ class HotSpot:
 
     def _is_on(self, memory: _Memory, flag: str) -> bool:
         """Whether a flag of HotSpot is set. A flag that this version lacks is not."""
-        address = self._library.variable_address(flag)
-        return address is not None and memory.read(address + self._bias, 1) == b"\1"
+        address = self.library.variable_address(flag)
+        return address is not None and memory.read(address + self.bias, 1) == b"\1"
 
     def _symbol(self, name: str) -> int:
         """The address of an exported symbol in the process."""
-        address = self._library.variable_address(name)
+        address = self.library.variable_address(name)
         if address is None:
             raise _Unknown
-        return address + self._bias
+        return address + self.bias
 
     @contextlib.contextmanager
     def _memory(self) -> Iterator[_Memory]:

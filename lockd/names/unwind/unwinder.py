@@ -83,7 +83,7 @@ def unwind_returns(code: Code, capture: Capture, max_frames: int = MAX_FRAMES) -
     found = walk.walk(max_frames)
     # The memory map may be older than the code that the thread runs: a library that was just loaded, or a
     # function that was just compiled.
-    if walk.met_unknown_code and code.refresh():
+    if walk.may_lack_mappings and code.refresh():
         return _Walk(code, capture, machine).walk(max_frames)
     return found
 
@@ -99,8 +99,9 @@ class _Walk:
         self._bottom = self._registers[machine.stack]
         self._words: tuple[int, ...] = struct.unpack_from(f"<{len(capture.stack) // 8}Q", capture.stack)
         self._is_complete = self._was_guessed = False
-        self.met_unknown_code = False
-        """Whether the walk ended at an address that is no code, as far as the memory map tells."""
+        self.may_lack_mappings = False
+        """Whether an old memory map may be the reason why the walk ended: a return address is no code by this
+        map, or code without a rule has no caller that was found."""
 
     def walk(self, max_frames: int) -> tuple[tuple[int, int], ...]:
         program = self._machine.program
@@ -113,7 +114,7 @@ class _Walk:
             if registers is None and not self._is_complete and (not rule or self._was_guessed):
                 registers, rule = self._by_guess(places[-1]), None
                 self._was_guessed = True
-                self.met_unknown_code |= registers is None
+                self.may_lack_mappings |= registers is None
             if registers is None:
                 break
             self._registers = registers
@@ -150,7 +151,7 @@ class _Walk:
         if not address:
             return None
         if not self._is_return(address, rule.is_signal):
-            self.met_unknown_code |= not self._code.is_executable(address)
+            self.may_lack_mappings |= not self._code.is_executable(address)
             return None
         # If the return address is in a register, the frame may be empty: vfork() of x86-64.
         frame_bytes = cfa - self._registers[machine.stack]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lockd.names.locks import user_locks
-from lockd.names.locks.user_locks import MOST_RENAMED_SECONDS, WEIGHED_EVERY
+from lockd.names.locks.user_locks import MOST_RENAMED_SECONDS, WEIGHED_EVERY, UserNames
 from lockd.names.objects.address_space import AddressSpace
 from lockd.names.objects.jit import PATIENCE_SECONDS, JitNames
 from lockd.names.objects.object_cache import ObjectCache
@@ -31,6 +31,7 @@ from lockd.names.protocol import (
     UserLockSeen,
     Watch,
 )
+from lockd.names.runtimes.hotspot import HotSpot
 from lockd.names.server import ASKED_SECONDS, Names
 from lockd.names.shares import NOBODY, Shares
 from lockd.names.stacks import StackNames
@@ -288,6 +289,29 @@ def test_the_stack_of_a_real_thread_is_what_the_tools_show(tmp_path: Path) -> No
     assert found.user[caller - 1] == "checkout"
     assert found.returns[0] == capture.registers[16]
     assert start < found.returns[caller - 1] < start + 0x40
+
+
+@needs("gcc")
+def test_a_process_that_became_another_java_machine_is_looked_at_anew(tmp_path: Path) -> None:
+    """By exec it keeps its id and its program, and the library is at another address."""
+    library = compiled(tmp_path / "libjvm.so", COMPILER, "-shared", "-fPIC", "-Dmain=start_machine")
+    source = tmp_path / "launcher.c"
+    source.write_text("int start_machine(void);\nint main(void) { return start_machine(); }\n")
+    launcher = compiled(tmp_path / "launcher", source, library, f"-Wl,-rpath,{tmp_path}")
+    names = UserNames()
+    with compiling(launcher) as (tgid, _, _):
+        tid, address, capture = blocked_capture(tgid, "jit")
+        names.name_lock(tgid, tid, address, "other", capture)
+        process = names._processes[tgid]
+        machine, generation = process.hotspot, process.generation
+        assert machine
+        process.hotspot = HotSpot(process.directory, machine.library, machine.bias - 0x1000)
+        names.name_lock(tgid, tid, address, "other", capture)
+        assert process.hotspot.bias == machine.bias
+        assert process.generation == generation + 1
+        now = process.hotspot
+        names.name_lock(tgid, tid, address, "other", capture)
+        assert process.hotspot is now
 
 
 @needs("gcc")

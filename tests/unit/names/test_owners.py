@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lockd.names.locks.owners import UserOwners, owner_of_user_lock
+from lockd.names.locks.owners import UserOwners
 
 PROCFS = Path("/proc")
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -45,7 +45,7 @@ class Lock:
 
 
 def owner(address: int, kind: str = "lock", family: str = "", tgid: int = 0) -> int:
-    return owner_of_user_lock(PROCFS, tgid or os.getpid(), address, kind, family)
+    return UserOwners(PROCFS).owner(tgid or os.getpid(), address, kind, family)
 
 
 class Other:

@@ -322,11 +322,14 @@ def test_the_map_of_a_compiler_at_run_time(owner: int, tmp_path: Path) -> None:
         child.stdin.flush()
         perf_map.write_text(f"{start - 64:x} 40 before\n{start:x} 40 LShop;::checkout and more\n")
         os.chown(perf_map, owner, owner)
-        found = named(names, child.pid, "jit")
+        tid, address, capture = blocked_capture(child.pid, "jit")
+        sampled = [frame.label for _, frame in names.stack(child.pid, capture, 32)]
+        found = names.name_lock(child.pid, tid, address, "other", capture)
     finally:
         child.send_signal(signal.SIGKILL)
         child.communicate()
         perf_map.unlink(missing_ok=True)
+    assert "jitted:run" in sampled
     if owner:
         assert "[jit]" in found.stack
         assert found.site == "jitted:run"

@@ -1,0 +1,120 @@
+"""Memory maps and files as a process can make them to mislead whoever names its locks."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lockd.names.locks import user_locks
+from lockd.names.locks.user_locks import UserNames
+from lockd.names.objects.address_space import AddressSpace
+from lockd.names.objects.mappings import MOST_PARTS, Mapping, Mappings
+from lockd.names.objects.object_cache import ObjectCache
+from lockd.names.objects.object_file import ObjectFile, open_object
+
+SELF = Path("/proc/self")
+PT_LOAD = 1
+
+
+def libc() -> Mapping:
+    """The C library of this process, from its beginning."""
+    found = Mappings((SELF / "maps").read_bytes())
+    return next(
+        image.first for image in found.images_with_code() if image.name.startswith(("libc.so", "libc-"))
+    )
+
+
+def opened(path: bytes) -> ObjectFile:
+    return open_object(os.open(path, os.O_RDONLY), SELF, path)
+
+
+def test_many_mappings_side_by_side_belong_to_no_file_far_before_them() -> None:
+    """A process can have a million of them, and each question about one would go through all."""
+    page = 0x1000
+    lines = [f"{page:x}-{2 * page:x} rw-p 00000000 08:01 7 /usr/lib/libx.so"]
+    for n in range(2, 5000):
+        lines.append(f"{n * page:x}-{(n + 1) * page:x} {('rw-p', 'r-xp')[n % 2]} 00000000 00:00 0 ")
+    found = Mappings("\n".join(lines).encode())
+    near, far = found.image(10 * page), found.image(4000 * page)
+    assert near
+    assert near.name == "libx.so"
+    assert far is None
+    assert found.image((MOST_PARTS + 10) * page) is None
+
+
+def test_a_file_is_told_from_another_that_has_its_inode() -> None:
+    """A deleted file cannot be opened any more, and its inode's number is soon that of another file."""
+    mapping = libc()
+    memory = os.open(SELF / "mem", os.O_RDONLY)
+    try:
+        library, other = opened(mapping.path), opened(os.fsencode(os.readlink(SELF / "exe")))
+        assert library.may_be_mapped(mapping, memory)
+        assert not other.may_be_mapped(mapping, memory)
+        assert other.may_be_mapped(mapping, -1)
+        cache = ObjectCache()
+        gone = Mapping(mapping.start, mapping.end, "r--p", 0, mapping.device, mapping.inode, b"/nowhere.so")
+        key = cache.load_mapped(SELF, mapping, memory)
+        assert key
+        cache._by_inode[gone.device, gone.inode] = cache.load_mapped(SELF, program(), memory) or key
+        assert cache._by_inode[gone.device, gone.inode] != key
+        assert cache.load_mapped(Path("/proc/0"), gone, memory) is None
+        cache._by_inode[gone.device, gone.inode] = key
+        assert cache.load_mapped(Path("/proc/0"), gone, memory) == key
+    finally:
+        os.close(memory)
+
+
+def program() -> Mapping:
+    """The program of this process, from its beginning."""
+    path = os.fsencode(os.readlink(SELF / "exe"))
+    found = Mappings((SELF / "maps").read_bytes())
+    return next(image.first for image in found.images_with_code() if image.first.path == path)
+
+
+@pytest.mark.parametrize("address", [0, 2**64 - 1])
+def test_a_file_that_says_it_is_at_no_address_has_no_names(address: int, tmp_path: Path) -> None:
+    """Its addresses would be below zero, or too large for 64 bits."""
+    content = bytearray(libc().path and Path(os.fsdecode(libc().path)).read_bytes())
+    headers, size, count = struct.unpack_from("<Q14xHH", content, 32)
+    for at in range(headers, headers + size * count, size):
+        if struct.unpack_from("<I", content, at)[0] == PT_LOAD:
+            struct.pack_into("<Q", content, at + 8, 0xFFF)
+            struct.pack_into("<Q", content, at + 16, address)
+    crafted = tmp_path / "crafted.so"
+    crafted.write_bytes(content)
+    everything = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
+    with crafted.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, everything)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        space = AddressSpace(SELF, ObjectCache())
+        space.refresh()
+        for place in (start, start + 0x100, start + 0x1000):
+            image = space.image(place)
+            located = space.locate(place)
+            assert image is None or located is None or 0 <= located[1] < 2**64
+            assert space.function_start(place) >= -1
+            space.rule(place)
+
+
+def test_a_process_that_grows_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not only one that is new: a perf map of 16 MB comes when the process is known already."""
+    monkeypatch.setattr(user_locks, "MAX_PROCESS_BYTES", 1)
+    names = UserNames()
+    first, second = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    try:
+        names.read_mappings(first.pid)
+        names.read_mappings(second.pid)
+        assert set(names._processes) == {first.pid, second.pid}
+        names._processes[second.pid].weighed = -user_locks.GROWN_BYTES - 1
+        names.read_mappings(second.pid)
+        assert set(names._processes) == {second.pid}
+    finally:
+        for one in (first, second):
+            one.kill()
+            one.wait()
