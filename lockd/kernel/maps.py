@@ -55,6 +55,8 @@ class HashMap:
         complete before the first of them.
         """
         keys, values = (structs.copy(columns) for columns in self.read(buffers))
+        if not len(keys):
+            return keys, values
         keys_again, values_again = self.read(buffers)
         _, positions, positions_again = np.intersect1d(
             _as_numbers(keys), _as_numbers(keys_again), assume_unique=True, return_indices=True

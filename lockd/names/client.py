@@ -141,7 +141,7 @@ class Resolver:
     @property
     def room(self) -> int:
         """Questions that may be asked now."""
-        return QUEUED - len(self._queue)
+        return max(QUEUED - len(self._queue), 0)
 
     @property
     def is_idle(self) -> bool:
@@ -162,7 +162,9 @@ class Resolver:
         not queued either, and the result is False, while the namer rests or is about to.
         """
         now = time.monotonic()
-        if len(self._queue) >= QUEUED or (not is_needed and self._is_quiet(now)):
+        # One question about holders waits at a time. Deadlocks are found however many locks have no name.
+        is_full = len(self._queue) >= QUEUED and not isinstance(question, Owners)
+        if is_full or (not is_needed and self._is_quiet(now)):
             return False
         if is_needed:
             self._needed_at, self._is_resting = now, False
@@ -321,7 +323,8 @@ class Resolver:
             self._owing.append((turn, gone.seconds, now))
         if culprit:
             self._answers.append(culprit.fallback())
-        self._queue.extendleft(reversed(self._outstanding))
+        waiting = [*self._outstanding, *self._queue]
+        self._queue = deque(sorted(waiting, key=lambda one: not isinstance(one, Owners)))
         self._outstanding.clear()
         self.restarts += 1
         self._start_at = now + RESTART_SECONDS

@@ -397,12 +397,13 @@ class Sampler:
         self._fold_due_rows(now)
         if is_survey_due:
             self._next_survey = now + self.cpu_budget.survey_seconds
-        if is_survey_due and self._may_find_news(now):
-            # Housekeeping ranks all series, also by waits that go on.
-            self._survey(now, is_whole=now >= self._next_housekeeping)
+        is_housekeeping_due = now >= self._next_housekeeping
+        if is_housekeeping_due or (is_survey_due and self._may_find_news()):
+            # Housekeeping forgets ended processes, and ranks all series, also by waits that go on.
+            self._survey(now, is_whole=is_housekeeping_due)
         elif time.monotonic_ns() >= self._deadlocks.next_check:
             self._look_for_deadlocks(self._collector.threads(), self._collector.kernel_waits())
-        if now >= self._next_housekeeping:
+        if is_housekeeping_due:
             self._keep_house(now)
         if now >= self._next_save:
             self.save()
@@ -526,18 +527,19 @@ class Sampler:
 
     def _look_for_refused(self, keys: Columns) -> None:
         """Report threads that were refused a lock because they would wait for ever (EDEADLK)."""
+        if not self._manifest.counts_futex_calls:  # then no call has its result
+            return
         refused = self._lock_waits.find_refused(keys, errno.EDEADLK)
         self._deadlocks.note_refused(*refused, time.monotonic_ns())
 
-    def _may_find_news(self, now: float) -> bool:
-        """Whether a survey may find a wait for a lock that the last one has not found, or that is watched.
+    def _may_find_news(self) -> bool:
+        """Whether threads may wait for locks of which the last survey knew nothing, or wait in a known ring.
 
         Other waits need no survey: they are known as soon as somebody asks, and their maxima then too.
         """
         return (
             self._deadlocks.has_waits
             or self.kernel_holds is not None
-            or now >= self._next_housekeeping
             or self._collector.has_wait_since(self._surveyed_window)
         )
 
@@ -550,8 +552,8 @@ class Sampler:
     def _survey(self, now: float, is_whole: bool) -> None:
         """Read the ongoing waits, and look for deadlocks among those for locks.
 
-        If the survey is whole, all waits off the CPU are brought up to date too. Nobody needs those until the
-        exporter asks.
+        If the survey is whole, all numbers of futex calls and waits off the CPU are brought up to date too.
+        Nobody needs those until the exporter asks.
         """
         self._surveyed_window = self._collector.control.number
         collector, clock = self._collector, time.monotonic_ns()
@@ -560,10 +562,14 @@ class Sampler:
         has_detail = self.cpu_budget.has_detail
         moment = Moment(self._identities, self._thread_states, *tables, clock, now, has_detail)
         for aggregates in self._aggregates.values():
-            if is_whole or aggregates is not self.offcpu:
+            if is_whole or aggregates not in (self.futex, self.offcpu):
                 aggregates.note_ongoing(moment)
+        if self.futex and not is_whole:
+            self.futex.look_at_locks(moment)
         if is_whole:
             self._surveyed = now
+            if self._wait_samples:
+                self._wait_samples.forget_over(threads)
         self._last_seen = np.unique(threads[1]["tgid"])
         self._alive = np.union1d(self._alive, self._last_seen)
         self._look_for_deadlocks(threads, in_kernel)
@@ -593,7 +599,7 @@ class Sampler:
             self._go_waits.forget_ended(alive & self._user_locks.advice.keys())
             go = (tgid for tgid, advice in self._user_locks.advice.items() if advice == GO)
             if question := self._go_waits.question(go):
-                self._resolver.ask(question)
+                self._go_waits.is_asked = self._resolver.ask(question)
         if self.kernel_holds and (abandoned := self.kernel_holds.find_abandoned()):
             self._collector.forget_holding(*abandoned)
             self._next_save = now  # the map has lost them: only the saved counts know them

@@ -68,11 +68,11 @@ class SavedState:
         the block cannot be written; read() then returns None.
         """
         assert self._fd is not None
-        if len(block) > LARGEST:
-            raise OSError(f"{len(block)} bytes are more than {LARGEST}")
         number = max(self._words[NUMBERS : NUMBERS + 2]) + 1
         place = number % 2
         try:
+            if len(block) > LARGEST:
+                raise OSError(f"{len(block)} bytes are more than {LARGEST}")
             written = os.pwritev(self._fd, [digest(block), block], (1 + place) * PLACE)
             if written < DIGEST_BYTES + len(block):
                 raise OSError(f"only {written} bytes could be written")

@@ -18,7 +18,7 @@ import numpy as np
 from lockd.columns.structs import struct_dtype
 from lockd.kernel.counters import PerCpuCounters
 from lockd.kernel.manifest import Layout
-from lockd.kernel.pairs import Control
+from lockd.kernel.pairs import Control, Entries
 from lockd.kernel.rings import Ring, RingReader
 from lockd.names.client import Resolver
 from lockd.names.labels.processes import Name
@@ -46,7 +46,8 @@ MOST_REMEMBERED = 20_000
 MOST_OF_PLACE = 64
 """Stacks that are remembered for one process and program counter. They are compared one by one."""
 MOST_BEGUN = 20_000
-"""Captured threads whose waits have not ended. If there are more, the oldest captures are dropped."""
+"""Captured threads that are remembered until their waits end. If there are more, the oldest are dropped, and
+the samples of their waits are refused."""
 MOST_WAITING = 1024
 """Samples that wait for the functions of their stacks. More are refused."""
 THREADS_AT_FIRST = 1000
@@ -255,6 +256,8 @@ class _Begun:
 
     began_ns: int
     stack: NamedStack
+    is_over: bool = False
+    """Whether the thread was not in this wait when it was last looked at."""
 
 
 class WaitSamples(SampleCounts):
@@ -370,6 +373,19 @@ class WaitSamples(SampleCounts):
         ready = [one.sample() for one in self._waiting if one.is_ready(now)]
         self._waiting = [one for one in self._waiting if not one.is_ready(now)]
         return ready
+
+    def forget_over(self, threads: Entries) -> None:
+        """Forget captured waits that have ended without a sample, as `threads`, all that there are, show.
+
+        The sample may still be on its way. So a wait is forgotten when two looks in a row have not found it.
+        """
+        tids, entries = threads
+        since = dict(zip(tids.tolist(), entries["off_since"].tolist(), strict=True))
+        for tid, begun in list(self._begun.items()):
+            is_over = since.get(tid) != begun.began_ns
+            if is_over and begun.is_over:
+                del self._begun[tid]
+            begun.is_over = is_over
 
     def forget_ended(self, alive: set[int], now: float) -> None:
         """Forget the stacks of all processes but those in `alive`."""

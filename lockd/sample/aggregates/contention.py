@@ -85,12 +85,12 @@ class ContentionTables:
                 "site": object,
                 "stack": object,
                 "sites": object,  # Counter of sites; that of the table of user-space locks
-                "holders": object,  # of a user-space lock, as sampled; 0 or None if there is no sample
+                "holders": object,  # HoldersOfLock: the code that held it, as sampled; 0 or None without
                 "series_code": np.uint64,  # hash of the label set, 0 as long as it has no name
             },
             capacity,
         )
-        self._pairs = Table({"lock_key": np.uint64}, capacity)
+        self._pairs = Table({"lock_key": np.uint64, "tid": np.int64}, capacity)
         """A row for each lock and thread that blocked on it."""
         self.holds: HoldTable | None = None
         """Holds of kernel locks; None unless lockd runs in mode `all`."""
@@ -131,14 +131,20 @@ class ContentionTables:
         lock_keys = self.locks["key"][lock_rows]
         self.threads["lock_key"][thread_rows] = lock_keys
         self._pairs.find_or_add(
-            mix(lock_keys, tids), now, lambda positions: {"lock_key": lock_keys[positions]}
+            mix(lock_keys, tids),
+            now,
+            lambda positions: {"lock_key": lock_keys[positions], "tid": tids[positions]},
         )
+
+    def recent_waits(self, now: float) -> tuple[Rows, npt.NDArray[np.int64]]:
+        """Return the rows in `locks`, and the threads, of all pairs that met in the last minute."""
+        recent = self._pairs.used & (self._pairs["seen"] >= now - RECENT)
+        rows = self.locks.find(self._pairs["lock_key"][recent])
+        return rows[rows >= 0], self._pairs["tid"][recent][rows >= 0]
 
     def count_threads(self, now: float) -> npt.NDArray[np.int64]:
         """Return for each row of `locks` the number of threads that blocked on it in the last minute."""
-        recent = self._pairs.used & (self._pairs["seen"] >= now - RECENT)
-        rows = self.locks.find(self._pairs["lock_key"][recent])
-        return np.bincount(rows[rows >= 0], minlength=len(self.locks.used))
+        return np.bincount(self.recent_waits(now)[0], minlength=len(self.locks.used))
 
     def clear_waiting(self, program: str) -> None:
         """Forget which of a program's waits have not ended, before those of another moment are noted."""

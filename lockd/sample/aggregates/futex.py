@@ -19,6 +19,7 @@ from lockd.sample.aggregates.ongoing import Moment, OngoingWaits, name_waits
 from lockd.sample.aggregates.window import Window, add_slots
 from lockd.sample.locks.releases import Release, has_causes, identify_by
 from lockd.sample.locks.user_locks import UserLocks
+from lockd.sample.locks.waits import JOIN
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
@@ -165,20 +166,43 @@ class FutexAggregates:
 
     def note_ongoing(self, moment: Moment) -> None:
         """Replace what is known of the calls that are blocked, and ask again about locks in reused memory."""
-        tids, threads = moment.threads
-        is_blocked = moment.states.is_in_futex(threads)
-        tids, threads = tids[is_blocked], structs.take(threads, np.flatnonzero(is_blocked))
+        tids, threads, waited_ns = self._blocked(moment)
         call, tgids = threads["call"], threads["tgid"]
-        since = threads["off_since"].astype(np.int64)
-        waited_ns = moment.clock - since
-        if "call_blocked" in (threads.dtype.names or ()):  # mode calls: the call may have been blocked before
-            waited_ns += threads["call_blocked"].astype(np.int64)
         is_lower_bound = call["since"] == self._attached_ns
         waiting = moment.name_waits(tids, tgids, call["kind"], call["uaddr"], waited_ns, is_lower_bound)
         self.note_waiting(waiting, moment.now)
-        self._user_locks.ask_lasting(
-            tids, tgids, call["uaddr"], call["guess"], waited_ns, threads["thread_pointer"], moment.now
-        )
+        self._ask_lasting(tids, threads, waited_ns, moment.now)
+
+    def look_at_locks(self, moment: Moment) -> None:
+        """Have the locks named for which threads wait, for deadlocks; ask again about those in reused memory.
+
+        This is the part of note_ongoing() that cannot wait until somebody wants to see numbers.
+        """
+        tids, threads, waited_ns = self._blocked(moment)
+        call, tgids = threads["call"], threads["tgid"]
+        kinds = self._user_locks.correct_kinds(tgids, call["uaddr"], call["kind"])
+        families = self._user_locks.families(tgids, call["uaddr"], kinds)
+        has_holder = np.flatnonzero(~np.isin(self._kinds[kinds], NOT_CONTENTION) | (families == JOIN))
+        if len(has_holder) and moment.has_detail:
+            described = (one[has_holder] for one in (tids, tgids, kinds, call["uaddr"], waited_ns))
+            waits = moment.name_waits(*described)
+            self._lock_rows(waits, waits.tgids, waits.addresses, waits.kinds, moment.now)
+        self._ask_lasting(tids, threads, waited_ns, moment.now)
+
+    def _blocked(self, moment: Moment) -> tuple[Columns, Columns, Columns]:
+        """The ids and the entries of the threads that are blocked in futex calls, and for how long, in ns."""
+        tids, threads = moment.threads
+        is_blocked = moment.states.is_in_futex(threads)
+        tids, threads = tids[is_blocked], structs.take(threads, np.flatnonzero(is_blocked))
+        waited_ns = moment.clock - threads["off_since"].astype(np.int64)
+        if "call_blocked" in (threads.dtype.names or ()):  # mode calls: the call may have been blocked before
+            waited_ns += threads["call_blocked"].astype(np.int64)
+        return tids, threads, waited_ns
+
+    def _ask_lasting(self, tids: Columns, threads: Columns, waited_ns: Columns, now: float) -> None:
+        call = threads["call"]
+        described = threads["tgid"], call["uaddr"], call["guess"], waited_ns, threads["thread_pointer"]
+        self._user_locks.ask_lasting(tids, *described, now)
 
     def note_waiting(self, waiting: OngoingWaits, now: float) -> None:
         """Replace what is known of the calls that are blocked."""

@@ -26,18 +26,26 @@ class GoMutexWaits:
         self._name = name
         self._last_ns: dict[int, int] = {}
         """What each process said last that it had waited, by its id, in nanoseconds."""
+        self.is_asked = False
+        """Whether a question waits for its answer."""
         self.series = Series(
             "go_mutex", {"waited_ns": np.int64}, counters={"waited_ns": WAITED},
             names=(0, 1), lines=1, budget=budget, others=1,
         )  # fmt: skip
 
     def question(self, tgids: Iterable[int]) -> GoWaits | None:
-        """Return the question for the waits of these processes, None if there are no processes."""
+        """Return the question for the waits of these processes.
+
+        None if there are no processes, or if the last question has no answer yet.
+        """
+        if self.is_asked:
+            return None
         asked = tuple(sorted(tgids)[:ASKED_AT_ONCE])
         return GoWaits(asked) if asked else None
 
     def note_answer(self, answer: GoWaitsAnswer, now: float) -> None:
         """Add the waits since the last answer. Waits before a process's first answer are not counted."""
+        self.is_asked = False
         for tgid, waited in zip(answer.tgids, answer.waited_ns, strict=True):
             if waited < 0:
                 continue

@@ -62,6 +62,8 @@ class KernelLockAggregates:
             else None
         )
         self.series = [self.by_type, sites]
+        self._has_waiting = False
+        """Whether there were waits that had not ended when they were last noted."""
         if self.holders:
             self.series += self.holders.series
 
@@ -133,6 +135,9 @@ class KernelLockAggregates:
         if not moment.kernel_waits:
             return
         keys, waits = moment.kernel_waits
+        if not len(keys) and not self._has_waiting:
+            return
+        self._has_waiting = len(keys) > 0
         waited_ns = moment.clock - waits["since"].astype(np.int64)
         waiting = moment.name_waits(keys["tid"], waits["tgid"], waits["type"], keys["lock"], waited_ns)
         self._note_waiting(waiting, moment.now)

@@ -151,14 +151,15 @@ class LockSeries:
             self.series.note_max("blocked", groups.rows, groups.max(max_ns))
 
     def count_threads(self, now: float) -> npt.NDArray[np.int64]:
-        """Return for each row of `series` the threads that blocked on its locks in the last minute."""
-        by_lock = self._contention.count_threads(now)
-        lock_rows = np.flatnonzero((self._contention.locks["program"] == self._program) & (by_lock > 0))
-        rows = self.series.find(self._label_codes(lock_rows))
-        is_known = rows >= 0
-        weights = by_lock[lock_rows[is_known]]
-        counts = np.bincount(rows[is_known], weights=weights, minlength=self.series.size)
-        return counts.astype(np.int64)
+        """Return for each row of `series` how many threads blocked on its locks in the last minute.
+
+        A thread counts once for a series, which may be that of many locks.
+        """
+        lock_rows, tids = self._contention.recent_waits(now)
+        is_mine = self._contention.locks["program"][lock_rows] == self._program
+        rows = self.series.find(self._label_codes(lock_rows[is_mine]))
+        pairs = np.unique(np.column_stack([rows, tids[is_mine]])[rows >= 0], axis=0)
+        return np.bincount(pairs[:, 0], minlength=self.series.size)
 
     def _label_sets(self, lock_rows: Rows) -> tuple[Hashes, Callable[[int], tuple[str, ...]]]:
         """Return a hash of each lock's label set, and a function that makes the label set at a position."""

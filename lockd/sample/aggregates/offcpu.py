@@ -90,8 +90,7 @@ class OffcpuAggregates:
             blocked_ns,
             now,
         )
-        _add_histogram(self.blocked, rows, keys["blocked_slot"], count, blocked_ns)
-        groups = Groups(rows)
+        groups = _add_histogram(self.blocked, rows, keys["blocked_slot"], count, blocked_ns)
         self.blocked.note_max("blocked", groups.rows, groups.max(max_ns))
         self._fold_wakers(blocked, now)
         self.stacks.count(blocked.codes, blocked.processes, reasons, blocked_ns, count)
@@ -194,7 +193,9 @@ class OffcpuAggregates:
         block.add("lockd_offcpu_waker_seconds_total", labels, self.wakers["sum_ns"][rows] / 1e9)
 
 
-def _add_histogram(series: Series, rows: Rows, slots: Columns, count: Columns, sum_ns: Columns) -> None:
+def _add_histogram(series: Series, rows: Rows, slots: Columns, count: Columns, sum_ns: Columns) -> Groups:
+    """Add waits to rows of a series, which may repeat. Returns the waits by row."""
     groups = Groups(rows)
     series["sum_ns"][groups.rows] += groups.sum(sum_ns)
     add_slots(series, rows, slots, count)
+    return groups

@@ -169,7 +169,7 @@ class SampleCounts:
     def __init__(self, refused: PerCpuCounters, pace: SamplePace) -> None:
         self._kernel_refused, self._pace = refused, pace
         self.taken = 0
-        """Samples that were read whole."""
+        """Samples that were neither refused nor left out by the filter."""
         self._refused, self._refused_ns = 0, 0
 
     @property
@@ -245,7 +245,6 @@ class Releases(SampleCounts):
         for record in self._reader.records():
             samples += 1
             self._note_record(record, now, tick)
-        self.taken += samples
         self._pace.note(samples, now)
         self._control.wait_per_sample = self._pace.wait_ns // WAIT_UNIT_NS
 
@@ -302,6 +301,7 @@ class Releases(SampleCounts):
         elif not self._resolver.ask(self._question(token, record, in_kernel)):
             release.holder = UNKNOWN_HOLDER
         self._waiting[token] = release
+        self.taken += 1
 
     def _question(self, token: int, record: memoryview, in_kernel: bool) -> LockReleased | KernelLockReleased:
         """The question of which code released a lock, from the record of the release."""

@@ -144,6 +144,10 @@ class UserLocks:
         postponed, refused = rest[:MOST_POSTPONED], rest[MOST_POSTPONED:]
         self._postponed = [(keys[postponed], captures[postponed])] if postponed else []
         self._refuse(keys[refused])
+        if postponed:  # waits for these are held back as well
+            later = keys[postponed]
+            rows = self._rows(later["tgid"], later["uaddr"], later["guess"].astype(np.int16), now)
+            self._table["asked_at"][rows[self._table["asked_at"][rows] == 0]] = now
         if not chosen:
             return
         keys, captures = keys[chosen], captures[chosen]

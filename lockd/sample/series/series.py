@@ -279,7 +279,9 @@ class Series:
         self._entries["displaced"][which[displaced]] = arrays["displaced"][displaced]
         gone = arrays["gone"].reshape(len(head["gone"]), sum(self._widths))
         self._retired_counts = {
-            tuple(labels): values for labels, values in zip(head["gone"], gone, strict=True)
+            # A copy: the array is a part of everything that was saved.
+            tuple(labels): values.copy()
+            for labels, values in zip(head["gone"], gone, strict=True)
         }
         self.retired, self.overflowed = head["retired"], head["overflowed"]
         self._retired_values = dict(head["retired_values"])

@@ -28,6 +28,7 @@ from lockd.names.client import (
     ANSWER_SECONDS,
     MESSAGE_BYTES,
     MOST_ENDING,
+    OUTSTANDING,
     QUEUED,
     RESTART_SECONDS,
     Resolver,
@@ -142,6 +143,29 @@ def test_while_it_is_paused_only_the_owners_of_locks_are_asked_for(
     resolver.is_paused = False
     (answer,) = answers(resolver)
     assert isinstance(answer, LockAnswer)
+
+
+def test_owners_of_locks_are_asked_for_however_many_names_wait(tmp_path: Path, make: MakeResolver) -> None:
+    """Deadlocks are found at every level of restraint, and also after a namer was lost."""
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    resolver = make(tmp_path)
+    named(resolver, LOCK)
+    os.kill(resolver.pid, signal.SIGSTOP)
+    for key in range(OUTSTANDING):
+        assert resolver.ask(KernelLock(key, LOCK, "mutex"))
+    resolver.answers()  # these are sent
+    while resolver.ask(KernelLock(QUEUED, LOCK, "mutex")):
+        pass
+    resolver.is_paused = True
+    assert resolver.ask(Owners(7, ()))
+    os.kill(resolver.pid, signal.SIGKILL)
+    until = time.monotonic() + 30
+    found: list[Answer] = []
+    while not any(isinstance(answer, OwnersAnswer) for answer in found):
+        assert time.monotonic() < until
+        found += resolver.answers()
+        assert resolver.room == 0  # more are waiting than it takes
+        time.sleep(0.01)
 
 
 def test_processes_that_come_and_go_meanwhile_take_no_room(tmp_path: Path, make: MakeResolver) -> None:

@@ -10,6 +10,9 @@ import pytest
 
 from lockd.sample.aggregates import contention as module
 from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
+from lockd.sample.aggregates.lock_series import LockSeries
+from lockd.sample.series.limits import Limits, LineBudget
+from lockd.sample.series.series import Series
 
 CAPACITY = 64
 
@@ -65,6 +68,26 @@ def test_a_lock_that_comes_back_is_the_one_that_it_was(detail: ContentionTables)
     wait(detail, [1], tid=9, now=3.0)
     threads = detail.tables(3.0, {}, {})[0]["threads"]["text"]
     assert dict(zip(threads["thread_comm"], threads["lock"], strict=True))["thread7"] == "lock1"
+
+
+def test_a_thread_counts_once_for_locks_of_one_name(detail: ContentionTables) -> None:
+    """Objects that each have a mutex give all these mutexes one name."""
+    series = Series(
+        "futex_lock", {"count": np.int64, "blocked_ns": np.int64}, counters={"count": "c"}, names=(0, 1, 3),
+        lines=1, budget=LineBudget(Limits()), others=1,
+    )  # fmt: skip
+    locks = LockSeries("futex", detail, series, ["lock"], has_site=False)
+    for tid in (7, 8, 9):
+        wait(detail, [1, 2, 3], tid=tid, now=1.0)
+    wait(detail, [4], tid=7, now=1.0)
+    ones = np.ones(4, np.int64)
+    rows = detail.locks.find(np.array([1, 2, 3, 4], np.uint64))
+    for row, name in zip(rows.tolist(), ["shop:mutex"] * 3 + ["shop:other"], strict=True):
+        locks.set_name(row, name, "", ())
+    locks.add(rows, ones, 1000 * ones, 1000 * ones, 1.0)
+    counted = locks.count_threads(1.0)
+    found = {labels[3]: int(counted[row]) for row, labels in zip(*series.live(), strict=True)}
+    assert found == {"shop:mutex": 3, "shop:other": 1}
 
 
 def test_a_process_is_shown_however_many_locks_others_have(

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockd import messages
+from lockd.sample import saved_state
 from lockd.sample.drain import Backlog
 from lockd.sample.saved_state import PLACE, SavedState
 from lockd.sample.series.limits import Limits, LineBudget
@@ -61,6 +62,15 @@ def test_what_cannot_be_written_leaves_nothing(file: int, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch, pytest.raises(OSError, match="only 10 bytes"):
         patch.setattr(os, "pwritev", lambda *_: 10)
         saved.write(b"new")
+    assert SavedState(file).read() is None
+
+
+def test_what_is_too_large_leaves_nothing(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = SavedState(file)
+    saved.write(b"old")
+    monkeypatch.setattr(saved_state, "LARGEST", 10)
+    with pytest.raises(OSError, match="11 bytes are more than 10"):
+        saved.write(b"x" * 11)
     assert SavedState(file).read() is None
 
 

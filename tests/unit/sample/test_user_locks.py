@@ -139,3 +139,12 @@ def test_a_lock_with_an_answer_needs_no_namer_of_its_own(
     bench.now += AGAIN_SECONDS + 1
     bench.capture({7: [1]})
     assert bench.namer.asked[2:] == [(7, 1)] * is_asked_later
+
+
+def test_waits_for_locks_that_are_asked_for_later_are_held_back_too(bench: Bench) -> None:
+    """A wait that has counted cannot move to the name of its lock."""
+    addresses = list(range(64, 64 * (CAPTURES_AT_ONCE + 11), 64))
+    bench.capture({7: addresses})
+    assert len(bench.namer.asked) == CAPTURES_AT_ONCE
+    columns = np.full(len(addresses), 7), np.array(addresses, np.uint64), np.zeros(len(addresses), np.int64)
+    assert bench.locks.is_undecided(*columns, SEEN).all()

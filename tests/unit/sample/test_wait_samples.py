@@ -14,7 +14,10 @@ from lockd.sample.wait_samples import (
     MOST_OF_PLACE,
     REMEMBERED_SECONDS,
     UNKNOWN_STACK,
+    NamedStack,
     StackNames,
+    WaitSamples,
+    _Begun,
     find_returns,
 )
 
@@ -185,3 +188,19 @@ def test_a_pace_takes_another_rate() -> None:
         now += 0.05
         pace.note(0, now)
     assert pace.wait_ns == 100_000_000
+
+
+def test_a_wait_that_has_ended_without_a_sample_is_forgotten() -> None:
+    """A sample may be on its way when the thread is looked at, but not when it is looked at once more."""
+    samples = WaitSamples.__new__(WaitSamples)
+    stack = NamedStack(0.0, (), ())
+    samples._begun = {1: _Begun(100, stack), 2: _Begun(200, stack), 3: _Begun(300, stack)}
+    tids, threads = np.array([1, 2], np.uint32), np.zeros(2, [("off_since", "u8")])
+    threads["off_since"] = 100, 250  # thread 2 waits for something else, and thread 3 is gone
+    samples.forget_over((tids, threads))
+    assert set(samples._begun) == {1, 2, 3}
+    samples._begun[2] = _Begun(250, stack)
+    samples.forget_over((tids, threads))
+    assert set(samples._begun) == {1, 2}
+    samples.forget_over((tids, threads))
+    assert set(samples._begun) == {1, 2}
