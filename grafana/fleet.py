@@ -357,7 +357,7 @@ def _lockd() -> Row:
             ),
             listing(
                 "Configurations not in force",
-                "Hosts on which the last reload found an error (0), so that the previous configuration is in"
+                "Hosts on which the last reload found an error (0), so that a previous configuration is in"
                 " force. A host is in this list until a reload succeeds.",
                 {"instance": "Host", "job": "Job"},
                 [

@@ -127,7 +127,7 @@ def _parser(words: list[str]) -> Parser:
     run = command("run", "Run the daemon: measure, and serve the metrics")
     _daemon_flags(run)
     run.add_argument("--strict", action="store_true", help="fail if this kernel lacks a hook")
-    check = command("check", "Check a configuration and print what would be measured")
+    check = command("check", "Check the file of --config.file, or the defaults; print what would be measured")
     _daemon_flags(check)
     check.add_argument("--quiet", action="store_true", help="print only what is wrong with the configuration")
     command("doctor", "Print which hooks this host has, and why it lacks the others")
@@ -220,7 +220,12 @@ def _top_flags(parser: argparse.ArgumentParser) -> None:
         help="kinds of futex waits: lock, pi, cond, other, separated by commas; `all` shows these and "
         "off-CPU time (default: %(default)s, and kernel locks)",
     )
-    parser.add_argument("--limit", metavar="N", type=_limit, help="most rows of each table")
+    parser.add_argument(
+        "--limit",
+        metavar="N",
+        type=_limit,
+        help="largest number of rows of each table (default: as many as there is room for)",
+    )
     parser.add_argument("--insecure", action="store_true", help="accept any TLS certificate without checks")
 
 

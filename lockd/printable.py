@@ -16,3 +16,8 @@ def printable(name: str) -> str:
         return name
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
     return type(name)(shown)
+
+
+def host_port(host: str, port: int) -> str:
+    """HOST:PORT as in a URL: an IPv6 address is in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

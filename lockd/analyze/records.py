@@ -97,11 +97,16 @@ class Records:
 
         Raises UsageError if there is none.
         """
-        positions = [
-            n for n, known in enumerate(self.locks) if lock in (f"{known.address:#x}", self.names.get(n))
+        positions: list[int] = [
+            n
+            for n in np.unique(self.rows["lock"]).tolist()
+            if lock in (f"{self.locks[n].address:#x}", self.names.get(n))
         ]
         if not positions:
-            raise UsageError(f"--lock {lock}: no record is of it; rule: the name or 0xADDRESS of a lock")
+            raise UsageError(
+                f"--lock {lock}: no record is of it; rule: the name or 0xADDRESS of a lock of which"
+                " --exclude, --from, --to and --min-threads leave a record"
+            )
         waited = np.bincount(self.rows["lock"], self.rows["wait_ns"], len(self.locks))
         return max(positions, key=lambda n: float(waited[n]))
 

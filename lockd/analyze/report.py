@@ -62,7 +62,7 @@ def all_tables(records: Records, lock: int, most: int) -> list[Table]:
     """All tables, with at most `most` rows each. `lock`: the position of the lock that is shown in detail."""
     totals = statistics.totals(records, "lock")
     of_lock = records.where(records.rows["lock"] == lock)
-    label = f"{records.label(lock)} ({records.types[lock]})"
+    label = printable(f"{records.label(lock)} ({records.types[lock]})")
     tables = [
         Table("Locks by time waited", *_locks(records, totals[:most])),
         Table("Locks by distinct threads", *_locks(records, statistics.sort_by_threads(totals)[:most])),

@@ -27,7 +27,7 @@ _CAUSES = (
 )
 _MODE_ALL = "Only in mode all, and only for mutexes, rwsems and semaphores."
 _MODE_CALLS = "Only in mode calls (programs.futex.mode)."
-_LONGEST_WAITER = "By the process of the thread that has waited longest."
+_LONGEST_WAITER = "The labels unit and comm are of the process whose thread has waited longest."
 
 
 @dataclass(frozen=True)
@@ -496,7 +496,7 @@ def _itself() -> Iterator[Metric]:
         "gauge",
         "",
         "1 if the last reload found the configuration and the web configuration valid, or if there was none."
-        " 0 if it found an error; the previous configuration is then still in force.",
+        " 0 if one of the two has an error: nothing of that file is in force, while the other one may be.",
     )
     yield metric(
         "config_last_reload_success_timestamp_seconds",

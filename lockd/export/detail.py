@@ -17,6 +17,7 @@ Arrays = Mapping[str, memoryview]
 FILTERS = ("unit", "comm", "kind")
 """Parameters that give the value of the column of the same name."""
 MOST_ROWS = 1000
+"""Rows of an answer, and of the sampler's tables of threads and of locks, at most."""
 DEFAULT_ROWS = 100
 OF_LOCKS = ("futex", "kernel_locks")
 """The programs whose waits are for locks, which have holders."""
@@ -164,17 +165,28 @@ def profile_of(query: ProfileQuery, head: Head, arrays: Arrays) -> Profile:
     return Profile(f"lockd {query.program}", VALUES, list(map(_sample, rows)), head["time"])
 
 
-def between(earlier: Profile, later: Profile, seconds: float) -> Profile:
-    """The difference of two profiles, of which the later one was taken `seconds` after the earlier one.
+@dataclass(frozen=True)
+class LockSample(Sample):
+    """A sample of a row of the table of locks."""
+
+    row: tuple[object, ...] = ()
+    """What tells the row from all others. Names do not: the mutexes of many objects have one name."""
+
+
+def between(earlier: Profile, later: Profile, seconds: float, is_cut: bool = False) -> Profile:
+    """The difference of two profiles of profile_of(), of which one was taken `seconds` after the earlier one.
 
     Samples to which nothing was added are left out. The seconds are given because the wall clock may have
-    been set in between.
+    been set in between. `is_cut` says that the table had more rows than the earlier profile shows: then what
+    is new in the later one may be old, and is left out.
     """
-    before = {_key(sample): sample for sample in earlier.samples}
+    before = {_row_of(sample): sample for sample in earlier.samples}
     goes_on = [value.name == "waiting" for value in later.values]
     samples = []
     for sample in later.samples:
-        old = before.get(_key(sample))
+        old = before.get(_row_of(sample))
+        if old is None and is_cut:
+            continue
         counted = old.values if old else (0,) * len(sample.values)
         # If a value has fallen, the sampler has forgotten the row in between, and counts from zero.
         if any(
@@ -210,7 +222,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
     frames = (*(stack or (row["site"] or NO_STACK,)), Mark(row["lock"] or row["address"]))
     values = round(row["blocked_us"]), round(row["waiting_us"]), row["blocked_count"]
     labels = {"unit": row["unit"], "kind": row["kind"], "lock": row["lock"]}
-    return Sample(row["comm"], row["tgid"], 0, frames, values, labels)
+    return LockSample(row["comm"], row["tgid"], 0, frames, values, labels, _identity(row))
 
 
 def _holder_sample(row: Mapping[str, Any], holder: Mapping[str, Any]) -> Sample:
@@ -219,7 +231,8 @@ def _holder_sample(row: Mapping[str, Any], holder: Mapping[str, Any]) -> Sample:
     frames = (*stack, Mark(row["lock"] or row["address"]))
     labels = {"unit": row["unit"], "kind": row["kind"], "lock": row["lock"], "holder": holder["site"]}
     values = round(holder["seconds"] * 1e6), holder["samples"]
-    return Sample(row["comm"], row["tgid"], 0, frames, values, labels)
+    identity = (*_identity(row), holder["site"])
+    return LockSample(row["comm"], row["tgid"], 0, frames, values, labels, identity)
 
 
 def _frames(row: Mapping[str, Any], stack: Sequence[str]) -> tuple[str, ...]:
@@ -228,5 +241,12 @@ def _frames(row: Mapping[str, Any], stack: Sequence[str]) -> tuple[str, ...]:
     return tuple(kind(name) for name in reversed(stack))
 
 
-def _key(sample: Sample) -> tuple[object, ...]:
-    return sample.comm, sample.pid, sample.tid, sample.frames, tuple(sample.labels.items())
+def _identity(row: Mapping[str, Any]) -> tuple[object, ...]:
+    """What the sampler tells rows of its table apart by: kernel locks by their stacks as well."""
+    stack = tuple(row["stack"]) if row["program"] == "kernel_locks" else ()
+    return (*(row[name] for name in ("program", "unit", "comm", "kind", "tgid", "address")), stack)
+
+
+def _row_of(sample: Sample) -> tuple[object, ...]:
+    assert isinstance(sample, LockSample)
+    return sample.row

@@ -26,6 +26,7 @@ from lockd.errors import LockdError
 from lockd.export.basic_auth import BasicAuth, TooManyPasswords
 from lockd.export.detail import (
     HOLDER,
+    MOST_ROWS,
     OFFCPU,
     WAKER,
     ProfileQuery,
@@ -35,6 +36,7 @@ from lockd.export.detail import (
     profile_of,
     program_of,
     render_table,
+    table_rows,
     with_waiting,
 )
 from lockd.export.exposition import Encode, Exposition
@@ -87,8 +89,8 @@ class Service:
         self.auth = BasicAuth()
         self.work = Allowance(share, WORK_SAVED)
         """The CPU time for making answers, by source."""
-        self.busy: set[IOStream] = set()
-        """The connections with a pending request."""
+        self.busy: dict[IOStream, object] = {}
+        """The handler of each connection with a pending request, or an answer that is being sent."""
         self._procfs = procfs
         self._slow: Counter[str] = Counter()
         """Slow requests that are being answered, by source."""
@@ -182,6 +184,7 @@ class Handler(RequestHandler):
     is_charged = True
     """Whether requests are refused from a source that has spent its share of CPU time."""
     _stream: IOStream | None = None
+    _is_sending = False
 
     def initialize(self) -> None:
         # prepare() would be too late: tornado refuses unknown methods before it calls prepare().
@@ -207,7 +210,7 @@ class Handler(RequestHandler):
         self._stream = cast(HTTP1Connection, self.request.connection).stream
         if self._stream.closed():  # the connection was closed after an earlier request
             raise Finish
-        self.service.busy.add(self._stream)
+        self.service.busy[self._stream] = self
         settings = self.service.web.current()
         if settings.client_names and settings.client_names.isdisjoint(_certificate_names(self.request)):
             raise HTTPError(403, reason="The client certificate has no name of client_allowed_sans")
@@ -266,27 +269,36 @@ class Handler(RequestHandler):
         """Send the answer. Closes the connection if the client does not read it in REPLY_TIMEOUT seconds."""
         self.set_header("Content-Type", content_type)
         self.set_header("Content-Length", str(len(body)))
+        self._is_sending = True
         try:
-            # The headers are sent separately, so that the body is not copied: all clients share it.
-            await self.flush()
-            await asyncio.wait_for(self.finish(body), REPLY_TIMEOUT)
+            await asyncio.wait_for(self._send(body), REPLY_TIMEOUT)
         except asyncio.TimeoutError:  # the builtin one only since Python 3.11
             log.debug("%s does not read its answer", self.request.remote_ip)
             if self._stream is not None:
                 self._stream.close()
         except StreamClosedError:
             pass
+        finally:
+            self._is_sending = False
+            self._not_busy()
+
+    async def _send(self, body: bytes) -> None:
+        # The headers are sent separately, so that the body is not copied: all clients share it.
+        await self.flush()
+        await self.finish(body)
 
     def on_finish(self) -> None:
-        self._not_busy()
+        if not self._is_sending:  # tornado calls this before the client has read anything
+            self._not_busy()
 
     def on_connection_close(self) -> None:
         super().on_connection_close()
         self._not_busy()
 
     def _not_busy(self) -> None:
-        if self._stream is not None:
-            self.service.busy.discard(self._stream)
+        # The next request on the connection may have begun already.
+        if self._stream is not None and self.service.busy.get(self._stream) is self:
+            del self.service.busy[self._stream]
 
     def compute_etag(self) -> str | None:
         return None
@@ -466,7 +478,8 @@ def _make_profile(query: ProfileQuery, later: Answer, earlier: Answer | None = N
     if before is None:
         return profile
     seconds = head["monotonic"] - before[0]["monotonic"]
-    return between(profile_of(query, *before), profile, seconds)
+    is_cut = sum(1 for _ in table_rows("locks", *before)) >= MOST_ROWS
+    return between(profile_of(query, *before), profile, seconds, is_cut)
 
 
 def _log(handler: RequestHandler) -> None:

@@ -29,8 +29,9 @@ from lockd.messages import (
 
 TIMEOUT = 5.0
 """Seconds that a request waits for its answer."""
-SETTLED_TIMEOUT = 10.0
-"""Seconds that wait_until_settled() waits. The lookup of a lock name may take half of this time."""
+SETTLED_TIMEOUT = 45.0
+"""Seconds that wait_until_settled() waits: three ticks of the longest period, and a
+lookup of a lock's name."""
 REUSE = 0.2
 """Seconds for which an answer is used again."""
 

@@ -15,6 +15,7 @@ from tornado.netutil import ssl_wrap_socket
 
 from lockd.export.handlers import Service, application
 from lockd.export.sources import source_of
+from lockd.printable import host_port
 
 log = logging.getLogger(__name__)
 
@@ -134,11 +135,8 @@ class Server(HTTPServer):
         super().on_close(server_conn)
         assert isinstance(server_conn, HTTP1ServerConnection)
         self._open.pop(server_conn.stream, None)
-        self._service.busy.discard(server_conn.stream)
+        self._service.busy.pop(server_conn.stream, None)
 
 
 def _text(address: Any) -> str:
-    if not isinstance(address, tuple):
-        return str(address)
-    host, port = address[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_port(*address[:2]) if isinstance(address, tuple) else str(address)

@@ -43,8 +43,7 @@ class Allowance:
     """
 
     def __init__(self, share: float, saved: float) -> None:
-        self._saved = saved
-        self.set_share(share)
+        self._share, self._saved = share, saved
         self._paid_until: dict[str, float] = {}
         """The time on the monotonic clock when the share of a source has covered what the source has spent.
 
@@ -52,8 +51,13 @@ class Allowance:
         """
 
     def set_share(self, share: float) -> None:
-        """Set the share of a processor that each source may spend."""
-        self._share, self._most_ahead = share, self._saved / share
+        """Set the share of a processor that each source may spend.
+
+        With another share, no source owes anything.
+        """
+        if share != self._share:
+            self._share = share
+            self._paid_until.clear()  # these times follow from the share
 
     def spend(self, source: str, seconds: float) -> None:
         """Charge the source with CPU seconds."""
@@ -65,4 +69,4 @@ class Allowance:
 
     def seconds_until_allowed(self, source: str) -> float:
         """Seconds until the source may spend again; 0 if it may now."""
-        return max(self._paid_until.get(source, 0.0) - time.monotonic() - self._most_ahead, 0.0)
+        return max(self._paid_until.get(source, 0.0) - time.monotonic() - self._saved / self._share, 0.0)

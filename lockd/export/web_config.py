@@ -23,7 +23,7 @@ from lockd.errors import ConfigError
 log = logging.getLogger(__name__)
 
 Signature = tuple[int, int, int] | None
-"""Modification time in ns, size and inode of a file; None if there is no such file."""
+"""Time in ns of the last change of content, owner or mode; size; inode. None if there is no such file."""
 
 
 @dataclass(frozen=True)
@@ -122,4 +122,4 @@ def _signature(path: Path) -> Signature:
         status = os.stat(path)
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    return status.st_ctime_ns, status.st_size, status.st_ino

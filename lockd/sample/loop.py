@@ -27,6 +27,9 @@ MESSAGE_BYTES = 64
 MESSAGES = 16
 """Messages that are read from the exporter between two ticks, however many it sends. A request for a block,
 which takes some milliseconds to answer, is the last one."""
+LONGEST_RARE_TICK = 5 * NS
+"""Nanoseconds to which restraint may lengthen the time between ticks. The watchdog hears of lockd with each
+tick, and restarts it when there is none for half a minute."""
 SETTLING = 10_000
 """Most requests of the kind REQUEST_SETTLED that can wait at a time."""
 
@@ -79,7 +82,8 @@ class Loop:
             self._after_tick()
             self._answer_settled()
             # A missed tick is not made up for: the window before the next one is longer, and nothing is lost.
-            period = self.period_ns * self._sampler.cpu_budget.tick_periods
+            longest = max(self.period_ns, LONGEST_RARE_TICK)
+            period = min(self.period_ns * self._sampler.cpu_budget.tick_periods, longest)
             due += period * max((ended - due) // period + 1, 1)
 
     def _wait_until(self, due: int) -> None:

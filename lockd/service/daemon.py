@@ -16,6 +16,7 @@ from math import inf
 
 from lockd import logs
 from lockd.config.schema import Config
+from lockd.printable import host_port
 from lockd.process.clock import NS
 from lockd.sample.aggregates.identities import Filter
 from lockd.sample.loop import Loop
@@ -69,7 +70,7 @@ class Daemon:
         store: Store,
     ) -> None:
         self._sampler = sampler
-        self._addresses = ", ".join(_address(sock) for sock in listening)
+        self._addresses = ", ".join(host_port(*sock.getsockname()[:2]) for sock in listening)
         self._start_exporter = start_exporter
         self._systemd, self._store = systemd, store
         self._is_ready = False
@@ -171,8 +172,3 @@ def has_terminal() -> bool:
     except OSError:
         return False
     return True
-
-
-def _address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lockd.errors import ConfigError, LockdError, describe_exit, error_class
+from lockd.errors import LockdError, describe_exit, error_class
 from lockd.messages import PING, RELOAD, SERVE, SERVING
+from lockd.printable import host_port
 from lockd.process import isolation
 
 log = logging.getLogger(__name__)
@@ -258,13 +259,16 @@ class Supervisor:
 
 
 def check_web_config(path: Path) -> None:
-    """Raise ConfigError if the exporter cannot use this web configuration as the user that it runs as."""
+    """Raise an error if the exporter cannot use this web configuration as the user that it runs as.
+
+    It is a ConfigError if the file is at fault, and a HostError if this host cannot run the exporter.
+    """
     command = [*isolation.command("lockd.export"), "--check", "--web-config", str(path)]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=False, env=os.environ | NO_AUTHORITIES
     )
     if done.returncode:
-        raise ConfigError(
+        raise error_class(done.returncode)(
             done.stdout.strip() or f"{path}: the exporter, which checks it, {describe_exit(done.returncode)}"
         )
 
@@ -285,7 +289,7 @@ def listen(addresses: list[tuple[str, int]]) -> list[socket.socket]:
             is_name = isinstance(error, socket.gaierror)
             reason = error.strerror if is_name else os.strerror(error.errno or 0)
             raise LockdError(
-                f"{host}:{port}: cannot listen there: {reason}: "
+                f"{host_port(host, port)}: cannot listen there: {reason}: "
                 "choose another with --web.listen-address=HOST:PORT or web.listen"
             ) from error
         sockets.append(sock)

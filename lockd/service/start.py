@@ -175,7 +175,8 @@ def _drop_privileges(manifest: Manifest, fds: list[int]) -> None:
     needs_more = not _maps_readable_without_privileges(fds[0])
     if needs_more:
         kept = sorted(MAPS & has)[:1]
-        log.warning("this kernel (before 5.19) lets only %s read maps: the sampler keeps it", *kept)
+        needed = " or ".join(kept) or "a capability that lockd lacks"
+        log.warning("this kernel (before 5.19) lets only %s read maps: the sampler keeps it", needed)
         keep |= set(kept)
     privileges.keep_only(keep, dormant=RESTARTING & has)
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from lockd.errors import LockdError, UsageError
 
-MAX_ROWS = 1000
+MAX_ROWS = {"threads": 1000, "locks": 1000, "bottlenecks": 500}
+"""Rows that the daemon's tables have at most: with as many, there may be more."""
 """Rows that are asked for: the largest limit that the daemon accepts. It returns the worst rows."""
 MAX_ANSWER = 256 * 1_048_576
 """Bytes of an answer that are read."""
@@ -111,7 +112,7 @@ class Client:
 
     def __init__(self, url: str, insecure: bool = False) -> None:
         """`insecure` accepts any TLS certificate. Raises UsageError if `url` is not an HTTP or HTTPS URL."""
-        shown = re.sub("//.*@", "//", url)  # messages never contain the password
+        shown = re.sub("^([A-Za-z]+://)?.*@", r"\1", url)  # messages never contain the password
         try:
             parts = urllib.parse.urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -144,7 +145,7 @@ class Client:
         return self._table("bottlenecks", _bottleneck)
 
     def _table(self, name: str, make_rows: Callable[[dict[str, Any]], Iterable[Row]]) -> Table:
-        answer = self._get(f"/api/v1/{name}?limit={MAX_ROWS}")
+        answer = self._get(f"/api/v1/{name}?limit={MAX_ROWS[name]}")
         try:
             table = json.loads(answer)
             rows = tuple(_merged(row for raw in table[name] for row in make_rows(raw)))
@@ -152,7 +153,7 @@ class Client:
             time = round(float(table["time"]), 6)
             if not math.isfinite(time):
                 raise ValueError(f"the time is {time}")
-            return Table(time, rows, len(table[name]) < MAX_ROWS, has_holds)
+            return Table(time, rows, len(table[name]) < MAX_ROWS[name], has_holds)
         except WRONG_SHAPE as error:
             reason = f"{type(error).__name__}: {error}"
             raise LockdError(f"{self.url}/api/v1/{name} is not an answer of lockd: {reason}") from None
@@ -189,7 +190,8 @@ class Client:
         if response.status != 200:
             raise LockdError(
                 f"{self.url}{path.partition('?')[0]} answered {response.status} {response.reason};"
-                " rule: a running lockd answers 200"
+                " rule: 200; with 429 this address has used up budget.requests, with 503 lockd is starting"
+                " or busy: try again later"
             )
         return body
 
@@ -261,6 +263,8 @@ def _merged(rows: Iterable[Row]) -> Iterable[Row]:
                 acquired=other.acquired + row.acquired,
                 max_held_us=max(other.max_held_us, row.max_held_us),
                 holding_us=max(other.holding_us, row.holding_us),
+                # Shares of bottlenecks are of their unit's time, those of holders of the time of one lock.
+                holder_share=other.holder_share + row.holder_share if row.chain else main.holder_share,
             )
         merged[row.key] = row
     return merged.values()

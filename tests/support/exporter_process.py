@@ -65,6 +65,7 @@ def detail_block(rows: int = 3) -> bytes:
                 "thread_comm": [f"thread-{row}" for row in range(rows)],
                 "program": ["futex"] * rows,
                 "lock": [f"lock-{row}" for row in range(rows)],
+                "address": [f"{0x1000 + row:#x}" for row in range(rows)],
             },
             "numbers": [*whole, "blocked_us", "waiting_us"],
             "lists": {

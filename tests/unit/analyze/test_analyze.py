@@ -238,6 +238,7 @@ def test_records_can_be_chosen(
     ("options", "says"),
     [
         (["--lock", "nothing"], "--lock nothing: no record is of it; rule:"),
+        (["--lock", f"{PIPE:#x}", "--exclude", "writer"], f"--lock {PIPE:#x}: no record is of it; rule:"),
         (["--min-threads", "3"], "no records are left; rule:"),
         (["--from", "-1"], "is not a number of seconds"),
         (["--png", "/nowhere/x.png"], "/nowhere/x.png: cannot be written"),

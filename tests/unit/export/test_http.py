@@ -8,6 +8,7 @@ import html
 import json
 import os
 import pwd
+import select
 import signal
 import socket
 import subprocess
@@ -199,9 +200,10 @@ def test_tables(running: Exporter) -> None:
         "blocked_count": 1,
         "blocked_us": 1.5,
         "waiting_us": 1.5,
+        "address": "0x1001",
         "stack": ["main", "f1"],
     }
-    assert list(answer["threads"][0])[5:7] == ["lock", "tid"]
+    assert list(answer["threads"][0])[5:8] == ["lock", "address", "tid"]
     found = json.loads(running.ask("/api/v1/locks?kind=cond&unit=unit-0&unknown=1&limit=1")[2])
     assert [row["tid"] for row in found["locks"]] == [0]
 
@@ -287,6 +289,29 @@ def _gone(client: socket.socket) -> bool:
         return True
 
 
+IMPATIENT = (
+    "import sys; from lockd.export import __main__ as main, handlers;"
+    "handlers.REPLY_TIMEOUT = 0.5; sys.exit(main.main())"
+)
+"""An exporter that waits for half a second until an answer is read."""
+
+
+def test_a_client_that_asks_and_never_reads_does_not_stay() -> None:
+    """Nearly all bytes of short answers are headers, for which there must be a limit too."""
+    with exporter(run=("-c", IMPATIENT)) as running, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)  # before it has a window
+        client.connect(("127.0.0.1", running.port))
+        client.setblocking(False)
+        poll = select.poll()
+        poll.register(client, select.POLLHUP | select.POLLERR)
+        until = time.monotonic() + 30
+        while not poll.poll(10):
+            assert time.monotonic() < until
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                client.send(b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+        assert running.ask("/-/healthy")[0] == 200
+
+
 DEAR = (
     "import sys; from lockd.export import __main__ as main, handlers;"
     "handlers.SETTLED_SECONDS = 1e6; sys.exit(main.main())"
@@ -331,6 +356,21 @@ def test_each_source_has_an_allowance_of_its_own(monkeypatch: pytest.MonkeyPatch
         allowance.spend(str(number), 3.0)
     assert not allowance.seconds_until_allowed("a")  # forgotten: that many cannot be told apart
     assert allowance.seconds_until_allowed(str(2 * MOST_SOURCES - 1))
+
+
+def test_with_another_share_nobody_owes_what_the_former_one_made_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lockd.export.sources.time.monotonic", lambda: 1000.0)
+    allowance = Allowance(share=0.25, saved=10.0)
+    allowance.spend("a", 11.0)
+    assert allowance.seconds_until_allowed("a") == pytest.approx(4.0)
+    allowance.set_share(0.25)
+    assert allowance.seconds_until_allowed("a") == pytest.approx(4.0)
+    allowance.set_share(float("inf"))
+    assert not allowance.seconds_until_allowed("a")
+    allowance.spend("a", 1000.0)
+    assert not allowance.seconds_until_allowed("a")
 
 
 def test_ready_only_while_the_sampler_answers() -> None:

@@ -19,9 +19,11 @@ from typing import Any
 
 import pytest
 
+from lockd.export.detail import VALUES, LockSample, between
 from lockd.export.handlers import Service
 from lockd.export.web_config import WebConfig
 from lockd.messages import REQUEST_DETAIL, REQUEST_METRICS, REQUEST_WAITS, pack
+from lockd.views.profile import Profile
 from tests.needs import need
 from tests.support.exporter_process import Exporter, exporter, full_block, waits_block
 
@@ -61,7 +63,7 @@ def block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
     n = len(LOCKS)
     text = {
         "program": program, "comm": comm, "kind": kind, "unit": ["shop.service"] * n, "lock": lock,
-        "site": ["app:site"] * n, "address": ["0x1000"] * n,
+        "site": ["app:site"] * n, "address": [f"{0x1000 * (1 + row):#x}" for row in range(n)],
     }  # fmt: skip
     numbers = dict(zip(("blocked_us", "waiting_us", "blocked_count"), rest, strict=True))
     numbers["tgid"] = [10] * n
@@ -114,7 +116,7 @@ def test_go_reads_the_profile_of_locks(running: Exporter) -> None:
         "1000us",
     )
     assert (found["shop"][0], found["shop"][3]) == ("0", "4000us")  # the process is the outermost
-    assert found["0x1000"][0] == "10us"
+    assert found["0x4000"][0] == "10us"
     assert "idle:queue" not in found
     waits = rows(go_pprof(running, "/debug/pprof/futex", "-top", "-sample_index=waits"))
     assert waits["shop:stock"][0] == "4"
@@ -160,7 +162,7 @@ def test_filters(running: Exporter) -> None:
     assert "idle:queue" in rows(go_pprof(running, "/debug/pprof/futex?kind=cond", "-top"))
     only = rows(go_pprof(running, "/debug/pprof/futex?comm=shop&unit=shop.service", "-top"))
     assert {"shop", "shop:stock"} <= set(only)
-    assert "0x1000" not in only
+    assert "0x4000" not in only
 
 
 @pytest.mark.parametrize(
@@ -243,6 +245,28 @@ def test_a_profile_of_some_seconds_is_what_came_to_it(running: Exporter) -> None
     assert time.monotonic() - began >= 2
     assert rows(top)["shop:stock"][0] == "1000us"  # 5 of 100 us on each of its two stacks
     assert "Duration: 2s" in top
+
+
+def of_mutexes(*rows: tuple[int, int]) -> Profile:
+    """Of mutexes with one name and one stack, at these addresses, blocked for so many microseconds."""
+    about = "shop", 10, 0, ("main", "lock")
+    samples = [LockSample(*about, (us, 0, 1), {}, (address,)) for address, us in rows]
+    return Profile("test", VALUES, list(samples), 0.0)
+
+
+def test_what_came_to_locks_of_one_name() -> None:
+    """The mutexes of many objects have one name: what one waited before must not count as another's."""
+    earlier = of_mutexes((0x1000, 100), (0x2000, 1))
+    assert between(earlier, of_mutexes((0x1000, 100), (0x2000, 1)), 1.0).samples == []
+    (sample,) = between(earlier, of_mutexes((0x1000, 100), (0x2000, 8)), 1.0).samples
+    assert sample.values == (7, 0, 0)
+
+
+def test_a_row_that_may_have_been_left_out_before_is_not_new() -> None:
+    """With more locks than the table shows, one can come into it with all that it ever waited."""
+    earlier, later = of_mutexes((0x1000, 100)), of_mutexes((0x1000, 100), (0x2000, 12_000))
+    assert [one.values for one in between(earlier, later, 1.0).samples] == [(12_000, 0, 1)]
+    assert between(earlier, later, 1.0, is_cut=True).samples == []
 
 
 @pytest.mark.parametrize(("program", "samples"), [("futex", 1), ("kernel_locks", 0)])

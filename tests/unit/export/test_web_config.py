@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lockd.errors import ConfigError
+from lockd.errors import ConfigError, HostError, LockdError
+from lockd.export import web_config_file
 from lockd.export.web_config import Settings, WebConfig
+from lockd.process import isolation
 from lockd.service.exporter import check_web_config
 from tests.support.exporter_process import REPOSITORY, shared_directory
 from tests.unit.export.test_tls import certificate
@@ -204,6 +207,32 @@ def test_users_and_tls_are_never_lost_while_it_runs(
     assert web.current().users == {"bob": HASH}
 
 
+@pytest.mark.parametrize("change", [lambda path: path.chmod(0o400), lambda path: os.chown(path, 12345, 0)])
+def test_a_file_is_read_again_when_its_mode_or_owner_has_changed(
+    change: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of a file that lockd may not read says how to change them."""
+    if os.geteuid():
+        pytest.skip("host: only root can give a file to somebody else")
+    path, reads = tmp_path / "web.yml", [0]
+    path.write_text(f"basic_auth_users: {{alice: {HASH}}}\n")
+    read = web_config_file.read_web_file
+
+    def unreadable_once(path: Path) -> web_config_file.WebFile:
+        reads[0] += 1
+        if reads[0] == 2:
+            raise ConfigError(f"{path}: cannot read this configuration as user lockd")
+        return read(path)
+
+    monkeypatch.setattr(web_config_file, "read_web_file", unreadable_once)
+    web = WebConfig(path)
+    replace(path, f"basic_auth_users: {{bob: {HASH}}}\n")
+    assert set(web.current().users) == {"alice"}
+    assert (set(web.current().users), reads[0]) == ({"alice"}, 2)
+    change(path)
+    assert (set(web.current().users), reads[0]) == ({"bob"}, 3)
+
+
 def ciphers(tmp_path: Path, more: str) -> set[str]:
     tls = read(
         tmp_path, f"tls_server_config: {{cert_file: localhost.crt, key_file: localhost.key{more}}}"
@@ -244,6 +273,20 @@ def test_the_exporter_checks_it_as_the_user_that_serves(text: str | None, says: 
             check_web_config(path)
     assert says in str(raised.value)
     assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(2, ConfigError), (3, HostError), (1, LockdError), (-9, LockdError)]
+)
+def test_a_check_that_fails_says_whose_fault_it_is(
+    code: int, kind: type[LockdError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})"
+    monkeypatch.setattr(isolation, "command", lambda module: [sys.executable, "-c", ends])
+    with pytest.raises(LockdError) as raised:
+        check_web_config(Path("web.yml"))
+    assert type(raised.value) is kind
+    assert "web.yml: the exporter, which checks it, ended" in str(raised.value)
 
 
 @pytest.mark.parametrize("flag", [True, False])

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from lockd.errors import UsageError
 from lockd.printable import masked
-from lockd.views.rates import Client, Rates, Row, Table
+from lockd.views.rates import MAX_ROWS, Client, Rates, Row, Table
 from lockd.views.top import Options, duration, is_shown
 from tests.support.top_daemon import KINDS, SECOND, Daemon, serving, thread
 
@@ -82,6 +83,35 @@ def test_rows_that_were_too_many_to_be_seen_before_are_not_new(daemon: Daemon) -
     table = rates.feed(client.threads())
     assert table is not None and len(table.rows) == 1000
     assert {row.blocked_rate for row in table.rows} == {0.0}
+
+
+def bottleneck(holder: str, share: float) -> dict[str, Any]:
+    link = {"lock": "stock", "kind": "lock", "holder": "f"}
+    return {
+        "unit": "shop.service", "comm": "shop", "kind": "lock", "lock": "stock", "holder": holder,
+        "cause": "disk", "seconds": share, "share": share, "chains": [{"seconds": share, "locks": [link]}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_full_table_of_bottlenecks_may_lack_some(more: int, daemon: Daemon) -> None:
+    count = MAX_ROWS["bottlenecks"] - 1 + more
+    daemon.bottlenecks = lambda _: [bottleneck(f"f{number}", 0.001) for number in range(count)]
+    assert Client(daemon.url).bottlenecks().is_complete == (not more)
+
+
+def test_shares_of_bottlenecks_of_one_name_add_up(daemon: Daemon) -> None:
+    """The mutexes of many objects have one name, and each is the end of chains of its own."""
+    daemon.bottlenecks = lambda _: [bottleneck("flush", 0.25), bottleneck("flush", 0.5)]
+    (row,) = Client(daemon.url).bottlenecks().rows
+    assert row.holder_share == 0.75
+
+
+@pytest.mark.parametrize("url", ["admin:secret@host:9776", "ftp://admin:secret@host", "http://a:secret@h:x"])
+def test_no_message_has_the_password(url: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        Client(url)
+    assert "secret" not in str(raised.value)
 
 
 def test_lost_counts_are_all_new() -> None:
