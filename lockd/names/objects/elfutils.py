@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
 from collections.abc import Iterator
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint8, c_uint64, c_void_p
@@ -35,6 +36,8 @@ MAX_EH_FRAME = 128 << 20
 """Largest `.eh_frame` section that is used, in bytes: libdw reads the whole section."""
 MAX_INFO = 32 << 20
 """Largest `.debug_info` section that is used, in bytes of the file: libdw reads and unpacks all of it."""
+MAX_UNITS = 50_000
+"""Compilation units that are searched. A large Go program has some thousands."""
 MAX_CHILDREN = 200_000
 """Children of one DWARF entry that are searched."""
 
@@ -307,15 +310,13 @@ class Elf:
         if not dwarf:
             return None
         try:
-            for die in self._units(dwarf):
-                if self._dw.dwarf_diename(byref(die)) != unit.encode():
-                    continue
-                for struct in self._children(die, DW_TAG_STRUCTURE, structure):
-                    for field in self._children(struct, DW_TAG_MEMBER, member):
-                        return self._number(field, DW_AT_MEMBER_LOCATION)
+            units = itertools.islice(self._units(dwarf), MAX_UNITS)
+            die = next((one for one in units if self._dw.dwarf_diename(byref(one)) == unit.encode()), None)
+            struct = next(self._children(die, DW_TAG_STRUCTURE, structure), None) if die else None
+            field = next(self._children(struct, DW_TAG_MEMBER, member), None) if struct else None
+            return self._number(field, DW_AT_MEMBER_LOCATION) if field else None
         finally:
             self._dw.dwarf_end(dwarf)
-        return None
 
     def _units(self, dwarf: int) -> Iterator[_Die]:
         """The entries of all compilation units."""

@@ -19,6 +19,8 @@ MAX_BYTES = 16 << 20
 """Bytes of a perf map that are read, from its end: the last entries are the valid ones."""
 MAX_FUNCTIONS = 200_000
 """Functions of one file: the last of a perf map, the first of a jitdump. They take 40 MB of memory."""
+MAX_DUMPS = 4
+"""Mapped jitdump files of a process that are read."""
 MAX_RECORDS = 2 * MAX_FUNCTIONS
 """Records of a jitdump that are read. Lines of source code have records, too."""
 MAX_NAME = 256
@@ -110,7 +112,7 @@ class JitNames:
         """Read all files again if one has changed. Returns whether names changed."""
         opened: dict[bytes, int] = {}
         try:
-            opened = open_own(self._process, dict.fromkeys([*self._paths, *dumps]))
+            opened = open_own(self._process, dict.fromkeys([*self._paths, *dumps[:MAX_DUMPS]]))
             about = {path: os.fstat(file) for path, file in opened.items()}
             found = {path: (a.st_ino, a.st_size, a.st_mtime_ns) for path, a in about.items()}
             if found == self._read:

@@ -67,6 +67,8 @@ MAX_DEBUG_CHECKED = 1 << 30
 
 MOST_TAIL_CALLERS = 50_000
 """Functions of a file up to which tail calls are looked for in them. The C library has some 3,000."""
+MOST_TARGETS = 256
+"""Jumps out of a part of a function that are looked at to find the function."""
 COMPARED_BYTES = 4096
 """Bytes of a file that are compared with memory. The build id usually is among them."""
 
@@ -154,7 +156,8 @@ class ObjectFile:
         if not 0 < index < len(self._starts):
             return None
         part = range(int(self._starts[index - 1]), int(self._starts[index]))
-        targets = (target for target in self.jump_targets(part) if target not in part)
+        outside = (target for target in self.jump_targets(part) if target not in part)
+        targets = itertools.islice(outside, MOST_TARGETS)
         named = {symbol for target in targets if (symbol := self._named(target)) and symbol.address != target}
         if len(named) != 1:
             return None
