@@ -38,6 +38,9 @@ LONGEST_WINDOW = 0.25
 """Seconds after which a window ends that has few entries. With many it ends at once."""
 LONGEST_OWN_WINDOW = 1.0
 """Seconds after which it ends if it has none but of lockd and of kernel threads."""
+LONGEST_SPIN_NS = 10_000_000_000
+"""Nanoseconds after which a CPU no longer spins for a lock: the program for the end of that was skipped, as
+the CPU was running it already (reason `recursion`)."""
 DRAIN_ALL_EVERY = 101
 """Every so many windows all maps are drained, to be sure: a program that was held up for longer than the
 grace period may have added an entry late. An odd number, so that both maps of a pair have their turn."""
@@ -339,11 +342,23 @@ class Collector:
         """Every living thread that was switched out since lockd started."""
         tids, threads = self._threads.read_steady(self._maps.buffers)
         self.entries["threads"] = len(tids)
-        return tids, threads
+        return tids.astype(np.uint32), threads
 
     def kernel_waits(self) -> Entries | None:
-        """The ongoing waits for kernel locks; None if they are not measured."""
-        return self._kernel_waits.read_steady(self._maps.buffers) if self._kernel_waits else None
+        """The ongoing waits for kernel locks; None if they are not measured.
+
+        Spins that would be too long are deleted.
+        """
+        if not self._kernel_waits:
+            return None
+        now = time.monotonic_ns()
+        keys, waits = self._kernel_waits.read_steady(self._maps.buffers)
+        is_over = (keys["cpu"] != 0) & (waits["since"].astype(np.int64) < now - LONGEST_SPIN_NS)
+        if not is_over.any():
+            return keys, waits
+        self._kernel_waits.delete(structs.take(keys, np.flatnonzero(is_over)))
+        going_on = np.flatnonzero(~is_over)
+        return structs.take(keys, going_on), structs.take(waits, going_on)
 
     def kernel_holding(self) -> Entries | None:
         """The kernel locks that are held or asked for; None if holds are not measured."""

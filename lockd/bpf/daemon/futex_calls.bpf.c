@@ -207,7 +207,7 @@ static __always_inline int futex_restarted(void)
 {
     u32 zero = 0, tid = bpf_get_current_pid_tgid();
     struct running *here = running.lookup(&zero);
-    struct thread *t = threads.lookup(&tid);
+    struct thread *t = entry_of(tid);
 
     if (!here || !t || !t->call.restart)
         return 0;
@@ -251,7 +251,7 @@ static __always_inline int futex_ended(void *ctx, s64 ret)
         tally_call(&here->tally, &call, now, error);
         return 0;
     }
-    struct thread *t = threads.lookup(&tid);
+    struct thread *t = entry_of(tid);
     /* The call began before lockd did, or is counted as lost already, or it is another call that continues
      * (restart_syscall() after a sleep or a poll). */
     if (!t || !t->call.since || t->call.restart)

@@ -6,7 +6,7 @@
 int futex_entered(probed *ctx)
 {
     u64 began = run_begins();
-    struct system_call call = call_of(user_regs());
+    struct system_call call = call_of(user_regs(), 4);
 
     if (!RETURN_WILL_BE_SEEN(ctx)) {
         lose(LOSS_FUTEX__RETURN_MISSED);

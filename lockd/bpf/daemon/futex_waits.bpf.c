@@ -14,8 +14,8 @@ static __always_inline void futex_wait_began(void *ctx, u64 task, struct pt_regs
     bool is_compat = nr == NR_COMPAT;
     u64 arguments[4] = {};
 
-    read_arguments(registers, is_compat, arguments);
-    describe_call(&call, is_compat ? number_of_compat(call_of(registers).nr) : nr, arguments);
+    read_arguments(registers, is_compat, 4, arguments);
+    describe_call(&call, is_compat ? number_of_compat(call_of(registers, 2).nr) : nr, arguments);
     if (call.guess >= KIND_WAKE)
         return;
     if (t->call.uaddr == call.uaddr && t->call.guess == call.guess)

@@ -88,7 +88,8 @@ struct takers {
     u32 tids[TAKERS];
 };
 
-BPF_TABLE("hash", u64, struct takers, semaphore_takers, WAITS_ENTRIES);
+/* Semaphores come and go without notice, those of XFS' buffers by the thousand: old ones make room. */
+BPF_TABLE("lru_hash", u64, struct takers, semaphore_takers, WAITS_ENTRIES);
 
 /* Replace the first `from` among the takers of a semaphore by `to`. */
 static __always_inline void replace_taker(u64 lock, u32 from, u32 to)

@@ -25,7 +25,7 @@ int slow_path_entered(probed *ctx)
         return 0;
     }
 #endif
-    wait_began(ctx, lock, GIVEN_LOCK_TYPE(ctx));
+    wait_began(ctx, lock, GIVEN_LOCK_TYPE(ctx), false);
     run_ends(began);
     return 0;
 }

@@ -31,7 +31,8 @@ int on_contention_begin(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 began = run_begins();
 
-    wait_began(ctx, ctx->args[0], type_of(ctx->args[1]));
+    u32 type = type_of(ctx->args[1]);
+    wait_began(ctx, ctx->args[0], type, type == LOCK_MUTEX);
     run_ends(began);
     return 0;
 }
@@ -42,9 +43,15 @@ static __always_inline void wait_ended(void *ctx, u64 lock, s32 result)
     struct kernel_wait *wait = kernel_waits.lookup(&at);
     u64 now = bpf_ktime_get_ns();
 
-    if (!wait) {
-        at = wait_key(lock, true);
-        wait = kernel_waits.lookup(&at);
+    /* A semaphore and an rt_mutex begin with a spinlock, for which their waiters spin again after each sleep.
+     */
+    if (!wait || wait->type == LOCK_SEMAPHORE || wait->type == LOCK_RTMUTEX) {
+        struct kernel_wait_key inner = wait_key(lock, true);
+        struct kernel_wait *spin = kernel_waits.lookup(&inner);
+        if (spin && (!wait || spin->since > wait->since)) {
+            at = inner;
+            wait = spin;
+        }
     }
     if (!wait)
         return; /* it began before lockd did, or there was no room for it */

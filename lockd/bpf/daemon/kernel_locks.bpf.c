@@ -77,7 +77,9 @@ static __always_inline void hold_settled(u64 lock, u64 now, bool got_it);
 static __always_inline void hold_untimed(u64 lock);
 #endif
 
-static __always_inline void wait_began(void *ctx, u64 lock, u32 type)
+/* The current thread begins to wait for a lock. `may_repeat` says that one wait may call this several times.
+ */
+static __always_inline void wait_began(void *ctx, u64 lock, u32 type, bool may_repeat)
 {
     struct kernel_wait_key key = wait_key(lock, type >= LOCK_SPINLOCK);
     struct kernel_wait wait = {
@@ -92,9 +94,10 @@ static __always_inline void wait_began(void *ctx, u64 lock, u32 type)
 #endif
 
     /* Since dc1f7893a70f (5.19) a wait for a mutex calls the tracepoint each time it starts or stops to
-     * spin. The wait began with the first call. A spinning CPU calls it once. An entry that exists already
-     * belongs to a wait whose end was not seen, because it interrupted this program. */
-    if (type < LOCK_SPINLOCK && kernel_waits.lookup(&key))
+     * spin: the wait began with the first call. All other waits call it once. If they have an entry already,
+     * it is of an earlier wait whose end was not seen, and is overwritten: the kernel skips a program that is
+     * already running on this CPU, where an interrupt or another thread has come in between. */
+    if (may_repeat && kernel_waits.lookup(&key))
         return;
 #ifdef TRACE
     bpf_get_current_comm(wait.comm, sizeof(wait.comm));

@@ -40,11 +40,11 @@ static __always_inline void await_lock(u64 address, u32 type)
 
     if (restraint() >= RESTRAINT_STACKS)
         return;
-    struct thread *t = threads.lookup(&tid);
+    struct thread *t = entry_of(tid);
     if (!t) { /* it has not left its CPU before */
         struct thread fresh = {.tgid = id >> 32};
-        threads.insert(&tid, &fresh);
-        t = threads.lookup(&tid);
+        add_thread(tid, &fresh);
+        t = entry_of(tid);
     }
     if (t && !awaited_locks.update(&tid, &awaited))
         t->awaits = 1;
@@ -54,7 +54,7 @@ static __always_inline void await_lock(u64 address, u32 type)
 static __always_inline void await_no_lock(void)
 {
     u32 tid = bpf_get_current_pid_tgid();
-    struct thread *t = threads.lookup(&tid);
+    struct thread *t = entry_of(tid);
 
     if (!t || !t->awaits)
         return;
@@ -69,18 +69,18 @@ static __always_inline void join_kernel_queue(u32 tid, struct thread *t, u64 now
 
     if (!awaited)
         return;
-    struct queue_key key = {.address = awaited->address};
+    u64 key = queue_of(awaited->address, 0);
     struct lock_queue *queue = join_queue(t, &key, QUEUED_IN_KERNEL, now);
 #ifdef WITH_CAUSES
     u32 holder = 0;
 
     if (!queue || !needs_holder(&queue->hold, tid, queue->released, now))
         return;
-    u64 owner = owner_of(key.address, awaited->type);
+    u64 owner = owner_of(awaited->address, awaited->type);
     if (owner)
         READ_TASK(owner, TASK_PID, holder);
     if (holder)
-        note_holder(queue, &key, holder, now);
+        note_holder(queue, &key, 0, holder, now);
 #endif
 }
 
@@ -116,7 +116,7 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
         t->queued = QUEUED_NOT;
         return;
     }
-    struct queue_key key = {.address = awaited->address};
+    u64 key = queue_of(awaited->address, 0);
     struct release release = {
         .address = awaited->address,
         .tgid = t->tgid,
@@ -126,7 +126,7 @@ static __always_inline void leave_kernel_queue(void *ctx, u64 task, u32 tid, str
     };
     /* The next reader may be one of many. */
     bool is_next = awaited->type != LOCK_RWSEM_READ && awaited->type != LOCK_PERCPU_RWSEM_READ;
-    release.weight = weight_of_sample(leave_queue(tid, t, &key, end, now, &release, is_next));
+    release.weight = weight_of_sample(leave_queue(tid, t, &key, end, now, &release, is_next), now);
     if (!release.weight)
         return;
     if (end != END_RELEASE) {

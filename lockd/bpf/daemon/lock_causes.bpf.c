@@ -13,11 +13,13 @@
 
 #define SHORT_HOLD_NS 50000
 
-struct queue_key {
-    u64 address;
-    u32 tgid; /* 0: a lock of the kernel */
-    u32 pad;
-};
+/* Return the key of a lock's queue; `tgid` is 0 for a lock of the kernel. It is one word, because a longer
+ * key takes the kernel twice as long. Process ids have 22 bits: locks of two processes have one key only if
+ * the low 42 bits of their addresses are the same, and the rest of them differs as the ids do. */
+static __always_inline u64 queue_of(u64 address, u32 tgid)
+{
+    return address ^ (u64)tgid << 42;
+}
 
 /* Return the time from `begin` to `end`, or 0 if another CPU has noted `begin` after `end` was read. */
 static __always_inline u64 time_between(u64 begin, u64 end)
@@ -66,7 +68,7 @@ struct namespace_id {
 };
 
 BPF_TABLE("lru_hash", struct namespace_id, u32, namespace_ids, NAMESPACE_IDS_ENTRIES);
-BPF_TABLE("lru_hash", u32, struct queue_key, held_locks, LOCK_QUEUES_ENTRIES); /* by holder */
+BPF_TABLE("lru_hash", u32, u64, held_locks, LOCK_QUEUES_ENTRIES); /* the key of the queue, by holder */
 
 #define UPID_BYTES 16 /* struct upid: nr, and a pointer to the namespace */
 
@@ -154,15 +156,15 @@ static __always_inline void add_to_hold(struct hold *hold, u8 state, struct thre
 
 /* The thread `tid`, whose entry is `t`, is followed from `now` on as the holder of the lock `key`. A thread
  * is the holder of one lock at a time: of the first of them for which others wait. */
-static __always_inline void begin_hold(struct hold *hold, struct queue_key *key, u32 tid, struct thread *t,
-                                       u64 waited, u64 waiting, u64 now)
+static __always_inline void begin_hold(struct hold *hold, u64 *key, u32 tid, struct thread *t, u64 waited,
+                                       u64 waiting, u64 now)
 {
     struct hold fresh = {
         .tid = tid, .is_short = hold->is_short, .since = now, .waited = waited, .waiting = waiting};
 
     if (t->flags & THREAD_HOLDS)
         return;
-    struct queue_key *last = held_locks.lookup(&tid);
+    u64 *last = held_locks.lookup(&tid);
     if (last) /* an update takes several times as long */
         *last = *key;
     else if (held_locks.update(&tid, key))
@@ -178,7 +180,7 @@ static __always_inline void end_hold(struct hold *hold, struct hold_times *times
                                      u64 now)
 {
     u32 tid = bpf_get_current_pid_tgid();
-    struct thread *t = hold->tid == tid ? threads.lookup(&tid) : NULL;
+    struct thread *t = hold->tid == tid ? entry_of(tid) : NULL;
 
     if (t && t->flags & THREAD_HOLDS) {
         add_to_hold(hold, HOLDER_RUNNING, NULL, waited, waiting, now);
@@ -200,15 +202,16 @@ static __always_inline bool needs_holder(struct hold *hold, u32 tid, u64 release
     return !hold->tid;
 }
 
-/* The thread `tid` holds the lock `key`, for which the current thread waits from `now` on. It has held the
- * lock for a while, and has not changed what it does for some time: since the release, at most. As many
- * threads count as waiting all that time. */
-static __always_inline void follow_holder(struct hold *hold, struct queue_key *key, u32 tid, u64 released,
+/* The thread `tid` holds the lock `key`, for which the current thread waits from `now` on. If the lock is one
+ * of the process `tgid`, only a thread of that can hold it. It has held the lock for a while, and has not
+ * changed what it does for some time: since the release, at most. As many threads count as waiting all that
+ * time. */
+static __always_inline void follow_holder(struct hold *hold, u64 *key, u32 tgid, u32 tid, u64 released,
                                           u64 waited, u64 waiting, u64 now)
 {
-    struct thread *t = threads.lookup(&tid);
+    struct thread *t = entry_of(tid);
 
-    if (!t || (key->tgid && t->tgid != key->tgid) || !waiting)
+    if (!t || (tgid && t->tgid != tgid) || !waiting)
         return;
     u64 from = t->woken_at < t->off_since ? t->off_since : t->woken_at;
     u64 span = time_between(from > released ? from : released, now);
@@ -234,7 +237,7 @@ static __always_inline void note_return(struct thread *t, u64 now, bool seen)
 static __always_inline void describe_unfollowed(struct hold_times *times, u64 since, u64 waited, u64 now)
 {
     u32 tid = bpf_get_current_pid_tgid();
-    struct thread *t = threads.lookup(&tid);
+    struct thread *t = entry_of(tid);
     u64 span = time_between(since, now);
 
     if (!t || t->off_since || !t->woken_at || !span)

@@ -58,7 +58,7 @@ struct lock_queue {
 #endif
 };
 
-BPF_TABLE("lru_hash", struct queue_key, struct lock_queue, lock_queues, LOCK_QUEUES_ENTRIES);
+BPF_TABLE("lru_hash", u64, struct lock_queue, lock_queues, LOCK_QUEUES_ENTRIES); /* by queue_of() */
 
 /* Return for how long all threads of a queue together have waited until `now`, in ns; only differences of two
  * such times mean something. */
@@ -69,8 +69,7 @@ static __always_inline u64 waited_until(struct lock_queue *queue, u64 waiting, u
 
 /* The current thread, whose entry is `t`, leaves its CPU at `now` to wait for the lock `key`; `queued` is
  * what to note in its entry. Return the queue of the lock, or NULL if there is none that it joins. */
-static __always_inline struct lock_queue *join_queue(struct thread *t, struct queue_key *key, u8 queued,
-                                                     u64 now)
+static __always_inline struct lock_queue *join_queue(struct thread *t, u64 *key, u8 queued, u64 now)
 {
     if (restraint() >= RESTRAINT_STACKS)
         return NULL;
@@ -89,23 +88,27 @@ static __always_inline struct lock_queue *join_queue(struct thread *t, struct qu
 }
 
 #ifdef WITH_CAUSES
-/* The thread `holder` holds the lock `key`, for which the current thread begins to wait. */
-static __always_inline void note_holder(struct lock_queue *queue, struct queue_key *key, u32 holder, u64 now)
+/* The thread `holder` holds the lock `key` of the process `tgid`, or of the kernel if that is 0, for which
+ * the current thread begins to wait. */
+static __always_inline void note_holder(struct lock_queue *queue, u64 *key, u32 tgid, u32 holder, u64 now)
 {
     u64 waiting = queue->waiting;
 
-    follow_holder(&queue->hold, key, holder, queue->released, waited_until(queue, waiting, now), waiting,
-                  now);
+    follow_holder(&queue->hold, key, tgid, holder, queue->released, waited_until(queue, waiting, now),
+                  waiting, now);
 }
 
 /* The thread `tid`, whose entry is `t` and which holds a lock for which others wait, begins or ends to run or
  * is being woken. Until `now` it was in `state`. */
 static __always_inline void holder_changes(u32 tid, struct thread *t, u8 state, u64 now)
 {
-    struct queue_key *key = held_locks.lookup(&tid);
+    u64 *key = held_locks.lookup(&tid);
     struct lock_queue *queue = key ? lock_queues.lookup(key) : NULL;
 
-    if (!queue || queue->hold.tid != tid) { /* it was not the holder after all, or the queue was dropped */
+    /* It was not the holder after all, the queue was dropped, or nobody waits any more. */
+    if (!queue || queue->hold.tid != tid || !queue->waiting) {
+        if (queue && queue->hold.tid == tid)
+            queue->hold.tid = 0;
         t->flags &= ~THREAD_HOLDS;
         return;
     }
@@ -117,7 +120,7 @@ static __always_inline void holder_changes(u32 tid, struct thread *t, u8 state, 
 /* The wait of the thread `tid`, whose entry is `t` and which is in the queue of the lock `key`, ends at
  * `now`. Return the time that is to be attributed to what ended it. With the causes of waits, say in
  * `release` what the holder has done; `is_next` is whether the thread that is woken is the next one. */
-static __always_inline u64 leave_queue(u32 tid, struct thread *t, struct queue_key *key, u8 end, u64 now,
+static __always_inline u64 leave_queue(u32 tid, struct thread *t, u64 *key, u8 end, u64 now,
                                        struct release *release, bool is_next)
 {
     struct lock_queue *queue = lock_queues.lookup(key);
@@ -159,9 +162,9 @@ static __always_inline u64 leave_queue(u32 tid, struct thread *t, struct queue_k
 }
 
 #ifndef TRACE
-/* Decide whether to sample the end of a wait, to which `waited` ns are attributed. Return the weight of the
- * sample, or 0 if there is to be none. */
-static __always_inline u64 weight_of_sample(u64 waited)
+/* Decide whether to sample the end of a wait at `now`, to which `waited` ns are attributed. Return the weight
+ * of the sample, or 0 if there is to be none. */
+static __always_inline u64 weight_of_sample(u64 waited, u64 now)
 {
     u64 per_sample = CONTROL->wait_per_sample; /* below 2^32, so that nothing overflows here */
 
@@ -169,7 +172,7 @@ static __always_inline u64 weight_of_sample(u64 waited)
         return 0;
     if (waited >= per_sample << 10)
         return waited;
-    return bpf_get_prandom_u32() * per_sample < waited << 22 ? per_sample << 10 : 0;
+    return chosen_by(now) * per_sample < waited << 22 ? per_sample << 10 : 0;
 }
 
 /* The ring has no room for a sample of this weight. */

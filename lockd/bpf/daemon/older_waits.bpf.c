@@ -85,7 +85,7 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
     bool is_frozen = (bits >> TASK_FROZEN_BIT) & 1; /* the parent of a vfork counts as frozen */
     if (t->state == STATE_INTERRUPTIBLE && is_futex_wait(t->nr) && !is_frozen) {
 #ifdef WITH_FUTEX
-        struct system_call call = call_of(saved);
+        struct system_call call = call_of(saved, 4);
         t->call.tid = tid;
         t->call.uaddr = call.args[0];
         if (t->nr == NR_FUTEX)
@@ -106,7 +106,7 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
     if (t->state != STATE_UNINTERRUPTIBLE || t->nr == NR_CLONE3) /* the flags of clone3() are in its memory */
         return false;
     if (t->nr == NR_CLONE)
-        t->detail = call_of(saved).args[0] & CLONE_VFORK ? CLONE_AND_WAIT : CLONE_OTHER;
+        t->detail = call_of(saved, 2).args[0] & CLONE_VFORK ? CLONE_AND_WAIT : CLONE_OTHER;
 #ifdef TASK_IN_IOWAIT
     bits = 0;
     READ_TASK(task, TASK_IN_IOWAIT, bits);
@@ -142,16 +142,16 @@ int enter_older_wait(struct bpf_raw_tracepoint_args *ctx)
 #endif
     READ_TASK(task, TASK_PID, tid);
     READ_TASK(task, TASK_TGID, fresh.tgid);
-    if (!describe_wait(task, sleep.state, tid, &fresh) || threads.insert(&tid, &fresh))
+    if (!describe_wait(task, sleep.state, tid, &fresh) || add_thread(tid, &fresh))
         return 0;
     if (is_asleep(task, &then) && then.switches == sleep.switches)
         return 0;
     /* The thread no longer sleeps as it did. If it woke before it was entered and still runs, it would be
      * taken for blocked, so the entry is deleted. If it was entered while it slept, as it should be, the
      * programs have seen it since and have changed the entry. */
-    struct thread *entered = threads.lookup(&tid);
+    struct thread *entered = entry_of(tid);
     if (entered && entered->off_since == fresh.off_since && !entered->woken_at)
-        threads.delete(&tid);
+        remove_thread(tid);
     return 0;
 }
 #endif

@@ -319,7 +319,7 @@ static __always_inline void came_back(u64 task, u32 tid, struct thread *t, u64 n
 
 static __always_inline void switched_in(u64 task, u32 tid, u64 now)
 {
-    struct thread *t = threads.lookup(&tid);
+    struct thread *t = entry_of(tid);
 
     if (t && t->off_since)
         came_back(task, tid, t, now, true);
@@ -463,7 +463,7 @@ static __always_inline bool is_followed(u32 tid)
 static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool preempted, u64 task_state,
                                          u64 now)
 {
-    struct thread *t = threads.lookup(&tid);
+    struct thread *t = entry_of(tid);
     u32 tgid = 0;
 
 #ifdef TRACE_OFFCPU
@@ -475,14 +475,14 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
         u32 zero = 0;
         struct thread *fresh = no_thread.lookup(&zero);
         if (fresh && !(task_state & TASK_DEAD)) {
-            threads.insert(&tid, fresh);
+            add_thread(tid, fresh);
 #else
         READ_CURRENT(task, TASK_TGID, tgid);
         struct thread fresh = {.tgid = tgid};
         if (!(task_state & TASK_DEAD) && is_followed(tid)) {
-            threads.insert(&tid, &fresh);
+            add_thread(tid, &fresh);
 #endif
-            t = threads.lookup(&tid);
+            t = entry_of(tid);
         }
         if (!t) { /* no room, or not followed, or it ends without having left the CPU before */
 #ifdef FUTEX_CALLS
@@ -515,7 +515,7 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
         if (t->awaits) /* the end of its wait was not seen */
             awaited_locks.delete(&tid);
 #endif
-        threads.delete(&tid);
+        remove_thread(tid);
         return;
     }
 #ifdef TRACE_OFFCPU
@@ -564,18 +564,19 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
         return;
 #endif
     t->detail = 0;
-    if (is_read_or_write(t->nr))
-        t->detail = file_kind(task, registers);
-    if (t->nr == NR_CLONE || t->nr == NR_CLONE3)
-        t->detail = clone_kind(t->nr, registers);
-    if (t->nr == NR_EPOLL_WAIT || t->nr == NR_EPOLL_PWAIT)
-        t->detail = poll_kind(task);
-    if (is_futex_wait(t->nr))
-        t->detail = KIND_NONE; /* the kind is not known */
 #ifdef WITH_FUTEX
     if (t->call.since)
         t->detail = t->call.kind;
+    else
 #endif
+        if (is_futex_wait(t->nr))
+        t->detail = KIND_NONE; /* the kind is not known */
+    else if (is_read_or_write(t->nr))
+        t->detail = file_kind(task, registers);
+    else if (t->nr == NR_CLONE || t->nr == NR_CLONE3)
+        t->detail = clone_kind(t->nr, registers);
+    else if (t->nr == NR_EPOLL_WAIT || t->nr == NR_EPOLL_PWAIT)
+        t->detail = poll_kind(task);
     t->iowait = 0;
 #ifdef TASK_IN_IOWAIT
     u8 bits = 0;
@@ -633,7 +634,7 @@ static __always_inline void woken(void *ctx, u64 task)
     u32 tid = 0;
 
     READ_MEMBER(at, TASK_PID, tid);
-    struct thread *t = threads.lookup(&tid);
+    struct thread *t = entry_of(tid);
 #ifdef WITH_WAKERS
     /* The thread may still be on its way out, see switched_out(). */
     if (t && !(t->off_since && t->woken_at))
@@ -680,6 +681,6 @@ int on_sched_process_exec(struct bpf_raw_tracepoint_args *ctx)
     mark_written(WRITTEN_SOON, current_window());
     if (old_tid == tid)
         return 0;
-    threads.delete(&old_tid);
+    remove_thread(old_tid);
     return 0;
 }

@@ -116,7 +116,7 @@ static __always_inline u32 stored_owner(struct thread *t)
 /* The current thread `tid`, whose entry is `t`, leaves its CPU at `now` to wait for a lock in user space. */
 static __always_inline void join_user_queue(u64 task, u32 tid, struct thread *t, u64 now)
 {
-    struct queue_key key = {.address = t->call.uaddr, .tgid = t->tgid};
+    u64 key = queue_of(t->call.uaddr, t->tgid);
 
     if (t->call.kind > LAST_QUEUED_KIND)
         return;
@@ -126,7 +126,7 @@ static __always_inline void join_user_queue(u64 task, u32 tid, struct thread *t,
         return;
     u32 stored = stored_owner(t);
     if (stored)
-        note_holder(queue, &key, thread_of(task, t->tgid, stored), now);
+        note_holder(queue, &key, t->tgid, thread_of(task, t->tgid, stored), now);
 #endif
 }
 
@@ -141,10 +141,10 @@ static __always_inline bool is_at_lock(struct thread *t, u32 tgid, u64 uaddr)
 }
 
 /* Whether the current thread is in a system call that releases the lock for which `t` waits. */
-static __always_inline bool is_releasing(struct thread *t)
+static __always_inline bool is_releasing(u64 task, struct thread *t)
 {
-    struct pt_regs *registers = user_regs();
-    struct system_call call = call_of(registers);
+    struct pt_regs *registers = user_regs_of(task);
+    struct system_call call = call_of(registers, 2);
     u32 nr = call.is_compat ? number_of_compat(call.nr) : call.nr;
     u32 tgid = bpf_get_current_pid_tgid() >> 32;
     struct futex_waiter from = {};
@@ -188,14 +188,14 @@ static __always_inline u8 end_of_user_wait(struct thread *t)
     READ_CURRENT(task, TASK_FLAGS, flags);
     if (flags & PF_EXITING)
         return t->tgid == bpf_get_current_pid_tgid() >> 32 ? END_OWNER_ENDED : END_NO_RELEASE;
-    return !(flags & PF_KTHREAD) && is_releasing(t) ? END_RELEASE : END_NO_RELEASE;
+    return !(flags & PF_KTHREAD) && is_releasing(task, t) ? END_RELEASE : END_NO_RELEASE;
 }
 
 /* The wait of `t`, which is in the queue of a lock in user space, ends at `now`. It is not known how if it
  * is not being `woken`. */
 static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *t, bool woken, u64 now)
 {
-    struct queue_key key = {.address = t->call.uaddr, .tgid = t->tgid};
+    u64 key = queue_of(t->call.uaddr, t->tgid);
     u8 end = woken ? end_of_user_wait(t) : END_NO_RELEASE;
     struct release release = {
         .address = t->call.uaddr,
@@ -208,7 +208,7 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
 #ifdef TRACE
     count_release(ctx, &release, waited);
 #else
-    release.weight = weight_of_sample(waited);
+    release.weight = weight_of_sample(waited, now);
     if (!release.weight)
         return;
     if (end != END_RELEASE) {

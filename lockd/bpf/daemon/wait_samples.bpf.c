@@ -19,10 +19,6 @@
 #define USUAL_WAITS_BITS 14
 #define LONGEST_WAIT 0x7fffffff
 #define CERTAIN 0xffffffff /* a chance is a part of this */
-/* 2^64 divided by the golden ratio. The upper half of its product with a time in ns is as good as a random
- * number here, because no thread leaves its CPU at a chosen nanosecond. The helper for random numbers would
- * take longer than the rest of the decision. */
-#define GOLDEN_RATIO 0x9e3779b97f4a7c15ULL
 #define WAIT_FRAMES 48
 #define WAIT_SAMPLES_PAGES 128
 
@@ -123,7 +119,7 @@ static __always_inline u32 begin_wait_sample(void *ctx, u64 task, u32 tid, struc
     if (!per_capture || !usual)
         return 0;
     u64 expected = (*usual ? *usual : FIRST_WAIT) + LEAST_WAIT;
-    u32 chosen = now * GOLDEN_RATIO >> 32;
+    u32 chosen = chosen_by(now);
     if (chosen * per_capture >= expected << 32 && expected < per_capture)
         return 0;
     if (restraint() >= RESTRAINT_STACKS)

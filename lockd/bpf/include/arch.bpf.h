@@ -99,8 +99,8 @@ static __always_inline s16 current_syscall(void)
     return syscall_of(user_regs());
 }
 
-/* Read the first four arguments of the system call that a thread is in. */
-static __always_inline void read_arguments(struct pt_regs *saved, bool is_compat, u64 *arguments)
+/* Read the first `count` arguments, two to four, of the system call that a thread is in. */
+static __always_inline void read_arguments(struct pt_regs *saved, bool is_compat, int count, u64 *arguments)
 {
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
     bpf_probe_read_kernel(arguments, 4 * sizeof(u64), &saved->regs[0]);
@@ -115,15 +115,18 @@ static __always_inline void read_arguments(struct pt_regs *saved, bool is_compat
 
     bpf_probe_read_kernel(&all, sizeof(all), &saved->bx);
 #endif
-    arguments[2] = regs->dx;
+    if (count > 2)
+        arguments[2] = regs->dx;
     if (is_compat) {
         arguments[0] = (u32)regs->bx;
         arguments[1] = (u32)regs->cx;
-        arguments[3] = (u32)regs->si;
+        if (count > 3)
+            arguments[3] = (u32)regs->si;
     } else {
         arguments[0] = regs->di;
         arguments[1] = regs->si;
-        arguments[3] = regs->r10;
+        if (count > 3)
+            arguments[3] = regs->r10;
     }
 #endif
 }
@@ -134,8 +137,9 @@ struct system_call {
     u64 args[4];
 };
 
-/* Return the system call that a thread is in, by its saved user registers. */
-static __always_inline struct system_call call_of(struct pt_regs *saved)
+/* Return the system call that a thread is in, with its first `count` arguments, by its saved user registers.
+ */
+static __always_inline struct system_call call_of(struct pt_regs *saved, int count)
 {
     struct system_call call = {};
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
@@ -146,7 +150,7 @@ static __always_inline struct system_call call_of(struct pt_regs *saved)
     call.nr = kept.orig_ax;
     call.is_compat = (u16)kept.cs != USER64_CODE_SEGMENT;
 #endif
-    read_arguments(saved, call.is_compat, call.args);
+    read_arguments(saved, call.is_compat, count, call.args);
     return call;
 }
 

@@ -235,7 +235,31 @@ BPF_F_TABLE("array", u32, struct control, control, 1, MMAPABLE);
 BPF_F_TABLE("array", u32, u32, written, 2 * WRITTENS, MMAPABLE);
 BPF_PERCPU_ARRAY(run_times, u64, 1); /* sum over one run in TIMED_RUNS, in ns */
 BPF_PERCPU_ARRAY(losses, u64, LOSSES);
-BPF_TABLE("hash", u32, struct thread, threads, THREADS_ENTRIES);
+/* By thread id. The kernel compares keys by words of 8 bytes, and shorter ones byte by byte. */
+BPF_TABLE("hash", u64, struct thread, threads, THREADS_ENTRIES);
+
+/* Return the entry of a thread, or NULL. */
+static __always_inline struct thread *entry_of(u32 tid)
+{
+    u64 key = tid;
+
+    return threads.lookup(&key);
+}
+
+/* Make an entry for a thread that has none. Returns 0, or an error if it has one or there is no room. */
+static __always_inline int add_thread(u32 tid, struct thread *fresh)
+{
+    u64 key = tid;
+
+    return threads.insert(&key, fresh);
+}
+
+static __always_inline void remove_thread(u32 tid)
+{
+    u64 key = tid;
+
+    threads.delete(&key);
+}
 
 /* Return the map of every pair that is written: 0 or 1. */
 static __always_inline int current_window(void)
@@ -360,6 +384,16 @@ static __always_inline u64 is_above(u64 a, u64 b)
     return (b - a) >> 63;
 }
 
+/* 2^64 divided by the golden ratio. */
+#define GOLDEN_RATIO 0x9e3779b97f4a7c15ULL
+
+/* Return a number of 32 bits that is as good as a random one, by a time in ns: no thread leaves its CPU or
+ * releases a lock at a chosen nanosecond. The helper for random numbers takes some 45 instructions. */
+static __always_inline u64 chosen_by(u64 now)
+{
+    return (u32)(now * GOLDEN_RATIO >> 32);
+}
+
 /* Raise a maximum that has one writer. */
 static __always_inline void raise_own(u64 *max, u64 value)
 {
@@ -449,19 +483,20 @@ static __always_inline void identify(u64 task, struct who *who)
 
 static __always_inline u8 slot_of(u64 ns)
 {
-    u64 bit = 0, rest = ns;
+    u64 above = 0, rest = ns >> 9;
 
     if (ns <= NS_PER_US)
         return 0;
-    /* 2^bit <= ns < 2^(bit + 1), and 1000 * 2^i lies between 2^(i + 9) and 2^(i + 10). Without a division,
-     * which takes longer than the rest. */
+    /* 2^(9 + above) <= ns < 2^(10 + above), and 1000 * 2^i lies between 2^(9 + i) and 2^(10 + i). Without a
+     * division, which takes longer than the rest. Where 31 is the last slot or a later one, so many bits do.
+     */
 #pragma unroll
-    for (int power = 5; power >= 0; power--) {
+    for (int power = SLOTS > 32 ? 5 : 4; power >= 0; power--) {
         u64 shift = is_above(rest, (1ULL << (1 << power)) - 1) << power;
         rest >>= shift;
-        bit += shift;
+        above += shift;
     }
-    u64 slot = bit - 9 + is_above(ns, (u64)NS_PER_US << (bit - 9));
+    u64 slot = above + is_above(ns, (u64)NS_PER_US << above);
     return slot < SLOTS ? slot : SLOTS - 1;
 }
 

@@ -98,11 +98,13 @@ class OlderWaits:
                 # The thread ran before its wait was entered, and still runs. The programs would take it for
                 # blocked.
                 if state and state != thread.state and state.letter == RUNNING and self._is_own_entry(tid):
-                    self._session.map("threads").delete(np.array([tid], np.uint32))
+                    threads = self._session.map("threads")
+                    threads.delete(np.array([tid], threads.key))
 
     def _is_own_entry(self, tid: int) -> bool:
         """Whether no program has changed the entry of a thread since it was entered."""
-        entry = self._session.map("threads").lookup(np.array([tid], np.uint32))
+        threads = self._session.map("threads")
+        entry = threads.lookup(np.array([tid], threads.key))
         return bool(entry["off_since"] == self._session.began_ns)
 
     def _is_wanted(self, thread: BlockedThread) -> bool:
@@ -127,7 +129,7 @@ class OlderWaits:
             entry["detail"] = manifest.enums[enum].index(member)
         entry["comm"] = thread.comm
         entry["stacks"]["user"] = entry["stacks"]["kernel"] = number
-        return table.insert(np.array([thread.tid], np.uint32), entry)
+        return table.insert(np.array([thread.tid], table.key), entry)
 
 
 def _threads(pids: Iterable[int], tids: Iterable[int], procfs: Path = Path("/proc")) -> Iterable[int]:
