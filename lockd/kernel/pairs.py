@@ -39,8 +39,8 @@ WORD_BYTES, ELEMENT_WORDS = 4, 2
 """Bytes of a word, and the number of words that the length of an array's element in memory is a multiple
 of."""
 LONGEST_PROGRAM = 0.25
-"""Seconds in which every run of a BPF program ends. A run takes some microseconds, with preemption
-disabled."""
+"""Seconds in which every run of a BPF program ends. A run takes some microseconds, if the kernel does not
+preempt the program (docs/limits.md)."""
 
 
 def map_words(fd: int, info: MapInfo) -> Words:

@@ -214,7 +214,7 @@ static __always_inline bool is_kernel_thread(u64 task)
     return flags & 0x00200000; /* PF_KTHREAD */
 }
 
-/* Return the saved user registers of the current thread. */
+/* Whether the user asked for the current thread. */
 static __always_inline bool is_current_traced(void)
 {
     u64 id = bpf_get_current_pid_tgid();

@@ -6,6 +6,7 @@ The programs are made up, step by step as those in lockd/bpf/include/common.bpf.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -100,6 +101,7 @@ class Maps:
         self.written = Written(memoryview(kernel.words), MEMBERS, self.control)
         self.flips = 0
         self._waited_for = list(kernel.running)
+        self.buffers: Any = None
 
     @property
     def is_settled(self) -> bool:
@@ -252,3 +254,34 @@ def test_nothing_is_done_until_no_program_can_write_to_the_idle_maps(clock: Cloc
     kernel.end_all()
     assert collector.drain()
     assert taken(collector) == [1]
+
+
+class KernelWaits:
+    """Stands for the map of waits for kernel locks; notes what is deleted."""
+
+    def __init__(self, *waits: tuple[int, float]) -> None:
+        """Of each wait the CPU that spins plus 1, or 0 for a thread that sleeps, and its seconds so far."""
+        now = time.monotonic_ns()
+        self.keys = np.zeros(len(waits), [("lock", "u8"), ("tid", "u4"), ("cpu", "u4")])
+        self.values = np.zeros(len(waits), [("since", "u8")])
+        self.keys["cpu"] = [cpu for cpu, _ in waits]
+        self.values["since"] = [now - int(seconds * 1e9) for _, seconds in waits]
+        self.deleted: list[int] = []
+
+    def read_steady(self, _: object) -> tuple[Any, Any]:
+        return self.keys, self.values
+
+    def delete(self, keys: Any) -> None:
+        self.deleted += keys["cpu"].tolist()
+
+
+def test_a_spin_whose_end_was_not_seen_does_not_go_on_for_ever() -> None:
+    """The kernel skips a program that its CPU is running already. A thread may sleep as long as it likes."""
+    collector, _ = collector_of(Kernel())
+    waits = KernelWaits((1, 0.001), (2, 3600.0), (0, 3600.0))
+    collector._kernel_waits = cast(Any, waits)
+    found = collector.kernel_waits()
+    assert found
+    assert found[0]["cpu"].tolist() == [1, 0]
+    assert len(found[1]) == 2
+    assert waits.deleted == [2]
