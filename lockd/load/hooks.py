@@ -159,7 +159,7 @@ def _switches(programs: tuple[str, ...], futex_mode: str, has_holders: bool, has
     """
     program = "offcpu" if "offcpu" in programs else "futex"
     hooks = [
-        Candidate(program, "on_sched_process_exec", "raw_tracepoint", "sched_process_exec", required=False),
+        Candidate(program, f"on_{EXEC}", "raw_tracepoint", EXEC, required=False),
         Candidate(program, "on_sched_switch", "raw_tracepoint", "sched_switch"),
     ]
     has_holders = has_holders and ("futex" in programs or "kernel_locks" in programs)
@@ -194,6 +194,8 @@ def _releases(programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
     return tuple(files), tuple(defines)
 
 
+EXEC = "sched_process_exec"
+"""The tracepoint at which a thread may take over the id of another one, whose entry is then of no use."""
 HOLDERS = "holders"
 """What is observed by the part that is of no use without the other parts of its program."""
 
@@ -205,8 +207,8 @@ def _lock_holders() -> Part:
     """
     files, defines = _releases(("kernel_locks",))
     hooks = tuple(
-        Candidate("kernel_locks", f"on_{event}", "raw_tracepoint", event)
-        for event in ("sched_switch", "sched_waking")
+        Candidate("kernel_locks", f"on_{event}", "raw_tracepoint", event, required=event != EXEC)
+        for event in (EXEC, "sched_switch", "sched_waking")
     )
     way = Way("tracepoint", hooks, (), (*defines, "ONLY_KERNEL_LOCKS"))
     return Part("kernel_locks", HOLDERS, (way,), (*files, "daemon/sched.bpf.c"))

@@ -7,7 +7,7 @@ import pytest
 from lockd.load.hooks import HOLDERS, parts_of
 
 USER, KERNEL = "daemon/user_releases.bpf.c", "daemon/kernel_releases.bpf.c"
-ALONE = {"sched_switch", "sched_waking"}
+ALONE = {"sched_process_exec", "sched_switch", "sched_waking"}
 
 
 @pytest.mark.parametrize(
