@@ -39,9 +39,9 @@ SIZES = {
     "TOLD_PROCESSES_ENTRIES": 1024,
 }
 """Numbers of entries of maps, by the macro that the programs use."""
-FULL_MAP = 32
-"""A map that is full has so many times as many entries as those of which, on average, one ends the window.
-That none of them does so has a chance of 1 in 10^14."""
+ENDS_PER_MAP = 32
+"""Of the entries that fill a map, so many have the window end with the next tick, on average. They are chosen
+at random (add_entry() in common.bpf.h). That none is among them has a chance of 1 in 10^14."""
 
 THREAD_POINTER = {"x86_64": "thread.fsbase", "aarch64": "thread.uw.tp_value"}
 """The member of struct task_struct with the thread pointer, by machine."""
@@ -108,7 +108,7 @@ def source_for(settings: LoadSettings, choices: Sequence[Choice], host: Host) ->
         "NAMESPACE_IDS_ENTRIES": settings.threads // 2,  # of threads in pid namespaces
         "STACKS_ENTRIES": settings.stacks,
         "HOLDING_ENTRIES": settings.entries,
-        "FEW": max(min(settings.entries, settings.stacks) // FULL_MAP, 1),
+        "FEW": max(min(settings.entries, settings.stacks) // ENDS_PER_MAP, 1),
         "PAGE_SIZE": resource.getpagesize(),  # bcc takes it for the size of a ring
         **_layout_of(host.types),
         **_casts_of(host),

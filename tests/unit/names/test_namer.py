@@ -291,13 +291,18 @@ def test_the_stack_of_a_real_thread_is_what_the_tools_show(tmp_path: Path) -> No
     assert start < found.returns[caller - 1] < start + 0x40
 
 
+def compiled_machine(directory: Path) -> Path:
+    """A program that is like the launcher of a Java machine, whose library has the code of the machine."""
+    library = compiled(directory / "libjvm.so", COMPILER, "-shared", "-fPIC", "-Dmain=start_machine")
+    source = directory / "launcher.c"
+    source.write_text("int start_machine(void);\nint main(void) { return start_machine(); }\n")
+    return compiled(directory / "launcher", source, library, f"-Wl,-rpath,{directory}")
+
+
 @needs("gcc")
 def test_a_process_that_became_another_java_machine_is_looked_at_anew(tmp_path: Path) -> None:
     """By exec it keeps its id and its program, and the library is at another address."""
-    library = compiled(tmp_path / "libjvm.so", COMPILER, "-shared", "-fPIC", "-Dmain=start_machine")
-    source = tmp_path / "launcher.c"
-    source.write_text("int start_machine(void);\nint main(void) { return start_machine(); }\n")
-    launcher = compiled(tmp_path / "launcher", source, library, f"-Wl,-rpath,{tmp_path}")
+    launcher = compiled_machine(tmp_path)
     names = UserNames()
     with compiling(launcher) as (tgid, _, _):
         tid, address, capture = blocked_capture(tgid, "jit")
@@ -317,10 +322,7 @@ def test_a_process_that_became_another_java_machine_is_looked_at_anew(tmp_path: 
 @needs("gcc")
 def test_a_java_machine_that_writes_its_map_again_gets_the_new_names(tmp_path: Path) -> None:
     """They are there at once, and not after the seconds for which other names are believed."""
-    library = compiled(tmp_path / "libjvm.so", COMPILER, "-shared", "-fPIC", "-Dmain=start_machine")
-    source = tmp_path / "launcher.c"
-    source.write_text("int start_machine(void);\nint main(void) { return start_machine(); }\n")
-    launcher = compiled(tmp_path / "launcher", source, library, f"-Wl,-rpath,{tmp_path}")
+    launcher = compiled_machine(tmp_path)
     names = Names(Path("/proc"), Shares(Path("/proc"), 1.0))
     with compiling(launcher) as (tgid, start, perf_map):
         perf_map.write_text(f"{start:x} 40 before\n")
