@@ -30,7 +30,7 @@ from lockd.messages import (
 TIMEOUT = 5.0
 """Seconds that a request waits for its answer."""
 SETTLED_TIMEOUT = 45.0
-"""Seconds that wait_until_settled() waits: three ticks of the longest period, and a
+"""Seconds that wait_until_settled() waits. This is enough for three ticks of the longest period, and for the
 lookup of a lock's name."""
 REUSE = 0.2
 """Seconds for which an answer is used again."""

@@ -58,9 +58,9 @@ from lockd.names.unwind.capture import Capture
 from lockd.process import confinement, memory, privileges
 
 log = logging.getLogger(__name__)
-strange = logging.getLogger(f"{__name__}.processes")
-"""Errors in what processes have for files and memory. Any process can cause them, again and again."""
-strange.addFilter(logs.RateLimit())
+process_log = logging.getLogger(f"{__name__}.processes")
+"""The log of errors in what is read of processes. Any process can cause such errors, again and again."""
+process_log.addFilter(logs.RateLimit())
 
 READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
 """Capabilities of the namer, as far as its parent has them."""
@@ -102,7 +102,7 @@ class Names:
             try:
                 self._read_mappings(tgid)
             except Exception:  # one strange process must not end the naming of all others
-                strange.exception("the mappings of process %d", tgid)
+                process_log.exception("the mappings of process %d", tgid)
         if tgids and now >= self._forget_at:
             self._forget_at = now + ASKED_SECONDS
             self._forget(now)
@@ -223,7 +223,7 @@ def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = 
         try:
             answer = names.answer(question)
         except Exception:  # one strange process must not end the naming of all others
-            strange.exception("%s", question.description)
+            process_log.exception("%s", question.description)
             answer = question.fallback() if question.wants_answer else None
         if answer:
             sock.send(encode_answer(answer))

@@ -37,7 +37,7 @@ FOLDED_ROWS = 3072
 LONGEST_WINDOW = 0.25
 """Seconds after which a window ends that has few entries. With many it ends at once."""
 LONGEST_OWN_WINDOW = 1.0
-"""Seconds after which it ends if it has none but of lockd and of kernel threads."""
+"""Seconds after which a window ends if all its entries are about lockd and kernel threads."""
 LONGEST_SPIN_NS = 10_000_000_000
 """Nanoseconds after which a CPU no longer spins for a lock: the program for the end of that was skipped, as
 the CPU was running it already (reason `recursion`)."""
@@ -347,7 +347,7 @@ class Collector:
     def kernel_waits(self) -> Entries | None:
         """The ongoing waits for kernel locks; None if they are not measured.
 
-        Spins that would be too long are deleted.
+        Spins that have lasted too long to be true are deleted.
         """
         if not self._kernel_waits:
             return None

@@ -569,7 +569,7 @@ class Sampler:
         if is_whole:
             self._surveyed = now
             if self._wait_samples:
-                self._wait_samples.forget_over(threads)
+                self._wait_samples.forget_ended_waits(threads)
         self._last_seen = np.unique(threads[1]["tgid"])
         self._alive = np.union1d(self._alive, self._last_seen)
         self._look_for_deadlocks(threads, in_kernel)

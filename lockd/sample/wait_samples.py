@@ -374,10 +374,10 @@ class WaitSamples(SampleCounts):
         self._waiting = [one for one in self._waiting if not one.is_ready(now)]
         return ready
 
-    def forget_over(self, threads: Entries) -> None:
-        """Forget captured waits that have ended without a sample, as `threads`, all that there are, show.
+    def forget_ended_waits(self, threads: Entries) -> None:
+        """Forget captured waits that have ended without a sample. `threads` has all threads that there are.
 
-        The sample may still be on its way. So a wait is forgotten when two looks in a row have not found it.
+        A sample may still be on its way. So a wait is forgotten when two looks in a row have not found it.
         """
         tids, entries = threads
         since = dict(zip(tids.tolist(), entries["off_since"].tolist(), strict=True))

@@ -43,8 +43,8 @@ static __always_inline void wait_ended(void *ctx, u64 lock, s32 result)
     struct kernel_wait *wait = kernel_waits.lookup(&at);
     u64 now = bpf_ktime_get_ns();
 
-    /* A semaphore and an rt_mutex begin with a spinlock, for which their waiters spin again after each sleep.
-     */
+    /* A semaphore and an rt_mutex begin with a spinlock, which has their address. Their waiters take it again
+     * after each sleep, and may spin for it: of the two waits the one that began last has ended. */
     if (!wait || wait->type == LOCK_SEMAPHORE || wait->type == LOCK_RTMUTEX) {
         struct kernel_wait_key inner = wait_key(lock, true);
         struct kernel_wait *spin = kernel_waits.lookup(&inner);

@@ -77,8 +77,7 @@ static __always_inline void hold_settled(u64 lock, u64 now, bool got_it);
 static __always_inline void hold_untimed(u64 lock);
 #endif
 
-/* The current thread begins to wait for a lock. `may_repeat` says that one wait may call this several times.
- */
+/* The current thread begins to wait for a lock. `may_repeat`: the same wait may call this several times. */
 static __always_inline void wait_began(void *ctx, u64 lock, u32 type, bool may_repeat)
 {
     struct kernel_wait_key key = wait_key(lock, type >= LOCK_SPINLOCK);

@@ -318,11 +318,10 @@ class UserNames:
             located = process.space.locate(place) if frame.object == LIBRARY else None
             if located:
                 library, bias = located[0], place - located[1]
-                if process.hotspot is None:
+                if process.hotspot is None or process.hotspot.bias != bias:
+                    # After an exec the numbers of its waits stand for other classes.
+                    process.generation += process.hotspot is not None
                     process.hotspot = HotSpot(process.directory, library, bias)
-                elif process.hotspot.bias != bias:  # another program since: its numbers are of other classes
-                    process.hotspot = HotSpot(process.directory, library, bias)
-                    process.generation += 1
                 process.hotspot.library = library  # the cache may have closed the one before
                 break
         return process.hotspot

@@ -197,10 +197,10 @@ def test_a_wait_that_has_ended_without_a_sample_is_forgotten() -> None:
     samples._begun = {1: _Begun(100, stack), 2: _Begun(200, stack), 3: _Begun(300, stack)}
     tids, threads = np.array([1, 2], np.uint32), np.zeros(2, [("off_since", "u8")])
     threads["off_since"] = 100, 250  # thread 2 waits for something else, and thread 3 is gone
-    samples.forget_over((tids, threads))
+    samples.forget_ended_waits((tids, threads))
     assert set(samples._begun) == {1, 2, 3}
     samples._begun[2] = _Begun(250, stack)
-    samples.forget_over((tids, threads))
+    samples.forget_ended_waits((tids, threads))
     assert set(samples._begun) == {1, 2}
-    samples.forget_over((tids, threads))
+    samples.forget_ended_waits((tids, threads))
     assert set(samples._begun) == {1, 2}
