@@ -585,12 +585,13 @@ class Sampler:
         alive, self._alive = set(self._alive.tolist()), self._last_seen
         self._processes.keep(alive)
         # A process that the filter now leaves out counts like one that has ended.
-        names = [self._identities.identify_process(tgid, 0) for tgid in alive]
-        self._presence.note({name for name, is_wanted in names if is_wanted}, now)
+        identified = [self._identities.identify_process(tgid, 0) for tgid in alive]
+        self._presence.note({name for name, is_wanted in identified if is_wanted}, now)
+        names = {tgid: name for tgid, (name, _) in zip(alive, identified, strict=True)}
         for series in self._series:
             series.rearrange(self._presence, self._limits.idle_seconds, now)
-        self._units.keep({unit for (unit, _), _ in names} | units_of(self._series))
-        self.contention.expire(now)
+        self._units.keep({unit for unit, _ in names.values()} | units_of(self._series))
+        self.contention.expire(now, names)
         if self._wait_samples:
             self._wait_samples.forget_ended(alive, now)
         if self._user_locks:

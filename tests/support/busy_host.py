@@ -211,14 +211,14 @@ class BusyHost:
             self._user_locks.note_answer(answer)
         self.names.answers.clear()
         self._look(processes)
-        alive = {process.tgid for process in processes}
-        self._processes.keep(alive)
-        self.presence.note({(process.unit, process.comm) for process in processes}, self.now)
+        alive = {process.tgid: (process.unit, process.comm) for process in processes}
+        self._processes.keep(set(alive))
+        self.presence.note(set(alive.values()), self.now)
         for series in self.series:
             series.advance(self.now)
             series.rearrange(self.presence, self.limits.idle_seconds, self.now)
-        self._contention.expire(self.now)
-        self._user_locks.forget_ended(alive, self.now)
+        self._contention.expire(self.now, alive)
+        self._user_locks.forget_ended(set(alive), self.now)
 
     def _who(self, process: Process) -> tuple[Any, ...]:
         comm = process.comm.encode()

@@ -27,6 +27,8 @@ MIN_ROWS = 20_000
 """Rows that each table has room for at least."""
 FORGET_AFTER = 3600.0
 """Seconds after which a thread or lock with nothing new is forgotten."""
+FORGET_ENDED_AFTER = 600.0
+"""The same for those of processes that have ended, of which a build leaves hundreds in a minute."""
 RECENT = 60.0
 """Seconds: the threads of a lock are those that blocked on it so recently."""
 SHOWN = 1000
@@ -165,11 +167,20 @@ class ContentionTables:
         self.threads["waiting_is_least"][rows] = waiting.is_lower_bound
         return rows
 
-    def expire(self, now: float) -> None:
-        """Forget threads, locks and holds that have had nothing new for a long time."""
+    def expire(self, now: float, alive: Mapping[int, Name]) -> None:
+        """Forget threads, locks and holds that have had nothing new for a long time.
+
+        `alive` are the names of the living processes by id. What processes leave that have ended is forgotten
+        sooner. A lock of the kernel is that of all processes with one name, and of no id.
+        """
         self._pairs.forget_unseen(now - RECENT)
-        self.threads.forget_unseen(now - FORGET_AFTER)
-        self.locks.forget_unseen(now - FORGET_AFTER)
+        names = set(alive.values())
+        for table in (self.threads, self.locks):
+            table.forget_unseen(now - FORGET_AFTER)
+            old = np.flatnonzero(table.used & (table["seen"] < now - FORGET_ENDED_AFTER))
+            owners = zip(table["tgid"][old].tolist(), table["process"][old], strict=True)
+            is_ended = [tgid not in alive if tgid else name not in names for tgid, name in owners]
+            table.drop(old[np.array(is_ended, np.bool_)])
         if self.holds:
             self.holds.expire(now - FORGET_AFTER)
 

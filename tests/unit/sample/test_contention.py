@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from lockd.sample.aggregates import contention as module
-from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
+from lockd.sample.aggregates.contention import (
+    FORGET_AFTER,
+    FORGET_ENDED_AFTER,
+    PROGRAMS,
+    ContentionTables,
+)
 from lockd.sample.aggregates.lock_series import LockSeries
 from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
@@ -24,14 +29,16 @@ def detail(monkeypatch: pytest.MonkeyPatch) -> ContentionTables:
 
 
 def wait(
-    detail: ContentionTables, locks: list[int], tid: int, now: float, comm: str = "shop", ns: int = 1000
-) -> None:
+    detail: ContentionTables, locks: list[int], tid: int, now: float, comm: str = "shop", ns: int = 1000,
+    tgid: int = 0,
+) -> None:  # fmt: skip
     """Count one wait of thread `tid` for each lock. `locks` are keys; key 1 gets the name `lock1`."""
     ones = np.ones(len(locks), np.int64)
     kinds, kind_names = np.zeros(len(locks), np.int64), np.array(["lock"], object)
     process = np.empty(len(locks), object)
     process[:] = [("shop.service", comm)] * len(locks)
     who = np.zeros(len(locks), [("tgid", np.uint32), ("thread_comm", "S16")])
+    who["tgid"] = tgid
     rows = detail.locks.find_or_add(
         np.array(locks, np.uint64),
         now,
@@ -40,6 +47,7 @@ def wait(
             "kind": "lock",
             "lock": [f"lock{locks[i]}" for i in at],
             "process": process[at],
+            "tgid": tgid,
         },
     )
     waits = SimpleNamespace(tids=tid * ones, who=who, codes=ones, processes=process)
@@ -100,3 +108,32 @@ def test_a_process_is_shown_however_many_locks_others_have(
     wait(detail, [1, 2, 3], tid=9, now=1.0, comm="quiet", ns=1)
     comms = detail.tables(1.0, {}, {})[0]["locks"]["text"]["comm"]
     assert comms == ["shop"] * 8 + ["quiet"] * 2
+
+
+@pytest.mark.parametrize(
+    ("tgid", "alive", "kept"),
+    [
+        pytest.param(100, {100: ("shop.service", "shop")}, FORGET_AFTER, id="a process that lives"),
+        pytest.param(100, {101: ("shop.service", "shop")}, FORGET_ENDED_AFTER, id="one that has ended"),
+        pytest.param(0, {101: ("shop.service", "shop")}, FORGET_AFTER, id="a kernel lock"),
+        pytest.param(0, {101: ("shop.service", "sh")}, FORGET_ENDED_AFTER, id="a kernel lock of nobody now"),
+    ],
+)
+def test_what_ended_processes_leave_is_forgotten_sooner(
+    detail: ContentionTables, tgid: int, alive: dict[int, tuple[str, str]], kept: float
+) -> None:
+    wait(detail, [1, 2], tid=7, now=1.0, tgid=tgid)
+    detail.expire(1.0 + kept, alive)
+    assert len(detail.locks) == 2
+    assert len(detail.threads) == 1
+    detail.expire(1.1 + kept, alive)
+    assert len(detail.locks) == len(detail.threads) == 0
+
+
+def test_what_has_news_is_kept_though_its_process_has_ended(detail: ContentionTables) -> None:
+    """Windows are folded a while after their waits, and the process may have ended meanwhile."""
+    wait(detail, [1], tid=7, now=1.0, tgid=100)
+    wait(detail, [2], tid=8, now=500.0, tgid=100)
+    detail.expire(2.0 + FORGET_ENDED_AFTER, {})
+    assert [detail.locks["lock"][row] for row in np.flatnonzero(detail.locks.used)] == ["lock2"]
+    assert len(detail.threads) == 1
