@@ -1,4 +1,4 @@
-"""Clocks: the unit of times, and the CPU time of other processes."""
+"""Clocks: the unit of times, and the start and CPU time of other processes."""
 
 from __future__ import annotations
 
@@ -21,3 +21,11 @@ def cpu_seconds(pid: int) -> float:
     """
     user, system = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[13:15]
     return time.clock_gettime(~pid << 3 | CPUCLOCK_SCHED) + (int(user) + int(system)) / TICKS
+
+
+def start_ns(stat: bytes) -> int:
+    """When a process or thread started, by its /proc/PID/stat: nanoseconds of CLOCK_BOOTTIME.
+
+    The kernel gives the start in clock ticks, and rounds it down.
+    """
+    return int(stat.rpartition(b")")[2].split()[19]) * (NS // TICKS)

@@ -104,6 +104,7 @@ def _process() -> Path:
     (directory / "root/tmp").mkdir(parents=True)
     uid = f"{os.getuid()}\t" * 4
     (directory / "status").write_text(f"Name:\tjava\nUid:\t{uid}\nNSpid:\t7\n")
+    (directory / "stat").write_text(f"7 (java) S {'0 ' * 19}\n")
     return directory
 
 

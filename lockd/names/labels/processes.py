@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from lockd.names.labels.units import Units
 from lockd.printable import masked
-from lockd.process.clock import NS
+from lockd.process.clock import NS, TICKS, start_ns
 
 KERNEL = "kernel"
 """The unit of kernel threads."""
@@ -111,10 +110,8 @@ class Processes:
             return False
         except OSError:
             return True
-        tick = NS // os.sysconf("SC_CLK_TCK")
-        started = int(stat.rpartition(b")")[2].split()[19]) * tick  # of a clock that runs while suspended
         suspended = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
-        return started - suspended < since + tick
+        return start_ns(stat) - suspended < since + NS // TICKS
 
     def keep(self, alive: set[int]) -> None:
         """Forget all processes but those in `alive`: ids are used again."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockd.names.objects.process_files import open_own
+from lockd.process.clock import NS, start_ns
 
 JIT_OBJECT = "[jit]"
 """What is shown instead of an object file's name for JIT-compiled code."""
@@ -35,6 +36,10 @@ PATIENCE_SECONDS = 10.0
 
 The check is still needed: the name can be that of other code that was there before.
 """
+EARLIER_NS = NS
+"""Nanoseconds by which the last change of a file precedes the start of the process, if the file is an earlier
+process's. Times of files are those of the last timer interrupt.
+"""
 READING_SHARE = 20
 """After files were read, they are not checked again for this many times the duration of the reading."""
 
@@ -55,7 +60,9 @@ _HIDDEN_CLASS = re.compile(r"/0x[0-9a-f]+")
 class JitNames:
     """The JIT-compiled functions of one process, by perf-PID.map and jit-PID.dump in the process's own /tmp.
 
-    Only files of the process's own user are read, see open_own(). Later entries replace earlier ones.
+    Only files of the process's own user are read, see open_own(). Later entries replace earlier ones. A file
+    that has not been changed since the process started is that of an earlier process with the same id: the
+    first process of a container has the same id after each restart of the container.
     """
 
     def __init__(self, process: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -113,7 +120,9 @@ class JitNames:
         opened: dict[bytes, int] = {}
         try:
             opened = open_own(self._process, dict.fromkeys([*self._paths, *dumps[:MAX_DUMPS]]))
+            since = self._start_ns() - EARLIER_NS
             about = {path: os.fstat(file) for path, file in opened.items()}
+            about = {path: status for path, status in about.items() if status.st_mtime_ns >= since}
             found = {path: (a.st_ino, a.st_size, a.st_mtime_ns) for path, a in about.items()}
             if found == self._read:
                 return False
@@ -134,6 +143,16 @@ class JitNames:
         finally:
             for file in opened.values():
                 os.close(file)
+
+    def _start_ns(self) -> int:
+        """When the process started: nanoseconds since the epoch, by the clock as it is set now."""
+        now, running = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        return now - running + self._started
+
+    @functools.cached_property
+    def _started(self) -> int:
+        """When the process started: nanoseconds of CLOCK_BOOTTIME."""
+        return start_ns((self._process / "stat").read_bytes())
 
     @functools.cached_property
     def _paths(self) -> list[bytes]:

@@ -6,12 +6,14 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from lockd.names.objects import jit
 from lockd.names.objects.jit import CHECK_SECONDS, MAX_BYTES, PATIENCE_SECONDS, READING_SHARE, JitNames
+from lockd.process.clock import TICKS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -22,7 +24,13 @@ def process(tmp_path: Path) -> Path:
     directory = tmp_path / "7"
     (directory / "root/tmp").mkdir(parents=True)
     (directory / "status").write_text("Name:\tjava\nUid:\t0\t0\t0\t0\nNSpid:\t7\t3\n")
+    started_seconds_ago(directory, 60)
     return directory
+
+
+def started_seconds_ago(process: Path, seconds: float) -> None:
+    start = int((time.clock_gettime(time.CLOCK_BOOTTIME) - seconds) * TICKS)
+    (process / "stat").write_text(f"7 (ja va) S {'0 ' * 18}{start} 0\n")
 
 
 def named(names: JitNames, address: int) -> str:
@@ -67,6 +75,30 @@ def test_a_map_that_appears_later_is_looked_for_ten_times_a_second(process: Path
     assert (named(names, 0x1000), names.reads) == ("", 0)
     clock.now = 0.1
     assert (named(names, 0x1000), names.reads) == ("one", 1)
+
+
+@pytest.mark.parametrize(
+    ("changed_seconds_ago", "name"),
+    [
+        pytest.param(70, "", id="by an earlier process"),
+        pytest.param(60, "one", id="at the start"),
+        pytest.param(30, "one", id="later"),
+    ],
+)
+def test_a_map_of_an_earlier_process_with_the_same_id_is_not_read(
+    process: Path, changed_seconds_ago: float, name: str
+) -> None:
+    """A container whose first process is restarted keeps its /tmp, and the process has the same id again."""
+    path = process / "root/tmp/perf-3.map"
+    path.write_text("1000 20 one\n")
+    changed = time.time() - changed_seconds_ago
+    os.utime(path, (changed, changed))
+    clock = Clock()
+    names = JitNames(process, clock)
+    assert (named(names, 0x1000), names.has_names) == (name, bool(name))
+    path.write_text("1000 20 now\n")
+    clock.now = 2 * PATIENCE_SECONDS
+    assert named(names, 0x1000) == "now"
 
 
 def test_a_map_that_has_no_names_yet_is_no_reading(process: Path) -> None:
