@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,37 @@ def test_waits_that_go_on_and_where_they_happen(narrow: Lockd, workload: Start, 
         seconds = metrics.sum(SITE_SECONDS, **labels)
         assert sum(sites.values()) * hold_us / 1e6 <= seconds <= metrics.sum(SUM, **labels) + 1e-6
     one.finish()
+
+
+def test_a_lock_is_shown_while_a_thread_waits_for_it(narrow: Lockd, workload: Start, scratch: Path) -> None:
+    """After a second, and without a site, which is known when the wait has ended."""
+    one = workload("kernel_locks", 1, 2_500_000, scratch)
+    one.go()
+    for lock_type in ("mutex", "rwsem_write", "rwsem_read"):
+        (row,) = waited_for_now(narrow, one.comm, lock_type)
+        assert (row["waiting"], row["threads"], row["blocked_count"]) == (1, 1, 0)
+        assert 1e6 <= row["waiting_us"] <= row["max_blocked_us"]
+        assert row["site"] in ("", "unknown")
+    truth = one.truth()
+    check(at_rest(narrow, one.comm), one.comm, truth)
+    narrow.until(lambda metrics: not metrics.sum(WAITING, comm=one.comm), 5)
+    rows = [row for row in narrow.api("locks", comm=one.comm) if row["program"] == "kernel_locks"]
+    assert [row for row in rows if row["waiting"] or not row["blocked_count"]] == []
+    assert sum(row["blocked_count"] for row in rows) == sum(
+        each["waits"] for each in truth["kernel"].values()
+    )
+    one.finish()
+
+
+def waited_for_now(daemon: Lockd, comm: str, lock_type: str) -> list[dict[str, Any]]:
+    """The rows of locks of this type for which threads wait, once there are some."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        rows = [row for row in daemon.api("locks", comm=comm, kind=lock_type) if row["waiting"]]
+        if rows:
+            return rows
+        time.sleep(0.05)
+    return []
 
 
 def test_the_lock_of_an_address_space(narrow: Lockd, workload: Start) -> None:

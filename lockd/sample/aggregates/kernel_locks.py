@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lockd.columns.index import Groups, mix
+from lockd.columns.index import Groups, Rows, mix
 from lockd.kernel.manifest import Manifest
 from lockd.names.client import Resolver
+from lockd.names.protocol import UNKNOWN
 from lockd.sample.aggregates.contention import ContentionTables, lock_key
 from lockd.sample.aggregates.lock_holders import LockHolders
-from lockd.sample.aggregates.lock_series import LockSeries
-from lockd.sample.aggregates.ongoing import Moment, OngoingWaits, name_waits
+from lockd.sample.aggregates.lock_series import ASKED_AT_ONCE, LockSeries
+from lockd.sample.aggregates.ongoing import LASTING_NS, Moment, OngoingWaits, name_waits
 from lockd.sample.aggregates.window import Stacks, Window, add_slots
 from lockd.sample.locks.releases import Release, has_causes, identify_by
 from lockd.sample.series.block import Block, with_windows
@@ -145,8 +146,11 @@ class KernelLockAggregates:
     def _note_waiting(self, waiting: OngoingWaits, now: float) -> None:
         self.by_type.clear_waiting()
         self._contention.clear_waiting("kernel_locks")
-        if not len(waiting):
-            return
+        if len(waiting):
+            self._note_gauges(waiting, now)
+        self.sites.forget_unwaited()
+
+    def _note_gauges(self, waiting: OngoingWaits, now: float) -> None:
         types = waiting.kinds
         rows = self.by_type.waiting_rows(
             mix(waiting.codes, types),
@@ -156,7 +160,42 @@ class KernelLockAggregates:
         )
         waiting.write_gauges(self.by_type, rows)
         if waiting.has_detail:
-            self._contention.note_waiting_threads("kernel_locks", waiting, types, self._type_names, now)
+            threads = self._contention.note_waiting_threads(
+                "kernel_locks", waiting, types, self._type_names, now
+            )
+            self._note_lasting(waiting, threads, now)
+
+    def _note_lasting(self, waiting: OngoingWaits, threads: Rows, now: float) -> None:
+        """Note which locks threads have waited for since LASTING_NS or longer.
+
+        `threads` are the rows of the threads. The place at which a thread waits is known when its wait has
+        ended. Until then the lock has a row without a site.
+        """
+        lasting = np.flatnonzero(waiting.waited_ns >= LASTING_NS)
+        if not len(lasting):
+            return
+        addresses, types = waiting.addresses[lasting], waiting.kinds[lasting]
+        processes, no_stack = waiting.processes.take(lasting), np.zeros(len(lasting), np.uint64)
+        rows = self.sites.lock_rows(
+            lock_key("kernel_locks", waiting.codes[lasting], addresses, types, no_stack),
+            np.zeros(len(lasting), np.int64),
+            addresses,
+            types,
+            processes,
+            now,
+        )
+        locks, groups = self._contention.locks, Groups(rows)
+        locks["waiting"][groups.rows] = groups.sum(np.ones(len(rows)))
+        locks["waiting_ns"][groups.rows] = groups.max(waiting.waited_ns[lasting])
+        self._contention.note_lock_threads(rows, threads[lasting], waiting.tids[lasting], now)
+        # The namer would know the name of a static lock only. Earlier waits may have told that of others.
+        new = np.flatnonzero(~locks["is_asked"][rows])[:ASKED_AT_ONCE]
+        known = self.sites.rows_of_most_waited(addresses[new], types[new], processes.take(new))
+        for row, other in zip(rows[new].tolist(), known.tolist(), strict=True):
+            if other >= 0 and locks["series_code"][other]:
+                self.sites.set_name(row, locks["lock"][other], UNKNOWN, ())
+                locks["is_asked"][row] = True
+        self.sites.ask_names(self._resolver)
 
     def export(self, block: Block, now: float) -> None:
         """Write every series to a block."""

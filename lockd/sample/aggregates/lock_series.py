@@ -71,7 +71,8 @@ class LockSeries:
     def rows_of_most_waited(self, addresses: Columns, kinds: Columns, processes: ProcessNames) -> Rows:
         """Return for each lock, and process that waits for it, its row in the table of locks.
 
-        Of several rows, for several sites, it is the one with the most blocked time; -1 if there is none.
+        Of several rows, for several sites, it is the one with the most blocked time; -1 if there is none, or
+        none of a wait that has ended.
         """
         names = [processes[i] for i in range(len(addresses))]
         waited_for = list(zip(addresses.tolist(), kinds.tolist(), names, strict=True))
@@ -81,9 +82,15 @@ class LockSeries:
     def _most_waited(self, address: int, kind: int, process: Name) -> int:
         locks = self._contention.locks
         is_lock = (locks["address"] == np.uint64(address)) & (locks["kind_number"] == kind) & locks.used
-        found = np.flatnonzero(is_lock & (locks["program"] == self._program))
+        found = np.flatnonzero(is_lock & (locks["program"] == self._program) & (locks["count"] > 0))
         found = found[[locks["process"][row] == process for row in found.tolist()]]
         return int(found[np.argmax(locks["blocked_ns"][found])]) if len(found) else -1
+
+    def forget_unwaited(self) -> None:
+        """Drop the rows of locks for which no wait was counted and none goes on."""
+        locks = self._contention.locks
+        is_waited_for = (locks["count"] > 0) | (locks["waiting"] > 0)
+        locks.drop(np.flatnonzero(locks.used & (locks["program"] == self._program) & ~is_waited_for))
 
     def ask_names(self, resolver: Resolver) -> None:
         """Ask for the names of kernel locks, ASKED_AT_ONCE at a time, those with the longest waits first."""

@@ -200,8 +200,8 @@ def kernel_row(
     (row,) = contention.locks.find_or_add(
         np.array([key], np.uint64), 1.0, lambda at: {
             "program": PROGRAMS.index("kernel_locks"), "address": address, "kind_number": kind,
-            "kind": TYPES[kind], "process": of_row[0 * at], "blocked_ns": blocked_ns, "lock": lock,
-            "series_code": int(bool(lock)),
+            "kind": TYPES[kind], "process": of_row[0 * at], "blocked_ns": blocked_ns, "count": 1,
+            "lock": lock, "series_code": int(bool(lock)),
         },
     )  # fmt: skip
     return int(row)

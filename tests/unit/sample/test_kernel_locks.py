@@ -1,0 +1,141 @@
+"""Kernel locks that threads have waited for so long that they have a row before the wait has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from lockd.kernel.manifest import Manifest
+from lockd.names.protocol import UNKNOWN, KernelLock, LockAnswer
+from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
+from lockd.sample.aggregates.kernel_locks import KernelLockAggregates
+from lockd.sample.aggregates.ongoing import Moment
+from lockd.sample.series.limits import Limits, LineBudget
+
+TYPES = ["mutex", "rwsem_read"]
+SHOP = ("shop.service", "shop")
+NAMES = {100: SHOP, 200: ("web.service", "web")}
+SECOND = 1_000_000_000
+NOW = 1000.0
+LOCK = 0xFFFF888100000010
+KEY = np.dtype([("lock", np.uint64), ("tid", np.uint32)])
+WAIT = np.dtype([("since", np.uint64), ("tgid", np.uint32), ("type", np.uint32)])
+
+Wait = tuple[int, int, int, int, float]
+"""Lock, thread, process, type and seconds that the thread has waited."""
+
+
+@dataclass
+class Host:
+    """The aggregates, and the questions that were asked of the namer."""
+
+    asked: list[KernelLock] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        limits = Limits()
+        self.contention = ContentionTables(lambda tgid, tid: f"thread{tid}", 64)
+        manifest = Manifest(0, (), (), (), (), {"lock_type": TYPES}, {"SLOTS": 28})
+        namer = SimpleNamespace(ask=lambda question: self.asked.append(question) or True)
+        self.aggregates = KernelLockAggregates(
+            manifest, limits, LineBudget(limits), self.contention, cast(Any, namer)
+        )
+
+    def look(self, *waits: Wait, has_detail: bool = True) -> None:
+        clock = int(NOW) * SECOND
+        keys = np.array([(lock, tid) for lock, tid, *_ in waits], KEY)
+        values = [(clock - int(s * SECOND), tgid, number) for _, _, tgid, number, s in waits]
+        identities = SimpleNamespace(identify_process=lambda tgid, since: (NAMES[tgid], True))
+        of_kernel = keys, np.array(values, WAIT)
+        nothing = cast(Any, None)
+        self.aggregates.note_ongoing(
+            Moment(cast(Any, identities), nothing, nothing, of_kernel, None, clock, NOW, has_detail)
+        )
+
+    def add_ended(self, lock: str, site: str, address: int = LOCK, number: int = 0) -> None:
+        """A row of waits that have ended."""
+        process = np.empty(1, object)
+        process[0] = SHOP
+        about = {"address": address, "kind_number": number, "kind": TYPES[number], "process": process}
+        about |= {"program": PROGRAMS.index("kernel_locks")}
+        about |= {"blocked_ns": 1000, "count": 1, "is_asked": True}
+        (row,) = self.contention.locks.find_or_add(np.array([7], np.uint64), NOW, lambda at: about)
+        self.aggregates.sites.set_name(int(row), lock, site, ())
+
+    def rows(self, holders: dict[tuple[int, int], int] | None = None) -> list[dict[str, Any]]:
+        """What /api/v1/locks has of locks that are waited for."""
+        tables, arrays = self.contention.tables(NOW, holders or {}, {})
+        table = tables["locks"]
+        columns = {**table["text"], **{name: arrays[f"locks.{name}"] for name in table["numbers"]}}
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return [row for row in rows if row["waiting"]]
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+def test_a_lock_has_a_row_as_soon_as_a_thread_has_waited_for_a_second(host: Host) -> None:
+    host.look((LOCK, 1, 100, 0, 0.9))
+    assert host.rows() == []
+    host.look((LOCK, 1, 100, 0, 5.0), (LOCK, 2, 100, 0, 2.0), (LOCK, 3, 200, 0, 3.0), (LOCK, 4, 100, 0, 0.5))
+    shop, web = host.rows({(0, LOCK): 77})
+    about = {"unit": "shop.service", "comm": "shop", "kind": "mutex", "lock": "", "site": ""}
+    about |= {"address": f"{LOCK:#x}", "waiting": 2, "waiting_us": 5e6, "blocked_count": 0, "blocked_us": 0}
+    about |= {"threads": 2, "holder_tid": 77, "holder": "thread77"}
+    assert {name: shop[name] for name in about} == about
+    assert (web["comm"], web["waiting"], web["waiting_us"]) == ("web", 1, 3e6)
+
+
+def test_the_row_is_dropped_when_no_thread_waits_any_longer(host: Host) -> None:
+    """Then the wait is counted in a row with its site."""
+    host.look((LOCK, 1, 100, 0, 5.0), (LOCK + 64, 2, 100, 0, 5.0))
+    host.look((LOCK, 1, 100, 0, 6.0))
+    assert [row["address"] for row in host.rows()] == [f"{LOCK:#x}"]
+    host.look((LOCK, 9, 100, 0, 0.1))
+    assert len(host.contention.locks) == 0
+    host.look((LOCK, 1, 100, 0, 5.0))
+    host.look()
+    assert len(host.contention.locks) == 0
+
+
+def test_the_namer_is_asked_once(host: Host) -> None:
+    for seconds in (2.0, 3.0):
+        host.look((LOCK, 1, 100, 0, seconds), (LOCK, 2, 100, 0, seconds))
+    (question,) = host.asked
+    assert (question.address, question.lock_type, question.stack) == (LOCK, "mutex", ())
+    assert host.aggregates.sites.note_answer(LockAnswer(question.key, False, "big_lock", UNKNOWN, ()))
+    host.look((LOCK, 1, 100, 0, 4.0))
+    assert [(row["lock"], row["site"]) for row in host.rows()] == [("big_lock", UNKNOWN)]
+
+
+def test_it_has_the_name_that_earlier_waits_told(host: Host) -> None:
+    """The namer would know it only with a stack. The site is not taken over: this wait may be elsewhere."""
+    host.add_ended("inode->i_rwsem", "vfs_read")
+    host.look((LOCK, 1, 100, 0, 2.0), (LOCK, 2, 100, 1, 2.0))
+    names = {row["kind"]: (row["lock"], row["site"]) for row in host.rows()}
+    assert names == {"mutex": ("inode->i_rwsem", UNKNOWN), "rwsem_read": ("", "")}
+    assert [question.lock_type for question in host.asked] == ["rwsem_read"]
+    host.look()
+    assert len(host.contention.locks) == 1
+
+
+def test_its_releases_do_not_count_there(host: Host) -> None:
+    """A release is counted under the site at which threads waited, which is known later."""
+    host.look((LOCK, 1, 100, 0, 2.0))
+    process = np.empty(1, object)
+    process[0] = SHOP
+    locks = np.array([LOCK], np.uint64), np.array([0])
+    assert host.aggregates.sites.rows_of_most_waited(*locks, cast(Any, process)).tolist() == [-1]
+    host.add_ended("big_lock", "vfs_read")
+    assert host.aggregates.sites.rows_of_most_waited(*locks, cast(Any, process)).tolist() != [-1]
+
+
+def test_under_restraint_no_lock_has_a_row(host: Host) -> None:
+    host.look((LOCK, 1, 100, 0, 2.0))
+    host.look((LOCK, 1, 100, 0, 3.0), has_detail=False)
+    assert len(host.contention.locks) == 0
