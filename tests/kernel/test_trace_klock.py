@@ -25,6 +25,8 @@ SITES = {
     "rwsem_read": {"inode->i_rwsem"},
 }
 """Names of the locks of the workload kernel_locks, by type."""
+MOST_LOST = 0.05
+"""The share of waits that may be lost."""
 
 
 @pytest.fixture
@@ -51,28 +53,26 @@ def check_records(
     """Counts are exact for each lock type that the truth names, so many threads wait for the mutex; what is
     off of times.
 
-    A wait may be lost, for which the kernel did not run the program as it ran already on that CPU.
+    Waits may be missing that are counted as lost: the kernel did not run the program, as it ran already on
+    that CPU. Then nothing can be said of times. With many lost waits nothing can be said of counts either.
     """
     text = trace.stop()
-    if trace.lost:
+    lost, found = sum(trace.lost.values()), []
+    if lost > MOST_LOST * sum(told["waits"] for told in truth["kernel"].values()):
         return [str(trace.lost)]
-    found = []
-    lines, stacks = records_of(text, one.comm), stacks_of(text)
-    assert {len(line) for line in lines} == {9}
+    records, stacks = records_of(text, one.comm), stacks_of(text)
+    lines = [line for line in records if len(line) == 9]
+    assert len(records) - lost <= len(lines)  # a wait whose end was lost goes on in its last record
     for kind, told in truth["kernel"].items():
         mine = [line for line in lines if line[3] == kind]
-        assert sum(int(line[7]) for line in mine) == told["waits"], kind
-        found += off(
-            kind,
-            sum(int(line[6]) for line in mine) / 1e3,
-            told["wait_us"],
-            told["waits"],
-            0,
-            told["least_us"],
-        )
+        waits, waited_ns = (sum(int(line[column]) for line in mine) for column in (7, 6))
+        assert told["waits"] - lost <= waits <= told["waits"], kind
+        if not lost:
+            found += off(kind, waited_ns / 1e3, told["wait_us"], told["waits"], 0, told["least_us"])
     assert all(int(line[5]) % period_ns == 0 for line in lines)
     keys = [(line[2], line[3], line[4], line[5]) for line in lines]
-    assert len({line[2] for line in lines if line[3] == "mutex"}) == threads
+    waiting = {line[2] for line in lines if line[3] == "mutex"}
+    assert threads - lost <= len(waiting) <= threads
     assert len(set(keys)) == len(keys)  # one for each thread, lock and period
     for line in lines:
         ids = re.fullmatch(r"P(\d+)_T(\d+)", line[2])
