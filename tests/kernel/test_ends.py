@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,11 @@ def resident_mib(metrics: Metrics, process: str = "sampler") -> float:
 
 def bpf_objects(lockd: Lockd) -> set[tuple[str, str]]:
     """Programs, maps and links that it has descriptors of."""
-    files = Path(f"/proc/{lockd.process.pid}/fdinfo").iterdir()
-    return {one for file in files for one in IDS.findall(file.read_text())}
+    found: set[tuple[str, str]] = set()
+    for file in Path(f"/proc/{lockd.process.pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed just now, as no BPF object is
+            found |= set(IDS.findall(file.read_text()))
+    return found
 
 
 @pytest.mark.thorough("a storm")

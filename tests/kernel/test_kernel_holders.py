@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.checks import in_one_of_some_tries
+from tests.support.checks import in_one_of_some_tries, until_names_come
 from tests.support.lock_module import LockModule, Script, Turns
 from tests.support.lock_scripts import HOLD_US, LINGER_MS, ROUNDS, scripts
 from tests.support.lockd_process import Lockd, Metrics
@@ -193,6 +193,7 @@ NATIVE = {
 @pytest.mark.parametrize("way", WAYS)
 def test_holders_in_system_calls(way: str, daemons: Daemons, workload: Start, scratch: Path) -> None:
     lockd: Lockd = daemons[way]
+    until_names_come(lockd, workload("kernel_locks", 1, 1000, scratch, comm=new_comm()))
     rounds = 20
     one = workload("kernel_locks", rounds, round(HOLD_SECONDS * 1e6), scratch, comm=new_comm())
     one.run()

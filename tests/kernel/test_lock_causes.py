@@ -13,7 +13,7 @@ import pytest
 
 from tests.kernel.test_cgroups import mounted, remove
 from tests.kernel.test_holders import ELSEWHERE, POINTS, REFUSED, Program, build, name
-from tests.support.checks import in_one_of_some_tries, mode_calls_is_thorough
+from tests.support.checks import in_one_of_some_tries, mode_calls_is_thorough, until_names_come
 from tests.support.lockd_process import Lockd
 from tests.support.workload import BUILD, Workload
 
@@ -257,6 +257,7 @@ def test_it_is_found_in_a_pid_namespace(either: Lockd) -> None:
 
 
 def test_nobody_is_known_to_hold_what_a_timeout_ends(either: Lockd) -> None:
+    until_names_come(either, Workload("timed_wait", 10, comm=name("first")))
     one = Workload("futex_errors", 200, 0, 100, 20_000, comm=name("time"))
     one.run()
     found = causes(either, one.comm)

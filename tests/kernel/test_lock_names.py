@@ -27,7 +27,8 @@ from tests.tries import tries
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 BUILD = PROGRAMS / "build"
-AT_ONCE = 12
+AT_ONCE = 6
+"""Programs at a time. They ask for names at the same moment, and a wait is held back for its name for 5 s."""
 SETTLED_SECONDS = 6.0
 """A name may come a moment after the first wait."""
 CALM_SECONDS = 60.0

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.checks import until_names_come
 from tests.support.lockd_process import CHECKOUT, ROOT, Lockd
+from tests.support.workload import Workload
 
 SEEN_SECONDS = 10.0
 ASKED_AGAIN_US = 2e6
@@ -32,9 +34,13 @@ libc.syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # exit, of this t
 EVIL = b'<script>alert(1)</script>\x1b[31m"\\\n\x07{}\xff\xe2\x80\xae'
 """Markup, a terminal's colour, what ends labels and lines, invalid UTF-8, and text from right to left."""
 FIGHT = r"""
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+static _Atomic int waiter;
 pthread_mutex_t fought_for = PTHREAD_MUTEX_INITIALIZER;
 __attribute__((noinline)) void fight(void)
 {
@@ -44,15 +50,30 @@ __attribute__((noinline)) void fight(void)
 }
 static void *fighter(void *arg)
 {
+    waiter = gettid();
     fight();
     return arg;
+}
+static int is_asleep(void)
+{
+    char path[64], text[32] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%d/syscall", waiter);
+    FILE *file = waiter ? fopen(path, "r") : 0;
+    if (!file)
+        return 0;
+    int is_call = fgets(text, sizeof text, file) && text[0] >= '0' && text[0] <= '9';
+    fclose(file);
+    return is_call && strtol(text, 0, 10) == SYS_futex;
 }
 int main(void)
 {
     for (int i = 0; i < 5; i++) {
         pthread_t one;
+        waiter = 0;
         pthread_mutex_lock(&fought_for);
         pthread_create(&one, 0, fighter, 0);
+        while (!is_asleep())
+            usleep(1000);
         usleep(200000);
         pthread_mutex_unlock(&fought_for);
         pthread_join(one, 0);
@@ -95,6 +116,7 @@ def evil(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_names_of_evil_bytes_are_harmless_wherever_they_are_shown(lockd: Lockd, evil: Path) -> None:
+    until_names_come(lockd, Workload("timed_wait", 10, comm="lockd-first"))
     with subprocess.Popen([evil], stdout=subprocess.PIPE) as process:
         assert process.stdout
         assert process.stdout.readline() == b"done\n"

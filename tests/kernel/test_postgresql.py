@@ -92,10 +92,11 @@ def test_waits_for_a_row_are_for_a_lock(lockd: Lockd, directory: Path) -> None:
         since = (
             "SELECT sum(extract(epoch FROM clock_timestamp() - waitstart)) FROM pg_locks WHERE NOT granted"
         )
-        least, released = float(asked(directory, since)), time.monotonic()
+        asked_at = time.monotonic()
+        least = float(asked(directory, since))
         holder.stdin.write("COMMIT;\n\\q\n")
     assert [one.wait() for one in (holder, *waiters)] == [0] * (1 + WAITERS)
-    most = least + WAITERS * (time.monotonic() - released)
+    most = least + WAITERS * (time.monotonic() - asked_at)
     metrics = lockd.metrics()
     waited = {
         reason: metrics.sum(SECONDS, comm=COMM, reason=reason) - before.sum(SECONDS, comm=COMM, reason=reason)

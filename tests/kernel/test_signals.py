@@ -61,7 +61,7 @@ def state_of(pid: int) -> str:
     """A letter of proc(5), or nothing if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second if it goes after the file was opened
         return ""
 
 

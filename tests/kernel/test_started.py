@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -55,7 +56,11 @@ def capabilities(pid: int) -> Iterator[set[str]]:
 def descriptors(pid: int) -> list[str]:
     """What those besides the standard three are of."""
     directory = Path(f"/proc/{pid}/fd")
-    return [os.readlink(fd) for fd in directory.iterdir() if int(fd.name) > 2]
+    found = []
+    for fd in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed just now
+            found += [os.readlink(fd)] if int(fd.name) > 2 else []
+    return found
 
 
 def test_the_loader_is_gone(processes: dict[str, int]) -> None:

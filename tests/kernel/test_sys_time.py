@@ -15,7 +15,7 @@ def test_what_is_timed_stands_for_all(calls: Lockd, workload: Start) -> None:
     lost_before = calls.metrics().sum("lockd_dropped_events_total", map="futex", reason="recursion")
     one = workload("futex_errors", 0, CALLS, 0)
     trace = Trace("futex", "-p", one.pid)  # times every call
-    one.run()
+    truth = one.run()
     rows = list(csv.DictReader(trace.stop().splitlines()))
     metrics = calls.metrics()
     one.finish()
@@ -25,7 +25,9 @@ def test_what_is_timed_stands_for_all(calls: Lockd, workload: Start) -> None:
     assert CALLS - lost <= metrics.sum("lockd_futex_waits_total", comm=one.comm) <= CALLS
     sys_us = metrics.sum("lockd_futex_sys_seconds_total", comm=one.comm) * 1e6
     told_us = sum(int(row["sys_us"]) for row in rows)
-    # Each of the two times what the other does in a call as well.
-    assert 0.5 * told_us < sys_us < 2 * told_us
+    # Each of the two times what the other does in a call as well. A call that the host holds up may be so
+    # between their two readings of the clock, and it stands for eight if it is one that is timed.
+    longest_told_us = max(int(row["max_sys_us"]) for row in rows)
+    assert 0.5 * (told_us - longest_told_us) < sys_us < 2 * told_us + 8 * truth["longest_us"]
     longest_us = metrics.max("lockd_futex_max_sys_us", comm=one.comm)
-    assert sys_us / CALLS < longest_us <= 1.01 * max(int(row["max_sys_us"]) for row in rows) + 300
+    assert sys_us / CALLS < longest_us <= truth["longest_us"]

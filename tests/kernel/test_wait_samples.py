@@ -20,8 +20,17 @@ from tests.support.lockd_process import IS_IN_MACHINE, Lockd, Metrics
 from tests.support.pprof_decoder import Decoded
 from tests.support.workload import OURS, Workload
 
-SLEEPERS, PAIRS, SAMPLES_PER_SECOND = (20, 10, 50) if IS_IN_MACHINE else (200, 60, 500)
-"""Threads and samples. An emulated processor is too slow for many threads, which then wait for it."""
+SLEEPERS, PAIRS, SAMPLES_PER_SECOND = (20, 10, 50) if IS_IN_MACHINE else (200, 60, 200)
+"""Threads and samples. An emulated processor is too slow for many threads, which then wait for it.
+
+The ring has room for the samples of 0.4 s. For so long the host may hold the sampler up.
+"""
+UNEVEN = {"long_wait": 1.7, "answer_late": 1.3}
+"""The variance of a function's time by its samples, divided by that of as many samples with the same weight.
+
+A wait x that is longer than its thread's waits usually are (u) has a weight in proportion to x / u. So this
+is E(x * x / u) * E(u) / E(x)**2 for the turns of wait_places.c.
+"""
 WIDEST = 0.04
 """The standard deviation of a share at most: with few samples the test would say little."""
 SECONDS = 8
@@ -73,7 +82,9 @@ def assert_shares(lockd: Lockd, profile: str, comm: str, truth: dict[str, float]
     number = {function: decoded.within("samples")[function] for function in truth}
     total = sum(found.values())
     print(found, number, truth)
-    variance = {function: us * us / number[function] for function, us in found.items()}
+    variance = {
+        function: UNEVEN.get(function, 1) * us * us / number[function] for function, us in found.items()
+    }
     for function, told_us in truth.items():
         share, told = found[function] / total, told_us / sum(truth.values())
         rest = sum(variance.values()) - variance[function]
@@ -83,8 +94,18 @@ def assert_shares(lockd: Lockd, profile: str, comm: str, truth: dict[str, float]
 
 
 def test_each_place_and_each_waker_has_its_share_of_the_time(sampling: Lockd, seen: Seen) -> None:
-    assert_shares(sampling, "offcpu", seen.comm, seen.truth["places"])
-    assert_shares(sampling, "wakers", seen.comm, seen.truth["wakers"])
+    assert_shares(sampling, "offcpu", seen.comm, blocked_us(seen.truth, "places"))
+    assert_shares(sampling, "wakers", seen.comm, blocked_us(seen.truth, "wakers"))
+
+
+def blocked_us(truth: dict[str, Any], sort: str) -> dict[str, float]:
+    """What was waited in each function, without the time on the run queue, which the truth has as well.
+
+    A thread that is woken waits for a processor alike, wherever it slept.
+    """
+    of_sort = truth[sort]
+    queued_us = of_sort["queued_us"] / sum(each["waits"] for each in of_sort["in"].values())
+    return {function: each["us"] - queued_us * each["waits"] for function, each in of_sort["in"].items()}
 
 
 @pytest.mark.parametrize("profile", ["offcpu", "wakers"])
@@ -92,7 +113,7 @@ def test_the_time_in_all_is_that_of_the_metric(sampling: Lockd, seen: Seen, prof
     counted = seen.after.sum(COUNTED, comm=seen.comm)
     blocked = profile_of(sampling, profile, seen.comm).within("blocked")
     assert blocked[seen.comm] / 1e9 == pytest.approx(counted, rel=EXACT)
-    assert counted > 0.9 * sum(seen.truth["places"].values()) / 1e6  # which has time on the run queue as well
+    assert counted > 0.9 * sum(blocked_us(seen.truth, "places").values()) / 1e6
 
 
 def test_frames_are_the_whole_stack(sampling: Lockd, seen: Seen) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.lockd_process import Lockd, Metrics
+from tests.support.workload import Workload
 from tests.tries import tries
 
 TRIES = 5
@@ -30,6 +31,11 @@ PER_WAIT_US = 300
 PER_SWITCH_US = 50
 """Between the kernel's accounting of a thread's time and the switch that lockd sees."""
 REST_SECONDS = 10.0
+SPINS = ("spinlock", "rwlock_read", "rwlock_write")
+"""Types of kernel locks for which threads spin.
+
+If the kernel skips the program at the end of such a wait, lockd takes the wait to go on for ten seconds.
+"""
 
 
 def about(told_us: float, waits: float = 1) -> Any:
@@ -38,14 +44,26 @@ def about(told_us: float, waits: float = 1) -> Any:
 
 
 def at_rest(lockd: Lockd, comm: str) -> Metrics:
-    """The metrics once all that happened is counted, and no wait of `comm` for a lock is said to go on."""
+    """The metrics once all that happened is counted, and no thread of `comm` is said to sleep for a lock."""
     lockd.metrics()
 
     def none_waits(metrics: Metrics) -> bool:
-        names = ("lockd_futex_waiting", "lockd_kernel_lock_waiting")
-        return not any(metrics.sum(name, comm=comm) for name in names)
+        name = "lockd_kernel_lock_waiting"
+        of_kernel = metrics.labels(name, comm=comm)
+        sleeping = [metrics.sum(name, **one) for one in of_kernel if one["lock_type"] not in SPINS]
+        return not (metrics.sum("lockd_futex_waiting", comm=comm) or any(sleeping))
 
     return lockd.until(none_waits, REST_SECONDS)
+
+
+def until_names_come(lockd: Lockd, first: Workload) -> None:
+    """Run a workload that waits for a lock, until the lock has its name.
+
+    A namer may take longer to start than a wait is held back for the name of its lock.
+    """
+    first.run()
+    lockd.waited_for(comm=first.comm)
+    first.finish()
 
 
 def in_one_of_some_tries(attempt: Callable[[], list[str]]) -> None:

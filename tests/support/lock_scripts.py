@@ -11,6 +11,8 @@ ROUNDS = 2
 HOLD_US = 50_000
 LINGER_MS = 2000
 """Until a thread's name has been looked up for what another thread ended: lockd does once a second."""
+NAMED_LATER_MS = 5000
+"""The same where no event of the thread itself tells its name, and ticks of 0.2 s are late."""
 
 RELEASE = {
     "mutex_lock": "mutex_unlock",
@@ -167,12 +169,12 @@ def _others() -> dict[str, Script]:
         "semaphore released by another": Script(
             {"taker": "down semaphore", "releaser": f"held 1 semaphore, {hold}, up semaphore"},
             ROUNDS,
-            LINGER_MS,
+            NAMED_LATER_MS,
         ),
         "rwsem released by another": Script(
             {"taker": "down_read rwsem", "releaser": f"held 1 rwsem, {hold}, up_read rwsem"},
             ROUNDS,
-            LINGER_MS,
+            NAMED_LATER_MS,
         ),
         "semaphore waited for, released by another": Script(
             {
@@ -182,7 +184,7 @@ def _others() -> dict[str, Script]:
                 "releaser": f"held 1 mutex, {hold}, up semaphore",
             },
             ROUNDS,
-            LINGER_MS,
+            NAMED_LATER_MS,
         ),
     }
 

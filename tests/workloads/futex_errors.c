@@ -1,11 +1,12 @@
 /* Raw futex waits (kind lock) that fail: TIMEOUTS with ETIMEDOUT after TIMEOUT_US, EAGAINS with
- * EAGAIN, which do not block, and EINTRS blocked waits that a signal handler interrupts. No wakes. */
+ * EAGAIN, which do not block, and EINTRS blocked waits that a signal handler interrupts. No wakes.
+ * "longest_us" is how long a call took at most, rounded up. */
 #include "workload.h"
 
 static uint32_t zero, two = 2;
 static long eintrs;
 static struct waits waits;
-static _Atomic long interrupted;
+static _Atomic long interrupted, longest_ns;
 
 static void handler(int signal)
 {
@@ -16,7 +17,10 @@ static void wait_expecting(int error, uint32_t *word, long timeout_us)
 {
     struct before b = before();
     int got = futex_wait_2(word, timeout_us);
+    long ns = now_ns() - b.ns;
     after(&waits, b);
+    if (ns > longest_ns)
+        longest_ns = ns;
     if (got != error) {
         errno = got;
         die("futex: wrong result");
@@ -51,7 +55,8 @@ int main(int argc, char **argv)
     }
     say("{\"futex\": {");
     say_futex("lock", &waits);
-    say("}, \"wakes\": 0, \"errors\": {\"ETIMEDOUT\": %ld, \"EAGAIN\": %ld, \"EINTR\": %ld}}", timeouts,
+    say("}, \"wakes\": 0, \"errors\": {\"ETIMEDOUT\": %ld, \"EAGAIN\": %ld, \"EINTR\": %ld}, ", timeouts,
         eagains, eintrs);
+    say("\"longest_us\": %ld}", longest_ns / 1000 + 1);
     finish();
 }

@@ -110,6 +110,7 @@ int main(int argc, char **argv)
     memset(block, 'x', BLOCK);
     check(pipe2(pipe_fd, O_CLOEXEC), "pipe");
     int with_disk = make_file(argc > 2 ? argv[2] : ".");
+    check(mlockall(MCL_CURRENT), "mlockall"); /* no page of the program is to be read meanwhile */
     ready();
     queued = -queued_ns();
     for (struct phase *p = phases; p < phases + count - !with_disk; p++) {

@@ -2,8 +2,9 @@
  * middle_wait and long_wait, all of which sleep. Each turn of long_wait is some 40 times as long as one of
  * brief_wait, so that the last wait says little about the next one. Other threads read pipes in
  * answered_wait, which for a quarter of that time wait for answer_soon to write, and else for answer_late.
- * "places" has what was waited in each of the three functions since the start byte, "wakers" what readers
- * have waited for each of the two. */
+ * "places" has what was waited in each of the three functions since the start byte, and how often, "wakers"
+ * what readers have waited for each of the two. "queued_us" is the part of it all that threads were on the
+ * run queue. */
 #include "workload.h"
 
 enum { BRIEF, MIDDLE, LONG, PLACES };
@@ -12,6 +13,7 @@ enum { SOON, LATE, WAKERS };
 #define NOINLINE __attribute__((noinline, noclone))
 static volatile long count; /* so that no call is the last thing that its caller does */
 static _Atomic long stop, finished, place_ns[PLACES], waker_ns[WAKERS], waits[PLACES], answers[WAKERS];
+static _Atomic long sleepers_queued_ns, readers_queued_ns;
 
 static uint32_t below(uint32_t *state, uint32_t limit)
 {
@@ -58,6 +60,7 @@ static void *sleep_in_turns(void *number)
         else
             long_wait(20000 + below(&state, 40001));
     }
+    sleepers_queued_ns += queued_ns();
     finished++;
     return NULL;
 }
@@ -95,6 +98,7 @@ static void *read_pipe(void *pair)
 {
     while (!stop)
         answered_wait(pair);
+    readers_queued_ns += queued_ns();
     finished++;
     return NULL;
 }
@@ -117,6 +121,11 @@ static void *write_pipe(void *p)
     return NULL;
 }
 
+static void say_function(const char *name, long ns, long number, const char *end)
+{
+    say("\"%s\": {\"us\": %ld, \"waits\": %ld}%s", name, ns / 1000, number, end);
+}
+
 int main(int argc, char **argv)
 {
     long sleepers = arg(argc, argv, 1, 60), pairs = arg(argc, argv, 2, 30), seconds = arg(argc, argv, 3, 5);
@@ -133,10 +142,12 @@ int main(int argc, char **argv)
     nap(seconds * 1000000);
     stop = 1;
     wait_until(&finished, sleepers + 2 * pairs);
-    say("{\"places\": {\"brief_wait\": %ld, \"middle_wait\": %ld, \"long_wait\": %ld}, ",
-        place_ns[BRIEF] / 1000, place_ns[MIDDLE] / 1000, place_ns[LONG] / 1000);
-    say("\"waits\": %ld, ", waits[BRIEF] + waits[MIDDLE] + waits[LONG]);
-    say("\"wakers\": {\"answer_soon\": %ld, \"answer_late\": %ld}}", waker_ns[SOON] / 1000,
-        waker_ns[LATE] / 1000);
+    say("{\"places\": {\"queued_us\": %ld, \"in\": {", sleepers_queued_ns / 1000);
+    say_function("brief_wait", place_ns[BRIEF], waits[BRIEF], ", ");
+    say_function("middle_wait", place_ns[MIDDLE], waits[MIDDLE], ", ");
+    say_function("long_wait", place_ns[LONG], waits[LONG], "}}, ");
+    say("\"wakers\": {\"queued_us\": %ld, \"in\": {", readers_queued_ns / 1000);
+    say_function("answer_soon", waker_ns[SOON], answers[SOON], ", ");
+    say_function("answer_late", waker_ns[LATE], answers[LATE], "}}}");
     finish();
 }
