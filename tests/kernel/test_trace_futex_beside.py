@@ -8,17 +8,26 @@ from collections import Counter
 
 import pytest
 
-from tests.support.checks import beside_another_tool
+from tests.support.checks import PER_SWITCH_US, beside_another_tool
 from tests.support.futex_rows import Row, read, total
 from tests.support.lockd_process import Lockd
 from tests.support.trace_process import Trace
 from tests.support.workload import Start, Workload
 
 
+def check_blocked(seen_us: float, told: dict[str, float]) -> None:
+    """The sum of one of several tracers, each of which reads the clock in its own program.
+
+    What the host takes between two of them is in one of their sums only.
+    """
+    least_us = told["least_us"] - PER_SWITCH_US * told["blocked"]
+    assert least_us <= seen_us <= told["blocked_us"] + told["blocked"]
+
+
 def test_formats_say_the_same(workload: Start) -> None:
     one = workload("mutex_handover", 20, 1000)
     traces = {name: Trace("futex", "-p", one.pid, "--format", name) for name in ("csv", "json", "folded")}
-    one.run()
+    told = one.run()["futex"]["lock"]
     texts = {name: trace.stop() for name, trace in traces.items()}
     rows = read(texts["csv"])
     objects = [json.loads(line) for line in texts["json"].splitlines()]
@@ -29,14 +38,14 @@ def test_formats_say_the_same(workload: Start) -> None:
     )
     folded = [line.rpartition(" ") for line in texts["folded"].splitlines()]
     assert {stack for stack, _, _ in folded} == {row["stack"] for row in rows if row["blocked_count"]}
-    # Each trace times the waits by itself.
-    assert sum(int(value) for *_, value in folded) == pytest.approx(total(rows, "blocked_us"), rel=0.02)
+    check_blocked(sum(int(value) for *_, value in folded), told)
+    check_blocked(total(rows, "blocked_us"), told)
 
 
 def test_beside_the_daemon_both_say_the_same(calls: Lockd, workload: Start) -> None:
     one = workload("futex_errors", 100, 500, 50, 1000)
     trace = Trace("futex", "-p", one.pid, "--names")
-    one.run()
+    told = one.run()["futex"]["lock"]
     rows = read(trace.stop())
     metrics = calls.metrics()
     name = "lockd_futex_blocked_seconds"
@@ -44,9 +53,8 @@ def test_beside_the_daemon_both_say_the_same(calls: Lockd, workload: Start) -> N
     assert total(rows, "blocked_count") == metrics.sum(f"{name}_count", comm=one.comm)
     assert total(rows, "wake_count") == metrics.sum("lockd_futex_wakes_total", comm=one.comm)
     assert total(rows, "errors") == metrics.sum("lockd_futex_errors_total", comm=one.comm)
-    assert total(rows, "blocked_us") == pytest.approx(
-        metrics.sum(f"{name}_sum", comm=one.comm) * 1e6, rel=0.02
-    )
+    check_blocked(total(rows, "blocked_us"), told)
+    check_blocked(metrics.sum(f"{name}_sum", comm=one.comm) * 1e6, told)
     assert {row["kind"] for row in rows} == {"lock"}
 
 

@@ -81,6 +81,7 @@ def test_late_answers_are_not_taken_for_others(monkeypatch: pytest.MonkeyPatch) 
             with pytest.raises(SamplerError, match="no answer on the control socket within"):
                 await link.ask(what)
         assert (waiting(sampler), waiting(sampler)) == (b"m", b"")  # asked once, however often
+        monkeypatch.setattr(sampler_link, "TIMEOUT", 60.0)  # this one is answered
         detail = asyncio.ensure_future(link.ask(b"d"))
         await asyncio.sleep(0)
         answer(sampler, b"metrics")
@@ -197,6 +198,7 @@ def test_what_never_settles(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(link: SamplerLink, sampler: socket.socket) -> None:
         with pytest.raises(SamplerError, match=r"not everything is counted after 0\.05 s; rule: three"):
             await link.wait_until_settled()
+        monkeypatch.setattr(sampler_link, "SETTLED_TIMEOUT", 60.0)  # the next one is answered
         later = asyncio.ensure_future(link.wait_until_settled())
         sampler.send(SETTLED)  # which answers the one that gave up
         await asyncio.sleep(0.01)

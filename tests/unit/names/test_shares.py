@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockd.names.shares import NOBODY, SAVED_SECONDS, Shares
+from lockd.process.clock import TICKS
 
 SHARE = 0.1
 
@@ -98,6 +99,12 @@ def test_what_fails_has_taken_its_time(host: Host) -> None:
     assert not host.work(one, 1)
 
 
+def stolen_seconds(cpu: int) -> float:
+    """For how long the hypervisor took this processor, which counts as time that the process ran."""
+    lines = map(str.split, Path("/proc/stat").read_text().splitlines())
+    return next(int(line[8]) for line in lines if line[0] == f"cpu{cpu}") / TICKS
+
+
 def test_waiting_for_a_cpu_is_nobodys_fault() -> None:
     """Two on one CPU have half of it each."""
     cpus = os.sched_getaffinity(0)
@@ -105,17 +112,17 @@ def test_waiting_for_a_cpu_is_nobodys_fault() -> None:
     rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         shares = Shares(Path("/proc"), SHARE)
-        began, ran = time.monotonic(), time.process_time()
+        began, ran, stolen = time.monotonic(), time.process_time(), stolen_seconds(min(cpus))
         with shares.turn(os.getpid()):
             while time.process_time() < ran + 0.3:
                 pass
-        took = time.monotonic() - began
+        took, stolen = time.monotonic() - began, stolen_seconds(min(cpus)) - stolen
     finally:
         rival.kill()
         rival.wait()
         os.sched_setaffinity(0, cpus)
     assert took > 0.4
-    assert shares._debt((os.getpid(), NOBODY)) == pytest.approx(0.3, abs=0.08)
+    assert 0.22 <= shares._debt((os.getpid(), NOBODY)) <= 0.38 + stolen
 
 
 def test_no_descriptor_stays_open() -> None:

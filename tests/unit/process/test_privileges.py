@@ -118,15 +118,15 @@ def test_errors_say_what_and_why(script: str, says: str) -> None:
 
 def test_the_child_gets_its_signal_when_the_parent_ends() -> None:
     child = (
-        "import signal, time; from lockd.process.privileges import die_with_parent;"
+        "import signal, sys, time; from lockd.process.privileges import die_with_parent;"
         "signal.signal(15, lambda *_: (print('told', flush=True), exit()));"
-        "die_with_parent(15); print('up', flush=True); time.sleep(20)"
+        "die_with_parent(15); print('up', flush=True); print(file=sys.stderr, flush=True); time.sleep(20)"
     )
     read, write = os.pipe()
     parent = (
-        "import os, subprocess, sys, time;"
-        f"subprocess.Popen([sys.executable, '-c', {child!r}], stdout={write});"
-        "time.sleep(1); os._exit(0)"
+        "import os, subprocess, sys;"
+        f"one = subprocess.Popen([sys.executable, '-c', {child!r}], stdout={write}, stderr=subprocess.PIPE);"
+        "one.stderr.read(1); os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", parent], cwd=ROOT, pass_fds=[write], check=True)
     os.close(write)
