@@ -28,7 +28,7 @@ LIBRARIES = "/usr/lib/*/libbfd-*-system.so"
 ANSI, VERBOSE = 2, 8
 """DMGL_ANSI and DMGL_VERBOSE of binutils: the flags that c++filt sets for names without parameters (-p)."""
 SECONDS = 0.5
-"""Seconds that one name may take."""
+"""Seconds of CPU time that one name may take. How long the child waits for a CPU is not the symbol's fault."""
 NAMES_OF_CHILD = 1000
 """Names after which the child is replaced, as the CPU time of a child is only known after its end."""
 CPU_SECONDS = 5
@@ -153,7 +153,7 @@ def _serve(library: str, questions: int, answers: int) -> NoReturn:
     """The child: reads a symbol at a time, and answers each with a line."""
     try:
         gc.disable()  # a collection would write to all memory, and so copy the pages of the parent
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPROF):
             signal.signal(number, signal.SIG_DFL)
         # While the child is busy with a name, it would not notice that its parent was killed.
         privileges.die_with_parent(signal.SIGKILL)
@@ -166,9 +166,9 @@ def _serve(library: str, questions: int, answers: int) -> NoReturn:
         _set_limits()
         confinement.confine(confinement.COMPUTING)
         while symbol := os.read(0, MAX_MANGLED):
-            signal.setitimer(signal.ITIMER_REAL, SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
             answer = _copy_and_free(bfd_demangle(None, symbol, ANSI | VERBOSE))
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             os.write(1, (answer if len(answer) < MAX_ANSWER else b"") + b"\n")
     finally:
         os._exit(0)
