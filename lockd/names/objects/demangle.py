@@ -28,7 +28,7 @@ LIBRARIES = "/usr/lib/*/libbfd-*-system.so"
 ANSI, VERBOSE = 2, 8
 """DMGL_ANSI and DMGL_VERBOSE of binutils: the flags that c++filt sets for names without parameters (-p)."""
 SECONDS = 0.5
-"""Seconds of CPU time that one name may take. How long the child waits for a CPU is not the symbol's fault."""
+"""Seconds of CPU time that one name may take. Waiting for a CPU is not the fault of the symbol."""
 NAMES_OF_CHILD = 1000
 """Names after which the child is replaced, as the CPU time of a child is only known after its end."""
 CPU_SECONDS = 5
