@@ -96,7 +96,9 @@ the time that a thread spins before it sleeps.
   lockd reads it after a second, then after two, four and so on, in the end once a minute.
 - A perf map or jitdump, of Java or any other program, is read only if it belongs to the one user as which
   the process runs, is a regular file with no other name, and is reached through no symbolic link. Otherwise
-  any user could make lockd show the content of a file of root's.
+  any user could make lockd show the content of a file of root's. A file that was last changed before the
+  process started is not read either: an earlier process with the same id wrote it, for instance the one that
+  ran in the container before its restart.
 - Code that is inlined into a method has that method's name. Interpreted code has the name of its caller. If
   code on the stack was compiled after the map was written, the lock has the name of its class. Without
   `-XX:+PreserveFramePointer` a compiled caller may be missed.
