@@ -120,9 +120,8 @@ def test_locks_of_java_have_their_kind_and_get_their_names(
     write_perf_map(program)
     lockd.until(lambda m: all(waited(m, "lock", named) > 0.5 for _, named in LOCKS.values()), NOTICED_SECONDS)
     assert lockd.metrics().sum("lockd_advised_processes", comm=COMM, advice="java") == 0
-    queued = queued_seconds(
-        program
-    )  # Flight Recorder's times end when the thread runs, lockd's when it is woken
+    # Flight Recorder's times end when the thread runs, lockd's when it is woken.
+    queued = queued_seconds(program)
     program.go()
     truth = program.truth()
     metrics = lockd.metrics()

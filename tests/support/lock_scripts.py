@@ -12,7 +12,10 @@ HOLD_US = 50_000
 LINGER_MS = 2000
 """Until a thread's name has been looked up for what another thread ended: lockd does once a second."""
 NAMED_LATER_MS = 5000
-"""The same where no event of the thread itself tells its name, and ticks of 0.2 s are late."""
+"""For how long threads keep a name that only procfs tells, because another thread releases their lock.
+
+The sampler of an emulated machine ticks every 0.2 s, and may be late.
+"""
 
 RELEASE = {
     "mutex_lock": "mutex_unlock",

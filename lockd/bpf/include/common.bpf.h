@@ -378,8 +378,8 @@ static __always_inline void raise_to(u64 *max, u64 value)
 }
 
 /* Return 1 if a > b, else 0; both are below 2^63. It takes no branch, each of which would double what the
- * kernel's verifier has to examine behind it. The empty assembly keeps the compiler from making one: clang 19
- * did, and the programs of mode `calls` with mode `all` were then refused as too large. */
+ * kernel's verifier has to examine behind it. The empty assembly keeps the compiler from making one: that
+ * of Debian 13 did, and the programs of mode `calls` with mode `all` were then refused as too large. */
 static __always_inline u64 is_above(u64 a, u64 b)
 {
     u64 difference = b - a;

@@ -37,8 +37,9 @@ PATIENCE_SECONDS = 10.0
 The check is still needed: the name can be that of other code that was there before.
 """
 EARLIER_NS = NS
-"""Nanoseconds by which the last change of a file precedes the start of the process, if the file is an earlier
-process's. Times of files are those of the last timer interrupt.
+"""A file that was last changed so many nanoseconds before the process started is an earlier process's.
+
+A difference is needed: the times of files are some milliseconds old, and starts are rounded down.
 """
 READING_SHARE = 20
 """After files were read, they are not checked again for this many times the duration of the reading."""

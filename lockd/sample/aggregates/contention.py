@@ -28,7 +28,7 @@ MIN_ROWS = 20_000
 FORGET_AFTER = 3600.0
 """Seconds after which a thread or lock with nothing new is forgotten."""
 FORGET_ENDED_AFTER = 600.0
-"""The same for those of processes that have ended, of which a build leaves hundreds in a minute."""
+"""Seconds after which those of ended processes are forgotten. A build leaves hundreds in a minute."""
 RECENT = 60.0
 """Seconds: the threads of a lock are those that blocked on it so recently."""
 SHOWN = 1000

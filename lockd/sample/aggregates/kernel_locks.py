@@ -142,15 +142,13 @@ class KernelLockAggregates:
         waited_ns = moment.clock - waits["since"].astype(np.int64)
         waiting = moment.name_waits(keys["tid"], waits["tgid"], waits["type"], keys["lock"], waited_ns)
         self._note_waiting(waiting, moment.now)
+        self.sites.forget_unwaited()
 
     def _note_waiting(self, waiting: OngoingWaits, now: float) -> None:
         self.by_type.clear_waiting()
         self._contention.clear_waiting("kernel_locks")
-        if len(waiting):
-            self._note_gauges(waiting, now)
-        self.sites.forget_unwaited()
-
-    def _note_gauges(self, waiting: OngoingWaits, now: float) -> None:
+        if not len(waiting):
+            return
         types = waiting.kinds
         rows = self.by_type.waiting_rows(
             mix(waiting.codes, types),
