@@ -127,12 +127,17 @@ struct ended {
     u64 max_sys_ns;
 };
 
+/* Whether `task` is being killed. Every thread of a dying process receives SIGKILL, which is pending until
+ * the thread acts on it and exits. If the switch-in after its wait was not seen, the end of the wait is
+ * noticed later, when the thread exits already. */
 static __always_inline bool is_being_killed(u64 task)
 {
     u64 at = STRUCT_AT(task, TASK_TYPE), pending = 0;
+    u32 flags = 0;
 
     READ_MEMBER(at, TASK_PENDING_SIGNAL, pending);
-    return pending & (1 << (9 - 1)); /* SIGKILL, which every thread of a dying process receives */
+    READ_MEMBER(at, TASK_FLAGS, flags);
+    return pending & (1 << (9 - 1)) || flags & PF_EXITING;
 }
 
 /* Raise the longest wait of an entry by a wait of `task`, or of a thread that is not known if it is 0. The

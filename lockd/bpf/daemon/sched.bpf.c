@@ -537,7 +537,7 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
     u32 flags = 0;
     READ_CURRENT(task, TASK_FLAGS, flags);
     struct pt_regs *registers = user_regs_of(task);
-    s16 nr = flags & 0x00200000 /* PF_KTHREAD */ ? NR_KERNEL : syscall_of(registers);
+    s16 nr = flags & PF_KTHREAD ? NR_KERNEL : syscall_of(registers);
     /* restart_syscall() continues a timed wait after SIGCONT. The thread is still in the call that began
      * the wait. */
     if (nr != NR_RESTART_SYSCALL || t->nr <= 0)

@@ -175,9 +175,6 @@ static __always_inline bool is_releasing(u64 task, struct thread *t)
     return false;
 }
 
-#define PF_EXITING 0x4
-#define PF_KTHREAD 0x200000
-
 /* Return what the current thread does as it ends the wait of `t`. An interrupt may do so on its behalf: then
  * its call, if it is in any, has nothing to do with the lock. */
 static __always_inline u8 end_of_user_wait(struct thread *t)

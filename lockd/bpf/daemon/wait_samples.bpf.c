@@ -88,7 +88,7 @@ static __always_inline void capture_stacks(void *ctx, struct captured_wait *kept
     kept->by.tid = 0;
     kept->by.bytes = 0;
     READ_TASK(task, TASK_FLAGS, flags);
-    if (flags & 0x00200000) /* PF_KTHREAD */
+    if (flags & PF_KTHREAD)
         return;
     __builtin_memset(kept->by.frames, 0, sizeof(kept->by.frames));
     fill_capture(ctx, task, &kept->by);

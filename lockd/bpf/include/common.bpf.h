@@ -128,6 +128,10 @@ struct call {
 #define TASK_NOLOAD 0x400 /* TASK_IDLE: uninterruptible, but waits for nothing in particular */
 #define TASK_RTLOCK_WAIT 0x1000 /* for a sleeping spinlock, with PREEMPT_RT (5.15) */
 
+/* Flags of a task. */
+#define PF_EXITING 0x4
+#define PF_KTHREAD 0x200000
+
 enum state { STATE_RUNNABLE, STATE_INTERRUPTIBLE, STATE_UNINTERRUPTIBLE, STATE_OTHER };
 
 #ifdef TRACE_OFFCPU
@@ -469,7 +473,7 @@ static __always_inline void identify(u64 task, struct who *who)
     READ_TASK(task, TASK_GROUP_LEADER, leader);
     READ_TASK(leader, TASK_COMM, who->comm);
     READ_TASK(task, TASK_FLAGS, flags);
-    who->kernel_thread = !!(flags & 0x00200000); /* PF_KTHREAD */
+    who->kernel_thread = !!(flags & PF_KTHREAD);
     READ_TASK(task, TASK_CGROUPS, css_set);
     READ_TASK(css_set, CSS_SET_DFL_CGRP, cgroup);
     READ_TASK(cgroup, CGROUP_KN, node);

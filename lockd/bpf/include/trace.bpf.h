@@ -211,7 +211,7 @@ static __always_inline bool is_kernel_thread(u64 task)
     u32 flags = 0;
 
     READ_TASK(task, TASK_FLAGS, flags);
-    return flags & 0x00200000; /* PF_KTHREAD */
+    return flags & PF_KTHREAD;
 }
 
 /* Whether the user asked for the current thread. */
