@@ -174,6 +174,8 @@ def _switches(programs: tuple[str, ...], futex_mode: str, has_holders: bool, has
     if has_wait_samples and "offcpu" in programs:
         files = ("daemon/wait_samples.bpf.c", *files)
         defines = (*defines, "WITH_WAIT_SAMPLES")
+    if {"WITH_USER_HOLDERS", "WITH_WAIT_SAMPLES"}.intersection(defines):
+        files = ("daemon/cpython.bpf.c", *files)
     if "futex" in programs and futex_mode == "blocked":
         files = (*FUTEX_FILES, "daemon/futex_waits.bpf.c", *files)
         defines = ("FUTEX_WAITS", *defines)

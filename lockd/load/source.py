@@ -35,6 +35,8 @@ SIZES = {
     "LOCK_QUEUES_ENTRIES": 4096,
     # Java machines whose waits are looked into.
     "HOTSPOTS_ENTRIES": 1024,
+    # Processes of CPython whose threads' functions are read.
+    "CPYTHONS_ENTRIES": 1024,
     # Processes that the namer knows of.
     "TOLD_PROCESSES_ENTRIES": 1024,
 }

@@ -73,6 +73,31 @@ class HotSpotPlaces:
             _number(number, 0, 1 << bits)
 
 
+CPYTHON_BITS = (63, *[32] * 6)
+"""Sizes in bits of the members of struct cpython; the first member is an address in user space."""
+
+
+@dataclass(frozen=True)
+class CPythonPlaces:
+    """Where the memory of a process with CPython says which Python functions a thread is in.
+
+    The attributes are the members of struct cpython of the BPF programs: an address, offsets and a flag.
+    Raises ValueError if a number does not fit into its member.
+    """
+
+    last_holder: int
+    thread_id: int
+    thread_frame: int
+    has_cframe: int
+    cframe_frame: int
+    frame_previous: int
+    frame_code: int
+
+    def __post_init__(self) -> None:
+        for number, bits in zip(vars(self).values(), CPYTHON_BITS, strict=True):
+            _number(number, 0, 1 << bits)
+
+
 @dataclass(frozen=True)
 class LockAnswer:
     """The name of a lock: the answer to UserLockSeen and to KernelLock."""
@@ -100,6 +125,8 @@ class LockAnswer:
     """The members of HotSpotPlaces for a process with HotSpot; empty if they are unknown."""
     advice: str = ""
     """A key of lockd.advice.ADVICE about the waits of the process; empty if there is none."""
+    cpython: tuple[int, ...] = ()
+    """The members of CPythonPlaces for a process with CPython; empty if they are unknown."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +170,15 @@ class StackAnswer:
     user: tuple[str, ...]
     """Functions in user space, innermost first; empty if there was no capture, or if they are unknown."""
     returns: Addresses
-    """For each function of `user`, the address at which the thread goes on in it."""
+    """The address at which the thread goes on in each function, without those of Python: these are in
+    `user` in place of the functions in C that evaluate them."""
     kernel: tuple[str, ...]
     """Functions of the kernel, innermost first."""
     interrupts: Addresses
     """The return addresses of its stack in functions by which interrupts enter the kernel. Where there are
     any, the thread only happened to run when an interrupt came."""
+    cpython: tuple[int, ...] = ()
+    """The members of CPythonPlaces for a process with CPython; empty if they are unknown."""
 
 
 Answer = LockAnswer | OwnersAnswer | GoWaitsAnswer | HolderAnswer | StackAnswer
@@ -268,6 +298,8 @@ class LockReleased:
     """A number of the sampler's for the question, which the answer repeats."""
     tgid: int
     capture: Capture
+    python: Addresses = ()
+    """The code objects of the Python functions that the thread was in, innermost first."""
 
     def encode(self) -> bytes:
         return _with_capture("released", self)
@@ -314,6 +346,8 @@ class ThreadCaptured:
     """Return addresses in the kernel, innermost first; empty if their functions are not asked for."""
     capture: Capture | None = None
     """None for a kernel thread, or if the functions in user space are not asked for."""
+    python: Addresses = ()
+    """The code objects of the Python functions that the thread was in, innermost first."""
 
     def encode(self) -> bytes:
         return _with_capture("captured", self)
@@ -389,7 +423,7 @@ def is_answer_to(answer: Answer, question: Question) -> bool:
         case ((LockReleased() | KernelLockReleased()), HolderAnswer()):
             return answer.token == question.token
         case ThreadCaptured(), StackAnswer():
-            return answer.token == question.token and len(answer.returns) == len(answer.user)
+            return answer.token == question.token and bool(answer.returns) == bool(answer.user)
     return False
 
 
@@ -445,7 +479,8 @@ def _question(fields: dict[str, Any], blob: bytes) -> Question:
         case "go":
             return GoWaits(tuple(fields["tgids"]))
         case "released":
-            return LockReleased(fields["token"], fields["tgid"], _capture(fields["capture"], blob))
+            capture = _capture(fields["capture"], blob)
+            return LockReleased(fields["token"], fields["tgid"], capture, tuple(fields["python"]))
         case "kernel released":
             return KernelLockReleased(fields["token"], tuple(fields["stack"]))
         case "captured":
@@ -455,6 +490,7 @@ def _question(fields: dict[str, Any], blob: bytes) -> Question:
                 fields["tgid"],
                 tuple(fields["kernel"]),
                 _capture(capture, blob) if capture else None,
+                tuple(fields["python"]),
             )
         case "look":
             return Watch(tuple(fields["tgids"]), tuple(fields["gone"]))
@@ -487,8 +523,10 @@ def decode_answer(message: bytes) -> Answer:
                 HotSpotPlaces(*answer.hotspot)
             if answer.advice and answer.advice not in ADVICE:
                 raise ValueError(f"there is no advice {answer.advice!r:.40}")
+        if isinstance(answer, LockAnswer | StackAnswer) and answer.cpython:
+            CPythonPlaces(*answer.cpython)
         if isinstance(answer, StackAnswer):
-            longest = max(len(answer.user), len(answer.kernel))
+            longest = max(len(answer.user), len(answer.returns), len(answer.kernel))
             if longest > MOST_FUNCTIONS:
                 raise ValueError(f"a stack has {longest} functions, and not {MOST_FUNCTIONS} at most")
         return answer

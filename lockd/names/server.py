@@ -26,9 +26,8 @@ from lockd.kernel.rings import Ring
 from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.kernel.locks import KernelNames
 from lockd.names.kernel.sites import is_interrupt
-from lockd.names.locks.locking_code import Frame
 from lockd.names.locks.owners import UserOwners
-from lockd.names.locks.user_locks import UserNames
+from lockd.names.locks.user_locks import UserNames, UserStack
 from lockd.names.protocol import (
     MOST_FUNCTIONS,
     Answer,
@@ -53,8 +52,6 @@ from lockd.names.protocol import (
     encode_answer,
 )
 from lockd.names.shares import Bench, Shares
-from lockd.names.stacks import function_name
-from lockd.names.unwind.capture import Capture
 from lockd.process import confinement, memory, privileges
 
 log = logging.getLogger(__name__)
@@ -126,9 +123,8 @@ class Names:
                 with self._shares.turn(question.tgid) as is_allowed:
                     if not is_allowed:
                         return question.fallback()
-                    return HolderAnswer(
-                        question.token, *self._user.name_holder(question.tgid, question.capture)
-                    )
+                    about = question.tgid, question.capture, question.python
+                    return HolderAnswer(question.token, *self._user.name_holder(*about))
             case KernelLockReleased():
                 return HolderAnswer(question.token, *self._kernel.name_holder(question.stack))
             case ThreadCaptured():
@@ -162,21 +158,26 @@ class Names:
         Those of the kernel are named even if the process has used up its share, as its files are not read for
         them.
         """
-        user = self._user_stack(question.tgid, question.capture) if question.capture else []
+        user = self._user_stack(question)
         # Without a kernel stack the kernel's symbols are not read. An interrupt enters far out in a stack.
         kernel = self._kernel.symbols().without_tracing(question.kernel) if question.kernel else ()
         names = self._kernel.symbols().describe(kernel, len(kernel)) if kernel else ()
         return StackAnswer(
             question.token,
-            tuple(function_name(frame) for _, frame in user),
-            tuple(address for address, _ in user),
+            user.functions[:MOST_FUNCTIONS],
+            tuple(address for address, _ in user.frames),
             names[:MOST_FUNCTIONS],
             tuple(address for address, name in zip(kernel, names, strict=True) if is_interrupt(name)),
+            user.cpython,
         )
 
-    def _user_stack(self, tgid: int, capture: Capture) -> list[tuple[int, Frame]]:
-        with self._shares.turn(tgid) as is_allowed:
-            return self._user.stack(tgid, capture, MOST_FUNCTIONS) if is_allowed else []
+    def _user_stack(self, question: ThreadCaptured) -> UserStack:
+        if question.capture:
+            with self._shares.turn(question.tgid) as is_allowed:
+                if is_allowed:
+                    about = question.tgid, question.capture, MOST_FUNCTIONS, question.python
+                    return self._user.stack(*about)
+        return UserStack([])
 
     def _owner(self, owners: UserOwners, lock: OwnedLock) -> int:
         with self._shares.turn(lock.tgid) as is_allowed:

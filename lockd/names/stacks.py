@@ -17,8 +17,6 @@ from lockd.names.unwind.capture import Capture
 
 MOST_FRAMES = 128
 """Functions of a stack that are shown."""
-UNKNOWN = "[unknown]"
-"""A frame of a process that was gone before its mappings were read, or of code that no symbol names."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +32,6 @@ class FrameFormat:
 
 FUNCTIONS = FrameFormat()
 """Functions alone."""
-
-
-def function_name(frame: Frame) -> str:
-    """The function of a frame.
-
-    A function without a name is shown as OBJECT+0xOFFSET, or as UNKNOWN if it is in no object file.
-    """
-    return frame.function or (frame.label if frame.object else UNKNOWN)
 
 
 class StackNames:
@@ -78,10 +68,10 @@ class StackNames:
             self._user_names.load_files(tgid)
 
     def user_stack(self, tgid: int, capture: Capture) -> tuple[str, ...]:
-        """The functions of a process's stack, innermost first, by function_name()."""
-        stack = self._user_names.stack(tgid, capture, MOST_FRAMES)
+        """The functions of a process's stack, innermost first, by Frame.name."""
+        frames = self._user_names.stack(tgid, capture, MOST_FRAMES).frames
         return tuple(
-            self._with_address(address, self._user_frame(address, frame)) for address, frame in stack
+            self._with_address(address, self._user_frame(address, frame)) for address, frame in frames
         )
 
     def user_lock(self, tgid: int, tid: int, address: int, guess: str, capture: Capture | None) -> UserLock:
@@ -125,7 +115,7 @@ class StackNames:
 
     def _user_frame(self, address: int, frame: Frame) -> str:
         if not frame.function or not self._format.offsets:
-            return function_name(frame)
+            return frame.name
         offset = f"+{address - frame.start:#x}" if frame.start else ""
         return f"{frame.function}{offset} [{frame.object}]"
 

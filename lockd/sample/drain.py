@@ -217,6 +217,8 @@ class Collector:
         """Holds of kernel locks that will never end because their threads are gone."""
         self.known_locks, self.hotspots = hashes.get("known_locks"), hashes.get("hotspots")
         """The maps of locks that were captured and of Java machines; None if futex calls are not measured."""
+        self.cpythons = hashes.get("cpythons")
+        """The map of processes of CPython; None if holders are not sampled."""
         self.backlogs = {
             name: Backlog(pair[0], FOLDED_ROWS, self._saved)
             for name, pair in self._maps.pairs.items()
@@ -319,9 +321,9 @@ class Collector:
         return self._maps.written.has_wait_since(window)
 
     def forget_names(self) -> None:
-        """Have all locks captured and all Java machines reported again: only another sampler knew their
-        names."""
-        for table in (self.known_locks, self.hotspots):
+        """Have all locks captured and all runtimes of languages reported again: only another sampler knew
+        their names."""
+        for table in (self.known_locks, self.hotspots, self.cpythons):
             if table:
                 table.drain(self._maps.buffers)
 

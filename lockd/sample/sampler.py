@@ -45,6 +45,7 @@ from lockd.sample.drain import FOLDED_ROWS, Collector
 from lockd.sample.folding import HELD_BACK_ROWS, MOST_ROWS, Aggregates, Folding
 from lockd.sample.locks.deadlocks import Deadlocks
 from lockd.sample.locks.releases import Releases
+from lockd.sample.locks.runtimes import CPYTHON, HOTSPOT, RuntimePlaces
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.locks.waits import LockWaitReader, ThreadStates
 from lockd.sample.own_cost import OwnCost
@@ -134,13 +135,17 @@ class Sampler:
         budget = LineBudget(settings.limits)
         self._unit_info = UnitInfo(budget)
         shared = (manifest, settings.limits, budget, self.contention)
+        hotspots, cpythons = self._collector.hotspots, self._collector.cpythons
+        self._hotspots = RuntimePlaces(hotspots, HOTSPOT) if hotspots else None
+        self._cpythons = RuntimePlaces(cpythons, CPYTHON) if cpythons else None
         if "futex" in self._collector.capacities:
             assert self._collector.known_locks
-            assert self._collector.hotspots
+            assert self._hotspots
             self._user_locks = UserLocks(
                 self._resolver,
                 self._collector.known_locks,
-                self._collector.hotspots,
+                self._hotspots,
+                self._cpythons,
                 manifest.enums["futex_kind"],
                 self._may_be_wanted,
                 manifest.constants["CAPTURED_AGAIN_NS"],
@@ -233,6 +238,7 @@ class Sampler:
             collector.refused_waits,
             collector.control,
             self._resolver,
+            self._cpythons,
             self._identities.identify_thread,
             self._processes.comm,
             per_second,
@@ -596,6 +602,9 @@ class Sampler:
             self._wait_samples.forget_ended(alive, now)
         if self._user_locks:
             self._user_locks.forget_ended(alive, now)
+        for places in (self._hotspots, self._cpythons):
+            if places:
+                places.keep(alive)
         if self._user_locks and self._go_waits:
             self._go_waits.forget_ended(alive & self._user_locks.advice.keys())
             go = (tgid for tgid, advice in self._user_locks.advice.items() if advice == GO)

@@ -35,6 +35,7 @@ from lockd.sample.locks.releases import (
     SampleCounts,
     SamplePace,
 )
+from lockd.sample.locks.runtimes import RuntimePlaces
 
 UNKNOWN_STACK = ("[unknown]",)
 """The functions of a user stack that the namer could not read, as of a process that has ended."""
@@ -92,12 +93,16 @@ class UserStack(NamedTuple):
     frames: tuple[int, ...]
     """Return addresses that the kernel found by frame pointers, if some of them are beyond what was captured
     of the stack; else empty."""
+    python: tuple[int, ...]
+    """The code objects of its Python functions."""
     functions: tuple[str, ...]
     expires: float
     """When it is to be named anew, by the monotonic clock in seconds."""
 
-    def is_same(self, words: memoryview, frames: tuple[int, ...]) -> bool:
-        """Whether a captured stack, which has these words and return addresses, is the same one."""
+    def is_same(self, words: memoryview, frames: tuple[int, ...], python: tuple[int, ...] = ()) -> bool:
+        """Whether a captured stack, which has these words, return addresses and code objects, is the same."""
+        if python != self.python:
+            return False
         size = len(words)
         has_returns = all(at < size and words[at] == address for at, address in self.returns)
         return has_returns and (not self.frames or self.frames == frames)
@@ -115,9 +120,9 @@ def find_returns(words: memoryview, frames: tuple[int, ...], returns: tuple[int,
         at = next((i for i in range(at + 1, len(words)) if words[i] == address), -1)
         if at < 0:
             is_beyond = set(returns[1 + number :]) <= set(frames)
-            return UserStack(tuple(places), frames, (), 0.0) if is_beyond else None
+            return UserStack(tuple(places), frames, (), (), 0.0) if is_beyond else None
         places.append((at, address))
-    return UserStack(tuple(places), (), (), 0.0)
+    return UserStack(tuple(places), (), (), (), 0.0)
 
 
 @dataclass
@@ -127,14 +132,16 @@ class _Question:
     stack: NamedStack
     tgid: int
     capture: Capture | None
+    python: tuple[int, ...]
     kernel: tuple[int, ...]
 
 
 class StackNames:
     """Names captured stacks: those that are remembered at once, others by the namer."""
 
-    def __init__(self, resolver: Resolver) -> None:
-        self._resolver = resolver
+    def __init__(self, resolver: Resolver, cpythons: RuntimePlaces | None = None) -> None:
+        """`cpythons` is for what the namer says of processes with CPython."""
+        self._resolver, self._cpythons = resolver, cpythons
         self._tokens = itertools.count(1)
         self._asked: dict[int, _Question] = {}
         """Questions without an answer by token, the oldest first."""
@@ -148,35 +155,39 @@ class StackNames:
         """Return addresses in functions by which interrupts enter the kernel."""
         self._kernel_expires = 0.0
 
-    def name(self, tgid: int, capture: Any, kernel: tuple[int, ...], now: float) -> NamedStack:
+    def name(
+        self, tgid: int, capture: Any, kernel: tuple[int, ...], now: float, python: tuple[int, ...] = ()
+    ) -> NamedStack:
         """Name a captured stack.
 
-        `capture` is an array of one `struct capture`, whose `tid` is 0 if there is no user stack, and
-        `kernel` are return addresses.
+        `capture` is an array of one `struct capture`, whose `tid` is 0 if there is no user stack.
+        `kernel` are return addresses, and `python` the code objects of Python functions.
         """
         if not self._interrupts.isdisjoint(kernel):
             return NamedStack(now, (), (), is_interrupt=True)
         stack = NamedStack(now, kernel=self._kernel.get(kernel))
-        stack.user = self._recognise(tgid, capture, now) if capture["tid"][0] else ()
+        stack.user = self._recognise(tgid, capture, python, now) if capture["tid"][0] else ()
         if stack.user is not None and stack.kernel is not None:
             return stack
         user = decode_captures(capture)[0] if stack.user is None else None
         token = next(self._tokens)
         asked_kernel = kernel if stack.kernel is None else ()
-        if self._resolver.ask(ThreadCaptured(token, tgid, asked_kernel, user)):
-            self._asked[token] = _Question(stack, tgid, user, asked_kernel)
+        if self._resolver.ask(ThreadCaptured(token, tgid, asked_kernel, user, python if user else ())):
+            self._asked[token] = _Question(stack, tgid, user, python, asked_kernel)
         else:
             stack.asked -= ANSWER_SECONDS  # it will not be known
         return stack
 
-    def _recognise(self, tgid: int, capture: Any, now: float) -> tuple[str, ...] | None:
+    def _recognise(
+        self, tgid: int, capture: Any, python: tuple[int, ...], now: float
+    ) -> tuple[str, ...] | None:
         known = self._user.get(tgid)
         stacks = known.get(_program_counter(capture)) if known else None
         if not stacks:
             return None
         words = memoryview(capture["stack"][0].tobytes()[: int(capture["bytes"][0])]).cast("Q")
         frames = tuple(filter(None, capture["frames"][0].tolist()))
-        same = (one for one in stacks if one.expires > now and one.is_same(words, frames))
+        same = (one for one in stacks if one.expires > now and one.is_same(words, frames, python))
         return next((one.functions for one in same), None)
 
     def note_answer(self, answer: StackAnswer, now: float) -> None:
@@ -185,6 +196,8 @@ class StackNames:
         if question is None:
             return
         stack = question.stack
+        if answer.cpython and self._cpythons:
+            self._cpythons.write(question.tgid, answer.cpython)
         if stack.kernel is None:
             stack.kernel, stack.is_interrupt = answer.kernel, bool(answer.interrupts)
             self._interrupts.update(set(answer.interrupts).intersection(question.kernel))
@@ -193,9 +206,11 @@ class StackNames:
         if stack.user is None:
             stack.user = answer.user or UNKNOWN_STACK
             if question.capture and not answer.interrupts and set(answer.user) - set(UNKNOWN_STACK):
-                self._remember(question.tgid, question.capture, answer, now)
+                self._remember(question.tgid, question.capture, question.python, answer, now)
 
-    def _remember(self, tgid: int, capture: Capture, answer: StackAnswer, now: float) -> None:
+    def _remember(
+        self, tgid: int, capture: Capture, python: tuple[int, ...], answer: StackAnswer, now: float
+    ) -> None:
         found = find_returns(memoryview(capture.stack).cast("Q"), capture.frames, answer.returns)
         if found is None:
             return
@@ -203,12 +218,13 @@ class StackNames:
             self._user.clear()
             self._remembered = 0
         stacks = self._user.setdefault(tgid, {}).setdefault(answer.returns[0], [])
-        stale = [one for one in stacks if (one.returns, one.frames) == (found.returns, found.frames)]
+        found = found._replace(python=python, functions=answer.user, expires=now + REMEMBERED_SECONDS)
+        stale = [one for one in stacks if one[:3] == found[:3]]
         for one in stale or stacks[: max(len(stacks) - MOST_OF_PLACE + 1, 0)]:
             stacks.remove(one)
             self._remembered -= 1
         self._remembered += 1
-        stacks.append(found._replace(functions=answer.user, expires=now + REMEMBERED_SECONDS))
+        stacks.append(found)
 
     def forget_ended(self, alive: set[int], now: float) -> None:
         """Forget the stacks of all processes but those in `alive`, and questions that got no answer."""
@@ -264,7 +280,8 @@ class WaitSamples(SampleCounts):
     """Reads `ring`, whose records have the layout `record`, and has their stacks named.
 
     `enums` and `constants` are those of the manifest. `refused` counts samples for which the ring had no
-    room. `identify` is Identities.identify_thread(), and `comm` returns the comm of a process.
+    room. `cpythons` is for what the namer says of processes with CPython; None if the programs do not look
+    into these. `identify` is Identities.identify_thread(), and `comm` returns the comm of a process.
     """
 
     def __init__(
@@ -276,6 +293,7 @@ class WaitSamples(SampleCounts):
         refused: PerCpuCounters,
         control: Control,
         resolver: Resolver,
+        cpythons: RuntimePlaces | None,
         identify: Callable[[Any], tuple[Name, bool]],
         comm: Callable[[int], str],
         per_second: int,
@@ -289,7 +307,7 @@ class WaitSamples(SampleCounts):
         self._begins = enums["wait_record_kind"].index("begins")
         self._ends = enums["wait_record_kind"].index("ends")
         self._control, self._identify, self._comm = control, identify, comm
-        self._stacks = StackNames(resolver)
+        self._stacks = StackNames(resolver, cpythons)
         self._per_second, self._since, self._waits_then = per_second, now, 0
         self._pace.wait_ns = THREADS_AT_FIRST * NS // per_second
         self._begun: dict[int, _Begun] = {}
@@ -353,7 +371,8 @@ class WaitSamples(SampleCounts):
     def _stack(self, tgid: int, record: memoryview, now: float) -> NamedStack:
         captured = np.frombuffer(record, self._captured, 1)
         kernel = tuple(filter(None, captured["kernel"][0].tolist()))
-        return self._stacks.name(tgid, captured["by"], kernel, now)
+        python = tuple(filter(None, captured["python"][0].tolist())) if captured["by"]["tid"][0] else ()
+        return self._stacks.name(tgid, captured["by"], kernel, now, python)
 
     def note_answer(self, answer: StackAnswer, now: float) -> None:
         """Note the functions of a stack."""

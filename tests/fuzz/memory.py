@@ -19,7 +19,7 @@ from lockd.names.locks.owners import UserOwners
 from lockd.names.objects.address_space import AddressSpace
 from lockd.names.objects.elfutils import Segment
 from lockd.names.objects.object_cache import ObjectCache
-from lockd.names.protocol import UserLockSeen, decode_answer, encode_answer
+from lockd.names.protocol import CPythonPlaces, UserLockSeen, decode_answer, encode_answer
 from lockd.names.runtimes.cpython import (
     _SLOTS,
     CLASSIC,
@@ -113,6 +113,9 @@ def cpython(data: bytes) -> None:
         interpreter.innermost(memory, thread_pointer)
         for address, _ in parts_of(data):
             interpreter.type_of(memory, address)
+        if places := interpreter.places(memory, thread_pointer):
+            CPythonPlaces(*places)
+        judge_python(interpreter.functions(memory, [address for address, _ in parts_of(data)][:MOST_FRAMES]))
     assert memory.reads < MOST_READS and interpreter.memory < 1 << 24
 
 

@@ -55,6 +55,7 @@ from lockd.names.client import Resolver
 from lockd.names.protocol import (
     MOST_FUNCTIONS,
     Answer,
+    CPythonPlaces,
     GoWaits,
     GoWaitsAnswer,
     HolderAnswer,
@@ -89,7 +90,7 @@ QUESTIONS: tuple[Question, ...] = (
     KernelLock(6, 0xFFFF888100000040, "mutex", (0xFFFFFFFF81000000,)),
     Owners(3, (OwnedLock(7, 0x7F00, "lock", "mutex"), OwnedLock(7, 0x7F08, "pi", ""))),
     GoWaits((7, 9)),
-    LockReleased(4, 7, Capture(tuple(range(17)), bytes(64), (1, 2), 0x7F00)),
+    LockReleased(4, 7, Capture(tuple(range(17)), bytes(64), (1, 2), 0x7F00), (0x7F40, 0x7F80)),
     KernelLockReleased(5, (0xFFFFFFFF81000000, 1)),
     ThreadCaptured(6, 7, (0xFFFFFFFF81000000, 1), Capture(tuple(range(17)), bytes(64), (1, 2), 0x7F00)),
     ThreadCaptured(7, 2, (0xFFFFFFFF81000000,)),
@@ -99,6 +100,7 @@ ANSWERS: tuple[Answer, ...] = (
         5, True, "shop:orders", "shop:put", ("shop:put", "main"), "lock", "mutex", hotspot=tuple(range(14))
     ),
     LockAnswer(6, False, "pipe->mutex", "pipe_write"),
+    LockAnswer(7, True, "app.py:put", "app.py:put", (), "lock", "thread_lock", cpython=tuple(range(7))),
     OwnersAnswer(3, (8, 0)),
     GoWaitsAnswer((7, 9), (-1, 10**12)),
     HolderAnswer(4, "shop:put", ("shop:put", "main")),
@@ -176,7 +178,8 @@ def _check(answer: Answer) -> None:
             assert type(value) is kind, f"{field.name} is {value!r}"
         assert all(type(name) is str for name in answer.stack)
         assert len(answer.hotspot) in (0, len(fields(HotSpotPlaces)))
-        numbers: Sequence[int] = answer.hotspot
+        assert len(answer.cpython) in (0, len(fields(CPythonPlaces)))
+        numbers: Sequence[int] = (*answer.hotspot, *answer.cpython)
         assert all(0 <= number < 2**63 for number in numbers)
     elif isinstance(answer, HolderAnswer):
         assert all(type(name) is str for name in (answer.site, *answer.stack))

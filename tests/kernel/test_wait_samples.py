@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernel.test_holders import STANDARD_DEVIATIONS, name
+from tests.kernel.test_holders import PROGRAMS, PYTHON, STANDARD_DEVIATIONS, name
 from tests.support.lockd_process import IS_IN_MACHINE, Lockd, Metrics
 from tests.support.pprof_decoder import Decoded
 from tests.support.workload import OURS, Workload
@@ -126,6 +126,20 @@ def test_frames_are_the_whole_stack(sampling: Lockd, seen: Seen) -> None:
     page = sampling.get(f"/flamegraph?program=offcpu&by=waker&comm={seen.comm}").decode()
     for frame in ("answered_wait", "answer_late", "irq"):
         assert f"<title>{frame}\n" in page, frame
+
+
+def test_functions_of_python_are_in_the_profile(sampling: Lockd) -> None:
+    """Threads sleep in three functions, in turns of random length. The stacks in C are all the same."""
+    first = Workload(PYTHON, PROGRAMS / "sleeps.py", PAIRS, 2, comm=name("first"))
+    first.run()
+    first.kill()
+    one = Workload(PYTHON, PROGRAMS / "sleeps.py", PAIRS, SECONDS, comm=name("python"))
+    truth = {f"sleeps.py:{function}": float(us) for function, us in one.run().items()}
+    assert_shares(sampling, "offcpu", one.comm, truth)
+    us = profile_of(sampling, "offcpu", one.comm).within("blocked")
+    one.kill()
+    named = sum(us[function] for function in truth)
+    assert us["sleeps.py:sleep_by_turns"] >= named > 0.5 * us["sleep"]
 
 
 def test_samples_are_few_and_are_counted(seen: Seen) -> None:

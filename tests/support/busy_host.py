@@ -28,6 +28,7 @@ from lockd.sample.aggregates.identities import Filter, Identities
 from lockd.sample.aggregates.offcpu import OffcpuAggregates
 from lockd.sample.aggregates.ongoing import OngoingWaits
 from lockd.sample.aggregates.window import make_window
+from lockd.sample.locks.runtimes import HOTSPOT, RuntimePlaces
 from lockd.sample.locks.user_locks import UserLocks
 from lockd.sample.series.block import Block
 from lockd.sample.series.label_hash import hash_labels
@@ -174,7 +175,8 @@ class BusyHost:
         self._user_locks = UserLocks(
             cast("Resolver", self.names),
             cast("HashMap", self.names),
-            cast("HashMap", self.names),
+            RuntimePlaces(cast("HashMap", self.names), HOTSPOT),
+            None,
             list(source.enums["futex_kind"]),
             lambda tgid: True,
             captured_again_ns=10_000_000_000,

@@ -6,17 +6,23 @@ import ctypes
 import os
 import struct
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from lockd.names.unwind.capture import Capture
 
-PTRACE_GETREGS, PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT = 12, 17, 0x4206, 0x4207
+T = TypeVar("T")
+
+PTRACE_GETREGS, PTRACE_DETACH, PTRACE_SYSCALL, PTRACE_SEIZE, PTRACE_INTERRUPT = 12, 17, 24, 0x4206, 0x4207
 WALL = 0x40000000
 STACK_BYTES = 4096
 FUTEX = (202, 219)  # futex, and restart_syscall, by which a wait with a timeout goes on after a stop
 # rax rdx rcx rbx rsi rdi rbp rsp r8..r15 rip, by their places in struct user_regs_struct
 DWARF = (10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0, 16)
-RAX, RDI, ORIG_RAX, FS_BASE = 10, 14, 15, 21
+RAX, RSI, RDI, ORIG_RAX, FS_BASE = 10, 13, 14, 15, 21
+FUTEX_COMMANDS, FUTEX_WAKE = 0x7F, 1
+NOT_MADE_YET = -38  # what a system call returns that is about to be made
 # What an interrupted call returns inside the kernel, so that it is made again: ERESTARTSYS and its like.
 RESTARTS = (-512, -513, -514, -516)
 UNSIGNED = 2**64 - 1
@@ -68,6 +74,26 @@ def blocked_capture(tgid: int, comm: str, seconds: float = 60.0) -> tuple[int, i
     raise TimeoutError(f"the thread {comm} of {tgid} was stopped in another wait each time in {seconds} s")
 
 
+def releasing_capture(tgid: int, tid: int, look: Callable[[Capture], T]) -> tuple[Capture, T]:
+    """What a thread has in its next futex call that wakes another one, and what `look` sees while it is
+    stopped there. Afterwards it goes on."""
+    _ptrace(PTRACE_SEIZE, tid)
+    try:
+        _ptrace(PTRACE_INTERRUPT, tid)
+        os.waitpid(tid, WALL)
+        registers = (ctypes.c_int64 * 27)()
+        while True:
+            _ptrace(PTRACE_SYSCALL, tid)
+            os.waitpid(tid, WALL)
+            _ptrace(PTRACE_GETREGS, tid, ctypes.addressof(registers))
+            is_call = registers[ORIG_RAX] == FUTEX[0] and registers[RAX] == NOT_MADE_YET
+            if is_call and registers[RSI] & FUTEX_COMMANDS == FUTEX_WAKE:
+                capture = _captured(tgid, registers)
+                return capture, look(capture)
+    finally:
+        _ptrace(PTRACE_DETACH, tid)
+
+
 def _sleeps_again(tgid: int, tid: int, address: int) -> bool:
     until = time.monotonic() + WAITS_AGAIN_SECONDS
     while not (sleeps := futex_of(tgid, tid) == address) and time.monotonic() < until:
@@ -88,15 +114,19 @@ def _capture(tgid: int, tid: int, address: int) -> Capture | None:
         _ptrace(PTRACE_GETREGS, tid, ctypes.addressof(registers))
         if registers[ORIG_RAX] not in FUTEX or registers[RDI] != address or registers[RAX] not in RESTARTS:
             return None
-        numbered = tuple(registers[place] & UNSIGNED for place in DWARF)
-        memory = os.open(f"/proc/{tgid}/mem", os.O_RDONLY)
-        try:
-            stack = os.pread(memory, STACK_BYTES, numbered[7])
-            return Capture(numbered, stack, _frame_pointers(memory, numbered), registers[FS_BASE] & UNSIGNED)
-        finally:
-            os.close(memory)
+        return _captured(tgid, registers)
     finally:
         _ptrace(PTRACE_DETACH, tid)
+
+
+def _captured(tgid: int, registers: Sequence[int]) -> Capture:
+    numbered = tuple(registers[place] & UNSIGNED for place in DWARF)
+    memory = os.open(f"/proc/{tgid}/mem", os.O_RDONLY)
+    try:
+        stack = os.pread(memory, STACK_BYTES, numbered[7])
+        return Capture(numbered, stack, _frame_pointers(memory, numbered), registers[FS_BASE] & UNSIGNED)
+    finally:
+        os.close(memory)
 
 
 def _frame_pointers(memory: int, registers: tuple[int, ...]) -> tuple[int, ...]:

@@ -33,22 +33,6 @@ struct hotspot {
 
 BPF_TABLE("lru_hash", u32, struct hotspot, hotspots, HOTSPOTS_ENTRIES);
 
-static __always_inline u64 user_word(u64 at)
-{
-    u64 word = 0;
-
-    bpf_probe_read_user(&word, sizeof(word), (void *)at);
-    return word;
-}
-
-static __always_inline u32 user_half(u64 at)
-{
-    u32 half = 0;
-
-    bpf_probe_read_user(&half, sizeof(half), (void *)at);
-    return half;
-}
-
 /* Return the JavaThread of the current thread, or 0. It is 0 for a thread that does not belong to Java:
  * its supposed object does not point back to it. */
 static __always_inline u64 java_thread(u64 thread_pointer, struct hotspot *vm)

@@ -254,11 +254,11 @@ static __always_inline void count_absence(u64 task, u32 tid, struct thread *t, u
 
 #ifdef WITH_HOLDERS
 /* The current thread, whose entry is `t`, leaves its CPU at `now`: count it if it waits for a lock. */
-static __always_inline void join_its_queue(u64 task, u32 tid, struct thread *t, u64 now)
+static __always_inline void join_its_queue(void *ctx, u64 task, u32 tid, struct thread *t, u64 now)
 {
 #ifdef WITH_USER_HOLDERS
     if (t->call.since && t->state == STATE_INTERRUPTIBLE) {
-        join_user_queue(task, tid, t, now);
+        join_user_queue(ctx, task, tid, t, now);
         return;
     }
 #endif
@@ -553,7 +553,7 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
         futex_wait_began(ctx, task, registers, t, tid, t->nr, now);
 #endif
 #ifdef WITH_HOLDERS
-    join_its_queue(task, tid, t, now);
+    join_its_queue(ctx, task, tid, t, now);
 #endif
 #ifdef ONLY_FUTEX_CALLS
     if (!t->call.since)

@@ -49,9 +49,12 @@ static __always_inline void count_release(void *ctx, struct release *release, u6
 #else
 #define LAST_QUEUED_KIND KIND_PI
 
+#define RELEASE_FUNCTIONS 8
+
 struct captured_release { /* END_RELEASE of a lock in user space */
     struct release release;
     struct capture by; /* the thread that released the lock */
+    u64 python[RELEASE_FUNCTIONS]; /* the code objects of its Python functions, innermost first, up to a 0 */
 };
 
 BPF_ARRAY(release_record, struct captured_release, 1); /* describes the layout of a record */
@@ -113,23 +116,6 @@ static __always_inline u32 stored_owner(struct thread *t)
 }
 #endif
 
-/* The current thread `tid`, whose entry is `t`, leaves its CPU at `now` to wait for a lock in user space. */
-static __always_inline void join_user_queue(u64 task, u32 tid, struct thread *t, u64 now)
-{
-    u64 key = queue_of(t->call.uaddr, t->tgid);
-
-    if (t->call.kind > LAST_QUEUED_KIND)
-        return;
-    struct lock_queue *queue = join_queue(t, &key, QUEUED_BY_USER, now);
-#ifdef WITH_CAUSES
-    if (!queue || !needs_holder(&queue->hold, tid, queue->released, now))
-        return;
-    u32 stored = stored_owner(t);
-    if (stored)
-        note_holder(queue, &key, t->tgid, thread_of(task, t->tgid, stored), now);
-#endif
-}
-
 /* Whether the current thread's futex call is one that may wake a thread at the address for which `t` waits.
  * If `t` belongs to another process, the lock is in shared memory. Its address may then differ, but not its
  * place within a page. */
@@ -188,6 +174,75 @@ static __always_inline u8 end_of_user_wait(struct thread *t)
     return !(flags & PF_KTHREAD) && is_releasing(task, t) ? END_RELEASE : END_NO_RELEASE;
 }
 
+#ifndef TRACE
+/* Report a sample of a release by the current thread at `now`. */
+static __always_inline void output_user_release(void *ctx, struct release *release, u64 now)
+{
+#ifdef WITH_CAUSES
+    if (!release->times.known)
+        describe_unfollowed(&release->times, release->since, release->waited, now);
+#endif
+    struct captured_release *record = releases.ringbuf_reserve(sizeof(struct captured_release));
+    if (!record) {
+        refuse_sample(release->weight);
+        return;
+    }
+    record->release = *release;
+    record->by.bytes = 0;
+    __builtin_memset(record->by.frames, 0, sizeof(record->by.frames));
+    fill_capture(ctx, bpf_get_current_task(), &record->by);
+    read_python_functions(record->by.thread_pointer, record->python, RELEASE_FUNCTIONS);
+    releases.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+}
+
+/* The current thread, whose entry is `t`, begins to wait at `now` for a lock that was last released at
+ * `released`. If it has just given up the GIL because others have asked for it, it waits until one of them
+ * has got it. Nothing else need be seen of that: a thread that has asked may find the GIL free before it
+ * sleeps. */
+static __always_inline void give_up_gil(void *ctx, struct thread *t, u64 released, u64 now)
+{
+    struct cpython *vm = process_of_gil(t);
+
+    if (!vm || !python_thread(vm, t->thread_pointer))
+        return;
+    u64 waited = take_gil_waits(t);
+    struct release release = {
+        .address = t->call.uaddr,
+        .weight = weight_of_sample(waited, now),
+        .tgid = t->tgid,
+        .kind = t->call.kind,
+        .end = END_RELEASE,
+    };
+#ifdef WITH_CAUSES
+    release.since = released;
+    release.waited = waited;
+#endif
+    if (release.weight)
+        output_user_release(ctx, &release, now);
+}
+#endif
+
+/* The current thread `tid`, whose entry is `t`, leaves its CPU at `now` to wait for a lock in user space. */
+static __always_inline void join_user_queue(void *ctx, u64 task, u32 tid, struct thread *t, u64 now)
+{
+    u64 key = queue_of(t->call.uaddr, t->tgid);
+
+    if (t->call.kind > LAST_QUEUED_KIND)
+        return;
+    struct lock_queue *queue = join_queue(t, &key, QUEUED_BY_USER, now);
+#ifndef TRACE
+    if (queue)
+        give_up_gil(ctx, t, queue->released, now);
+#endif
+#ifdef WITH_CAUSES
+    if (!queue || !needs_holder(&queue->hold, tid, queue->released, now))
+        return;
+    u32 stored = stored_owner(t);
+    if (stored)
+        note_holder(queue, &key, t->tgid, thread_of(task, t->tgid, stored), now);
+#endif
+}
+
 /* The wait of `t`, which is in the queue of a lock in user space, ends at `now`. It is not known how if it
  * is not being `woken`. */
 static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *t, bool woken, u64 now)
@@ -205,26 +260,22 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
 #ifdef TRACE
     count_release(ctx, &release, waited);
 #else
+    if (process_of_gil(t)) {
+        if (end == END_NO_RELEASE) {
+            add_gil_wait(t, waited);
+            return;
+        }
+        waited += take_gil_waits(t);
+#ifdef WITH_CAUSES
+        release.waited = waited;
+#endif
+    }
     release.weight = weight_of_sample(waited, now);
     if (!release.weight)
         return;
-    if (end != END_RELEASE) {
+    if (end == END_RELEASE)
+        output_user_release(ctx, &release, now);
+    else
         output_release(&release);
-        return;
-    }
-#ifdef WITH_CAUSES
-    if (!release.times.known)
-        describe_unfollowed(&release.times, release.since, release.waited, now);
-#endif
-    struct captured_release *record = releases.ringbuf_reserve(sizeof(struct captured_release));
-    if (!record) {
-        refuse_sample(release.weight);
-        return;
-    }
-    record->release = release;
-    record->by.bytes = 0;
-    __builtin_memset(record->by.frames, 0, sizeof(record->by.frames));
-    fill_capture(ctx, bpf_get_current_task(), &record->by);
-    releases.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 #endif
 }

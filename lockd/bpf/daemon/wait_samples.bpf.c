@@ -20,6 +20,7 @@
 #define LONGEST_WAIT 0x7fffffff
 #define CERTAIN 0xffffffff /* a chance is a part of this */
 #define WAIT_FRAMES 48
+#define WAIT_FUNCTIONS 32
 #define WAIT_SAMPLES_PAGES 128
 
 /* What a record of the ring is about. Python reads the names. */
@@ -47,6 +48,7 @@ struct captured_wait {
     struct wait_record record;
     u64 kernel[WAIT_FRAMES]; /* return addresses, innermost first, up to a 0 */
     struct capture by; /* its `tid` is 0 for a kernel thread, which has no user stack */
+    u64 python[WAIT_FUNCTIONS]; /* the code objects of its Python functions, innermost first, up to a 0 */
 };
 
 BPF_RINGBUF_OUTPUT(wait_samples, WAIT_SAMPLES_PAGES); /* the sampler looks at it with every tick */
@@ -92,6 +94,7 @@ static __always_inline void capture_stacks(void *ctx, struct captured_wait *kept
         return;
     __builtin_memset(kept->by.frames, 0, sizeof(kept->by.frames));
     fill_capture(ctx, task, &kept->by);
+    read_python_functions(kept->by.thread_pointer, kept->python, WAIT_FUNCTIONS);
 }
 
 static __always_inline void describe_end(struct wait_record *record, u64 task, u32 tid, struct thread *t,

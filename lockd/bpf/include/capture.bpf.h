@@ -47,6 +47,23 @@ static __always_inline void restore_return_addresses(u64 task, struct capture *k
 }
 #endif
 
+/* Read memory of the current process; what cannot be read is 0. */
+static __always_inline u64 user_word(u64 at)
+{
+    u64 word = 0;
+
+    bpf_probe_read_user(&word, sizeof(word), (void *)at);
+    return word;
+}
+
+static __always_inline u32 user_half(u64 at)
+{
+    u32 half = 0;
+
+    bpf_probe_read_user(&half, sizeof(half), (void *)at);
+    return half;
+}
+
 /* Capture the current thread into a zeroed entry. */
 static __always_inline void fill_capture(void *ctx, u64 task, struct capture *kept)
 {

@@ -105,6 +105,16 @@ class PythonWait:
         return FAMILIES.get(self.kind, "")
 
 
+@dataclass(frozen=True)
+class PythonPlace:
+    """Where a thread of CPython was."""
+
+    site: str
+    """The label of the innermost function that is not locking code; empty if no functions are known."""
+    functions: tuple[str, ...]
+    """Labels of the thread's Python functions, innermost first."""
+
+
 def judge_python(frames: Sequence[PythonFrame], waited_for: str = "") -> PythonWait:
     """Judge a wait by the thread's frames, innermost first, and the type of the object that has the lock."""
     return PythonWait(_kind(frames, waited_for), _site(frames), tuple(map(label, frames)))
@@ -172,16 +182,22 @@ def is_of_python(stack: Sequence[Frame]) -> bool:
 
 
 def shown_stack(stack: Sequence[Frame], functions: Sequence[str]) -> list[str]:
-    """Labels of a stack: the C functions up to the evaluation of Python code, then Python functions.
+    """Labels of a stack: those of called_by_python(), then Python functions. Without these, of the whole
+    stack."""
+    return (
+        [*(frame.label for frame in called_by_python(stack)), *functions]
+        if functions
+        else [frame.label for frame in stack]
+    )
 
-    Where the evaluating function has no name, only the locking code on top of the stack is taken of the C
-    functions. Without Python functions the labels of all C functions are returned.
+
+def called_by_python(stack: Sequence[Frame]) -> list[Frame]:
+    """The C functions on top of a stack, up to the evaluation of Python code.
+
+    Where the evaluating function has no name, only the locking code.
     """
-    if not functions:
-        return [frame.label for frame in stack]
-    ends = (i for i, frame in enumerate(stack) if frame.function.startswith(EVALUATES))
-    inner = stack[: next(ends, 0)] or takewhile(_is_locking, stack)
-    return [*(frame.label for frame in inner), *functions]
+    end = next((i for i, frame in enumerate(stack) if frame.function.startswith(EVALUATES)), 0)
+    return list(stack[:end] or takewhile(_is_locking, stack))
 
 
 def _is_locking(frame: Frame) -> bool:
@@ -241,6 +257,8 @@ class CPythonProcess:
         """`process` is its directory in procfs, `runtime` the address of its `_PyRuntime`."""
         self._process = process
         self._interpreter = Interpreter(runtime)
+        self.places: tuple[int, ...] = ()
+        """The numbers of protocol.CPythonPlaces; empty until find_places() has found them."""
         self._next_patience = 0.0
         self._seen: OrderedDict[_Place, list[PythonFrame]] = OrderedDict()
 
@@ -265,7 +283,20 @@ class CPythonProcess:
                         break
                 self._next_patience = time.monotonic() + IMPATIENT_SECONDS
             waited_for = _type_by_functions(stack) or self._type(memory, address, capture)
+        self.find_places(capture.thread_pointer)
         return judge_python(frames, waited_for)
+
+    def find_places(self, thread_pointer: int) -> None:
+        """Find out `places`, unless they are known. A thread of the process has this thread pointer."""
+        if not self.places:
+            with _opened(self._process) as memory:
+                self.places = self._interpreter.places(memory, thread_pointer)
+
+    def place(self, codes: Sequence[int]) -> PythonPlace:
+        """The place of a thread whose functions have these code objects, innermost first."""
+        with _opened(self._process) as memory:
+            frames = self._interpreter.functions(memory, codes)
+        return PythonPlace(_site(frames), tuple(map(label, frames)))
 
     def _frames(self, memory: _Memory, tid: int, address: int, capture: Capture) -> list[PythonFrame]:
         """The thread's Python frames, if it still waits at the captured place, or for the same address."""

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+UNKNOWN = "[unknown]"
+"""A frame of a process that was gone before its mappings were read, or of code that no symbol names."""
 LOCK, COND = "lock", "cond"
 """Kinds: a wait for another thread's critical section, and a wait for other threads to do something."""
 
@@ -58,6 +60,14 @@ class Frame:
     """The address of the function's first instruction; 0 unless an object file's symbol names it."""
     offset: int = 0
     """Bytes from `start` to the instruction at which the stack goes on; 0 where `start` is 0."""
+
+    @property
+    def name(self) -> str:
+        """The function as profiles show it: without its object, which is shown only if it has no name.
+
+        A function in no object file is UNKNOWN.
+        """
+        return self.function or (self.label if self.object else UNKNOWN)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,11 @@ from weakref import WeakKeyDictionary
 
 from lockd.advice import GO, JAVA, JAVA_UNKNOWN
 from lockd.names.locks.cpython_waits import (
+    EVALUATES,
     RUNTIME,
     CPythonProcess,
     PythonWait,
+    called_by_python,
     is_of_python,
     shown_stack,
     system_call,
@@ -106,6 +108,27 @@ class UserLock:
     is_many: bool = False
     hotspot: tuple[int, ...] = ()
     advice: str = ""
+    cpython: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class UserStack:
+    """The functions of a thread's stack in user space, innermost first."""
+
+    frames: list[tuple[int, Frame]]
+    """The functions in C. Each comes with the address at which the thread goes on in it."""
+    python: tuple[str, ...] = ()
+    """Labels of its Python functions."""
+    cpython: tuple[int, ...] = ()
+    """The members of protocol.CPythonPlaces for a process with CPython; empty if they are unknown."""
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Names as profiles show them. Python functions are in place of the C functions that evaluate them,
+        and of those further out."""
+        frames = [frame for _, frame in self.frames]
+        shown = called_by_python(frames) if self.python else frames
+        return (*(frame.name for frame in shown), *self.python)
 
 
 @dataclass
@@ -185,17 +208,24 @@ class UserNames:
             del self._processes[tgid]
         self._objects.make_room()
 
-    def stack(self, tgid: int, capture: Capture, most: int) -> list[tuple[int, Frame]]:
-        """At most `most` functions of a process's stack, innermost first.
+    def stack(self, tgid: int, capture: Capture, most: int, codes: Sequence[int] = ()) -> UserStack:
+        """The stack of a thread of a process, with `most` functions in C at most.
 
-        Each comes with the address at which the thread goes on in it.
+        `codes` are the code objects of its Python functions, innermost first.
         """
         process = self._read_code(tgid, STALE_SECONDS)
         returns = unwind_returns(process.space, capture, most)
         places = [place for place, _ in returns]
         frames = self._frames(process, places)
         self._hotspot(process, places, frames)  # its next stack is named by the newest perf map
-        return [(address, frame) for (_, address), frame in zip(returns, frames, strict=False)]
+        stack = [(address, frame) for (_, address), frame in zip(returns, frames, strict=False)]
+        if not any(frame.function.startswith(EVALUATES) for frame in frames):
+            return UserStack(stack)
+        python = self._interpreter(process, places)
+        if not python:
+            return UserStack(stack)
+        python.find_places(capture.thread_pointer)
+        return UserStack(stack, python.place(codes).functions if codes else (), python.places)
 
     def variable(self, tgid: int, address: int) -> str:
         """The name of a variable: `object:symbol`, `object:symbol+0xoffset` or `object+0xoffset`.
@@ -250,18 +280,26 @@ class UserNames:
             advice="" if layout and process.jit.has_names else JAVA if layout else JAVA_UNKNOWN,
         )
 
-    def name_holder(self, tgid: int, capture: Capture) -> tuple[str, tuple[str, ...]]:
+    def name_holder(
+        self, tgid: int, capture: Capture, codes: Sequence[int] = ()
+    ) -> tuple[str, tuple[str, ...]]:
         """The site and the stack of a thread that was captured while it released a lock.
 
-        The site is empty if it is unknown. The stack is innermost first.
+        `codes` are the code objects of the Python functions that it was in. The site is empty if it is
+        unknown. The stack is innermost first.
         """
         process = self._read_code(tgid)
         places = unwind(process.space, capture)
         frames = self._frames(process, places)
-        site = releasing_site(frames)
+        site, labels = releasing_site(frames), [frame.label for frame in frames]
         if self._hotspot(process, places, frames) and not _JAVA_SITE.match(site):
             site = ""
-        return site, tuple(frame.label for frame in frames[:SHOWN_FRAMES])
+        elif codes and is_of_python(frames):
+            python = self._interpreter(process, places)
+            place = python.place(codes) if python else None
+            if place and place.site:
+                site, labels = place.site, shown_stack(frames, place.functions)
+        return site, tuple(labels[:SHOWN_FRAMES])
 
     def _lock(
         self,
@@ -297,7 +335,11 @@ class UserNames:
         is_provisional = not (name or site) or (python is not None and not python.site)
         shown = tuple(labels[:SHOWN_FRAMES])
         is_reused = python is not None and family != GIL
-        return UserLock(name or site or ANON, kind or guessed, site, shown, family, is_provisional, is_reused)
+        interpreter = next(iter(process.pythons.values()), None) if python else None
+        return UserLock(
+            name or site or ANON, kind or guessed, site, shown, family, is_provisional, is_reused,
+            cpython=interpreter.places if interpreter else (),
+        )  # fmt: skip
 
     def name_lock_of_sleeper(
         self, tgid: int, tid: int, address: int, guessed: str, thread_pointer: int
@@ -338,14 +380,20 @@ class UserNames:
         stack = [frame for _, frame in frames]
         if not capture or not capture.thread_pointer or not is_of_python(stack):
             return None
-        for place, _ in frames:
+        interpreter = self._interpreter(process, [place for place, _ in frames])
+        return interpreter.wait(tid, address, capture, stack) if interpreter else None
+
+    @staticmethod
+    def _interpreter(process: _Process, places: Sequence[int]) -> CPythonProcess | None:
+        """The interpreter in whose code one of the places is; None if there is none."""
+        for place in places:
             located = process.space.locate(place)
             runtime = located[0].variable_address(RUNTIME) if located else None
             if located and runtime is not None:
                 runtime += place - located[1]
                 if runtime not in process.pythons:
                     process.pythons = {runtime: CPythonProcess(process.directory, runtime)}
-                return process.pythons[runtime].wait(tid, address, capture, stack)
+                return process.pythons[runtime]
         return None
 
     def _read_process(self, tgid: int, max_age: float = REREAD_SECONDS) -> _Process:

@@ -7,8 +7,9 @@ and for a thread that goes on meanwhile, there are no frames rather than wrong o
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +35,16 @@ TAGS = 7
 """Bits of a pointer in a frame that CPython 3.14 uses for itself."""
 CODE, NONE, TEXT = "code", "NoneType", "str"
 """Names of types."""
+
+SWITCH_INTERVAL = 5000
+"""Microseconds for which a thread waits for the GIL before it asks for it, unless the program changes that:
+the first word of the GIL. The second is the state of the thread that last got it."""
+MOST_RUNTIME, RUNTIME_CHUNK = 1 << 20, 1 << 16
+"""Bytes from the beginning of `_PyRuntime` in which the GIL is searched for, and that are read at a time."""
+MOST_SEARCHES = 8
+"""How often the GIL is searched for in vain in a process. It is there once a thread has waited for it."""
+TRAMPOLINE = "<interpreter trampoline>"
+"""The function of a frame of CPython 3.12 that only marks where C called Python."""
 
 COOKIE = b"xdebugpy"
 """The first bytes of `_PyRuntime` from 3.13 on; the interpreter's own table of offsets follows."""
@@ -159,6 +170,9 @@ class Interpreter:
         self._runtime = runtime
         self._layout: Layout | None = None
         self._threads: dict[int, int] = {}
+        self._last_holder, self._searches = 0, 0
+        """The address of the pointer to the state of the thread that last got the GIL, 0 while it is unknown;
+        and how often it was searched for."""
         self._types: dict[int, str] = {}
         self._codes: dict[tuple[int, int, int], PythonFrame] = {}
         self._code_bytes = 0
@@ -182,7 +196,43 @@ class Interpreter:
             self._layout = layout
             return frames
         self._layout = None  # the process may run another program by now
+        self._last_holder, self._searches = 0, 0
         return []
+
+    def places(self, memory: Memory, thread_pointer: int) -> tuple[int, ...]:
+        """The numbers of protocol.CPythonPlaces; a thread of the process has this thread pointer.
+
+        Empty if that is not one of the interpreter's threads, and if the GIL cannot be found: in a build
+        without one, or if the program has changed its switch interval.
+        """
+        if not self._layout:
+            self.frames(memory, thread_pointer)
+        layout = self._layout
+        if not layout:
+            return ()
+        if not self._last_holder and self._searches < MOST_SEARCHES:
+            self._searches += 1
+            with contextlib.suppress(_BrokenMemory, OverflowError):
+                self._last_holder = _find_last_holder(memory, layout, self._runtime)
+        if not self._last_holder:
+            return ()
+        cframe = (1, layout.cframe_frame) if layout.cframe_frame >= 0 else (0, 0)
+        frame = layout.frame_previous, layout.frame_code
+        return (self._last_holder, layout.thread_id, layout.thread_frame, *cframe, *frame)
+
+    def functions(self, memory: Memory, codes: Sequence[int]) -> list[PythonFrame]:
+        """The functions of these code objects, in their order; without those that only mark a call from C.
+
+        Empty if one of them is no code object, and until frames() has returned frames once.
+        """
+        layout = self._layout
+        if not layout:
+            return []
+        try:
+            functions = [self._code(memory, layout, code & ~TAGS) for code in codes]
+        except (_BrokenMemory, OverflowError):
+            return []
+        return [function for function in functions if function and function.function != TRAMPOLINE]
 
     def innermost(self, memory: Memory, thread_pointer: int) -> tuple[int, int]:
         """The addresses of a thread's innermost frame and of its present instruction; 0 where unknown.
@@ -324,6 +374,31 @@ def _frame(memory: Memory, layout: Layout, frame: int) -> tuple[int, int, int]:
 
 def _find_thread(memory: Memory, layout: Layout, runtime: int, thread_pointer: int) -> int:
     """The address of the state of the thread with this thread pointer."""
+    for thread, thread_id in _threads(memory, layout, runtime):
+        if _is_same(thread_id, thread_pointer):
+            return thread
+    raise _BrokenMemory
+
+
+def _find_last_holder(memory: Memory, layout: Layout, runtime: int) -> int:
+    """The address of the pointer to the state of the thread that last got the GIL; 0 if it is not found."""
+    threads = {thread for thread, _ in _threads(memory, layout, runtime)}
+    interval = SWITCH_INTERVAL.to_bytes(8, "little")
+    for start in range(runtime, runtime + MOST_RUNTIME, RUNTIME_CHUNK):
+        data = memory.read(start, RUNTIME_CHUNK + 8)
+        at = data.find(interval)
+        while at >= 0:
+            if at % 8 == 0 and int.from_bytes(data[at + 8 : at + 16], "little") in threads:
+                return start + at + 8
+            at = data.find(interval, at + 1)
+        if len(data) < RUNTIME_CHUNK + 8:
+            break
+    return 0
+
+
+def _threads(memory: Memory, layout: Layout, runtime: int) -> Iterator[tuple[int, int]]:
+    """The address of the state of each thread, and the thread's id. Raises _BrokenMemory where a list ends
+    that does not fit together."""
     seen = 0
     (interpreter,) = _fields(memory, runtime, (layout.interpreters,))
     for _ in range(MOST_INTERPRETERS):
@@ -338,11 +413,9 @@ def _find_thread(memory: Memory, layout: Layout, runtime: int, thread_pointer: i
             previous, after, owner, name = _links(memory, layout, thread)
             if previous != before or owner != interpreter:
                 raise _BrokenMemory
-            if _is_same(name, thread_pointer):
-                return thread
+            yield thread, name
             before, thread = thread, after
         interpreter = following
-    raise _BrokenMemory
 
 
 def _is_thread(memory: Memory, layout: Layout, thread: int, thread_pointer: int) -> bool:

@@ -308,5 +308,6 @@ class Releases(SampleCounts):
         if in_kernel:
             frames = np.frombuffer(record, self._kernel_record, 1)["frames"][0]
             return KernelLockReleased(token, tuple(filter(None, frames.tolist())))
-        by = np.frombuffer(record, self._user_record, 1)["by"]
-        return LockReleased(token, int(by["tgid"][0]), decode_captures(by)[0])
+        whole = np.frombuffer(record, self._user_record, 1)
+        by, functions = whole["by"], tuple(filter(None, whole["python"][0].tolist()))
+        return LockReleased(token, int(by["tgid"][0]), decode_captures(by)[0], functions)

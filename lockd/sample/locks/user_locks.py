@@ -6,7 +6,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +17,9 @@ from lockd.columns.table import Table
 from lockd.kernel.maps import HashMap
 from lockd.names.client import Resolver
 from lockd.names.labels.processes import Name
-from lockd.names.protocol import HotSpotPlaces, LockAnswer, UserLockSeen
+from lockd.names.protocol import LockAnswer, UserLockSeen
 from lockd.names.unwind.capture import Capture, decode_captures
+from lockd.sample.locks.runtimes import HOTSPOT, RuntimePlaces
 from lockd.sample.series.block import Block
 from lockd.sample.series.series import OTHER
 
@@ -48,8 +48,6 @@ FORGET_AFTER = 60.0
 """Seconds after which the locks of a process that has ended are forgotten."""
 ROWS = 50_000
 """Locks that are remembered."""
-HOTSPOT = tuple(field.name for field in fields(HotSpotPlaces))
-"""Members of struct hotspot, in the order of the namer's answer."""
 JAVA_WAIT_AT, JAVA_IS_NO_OBJECT_AT, JAVA_GENERATION_AT, JAVA_OBJECT_GENERATION_AT = 63, 62, 48, 60
 """Bits of the number that a Java lock has in place of an address, see bpf/daemon/hotspot.bpf.c."""
 MOST_ADVISED = 100
@@ -79,7 +77,8 @@ class UserLocks:
         self,
         resolver: Resolver,
         known_locks: HashMap,
-        hotspots: HashMap,
+        hotspots: RuntimePlaces,
+        cpythons: RuntimePlaces | None,
         kinds: Sequence[str],
         is_wanted: Callable[[int], bool],
         captured_again_ns: int,
@@ -87,13 +86,13 @@ class UserLocks:
     ) -> None:
         """`kinds` are the names of enum futex_kind. `is_wanted(tgid)` is whether to name the process's locks.
 
-        `known_locks` and `hotspots` are maps that the programs read. The programs capture a lock again after
-        `captured_again_ns`.
+        `known_locks` is a map that the programs read, and they capture a lock again after
+        `captured_again_ns`. `hotspots` and `cpythons` are for what the namer says of processes; the latter is
+        None if the programs do not look into CPython.
         """
         self._resolver = resolver
-        self._known_locks, self._hotspots = known_locks, hotspots
-        self._hotspots_written: dict[int, tuple[int, ...]] = {}
-        """The value in the map `hotspots` of each Java machine, by process id."""
+        self._known_locks = known_locks
+        self._hotspots, self._cpythons = hotspots, cpythons
         self.advice: dict[int, str] = {}
         """Advice on a process (lockd.advice), by its id."""
         self._kinds = list(kinds)
@@ -222,14 +221,11 @@ class UserLocks:
             self.advice[tgid] = answer.advice
         elif answer.hotspot:  # its names have come; an answer without either takes no advice back
             self.advice.pop(tgid, None)
-        if answer.hotspot and self._hotspots_written.get(tgid) != answer.hotspot:
+        if answer.hotspot and self._hotspots.of(tgid) != answer.hotspot:
             self._forget_names(tgid, answer.hotspot[HOTSPOT.index("generation")])
-            self._hotspots_written[tgid] = answer.hotspot
-            key, value = np.zeros(1, self._hotspots.key), np.zeros(1, self._hotspots.value)
-            key.view(np.uint32)[0] = tgid
-            for name, number in zip(HOTSPOT, answer.hotspot, strict=True):
-                value[name] = number
-            self._hotspots.update(key, value)
+            self._hotspots.write(tgid, answer.hotspot)
+        if answer.cpython and self._cpythons:
+            self._cpythons.write(tgid, answer.cpython)
 
     def _forget_names(self, tgid: int, generation: int) -> None:
         """Forget the names of a Java machine's locks whose numbers are of this generation.
@@ -381,12 +377,7 @@ class UserLocks:
             self._known_locks.delete(self._map_key(int(row)))
         table["asked_at"][ended] = 0
         table.drop(np.flatnonzero(ended & (table["seen"] < now - FORGET_AFTER)))
-        for tgid in (self.advice.keys() | self._hotspots_written.keys()) - alive:
-            self.advice.pop(tgid, None)
-            if self._hotspots_written.pop(tgid, None):
-                key = np.zeros(1, self._hotspots.key)
-                key.view(np.uint32)[0] = tgid
-                self._hotspots.delete(key)
+        self.advice = {tgid: advice for tgid, advice in self.advice.items() if tgid in alive}
         self._resolver.forget_ended(alive)
 
     def _find_corrected(self, tgids: Columns, addresses: Columns, kinds: Columns) -> Rows:

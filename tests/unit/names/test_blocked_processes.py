@@ -6,7 +6,6 @@ from dataclasses import astuple, replace
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from lockd import messages
@@ -14,31 +13,20 @@ from lockd.advice import GO, JAVA
 from lockd.columns.index import mix
 from lockd.kernel.maps import HashMap
 from lockd.names.client import Resolver
-from lockd.names.protocol import GoWaitsAnswer, HotSpotPlaces, LockAnswer
+from lockd.names.protocol import CPythonPlaces, GoWaitsAnswer, HotSpotPlaces, LockAnswer
 from lockd.sample.aggregates.go_waits import GoMutexWaits
-from lockd.sample.locks.user_locks import HOTSPOT, MOST_ADVISED, UserLocks
+from lockd.sample.locks.runtimes import CPYTHON, HOTSPOT, RuntimePlaces
+from lockd.sample.locks.user_locks import MOST_ADVISED, UserLocks
 from lockd.sample.series.block import Block
 from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import OTHER
+from tests.support.maps import Map
 
 KINDS = ("none", "lock", "cond")
 CLASS = 1 << 63
 SEEN, LATER = 1000.0, 1060.0
 PLACES = HotSpotPlaces(*range(1, 14))
-
-
-class Map:
-    """A map of the kernel that keeps what is put into it."""
-
-    def __init__(self, key: npt.DTypeLike, value: npt.DTypeLike) -> None:
-        self.key, self.value = np.dtype(key), np.dtype(value)
-        self.held: dict[bytes, npt.NDArray[Any]] = {}
-
-    def update(self, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-        self.held[keys.tobytes()] = values[0].copy()
-
-    def delete(self, keys: npt.NDArray[Any]) -> None:
-        self.held.pop(keys.tobytes(), None)
+FRAMES = CPythonPlaces(*range(1, 8))
 
 
 class Namer:
@@ -65,8 +53,11 @@ class Told:
             [("captured", "u8"), ("kind", "u1"), ("is_many", "u1"), ("pad", "u1", 6)],
         )
         self.hotspots = Map("u4", [(name, "u8") for name in HOTSPOT])
+        self.cpythons = Map("u4", [(name, "u8") for name in CPYTHON])
+        self._hotspots = RuntimePlaces(cast("HashMap", self.hotspots), HOTSPOT)
+        self._cpythons = RuntimePlaces(cast("HashMap", self.cpythons), CPYTHON)
         self.locks = UserLocks(
-            cast("Resolver", Namer()), cast("HashMap", self.known), cast("HashMap", self.hotspots),
+            cast("Resolver", Namer()), cast("HashMap", self.known), self._hotspots, self._cpythons,
             KINDS, lambda tgid: True, captured_again_ns=10**10,
         )  # fmt: skip
         self._keys: dict[int, int] = {}
@@ -78,6 +69,12 @@ class Told:
     def answer(self, tgid: int, **about: Any) -> None:
         named = LockAnswer(self._keys[tgid], True, "[java]:Lock", "", kind="cond")
         self.locks.note_answer(replace(named, **about))
+
+    def forget_ended(self, alive: set[int]) -> None:
+        """As the sampler does."""
+        self.locks.forget_ended(alive, LATER)
+        self._hotspots.keep(alive)
+        self._cpythons.keep(alive)
 
     def advised(self) -> dict[tuple[str, ...], float]:
         block = Block((1,), 28)
@@ -100,8 +97,19 @@ def test_programs_are_told_where_a_java_machine_has_its_waits() -> None:
     told.answer(7, hotspot=astuple(replace(PLACES, generation=1)))  # its names have come to be known
     (held,) = told.hotspots.held.values()
     assert held["generation"] == 1
-    told.locks.forget_ended(set(), LATER)
+    told.forget_ended(set())
     assert not told.hotspots.held
+
+
+def test_programs_are_told_where_cpython_has_its_frames() -> None:
+    told = Told(7)
+    told.answer(7, cpython=astuple(FRAMES))
+    (held,) = told.cpythons.held.values()
+    assert tuple(held.tolist()) == astuple(FRAMES)
+    told.answer(7)  # an answer that does not say it takes nothing back
+    assert len(told.cpythons.held) == 1 and not told.hotspots.held
+    told.forget_ended(set())
+    assert not told.cpythons.held
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,11 @@ from lockd.names.locks.cpython_waits import MOST_LABEL, label
 from lockd.names.locks.user_locks import SHOWN_FRAMES
 from lockd.names.objects.demangle import MAX_NAME
 from lockd.names.protocol import (
+    CPYTHON_BITS,
     HOTSPOT_BITS,
     MOST_FUNCTIONS,
     Answer,
+    CPythonPlaces,
     GoWaits,
     HolderAnswer,
     HotSpotPlaces,
@@ -470,9 +472,10 @@ CAPTURE = Capture(tuple(range(17)), bytes(range(256)) * 3, (1 << 63, 5), 7)
         KernelLock(1, LOCK, "mutex", (LOCK, 2), True),
         Owners(1, (OwnedLock(1, 2, "lock", "mutex"), OwnedLock(1, 2, "pi", ""))),
         LockReleased(3, 2, CAPTURE),
+        LockReleased(3, 2, CAPTURE, (1 << 47, 5)),
         KernelLockReleased(3, (0xFFFFFFFF81000000, 1)),
         ThreadCaptured(3, 2, (0xFFFFFFFF81000000, 1), CAPTURE),
-        ThreadCaptured(3, 2, (), CAPTURE),
+        ThreadCaptured(3, 2, (), CAPTURE, (1 << 47, 5)),
         ThreadCaptured(3, 2, (0xFFFFFFFF81000000,)),
         Watch((1, 2), (3,)),
         Reload(10, 0.25),
@@ -490,6 +493,7 @@ def test_questions_arrive_as_they_were_sent(question: Question) -> None:
         HolderAnswer(3, "c:d", ("x", "y")),
         StackAnswer(3, ("x", "y"), (0, 2**64 - 1), ("schedule",), (0, 2**64 - 1)),
         StackAnswer(3, (), (), (), ()),
+        StackAnswer(3, ("read", "app.py:f", "app.py:g"), (1, 2), (), (), (2**47, *[2**32 - 1] * 6)),
     ],
 )
 def test_answers_arrive_as_they_were_sent(answer: Answer) -> None:
@@ -505,7 +509,15 @@ def test_what_is_no_question_is_refused(message: bytes) -> None:
 
 
 NAMED = LockAnswer(
-    1, True, "a:b", "c:d", ("x", "y"), "lock", "mutex", hotspot=(2**47, *[2**32 - 1] * 9, 3, 3, 0, 1)
+    1,
+    True,
+    "a:b",
+    "c:d",
+    ("x", "y"),
+    "lock",
+    "mutex",
+    hotspot=(2**47, *[2**32 - 1] * 9, 3, 3, 0, 1),
+    cpython=(2**47, *[2**32 - 1] * 6),
 )
 
 
@@ -518,6 +530,8 @@ def test_a_namer_says_nothing_but_answers_to_what_it_was_asked(tmp_path: Path) -
         {**good, "hotspot": [1]}, {**good, "hotspot": [2**63, *[0] * 13]},
         {**good, "hotspot": [0, 2**32, *[0] * 12]},
         {**good, "hotspot": [*[0] * 10, 256, 0, 0, 0]}, {**good, "hotspot": [-1, *[0] * 13]},
+        {**good, "cpython": [1]}, {**good, "cpython": [2**63, *[0] * 6]},
+        {**good, "cpython": [0, 2**32, *[0] * 5]}, {**good, "cpython": [*[0] * 6, -1]},
         {**good, "more": 1}, {**good, "advice": "run this"},
         {**good, "key": 2}, {**good, "is_user": False}, {"a": "owners", "token": 1,
         "tids": [1]},
@@ -549,19 +563,22 @@ def test_the_functions_of_a_stack_are_taken_only_as_they_were_agreed(tmp_path: P
         good,
         longest,
         {**good, "user": [], "returns": [], "kernel": [], "interrupts": [2**64 - 1]},
+        {**good, "user": ["read", "app.py:f", "app.py:g"], "cpython": [2**47, *[2**32 - 1] * 6]},
     ):
         assert said(tmp_path, asked, json.dumps(right).encode()), right
     for wrong in (
         {**good, "a": "holder"}, {**good, "token": 5}, {**good, "token": "4"}, {**good, "token": None},
-        {**good, "returns": [1]}, {**good, "returns": [1, 2, 3]}, {**good, "returns": [1, -1]},
+        {**good, "returns": []}, {**good, "user": []}, {**good, "returns": [1, -1]},
         {**good, "returns": [1, 2**64]}, {**good, "returns": [1, 1.5]}, {**good, "returns": [1, True]},
         {**good, "returns": ["1", "2"]}, {**good, "returns": None}, {**good, "returns": 2},
-        {**good, "user": ["read"]}, {**good, "user": ["read", 1]}, {**good, "user": ["read", None]},
+        {**good, "cpython": [1]}, {**good, "cpython": [-1, *[0] * 6]}, {**good, "user": ["read", 1]},
+        {**good, "user": ["read", None]},
         {**good, "kernel": [1]}, {**good, "kernel": None}, {**good, "kernel": [["schedule"]]},
         {**good, "interrupts": True}, {**good, "interrupts": [-1]}, {**good, "more": 1},
         {name: value for name, value in good.items() if name != "kernel"},
         {**longest, "user": ["f"] * (MOST_FUNCTIONS + 1), "returns": [1] * (MOST_FUNCTIONS + 1)},
         {**longest, "kernel": ["f"] * (MOST_FUNCTIONS + 1)},
+        {**longest, "returns": [1] * (MOST_FUNCTIONS + 1)},
         {"a": "holder", "token": 4, "site": "", "stack": []},
     ):  # fmt: skip
         assert not said(tmp_path, asked, json.dumps(wrong).encode()), wrong
@@ -581,12 +598,18 @@ def said(procfs: Path, question: UserLockSeen | Owners | GoWaits | ThreadCapture
     return True
 
 
-def test_the_places_in_hotspot_are_as_wide_as_the_programs_have_them() -> None:
-    text = (Path(lockd.__file__).parent / "bpf/daemon/hotspot.bpf.c").read_text()
-    (struct,) = re.findall(r"struct hotspot \{(.*?)\};", text, re.S)
+@pytest.mark.parametrize(
+    ("name", "places", "bits"),
+    [("hotspot", HotSpotPlaces, HOTSPOT_BITS), ("cpython", CPythonPlaces, CPYTHON_BITS)],
+)
+def test_the_places_in_a_runtime_are_as_wide_as_the_programs_have_them(
+    name: str, places: type, bits: tuple[int, ...]
+) -> None:
+    text = (Path(lockd.__file__).parent / f"bpf/daemon/{name}.bpf.c").read_text()
+    (struct,) = re.findall(rf"struct {name} \{{(.*?)\}};", text, re.S)
     members = [(name, int(bits)) for bits, name in re.findall(r"^    u(\d+) (\w+);", struct, re.M)]
-    assert [name for name, _ in members] == [field.name for field in fields(HotSpotPlaces)]
-    assert [bits for _, bits in members] == [64, *HOTSPOT_BITS[1:]]
+    assert [name for name, _ in members] == [field.name for field in fields(places)]
+    assert [bits for _, bits in members] == [64, *bits[1:]]
 
 
 def test_an_answer_fits_into_one_message_however_long_the_names_of_functions_are() -> None:

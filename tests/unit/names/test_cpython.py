@@ -19,11 +19,14 @@ from lockd.names.locks.cpython_waits import QUEUE_TYPE, RLOCK_TYPE, judge_python
 from lockd.names.locks.user_locks import UserLock, UserNames
 from lockd.names.objects.address_space import AddressSpace
 from lockd.names.objects.object_cache import ObjectCache
+from lockd.names.protocol import CPythonPlaces
 from lockd.names.runtimes.cpython import COOKIE, Interpreter, PythonFrame, candidates
+from lockd.names.unwind.capture import Capture
 from tests.fuzz import memory
-from tests.support.ptraced import blocked_capture
+from tests.support.ptraced import blocked_capture, releasing_capture
 
 PROGRAM = Path(__file__).parent / "python_waiter.py"
+HOLDERS = Path(__file__).parents[2] / "programs" / "holders.py"
 VERSIONS = range(8, 16)
 SECONDS = 10.0
 WAITS = {
@@ -102,6 +105,59 @@ def test_a_wait_is_told_later_without_stopping_its_thread(waiter: tuple[int, int
     assert found.site == said(names, pid, comm).site
     elsewhere = names.name_lock_of_sleeper(pid, tid, address + 4, "other", thread_pointer)
     assert elsewhere.is_provisional, "the thread sleeps on another word by now"
+
+
+def code_objects(pid: int, places: CPythonPlaces, capture: Capture) -> tuple[int, ...]:
+    """Those of the functions that the thread with the interpreter is in, as the programs read them."""
+    file = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+
+    def word(address: int) -> int:
+        return int.from_bytes(os.pread(file, 8, address), "little")
+
+    try:
+        thread = word(places.last_holder)
+        if capture.thread_pointer != word(thread + places.thread_id):
+            return ()
+        frame = word(thread + places.thread_frame)
+        if places.has_cframe:
+            frame = word(frame + places.cframe_frame)
+        codes = []
+        while frame and len(codes) < 8:
+            codes.append(word(frame + places.frame_code))
+            frame = word(frame + places.frame_previous)
+        return tuple(codes)
+    finally:
+        os.close(file)
+
+
+@pytest.mark.parametrize("minor", VERSIONS)
+def test_functions_are_told_of_a_thread_that_releases_a_lock_and_goes_on(minor: int) -> None:
+    process = subprocess.Popen(
+        [interpreter(minor), HOLDERS, "lock", "2", "60"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "LOCKD_COMM": "holds"},
+    )  # fmt: skip
+    try:
+        assert process.stdin
+        process.stdin.write(b"gg")
+        process.stdin.flush()
+        pid, names = process.pid, UserNames()
+        tid, address, capture = blocked_capture(pid, "holds")
+        waiter = names.name_lock(pid, tid, address, "other", capture)
+        places = CPythonPlaces(*waiter.cpython)
+        seen = set()
+        until = time.monotonic() + SECONDS
+        while len(seen) < 3 and time.monotonic() < until:
+            capture, codes = releasing_capture(pid, pid, lambda at: code_objects(pid, places, at))
+            site, stack = names.name_holder(pid, capture, codes)
+            assert codes and stack[-1] == "holders.py:<module>", stack
+            if stack[0].endswith(":sem_post"):  # which only releases a lock of Python's threading
+                seen.add(site)
+        assert seen == {"holders.py:lock_short", "holders.py:lock_some", "holders.py:lock_long"}
+        without, _ = names.name_holder(pid, capture)
+        assert not without.startswith("holders.py"), "a function in C, where the programs read none"
+        assert names.name_holder(pid, capture, (*codes[:1], codes[0] + 8))[0] == without
+    finally:
+        stop(process)
 
 
 @pytest.mark.parametrize("minor", VERSIONS)

@@ -323,7 +323,7 @@ def test_the_map_of_a_compiler_at_run_time(owner: int, tmp_path: Path) -> None:
         perf_map.write_text(f"{start - 64:x} 40 before\n{start:x} 40 LShop;::checkout and more\n")
         os.chown(perf_map, owner, owner)
         tid, address, capture = blocked_capture(child.pid, "jit")
-        sampled = [frame.label for _, frame in names.stack(child.pid, capture, 32)]
+        sampled = [frame.label for _, frame in names.stack(child.pid, capture, 32).frames]
         found = names.name_lock(child.pid, tid, address, "other", capture)
     finally:
         child.send_signal(signal.SIGKILL)

@@ -11,6 +11,7 @@ from lockd.kernel.maps import HashMap
 from lockd.names.client import Resolver
 from lockd.names.protocol import LockAnswer, UserLockSeen
 from lockd.names.unwind.capture import REGISTERS
+from lockd.sample.locks.runtimes import HOTSPOT, RuntimePlaces
 from lockd.sample.locks.user_locks import AGAIN_SECONDS, CAPTURES_AT_ONCE, MOST_POSTPONED, UserLocks
 
 KEY = np.dtype([("uaddr", "u8"), ("tgid", "u4"), ("guess", "u1"), ("pad", "u1", 3)])
@@ -57,7 +58,8 @@ class Bench:
     def __init__(self) -> None:
         self.namer, self.known, self.now = Namer(), KnownLocks(), SEEN
         self.locks = UserLocks(
-            cast("Resolver", self.namer), cast("HashMap", self.known), cast("HashMap", self.known),
+            cast("Resolver", self.namer), cast("HashMap", self.known),
+            RuntimePlaces(cast("HashMap", self.known), HOTSPOT), None,
             ("lock", "cond"), lambda tgid: True, captured_again_ns=10**10, machine="x86_64",
         )  # fmt: skip
 

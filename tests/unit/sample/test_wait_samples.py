@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from lockd.kernel.maps import HashMap
 from lockd.names.client import Resolver
 from lockd.names.protocol import Question, StackAnswer, ThreadCaptured
 from lockd.sample.aggregates.wait_stacks import CallStack
 from lockd.sample.locks.releases import ANSWER_SECONDS, SamplePace
+from lockd.sample.locks.runtimes import CPYTHON, RuntimePlaces
 from lockd.sample.wait_samples import (
     MOST_OF_PLACE,
     REMEMBERED_SECONDS,
@@ -20,6 +22,7 @@ from lockd.sample.wait_samples import (
     _Begun,
     find_returns,
 )
+from tests.support.maps import Map
 
 WORDS = 512
 REGISTERS = [*(f"r{n}" for n in range(8, 16)), "ax", "dx", "cx", "bx", "si", "di", "bp", "sp", "ip"]
@@ -111,6 +114,27 @@ def test_the_namer_is_asked_about_new_stacks_only() -> None:
     assert names.name(TGID, captured(stack), (0xFF30,), 2.0).user == first.user
     assert resolver.questions[-1].capture is None
     assert not names.name(TGID, captured(stack), KERNEL, 1.1 + REMEMBERED_SECONDS).is_ready(2.0)
+
+
+def test_stacks_of_python_are_told_apart_by_their_functions() -> None:
+    """The functions in C are the same whichever Python functions they evaluate."""
+    resolver, table = Asked(), Map("u4", [(name, "u8") for name in CPYTHON])
+    names = StackNames(resolver, RuntimePlaces(cast("HashMap", table), CPYTHON))
+    stack = {3: READ, 10: MAIN}
+    for at, codes in enumerate(((0x51, 0x52), (0x53, 0x52), ())):
+        named = names.name(TGID, captured(stack), (), 1.0, codes)
+        question = resolver.questions[-1]
+        assert (len(resolver.questions), question.python) == (at + 1, codes)
+        functions = ("read", f"app.py:{at}", "app.py:<module>")
+        answer = StackAnswer(
+            question.token, functions, (PLACE, READ, MAIN), (), (), (1 << 40, *range(len(CPYTHON) - 1))
+        )
+        names.note_answer(answer, 1.0)
+        assert named.functions == CallStack(functions, ())
+        assert names.name(TGID, captured(stack), (), 1.0, codes).functions == named.functions
+    assert len(resolver.questions) == 3
+    (places,) = table.held.values()
+    assert tuple(places.tolist()) == (1 << 40, *range(len(CPYTHON) - 1))
 
 
 def test_a_kernel_thread_has_no_user_stack() -> None:

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/* The Python functions of a thread that releases a lock or begins to wait. Only the interpreter's memory says
+ * which they are, and only at that moment (see names/runtimes/cpython.py). */
+
+#ifndef TRACE
+/* Places in the memory of a process that runs CPython; offsets in bytes. */
+struct cpython {
+    u64 last_holder; /* address of the pointer to the state of the thread that last got the GIL */
+    u32 thread_id; /* in a thread's state: its thread pointer, or somewhat less */
+    u32 thread_frame; /* in a thread's state: a pointer to its innermost frame, or to a cframe */
+    u32 has_cframe; /* 1: to a cframe */
+    u32 cframe_frame; /* in a cframe: a pointer to the innermost frame */
+    u32 frame_previous; /* in a frame: a pointer to the frame of the caller */
+    u32 frame_code; /* in a frame: a pointer to the code object of its function */
+};
+
+#define PYTHON_THREAD_BYTES 4096 /* by which a thread's id may be less than its thread pointer, on arm64 */
+#define GIL_BYTES                                                                                            \
+    224 /* of the struct with the GIL and its condition variables; the second word is `last_holder` */
+
+BPF_TABLE("lru_hash", u32, struct cpython, cpythons, CPYTHONS_ENTRIES);
+
+/* Return the state of the current thread in the memory of its process, or 0 if it is not the thread that last
+ * got the GIL. */
+static __always_inline u64 python_thread(struct cpython *vm, u64 thread_pointer)
+{
+    u64 thread = user_word(vm->last_holder);
+    u64 id = user_word(thread + vm->thread_id);
+
+    return id && thread_pointer - id < PYTHON_THREAD_BYTES ? thread : 0;
+}
+
+/* Put the addresses of the code objects of the functions that the current thread is in into `codes`,
+ * innermost first. The rest of `codes` is 0: all of it for a thread that has neither the GIL nor just given
+ * it up. */
+static __always_inline void read_python_functions(u64 thread_pointer, u64 *codes, u32 most)
+{
+    u32 tgid = bpf_get_current_pid_tgid() >> 32;
+    struct cpython *vm = cpythons.lookup(&tgid);
+
+    __builtin_memset(codes, 0, most * sizeof(*codes));
+    u64 thread = vm ? python_thread(vm, thread_pointer) : 0;
+    if (!vm || !thread)
+        return;
+    u64 frame = user_word(thread + vm->thread_frame);
+    if (vm->has_cframe)
+        frame = user_word(frame + vm->cframe_frame);
+#pragma unroll
+    for (u32 i = 0; i < most; i++) {
+        if (!frame)
+            break;
+        codes[i] = user_word(frame + vm->frame_code);
+        frame = user_word(frame + vm->frame_previous);
+    }
+}
+
+#ifdef WITH_USER_HOLDERS
+/* A thread that has waited for the GIL for some milliseconds asks for it, and waits on. Until the GIL is
+ * given up, nobody is charged with such waits; they are added up here, in ns, by process. */
+BPF_TABLE("lru_hash", u32, u64, gil_waits, CPYTHONS_ENTRIES);
+
+/* Return the process of `t` if the thread waits for its GIL, or NULL. The GIL is a lock of which the waits
+ * look like those for a condition variable. */
+static __always_inline struct cpython *process_of_gil(struct thread *t)
+{
+    u32 tgid = t->tgid;
+
+    if (t->call.guess != KIND_COND)
+        return NULL;
+    struct cpython *vm = cpythons.lookup(&tgid);
+    return vm && t->call.uaddr - (vm->last_holder - sizeof(u64)) < GIL_BYTES ? vm : NULL;
+}
+
+/* The wait of `t` for the GIL has ended after `waited` ns, but not because it was given up. */
+static __always_inline void add_gil_wait(struct thread *t, u64 waited)
+{
+    u32 tgid = t->tgid;
+    u64 none = 0, *sum = gil_waits.lookup_or_try_init(&tgid, &none);
+
+    if (sum)
+        add_to(sum, waited);
+}
+
+/* Return for how long threads of the process of `t` have waited in waits that nobody was charged with. */
+static __always_inline u64 take_gil_waits(struct thread *t)
+{
+    u32 tgid = t->tgid;
+    u64 *sum = gil_waits.lookup(&tgid), waited = sum ? *sum : 0;
+
+    if (waited)
+        add_to(sum, -waited);
+    return waited;
+}
+#endif
+#endif

@@ -1,0 +1,50 @@
+"""Where runtimes of languages keep what the programs read of a process, as the namer finds it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
+
+from lockd.columns.structs import Columns
+from lockd.kernel.maps import HashMap
+from lockd.names.protocol import CPythonPlaces, HotSpotPlaces
+
+HOTSPOT = tuple(field.name for field in fields(HotSpotPlaces))
+CPYTHON = tuple(field.name for field in fields(CPythonPlaces))
+"""Members of struct hotspot and struct cpython, in the order of the namer's answers."""
+
+
+class RuntimePlaces:
+    """A map in which the programs find, by process, where a runtime keeps what they read."""
+
+    def __init__(self, table: HashMap, members: Sequence[str]) -> None:
+        """`members` are those of the struct that is the map's value, in the order of write()'s numbers."""
+        self._table, self._members = table, members
+        self._written: dict[int, tuple[int, ...]] = {}
+
+    def of(self, tgid: int) -> tuple[int, ...]:
+        """What was written for a process; empty if nothing was."""
+        return self._written.get(tgid, ())
+
+    def write(self, tgid: int, numbers: tuple[int, ...]) -> None:
+        """Write the numbers for a process, unless they are written already."""
+        if self._written.get(tgid) == numbers:
+            return
+        self._written[tgid] = numbers
+        value = np.zeros(1, self._table.value)
+        for name, number in zip(self._members, numbers, strict=True):
+            value[name] = number
+        self._table.update(self._key(tgid), value)
+
+    def keep(self, alive: set[int]) -> None:
+        """Forget all processes but those in `alive`."""
+        for tgid in self._written.keys() - alive:
+            del self._written[tgid]
+            self._table.delete(self._key(tgid))
+
+    def _key(self, tgid: int) -> Columns:
+        key = np.zeros(1, self._table.key)
+        key.view(np.uint32)[0] = tgid
+        return key
