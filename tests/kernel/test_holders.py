@@ -24,8 +24,8 @@ POINTS = 0.03
 ELSEWHERE = 0.02
 """The share that holders may have in all which made nobody wait, above the truth."""
 MOSTLY = 0.5
-"""The least share of the functions that hold the interpreter. Another thread has it for moments only, unless it
-is preempted then."""
+"""The least share of the functions that hold the interpreter. Another thread has it for moments only, unless
+it is preempted then."""
 SECONDS = 8
 HOLDS = "lockd_futex_lock_holder_seconds_total"
 REFUSED = "lockd_holder_refused_seconds_total"

@@ -15,8 +15,7 @@ struct cpython {
 };
 
 #define PYTHON_THREAD_BYTES 4096 /* by which a thread's id may be less than its thread pointer, on arm64 */
-#define GIL_BYTES                                                                                            \
-    224 /* of the struct with the GIL and its condition variables; the second word is `last_holder` */
+#define GIL_BYTES 224 /* of the struct with the GIL, whose second word is the pointer at `last_holder` */
 
 BPF_TABLE("lru_hash", u32, struct cpython, cpythons, CPYTHONS_ENTRIES);
 
