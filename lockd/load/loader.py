@@ -24,12 +24,13 @@ log = logging.getLogger(__name__)
 BLOCKED_PROCESSES = "blocked_processes"
 """The ring buffer by which the programs announce processes to the namer."""
 SAMPLES = (
-    *("releases", "refused_releases", "release_record", "kernel_release_record", "cpythons"),
+    *("releases", "refused_releases", "release_record", "kernel_release_record"),
     *("wait_samples", "refused_waits", "wait_sample_record"),
+    "cpythons",
 )
 """The ring of sampled releases of locks, the samples without room in it, and the layouts of its records for
-user-space locks and for kernel locks, and the processes of CPython; then the same for sampled waits. There
-are those that the programs need."""
+user-space locks and for kernel locks; then the same for sampled waits; and the processes of CPython, for
+both. There are those that the programs need."""
 SLEEP_SECONDS = 0.001
 """Sleep before waits that began earlier are entered. The clocks are compared by the time at which this thread
 was last given a CPU, which should be recent."""

@@ -423,7 +423,9 @@ def is_answer_to(answer: Answer, question: Question) -> bool:
         case ((LockReleased() | KernelLockReleased()), HolderAnswer()):
             return answer.token == question.token
         case ThreadCaptured(), StackAnswer():
-            return answer.token == question.token and bool(answer.returns) == bool(answer.user)
+            is_whole = bool(answer.returns) == bool(answer.user)
+            is_asked_for = question.capture is not None or not (answer.user or answer.cpython)
+            return answer.token == question.token and is_whole and is_asked_for
     return False
 
 

@@ -123,8 +123,8 @@ class Names:
                 with self._shares.turn(question.tgid) as is_allowed:
                     if not is_allowed:
                         return question.fallback()
-                    about = question.tgid, question.capture, question.python
-                    return HolderAnswer(question.token, *self._user.name_holder(*about))
+                    named = self._user.name_holder(question.tgid, question.capture, question.python)
+                    return HolderAnswer(question.token, *named)
             case KernelLockReleased():
                 return HolderAnswer(question.token, *self._kernel.name_holder(question.stack))
             case ThreadCaptured():
@@ -175,8 +175,7 @@ class Names:
         if question.capture:
             with self._shares.turn(question.tgid) as is_allowed:
                 if is_allowed:
-                    about = question.tgid, question.capture, MOST_FUNCTIONS, question.python
-                    return self._user.stack(*about)
+                    return self._user.stack(question.tgid, question.capture, MOST_FUNCTIONS, question.python)
         return UserStack([])
 
     def _owner(self, owners: UserOwners, lock: OwnedLock) -> int:

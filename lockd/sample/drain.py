@@ -218,7 +218,8 @@ class Collector:
         self.known_locks, self.hotspots = hashes.get("known_locks"), hashes.get("hotspots")
         """The maps of locks that were captured and of Java machines; None if futex calls are not measured."""
         self.cpythons = hashes.get("cpythons")
-        """The map of processes of CPython; None if holders are not sampled."""
+        """The map of processes of CPython; None if neither releases of user-space locks nor waits are
+        sampled."""
         self.backlogs = {
             name: Backlog(pair[0], FOLDED_ROWS, self._saved)
             for name, pair in self._maps.pairs.items()

@@ -45,7 +45,8 @@ there."""
 MOST_REMEMBERED = 20_000
 """Stacks that are remembered at a time."""
 MOST_OF_PLACE = 64
-"""Stacks that are remembered for one process and program counter. They are compared one by one."""
+"""Stacks that are remembered for one process, program counter and list of Python functions. They are compared
+one by one."""
 MOST_BEGUN = 20_000
 """Captured threads that are remembered until their waits end. If there are more, the oldest are dropped, and
 the samples of their waits are refused."""
@@ -93,16 +94,12 @@ class UserStack(NamedTuple):
     frames: tuple[int, ...]
     """Return addresses that the kernel found by frame pointers, if some of them are beyond what was captured
     of the stack; else empty."""
-    python: tuple[int, ...]
-    """The code objects of its Python functions."""
     functions: tuple[str, ...]
     expires: float
     """When it is to be named anew, by the monotonic clock in seconds."""
 
-    def is_same(self, words: memoryview, frames: tuple[int, ...], python: tuple[int, ...] = ()) -> bool:
-        """Whether a captured stack, which has these words, return addresses and code objects, is the same."""
-        if python != self.python:
-            return False
+    def is_same(self, words: memoryview, frames: tuple[int, ...]) -> bool:
+        """Whether a captured stack, which has these words and return addresses, is the same one."""
         size = len(words)
         has_returns = all(at < size and words[at] == address for at, address in self.returns)
         return has_returns and (not self.frames or self.frames == frames)
@@ -120,9 +117,9 @@ def find_returns(words: memoryview, frames: tuple[int, ...], returns: tuple[int,
         at = next((i for i in range(at + 1, len(words)) if words[i] == address), -1)
         if at < 0:
             is_beyond = set(returns[1 + number :]) <= set(frames)
-            return UserStack(tuple(places), frames, (), (), 0.0) if is_beyond else None
+            return UserStack(tuple(places), frames, (), 0.0) if is_beyond else None
         places.append((at, address))
-    return UserStack(tuple(places), (), (), (), 0.0)
+    return UserStack(tuple(places), (), (), 0.0)
 
 
 @dataclass
@@ -145,8 +142,9 @@ class StackNames:
         self._tokens = itertools.count(1)
         self._asked: dict[int, _Question] = {}
         """Questions without an answer by token, the oldest first."""
-        self._user: dict[int, dict[int, list[UserStack]]] = {}
-        """Stacks in user space by process and by the address at which the thread will continue."""
+        self._user: dict[int, dict[tuple[int, tuple[int, ...]], list[UserStack]]] = {}
+        """Stacks in user space by process, by the address at which the thread will continue, and by the code
+        objects of its Python functions."""
         self._remembered = 0
         """The number of them."""
         self._kernel: dict[tuple[int, ...], tuple[str, ...]] = {(): ()}
@@ -182,12 +180,12 @@ class StackNames:
         self, tgid: int, capture: Any, python: tuple[int, ...], now: float
     ) -> tuple[str, ...] | None:
         known = self._user.get(tgid)
-        stacks = known.get(_program_counter(capture)) if known else None
+        stacks = known.get((_program_counter(capture), python)) if known else None
         if not stacks:
             return None
         words = memoryview(capture["stack"][0].tobytes()[: int(capture["bytes"][0])]).cast("Q")
         frames = tuple(filter(None, capture["frames"][0].tolist()))
-        same = (one for one in stacks if one.expires > now and one.is_same(words, frames, python))
+        same = (one for one in stacks if one.expires > now and one.is_same(words, frames))
         return next((one.functions for one in same), None)
 
     def note_answer(self, answer: StackAnswer, now: float) -> None:
@@ -217,14 +215,13 @@ class StackNames:
         if self._remembered == MOST_REMEMBERED:
             self._user.clear()
             self._remembered = 0
-        stacks = self._user.setdefault(tgid, {}).setdefault(answer.returns[0], [])
-        found = found._replace(python=python, functions=answer.user, expires=now + REMEMBERED_SECONDS)
-        stale = [one for one in stacks if one[:3] == found[:3]]
+        stacks = self._user.setdefault(tgid, {}).setdefault((answer.returns[0], python), [])
+        stale = [one for one in stacks if (one.returns, one.frames) == (found.returns, found.frames)]
         for one in stale or stacks[: max(len(stacks) - MOST_OF_PLACE + 1, 0)]:
             stacks.remove(one)
             self._remembered -= 1
         self._remembered += 1
-        stacks.append(found)
+        stacks.append(found._replace(functions=answer.user, expires=now + REMEMBERED_SECONDS))
 
     def forget_ended(self, alive: set[int], now: float) -> None:
         """Forget the stacks of all processes but those in `alive`, and questions that got no answer."""
@@ -371,7 +368,8 @@ class WaitSamples(SampleCounts):
     def _stack(self, tgid: int, record: memoryview, now: float) -> NamedStack:
         captured = np.frombuffer(record, self._captured, 1)
         kernel = tuple(filter(None, captured["kernel"][0].tolist()))
-        python = tuple(filter(None, captured["python"][0].tolist())) if captured["by"]["tid"][0] else ()
+        codes = captured["python"][0].tolist() if captured["by"]["tid"][0] else ()
+        python = tuple(itertools.takewhile(bool, codes))
         return self._stacks.name(tgid, captured["by"], kernel, now, python)
 
     def note_answer(self, answer: StackAnswer, now: float) -> None:

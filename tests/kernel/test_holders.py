@@ -23,7 +23,7 @@ POINTS = 0.03
 """How far a share may be from the truth."""
 ELSEWHERE = 0.02
 """The share that holders may have in all which made nobody wait, above the truth."""
-MOSTLY = 0.5
+MOSTLY = 0.8
 """The least share of the functions that hold the interpreter. Another thread has it for moments only, unless
 it is preempted then."""
 SECONDS = 8
@@ -127,24 +127,33 @@ OF_PYTHON = [
 @mode_calls_is_thorough
 @pytest.mark.parametrize("lock", OF_PYTHON)
 def test_functions_of_python_are_found(either: Lockd, lock: str) -> None:
-    assert_found(either, PYTHON, lock, 3, PROGRAMS / "holders.py")
+    """Since 3.14 each thread that waits for a lock sleeps on a word of its own: only one at a time is exact."""
+    is_new = [PYTHON, "-c", "import sys; sys.exit(sys.version_info >= (3, 14))"]
+    askers = 1 if subprocess.run(is_new, check=False).returncode else 3
+    assert_found(either, PYTHON, lock, askers, PROGRAMS / "holders.py")
 
 
 @mode_calls_is_thorough
-def test_the_function_of_python_that_keeps_the_interpreter_is_found(either: Lockd) -> None:
-    """It computes, and another thread waits for the GIL in one wait of 5 ms after another. While that thread
-    has the GIL, the first one waits for it, of which the program knows nothing."""
+@pytest.mark.parametrize(
+    "askers", [1, pytest.param(3, marks=pytest.mark.thorough("a GIL that several threads want"))]
+)
+def test_the_function_of_python_that_keeps_the_interpreter_is_found(either: Lockd, askers: int) -> None:
+    """It computes, and other threads wait for the GIL in one wait of 5 ms after another. A thread that has
+    given it up waits until another one has got it, for which nobody is to blame."""
 
     def attempt() -> list[str]:
-        one = Program(PYTHON, PROGRAMS / "holders.py", "gil", 1, SECONDS, comm=name("gil"))
+        one = Program(PYTHON, PROGRAMS / "holders.py", "gil", askers, SECONDS, comm=name("gil"))
         truth, found = run(either, one)
         one.kill()
         print(truth, dict(found))
         named = {name: found[f"gil_{name}"] for name in truth["holders"]}
+        blamed = sum(found.values()) - found["(no release)"]
         off = off_shares(truth, named)
-        if sum(named.values()) < MOSTLY * sum(found.values()):
+        if sum(named.values()) < MOSTLY * blamed:
             off.append(f"others: {dict(found)}")
-        if found["(no release)"] > 2 * ELSEWHERE * sum(found.values()):  # it was next to all without a rule
+        if sum(named.values()) > truth["waited_us"] / 1e6 * (1 + POINTS):
+            off.append(f"{sum(named.values())} s, not {truth['waited_us']} us")
+        if found["(no release)"] > ELSEWHERE * 5 * blamed:  # without the rule for the GIL, it is nearly all
             off.append(f"no release: {found['(no release)']} s")
         return off
 

@@ -15,7 +15,6 @@ struct cpython {
 };
 
 #define PYTHON_THREAD_BYTES 4096 /* by which a thread's id may be less than its thread pointer, on arm64 */
-#define GIL_BYTES 224 /* of the struct with the GIL, whose second word is the pointer at `last_holder` */
 
 BPF_TABLE("lru_hash", u32, struct cpython, cpythons, CPYTHONS_ENTRIES);
 
@@ -54,41 +53,61 @@ static __always_inline void read_python_functions(u64 thread_pointer, u64 *codes
 }
 
 #ifdef WITH_USER_HOLDERS
-/* A thread that has waited for the GIL for some milliseconds asks for it, and waits on. Until the GIL is
- * given up, nobody is charged with such waits; they are added up here, in ns, by process. */
-BPF_TABLE("lru_hash", u32, u64, gil_waits, CPYTHONS_ENTRIES);
+/* Bytes from the beginning of the struct that has the GIL. The second word is the pointer at `last_holder`.
+ */
+#define GIL_WANTED_END 80 /* the end of the condition variable on which threads wait that want the GIL */
+#define GIL_SWITCH 120 /* from here on, the one on which a thread waits that has given it up */
+#define GIL_END 224
 
-/* Return the process of `t` if the thread waits for its GIL, or NULL. The GIL is a lock of which the waits
- * look like those for a condition variable. */
-static __always_inline struct cpython *process_of_gil(struct thread *t)
+/* A thread that has waited for the GIL for some milliseconds asks for it, and waits on. Until the GIL is
+ * given up, nobody is charged with such waits. They are added up here, by process. */
+struct gil_waits {
+    u64 waited; /* ns */
+    u64 last; /* time at which the last of the waits ended */
+};
+
+#define GIL_WAITS_NS                                                                                         \
+    1000000000 /* the GIL is given up sooner after it was asked for, unless that is not seen */
+
+BPF_TABLE("lru_hash", u32, struct gil_waits, gil_waits, CPYTHONS_ENTRIES);
+
+/* Return the place in the struct of the GIL at which `t` waits, or GIL_END if it waits for anything else. The
+ * GIL is a lock of which the waits look like those for a condition variable. */
+static __always_inline u64 place_in_gil(struct thread *t)
 {
     u32 tgid = t->tgid;
 
     if (t->call.guess != KIND_COND)
-        return NULL;
+        return GIL_END;
     struct cpython *vm = cpythons.lookup(&tgid);
-    return vm && t->call.uaddr - (vm->last_holder - sizeof(u64)) < GIL_BYTES ? vm : NULL;
+    u64 at = vm ? t->call.uaddr - (vm->last_holder - sizeof(u64)) : GIL_END;
+    return at < GIL_END ? at : GIL_END;
 }
 
-/* The wait of `t` for the GIL has ended after `waited` ns, but not because it was given up. */
-static __always_inline void add_gil_wait(struct thread *t, u64 waited)
+/* The wait of `t` for the GIL has ended at `now` after `waited` ns, but not because it was given up. */
+static __always_inline void add_gil_wait(struct thread *t, u64 waited, u64 now)
 {
     u32 tgid = t->tgid;
-    u64 none = 0, *sum = gil_waits.lookup_or_try_init(&tgid, &none);
+    struct gil_waits none = {}, *sum = gil_waits.lookup_or_try_init(&tgid, &none);
 
-    if (sum)
-        add_to(sum, waited);
+    if (!sum)
+        return;
+    add_to(&sum->waited, waited);
+    sum->last = now;
 }
 
-/* Return for how long threads of the process of `t` have waited in waits that nobody was charged with. */
-static __always_inline u64 take_gil_waits(struct thread *t)
+/* The GIL of the process of `t` is given up at `now`. Return for how long threads have waited for it in waits
+ * that nobody was charged with. */
+static __always_inline u64 take_gil_waits(struct thread *t, u64 now)
 {
     u32 tgid = t->tgid;
-    u64 *sum = gil_waits.lookup(&tgid), waited = sum ? *sum : 0;
+    struct gil_waits *sum = gil_waits.lookup(&tgid);
+    s64 waited = sum ? sum->waited : 0;
 
-    if (waited)
-        add_to(sum, -waited);
-    return waited;
+    if (!sum || waited <= 0) /* below 0 for a moment if two CPUs have taken it at once */
+        return 0;
+    add_to(&sum->waited, -waited);
+    return now - sum->last < GIL_WAITS_NS ? waited : 0;
 }
 #endif
 #endif

@@ -175,14 +175,11 @@ static __always_inline u8 end_of_user_wait(struct thread *t)
 }
 
 #ifndef TRACE
-/* Report a sample of a release by the current thread at `now`. */
-static __always_inline void output_user_release(void *ctx, struct release *release, u64 now)
+/* Report a sample of a release by the current thread. */
+static __always_inline void output_user_release(void *ctx, struct release *release)
 {
-#ifdef WITH_CAUSES
-    if (!release->times.known)
-        describe_unfollowed(&release->times, release->since, release->waited, now);
-#endif
     struct captured_release *record = releases.ringbuf_reserve(sizeof(struct captured_release));
+
     if (!record) {
         refuse_sample(release->weight);
         return;
@@ -195,17 +192,12 @@ static __always_inline void output_user_release(void *ctx, struct release *relea
     releases.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
-/* The current thread, whose entry is `t`, begins to wait at `now` for a lock that was last released at
- * `released`. If it has just given up the GIL because others have asked for it, it waits until one of them
- * has got it. Nothing else need be seen of that: a thread that has asked may find the GIL free before it
- * sleeps. */
-static __always_inline void give_up_gil(void *ctx, struct thread *t, u64 released, u64 now)
+/* The current thread, whose entry is `t`, has given up the GIL because others have asked for it, and begins
+ * to wait at `now` until one of them has got it. This may be all that is seen of it: a thread that has asked
+ * may find the GIL free before it sleeps again. */
+static __always_inline void give_up_gil(void *ctx, struct thread *t, u64 now)
 {
-    struct cpython *vm = process_of_gil(t);
-
-    if (!vm || !python_thread(vm, t->thread_pointer))
-        return;
-    u64 waited = take_gil_waits(t);
+    u64 waited = take_gil_waits(t, now);
     struct release release = {
         .address = t->call.uaddr,
         .weight = weight_of_sample(waited, now),
@@ -213,12 +205,18 @@ static __always_inline void give_up_gil(void *ctx, struct thread *t, u64 release
         .kind = t->call.kind,
         .end = END_RELEASE,
     };
+
+    if (!release.weight)
+        return;
 #ifdef WITH_CAUSES
-    release.since = released;
     release.waited = waited;
+    describe_unfollowed(&release.times, now - waited, waited, now);
+    /* `t` describes the wait that begins: why the thread was blocked before is not known any more. */
+    release.times.known -= release.times.blocked;
+    release.times.blocked = 0;
+    __builtin_memset(&release.times.absence, 0, sizeof(release.times.absence));
 #endif
-    if (release.weight)
-        output_user_release(ctx, &release, now);
+    output_user_release(ctx, &release);
 }
 #endif
 
@@ -231,8 +229,9 @@ static __always_inline void join_user_queue(void *ctx, u64 task, u32 tid, struct
         return;
     struct lock_queue *queue = join_queue(t, &key, QUEUED_BY_USER, now);
 #ifndef TRACE
-    if (queue)
-        give_up_gil(ctx, t, queue->released, now);
+    u64 place = queue ? place_in_gil(t) : GIL_END;
+    if (place >= GIL_SWITCH && place < GIL_END)
+        give_up_gil(ctx, t, now);
 #endif
 #ifdef WITH_CAUSES
     if (!queue || !needs_holder(&queue->hold, tid, queue->released, now))
@@ -249,6 +248,11 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
 {
     u64 key = queue_of(t->call.uaddr, t->tgid);
     u8 end = woken ? end_of_user_wait(t) : END_NO_RELEASE;
+#ifndef TRACE
+    u64 place = place_in_gil(t);
+    if (place >= GIL_SWITCH && place < GIL_END)
+        end = END_NO_RELEASE; /* who wakes a thread that has given up the GIL has just got it */
+#endif
     struct release release = {
         .address = t->call.uaddr,
         .tgid = t->tgid,
@@ -260,22 +264,24 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
 #ifdef TRACE
     count_release(ctx, &release, waited);
 #else
-    if (process_of_gil(t)) {
-        if (end == END_NO_RELEASE) {
-            add_gil_wait(t, waited);
+    if (place < GIL_WANTED_END) {
+        if (end != END_RELEASE) {
+            add_gil_wait(t, waited, now);
             return;
         }
-        waited += take_gil_waits(t);
-#ifdef WITH_CAUSES
-        release.waited = waited;
-#endif
+        waited += take_gil_waits(t, now);
     }
     release.weight = weight_of_sample(waited, now);
     if (!release.weight)
         return;
-    if (end == END_RELEASE)
-        output_user_release(ctx, &release, now);
-    else
+    if (end != END_RELEASE) {
         output_release(&release);
+        return;
+    }
+#ifdef WITH_CAUSES
+    if (!release.times.known)
+        describe_unfollowed(&release.times, release.since, release.waited, now);
+#endif
+    output_user_release(ctx, &release);
 #endif
 }

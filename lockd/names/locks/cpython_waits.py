@@ -45,6 +45,9 @@ IMPATIENT_SECONDS = 0.1
 USER_END = 1 << 47
 LOWEST = 1 << 16
 """The least address at which an object is looked for."""
+MOST_SEARCHES = 64
+"""How often the places of protocol.CPythonPlaces are searched for in a process that may have none. A search
+reads up to a megabyte."""
 MOST_LABEL = 250
 """Characters of a function's label. The labels of a whole stack have to fit into one message."""
 
@@ -126,8 +129,12 @@ def label(frame: PythonFrame) -> str:
     The file's path is shown from the package or the standard library's directory on, else without directory:
     it is the same on every host.
     """
-    text = f"{_shown_file(frame.file)}:{frame.function}"
-    return text if len(text) <= MOST_LABEL else f"...{text[3 - MOST_LABEL :]}"
+    return shortened(f"{_shown_file(frame.file)}:{frame.function}", MOST_LABEL)
+
+
+def shortened(text: str, most: int) -> str:
+    """The text, or its end behind an ellipsis if it has more than `most` characters."""
+    return text if len(text) <= most else f"...{text[3 - most :]}"
 
 
 def _shown_file(file: str) -> str:
@@ -259,6 +266,7 @@ class CPythonProcess:
         self._interpreter = Interpreter(runtime)
         self.places: tuple[int, ...] = ()
         """The numbers of protocol.CPythonPlaces; empty until find_places() has found them."""
+        self._searches = 0
         self._next_patience = 0.0
         self._seen: OrderedDict[_Place, list[PythonFrame]] = OrderedDict()
 
@@ -288,7 +296,8 @@ class CPythonProcess:
 
     def find_places(self, thread_pointer: int) -> None:
         """Find out `places`, unless they are known. A thread of the process has this thread pointer."""
-        if not self.places:
+        if not self.places and self._searches < MOST_SEARCHES:
+            self._searches += 1
             with _opened(self._process) as memory:
                 self.places = self._interpreter.places(memory, thread_pointer)
 

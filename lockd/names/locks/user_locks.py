@@ -25,6 +25,7 @@ from lockd.names.locks.cpython_waits import (
     PythonWait,
     called_by_python,
     is_of_python,
+    shortened,
     shown_stack,
     system_call,
 )
@@ -41,7 +42,7 @@ from lockd.names.locks.locking_code import (
     releasing_site,
 )
 from lockd.names.objects.address_space import REREAD_SECONDS, STALE_SECONDS, AddressSpace
-from lockd.names.objects.demangle import Demangler
+from lockd.names.objects.demangle import MAX_NAME, Demangler
 from lockd.names.objects.jit import JIT_OBJECT as JIT
 from lockd.names.objects.jit import JitNames
 from lockd.names.objects.object_cache import MAX_BYTES, MAX_FILES, ObjectCache
@@ -225,7 +226,8 @@ class UserNames:
         if not python:
             return UserStack(stack)
         python.find_places(capture.thread_pointer)
-        return UserStack(stack, python.place(codes).functions if codes else (), python.places)
+        functions = python.place(codes).functions if codes else ()
+        return UserStack(stack, tuple(shortened(text, MAX_NAME) for text in functions), python.places)
 
     def variable(self, tgid: int, address: int) -> str:
         """The name of a variable: `object:symbol`, `object:symbol+0xoffset` or `object+0xoffset`.

@@ -7,7 +7,6 @@ and for a thread that goes on meanwhile, there are no frames rather than wrong o
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,8 +40,6 @@ SWITCH_INTERVAL = 5000
 the first word of the GIL. The second is the state of the thread that last got it."""
 MOST_RUNTIME, RUNTIME_CHUNK = 1 << 20, 1 << 16
 """Bytes from the beginning of `_PyRuntime` in which the GIL is searched for, and that are read at a time."""
-MOST_SEARCHES = 8
-"""How often the GIL is searched for in vain in a process. It is there once a thread has waited for it."""
 TRAMPOLINE = "<interpreter trampoline>"
 """The function of a frame of CPython 3.12 that only marks where C called Python."""
 
@@ -170,9 +167,6 @@ class Interpreter:
         self._runtime = runtime
         self._layout: Layout | None = None
         self._threads: dict[int, int] = {}
-        self._last_holder, self._searches = 0, 0
-        """The address of the pointer to the state of the thread that last got the GIL, 0 while it is unknown;
-        and how often it was searched for."""
         self._types: dict[int, str] = {}
         self._codes: dict[tuple[int, int, int], PythonFrame] = {}
         self._code_bytes = 0
@@ -187,8 +181,7 @@ class Interpreter:
 
         Empty if the thread is not one of the interpreter, or its frames cannot be read.
         """
-        layouts = [self._layout] if self._layout else candidates(memory.read(self._runtime, OFFSETS_SIZE))
-        for layout in layouts:
+        for layout in self._layouts(memory):
             try:
                 frames = self._read(memory, layout, thread_pointer)
             except (_BrokenMemory, OverflowError):
@@ -196,7 +189,6 @@ class Interpreter:
             self._layout = layout
             return frames
         self._layout = None  # the process may run another program by now
-        self._last_holder, self._searches = 0, 0
         return []
 
     def places(self, memory: Memory, thread_pointer: int) -> tuple[int, ...]:
@@ -210,29 +202,30 @@ class Interpreter:
         layout = self._layout
         if not layout:
             return ()
-        if not self._last_holder and self._searches < MOST_SEARCHES:
-            self._searches += 1
-            with contextlib.suppress(_BrokenMemory, OverflowError):
-                self._last_holder = _find_last_holder(memory, layout, self._runtime)
-        if not self._last_holder:
+        try:
+            last_holder = _find_last_holder(memory, layout, self._runtime)
+        except (_BrokenMemory, OverflowError):
             return ()
         cframe = (1, layout.cframe_frame) if layout.cframe_frame >= 0 else (0, 0)
         frame = layout.frame_previous, layout.frame_code
-        return (self._last_holder, layout.thread_id, layout.thread_frame, *cframe, *frame)
+        return (last_holder, layout.thread_id, layout.thread_frame, *cframe, *frame)
 
     def functions(self, memory: Memory, codes: Sequence[int]) -> list[PythonFrame]:
         """The functions of these code objects, in their order; without those that only mark a call from C.
 
-        Empty if one of them is no code object, and until frames() has returned frames once.
+        Empty if one of them is no code object.
         """
-        layout = self._layout
-        if not layout:
-            return []
-        try:
-            functions = [self._code(memory, layout, code & ~TAGS) for code in codes]
-        except (_BrokenMemory, OverflowError):
-            return []
-        return [function for function in functions if function and function.function != TRAMPOLINE]
+        for layout in self._layouts(memory):
+            try:
+                functions = [self._code(memory, layout, code & ~TAGS) for code in codes]
+            except (_BrokenMemory, OverflowError):
+                continue
+            return [function for function in functions if function and function.function != TRAMPOLINE]
+        return []
+
+    def _layouts(self, memory: Memory) -> Sequence[Layout]:
+        """The layouts that the interpreter may have: one, once frames() has returned frames."""
+        return [self._layout] if self._layout else candidates(memory.read(self._runtime, OFFSETS_SIZE))
 
     def innermost(self, memory: Memory, thread_pointer: int) -> tuple[int, int]:
         """The addresses of a thread's innermost frame and of its present instruction; 0 where unknown.
@@ -381,7 +374,7 @@ def _find_thread(memory: Memory, layout: Layout, runtime: int, thread_pointer: i
 
 
 def _find_last_holder(memory: Memory, layout: Layout, runtime: int) -> int:
-    """The address of the pointer to the state of the thread that last got the GIL; 0 if it is not found."""
+    """The address of the pointer to the state of the thread that last got the GIL."""
     threads = {thread for thread, _ in _threads(memory, layout, runtime)}
     interval = SWITCH_INTERVAL.to_bytes(8, "little")
     for start in range(runtime, runtime + MOST_RUNTIME, RUNTIME_CHUNK):
@@ -393,7 +386,7 @@ def _find_last_holder(memory: Memory, layout: Layout, runtime: int) -> int:
             at = data.find(interval, at + 1)
         if len(data) < RUNTIME_CHUNK + 8:
             break
-    return 0
+    raise _BrokenMemory
 
 
 def _threads(memory: Memory, layout: Layout, runtime: int) -> Iterator[tuple[int, int]]:

@@ -309,5 +309,5 @@ class Releases(SampleCounts):
             frames = np.frombuffer(record, self._kernel_record, 1)["frames"][0]
             return KernelLockReleased(token, tuple(filter(None, frames.tolist())))
         whole = np.frombuffer(record, self._user_record, 1)
-        by, functions = whole["by"], tuple(filter(None, whole["python"][0].tolist()))
+        by, functions = whole["by"], tuple(itertools.takewhile(bool, whole["python"][0].tolist()))
         return LockReleased(token, int(by["tgid"][0]), decode_captures(by)[0], functions)

@@ -23,26 +23,31 @@ class RuntimePlaces:
         """`members` are those of the struct that is the map's value, in the order of write()'s numbers."""
         self._table, self._members = table, members
         self._written: dict[int, tuple[int, ...]] = {}
+        self._missing: set[int] = set()
+        """Processes that were not alive at the last keep()."""
 
     def of(self, tgid: int) -> tuple[int, ...]:
         """What was written for a process; empty if nothing was."""
         return self._written.get(tgid, ())
 
     def write(self, tgid: int, numbers: tuple[int, ...]) -> None:
-        """Write the numbers for a process, unless they are written already."""
-        if self._written.get(tgid) == numbers:
-            return
-        self._written[tgid] = numbers
+        """Write the numbers for a process. The kernel may have dropped what was written before."""
         value = np.zeros(1, self._table.value)
         for name, number in zip(self._members, numbers, strict=True):
             value[name] = number
         self._table.update(self._key(tgid), value)
+        self._written[tgid] = numbers
 
     def keep(self, alive: set[int]) -> None:
-        """Forget all processes but those in `alive`."""
-        for tgid in self._written.keys() - alive:
+        """Forget the processes that were in `alive` neither this time nor the last time.
+
+        One that has just begun may not be in it yet.
+        """
+        missing = self._written.keys() - alive
+        for tgid in missing & self._missing:
             del self._written[tgid]
             self._table.delete(self._key(tgid))
+        self._missing = missing
 
     def _key(self, tgid: int) -> Columns:
         key = np.zeros(1, self._table.key)

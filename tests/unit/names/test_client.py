@@ -34,7 +34,7 @@ from lockd.names.client import (
     Resolver,
 )
 from lockd.names.kernel.locks import MODULES_SECONDS
-from lockd.names.locks.cpython_waits import MOST_LABEL, label
+from lockd.names.locks.cpython_waits import MOST_LABEL, label, shortened
 from lockd.names.locks.user_locks import SHOWN_FRAMES
 from lockd.names.objects.demangle import MAX_NAME
 from lockd.names.protocol import (
@@ -612,9 +612,13 @@ def test_the_places_in_a_runtime_are_as_wide_as_the_programs_have_them(
     assert [bits for _, bits in members] == [64, *bits[1:]]
 
 
+def stack_label() -> str:
+    """The label of a Python function with the longest of names."""
+    return label(PythonFrame("/srv/" + "\U00020000" * 1000 + ".py", "\U00020000" * 1023))
+
+
 def test_an_answer_fits_into_one_message_however_long_the_names_of_functions_are() -> None:
-    frame = PythonFrame("/srv/" + "\U00020000" * 1000 + ".py", "\U00020000" * 1023)
-    stack = (label(frame),) * SHOWN_FRAMES
+    stack = (stack_label(),) * SHOWN_FRAMES
     assert stack[0].startswith("...") and len(stack[0]) == MOST_LABEL
     assert len(encode_answer(LockAnswer(1, True, stack[0], stack[0], stack))) < MESSAGE_BYTES
 
@@ -622,7 +626,10 @@ def test_an_answer_fits_into_one_message_however_long_the_names_of_functions_are
 def test_the_longest_stacks_fit_into_one_message() -> None:
     frames, names = (2**64 - 1,) * MOST_FUNCTIONS, ("\U00020000" * MAX_NAME,) * MOST_FUNCTIONS
     kernel = ("f" * LONGEST_SYMBOL,) * MOST_FUNCTIONS
-    assert len(encode_answer(StackAnswer(2**63, names, frames, kernel, frames))) < MESSAGE_BYTES
+    python = (shortened(stack_label(), MAX_NAME),) * MOST_FUNCTIONS
+    for user in (names, python):
+        answer = StackAnswer(2**63, user, frames, kernel, frames, (2**63 - 1, *[2**32 - 1] * 6))
+        assert len(encode_answer(answer)) < MESSAGE_BYTES
     capture = Capture((2**64 - 1,) * 33, bytes(SLEEPER_BYTES), frames, 2**64 - 1)
     question = ThreadCaptured(2**63, 2**31, (2**64 - 1,) * MOST_KERNEL_FRAMES, capture)
     assert len(question.encode()) < server.MESSAGE_BYTES
