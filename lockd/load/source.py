@@ -37,6 +37,8 @@ SIZES = {
     "HOTSPOTS_ENTRIES": 1024,
     # Processes of CPython whose threads' functions are read.
     "CPYTHONS_ENTRIES": 1024,
+    # Threads of such processes.
+    "PYTHON_THREADS_ENTRIES": 8192,
     # Processes that the namer knows of.
     "TOLD_PROCESSES_ENTRIES": 1024,
 }

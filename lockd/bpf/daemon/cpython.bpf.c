@@ -18,14 +18,31 @@ struct cpython {
 
 BPF_TABLE("lru_hash", u32, struct cpython, cpythons, CPYTHONS_ENTRIES);
 
-/* Return the state of the current thread in the memory of its process, or 0 if it is not the thread that last
- * got the GIL. */
-static __always_inline u64 python_thread(struct cpython *vm, u64 thread_pointer)
-{
-    u64 thread = user_word(vm->last_holder);
-    u64 id = user_word(thread + vm->thread_id);
+/* By thread id, the address of the thread's state in the memory of its process. */
+BPF_TABLE("lru_hash", u32, u64, python_threads, PYTHON_THREADS_ENTRIES);
 
-    return id && thread_pointer - id < PYTHON_THREAD_BYTES ? thread : 0;
+/* Whether a state is that of the current thread. */
+static __always_inline bool is_own_state(struct cpython *vm, u64 state, u64 thread_pointer)
+{
+    u64 id = user_word(state + vm->thread_id);
+
+    return id && thread_pointer - id < PYTHON_THREAD_BYTES;
+}
+
+/* Return the state of the current thread in the memory of its process, or 0. It is known if the thread was
+ * the last one to get the GIL now, or at an earlier call. */
+static __always_inline u64 python_state(struct cpython *vm, u64 thread_pointer)
+{
+    u32 tid = bpf_get_current_pid_tgid();
+    u64 state = user_word(vm->last_holder), *known = python_threads.lookup(&tid);
+
+    if (is_own_state(vm, state, thread_pointer)) {
+        if (!known || *known != state)
+            python_threads.update(&tid, &state);
+        return state;
+    }
+    state = known ? *known : 0;
+    return state && is_own_state(vm, state, thread_pointer) ? state : 0;
 }
 
 /* Put the addresses of the code objects of the functions that the current thread is in into `codes`,
@@ -37,10 +54,10 @@ static __always_inline void read_python_functions(u64 thread_pointer, u64 *codes
     struct cpython *vm = cpythons.lookup(&tgid);
 
     __builtin_memset(codes, 0, most * sizeof(*codes));
-    u64 thread = vm ? python_thread(vm, thread_pointer) : 0;
-    if (!vm || !thread)
+    u64 state = vm ? python_state(vm, thread_pointer) : 0;
+    if (!vm || !state)
         return;
-    u64 frame = user_word(thread + vm->thread_frame);
+    u64 frame = user_word(state + vm->thread_frame);
     if (vm->has_cframe)
         frame = user_word(frame + vm->cframe_frame);
 #pragma unroll
@@ -53,10 +70,14 @@ static __always_inline void read_python_functions(u64 thread_pointer, u64 *codes
 }
 
 #ifdef WITH_USER_HOLDERS
-/* Bytes from the beginning of the struct that has the GIL. The second word is the pointer at `last_holder`.
- */
-#define GIL_WANTED_END 80 /* the end of the condition variable on which threads wait that want the GIL */
-#define GIL_SWITCH 120 /* from here on, the one on which a thread waits that has given it up */
+/* The struct of the GIL: two words, of which the second is the pointer at `last_holder`, two more, and a
+ * condition variable and a mutex of glibc, on which threads wait that want the GIL; then another such pair,
+ * on which a thread waits that has given it up. These are the words in the condition variables on which
+ * threads sleep, in any version of glibc, in bytes from the beginning. */
+#define GIL_WANTED 64
+#define GIL_WANTED_END 80
+#define GIL_SWITCHES 152
+#define GIL_SWITCHES_END 168
 #define GIL_END 224
 
 /* A thread that has waited for the GIL for some milliseconds asks for it, and waits on. Until the GIL is

@@ -197,7 +197,12 @@ static __always_inline void output_user_release(void *ctx, struct release *relea
  * may find the GIL free before it sleeps again. */
 static __always_inline void give_up_gil(void *ctx, struct thread *t, u64 now)
 {
+    u32 tgid = t->tgid;
+    struct cpython *vm = cpythons.lookup(&tgid);
     u64 waited = take_gil_waits(t, now);
+
+    if (vm) /* in a moment it is not the last thread that got the GIL any more */
+        python_state(vm, t->thread_pointer);
     struct release release = {
         .address = t->call.uaddr,
         .weight = weight_of_sample(waited, now),
@@ -230,7 +235,7 @@ static __always_inline void join_user_queue(void *ctx, u64 task, u32 tid, struct
     struct lock_queue *queue = join_queue(t, &key, QUEUED_BY_USER, now);
 #ifndef TRACE
     u64 place = queue ? place_in_gil(t) : GIL_END;
-    if (place >= GIL_SWITCH && place < GIL_END)
+    if (place >= GIL_SWITCHES && place < GIL_SWITCHES_END)
         give_up_gil(ctx, t, now);
 #endif
 #ifdef WITH_CAUSES
@@ -250,7 +255,7 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
     u8 end = woken ? end_of_user_wait(t) : END_NO_RELEASE;
 #ifndef TRACE
     u64 place = place_in_gil(t);
-    if (place >= GIL_SWITCH && place < GIL_END)
+    if (place >= GIL_SWITCHES && place < GIL_SWITCHES_END)
         end = END_NO_RELEASE; /* who wakes a thread that has given up the GIL has just got it */
 #endif
     struct release release = {
@@ -264,7 +269,7 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
 #ifdef TRACE
     count_release(ctx, &release, waited);
 #else
-    if (place < GIL_WANTED_END) {
+    if (place >= GIL_WANTED && place < GIL_WANTED_END) {
         if (end != END_RELEASE) {
             add_gil_wait(t, waited, now);
             return;
