@@ -127,7 +127,7 @@ OF_PYTHON = [
 @mode_calls_is_thorough
 @pytest.mark.parametrize("lock", OF_PYTHON)
 def test_functions_of_python_are_found(either: Lockd, lock: str) -> None:
-    """Since 3.14 a thread that waits for a lock sleeps on a word of its own: that is exact with one thread."""
+    """Since 3.14 threads that wait sleep on words of their own: only one at a time has an exact share."""
     is_new = [PYTHON, "-c", "import sys; sys.exit(sys.version_info >= (3, 14))"]
     askers = 1 if subprocess.run(is_new, check=False).returncode else 3
     assert_found(either, PYTHON, lock, askers, PROGRAMS / "holders.py")

@@ -207,7 +207,7 @@ COMPLAINTS = re.compile(
 )
 """What a kernel that is not well says in its log."""
 WAITS_FOR_DISK = re.compile(r"^.* blocked in I/O wait for more than (?:.*\n)*?.*</TASK>$", re.MULTILINE)
-"""What a kernel since 7.0 says that waits for the emulator's disk. While all its threads do, its clock goes on to
+"""What a kernel since 7.0 says that waits for the emulator's disk. While all threads do, its clock goes on to
 the next timer at once, whatever time the host's disk takes."""
 
 

@@ -85,10 +85,12 @@ static __always_inline void read_python_functions(u64 thread_pointer, u64 *codes
 struct gil_waits {
     u64 waited; /* ns */
     u64 last; /* time at which the last of the waits ended */
+    u32 tid; /* of the thread that waited then */
+    u32 pad;
 };
 
-#define GIL_WAITS_NS                                                                                         \
-    1000000000 /* the GIL is given up sooner after it was asked for, unless that is not seen */
+#define GIL_ASKED_NS 100000 /* since a thread has asked for the GIL: its holder gives it up by then */
+#define GIL_WAITS_NS 1000000000 /* since then: the GIL was given up, and that was not seen */
 
 BPF_TABLE("lru_hash", u32, struct gil_waits, gil_waits, CPYTHONS_ENTRIES);
 
@@ -105,8 +107,9 @@ static __always_inline u64 place_in_gil(struct thread *t)
     return at < GIL_END ? at : GIL_END;
 }
 
-/* The wait of `t` for the GIL has ended at `now` after `waited` ns, but not because it was given up. */
-static __always_inline void add_gil_wait(struct thread *t, u64 waited, u64 now)
+/* The wait of the thread `tid`, whose entry is `t`, for the GIL has ended at `now` after `waited` ns, but not
+ * because it was given up. */
+static __always_inline void add_gil_wait(u32 tid, struct thread *t, u64 waited, u64 now)
 {
     u32 tgid = t->tgid;
     struct gil_waits none = {}, *sum = gil_waits.lookup_or_try_init(&tgid, &none);
@@ -115,20 +118,20 @@ static __always_inline void add_gil_wait(struct thread *t, u64 waited, u64 now)
         return;
     add_to(&sum->waited, waited);
     sum->last = now;
+    sum->tid = tid;
 }
 
-/* The GIL of the process of `t` is given up at `now`. Return for how long threads have waited for it in waits
- * that nobody was charged with. */
-static __always_inline u64 take_gil_waits(struct thread *t, u64 now)
+/* The current thread `tid` gives up at `now` the GIL for which threads have waited as `sum` says. Return for
+ * how long they have waited because of it. */
+static __always_inline u64 take_gil_waits(u32 tid, struct gil_waits *sum, u64 now)
 {
-    u32 tgid = t->tgid;
-    struct gil_waits *sum = gil_waits.lookup(&tgid);
-    s64 waited = sum ? sum->waited : 0;
+    s64 waited = sum->waited;
 
-    if (!sum || waited <= 0) /* below 0 for a moment if two CPUs have taken it at once */
+    if (waited <= 0) /* below 0 for a moment if two CPUs have taken it at once */
         return 0;
     add_to(&sum->waited, -waited);
-    return now - sum->last < GIL_WAITS_NS ? waited : 0;
+    /* Otherwise somebody else has given it up, and was not seen to do so. */
+    return now - sum->last < GIL_WAITS_NS && sum->tid != tid ? waited : 0;
 }
 #endif
 #endif

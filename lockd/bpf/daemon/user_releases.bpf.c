@@ -192,17 +192,25 @@ static __always_inline void output_user_release(void *ctx, struct release *relea
     releases.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
-/* The current thread, whose entry is `t`, has given up the GIL because others have asked for it, and begins
- * to wait at `now` until one of them has got it. This may be all that is seen of it: a thread that has asked
- * may find the GIL free before it sleeps again. */
-static __always_inline void give_up_gil(void *ctx, struct thread *t, u64 now)
+/* The current thread `tid`, whose entry is `t`, begins to wait at `now` at this `place` in the struct of the
+ * GIL. A thread that has the GIL, and is asked for it, first waits for the mutex there. Then it gives up the
+ * GIL, waits until another thread has got it, and waits for the GIL. One of these waits may be all that is
+ * seen of it: a thread that has asked may find the GIL free before it sleeps again. */
+static __always_inline void give_up_gil(void *ctx, u32 tid, struct thread *t, u64 place, u64 now)
 {
+    bool has_given_up = place >= GIL_SWITCHES && place < GIL_SWITCHES_END;
     u32 tgid = t->tgid;
     struct cpython *vm = cpythons.lookup(&tgid);
-    u64 waited = take_gil_waits(t, now);
+    struct gil_waits *sum = gil_waits.lookup(&tgid);
+    u64 state = vm ? python_state(vm, t->thread_pointer) : 0;
 
-    if (vm) /* in a moment it is not the last thread that got the GIL any more */
-        python_state(vm, t->thread_pointer);
+    if (!vm || !sum)
+        return;
+    if (place >= GIL_WANTED && place < GIL_WANTED_END) /* it has been running since before it was asked */
+        has_given_up = t->woken_at && t->woken_at < sum->last && now - sum->last < GIL_ASKED_NS;
+    if (!has_given_up && (!state || user_word(vm->last_holder) != state))
+        return;
+    u64 waited = take_gil_waits(tid, sum, now);
     struct release release = {
         .address = t->call.uaddr,
         .weight = weight_of_sample(waited, now),
@@ -235,8 +243,8 @@ static __always_inline void join_user_queue(void *ctx, u64 task, u32 tid, struct
     struct lock_queue *queue = join_queue(t, &key, QUEUED_BY_USER, now);
 #ifndef TRACE
     u64 place = queue ? place_in_gil(t) : GIL_END;
-    if (place >= GIL_SWITCHES && place < GIL_SWITCHES_END)
-        give_up_gil(ctx, t, now);
+    if (place < GIL_END)
+        give_up_gil(ctx, tid, t, place, now);
 #endif
 #ifdef WITH_CAUSES
     if (!queue || !needs_holder(&queue->hold, tid, queue->released, now))
@@ -270,11 +278,14 @@ static __always_inline void leave_user_queue(void *ctx, u32 tid, struct thread *
     count_release(ctx, &release, waited);
 #else
     if (place >= GIL_WANTED && place < GIL_WANTED_END) {
+        u32 tgid = t->tgid;
         if (end != END_RELEASE) {
-            add_gil_wait(t, waited, now);
+            add_gil_wait(tid, t, waited, now);
             return;
         }
-        waited += take_gil_waits(t, now);
+        struct gil_waits *sum = gil_waits.lookup(&tgid);
+        if (sum)
+            waited += take_gil_waits(bpf_get_current_pid_tgid(), sum, now);
     }
     release.weight = weight_of_sample(waited, now);
     if (!release.weight)
