@@ -110,6 +110,10 @@ LEFT_OUT = {
     "test_waiting.py": "about waits that go on for long, which would take too long for all kernels together",
     "test_wait_samples.py::test_each_place_and_each_waker_has_its_share_of_the_time": "takes more samples "
     "than such a machine can; what the chances are is the same on any kernel",
+    "test_wait_samples.py::test_functions_of_python_are_in_the_profile": "the same; that the programs read "
+    "functions of Python is seen in test_holders.py",
+    "test_holders.py::test_the_function_of_python_that_keeps_the_interpreter_is_found": "computes all the "
+    "time, which leaves no processor for the names of so many samples; CPython is the same on any kernel",
     "test_web.py": "about HTTP and the processes of lockd, which are the same on any kernel",
     "test_who_has_series.py": "about the sampler's tables, the same on any kernel",
     "test_windows.py": "about the sampler's maps, the same on any kernel; one that preempts itself leaves "
