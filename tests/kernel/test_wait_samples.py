@@ -31,7 +31,7 @@ UNEVEN = {"long_wait": 1.7, "answer_late": 1.3}
 A wait x that is longer than its thread's waits usually are (u) has a weight in proportion to x / u. So this
 is E(x * x / u) * E(u) / E(x)**2 for the turns of wait_places.c.
 """
-WIDEST = 0.04
+WIDEST = 0.06
 """The standard deviation of a share at most: with few samples the test would say little."""
 SECONDS = 8
 EXACT = 0.002
