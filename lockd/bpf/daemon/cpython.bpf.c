@@ -29,8 +29,8 @@ static __always_inline bool is_own_state(struct cpython *vm, u64 state, u64 thre
     return id && thread_pointer - id < PYTHON_THREAD_BYTES;
 }
 
-/* Return the state of the current thread in the memory of its process, or 0. It is known if the thread was
- * the last one to get the GIL now, or at an earlier call. */
+/* Return the address of the current thread's state in the memory of its process, or 0 if that is not known.
+ * It is known once this was called while the thread was the last one that got the GIL. */
 static __always_inline u64 python_state(struct cpython *vm, u64 thread_pointer)
 {
     u32 tid = bpf_get_current_pid_tgid();
@@ -46,8 +46,7 @@ static __always_inline u64 python_state(struct cpython *vm, u64 thread_pointer)
 }
 
 /* Put the addresses of the code objects of the functions that the current thread is in into `codes`,
- * innermost first. The rest of `codes` is 0: all of it for a thread that has neither the GIL nor just given
- * it up. */
+ * innermost first and `most` at most. The rest of `codes` is 0: all of it if its state is not known. */
 static __always_inline void read_python_functions(u64 thread_pointer, u64 *codes, u32 most)
 {
     u32 tgid = bpf_get_current_pid_tgid() >> 32;

@@ -189,19 +189,18 @@ def is_of_python(stack: Sequence[Frame]) -> bool:
 
 
 def shown_stack(stack: Sequence[Frame], functions: Sequence[str]) -> list[str]:
-    """Labels of a stack: those of called_by_python(), then Python functions. Without these, of the whole
-    stack."""
-    return (
-        [*(frame.label for frame in called_by_python(stack)), *functions]
-        if functions
-        else [frame.label for frame in stack]
-    )
+    """Labels of a stack: of the C functions that Python code called, then of the Python functions.
+
+    Without Python functions these are the labels of all C functions.
+    """
+    shown = called_by_python(stack) if functions else stack
+    return [*(frame.label for frame in shown), *functions]
 
 
 def called_by_python(stack: Sequence[Frame]) -> list[Frame]:
-    """The C functions on top of a stack, up to the evaluation of Python code.
+    """The C functions on top of a stack, up to the one that evaluates Python code.
 
-    Where the evaluating function has no name, only the locking code.
+    If that one has no name, only the locking code on top is certain to have been called by it.
     """
     end = next((i for i, frame in enumerate(stack) if frame.function.startswith(EVALUATES)), 0)
     return list(stack[:end] or takewhile(_is_locking, stack))
@@ -295,7 +294,7 @@ class CPythonProcess:
         return judge_python(frames, waited_for)
 
     def find_places(self, thread_pointer: int) -> None:
-        """Find out `places`, unless they are known. A thread of the process has this thread pointer."""
+        """Set `places` if they can be found. `thread_pointer` is that of any Python thread of the process."""
         if not self.places and self._searches < MOST_SEARCHES:
             self._searches += 1
             with _opened(self._process) as memory:
