@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -23,13 +24,15 @@ POINTS = 0.03
 """How far a share may be from the truth."""
 ELSEWHERE = 0.02
 """The share that holders may have in all which made nobody wait, above the truth."""
+GO_POINTS = 0.08
+"""How far a share of Go's profile may be from lockd's: Go charges a wait to whoever ends it."""
 MOSTLY = 0.8
 """The least share of the functions that hold the interpreter. Another thread has it for moments only, unless
 it is preempted then."""
 SECONDS = 8
 HOLDS = "lockd_futex_lock_holder_seconds_total"
 REFUSED = "lockd_holder_refused_seconds_total"
-TOOLS = {"c": ("gcc", "g++"), "musl": ("musl-gcc",), "rust": ("cargo", "rustc")}
+TOOLS = {"c": ("gcc", "g++"), "musl": ("musl-gcc",), "rust": ("cargo", "rustc"), "cgo": ("go", "gcc")}
 KINDS = [
     "normal",
     pytest.param("recursive", marks=pytest.mark.thorough("its outermost unlock is as that of a normal one")),
@@ -44,6 +47,7 @@ OF_OTHERS = [
     pytest.param("musl", "holders_musl", "normal", 3, marks=ANOTHER),
     pytest.param("musl", "holders_musl", "recursive", 3, marks=ANOTHER),
     pytest.param("rust", "holders_rust", "std", 3, marks=ANOTHER),
+    pytest.param("cgo", "holders_go", "pthread", 3, marks=ANOTHER),
     ("rust", "holders_rust", "parking", 1),  # each of its threads sleeps on a word of its own
 ]
 """Target of the Makefile, program, lock, and threads that wait at a time."""
@@ -116,6 +120,38 @@ def test_it_is_found_in_other_languages_and_libraries(
 ) -> None:
     build(target, program)
     assert_found(either, program, lock, askers)
+
+
+@pytest.mark.thorough("a comparison with another tool")
+def test_the_mutex_profile_of_go_agrees(narrow: Lockd) -> None:
+    """The same functions hold a mutex of C, and one that Go profiles."""
+    build("cgo", "holders_go")
+
+    def attempt() -> list[str]:
+        of_c = Program("holders_go", "pthread", 3, SECONDS, comm=name("c"))
+        truth, found = run(narrow, of_c)
+        of_c.kill()
+        of_go = Program("holders_go", "sync", 3, SECONDS, comm=name("go"))
+        of_go.run()
+        truth_of_go = of_go.run()
+        os.kill(of_go.pid, signal.SIGUSR1)
+        profile = of_go.truth()
+        of_go.kill()
+        named = {name: found[f"pthread_{name}"] for name in truth["holders"]}
+        print(truth, dict(found), truth_of_go, profile)
+        ours, theirs = shares(named), shares({name: profile[name] for name in named})
+        return [
+            f"{name}: {ours[name]:.3f}, by Go {theirs[name]:.3f}"
+            for name in ours
+            if abs(ours[name] - theirs[name]) > GO_POINTS
+        ]
+
+    in_one_of_some_tries(attempt)
+
+
+def shares(amounts: dict[str, float]) -> dict[str, float]:
+    total = sum(amounts.values())
+    return {name: amount / total for name, amount in amounts.items()}
 
 
 OF_PYTHON = [
