@@ -1,7 +1,8 @@
-"""What lockd takes of a processor where hardly anything happens: `sudo .venv/bin/python -m bench.idle`
-writes bench/build/idle.json and .md.
+"""What lockd takes of a processor, and of memory, where hardly anything happens: `sudo .venv/bin/python -m
+bench.idle` writes bench/build/idle.json and .md.
 
-The daemon runs with its default configuration, and nobody scrapes. Figures are of the scheduler, in
+The daemon runs with its default configuration, and nobody scrapes. It is measured some seconds after its
+start, when most that happens is new to it, and five minutes later. Times are of the scheduler, in
 nanoseconds: a tick is shorter than what /proc/PID/stat counts in. How much else ran stands beside them.
 """
 
@@ -13,23 +14,80 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import results
-from bench.cost import wait_for_children
+from bench.startup import PROCESSES, memory_of, pids_of
 from tests.support.lockd_process import Lockd
 
-SETTLE_SECONDS = 5.0
-SECONDS, ROUNDS = 10.0, 4
-TARGET = 0.005
+ROUND_SECONDS, ROUNDS = 10.0, 4
+
+
+@dataclass
+class Phase:
+    """A time after the start of the daemon, and what its processes took then."""
+
+    name: str
+    begin: float
+    """Seconds after the start."""
+    cpu_target: float
+    """The share of one processor that all processes may take."""
+    pss_target: float
+    """The bytes that they may have, with their parts of shared pages."""
+    shares: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PROCESSES})
+    """Shares of one processor by process, one for each round."""
+    others: list[float] = field(default_factory=list)
+    """The same of everything else on the host."""
+    pss: dict[str, int] = field(default_factory=dict)
+    """Bytes at the end, of the processes that there are."""
+
+    def measure(self, daemon: Lockd, rounds: int, seconds: float) -> None:
+        for _ in range(rounds):
+            began, before, busy_before = time.monotonic(), _taken(daemon), busy()
+            time.sleep(seconds)
+            passed, after = time.monotonic() - began, _taken(daemon)
+            mine = 0.0
+            for name in PROCESSES:
+                share = sum(ns - before[name].get(pid, 0) for pid, ns in after[name].items()) / 1e9 / passed
+                self.shares[name].append(share)
+                mine += share
+            self.others.append(max((busy() - busy_before) / passed - mine, 0.0))
+        self.pss = {name: memory.pss for name, memory in memory_of(daemon).items()}
+
+    def report(self) -> Iterator[str]:
+        yield f"## {self.name.capitalize()}\n\n| process | of one processor | least to most | memory (PSS) |"
+        yield "|---|---:|---:|---:|"
+        for name, shares in self.shares.items():
+            yield _row(name, shares, f"{self.pss[name] / 1e6:.1f} MB" if name in self.pss else "none")
+        every = [sum(each) for each in zip(*self.shares.values(), strict=True)]
+        yield _row("all", every, f"{sum(self.pss.values()) / 1e6:.1f} MB")
+        yield _row("target", [self.cpu_target], f"{self.pss_target / 1e6:.0f} MB")
+        yield (
+            f"\nEverything else on the host took {statistics.median(self.others):.1%} of one processor in the"
+            " meantime; what it does is counted, and costs.\n"
+        )
+
+
+def _row(name: str, shares: list[float], memory: str) -> str:
+    spread = f"{min(shares):.2%} to {max(shares):.2%}" if len(shares) > 1 else ""
+    return f"| {name} | {statistics.median(shares):.2%} | {spread} | {memory} |"
+
+
+def _taken(daemon: Lockd) -> dict[str, dict[int, int]]:
+    """By process, the nanoseconds that all threads of its present process id have run."""
+    pids = pids_of(daemon)
+    return {name: {pids[name]: taken(pids[name])} if name in pids else {} for name in PROCESSES}
 
 
 def taken(pid: int) -> int:
     """Nanoseconds that all threads of a process have run, less of those that have ended."""
     total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):
-            total += int((task / "schedstat").read_text().split()[0])
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                total += int((task / "schedstat").read_text().split()[0])
     return total
 
 
@@ -40,47 +98,29 @@ def busy() -> float:
     return (sum(fields[:8]) - idle) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(rounds: int, seconds: float) -> tuple[dict[str, list[float]], list[float]]:
-    """Shares of one processor by process, one for each round, and of what else ran on the host."""
-    with tempfile.TemporaryDirectory() as directory:
-        daemon = Lockd(Path(directory))
-        try:
-            time.sleep(SETTLE_SECONDS)
-            pids = {"sampler": daemon.process.pid, **wait_for_children(daemon.process.pid)}
-            shares: dict[str, list[float]] = {name: [] for name in pids}
-            others = []
-            for _ in range(rounds):
-                began, before, busy_before = time.monotonic(), [taken(pid) for pid in pids.values()], busy()
-                time.sleep(seconds)
-                passed = time.monotonic() - began
-                for (name, pid), earlier in zip(pids.items(), before, strict=True):
-                    shares[name].append((taken(pid) - earlier) / 1e9 / passed)
-                mine = sum(each[-1] for each in shares.values())
-                others.append(max((busy() - busy_before) / passed - mine, 0.0))
-        finally:
-            daemon.stop()
-    return shares, others
-
-
-def row(name: str, shares: list[float]) -> str:
-    return f"| {name} | {statistics.median(shares):.2%} | {min(shares):.2%} to {max(shares):.2%} |\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a tenth of the time")
-    quick = parser.parse_args().quick
+    parser.add_argument("--quick", action="store_true", help="shorter rounds, and only those after the start")
+    parser.add_argument("--quiet-after", type=float, default=300.0, metavar="SECONDS")
+    arguments = parser.parse_args()
     host = results.host()
-    shares, others = measure(2 if quick else ROUNDS, 3.0 if quick else SECONDS)
-    every = [sum(each) for each in zip(*shares.values(), strict=True)]
-    text = "# What lockd takes of an idle host\n\nOf one processor.\n\n| process | median | least to most |\n"
-    text += "|---|---:|---:|\n" + "".join(row(name, each) for name, each in shares.items())
-    text += row("all", every)
-    text += (
-        f"\nTarget: {TARGET:.1%} for all. Everything else on the host took {statistics.median(others):.0%}"
+    phases = [Phase("in the first minute", 5.0, 0.01, 60e6)]
+    if not arguments.quick:
+        phases.append(Phase("on a quiet host", arguments.quiet_after, 0.005, 40e6))
+    rounds, seconds = (2, 3.0) if arguments.quick else (ROUNDS, ROUND_SECONDS)
+    with tempfile.TemporaryDirectory() as directory:
+        daemon = Lockd(Path(directory))
+        started = time.monotonic()
+        try:
+            for phase in phases:
+                time.sleep(max(started + phase.begin - time.monotonic(), 0.0))
+                phase.measure(daemon, rounds, seconds)
+        finally:
+            daemon.stop()
+    text = "# What lockd takes of an idle host\n\n" + "\n".join(
+        line for phase in phases for line in phase.report()
     )
-    text += " of one processor in the meantime; what it does is counted, and costs.\n"
-    results.write("idle", {"host": host, "shares": shares, "others": others}, text)
+    results.write("idle", {"host": host, "phases": [vars(phase) for phase in phases]}, text)
     print(text)
 
 

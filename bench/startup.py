@@ -164,11 +164,17 @@ def cpu_of(daemon: Lockd) -> float:
     return living + sum(map(int, waited_for)) / TICK
 
 
-def memory_of(daemon: Lockd) -> dict[str, Memory]:
-    """By process; of those that there are."""
+def pids_of(daemon: Lockd) -> dict[str, int]:
+    """The process id by process; of those that there are."""
     pids = {"sampler": daemon.process.pid}
     for pid, command in commands(daemon).items():
         pids |= {name: pid for module, name in CHILDREN.items() if module in command}
+    return pids
+
+
+def memory_of(daemon: Lockd) -> dict[str, Memory]:
+    """By process; of those that there are."""
+    pids = pids_of(daemon)
     return {name: _memory(pids[name]) for name in PROCESSES if name in pids}
 
 
