@@ -54,7 +54,7 @@ class Phase:
                 self.shares[name].append(share)
                 mine += share
             self.others.append(max((busy() - busy_before) / passed - mine, 0.0))
-        self.pss = {name: memory.pss for name, memory in memory_of(daemon).items()}
+        self.pss = {name: memory.share for name, memory in memory_of(daemon).items()}
 
     def report(self) -> Iterator[str]:
         yield f"## {self.name.capitalize()}\n\n| process | of one processor | least to most | memory (PSS) |"
