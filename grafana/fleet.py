@@ -73,9 +73,9 @@ def _right_now() -> Row:
             ),
             number(
                 "Hosts that do not answer",
-                "Targets of the chosen jobs that Prometheus could not scrape: nothing is known of their"
+                "Targets of the job `lockd` that Prometheus could not scrape: nothing is known of their"
                 " waits. The alert LockdDown names them.",
-                f"sum({_all('cluster_job:up:count')})",
+                f"sum({_all('cluster_job:lockd_down:count')})",
                 limits={"orange": 1},
             ),
             number(

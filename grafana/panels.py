@@ -113,7 +113,8 @@ def graph(
     maximum: float | None = None,
     reference: str = "",
 ) -> timeseries.Panel:
-    """Lines over time: `queries` by legend. The line `reference` is what the others are compared with."""
+    """Lines over time: `queries` by legend. Lines whose legend ends with
+    `reference` are what the others are compared with."""
     panel = (
         timeseries.Panel()
         .title(title)
@@ -154,8 +155,8 @@ def graph(
         panel.thresholds(_thresholds(limits))
         panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(c.GraphTresholdsStyleMode.DASHED))
     if reference:
-        panel.override_by_name(
-            reference,
+        panel.override_by_regexp(
+            f"/{reference}$/",
             [
                 d.DynamicConfigValue("custom.stacking", {"group": "A", "mode": "none"}),
                 d.DynamicConfigValue("custom.fillOpacity", 0),

@@ -117,11 +117,19 @@ def _right_now() -> Row:
             number(
                 "Deadlocks found in the time range",
                 "They count even if the service was restarted since.",
-                f"sum(increase({_its('lockd_deadlocks_found_total')}[$__range]))",
+                _new(_its("lockd_deadlocks_found_total")),
                 limits={"orange": 1},
             ),
         ],
     )
+
+
+def _new(counter: str) -> str:
+    """How much a counter has grown over the range of the dashboard.
+
+    A counter begins with its first event, which increase() does not see.
+    """
+    return f"clamp_min(sum({counter} - ({counter} offset $__range or {counter} * 0)), 0)"
 
 
 def _locks() -> Row:
@@ -314,11 +322,11 @@ def _off_cpu() -> Row:
 
 def _objective() -> Row:
     needs = " Empty until the service publishes an objective (docs/fleet.md says how)."
-    objective = select(OBJECTIVE, UNIT)
+    objective = f"max by (unit) ({select(OBJECTIVE, UNIT)})"
     blocked = _everywhere(BLOCKED)
 
-    def burn(window: str) -> str:
-        return f"avg_over_time({blocked}[{window}]) / on (unit) group_left () {objective}"
+    def burn(hours: int) -> str:
+        return f"sum_over_time({blocked}[{hours}h:1m]) / {60 * hours} / on (unit) group_left () {objective}"
 
     return Row(
         "Objective",
@@ -326,10 +334,10 @@ def _objective() -> Row:
             graph(
                 "Blocked time and its objective",
                 "Time that threads of the service are blocked on user-space locks, in the mean of its hosts."
-                " The dashed line is the objective." + needs,
+                " The dashed lines are the objectives." + needs,
                 {
-                    "{{unit}}": f"{total('unit', blocked)} and on (unit) {objective}",
-                    "objective": f"max({objective})",
+                    "{{unit}}": f"avg by (unit) ({blocked}) and on (unit) {objective}",
+                    "{{unit}}, objective": objective,
                 },
                 SECONDS_PER_SECOND,
                 reference="objective",
@@ -339,7 +347,7 @@ def _objective() -> Row:
                 "How many times faster than the objective allows its budget is used up. At 1 it lasts just as"
                 " long as it should. The dashed lines are the limits of the alert LockdObjectiveBurn: 6 over"
                 " six hours, 14.4 over one hour." + needs,
-                {"{{unit}}, one hour": burn("1h"), "{{unit}}, six hours": burn("6h")},
+                {"{{unit}}, one hour": burn(1), "{{unit}}, six hours": burn(6)},
                 TIMES,
                 limits={"orange": 6, "red": 14.4},
             ),

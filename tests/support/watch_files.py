@@ -27,7 +27,7 @@ ALL_FUTEX_ROWS = ("All futex waits, idle ones included", "Every futex call (mode
 """Those that show idle workers too."""
 MODE_CALLS = "Only in mode calls"
 """What a metric's HELP text says, and the description of a panel that shows it."""
-METRIC = r"(?:(?:[a-z_]+:)?lockd_[a-z0-9_]+(?::[a-z0-9_]+)?|cluster_job:up:count)"
+METRIC = r"(?:[a-z_]+:)?lockd_[a-z0-9_]+(?::[a-z0-9_]+)?"
 """One of the exporter, or of a recording rule: level:metric:operations."""
 NAME = re.compile(rf"(?<![\w:]){METRIC}")
 SELECTOR = re.compile(rf"(?<![\w:])({METRIC})(?:\{{([^{{}}]*)\}})?")

@@ -26,7 +26,7 @@ from tests.support.watch_files import (
 
 SOURCE = {"uid": "${datasource}", "type": "prometheus"}
 BUILT_IN = {"__rate_interval", "__range"}
-BURN_WINDOWS = {"1h", "6h"}
+BURN_WINDOWS = {"1h:1m", "6h:1m"}
 """Of the alert LockdObjectiveBurn."""
 
 
