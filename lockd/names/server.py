@@ -65,8 +65,9 @@ MEMORY_BYTES = 512 << 20
 """The limit of the process's own memory, not counting files that it maps."""
 MESSAGE_BYTES = 1 << 17
 """The size of the largest question."""
-IDLE_MS = 1000
-"""Milliseconds without a question after which the namer ends its children."""
+IDLE_MS = 30_000
+"""Milliseconds without a question after which the namer ends its children. To start one takes as much time as
+two hundred names."""
 ASKED_SECONDS = 10.0
 """Seconds after a thread blocked for which its process is remembered, unless the sampler asks for it."""
 
@@ -187,7 +188,11 @@ class Names:
             return self._user.go_waited_ns(tgid) if is_allowed else -1
 
     def end_children(self) -> None:
-        """End child processes while no question waits: only then is all of their CPU time known."""
+        """End child processes while no question waits.
+
+        Some kernels tell the CPU time of a child only after its end: those without
+        /proc/PID/task/TID/children.
+        """
         self._user.end_children()
 
     def _forget(self, now: float) -> None:

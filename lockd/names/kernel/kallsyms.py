@@ -28,6 +28,8 @@ PACKED_BYTES = 1 << 14
 """Bytes of lines whose names are compressed in one piece."""
 UNPACKED = 16
 """Pieces whose names are kept uncompressed, at most."""
+REMEMBERED = 4096
+"""Addresses whose functions are remembered, at most. Threads wait in few places of the kernel."""
 KERNEL, MODULE, GENERATED = range(3)
 """Owners of a symbol: the kernel itself, a module, or code that was generated at run time."""
 
@@ -48,6 +50,8 @@ class KernelSymbols:
         # The names take 3 to 6 MB, and few are ever asked for: they are compressed in pieces of some lines.
         self._packed: list[bytes] = []
         self._unpacked: dict[int, list[str]] = {}
+        self._functions: dict[int, str] = {}
+        """Results of function()."""
         counts, kinds, owners = [0], bytearray(), bytearray()
         addresses: list[npt.NDArray[np.uint64]] = []
         # Without CONFIG_KALLSYMS_ALL only a few marks are listed, and any data may follow a mark.
@@ -72,8 +76,14 @@ class KernelSymbols:
 
     def function(self, address: int) -> str:
         """The name of the function that contains `address`; empty if none is known."""
-        index = self._function_index(address)
-        return self._name(index) if index >= 0 else ""
+        name = self._functions.get(address)
+        if name is None:
+            index = self._function_index(address)
+            name = self._name(index) if index >= 0 else ""
+            if len(self._functions) >= REMEMBERED:
+                self._functions.clear()
+            self._functions[address] = name
+        return name
 
     def place(self, address: int) -> str:
         """`function+0xoffset`, followed by the module in brackets; the address if no function is known."""

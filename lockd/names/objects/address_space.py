@@ -38,7 +38,8 @@ class AddressSpace:
         self._text = b""
         self._mappings: Mappings | None = None
         self._program = (0, 0)
-        self._keys: dict[int, tuple[Key, int] | None] = {}
+        self._files: dict[int, tuple[Mapping, Key, int] | None] = {}
+        """By the base of an image, its first mapping, and key and bias of its file; None if it has none."""
         self._memory = -1
         self._read_at = self._pause = 0.0
 
@@ -66,7 +67,6 @@ class AddressSpace:
             self._read_at, self._program = now, program
             if text and text != self._text:  # the file is empty while a process ends
                 self._text, self._mappings = text, None
-                self._keys.clear()
                 return True
         return False
 
@@ -74,6 +74,12 @@ class AddressSpace:
     def _maps(self) -> Mappings:
         if self._mappings is None:
             self._mappings = Mappings(self._text)
+            # A map changes with each growth of the heap. Files that are still mapped are not opened again.
+            self._files = {
+                base: placed
+                for base, placed in self._files.items()
+                if placed and placed[0] == self._mappings.find(base)
+            }
         return self._mappings
 
     def mapping(self, address: int) -> Mapping | None:
@@ -107,20 +113,20 @@ class AddressSpace:
 
     def file(self, image: Image) -> tuple[ObjectFile, int] | None:
         """The file of an image, and its bias (see ObjectFile.bias()); None if the file cannot be read."""
-        if image.base not in self._keys:
-            self._keys[image.base] = self._load(image)
-        known = self._keys[image.base]
-        if known is None:
+        if image.base not in self._files:
+            self._files[image.base] = self._load(image)
+        placed = self._files[image.base]
+        if placed is None:
             return None
-        key, bias = known
+        _, key, bias = placed
         file = self._objects.file(key)
         if file is None:  # the cache has evicted the file
-            known = self._keys[image.base] = self._load(image)
-            file = self._objects.file(known[0]) if known else None
+            placed = self._files[image.base] = self._load(image)
+            file = self._objects.file(placed[1]) if placed else None
         return (file, bias) if file else None
 
-    def _load(self, image: Image) -> tuple[Key, int] | None:
-        """Key and bias of the file of an image, which is read again; None if that fails."""
+    def _load(self, image: Image) -> tuple[Mapping, Key, int] | None:
+        """What _files has of an image, whose file is read again."""
         with self._opened_memory():
             if image.first.path == VDSO:
                 data = self._read(image.base, min(image.first.end - image.base, MAX_VDSO))
@@ -131,7 +137,7 @@ class AddressSpace:
                 key = self._from_memory(image)
         file = self._objects.file(key) if key else None
         try:
-            return (key, file.bias(image.first)) if key and file else None
+            return (image.first, key, file.bias(image.first)) if key and file else None
         except ElfError:
             return None
 

@@ -30,7 +30,7 @@ ANSI, VERBOSE = 2, 8
 SECONDS = 0.5
 """Seconds of CPU time that one name may take. Waiting for a CPU is not the fault of the symbol."""
 NAMES_OF_CHILD = 1000
-"""Names after which the child is replaced, as the CPU time of a child is only known after its end."""
+"""Names after which the child is replaced. On some kernels its CPU time is known only after its end."""
 CPU_SECONDS = 5
 """CPU time that a child may take. NAMES_OF_CHILD usual names take some hundredths of a second."""
 MEMORY = 256 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 
 from lockd.names.locks import user_locks
 from lockd.names.locks.user_locks import UserNames
+from lockd.names.objects import address_space
 from lockd.names.objects.address_space import AddressSpace
 from lockd.names.objects.mappings import MOST_PARTS, Mapping, Mappings
-from lockd.names.objects.object_cache import ObjectCache
+from lockd.names.objects.object_cache import Key, ObjectCache
 from lockd.names.objects.object_file import ObjectFile, open_object
 
 SELF = Path("/proc/self")
@@ -118,3 +120,47 @@ def test_a_process_that_grows_makes_room(monkeypatch: pytest.MonkeyPatch) -> Non
         for one in (first, second):
             one.kill()
             one.wait()
+
+
+class Opened(ObjectCache):
+    """Counts how often a mapped file is opened."""
+
+    times = 0
+
+    def load_mapped(self, process: Path, mapping: Mapping, memory: int) -> Key | None:
+        self.times += 1
+        return super().load_mapped(process, mapping, memory)
+
+
+def test_another_mapping_does_not_have_the_files_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The map changes with each growth of the heap."""
+    monkeypatch.setattr(address_space, "READING_SHARE", 0)
+    objects, address = Opened(), libc().start
+    space = AddressSpace(SELF, objects)
+    space.refresh()
+    assert space.locate(address)
+    with mmap.mmap(-1, 1 << 20, prot=mmap.PROT_READ):
+        assert space.refresh()
+        assert space.locate(address)
+    assert objects.times == 1
+
+
+def test_another_file_is_opened_also_at_the_same_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(address_space, "READING_SHARE", 0)
+    objects, places, files = Opened(), [], []
+    space = AddressSpace(SELF, objects)
+    for name in ("first", "second"):
+        shutil.copy("/usr/bin/true", tmp_path / name)
+        with (tmp_path / name).open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        places.append(ctypes.addressof(ctypes.c_char.from_buffer(mapped)))
+        space.refresh()
+        located = space.locate(places[-1])
+        assert located
+        files.append(located[0])
+        mapped.close()
+    assert places[0] == places[1]
+    assert files[0] is not files[1]
+    assert objects.times == 2
