@@ -132,7 +132,7 @@ $(VENV)/made: tests/requirements.txt
 		mv $(VENV)/unpacked/usr/bin/promtool $(VENV)/bin && rm -r $(VENV)/unpacked; }
 	touch $@
 
-# Where DESTDIR has no users at all it becomes a package, and they are made where that is installed.
+# If DESTDIR has no /etc/passwd, it is the root of a package: the host that installs the package creates the users.
 make_users = if [ ! -e $(DESTDIR)/etc/passwd ]; then :; \
 	elif command -v $(SYSUSERS) >/dev/null; then $(SYSUSERS) --root=$(DESTDIR)/ - <deploy/sysusers.d/lockd.conf; \
 	else echo "no $(SYSUSERS) here: until there are users lockd and lockd-namer, lockd's processes share the user" \

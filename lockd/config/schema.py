@@ -233,7 +233,7 @@ def _power_of_two_near(number: int, least: int) -> int:
 @dataclass(frozen=True)
 class Maps:
     """Sizes of the BPF maps in the kernel, which take their memory whether they are used or not: with
-    `auto` 17 MB on up to 16 processors with up to 16 GB (docs/performance.md). Events that find a map full
+    `auto` 19 MB on up to 16 processors with up to 16 GB (docs/performance.md). Events that find a map full
     are counted in metrics, never lost silently."""
 
     entries: int = key(
