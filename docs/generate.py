@@ -55,8 +55,8 @@ TERMS = {
     "mode `blocked`, mode `calls`": "`programs.futex.mode` in the configuration: whether lockd counts the"
     " futex waits in which a thread is blocked, or every futex call ([which mode gives what](#futex-modes))",
     "sys time of a futex call": "the duration of the call less its blocked time. On each processor, the"
-    " first 64 calls of each window of 50 ms are timed. Of further calls one in eight is timed, chosen at"
-    " random, and counts eight times in the sum",
+    " first 64 calls of each window (50 ms on a busy host, up to a second on a quiet one) are timed. Of"
+    " further calls one in eight is timed, chosen at random, and counts eight times in the sum",
     "off-CPU time": "from a voluntary switch-out until the wake-up: the time that the thread waited for"
     " somebody else",
     "runqueue time": "from the wake-up, or from an involuntary switch-out, until the thread runs",

@@ -232,7 +232,8 @@ def _offcpu() -> Iterator[Metric]:
         "waker_seconds_total",
         "counter",
         "waker",
-        "Off-CPU time by the comm of the process that ended it, in seconds.",
+        "Off-CPU time by the comm of the process that ended it, in seconds (`irq`: an interrupt on an idle"
+        " processor; `unknown`: a wake-up that no program saw).",
         'The wakers with the most time have series of their own; all others are counted as "other".',
     )
 

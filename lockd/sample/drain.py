@@ -363,6 +363,11 @@ class Collector:
         going_on = np.flatnonzero(~is_over)
         return structs.take(keys, going_on), structs.take(waits, going_on)
 
+    def forget_kernel_waits(self, keys: Columns) -> None:
+        """Delete waits for kernel locks that have ended without a program seeing it."""
+        assert self._kernel_waits
+        self._kernel_waits.delete(keys)
+
     def kernel_holding(self) -> Entries | None:
         """The kernel locks that are held or asked for; None if holds are not measured."""
         if not self._kernel_holding:

@@ -610,6 +610,8 @@ class Sampler:
             go = (tgid for tgid, advice in self._user_locks.advice.items() if advice == GO)
             if question := self._go_waits.question(go):
                 self._go_waits.is_asked = self._resolver.ask(question)
+        if self.kernel_locks and (ended := self.kernel_locks.find_ended(self._processes)) is not None:
+            self._collector.forget_kernel_waits(ended)
         if self.kernel_holds and (abandoned := self.kernel_holds.find_abandoned()):
             self._collector.forget_holding(*abandoned)
             self._next_save = now  # the map has lost them: only the saved counts know them

@@ -130,7 +130,9 @@ static __always_inline u64 leave_queue(u32 tid, struct thread *t, u64 *key, u8 e
     t->queued = QUEUED_NOT;
     if (!queue || queue->began > began) /* it is not the entry that the thread has joined */
         return waited;
-    if ((s64)queue->waiting < 1) { /* a thread left it twice: its waker and its next sleep at the same time */
+    if ((s64)queue->waiting < 1) {
+        /* Fewer threads are counted than wait: two CPUs have let the same thread leave. A new entry begins,
+         * so that holders are not charged by a wrong number of threads. */
         lock_queues.delete(key);
         return waited;
     }

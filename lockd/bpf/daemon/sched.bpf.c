@@ -491,13 +491,20 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
             if (!preempted && task_state & TASK_INTERRUPTIBLE && is_futex_wait(current_syscall()))
                 lose(LOSS_FUTEX__THREADS_FULL);
 #endif
-            if (!preempted && task_state && !(task_state & TASK_DEAD) && is_followed(tid))
+#ifdef WITH_OFFCPU
+            if (!(task_state & TASK_DEAD) && is_followed(tid))
                 lose(LOSS_OFFCPU__THREADS_FULL);
+#endif
             return;
         }
     }
     if (t->off_since)
         came_back_unseen(tid, t, now);
+#ifndef HAVE_PREV_STATE
+    /* Since 5.8 a waker changes the state before the thread has left its CPU. It called woken() before. */
+    if (task_state & TASK_WAKING)
+        task_state = t->state == STATE_UNINTERRUPTIBLE ? TASK_UNINTERRUPTIBLE : TASK_INTERRUPTIBLE;
+#endif
 #ifdef WITH_CAUSES
     if (!(t->flags & THREAD_ID_NOTED))
         note_namespace_id(task, tid, t);
@@ -639,6 +646,13 @@ static __always_inline void woken(void *ctx, u64 task)
     /* The thread may still be on its way out, see switched_out(). */
     if (t && !(t->off_since && t->woken_at))
         note_waker(ctx, t);
+#endif
+#ifndef HAVE_PREV_STATE
+    if (t && !t->off_since) { /* it is on its way out: switched_out() may not find this state any more */
+        u32 state = 0;
+        READ_TASK(task, TASK_STATE, state);
+        t->state = state_of(state);
+    }
 #endif
     if (!t || !(t->queued || (t->off_since && !t->woken_at)))
         return;

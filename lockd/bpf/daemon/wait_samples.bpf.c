@@ -17,7 +17,8 @@
 #define FIRST_WAIT 0x18000 /* some 100 ms: the first wait of a thread in a system call */
 #define USUAL_WAITS 16384 /* a power of two; waits that share an element have less even weights */
 #define USUAL_WAITS_BITS 14
-#define LONGEST_WAIT 0x7fffffff
+#define LONGEST_USUAL 0x7fffffff /* what is learnt of a wait, at most */
+#define MOST_WEIGHT (1ULL << 50) /* of a sample: 36 years */
 #define CERTAIN 0xffffffff /* a chance is a part of this */
 #define WAIT_FRAMES 48
 #define WAIT_FUNCTIONS 32
@@ -154,14 +155,13 @@ static __always_inline u64 weight_of_wait(u32 chance, u64 began, u64 now)
         return 0;
     /* A wait as long as this is sure to be completed. */
     u64 certain = (u64)chance * CONTROL->wait_per_capture >> 32;
-    if (units > LONGEST_WAIT)
-        units = LONGEST_WAIT;
     if (units < certain) {
         if (bpf_get_prandom_u32() * certain >= units << 32)
             return 0;
         units = certain;
     }
-    return (units << 32) / chance << 10;
+    u64 whole = units / chance, weight = (whole << 32) + ((units % chance << 32) / chance);
+    return (whole < MOST_WEIGHT >> 32 ? weight : MOST_WEIGHT - 1) << 10;
 }
 
 /* The wait of `task`, which was captured with a `chance`, ends at `now`; `t` is its entry. The current thread
@@ -210,8 +210,8 @@ static __always_inline void return_from_wait(u64 task, u32 tid, struct thread *t
     }
     u32 *usual = usual_wait(tid, t);
     u64 units = (t->woken_at - t->off_since) >> 10;
-    if (units > LONGEST_WAIT)
-        units = LONGEST_WAIT;
+    if (units > LONGEST_USUAL)
+        units = LONGEST_USUAL;
     if (!usual)
         return;
     u32 learnt = *usual ? *usual + ((u32)units >> 2) - (*usual >> 2) : units;

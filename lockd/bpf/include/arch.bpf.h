@@ -31,7 +31,7 @@
 
 /* Values in place of a system call number. */
 #define NR_NONE (-1) /* a user thread in no system call: a page fault or another trap */
-#define NR_KERNEL (-2) /* a kernel thread */
+#define NR_KERNEL (-2) /* a kernel thread, or a worker that the kernel made for a process */
 #define NR_COMPAT (-3) /* a system call of a 32-bit program, whose numbers differ */
 
 /* Return the saved user registers of a thread. Since 5.15 a helper finds them. In older kernels they are
@@ -69,6 +69,7 @@ static __always_inline struct saved_call saved_call(struct pt_regs *registers)
 #ifdef HAVE_TYPED_CURRENT
     volatile struct pt_regs *saved = registers;
     call.orig_ax = saved->orig_ax;
+    call.ip = saved->ip;
     call.cs = saved->cs;
 #else
     bpf_probe_read_kernel(&call, sizeof(call), &registers->orig_ax);
@@ -89,6 +90,11 @@ static __always_inline s16 syscall_of(struct pt_regs *registers)
 
     if ((s64)call.orig_ax < 0)
         return NR_NONE;
+    /* A worker that the kernel makes for a process (io_uring, vhost) is no kernel thread. It has a copy of
+     * the registers of the thread that was to make it, and so the call in which that thread was.
+     * copy_thread() sets only the stack pointer and this one to 0 (50b7b6f29de3, 5.13). */
+    if (!call.ip)
+        return NR_KERNEL;
     return (u16)call.cs == USER64_CODE_SEGMENT ? (s16)call.orig_ax : NR_COMPAT;
 #endif
 }

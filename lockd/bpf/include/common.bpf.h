@@ -156,8 +156,8 @@ enum queued { QUEUED_NOT, QUEUED_BY_USER, QUEUED_IN_KERNEL };
  *
  * In mode blocked everything from `off_since` on is one cache line of 64 bytes: a wait mostly ends on another
  * CPU than it began on, and each line that both CPUs write costs some 100 ns. The kernel puts 56 bytes
- * (struct htab_elem and a key of 4 bytes) before a value, which then has 72 bytes, and each element follows
- * the last one. So every element is two whole lines. */
+ * (struct htab_elem, 48, and the key, 8) before a value of 72 bytes, and each element follows the last one.
+ * So every element is two whole lines. */
 struct thread {
     u64 thread_pointer; /* set once the thread has waited for a lock */
     u64 off_since; /* time at which it was switched out; 0: it is on a CPU */

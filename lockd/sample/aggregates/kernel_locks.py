@@ -7,9 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lockd.columns import structs
 from lockd.columns.index import Groups, Rows, mix
+from lockd.columns.structs import Columns
 from lockd.kernel.manifest import Manifest
+from lockd.kernel.pairs import Entries
 from lockd.names.client import Resolver
+from lockd.names.labels.processes import Processes
 from lockd.names.protocol import UNKNOWN
 from lockd.sample.aggregates.contention import ContentionTables, lock_key
 from lockd.sample.aggregates.lock_holders import LockHolders
@@ -23,6 +27,10 @@ from lockd.sample.series.series import Series
 
 NAMELESS_SECONDS = 5.0
 """Seconds after which a release is counted as `other` whose lock has no name: no wait for it was counted."""
+ENDLESS_NS = 60_000_000_000
+"""Nanoseconds after which a thread that waits is checked for whether it is still there."""
+CHECKED_AT_ONCE = 1000
+"""Threads that are checked at a time, those first that have waited longest."""
 
 
 class KernelLockAggregates:
@@ -65,6 +73,8 @@ class KernelLockAggregates:
         self.series = [self.by_type, sites]
         self._has_waiting = False
         """Whether there were waits that had not ended when they were last noted."""
+        self._endless: Entries | None = None
+        """Those of them that had lasted for ENDLESS_NS, the longest first."""
         if self.holders:
             self.series += self.holders.series
 
@@ -140,9 +150,25 @@ class KernelLockAggregates:
             return
         self._has_waiting = len(keys) > 0
         waited_ns = moment.clock - waits["since"].astype(np.int64)
+        endless = np.flatnonzero((waited_ns >= ENDLESS_NS) & (keys["cpu"] == 0))
+        endless = endless[np.argsort(-waited_ns[endless], kind="stable")][:CHECKED_AT_ONCE]
+        self._endless = structs.take(keys, endless), structs.take(waits, endless)
         waiting = moment.name_waits(keys["tid"], waits["tgid"], waits["type"], keys["lock"], waited_ns)
         self._note_waiting(waiting, moment.now)
         self.sites.forget_unwaited()
+
+    def find_ended(self, processes: Processes) -> Columns | None:
+        """Return the keys of long waits whose threads are gone, None if there are none.
+
+        The program for the end of such a wait was skipped, as its CPU was in another program: the kernel
+        counts that (reason `recursion`). Nothing else would ever remove the wait from the programs' table.
+        """
+        if self._endless is None:
+            return None
+        keys, waits = self._endless
+        threads = zip(waits["tgid"].tolist(), keys["tid"].tolist(), waits["since"].tolist(), strict=True)
+        gone = [i for i, thread in enumerate(threads) if not processes.has_thread(*thread)]
+        return structs.take(keys, np.array(gone, np.int64)) if gone else None
 
     def _note_waiting(self, waiting: OngoingWaits, now: float) -> None:
         self.by_type.clear_waiting()

@@ -24,6 +24,8 @@ from lockd.sample.series.series import OTHER, Series
 
 INTERRUPT = "irq"
 """The waker of a thread that an interrupt on an idle CPU woke."""
+UNKNOWN = "unknown"
+"""The waker of a thread whose wake-up was not seen."""
 REASON_NAMES = list(REASONS)
 STATES = 256
 """Values of a state: a reason and a state are packed into one number, reason * STATES + state."""
@@ -100,7 +102,9 @@ class OffcpuAggregates:
 
     def _fold_wakers(self, blocked: Window, now: float) -> None:
         # Wakers are told apart by comm: a process renames itself, and its id is used again.
-        tgids, which = np.unique(blocked.keys["waker"], return_inverse=True)
+        keys = blocked.keys
+        is_unseen = (keys["waker"] == 0) & (keys["run_slot"] == self._no_slot)
+        tgids, which = np.unique(np.where(is_unseen, -1, keys["waker"].astype(np.int64)), return_inverse=True)
         wakers = [self._waker(int(tgid)) if blocked.has_detail else OTHER for tgid in tgids]
         codes = np.array([hash_labels((waker,)) for waker in wakers], np.uint64)
         blocked_ns = blocked.values["blocked_ns"]
@@ -114,7 +118,7 @@ class OffcpuAggregates:
         self.wakers["sum_ns"][groups.rows] += groups.sum(blocked_ns)
 
     def _waker(self, tgid: int) -> str:
-        return self._processes.comm(tgid) if tgid else INTERRUPT
+        return UNKNOWN if tgid < 0 else self._processes.comm(tgid) if tgid else INTERRUPT
 
     def _reason_numbers(self, waits: Columns) -> npt.NDArray[np.int64]:
         """Return the index in REASON_NAMES of each wait, from its columns nr, state, iowait and detail."""

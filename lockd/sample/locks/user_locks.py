@@ -121,6 +121,7 @@ class UserLocks:
                 "is_answered": np.bool_,
                 "is_provisional": np.bool_,  # the next answer may tell more
                 "is_reused": np.bool_,  # the memory soon is that of another lock
+                "is_many": np.bool_,  # a Java class whose objects are counted one by one
                 "lock": object,
                 "site": object,
                 "stack": object,
@@ -151,10 +152,22 @@ class UserLocks:
             return
         keys, captures = keys[chosen], captures[chosen]
         rows = self._rows(keys["tgid"], keys["uaddr"], keys["guess"].astype(np.int16), now)
+        self._write_forgotten_kinds(rows)
         decoded = decode_captures(captures, self._machine)
         for row, tid, capture in zip(rows.tolist(), captures["tid"].tolist(), decoded, strict=True):
             self._ask(row, now, tid, capture)
         self._resolver.watch(keys["tgid"].tolist())
+
+    def _write_forgotten_kinds(self, rows: Rows) -> None:
+        """Tell the programs again what the calls of a captured lock do not show.
+
+        They have forgotten it if the entry of the lock made room for another one, or was deleted by
+        _refuse(). A lock is also captured because its entry is old: then nothing changes.
+        """
+        table = self._table
+        is_special = table["is_many"][rows] | (table["kind"][rows] != table["guess"][rows])
+        for row in np.unique(rows[table["is_answered"][rows] & is_special]).tolist():
+            self._write_kind(row, int(table["kind"][row]), is_many=bool(table["is_many"][row]))
 
     @property
     def has_postponed(self) -> bool:
@@ -195,12 +208,11 @@ class UserLocks:
         is_certain = bool(table["is_answered"][row] and not table["is_provisional"][row])
         is_another = is_certain and answer.is_reused and not answer.is_provisional
         is_another = is_another and kind != table["kind"][row]
+        table["is_many"][row] = answer.is_many
         sites = table["sites"][row] = (not is_another and table["sites"][row]) or Counter()
         if answer.site and (answer.site in sites or len(sites) < SITES):
             sites[answer.site] += 1
         if is_certain and not is_another:
-            if answer.is_many:  # the programs may have forgotten it
-                self._write_kind(row, int(table["kind"][row]), is_many=True)
             return False  # another site changes neither its name nor its kind
         if answer.is_provisional and answer.is_reused:
             self._write_kind(row, int(table["kind"][row]), self._captured_again_ns - PROVISIONAL_NS)

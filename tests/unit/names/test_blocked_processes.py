@@ -14,6 +14,7 @@ from lockd.columns.index import mix
 from lockd.kernel.maps import HashMap
 from lockd.names.client import Resolver
 from lockd.names.protocol import CPythonPlaces, GoWaitsAnswer, HotSpotPlaces, LockAnswer
+from lockd.names.unwind.capture import REGISTERS
 from lockd.sample.aggregates.go_waits import GoMutexWaits
 from lockd.sample.locks.runtimes import CPYTHON, HOTSPOT, RuntimePlaces
 from lockd.sample.locks.user_locks import MOST_ADVISED, UserLocks
@@ -25,6 +26,10 @@ from tests.support.maps import Map
 KINDS = ("none", "lock", "cond")
 CLASS = 1 << 63
 SEEN, LATER = 1000.0, 1060.0
+CAPTURE = np.dtype(
+    [("registers", [(name, "u8") for name in REGISTERS["x86_64"]]), ("thread_pointer", "u8"),
+     ("frames", "u8", 24), ("tid", "u4"), ("tgid", "u4"), ("bytes", "u4"), ("stack", "u1", 64)]
+)  # fmt: skip
 PLACES = HotSpotPlaces(*range(1, 14))
 FRAMES = CPythonPlaces(*range(1, 8))
 
@@ -58,7 +63,7 @@ class Told:
         self._cpythons = RuntimePlaces(cast("HashMap", self.cpythons), CPYTHON)
         self.locks = UserLocks(
             cast("Resolver", Namer()), cast("HashMap", self.known), self._hotspots, self._cpythons,
-            KINDS, lambda tgid: True, captured_again_ns=10**10,
+            KINDS, lambda tgid: True, captured_again_ns=10**10, machine="x86_64",
         )  # fmt: skip
         self._keys: dict[int, int] = {}
         for tgid in tgids:
@@ -141,15 +146,17 @@ def test_numbers_that_stand_for_waits_again_are_named_anew(number: int, generati
         told.answer(7)
 
 
-def test_programs_that_forgot_a_class_whose_objects_are_told_apart_are_told_again() -> None:
+@pytest.mark.parametrize("is_many", [False, True], ids=["a kind", "a class whose objects are told apart"])
+def test_programs_that_forgot_what_a_lock_is_are_told_again(is_many: bool) -> None:
+    """Its entry may have made room for another one. When the lock is captured again, the namer may rest."""
     told = Told(7)
-    told.answer(7, is_many=True, kind="lock")
-    (held,) = told.known.held.values()
-    assert (held["is_many"], held["kind"]) == (1, KINDS.index("lock"))
+    told.answer(7, is_many=is_many, kind="lock")
     told.known.held.clear()
-    told.answer(7, is_many=True, kind="lock")
+    keys, captures = np.zeros(1, told.known.key), np.zeros(1, CAPTURE)
+    keys["tgid"], keys["uaddr"], keys["guess"] = 7, CLASS, KINDS.index("cond")
+    told.locks.ask_captured([(keys, captures)], SEEN)
     (held,) = told.known.held.values()
-    assert (held["is_many"], held["kind"]) == (1, KINDS.index("lock"))
+    assert (held["is_many"], held["kind"]) == (is_many, KINDS.index("lock"))
 
 
 def test_advice_lasts_until_it_has_been_taken() -> None:

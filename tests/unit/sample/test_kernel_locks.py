@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +13,8 @@ import numpy as np
 import pytest
 
 from lockd.kernel.manifest import Manifest
+from lockd.names.labels.processes import Processes
+from lockd.names.labels.units import Units
 from lockd.names.protocol import UNKNOWN, KernelLock, LockAnswer
 from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
 from lockd.sample.aggregates.kernel_locks import KernelLockAggregates
@@ -22,7 +27,7 @@ NAMES = {100: SHOP, 200: ("web.service", "web")}
 SECOND = 1_000_000_000
 NOW = 1000.0
 LOCK = 0xFFFF888100000010
-KEY = np.dtype([("lock", np.uint64), ("tid", np.uint32)])
+KEY = np.dtype([("lock", np.uint64), ("tid", np.uint32), ("cpu", np.uint32)])
 WAIT = np.dtype([("since", np.uint64), ("tgid", np.uint32), ("type", np.uint32)])
 
 Wait = tuple[int, int, int, int, float]
@@ -44,11 +49,10 @@ class Host:
             manifest, limits, LineBudget(limits), self.contention, cast(Any, namer)
         )
 
-    def look(self, *waits: Wait, has_detail: bool = True) -> None:
-        clock = int(NOW) * SECOND
-        keys = np.array([(lock, tid) for lock, tid, *_ in waits], KEY)
+    def look(self, *waits: Wait, has_detail: bool = True, clock: int = int(NOW) * SECOND) -> None:
+        keys = np.array([(lock, tid, 0) for lock, tid, *_ in waits], KEY)
         values = [(clock - int(s * SECOND), tgid, number) for _, _, tgid, number, s in waits]
-        identities = SimpleNamespace(identify_process=lambda tgid, since: (NAMES[tgid], True))
+        identities = SimpleNamespace(identify_process=lambda tgid, since: (NAMES.get(tgid, SHOP), True))
         of_kernel = keys, np.array(values, WAIT)
         nothing = cast(Any, None)
         self.aggregates.note_ongoing(
@@ -139,3 +143,16 @@ def test_under_restraint_no_lock_has_a_row(host: Host) -> None:
     host.look((LOCK, 1, 100, 0, 2.0))
     host.look((LOCK, 1, 100, 0, 3.0), has_detail=False)
     assert len(host.contention.locks) == 0
+
+
+def test_a_wait_of_a_thread_that_is_gone_is_found(host: Host) -> None:
+    """The program for its end was skipped: it would go on for ever, and somebody would be paged."""
+    ended, mine, processes = subprocess.Popen(["true"]), os.getpid(), Processes(Units())
+    waits = (LOCK, mine, mine, 0, 61.0), (LOCK, ended.pid, ended.pid, 0, 61.0), (LOCK, 5, 5, 0, 59.0)
+    assert host.aggregates.find_ended(processes) is None
+    ended.wait()
+    began = time.monotonic_ns()
+    host.look(*waits, clock=began + 61 * SECOND)
+    keys = host.aggregates.find_ended(processes)
+    assert keys is not None
+    assert keys["tid"].tolist() == [ended.pid]
