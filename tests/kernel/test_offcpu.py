@@ -189,3 +189,18 @@ def test_the_time_is_charged_to_the_process_that_ended_the_wait(narrow: Lockd, w
         return off("pipe", charged_us, truth["sum_us"], truth["count"], truth["queued_us"], truth["least_us"])
 
     in_one_of_some_tries(attempt)
+
+
+def test_a_worker_of_the_kernel_is_not_in_the_call_that_made_it(narrow: Lockd, workload: Start) -> None:
+    """Such a worker has the registers of the thread that was to make it, which may be blocked on a lock."""
+    one = workload("ring_worker", 20)
+    truth = one.run()
+    metrics = narrow.metrics()
+    by_reason = {
+        labels["reason"]: metrics.sum(COUNT, **labels) for labels in metrics.labels(COUNT, comm=one.comm)
+    }
+    assert by_reason["kthread"] >= truth["sleeps"]
+    assert {row["kind"] for row in offcpu_threads(narrow, one) if row["tid"] == truth["worker"]} <= {
+        "kthread",
+        "kernel",
+    }

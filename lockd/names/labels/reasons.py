@@ -29,7 +29,7 @@ REASONS = {
     "fault": "a page fault or another trap in user code, without disk I/O: a kernel lock, userfaultfd",
     "stopped": "stopped by a signal or a tracer, or frozen: by its cgroup (docker pause) or a suspend",
     "kernel": "uninterruptible without I/O: a kernel lock, RCU, a completion",
-    "kthread": "a kernel thread that waits for work",
+    "kthread": "a kernel thread, or a worker that the kernel made for a process, that waits for work",
     "other": "any other system call, and every system call of a 32-bit program",
 }
 """Every value of the label `reason`, with its definition."""
