@@ -159,10 +159,13 @@ def _weights_between(old: dict[Place, Weight], new: dict[Place, Weight]) -> dict
     """What came to the samples of a group.
 
     The sampler may have merged stacks into REST in between, but the sum of all is sure to grow: REST gets
-    what is left of it.
+    what is left of it. If REST had stacks before, a stack that had no place of its own may have been among
+    them, with any part of its weight. As its growth is unknown, it counts in REST.
     """
     came = {}
     for place, (ns, samples) in new.items():
+        if place not in old and REST in old:
+            continue
         before = old.get(place, Weight())
         if ns < before.ns or samples < before.samples:  # it was merged in between, and counts from zero
             before = Weight()

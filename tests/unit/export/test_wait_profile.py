@@ -311,6 +311,43 @@ def test_new_samples_among_those_for_which_there_is_no_room(monkeypatch: pytest.
     }
 
 
+def test_a_stack_that_finds_room_does_not_come_with_what_it_weighed_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """How much of its weight was in the other stacks, nobody knows: all that came is theirs."""
+    monkeypatch.setattr(module, "MOST_SENT", 1)
+    host = Host()
+    host.wait(10**6)
+    host.sample(900_000)
+    host.sample(899_000, WRITE)
+    before = host.head()
+    host.wait(100)
+    host.sample(2500, WRITE)  # which is the heaviest now
+    host.sample(500)
+    later = host.head(1.0)
+    assert {("shop", *WRITING, "disk"), ("shop", "[other stacks]", "disk")} == set(values(profile(later)))
+    assert values(profile(later, before)) == {("shop", "[other stacks]", "disk"): (100, 0, 2)}
+
+
+def test_what_came_is_neither_more_nor_less_than_what_was_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever stacks find room, lose it, or are merged for good."""
+    monkeypatch.setattr(module, "MOST_SENT", 5)
+    monkeypatch.setattr(module, "MOST_STACKS", 12)
+    chance, host = random.Random(5), Host()
+    before = host.head()
+    for second in range(1, 200):
+        came = chance.randrange(8)
+        for _ in range(came):
+            host.wait(10)
+            host.sample(chance.randrange(1, 1000), CallStack((f"f{chance.randrange(20)}",), ()))
+        later = host.head(float(second))
+        found = profile(later, before).samples
+        assert sum(one.values[0] for one in found) == 10 * came
+        assert sum(one.values[2] for one in found) == came
+        assert min((value for one in found for value in one.values), default=0) >= 0
+        before = later
+
+
 def test_two_equal_blocks_have_no_difference() -> None:
     host = Host()
     host.wait(1000)
