@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lockd.errors import LockdError
+from lockd.views.holders import growth
 from lockd.views.profile import KernelFrame, Mark, Profile, Sample, Value
 
 Head = Mapping[str, Any]
@@ -170,7 +171,8 @@ class LockSample(Sample):
     """A sample of a row of the table of locks."""
 
     row: tuple[object, ...] = ()
-    """What tells the row from all others. Names do not: the mutexes of many objects have one name."""
+    """What tells the row from all others. Names do not: the mutexes of many objects have one name. That of a
+    holder ends with its site."""
 
 
 def between(earlier: Profile, later: Profile, seconds: float, is_cut: bool = False) -> Profile:
@@ -180,9 +182,17 @@ def between(earlier: Profile, later: Profile, seconds: float, is_cut: bool = Fal
     been set in between. `is_cut` says that the table had more rows than the earlier profile shows: then what
     is new in the later one may be old, and is left out.
     """
+    if later.values == HOLDER_VALUES:
+        samples = list(_held_between(earlier, later, is_cut))
+    else:
+        samples = list(_waited_between(earlier, later, seconds, is_cut))
+    return replace(later, samples=samples, began=earlier.began, seconds=seconds)
+
+
+def _waited_between(earlier: Profile, later: Profile, seconds: float, is_cut: bool) -> Iterator[Sample]:
+    """The samples of between() for those who waited."""
     before = {_row_of(sample): sample for sample in earlier.samples}
     goes_on = [value.name == "waiting" for value in later.values]
-    samples = []
     for sample in later.samples:
         old = before.get(_row_of(sample))
         if old is None and is_cut:
@@ -200,8 +210,30 @@ def between(earlier: Profile, later: Profile, seconds: float, is_cut: bool = Fal
             for now, then, is_now in zip(sample.values, counted, goes_on, strict=True)
         )
         if any(values):
-            samples.append(replace(sample, values=values))
-    return replace(later, samples=samples, began=earlier.began, seconds=seconds)
+            yield replace(sample, values=values)
+
+
+def _held_between(earlier: Profile, later: Profile, is_cut: bool) -> Iterator[Sample]:
+    """The samples of between() for holders."""
+    before = _holders_by_lock(earlier)
+    for lock, holders in _holders_by_lock(later).items():
+        if lock not in before and is_cut:
+            continue
+        then, now = (
+            {site: sample.values for site, sample in one.items()} for one in (before.get(lock, {}), holders)
+        )
+        for site, values in growth(then, now).items():
+            if any(values):
+                yield replace(holders[site], values=values)
+
+
+def _holders_by_lock(profile: Profile) -> dict[tuple[object, ...], dict[str, Sample]]:
+    """The samples of each lock, by the site of the holder."""
+    locks: dict[tuple[object, ...], dict[str, Sample]] = {}
+    for sample in profile.samples:
+        *lock, site = _row_of(sample)
+        locks.setdefault(tuple(lock), {})[str(site)] = sample
+    return locks
 
 
 def with_waiting(profile: Profile) -> Profile:

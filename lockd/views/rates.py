@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockd.errors import LockdError, UsageError
+from lockd.views.holders import growth
 
 MAX_ROWS = {"threads": 1000, "locks": 1000, "bottlenecks": 500}
 """Rows that the daemon's tables have at most: with as many, there may be more."""
@@ -38,6 +39,7 @@ class Row:
     """
 
     key: Hashable
+    """What tells the row from others. That of a holder is the key of the lock, and its site."""
     program: str
     kind: str
     unit: str
@@ -69,7 +71,9 @@ class Row:
     holder_cause_share: float = 0.0
     """The part of this time for which it did so."""
     is_sampled: bool = False
-    """Whether the row is about a holder, of which only samples are known."""
+    """Whether the row is about a holder or a bottleneck, of which only samples are known."""
+    is_holder: bool = False
+    """Whether the row is about one holder of one lock."""
     chain: tuple[str, ...] = ()
     """Locks of the chain by which a bottleneck makes threads wait most: first the one that they wait for."""
     site: str = ""
@@ -216,12 +220,44 @@ class Rates:
             return None
         seconds = table.time - before.time
         known = {row.key: row for row in before.rows}
+        known |= _holders_before(before.rows, table.rows)
 
         def rated(row: Row) -> Row:
             # A row that was not in the table before is new, or was too small for an incomplete table.
             return _rated(row, known.get(row.key, None if before.is_complete else row), seconds)
 
         return dataclasses.replace(table, rows=tuple(map(rated, table.rows)))
+
+
+def _holders_before(before: Iterable[Row], rows: Iterable[Row]) -> dict[Hashable, Row]:
+    """The holders of locks that were in the table before: with less than now, by what came since."""
+    known = _holders_by_lock(before)
+    found: dict[Hashable, Row] = {}
+    for lock, now in _holders_by_lock(rows).items():
+        then = known.get(lock)
+        if then is None:
+            continue
+        of_lock = next(iter(then.values()))  # what is not about the holder is the same in all of them
+        for site, (blocked_us, count) in growth(_totals(then), _totals(now)).items():
+            row = now[site]
+            found[row.key] = dataclasses.replace(
+                of_lock, blocked_us=row.blocked_us - blocked_us, count=row.count - count
+            )
+    return found
+
+
+def _holders_by_lock(rows: Iterable[Row]) -> dict[Hashable, dict[str, Row]]:
+    """The rows of holders by the key of their lock, and by their site."""
+    locks: dict[Hashable, dict[str, Row]] = {}
+    for row in rows:
+        if row.is_holder:
+            assert isinstance(row.key, tuple)
+            locks.setdefault(row.key[:-1], {})[row.holder_site] = row
+    return locks
+
+
+def _totals(holders: dict[str, Row]) -> dict[str, tuple[int, int]]:
+    return {site: (row.blocked_us, row.count) for site, row in holders.items()}
 
 
 def _rated(row: Row, before: Row | None, seconds: float) -> Row:
@@ -321,6 +357,7 @@ def _holders(raw: dict[str, Any]) -> Iterable[Row]:
             blocked_us=_whole(holder["seconds"] * 1e6),
             count=_whole(holder["samples"]),
             is_sampled=True,
+            is_holder=True,
             waiting=0,
             waiting_us=0,
         )

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import hashlib
 import os
+import random
 import re
 import subprocess
 import tempfile
@@ -19,10 +20,12 @@ from typing import Any
 
 import pytest
 
-from lockd.export.detail import VALUES, LockSample, between
+from lockd.export.detail import VALUES, LockSample, ProfileQuery, between, profile_of
 from lockd.export.handlers import Service
 from lockd.export.web_config import WebConfig
 from lockd.messages import REQUEST_DETAIL, REQUEST_METRICS, REQUEST_WAITS, pack
+from lockd.sample.aggregates.lock_holders import MOST_HOLDERS, HoldersOfLock
+from lockd.sample.locks.releases import Release
 from lockd.views.profile import Profile
 from tests.needs import need
 from tests.support.exporter_process import Exporter, exporter, full_block, waits_block
@@ -267,6 +270,70 @@ def test_a_row_that_may_have_been_left_out_before_is_not_new() -> None:
     earlier, later = of_mutexes((0x1000, 100)), of_mutexes((0x1000, 100), (0x2000, 12_000))
     assert [one.values for one in between(earlier, later, 1.0).samples] == [(12_000, 0, 1)]
     assert between(earlier, later, 1.0, is_cut=True).samples == []
+
+
+class Contended:
+    """A lock whose holders the sampler keeps, as a row of its table."""
+
+    def __init__(self) -> None:
+        self.holders = HoldersOfLock()
+
+    def release(self, site: str, us: int) -> None:
+        """Add a sample of a release by the code at this site, for which others have waited so long."""
+        self.holders.add(
+            Release(
+                10, ("shop.service", "shop"), 0x1000, 0, False, us * 1000, 0.0, 0,
+                causes={"running": us * 1000}, holder=site, stack=(site, "main"),
+            )
+        )  # fmt: skip
+
+    def profile(self) -> Profile:
+        text = {"program": "futex", "unit": "", "comm": "shop", "kind": "lock", "lock": "m", "site": ""}
+        lists = {"address": ["0x1000"], "stack": [[]], "holders": [self.holders.rows()]}
+        columns = {**{name: [value] for name, value in text.items()}, **lists}
+        table = {"text": columns, "numbers": ["tgid"], "lists": {}}
+        head = {"tables": {"locks": table}, "time": 0.0}
+        return profile_of(
+            ProfileQuery("futex", {"by": [b"holder"]}),
+            head,
+            {"locks.tgid": memoryview(array.array("q", [10]))},
+        )
+
+
+def of_sites(profile: Profile) -> dict[str, tuple[int, ...]]:
+    return {sample.labels["holder"]: sample.values for sample in profile.samples}
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_holder_that_made_room_for_another_is_nothing_new(is_cut: bool) -> None:
+    """It moves into `other` with all that it ever had. The one that gets its place is new in any case."""
+    lock = Contended()
+    for number in range(MOST_HOLDERS):
+        lock.release(f"f{number}", 1000 + number)
+    before = lock.profile()
+    lock.release("late", 70)
+    lock.release("f5", 30)
+    later = lock.profile()
+    assert of_sites(later)["other"] == (1000, 1)
+    assert of_sites(between(before, later, 1.0, is_cut)) == {"late": (70, 1), "f5": (30, 1)}
+    lock.release("later", 5)  # in place of `late`
+    lock.release("late", 3)  # in place of `later`, which so is one of the others
+    assert of_sites(between(later, lock.profile(), 1.0, is_cut)) == {"late": (3, 1), "other": (5, 1)}
+
+
+def test_what_came_to_holders_is_neither_more_nor_less_than_what_was_sampled() -> None:
+    chance, lock = random.Random(2), Contended()
+    lock.release("f0", 10)
+    before = lock.profile()
+    for _ in range(300):
+        times = [chance.randrange(1, 1000) for _ in range(chance.randrange(6))]
+        for us in times:
+            lock.release(f"f{chance.randrange(20)}", us)
+        later = lock.profile()
+        came = of_sites(between(before, later, 1.0)).values()
+        assert (sum(us for us, _ in came), sum(count for _, count in came)) == (sum(times), len(times))
+        assert min((min(values) for values in came), default=0) >= 0
+        before = later
 
 
 @pytest.mark.parametrize(("program", "samples"), [("futex", 1), ("kernel_locks", 0)])

@@ -11,7 +11,7 @@ from lockd.errors import UsageError
 from lockd.printable import masked
 from lockd.views.rates import MAX_ROWS, Client, Rates, Row, Table
 from lockd.views.top import Options, duration, is_shown
-from tests.support.top_daemon import KINDS, SECOND, Daemon, serving, thread
+from tests.support.top_daemon import KINDS, SECOND, Daemon, lock, serving, thread
 
 
 @pytest.fixture
@@ -105,6 +105,29 @@ def test_shares_of_bottlenecks_of_one_name_add_up(daemon: Daemon) -> None:
     daemon.bottlenecks = lambda _: [bottleneck("flush", 0.25), bottleneck("flush", 0.5)]
     (row,) = Client(daemon.url).bottlenecks().rows
     assert row.holder_share == 0.75
+
+
+@pytest.mark.parametrize("locks", [1, MAX_ROWS["locks"]])
+def test_a_holder_that_made_room_for_another_makes_no_rate(daemon: Daemon, locks: int) -> None:
+    """It moves into `other` with all that it ever had, whether or not the table of locks is full."""
+
+    def holder(site: str, seconds: float, samples: int) -> dict[str, Any]:
+        return {"site": site, "seconds": seconds, "share": 0.1, "samples": samples, "stack": []}
+
+    looks = [
+        [holder("flush", 90.0, 900), holder("evict", 40.0, 400), holder("other", 10.0, 100)],
+        [holder("flush", 90.5, 905), holder("other", 50.25, 502), holder("load", 0.125, 1)],
+    ]
+    many = [lock(f"{number:#x}") for number in range(locks - 1)]
+    daemon.locks = lambda n: [lock("0xfff000", holders=looks[n], held_us=7 * SECOND, acquisitions=9), *many]
+    client, rates = Client(daemon.url), Rates()
+    assert rates.feed(client.holders()) is None
+    table = rates.feed(client.holders())
+    assert table is not None and table.is_complete == (locks == 1)
+    assert {row.holder_site: (row.blocked_rate, row.count_rate) for row in table.rows} == {
+        "flush": (0.5, 5.0), "other": (0.25, 2.0), "load": (0.125, 1.0),
+    }  # fmt: skip
+    assert {row.held_rate for row in table.rows} == {0.0}  # that of the lock, to which nothing came
 
 
 @pytest.mark.parametrize("url", ["admin:secret@host:9776", "ftp://admin:secret@host", "http://a:secret@h:x"])

@@ -1,0 +1,38 @@
+"""What came to the holders of a lock between two looks at their running totals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+OTHER = "other"
+"""The site under which the sampler adds up the holders of a lock that had to make room for others."""
+
+Totals = tuple[int, ...]
+"""The running totals of one holder: times and numbers."""
+
+
+def growth(then: Mapping[str, Totals], now: Mapping[str, Totals]) -> dict[str, Totals]:
+    """What came to each holder of one lock, by site; so are the totals.
+
+    A lock keeps few holders. One that has to make room moves into OTHER with all that it had, of which
+    nothing is new. But the sum of all holders only grows, so OTHER gets what is left of its growth. A holder
+    whose totals have fallen counts from zero: it had made room, or the sampler had forgotten the lock.
+    """
+    came = {}
+    for site, totals in now.items():
+        before = then.get(site, ())
+        has_fallen = any(new < old for new, old in zip(totals, before, strict=False))
+        came[site] = totals if has_fallen else _minus(totals, before)
+    if came.pop(OTHER, None):
+        left = _minus(_minus(_sum(now.values()), _sum(then.values())), _sum(came.values()))
+        came[OTHER] = tuple(max(one, 0) for one in left)
+    return came
+
+
+def _sum(all_totals: Iterable[Totals]) -> Totals:
+    return tuple(map(sum, zip(*all_totals, strict=True)))
+
+
+def _minus(totals: Totals, less: Totals) -> Totals:
+    """The difference; no totals at all are zeros."""
+    return tuple(new - old for new, old in zip(totals, less or (0,) * len(totals), strict=True))
