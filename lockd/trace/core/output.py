@@ -7,6 +7,7 @@ import contextlib
 import csv
 import io
 import json
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,16 +29,24 @@ def check(path: Path | None) -> None:
     """Raise UsageError if the file `path` cannot be written: at the start, not after an hour of tracing."""
     if path is None:
         return
-    is_there = path.exists()
     try:
-        if is_there and not path.is_file() and not path.is_dir():  # opening a pipe could block for ever
+        mode = _mode(path)
+        if mode and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe could block for ever
             return
         with path.open("ab"):
             pass
-        if not is_there:
-            path.unlink()
+        if not mode:
+            path.resolve().unlink()  # of a symbolic link, the file that it names: the link was there before
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _mode(path: Path) -> int:
+    """The mode of the file, or 0 if there is none. Raises OSError if that cannot be known."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return 0
 
 
 def check_options(args: argparse.Namespace) -> None:

@@ -159,11 +159,23 @@ def test_outputs_are_tried_at_the_start_and_nothing_is_left(tmp_path: Path) -> N
     assert kept.read_text() == "of before"
 
 
+def test_a_link_to_a_file_that_is_not_there_yet_stays(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link, target = tmp_path / "link", tmp_path / "disk" / "new"
+    link.symlink_to("disk/new")
+    output.check_options(outputs(output=link))
+    assert link.is_symlink() and not target.exists()
+    output.write_text(link, ["result"])
+    assert link.is_symlink() and target.read_text() == "result"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"output": Path("/nonexistent/x")}, "/nonexistent/x: cannot be written: No such file or directory"),
         ({"output": Path("/")}, "/: cannot be written: Is a directory"),
+        ({"output": Path("/dev/null/x")}, "/dev/null/x: cannot be written: Not a directory"),
+        ({"output": Path("/tmp", "x" * 256)}, "x: cannot be written: File name too long"),
         ({"flamegraph": Path("x.png")}, "--flamegraph x.png: rule: a name that ends in .svg or .html"),
         ({"flamegraph": Path("/tmp/x.svg"), "output": Path("/tmp/x.svg")}, "--output is the same file"),
     ],
