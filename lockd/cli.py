@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
 from lockd import __version__
 from lockd.errors import LockdError, UsageError
@@ -49,9 +49,26 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}\nsee: {self.prog} --help")
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        sys.stdout.flush()  # Python could only report at its exit that the help cannot be written
+        super().exit(status, message)
+
+
+class _Output(io.FileIO):
+    """Standard output. What cannot be written is a LockdError, which tells it from errors of other files."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise LockdError(f"standard output: cannot be written: {error.strerror}") from error
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code: 0 done, 1 failed, 2 wrong usage, 3 this host cannot do it."""
+    _set_up_streams()
     try:
         words = list(sys.argv[1:] if argv is None else argv)
         code = _command(_parser(words).parse_args(words))
@@ -62,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"lockd: error: {line}", file=sys.stderr)
         try:
             sys.stdout.flush()
-        except OSError:  # the error may have been about standard output
+        except (LockdError, OSError):  # the error may have been about standard output
             _drop_output()
         return error.exit_code
     except KeyboardInterrupt:
@@ -71,6 +88,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # as in `lockd check | head`
         _drop_output()
         return LockdError.exit_code
+
+
+def _set_up_streams() -> None:
+    """Open /dev/null in place of standard streams that are closed, and make standard output an _Output."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # the next file to be opened would get its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 -- it stays open
+    text = sys.stdout
+    if text is sys.__stdout__ and isinstance(text, io.TextIOWrapper):
+        raw = _Output(text.fileno(), "w", closefd=False)
+        sys.stdout = io.TextIOWrapper(
+            cast("BinaryIO", raw) if text.write_through else io.BufferedWriter(raw),
+            text.encoding, text.errors, line_buffering=text.line_buffering, write_through=text.write_through,
+        )  # fmt: skip
 
 
 def _drop_output() -> None:

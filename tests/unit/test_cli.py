@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from lockd.trace.futex.lock_rows import COLUMNS
+from tests.support.top_daemon import serving
+
 ROOT = Path(__file__).parents[2]
 PYTHON = "/usr/bin/python3"
 
@@ -148,6 +151,67 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith(b"lockd: error: /\\udcff: cannot read this configuration")
+
+
+def with_output(output: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """A run of lockd with a redirection of the shell."""
+    command = f'exec "$0" -m lockd "$@" {output}'
+    return subprocess.run(
+        ["sh", "-c", command, PYTHON, *args],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+    )
+
+
+FULL = "lockd: error: standard output: cannot be written: No space left on device\n"
+RECORD = f"{','.join(COLUMNS)}\n7,8,0x7f00,1500,9,900,9,3,2,0,0,app;main\n"
+
+
+@pytest.mark.parametrize("how", [(), ("PYTHONUNBUFFERED=1",)])
+@pytest.mark.parametrize("args", ["check", "doctor", "--help", "check --help", "--version", "analyze FILE"])
+def test_an_output_that_is_full(args: str, how: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "records"
+    file.write_text(RECORD)
+    words = [word.replace("FILE", str(file)) for word in args.split()]
+    command = ["env", *how, "sh", "-c", 'exec "$0" -m lockd "$@" >/dev/full', PYTHON, *words]
+    done = subprocess.run(command, check=False, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, FULL)
+
+
+def test_top_with_an_output_that_is_full() -> None:
+    with serving() as daemon:
+        done = with_output(">/dev/full", "top", "--once", "--interval=100ms", f"--url={daemon.url}")
+    assert (done.returncode, done.stderr) == (1, FULL)
+
+
+@pytest.mark.parametrize("args", ["check", "doctor", "--help", "--version"])
+def test_an_output_that_is_closed(args: str) -> None:
+    done = with_output(">&-", args)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert with_output("2>&-", args).returncode == 0
+    assert with_output("<&- >&- 2>&-", args).returncode == 0
+
+
+@pytest.mark.parametrize("output", [">&-", ">/dev/full", "<&- >&- 2>&-"])
+def test_a_result_for_a_file_needs_no_output(output: str, tmp_path: Path) -> None:
+    records, page = tmp_path / "records", tmp_path / "page.html"
+    records.write_text(RECORD)
+    done = with_output(output, "analyze", "--html", str(page), str(records))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert page.read_text().endswith("</html>\n")
+
+
+def test_a_library_writes_to_a_file_without_any_output(tmp_path: Path) -> None:
+    """The tools may be called by other programs, too, which have closed theirs."""
+    code = "import sys; sys.stdout = None; from pathlib import Path; from lockd.trace.core import output; "
+    code += "output.write_text(Path(sys.argv[1]), ['result'])"
+    file = tmp_path / "file"
+    subprocess.run([PYTHON, "-c", code, str(file)], check=True, cwd=ROOT, timeout=60)
+    assert file.read_text() == "result"
 
 
 def test_ctrl_c_is_silent(tmp_path: Path) -> None:

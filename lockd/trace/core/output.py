@@ -211,8 +211,11 @@ def write_text(path: Path | None, lines: Iterable[str], is_more: bool = False) -
 def _opened(path: Path | None, mode: str = "wb") -> Iterator[BinaryIO]:
     """Open a file, or standard output without a path. Raises LockdError that names the file."""
     with _explained(path):
-        sys.stdout.flush()
-        file = cast("BinaryIO", path.open(mode)) if path else sys.stdout.buffer
+        if path:
+            file = cast("BinaryIO", path.open(mode))
+        else:
+            sys.stdout.flush()
+            file = sys.stdout.buffer
     if not path:
         yield file
         with _explained(path):
