@@ -24,6 +24,7 @@ FILE is output of `lockd trace klock` or milli-klockstat, or CSV of `lockd trace
 no start times; `-` is standard input. The records of several files are analyzed together.
 """
 ROWS = 10
+LONGEST_PERIOD_MS = 86_400_000
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--to", dest="until", metavar="SECONDS", type=_seconds, help="only periods that begin before SECONDS"
     )
     parser.add_argument(
-        "--period", metavar="MS", type=positive,
+        "--period", metavar="MS", type=_period,
         help="length of the periods in the records, in milliseconds (default: found from their start times)",
     )  # fmt: skip
     parser.set_defaults(run=run)
@@ -122,6 +123,13 @@ def select(records: Records, args: argparse.Namespace) -> Records:
             "no records are left; rule: --exclude, --from, --to and --min-threads must leave some"
         )
     return records.where(mask)
+
+
+def _period(text: str) -> int:
+    value = positive(text)
+    if value > LONGEST_PERIOD_MS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to {LONGEST_PERIOD_MS}, a day in ms")
+    return value
 
 
 def _seconds(text: str) -> float:

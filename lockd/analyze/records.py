@@ -173,7 +173,7 @@ class _Reader:
 
     def read_futex(self, name: str, lines: Iterable[str]) -> None:
         for row in lock_rows.read_lines(name, lines):
-            if max(row.blocked_ns, row.wait_count) > LARGEST_NUMBER:
+            if max(row.blocked_ns, row.wait_count, row.ongoing) > LARGEST_NUMBER:
                 raise UsageError(
                     f"{name}: a number above {LARGEST_NUMBER}; rule: what fits into 62 bits, times in ns"
                 )

@@ -34,6 +34,7 @@ s,writer,P10_T12,mutex,{PIPE:#x},{START + 200 * MS},{60 * MS},1,0,ongoing
 s,idle,P30_T30,rwsem_write,{RWSEM:#x},{START + 250 * MS},0,7,1
 """
 CSV = f"{','.join(lock_rows.COLUMNS)}\n"
+CSV_WITH_NAMES = f"{','.join((*lock_rows.COLUMNS, *lock_rows.NAMES))}\n"
 PIPE_LABEL, RWSEM_LABEL = f"pipe->mutex {PIPE:#x}", f"inode->i_rwsem {RWSEM:#x}"
 
 
@@ -181,6 +182,7 @@ def test_files_are_put_together(file: Path, tmp_path: Path) -> None:
         (f"s,x,P1_T1,mutex,0xff,{2**63},2,1,0\n", ":1: a number above"),
         (f"s,x,P1_T1,mutex,0xff,{'9' * 5000},2,1,0\n", ":1: 's,x,P1_T1"),
         (f"{CSV}1,1,0x10,{2**63},0,0,0,1,1,0,0,x\n", "a number above"),
+        (f"{CSV_WITH_NAMES}1,1,0x10,1,0,0,0,1,1,0,0,x,,,{2**64 - 1}\n", "a number above"),
         (f"{CSV}1,1,0x10,{'9' * 5000},0,0,0,1,1,0,0,x\n", ":2: column blocked_us: "),
         (f'{CSV}1,1,0x10,1,0,0,0,1,1,0,0,"{"x" * 200_000}"\n', ":2: field larger than field limit"),
         ("pid,tid\n1,2\n", ":1: column addr: is missing; rule:"),
@@ -241,6 +243,9 @@ def test_records_can_be_chosen(
         (["--lock", f"{PIPE:#x}", "--exclude", "writer"], f"--lock {PIPE:#x}: no record is of it; rule:"),
         (["--min-threads", "3"], "no records are left; rule:"),
         (["--from", "-1"], "is not a number of seconds"),
+        (["--period", "0"], "'0' is not a whole number above 0"),
+        (["--period", "86400001"], "argument --period: '86400001' is not from 1 to 86400000, a day in ms"),
+        (["--period", "99999999999999"], "argument --period: '99999999999999' is not from 1 to 86400000"),
         (["--png", "/nowhere/x.png"], "/nowhere/x.png: cannot be written"),
     ],
 )
