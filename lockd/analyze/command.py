@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=positive,
         default=1,
-        help="leave out locks for which fewer than N threads have waited",
+        help="leave out locks for which fewer than N threads have waited, of those that are not left out",
     )
     parser.add_argument(
         "--exclude", metavar="COMM", action="append", default=[],
@@ -66,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="since",
         metavar="SECONDS",
         type=_seconds,
-        help="only periods that begin at SECONDS or later, counted from the first period",
+        help="only periods that begin at SECONDS or later, counted from the first wait of all records",
     )
     parser.add_argument(
         "--to", dest="until", metavar="SECONDS", type=_seconds, help="only periods that begin before SECONDS"
@@ -89,9 +90,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     has_times = len(statistics.period_starts(records)) > 0
     if args.png and not has_times:
-        raise UsageError(
-            f"--png {args.png}: these records have no start times; rule: only records of `lockd trace klock`"
-        )
+        raise _no_times(f"--png {args.png}")
     drawn = pictures.figure(records, lock) if has_times else None
     if drawn and args.png:
         pictures.write_png(drawn, args.png)
@@ -104,25 +103,36 @@ def run(args: argparse.Namespace) -> int:
 
 
 def select(records: Records, args: argparse.Namespace) -> Records:
-    """The records that the options select. Raises UsageError if there are none."""
+    """The records that the options select. Raises UsageError if there are none, or if they have no times for
+    --from and --to."""
     rows = records.rows
     mask = np.ones(len(rows), np.bool_)
     if args.exclude:
         left_out = [thread for thread, comm in records.comms.items() if comm in args.exclude]
         mask &= ~np.isin(rows["thread"], left_out)
     starts = statistics.period_starts(records)
-    if len(starts) and (args.since is not None or args.until is not None):
-        seconds = (rows["start_ns"] - starts[0]) / 1e9
+    began = int(starts[0]) if len(starts) else None
+    for option, value in (("--from", args.since), ("--to", args.until)):
+        if value is not None and began is None:
+            raise _no_times(f"{option} {value:g}")
+    if began is not None and (args.since is not None or args.until is not None):
+        seconds = (rows["start_ns"] - began) / 1e9
         mask &= (seconds >= (args.since or 0)) & (seconds < (np.inf if args.until is None else args.until))
-    if args.min_threads > 1:
-        locks = statistics.totals(records, "lock")
+    if args.min_threads > 1 and mask.any():
+        locks = statistics.totals(records.where(mask), "lock")
         many = [total.subject for total in locks if total.threads >= args.min_threads]
         mask &= np.isin(rows["lock"], many)
     if not mask.any():
         raise UsageError(
             "no records are left; rule: --exclude, --from, --to and --min-threads must leave some"
         )
-    return records.where(mask)
+    return dataclasses.replace(records.where(mask), began_ns=began)
+
+
+def _no_times(option: str) -> UsageError:
+    return UsageError(
+        f"{option}: these records have no start times; rule: only records of `lockd trace klock`"
+    )
 
 
 def _period(text: str) -> int:

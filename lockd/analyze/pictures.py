@@ -42,7 +42,7 @@ def figure(records: Records, lock: int) -> Figure:
     drawn = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     waiting, threads, worst, average = drawn.subplots(4, 1, sharex=True)
     starts = statistics.period_starts(records)
-    seconds = (starts - starts[:1]) / 1e9
+    seconds = statistics.seconds(records, starts)
     of_lock = records.where(records.rows["lock"] == lock)
     name = f"{records.label(lock)} ({records.types[lock]})"
     for total in statistics.totals(records, "lock")[:LINES]:

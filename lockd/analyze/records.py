@@ -79,6 +79,8 @@ class Records:
     """Comms of threads by position in `threads`."""
     period_ns: int
     """The length of periods; 0 if the records have no periods."""
+    began_ns: int | None = None
+    """The time that counts as zero, if these are selected records: when the first wait of all began."""
 
     def label(self, lock: int) -> str:
         """The name, if there is one, and the address of the lock at this position."""
@@ -114,7 +116,7 @@ class Records:
         """The rows that `mask` selects, with the same locks, threads and stacks."""
         return Records(
             self.rows[mask], self.locks, self.threads, self.stacks, self.types, self.names, self.comms,
-            self.period_ns,
+            self.period_ns, self.began_ns,
         )  # fmt: skip
 
 

@@ -127,14 +127,14 @@ def _locks(records: Records, totals: list[Total]) -> tuple[Cells, list[Cells]]:
 
 
 def _periods(records: Records, periods: list[LockPeriod]) -> tuple[Cells, list[Cells]]:
-    began = int(statistics.period_starts(records)[0])
+    at = statistics.seconds(records, np.array([period.start_ns for period in periods], np.int64)).tolist()
     return ("AT", "AVERAGE", "WAITED", "ACCESSES", "THREADS", "TYPE", "LOCK"), [
         (
-            f"{(period.start_ns - began) / 1e9:.3f} s", duration(period.average_ns), duration(period.wait_ns),
+            f"{seconds:.3f} s", duration(period.average_ns), duration(period.wait_ns),
             f"{period.accesses:,}", f"{period.threads:,}", records.types[period.lock],
             printable(records.label(period.lock)),
         )
-        for period in periods
+        for seconds, period in zip(at, periods, strict=True)
     ]  # fmt: skip
 
 

@@ -114,6 +114,12 @@ def period_starts(records: Records) -> Numbers:
     return np.arange(first, last + length, length, np.int64)
 
 
+def seconds(records: Records, starts: Numbers) -> Numbers:
+    """The starts of periods in seconds since the first wait began, also if its record was not selected."""
+    began = records.began_ns
+    return (starts - (period_starts(records)[:1] if began is None else began)) / 1e9
+
+
 def average_access(records: Records, starts: Numbers) -> Numbers:
     """The average access time in each period in ns; NaN for periods without accesses."""
     rows = records.rows[records.rows["start_ns"] >= 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import struct
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from lockd import cli
-from lockd.analyze import pictures, statistics
+from lockd.analyze import command, pictures, statistics
 from lockd.analyze.records import Lock, Records, Thread, read
 from lockd.errors import UsageError
 from lockd.trace.futex import lock_rows
@@ -211,6 +212,30 @@ def test_the_text(file: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None
     assert "anon_pipe_write+0x43 < vfs_write+0x398" in text
 
 
+def test_what_is_left_out_moves_no_time(file: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert cli.main(["analyze", "--from", "0.1", str(file)]) == 0
+    text = capfdbinary.readouterr().out.decode()
+    assert re.findall(r"^ +(\d\.\d{3}) s ", text, re.MULTILINE) == ["0.200", "0.100", "0.250"]
+
+
+def test_a_picture_of_some_records_has_their_times(records: Records) -> None:
+    need("python3:matplotlib")
+    args = argparse.Namespace(exclude=[], since=0.19, until=None, min_threads=1)
+    waiting, *_ = pictures.figure(command.select(records, args), 0).axes
+    assert waiting.lines[0].get_data()[0].tolist() == pytest.approx([0.1, 0.15, 0.2, 0.25])
+
+
+@pytest.mark.parametrize("options", [["--from", "2"], ["--to", "3"], ["--from", "2", "--to", "3"]])
+def test_records_without_times_cannot_be_chosen_by_time(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "calls.csv"
+    path.write_text(f"{CSV}7,8,0x7f00,1500,9,900,9,3,2,0,0,app;main\n")
+    assert cli.main(["analyze", *options, str(path)]) == UsageError.exit_code
+    says = f"{' '.join(options[:2])}: these records have no start times; rule: only records of"
+    assert says in capsys.readouterr().err
+
+
 def test_periods_that_are_too_many_to_be_drawn_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +252,8 @@ def test_periods_that_are_too_many_to_be_drawn_are_told(
         (["--exclude", "writer"], "2.00 ms"),
         (["--from", "0.05", "--to", "0.2"], "2.00 ms"),
         (["--min-threads", "2"], "232.00 ms"),
+        (["--min-threads", "2", "--to", "0.15"], "50.00 ms"),  # of `idle`, which comes later, nothing counts
+        (["--min-threads", "2", "--from", "0.15"], "180.00 ms"),
     ],
 )
 def test_records_can_be_chosen(
@@ -242,6 +269,8 @@ def test_records_can_be_chosen(
         (["--lock", "nothing"], "--lock nothing: no record is of it; rule:"),
         (["--lock", f"{PIPE:#x}", "--exclude", "writer"], f"--lock {PIPE:#x}: no record is of it; rule:"),
         (["--min-threads", "3"], "no records are left; rule:"),
+        (["--min-threads", "2", "--exclude", "writer", "--from", "0.2"], "no records are left; rule:"),
+        (["--min-threads", "2", "--from", "9"], "no records are left; rule:"),
         (["--from", "-1"], "is not a number of seconds"),
         (["--period", "0"], "'0' is not a whole number above 0"),
         (["--period", "86400001"], "argument --period: '86400001' is not from 1 to 86400000, a day in ms"),
