@@ -48,10 +48,12 @@ class BasicAuth:
         self._wrong = Allowance(WRONG_SHARE, WRONG_SAVED)
         self._right: set[bytes] = set()
         """Digests of user names with their hashes and right passwords."""
+        self._ended = asyncio.Event()
         self._secret = secrets.token_bytes(32)
 
     def close(self) -> None:
-        """Cancel all checks."""
+        """Cancel all checks: no password is right from now on, and none keeps a request waiting."""
+        self._ended.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def allows(self, users: Mapping[str, str], authorization: str | None, source: str) -> bool:
@@ -75,8 +77,11 @@ class BasicAuth:
             async with queue.first:
                 if key in self._right:  # a request before this one had the same password
                     return True
-                await asyncio.sleep(self._wrong.seconds_until_allowed(source))
+                with contextlib.suppress(asyncio.TimeoutError):  # the builtin one only since Python 3.11
+                    await asyncio.wait_for(self._ended.wait(), self._wrong.seconds_until_allowed(source))
                 async with self._turn:
+                    if self._ended.is_set():
+                        return False
                     matches, seconds = await asyncio.get_running_loop().run_in_executor(
                         self._thread, _matches, bcrypt_hash, password
                     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections import Counter
@@ -34,6 +35,8 @@ _LIMITS: dict[str, int] = {
 }
 _GRACE = 2.0
 """Seconds that finish() waits for the answers to requests."""
+_FAREWELL = 0.5
+"""Seconds that it then waits for handlers that notice the end."""
 
 
 class Server(HTTPServer):
@@ -66,14 +69,21 @@ class Server(HTTPServer):
         log.info("listening on %s", _text(listening.getsockname()))
 
     async def finish(self) -> None:
-        """Stop to accept connections, answer the pending requests, and close all connections."""
+        """Stop to accept connections, answer the pending requests, and close all connections.
+
+        Requests without an answer after _GRACE are given up, as their handlers may wait for a minute.
+        """
         while self._listening:
             asyncio.get_running_loop().remove_reader(self._listening.pop())
         end = asyncio.get_running_loop().time() + _GRACE
         while self._service.busy and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.01)
-        await self.close_all_connections()
+        asyncio.get_running_loop().set_exception_handler(_pass_over_cancelled)
+        for stream in list(self._open):
+            stream.close()
         self._service.close()
+        with contextlib.suppress(asyncio.TimeoutError):  # the builtin one only since Python 3.11
+            await asyncio.wait_for(self.close_all_connections(), _FAREWELL)
 
     def _watch(self, listening: socket.socket) -> None:
         if listening in self._listening:  # not after finish()
@@ -136,6 +146,15 @@ class Server(HTTPServer):
         assert isinstance(server_conn, HTTP1ServerConnection)
         self._open.pop(server_conn.stream, None)
         self._service.busy.pop(server_conn.stream, None)
+
+
+def _pass_over_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log errors as the loop does by default, but for those of handlers that are cancelled as the loop ends.
+
+    Tornado asks each handler for its result, and so raises CancelledError in a callback.
+    """
+    if not isinstance(context.get("exception"), asyncio.CancelledError):
+        loop.default_exception_handler(context)
 
 
 def _text(address: Any) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import html
+import http.client
 import json
 import os
 import pwd
@@ -18,12 +20,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import bcrypt
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lockd.export.sources import LOOPBACK, MOST_SOURCES, Allowance, source_of
 from lockd.messages import REQUEST_METRICS, pack
-from tests.support.exporter_process import REPOSITORY, Exporter, exporter
+from tests.support.exporter_process import REPOSITORY, Exporter, exporter, shared_directory
 
 ROOT = os.geteuid() == 0
 
@@ -418,6 +421,53 @@ def test_ends_cleanly_when_asked_to(number: signal.Signals) -> None:
         assert idle.recv(1) == b""
         assert "Traceback" not in running.stderr()
         idle.close()
+
+
+WARY = """
+import runpy
+from lockd.export import basic_auth
+basic_auth.WRONG_SHARE = basic_auth.WRONG_SAVED = 1e-6
+runpy.run_module("lockd.export", run_name="__main__", alter_sys=True)
+"""
+"""After one wrong password it checks the next one in minutes."""
+
+
+def test_who_guesses_passwords_cannot_delay_the_end() -> None:
+    """The daemon kills an exporter that takes more than three seconds."""
+    wrong = {"Authorization": "Basic " + base64.b64encode(b"alice:guess").decode()}
+    with shared_directory() as directory:
+        config = directory / "web.yml"
+        known = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+        config.write_text(f"basic_auth_users:\n  alice: {known}\n")
+        with exporter(f"--web-config={config}", run=("-c", WARY)) as running:
+            assert running.ask("/metrics", headers=wrong)[0] == 401
+            with ThreadPoolExecutor(3) as pool:
+                asked = [pool.submit(running.ask, "/metrics", headers=wrong, timeout=60) for _ in range(3)]
+                time.sleep(0.5)
+                assert not any(one.done() for one in asked)
+                running.process.send_signal(signal.SIGTERM)
+                try:
+                    assert running.process.wait(2.8) == 0
+                finally:
+                    running.process.kill()
+                assert all(isinstance(one.exception(), http.client.RemoteDisconnected) for one in asked)
+            said = running.stderr()
+    assert [line.rpartition("ending: ")[2] for line in said.splitlines()][-1] == "received a signal", said
+
+
+def test_a_profile_of_a_minute_does_not_delay_the_end() -> None:
+    with exporter() as running, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(running.ask, "/debug/pprof/futex?seconds=60", timeout=60)
+        while not running.sampler.requests:
+            time.sleep(0.01)
+        running.process.send_signal(signal.SIGTERM)
+        try:
+            assert running.process.wait(2.8) == 0
+        finally:
+            running.process.kill()
+        assert isinstance(asked.exception(), http.client.RemoteDisconnected)
+        said = running.stderr()
+    assert [line.rpartition("ending: ")[2] for line in said.splitlines()][-1] == "received a signal", said
 
 
 @pytest.mark.skipif(not ROOT, reason="needs root: gives privileges up")
