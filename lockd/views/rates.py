@@ -22,6 +22,10 @@ MAX_ROWS = {"threads": 1000, "locks": 1000, "bottlenecks": 500}
 """Rows that are asked for: the largest limit that the daemon accepts. It returns the worst rows."""
 MAX_ANSWER = 256 * 1_048_576
 """Bytes of an answer that are read."""
+URL_RULE = (
+    "rule: http://[USER:PASSWORD@]HOST:PORT, where USER and PASSWORD have %23 for #, %2F for /, %3F for ? "
+    "and %40 for @"
+)
 TIMEOUT_S = 10
 """Seconds without data after which a request fails."""
 MAX_NUMBER = 2**63
@@ -120,8 +124,10 @@ class Client:
         try:
             parts = urllib.parse.urlsplit(url)
             host, port = parts.hostname, parts.port
-        except ValueError as error:
-            raise UsageError(f"argument --url: {shown!r} is not a URL: {error}") from None
+        except ValueError:  # its text may have a part of the password
+            raise UsageError(f"argument --url: {shown!r} is not a URL; {URL_RULE}") from None
+        if "@" in parts.path + parts.query + parts.fragment:  # the password has ended too early
+            raise UsageError(f"argument --url: {shown!r} has an @ behind its host; {URL_RULE}")
         if parts.scheme not in ("http", "https") or not host:
             raise UsageError(f"argument --url: {shown!r} does not look like http://HOST:PORT")
         self._host, self._port, self._path = host, port, parts.path.rstrip("/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,11 +131,30 @@ def test_a_holder_that_made_room_for_another_makes_no_rate(daemon: Daemon, locks
     assert {row.held_rate for row in table.rows} == {0.0}  # that of the lock, to which nothing came
 
 
-@pytest.mark.parametrize("url", ["admin:secret@host:9776", "ftp://admin:secret@host", "http://a:secret@h:x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "admin:secret@host:9776", "ftp://admin:secret@host", "http://a:secret@h:x", "http://a:secret#x@h:1",
+        "http://a:secret/x@h:1", "http://a:secret?x@h:1", "http://a:x[secret@h:1", "http://a:9/secret@h:1",
+        "http://a:9?secret@h:1", "http://a:9#secret@h:1", "http://a:secret@h:99999",
+    ],
+)  # fmt: skip
 def test_no_message_has_the_password(url: str) -> None:
     with pytest.raises(UsageError) as raised:
         Client(url)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["http://a:secret#x@h:1", "http://a:9/8@h:1"])
+def test_a_password_that_ends_the_url_too_early_is_told_with_the_rule(url: str) -> None:
+    with pytest.raises(UsageError, match=r"'http://h:1' .*; rule: .* %23 for #, %2F for /, %3F for"):
+        Client(url)
+
+
+def test_a_password_may_have_any_character(daemon: Daemon) -> None:
+    assert Client(f"http://a:%23%2F%3F%40%25@127.0.0.1:{daemon.port}").locks().rows == ()
+    ((_, authorization),) = daemon.asked
+    assert b64decode(authorization.removeprefix("Basic ")) == b"a:#/?@%"
 
 
 def test_lost_counts_are_all_new() -> None:
