@@ -148,15 +148,16 @@ def write(
     profile: Profile,
     others: Mapping[str, Iterable[str]] = MappingProxyType({}),
     is_more: bool = False,
+    drawn: Profile | None = None,
 ) -> None:
     """Write a profile as the options of options.add_output() say.
 
     `others` has the lines of the tool's own formats, by format. With `is_more` the text is appended to the
-    file. If a flame graph is asked for, and neither a file nor a format, nothing else is written.
-    Raises LockdError if a file cannot be written.
+    file. `drawn` is what the flame graph shows, if it is not the same profile. If a flame graph is asked for,
+    and neither a file nor a format, nothing else is written. Raises LockdError if a file cannot be written.
     """
     profile = replace(profile, title=args.command_line)
-    write_graph(args, profile)
+    write_graph(args, drawn or profile)
     if is_only_graph(args):
         return
     if args.format in others:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lockd.errors import UsageError
 from lockd.kernel.pairs import Entries
@@ -139,8 +140,7 @@ class _Counts:
             heading = time.strftime("%H:%M:%S\n", time.localtime(now))
             output.write_text(self._args.output, [heading], self._was_written)
             self._was_written = True
-        lines = _multiline(self._args.perpid, profile)
-        output.write(self._args, profile, {"stacks": lines}, self._was_written)
+        write(self._args, profile, self._was_written)
         self._counts.clear()
         self._began, self._was_written = now, True
 
@@ -156,6 +156,21 @@ class _Counts:
             sums[key] = sums.get(key, 0) + count
         for (comm, tgid, frames), count in sums.items():
             yield Sample(comm, tgid, tgid, frames, (count,))
+
+
+def write(args: argparse.Namespace, profile: Profile, is_more: bool = False) -> None:
+    """Write counts by process and stack as the options say; with `is_more`, append them to the file.
+
+    With -P the formats that have no process id, `folded` and flame graphs, have it in the name of the
+    process: they would add up processes of one name.
+    """
+    others = {"stacks": _multiline(args.perpid, profile)}
+    if not args.perpid:
+        output.write(args, profile, others, is_more)
+        return
+    samples = [replace(one, comm=f"{one.comm} [{one.pid}]") for one in profile.samples]
+    by_process = replace(profile, samples=samples)
+    output.write(args, profile, {**others, "folded": output.folded(by_process)}, is_more, by_process)
 
 
 def _multiline(is_per_process: bool, profile: Profile) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from lockd import cli
 from lockd.errors import UsageError
 from lockd.trace.commands import TOOLS
 from lockd.trace.core import output
+from lockd.trace.probes import stackcount
+from lockd.views.profile import Profile, Sample, Value
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs/trace"
@@ -201,6 +204,46 @@ def test_options_that_contradict(
     tool, *words = command.split()
     with pytest.raises(UsageError, match=re.escape(says)):
         TOOLS[tool].run(parser_of(tool).parse_args(words))
+
+
+COUNTS = Profile(
+    "", (Value("count", "count"),), [Sample("sh", pid, pid, ("main", "read"), (pid,)) for pid in (10, 20)]
+)
+"""Of two processes of one name."""
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "drawn"),
+    [
+        ("-f", "sh;main;read 30\n", {"sh": "30"}),
+        ("-f -P", "sh [10];main;read 10\nsh [20];main;read 20\n", {"sh [10]": "10", "sh [20]": "20"}),
+        ("", "  read\n  main\n    30\n\n", {"sh": "30"}),
+        (
+            "-P",
+            "  read\n  main\n    sh [10]\n    10\n\n  read\n  main\n    sh [20]\n    20\n\n",
+            {"sh [10]": "10", "sh [20]": "20"},
+        ),
+    ],
+)
+def test_stackcount_by_process(options: str, text: str, drawn: dict[str, str], tmp_path: Path) -> None:
+    file, graph = tmp_path / "counts", tmp_path / "graph.svg"
+    words = f"stackcount c:malloc {options} -o {file} --flamegraph {graph}".split()
+    args = cli._parser(["trace"]).parse_args(["trace", *words])
+    args.command_line = "lockd trace stackcount"
+    stackcount._check(args)
+    stackcount.write(args, COUNTS)
+    assert file.read_text() == text
+    titles = re.findall(r"<title>(sh.*)\n(\d+), ", graph.read_text())
+    assert dict(titles) == drawn
+
+
+def test_json_has_the_process_beside_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "counts"
+    words = f"stackcount c:malloc -P --format json -o {file}".split()
+    args = cli._parser(["trace"]).parse_args(["trace", *words])
+    stackcount.write(args, COUNTS)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(row["comm"], row["pid"]) for row in rows] == [("sh", 10), ("sh", 20)]
 
 
 def test_arguments_may_stand_among_options() -> None:
