@@ -255,7 +255,8 @@ def _top_flags(parser: argparse.ArgumentParser) -> None:
         "--limit",
         metavar="N",
         type=_limit,
-        help="largest number of rows of each table (default: as many as there is room for)",
+        help="largest number of rows of each table (default: as many as there is room for; 20 with --once or "
+        "without a terminal)",
     )
     parser.add_argument("--insecure", action="store_true", help="accept any TLS certificate without checks")
 

@@ -179,8 +179,8 @@ def between(earlier: Profile, later: Profile, seconds: float, is_cut: bool = Fal
     """The difference of two profiles of profile_of(), of which one was taken `seconds` after the earlier one.
 
     Samples to which nothing was added are left out. The seconds are given because the wall clock may have
-    been set in between. `is_cut` says that the table had more rows than the earlier profile shows: then what
-    is new in the later one may be old, and is left out.
+    been set in between. `is_cut`: the earlier table was full. A row that only the later profile has may then
+    be an old one that had no place in the earlier table. As its growth is unknown, it is left out.
     """
     if later.values == HOLDER_VALUES:
         samples = list(_held_between(earlier, later, is_cut))

@@ -18,8 +18,8 @@ from lockd.errors import LockdError, UsageError
 from lockd.views.holders import growth
 
 MAX_ROWS = {"threads": 1000, "locks": 1000, "bottlenecks": 500}
-"""Rows that the daemon's tables have at most: with as many, there may be more."""
-"""Rows that are asked for: the largest limit that the daemon accepts. It returns the worst rows."""
+"""Rows that are asked for: the largest limit that the daemon accepts. It returns the worst rows, and if it
+returns as many, there may be more."""
 MAX_ANSWER = 256 * 1_048_576
 """Bytes of an answer that are read."""
 URL_RULE = (

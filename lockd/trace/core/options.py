@@ -14,9 +14,9 @@ from lockd.trace.core.session import TRACED_PROCESSES, TRACED_THREADS
 UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "h": 3600.0}
 """Seconds of each unit of a duration."""
 LONGEST_NS = 2**63 - 1
+"""The maximum of max_block_ns, which excludes no wait."""
 MOST_ID = 2**31 - 1
 """The greatest id of a process or a thread that the kernel's calls take."""
-"""The maximum of max_block_ns, which excludes no wait."""
 STACKS = 1024
 """Default number of new stacks in one window, of the kernel and of user space each."""
 KEPT_STACKS = 65536

@@ -138,8 +138,9 @@ class Session:
             self._unwind(min(due, time.monotonic()) + PERIOD / 2)
             if self.progress.is_due:
                 self.progress.show_counts(self.elapsed, self.events, self.lost_events)
-        # Without traced ids all programs stop counting at one moment. Programs that are detached one after
-        # another would miss the end of a wait whose beginning was counted.
+        # The traced ids are deleted first, so that all programs stop counting at the same moment. If they
+        # were only detached, one after another, the end of a wait could be missed whose beginning was
+        # counted.
         for map_, ids in self._traced_ids():
             map_.delete(np.array(ids, np.uint32))
         self.progress.show_text(f"{self.title}: detaching")
