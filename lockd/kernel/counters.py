@@ -19,7 +19,11 @@ RUN_TIME_NS, RUN_COUNT, RECURSION_MISSES = 192, 200, 208
 """Offsets in bytes in struct bpf_prog_info (include/uapi/linux/bpf.h), which only grows at its end."""
 
 MOST = (1 << 63) - 1
-"""The largest total. Only a mistake of a program makes a larger one: 292 years have so many nanoseconds."""
+"""The largest total, as it has to fit an int64: 292 years in nanoseconds.
+
+No count of events gets there. The time of refused samples may, because it is that of many threads: 100,000
+threads wait for as long in 26 hours. It then stays where it is.
+"""
 
 
 class PerCpuCounters:
