@@ -166,10 +166,20 @@ class Groups:
         """The distinct row numbers, ascending: the rows of what sum() and max() return."""
 
     def sum(self, column: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the sum of the column's values for each of `rows`."""
+        """Return the sum of the column's values for each of `rows`.
+
+        It has 64 bits, which the times of many threads may exceed: those are for float_sum(), or for
+        lockd/columns/wide_sums.py.
+        """
         if not len(self.rows):
             return np.empty(0, np.int64)
         return np.add.reduceat(column[self._order].astype(np.int64), self._starts)
+
+    def float_sum(self, column: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Return the sum of the column's values for each of `rows`, rounded if it is 2^53 or more."""
+        if not len(self.rows):
+            return np.empty(0, np.float64)
+        return np.add.reduceat(column[self._order].astype(np.float64), self._starts)
 
     def max(self, column: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return the largest of the column's values for each of `rows`."""

@@ -16,6 +16,7 @@ import lockd
 from lockd.kernel.counters import Losses, program_info
 from lockd.kernel.manifest import Manifest
 from lockd.names.client import Resolver
+from lockd.process.clock import NS
 from lockd.sample.budget.spending import RestartedProcess
 from lockd.sample.drain import Collector
 from lockd.sample.locks.releases import SampleCounts
@@ -175,7 +176,7 @@ class OwnCost:
             block.add(metric, [(name,) for name in by_map], list(by_map.values()))
         block.add("lockd_ticks_total", [()], [self.ticks])
         for name, times in (("lockd_tick_seconds", self.work), ("lockd_tick_late_seconds", self.late)):
-            block.add_histogram(name, [()], np.array([times.slots]), np.array([times.sum_ns]))
+            block.add_histogram(name, [()], np.array([times.slots]), np.array([times.sum_ns / NS]))
         names = [(series.family,) for series in families]
         lines = [series.exported_lines for series in families]
         block.add("lockd_series", [*names, (FAMILY,)], [*lines, unit_lines])

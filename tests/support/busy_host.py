@@ -91,6 +91,8 @@ class Process:
     blocked_ms: int = 20
     """For each of its locks, in a step."""
     calls: tuple[int, ...] = (NR_READ,)
+    call_ms: int = 80
+    """Off the CPU, for each of its system calls, in a step."""
 
     @property
     def addresses(self) -> Iterator[int]:
@@ -255,9 +257,9 @@ class BusyHost:
             who = self._who(process)
             for nr in process.calls:
                 keys.append((process.tgid, process.tgid, nr, 0, 0, 0, 12, 5, 0))
-                values.append((4, 80 * MS, 30 * MS, MS, who))
+                values.append((4, process.call_ms * MS, 30 * MS, MS, who))
                 self.truth["offcpu"] += 4
-                self.truth["offcpu_ns"] += 80 * MS
+                self.truth["offcpu_ns"] += process.call_ms * MS
                 self.truth["runqueue"] += 4
                 self.truth["run_ns"] += MS
         if keys:

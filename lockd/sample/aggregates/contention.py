@@ -66,7 +66,9 @@ class ContentionTables:
         """
         capacity = max(MIN_ROWS, at_once)
         self._thread_comm = thread_comm
-        waits = {"blocked_ns": np.int64, "count": np.int64, "max_ns": np.int64, "waiting_ns": np.int64}
+        # The time of all threads of a lock may have more than 64 bits. A float will do, as readers of the
+        # table get floats: up to 292 years an addition is off by a microsecond at most.
+        waits = {"blocked_ns": np.float64, "count": np.int64, "max_ns": np.int64, "waiting_ns": np.int64}
         about = {"program": np.int8, "kind": object, "process": object, "tgid": np.int64}
         self.threads = Table(
             {**waits, **about, "tid": np.int64, "thread_comm": "S16", "lock_key": np.uint64,
@@ -123,7 +125,7 @@ class ContentionTables:
         """Add waits to rows of one of the tables, which may repeat; waits with a row below 0 are left out."""
         is_known = rows >= 0
         groups = Groups(rows[is_known])
-        table["blocked_ns"][groups.rows] += groups.sum(blocked_ns[is_known])
+        table["blocked_ns"][groups.rows] += groups.float_sum(blocked_ns[is_known])
         table["count"][groups.rows] += groups.sum(count[is_known])
         longest = groups.max(max_ns[is_known])
         table["max_ns"][groups.rows] = np.maximum(table["max_ns"][groups.rows], longest)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lockd.columns import structs
+from lockd.columns import structs, wide_sums
 from lockd.columns.index import Groups, Rows, mix
 from lockd.columns.structs import Columns
+from lockd.columns.wide_sums import WIDE
 from lockd.kernel.manifest import Manifest
 from lockd.names.protocol import ANON
 from lockd.sample.aggregates.contention import NOT_CONTENTION, ContentionTables, ThreadRows, lock_key
@@ -47,7 +48,7 @@ class FutexAggregates:
         self.by_kind = Series(
             "futex",
             {**dict.fromkeys(waits, np.int64), "slots": (np.int64, (manifest.constants["SLOTS"],)),
-             "blocked_ns": np.int64, "waiting": np.int64, "waiting_ns": np.int64},
+             "blocked_ns": WIDE, "waiting": np.int64, "waiting_ns": np.int64},
             counters={**waits, "slots": "lockd_futex_blocked_seconds_count",
                       "blocked_ns": "lockd_futex_blocked_seconds_sum"},
             names=(0, 1), lines=limits.histogram_lines + len(waits) + 1 + limits.max_gauges,
@@ -56,7 +57,7 @@ class FutexAggregates:
         per_lock = 4 + limits.max_gauges
         locks = Series(
             "futex_lock",
-            {"count": np.int64, "blocked_ns": np.int64, "waiting": np.int64, "waiting_ns": np.int64},
+            {"count": np.int64, "blocked_ns": WIDE, "waiting": np.int64, "waiting_ns": np.int64},
             counters={"count": "lockd_futex_lock_blocked_total",
                       "blocked_ns": "lockd_futex_lock_blocked_seconds_total"},
             names=(0, 1, 3), lines=per_lock,
@@ -95,7 +96,7 @@ class FutexAggregates:
         groups = Groups(rows)
         if self.calls:
             self.by_kind["waits"][groups.rows] += groups.sum(calls)
-        self.by_kind["blocked_ns"][groups.rows] += groups.sum(blocked_ns)
+        wide_sums.add(self.by_kind["blocked_ns"], groups, blocked_ns)
         self.by_kind.note_max("blocked", groups.rows, groups.max(max_ns))
         blocked = waits.keys["slot"] != self._no_slot
         add_slots(self.by_kind, rows[blocked], waits.keys["slot"][blocked], calls[blocked])
@@ -234,9 +235,8 @@ class FutexAggregates:
         """Write every series to a block."""
         series = self.by_kind
         rows, labels = series.live()
-        block.add_histogram(
-            "lockd_futex_blocked_seconds", labels, series["slots"][rows], series["blocked_ns"][rows]
-        )
+        seconds = series.seconds("blocked_ns", rows)
+        block.add_histogram("lockd_futex_blocked_seconds", labels, series["slots"][rows], seconds)
         if self.calls:
             block.add("lockd_futex_waits_total", labels, series["waits"][rows])
         block.add("lockd_futex_waiting", labels, series["waiting"][rows])
@@ -246,7 +246,7 @@ class FutexAggregates:
 
         series = self.locks.series
         rows, labels = series.live()
-        block.add("lockd_futex_lock_blocked_seconds_total", labels, series["blocked_ns"][rows] / 1e9)
+        block.add("lockd_futex_lock_blocked_seconds_total", labels, series.seconds("blocked_ns", rows))
         block.add("lockd_futex_lock_blocked_total", labels, series["count"][rows])
         block.add("lockd_futex_lock_waiting", labels, series["waiting"][rows])
         block.add("lockd_futex_lock_threads", labels, self.locks.count_threads(now)[rows])

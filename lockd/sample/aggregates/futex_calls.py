@@ -6,7 +6,9 @@ import errno
 
 import numpy as np
 
+from lockd.columns import wide_sums
 from lockd.columns.index import Groups, mix
+from lockd.columns.wide_sums import WIDE
 from lockd.kernel.manifest import Manifest
 from lockd.sample.aggregates.window import Window
 from lockd.sample.series.block import Block, with_windows
@@ -23,7 +25,7 @@ class FutexCalls:
     def __init__(self, manifest: Manifest, limits: Limits, budget: LineBudget) -> None:
         self._wake = manifest.enums["futex_kind"].index("wake")
         self.by_process = Series(
-            "futex_process", {"wakes": np.int64, "sys_ns": np.int64},
+            "futex_process", {"wakes": np.int64, "sys_ns": WIDE},
             counters={"wakes": "lockd_futex_wakes_total", "sys_ns": "lockd_futex_sys_seconds_total"},
             names=(0, 1), lines=2 + limits.max_gauges,
             budget=budget, others=1, maxima=("sys",), windows=dict(limits.windows),
@@ -39,7 +41,7 @@ class FutexCalls:
         keys, values = window.keys, window.values
         rows = self.by_process.rows(window.codes, window.processes.__getitem__, values["blocked_ns"], now)
         groups = Groups(rows)
-        self.by_process["sys_ns"][groups.rows] += groups.sum(values["sys_ns"])
+        wide_sums.add(self.by_process["sys_ns"], groups, values["sys_ns"])
         wakes = np.where(keys["kind"] == self._wake, values["calls"], 0)
         self.by_process["wakes"][groups.rows] += groups.sum(wakes)
         self.by_process.note_max("sys", groups.rows, groups.max(values["max_sys_ns"]))
@@ -61,7 +63,7 @@ class FutexCalls:
         series = self.by_process
         rows, labels = series.live()
         block.add("lockd_futex_wakes_total", labels, series["wakes"][rows])
-        block.add("lockd_futex_sys_seconds_total", labels, series["sys_ns"][rows] / 1e9)
+        block.add("lockd_futex_sys_seconds_total", labels, series.seconds("sys_ns", rows))
         block.add("lockd_futex_max_sys_us", *with_windows(labels, series.current_max("sys", rows)))
 
         rows, labels = self.errors.live()

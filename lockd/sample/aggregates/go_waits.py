@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import numpy as np
-
+from lockd.columns import wide_sums
+from lockd.columns.wide_sums import MOST, UNIT, WIDE
 from lockd.names.labels.processes import Name
 from lockd.names.protocol import GoWaits, GoWaitsAnswer
 from lockd.sample.series.block import Block
@@ -15,8 +15,6 @@ from lockd.sample.series.series import Series
 ASKED_AT_ONCE = 500
 """Processes that are asked for at a time. If there are more, the others are asked for when these end."""
 WAITED = "lockd_go_mutex_wait_seconds_total"
-MOST_NS = 1 << 60
-"""Nanoseconds (36 years) at which a total stays: a process can claim any wait, and a total has 64 bits."""
 
 
 class GoMutexWaits:
@@ -29,7 +27,7 @@ class GoMutexWaits:
         self.is_asked = False
         """Whether a question waits for its answer."""
         self.series = Series(
-            "go_mutex", {"waited_ns": np.int64}, counters={"waited_ns": WAITED},
+            "go_mutex", {"waited_ns": WIDE}, counters={"waited_ns": WAITED},
             names=(0, 1), lines=1, budget=budget, others=1,
         )  # fmt: skip
 
@@ -51,8 +49,9 @@ class GoMutexWaits:
                 continue
             row = self.series.row(self._name(tgid), now)
             more = max(0, waited - self._last_ns.get(tgid, waited))
-            total = self.series["waited_ns"]
-            total[row] = min(int(total[row]) + more, max(int(total[row]), MOST_NS))
+            total = self.series["waited_ns"][row : row + 1]
+            # A process can claim any wait, in every answer.
+            total[0] = divmod(min(wide_sums.to_ints(total)[0] + more, MOST), UNIT)
             self._last_ns[tgid] = waited
 
     def forget_ended(self, alive: set[int]) -> None:
@@ -70,4 +69,4 @@ class GoMutexWaits:
     def export(self, block: Block) -> None:
         """Write the series to a block."""
         rows, labels = self.series.live()
-        block.add(WAITED, labels, self.series["waited_ns"][rows] / 1e9)
+        block.add(WAITED, labels, self.series.seconds("waited_ns", rows))

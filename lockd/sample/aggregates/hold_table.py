@@ -38,7 +38,7 @@ class HoldTable:
             {
                 "acquisitions": np.int64,
                 "holds": np.int64,
-                "hold_ns": np.int64,
+                "hold_ns": np.float64,  # as the time of many readers may have more than 64 bits
                 "max_ns": np.int64,
                 "holding_ns": np.int64,  # of the longest hold that has not ended
                 "holding_tid": np.int64,  # its thread
@@ -66,7 +66,7 @@ class HoldTable:
         groups = Groups(rows)
         table["acquisitions"][groups.rows] += groups.sum(acquired)
         table["holds"][groups.rows] += groups.sum(values["holds"])
-        table["hold_ns"][groups.rows] += groups.sum(values["hold_ns"])
+        table["hold_ns"][groups.rows] += groups.float_sum(values["hold_ns"])
         longest = groups.max(values["max_hold_ns"])
         table["max_ns"][groups.rows] = np.maximum(table["max_ns"][groups.rows], longest)
 

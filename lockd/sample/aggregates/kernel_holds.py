@@ -7,9 +7,10 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from lockd.columns import structs
+from lockd.columns import structs, wide_sums
 from lockd.columns.index import Groups, mix
 from lockd.columns.structs import Columns
+from lockd.columns.wide_sums import WIDE
 from lockd.kernel.manifest import Manifest
 from lockd.names.client import Resolver
 from lockd.names.labels.processes import Processes
@@ -48,7 +49,7 @@ class KernelHoldAggregates:
         self.by_type = Series(
             "kernel_hold",
             {"acquisitions": np.int64, "slots": (np.int64, (manifest.constants["SLOTS"],)),
-             "hold_ns": np.int64},
+             "hold_ns": WIDE},
             counters={"acquisitions": "lockd_kernel_lock_acquisitions_total",
                       "slots": "lockd_kernel_lock_hold_seconds_count",
                       "hold_ns": "lockd_kernel_lock_hold_seconds_sum"},
@@ -77,7 +78,7 @@ class KernelHoldAggregates:
         )
         groups = Groups(rows)
         self.by_type["acquisitions"][groups.rows] += groups.sum(acquired)
-        self.by_type["hold_ns"][groups.rows] += groups.sum(values["hold_ns"])
+        wide_sums.add(self.by_type["hold_ns"], groups, values["hold_ns"])
         ended = np.flatnonzero(slots != self._no_slot)
         add_slots(self.by_type, rows[ended], slots[ended], values["holds"][ended])
         if window.has_detail:
@@ -156,6 +157,5 @@ class KernelHoldAggregates:
         series = self.by_type
         rows, labels = series.live()
         block.add("lockd_kernel_lock_acquisitions_total", labels, series["acquisitions"][rows])
-        block.add_histogram(
-            "lockd_kernel_lock_hold_seconds", labels, series["slots"][rows], series["hold_ns"][rows]
-        )
+        seconds = series.seconds("hold_ns", rows)
+        block.add_histogram("lockd_kernel_lock_hold_seconds", labels, series["slots"][rows], seconds)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lockd.columns import structs
+from lockd.columns import structs, wide_sums
 from lockd.columns.index import Groups, Rows, mix
 from lockd.columns.structs import Columns
+from lockd.columns.wide_sums import WIDE
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.pairs import Entries
 from lockd.names.client import Resolver
@@ -47,7 +48,7 @@ class KernelLockAggregates:
         self._resolver = resolver
         self.by_type = Series(
             "kernel_lock",
-            {"slots": (np.int64, (manifest.constants["SLOTS"],)), "wait_ns": np.int64,
+            {"slots": (np.int64, (manifest.constants["SLOTS"],)), "wait_ns": WIDE,
              "waiting": np.int64, "waiting_ns": np.int64},
             counters={"slots": "lockd_kernel_lock_wait_seconds_count",
                       "wait_ns": "lockd_kernel_lock_wait_seconds_sum"},
@@ -56,7 +57,7 @@ class KernelLockAggregates:
             maxima=("wait",), windows=dict(limits.windows),
         )  # fmt: skip
         sites = Series(
-            "kernel_lock_site", {"count": np.int64, "blocked_ns": np.int64},
+            "kernel_lock_site", {"count": np.int64, "blocked_ns": WIDE},
             counters={"count": "lockd_kernel_lock_site_waits_total",
                       "blocked_ns": "lockd_kernel_lock_site_wait_seconds_total"},
             names=(0, 1, 3, 4), lines=2, budget=budget, others=len(self._types),
@@ -88,7 +89,7 @@ class KernelLockAggregates:
             now,
         )
         groups = Groups(rows)
-        self.by_type["wait_ns"][groups.rows] += groups.sum(values["wait_ns"])
+        wide_sums.add(self.by_type["wait_ns"], groups, values["wait_ns"])
         self.by_type.note_max("wait", groups.rows, groups.max(values["max_wait_ns"]))
         add_slots(self.by_type, rows, window.keys["slot"], values["waits"])
         if not window.has_detail:
@@ -225,14 +226,13 @@ class KernelLockAggregates:
         """Write every series to a block."""
         series = self.by_type
         rows, labels = series.live()
-        block.add_histogram(
-            "lockd_kernel_lock_wait_seconds", labels, series["slots"][rows], series["wait_ns"][rows]
-        )
+        seconds = series.seconds("wait_ns", rows)
+        block.add_histogram("lockd_kernel_lock_wait_seconds", labels, series["slots"][rows], seconds)
         block.add("lockd_kernel_lock_waiting", labels, series["waiting"][rows])
         block.add("lockd_kernel_lock_max_wait_us", *with_windows(labels, series.current_max("wait", rows)))
         series = self.sites.series
         rows, labels = series.live()
-        block.add("lockd_kernel_lock_site_wait_seconds_total", labels, series["blocked_ns"][rows] / 1e9)
+        block.add("lockd_kernel_lock_site_wait_seconds_total", labels, series.seconds("blocked_ns", rows))
         block.add("lockd_kernel_lock_site_waits_total", labels, series["count"][rows])
         if self.holders:
             self.holders.export(block)

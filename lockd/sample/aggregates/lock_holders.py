@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockd.columns.index import Rows
+from lockd.columns import wide_sums
+from lockd.columns.index import Groups, Rows
+from lockd.columns.wide_sums import WIDE
 from lockd.sample.aggregates.contention import ContentionTables
 from lockd.sample.locks.releases import LOCK, NextLock, Release
 from lockd.sample.series.block import Block
@@ -41,7 +43,7 @@ class LockHolders:
         def series_of(label: str) -> Series:
             return Series(
                 f"{family}_{label}",
-                {"waited_ns": np.int64},
+                {"waited_ns": WIDE},
                 counters={"waited_ns": f"lockd_{family}_{label}_seconds_total"},
                 names=(0, 1, 3, 4), lines=1, budget=budget, others=others,
                 most=SERIES_OF_LOCK * limits.top_locks,
@@ -87,7 +89,7 @@ class LockHolders:
         """Write every series to a block."""
         for series in self.series:
             rows, labels = series.live()
-            block.add(f"lockd_{series.family}_seconds_total", labels, series["waited_ns"][rows] / 1e9)
+            block.add(f"lockd_{series.family}_seconds_total", labels, series.seconds("waited_ns", rows))
 
 
 def _add(series: Series, waits: Sequence[tuple[tuple[str, ...], int]], now: float) -> None:
@@ -96,7 +98,7 @@ def _add(series: Series, waits: Sequence[tuple[tuple[str, ...], int]], now: floa
     waited = np.array([waited_ns for _, waited_ns in waits], np.int64)
     keys = np.array([hash_labels(one) for one in labels], np.uint64)
     rows = series.rows(keys, labels.__getitem__, np.minimum(waited, MEMORY_NS), now)
-    np.add.at(series["waited_ns"], rows, waited)
+    wide_sums.add(series["waited_ns"], Groups(rows), waited)
 
 
 MOST_HOLDERS = 8

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lockd.columns import wide_sums
 from lockd.columns.index import Groups, Hashes, Rows
 from lockd.columns.structs import Columns
 from lockd.names.client import Resolver
@@ -152,7 +153,7 @@ class LockSeries:
 
     def _count(self, rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns) -> None:
         groups = Groups(rows)
-        self.series["blocked_ns"][groups.rows] += groups.sum(blocked_ns)
+        wide_sums.add(self.series["blocked_ns"], groups, blocked_ns)
         self.series["count"][groups.rows] += groups.sum(count)
         if self.series.maxima:
             self.series.note_max("blocked", groups.rows, groups.max(max_ns))

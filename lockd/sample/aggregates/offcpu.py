@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lockd.columns import structs
+from lockd.columns import structs, wide_sums
 from lockd.columns.index import Groups, Rows, mix
 from lockd.columns.structs import Columns
+from lockd.columns.wide_sums import WIDE
 from lockd.kernel.manifest import Manifest
 from lockd.names.labels.processes import Processes
 from lockd.names.labels.reasons import REASONS, Reasons
@@ -48,7 +49,7 @@ class OffcpuAggregates:
         self._processes = processes
         windows = dict(limits.windows)
         histogram: dict[str, Any] = {
-            "slots": (np.int64, (manifest.constants["SLOTS"],)), "sum_ns": np.int64
+            "slots": (np.int64, (manifest.constants["SLOTS"],)), "sum_ns": WIDE
         }  # fmt: skip
         self.blocked = Series(
             "offcpu", {**histogram, "waiting": np.int64, "waiting_ns": np.int64},
@@ -64,7 +65,7 @@ class OffcpuAggregates:
             names=(0, 1), lines=limits.histogram_lines, budget=budget, others=1,
         )  # fmt: skip
         self.wakers = Series(
-            "offcpu_waker", {"sum_ns": np.int64}, counters={"sum_ns": "lockd_offcpu_waker_seconds_total"},
+            "offcpu_waker", {"sum_ns": WIDE}, counters={"sum_ns": "lockd_offcpu_waker_seconds_total"},
             names=(0, 1, 2), lines=1, budget=budget, others=1,
         )  # fmt: skip
         self.series = [self.blocked, self.runqueue, self.wakers]
@@ -114,8 +115,7 @@ class OffcpuAggregates:
             blocked_ns,
             now,
         )
-        groups = Groups(rows)
-        self.wakers["sum_ns"][groups.rows] += groups.sum(blocked_ns)
+        wide_sums.add(self.wakers["sum_ns"], Groups(rows), blocked_ns)
 
     def _waker(self, tgid: int) -> str:
         return UNKNOWN if tgid < 0 else self._processes.comm(tgid) if tgid else INTERRUPT
@@ -181,25 +181,20 @@ class OffcpuAggregates:
     def export(self, block: Block, now: float) -> None:
         """Write every series to a block."""
         rows, labels = self.blocked.live()
-        block.add_histogram(
-            "lockd_offcpu_blocked_seconds", labels, self.blocked["slots"][rows], self.blocked["sum_ns"][rows]
-        )
+        seconds = self.blocked.seconds("sum_ns", rows)
+        block.add_histogram("lockd_offcpu_blocked_seconds", labels, self.blocked["slots"][rows], seconds)
         maxima = self.blocked.current_max("blocked", rows)
         block.add("lockd_offcpu_max_blocked_us", *with_windows(labels, maxima))
         rows, labels = self.runqueue.live()
-        block.add_histogram(
-            "lockd_offcpu_runqueue_seconds",
-            labels,
-            self.runqueue["slots"][rows],
-            self.runqueue["sum_ns"][rows],
-        )
+        seconds = self.runqueue.seconds("sum_ns", rows)
+        block.add_histogram("lockd_offcpu_runqueue_seconds", labels, self.runqueue["slots"][rows], seconds)
         rows, labels = self.wakers.live()
-        block.add("lockd_offcpu_waker_seconds_total", labels, self.wakers["sum_ns"][rows] / 1e9)
+        block.add("lockd_offcpu_waker_seconds_total", labels, self.wakers.seconds("sum_ns", rows))
 
 
 def _add_histogram(series: Series, rows: Rows, slots: Columns, count: Columns, sum_ns: Columns) -> Groups:
     """Add waits to rows of a series, which may repeat. Returns the waits by row."""
     groups = Groups(rows)
-    series["sum_ns"][groups.rows] += groups.sum(sum_ns)
+    wide_sums.add(series["sum_ns"], groups, sum_ns)
     add_slots(series, rows, slots, count)
     return groups

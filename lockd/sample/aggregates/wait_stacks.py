@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lockd.columns import wide_sums
 from lockd.columns.index import Groups, Hashes, Rows, mix
 from lockd.columns.structs import Columns
 from lockd.columns.table import Table
+from lockd.columns.wide_sums import WIDE
 from lockd.names.labels.processes import Name
 from lockd.names.labels.reasons import REASONS
 from lockd.sample.aggregates.contention import OFFCPU
@@ -88,7 +90,7 @@ class WaitStacks:
     def __init__(self) -> None:
         # The table never drops rows by itself: their times would be lost.
         self._groups = Table(
-            {"process": object, "reason": np.int64, "blocked_ns": np.int64, "count": np.int64}, sys.maxsize
+            {"process": object, "reason": np.int64, "blocked_ns": WIDE, "count": np.int64}, sys.maxsize
         )
         self._calls = 0
         """The clock of the table: a group that was found by a later call was seen later."""
@@ -168,7 +170,7 @@ class WaitStacks:
         lines = []
         for name, reason, blocked_ns, count in zip(
             groups["process"][rows], groups["reason"][rows].tolist(),
-            groups["blocked_ns"][rows].tolist(), groups["count"][rows].tolist(), strict=True,
+            wide_sums.to_ints(groups["blocked_ns"][rows]), groups["count"][rows].tolist(), strict=True,
         ):  # fmt: skip
             now = waiting.pop((name, reasons[reason]), [0, 0])
             lines.append([*name, reasons[reason], blocked_ns, count, *now])
@@ -196,7 +198,7 @@ class WaitStacks:
 
     def _add_times(self, rows: Rows, blocked_ns: Columns, count: Columns) -> None:
         of_rows = Groups(rows)
-        self._groups["blocked_ns"][of_rows.rows] += of_rows.sum(blocked_ns)
+        wide_sums.add(self._groups["blocked_ns"], of_rows, blocked_ns)
         self._groups["count"][of_rows.rows] += of_rows.sum(count)
 
     def _add_weight(self, place: _Place, weight: _Weight) -> None:
@@ -230,7 +232,7 @@ class WaitStacks:
             return
         rows = np.flatnonzero(groups.used)
         rows = rows[[name != (OTHER, OTHER) for name in groups["process"][rows]]]
-        rows = rows[np.lexsort((groups["blocked_ns"][rows], groups["seen"][rows]))]
+        rows = rows[np.lexsort((wide_sums.to_floats(groups["blocked_ns"][rows]), groups["seen"][rows]))]
         gone = rows[: max(len(rows) - KEPT_GROUPS, 0)]
         others = self._other_rows(groups["reason"][gone])
         self._add_times(others, groups["blocked_ns"][gone], groups["count"][gone])

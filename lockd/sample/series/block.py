@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lockd import messages
-from lockd.process.clock import NS
 
 US_PER_SECOND = 1e6
 
@@ -45,12 +44,12 @@ class Block:
         name: str,
         labels: Sequence[Sequence[str]],
         slots: npt.NDArray[np.int64],
-        sum_ns: npt.NDArray[np.int64],
+        seconds: npt.NDArray[np.float64],
     ) -> None:
-        """Add a histogram in seconds: one row of slots and one sum for each label set."""
+        """Add a histogram: one row of slots and one sum, in seconds, for each label set."""
         self._head["metrics"].append({"name": name, "labels": labels})
         self._arrays[f"{name}.buckets"] = np.ascontiguousarray(slots @ self._fold)
-        self._arrays[f"{name}.sum"] = sum_ns / NS
+        self._arrays[f"{name}.sum"] = seconds
 
     def pack(self) -> bytes:
         return messages.pack(self._head, self._arrays)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lockd.columns import wide_sums
 from lockd.columns.index import Hashes, Index, Rows
 from lockd.process.clock import NS
 from lockd.sample.series.limits import OPEN_SHARE, LineBudget
@@ -59,7 +60,8 @@ class Series:
     """One family of metrics with the same labels: one row for each label set that has a series of its own.
 
     - `columns` are the numpy columns with the numbers of each row. `counters` are those that only grow, with
-      the name of the metric that each is exported as.
+      the name of the metric that each is exported as. Counters of times are called `..._ns` and are wide sums
+      (lockd/columns/wide_sums.py).
     - `names` are the positions of the labels that become `other`.
     - `lines` is how many lines of /metrics one row takes of `budget`. Lines for `others` rows called `other`
       are always there.
@@ -185,6 +187,11 @@ class Series:
         self._compete(named, stays)
         self._forget_refused(named, now)
         self._choose_targets()
+
+    def seconds(self, column: str, rows: Rows) -> npt.NDArray[np.float64]:
+        """What a counter of times has in these rows, in seconds."""
+        nanoseconds: npt.NDArray[np.float64] = wide_sums.to_floats(self.columns[column])[rows]
+        return nanoseconds / NS
 
     def retired_values(self) -> dict[str, float]:
         """By metric, the total that retired series had counted; times are in seconds."""
@@ -385,7 +392,7 @@ class Series:
             self._budget.take(self.family, self.lines)
         if (counts := self._retired_counts.pop(labels, None)) is not None:
             self._set_counted(np.array([row]), counts[None])
-            self._add_to_retired_values(counts, -1)
+            self._add_to_retired_values(counts[None], -1)
         return row
 
     def _share_row(self, entry: int) -> None:
@@ -490,7 +497,7 @@ class Series:
         entries = self._entries
         rows = entries["row"][which].copy()
         counted = self._counted(rows)
-        self._add_to_retired_values(counted.sum(axis=0), 1)
+        self._add_to_retired_values(counted, 1)
         for row, counts in zip(rows.tolist(), counted, strict=True):
             labels = self.labels[row]
             assert labels is not None
@@ -511,11 +518,12 @@ class Series:
         entries["row"][which] = _NOWHERE
         entries["displaced"][which] = np.inf
 
-    def _add_to_retired_values(self, counts: npt.NDArray[np.int64], sign: int) -> None:
-        """Add the counts of a row to the totals of retired series, or subtract them if `sign` is -1."""
-        parts = np.split(counts, np.cumsum(self._widths)[:-1])
+    def _add_to_retired_values(self, counted: npt.NDArray[np.int64], sign: int) -> None:
+        """Add the counts of rows to the totals of retired series, or subtract them if `sign` is -1."""
+        parts = np.split(counted, np.cumsum(self._widths)[:-1], axis=1)
         for name, values in zip(self._counters, parts, strict=True):
-            self._retired_values[name] += sign * int(values.sum())
+            total = sum(wide_sums.to_ints(values)) if name.endswith("_ns") else int(values.sum())
+            self._retired_values[name] += sign * total
 
     def _forget_refused(self, named: Rows, now: float) -> None:
         """Forget entries without rows that had no news for long. If there is room, forget all of them: those

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from lockd.columns.wide_sums import WIDE
 from lockd.sample.aggregates import contention as module
 from lockd.sample.aggregates.contention import (
     FORGET_AFTER,
@@ -81,7 +82,7 @@ def test_a_lock_that_comes_back_is_the_one_that_it_was(detail: ContentionTables)
 def test_a_thread_counts_once_for_locks_of_one_name(detail: ContentionTables) -> None:
     """Objects that each have a mutex give all these mutexes one name."""
     series = Series(
-        "futex_lock", {"count": np.int64, "blocked_ns": np.int64}, counters={"count": "c"}, names=(0, 1, 3),
+        "futex_lock", {"count": np.int64, "blocked_ns": WIDE}, counters={"count": "c"}, names=(0, 1, 3),
         lines=1, budget=LineBudget(Limits()), others=1,
     )  # fmt: skip
     locks = LockSeries("futex", detail, series, ["lock"], has_site=False)

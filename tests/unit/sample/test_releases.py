@@ -8,13 +8,14 @@ import random
 import numpy as np
 import pytest
 
+from lockd.columns import wide_sums
 from lockd.kernel.manifest import Manifest, MapInfo
 from lockd.names.client import Resolver
 from lockd.names.labels.reasons import Reasons
 from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
 from lockd.sample.aggregates.kernel_locks import NAMELESS_SECONDS, KernelLockAggregates
 from lockd.sample.aggregates.lock_holders import MOST_HOLDERS, SERIES_OF_LOCK, LockHolders
-from lockd.sample.locks.releases import Release, SamplePace, causes_of
+from lockd.sample.locks.releases import MOST_WEIGHT_NS, Release, SamplePace, causes_of
 from lockd.sample.series.limits import Limits, LineBudget
 
 KINDS = ("lock", "pi", "cond")
@@ -115,17 +116,18 @@ def test_holders_of_a_lock_are_told_apart_up_to_a_number() -> None:
     assert shown[1]["stack"] == ["site29", "main"]
 
 
-def test_series_of_holders_are_bounded_and_their_sum_is_whole() -> None:
+@pytest.mark.parametrize("weight_ns", [1000, MOST_WEIGHT_NS])
+def test_series_of_holders_are_bounded_and_their_sum_is_whole(weight_ns: int) -> None:
     contention, holders = holders_of(top_locks=2)
     rows = rows_of(contention, 10)
     for row in rows:
         for site in range(6):
-            holders.add(np.array([row]), [release(f"site{site}", 1000)], 1.0)
+            holders.add(np.array([row]), [release(f"site{site}", weight_ns)], 1.0)
     for series in holders.series:
         live, labels = series.live()
         assert len(labels) <= SERIES_OF_LOCK * 2 + 1
         assert ("other", "other", "lock", "other", "other") in labels
-        assert series["waited_ns"][live].sum() == 60_000
+        assert sum(wide_sums.to_ints(series["waited_ns"][live])) == 60 * weight_ns
 
 
 ABSENCE = np.dtype([("nr", "i2"), ("state", "u1"), ("iowait", "u1"), ("detail", "u1"), ("in_kernel", "u1")])
@@ -170,7 +172,8 @@ def test_causes_are_those_of_the_holder() -> None:
     assert shown == {"flush": {"disk": 80e-9, "running": 20e-9}, "count": {"running": 7e-9, "unknown": 3e-9}}
     by_cause = holders.series[1]
     live, labels = by_cause.live()
-    waited = dict(zip((one[-1] for one in labels), by_cause["waited_ns"][live].tolist(), strict=True))
+    waited_ns = wide_sums.to_ints(by_cause["waited_ns"][live])
+    waited = dict(zip((one[-1] for one in labels), waited_ns, strict=True))
     assert waited["disk"] == 80
     assert waited["running"] == 27
     assert waited["unknown"] == 3
@@ -184,7 +187,7 @@ def test_a_lock_without_a_name_counts_as_other() -> None:
     by_holder, _ = holders.series
     live, labels = by_holder.live()
     assert labels == [("other", "other", "lock", "other", "other")]
-    assert by_holder["waited_ns"][live].tolist() == [10]
+    assert wide_sums.to_ints(by_holder["waited_ns"][live]) == [10]
 
 
 TYPES = ("mutex", "rwsem_read", "rwsem_write")
@@ -245,4 +248,4 @@ def test_a_release_of_a_kernel_lock_waits_for_the_name_of_the_lock() -> None:
         (*WAITER, "mutex", "big_mutex", "vfs_read"),
         ("other", "other", "mutex", "other", "other"),
     }
-    assert by_holder["waited_ns"][live].tolist() == [500, 500]
+    assert wide_sums.to_ints(by_holder["waited_ns"][live]) == [500, 500]
