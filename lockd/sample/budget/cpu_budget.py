@@ -49,6 +49,8 @@ class CpuBudget:
             cpus,
         )
         self._judged_at = time.monotonic()
+        # The map of `control` outlasts a sampler: it may still have the level of one that has ended.
+        self._apply_level()
 
     def judge_costs(self, now: float) -> None:
         """Once a second, compare what lockd takes with its budget. `now` is the monotonic clock in

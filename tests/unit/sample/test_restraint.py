@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lockd.config import schema
+from lockd.kernel.pairs import Control
 from lockd.load.source import assemble
+from lockd.names.client import Resolver
 from lockd.sample.budget import cpu_budget
 from lockd.sample.budget.restraint import (
     CALM,
@@ -292,13 +295,32 @@ def test_who_scrapes_takes_no_names_away(restraint: Restraint) -> None:
     assert restraint.level == 0
 
 
+CONTROL = np.dtype([(name, "u4") for name in ("window", "restraint", "is_timed", "sampler")])
+
+
+def control_at(level: int) -> Control:
+    """The map by which the programs learn the level, as another sampler may have left it."""
+    words = np.zeros(1, CONTROL)
+    words["restraint"] = level
+    return Control(memoryview(words.view(np.uint32)), CONTROL)
+
+
+@pytest.mark.parametrize("budget", [None, BUDGET])
+def test_the_level_of_a_sampler_that_has_ended_does_not_stay(budget: float | None) -> None:
+    control, resolver = control_at(LAST), Resolver()
+    assert control.restraint == LAST
+    one = cpu_budget.CpuBudget(budget, control, ProgramTimes(lambda: 0, 8), resolver)
+    assert control.restraint == one.restraint.level == 0
+    assert not resolver.is_paused
+
+
 def test_what_the_sampler_takes_to_answer_counts_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     resolver = SimpleNamespace(cpu_seconds=lambda: 0.0)
     now = [1000.0]
     monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(cpu_budget.time, "process_time", lambda: now[0] - 999.0)  # it never sleeps
     times = ProgramTimes(lambda: 0, 8)
-    one = cpu_budget.CpuBudget(0.2, cast(Any, None), times, cast(Any, resolver))
+    one = cpu_budget.CpuBudget(0.2, control_at(0), times, cast(Any, resolver))
     for _ in range(1000):
         now[0] += 0.05
         with one.charge_exporter():
