@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from lockd.process.clock import NS, cpu_seconds
 
 TIMED_SHARE = 0.1
-"""The largest share of all time in which programs are timed: timing costs something, and one period a second
-is enough."""
+"""The largest share of all periods that are timed: timing costs something, and one period a second is
+enough."""
 MEAN_SECONDS = 60.0
 """Seconds over which the exported mean is taken of processes that work now and then."""
 
@@ -54,6 +54,9 @@ class ProgramTimes:
         """When the current period began, if it is timed; else 0."""
         self._next_ns = 0
         """When the next period may be timed."""
+        self._untimed_left = 0
+        """Periods that must pass before one may be timed. They are counted and not measured: a stall of the
+        host in a timed period would keep programs from being timed for many times its length."""
         self._span_ns = 0
         """The length of all periods that were timed since the last call of busy_cpus()."""
         self._last_ns = read_ns()
@@ -63,10 +66,12 @@ class ProgramTimes:
         """End a period and begin the next. Returns whether the programs are to time the next."""
         now = self._clock()
         if self._began_ns:
-            span = now - self._began_ns
-            self._span_ns += span
-            self._next_ns = self._began_ns + max(NS, int(span / TIMED_SHARE))
-        self._began_ns = now if now >= self._next_ns else 0
+            self._span_ns += now - self._began_ns
+            self._next_ns = self._began_ns + NS
+            self._untimed_left = round(1 / TIMED_SHARE) - 1
+        elif self._untimed_left:
+            self._untimed_left -= 1
+        self._began_ns = now if now >= self._next_ns and not self._untimed_left else 0
         return self._began_ns > 0
 
     def busy_cpus(self) -> float:

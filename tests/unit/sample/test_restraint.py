@@ -469,6 +469,15 @@ def test_programs_are_timed_now_and_then(window_ns: int) -> None:
     assert clock.times.busy_cpus() == pytest.approx(0.25, rel=0.01), "what was told last"
 
 
+def test_programs_are_timed_again_soon_after_a_stall() -> None:
+    """The host may have been stopped in the middle of a timed period."""
+    clock = Clock(0.25, 8)
+    assert clock.window(600 * NS)
+    began = clock.ns
+    while not clock.window(50_000_000):
+        assert clock.ns - began < NS
+
+
 def test_nothing_is_told_before_a_window_was_timed() -> None:
     assert Clock(0.25, 8).times.busy_cpus() == 0
 
