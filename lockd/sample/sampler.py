@@ -606,7 +606,11 @@ class Sampler:
             if places:
                 places.keep(alive)
         if self._user_locks and self._go_waits:
-            self._go_waits.forget_ended(alive & self._user_locks.advice.keys())
+            # Without regard to the advice: a sampler that has just begun has none yet, but knows what the
+            # processes had waited before. Waits while the filter leaves a process out are not made up for.
+            self._go_waits.forget_ended(
+                {tgid for tgid, (_, is_wanted) in zip(alive, identified, strict=True) if is_wanted}
+            )
             go = (tgid for tgid, advice in self._user_locks.advice.items() if advice == GO)
             if question := self._go_waits.question(go):
                 self._go_waits.is_asked = self._resolver.ask(question)

@@ -1,0 +1,138 @@
+"""Housekeeping of a real sampler: what it forgets of processes, and what it goes on with.
+
+The maps of the kernel are made up; there is no namer.
+"""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockd.advice import GO
+from lockd.kernel.manifest import Manifest
+from lockd.kernel.pairs import ELEMENT_WORDS, Control, Written
+from lockd.load.source import assemble
+from lockd.names.protocol import GoWaitsAnswer
+from lockd.process.clock import NS
+from lockd.sample import drain
+from lockd.sample.aggregates.identities import Filter
+from lockd.sample.locks.runtimes import HOTSPOT
+from lockd.sample.sampler import Sampler, SamplerSettings
+from tests.support.busy_host import FUTEX, FUTEX_KEY
+from tests.support.maps import Map
+from tests.support.small_procfs import Procfs
+
+INCLUDED = ("common", "arch", "capture")
+SOURCE = assemble([*(f"include/{name}.bpf.h" for name in INCLUDED), "daemon/futex.bpf.c"], {})
+CONTROL = [(name, "u4") for name in ("window", "restraint", "is_timed", "sampler", "exporter")]
+CALL = [("since", "u8"), ("uaddr", "u8"), ("kind", "u1"), ("guess", "u1"), ("restart", "u1")]
+THREAD = np.dtype(
+    [("off_since", "u8"), ("thread_pointer", "u8"), ("tgid", "u4"), ("state", "u1"), ("call", CALL)]
+)
+TGID, OTHER = 70, 80
+
+
+class Threads:
+    """Stands for the map of threads, of which some are switched whenever it is read."""
+
+    name, entries = "threads", 1024
+
+    def __init__(self) -> None:
+        self.threads = np.zeros(0, THREAD)
+
+    def add(self, tgid: int) -> None:
+        """Add the only thread of a process, which sleeps."""
+        thread = np.zeros(1, THREAD)
+        thread["tgid"], thread["off_since"] = tgid, time.monotonic_ns() - NS
+        self.threads = np.concatenate([self.threads, thread])
+
+    def read_steady(self, _: object) -> tuple[Any, Any]:
+        return self.threads["tgid"].astype(np.uint64), self.threads.copy()
+
+
+class Maps:
+    """Stands for Pairs: nothing is ever written by a program."""
+
+    def __init__(self, threads: Threads) -> None:
+        table = SimpleNamespace(name="futex", entries=64, key=FUTEX_KEY, value=FUTEX)
+        self.pairs = {"futex": (table, table)}
+        known = np.dtype([("uaddr", "u8"), ("tgid", "u4"), ("guess", "u4")])
+        places = [(name, "u8") for name in HOTSPOT]
+        self.hashes = {"threads": threads, "known_locks": Map(known, "u4"), "hotspots": Map("u4", places)}
+        self.losses = self.run_times = SimpleNamespace(read=lambda: np.zeros(64, np.int64))
+        words = np.zeros(2 * ELEMENT_WORDS * len(SOURCE.enums["written"]), np.uint32)
+        self.control = Control(memoryview(np.zeros(1, CONTROL).view(np.uint32)), CONTROL)
+        self.written = Written(memoryview(words), SOURCE.enums["written"], self.control)
+        self.buffers = None
+
+
+@pytest.fixture
+def threads() -> Threads:
+    return Threads()
+
+
+@pytest.fixture
+def sampler(procfs: Procfs, threads: Threads, monkeypatch: pytest.MonkeyPatch) -> Sampler:
+    """A sampler that has just begun, on a host with the processes TGID and OTHER."""
+    monkeypatch.setattr(drain, "Pairs", lambda *_: Maps(threads))
+    constants = {**SOURCE.constants, "SLOTS": 28, "SLOT_NONE": 255}
+    manifest = Manifest(0, (), (), (), (), SOURCE.enums, constants)
+    for tgid in (TGID, OTHER):
+        procfs.add(tgid, b"comm%d" % tgid)
+        threads.add(tgid)
+    return Sampler(manifest, [], SamplerSettings(), procfs.root)
+
+
+def keep_house(sampler: Sampler) -> None:
+    now = time.monotonic()
+    sampler._survey(now, is_whole=True)
+    sampler._keep_house(now)
+
+
+def waited_seconds(sampler: Sampler, tgid: int, says: int) -> float:
+    """What is counted once a Go program says that it has waited for so many seconds."""
+    assert sampler._go_waits
+    assert sampler._go_waits.is_asked
+    sampler._go_waits.note_answer(GoWaitsAnswer((tgid,), (says * NS,)), time.monotonic())
+    return float(sampler._go_waits.series["waited_ns"].sum() / NS)
+
+
+def test_waits_of_go_before_a_restart_are_known_after_it(sampler: Sampler) -> None:
+    """The namer says a while later which processes have Go."""
+    assert sampler._go_waits
+    assert sampler._user_locks
+    sampler._go_waits.restore([(TGID, 5 * NS)])
+    keep_house(sampler)
+    sampler._user_locks.advice[TGID] = GO
+    keep_house(sampler)
+    assert waited_seconds(sampler, TGID, 7) == 2
+
+
+def test_waits_of_go_that_the_filter_left_out_are_not_counted_later(sampler: Sampler) -> None:
+    assert sampler._go_waits
+    assert sampler._user_locks
+    sampler._user_locks.advice[TGID] = GO
+    keep_house(sampler)
+    assert waited_seconds(sampler, TGID, 5) == 0
+    sampler.reload(SamplerSettings(filter=Filter(exclude_comms=(f"comm{TGID}",))))
+    keep_house(sampler)
+    sampler.reload(SamplerSettings())
+    sampler._user_locks.advice[TGID] = GO
+    keep_house(sampler)
+    assert waited_seconds(sampler, TGID, 9) == 0
+
+
+def test_waits_of_go_of_a_process_that_has_ended_are_forgotten(sampler: Sampler, threads: Threads) -> None:
+    assert sampler._go_waits
+    assert sampler._user_locks
+    sampler._go_waits.restore([(TGID, 5 * NS), (OTHER, 5 * NS)])
+    threads.threads = threads.threads[:1]
+    keep_house(sampler)
+    threads.add(OTHER)  # another process has got the id
+    sampler._user_locks.advice[OTHER] = GO
+    keep_house(sampler)
+    assert waited_seconds(sampler, OTHER, 7) == 0
