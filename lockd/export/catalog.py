@@ -395,7 +395,7 @@ def _itself() -> Iterator[Metric]:
         "counter",
         "",
         "Locks that a search for deadlocks left out because there were too many."
-        " The next search begins with them.",
+        " They have their turn in later searches.",
     )
     yield metric(
         "ticks_total",

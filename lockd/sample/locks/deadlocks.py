@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,15 @@ class Deadlock:
         return f"{hash_labels(tuple(sorted(f'{wait.tid} {wait.since}' for wait in self.threads))):016x}"
 
 
+class _Held(NamedTuple):
+    """A lock as it was read."""
+
+    holder: int
+    """The thread that held the lock; 0 if it is not known."""
+    wait: Wait | None
+    """The wait in which the holder was when its lock was asked about; None if it did not wait then."""
+
+
 @dataclass(frozen=True)
 class _Question:
     """A question about holders that was asked, and the waits as they were before."""
@@ -83,6 +92,8 @@ class _Question:
     clock: int
     waits: Waits
     locks: tuple[Lock, ...]
+    left_out: Sequence[Lock]
+    """Locks that threads waited for, too, and that it does not ask about."""
     kernel_holders: dict[Lock, int]
     """Holders of locks of the kernel, which are known already."""
 
@@ -92,7 +103,7 @@ class _Question:
         A ring begins with the wait of its last thread. Before that, all its other threads were blocked and
         held what they hold.
         """
-        return self.waits.has_all_of(waits, self.clock - ASKED_AFTER_NS)
+        return not self.left_out and self.waits.has_all_of(waits, self.clock - ASKED_AFTER_NS)
 
 
 class Deadlocks:
@@ -103,6 +114,10 @@ class Deadlocks:
     held all the time what it held when that was read. Hence there was a moment at which every thread of the
     ring held what another waited for, and only they themselves could change that. Threads whose calls time
     out can; a ring with such a call is reported if it has lasted a second.
+
+    That does not depend on how long ago a holder was read. Where there are too many locks for one question,
+    the answers to several are put together. An older answer counts while the holder is in the call in which
+    it was when that question was asked.
 
     A thread can be given a lock while it is still in its call only if the lock is one of the kernel or a PI
     futex. Such a thread seems to wait for itself, and is left out.
@@ -125,7 +140,8 @@ class Deadlocks:
         self._ask_namer, self._kernel_holder = ask, kernel_holder
         self._describe_lock, self._process, self._thread_comm = describe_lock, process, thread_comm
         self._question: _Question | None = None
-        self._asked_last: set[Lock] = set()
+        self._asked_at: dict[Lock, int] = {}
+        """When each lock was last asked about (monotonic clock in ns), of those that are waited for."""
         self._answered: _Question | None = None
         """The last question that was answered."""
         self._refused: dict[int, tuple[int, int]] = {}
@@ -141,8 +157,13 @@ class Deadlocks:
         self._is_wanted_soon = False
         self._reported_before: set[frozenset[tuple[int, int]]] = set()
         """Deadlocks that another sampler reported, as the keys of `_known`."""
-        self.holders: dict[Lock, int] = {}
+        self._held: dict[Lock, _Held] = {}
+        """What was last read of each lock that is waited for."""
+
+    @property
+    def holders(self) -> dict[Lock, int]:
         """Threads that held the contended locks when that was last read; 0 where the thread is not known."""
+        return {lock: held.holder for lock, held in self._held.items()}
 
     @property
     def reported(self) -> list[Deadlock]:
@@ -199,15 +220,25 @@ class Deadlocks:
         if question is None or question.token != answer.token:
             return
         self._question, self._answered = None, question
-        self.holders = dict(zip(question.locks, answer.tids, strict=True)) | question.kernel_holders
-        self._suspected = find_rings(question.waits, self.holders)
+        read = dict(zip(question.locks, answer.tids, strict=True)) | question.kernel_holders
+        older = {lock: self._held[lock] for lock in question.left_out if lock in self._held}
+        waiting = question.waits.find_all({*read.values(), *(held.holder for held in older.values())})
+        self._held = older | {lock: _Held(tid, waiting.get(tid)) for lock, tid in read.items()}
+        self._suspected = find_rings(
+            {
+                lock: wait
+                for lock, held in self._held.items()
+                if held.wait and (wait := waiting.get(held.holder)) and held.wait.goes_on_as(wait)
+            }
+        )
 
     def _ask_holders(self, waits: Waits, clock: int) -> None:
-        asked, left_out = waits.first_waits(clock - ASKED_AFTER_NS, MOST_ASKED, self._asked_last)
-        self._skipped += left_out
-        self._asked_last = {wait.lock for wait in asked}
+        asked, left_out = waits.first_waits(clock - ASKED_AFTER_NS, MOST_ASKED, self._asked_at)
+        self._skipped += len(left_out)
+        self._asked_at = {lock: self._asked_at[lock] for lock in left_out if lock in self._asked_at}
+        self._asked_at.update((wait.lock, clock) for wait in asked)
         if not asked:
-            self.holders = {}
+            self._held = {}
             return
         kernel_holders = {w.lock: self._kernel_holder(w.address, w.tid) for w in asked if w.in_kernel}
         in_user_space = [wait for wait in asked if not wait.in_kernel]
@@ -216,9 +247,9 @@ class Deadlocks:
         question = Owners(
             self._token, tuple(OwnedLock(w.tgid, w.address, w.kind, w.family) for w in in_user_space)
         )
-        is_needed = left_out > 0 or not (self._answered and self._answered.covers(waits))
+        is_needed = len(left_out) > 0 or not (self._answered and self._answered.covers(waits))
         if not in_user_space or self._ask_namer(question, is_needed):
-            self._question = _Question(self._token, clock, waits, locks, kernel_holders)
+            self._question = _Question(self._token, clock, waits, locks, left_out, kernel_holders)
         if not in_user_space:
             self.take_holders(OwnersAnswer(self._token, ()))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +45,10 @@ class Wait(NamedTuple):
         """Whether the thread can own the lock already while it is still blocked in its call."""
         return self.in_kernel or (self.kind == PI and self.family != REFUSED)
 
+    def goes_on_as(self, later: Wait) -> bool:
+        """Whether a later wait of the thread is this one: the thread is still in the same call."""
+        return self.since == later.since and self.address == later.address
+
 
 class LockDescription(NamedTuple):
     """The names that /api/v1/locks shows for the lock of a wait."""
@@ -78,6 +82,11 @@ class Waits:
         """Return the wait of a thread, None if it does not wait."""
         row = self._row(tid)
         return self._wait(row) if row >= 0 else None
+
+    def find_all(self, tids: Iterable[int]) -> dict[int, Wait]:
+        """Return the wait of each of these threads that waits, by thread."""
+        rows = np.flatnonzero(np.isin(self._tids, np.fromiter(tids, np.int64)))
+        return {int(self._tids[row]): self._wait(int(row)) for row in rows}
 
     def has_all(self, waits: Iterable[Wait]) -> bool:
         """Whether all these waits are among them: the same threads are in the same calls."""
@@ -114,11 +123,14 @@ class Waits:
         if earliest <= self._since[row] <= latest:
             self._addresses[row], self._kinds[row], self._families[row] = address, PI, REFUSED
 
-    def first_waits(self, latest: int, most: int, postponed: set[Lock]) -> tuple[list[Wait], int]:
-        """Return the oldest wait for each lock, oldest first, and how many locks are left out.
+    def first_waits(
+        self, latest: int, most: int, asked_at: Mapping[Lock, int]
+    ) -> tuple[list[Wait], list[Lock]]:  # fmt: skip
+        """Return the oldest wait for each lock, oldest first, and the locks that are left out.
 
         Waits that began after `latest` (monotonic clock in ns) do not count. If there are more than `most`
-        locks, those in `postponed` come last.
+        locks, those come first for which nobody has asked for the longest time: since `asked_at`, or since
+        their oldest wait began. So a lock has its turn however many others come and go.
         """
         rows = np.flatnonzero(self._since <= latest)
         rows = rows[np.lexsort((self._since[rows], self._addresses[rows], self._lock_tgids[rows]))]
@@ -127,15 +139,21 @@ class Waits:
         is_first[1:] = (tgids[1:] != tgids[:-1]) | (addresses[1:] != addresses[:-1])
         rows = rows[is_first]
         rows = rows[np.argsort(self._since[rows], kind="stable")]
+        left_out: list[Lock] = []
         if len(rows) > most:
-            locks = zip(self._lock_tgids[rows].tolist(), self._addresses[rows].tolist(), strict=True)
-            rows = rows[np.argsort([lock in postponed for lock in locks], kind="stable")]
-        return [self._wait(int(row)) for row in rows[:most]], max(0, len(rows) - most)
+            locks = self._locks(rows)
+            asked = np.array([asked_at.get(lock, 0) for lock in locks], np.int64)
+            order = np.argsort(np.maximum(asked, self._since[rows]), kind="stable")
+            left_out = [locks[i] for i in order[most:].tolist()]
+            rows = rows[order]
+        return [self._wait(int(row)) for row in rows[:most]], left_out
 
     def count_waiters(self, locks: set[Lock]) -> int:
         """Return how many threads wait for one of these locks."""
-        waited_for = zip(self._lock_tgids.tolist(), self._addresses.tolist(), strict=True)
-        return sum(lock in locks for lock in waited_for)
+        return sum(lock in locks for lock in self._locks(np.arange(len(self))))
+
+    def _locks(self, rows: npt.NDArray[np.int64]) -> list[Lock]:
+        return list(zip(self._lock_tgids[rows].tolist(), self._addresses[rows].tolist(), strict=True))
 
     def _row(self, tid: int) -> int:
         row = int(np.searchsorted(self._tids, tid))
@@ -153,48 +171,55 @@ class Waits:
         )
 
 
-def find_rings(waits: Waits, holders: dict[Lock, int]) -> list[tuple[tuple[Wait, ...], set[Lock]]]:
+def find_rings(held: Mapping[Lock, Wait]) -> list[tuple[tuple[Wait, ...], set[Lock]]]:
     """Return each ring of waits, and with it the locks that no thread can get because of the ring.
 
-    `holders` are thread ids, 0 where the holder is not known. A ring begins with its oldest wait.
+    `held` has the locks whose holders wait, with the wait of the holder. A ring begins with its oldest wait.
     """
-    blocked = {tid: wait for tid in holders.values() if tid and (wait := waits.find(tid))}
+    blocked = {wait.tid: wait for wait in held.values()}
     for tid, wait in list(blocked.items()):
-        if holders.get(wait.lock) == tid and wait.can_be_handed_over:
+        if wait.lock in held and held[wait.lock].tid == tid and wait.can_be_handed_over:
             del blocked[tid]
     visited_from: dict[int, int] = {}
-    rings = []
+    rings: list[tuple[Wait, ...]] = []
     for start in blocked:
         path: list[int] = []
         tid = start
         while tid in blocked and tid not in visited_from:
             visited_from[tid] = start
             path.append(tid)
-            tid = holders.get(blocked[tid].lock, 0)
+            lock = blocked[tid].lock
+            tid = held[lock].tid if lock in held else 0
         if path and visited_from.get(tid) == start:
             ring = [blocked[member] for member in path[path.index(tid) :]]
             first = min(range(len(ring)), key=lambda i: ring[i].since)
-            locks = _unavailable_locks(ring, blocked.values(), holders)
-            rings.append(((*ring[first:], *ring[:first]), locks))
-    return rings
+            rings.append((*ring[first:], *ring[:first]))
+    locks = _unavailable_locks(rings, blocked.values(), held) if rings else []
+    return list(zip(rings, locks, strict=True))
 
 
-def _unavailable_locks(ring: Sequence[Wait], blocked: Iterable[Wait], holders: dict[Lock, int]) -> set[Lock]:
-    """Return the locks of a ring, and those held by threads that wait for them, directly or indirectly."""
+def _unavailable_locks(
+    rings: Iterable[Sequence[Wait]], blocked: Iterable[Wait], held: Mapping[Lock, Wait]
+) -> list[set[Lock]]:
+    """Return for each ring its locks, and those held by threads that wait for them, directly or
+    indirectly."""
     held_by: dict[int, set[Lock]] = {}
-    for lock, tid in holders.items():
-        held_by.setdefault(tid, set()).add(lock)
+    for lock, holder in held.items():
+        held_by.setdefault(holder.tid, set()).add(lock)
     waiters: dict[Lock, set[int]] = {}
     for wait in blocked:
         waiters.setdefault(wait.lock, set()).add(wait.tid)
-    unavailable, fresh = {wait.lock for wait in ring}, {wait.tid for wait in ring}
-    seen: set[int] = set()
-    while fresh:
-        seen |= fresh
-        locks = set().union(*(held_by.get(tid, set()) for tid in fresh))
-        unavailable |= locks
-        fresh = set().union(*(waiters.get(lock, set()) for lock in locks)) - seen
-    return unavailable
+    of_rings = []
+    for ring in rings:
+        unavailable, fresh = {wait.lock for wait in ring}, {wait.tid for wait in ring}
+        seen: set[int] = set()
+        while fresh:
+            seen |= fresh
+            locks = set().union(*(held_by.get(tid, set()) for tid in fresh))
+            unavailable |= locks
+            fresh = set().union(*(waiters.get(lock, set()) for lock in locks)) - seen
+        of_rings.append(unavailable)
+    return of_rings
 
 
 class ThreadStates:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lockd.export.detail import parse_query, render_table
 from lockd.messages import pack, unpack
 from lockd.names.protocol import Owners, OwnersAnswer
+from lockd.sample.locks import deadlocks as deadlocks_module
 from lockd.sample.locks.deadlocks import LASTING_NS, LOGGED_NS, MOST_ASKED, NEVER, SOON_NS, Deadlocks
 from lockd.sample.locks.waits import LockDescription, Wait, Waits
 from lockd.sample.series.block import Block
@@ -316,6 +317,43 @@ def test_more_locks_than_are_asked_about_at_once_take_turns() -> None:
     assert bench.deadlocks.reported[0].waiting == MOST_ASKED
 
 
+@pytest.mark.parametrize(("locks", "ring_at"), [(600, (450, 550)), (1202, (1100, 1201)), (1202, (100, 1201))])
+def test_a_ring_is_found_whose_locks_are_never_in_one_question(locks: int, ring_at: tuple[int, int]) -> None:
+    """Of so many locks, each waited for by one thread; two of these threads hold each other's lock."""
+    waits = [wait(1000 + i, 100_000 + i, START - LASTING_NS + i * 1000) for i in range(locks)]
+    first, second = (waits[at] for at in ring_at)
+    bench = Bench({first.lock: second.tid, second.lock: first.tid})
+    for search in range(1 + locks // MOST_ASKED):
+        bench.look(START + (2 + search) * LASTING_NS, *waits)
+    assert bench.tids == [[first.tid, second.tid]]
+
+
+def test_an_older_answer_does_not_count_once_its_holder_has_gone_on() -> None:
+    """The holder of a lock gets what it waits for, lets go of all, and waits for what is read later."""
+    older = [wait(1000 + i, 100_000 + i, START - 3 * LASTING_NS) for i in range(MOST_ASKED - 1)]
+    younger = [wait(3000 + i, 200_000 + i, START - LASTING_NS) for i in range(MOST_ASKED - 1)]
+    first, third = wait(1, 10, START - 2 * LASTING_NS), wait(3, 20, START - LASTING_NS)
+    bench = Bench({(TGID, 10): 2, (TGID, 20): 1})
+    bench.look(START, first, wait(2, 30, START - LASTING_NS), third, *older, *younger)
+    assert set(bench.deadlocks.holders) == {one.lock for one in (first, *older)}
+    del bench.owners[TGID, 10]
+    for search in range(1, 4):
+        clock = START + search * LASTING_NS
+        bench.look(clock, first, wait(2, 20, START + 500 * MS), third, *older, *younger)
+        assert bench.tids == []
+    assert bench.deadlocks.holders[TGID, 20] == 1
+
+
+def test_a_lock_has_its_turn_however_many_others_come_and_go() -> None:
+    owners, waits = ring(2)
+    bench = Bench(owners)
+    for search in range(2, 6):
+        clock = START + search * LASTING_NS
+        crowd = [wait(1000 + i, search << 20 | i, clock - 500 * MS) for i in range(MOST_ASKED)]
+        bench.look(clock, *crowd, waits[0], *waits[1:][: search > 2])  # asked about while 2 does not wait yet
+    assert bench.tids == [[1, 2]]
+
+
 def test_answers_that_never_come_do_not_end_it() -> None:
     owners, waits = ring(2)
     bench = Bench(owners)
@@ -396,15 +434,23 @@ def test_threads_that_go_on_waiting_need_no_namer() -> None:
     assert len(bench.asked) == 1, "another thread waits"
 
 
+@pytest.mark.parametrize("most_asked", [1, MOST_ASKED])
 @pytest.mark.parametrize("is_resting", [False, True])
 @settings(max_examples=500, deadline=None)
 @given(events=EVENTS)
 @example(events=HOLDER_CHANGES)
-def test_whatever_threads_do_meanwhile(is_resting: bool, events: list[Any]) -> None:
+def test_whatever_threads_do_meanwhile(is_resting: bool, most_asked: int, events: list[Any]) -> None:
     """Owners are read one by one while threads go on: what is found is true, and in the end all is found.
 
-    That is so also if the namer rests whenever no question needs it.
+    That is so also if the namer rests whenever no question needs it, and if only one lock can be asked about
+    at a time.
     """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deadlocks_module, "MOST_ASKED", most_asked)
+        live_on(is_resting, events)
+
+
+def live_on(is_resting: bool, events: list[Any]) -> None:
     world, bench = World(), Bench(is_resting=is_resting)
     read: dict[int, int] = {}
 
@@ -433,7 +479,7 @@ def test_whatever_threads_do_meanwhile(is_resting: bool, events: list[Any]) -> N
                 read_one()
         else:
             world.step(*event)
-    for _ in range(4):
+    for _ in range(4 * LOCKS):
         world.clock += LASTING_NS
         look()
         while bench.asked:
