@@ -207,8 +207,9 @@ class Deadlocks:
         for tid, (address, refused_at) in self._refused.items():
             waits.redirect(tid, address, refused_at - REFUSED_NS, refused_at)
         self._confirm(waits)
+        waiters = waits.count_waiters() if self._known else Counter[Lock]()
         for deadlock in self._known.values():
-            outside = waits.count_waiters(deadlock.locks) - len(deadlock.threads)
+            outside = sum(waiters[lock] for lock in deadlock.locks) - len(deadlock.threads)
             deadlock.waiting = max(0, outside) if deadlock.is_wanted else 0
         self._report(clock)
         if self._question is None or clock - self._question.clock > LOST_NS:
@@ -280,17 +281,17 @@ class Deadlocks:
                 has_count = deadlock.process in self._counts or len(self._counts) < MOST_NAMES
                 self._counts[deadlock.process if has_count else (OTHER, OTHER)] += 1
             if not deadlock.is_logged:
-                shown = [self._describe_lock(wait) for wait in deadlock.threads[:SHOWN_THREADS]]
+                shown = self._describe_locks(deadlock)
                 if lasted >= LOGGED_NS or all(description.lock for description in shown):
                     deadlock.is_logged = True
-                    self._log(deadlock, lasted)
+                    self._log(deadlock, lasted, shown)
 
-    def _log(self, deadlock: Deadlock, lasted: int) -> None:
+    def _log(self, deadlock: Deadlock, lasted: int, shown: Sequence[LockDescription]) -> None:
         unit, comm = deadlock.process
         texts = [
             f"{row['thread_comm']}[{row['tid']}] waits for {row['lock'] or row['address']}"
             + (f" in {row['site']}" if row["site"] else "")
-            for row in self._thread_rows(deadlock)
+            for row in self._thread_rows(deadlock, shown)
         ]
         left_out = len(deadlock.threads) - len(texts)
         log.error(
@@ -310,7 +311,11 @@ class Deadlocks:
             },
         )
 
-    def _thread_rows(self, deadlock: Deadlock) -> list[dict[str, Any]]:
+    def _describe_locks(self, deadlock: Deadlock) -> list[LockDescription]:
+        return [self._describe_lock(wait) for wait in deadlock.threads[:SHOWN_THREADS]]
+
+    def _thread_rows(self, deadlock: Deadlock, shown: Sequence[LockDescription]) -> list[dict[str, Any]]:
+        """The threads that are shown; `shown` are the descriptions of their locks."""
         holders = [wait.tid for wait in (*deadlock.threads[1:], deadlock.threads[0])]
         return [
             {
@@ -319,10 +324,10 @@ class Deadlocks:
                 "thread_comm": self._thread_comm(wait.tgid, wait.tid),
                 "kind": wait.kind,
                 "address": f"{wait.address:#x}",
-                **self._describe_lock(wait)._asdict(),
+                **description._asdict(),
                 "holder_tid": holder,
             }
-            for wait, holder in list(zip(deadlock.threads, holders, strict=True))[:SHOWN_THREADS]
+            for wait, holder, description in zip(deadlock.threads, holders, shown, strict=False)
         ]
 
     def save(self) -> dict[str, Any]:
@@ -363,5 +368,5 @@ class Deadlocks:
                 "comm": [deadlock.process[1] for deadlock in shown],
             },
             "numbers": ["since", "lasted_us", "threads_in_ring", "waiting"],
-            "lists": {"threads": [self._thread_rows(deadlock) for deadlock in shown]},
+            "lists": {"threads": [self._thread_rows(one, self._describe_locks(one)) for one in shown]},
         }

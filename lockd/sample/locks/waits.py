@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -148,9 +149,9 @@ class Waits:
             rows = rows[order]
         return [self._wait(int(row)) for row in rows[:most]], left_out
 
-    def count_waiters(self, locks: set[Lock]) -> int:
-        """Return how many threads wait for one of these locks."""
-        return sum(lock in locks for lock in self._locks(np.arange(len(self))))
+    def count_waiters(self) -> Counter[Lock]:
+        """Return how many threads wait for each lock."""
+        return Counter(self._locks(np.arange(len(self))))
 
     def _locks(self, rows: npt.NDArray[np.int64]) -> list[Lock]:
         return list(zip(self._lock_tgids[rows].tolist(), self._addresses[rows].tolist(), strict=True))

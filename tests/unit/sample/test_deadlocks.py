@@ -45,6 +45,7 @@ class Bench:
     names: dict[int, str] = field(default_factory=dict)
     unwanted: set[int] = field(default_factory=set)
     asked: list[Owners] = field(default_factory=list)
+    described: list[Wait] = field(default_factory=list)
     is_resting: bool = False
     """Whether there is no namer for questions that do not need one."""
 
@@ -52,12 +53,14 @@ class Bench:
         self.deadlocks = Deadlocks(
             ask=self._ask,
             kernel_holder=lambda address, waiter: self.owners.get((0, address), 0),
-            describe_lock=lambda w: LockDescription(
-                self.names.get(w.address, ""), f"site-{w.address}", ("f", "main")
-            ),
+            describe_lock=self._describe,
             process=lambda tgid: ((f"unit-{tgid}", f"comm-{tgid}"), tgid not in self.unwanted),
             thread_comm=lambda tgid, tid: f"thread-{tid}",
         )
+
+    def _describe(self, w: Wait) -> LockDescription:
+        self.described.append(w)
+        return LockDescription(self.names.get(w.address, ""), f"site-{w.address}", ("f", "main"))
 
     def _ask(self, question: Owners, is_needed: bool) -> bool:
         if is_needed or not self.is_resting:
@@ -115,6 +118,26 @@ def test_a_ring_is_reported_when_it_has_lasted_a_second(size: int) -> None:
     bench.look(formed + 2 * LASTING_NS, *waits)
     assert bench.tids == [list(range(1, size + 1))]
     assert bench.deadlocks.next_check == NEVER
+
+
+def test_many_rings_are_one_pass_over_the_waits_and_a_description_of_each_lock() -> None:
+    passes: list[Waits] = []
+
+    class Counted(Waits):
+        def count_waiters(self, *args: Any) -> Any:
+            passes.append(self)
+            return super().count_waiters(*args)
+
+    waits = [wait(tid, tid ^ 1) for tid in range(2, 42)]  # 2 and 3 wait for each other, 4 and 5, and so on
+    bench = Bench({(TGID, tid): tid for tid in range(2, 42)}, dict.fromkeys(range(2, 42), "app:lock"))
+    bench.look(START + 2 * LASTING_NS, *waits)
+    assert len(bench.tids) == 20
+    assert len(bench.described) == len(set(bench.described)) == 40
+    again = waits_of(*waits, wait(99, 2))
+    again.__class__ = Counted
+    bench.deadlocks.check_waits(again, START + 3 * LASTING_NS)
+    assert len(passes) == 1
+    assert [one.waiting for one in bench.deadlocks.reported] == [1] + 19 * [0]
 
 
 def test_it_is_found_within_two_seconds_wherever_the_looks_fall() -> None:
