@@ -155,6 +155,8 @@ class Deadlocks:
         self.has_waits = False
         """Whether threads waited for locks when that was last looked at."""
         self._is_wanted_soon = False
+        self._next_report = NEVER
+        """When a known deadlock is to be reported or logged (monotonic clock in ns)."""
         self._reported_before: set[frozenset[tuple[int, int]]] = set()
         """Deadlocks that another sampler reported, as the keys of `_known`."""
         self._held: dict[Lock, _Held] = {}
@@ -176,10 +178,7 @@ class Deadlocks:
         """When check_waits() is to be called (monotonic clock in ns), if that is before the next second."""
         if self._suspected:
             return 0
-        unlogged = (d for d in self._known.values() if d.is_wanted and not d.is_logged)
-        due = [d.formed + (LOGGED_NS if d.is_reported else LASTING_NS) for d in unlogged]
-        soon = self._checked + SOON_NS if self._is_wanted_soon else NEVER
-        return min([*due, soon])
+        return min(self._next_report, self._checked + SOON_NS if self._is_wanted_soon else NEVER)
 
     def check_soon(self) -> None:
         """Have the waits checked soon: some that looked different have turned out to be waits for locks."""
@@ -212,6 +211,9 @@ class Deadlocks:
             outside = sum(waiters[lock] for lock in deadlock.locks) - len(deadlock.threads)
             deadlock.waiting = max(0, outside) if deadlock.is_wanted else 0
         self._report(clock)
+        unlogged = (d for d in self._known.values() if d.is_wanted and not d.is_logged)
+        due = (d.formed + (LOGGED_NS if d.is_reported else LASTING_NS) for d in unlogged)
+        self._next_report = min(due, default=NEVER)  # every tick asks for it
         if self._question is None or clock - self._question.clock > LOST_NS:
             self._ask_holders(waits, clock)
 
