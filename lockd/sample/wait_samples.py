@@ -40,8 +40,11 @@ from lockd.sample.locks.runtimes import RuntimePlaces
 UNKNOWN_STACK = ("[unknown]",)
 """The functions of a user stack that the namer could not read, as of a process that has ended."""
 REMEMBERED_SECONDS = 600.0
-"""Seconds for which a stack is recognised. Then it is named anew: a JIT compiler may have put other code
-there."""
+"""Seconds after which a stack is named anew: a JIT compiler may have put other code there, and modules of the
+kernel may have come and gone. If the namer rests, that waits: a stack keeps its functions as long as it is
+seen, and then for as many seconds more."""
+AGAIN_SECONDS = 60.0
+"""Seconds from one question for the new functions of a stack to the next, if the first had no answer."""
 MOST_REMEMBERED = 20_000
 """Stacks that are remembered at a time."""
 MOST_OF_PLACE = 64
@@ -82,8 +85,32 @@ class NamedStack:
         return CallStack(UNKNOWN_STACK if self.user is None else self.user, self.kernel or ())
 
 
-class UserStack(NamedTuple):
-    """A stack in user space that was unwound, and how it is recognised.
+@dataclass(eq=False)
+class _Known:
+    """What is known until it is to be found out anew."""
+
+    expires: float
+    """When that is, by the monotonic clock in seconds."""
+
+    def is_due(self, now: float) -> bool:
+        """Whether to find it out anew now. If it is, and fails, there will be another try later."""
+        if now < self.expires:
+            return False
+        self.expires = now + AGAIN_SECONDS
+        return True
+
+    def is_forgotten(self, now: float) -> bool:
+        """Whether nobody has wanted to know it for long."""
+        return now >= self.expires + REMEMBERED_SECONDS
+
+
+@dataclass(eq=False)
+class _KernelStack(_Known):
+    functions: tuple[str, ...]
+
+
+class Recognition(NamedTuple):
+    """How a stack in user space is recognised that was unwound once.
 
     A thread is in the same stack if it will continue at the same address, and the same return addresses are
     at the same places above its stack pointer. Then each step of unwinding leads to the same caller.
@@ -94,9 +121,6 @@ class UserStack(NamedTuple):
     frames: tuple[int, ...]
     """Return addresses that the kernel found by frame pointers, if some of them are beyond what was captured
     of the stack; else empty."""
-    functions: tuple[str, ...]
-    expires: float
-    """When it is to be named anew, by the monotonic clock in seconds."""
 
     def is_same(self, words: memoryview, frames: tuple[int, ...]) -> bool:
         """Whether a captured stack, which has these words and return addresses, is the same one."""
@@ -105,7 +129,13 @@ class UserStack(NamedTuple):
         return has_returns and (not self.frames or self.frames == frames)
 
 
-def find_returns(words: memoryview, frames: tuple[int, ...], returns: tuple[int, ...]) -> UserStack | None:
+@dataclass(eq=False)
+class _UserStack(_Known):
+    recognition: Recognition
+    functions: tuple[str, ...]
+
+
+def find_returns(words: memoryview, frames: tuple[int, ...], returns: tuple[int, ...]) -> Recognition | None:
     """Find out how a stack is recognised; None if not all of its return addresses are found.
 
     `words` and `frames` are of its capture. `returns` are the addresses at which its functions will continue,
@@ -117,9 +147,13 @@ def find_returns(words: memoryview, frames: tuple[int, ...], returns: tuple[int,
         at = next((i for i in range(at + 1, len(words)) if words[i] == address), -1)
         if at < 0:
             is_beyond = set(returns[1 + number :]) <= set(frames)
-            return UserStack(tuple(places), frames, (), 0.0) if is_beyond else None
+            return Recognition(tuple(places), frames) if is_beyond else None
         places.append((at, address))
-    return UserStack(tuple(places), (), (), 0.0)
+    return Recognition(tuple(places), ())
+
+
+_Place = tuple[int, tuple[int, ...]]
+"""The address at which a thread will continue, and the code objects of its Python functions."""
 
 
 @dataclass
@@ -131,10 +165,16 @@ class _Question:
     capture: Capture | None
     python: tuple[int, ...]
     kernel: tuple[int, ...]
+    known: _UserStack | None
+    """What is remembered of the stack in user space, if it is to be named anew."""
 
 
 class StackNames:
-    """Names captured stacks: those that are remembered at once, others by the namer."""
+    """Names captured stacks: those that are remembered at once, others by the namer.
+
+    What has been remembered for long is asked again, but for that no namer is started or kept: it takes
+    memory and processor time, and as a rule the answer is the same.
+    """
 
     def __init__(self, resolver: Resolver, cpythons: RuntimePlaces | None = None) -> None:
         """`cpythons` is for what the namer says of processes with CPython."""
@@ -142,16 +182,14 @@ class StackNames:
         self._tokens = itertools.count(1)
         self._asked: dict[int, _Question] = {}
         """Questions without an answer by token, the oldest first."""
-        self._user: dict[int, dict[tuple[int, tuple[int, ...]], list[UserStack]]] = {}
-        """Stacks in user space by process, by the address at which the thread will continue, and by the code
-        objects of its Python functions."""
+        self._user: dict[int, dict[_Place, list[_UserStack]]] = {}
+        """Stacks in user space by process and place."""
         self._remembered = 0
         """The number of them."""
-        self._kernel: dict[tuple[int, ...], tuple[str, ...]] = {(): ()}
-        """The functions of stacks of the kernel, by their return addresses."""
-        self._interrupts: set[int] = set()
+        self._kernel: dict[tuple[int, ...], _KernelStack] = {}
+        """Stacks of the kernel by their return addresses; those that were named last come last."""
+        self._interrupts: dict[int, _Known] = {}
         """Return addresses in functions by which interrupts enter the kernel."""
-        self._kernel_expires = 0.0
 
     def name(
         self, tgid: int, capture: Any, kernel: tuple[int, ...], now: float, python: tuple[int, ...] = ()
@@ -161,32 +199,48 @@ class StackNames:
         `capture` is an array of one `struct capture`, whose `tid` is 0 if there is no user stack.
         `kernel` are return addresses, and `python` the code objects of Python functions.
         """
-        if not self._interrupts.isdisjoint(kernel):
-            return NamedStack(now, (), (), is_interrupt=True)
-        stack = NamedStack(now, kernel=self._kernel.get(kernel))
-        stack.user = self._recognise(tgid, capture, python, now) if capture["tid"][0] else ()
-        if stack.user is not None and stack.kernel is not None:
-            return stack
-        user = decode_captures(capture)[0] if stack.user is None else None
-        token = next(self._tokens)
-        asked_kernel = kernel if stack.kernel is None else ()
-        if self._resolver.ask(ThreadCaptured(token, tgid, asked_kernel, user, python if user else ())):
-            self._asked[token] = _Question(stack, tgid, user, python, asked_kernel)
-        else:
-            stack.asked -= ANSWER_SECONDS  # it will not be known
+        if not self._interrupts.keys().isdisjoint(kernel):
+            interrupted = NamedStack(now, (), (), is_interrupt=True)
+            due = [at for at in kernel if at in self._interrupts and self._interrupts[at].is_due(now)]
+            if due:
+                self._ask(_Question(interrupted, tgid, None, (), kernel, None), is_needed=False)
+            return interrupted
+        # What is known is used at once, also if it is asked again.
+        in_kernel = self._kernel.get(kernel)
+        known = self._recognise(tgid, capture, python) if capture["tid"][0] else None
+        stack = NamedStack(now)
+        if in_kernel or not kernel:
+            stack.kernel = in_kernel.functions if in_kernel else ()
+        if known or not capture["tid"][0]:
+            stack.user = known.functions if known else ()
+        is_known = stack.user is not None and stack.kernel is not None
+        asks_kernel = in_kernel.is_due(now) if in_kernel else stack.kernel is None
+        asks_user = known.is_due(now) if known else stack.user is None
+        if asks_kernel or asks_user:
+            user = decode_captures(capture)[0] if asks_user else None
+            addresses = kernel if asks_kernel else ()
+            question = _Question(stack, tgid, user, python if user else (), addresses, known)
+            if not self._ask(question, is_needed=not is_known):
+                stack.asked -= ANSWER_SECONDS  # it will not be known
         return stack
 
-    def _recognise(
-        self, tgid: int, capture: Any, python: tuple[int, ...], now: float
-    ) -> tuple[str, ...] | None:
-        known = self._user.get(tgid)
-        stacks = known.get((_program_counter(capture), python)) if known else None
+    def _ask(self, question: _Question, is_needed: bool) -> bool:
+        token = next(self._tokens)
+        asked = ThreadCaptured(token, question.tgid, question.kernel, question.capture, question.python)
+        if not self._resolver.ask(asked, is_needed):
+            return False
+        self._asked[token] = question
+        return True
+
+    def _recognise(self, tgid: int, capture: Any, python: tuple[int, ...]) -> _UserStack | None:
+        by_place = self._user.get(tgid)
+        stacks = by_place.get((_program_counter(capture), python)) if by_place else None
         if not stacks:
             return None
         words = memoryview(capture["stack"][0].tobytes()[: int(capture["bytes"][0])]).cast("Q")
         frames = tuple(filter(None, capture["frames"][0].tolist()))
-        same = (one for one in stacks if one.expires > now and one.is_same(words, frames))
-        return next((one.functions for one in same), None)
+        # If there are several, the last one was named last.
+        return next((one for one in reversed(stacks) if one.recognition.is_same(words, frames)), None)
 
     def note_answer(self, answer: StackAnswer, now: float) -> None:
         """Note the functions of a stack, if they are still waited for."""
@@ -198,13 +252,28 @@ class StackNames:
             self._cpythons.write(question.tgid, answer.cpython)
         if stack.kernel is None:
             stack.kernel, stack.is_interrupt = answer.kernel, bool(answer.interrupts)
-            self._interrupts.update(set(answer.interrupts).intersection(question.kernel))
-            if answer.kernel and not answer.interrupts and len(self._kernel) < MOST_REMEMBERED:
-                self._kernel[question.kernel] = answer.kernel
         if stack.user is None:
             stack.user = answer.user or UNKNOWN_STACK
-            if question.capture and not answer.interrupts and set(answer.user) - set(UNKNOWN_STACK):
+        # An answer without functions tells nothing of what is known: the namer had no time, or died.
+        if question.kernel and answer.kernel:
+            self._remember_kernel(question.kernel, answer, now)
+        if question.capture and answer.user and not answer.interrupts:
+            if question.known:
+                self._forget(question.tgid, question.known)
+            if set(answer.user) - set(UNKNOWN_STACK):
                 self._remember(question.tgid, question.capture, question.python, answer, now)
+
+    def _remember_kernel(self, addresses: tuple[int, ...], answer: StackAnswer, now: float) -> None:
+        self._kernel.pop(addresses, None)
+        for at in addresses:
+            self._interrupts.pop(at, None)
+        if answer.interrupts:
+            interrupts = set(answer.interrupts).intersection(addresses)
+            self._interrupts.update((at, _Known(now + REMEMBERED_SECONDS)) for at in interrupts)
+            return
+        if len(self._kernel) == MOST_REMEMBERED:
+            del self._kernel[next(iter(self._kernel))]
+        self._kernel[addresses] = _KernelStack(now + REMEMBERED_SECONDS, answer.kernel)
 
     def _remember(
         self, tgid: int, capture: Capture, python: tuple[int, ...], answer: StackAnswer, now: float
@@ -216,23 +285,40 @@ class StackNames:
             self._user.clear()
             self._remembered = 0
         stacks = self._user.setdefault(tgid, {}).setdefault((answer.returns[0], python), [])
-        stale = [one for one in stacks if (one.returns, one.frames) == (found.returns, found.frames)]
+        stale = [one for one in stacks if one.recognition == found]
         for one in stale or stacks[: max(len(stacks) - MOST_OF_PLACE + 1, 0)]:
             stacks.remove(one)
             self._remembered -= 1
         self._remembered += 1
-        stacks.append(found._replace(functions=answer.user, expires=now + REMEMBERED_SECONDS))
+        stacks.append(_UserStack(now + REMEMBERED_SECONDS, found, answer.user))
+
+    def _forget(self, tgid: int, known: _UserStack) -> None:
+        for stacks in self._user.get(tgid, {}).values():
+            if known in stacks:
+                stacks.remove(known)
+                self._remembered -= 1
 
     def forget_ended(self, alive: set[int], now: float) -> None:
-        """Forget the stacks of all processes but those in `alive`, and questions that got no answer."""
-        self._user = {tgid: stacks for tgid, stacks in self._user.items() if tgid in alive}
+        """Forget the stacks of all processes but those in `alive`, stacks that have not been seen for long,
+        and questions that got no answer."""
+        self._user = {
+            tgid: seen
+            for tgid, by_place in self._user.items()
+            if tgid in alive and (seen := _without_forgotten(by_place, now))
+        }
         self._remembered = sum(len(stacks) for by in self._user.values() for stacks in by.values())
         self._asked = {
             token: one for token, one in self._asked.items() if now < one.stack.asked + ANSWER_SECONDS
         }
-        if now >= self._kernel_expires:  # modules may have come and gone
-            self._kernel, self._interrupts = {(): ()}, set()
-            self._kernel_expires = now + REMEMBERED_SECONDS
+        self._kernel = {at: one for at, one in self._kernel.items() if not one.is_forgotten(now)}
+        self._interrupts = {at: one for at, one in self._interrupts.items() if not one.is_forgotten(now)}
+
+
+def _without_forgotten(
+    by_place: Mapping[_Place, list[_UserStack]], now: float
+) -> dict[_Place, list[_UserStack]]:
+    stacks = ((place, [one for one in of if not one.is_forgotten(now)]) for place, of in by_place.items())
+    return {place: seen for place, seen in stacks if seen}
 
 
 def _program_counter(capture: Any) -> int:

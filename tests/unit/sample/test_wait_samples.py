@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from lockd.kernel.maps import HashMap
 from lockd.names.client import Resolver
 from lockd.names.protocol import Question, StackAnswer, ThreadCaptured
+from lockd.sample import wait_samples
 from lockd.sample.aggregates.wait_stacks import CallStack
 from lockd.sample.locks.releases import ANSWER_SECONDS, SamplePace
 from lockd.sample.locks.runtimes import CPYTHON, RuntimePlaces
 from lockd.sample.wait_samples import (
+    AGAIN_SECONDS,
     MOST_OF_PLACE,
     REMEMBERED_SECONDS,
     UNKNOWN_STACK,
@@ -42,15 +45,20 @@ KERNEL = (0xFF10, 0xFF20)
 
 
 class Asked(Resolver):
-    """Keeps the questions instead of sending them to a namer."""
+    """Keeps the questions instead of sending them to a namer, which rests if there is to be none."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, is_resting: bool = False) -> None:
+        super().__init__(quiet_seconds=-1.0 if is_resting else 1e9)
         self.questions: list[ThreadCaptured] = []
+        self.needed = 0
+        """How many of them needed an answer."""
 
     def ask(self, question: Question, is_needed: bool = True) -> bool:
         assert isinstance(question, ThreadCaptured)
+        if not super().ask(question, is_needed):
+            return False
         self.questions.append(question)
+        self.needed += is_needed
         return True
 
 
@@ -113,7 +121,125 @@ def test_the_namer_is_asked_about_new_stacks_only() -> None:
         assert resolver.questions[-1].kernel == ()  # this part is known
     assert names.name(TGID, captured(stack), (0xFF30,), 2.0).user == first.user
     assert resolver.questions[-1].capture is None
-    assert not names.name(TGID, captured(stack), KERNEL, 1.1 + REMEMBERED_SECONDS).is_ready(2.0)
+
+
+STACK = {3: READ, 10: MAIN}
+NAMED = ("read", "fetch", "main"), (PLACE, READ, MAIN), ("schedule", "read"), ()
+"""The namer's answer for it: functions, return addresses, functions of the kernel, and no interrupts."""
+
+
+def named_once(resolver: Asked, *answer: tuple[Any, ...], kernel: tuple[int, ...] = KERNEL) -> StackNames:
+    """One stack is known since second 1, and expires at `EXPIRES`."""
+    names = StackNames(resolver)
+    names.name(TGID, captured(STACK), kernel, 1.0)
+    names.note_answer(StackAnswer(resolver.questions[-1].token, *(answer or NAMED)), 1.0)
+    return names
+
+
+EXPIRES = 1.0 + REMEMBERED_SECONDS
+CALLS = CallStack(("read", "fetch", "main"), ("schedule", "read"))
+
+
+def test_an_old_stack_is_used_at_once_and_asked_again() -> None:
+    resolver = Asked()
+    names = named_once(resolver)
+    assert names.name(TGID, captured(STACK), KERNEL, EXPIRES - 0.1).functions == CALLS
+    assert len(resolver.questions) == 1
+    for later in (0.0, 0.1, AGAIN_SECONDS - 0.1):
+        assert names.name(TGID, captured(STACK), KERNEL, EXPIRES + later).functions == CALLS
+        assert len(resolver.questions) == 2, "once"
+    assert resolver.needed == 1
+    again = resolver.questions[-1]
+    assert again.kernel == KERNEL
+    assert again.capture
+    answer = ("compiled", "main"), (PLACE, MAIN), ("schedule", "write"), ()
+    names.note_answer(StackAnswer(again.token, *answer), EXPIRES + 1.0)
+    new = names.name(TGID, captured(STACK), KERNEL, EXPIRES + 2.0)
+    assert new.functions == CallStack(("compiled", "main"), ("schedule", "write"))
+    assert names.name(TGID, captured(STACK), KERNEL, EXPIRES + REMEMBERED_SECONDS).is_ready(0.0)
+    assert len(resolver.questions) == 2
+
+
+def test_what_was_given_out_does_not_change_with_a_later_answer() -> None:
+    resolver = Asked()
+    names = named_once(resolver)
+    given = names.name(TGID, captured(STACK), KERNEL, EXPIRES)
+    token = resolver.questions[-1].token
+    names.note_answer(StackAnswer(token, (), (), ("timer", "irq"), (KERNEL[0],)), EXPIRES)
+    assert given.functions == CALLS
+    assert not given.is_interrupt
+    assert names.name(TGID, captured(STACK), KERNEL, EXPIRES).is_interrupt
+
+
+def test_an_old_stack_stays_if_the_namer_could_not_look_at_it() -> None:
+    """It had no time, or died."""
+    resolver = Asked()
+    names = named_once(resolver)
+    for number in range(3):
+        now = EXPIRES + number * AGAIN_SECONDS
+        assert names.name(TGID, captured(STACK), KERNEL, now).functions == CALLS
+        assert len(resolver.questions) == 2 + number
+        names.note_answer(resolver.questions[-1].fallback(), now)  # type: ignore[arg-type]
+
+
+def test_an_old_stack_goes_if_the_namer_finds_other_code_there() -> None:
+    resolver = Asked()
+    names = named_once(resolver)
+    names.name(TGID, captured(STACK), KERNEL, EXPIRES)
+    token = resolver.questions[-1].token
+    names.note_answer(StackAnswer(token, UNKNOWN_STACK, (PLACE,), ("schedule",), ()), EXPIRES)
+    assert not names.name(TGID, captured(STACK), KERNEL, EXPIRES).is_ready(EXPIRES)
+    assert resolver.needed == 2
+
+
+def test_a_stack_that_is_seen_again_and_again_needs_no_namer() -> None:
+    resolver = Asked(is_resting=True)
+    names = named_once(resolver)
+    now = 1.0
+    while now < 100 * REMEMBERED_SECONDS:
+        now += REMEMBERED_SECONDS
+        names.forget_ended({TGID}, now)
+        assert names.name(TGID, captured(STACK), KERNEL, now).functions == CALLS
+    assert len(resolver.questions) == 1
+
+
+def test_an_interrupted_waker_needs_no_namer_either() -> None:
+    resolver = Asked(is_resting=True)
+    names = named_once(resolver, ("main",), (PLACE,), ("timer", "irq"), (KERNEL[1],))
+    for times in range(1, 100):
+        names.forget_ended({TGID}, 1.0 + times * REMEMBERED_SECONDS)
+        assert names.name(TGID, captured(STACK), KERNEL, 1.0 + times * REMEMBERED_SECONDS).is_interrupt
+    assert len(resolver.questions) == 1
+    resolver = Asked()
+    names = named_once(resolver, ("main",), (PLACE,), ("timer", "irq"), (KERNEL[1],))
+    assert names.name(TGID, captured(STACK), KERNEL, EXPIRES).is_interrupt
+    (_, again) = resolver.questions
+    assert (again.kernel, again.capture, resolver.needed) == (KERNEL, None, 1)
+    names.note_answer(StackAnswer(again.token, (), (), ("schedule", "read"), ()), EXPIRES)  # a module went
+    assert not names.name(TGID, captured(STACK), KERNEL, EXPIRES).is_interrupt
+
+
+def test_a_stack_that_is_not_seen_any_more_is_forgotten() -> None:
+    resolver = Asked()
+    names = named_once(resolver)
+    names.name(TGID, captured({5: READ}), (0xFF70,), 1.0)
+    answer = StackAnswer(resolver.questions[-1].token, ("read", "main"), (PLACE, READ), ("irq",), (0xFF70,))
+    names.note_answer(answer, 1.0)
+    names.forget_ended({TGID}, EXPIRES + REMEMBERED_SECONDS - 0.1)
+    assert (len(names._user[TGID]), names._remembered) == (1, 1)
+    names.forget_ended({TGID}, EXPIRES + REMEMBERED_SECONDS)
+    assert (names._user, names._remembered, names._kernel, names._interrupts) == ({}, 0, {}, {})
+
+
+def test_stacks_of_the_kernel_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_samples, "MOST_REMEMBERED", 2)
+    resolver = Asked()
+    names = StackNames(resolver)
+    for at in range(3):
+        names.name(TGID, captured({}, tid=0), (at,), 1.0)
+        names.note_answer(StackAnswer(resolver.questions[-1].token, (), (), (f"f{at}",), ()), 1.0)
+    ready = [names.name(TGID, captured({}, tid=0), (at,), 1.0).is_ready(1.0) for at in range(3)]
+    assert ready == [False, True, True]
 
 
 def test_stacks_of_python_are_told_apart_by_their_functions() -> None:
