@@ -48,13 +48,19 @@ class HashMap:
         return keys[:total], values[:total]
 
     def read_steady(self, buffers: Buffers) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Read the map twice and return copies of the keys and values that did not change in between.
+        """Read the map twice and return copies of the keys and values that did not change in between."""
+        keys, values = self.read(buffers)
+        return self.only_steady(structs.copy(keys), structs.copy(values), buffers)
+
+    def only_steady(
+        self, keys: npt.NDArray[Any], values: npt.NDArray[Any], buffers: Buffers
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Of copies of entries that were read before, return those that have not changed since.
 
         Programs write an entry in several steps. An entry that is read half-way could join the start of an
         old wait to the kind of a new one, and raise a false alert. A value that is the same in both reads was
         complete before the first of them.
         """
-        keys, values = (structs.copy(columns) for columns in self.read(buffers))
         if not len(keys):
             return keys, values
         keys_again, values_again = self.read(buffers)

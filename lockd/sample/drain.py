@@ -7,9 +7,11 @@ drained rows of one pair until they are folded into the aggregates.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
+import numpy.typing as npt
 
 from lockd.columns import structs
 from lockd.columns.structs import Columns
@@ -341,11 +343,24 @@ class Collector:
         captures, self._captures = self._captures, []
         return captures
 
-    def threads(self) -> Entries:
-        """Every living thread that was switched out since lockd started."""
-        tids, threads = self._threads.read_steady(self._maps.buffers)
+    def threads(
+        self, are_wanted: Callable[[Columns], npt.NDArray[np.bool_]] | None = None
+    ) -> tuple[Entries, Columns]:
+        """Return the living threads that were switched out since lockd started, and the ids of their
+        processes.
+
+        Threads that are being switched are missing, and those that are not wanted: `are_wanted` says that of
+        each `struct thread`. If it wants none, the table is read only once. The processes are all there are.
+        """
+        buffers = self._maps.buffers
+        tids, threads = map(structs.copy, self._threads.read(buffers))
         self.entries["threads"] = len(tids)
-        return tids.astype(np.uint32), threads
+        tgids = np.unique(threads["tgid"])
+        if are_wanted:
+            wanted = np.flatnonzero(are_wanted(threads))
+            tids, threads = structs.take(tids, wanted), structs.take(threads, wanted)
+        tids, threads = self._threads.only_steady(tids, threads, buffers)
+        return (tids.astype(np.uint32), threads), tgids
 
     def kernel_waits(self) -> Entries | None:
         """The ongoing waits for kernel locks; None if they are not measured.

@@ -408,7 +408,8 @@ class Sampler:
             # Housekeeping forgets ended processes, and ranks all series, also by waits that go on.
             self._survey(now, is_whole=is_housekeeping_due)
         elif time.monotonic_ns() >= self._deadlocks.next_check:
-            self._look_for_deadlocks(self._collector.threads(), self._collector.kernel_waits())
+            threads, _ = self._collector.threads(self._thread_states.is_in_futex)
+            self._look_for_deadlocks(threads, self._collector.kernel_waits())
         if is_housekeeping_due:
             self._keep_house(now)
         if now >= self._next_save:
@@ -563,7 +564,8 @@ class Sampler:
         """
         self._surveyed_window = self._collector.control.number
         collector, clock = self._collector, time.monotonic_ns()
-        threads, in_kernel = collector.threads(), collector.kernel_waits()
+        threads, self._last_seen = collector.threads(None if is_whole else self._thread_states.is_in_futex)
+        in_kernel = collector.kernel_waits()
         tables = threads, in_kernel, collector.kernel_holding()
         has_detail = self.cpu_budget.has_detail
         moment = Moment(self._identities, self._thread_states, *tables, clock, now, has_detail)
@@ -576,7 +578,6 @@ class Sampler:
             self._surveyed = now
             if self._wait_samples:
                 self._wait_samples.forget_ended_waits(threads)
-        self._last_seen = np.unique(threads[1]["tgid"])
         self._alive = np.union1d(self._alive, self._last_seen)
         self._look_for_deadlocks(threads, in_kernel)
 
@@ -586,7 +587,7 @@ class Sampler:
     def _keep_house(self, now: float) -> None:
         """Forget processes that have ended, and share out the series anew."""
         self._next_housekeeping = now + HOUSEKEEPING_SECONDS
-        # A single survey misses the threads that are being switched while it reads: all surveys count that
+        # A survey can miss threads that begin or end in the table while it is read: all surveys count that
         # were done since the last time.
         alive, self._alive = set(self._alive.tolist()), self._last_seen
         self._processes.keep(alive)

@@ -126,7 +126,7 @@ class Waits:
 
     def first_waits(
         self, latest: int, most: int, asked_at: Mapping[Lock, int]
-    ) -> tuple[list[Wait], list[Lock]]:  # fmt: skip
+    ) -> tuple[list[Wait], list[Lock]]:
         """Return the oldest wait for each lock, oldest first, and the locks that are left out.
 
         Waits that began after `latest` (monotonic clock in ns) do not count. If there are more than `most`

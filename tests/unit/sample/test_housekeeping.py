@@ -14,6 +14,7 @@ import pytest
 
 from lockd.advice import GO
 from lockd.kernel.manifest import Manifest
+from lockd.kernel.maps import Buffers, HashMap
 from lockd.kernel.pairs import ELEMENT_WORDS, Control, Written
 from lockd.load.source import assemble
 from lockd.names.protocol import GoWaitsAnswer
@@ -36,22 +37,29 @@ THREAD = np.dtype(
 TGID, OTHER = 70, 80
 
 
-class Threads:
-    """Stands for the map of threads, of which some are switched whenever it is read."""
-
-    name, entries = "threads", 1024
+class Threads(HashMap):
+    """The map of threads, with a made-up content. Threads that are `busy` are switched between any reads."""
 
     def __init__(self) -> None:
+        self.name, self.entries = "threads", 1024
         self.threads = np.zeros(0, THREAD)
+        self.busy: set[int] = set()
+        self.reads = 0
 
-    def add(self, tgid: int) -> None:
-        """Add the only thread of a process, which sleeps."""
+    def add(self, tgid: int, address: int = 0) -> None:
+        """Add the only thread of a process, which sleeps, for a lock if that has an address."""
         thread = np.zeros(1, THREAD)
         thread["tgid"], thread["off_since"] = tgid, time.monotonic_ns() - NS
+        thread["state"] = SOURCE.enums["state"].index("interruptible")
+        if address:
+            thread["call"]["since"], thread["call"]["uaddr"] = thread["off_since"], address
+            thread["call"]["kind"] = thread["call"]["guess"] = SOURCE.enums["futex_kind"].index("lock")
         self.threads = np.concatenate([self.threads, thread])
 
-    def read_steady(self, _: object) -> tuple[Any, Any]:
-        return self.threads["tgid"].astype(np.uint64), self.threads.copy()
+    def read(self, _: Buffers) -> tuple[Any, Any]:
+        self.reads += 1
+        self.threads["off_since"] += np.isin(self.threads["tgid"], list(self.busy))
+        return self.threads["tgid"].astype(np.uint64), self.threads
 
 
 class Maps:
@@ -70,9 +78,13 @@ class Maps:
         self.buffers = None
 
 
-@pytest.fixture
-def threads() -> Threads:
-    return Threads()
+@pytest.fixture(params=["asleep", "busy"])
+def threads(request: pytest.FixtureRequest) -> Threads:
+    """Of processes that sleep, or that are switched so often that no two reads find them the same."""
+    threads = Threads()
+    if request.param == "busy":
+        threads.busy = {TGID, OTHER}
+    return threads
 
 
 @pytest.fixture
@@ -136,3 +148,18 @@ def test_waits_of_go_of_a_process_that_has_ended_are_forgotten(sampler: Sampler,
     sampler._user_locks.advice[OTHER] = GO
     keep_house(sampler)
     assert waited_seconds(sampler, OTHER, 7) == 0
+
+
+@pytest.mark.parametrize("address", [0, 0x1000])
+def test_a_survey_for_deadlocks_reads_threads_again_only_if_one_waits_for_a_lock(
+    sampler: Sampler, threads: Threads, address: int
+) -> None:
+    threads.add(90, address)
+    sampler._survey(time.monotonic(), is_whole=False)
+    assert threads.reads == (2 if address else 1)
+    assert sampler._deadlocks.has_waits == bool(address)
+    assert set(sampler._last_seen.tolist()) == {TGID, OTHER, 90}
+    threads.busy.add(90)
+    sampler._survey(time.monotonic(), is_whole=False)
+    assert not sampler._deadlocks.has_waits, "an entry that changes is not believed"
+    assert set(sampler._last_seen.tolist()) == {TGID, OTHER, 90}
