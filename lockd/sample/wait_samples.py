@@ -482,8 +482,11 @@ class WaitSamples(SampleCounts):
 
         A sample may still be on its way. So a wait is forgotten when two looks in a row have not found it.
         """
+        if not self._begun:
+            return
         tids, entries = threads
-        since = dict(zip(tids.tolist(), entries["off_since"].tolist(), strict=True))
+        rows = np.flatnonzero(np.isin(tids, list(self._begun)))
+        since = dict(zip(tids[rows].tolist(), entries["off_since"][rows].tolist(), strict=True))
         for tid, begun in list(self._begun.items()):
             is_over = since.get(tid) != begun.began_ns
             if is_over and begun.is_over:

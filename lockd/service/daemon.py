@@ -76,6 +76,10 @@ class Daemon:
         self._is_ready = False
         self._lasts_at = 0.0
         """When this start counts as one that has not failed, by the monotonic clock in seconds."""
+        self._state: tuple[str, bool, int] | None = None
+        """Trouble with the exporter, whether the last reload was successful, and the restraint level."""
+        self._text = ""
+        """The text of _status() for `_state`."""
         self._signal: signal.Signals | None = None
         """The signal that has ended the daemon."""
         wakeup, self._woken = socket.socketpair()
@@ -156,13 +160,17 @@ class Daemon:
                 self._store.note_lasted()
 
     def _status(self) -> str:
-        """The state of the service for `systemctl status`."""
-        trouble = self._supervisor.trouble
-        served = f"no metrics are served, exporter: {trouble}" if trouble else f"metrics on {self._addresses}"
-        reload_trouble = "" if self._reloads.was_successful else "the last reload failed"
-        return "; ".join(
-            filter(None, ("sampling", served, reload_trouble, self._sampler.cpu_budget.description))
-        )
+        """The state of the service for `systemctl status`. It is put into words only if it has changed."""
+        budget, was_reloaded = self._sampler.cpu_budget, self._reloads.was_successful
+        state = self._supervisor.trouble, was_reloaded, budget.restraint.level
+        if state != self._state:
+            trouble, self._state = self._supervisor.trouble, state
+            served = f"metrics on {self._addresses}"
+            if trouble:
+                served = f"no metrics are served, exporter: {trouble}"
+            reload_trouble = "" if was_reloaded else "the last reload failed"
+            self._text = "; ".join(filter(None, ("sampling", served, reload_trouble, budget.description)))
+        return self._text
 
 
 def has_terminal() -> bool:
