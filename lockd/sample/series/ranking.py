@@ -21,7 +21,8 @@ MEMORY_NS = int(HALF_LIFE / math.log(2) * 1e9)
 EARNED_NS = 5_000_000
 """The least merit, in nanoseconds, with which a label set takes the place of another."""
 STAYS = 2.0
-"""How many times the merit of a series a label set needs to take its place. It keeps series from flapping."""
+"""A label set takes the place of a series only if it has this many times the merit of that series; otherwise
+the two would take turns."""
 FLOOR = 2
 """Label sets of each unit that come before all others, so that one service does not take all series."""
 LASTING = 15.0
@@ -35,7 +36,7 @@ class Presence:
 
     def __init__(self) -> None:
         self._since: dict[Name, float] = {}
-        """By name, the first of the latest calls of note() in a row that found a process with the name."""
+        """By name, the time since which every call of note() has found a process with that name."""
         self._lasting: set[Name] = set()
         self._units: dict[str, int] = {}
 
