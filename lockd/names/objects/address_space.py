@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from lockd.names.objects.elfutils import ElfError, UnwindRule
@@ -13,6 +14,7 @@ from lockd.names.objects.mappings import VDSO, Image, Mapping, Mappings
 from lockd.names.objects.memory_image import memory_image
 from lockd.names.objects.object_cache import Key, ObjectCache
 from lockd.names.objects.object_file import COMPARED_BYTES, ObjectFile
+from lockd.names.objects.process_files import opened_root
 
 REREAD_SECONDS = 0.1
 """Seconds after which the memory map is read again because it does not have an address."""
@@ -26,13 +28,15 @@ MAX_VDSO = 1 << 20
 """Bytes of the vDSO that are read."""
 MAX_MAPS = 64 << 20
 """Bytes of /proc/PID/maps that are read."""
+MAX_RESTORED = 256
+"""Files restored from the memory of one process whose keys are remembered."""
 
 
 class AddressSpace:
     """The address space of a process. After the process has ended, it stays as it was last read."""
 
     def __init__(self, process: Path, objects: ObjectCache) -> None:
-        """`process` is the directory of the process in procfs. Nothing is read before the first refresh()."""
+        """`process` is the directory of the process in procfs. No mapping is known before a refresh()."""
         self._process = process
         self._objects = objects
         self._text = b""
@@ -40,8 +44,13 @@ class AddressSpace:
         self._program = (0, 0)
         self._files: dict[int, tuple[Mapping, Key, int] | None] = {}
         """By the base of an image, its first mapping, and key and bias of its file; None if it has none."""
+        self._restored: dict[tuple[int, ...], Key] = {}
+        """Files that were restored from the memory, by base, device, inode and a hash of their beginning."""
         self._memory = -1
         self._read_at = self._pause = 0.0
+        with opened_root(process) as root:
+            self._root = root.identity
+            """The identity of the root directory when it was last seen, see process_files.Root."""
 
     @property
     def memory(self) -> int:
@@ -130,9 +139,12 @@ class AddressSpace:
         with self._opened_memory():
             if image.first.path == VDSO:
                 data = self._read(image.base, min(image.first.end - image.base, MAX_VDSO))
-                key = self._objects.load_image((-1, hash(data), 0, len(data)), data)
+                key = self._objects.load_image(_key_of(data), data)
             else:
-                key = self._objects.load_mapped(self._process, image.first, self._memory)
+                with opened_root(self._process) as root:
+                    self._root = root.identity or self._root
+                    root = replace(root, identity=self._root)
+                    key = self._objects.load_mapped(self._process, image.first, self._memory, root)
             if key is None and image.first.offset == 0:
                 key = self._from_memory(image)
         file = self._objects.file(key) if key else None
@@ -142,16 +154,27 @@ class AddressSpace:
             return None
 
     def _from_memory(self, image: Image) -> Key | None:
-        """The key of a file that is restored from the memory of the process."""
+        """The key of a file that is restored from the memory of the process.
+
+        It depends on every byte that was read: a process may have changed its copy of a file, and the names
+        in there are for no other process. All that left the file as it is have one object in common.
+        """
         first = image.first
         # An inode's number is used again for other files. The first page usually has the build id.
-        key = (first.device, first.inode, -1, hash(self._read(image.base, COMPARED_BYTES)))
-        if self._objects.file(key):
-            return key
+        start = hash(self._read(image.base, COMPARED_BYTES))
+        known = self._restored.get((image.base, first.device, first.inode, start))
+        if known and self._objects.file(known):
+            return known
         try:
-            return self._objects.load_image(key, memory_image(self._read, image.base))
+            data = memory_image(self._read, image.base)
         except ElfError:
             return None
+        key = self._objects.load_image(_key_of(data), data)
+        if key:
+            if len(self._restored) >= MAX_RESTORED:
+                self._restored.clear()
+            self._restored[image.base, first.device, first.inode, start] = key
+        return key
 
     def load(self) -> None:
         """Read the files of all mapped code. Some of them cannot be opened after the process has ended."""
@@ -227,3 +250,8 @@ class AddressSpace:
     def jit_dumps(self) -> list[bytes]:
         """Sorted paths of the jitdump files that the process has mapped."""
         return self._maps.jit_dumps
+
+
+def _key_of(data: bytes) -> Key:
+    """The key of an object in memory with this content."""
+    return -1, hash(data), 0, len(data)

@@ -24,6 +24,9 @@ HEADER_BYTES = 4096
 """Bytes of memory that are read for the ELF header and the program headers."""
 MAX_LOADS = 16
 """Segments that are restored."""
+MAX_DYNAMIC = 1 << 16
+"""Bytes of the dynamic section that are read."""
+PF_X, PF_W = 1, 2
 DT_STRTAB, DT_SYMTAB, DT_STRSZ = 5, 6, 10
 SYMBOL_BYTES = 24
 SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -33,9 +36,10 @@ NAMES = b"\0.dynsym\0.dynstr\0.shstrtab\0"
 def memory_image(read: Callable[[int, int], bytes], base: int) -> bytes:
     """The bytes of the file whose first byte is mapped at `base`.
 
-    Its only sections are the symbols for dynamic linking and their names. `read` takes an address and a
-    size, and returns bytes of memory: none where nothing is mapped. Raises ElfError if there is no 64-bit ELF
-    header at `base`, or if the file would be larger than MAX_BYTES.
+    Its only sections are the symbols for dynamic linking and their names. What the process may write is left
+    out, because it differs from process to process: there are zeros in place of the file's variables. `read`
+    takes an address and a size, and returns bytes of memory: none where nothing is mapped. Raises ElfError if
+    there is no 64-bit ELF header at `base`, or if the file would be larger than MAX_BYTES.
     """
     header = bytearray(read(base, HEADER_BYTES))
     if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
@@ -49,22 +53,23 @@ def memory_image(read: Callable[[int, int], bytes], base: int) -> bytes:
     bias = base - (min(s.address - s.offset for s in loads) & -HEADER_BYTES)
     image = bytearray(size)
     for load in loads:
-        data = read(bias + load.address, load.file_size)
-        image[load.offset : load.offset + len(data)] = data
+        if load.flags & (PF_W | PF_X) != PF_W:
+            data = read(bias + load.address, load.file_size)
+            image[load.offset : load.offset + len(data)] = data
     image[: len(header)] = header[:size]
     dynamic = next((s for s in segments if s.kind == PT_DYNAMIC), None)
     if dynamic:
-        _add_symbols(image, loads, _tags(bytes(image), dynamic, bias))
+        section = read(bias + dynamic.address, min(dynamic.file_size, MAX_DYNAMIC))
+        _add_symbols(image, loads, _tags(section, bias))
     return bytes(image)
 
 
-def _tags(image: bytes, dynamic: Segment, bias: int) -> dict[int, int]:
+def _tags(dynamic: bytes, bias: int) -> dict[int, int]:
     """The dynamic section: values by tag, with addresses of the file.
 
     The dynamic linker may have replaced addresses of the file by addresses in memory.
     """
-    data = image[dynamic.offset : dynamic.offset + dynamic.file_size]
-    pairs = struct.iter_unpack("<QQ", data[: len(data) // 16 * 16])
+    pairs = struct.iter_unpack("<QQ", dynamic[: len(dynamic) // 16 * 16])
     tags: dict[int, int] = {}
     for tag, value in pairs:
         is_relocated = tag in (DT_STRTAB, DT_SYMTAB) and 0 < bias <= value

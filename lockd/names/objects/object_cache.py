@@ -10,7 +10,7 @@ from pathlib import Path
 from lockd.names.objects.elfutils import Elf
 from lockd.names.objects.mappings import Mapping
 from lockd.names.objects.object_file import DEBUG_DIRECTORY, ObjectFile, open_object
-from lockd.names.objects.process_files import open_mapped
+from lockd.names.objects.process_files import UNKNOWN_ROOT, Root, open_mapped
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +21,12 @@ MAX_FILES = 200
 MAX_FAILED = 10_000
 """Files without usable symbols that are remembered."""
 
-Key = tuple[int, int, int, int]
+Key = tuple[int, ...]
 """Device, inode, time of the last change in ns, and size. The key changes when the file is written.
 
-Of an object that was read from memory, the first or the third number is -1, and the last one or two depend on
-its content.
+The identity of the root directory follows (process_files.Root) if debug files are looked for in a root
+directory of which others than root may be the owner: what is found there is for its processes alone. Of an
+object that was read from memory, the first number is -1, and the others depend on its content.
 """
 
 
@@ -43,7 +44,8 @@ class ObjectCache:
         self._max_files = max_files
         self._debug_files = debug_files
         self._files: OrderedDict[Key, ObjectFile] = OrderedDict()
-        self._by_inode: dict[tuple[int, int], Key] = {}
+        self._by_inode: dict[Key, Key] = {}
+        """The file that was opened for a mapping, by what _place() returns. See _opened_before()."""
         self._failed: set[Key] = set()
 
     def file(self, key: Key) -> ObjectFile | None:
@@ -52,28 +54,31 @@ class ObjectCache:
             self._files.move_to_end(key)
         return file
 
-    def load_mapped(self, process: Path, mapping: Mapping, memory: int) -> Key | None:
+    def load_mapped(
+        self, process: Path, mapping: Mapping, memory: int, root: Root = UNKNOWN_ROOT
+    ) -> Key | None:
         """The key of the file behind a mapping, which is read if the cache does not have it.
 
-        The arguments are those of open_mapped(). Returns None if the file cannot be opened or has no symbols.
-        If it cannot be opened any more, the key that it had before is returned, unless it was evicted.
+        The first arguments are those of open_mapped(), and `root` is the root directory of the process.
+        Returns None if the file cannot be opened or has no symbols. If it cannot be opened any more, the key
+        that it had before is returned, unless it was evicted.
         """
         try:
             file = open_mapped(process, mapping, memory)
         except OSError as error:
             log.debug("%s", error)
-            before = self._by_inode.get((mapping.device, mapping.inode))
-            known = self.file(before) if before else None
-            # An inode's number is used again once its file is deleted.
-            return before if known and known.may_be_mapped(mapping, memory) else None
+            return self._opened_before(mapping, memory, root)
         about = os.fstat(file)
-        key = (about.st_dev, about.st_ino, about.st_mtime_ns, about.st_size)
+        of_root = () if root.is_shared else root.identity
+        key = (about.st_dev, about.st_ino, about.st_mtime_ns, about.st_size, *of_root)
+        is_for_all = root.is_shared and about.st_dev == mapping.device
         if key in self._files or key in self._failed:
             os.close(file)
-            self.file(key)
+            if self.file(key):
+                self._by_inode[_place(mapping, () if is_for_all else root.identity)] = key
             return None if key in self._failed else key
         try:
-            read = open_object(file, process, mapping.path, self._debug_files)
+            read = open_object(file, root.directories, mapping.path, self._debug_files)
         except MemoryError:  # which says nothing of the file
             raise
         except Exception as error:  # any file can be mapped, with any content
@@ -83,8 +88,23 @@ class ObjectCache:
             self._failed.add(key)
             return None
         self._add(key, read)
-        self._by_inode[mapping.device, mapping.inode] = key
+        self._by_inode[_place(mapping, () if is_for_all else root.identity)] = key
         return key
+
+    def _opened_before(self, mapping: Mapping, memory: int, root: Root) -> Key | None:
+        """The key of the file that was opened for a mapping before; None if there is none.
+
+        A file counts for all processes if its device is that of the mapping. Where the two differ, as on
+        btrfs and overlayfs, it counts for the processes with the same root directory and mounts: a user can
+        have any file at any path below mounts of their own, and of a FUSE server with any number as inode.
+        """
+        for identity in (root.identity, ()):
+            before = self._by_inode.get(_place(mapping, identity))
+            known = self.file(before) if before else None
+            # An inode's number is used again once its file is deleted.
+            if known and known.may_be_mapped(mapping, memory):
+                return before
+        return None
 
     def load_image(self, key: Key, image: bytes) -> Key | None:
         """Add an object that exists only in memory, like the vDSO, under a key that the caller chooses.
@@ -111,4 +131,9 @@ class ObjectCache:
             total -= oldest.memory
             oldest.close()
         if len(self._by_inode) > 4 * self._max_files:
-            self._by_inode = {inode: key for inode, key in self._by_inode.items() if key in self._files}
+            self._by_inode = {place: key for place, key in self._by_inode.items() if key in self._files}
+
+
+def _place(mapping: Mapping, root: tuple[int, ...]) -> Key:
+    """Device and inode of a mapping, and the identity of a root directory, or nothing for all processes."""
+    return mapping.device, mapping.inode, *root

@@ -9,7 +9,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -249,12 +249,14 @@ class ObjectFile:
                 elf.close()
 
 
-def open_object(file: int, process: Path, path: bytes, debug_files: bytes = DEBUG_DIRECTORY) -> ObjectFile:
+def open_object(
+    file: int, roots: Sequence[Path], path: bytes, debug_files: bytes = DEBUG_DIRECTORY
+) -> ObjectFile:
     """The object file behind an open descriptor, which is closed with it, or at once if this fails.
 
-    `path` is the file's path in the root directory of a process, and `process` the directory of that process
-    in procfs. A debug file is searched for in the process's root directory and in lockd's own, there in the
-    directory `debug_files`. Raises ElfError if the file is no ELF file.
+    `path` is the file's path in the root directory of a process. A debug file is searched for in the root
+    directories `roots` (see process_files.Root), beside the file and in the directory `debug_files`. Raises
+    ElfError if the file is no ELF file.
     """
     try:
         elf = Elf(file)
@@ -264,18 +266,28 @@ def open_object(file: int, process: Path, path: bytes, debug_files: bytes = DEBU
     debug = None
     if not _has_full_symbols(elf):
         with contextlib.suppress(OSError):
-            debug = _debug_file(elf, path, (process / "root", Path("/")), debug_files)
+            debug = _debug_file(elf, os.fstat(file), path, roots, debug_files)
     return ObjectFile(elf, debug)
 
 
-def _debug_file(elf: Elf, path: bytes, roots: tuple[Path, ...], directory: bytes) -> Elf | None:
-    """The first debug file below one of the root directories that fits an ELF file; None if none does."""
+def _debug_file(
+    elf: Elf, about: os.stat_result, path: bytes, roots: Sequence[Path], directory: bytes
+) -> Elf | None:
+    """The first debug file below one of the root directories that fits an ELF file; None if none does.
+
+    `about` is the status of the ELF file. Nobody may say what functions are called but the owner of the ELF
+    file, root, and the owner of the root directory. Outside of `directory`, the debug file must be in the
+    file system of the ELF file, because a user can have any file bound to a path beside files of their own,
+    and a FUSE server of theirs can name any owner.
+    """
     build_id = elf.build_id
     link, checksum = elf.debug_link
     for root in roots:
+        owners = {0, about.st_uid, os.stat(root).st_uid}
         for candidate in _debug_paths(path, build_id, link, directory):
+            device = -1 if candidate.startswith(directory + b"/") else about.st_dev
             with contextlib.suppress(OSError, ElfError):
-                debug = _open_elf(root, candidate)
+                debug = _open_elf(root, candidate, owners, device)
                 if _fits(debug, build_id, checksum if link else -1):
                     return debug
                 debug.close()
@@ -293,9 +305,21 @@ def _debug_paths(path: bytes, build_id: bytes, link: bytes, directory: bytes) ->
             yield place + b"/" + link
 
 
-def _open_elf(root: Path, path: bytes) -> Elf:
+def _open_elf(root: Path, path: bytes, owners: set[int], device: int) -> Elf:
+    """The ELF file at `path` in a root directory.
+
+    Raises OSError if there is no such file, and ElfError if it is no ELF file, if it belongs to none of
+    `owners`, or if it is on another device than `device` (-1: on any).
+    """
     file = open_regular(root, path)
     try:
+        about = os.fstat(file)
+        if about.st_uid not in owners:
+            raise ElfError(
+                f"{os.fsdecode(path)} belongs to user {about.st_uid}; rule: one of {sorted(owners)}"
+            )
+        if device not in (-1, about.st_dev):
+            raise ElfError(f"{os.fsdecode(path)} is on device {about.st_dev}; rule: {device}")
         return Elf(file)
     except BaseException:
         os.close(file)

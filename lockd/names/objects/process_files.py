@@ -8,7 +8,8 @@ import errno
 import functools
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from lockd.names.objects.mappings import Mapping
@@ -48,12 +49,72 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
+@dataclass(frozen=True)
+class Root:
+    """The root directory of a process, in the mount namespace of the process."""
+
+    identity: tuple[int, ...]
+    """Its mount, device and inode; empty if they are unknown, as those of a process that has ended."""
+    is_shared: bool
+    """Whether what is read in `directories` may be used for all processes: nobody but root chose it."""
+    directories: tuple[Path, ...]
+    """Where files that belong to the process's programs are looked for, such as debug files."""
+
+
+HOST = Path("/")
+"""lockd's own root directory."""
+UNKNOWN_ROOT = Root((), True, (HOST,))
+"""The root directory of a process of which nothing can be read."""
+
+
+@contextlib.contextmanager
+def opened_root(process: Path) -> Iterator[Root]:
+    """The root directory of a process, for as long as the `with` block lasts.
+
+    `process` is the directory of the process in procfs. Any user can give a process of theirs another root
+    directory, or other mounts below the same one, by a user namespace. So a process that has the same root
+    directory as lockd, or as process 1 of the host, has its files looked for there, and in the mounts of
+    lockd or process 1. Only where the root directory is another one are files looked for in it.
+    """
+    try:
+        directory = os.open(process / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield UNKNOWN_ROOT
+        return
+    try:
+        about = os.fstat(directory)
+        identity = _mount(directory), about.st_dev, about.st_ino
+        trusted = next((one for one in (HOST, process.parent / "1/root") if _is_at(about, one)), None)
+        own = trusted or Path(f"/proc/self/fd/{directory}")
+        yield Root(identity, trusted is not None, tuple(dict.fromkeys((own, HOST))))
+    finally:
+        os.close(directory)
+
+
+def _mount(file: int) -> int:
+    """The number of the mount in which a file was opened; 0 if the kernel does not say.
+
+    Every mount namespace has mounts of its own.
+    """
+    with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{file}", "rb") as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith(b"mnt_id:")), 0)
+    return 0
+
+
+def _is_at(about: os.stat_result, place: Path) -> bool:
+    """Whether a file is the one at `place`."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(about, os.stat(place))
+    return False
+
+
 def open_regular(root: Path | str, path: bytes) -> int:
     """A descriptor to read the regular file at `path` in the root directory `root`.
 
     No symbolic link leads out of `root`. Raises OSError if there is no such file, or if it is not a regular
-    file. Pipes, devices and files of procfs are never opened, because opening them has effects. The owner
-    does not matter: callers compare the file with what they know of it, such as a build id.
+    file. Pipes, devices and files of procfs are never opened, because opening them has effects. Nothing is
+    said of the owner: whoever uses what the file says for other processes must know who wrote the file. A
+    build id tells nothing of that, because anybody can read it and write it into another file.
     """
     directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -19,6 +19,7 @@ from lockd.load.hooks import Candidate, Part, Way
 from lockd.names.objects.elfutils import ElfError
 from lockd.names.objects.function_exits import find_exits
 from lockd.names.objects.object_file import ObjectFile, functions_by_name, open_object
+from lockd.names.objects.process_files import opened_root
 from lockd.trace.probes.binaries import Binary, find_binaries
 
 TAKING = (
@@ -106,7 +107,8 @@ def _binaries(name: str, pid: int) -> list[Binary]:
 def _library(binary: Binary) -> Library | None:
     """The mutex functions of a file; None if it has none. Closes the descriptor."""
     try:
-        file = open_object(binary.descriptor, Path(f"/proc/{binary.pid}"), os.fsencode(binary.path))
+        with opened_root(Path(f"/proc/{binary.pid}")) as root:
+            file = open_object(binary.descriptor, root.directories, os.fsencode(binary.path))
     except ElfError:
         return None
     try:

@@ -26,6 +26,7 @@ from lockd.names.objects.object_file import (
     functions_by_name,
     open_object,
 )
+from lockd.names.objects.process_files import opened_root
 from lockd.trace.probes.binaries import IN_LIBC, Binary, find_binaries, is_wildcard
 
 KERNEL, USER, TRACEPOINT = "kernel function", "user function", "tracepoint"
@@ -331,9 +332,9 @@ def user_functions(pattern: Pattern, binaries: Iterable[Binary]) -> Probes:
     searched: list[str] = []
     names: set[str] = set()
     for binary in binaries:
-        procfs_root = Path(f"/proc/{binary.pid or 'self'}")
         try:
-            file = open_object(binary.descriptor, procfs_root, os.fsencode(binary.path))
+            with opened_root(Path(f"/proc/{binary.pid or 'self'}")) as root:
+                file = open_object(binary.descriptor, root.directories, os.fsencode(binary.path))
         except ElfError as error:
             if is_wildcard(pattern.object):  # processes map other files as code, too
                 searched.append(f"{binary.path} (no program or library)")

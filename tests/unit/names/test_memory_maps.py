@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from lockd.names.objects.address_space import AddressSpace
 from lockd.names.objects.mappings import MOST_PARTS, Mapping, Mappings
 from lockd.names.objects.object_cache import Key, ObjectCache
 from lockd.names.objects.object_file import ObjectFile, open_object
+from lockd.names.objects.process_files import opened_root
 
 SELF = Path("/proc/self")
 PT_LOAD = 1
@@ -33,7 +35,7 @@ def libc() -> Mapping:
 
 
 def opened(path: bytes) -> ObjectFile:
-    return open_object(os.open(path, os.O_RDONLY), SELF, path)
+    return open_object(os.open(path, os.O_RDONLY), (Path("/"),), path)
 
 
 def test_many_mappings_side_by_side_belong_to_no_file_far_before_them() -> None:
@@ -68,6 +70,32 @@ def test_a_file_is_told_from_another_that_has_its_inode() -> None:
         assert cache.load_mapped(Path("/proc/0"), gone, memory) is None
         cache._by_inode[gone.device, gone.inode] = key
         assert cache.load_mapped(Path("/proc/0"), gone, memory) == key
+    finally:
+        os.close(memory)
+
+
+def test_a_file_of_another_device_is_remembered_for_its_own_mounts_alone(tmp_path: Path) -> None:
+    """A FUSE server can give its files the number and the beginning of any file, and a user can mount one
+    wherever they like, in a mount namespace of their own."""
+    mapping = program()
+    elsewhere = Mapping(
+        mapping.start, mapping.end, "r--p", 0, mapping.device + 1, mapping.inode, mapping.path
+    )
+    gone = Mapping(mapping.start, mapping.end, "r--p", 0, mapping.device + 1, mapping.inode, b"/nowhere")
+    memory = os.open(SELF / "mem", os.O_RDONLY)
+    try:
+        with opened_root(SELF) as root:
+            assert root.is_shared
+            theirs = replace(root, identity=(root.identity[0] + 1, *root.identity[1:]))
+            cache = ObjectCache()
+            key = cache.load_mapped(SELF, elsewhere, memory, theirs)
+            assert key
+            assert cache.load_mapped(Path("/proc/0"), gone, memory, theirs) == key
+            assert cache.load_mapped(Path("/proc/0"), gone, memory, root) is None
+            assert cache.load_mapped(Path("/proc/0"), gone, memory) is None
+            assert cache.load_mapped(SELF, mapping, memory, theirs) == key
+            gone = replace(gone, device=mapping.device)
+            assert cache.load_mapped(Path("/proc/0"), gone, memory, root) == key
     finally:
         os.close(memory)
 

@@ -185,6 +185,53 @@ def test_debug_files(tmp_path: Path) -> None:
             )
 
 
+FORGED = "pthread_cond_wait"
+"""What a forged debug file calls a function of a program: threads in it seem to wait for work."""
+OTHER_USER = 12345
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: has root directories and files of others")
+
+
+def stripped_and_forged(tmp: Path, *options: str) -> tuple[Path, Path]:
+    """A program without symbols, and a debug file that fits it and has a false name in it."""
+    program, forged = compiled(tmp, "shop", (*COMPILED["static"], *options)), tmp / "shop.debug"
+    rename = f"--redefine-sym=file_caller={FORGED}"
+    subprocess.run(["objcopy", "--only-keep-debug", rename, program, forged], check=True)
+    subprocess.run(["objcopy", "--strip-all", f"--add-gnu-debuglink={forged}", program], check=True)
+    return program, forged
+
+
+@as_root
+@pytest.mark.parametrize("way", ["chroot", "mount"])
+def test_debug_files_of_another_root_name_the_programs_of_that_root_alone(way: str, tmp_path: Path) -> None:
+    """Any user can have a root directory of their own, or other mounts in the same one, and build ids are
+    public. A program of the host that is run there must not get other names in its real processes."""
+    program, forged = stripped_and_forged(tmp_path, "-Wl,--build-id=0xabcdef12")
+    jail, place = tmp_path / "jail", tmp_path / "debug"
+    for directory in (jail / f".{place}", place):
+        (directory / ".build-id/ab").mkdir(parents=True)
+    shutil.move(forged, jail / f".{place}/.build-id/ab/cdef12.debug")
+    os.link(program, jail / "shop")
+    bind = f"mount --bind {jail}{place} {place} && exec {program}"
+    command = {"chroot": ["chroot", jail, "/shop"], "mount": ["unshare", "-m", "sh", "-c", bind]}[way]
+    names = UserNames(debug_files=os.fsencode(place))
+    with running(*command) as attacker, running(program) as tgid:
+        theirs, ours = named(names, attacker, "file"), named(names, tgid, "file")
+        assert (FORGED in str(theirs.stack)) == (way == "chroot")
+        assert FORGED not in str(ours.stack)
+
+
+@as_root
+def test_debug_files_of_another_user_name_no_program(tmp_path: Path) -> None:
+    """A user may have a program of root's beside files of their own, by a link or by a mount."""
+    program, forged = stripped_and_forged(tmp_path, "-Wl,--build-id=none")
+    with running(program) as tgid:
+        assert FORGED in str(named(UserNames(), tgid, "file").stack)
+        os.chown(forged, OTHER_USER, OTHER_USER)
+        assert FORGED not in str(named(UserNames(), tgid, "file").stack)
+        os.chown(program, OTHER_USER, OTHER_USER)
+        assert FORGED in str(named(UserNames(), tgid, "file").stack)
+
+
 def test_a_deleted_and_a_replaced_program(tmp_path: Path) -> None:
     program = compiled(tmp_path, "deleted", COMPILED["plain"])
     with running(program) as tgid:
@@ -237,6 +284,74 @@ def test_a_library_that_was_deleted(dropped: str, tmp_path: Path) -> None:
             env=environment, check=True, capture_output=True, text=True,
         )  # fmt: skip
     assert done.stdout.split() == ["libshop.so.1:registry_mutex", "lock", "libshop.so.1:enter_registry"]
+
+
+FORGER = r"""
+#define _GNU_SOURCE
+#include <link.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+void enter_registry(void);
+static int forge(struct dl_phdr_info *object, size_t size, void *data) {
+    for (int i = 0; strstr(object->dlpi_name, "libshop") && i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &object->dlpi_phdr[i];
+        if (part->p_type != PT_LOAD || part->p_flags != PF_R) continue;
+        char *name = memmem((char *)object->dlpi_addr + part->p_vaddr, part->p_filesz, "registry_mutex", 14);
+        if (!name) continue;
+        mprotect((void *)((unsigned long)name & -4096), 4096, PROT_READ | PROT_WRITE);
+        *name = 'f';
+    }
+    return 0;
+}
+int main(void) {
+    enter_registry();
+    dl_iterate_phdr(forge, 0);
+    pthread_setname_np(pthread_self(), "library");
+    enter_registry();
+}
+"""
+OTHERS = "".join(f"void other_{number}(void) {{ }}\n" for number in range(300))
+"""So many functions that their names lie behind the first page of a library."""
+NAME_ALL = """
+import sys
+from tests.support.ptraced import blocked_capture
+from lockd.names.locks.user_locks import UserNames
+names = UserNames()
+for tgid in map(int, sys.argv[1:]):
+    tid, address, capture = blocked_capture(tgid, "library")
+    print(names.name_lock(tgid, tid, address, "other", capture).lock, len(names._objects._files))
+"""
+
+
+def test_what_a_process_changed_in_its_copy_of_a_library_names_its_own_locks_alone(tmp_path: Path) -> None:
+    """A deleted library is read from the memory of processes. Those that left it as it was share one."""
+    (tmp_path / "library.c").write_text(LIBRARY + OTHERS)
+    (tmp_path / "user.c").write_text(USER)
+    (tmp_path / "forger.c").write_text(FORGER)
+    library = tmp_path / "libshop.so.1"
+    for made, *sources in (
+        (library, "-shared", "-fPIC", tmp_path / "library.c"),
+        (tmp_path / "user", tmp_path / "user.c", library),
+        (tmp_path / "forger", tmp_path / "forger.c", library),
+    ):
+        subprocess.run(["gcc", "-O2", *sources, f"-Wl,-rpath,{tmp_path}", "-o", made], check=True)
+    environment = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1]}"}
+    user = tmp_path / "user"
+    with running(tmp_path / "forger") as forger, running(user) as first, running(user) as second:
+        tgids = forger, first, second
+        for tgid in tgids:
+            blocked_thread(tgid, "library")
+        library.unlink()
+        dropped = "-sys_admin,-checkpoint_restore"
+        done = subprocess.run(
+            ["setpriv", "--bounding-set", dropped, sys.executable, "-c", NAME_ALL, *map(str, tgids)],
+            env=environment, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+    (forged, _), (real, before), (again, after) = map(str.split, done.stdout.splitlines())
+    assert forged == "libshop.so.1:fegistry_mutex"
+    assert real == again == "libshop.so.1:registry_mutex"
+    assert before == after, "the two that are alike have one object"
 
 
 def test_a_process_in_a_mount_namespace_of_its_own(tmp_path: Path) -> None:
