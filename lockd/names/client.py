@@ -58,7 +58,8 @@ QUIET_SECONDS = 180.0
 """Seconds in which nothing needs the namer, after which it is ended. A start takes a quarter of a second of
 processor time, so a namer should not come and go with every job of a host."""
 MOST_ENDING = 3
-"""Killed namers that have not ended: with so many of them, no other namer is started."""
+"""Killed namers that have not ended: with so many of them, no other namer is started. Each keeps its memory
+for as long as it hangs. One user can have one of them hang, see Shares.hold()."""
 ENDING_SECONDS = 1.0
 """Seconds to wait for the end of the namers when lockd itself ends."""
 SHARE = 0.25
@@ -98,8 +99,10 @@ class Resolver:
         self._procfs, self._blocked, self._parked, self._share = procfs, blocked, parked, share
         self._owing: deque[tuple[Turn, float, float]] = deque(maxlen=OWING)
         """Turns that ended a namer: how many seconds of the namer's time each took, and when."""
-        self._ending: list[Namer] = []
-        """Namers that were killed and have not ended."""
+        self._ending: dict[Namer, Turn] = {}
+        """Namers that were killed and have not ended, each with the turn in which it was killed."""
+        self._is_held_up = False
+        """Whether it was logged that no namer is started because too many have not ended."""
         self._queue: deque[Question] = deque()
         self._to_watch: dict[int, None] = {}
         self._to_forget: dict[int, None] = {}
@@ -136,7 +139,12 @@ class Resolver:
 
     @property
     def _all(self) -> list[Namer]:
-        return [*self._ending, self._namer] if self._namer else self._ending
+        return [*self._ending, self._namer] if self._namer else [*self._ending]
+
+    @property
+    def _held(self) -> tuple[Turn, ...]:
+        """The turns in which namers hang that were killed."""
+        return tuple(turn for turn in self._ending.values() if turn[0] > 0)
 
     @property
     def room(self) -> int:
@@ -197,8 +205,11 @@ class Resolver:
     def reload(self, share: float) -> None:
         """Send the namer another share, and the log level of this process."""
         self._share = share
+        self._send_settings()
+
+    def _send_settings(self) -> None:
         if not self._is_resting:  # the next namer begins with them
-            self._reload = Reload(log.getEffectiveLevel(), share)
+            self._reload = Reload(log.getEffectiveLevel(), self._share, self._held)
 
     def answers(self) -> list[Answer]:
         """All answers since the last call. Must be called often, as it also sends the queued questions."""
@@ -220,8 +231,12 @@ class Resolver:
         self._note_ended()
         if self._is_resting:
             self._discard_blocked()
-        elif not self._namer and now >= self._start_at and len(self._ending) < MOST_ENDING:
-            self._start(now)
+        elif not self._namer and now >= self._start_at:
+            if len(self._ending) < MOST_ENDING:
+                self._start(now)
+            elif not self._is_held_up:
+                self._is_held_up = True
+                self._log_held_up()
         if not self._namer:
             return
         try:
@@ -239,6 +254,14 @@ class Resolver:
             log.debug("namer: ended, as nothing has needed it for %g s", self._quiet_seconds)
             self._end_namer()
             self._is_resting = True
+
+    def _log_held_up(self) -> None:
+        hung = (f"{namer.pid} with process {tgid}" for namer, (tgid, _) in self._ending.items())
+        log.error(
+            "namer: cannot be started: %d namers were killed and have not ended (%s); rule: fewer than %d;"
+            " until one of them ends, new locks have no names, and no deadlocks are found",
+            len(self._ending), ", ".join(hung), MOST_ENDING,
+        )  # fmt: skip
 
     def _is_quiet(self, now: float) -> bool:
         return now - self._needed_at > self._quiet_seconds
@@ -268,7 +291,13 @@ class Resolver:
         ]
         ring = (self._blocked.fd, self._blocked.size) if self._blocked else None
         return NamerSettings(
-            str(self._procfs), log.getEffectiveLevel(), self._parked, self._share, owing, ring
+            str(self._procfs),
+            log.getEffectiveLevel(),
+            self._parked,
+            self._share,
+            owing,
+            ring,
+            held=self._held,
         )
 
     def _send(self, now: float) -> None:
@@ -333,16 +362,21 @@ class Resolver:
         """Kill the namer without waiting for its end: it may wait for a page of a file for ever."""
         assert self._namer
         self._namer.kill()
-        self._ending.append(self._namer)
+        self._ending[self._namer] = self._namer.bench.turn
         self._namer = None
         self._watched = set(self._to_watch)
         self._to_forget.clear()
 
     def _note_ended(self) -> None:
+        held = self._held
         for namer in [namer for namer in self._ending if namer.has_ended()]:
             self._cpu_seconds_of_ended += namer.cpu_seconds()
             self._refused_by_ended += namer.refused
-            self._ending.remove(namer)
+            del self._ending[namer]
+        if len(self._ending) < MOST_ENDING:
+            self._is_held_up = False
+        if self._namer and self._held != held:
+            self._send_settings()
 
 
 class NamerGone(Exception):

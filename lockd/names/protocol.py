@@ -386,6 +386,7 @@ class Reload:
     wants_answer: ClassVar[bool] = False
     log_level: int
     share: float
+    held: tuple[Turn, ...] = ()
 
     def encode(self) -> bytes:
         return _message({"q": "reload", **vars(self)})
@@ -448,6 +449,8 @@ class NamerSettings:
     """The descriptor of the memory of a Bench."""
     socket: int = -1
     """The descriptor of the socket for questions and answers."""
+    held: Sequence[Turn] = ()
+    """Turns in which earlier namers hang that were killed and have not ended, see Shares.hold()."""
 
     def to_json(self) -> str:
         return json.dumps(vars(self))
@@ -456,7 +459,7 @@ class NamerSettings:
     def from_json(cls, text: str) -> NamerSettings:
         fields = json.loads(text)
         owing = [((tgid, user), seconds) for (tgid, user), seconds in fields["owing"]]
-        return cls(**{**fields, "owing": owing})
+        return cls(**{**fields, "owing": owing, "held": [(tgid, user) for tgid, user in fields["held"]]})
 
 
 def decode_question(message: bytes) -> Question:
@@ -497,7 +500,8 @@ def _question(fields: dict[str, Any], blob: bytes) -> Question:
         case "look":
             return Watch(tuple(fields["tgids"]), tuple(fields["gone"]))
         case "reload":
-            return Reload(**fields)
+            held = tuple((tgid, user) for tgid, user in fields["held"])
+            return Reload(**{**fields, "held": held})
         case other:
             raise ValueError(f"no question is called {other!r}")
 

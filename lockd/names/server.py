@@ -138,6 +138,7 @@ class Names:
             case Reload():
                 logs.set_level(question.log_level)
                 self._shares.share = question.share
+                self._shares.hold(question.held)
         return None
 
     def _read_mappings(self, tgid: int) -> None:
@@ -266,6 +267,7 @@ def main() -> int:
         return error.exit_code
     procfs, ring = Path(settings.procfs), settings.ring
     shares = Shares(procfs, settings.share, Bench(settings.bench), settings.owing)
+    shares.hold(settings.held)
     os.close(settings.bench)
     names = Names(procfs, shares, parked=settings.parked)
     with contextlib.suppress(ConnectionError):  # the sampler closed its end without reading every answer

@@ -9,7 +9,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class Shares:
         self._warned: set[Turn] = set()
         """Accounts for which a warning was logged since they last owed nothing."""
         self._users: dict[int, int] = {}
+        self._held: frozenset[Turn] = frozenset()
         for turn, seconds in owing:
             self._charge(turn, seconds)
 
@@ -89,7 +90,8 @@ class Shares:
     def turn(self, tgid: int) -> Iterator[bool]:
         """Charge a process for the time of a `with` block. Yields whether it may have its turn now."""
         turn = tgid, self._user(tgid)
-        if max(self._debt(account) for account in _accounts(turn)) > SAVED_SECONDS:
+        is_held = not self._held.isdisjoint(_accounts(turn))
+        if is_held or max(self._debt(account) for account in _accounts(turn)) > SAVED_SECONDS:
             if self._bench:
                 self._bench.refused += 1
             yield False
@@ -103,6 +105,14 @@ class Shares:
             self._charge(turn, self._clock() - began - (self._delay.seconds() - delayed))
             if self._bench:
                 self._bench.turn = NOBODY, NOBODY
+
+    def hold(self, turns: Iterable[Turn]) -> None:
+        """From now on refuse whoever has one of these turns, and nobody else but for debts.
+
+        A namer hangs in each of them: in a read of memory that no signal ends. The debt for that is paid off
+        with time, whether the namer has ended or not, and then the same user would have the next one hang.
+        """
+        self._held = frozenset(account for turn in turns for account in _accounts(turn))
 
     def _debt(self, account: Turn) -> float:
         """Seconds that an account owes now."""

@@ -64,6 +64,7 @@ from lockd.names.protocol import (
     encode_answer,
 )
 from lockd.names.runtimes.cpython import PythonFrame
+from lockd.names.shares import NOBODY
 from lockd.names.unwind.capture import SLEEPER_BYTES, Capture
 from lockd.process.clock import cpu_seconds
 from tests.fuzz.messages import Talker
@@ -343,6 +344,7 @@ class Silent(NamedTuple):
     tgid: int
     address: int
     requests: IO[str]  # a line for each that the server has and does not answer
+    end: Callable[[], None]  # of the server, and of whoever waits for it
 
 
 @pytest.fixture
@@ -354,7 +356,7 @@ def silent(tmp_path: Path) -> Iterator[Silent]:
     server = subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True)
     assert server.stdout
     tgid, address = server.stdout.readline().split()
-    yield Silent(int(tgid), int(address, 16), server.stdout)
+    yield Silent(int(tgid), int(address, 16), server.stdout, server.kill)
     server.kill()
     server.communicate()
 
@@ -377,28 +379,68 @@ def stick(resolver: Resolver, token: int, silent: Silent, page: int = 0) -> int:
     return resolver.pid
 
 
-def test_a_namer_that_cannot_die_is_left_behind(
+def hang(resolver: Resolver, token: int, silent: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a namer stuck, and killed, and no end of it."""
+    # Whoever waits for the same page as another is second, and can be killed.
+    namer = stick(resolver, token, silent, page=token)
+    with monkeypatch.context() as patched:
+        patched.setattr(resolver_module, "ANSWER_SECONDS", 0.0)
+        assert answers(resolver) == [OwnersAnswer(token, (0,))]
+    deadline = time.monotonic() + 30
+    while not is_stuck(namer):  # between the wait that the signal has ended and the next
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_who_has_a_namer_hang_has_no_other_one_hang(
     silent: Silent, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The namer's time that they owe is paid off after a while, whether the killed namer has ended or not."""
+    resolver = make(Path("/proc"))
+    hang(resolver, 1, silent, monkeypatch)
+    resolver._owing.clear()  # so long after that
+    silents = OwnedLock(silent.tgid, silent.address + 2 * mmap.PAGESIZE, "lock", "mutex")
+    assert resolver.ask(Owners(2, (silents,)))
+    assert answers(resolver) == [OwnersAnswer(2, (0,))]
+    assert (resolver.refused, resolver.restarts) == (1, 1)
+    namer = resolver.pid
+    resolver.reload(0.5)  # which ends it for nobody
+    assert resolver.ask(Owners(3, (silents,)))
+    assert answers(resolver) == [OwnersAnswer(3, (0,))]
+    assert (resolver.refused, resolver.restarts) == (2, 1)
+    silent.end()
+    deadline = time.monotonic() + 30
+    while resolver._ending:
+        assert time.monotonic() < deadline
+        assert resolver.answers() == []
+    assert resolver.ask(Owners(4, (silents,)))
+    assert answers(resolver) == [OwnersAnswer(4, (0,))], "nothing can be read there any more"
+    assert (resolver.refused, resolver.restarts, resolver.pid) == (2, 1, namer)
+
+
+def test_a_namer_that_cannot_die_is_left_behind(
+    silent: Silent, make: MakeResolver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Until the server ends it waits for a page of a file, whatever signal it gets: who waited for its end
     would not come back."""
     resolver = make(Path("/proc"))
     for token in range(1, MOST_ENDING + 1):
         resolver._owing.clear()  # as if it were another user's process each time
-        # Whoever waits for the same page as another is second, and can be killed.
-        namer = stick(resolver, token, silent, page=token)
-        with monkeypatch.context() as patched:
-            patched.setattr(resolver_module, "ANSWER_SECONDS", 0.0)
-            assert answers(resolver) == [OwnersAnswer(token, (0,))]
-        deadline = time.monotonic() + 30
-        while not is_stuck(namer):  # between the wait that the signal has ended and the next
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        resolver._ending = dict.fromkeys(resolver._ending, (NOBODY, NOBODY))
+        hang(resolver, token, silent, monkeypatch)
         assert resolver.restarts == token
     time.sleep(2 * RESTART_SECONDS)
-    assert resolver.answers() == []
+    for _ in range(3):
+        assert resolver.answers() == []
     assert resolver.pid == 0  # that many are enough
     assert resolver.cpu_seconds() > 0
+    assert caplog.text.count("3 namers were killed and have not ended") == 1
+    assert f"with process {silent.tgid}" in caplog.text
+    silent.end()
+    deadline = time.monotonic() + 30
+    while not resolver.pid:
+        assert time.monotonic() < deadline
+        assert resolver.answers() == []
 
 
 def test_whose_turn_it_was_when_a_namer_was_lost_is_known_to_the_next(
@@ -479,6 +521,7 @@ CAPTURE = Capture(tuple(range(17)), bytes(range(256)) * 3, (1 << 63, 5), 7)
         ThreadCaptured(3, 2, (0xFFFFFFFF81000000,)),
         Watch((1, 2), (3,)),
         Reload(10, 0.25),
+        Reload(10, 0.25, ((7, 1000), (8, -1))),
     ],
 )
 def test_questions_arrive_as_they_were_sent(question: Question) -> None:

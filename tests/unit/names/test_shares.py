@@ -91,6 +91,16 @@ def test_who_cost_a_namer_owes_what_it_took(host: Host) -> None:
     assert host.work(host.start(3, 0), 1)
 
 
+def test_who_has_a_namer_hang_waits_until_it_has_ended(host: Host) -> None:
+    one, other, root, second = host.start(1, 1000), host.start(2, 1000), host.start(3, 0), host.start(4, 0)
+    host.shares.hold([(1, 1000), (3, 0)])
+    host.now += 1e9
+    assert not any(host.work(tgid, 0) for tgid in (one, other, root))
+    assert host.work(second, 0)
+    host.shares.hold([])
+    assert all(host.work(tgid, 0) for tgid in (one, other, root, second))
+
+
 def test_what_fails_has_taken_its_time(host: Host) -> None:
     one = host.start(1, 0)
     with pytest.raises(ValueError, match="strange"), host.shares.turn(one):
