@@ -8,7 +8,6 @@ reading; and a filter of system calls lets it open files for reading and do litt
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import resource
@@ -68,6 +67,8 @@ MESSAGE_BYTES = 1 << 17
 IDLE_MS = 30_000
 """Milliseconds without a question after which the namer ends its children. To start one takes as much time as
 two hundred names."""
+MEMORY_EXIT = 4
+"""The exit code of a namer that has no memory left."""
 ASKED_SECONDS = 10.0
 """Seconds after a thread blocked for which its process is remembered, unless the sampler asks for it."""
 
@@ -99,6 +100,8 @@ class Names:
             self._blocked[tgid] = now
             try:
                 self._read_mappings(tgid)
+            except MemoryError:
+                raise
             except Exception:  # one strange process must not end the naming of all others
                 process_log.exception("the mappings of process %d", tgid)
         if tgids and now >= self._forget_at:
@@ -208,6 +211,8 @@ def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = 
     """Answer questions from a socket until the sampler closes its end.
 
     Before each question the processes that blocked are read from their ring: they may end at any moment.
+    Raises MemoryError without an answer if there is no memory left, because each further question could fail
+    in the same way. The sampler then starts another namer, and charges the process whose turn it was.
     """
     ready = select.poll()
     for source in (sock, blocked):
@@ -228,6 +233,8 @@ def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = 
         question = decode_question(message)
         try:
             answer = names.answer(question)
+        except MemoryError:
+            raise
         except Exception:  # one strange process must not end the naming of all others
             process_log.exception("%s", question.description)
             answer = question.fallback() if question.wants_answer else None
@@ -270,6 +277,11 @@ def main() -> int:
     shares.hold(settings.held)
     os.close(settings.bench)
     names = Names(procfs, shares, parked=settings.parked)
-    with contextlib.suppress(ConnectionError):  # the sampler closed its end without reading every answer
+    try:
         serve(sock, names, open_blocked_processes(Ring(*ring)) if ring else None)
+    except ConnectionError:  # the sampler closed its end without reading every answer
+        return 0
+    except MemoryError:
+        log.error("the namer has no memory left; rule: at most %d MiB, see RLIMIT_DATA", MEMORY_BYTES >> 20)
+        return MEMORY_EXIT
     return 0

@@ -88,7 +88,10 @@ class Shares:
 
     @contextlib.contextmanager
     def turn(self, tgid: int) -> Iterator[bool]:
-        """Charge a process for the time of a `with` block. Yields whether it may have its turn now."""
+        """Charge a process for the time of a `with` block. Yields whether it may have its turn now.
+
+        A turn that ends by MemoryError stays in the Bench: the namer is about to end because of it.
+        """
         turn = tgid, self._user(tgid)
         is_held = not self._held.isdisjoint(_accounts(turn))
         if is_held or max(self._debt(account) for account in _accounts(turn)) > SAVED_SECONDS:
@@ -99,11 +102,15 @@ class Shares:
         if self._bench:
             self._bench.turn = turn
         began, delayed = self._clock(), self._delay.seconds()
+        is_lost = False
         try:
             yield True
+        except MemoryError:
+            is_lost = True
+            raise
         finally:
             self._charge(turn, self._clock() - began - (self._delay.seconds() - delayed))
-            if self._bench:
+            if self._bench and not is_lost:
                 self._bench.turn = NOBODY, NOBODY
 
     def hold(self, turns: Iterable[Turn]) -> None:

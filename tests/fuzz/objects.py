@@ -172,7 +172,7 @@ def read_dwarf(data: bytes) -> None:
     text = next((one for one in elf.sections if one.name == ".text"), None)
     at, size = (text.address, max(text.size, 1)) if text else (0x1000, 0x1000)
     for address in (at, *(at + chance.randrange(size) for _ in range(TRIED)), 2**64 - 1):
-        rule = elf.rule(address, 17, True)
+        rule = elf.rule(address, 17)
         for expression in (rule.cfa, *rule.registers.values()) if rule else ():
             _evaluate(expression or ())
     elf.member_offset(UNIT, STRUCTURE, MEMBER)

@@ -19,7 +19,7 @@ from lockd.errors import ConfigError, UsageError
 from lockd.names.labels.cgroup_paths import printable_path, unit_of, unit_of_cgroup_file
 from lockd.names.locks.locking_code import Frame, is_parked_on, is_pool, judge
 from lockd.names.objects.demangle import MAX_NAME, Demangler, shorten_name
-from lockd.names.objects.jit import CODE, DUMP_HEADER, DUMP_MAGIC, MAX_FUNCTIONS, RECORD, JitNames
+from lockd.names.objects.jit import CODE, DUMP_HEADER, DUMP_MAGIC, MAX_MEMORY, RECORD, JitNames
 from lockd.names.objects.mappings import Mappings
 from tests.fuzz.harness import Harness, check_words, file_of, mutated, text_mutation
 
@@ -119,7 +119,7 @@ def _compiled_functions(name: str, data: bytes) -> None:
         found = names.function(address, [])
         if found:
             assert found[0] <= address and len(found[1]) <= NAMES_HELD
-    assert names.memory <= 200 * MAX_FUNCTIONS
+    assert names.memory <= MAX_MEMORY + 10_000
 
 
 def perf_map(data: bytes) -> None:

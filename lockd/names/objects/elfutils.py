@@ -10,32 +10,56 @@ import ctypes
 import functools
 import itertools
 import os
+import struct
+import zlib
 from collections.abc import Iterator
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint8, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-PT_LOAD, PT_DYNAMIC, PT_TLS, PT_GNU_EH_FRAME = 1, 2, 7, 0x6474E550
+PT_LOAD, PT_DYNAMIC, PT_NOTE, PT_TLS, PT_GNU_EH_FRAME = 1, 2, 4, 7, 0x6474E550
 """Kinds of segments."""
-SHT_SYMTAB, SHT_STRTAB, SHT_DYNSYM = 2, 3, 11
+SHT_PROGBITS, SHT_SYMTAB, SHT_STRTAB, SHT_NOTE, SHT_NOBITS, SHT_DYNSYM = 1, 2, 3, 7, 8, 11
 """Kinds of sections."""
+SHF_COMPRESSED = 0x800
+ELFCOMPRESS_ZLIB = 1
+COMPRESSED = struct.Struct("<I4xQ8x")
+"""What is before a compressed section: the kind of compression, and the size unpacked."""
+GNU_COMPRESSED = struct.Struct(">4sQ")
+"""The same in the older form, for a section whose name begins with `.z`: `ZLIB`, and the size unpacked."""
+HEADER_BYTES = 64
+SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 
 EV_CURRENT = 1
 ELF_C_READ = 1
 ELF_K_ELF = 3
 DWARF_C_READ = 0
+DW_EH_PE_OMIT = 0xFF
 DW_TAG_STRUCTURE, DW_TAG_MEMBER, DW_AT_MEMBER_LOCATION = 0x13, 0x0D, 0x38
 
 MAX_SECTIONS = 4096
+"""Sections of a file. A file with more is not used: libelf takes 200 bytes of memory for each."""
 MAX_SEGMENTS = 256
+"""Segments of a file. A file with more is not used, either."""
+MAX_NAMES = 1 << 20
+"""Largest section of the names of sections, in bytes."""
 MAX_NAME = 4096
 """Bytes of a section's name that are read."""
+MAX_NOTE = 1 << 16
+"""Most bytes of notes in a file whose build id is read, and largest `.gnu_debuglink`: libelf reads and keeps
+all of them. Programs have less than a page."""
 MAX_OPERATIONS = 64
 """Operations of one DWARF expression. A longer expression counts as unknown."""
 MAX_EH_FRAME = 128 << 20
 """Largest `.eh_frame` section that is used, in bytes: libdw reads the whole section."""
-MAX_INFO = 32 << 20
-"""Largest `.debug_info` section that is used, in bytes of the file: libdw reads and unpacks all of it."""
+MAX_SCANNED = 8 << 20
+"""Largest `.debug_frame` section that is used, in bytes after it was unpacked, and largest `.eh_frame`
+without a search table: libdw goes through all of it, and remembers each entry that it passes."""
+ENTRY_FACTOR = 5
+"""Bytes of memory that libdw takes for what it remembers, for each byte of a section that it goes through."""
+MAX_DWARF = 256 << 20
+"""Most DWARF of a file that is opened, in bytes after it was unpacked: libdw reads and unpacks all of it. It
+is opened for a moment only."""
 MAX_UNITS = 50_000
 """Compilation units that are searched. A large Go program has some thousands."""
 MAX_CHILDREN = 200_000
@@ -98,6 +122,8 @@ _LIBELF: dict[str, tuple[Any, list[Any]]] = {
     "gelf_getehdr": (c_void_p, [c_void_p, POINTER(_Ehdr)]),
     "elf_getphdrnum": (c_int, [c_void_p, POINTER(c_size_t)]),
     "gelf_getphdr": (c_void_p, [c_void_p, c_int, POINTER(_Phdr)]),
+    "elf_getshdrnum": (c_int, [c_void_p, POINTER(c_size_t)]),
+    "elf_getscn": (c_void_p, [c_void_p, c_size_t]),
     "elf_nextscn": (c_void_p, [c_void_p, c_void_p]),
     "elf_getshdrstrndx": (c_int, [c_void_p, POINTER(c_size_t)]),
     "gelf_getshdr": (c_void_p, [c_void_p, POINTER(_Shdr)]),
@@ -214,22 +240,27 @@ class Elf:
         self._elf_library, self._dw, self._libc = _libraries()
         self._source = source
         self._cfi: list[int] | None = None
-        self._dwarf = 0
+        self._eh_frame = 0
+        self._debug_frame: _DebugFrame | None = None
         self._handle = 0
-        if isinstance(source, bytes):
-            handle = self._elf_library.elf_memory(source, len(source)) if source else None
-            self.size = self.memory = len(source)
-        else:
-            handle = self._elf_library.elf_begin(source, ELF_C_READ, None)
-            self.size, self.memory = os.fstat(source).st_size, 0
-        if not handle:
-            raise ElfError("libelf cannot read the file")
-        self._handle = handle
+        self.size = len(source) if isinstance(source, bytes) else os.fstat(source).st_size
+        self._handle = self._begin()
         try:
             self._read_headers()
         except BaseException:
             self._end()
             raise
+
+    def _begin(self) -> int:
+        """A handle of libelf for the file. Raises ElfError if libelf cannot read it."""
+        handle = None
+        if not isinstance(self._source, bytes):
+            handle = self._elf_library.elf_begin(self._source, ELF_C_READ, None)
+        elif self._source:
+            handle = self._elf_library.elf_memory(self._source, len(self._source))
+        if not handle:
+            raise ElfError("libelf cannot read the file")
+        return int(handle)
 
     def _read_headers(self) -> None:
         elf = self._elf_library
@@ -246,7 +277,9 @@ class Elf:
         count = c_size_t()
         if self._elf_library.elf_getphdrnum(self._handle, byref(count)):
             return
-        for i in range(min(count.value, MAX_SEGMENTS)):
+        if count.value > MAX_SEGMENTS:
+            raise ElfError(f"the file has {count.value} segments; rule: at most {MAX_SEGMENTS}")
+        for i in range(count.value):
             header = _Phdr()
             if self._elf_library.gelf_getphdr(self._handle, i, byref(header)):
                 yield Segment(
@@ -257,15 +290,22 @@ class Elf:
     def _sections(self) -> Iterator[Section]:
         """All sections but ELF's section 0, which means "no section": section i of ELF is element i - 1."""
         elf = self._elf_library
-        names = c_size_t()
-        if elf.elf_getshdrstrndx(self._handle, byref(names)):
+        count, names, header = c_size_t(), c_size_t(), _Shdr()
+        if elf.elf_getshdrnum(self._handle, byref(count)) or elf.elf_getshdrstrndx(
+            self._handle, byref(names)
+        ):
             return
+        if count.value > MAX_SECTIONS:
+            raise ElfError(f"the file has {count.value} sections; rule: at most {MAX_SECTIONS}")
+        section = elf.elf_getscn(self._handle, names.value)
+        has_names = elf.gelf_getshdr(section, byref(header)) and header.sh_size <= MAX_NAMES
         section = elf.elf_nextscn(self._handle, None)
-        for _ in range(MAX_SECTIONS):
+        while section:
             header = _Shdr()
-            if not section or not elf.gelf_getshdr(section, byref(header)):
+            if not elf.gelf_getshdr(section, byref(header)):
                 return
-            name = elf.elf_strptr(self._handle, names.value, header.sh_name) or b""
+            name = elf.elf_strptr(self._handle, names.value, header.sh_name) if has_names else None
+            name = name or b""
             yield Section(
                 name[:MAX_NAME].decode("utf-8", "backslashreplace"), header.sh_type, header.sh_flags,
                 header.sh_addr, header.sh_offset, header.sh_size, header.sh_link,
@@ -290,6 +330,10 @@ class Elf:
     @property
     def build_id(self) -> bytes:
         """The GNU build id; empty if the file has none."""
+        notes = [s.size for s in self.sections if s.kind == SHT_NOTE]
+        notes += [s.file_size for s in self.segments if s.kind == PT_NOTE]
+        if sum(notes) > MAX_NOTE:
+            return b""
         pointer = c_void_p()
         size = self._dw.dwelf_elf_gnu_build_id(self._handle, byref(pointer))
         return ctypes.string_at(pointer.value, size) if 0 < size <= 64 and pointer.value else b""
@@ -297,26 +341,54 @@ class Elf:
     @property
     def debug_link(self) -> tuple[bytes, int]:
         """Name and CRC-32 of the separate debug file, by `.gnu_debuglink`; an empty name if there is none."""
+        if any(s.size > MAX_NOTE for s in self.sections if s.name == ".gnu_debuglink"):
+            return b"", 0
         crc = c_uint()
         return self._dw.dwelf_elf_gnu_debuglink(self._handle, byref(crc)) or b"", crc.value
 
     def member_offset(self, unit: str, structure: str, member: str) -> int | None:
         """The offset of a struct's member in bytes, by the DWARF of the compilation unit named `unit`.
 
-        Returns None if the file has no such unit, struct or member, or more DWARF than MAX_INFO.
+        Returns None if the file has no such unit, struct or member, or more DWARF than MAX_DWARF.
         """
-        size = sum(s.size for s in self.sections if s.name in (".debug_info", ".zdebug_info"))
-        dwarf = self._dw.dwarf_begin_elf(self._handle, DWARF_C_READ, None) if 0 < size <= MAX_INFO else None
-        if not dwarf:
+        dwarf_sections = [s for s in self.sections if "debug" in s.name]
+        has_info = any(s.name in (".debug_info", ".zdebug_info") for s in dwarf_sections)
+        is_readable = has_info and self.is_64 and self.is_little
+        if not is_readable or sum(map(self._unpacked_size, dwarf_sections)) > MAX_DWARF:
             return None
+        # libelf keeps what was unpacked for as long as it has the file open.
+        handle = self._begin()
+        dwarf = self._dw.dwarf_begin_elf(handle, DWARF_C_READ, None)
         try:
+            if not dwarf:
+                return None
             units = itertools.islice(self._units(dwarf), MAX_UNITS)
             die = next((one for one in units if self._dw.dwarf_diename(byref(one)) == unit.encode()), None)
             struct = next(self._children(die, DW_TAG_STRUCTURE, structure), None) if die else None
             field = next(self._children(struct, DW_TAG_MEMBER, member), None) if struct else None
             return self._number(field, DW_AT_MEMBER_LOCATION) if field else None
         finally:
-            self._dw.dwarf_end(dwarf)
+            if dwarf:
+                self._dw.dwarf_end(dwarf)
+            self._elf_library.elf_end(handle)
+
+    def _unpacked_size(self, section: Section) -> int:
+        """Bytes of memory that libdw takes for a section, which may be compressed."""
+        header = self._compression(section)
+        return max(section.size, header[1]) if header else section.size
+
+    def _compression(self, section: Section) -> tuple[int, int, int] | None:
+        """The kind of compression of a section, its size unpacked, and where its data begins.
+
+        None if the section is not compressed. For 64-bit, little-endian files.
+        """
+        if section.flags & SHF_COMPRESSED:
+            header = self.read(section.offset, COMPRESSED.size)
+            return (*COMPRESSED.unpack(header), COMPRESSED.size) if len(header) == COMPRESSED.size else None
+        header = self.read(section.offset, GNU_COMPRESSED.size) if section.name.startswith(".z") else b""
+        if len(header) < GNU_COMPRESSED.size or header[:4] != b"ZLIB":
+            return None
+        return ELFCOMPRESS_ZLIB, GNU_COMPRESSED.unpack(header)[1], GNU_COMPRESSED.size
 
     def _units(self, dwarf: int) -> Iterator[_Die]:
         """The entries of all compilation units."""
@@ -344,15 +416,14 @@ class Elf:
             return None
         return number.value if self._dw.dwarf_formudata(byref(found), byref(number)) == 0 else None
 
-    def rule(self, address: int, registers: int, use_debug_frame: bool) -> UnwindRule | None:
+    def rule(self, address: int, registers: int) -> UnwindRule | None:
         """The unwinding rule for an address of the file (not of memory).
 
         Returns None if neither `.eh_frame` nor `.debug_frame` has a rule for the address.
 
-        `registers` is how many DWARF registers the rule covers, from number 0. `use_debug_frame` allows
-        `.debug_frame`, for which libdw opens all DWARF of the file. The first call decides about that.
+        `registers` is how many DWARF registers the rule covers, from number 0.
         """
-        for cfi in self._cfi_tables(use_debug_frame):
+        for cfi in self._cfi_tables():
             frame = c_void_p()
             if self._dw.dwarf_cfi_addrframe(cfi, address, byref(frame)) == 0 and frame.value:
                 try:
@@ -361,17 +432,73 @@ class Elf:
                     self._libc.free(frame)
         return None
 
-    def _cfi_tables(self, use_debug_frame: bool) -> list[int]:
+    def _cfi_tables(self) -> list[int]:
         if self._cfi is None:
-            sizes = [s.size for s in self.sections if s.name == ".eh_frame"] or [self.size]
-            cfi = self._dw.dwarf_getcfi_elf(self._handle) if max(sizes) <= MAX_EH_FRAME else None
-            self._cfi = [cfi] if cfi else []
-            self._eh_frame = self._cfi[0] if self._cfi else 0
-            if use_debug_frame:
-                self._dwarf = self._dw.dwarf_begin_elf(self._handle, DWARF_C_READ, None) or 0
-                debug = self._dw.dwarf_getcfi(self._dwarf) if self._dwarf else None
-                self._cfi += [debug] if debug else []
+            is_used = self._eh_frame_size <= (MAX_EH_FRAME if self._has_search_table else MAX_SCANNED)
+            self._eh_frame = (self._dw.dwarf_getcfi_elf(self._handle) or 0) if is_used else 0
+            if data := self._debug_frame_data():
+                self._debug_frame = _DebugFrame(self, data)
+            debug = self._debug_frame.cfi if self._debug_frame else 0
+            self._cfi = [cfi for cfi in (self._eh_frame, debug) if cfi]
         return self._cfi
+
+    @functools.cached_property
+    def _eh_frame_size(self) -> int:
+        """Bytes that libdw reads for `.eh_frame`: all of the file if only a segment tells where it is."""
+        has_segment = any(segment.kind == PT_GNU_EH_FRAME for segment in self.segments)
+        without = self.size if has_segment else 0
+        found = [s.size for s in self.sections if s.name == ".eh_frame" and s.kind != SHT_NOBITS]
+        return max(found, default=without)
+
+    @functools.cached_property
+    def _has_search_table(self) -> bool:
+        """Whether there is a table in which libdw finds the entry of `.eh_frame` for an address.
+
+        libdw takes it by the section before `.eh_frame`, or by the segment if there is no such section.
+        """
+        before = itertools.takewhile(lambda section: section.name != ".eh_frame", self.sections)
+        places = [section.offset for section in before if section.name == ".eh_frame_hdr"]
+        if not any(section.name == ".eh_frame" for section in self.sections):
+            places = [segment.offset for segment in self.segments if segment.kind == PT_GNU_EH_FRAME]
+        tables = [self.read(place, 4) for place in places]
+        return bool(tables) and all(len(data) == 4 and DW_EH_PE_OMIT not in data[2:] for data in tables)
+
+    @property
+    def _debug_frame_section(self) -> Section | None:
+        names = (".debug_frame", ".zdebug_frame") if self.is_64 and self.is_little else ()
+        return next((section for section in self.sections if section.name in names), None)
+
+    def _debug_frame_data(self) -> bytes:
+        """The content of `.debug_frame`; none if there is no such section, or if it is too large.
+
+        libdw would open, unpack and keep all DWARF of the file for this section.
+        """
+        section = self._debug_frame_section
+        if not section or self._unpacked_size(section) > MAX_SCANNED:
+            return b""
+        data, packed = self.read(section.offset, section.size), self._compression(section)
+        if not packed:
+            return data
+        kind, size, start = packed
+        if kind != ELFCOMPRESS_ZLIB:
+            return b""
+        with contextlib.suppress(zlib.error):
+            return zlib.decompressobj().decompress(data[start:], size) if size else b""
+        return b""
+
+    @property
+    def memory(self) -> int:
+        """Estimated bytes of memory that this object takes, or will take once it was asked for a rule."""
+        return (self.size if isinstance(self._source, bytes) else 0) + self._rules_memory
+
+    @functools.cached_property
+    def _rules_memory(self) -> int:
+        """Estimated bytes of memory that libdw takes for the sections with rules."""
+        debug = self._debug_frame_section
+        scanned = [self._unpacked_size(debug)] if debug else []
+        scanned += [] if self._has_search_table else [self._eh_frame_size]
+        read = self._eh_frame_size if self._has_search_table and self._eh_frame_size <= MAX_EH_FRAME else 0
+        return read + sum((1 + ENTRY_FACTOR) * size for size in scanned if size <= MAX_SCANNED)
 
     def _rule(self, frame: c_void_p, registers: int) -> UnwindRule | None:
         operations, count, is_signal = _Operations(), c_size_t(), ctypes.c_bool()
@@ -401,19 +528,60 @@ class Elf:
             os.close(self._source)
 
     def _end(self) -> None:
-        if self._cfi:
-            if self._eh_frame:
-                self._dw.dwarf_cfi_end(self._eh_frame)
-            self._cfi = None
-        if self._dwarf:
-            self._dw.dwarf_end(self._dwarf)
+        if self._eh_frame:
+            self._dw.dwarf_cfi_end(self._eh_frame)
+        self._cfi = None
+        if self._debug_frame:
+            self._debug_frame.close()
+            self._debug_frame = None
         if self._handle:
             self._elf_library.elf_end(self._handle)
-        self._handle = self._dwarf = 0
+        self._handle = self._eh_frame = 0
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # __init__ failed before it set the attributes
             self.close()
+
+
+class _DebugFrame:
+    """The rules of a `.debug_frame` section: libdw opens a file in memory that has nothing but this section.
+
+    In the file itself it would open all DWARF, unpack it, and keep it.
+    """
+
+    def __init__(self, file: Elf, data: bytes) -> None:
+        """`file` is the file with the section, and `data` the content of the section."""
+        self._elf_library, self._dw, _ = _libraries()
+        self._image = _file_of_section(file, b".debug_frame", data)
+        self._handle = self._elf_library.elf_memory(self._image, len(self._image))
+        self._dwarf = self._dw.dwarf_begin_elf(self._handle, DWARF_C_READ, None) if self._handle else None
+        self.cfi: int = (self._dw.dwarf_getcfi(self._dwarf) if self._dwarf else None) or 0
+        """libdw's handle for the rules; 0 if it cannot use them."""
+
+    def close(self) -> None:
+        """Free what elfutils holds."""
+        if self._dwarf:
+            self._dw.dwarf_end(self._dwarf)
+        if self._handle:
+            self._elf_library.elf_end(self._handle)
+
+
+def _file_of_section(file: Elf, name: bytes, data: bytes) -> bytes:
+    """An ELF file for the same machine as another one (64-bit and little-endian), with one section."""
+    header = bytearray(file.read(0, HEADER_BYTES))
+    names = b"\0" + name + b"\0.shstrtab\0"
+    end = HEADER_BYTES + len(data)
+    sections = (
+        (0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        (1, SHT_PROGBITS, 0, 0, HEADER_BYTES, len(data), 0, 0, 1, 0),
+        (len(name) + 2, SHT_STRTAB, 0, 0, end, len(names), 0, 0, 1, 0),
+    )
+    padding = bytes(-(end + len(names)) % 8)
+    # The offsets of the segments' and the sections' headers; the sizes and numbers of these headers.
+    struct.pack_into("<QQ", header, 32, 0, end + len(names) + len(padding))
+    struct.pack_into("<5H", header, 54, 0, 0, SECTION_HEADER.size, len(sections), len(sections) - 1)
+    table = b"".join(SECTION_HEADER.pack(*section) for section in sections)
+    return bytes(header) + data + names + padding + table
 
 
 def _expression(operations: Any, count: int) -> tuple[Operation, ...]:

@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import struct
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +20,17 @@ JIT_OBJECT = "[jit]"
 MAX_BYTES = 16 << 20
 """Bytes of a perf map that are read, from its end: the last entries are the valid ones."""
 MAX_FUNCTIONS = 200_000
-"""Functions of one file: the last of a perf map, the first of a jitdump. They take 40 MB of memory."""
+"""Functions of one process: the last ones of its perf maps, the first ones of its jitdumps."""
+MAX_MEMORY = 64 << 20
+"""Bytes of memory for the functions of one process, as estimated by FUNCTION_BYTES and the names."""
+FUNCTION_BYTES = 200
+"""Estimated memory of one function without its name."""
 MAX_DUMPS = 4
 """Mapped jitdump files of a process that are read."""
 MAX_RECORDS = 2 * MAX_FUNCTIONS
 """Records of a jitdump that are read. Lines of source code have records, too."""
 MAX_NAME = 256
-"""Bytes of a function's name that are read."""
+"""Bytes of a function's name that are read, and characters of it that are kept."""
 CHECK_SECONDS = 0.1
 """Seconds between two checks for new or changed files while a function has no name.
 
@@ -77,6 +82,8 @@ class JitNames:
         self._starts: list[int] = []
         self._functions: list[tuple[int, str]] = []
         """Size and name of the functions at _starts."""
+        self.memory = 0
+        """Estimated bytes of memory that the names take."""
 
     def function(self, address: int, dumps: list[bytes]) -> tuple[int, str] | None:
         """The start and the name of the function that spans an address; None if it is not known.
@@ -105,11 +112,6 @@ class JitNames:
         """Whether any function is known."""
         return bool(self._starts)
 
-    @property
-    def memory(self) -> int:
-        """Estimated bytes of memory that the names take."""
-        return 200 * len(self._starts)
-
     def _find(self, address: int) -> tuple[int, str] | None:
         index = bisect.bisect_right(self._starts, address) - 1
         if index < 0 or address >= self._starts[index] + self._functions[index][0]:
@@ -128,13 +130,13 @@ class JitNames:
             if found == self._read:
                 return False
             self._read = found
-            functions: dict[int, tuple[int, str]] = {}
+            functions = _Functions()
             for path in found:
                 read = _read_dump if path.endswith(b".dump") else _read_map
-                functions.update(read(opened[path], about[path].st_size))
+                read(opened[path], about[path].st_size, functions)
             before = self._starts, self._functions
-            self._starts = sorted(functions)
-            self._functions = [functions[start] for start in self._starts]
+            self._starts, self.memory = sorted(functions.found), functions.memory
+            self._functions = [functions.found[start] for start in self._starts]
             if (self._starts, self._functions) == before:  # a file was created, and is still empty
                 return False
             self.reads += 1
@@ -167,25 +169,54 @@ class JitNames:
         ]
 
 
-def _read_map(file: int, size: int) -> dict[int, tuple[int, str]]:
-    """The functions of a perf map: size and name by address."""
+class _Functions:
+    """The functions of one process, up to MAX_FUNCTIONS and MAX_MEMORY."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, tuple[int, str]] = {}
+        """Size and name by address."""
+        self.memory = 0
+        """Estimated bytes of memory that they take."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no other function may be added."""
+        return len(self.found) >= MAX_FUNCTIONS or self.memory >= MAX_MEMORY
+
+    def add(self, address: int, size: int, name: str) -> None:
+        """Add a function, or replace the one at the same address."""
+        if address in self.found:
+            self.memory -= FUNCTION_BYTES + sys.getsizeof(self.found[address][1])
+        self.found[address] = size, name
+        self.memory += FUNCTION_BYTES + sys.getsizeof(name)
+
+
+def _read_map(file: int, size: int, functions: _Functions) -> None:
+    """Add the functions of a perf map, the last ones first."""
     start = max(0, size - MAX_BYTES)
     data = os.pread(file, MAX_BYTES, start)
     data = data[: data.rfind(b"\n") + 1]  # the runtime may be writing the last line
     lines = data.rsplit(b"\n", MAX_FUNCTIONS)
-    functions: dict[int, tuple[int, str]] = {}
-    for line in lines[1:] if start or len(lines) > MAX_FUNCTIONS else lines:  # the first line may be cut
-        if found := _LINE.match(line):
-            address, length, name = found.groups()
-            functions[int(address, 16)] = (int(length, 16), _without_types(name))
-    return functions
+    if start or len(lines) > MAX_FUNCTIONS:
+        del lines[0]  # it may be cut
+    seen: set[int] = set()
+    while lines and not functions.is_full:
+        if found := _LINE.match(lines.pop()):
+            address, length, name = int(found[1], 16), int(found[2], 16), found[3]
+            if address not in seen:
+                seen.add(address)
+                functions.add(address, length, _without_types(name))
 
 
 def _without_types(name: bytes) -> str:
     """The name of a function. A Java method loses its type and its parameters."""
-    text = name.decode("utf-8", "backslashreplace")
+    text = _decoded(name)
     java = _JAVA.fullmatch(text)
     return class_name(java[1]) if java else text
+
+
+def _decoded(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")[:MAX_NAME]
 
 
 def class_name(name: str) -> str:
@@ -193,15 +224,14 @@ def class_name(name: str) -> str:
     return _HIDDEN_CLASS.sub("", name)
 
 
-def _read_dump(file: int, size: int) -> dict[int, tuple[int, str]]:
-    """The functions of a jitdump file: size and name by address."""
-    functions: dict[int, tuple[int, str]] = {}
+def _read_dump(file: int, size: int, functions: _Functions) -> None:
+    """Add the functions of a jitdump file, the first ones first."""
     header = os.pread(file, DUMP_HEADER.size, 0)
     if len(header) < DUMP_HEADER.size or DUMP_HEADER.unpack(header)[0] != DUMP_MAGIC:
-        return functions
+        return
     offset = max(DUMP_HEADER.unpack(header)[2], DUMP_HEADER.size)
     for _ in range(MAX_RECORDS):
-        if offset >= size or len(functions) == MAX_FUNCTIONS:
+        if offset >= size or functions.is_full:
             break
         record = os.pread(file, RECORD.size + CODE.size + MAX_NAME, offset)
         if len(record) < RECORD.size + CODE.size:
@@ -210,8 +240,7 @@ def _read_dump(file: int, size: int) -> dict[int, tuple[int, str]]:
         if kind == CODE_LOAD:
             *_, address, length, _ = CODE.unpack_from(record, RECORD.size)
             name = record[RECORD.size + CODE.size :].partition(b"\0")[0]
-            functions[address] = (length, name.decode("utf-8", "backslashreplace"))
+            functions.add(address, length, _decoded(name))
         if total < RECORD.size:
             break
         offset += total
-    return functions

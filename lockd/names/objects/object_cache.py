@@ -15,7 +15,10 @@ from lockd.names.objects.process_files import UNKNOWN_ROOT, Root, open_mapped
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 64 << 20
-"""Bytes of memory for all files. A large program takes one to five million, more with each lookup."""
+"""Bytes of memory for all files, by ObjectFile.memory. A large program takes one to five million, more
+with each lookup. The file that was used last is kept if it alone takes more. While a file is read it may take
+more than afterwards: up to MAX_DWARF for the members of a struct (elfutils.py).
+"""
 MAX_FILES = 200
 """Files in the cache. Each keeps up to two descriptors open."""
 MAX_FAILED = 10_000
@@ -114,6 +117,8 @@ class ObjectCache:
         if key not in self._files:
             try:
                 self._add(key, ObjectFile(Elf(image)))
+            except MemoryError:  # which says nothing of the image
+                raise
             except Exception as error:
                 log.debug("an object in memory has no symbols: %s", error)
                 return None

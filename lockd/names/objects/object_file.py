@@ -36,8 +36,6 @@ REGISTERS = {EM_X86_64: 17, EM_AARCH64: 32}
 """DWARF registers that unwinding rules cover, by machine."""
 PAGE = 4096
 
-DEBUG_FRAME_FILE = 64 << 20
-"""Largest file whose `.debug_frame` is read, in bytes: libdw has to open all DWARF of the file for it."""
 MINI_DEBUG_INFO = 64 << 20
 """Largest MiniDebugInfo that is used, in bytes after it was unpacked."""
 FUNCTION_STARTS = 64 << 20
@@ -51,7 +49,12 @@ FUNCTIONS = 4_000
 FUNCTION_BYTES = 400
 """Estimated memory of one remembered function."""
 FILE_BYTES = 100_000
-"""Estimated memory of one file without symbols, function starts, rules and functions: mostly libelf's own."""
+"""Estimated memory of one file without symbols, function starts, rules, functions and the sections that libdw
+reads for rules: mostly libelf's own.
+
+The estimate leaves out the 100 bytes that libdw remembers of each function for which it found a rule, and the
+names that were looked up with variable_address() and member_offset(), of which callers have a few.
+"""
 JUMP_BYTES = 1 << 16
 """Bytes of one function that are searched for jumps."""
 _JUMP = re.compile(rb"(?=(?:\xe9|\x0f[\x80-\x8f])(....))", re.S)
@@ -106,7 +109,7 @@ class ObjectFile:
     def memory(self) -> int:
         """Estimated bytes of memory that this object takes."""
         remembered = len(self._rules) * RULE_BYTES + len(self._functions) * FUNCTION_BYTES
-        files = self._elf.memory + (self._mini.memory if self._mini else 0)
+        files = sum(elf.memory for elf in (self._elf, self._mini) if elf)
         return FILE_BYTES + sum(t.memory for t in self.tables) + self._starts.nbytes + remembered + files
 
     def bias(self, mapping: Mapping) -> int:
@@ -219,8 +222,7 @@ class ObjectFile:
             if len(self._rules) >= RULES:
                 self._rules.clear()
             registers = REGISTERS.get(self.machine, 0)
-            is_small = self._elf.size <= DEBUG_FRAME_FILE
-            self._rules[address] = self._elf.rule(address, registers, is_small) if registers else None
+            self._rules[address] = self._elf.rule(address, registers) if registers else None
         return self._rules[address]
 
     def file_offset(self, address: int) -> int:

@@ -36,6 +36,7 @@ from lockd.names.client import (
 from lockd.names.kernel.locks import MODULES_SECONDS
 from lockd.names.locks.cpython_waits import MOST_LABEL, label, shortened
 from lockd.names.locks.user_locks import SHOWN_FRAMES
+from lockd.names.objects.address_space import MAX_MAPS
 from lockd.names.objects.demangle import MAX_NAME
 from lockd.names.protocol import (
     CPYTHON_BITS,
@@ -66,6 +67,7 @@ from lockd.names.protocol import (
 from lockd.names.runtimes.cpython import PythonFrame
 from lockd.names.shares import NOBODY
 from lockd.names.unwind.capture import SLEEPER_BYTES, Capture
+from lockd.process import isolation
 from lockd.process.clock import cpu_seconds
 from tests.fuzz.messages import Talker
 from tests.needs import needs
@@ -248,6 +250,40 @@ def test_a_namer_that_dies_is_replaced_and_only_its_question_is_lost(
     assert resolver.pid not in (0, first)
     assert resolver.restarts == 1
     assert "ended by SIGKILL, while looking at the kernel's lock 0xffffffffc0001000" in caplog.text
+
+
+SMALL = """
+import re, sys
+from pathlib import Path
+sys.path.insert(0, "ROOT")
+from lockd.names import server
+data = re.findall(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())
+server.MEMORY_BYTES = 1024 * int(data[0]) + MAX_MAPS // 2
+sys.exit(server.main())
+""".replace("ROOT", isolation.ROOT).replace("MAX_MAPS", str(MAX_MAPS))
+"""A namer with too little memory to read what a process has mapped."""
+
+
+def test_a_namer_without_memory_is_replaced(
+    make: MakeResolver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or it would answer every further question in vain: what takes the memory may stay for ever."""
+    resolver = make(Path("/proc"))
+    monkeypatch.setattr(isolation, "command", lambda _: [sys.executable, "-c", SMALL])
+    resolver.answers()
+    monkeypatch.undo()
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        assert resolver.ask(UserLockSeen(1, other.pid, other.pid, 0x1000, "lock"))
+        assert resolver.ask(UserLockSeen(2, os.getpid(), os.getpid(), 0x1000, "lock"))
+        found = answers(resolver, 2)
+        assert [answer.key for answer in found if isinstance(answer, LockAnswer)] == [1, 2]
+        assert resolver.restarts == 1
+        assert [tgid for (tgid, _), _, _ in resolver._owing] == [other.pid]
+        assert f"while looking at the lock 0x1000 of process {other.pid}" in caplog.text
+    finally:
+        other.kill()
+        other.wait()
 
 
 def until_it_rests(resolver: Resolver) -> None:

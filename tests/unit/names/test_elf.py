@@ -6,11 +6,13 @@ import lzma
 import os
 import struct
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
 
-from lockd.names.objects.elfutils import Elf, ElfError
+from lockd.names.objects import elfutils
+from lockd.names.objects.elfutils import MAX_SECTIONS, MAX_SEGMENTS, SHT_NOTE, Elf, ElfError
 from lockd.names.objects.object_file import ObjectFile, functions_by_name
 from tests.needs import needs
 
@@ -130,3 +132,98 @@ def test_functions_of_a_stripped_go_program(
 def test_what_is_no_elf(data: bytes) -> None:
     with pytest.raises(ElfError):
         ObjectFile(Elf(data))
+
+
+TABLES_ELSEWHERE = ("-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
+"""Options by which the rules are in `.debug_frame`, as in Go programs."""
+BOMB = 64 << 20
+STRUCT = "struct shop { long first, second; } shop; int unwound(int n) { return n + shop.first; }\n"
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def with_bombs(directory: Path, *options: str) -> Path:
+    """A program whose debugging information takes 100 kB in the file, and 192 MiB unpacked."""
+    source, plain, bombs = directory / "shop.c", directory / "plain", directory / "bombs"
+    source.write_text(STRUCT + "int main(int n) { return unwound(n); }\n")
+    subprocess.run(["gcc", "-O1", "-g", *options, "-o", plain, source], check=True)
+    added = []
+    for name in ("debug_pubnames", "debug_pubtypes", "debug_macinfo"):
+        packed = directory / name
+        packed.write_bytes(b"ZLIB" + struct.pack(">Q", BOMB) + zlib.compress(bytes(BOMB)))
+        added += ["--add-section", f".z{name}={packed}"]
+    subprocess.run(["objcopy", *added, plain, bombs], check=True)
+    return bombs
+
+
+@pytest.mark.parametrize("options", [(), TABLES_ELSEWHERE, (*TABLES_ELSEWHERE, "-gz=zlib")])
+def test_rules_take_no_memory_for_what_is_no_rule(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """libdw would unpack all debugging information of the file, and keep it while the file is open."""
+    bombs = with_bombs(tmp_path, *options)
+    file, at, before = opened(bombs), addresses(bombs)["unwound"], resident_bytes()
+    rule = file.rule(at + 1)
+    assert rule
+    assert rule.return_register == 16
+    assert resident_bytes() - before < BOMB / 4
+    file.close()
+
+
+def test_members_of_structs_leave_nothing_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bombs = with_bombs(tmp_path)
+    file, unit, before = opened(bombs), str(tmp_path / "shop.c"), resident_bytes()
+    assert file.member_offset(unit, "shop", "second") == 8
+    assert resident_bytes() - before < BOMB / 4
+    monkeypatch.setattr(elfutils, "MAX_DWARF", 3 * BOMB)
+    other = opened(bombs)
+    assert other.member_offset(unit, "shop", "second") is None, "it would take more than that"
+    for one in (file, other):
+        one.close()
+
+
+def frames(count: int) -> bytes:
+    """A `.debug_frame` with an entry for each 16 bytes of code from 0x500000 on."""
+    common = struct.pack("<II10s6x", 20, 2**32 - 1, bytes((1, 0, 1, 0x78, 16, 0x0C, 7, 8, 0x90, 1)))
+    return common + b"".join(struct.pack("<IIQQ", 20, 0, 0x500000 + 16 * i, 16) for i in range(count))
+
+
+def test_rules_without_a_search_table_are_in_the_estimate(program: Path, tmp_path: Path) -> None:
+    """libdw remembers all entries that it has passed on its way to one."""
+    count = elfutils.MAX_SCANNED // 24 - 1
+    for entries in (count, count + 2):
+        table, large = tmp_path / "table", tmp_path / "large"
+        table.write_bytes(frames(entries))
+        subprocess.run(["objcopy", "--add-section", f".debug_frame={table}", program, large], check=True)
+        file, small, before = opened(large), opened(program), resident_bytes()
+        estimate = file.memory - small.memory
+        rule = file.rule(0x500000 + 16 * count - 1)
+        assert (rule is not None) == (entries == count), "it is not read if it is larger than MAX_SCANNED"
+        assert resident_bytes() - before < estimate + (1 << 20)
+        assert estimate < 8 * elfutils.MAX_SCANNED
+        file.close()
+        small.close()
+
+
+def test_the_tables_of_rules_are_in_the_estimate(program: Path) -> None:
+    file = opened(program)
+    (size,) = (section.size for section in file._elf.sections if section.name == ".eh_frame")
+    assert file._elf.memory == size > 0
+    file.close()
+
+
+def test_headers_take_no_memory_without_end(program: Path) -> None:
+    """libelf keeps some of what it reads, and a file can be large that takes nearly no room on its disk."""
+    content = bytearray(program.read_bytes())
+    for at, size, most in ((54, 56, MAX_SEGMENTS), (58, 64, MAX_SECTIONS)):
+        changed = content + bytes(size * (most + 1))
+        struct.pack_into("<Q", changed, 32 if at == 54 else 40, len(content))
+        struct.pack_into("<HH", changed, at, size, most + 1)
+        with pytest.raises(ElfError, match=f"rule: at most {most}"):
+            Elf(bytes(changed))
+    assert Elf(bytes(content)).build_id
+    (first, *_) = (section for section in Elf(bytes(content)).sections if section.kind == SHT_NOTE)
+    (headers,) = struct.unpack_from("<Q", content, 40)
+    number = 1 + Elf(bytes(content)).sections.index(first)
+    struct.pack_into("<Q", content, headers + 64 * number + 32, elfutils.MAX_NOTE + 1)
+    assert Elf(bytes(content) + bytes(elfutils.MAX_NOTE)).build_id == b""

@@ -202,6 +202,37 @@ def test_of_too_many_functions_those_written_last_are_known(
     assert [named(names, 0x1000 * n) for n in (1, 100, 102, 200)] == ["", "", "f102", "f200"]
 
 
+def test_a_process_has_no_more_functions_for_having_more_files(
+    process: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit, "MAX_FUNCTIONS", 100)
+    for number in (3, 7):
+        lines = [f"{number}{n:04x}000 10 f{n}\n" for n in range(1, 81)]
+        (process / f"root/tmp/perf-{number}.map").write_text("".join(lines))
+    names = JitNames(process)
+    assert named(names, 0x30001000) == "f1"
+    assert len(names._starts) == 100
+
+
+@pytest.mark.parametrize("name", ["f", "f" * 256, "\U00020000" * 64, "f\udcff" * 128])
+def test_what_names_take_is_estimated_by_their_lengths_and_has_a_bound(process: Path, name: str) -> None:
+    count = MAX_BYTES // 300
+    with (process / "root/tmp/perf-3.map").open("wb") as file:
+        for n in range(count):
+            line = f"{0x1000 * n:x} 10 {n:05}{name}\n"
+            file.write(line.encode("utf-8", "surrogateescape"))
+    before = resident_bytes()
+    names = JitNames(process)
+    assert names.function(0x1000 * (count - 1), [])
+    taken = resident_bytes() - before
+    assert taken < 1.2 * names.memory + MAX_BYTES
+    assert names.memory < jit.MAX_MEMORY + 10_000
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 DUMP_HEADER = struct.pack("<IIIIIIQQ", 0x4A695444, 1, 40, 62, 0, 3, 0, 0)
 
 
