@@ -70,6 +70,13 @@ class Frame:
         return self.function or (self.label if self.object else UNKNOWN)
 
 
+LONGEST_NAME = 256
+"""Characters of a function's name that is judged. Demangled names have half as many at most (demangle.py).
+
+Only symbols that were made up are longer. The time that patterns take grows with the square of the length.
+"""
+
+
 @dataclass(frozen=True)
 class Judgement:
     """What the stack of a blocked thread says about the lock that it waits for."""
@@ -270,7 +277,12 @@ def is_end(function: str) -> bool:
 
 
 def _plain(function: str) -> str:
-    """A name without template arguments and inline namespaces; Rust's `<T as Trait>::f` is not changed."""
+    """A name without template arguments and inline namespaces; Rust's `<T as Trait>::f` is not changed.
+
+    Of a name with more than LONGEST_NAME characters nothing is left.
+    """
+    if len(function) > LONGEST_NAME:
+        return ""
     name = re.sub(r"::(?:__1|__cxx11|_V2|__ndk1|lts_\w+|debian\d+)\b", "", function)
     if name.startswith("<"):
         return name

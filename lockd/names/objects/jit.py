@@ -57,8 +57,11 @@ CODE = struct.Struct("<IIQQQQ")
 """A record JIT_CODE_LOAD after its header: process, thread, address (twice), size and number of the code."""
 
 _LINE = re.compile(rb"(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.{1,%d})" % MAX_NAME)
-_JAVA = re.compile(r"[^\s()]+ ([^\s()]+\.[^\s()]+)\([^()]*\)?")
-"""A method in HotSpot's form: its type, its name, and its parameters, whose end may be missing."""
+_JAVA = re.compile(r"[^\s()]+ ([^\s()]+)\([^()]*\)?")
+"""A method in HotSpot's form: its type, its name, and its parameters, whose end may be missing.
+
+The name also has a dot between class and method. A pattern that asks for it would try every dot.
+"""
 _HIDDEN_CLASS = re.compile(r"/0x[0-9a-f]+")
 """The address that HotSpot adds to the name of a hidden class. It is another in every process."""
 
@@ -212,7 +215,7 @@ def _without_types(name: bytes) -> str:
     """The name of a function. A Java method loses its type and its parameters."""
     text = _decoded(name)
     java = _JAVA.fullmatch(text)
-    return class_name(java[1]) if java else text
+    return class_name(java[1]) if java and "." in java[1][1:-1] else text
 
 
 def _decoded(name: bytes) -> str:

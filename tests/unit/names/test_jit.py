@@ -155,11 +155,26 @@ def test_what_takes_long_to_read_is_not_read_all_the_time(process: Path) -> None
         ("StubRoutines (1)", "StubRoutines (1)"),
         ("LazyCompile:*take /srv/app.js:10", "LazyCompile:*take /srv/app.js:10"),
         ("shop::take(int)", "shop::take(int)"),
+        ("void take(int)", "void take(int)"),
+        ("void .take(int)", "void .take(int)"),
+        ("void take.(int)", "void take.(int)"),
     ],
 )
 def test_methods_of_java_as_hotspot_writes_them(process: Path, written: str, name: str) -> None:
     (process / "root/tmp/perf-3.map").write_text(f"0x00007fd7a4eca5e0 0x00000000000005c8 {written}\n")
     assert named(JitNames(process), 0x7FD7A4ECA5E1) == name
+
+
+def test_names_that_were_made_to_take_long_take_no_longer_than_others(process: Path) -> None:
+    """A pattern that looks for a dot and then for a bracket looks for the bracket from every dot on."""
+    times = []
+    for name in ("x" * 254, "." * 254):
+        text = "".join(f"{0x1000 * n:x} 10 a {name}\n" for n in range(10_000))
+        (process / "root/tmp/perf-3.map").write_text(text)
+        began = time.process_time()
+        assert named(JitNames(process), 0x1000) == f"a {name}"
+        times.append(time.process_time() - began)
+    assert times[1] < 3 * times[0] + 0.1, times
 
 
 def record(kind: int, body: bytes) -> bytes:

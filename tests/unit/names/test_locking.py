@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from lockd.names.locks.locking_code import (
     FAMILIES,
     KINDS,
+    LONGEST_NAME,
     Frame,
     family_of,
     is_end,
@@ -247,6 +250,24 @@ def test_the_implementation_is_told_for_the_place_of_the_word_in_the_lock() -> N
 def test_what_is_not_locking(name: str) -> None:
     assert family_of(name) == ""
     assert judge([Frame("app", name, f"app:{name}")]).site == f"app:{name}"
+
+
+@pytest.mark.parametrize(
+    "name", ["a" + "<" * 2000 + ">" * 2000, "boost::" + "mutex" * 800, "std::sys" + "::" * 2000]
+)
+def test_names_that_were_made_to_take_long_are_not_judged(name: str) -> None:
+    """A library can have a million of them."""
+    began = time.process_time()
+    for number in range(1000):
+        assert family_of(f"{number}{name}") == ""
+        assert releasing_site([Frame("app", f"{number}{name}", "app+0x1")]) == "app+0x1"
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize("name", ["pthread_mutex_lock", "std::mutex::lock<" + "<" * 100 + ">" * 100 + ">"])
+def test_names_of_usual_lengths_are(name: str) -> None:
+    assert family_of(name) == "mutex"
+    assert family_of(name + LONGEST_NAME * "_") == ""
 
 
 def test_every_family_has_a_kind() -> None:
