@@ -87,6 +87,7 @@ class Names:
         self._procfs, self._shares, self._clock = procfs, shares, clock
         self._user = UserNames(procfs, parked=parked)
         self._kernel = KernelNames(procfs)
+        self._owners = UserOwners(procfs)
         self._watched: set[int] = set()
         """Processes that the sampler asked to remember."""
         self._blocked: dict[int, float] = {}
@@ -117,10 +118,7 @@ class Names:
             case KernelLock():
                 return self._kernel.answer(question)
             case Owners():
-                owners = UserOwners(self._procfs)
-                return OwnersAnswer(
-                    question.token, tuple(self._owner(owners, lock) for lock in question.locks)
-                )
+                return OwnersAnswer(question.token, tuple(map(self._owner, question.locks)))
             case GoWaits():
                 return GoWaitsAnswer(question.tgids, tuple(map(self._go_waited_ns, question.tgids)))
             case LockReleased():
@@ -183,9 +181,9 @@ class Names:
                     return self._user.stack(question.tgid, question.capture, MOST_FUNCTIONS, question.python)
         return UserStack([])
 
-    def _owner(self, owners: UserOwners, lock: OwnedLock) -> int:
+    def _owner(self, lock: OwnedLock) -> int:
         with self._shares.turn(lock.tgid) as is_allowed:
-            return owners.owner(**vars(lock)) if is_allowed else 0
+            return self._owners.owner(**vars(lock)) if is_allowed else 0
 
     def _go_waited_ns(self, tgid: int) -> int:
         with self._shares.turn(tgid) as is_allowed:
@@ -204,6 +202,7 @@ class Names:
         self._blocked = {tgid: since for tgid, since in self._blocked.items() if since > now - ASKED_SECONDS}
         wanted = self._watched | self._blocked.keys()
         self._user.keep(wanted)
+        self._owners.keep(wanted)
         self._shares.keep(wanted)
 
 

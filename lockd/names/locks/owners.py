@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import os
 import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 MOST_TID = 1 << 22
 """PID_MAX_LIMIT of the kernel: a larger number is not the id of a thread."""
 MOST_THREADS = 10_000
 """Threads of a process in a pid namespace of its own, up to which their ids are translated."""
+MOST_REMEMBERED = 100_000
+"""Threads of all such processes that are remembered."""
+READING_SHARE = 20
+"""After the ids of a process's threads were read, they are not read for this many times as long as that."""
+BELIEVED_SECONDS = 0.5
+"""Seconds for which it is believed that a process has a pid namespace of its own, or none.
+
+Afterwards its id may be that of another process.
+"""
 
 TID = 0x3FFF_FFFF
 """FUTEX_TID_MASK: the bits of a futex word that are the owner's id; the higher bits are flags."""
@@ -45,16 +57,38 @@ NOT_OWNED = {
 """Families of locks that do not store their owner."""
 
 
-class UserOwners:
-    """Finds the holders of several locks at one moment; the thread ids of a process are read once.
+@dataclass
+class _Threads:
+    """What is remembered of the threads of a process."""
 
-    `procfs` is the root of a proc file system.
+    is_inside: bool
+    """Whether the process has a pid namespace of its own."""
+    checked_at: float
+    """When that was seen last."""
+    tids: dict[int, int] = field(default_factory=dict)
+    """Their ids by the ids that the process knows them by; empty if it has no namespace of its own."""
+    read_at: float = 0.0
+    """When they may be read again."""
+
+
+class UserOwners:
+    """Finds the holders of locks.
+
+    A process in a pid namespace of its own knows its threads by other ids than lockd. Which are which is
+    remembered, as there can be thousands of threads, and the same locks are asked for every second.
+
+    `procfs` is the root of a proc file system, and `clock` returns seconds.
     """
 
-    def __init__(self, procfs: Path = Path("/proc")) -> None:
-        self._procfs = procfs
-        self._in_namespace: dict[int, dict[int, int] | None] = {}
-        """By process, what _namespace() returned."""
+    def __init__(self, procfs: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
+        self._procfs, self._clock = procfs, clock
+        self._threads: dict[int, _Threads] = {}
+        """By process."""
+
+    def keep(self, alive: set[int]) -> None:
+        """Forget all processes but those in `alive`."""
+        for tgid in self._threads.keys() - alive:
+            del self._threads[tgid]
 
     def owner(self, tgid: int, address: int, kind: str, family: str) -> int:
         """The thread that holds the lock at `address` now, or that is joined there; 0 if unknown.
@@ -77,33 +111,61 @@ class UserOwners:
 
     def _thread(self, tgid: int, stored: int, is_shared: bool) -> int:
         """The live thread whose id, as a process sees it, is `stored`; 0 if there is none."""
-        if tgid not in self._in_namespace:
-            self._in_namespace[tgid] = self._namespace(tgid)
-        translated = self._in_namespace[tgid]
-        if translated is not None:
-            return translated.get(stored, 0)
-        of_process = self._procfs / str(tgid) / "task" / str(stored)
-        is_alive = of_process.exists() or (is_shared and (self._procfs / str(stored)).exists())
+        task = self._procfs / str(tgid) / "task"
+        threads, now = self._threads.get(tgid), self._clock()
+        if not threads or now >= threads.checked_at + BELIEVED_SECONDS:
+            try:
+                is_inside = len(_ids(task / str(tgid) / "status")) > 1
+            except OSError:
+                return 0
+            threads = self._threads.setdefault(tgid, _Threads(is_inside, now))
+            threads.is_inside, threads.checked_at = is_inside, now
+        if threads.is_inside:
+            return self._translated(threads, task, stored)
+        is_alive = (task / str(stored)).exists() or (is_shared and (self._procfs / str(stored)).exists())
         return stored if is_alive else 0
 
-    def _namespace(self, tgid: int) -> dict[int, int] | None:
-        """The process's threads by their ids in its own pid namespace; None if it is in lockd's namespace."""
-        task = self._procfs / str(tgid) / "task"
-        try:
-            if len(_ids(task / str(tgid) / "status")) < 2:
-                return None
-            tids = os.listdir(task)
-        except OSError:
-            return None
-        if len(tids) > MOST_THREADS:
-            return {}
-        threads = {}
-        for tid in tids:
-            try:
-                threads[_ids(task / tid / "status")[-1]] = int(tid)
-            except (OSError, IndexError):  # the thread has just ended
-                continue
-        return threads
+    def _translated(self, threads: _Threads, task: Path, stored: int) -> int:
+        """The live thread that a process in a namespace of its own knows as `stored`; 0 if none is known.
+
+        `task` is the directory of its threads in procfs. The thread is looked for among all of them if it is
+        not the one that is remembered, but not too often: the memory of a lock can have any number.
+        """
+        tid = threads.tids.get(stored, 0)
+        if tid and _own_id(task, tid) == stored:
+            return tid
+        began = self._clock()
+        if began < threads.read_at:
+            return 0
+        threads.tids = _threads_by_own_id(task)
+        done = self._clock()
+        threads.read_at = done + READING_SHARE * (done - began)
+        if sum(len(known.tids) for known in self._threads.values()) > MOST_REMEMBERED:
+            for known in self._threads.values():
+                known.tids = known.tids if known is threads else {}
+        return threads.tids.get(stored, 0)
+
+
+def _threads_by_own_id(task: Path) -> dict[int, int]:
+    """The threads of a process by their ids in its own pid namespace; none if it has too many.
+
+    `task` is the directory of its threads in procfs.
+    """
+    try:
+        tids = os.listdir(task)
+    except OSError:
+        return {}
+    if len(tids) > MOST_THREADS:
+        return {}
+    return {own: tid for tid in map(int, tids) if (own := _own_id(task, tid))}
+
+
+def _own_id(task: Path, tid: int) -> int:
+    """The id of a thread in its own pid namespace; 0 if the thread has ended."""
+    try:
+        return _ids(task / str(tid) / "status")[-1]
+    except (OSError, IndexError):
+        return 0
 
 
 def _stored_owner(memory: int, address: int, kind: str, family: str) -> tuple[int, bool]:

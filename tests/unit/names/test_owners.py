@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from lockd.names.locks import owners as owners_module
 from lockd.names.locks.owners import UserOwners
 
 PROCFS = Path("/proc")
@@ -242,3 +243,83 @@ sys.stdin.read()
             pytest.skip("host: the memory of others is closed to this user")
         assert owner(address, "lock", "mutex", pid) == pid
         process.communicate("")
+
+
+MANY_THREADS = 40
+IN_NAMESPACE = """
+import ctypes, os, sys, threading
+libc = ctypes.CDLL(None)
+locks = [(ctypes.c_uint64 * 8)() for _ in range(2)]
+def hold(lock):
+    assert libc.pthread_mutex_lock(lock) == 0
+    print(threading.get_native_id(), ctypes.addressof(lock), flush=True)
+    threading.Event().wait()
+for _ in range(MANY):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+for lock in locks:
+    threading.Thread(target=hold, args=(lock,), daemon=True).start()
+    sys.stdin.readline()
+os._exit(0)
+"""
+
+
+class Counted:
+    """What it is called like _ids(), and how often it was."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls, self._ids = 0, owners_module._ids
+        monkeypatch.setattr(owners_module, "_ids", self)
+
+    def __call__(self, status: Path) -> list[int]:
+        self.calls += 1
+        return self._ids(status)
+
+    def since(self) -> int:
+        calls, self.calls = self.calls, 0
+        return calls
+
+
+def test_the_threads_of_a_pid_namespace_are_not_all_read_for_every_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There may be ten thousand of them, and a question about the same locks every second."""
+    script = IN_NAMESPACE.replace("MANY", str(MANY_THREADS))
+    command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        if not (line := process.stdout.readline()):
+            pytest.skip("host: no user namespaces here")
+        inside, address = map(int, line.split())
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        pid, now, read = int(children.split()[0]), [1000.0], Counted(monkeypatch)
+        if not os.access(f"/proc/{pid}/mem", os.R_OK):
+            process.communicate("\n\n")
+            pytest.skip("host: the memory of others is closed to this user")
+        found = UserOwners(PROCFS, lambda: now[0])
+        holder = found.owner(pid, address, "lock", "mutex")
+        assert owners_module._ids(Path(f"/proc/{pid}/task/{holder}/status"))[-1] == inside != holder
+        assert read.since() > MANY_THREADS
+        assert found.owner(pid, address, "lock", "mutex") == holder
+        assert read.since() == 1, "the thread's"
+        now[0] += 1
+        assert found.owner(pid, address, "lock", "mutex") == holder
+        assert read.since() == 2, "and the process's"
+        process.stdin.write("\n")
+        process.stdin.flush()
+        inside, other = map(int, process.stdout.readline().split())
+        found._threads[pid].read_at = now[0] + 3
+        assert found.owner(pid, other, "lock", "mutex") == 0
+        assert read.since() < MANY_THREADS, "it took long before, and so it has to wait"
+        now[0] += 3
+        second = found.owner(pid, other, "lock", "mutex")
+        assert second not in (0, holder)
+        assert found.owner(pid, address, "lock", "mutex") == holder
+        threads = found._threads[pid]
+        threads.tids[1], threads.read_at = holder, 0.0
+        assert found._translated(threads, Path(f"/proc/{pid}/task"), 1) == pid, "what is remembered is wrong"
+        found.keep({pid})
+        assert found._threads
+        found.keep(set())
+        assert not found._threads
+        process.communicate("\n")
