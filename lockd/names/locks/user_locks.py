@@ -401,8 +401,8 @@ class UserNames:
     def _read_process(self, tgid: int, max_age: float = REREAD_SECONDS) -> _Process:
         """What is remembered of a process, with the mappings that it had `max_age` seconds ago or later.
 
-        The name of a lock stays, so that it should not come from mappings which are no more. Stacks are many,
-        and each counts for little.
+        The name of a lock is kept, so it is found by mappings that are at most REREAD_SECONDS old. Sampled
+        stacks are many, and one wrong stack hardly matters: they accept mappings of STALE_SECONDS.
         """
         process = self._process(tgid)
         process.space.refresh(max_age)
