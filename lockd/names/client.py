@@ -60,6 +60,8 @@ processor time, so a namer should not come and go with every job of a host."""
 MOST_ENDING = 3
 """Killed namers that have not ended: with so many of them, no other namer is started. Each keeps its memory
 for as long as it hangs. One user can have one of them hang, see Shares.hold()."""
+CLOSED_SECONDS = 1.0
+"""Seconds for which a namer that has closed its socket may take to end."""
 ENDING_SECONDS = 1.0
 """Seconds to wait for the end of the namers when lockd itself ends."""
 SHARE = 0.25
@@ -407,16 +409,19 @@ class Namer:
         self.pid = self._child.pid
         self._refused = 0
         self._cpu_seconds = 0.0
+        self._closed_at = 0.0
+        """When its socket was first seen closed; 0 if it was not."""
         self._buffer = memoryview(bytearray(MESSAGE_BYTES))
 
     def send(self, message: bytes) -> bool:
-        """Send a message. Returns False if the socket is full. Raises NamerGone."""
+        """Send a message. Returns False if the socket is full, or if the namer has closed it.
+
+        receive() finds out what became of such a namer.
+        """
         try:
             self._socket.send(message)
-        except BlockingIOError:
+        except OSError:
             return False
-        except OSError as error:
-            raise NamerGone(self._how_it_ended(error.strerror or "")) from error
         return True
 
     def receive(self) -> list[bytes]:
@@ -427,13 +432,24 @@ class Namer:
                 length = self._socket.recv_into(self._buffer)
             except BlockingIOError:
                 return messages
-            except OSError as error:
-                raise NamerGone(self._how_it_ended(error.strerror or "")) from error
+            except OSError:
+                length = 0
             if not length:
-                if messages:
-                    return messages  # the next call raises
-                raise NamerGone(self._how_it_ended("its socket is closed"))
+                if not messages:  # else the next call does it
+                    self._note_closed()
+                return messages
             messages.append(bytes(self._buffer[:length]))
+
+    def _note_closed(self) -> None:
+        """Raise NamerGone as soon as it is known how the process ended.
+
+        A process that ends closes its socket some moments before it can be waited for.
+        """
+        now = time.monotonic()
+        self._closed_at = self._closed_at or now
+        how = self._how_it_ended()
+        if how or now >= self._closed_at + CLOSED_SECONDS:
+            raise NamerGone(how or "its socket is closed")
 
     @property
     def refused(self) -> int:
@@ -467,11 +483,11 @@ class Namer:
             self._cpu_seconds = max(usage.ru_utime + usage.ru_stime, self._cpu_seconds)
         return pid > 0
 
-    def _how_it_ended(self, default: str) -> str:
-        """How the process ended; `default` if it has not. Its CPU times can still be read afterwards."""
+    def _how_it_ended(self) -> str:
+        """How the process ended; empty if it has not. Its CPU times can still be read afterwards."""
         status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if not status:
-            return default
+            return ""
         if status.si_code == os.CLD_EXITED:
             return f"ended with code {status.si_status}"
         return f"ended by {signal.Signals(status.si_status).name}"

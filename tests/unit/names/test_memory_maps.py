@@ -20,6 +20,7 @@ from lockd.names.objects.address_space import AddressSpace
 from lockd.names.objects.mappings import MOST_PARTS, Mapping, Mappings
 from lockd.names.objects.object_cache import Key, ObjectCache
 from lockd.names.objects.object_file import ObjectFile, open_object
+from lockd.names.objects.process_files import UNKNOWN_ROOT, Root
 from lockd.names.objects.process_files import opened_root
 
 SELF = Path("/proc/self")
@@ -155,9 +156,11 @@ class Opened(ObjectCache):
 
     times = 0
 
-    def load_mapped(self, process: Path, mapping: Mapping, memory: int) -> Key | None:
+    def load_mapped(
+        self, process: Path, mapping: Mapping, memory: int, root: Root = UNKNOWN_ROOT
+    ) -> Key | None:
         self.times += 1
-        return super().load_mapped(process, mapping, memory)
+        return super().load_mapped(process, mapping, memory, root)
 
 
 def test_another_mapping_does_not_have_the_files_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
