@@ -20,8 +20,7 @@ from lockd.names.objects.address_space import AddressSpace
 from lockd.names.objects.mappings import MOST_PARTS, Mapping, Mappings
 from lockd.names.objects.object_cache import Key, ObjectCache
 from lockd.names.objects.object_file import ObjectFile, open_object
-from lockd.names.objects.process_files import UNKNOWN_ROOT, Root
-from lockd.names.objects.process_files import opened_root
+from lockd.names.objects.process_files import UNKNOWN_ROOT, Root, opened_root
 
 SELF = Path("/proc/self")
 PT_LOAD = 1
