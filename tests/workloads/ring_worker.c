@@ -34,8 +34,8 @@ int main(int argc, char **argv)
         return MISSING;
     for (long i = 0; i < rounds; i++) {
         wait_asleep(worker, SYS_io_uring_setup);
-        nap(1000);
         check(syscall(SYS_io_uring_enter, ring, 0, 0, IORING_ENTER_SQ_WAKEUP, NULL, 0), "io_uring_enter");
+        nap(20000); /* by then it has run, and sleeps again */
     }
     say("{\"worker\": %d, \"sleeps\": %ld}", worker, rounds);
     finish();
