@@ -516,8 +516,8 @@ def _off_cpu() -> Row:
                 "Wakers",
                 "Who ended the waits: off-CPU time by the name of the process that woke the sleeper. For lock"
                 " waits this is usually the holder that let go. What a timer or a device ended appears under"
-                " the process that it interrupted, or as irq on an idle processor. Idle waits are part of"
-                " it.",
+                " the process that it interrupted, or as irq on an idle processor; unknown is a wake-up that"
+                " no program saw. Idle waits are part of it.",
                 {"{{waker}}": top(total("waker", rate(woken)))},
                 SECONDS_PER_SECOND,
             ),

@@ -56,7 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=positive,
         default=1,
-        help="leave out locks for which fewer than N threads have waited, of those that are not left out",
+        help="leave out locks for which fewer than N threads have waited in the records that the other"
+        " options keep",
     )
     parser.add_argument(
         "--exclude", metavar="COMM", action="append", default=[],

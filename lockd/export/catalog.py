@@ -490,7 +490,8 @@ def _itself() -> Iterator[Metric]:
         "counter",
         "",
         "Look-ups that were refused because the process, or its user, had used up its share of the namer's"
-        " time. New locks of the process are called `anon`, and deadlocks in it may not be found.",
+        " time, or because a namer hangs on it. New locks of the process are called `anon`, and deadlocks in"
+        " it may not be found.",
     )
     yield metric(
         "config_last_reload_successful",

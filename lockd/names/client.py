@@ -145,7 +145,7 @@ class Resolver:
 
     @property
     def _held(self) -> tuple[Turn, ...]:
-        """The turns in which namers hang that were killed."""
+        """The turns of killed namers that have not ended, of those whose process is known."""
         return tuple(turn for turn in self._ending.values() if turn[0] > 0)
 
     @property

@@ -114,10 +114,11 @@ class Shares:
                 self._bench.turn = NOBODY, NOBODY
 
     def hold(self, turns: Iterable[Turn]) -> None:
-        """From now on refuse whoever has one of these turns, and nobody else but for debts.
+        """Refuse these processes and, unless they are root's, all processes of their users.
 
-        A namer hangs in each of them: in a read of memory that no signal ends. The debt for that is paid off
-        with time, whether the namer has ended or not, and then the same user would have the next one hang.
+        A killed namer hangs in each of these turns, in a read of memory that no signal ends. Its debt is paid
+        off with time, also while it hangs; without this the same user could then have the next namer hang.
+        Each call takes the place of the one before.
         """
         self._held = frozenset(account for turn in turns for account in _accounts(turn))
 

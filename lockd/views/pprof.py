@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import replace
-from operator import mul
 
 from lockd.views.profile import Mark, Profile, Sample, Value, frame_kind
 
@@ -19,6 +18,8 @@ MAPPINGS = {"user": 1, "kernel": 2, "mark": 0}
 """Number of the mapping for each kind of frame. Frames that are no functions have no mapping (0)."""
 NANOSECONDS = {"nanoseconds": 1, "microseconds": 1000}
 """In one of each unit of time."""
+MOST = 2**63 - 1
+"""The largest value of a sample: pprof has 64 bits with a sign."""
 
 
 def encode(profile: Profile, comm_is_frame: bool = False) -> bytes:
@@ -75,7 +76,8 @@ class _Encoder:
 
     def _sample(self, sample: Sample) -> bytes:
         locations = b"".join(_varint(self._function(frame)) for frame in reversed(sample.frames))
-        values = b"".join(map(_varint, map(mul, sample.values, self._scales)))
+        scaled = (min(value * scale, MOST) for value, scale in zip(sample.values, self._scales, strict=True))
+        values = b"".join(map(_varint, scaled))
         texts = {"comm": sample.comm, **sample.labels}
         labels = [(name, _int(2, self._string(text))) for name, text in texts.items()]
         labels += [("pid", _int(3, sample.pid)), ("tid", _int(3, sample.tid))]

@@ -8,6 +8,7 @@ import re
 import subprocess
 import xml.etree.ElementTree as ET
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,13 @@ def test_pprof_by_a_decoder_of_its_own() -> None:
     assert raw[12] == [1]
     assert [strings[at] for at in raw[13]] == ["lockd trace <offcpu>"]
     assert [strings[at] for at in raw[14]] == ["off-CPU time"]
+
+
+def test_pprof_values_stay_at_the_most_that_it_has_room_for() -> None:
+    """Readers would take the time of many threads, if it has 64 bits, for a negative one."""
+    long = Sample("pool", 1, 1, ("main",), (2**63 // 1000 + 1, 1))
+    ((_, values, _),) = Decoded(pprof.encode(replace(PROFILE, samples=[long]))).samples
+    assert values == [2**63 - 1, 1]
 
 
 def test_pprof_by_go(tmp_path: Path) -> None:
