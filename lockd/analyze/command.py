@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="since",
         metavar="SECONDS",
         type=_seconds,
-        help="only periods that begin at SECONDS or later, counted from the first wait of all records",
+        help="only periods that begin at SECONDS or later, counted from the first period of all records",
     )
     parser.add_argument(
         "--to", dest="until", metavar="SECONDS", type=_seconds, help="only periods that begin before SECONDS"

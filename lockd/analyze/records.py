@@ -80,7 +80,8 @@ class Records:
     period_ns: int
     """The length of periods; 0 if the records have no periods."""
     began_ns: int | None = None
-    """The time that counts as zero, if these are selected records: when the first wait of all began."""
+    """The time that counts as zero, if these are selected records: the start of the period in which the first
+    wait of all began."""
 
     def label(self, lock: int) -> str:
         """The name, if there is one, and the address of the lock at this position."""

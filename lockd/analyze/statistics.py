@@ -115,7 +115,7 @@ def period_starts(records: Records) -> Numbers:
 
 
 def seconds(records: Records, starts: Numbers) -> Numbers:
-    """The starts of periods in seconds since the first wait began, also if its record was not selected."""
+    """The starts of periods in seconds since the first period, also if no record of that was selected."""
     began = records.began_ns
     return (starts - (period_starts(records)[:1] if began is None else began)) / 1e9
 

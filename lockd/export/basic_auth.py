@@ -52,7 +52,8 @@ class BasicAuth:
         self._secret = secrets.token_bytes(32)
 
     def close(self) -> None:
-        """Cancel all checks: no password is right from now on, and none keeps a request waiting."""
+        """Cancel all checks. From now on only passwords that were right before are right, and none keeps a
+        request waiting."""
         self._ended.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
 

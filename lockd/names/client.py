@@ -59,7 +59,8 @@ QUIET_SECONDS = 180.0
 processor time, so a namer should not come and go with every job of a host."""
 MOST_ENDING = 3
 """Killed namers that have not ended: with so many of them, no other namer is started. Each keeps its memory
-for as long as it hangs. One user can have one of them hang, see Shares.hold()."""
+for as long as it hangs. One user id can have one of them hang, see Shares.hold(). Whoever has subordinate ids
+has many user ids."""
 CLOSED_SECONDS = 1.0
 """Seconds for which a namer that has closed its socket may take to end."""
 ENDING_SECONDS = 1.0
@@ -416,12 +417,15 @@ class Namer:
     def send(self, message: bytes) -> bool:
         """Send a message. Returns False if the socket is full, or if the namer has closed it.
 
-        receive() finds out what became of such a namer.
+        receive() finds out what became of such a namer. Raises NamerGone if the message cannot be sent for
+        another reason.
         """
         try:
             self._socket.send(message)
-        except OSError:
+        except (BlockingIOError, ConnectionError):
             return False
+        except OSError as error:
+            raise NamerGone(f"a question cannot be sent: {error.strerror}") from error
         return True
 
     def receive(self) -> list[bytes]:

@@ -88,13 +88,13 @@ static __always_inline s16 syscall_of(struct pt_regs *registers)
 #else
     struct saved_call call = saved_call(registers);
 
-    if ((s64)call.orig_ax < 0)
-        return NR_NONE;
     /* A worker that the kernel makes for a process (io_uring, vhost) is no kernel thread. It has a copy of
-     * the registers of the thread that was to make it, and so the call in which that thread was.
+     * the registers of the thread that was to make it, and so the call in which that thread was, if any.
      * copy_thread() sets only the stack pointer and this one to 0 (50b7b6f29de3, 5.13). */
     if (!call.ip)
         return NR_KERNEL;
+    if ((s64)call.orig_ax < 0)
+        return NR_NONE;
     return (u16)call.cs == USER64_CODE_SEGMENT ? (s16)call.orig_ax : NR_COMPAT;
 #endif
 }

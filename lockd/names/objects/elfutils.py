@@ -19,6 +19,8 @@ from typing import Any
 
 PT_LOAD, PT_DYNAMIC, PT_NOTE, PT_TLS, PT_GNU_EH_FRAME = 1, 2, 4, 7, 0x6474E550
 """Kinds of segments."""
+PF_X, PF_W = 1, 2
+"""Flags of segments."""
 SHT_PROGBITS, SHT_SYMTAB, SHT_STRTAB, SHT_NOTE, SHT_NOBITS, SHT_DYNSYM = 1, 2, 3, 7, 8, 11
 """Kinds of sections."""
 SHF_COMPRESSED = 0x800

@@ -9,8 +9,11 @@ import struct
 from collections.abc import Callable
 
 from lockd.names.objects.elfutils import (
+    PF_W,
+    PF_X,
     PT_DYNAMIC,
     PT_LOAD,
+    SECTION_HEADER,
     SHT_DYNSYM,
     SHT_STRTAB,
     Elf,
@@ -26,10 +29,8 @@ MAX_LOADS = 16
 """Segments that are restored."""
 MAX_DYNAMIC = 1 << 16
 """Bytes of the dynamic section that are read."""
-PF_X, PF_W = 1, 2
 DT_STRTAB, DT_SYMTAB, DT_STRSZ = 5, 6, 10
 SYMBOL_BYTES = 24
-SECTION = struct.Struct("<IIQQQQIIQQ")
 NAMES = b"\0.dynsym\0.dynstr\0.shstrtab\0"
 
 
@@ -95,7 +96,7 @@ def _add_symbols(image: bytearray, loads: list[Segment], tags: dict[int, int]) -
     image += bytes(-len(image) % 8)
     _set_sections(image, len(image), len(sections))
     for name, kind, offset, size, link, entry in sections:
-        image += SECTION.pack(name, kind, 0, 0, offset, size, link, 0, 8, entry)
+        image += SECTION_HEADER.pack(name, kind, 0, 0, offset, size, link, 0, 8, entry)
 
 
 def _offset(loads: list[Segment], address: int) -> int:

@@ -23,6 +23,8 @@ MAX_FILES = 200
 """Files in the cache. Each keeps up to two descriptors open."""
 MAX_FAILED = 10_000
 """Files without usable symbols that are remembered."""
+MAX_PLACES = 4000
+"""Mappings whose files are remembered."""
 
 Key = tuple[int, ...]
 """Device, inode, time of the last change in ns, and size. The key changes when the file is written.
@@ -75,10 +77,11 @@ class ObjectCache:
         of_root = () if root.is_shared else root.identity
         key = (about.st_dev, about.st_ino, about.st_mtime_ns, about.st_size, *of_root)
         is_for_all = root.is_shared and about.st_dev == mapping.device
+        place = _place(mapping, () if is_for_all else root.identity)
         if key in self._files or key in self._failed:
             os.close(file)
             if self.file(key):
-                self._by_inode[_place(mapping, () if is_for_all else root.identity)] = key
+                self._note_place(place, key)
             return None if key in self._failed else key
         try:
             read = open_object(file, root.directories, mapping.path, self._debug_files)
@@ -91,8 +94,14 @@ class ObjectCache:
             self._failed.add(key)
             return None
         self._add(key, read)
-        self._by_inode[_place(mapping, () if is_for_all else root.identity)] = key
+        self._note_place(place, key)
         return key
+
+    def _note_place(self, place: Key, key: Key) -> None:
+        self._by_inode.pop(place, None)  # what was noted last comes last
+        self._by_inode[place] = key
+        if len(self._by_inode) > MAX_PLACES:
+            del self._by_inode[next(iter(self._by_inode))]
 
     def _opened_before(self, mapping: Mapping, memory: int, root: Root) -> Key | None:
         """The key of the file that was opened for a mapping before; None if there is none.
@@ -135,8 +144,6 @@ class ObjectCache:
             _, oldest = self._files.popitem(last=False)
             total -= oldest.memory
             oldest.close()
-        if len(self._by_inode) > 4 * self._max_files:
-            self._by_inode = {place: key for place, key in self._by_inode.items() if key in self._files}
 
 
 def _place(mapping: Mapping, root: tuple[int, ...]) -> Key:

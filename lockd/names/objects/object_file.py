@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from lockd.names.objects.elfutils import (
+    PF_X,
     PT_GNU_EH_FRAME,
     PT_LOAD,
     PT_TLS,
@@ -30,7 +31,6 @@ from lockd.names.objects.mappings import Mapping
 from lockd.names.objects.process_files import open_regular
 from lockd.names.objects.symbols import GoFunctions, NamedFunction, Symbol, SymbolTable, variable_address
 
-PF_X = 1
 EM_X86_64, EM_AARCH64 = 62, 183
 REGISTERS = {EM_X86_64: 17, EM_AARCH64: 32}
 """DWARF registers that unwinding rules cover, by machine."""

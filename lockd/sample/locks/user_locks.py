@@ -208,7 +208,6 @@ class UserLocks:
         is_certain = bool(table["is_answered"][row] and not table["is_provisional"][row])
         is_another = is_certain and answer.is_reused and not answer.is_provisional
         is_another = is_another and kind != table["kind"][row]
-        table["is_many"][row] = answer.is_many
         sites = table["sites"][row] = (not is_another and table["sites"][row]) or Counter()
         if answer.site and (answer.site in sites or len(sites) < SITES):
             sites[answer.site] += 1
@@ -218,6 +217,7 @@ class UserLocks:
             self._write_kind(row, int(table["kind"][row]), self._captured_again_ns - PROVISIONAL_NS)
         if answer.is_provisional and table["is_answered"][row]:
             return False
+        table["is_many"][row] = answer.is_many
         table["lock"][row], table["site"][row], table["stack"][row] = answer.lock, answer.site, answer.stack
         table["family"][row], table["is_provisional"][row] = answer.family, answer.is_provisional
         table["is_answered"][row], table["is_reused"][row] = True, answer.is_reused
