@@ -236,7 +236,12 @@ class ThreadStates:
         return is_off
 
     def is_in_futex(self, threads: Columns) -> npt.NDArray[np.bool_]:
-        """Whether each `struct thread` is blocked in a futex call that waits."""
+        """Whether each `struct thread` is blocked in a futex call that waits.
+
+        Programs that do not measure futex calls do not know that of any thread.
+        """
+        if "call" not in (threads.dtype.names or ()):
+            return np.zeros(len(threads), np.bool_)
         call = threads["call"]
         is_waiting: npt.NDArray[np.bool_] = (
             self.is_off_cpu(threads)
