@@ -255,13 +255,17 @@ def test_a_holder_that_ended_is_told_from_one_that_released(either: Lockd) -> No
     until_names_come(either, Workload("owner_ends", 2, 20_000, comm=name("first")))
     # What the tests before have left: a wait that is shorter than this is a sample by chance only.
     either.until(lambda metrics: metrics.max("lockd_holder_seconds_per_sample") < 0.05 / 2, 60)
+    before = held(either, "other").total()
     one = Workload("owner_ends", ENDS, 50_000, comm=name("ends"))
     truth = one.run()
     found = held(either, one.comm)
+    # A release whose lock has no name after five seconds: an emulated machine can take that long to find it.
+    nameless = held(either, "other").total() - before
     one.kill()
-    print(truth, found)
+    print(truth, found, nameless)
     assert found["(owner ended)"] >= (1 - ELSEWHERE) * found.total() > 0
-    assert ENDS * 0.05 <= found.total() <= truth["futex"]["lock"]["blocked_us"] / 1e6
+    assert nameless <= found.total() / 2
+    assert ENDS * 0.05 <= found.total() + nameless <= truth["futex"]["lock"]["blocked_us"] / 1e6
 
 
 def test_the_holder_is_in_the_table_and_in_the_profiles(narrow: Lockd) -> None:
