@@ -57,7 +57,7 @@ MOST_WAITING = 1024
 """Samples that wait for the functions of their stacks. More are refused."""
 THREADS_AT_FIRST = 1000
 """The number of threads that are assumed to wait all the time, for the pace of the first samples."""
-WAITS_PER_SAMPLE, QUIET_PART = 100, 10
+WAITS_PER_SAMPLE, QUIET_PART = 30, 10
 """The least number of waits for each capture: a quiet host has fewer captures, down to one in QUIET_PART of
 the usual number."""
 
