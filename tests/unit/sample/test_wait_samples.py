@@ -179,7 +179,9 @@ def test_an_old_stack_stays_if_the_namer_could_not_look_at_it() -> None:
         now = EXPIRES + number * AGAIN_SECONDS
         assert names.name(TGID, captured(STACK), KERNEL, now).functions == CALLS
         assert len(resolver.questions) == 2 + number
-        names.note_answer(resolver.questions[-1].fallback(), now)  # type: ignore[arg-type]
+        answer = resolver.questions[-1].fallback()
+        assert isinstance(answer, StackAnswer)
+        names.note_answer(answer, now)
 
 
 def test_an_old_stack_goes_if_the_namer_finds_other_code_there() -> None:
