@@ -23,11 +23,13 @@ from pathlib import Path
 
 from lockd.kernel.rings import Ring
 from lockd.names.blocked_processes import BlockedProcesses
+from lockd.names.known_kernel_locks import KnownKernelLocks
 from lockd.names.protocol import (
     Answer,
     GoWaits,
     KernelLock,
     KernelLockReleased,
+    LockAnswer,
     LockReleased,
     NamerSettings,
     Owners,
@@ -115,6 +117,7 @@ class Resolver:
         self._outstanding: deque[Question] = deque()
         """Questions that were sent and not answered, oldest first."""
         self._answers: list[Answer] = []
+        self._known_kernel_locks = KnownKernelLocks()
         self._namer: Namer | None = None
         self._answered_at = self._start_at = 0.0
         self.is_paused = False
@@ -184,6 +187,18 @@ class Resolver:
         else:
             self._queue.append(question)
         return True
+
+    def known_answer(self, question: KernelLock) -> LockAnswer | None:
+        """The answer to a question as it follows from earlier ones; None if the namer is to be asked.
+
+        If the earlier one is old, the namer is asked as well, unless it rests.
+        """
+        known = self._known_kernel_locks.find(question)
+        if known is None:
+            return None
+        if self._known_kernel_locks.is_due(question, time.monotonic()):
+            self.ask(question, is_needed=False)
+        return replace(known, key=question.key)
 
     def watch(self, tgids: Iterable[int]) -> None:
         """Have the namer remember what these processes have mapped, unless it does or rests."""
@@ -337,7 +352,9 @@ class Resolver:
             raise NamerGone("an answer to nothing")
         if not is_answer_to(answer, self._outstanding[0]):
             raise NamerGone("an answer to another question")
-        self._outstanding.popleft()
+        question = self._outstanding.popleft()
+        if isinstance(question, KernelLock) and isinstance(answer, LockAnswer):
+            self._known_kernel_locks.remember(question, answer, now)
         self._answered_at = now
         self._answers.append(answer)
 

@@ -30,6 +30,9 @@ UNPACKED = 16
 """Pieces whose names are kept uncompressed, at most."""
 REMEMBERED = 4096
 """Addresses whose functions are remembered, at most. Threads wait in few places of the kernel."""
+LARGEST_VARIABLE = 1 << 16
+"""Bytes after the beginning of a variable that may belong to it. Its size is not listed."""
+LAST_ADDRESS = (1 << 64) - 1
 KERNEL, MODULE, GENERATED = range(3)
 """Owners of a symbol: the kernel itself, a module, or code that was generated at run time."""
 
@@ -101,9 +104,24 @@ class KernelSymbols:
         if index < 0:
             return ""
         offset = address - int(self._addresses[index])
-        if self._kinds[index] not in b"bBdDrRvV" or offset > 65536:
+        if not self._is_variable(index) or offset >= LARGEST_VARIABLE:
             return ""
         return self._name(index) + (f"+{offset:#x}" if offset else "")
+
+    def gap(self, address: int) -> tuple[int, int]:
+        """The first and the last address of the memory around `address` in which variable() finds nothing."""
+        if not self._has_variables:
+            return 0, LAST_ADDRESS
+        index = self._symbol_index(address)
+        start = int(self._addresses[index]) if index >= 0 else 0
+        if index >= 0 and self._is_variable(index):
+            start += LARGEST_VARIABLE
+        following = int(np.searchsorted(self._addresses, np.uint64(address), side="right"))
+        is_last = following == len(self._addresses)
+        return start, LAST_ADDRESS if is_last else int(self._addresses[following]) - 1
+
+    def _is_variable(self, index: int) -> bool:
+        return self._kinds[index] in b"bBdDrRvV"
 
     def neighbours(self, name: str, is_included: Callable[[str], bool]) -> tuple[int, int]:
         """Address and size in bytes of the function `name` together with the functions right after it.

@@ -38,11 +38,13 @@ class KernelNames:
         """The lock's name and site, and the functions of the stack in which a thread waited for the lock."""
         symbols = self.symbols()
         site = symbols.site(question.stack)
-        lock = symbols.variable(question.address) or (MMAP_LOCK if question.is_mmap_lock else "")
+        static = symbols.variable(question.address)
+        lock = static or (MMAP_LOCK if question.is_mmap_lock else "")
         for function in symbols.callers(question.stack)[:1]:
             lock = lock or member_of(question.lock_type, function) or site
         stack = symbols.describe(question.stack)
-        return LockAnswer(question.key, False, lock or ANON, site or UNKNOWN, stack)
+        gap = () if static else symbols.gap(question.address)
+        return LockAnswer(question.key, False, lock or ANON, site or UNKNOWN, stack, gap=gap)
 
     def name_holder(self, stack: tuple[int, ...]) -> tuple[str, tuple[str, ...]]:
         """The site at which a thread released a lock, and its functions; NO_RELEASE if it did not release."""

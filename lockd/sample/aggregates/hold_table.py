@@ -84,7 +84,7 @@ class HoldTable:
         rows = self._rows(holding.codes, holding.addresses, holding.kinds, holding.processes, now)[order]
         table["holding_ns"][rows] = holding.waited_ns[order]
         table["holding_tid"][rows] = holding.tids[order]
-        self._ask_names()
+        self._find_names()
 
     def expire(self, before: float) -> None:
         """Forget locks that have had nothing new since `before` (monotonic clock in seconds)."""
@@ -115,7 +115,7 @@ class HoldTable:
         rows: Rows = live[np.argsort(-weight, kind="stable")]
         return rows
 
-    def _ask_names(self) -> None:
+    def _find_names(self) -> None:
         table = self._table
         rows = self._top_rows()
         for row in rows[~table["is_asked"][rows]][:ASKED_AT_ONCE]:
@@ -125,7 +125,10 @@ class HoldTable:
                 self._type_names[table["type"][row]],
                 is_mmap_lock=bool(table["is_mmap_lock"][row]),
             )
-            table["is_asked"][row] = self._resolver.ask(question)
+            if known := self._resolver.known_answer(question):
+                table["lock"][row], table["is_asked"][row] = known.lock, True
+            else:
+                table["is_asked"][row] = self._resolver.ask(question)
 
     def set_name(self, answer: LockAnswer) -> None:
         """Give the lock of an answer its name, unless the lock has left the table."""

@@ -108,7 +108,12 @@ class Identities:
 
     def identify_thread(self, who: Any) -> tuple[Name, bool]:
         """Return the (unit, comm) of the process in a `struct who`, and whether the filter wants it."""
-        (number,) = self.numbers(who.reshape(1))
+        key = who.tobytes()
+        number = self._by_who.get(key)
+        if number is None:
+            (number,) = self.numbers(who.reshape(1)).tolist()
+            if len(self._by_who) < MAX_IDENTITIES and not _has_only_id(who):
+                self._by_who[key] = number
         return self.names[number], bool(self.is_wanted[number])
 
     def _keys_by_name(self, tgids: npt.NDArray[Any]) -> Hashes:
@@ -129,6 +134,8 @@ class Identities:
 
     def _forget(self) -> None:
         self._index.clear()
+        self._by_who: dict[bytes, int] = {}
+        """Numbers of single structs: arrays of one element are slow."""
         self._count = 0
         # New arrays, as a ProcessNames may still have the old ones.
         self.names: Columns = np.empty(FIRST_ROOM, object)

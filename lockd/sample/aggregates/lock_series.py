@@ -93,8 +93,11 @@ class LockSeries:
         is_waited_for = (locks["count"] > 0) | (locks["waiting"] > 0)
         locks.drop(np.flatnonzero(locks.used & (locks["program"] == self._program) & ~is_waited_for))
 
-    def ask_names(self, resolver: Resolver) -> None:
-        """Ask for the names of kernel locks, ASKED_AT_ONCE at a time, those with the longest waits first."""
+    def find_names(self, resolver: Resolver) -> None:
+        """Give kernel locks the names that are known, and ask for those of others.
+
+        It does so for ASKED_AT_ONCE of them at a time, those with the longest waits first.
+        """
         locks = self._contention.locks
         rows = np.flatnonzero(locks.used & (locks["program"] == self._program) & ~locks["is_asked"])
         weight = locks["blocked_ns"][rows] + locks["waiting_ns"][rows]
@@ -108,7 +111,9 @@ class LockSeries:
                 tuple(locks["frames"][row] or ()),
                 bool(locks["is_mmap_lock"][row]),
             )
-            if not resolver.ask(question):
+            if known := resolver.known_answer(question):
+                self.set_name(row, known.lock, known.site, known.stack)
+            elif not resolver.ask(question):
                 return
             locks["is_asked"][row], locks["frames"][row] = True, None
 

@@ -23,7 +23,7 @@ import pytest
 import lockd
 from lockd.kernel.rings import Ring
 from lockd.names import client as resolver_module
-from lockd.names import server
+from lockd.names import known_kernel_locks, server
 from lockd.names.client import (
     ANSWER_SECONDS,
     MESSAGE_BYTES,
@@ -73,7 +73,7 @@ from tests.fuzz.messages import Talker
 from tests.needs import needs
 from tests.support.doubled_symbol import doubled
 
-LOCK = 0xFFFFFFFFC0001000
+LOCK, HEAP = 0xFFFFFFFFC0001000, 0xFFFF888000000000
 KALLSYMS = "ffffffff82000000 D init_task\nffffffffc0000000 d other_lock\t[other]\n"
 
 MakeResolver = Callable[..., Resolver]
@@ -340,6 +340,35 @@ def test_what_needs_no_namer_neither_starts_nor_keeps_one(tmp_path: Path, make: 
     assert named(resolver, LOCK) == "other_lock+0x1000"
 
 
+def test_a_lock_whose_name_follows_from_earlier_answers_needs_no_namer(
+    tmp_path: Path, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is a namer, an old name is asked for as well: a module may have come and gone."""
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    first, second = (KernelLock(key, HEAP + key, "mutex") for key in (2, 3))
+    fresh = make(tmp_path)
+    assert fresh.known_answer(first) is None
+    assert named(fresh, HEAP) == "anon"
+    known = fresh.known_answer(first)
+    assert known and (known.key, known.lock) == (2, "anon")
+    assert fresh.is_idle
+    monkeypatch.setattr(known_kernel_locks, "REMEMBERED_SECONDS", 0.0)
+    monkeypatch.setattr(known_kernel_locks, "AGAIN_SECONDS", 0.0)
+    busy, resolver = make(tmp_path), make(tmp_path, quiet_seconds=QUIET)
+    named(busy, HEAP)
+    assert busy.known_answer(second)
+    assert [answer.key for answer in answers(busy) if isinstance(answer, LockAnswer)] == [3]
+    named(resolver, HEAP)
+    deadline = time.monotonic() + 30
+    while resolver.pid:
+        assert time.monotonic() < deadline
+        assert resolver.known_answer(first)
+        resolver.answers()
+        time.sleep(0.02)
+    assert resolver.known_answer(second)
+    assert resolver.answers() == [] and resolver.is_idle and not resolver.pid
+
+
 def test_another_namer_remembers_processes_anew(tmp_path: Path, make: MakeResolver) -> None:
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     resolver = make(tmp_path, quiet_seconds=QUIET)
@@ -567,6 +596,7 @@ def test_questions_arrive_as_they_were_sent(question: Question) -> None:
     "answer",
     [
         LockAnswer(1, True, "a:b", "c:d", ("x", "y"), "lock", "mutex"),
+        LockAnswer(1, False, "pipe->mutex", "pipe_write", gap=(0, 2**64 - 1)),
         OwnersAnswer(1, (0, 77)),
         HolderAnswer(3, "c:d", ("x", "y")),
         StackAnswer(3, ("x", "y"), (0, 2**64 - 1), ("schedule",), (0, 2**64 - 1)),
@@ -610,6 +640,7 @@ def test_a_namer_says_nothing_but_answers_to_what_it_was_asked(tmp_path: Path) -
         {**good, "hotspot": [*[0] * 10, 256, 0, 0, 0]}, {**good, "hotspot": [-1, *[0] * 13]},
         {**good, "cpython": [1]}, {**good, "cpython": [2**63, *[0] * 6]},
         {**good, "cpython": [0, 2**32, *[0] * 5]}, {**good, "cpython": [*[0] * 6, -1]},
+        {**good, "gap": [1]}, {**good, "gap": [0, 2**64]}, {**good, "gap": [-1, 0]}, {**good, "gap": 1},
         {**good, "more": 1}, {**good, "advice": "run this"},
         {**good, "key": 2}, {**good, "is_user": False}, {"a": "owners", "token": 1,
         "tids": [1]},

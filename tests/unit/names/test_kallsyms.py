@@ -117,6 +117,21 @@ def test_variables(symbols: KernelSymbols, address: int, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("address", "gap"),
+    [
+        (0xFFFFFFFF82000300 + 65537, (0xFFFFFFFF82010300, 0xFFFFFFFF8FFFFFFF)),
+        (0xFFFFFFFF81001010, (0xFFFFFFFF81001000, 0xFFFFFFFF81001FFF)),
+        (0xFFFF888000000000, (0, 0xFFFFFFFF80FFFFFF)),
+        (0xFFFFFFFFFFFFFFFF, (0xFFFFFFFFC0100800, 0xFFFFFFFFFFFFFFFF)),
+    ],
+)
+def test_gaps_between_variables(symbols: KernelSymbols, address: int, gap: tuple[int, int]) -> None:
+    assert symbols.gap(address) == gap
+    first, last = gap
+    assert not any(map(symbols.variable, (first, address, (first + last) // 2, last)))
+
+
+@pytest.mark.parametrize(
     ("stack", "site"),
     [
         (("bpf_trace_run2", "__traceiter_contention_begin", "__mutex_lock", "pipe_write"), "pipe_write"),

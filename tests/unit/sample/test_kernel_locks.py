@@ -17,8 +17,10 @@ from lockd.names.labels.processes import Processes
 from lockd.names.labels.units import Units
 from lockd.names.protocol import UNKNOWN, KernelLock, LockAnswer
 from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
+from lockd.sample.aggregates.identities import ProcessNames
 from lockd.sample.aggregates.kernel_locks import KernelLockAggregates
 from lockd.sample.aggregates.ongoing import Moment
+from lockd.sample.aggregates.window import Stacks, Window
 from lockd.sample.series.limits import Limits, LineBudget
 
 TYPES = ["mutex", "rwsem_read"]
@@ -30,6 +32,13 @@ LOCK = 0xFFFF888100000010
 KEY = np.dtype([("lock", np.uint64), ("tid", np.uint32), ("cpu", np.uint32)])
 WAIT = np.dtype([("since", np.uint64), ("tgid", np.uint32), ("type", np.uint32)])
 
+ENDED_KEY = np.dtype([("lock", np.uint64), ("tid", np.uint32), ("type", np.uint8), ("slot", np.uint8)])
+WHO = np.dtype([("tgid", np.uint32), ("thread_comm", "S16")])
+ENDED = np.dtype(
+    [("waits", np.uint64), ("wait_ns", np.uint64), ("max_wait_ns", np.uint64), ("is_mmap_lock", np.uint64),
+     ("who", WHO)]
+)  # fmt: skip
+
 Wait = tuple[int, int, int, int, float]
 """Lock, thread, process, type and seconds that the thread has waited."""
 
@@ -39,12 +48,17 @@ class Host:
     """The aggregates, and the questions that were asked of the namer."""
 
     asked: list[KernelLock] = field(default_factory=list)
+    known: dict[tuple[int, ...], LockAnswer] = field(default_factory=dict)
+    """What earlier answers tell, by stack."""
 
     def __post_init__(self) -> None:
         limits = Limits()
         self.contention = ContentionTables(lambda tgid, tid: f"thread{tid}", 64)
         manifest = Manifest(0, (), (), (), (), {"lock_type": TYPES}, {"SLOTS": 28})
-        namer = SimpleNamespace(ask=lambda question: self.asked.append(question) or True)
+        namer = SimpleNamespace(
+            ask=lambda question: self.asked.append(question) or True,
+            known_answer=lambda question: self.known.get(question.stack),
+        )
         self.aggregates = KernelLockAggregates(
             manifest, limits, LineBudget(limits), self.contention, cast(Any, namer)
         )
@@ -58,6 +72,27 @@ class Host:
         self.aggregates.note_ongoing(
             Moment(cast(Any, identities), nothing, nothing, of_kernel, None, clock, NOW, has_detail)
         )
+
+    def fold(self, *waits: tuple[int, int, tuple[int, ...]]) -> None:
+        """Fold waits of a microsecond each: the lock, the thread and the stack."""
+        addresses, tids = (np.array([wait[i] for wait in waits], np.uint64) for i in (0, 1))
+        keys = np.zeros(len(waits), ENDED_KEY)
+        values = np.zeros(len(waits), ENDED)
+        keys["lock"], keys["tid"] = addresses, tids
+        values["waits"], values["wait_ns"], values["max_wait_ns"] = 1, 1000, 1000
+        names = np.empty(1, object)
+        names[0] = SHOP
+        processes = ProcessNames(cast(Any, names), np.zeros(len(waits), np.int64))
+        at = {"address": addresses, "tid": tids}
+        frames = {"kernel": np.array([(*stack, 0, 0)[:2] for _, _, stack in waits], np.uint64)}
+        window = Window(keys, values, np.ones(len(waits), np.uint64), processes, has_detail=True)
+        self.aggregates.fold(window, Stacks(cast(Any, at), cast(Any, frames)), NOW)
+
+    def site_counts(self) -> dict[tuple[str, ...], int]:
+        """The waits of each series of locks and sites, by these two labels."""
+        sites = self.aggregates.sites.series
+        rows, labels = sites.live()
+        return {label[3:]: int(count) for label, count in zip(labels, sites["count"][rows], strict=True)}
 
     def add_ended(self, lock: str, site: str, address: int = LOCK, number: int = 0) -> None:
         """A row of waits that have ended."""
@@ -126,6 +161,14 @@ def test_it_has_the_name_that_earlier_waits_told(host: Host) -> None:
     assert [question.lock_type for question in host.asked] == ["rwsem_read"]
     host.look()
     assert len(host.contention.locks) == 1
+
+
+def test_a_new_lock_whose_name_follows_from_its_stack_counts_under_it_at_once(host: Host) -> None:
+    host.known[1, 2] = LockAnswer(0, False, "pipe->mutex", "pipe_write")
+    host.fold((LOCK, 1, (1, 2)), (LOCK + 64, 2, (1, 2)), (LOCK + 128, 3, (1, 3)))
+    assert host.site_counts() == {("pipe->mutex", "pipe_write"): 2, ("other", "other"): 1}
+    (question,) = host.asked
+    assert (question.address, question.stack) == (LOCK + 128, (1, 3))
 
 
 def test_its_releases_do_not_count_there(host: Host) -> None:

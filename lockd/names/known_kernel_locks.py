@@ -1,0 +1,67 @@
+"""Names of kernel locks that follow from earlier answers of the namer.
+
+Only a static lock has a symbol. The name and the site of any other kernel lock follow from its type and from
+the stack in which a thread waits for it. A host takes such locks at ever new addresses, and in few stacks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockd.names.protocol import KernelLock, LockAnswer
+
+REMEMBERED_SECONDS = 600.0
+"""Seconds after which a name is to be asked for anew: modules of the kernel may have come and gone."""
+AGAIN_SECONDS = 60.0
+"""Seconds from one such question to the next."""
+MOST_REMEMBERED = 2000
+"""Answers that are remembered, each with a stack of some 2 KB. Those that came first are dropped."""
+
+_Wait = tuple[str, tuple[int, ...], bool]
+"""What a name follows from: the lock's type, the stack, and whether the lock is the waiter's mmap_lock."""
+
+
+@dataclass
+class _Known:
+    answer: LockAnswer
+    due: float
+    """When to ask anew."""
+
+
+class KnownKernelLocks:
+    """Answers of the namer about kernel locks that hold for other locks as well.
+
+    `now` is the monotonic clock in seconds.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[_Wait, _Known] = {}
+
+    def find(self, question: KernelLock) -> LockAnswer | None:
+        """The answer to a question about another lock that is right for this one; None if there is none."""
+        known = self._known.get(_wait(question))
+        if not known:
+            return None
+        first, last = known.answer.gap
+        return known.answer if first <= question.address <= last else None
+
+    def is_due(self, question: KernelLock, now: float) -> bool:
+        """Whether the namer, if there is one, is to be asked as well. The next call says no for a while."""
+        known = self._known[_wait(question)]
+        if now < known.due:
+            return False
+        known.due = now + AGAIN_SECONDS
+        return True
+
+    def remember(self, question: KernelLock, answer: LockAnswer, now: float) -> None:
+        """Remember the namer's answer to a question, unless the lock is static."""
+        wait = _wait(question)
+        self._known.pop(wait, None)
+        if answer.gap:
+            if len(self._known) == MOST_REMEMBERED:
+                del self._known[next(iter(self._known))]
+            self._known[wait] = _Known(answer, now + REMEMBERED_SECONDS)
+
+
+def _wait(question: KernelLock) -> _Wait:
+    return question.lock_type, question.stack, question.is_mmap_lock
