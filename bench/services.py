@@ -346,7 +346,8 @@ def measure(chosen: Sequence[Service], minutes: float, true_minutes: float) -> d
         ends.callback(daemon.stop)
         prometheus, began = Prometheus(host, [{"targets": [daemon.address]}]), time.time()
         memory, ended = Memory(daemon), dict[str, str]()
-        noise(host)
+        if chosen:  # else the host is to be idle
+            noise(host)
         started = {}
         for service in chosen:
             say(f"starting {service.name}")
@@ -533,10 +534,15 @@ def main() -> int:
     parser.add_argument(
         "--true-minutes", type=float, default=5.0, help="of the true cases; default: %(default)g"
     )
-    parser.add_argument("--services", help="some of them, with commas between; default: all")
+    parser.add_argument(
+        "--services",
+        help="some of them, with commas between; none of them ('') for an idle host; default: all",
+    )
     args = parser.parse_args()
     every = services(min(CYCLE_MINUTES, args.minutes) * 60)
-    names = args.services.split(",") if args.services else [service.name for service in every]
+    names = [service.name for service in every]
+    if args.services is not None:
+        names = [name for name in args.services.split(",") if name]
     if unknown := {*names} - {service.name for service in every}:
         parser.error(f"no such service: {', '.join(sorted(unknown))}")
     chosen = [service for service in every if service.name in names]
