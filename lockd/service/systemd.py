@@ -68,7 +68,9 @@ class Systemd:
             from systemd import daemon
         except ImportError:
             return {}
-        return {name: fd for fd, name in daemon.listen_fds_with_names(unset_environment=True).items()}
+        # python-systemd before 235, as Ubuntu 22.04 has it, does not tell the names.
+        names = os.environ.get("LISTEN_FDNAMES", "").split(":")
+        return dict(zip(names, daemon.listen_fds(unset_environment=True), strict=False))
 
     def _notify(self, text: str, fds: Sequence[int] = ()) -> None:
         if not self.is_available:
