@@ -33,6 +33,7 @@ _PR_CAPBSET_READ = 23
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_RAISE = 2
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
 
@@ -71,15 +72,22 @@ def drop_all(user: str | None = None) -> None:
     if account is not None:
         _become(account)
     _prctl("clear the ambient capabilities", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    _write_sets(0, 0)
+    _write_sets(0, 0, 0)
 
 
-def keep_only(caps: set[str], user: str | None = None, dormant: Collection[str] = ()) -> None:
+def keep_only(
+    caps: set[str],
+    user: str | None = None,
+    dormant: Collection[str] = (),
+    inherited: Collection[str] = (),
+) -> None:
     """Keep the capabilities `caps` in effect, and drop all others for good. Become `user` if a name is given.
 
     Capabilities in `dormant` stay permitted without being in effect. Only a program that root executes gets
-    them in effect. Raises HostError if the process lacks one of these capabilities, if there is no such user,
-    or if the process may not become that user. Raises ValueError for an unknown name of a capability.
+    them in effect. Capabilities in `inherited`, a part of `caps`, are in effect in every program that this
+    process executes, whoever its user is. Raises HostError if the process lacks one of these capabilities, if
+    there is no such user, or if the process may not become that user. Raises ValueError for an unknown name
+    of a capability.
     """
     effective = sum(1 << _number(name) for name in caps)
     keep = effective | sum(1 << _number(name) for name in {*dormant} - caps)
@@ -96,7 +104,9 @@ def keep_only(caps: set[str], user: str | None = None, dormant: Collection[str] 
         _become(account)
         _prctl("lose capabilities with the next change of the user", _PR_SET_KEEPCAPS, 0)
     _prctl("clear the ambient capabilities", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    _write_sets(effective, keep)
+    _write_sets(effective, keep, sum(1 << _number(name) for name in inherited))
+    for name in inherited:
+        _prctl(f"have programs inherit {name}", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, NUMBERS[name])
 
 
 def unprivileged_user(wanted: str) -> str | None:
@@ -183,10 +193,11 @@ def _read_sets() -> tuple[int, int]:
     return low.effective | high.effective << 32, low.permitted | high.permitted << 32
 
 
-def _write_sets(effective: int, permitted: int) -> None:
-    """Set the effective and the permitted set. The inheritable set becomes empty."""
+def _write_sets(effective: int, permitted: int, inheritable: int) -> None:
+    """Set these three sets, each with a bit for each capability."""
     low, high = (
-        _Sets(effective >> shift & 0xFFFFFFFF, permitted >> shift & 0xFFFFFFFF, 0) for shift in (0, 32)
+        _Sets(*(bits >> shift & 0xFFFFFFFF for bits in (effective, permitted, inheritable)))
+        for shift in (0, 32)
     )
     sets = (_Sets * 2)(low, high)
     header = _Header(_CAPABILITY_VERSION_3, 0)
@@ -194,9 +205,9 @@ def _write_sets(effective: int, permitted: int) -> None:
         raise _error("set the capabilities")
 
 
-def _prctl(action: str, option: int, argument: int) -> None:
+def _prctl(action: str, option: int, argument: int, second: int = 0) -> None:
     """Call prctl(). Raises the _error() about this action if it fails."""
-    arguments = [ctypes.c_ulong(number) for number in (argument, 0, 0, 0)]
+    arguments = [ctypes.c_ulong(number) for number in (argument, second, 0, 0)]
     if _libc.prctl(option, *arguments) != 0:
         raise _error(action)
 

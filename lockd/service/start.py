@@ -98,9 +98,15 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
 
 
 def _resumed(begin: Callable[..., Sampler], store: Store) -> Sampler:
-    """A sampler with the counts of the last start, or with none if those make no sense."""
+    """A sampler with the counts of the last start, or with none if those make no sense.
+
+    Raises OSError, MemoryError or LockdError if the host lacks something at this moment. Then the counts stay
+    for the next start.
+    """
     try:
         return _with_counts(begin, store)
+    except (OSError, MemoryError, LockdError):
+        raise
     except Exception as error:  # a file of another version can cause any exception
         reason = str(error) if isinstance(error, ValueError) else repr(error)
         log.warning("what the last start has counted is not used: %s; all counts begin at zero", reason)
@@ -178,7 +184,9 @@ def _drop_privileges(manifest: Manifest, fds: list[int]) -> None:
         needed = " or ".join(kept) or "a capability that lockd lacks"
         log.warning("this kernel (before 5.19) lets only %s read maps: the sampler keeps it", needed)
         keep |= set(kept)
-    privileges.keep_only(keep, dormant=RESTARTING & has)
+    # A namer of root's has its capabilities from execve(); that of another user has only what is left to it.
+    inherited = () if os.geteuid() == 0 else keep & NAMING
+    privileges.keep_only(keep, dormant=RESTARTING & has, inherited=inherited)
 
 
 def _maps_readable_without_privileges(fd: int) -> bool:

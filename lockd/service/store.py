@@ -7,15 +7,18 @@ are used only if all of them are there and unchanged.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from lockd.errors import PASSING
 from lockd.kernel.manifest import Manifest
 from lockd.load.settings import LoadSettings
 from lockd.messages import DIGEST_BYTES, digest
+from lockd.process import privileges
 from lockd.service.systemd import Systemd
 
 log = logging.getLogger(__name__)
@@ -23,7 +26,15 @@ log = logging.getLogger(__name__)
 LOCKD = Path(__file__).resolve().parents[1]
 DECIDING = ("bpf/**/*.[ch]", "load/*.py", "kernel/btf.py", "kernel/calls.py", "kernel/manifest.py")
 """The files of lockd that decide what is loaded."""
-BOOT = Path("/proc/sys/kernel/random/boot_id")
+PROCFS = Path("/proc")
+BOOT = "sys/kernel/random/boot_id"
+DECIDING_SETTINGS = (
+    "kernel/kptr_restrict",
+    "kernel/perf_event_paranoid",
+    "kernel/ftrace_enabled",
+    "net/core/bpf_jit_enable",
+)
+"""Settings of the kernel that decide which hooks can be attached (sysctl)."""
 MANIFEST, COUNTED = "manifest", "counted"
 """The names under which systemd stores the two files."""
 TRIES = 3
@@ -32,10 +43,17 @@ IDENTITY = ("map_id:", "prog_id:", "prog_tag:", "link_id:", "link_type:")
 """Beginnings of the lines of /proc/PID/fdinfo/FD (proc(5)) that identify a BPF object of the kernel."""
 
 
-def key_of(settings: LoadSettings) -> str:
-    """The condition of adoption: a digest of lockd's programs and loader, the settings, the kernel and the
-    boot."""
-    of_host = BOOT.read_text(), os.uname().release, settings.to_json()
+def key_of(settings: LoadSettings, procfs: Path = PROCFS) -> str:
+    """The condition of adoption: a digest of all that decides what is loaded.
+
+    It is made of lockd's programs and loader, the settings, the kernel with its boot and what it allows, and
+    the capabilities of this process.
+    """
+    of_kernel = [(procfs / BOOT).read_text(), os.uname().release]
+    for name in DECIDING_SETTINGS:
+        with contextlib.suppress(OSError):  # this kernel lacks it, or it is root's
+            of_kernel.append(f"{name} {(procfs / 'sys' / name).read_text()}")
+    of_host = of_kernel, sorted(privileges.capabilities()), settings.to_json()
     parts = [repr(of_host).encode()]
     for file in sorted(file for pattern in DECIDING for file in LOCKD.glob(pattern)):
         text = file.read_bytes()
@@ -62,13 +80,15 @@ class Store:
         over.
 
         None if there are none, or if they cannot be used. In that case they are closed, which detaches the
-        programs.
+        programs. Raises OSError if the host lacks what is needed to look at them; they stay then.
         """
         if not self._given:
             return None
         try:
             manifest, fds = self._read(self._given)
         except (OSError, ValueError, LookupError, TypeError) as error:
+            if isinstance(error, OSError) and error.errno in PASSING:
+                raise
             reason = (isinstance(error, OSError) and error.strerror) or str(error)
             log.warning("what systemd kept of the last start is not used: %s; loading anew", reason)
             self._close_given()

@@ -13,7 +13,7 @@ import pytest
 from bench.cost import children_of
 from bench.startup import maps_bytes, maps_target
 from lockd.process import privileges
-from tests.support.lockd_process import Lockd
+from tests.support.lockd_process import CHECKOUT, Lockd
 
 pytestmark = pytest.mark.untimed
 
@@ -35,6 +35,10 @@ def daemon(host: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loc
 
 @pytest.fixture(scope="module")
 def processes(daemon: Lockd) -> dict[str, int]:
+    return processes_of(daemon)
+
+
+def processes_of(daemon: Lockd) -> dict[str, int]:
     """Process ids by name."""
     found = {"sampler": daemon.process.pid}
     for pid, command in children_of(daemon.process.pid).items():
@@ -111,6 +115,23 @@ def test_the_namer_reads_and_has_nothing_else(processes: dict[str, int]) -> None
     assert len(maps) in (0, RING_DESCRIPTORS)
     others = {re.sub(r"\d+", "", one) for one in descriptors(processes["names"])} - set(maps)
     assert {one for one in others if not one.startswith("/")} <= {"socket:[]", "pipe:[]"}
+
+
+def test_the_namer_reads_whoever_has_started_lockd(host: None, tmp_path: Path) -> None:
+    """execve() gives a process of another user than root nothing, unless it is made to."""
+    caps = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in sorted(LOADING | READING))
+    user = ("--reuid=nobody", "--regid=nogroup", "--clear-groups")
+    started = Lockd(
+        tmp_path, program=["setpriv", *user, f"--inh-caps={caps}", f"--ambient-caps={caps}", "--", *CHECKOUT]
+    )
+    try:
+        started.metrics()
+        effective = {name: int(status(pid)["CapEff"], 16) for name, pid in processes_of(started).items()}
+    finally:
+        code = started.stop()
+    assert code == 0, "".join(started.log)
+    assert effective["export"] == 0
+    assert effective["names"] == sum(1 << privileges.NUMBERS[name] for name in READING)
 
 
 def test_no_library_has_started_threads(processes: dict[str, int]) -> None:

@@ -85,6 +85,17 @@ def test_keep_only() -> None:
 
 
 @needs_root
+def test_programs_inherit_what_they_are_to_have_whoever_the_user_is() -> None:
+    status = run(
+        "import os; keep_only({'CAP_SYSLOG', 'CAP_KILL'}, 'nobody', inherited={'CAP_SYSLOG'});"
+        "os.execv('/bin/cat', ['cat', '/proc/self/status'])"
+    )
+    bit = 1 << privileges.NUMBERS["CAP_SYSLOG"]
+    kept = bit | 1 << privileges.NUMBERS["CAP_KILL"]
+    assert sets(status) == {"CapInh": bit, "CapPrm": bit, "CapEff": bit, "CapBnd": kept, "CapAmb": bit}
+
+
+@needs_root
 def test_a_program_that_is_executed_gets_no_more() -> None:
     status = run(
         "import os; keep_only({'CAP_SYSLOG'}); no_new_privileges();"

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from lockd.errors import LockdError
 from lockd.kernel.manifest import Manifest
 from lockd.load.settings import LoadSettings
-from lockd.service.store import TRIES, Store, key_of
+from lockd.process import privileges
+from lockd.sample.saved_state import SavedState
+from lockd.service import store as store_module
+from lockd.service.start import _resumed
+from lockd.service.store import BOOT, TRIES, Store, key_of
 from lockd.service.systemd import Systemd
 
 MANIFEST = Manifest(1, (), (), (), (), {}, {})
@@ -111,8 +121,65 @@ def test_without_systemd_nothing_is_kept() -> None:
     assert keeper.left == {}
 
 
+SETTINGS = LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", "blocked", ())
+
+
 def test_the_key_tells_settings() -> None:
-    one = LoadSettings(("futex",), 64, 64, 64, 0, 1, "contention", "blocked", ())
-    other = replace(one, entries=128)
-    assert key_of(one) == key_of(one)
-    assert key_of(one) != key_of(other)
+    assert key_of(SETTINGS) == key_of(SETTINGS)
+    assert key_of(SETTINGS) != key_of(replace(SETTINGS, entries=128))
+
+
+def test_the_key_tells_what_the_kernel_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that was missing may be there after a restart."""
+    values = {BOOT: "boot", "sys/kernel/kptr_restrict": "2"}
+    keys = set()
+    for name, value in ((BOOT, "boot"), ("sys/kernel/kptr_restrict", "1"), (BOOT, "another")):
+        values[name] = value
+        for file, text in values.items():
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / file).write_text(text)
+        keys |= {key_of(SETTINGS, tmp_path), key_of(SETTINGS, tmp_path)}
+    assert len(keys) == 3
+    monkeypatch.setattr(privileges, "capabilities", lambda: {"CAP_BPF"})
+    assert key_of(SETTINGS, tmp_path) not in keys
+
+
+def test_what_was_kept_stays_if_this_start_has_no_descriptor_left(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(fd: int) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "_identity", fail)
+        with pytest.raises(OSError, match="Too many open files"):
+            Store(keeper, "key").adopt()
+    assert adopted(keeper)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_kept"),
+    [(ValueError("no sense"), False), (LockdError("passes"), True), (MemoryError(), True)],
+)
+def test_counts_are_discarded_only_if_they_make_no_sense(
+    keeper: Keeper, error: Exception, is_kept: bool
+) -> None:
+    sampler, errors = object(), [error]
+
+    def begin(saved: SavedState) -> Any:
+        def take_over() -> None:
+            if errors:
+                raise errors.pop()
+
+        return SimpleNamespace(take_over=take_over, it=sampler)
+
+    first = Store(keeper, "key").counts_file()
+    assert first is not None
+    os.pwrite(first, b"counted", 0)
+    store = adopted(keeper)
+    assert store
+    with pytest.raises(type(error)) if is_kept else contextlib.nullcontext():
+        assert _resumed(begin, store).it is sampler  # type: ignore[attr-defined]
+    counts = store.counts_file()
+    assert counts is not None
+    assert (os.pread(counts, 7, 0) == b"counted") == is_kept
