@@ -57,16 +57,21 @@ def check(settings: LoadSettings) -> int:
 
 
 def _check_host() -> Host | None:
-    """Print which conditions of all programs this host meets; return None if it does not meet one of them."""
+    """Print which conditions of the programs this host meets; return None if it does not meet one of all.
+
+    Without tracefs only futex calls cannot be counted.
+    """
     is_complete = True
 
-    def check_condition(name: str, requirement: Callable[[], Result], remark: str = "") -> Result | None:
+    def check_condition(
+        name: str, requirement: Callable[[], Result], remark: str = "", is_needed: bool = True
+    ) -> Result | None:
         nonlocal is_complete
         try:
             result = requirement()
         except HostError as error:
             print(f"{name:<11} no: {error}")
-            is_complete = False
+            is_complete = is_complete and not is_needed
             return None
         print(f"{name:<11} yes{remark}")
         return result
@@ -74,13 +79,13 @@ def _check_host() -> Host | None:
     check_condition("process ids", require_pids_of_the_host)
     check_condition("privileges", require_privileges)
     types = check_condition("BTF", KernelTypes)
-    tracefs = check_condition("tracefs", ensure_tracefs, _tracefs_remark())
+    check_condition("tracefs", ensure_tracefs, _tracefs_remark(), is_needed=False)
     check_condition("bcc", _require_bcc)
     print()
-    if types is None or tracefs is None or not is_complete:
+    if types is None or not is_complete:
         print("nothing can run here")
         return None
-    return Host(types, tracefs)
+    return Host(types)
 
 
 def _tracefs_remark() -> str:

@@ -102,19 +102,17 @@ def ensure_tracefs() -> Path:
 class Host:
     """The hooks that this host has.
 
-    Symbols of the kernel are read, and fentry is tried, when they are first needed. `functions` are kernel
-    functions that a trace may hook; they may be in modules.
+    Symbols of the kernel are read, fentry is tried, and tracefs is looked for when they are first needed: few
+    hooks need tracefs. `functions` are kernel functions that a trace may hook; they may be in modules.
     """
 
     def __init__(
         self,
         types: KernelTypes,
-        trace: Path,
         functions: Sequence[str] = (),
         kallsyms: Path = Path("/proc/kallsyms"),
     ) -> None:
         self.types = types
-        self.tracefs = trace
         self._functions = functions
         self._kallsyms = kallsyms
 
@@ -150,6 +148,11 @@ class Host:
         return self._no_fentry(candidate.hook)
 
     @cached_property
+    def tracefs(self) -> Path:
+        """The directory of tracefs, which is mounted if it was not. Raises HostError."""
+        return ensure_tracefs()
+
+    @cached_property
     def can_cast(self) -> bool:
         """Whether programs can have the kernel take an address for that of a struct (6.2, with its JIT on).
 
@@ -172,9 +175,13 @@ class Host:
 
     def _no_tracepoint(self, hook: str) -> str:
         category, event = hook.split(":")
-        if not (self.tracefs / "events" / category).is_dir():
+        try:
+            directory = self.tracefs / "events" / category
+        except HostError as error:
+            return str(error)
+        if not directory.is_dir():
             return f"this kernel has no tracepoints {category} (CONFIG_FTRACE_SYSCALLS)"
-        if not (self.tracefs / "events" / category / event / "id").exists():
+        if not (directory / event / "id").exists():
             return f"this kernel has no tracepoint {hook}{_since(hook)}"
         return ""
 

@@ -15,7 +15,7 @@ from lockd.load.choose import Choice, choices_for
 from lockd.load.compile import compile_cached
 from lockd.load.compiled import CompileCache, default_directory
 from lockd.load.hooks import HOLDERS, Candidate, Way, functions_of
-from lockd.load.host import Host, ensure_tracefs, require_pids_of_the_host, require_privileges
+from lockd.load.host import Host, require_pids_of_the_host, require_privileges
 from lockd.load.settings import LoadSettings
 from lockd.load.source import source_for
 
@@ -52,7 +52,7 @@ def load(settings: LoadSettings) -> Loaded:
     """
     require_pids_of_the_host()
     require_privileges()
-    host = Host(KernelTypes(), ensure_tracefs(), functions_of(settings.trace.parts) if settings.trace else ())
+    host = Host(KernelTypes(), functions_of(settings.trace.parts) if settings.trace else ())
     refused: dict[Way, str] = {}
     while True:
         try:

@@ -16,7 +16,7 @@ from lockd.load.bpf_object import BpfObject
 from lockd.load.choose import choices_for
 from lockd.load.compile import compile_cached
 from lockd.load.compiled import CompileCache, default_directory
-from lockd.load.host import Host, ensure_tracefs
+from lockd.load.host import Host
 from lockd.load.source import source_for
 from lockd.service.start import load_settings
 
@@ -28,7 +28,7 @@ HOOKS = 2
 
 def main(config: str, times: int) -> int:
     settings = load_settings(read_text(Config, config, "CONFIG"))
-    host = Host(KernelTypes(), ensure_tracefs())
+    host = Host(KernelTypes())
     choices = choices_for(settings, host)
     for choice in choices:
         if not choice.way:

@@ -15,7 +15,7 @@ from lockd.load.bpf_object import BpfObject
 from lockd.load.choose import Choice
 from lockd.load.compile import compile_source
 from lockd.load.hooks import Part, Way, parts_of
-from lockd.load.host import Host, ensure_tracefs
+from lockd.load.host import Host
 from lockd.load.settings import LoadSettings
 from lockd.load.source import source_for
 
@@ -27,7 +27,7 @@ ARGUMENTS = 3
 
 
 def main() -> None:
-    host = Host(KernelTypes(), ensure_tracefs())
+    host = Host(KernelTypes())
     json.dump({mechanism: loaded(mechanism, host) for mechanism in MECHANISMS}, sys.stdout)
 
 

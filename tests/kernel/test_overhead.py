@@ -121,7 +121,7 @@ def test_the_verifier_examines_less_than_half_of_what_it_would(mode: str) -> Non
 
 
 def test_the_kernel_is_asked_whether_it_takes_our_word_for_a_struct() -> None:
-    host = Host(KernelTypes(), ensure_tracefs())
+    host = Host(KernelTypes())
     cast, function = (host.types.function(name) for name in (programs.CAST, programs.TRIED_FUNCTION))
     if cast is None:
         assert not host.can_cast
