@@ -40,7 +40,7 @@ class Loop:
 
     `on_message(bytes)` gets the exporter's messages that are no requests, and b"" when the exporter has
     closed its end of the socket. `after_tick()` is called after every tick. A byte on `wakeup` ends a wait
-    early, so that a signal handler's stop() takes effect at once.
+    early, and has `after_tick()` called as well, so that what a signal handler asks for is done at once.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Loop:
                 return
             if self._wakeup in ready:
                 self._wakeup.recv(MESSAGE_BYTES)
+                self._after_tick()
                 continue
             if not ready:
                 return

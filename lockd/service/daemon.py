@@ -87,6 +87,7 @@ class Daemon:
         self._loop = Loop(sampler, config.period_ns, self._on_message, self._after_tick, wakeup)
         self._reloads = Reloads(config, read, self._take_config, systemd.notify_reloading, self._note_reload)
         self._had_terminal = has_terminal()
+        self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by nohup
 
     def run(self, exporter: Exporter) -> None:
         """Run until SIGTERM or SIGINT. `exporter` is the first exporter, which was started already."""
@@ -111,7 +112,7 @@ class Daemon:
     def _on_signal(self, number: int, _: object) -> None:
         # Nothing may be logged here: if the signal interrupts the writing of a log line, that raises
         # RuntimeError.
-        if number == signal.SIGHUP and has_terminal() == self._had_terminal:
+        if number == signal.SIGHUP and (self._outlives_terminal or has_terminal() == self._had_terminal):
             self._reloads.request()
             return
         self._signal = signal.Signals(number)

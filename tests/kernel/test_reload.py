@@ -285,6 +285,18 @@ def test_a_terminal_that_is_gone_ends_it(tmp_path: Path, host: None) -> None:
         ended(lockd)
 
 
+def test_nohup_has_it_go_on_without_its_terminal(tmp_path: Path, host: None) -> None:
+    ours, theirs = os.openpty()
+    lockd = Lockd(tmp_path, program=["setsid", "--ctty", "nohup", *CHECKOUT], stdin=theirs, cwd=ROOT)
+    os.close(theirs)
+    try:
+        os.close(ours)
+        until(lambda: "the configuration was read again" in "".join(lockd.log), "read again")
+        lockd.metrics()
+    finally:
+        ended(lockd)
+
+
 def test_systemctl_reload(host: None, tmp_path: Path, workload: Start) -> None:
     """It comes back when all is taken, fails for a wrong file, and the service goes on."""
     need("systemctl")

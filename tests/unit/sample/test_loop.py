@@ -105,6 +105,21 @@ def test_a_flood_of_requests_whose_answers_nobody_reads(
         assert len(said) <= loop_module.MESSAGES * (sampler.own_cost.ticks + 1)
 
 
+def test_what_a_signal_asks_for_waits_for_no_tick() -> None:
+    sampler, ticks = Ticking(), list[int]()
+    wakeup, signals = socket.socketpair()
+
+    def each_time() -> None:
+        ticks.append(sampler.own_cost.ticks)
+        if sampler.own_cost.ticks:
+            loop.stop()
+
+    loop = Loop(cast("Sampler", sampler), PERIOD_NS, lambda _: None, each_time, wakeup)
+    signals.send(b"1")
+    loop.run()
+    assert ticks == [0, 1]
+
+
 ASKS = """
 def next_block():
     said = []
