@@ -38,7 +38,8 @@ PREFIX := /usr
 SYSCONFDIR := /etc
 DESTDIR :=
 LIB := $(PREFIX)/lib/lockd
-UNIT := $(PREFIX)/lib/systemd/system/lockd.service
+# systemd searches no other prefix.
+UNIT := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib,/etc)/systemd/system/lockd.service
 USERS := $(PREFIX)/lib/sysusers.d/lockd.conf
 SYSUSERS := systemd-sysusers
 # What starts leave there: programs as they were compiled.
@@ -158,7 +159,7 @@ install: ## install lockd, its systemd unit and its users (PREFIX, SYSCONFDIR, D
 # Its users stay, as distributions have it: files may still be theirs, and must not be the next user's.
 uninstall: ## stop lockd and remove its files, except its configuration and its users
 	@$(if $(DESTDIR),,$(call as_root,remove files))
-	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl disable --now lockd; fi
+	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ] && [ -e $(UNIT) ]; then systemctl disable --now lockd; fi
 	rm -rf $(DESTDIR)$(LIB) $(DESTDIR)$(PREFIX)/bin/lockd $(DESTDIR)$(UNIT) $(DESTDIR)$(USERS) $(DESTDIR)$(CACHE)
 	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
 	@echo "uninstalled; $(SYSCONFDIR)/lockd and the users lockd and lockd-namer stay"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -231,7 +232,9 @@ def _create_map(definition: MapDefinition, inner: int, types: int) -> int:
         attr.btf_key_type_id, attr.btf_value_type_id = definition.key_type, definition.value_type
     fd = bpf(BPF_MAP_CREATE, attr)
     if fd < 0:
-        raise _refusal(f"map {definition.name}: cannot be made", ctypes.get_errno())
+        number = ctypes.get_errno()
+        why = " with `maps` of this size (a service has MemoryMax=)" if number == errno.ENOMEM else ""
+        raise _refusal(f"map {definition.name}: cannot be made{why}", number)
     return fd
 
 
