@@ -39,7 +39,7 @@ SYSCONFDIR := /etc
 DESTDIR :=
 LIB := $(PREFIX)/lib/lockd
 # systemd searches no other prefix.
-UNIT := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib,/etc)/systemd/system/lockd.service
+UNIT := $(if $(filter /usr /usr/local,$(PREFIX)),$(PREFIX)/lib,$(SYSCONFDIR))/systemd/system/lockd.service
 USERS := $(PREFIX)/lib/sysusers.d/lockd.conf
 SYSUSERS := systemd-sysusers
 # What starts leave there: programs as they were compiled.
