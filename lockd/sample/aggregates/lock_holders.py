@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from lockd.sample.locks.releases import LOCK, NextLock, Release
 from lockd.sample.series.block import Block
 from lockd.sample.series.label_hash import hash_labels
 from lockd.sample.series.limits import Limits, LineBudget
-from lockd.sample.series.ranking import MEMORY_NS
+from lockd.sample.series.ranking import MEMORY_NS, STAYS
 from lockd.sample.series.series import OTHER, Series
 
 SERIES_OF_LOCK = 4
@@ -103,6 +103,11 @@ def _add(series: Series, waits: Sequence[tuple[tuple[str, ...], int]], now: floa
 
 MOST_HOLDERS = 8
 """Holders of one lock that are told apart, besides OTHER."""
+MOST_REMEMBERED = 32
+"""Holders of one lock whose time of late is remembered, those that are told apart included."""
+HALF_LIFE = 600.0
+"""Seconds after which the time for which a holder made threads wait counts half in the choice of those that
+are told apart. They are shown with all their time, so they change more slowly than series do."""
 MOST_NEXT = 8
 """Locks for which the holder of a lock waits that are told apart: with one in each object there may be any
 number."""
@@ -155,22 +160,54 @@ class Part(NamedTuple):
 
 
 class HoldersOfLock:
-    """The holders of one lock, by the site of their code. The least one makes room for a new one."""
+    """The holders of one lock, by the site of their code.
+
+    A holder takes the place of another one if of late it made threads wait for STAYS times as long. It begins
+    at zero: what it had before stays in OTHER, and what the other one had is moved there.
+    """
 
     def __init__(self) -> None:
         self._by_site: dict[str, Held] = {}
         self._others = Held()
+        self._merits: dict[str, float] = {}
+        """For how long each holder made threads wait of late, in nanoseconds; halved every HALF_LIFE."""
+        self._decayed_at = 0.0
+        """When the merits were last decayed (monotonic clock in seconds)."""
 
     def add(self, release: Release) -> None:
         """Count one sample."""
-        held = self._by_site.get(release.holder)
-        if held is None:
-            if len(self._by_site) == MOST_HOLDERS:
-                least = min(self._by_site, key=lambda site: self._by_site[site].waited_ns)
-                gone = self._by_site.pop(least)
-                self._others.add_all(gone)
-            held = self._by_site[release.holder] = Held()
-        held.add(release)
+        self._add_merit(release)
+        if release.holder not in self._by_site:
+            self._give_place(release.holder)
+        if held := self._by_site.get(release.holder):
+            held.add(release)
+        else:
+            self._others.add(replace(release, stack=()))  # OTHER has no stack
+
+    def _add_merit(self, release: Release) -> None:
+        """Count a sample in the merits.
+
+        Where too many are remembered, a new one goes on with the least merit of those without a place, as in
+        the algorithm Space-Saving. Otherwise holders that come by turns would forget each other for ever.
+        """
+        merits, site = self._merits, release.holder
+        elapsed = max(release.taken - self._decayed_at, 0.0)
+        self._decayed_at += elapsed
+        for known in merits:
+            merits[known] *= 0.5 ** (elapsed / HALF_LIFE)
+        if site not in merits and len(merits) == MOST_REMEMBERED:
+            least = min((known for known in merits if known not in self._by_site), key=merits.__getitem__)
+            merits[site] = merits.pop(least)
+        merits[site] = merits.get(site, 0.0) + release.weight_ns
+
+    def _give_place(self, site: str) -> None:
+        """Tell a holder apart from now on, if there is room or if the least one has to make room for it."""
+        if len(self._by_site) == MOST_HOLDERS:
+            least = min(self._by_site, key=self._merits.__getitem__)
+            if self._merits[site] < STAYS * self._merits[least]:
+                return
+            self._others.add_all(self._by_site.pop(least))
+        self._by_site[site] = Held()
 
     @property
     def waited_ns(self) -> int:

@@ -306,7 +306,7 @@ def of_sites(profile: Profile) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_holder_that_made_room_for_another_is_nothing_new(is_cut: bool) -> None:
-    """It moves into `other` with all that it ever had. The one that gets its place is new in any case."""
+    """It moves into `other` with all that it ever had, where the one that gets its place was before."""
     lock = Contended()
     for number in range(MOST_HOLDERS):
         lock.release(f"f{number}", 1000 + number)
@@ -314,11 +314,12 @@ def test_a_holder_that_made_room_for_another_is_nothing_new(is_cut: bool) -> Non
     lock.release("late", 70)
     lock.release("f5", 30)
     later = lock.profile()
-    assert of_sites(later)["other"] == (1000, 1)
-    assert of_sites(between(before, later, 1.0, is_cut)) == {"late": (70, 1), "f5": (30, 1)}
-    lock.release("later", 5)  # in place of `late`
-    lock.release("late", 3)  # in place of `later`, which so is one of the others
-    assert of_sites(between(later, lock.profile(), 1.0, is_cut)) == {"late": (3, 1), "other": (5, 1)}
+    assert of_sites(between(before, later, 1.0, is_cut)) == {"other": (70, 1), "f5": (30, 1)}
+    lock.release("late", 2000)  # in place of `f0`
+    lock.release("f0", 5)
+    latest = lock.profile()
+    assert of_sites(latest)["other"] == (70 + 1000 + 5, 3)
+    assert of_sites(between(later, latest, 1.0, is_cut)) == {"late": (2000, 1), "other": (5, 1)}
 
 
 def test_what_came_to_holders_is_neither_more_nor_less_than_what_was_sampled() -> None:

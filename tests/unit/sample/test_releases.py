@@ -14,7 +14,14 @@ from lockd.names.client import Resolver
 from lockd.names.labels.reasons import Reasons
 from lockd.sample.aggregates.contention import PROGRAMS, ContentionTables
 from lockd.sample.aggregates.kernel_locks import NAMELESS_SECONDS, KernelLockAggregates
-from lockd.sample.aggregates.lock_holders import MOST_HOLDERS, SERIES_OF_LOCK, LockHolders
+from lockd.sample.aggregates.lock_holders import (
+    HALF_LIFE,
+    MOST_HOLDERS,
+    MOST_REMEMBERED,
+    SERIES_OF_LOCK,
+    HoldersOfLock,
+    LockHolders,
+)
 from lockd.sample.locks.releases import MOST_WEIGHT_NS, Release, SamplePace, causes_of
 from lockd.sample.series.limits import Limits, LineBudget
 
@@ -104,16 +111,50 @@ def holders_of(top_locks: int = 50) -> tuple[ContentionTables, LockHolders]:
 def test_holders_of_a_lock_are_told_apart_up_to_a_number() -> None:
     contention, holders = holders_of()
     (row,) = rows_of(contention, 1)
-    weights = {f"site{i}": 1000 * (i + 1) for i in range(30)}
+    weights = {f"site{i}": 1000 << i for i in range(30)}
     for site, weight in weights.items():
         holders.add(np.array([row, row]), [release(site, weight), release(site, weight)], 1.0)
     shown = contention.locks["holders"][row].rows()
-    assert [one["site"] for one in shown[:3]] == ["other", "site29", "site28"]
+    assert [one["site"] for one in shown[:3]] == ["site29", "site28", "site27"]
     assert len(shown) == MOST_HOLDERS + 1
     assert sum(one["seconds"] for one in shown) == pytest.approx(2 * sum(weights.values()) / 1e9)
     assert sum(one["share"] for one in shown) == pytest.approx(1.0)
     assert sum(one["samples"] for one in shown) == 60
-    assert shown[1]["stack"] == ["site29", "main"]
+    assert shown[0]["stack"] == ["site29", "main"]
+
+
+def shown_seconds(holders: HoldersOfLock) -> dict[str, float]:
+    return {one["site"]: one["seconds"] for one in holders.rows()}
+
+
+def test_holders_that_come_by_turns_take_the_places_of_old_ones() -> None:
+    """However many others come once and never again."""
+    holders = HoldersOfLock()
+    for number in range(MOST_HOLDERS):
+        holders.add(release(f"old{number}", 60 * 10**9))
+    for turn in range(10_000):
+        for site in ("new", "newer", f"once{turn}"):
+            holders.add(release(site, LEAST_NS))
+    shown = shown_seconds(holders)
+    assert min(shown["new"], shown["newer"]) > 300
+    assert len(shown) == MOST_HOLDERS + 1
+    assert sum(shown.values()) == pytest.approx(MOST_HOLDERS * 60 + 30_000 * 0.05)
+    assert holders._others.stack == ()
+    assert len(holders._merits) == MOST_REMEMBERED
+
+
+def test_a_holder_of_long_ago_makes_room_sooner() -> None:
+    holders = HoldersOfLock()
+    for number in range(MOST_HOLDERS):
+        holders.add(release(f"old{number}", 60 * 10**9))
+    late = release("late", 2 * 10**9)
+    for _ in range(5):
+        holders.add(late)
+    assert "late" not in shown_seconds(holders)
+    late.taken = 4 * HALF_LIFE
+    for _ in range(5):
+        holders.add(late)
+    assert shown_seconds(holders)["late"] > 0
 
 
 @pytest.mark.parametrize("weight_ns", [1000, MOST_WEIGHT_NS])
