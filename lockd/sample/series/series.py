@@ -410,6 +410,8 @@ class Series:
             self._share_row(unit)
             entries = self._entries
         entries["unit"][entry] = unit
+        # A unit whose own row came first, as after restore(), has never shared one.
+        entries["other"][unit] = entries["other"][entry]
         if entries["row"][unit] >= 0 and np.isinf(entries["displaced"][unit]):
             entries["target"][entry] = entries["row"][unit]
 

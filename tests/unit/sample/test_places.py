@@ -252,6 +252,32 @@ def test_helpers_of_a_unit_are_one_series_when_there_is_no_room_for_each() -> No
     model.check()
 
 
+def test_helpers_return_to_the_series_of_their_unit_after_a_restart() -> None:
+    """The unit had no process for a moment, in which other processes took the place of its series."""
+    before, there, unit = processes(), Presence(), ("cron", OTHER, "cond")
+    batch, helper = [("batch", f"worker{i}") for i in range(1000)], ("cron", "new", "cond")
+    before.count([((*name, "cond"), 1, SECOND) for name in batch], 0)
+    for now in (0, 20, 40):
+        there.note([*batch, ("cron", "crond")], now)
+        before.count([(("cron", f"late{now}.{i}", "cond"), 1, SECOND) for i in range(10)], now)
+        before.series.rearrange(there, IDLE, now)
+    after = processes()
+    after.series.restore(*before.series.save(), now=50)
+    counted = after.counts()[unit]
+    after.count([(helper, 7, SECOND)], 50)
+    assert after.counts()[unit] == counted + 7
+    there.note(batch, 60)
+    after.series.rearrange(there, 5, 60)
+    assert unit not in after.counts()
+    for now in (70, 90):
+        there.note([*batch, ("cron", "crond")], now)
+        after.count([(helper, 1, 100 * SECOND)], now)
+        after.series.rearrange(there, IDLE, now)
+    counted = after.counts()[unit]
+    after.count([(helper, 3, SECOND)], 91)
+    assert after.counts()[unit] == counted + 3
+
+
 def test_what_lasts() -> None:
     there = Presence()
     for now in (0.0, LOOK):
