@@ -55,7 +55,7 @@ class Deadlock:
     """The waits, the oldest first. Each is for a lock of the next thread, the last for one of the first."""
     process: Name
     """(unit, comm) of the first thread."""
-    is_wanted: bool
+    is_wanted: bool = False
     """Whether the filter wants a process of the ring."""
     locks: set[Lock] = field(default_factory=set)
     """The locks that no thread can get: those of the ring, and those held by threads that wait for them."""
@@ -170,7 +170,7 @@ class Deadlocks:
     @property
     def reported(self) -> list[Deadlock]:
         """The deadlocks that have lasted for LASTING_NS, oldest first."""
-        reported = [deadlock for deadlock in self._known.values() if deadlock.is_reported]
+        reported = [one for one in self._known.values() if one.is_reported and one.is_wanted]
         return sorted(reported, key=lambda deadlock: deadlock.formed)
 
     @property
@@ -208,6 +208,7 @@ class Deadlocks:
         self._confirm(waits)
         waiters = waits.count_waiters() if self._known else Counter[Lock]()
         for deadlock in self._known.values():
+            deadlock.is_wanted = self._is_wanted(deadlock.threads)  # a reload may have changed the filter
             outside = sum(waiters[lock] for lock in deadlock.locks) - len(deadlock.threads)
             deadlock.waiting = max(0, outside) if deadlock.is_wanted else 0
         self._report(clock)
@@ -264,14 +265,15 @@ class Deadlocks:
                 continue
             key = frozenset((wait.tid, wait.since) for wait in ring)
             if key not in self._known:
-                processes = [self._process(wait.tgid) for wait in ring]
-                is_wanted = any(wanted for _, wanted in processes)
+                process, _ = self._process(ring[0].tgid)
                 was_reported = key in self._reported_before
-                self._known[key] = Deadlock(
-                    ring, processes[0][0], is_wanted, is_reported=was_reported, is_logged=was_reported
-                )
+                self._known[key] = Deadlock(ring, process, is_reported=was_reported, is_logged=was_reported)
             self._known[key].locks = locks
         self._suspected = []
+
+    def _is_wanted(self, ring: Sequence[Wait]) -> bool:
+        """Whether the filter wants a process of a ring."""
+        return any(self._process(tgid)[1] for tgid in {wait.tgid for wait in ring})
 
     def _report(self, clock: int) -> None:
         for deadlock in self._known.values():
@@ -334,7 +336,8 @@ class Deadlocks:
 
     def save(self) -> dict[str, Any]:
         """Return what was counted and which deadlocks were reported, for restore()."""
-        rings = [[(wait.tid, wait.since) for wait in deadlock.threads] for deadlock in self.reported]
+        reported = [deadlock for deadlock in self._known.values() if deadlock.is_reported]
+        rings = [[(wait.tid, wait.since) for wait in deadlock.threads] for deadlock in reported]
         return {"found": list(self._counts.items()), "skipped": self._skipped, "reported": rings}
 
     def restore(self, head: dict[str, Any]) -> None:

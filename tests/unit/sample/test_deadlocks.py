@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from dataclasses import dataclass, field
@@ -312,6 +313,19 @@ def test_processes_that_are_not_wanted() -> None:
     bench.look(START + 2 * LASTING_NS, *waits)
     assert bench.tids == []
     assert bench.deadlocks.next_check == NEVER
+
+
+def test_another_filter_applies_to_a_deadlock_that_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    owners, waits = ring(2)
+    bench = Bench(owners, unwanted={TGID})
+    clocks = itertools.count(START + 2 * LASTING_NS, LASTING_NS)
+    bench.look(next(clocks), *waits)
+    for unwanted, tids in ((set(), [[1, 2]]), ({TGID}, []), (set(), [[1, 2]])):
+        bench.unwanted = unwanted
+        bench.look(next(clocks), *waits)
+        assert bench.tids == tids
+        assert len(bench.deadlocks.save()["reported"]) == 1
+        assert metrics(bench)["found"] == len(caplog.records) == 1
 
 
 def test_two_at_a_time_and_a_thread_that_leads_to_one() -> None:
