@@ -31,6 +31,11 @@ MOST_ASKED = 500
 """Locks whose holders are asked for at a time."""
 MOST_NAMES = 100
 """Processes with a count of their own of deadlocks; the rest count as `other`."""
+MOST_SHOWN = 200
+"""Deadlocks in the table, the oldest: these stay in it while others come and go."""
+MOST_LOGGED = 20
+"""Deadlocks that are logged in LOG_PERIOD_NS; then one line says how many were left out."""
+LOG_PERIOD_NS = 60 * NS
 SHOWN_THREADS = 32
 """Threads of one deadlock that are shown, in the log and in the table."""
 REFUSED_NS = 3 * NS
@@ -63,6 +68,7 @@ class Deadlock:
     """Threads outside of the ring that wait for one of these locks."""
     is_reported: bool = False
     is_logged: bool = False
+    """Whether it was logged, or left out because there were too many."""
 
     @property
     def formed(self) -> int:
@@ -155,6 +161,10 @@ class Deadlocks:
         self.has_waits = False
         """Whether threads waited for locks when that was last looked at."""
         self._is_wanted_soon = False
+        self._logged = self._left_out = 0
+        """Deadlocks that were logged, and that were not, in this LOG_PERIOD_NS."""
+        self._log_period_ends = 0
+        """Monotonic clock in ns."""
         self._next_report = NEVER
         """When a known deadlock is to be reported or logged (monotonic clock in ns)."""
         self._reported_before: set[frozenset[tuple[int, int]]] = set()
@@ -276,19 +286,39 @@ class Deadlocks:
         return any(self._process(tgid)[1] for tgid in {wait.tgid for wait in ring})
 
     def _report(self, clock: int) -> None:
+        if clock >= self._log_period_ends:
+            self._begin_log_period(clock)
+        room = MOST_LOGGED - self._logged
         for deadlock in self._known.values():
             lasted = clock - deadlock.formed
             if not deadlock.is_wanted or lasted < LASTING_NS:
                 continue
             if not deadlock.is_reported:
                 deadlock.is_reported = True
-                has_count = deadlock.process in self._counts or len(self._counts) < MOST_NAMES
-                self._counts[deadlock.process if has_count else (OTHER, OTHER)] += 1
-            if not deadlock.is_logged:
-                shown = self._describe_locks(deadlock)
-                if lasted >= LOGGED_NS or all(description.lock for description in shown):
-                    deadlock.is_logged = True
-                    self._log(deadlock, lasted, shown)
+                _count(self._counts, deadlock.process)
+            if deadlock.is_logged:
+                continue
+            if room == 0:
+                deadlock.is_logged = True
+                self._left_out += 1
+                continue
+            room -= 1  # also for one whose locks have no names yet
+            shown = self._describe_locks(deadlock)
+            if lasted >= LOGGED_NS or all(description.lock for description in shown):
+                deadlock.is_logged = True
+                self._logged += 1
+                self._log(deadlock, lasted, shown)
+
+    def _begin_log_period(self, clock: int) -> None:
+        """Log how many deadlocks were left out in the last period, and let as many as at first be logged."""
+        if self._left_out:
+            log.error(
+                "%d more deadlocks were found; /api/v1/deadlocks has the oldest ones of those that last",
+                self._left_out,
+                extra={"MESSAGE_ID": MESSAGE_ID},
+            )
+        self._logged = self._left_out = 0
+        self._log_period_ends = clock + LOG_PERIOD_NS
 
     def _log(self, deadlock: Deadlock, lasted: int, shown: Sequence[LockDescription]) -> None:
         unit, comm = deadlock.process
@@ -348,7 +378,9 @@ class Deadlocks:
 
     def export(self, block: Block) -> None:
         """Write the metrics to a block."""
-        existing = Counter(deadlock.process for deadlock in self.reported)
+        existing: Counter[Name] = Counter()
+        for deadlock in self.reported:
+            _count(existing, deadlock.process)
         block.add("lockd_deadlocks", list(existing), list(existing.values()))
         block.add("lockd_deadlocks_found_total", list(self._counts), list(self._counts.values()))
         block.add("lockd_deadlock_locks_skipped_total", [()], [self._skipped])
@@ -360,7 +392,7 @@ class Deadlocks:
 
         `clock` (monotonic, in ns) and `wall` (seconds since 1970) are the same moment.
         """
-        shown = self.reported
+        shown = self.reported[:MOST_SHOWN]
         age_ns = np.array([clock - deadlock.formed for deadlock in shown], np.int64)
         arrays["deadlocks.since"] = wall - age_ns / NS
         arrays["deadlocks.lasted_us"] = age_ns / 1000.0
@@ -375,3 +407,9 @@ class Deadlocks:
             "numbers": ["since", "lasted_us", "threads_in_ring", "waiting"],
             "lists": {"threads": [self._thread_rows(one, self._describe_locks(one)) for one in shown]},
         }
+
+
+def _count(counts: Counter[Name], process: Name) -> None:
+    """Count a deadlock of a process, as `other` if MOST_NAMES others have counts of their own."""
+    has_count = process in counts or len(counts) < MOST_NAMES
+    counts[process if has_count else (OTHER, OTHER)] += 1

@@ -17,9 +17,21 @@ from lockd.export.detail import parse_query, render_table
 from lockd.messages import pack, unpack
 from lockd.names.protocol import Owners, OwnersAnswer
 from lockd.sample.locks import deadlocks as deadlocks_module
-from lockd.sample.locks.deadlocks import LASTING_NS, LOGGED_NS, MOST_ASKED, NEVER, SOON_NS, Deadlocks
+from lockd.sample.locks.deadlocks import (
+    LASTING_NS,
+    LOG_PERIOD_NS,
+    LOGGED_NS,
+    MOST_ASKED,
+    MOST_LOGGED,
+    MOST_NAMES,
+    MOST_SHOWN,
+    NEVER,
+    SOON_NS,
+    Deadlocks,
+)
 from lockd.sample.locks.waits import LockDescription, Wait, Waits
 from lockd.sample.series.block import Block
+from lockd.sample.series.series import OTHER
 
 MS = 1_000_000
 START = 1_000_000 * MS
@@ -313,6 +325,31 @@ def test_processes_that_are_not_wanted() -> None:
     bench.look(START + 2 * LASTING_NS, *waits)
     assert bench.tids == []
     assert bench.deadlocks.next_check == NEVER
+
+
+def test_lines_rows_and_counts_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """Any user can run any number of processes, each with a name of its own and a deadlock."""
+    waits = [wait(tid, tid ^ 1, START + tid, tgid=tid // 2) for tid in range(2, 2 * MOST_SHOWN + 42)]
+    bench = Bench({(tid // 2, tid): tid for tid in range(2, 2 * MOST_SHOWN + 42)})
+    bench.look(START + 2 * LASTING_NS, *waits)
+    bench.look(START + 3 * LASTING_NS, *waits)
+    found = MOST_SHOWN + 20
+    assert len(bench.tids) == metrics(bench)["found"] == found
+    gauges = metrics(bench)["lockd_deadlocks"]
+    assert len(gauges) == MOST_NAMES + 1
+    assert gauges[OTHER, OTHER] == found - MOST_NAMES
+    assert sum(gauges.values()) == found
+    assert len(caplog.records) == MOST_LOGGED
+    bench.described.clear()
+    bench.rows(START)
+    assert bench.described == waits[: 2 * MOST_SHOWN]
+    clock = START + 2 * LASTING_NS + LOG_PERIOD_NS
+    bench.look(clock, *waits, wait(1, 1, clock - 2 * LASTING_NS))
+    assert caplog.messages[MOST_LOGGED].startswith(f"{found - MOST_LOGGED} more deadlocks")
+    bench.owners[TGID, 1] = 1
+    bench.look(clock + LASTING_NS, *waits, wait(1, 1, clock - 2 * LASTING_NS))
+    assert caplog.messages[MOST_LOGGED + 1].startswith("deadlock in comm-100 ")
+    assert len(caplog.records) == MOST_LOGGED + 2
 
 
 def test_another_filter_applies_to_a_deadlock_that_is_known(caplog: pytest.LogCaptureFixture) -> None:
