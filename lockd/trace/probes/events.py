@@ -19,4 +19,5 @@ class EventReader:
 
     def read(self) -> Columns:
         """The records since the last call, in the order in which they were written."""
-        return np.frombuffer(b"".join(self._ring.records()), self._dtype)
+        # Copied one by one: join() makes a list first, of records whose memory programs may write again.
+        return np.frombuffer(b"".join(map(bytes, self._ring.records())), self._dtype)
