@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     with output.stream(args.output) as write, session:
         if not args.count:
             write(HEADS[args.format])
-        reader = _Reader(session)
+        reader = Reader(session, args.pids)
         for _ in session.windows():
             signals_sent = reader.read()
             session.events += len(signals_sent)
@@ -134,25 +134,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class _Reader:
-    """Reads signals from the ring buffer."""
+class Reader:
+    """Reads signals from the ring buffer; with `pids` only those that these processes send or receive."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, pids: Iterable[int]) -> None:
         self._events = EventReader(session, RING, RECORD)
-        self._to_clock = time.time_ns() - time.monotonic_ns()
+        self._pids = frozenset(pids)
 
     def read(self) -> list[Sent]:
         """The signals since the last call, in the order of their times."""
         rows = self._events.read()
-        return [self._sent(*row) for row in rows[np.argsort(rows["at"], kind="stable")].tolist()]
+        to_clock = time.time_ns() - time.monotonic_ns()  # anew, as the host's clock may have been set
+        ordered = rows[np.argsort(rows["at"], kind="stable")].tolist()
+        signals_sent = (self._sent(at_ns + to_clock, *rest) for at_ns, *rest in ordered)
+        # The programs also let through what the kernel sends to others while one of `pids` is running.
+        return [one for one in signals_sent if not self._pids or {one.sender_pid, one.pid} & self._pids]
 
     def _sent(
-        self, at_ns: int, running_tgid: int, running_tid: int, tgid: int, tid: int, number: int, code: int,
+        self, time_ns: int, running_tgid: int, running_tid: int, tgid: int, tid: int, number: int, code: int,
         result: int, to_process: int, running_comm: bytes, comm: bytes,
     ) -> Sent:  # fmt: skip
         running = text(running_comm)
         by_process = is_by_process(number, code)
-        when = datetime.fromtimestamp((at_ns + self._to_clock) / 1e9).astimezone()
+        when = datetime.fromtimestamp(time_ns / 1e9).astimezone()
         return Sent(
             time=when.isoformat(timespec="microseconds"),
             sender=running if by_process else KERNEL,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from lockd.kernel.rings import Ring
 from lockd.trace.core.session import Session
-from lockd.trace.probes import events
+from lockd.trace.probes import events, signals
 
 NUMBERS = (1, 2, 3)
 
@@ -36,3 +39,40 @@ def test_a_record_is_read_before_its_memory_is_given_back(monkeypatch: pytest.Mo
     monkeypatch.setattr(events, "RingReader", Overwritten)
     reader = events.EventReader(session_of("u8"), "ring", "record")
     assert reader.read().tolist() == list(NUMBERS)
+
+
+SENT = np.dtype(
+    [("at", "u8"), *((name, "u4") for name in ("running_tgid", "running_tid", "tgid", "tid")),
+     *((name, "i4") for name in ("number", "code", "result")), ("to_process", "u4"),
+     ("running_comm", "S16"), ("comm", "S16")]
+)  # fmt: skip
+"""As struct signal_sent of lockd/bpf/trace/signals.bpf.c."""
+BY_PROCESS, BY_KERNEL = 0, 0x80
+HOUR_NS = 3600 * 10**9
+
+
+def signals_of(rows: Any, monkeypatch: pytest.MonkeyPatch, *pids: int) -> signals.Reader:
+    monkeypatch.setattr(signals, "EventReader", lambda *_: SimpleNamespace(read=lambda: np.array(rows, SENT)))
+    return signals.Reader(cast("Session", None), pids)
+
+
+def test_a_signal_is_of_a_process_that_sends_or_receives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not of one that an interrupt came upon, in which the kernel sent a signal to another."""
+    rows = [
+        (at, running, running, receiver, receiver, 15, code, 0, 1, b"a", b"b")
+        for at, (running, receiver, code) in enumerate(
+            [(7, 8, BY_PROCESS), (8, 7, BY_PROCESS), (9, 7, BY_KERNEL), (7, 9, BY_KERNEL), (8, 9, BY_PROCESS)]
+        )
+    ]
+    found = [(one.sender_pid, one.pid) for one in signals_of(rows, monkeypatch, 7).read()]
+    assert found == [(7, 8), (8, 7), (0, 7)]
+    assert len(signals_of(rows, monkeypatch).read()) == len(rows)
+
+
+def test_times_follow_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [(time.monotonic_ns(), 7, 7, 8, 8, 15, BY_PROCESS, 0, 1, b"a", b"b")]
+    reader = signals_of(rows, monkeypatch)
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + HOUR_NS)
+    (sent,) = reader.read()
+    assert datetime.fromisoformat(sent.time).timestamp() == pytest.approx((now + HOUR_NS) / 1e9, abs=60)
