@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from lockd import cli
 from lockd.errors import UsageError
 from lockd.trace.commands import TOOLS
 from lockd.trace.core import output
-from lockd.trace.probes import stackcount
+from lockd.trace.probes import pattern_options, stackcount
+from lockd.trace.probes.patterns import Place, Probes, parse
 from lockd.views.profile import Profile, Sample, Value
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -204,6 +206,22 @@ def test_options_that_contradict(
     tool, *words = command.split()
     with pytest.raises(UsageError, match=re.escape(says)):
         TOOLS[tool].run(parser_of(tool).parse_args(words))
+
+
+@pytest.mark.parametrize("tool", ["signals", "stacksnoop t:sched:sched_switch"])
+def test_a_process_that_is_not_there_costs_no_results_of_before(
+    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes = Probes(parse("t:sched:sched_switch"), (Place("", ""),))
+    monkeypatch.setattr(pattern_options, "resolve_probes", lambda *_: probes)
+    kept = tmp_path / "kept"
+    kept.write_text("of before")
+    name, *words = tool.split()
+    with subprocess.Popen(["true"]) as child:
+        child.wait()
+    with pytest.raises(UsageError, match=f"process {child.pid}: No such process"):
+        TOOLS[name].run(parser_of(name).parse_args([*words, "-p", str(child.pid), "-o", str(kept)]))
+    assert kept.read_text() == "of before"
 
 
 COUNTS = Profile(
