@@ -124,6 +124,10 @@ class Control:
         """Tell the programs the process id of the exporter; 0 if none runs."""
         self._words[self._at["exporter"]] = pid
 
+    def end_trace(self) -> None:
+        """Tell the programs of a one-shot tool to trace nothing that begins from now on."""
+        self._words[self._at["is_over"]] = 1
+
     def flip(self) -> None:
         """Direct the programs to the other maps."""
         self.number = (self.number + 1) % NUMBERS

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -160,6 +161,26 @@ def test_a_duration_ends_it() -> None:
         return [] if said[1] == "0.3" else [said[0]]
 
     in_one_of_some_tries(attempt)
+
+
+def test_what_comes_while_hooks_are_detached_does_not_count(tmp_path: Path) -> None:
+    """One after another, which takes seconds. That of accept4() is among the last."""
+    file = tmp_path / "counts"
+    hooks = "t:syscalls:sys_enter_[ae]*"
+    with (
+        socket.socket() as no_listener,
+        Trace("stackcount", hooks, "-K", "--format", "json", "-o", file, "1") as one,
+    ):
+        late = time.monotonic() + 1.5
+        in_time = 0
+        while one.process.poll() is None:
+            in_time += time.monotonic() < late
+            with pytest.raises(OSError, match="Invalid argument"):
+                no_listener.accept()
+            time.sleep(0.001)
+        assert one.finish().code == 0
+    rows = [row for row in map(json.loads, file.read_text().splitlines()) if row["pid"] == os.getpid()]
+    assert 0 < sum(row["count"] for row in rows) <= in_time
 
 
 def test_it_ends_with_its_process() -> None:

@@ -188,9 +188,12 @@ BPF_TABLE("hash", u32, u8, traced_processes, TRACED_ENTRIES);
 BPF_TABLE("hash", u32, u8, traced_threads, TRACED_ENTRIES);
 #endif
 
-/* Whether a thread with these ids is traced; `kernel_thread` as in struct who. */
+/* Whether a thread with these ids is traced; `kernel_thread` as in struct who. At the end of the trace no
+ * thread is, so that all programs stop counting at the same moment. */
 static __always_inline bool is_traced(u32 tgid, u32 tid, bool kernel_thread)
 {
+    if (CONTROL->is_over)
+        return false;
 #ifdef ONLY_USER_THREADS
     if (kernel_thread)
         return false;

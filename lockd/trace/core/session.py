@@ -18,7 +18,7 @@ from typing import TextIO
 import numpy as np
 
 from lockd.errors import HostError, UsageError
-from lockd.kernel.counters import Losses, Lost, program_info
+from lockd.kernel.counters import Losses, program_info
 from lockd.kernel.maps import HashMap
 from lockd.kernel.pairs import Entries, Pairs
 from lockd.kernel.rings import Ring
@@ -76,8 +76,8 @@ class Session:
         self.stacks = CallStacks(shown=shown)
         """The call stacks of all windows that were drained so far."""
         self._has_stacks = bool(settings.trace and STACK_DEFINES & settings.trace.defines.keys())
-        self._lost: Lost | None = None
-        """The losses of the whole trace; None while the trace goes on."""
+        self._lost: dict[str, int] | None = None
+        """What _read_losses() returned at the end of the trace; None while the trace goes on."""
         self.ended_ns = 0
         """Nanoseconds of CLOCK_MONOTONIC at which detaching began; 0 before that."""
 
@@ -138,15 +138,13 @@ class Session:
             self._unwind(min(due, time.monotonic()) + PERIOD / 2)
             if self.progress.is_due:
                 self.progress.show_counts(self.elapsed, self.events, self.lost_events)
-        # The traced ids are deleted first, so that all programs stop counting at the same moment. If they
-        # were only detached, one after another, the end of a wait could be missed whose beginning was
-        # counted.
-        for map_, ids in self._traced_ids():
-            map_.delete(np.array(ids, np.uint32))
+        # The programs are told first, so that all of them stop counting at the same moment. Detaching them,
+        # one after another, can take a minute. Until then they only count ends of what began before.
+        self._pairs.control.end_trace()
         self.progress.show_text(f"{self.title}: detaching")
-        # Losses are read before detaching. While hooks are detached one after another, programs see ends
-        # without beginnings, as of a hold of a lock, and count them as lost although nothing is missing.
-        self._lost = self._losses.read()
+        # Losses are read before detaching. While hooks are detached one after another, programs see
+        # beginnings whose ends would be missed, and count them as lost although nothing is missing.
+        self._lost = self._read_losses()
         self._detach()
         for _ in range(2):
             yield self._drain()
@@ -191,18 +189,23 @@ class Session:
 
     def losses(self) -> dict[str, int]:
         """Numbers of lost events by a description such as `futex: threads full`, without zeros."""
-        dropped, overflowed, stacks, _ = self._lost or self._losses.read()
+        losses = self._read_losses() if self._lost is None else dict(self._lost)
+        if self._has_stacks:
+            losses["stacks: too many to be unwound"] = self.stacks.lost
+        return {description: n for description, n in losses.items() if n}
+
+    def _read_losses(self) -> dict[str, int]:
+        """What the programs and the kernel have lost so far."""
+        dropped, overflowed, stacks, _ = self._losses.read()
         losses = {f"{where}: {reason.replace('_', ' ')}": n for (where, reason), n in dropped.items()}
         losses |= {f"{where}: counted without names": n for where, n in overflowed.items()}
         losses |= {f"stacks: {reason.replace('_', ' ')}": n for reason, n in stacks.items()}
-        if self._has_stacks:
-            losses["stacks: too many to be unwound"] = self.stacks.lost
         # The kernel skips a program that a program on the same CPU would call, and a program on a CPU that
         # is just changing a map.
         for (_, function), fd in zip(self.manifest.functions, self._functions, strict=True):
             description = f"{function}: was running already"
             losses[description] = losses.get(description, 0) + int(program_info(fd)[2])
-        return {description: n for description, n in losses.items() if n}
+        return losses
 
     def report(self) -> None:
         """Print the duration, the number of events and the losses of the trace to standard error."""

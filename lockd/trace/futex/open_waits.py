@@ -87,18 +87,19 @@ class OpenWaits:
         wakes included.
         """
         keys, values = threads
-        is_open = (values["call"]["since"] > 0) & (values["call"]["restart"] == 0)
+        since = values["call"]["since"].astype(np.int64)
+        is_open = (since > 0) & (since < ended_ns) & (values["call"]["restart"] == 0)
         is_wait = is_open & (values["call"]["kind"] < calls.wake)
         tids, values, call = keys[is_wait], values[is_wait], values["call"][is_wait]
-        is_blocked = (values["off_since"] > 0) & (values["state"] != self._runnable)
-        blocked = values["call_blocked"].astype(np.int64)
-        blocked += np.where(is_blocked, ended_ns - values["off_since"].astype(np.int64), 0)
+        off_since = values["off_since"].astype(np.int64)
+        is_blocked = (off_since > 0) & (off_since < ended_ns) & (values["state"] != self._runnable)
+        blocked = values["call_blocked"].astype(np.int64) + np.where(is_blocked, ended_ns - off_since, 0)
         part = np.zeros(len(tids), CALLS)
         part["tgid"], part["tid"] = values["tgid"], tids
         part["uaddr"], part["kind"] = call["uaddr"], call["kind"]
         part["stack"], part["calls"], part["is_open"] = call["stacks"]["user"], 1, 1
         part["blocked_ns"] = part["max_blocked_ns"] = np.maximum(blocked, 0)
-        sys_ns = ended_ns - call["since"].astype(np.int64) - blocked
+        sys_ns = ended_ns - since[is_wait] - blocked
         part["sys_ns"] = part["max_sys_ns"] = np.maximum(sys_ns, 0)
         part["slot"] = np.where(blocked > 0, slots_of(blocked), calls.no_slot)
         for row in np.flatnonzero((part["stack"] == 0) & is_blocked):

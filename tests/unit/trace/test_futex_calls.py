@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 from lockd.kernel.manifest import Manifest
 from lockd.trace.core.histogram import as_bcc
 from lockd.trace.futex.calls import CALLS, MAXIMA, SUMS, UNKNOWN, FutexCalls
-from lockd.trace.futex.open_waits import kind_of_wait, slots_of
+from lockd.trace.futex.open_waits import OpenWaits, kind_of_wait, slots_of
 
 KINDS = ("lock", "pi", "cond", "other", "wake", "none")
-MANIFEST = Manifest(0, (), (), (), (), {"futex_kind": KINDS}, {"SLOT_NONE": 255})
+STATES = ("runnable", "interruptible")
+MANIFEST = Manifest(0, (), (), (), (), {"futex_kind": KINDS, "state": STATES}, {"SLOT_NONE": 255})
 LOCK, COND, WAKE = (KINDS.index(name) for name in ("lock", "cond", "wake"))
 
 CALL = st.fixed_dictionaries({
@@ -105,6 +107,28 @@ def test_a_time_is_in_the_line_of_a_histogram_that_has_it(us: int, line: str) ->
     (lines,) = (list(as_bcc(histogram)) for histogram in found.histograms().values())
     assert " ".join(lines[-1].partition(":")[0].split()) == line
     assert lines[-1].split(":")[1].split()[0] == "5"
+
+
+THREAD = np.dtype(
+    [("off_since", "u8"), ("tgid", "u4"), ("state", "u1"), ("call_blocked", "u8"),
+     ("call", [("since", "u8"), ("uaddr", "u8"), ("kind", "u1"), ("restart", "u1"),
+               ("stacks", [("user", "u8"), ("kernel", "u8")])])]
+)  # fmt: skip
+END = 10**12
+
+
+def test_what_began_after_the_end_was_not_open_then(tmp_path: Path) -> None:
+    """While the programs are detached, they may still note calls, and absences in calls from before."""
+    times = [(END - 90, END - 50), (END - 90, END + 50), (END + 30, END + 50)]
+    threads = np.zeros(len(times), THREAD)
+    threads["call"]["since"], threads["off_since"] = zip(*times, strict=True)
+    threads["call"]["stacks"]["user"], threads["state"] = 1, STATES.index("interruptible")
+    calls = FutexCalls(MANIFEST)
+    open_waits = OpenWaits(MANIFEST, tmp_path)
+    tids = np.arange(1, 1 + len(times), dtype=np.uint64)
+    assert open_waits.count_unfinished(calls, (tids, threads), END, lambda _: 0) == 2
+    found = {row["tid"]: (row["blocked_ns"], row["sys_ns"]) for row in calls.merged()}
+    assert found == {1: (50, 40), 2: (0, 90)}
 
 
 REALTIME, PRIVATE = 256, 128
