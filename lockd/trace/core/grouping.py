@@ -47,9 +47,10 @@ def linear(text: str) -> Linear:
 
 
 def add_options(parser: argparse.ArgumentParser, by: str, default: str = "none") -> None:
-    """Add --by and --linear. `by` describes for --help the labels that the tool has."""
+    """Add --by and --linear. `by` and `default` describe for --help the labels that the tool has, and those
+    without --by."""
     parser.add_argument(
-        "--by", metavar="WHAT", type=names, default=names(default),
+        "--by", metavar="WHAT", type=names, default=(),
         help=f"print a histogram for each {by}; several labels are separated by commas; `none` prints one "
         f"histogram of all values (default: {default})",
     )  # fmt: skip

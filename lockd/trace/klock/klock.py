@@ -165,7 +165,8 @@ def _sorts(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    seconds = args.duration or args.time or (RECORDS_SECONDS if args.format == "csv" else None)
+    writes_records = args.format == "csv" and not output.is_only_graph(args)
+    seconds = args.duration or args.time or (RECORDS_SECONDS if writes_records else None)
     if args.hold and args.mode == "contention":
         raise UsageError("--hold: --mode contention measures no holds; rule: --mode all")
     if args.duration and args.time:

@@ -55,8 +55,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     options.add_duration(parser)
     grouping.add_options(
-        parser, "ret (success, or the name of an error), comm (of the process), pid, tid, stack"
-    )
+        parser, "ret (success, or the name of an error), comm (of the process), pid, tid, stack",
+        default="ret for system calls, none for tracepoints",
+    )  # fmt: skip
     parser.set_defaults(by=None)
     parser.add_argument(
         "--unit", choices=tuple(UNITS), default="us", help="unit of the buckets (default: us)"

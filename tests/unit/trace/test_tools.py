@@ -10,6 +10,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -17,6 +18,7 @@ from lockd import cli
 from lockd.errors import UsageError
 from lockd.trace.commands import TOOLS
 from lockd.trace.core import output
+from lockd.trace.klock import klock
 from lockd.trace.probes import pattern_options, stackcount
 from lockd.trace.probes.patterns import Place, Probes, parse
 from lockd.views.profile import Profile, Sample, Value
@@ -70,6 +72,32 @@ def test_the_help_says_what_each_option_does(tool: str) -> None:
     for action in options_of(tool):
         assert action.help, action.option_strings or action.dest
         assert action.help != argparse.SUPPRESS
+
+
+def test_the_help_says_what_latencies_are_grouped_by() -> None:
+    (by,) = (action.help for action in options_of("latency") if action.dest == "by")
+    assert by and by.endswith("(default: ret for system calls, none for tracepoints)")
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [("", 10.0), ("-o x", 10.0), ("--flamegraph x.svg", None), ("--flamegraph x.svg --format csv", 10.0),
+     ("--callers", None), ("--callers 5", 5.0)],
+)  # fmt: skip
+def test_records_end_by_themselves(
+    words: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def session(_title: str, _settings: object, duration: float | None, *_: object, **__: object) -> NoReturn:
+        raise Lasts(duration)
+
+    monkeypatch.setattr(klock, "Session", session)
+    with pytest.raises(Lasts) as raised:
+        klock.run(parser_of("klock").parse_args(words.split()))
+    assert raised.value.args == (seconds,)
+
+
+class Lasts(Exception):
+    """For so many seconds, or without a limit."""
 
 
 @pytest.mark.parametrize("tool", TOOLS)
