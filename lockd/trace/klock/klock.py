@@ -20,6 +20,7 @@ from lockd.columns.structs import Columns
 from lockd.errors import UsageError
 from lockd.load.settings import LoadSettings, Trace
 from lockd.trace.core import options, output
+from lockd.trace.core.intervals import Intervals
 from lockd.trace.core.session import Session
 from lockd.trace.klock.records import Records
 from lockd.trace.klock.rows import (
@@ -247,13 +248,11 @@ class LockTrace:
 
     def tables(self) -> Iterator[str]:
         """The tables of each interval, if --interval is given, and those of the rest at the end."""
-        args = self._args
-        due = time.monotonic() + (args.interval or np.inf)
+        intervals = Intervals(self._args.interval)
         recent = Sums()
         for rows in self.windows():
             recent.add(rows)
-            if time.monotonic() >= due and not self._session.ended_ns:
-                due += args.interval
+            if not self._session.ended_ns and intervals.has_ended():
                 yield self._tables(recent.rows())
                 recent = Sums()
         yield self._tables(recent.rows())
