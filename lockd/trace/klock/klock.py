@@ -49,7 +49,10 @@ examples:
 Accesses that had to wait can be traced on every kernel since 5.10. With --mode all, every access is counted
 and holds are measured; for this the kernel must support fentry programs or kprobes (see lockd doctor).
 """
-FORMATS = ("csv", "table", "folded", "stacks", "json", "pprof")
+STREAMED = ("csv", "table")
+"""The formats of tables and records, which are written while the trace goes on."""
+FORMATS = (*STREAMED, "folded", "stacks", "json", "pprof")
+"""The others are of a profile."""
 LONGEST_PERIOD_MS = 60_000
 RECORDS_SECONDS = 10.0
 """Seconds for which records are made if no duration is given, as in milli-klockstat."""
@@ -175,11 +178,12 @@ def run(args: argparse.Namespace) -> int:
     optional = () if args.mode == "all" or args.hold else ("holds",)
     with Session(TITLE, settings_of(args), seconds, args.pids, args.tids, optional=optional) as session:
         trace = LockTrace(session, args)
-        if args.format in ("csv", "table") and not output.is_only_graph(args):
+        if args.format in STREAMED and not output.is_only_graph(args):
             with output.stream(args.output) as write:
                 for text in trace.records() if args.format == "csv" else trace.tables():
                     write(text)
-            output.write_graph(args, trace.profile())
+            if args.flamegraph:
+                output.write_graph(args, trace.profile())
         else:
             for _ in trace.windows():
                 pass
@@ -214,6 +218,8 @@ class LockTrace:
         self._has_holds = self._report_mode()
         self._names = Names(session.stacks, self._types)
         self._sums = Sums()
+        """The rows of the whole trace, if a profile is to be written; they grow as long as it goes on."""
+        self._makes_profile = bool(args.flamegraph) or args.format not in STREAMED
         self._began = time.time()
 
     def _report_mode(self) -> bool:
@@ -265,7 +271,10 @@ class LockTrace:
         return stamp + "".join(tables(rows, self._names, self._types, layout, self._has_holds))
 
     def profile(self) -> Profile:
-        """A sample for each thread, lock and calling stack that has waited for or held a lock."""
+        """A sample for each thread, lock and calling stack that has waited for or held a lock.
+
+        There are none if the options ask for no profile.
+        """
         counts: dict[tuple[object, ...], Count] = {}
         samples: dict[tuple[object, ...], tuple[Sample, list[int]]] = {}
         for row in self._sums.rows():
@@ -291,7 +300,7 @@ class LockTrace:
         return Profile(TITLE, tuple(VALUES[n] for n in order), measured, self._began, self._session.elapsed)
 
     def _select(self, rows: Columns) -> Columns:
-        """The rows that the options select. Adds them to the totals."""
+        """The rows that the options select. Adds them to the totals, as far as these are needed."""
         args = self._args
         # Behind the NUL are bytes of an older name, until 06c5088aeedd (5.17).
         rows["comm"] = [comm.partition(b"\0")[0] for comm in rows["comm"].tolist()]
@@ -300,7 +309,8 @@ class LockTrace:
             mask &= ~np.isin(rows["comm"], MONITORS) & (rows["tgid"] != os.getpid())
         rows = structs.take(rows, np.flatnonzero(mask))
         self._session.events += int(rows["waits"].sum() + rows["acquired"].sum())
-        self._sums.add(rows)
+        if self._makes_profile:
+            self._sums.add(rows)
         return rows
 
     def _unfinished(self) -> Columns:

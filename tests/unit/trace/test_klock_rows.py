@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
-from typing import Any
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from lockd.trace.core.call_stacks import CallStacks
+from lockd.trace.core.session import Progress, Session
+from lockd.trace.klock import klock
 from lockd.trace.klock.records import Records
 from lockd.trace.klock.rows import ROW, Accesses, Columns, Names, merged, unfinished_holds, unfinished_waits
 from lockd.trace.klock.tables import Layout, duration, tables
@@ -119,6 +125,28 @@ def test_records_come_once_their_period_is_over() -> None:
         ["s", "app", "P5_T7", "mutex", "0x40", str(3 * PERIOD), "9", "1", "-1", "ongoing"],
     ]
     assert list(records.rest()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "samples"), [("", 0), ("--callers", 0), ("--flamegraph x.svg -o y", 1), ("--format folded", 1)]
+)
+def test_only_a_profile_needs_the_rows_of_the_whole_trace(words: str, samples: int) -> None:
+    keys = np.zeros(1, [(name, "u8") for name in ("lock", "stack", "period", "tid", "type")])
+    values = np.zeros(
+        1,
+        [*((name, "u8") for name in ("waits", "given_up", "wait_ns", "max_wait_ns", "is_mmap_lock")),
+         ("who", [("tgid", "u4"), ("thread_comm", "S16")])],
+    )  # fmt: skip
+    values["waits"] = values["wait_ns"] = 1
+    session = SimpleNamespace(
+        manifest=SimpleNamespace(enums={"lock_type": TYPES}, chosen=()), stacks=CallStacks(), events=0,
+        progress=Progress(sys.stderr), elapsed=1.0, windows=lambda: [{"kernel_locks": (keys, values)}],
+    )  # fmt: skip
+    parser = argparse.ArgumentParser()
+    klock.add_options(parser)
+    trace = klock.LockTrace(cast("Session", session), parser.parse_args(["--no-ongoing", *words.split()]))
+    assert [len(found) for found in trace.windows()] == [1]
+    assert len(trace.profile().samples) == samples
 
 
 def test_names_of_threads_break_no_line() -> None:
