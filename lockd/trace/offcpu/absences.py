@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lockd.columns import structs
 from lockd.columns.structs import Columns, struct_dtype
 from lockd.kernel.pairs import Entries
 from lockd.names.kernel.sites import is_interrupt
@@ -21,8 +22,12 @@ from lockd.trace.core.call_stacks import Names
 from lockd.trace.core.session import Session
 from lockd.trace.offcpu.older_waits import OlderWaits
 
+MOST = 1 << 20
+"""Keys that are told apart, which take about 250 MB with wakers. Absences with further keys are counted
+without names."""
 NOBODY = "[no room]"
-"""The comm of absences that were counted without names, as the map of those with names was full."""
+"""The comm of absences that were counted without names, as the map of those with names was full, or as there
+were more than MOST keys."""
 UNSEEN = "[unknown]"
 """The comm of a waker that no program saw."""
 INTERRUPT = "[interrupt]"
@@ -87,9 +92,9 @@ class Times:
 
 
 class Absences:
-    """The absences of a session, by the keys of lockd/bpf/daemon/sched.bpf.c."""
+    """The absences of a session, by at most `most` keys of lockd/bpf/daemon/sched.bpf.c."""
 
-    def __init__(self, session: Session, with_runqueue: bool) -> None:
+    def __init__(self, session: Session, with_runqueue: bool, most: int = MOST) -> None:
         manifest = session.manifest
         self._session = session
         self._stacks = session.stacks
@@ -105,6 +110,9 @@ class Absences:
         self._sums = np.zeros((64, 4), np.int64)
         """The four members of Times in each row."""
         self._nobody = Times()
+        self.nameless = 0
+        """Number of absences that were counted without names, as there were too many keys."""
+        self._most = most
         if self._has_wakers:
             interrupts = session.map("interrupts")
             entry = np.zeros(1, interrupts.value)
@@ -122,7 +130,12 @@ class Absences:
     def _add(self, keys: Columns, values: Columns) -> None:
         raw, size = keys.tobytes(), self._key.itemsize
         parts = (raw[start : start + size] for start in range(0, len(raw), size))
-        rows = np.array([self._rows.setdefault(part, len(self._rows)) for part in parts])
+        rows = np.array([self._row_of(part) for part in parts])
+        if (rows < 0).any():
+            fits, rest = np.flatnonzero(rows >= 0), structs.take(values, np.flatnonzero(rows < 0))
+            self.nameless += int(rest["count"].sum())
+            self._add_nobody(rest)
+            rows, keys, values = rows[fits], structs.take(keys, fits), structs.take(values, fits)
         if len(self._rows) > len(self._sums):
             fresh = np.zeros((len(self._rows), 4), np.int64)
             self._sums = np.concatenate([self._sums, fresh])
@@ -130,6 +143,13 @@ class Absences:
             self._sums[rows, column] += values[name].astype(np.int64)  # no row occurs twice in a window
         self._sums[rows, 3] = np.maximum(self._sums[rows, 3], values["max_blocked_ns"].astype(np.int64))
         self._tgids.update(zip(keys["tid"].tolist(), values["who"]["tgid"].tolist(), strict=True))
+
+    def _row_of(self, key: bytes) -> int:
+        """The row for a key; -1 if there are too many others."""
+        row = self._rows.get(key, -1)
+        if row < 0 and len(self._rows) < self._most:
+            row = self._rows[key] = len(self._rows)
+        return row
 
     def _add_nobody(self, values: Columns) -> None:
         self._nobody.add(

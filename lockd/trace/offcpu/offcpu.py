@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
 
@@ -120,6 +121,12 @@ def trace(
             absences.add(taken)
         places = absences.by_place(older, args.min_block_ns, args.max_block_ns, not args.no_ongoing)
         yield session, Profile(title, _values(args), [], began, session.elapsed), places
+        if absences.nameless:
+            print(
+                f"{title}: {absences.nameless:,} absences were counted without names: there were too many "
+                "threads and stacks",
+                file=sys.stderr,
+            )
 
 
 def _check(args: argparse.Namespace) -> None:

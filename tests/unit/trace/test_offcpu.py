@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
+
+from lockd.trace.core.call_stacks import CallStacks
+from lockd.trace.core.session import Session
 from lockd.trace.offcpu import offcpu
-from lockd.trace.offcpu.absences import Place, Times
+from lockd.trace.offcpu.absences import NOBODY, Absences, Place, Times
+from lockd.trace.offcpu.older_waits import OlderWaits
 from lockd.views.profile import Profile
 
 
@@ -26,6 +33,37 @@ def test_of_waits_that_look_the_same_the_longest_is_told() -> None:
     (merged,) = Profile("test", offcpu._values(args), samples).sorted()
     assert merged.frames == ("main", "read")
     assert merged.values == (17_000, 5, 5_000)
+
+
+KEY = np.dtype(
+    [("tid", "u4"), ("nr", "i2"), ("state", "u1"), ("iowait", "u1"), ("detail", "u1"), ("comm", "S16"),
+     ("stacks", [("user", "u8"), ("kernel", "u8")])]
+)  # fmt: skip
+VALUE = np.dtype(
+    [*((name, "u8") for name in ("count", "blocked_ns", "run_ns", "max_blocked_ns")),
+     ("who", [("tgid", "u4")])]
+)  # fmt: skip
+
+
+def test_absences_beyond_what_there_is_room_for_count_without_names() -> None:
+    info = SimpleNamespace(name="offcpu_0", key=KEY)
+    manifest = SimpleNamespace(
+        maps=[info], enums={"state": ("runnable",)}, constants={"NR_NONE": -1, "NR_KERNEL": -2}
+    )
+    session = cast("Session", SimpleNamespace(manifest=manifest, stacks=CallStacks(), events=0))
+    absences = Absences(session, with_runqueue=False, most=2)
+    for tids in ((1,), (1, 2, 3), (3, 2, 4)):
+        keys, values = np.zeros(len(tids), KEY), np.zeros(len(tids), VALUE)
+        keys["tid"], values["who"]["tgid"] = tids, 5
+        values["count"], values["blocked_ns"], values["max_blocked_ns"] = 1, 10, tids
+        absences.add({"offcpu": (keys, values)})
+    older = cast("OlderWaits", SimpleNamespace(has_stack=lambda _: False))
+    places = absences.by_place(older, 0, 10**9, with_ongoing=False)
+    found = {
+        (place.comm, place.tid): (times.count, times.wait, times.longest) for place, times in places.items()
+    }
+    assert found == {("", 1): (2, 20, 1), ("", 2): (2, 20, 2), (NOBODY, 0): (3, 30, 4)}
+    assert (absences.nameless, session.events) == (3, 7)
 
 
 def test_a_side_that_was_not_asked_for_is_not_shown() -> None:
