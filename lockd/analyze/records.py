@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,8 @@ RULE = (
 TYPES_OF_MILLI_KLOCKSTAT = {"Mutex": "mutex", "RWLock": "rwlock", "Semaphore": "rwsem release"}
 """Lock types by milli-klockstat's names. In its lines, the ids of process and thread are exchanged."""
 USUAL_PERIOD_NS = 50_000_000
+UNLIKELY = 1000
+"""What happens once in so many times is taken for no coincidence."""
 LARGEST_NUMBER = 2**62 - 1
 """The sum of two such numbers fits into 64 bits."""
 
@@ -235,14 +239,26 @@ def _short(text: str, most: int = 60) -> str:
 def _period(starts: npt.NDArray[np.int64]) -> int:
     """The length of periods in ns, which start at multiples of it; 0 if there are none.
 
-    Few periods may have another common divisor. The length is then assumed to be 50 ms, as it mostly is.
+    Few periods may have a multiple of it as common divisor. The length is then assumed to be 50 ms, as it
+    mostly is, or a part of that; standard error says so.
     """
     starts = np.unique(starts[starts >= 0])
     if not len(starts):
         return 0
     common = int(np.gcd.reduce(starts))
-    is_certain = len(starts) >= 10 or common % USUAL_PERIOD_NS
-    return common if common and is_certain else USUAL_PERIOD_NS
+    multiple, rest = divmod(common, USUAL_PERIOD_NS)
+    # Of N periods of 50 ms, all begin at a multiple of K * 50 ms with a probability of about 1 / K**N.
+    is_unlikely = multiple ** min(len(starts), 10) >= UNLIKELY
+    if len(starts) > 1 if rest else len(starts) > 2 and is_unlikely:
+        return common
+    assumed = math.gcd(common, USUAL_PERIOD_NS)
+    if assumed != common:
+        print(
+            f"lockd analyze: periods of {assumed / 1e6:g} ms are assumed: the records are of only "
+            f"{len(starts)}; rule: --period for others",
+            file=sys.stderr,
+        )
+    return assumed
 
 
 def _names(records: Records) -> dict[int, str]:

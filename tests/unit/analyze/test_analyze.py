@@ -8,6 +8,7 @@ import re
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -243,6 +244,34 @@ def test_periods_that_are_too_many_to_be_drawn_are_told(
     path.write_text("".join(f"s,x,P1_T1,mutex,0xff,{start},2,1,0\n" for start in (1, 2**60)))
     assert cli.main(["analyze", str(path)]) == UsageError.exit_code
     assert "periods of 1e-06 ms; rule: at most 4000000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("starts", "period_ms", "is_assumed"),
+    [
+        ((0,), 50, True),
+        ((10,), 10, True),
+        ((0, 2000), 50, True),
+        ((0, 1000, 3000), 1000, False),
+        ((0, 500, 1000), 500, False),
+        ((0, 50, 200), 50, False),
+        ((0, 100, 200, 300, 400), 50, True),  # of periods of 50 ms, each of which may have had no wait
+        (range(0, 1000, 100), 100, False),
+        ((0, 7, 14), 7, False),
+    ],
+)
+def test_the_length_of_periods(
+    starts: Sequence[int],
+    period_ms: int,
+    is_assumed: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "records"
+    path.write_text("".join(f"s,x,P1_T1,mutex,0xff,{7 * START + at * MS},2,1,0\n" for at in starts))
+    assert read([path]).period_ns == period_ms * MS
+    said = f"periods of {period_ms} ms are assumed"
+    assert (said in capsys.readouterr().err) == is_assumed
 
 
 @pytest.mark.parametrize(
