@@ -1,12 +1,29 @@
-"""Where a function returns, or jumps to another function: found in the disassembly of binutils' objdump."""
+"""Where a function returns, or jumps to another function: found in the disassembly of binutils' objdump.
+
+Anybody can write a program, and objdump reads much of a file that nobody needs here. It is therefore given
+only the instructions of the function, and runs without privileges.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import resource
 import subprocess
 from dataclasses import dataclass
 
-OBJDUMP = ("objdump", "--disassemble", "--no-show-raw-insn", "--wide")
+from lockd.process import privileges
+
+OBJDUMP = (
+    "objdump", "--disassemble-all", "--no-show-raw-insn", "--wide", "--target=binary",
+    f"--architecture={'aarch64' if os.uname().machine == 'aarch64' else 'i386:x86-64'}",
+)  # fmt: skip
+USER = "nobody"
+"""Who runs objdump if lockd is root."""
+MEMORY, CPU_SECONDS = 256 << 20, 5
+"""Bytes of address space, and seconds of CPU time, that objdump may use."""
+LONGEST_FUNCTION = 1 << 16
+"""Bytes of the longest function that is disassembled, which makes some megabytes of text."""
 TIMEOUT = 30.0
 """Seconds for which objdump may run."""
 RETURNS = ("ret", "retq", "retaa", "retab")
@@ -28,19 +45,37 @@ class FunctionExits:
     """The targets of jumps that lead out of the function."""
 
 
-def find_exits(path: str, start: int, end: int) -> FunctionExits | None:
-    """The exits of the function from `start` to `end`, both addresses in the file at `path`.
+def find_exits(code: bytes, start: int) -> FunctionExits | None:
+    """The exits of the function with these instructions, the first of which has the address `start`.
 
     Returns None if the exits are not known for sure: a probe must only be placed where an instruction begins.
     """
-    command = (*OBJDUMP, f"--start-address={start:#x}", f"--stop-address={end:#x}", path)
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+    if not 0 < len(code) <= LONGEST_FUNCTION:
         return None
-    return parse_exits(done.stdout, start, end) if done.returncode == 0 else None
+    user = privileges.unprivileged_user(USER)
+    with open(os.memfd_create("function"), "w+b", buffering=0) as file:
+        file.write(code)
+        file.seek(0)
+        try:
+            done = subprocess.run(
+                (*OBJDUMP, f"--adjust-vma={start:#x}", "/dev/stdin"), stdin=file, capture_output=True,
+                text=True, errors="replace", timeout=TIMEOUT, check=False,
+                preexec_fn=lambda: _give_up_privileges(user),  # no other thread runs Python yet
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError):
+            return None
+    return parse_exits(done.stdout, start, start + len(code)) if done.returncode == 0 else None
+
+
+def _give_up_privileges(user: str | None) -> None:
+    """In the child, before objdump takes its place."""
+    privileges.drop_all(user)
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY),
+    ):  # fmt: skip
+        _, hard = resource.getrlimit(limit)
+        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (most, most))
 
 
 def parse_exits(listing: str, start: int, end: int) -> FunctionExits | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from lockd.errors import HostError, UsageError
 from lockd.load.hooks import Candidate, Part, Way
 from lockd.names.objects.elfutils import ElfError
-from lockd.names.objects.function_exits import find_exits
+from lockd.names.objects.function_exits import LONGEST_FUNCTION, find_exits
 from lockd.names.objects.object_file import ObjectFile, functions_by_name, open_object
 from lockd.names.objects.process_files import opened_root
 from lockd.trace.probes.binaries import Binary, find_binaries
@@ -41,8 +41,8 @@ class Function:
     name: str
     address: int
     """The file's own address of the first instruction."""
-    end: int
-    """The file's own address after the last instruction."""
+    code: bytes
+    """The instructions, if the function waits for a condition and is not too long."""
     offset: int
     """The offset of the first instruction in the file."""
 
@@ -114,21 +114,33 @@ def _library(binary: Binary) -> Library | None:
     try:
         if not file.machine:  # 32-bit programs pass arguments in other places
             return None
-        functions = tuple(_functions(file))
+        functions = tuple(_functions(file, binary.descriptor))
     finally:
         file.close()
     names = {function.name for function in functions}
     return Library(binary.path, binary.place, functions) if {TAKING[0], *RELEASING} <= names else None
 
 
-def _functions(file: ObjectFile) -> Iterator[Function]:
-    """The mutex functions of a file. A function with several names is returned once."""
+def _functions(file: ObjectFile, descriptor: int) -> Iterator[Function]:
+    """The mutex functions of a file that is open. A function with several names is returned once."""
     wanted = {*TAKING, *TAKING_C11, *RELEASING, *WAITING}
     for entry in functions_by_name(file, lambda name: name.lstrip("_") in wanted):
         symbol = file.function(entry.address)
         if symbol and entry.offset >= 0 and not entry.is_indirect:
             name = entry.names[0].lstrip("_")
-            yield Function(name, entry.address, entry.address + symbol.size, entry.offset)
+            code = _code(descriptor, entry.offset, symbol.size) if name in WAITING else b""
+            yield Function(name, entry.address, code, entry.offset)
+
+
+def _code(descriptor: int, offset: int, size: int) -> bytes:
+    """The instructions of a function; empty if it is too long, or not all of it is in the file."""
+    if size > LONGEST_FUNCTION:
+        return b""
+    try:
+        code = os.pread(descriptor, size, offset)
+    except (OSError, OverflowError):  # the file says what it likes of itself
+        return b""
+    return code if len(code) == size else b""
 
 
 def _candidates(pid: int, library: Library, with_holds: bool) -> Iterator[Candidate]:
@@ -167,7 +179,7 @@ def _return_offsets(library: Library, function: Function) -> list[int]:
     while pending:
         current = pending.pop()
         seen.add(current)
-        exits = find_exits(library.place, current.address, current.end)
+        exits = find_exits(current.code, current.address)
         if exits is None or not waits.keys() >= set(exits.jumps):
             return []
         offsets |= {address: current.offset + address - current.address for address in exits.returns}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from lockd.names.objects.function_exits import FunctionExits, find_exits, parse_exits
+from lockd.names.objects import function_exits
+from lockd.names.objects.function_exits import LONGEST_FUNCTION, FunctionExits, find_exits, parse_exits
 
 X86 = """
 0000000000001000 <wait>:
@@ -47,7 +49,27 @@ def test_what_is_not_sure_is_not_told(text: str) -> None:
 
 def test_nothing_is_not_sure() -> None:
     assert parse_exits("", 0x1000, 0x1030) is None
-    assert find_exits("/nonexistent", 0x1000, 0x1030) is None
+    assert find_exits(b"", 0x1000) is None
+
+
+def test_a_function_that_is_too_long_is_not_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it was disassembled"))
+    assert find_exits(bytes(LONGEST_FUNCTION + 1), 0x1000) is None
+
+
+def test_objdump_runs_without_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell is in its place, which is given what objdump is."""
+    shown = "cat /proc/self/status /proc/self/limits; od -An -tx1"
+    monkeypatch.setattr(function_exits, "OBJDUMP", ("sh", "-c", shown))
+    monkeypatch.setattr(function_exits, "parse_exits", lambda listing, *_: listing)
+    text = str(find_exits(b"\xc3\x90", 0x1000))
+    assert text.endswith(" c3 90\n")
+    fields = dict(re.findall(r"^(\w+):\t(.*)$", text, re.MULTILINE))
+    assert {fields[name] for name in ("CapPrm", "CapEff", "CapAmb")} <= {"0" * 16}
+    assert fields["NoNewPrivs"] == "1"
+    assert "0" not in fields["Uid"].split() + fields["Gid"].split()
+    assert re.search(rf"^Max address space +{function_exits.MEMORY} ", text, re.MULTILINE)
+    assert re.search(rf"^Max cpu time +{function_exits.CPU_SECONDS} ", text, re.MULTILINE)
 
 
 def test_of_a_program(tmp_path: Path) -> None:
@@ -59,5 +81,6 @@ def test_of_a_program(tmp_path: Path) -> None:
     subprocess.run(["gcc", "-shared", "-nostdlib", source, "-o", tmp_path / "it.so"], check=True)
     listed = subprocess.run(["nm", tmp_path / "it.so"], check=True, capture_output=True, text=True).stdout
     places = {line.split()[2]: int(line.split()[0], 16) for line in listed.splitlines()}
-    found = find_exits(str(tmp_path / "it.so"), places["one"], places["two"])
+    code = (tmp_path / "it.so").read_bytes()[places["one"] : places["two"]]  # its offsets are its addresses
+    found = find_exits(code, places["one"])
     assert found and len(found.returns) == 1 and places["one"] < found.returns[0] < places["two"]
