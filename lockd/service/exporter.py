@@ -36,6 +36,8 @@ LONGEST_SILENCE, LONGEST_START = 15, 60
 """Questions in a row without an answer after which an exporter counts as hanging: one that serves, and one
 that still starts, as an overloaded host takes long to start Python. Questions are counted, not seconds: time
 also passes while this process is stopped and asks nothing."""
+EXIT_SECONDS = 10.0
+"""Seconds for which the first exporter, once it has closed its socket, may take to end."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds from the loss of an exporter to the start of the next. The pause doubles each time, until an
 exporter has served for longer than the pause. It is never 0: whoever ends all processes of a service may end
@@ -237,7 +239,9 @@ class Supervisor:
     def _check_lost(self, exporter: Exporter, now: float) -> None:
         code = exporter.exit_code()
         if code is None:
-            if now < self._start_at:
+            # Until one has served there is no next one to start, and the exit code says whether lockd is
+            # to be started again.
+            if now < self._start_at + (0.0 if self.has_served else EXIT_SECONDS):
                 return
             exporter.kill()  # the next one is started even if this one cannot be killed
         why = "has closed its socket and goes on" if code is None else describe_exit(code)

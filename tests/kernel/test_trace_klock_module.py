@@ -24,7 +24,7 @@ from tests.tries import tries
 MECHANISMS = ("fentry", "kprobe")
 SHARE, EACH_NS = 0.05, 500_000
 """Times may be off by so much, or by so much for each of the waits or holds."""
-TRIES = 2
+TRIES = 3
 """Of every script: an emulated machine may stand still between the module's clock and lockd's."""
 LONG = 3600
 """Seconds; a trace is stopped before."""

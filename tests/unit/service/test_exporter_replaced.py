@@ -143,6 +143,7 @@ def test_one_that_fails_at_each_start_is_started_less_and_less(
         ("sys.exit(3)\n", 3, "ended with code 3"),
         ("sys.exit(1)\n", 1, "ended with code 1"),
         ("os.kill(os.getpid(), 9)\n", 1, "ended by SIGKILL"),
+        ("control.close()\ntime.sleep(1)\nsys.exit(3)\n", 3, "ended with code 3"),
         ("time.sleep(300)\n", 1, "has said nothing for 1 s"),
     ],
 )
@@ -150,7 +151,7 @@ def test_the_first_one_has_to_serve(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: str, code: int, says: str
 ) -> None:
     """Whether to start lockd again, its exit code tells."""
-    if "sleep" in lines:
+    if "sleep(300)" in lines:
         monkeypatch.setattr(exporters, "LONGEST_START", 20)
     runs_instead(monkeypatch, tmp_path, lines)
     running = Supervised()
