@@ -166,10 +166,10 @@ def test_a_duration_ends_it() -> None:
 def test_what_comes_while_hooks_are_detached_does_not_count(tmp_path: Path) -> None:
     """One after another, which takes seconds. That of accept4() is among the last."""
     file = tmp_path / "counts"
-    hooks = "t:syscalls:sys_enter_[ae]*"
+    hooks = "t:syscalls:sys_enter_[ae].*"
     with (
         socket.socket() as no_listener,
-        Trace("stackcount", hooks, "-K", "--format", "json", "-o", file, "1") as one,
+        Trace("stackcount", "-r", hooks, "-K", "--format", "json", "-o", file, "1") as one,
     ):
         late = time.monotonic() + 1.5
         in_time = 0
