@@ -159,20 +159,21 @@ def profile_of(query: ProfileQuery, head: Head, arrays: Arrays) -> Profile:
     The values of a sample are the blocked time of waits that have ended, the time of the longest wait that
     goes on, and the number of waits that have ended. Those of a holder are HOLDER_VALUES.
     """
-    rows = (row for row in table_rows("locks", head, arrays) if query.has_lock(row))
+    keyed = zip(arrays["locks.key"], table_rows("locks", head, arrays), strict=True)
+    rows = ((key, row) for key, row in keyed if query.has_lock(row))
     if query.is_by_holder:
-        held = [_holder_sample(row, holder) for row in rows for holder in row["holders"]]
+        held = [_holder_sample(key, row, holder) for key, row in rows for holder in row["holders"]]
         return Profile("lockd holders", HOLDER_VALUES, held, head["time"])
-    return Profile(f"lockd {query.program}", VALUES, list(map(_sample, rows)), head["time"])
+    return Profile(f"lockd {query.program}", VALUES, list(itertools.starmap(_sample, rows)), head["time"])
 
 
 @dataclass(frozen=True)
 class LockSample(Sample):
     """A sample of a row of the table of locks."""
 
-    row: tuple[object, ...] = ()
-    """What tells the row from all others. Names do not: the mutexes of many objects have one name. That of a
-    holder ends with its site."""
+    key: int = 0
+    """What the sampler tells the row from all others by. Names do not: the mutexes of many objects have one
+    name, and two places in a function may have the same callers."""
 
 
 def between(earlier: Profile, later: Profile, seconds: float, is_cut: bool = False) -> Profile:
@@ -191,10 +192,10 @@ def between(earlier: Profile, later: Profile, seconds: float, is_cut: bool = Fal
 
 def _waited_between(earlier: Profile, later: Profile, seconds: float, is_cut: bool) -> Iterator[Sample]:
     """The samples of between() for those who waited."""
-    before = {_row_of(sample): sample for sample in earlier.samples}
+    before = {_key_of(sample): sample for sample in earlier.samples}
     goes_on = [value.name == "waiting" for value in later.values]
     for sample in later.samples:
-        old = before.get(_row_of(sample))
+        old = before.get(_key_of(sample))
         if old is None and is_cut:
             continue
         counted = old.values if old else (0,) * len(sample.values)
@@ -227,12 +228,11 @@ def _held_between(earlier: Profile, later: Profile, is_cut: bool) -> Iterator[Sa
                 yield replace(holders[site], values=values)
 
 
-def _holders_by_lock(profile: Profile) -> dict[tuple[object, ...], dict[str, Sample]]:
-    """The samples of each lock, by the site of the holder."""
-    locks: dict[tuple[object, ...], dict[str, Sample]] = {}
+def _holders_by_lock(profile: Profile) -> dict[int, dict[str, Sample]]:
+    """The samples of each row of the table of locks, by the site of the holder."""
+    locks: dict[int, dict[str, Sample]] = {}
     for sample in profile.samples:
-        *lock, site = _row_of(sample)
-        locks.setdefault(tuple(lock), {})[str(site)] = sample
+        locks.setdefault(_key_of(sample), {})[sample.labels["holder"]] = sample
     return locks
 
 
@@ -248,23 +248,22 @@ def with_waiting(profile: Profile) -> Profile:
     return replace(profile, values=(value,), samples=samples)
 
 
-def _sample(row: Mapping[str, Any]) -> Sample:
+def _sample(key: int, row: Mapping[str, Any]) -> Sample:
     """A row of the table of locks as a sample. Its frames are the stack and then the lock."""
     stack = _frames(row, row["stack"])
     frames = (*(stack or (row["site"] or NO_STACK,)), Mark(row["lock"] or row["address"]))
     values = round(row["blocked_us"]), round(row["waiting_us"]), row["blocked_count"]
     labels = {"unit": row["unit"], "kind": row["kind"], "lock": row["lock"]}
-    return LockSample(row["comm"], row["tgid"], 0, frames, values, labels, _identity(row))
+    return LockSample(row["comm"], row["tgid"], 0, frames, values, labels, key)
 
 
-def _holder_sample(row: Mapping[str, Any], holder: Mapping[str, Any]) -> Sample:
+def _holder_sample(key: int, row: Mapping[str, Any], holder: Mapping[str, Any]) -> Sample:
     """A holder of the lock in a row as a sample. Its frames are the stack and then the lock."""
     stack = _frames(row, holder["stack"]) or (Mark(holder["site"]),)
     frames = (*stack, Mark(row["lock"] or row["address"]))
     labels = {"unit": row["unit"], "kind": row["kind"], "lock": row["lock"], "holder": holder["site"]}
     values = round(holder["seconds"] * 1e6), holder["samples"]
-    identity = (*_identity(row), holder["site"])
-    return LockSample(row["comm"], row["tgid"], 0, frames, values, labels, identity)
+    return LockSample(row["comm"], row["tgid"], 0, frames, values, labels, key)
 
 
 def _frames(row: Mapping[str, Any], stack: Sequence[str]) -> tuple[str, ...]:
@@ -273,12 +272,6 @@ def _frames(row: Mapping[str, Any], stack: Sequence[str]) -> tuple[str, ...]:
     return tuple(kind(name) for name in reversed(stack))
 
 
-def _identity(row: Mapping[str, Any]) -> tuple[object, ...]:
-    """What the sampler tells rows of its table apart by: kernel locks by their stacks as well."""
-    stack = tuple(row["stack"]) if row["program"] == "kernel_locks" else ()
-    return (*(row[name] for name in ("program", "unit", "comm", "kind", "tgid", "address")), stack)
-
-
-def _row_of(sample: Sample) -> tuple[object, ...]:
+def _key_of(sample: Sample) -> int:
     assert isinstance(sample, LockSample)
-    return sample.row
+    return sample.key

@@ -63,6 +63,7 @@ def detail_block() -> bytes:
         for name, table in tables.items()
         for column in table["numbers"]
     }
+    arrays["locks.key"] = array.array("q", [1, 2])
     return pack({"tables": tables, "time": 1700000000.25, "monotonic": 500.0}, arrays)
 
 

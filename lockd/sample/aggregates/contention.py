@@ -241,6 +241,8 @@ class ContentionTables:
             contended = locks["process"][first], locks["address"][first], locks["kind_number"][first]
             holds = self.holds.choose_shown(*contended, most=SHOWN - len(first))
             rows = rows[: SHOWN - len(holds.uncontended)]
+        # The key is for profiles of some seconds. No column of the table has it, as /api/v1 does not show it.
+        arrays["locks.key"] = locks["key"][rows].view(np.int64)
         arrays["locks.holder_tid"] = self._holders(rows, holders)
         arrays["locks.threads"] = self.count_threads(now)[rows].astype(np.int64)
         table = {

@@ -75,7 +75,7 @@ def block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
         "numbers": list(numbers),
         "lists": {"stack": list(stack), "holders": [held, *[[]] * (n - 2), KERNEL_HOLDERS]},
     }
-    columns: dict[str, Any] = {}
+    columns: dict[str, Any] = {"locks.key": array.array("q", range(n))}
     for column, values in numbers.items():
         add = {"blocked_us": 100.0 * more, "blocked_count": more}.get(column, 0)
         kind_of = "d" if column.endswith("_us") else "q"
@@ -253,7 +253,7 @@ def test_a_profile_of_some_seconds_is_what_came_to_it(running: Exporter) -> None
 def of_mutexes(*rows: tuple[int, int]) -> Profile:
     """Of mutexes with one name and one stack, at these addresses, blocked for so many microseconds."""
     about = "shop", 10, 0, ("main", "lock")
-    samples = [LockSample(*about, (us, 0, 1), {}, (address,)) for address, us in rows]
+    samples = [LockSample(*about, (us, 0, 1), {}, address) for address, us in rows]
     return Profile("test", VALUES, list(samples), 0.0)
 
 
@@ -270,6 +270,27 @@ def test_a_row_that_may_have_been_left_out_before_is_not_new() -> None:
     earlier, later = of_mutexes((0x1000, 100)), of_mutexes((0x1000, 100), (0x2000, 12_000))
     assert [one.values for one in between(earlier, later, 1.0).samples] == [(12_000, 0, 1)]
     assert between(earlier, later, 1.0, is_cut=True).samples == []
+
+
+@pytest.mark.parametrize("by", ["waiter", "holder"])
+@pytest.mark.parametrize("named", ["f", ""])
+def test_what_came_to_places_of_one_name(by: str, named: str) -> None:
+    """Two places in one function have the same callers, and a place has no name at first."""
+
+    def profile(name: str, *waited_s: float) -> Profile:
+        about = {"program": "kernel_locks", "unit": "", "comm": "cp", "kind": "mutex", "address": "0x1000"}
+        text = {column: [value] * 2 for column, value in (about | {"lock": name, "site": name}).items()}
+        holders = [[{"site": "g", "seconds": s, "samples": 1, "stack": []}] for s in waited_s]
+        numbers = {name: array.array("q", [0, 0]) for name in ("tgid", "waiting_us", "blocked_count")}
+        numbers["blocked_us"] = array.array("q", [round(s * 1e6) for s in waited_s])
+        lists = {"stack": [[name] if name else []] * 2, "holders": holders}
+        head = {"tables": {"locks": {"text": text, "numbers": list(numbers), "lists": lists}}, "time": 0.0}
+        arrays = {f"locks.{name}": memoryview(values) for name, values in numbers.items()}
+        arrays["locks.key"] = memoryview(array.array("q", [7, -8]))
+        return profile_of(ProfileQuery("kernel_locks", {"by": [by.encode()]}), head, arrays)
+
+    (came,) = between(profile(named, 100.0, 1.0), profile("f", 100.5, 1.0), 1.0).samples
+    assert came.values[0] == 500_000
 
 
 class Contended:
@@ -296,7 +317,7 @@ class Contended:
         return profile_of(
             ProfileQuery("futex", {"by": [b"holder"]}),
             head,
-            {"locks.tgid": memoryview(array.array("q", [10]))},
+            {name: memoryview(array.array("q", [10])) for name in ("locks.key", "locks.tgid")},
         )
 
 
