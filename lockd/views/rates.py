@@ -10,7 +10,8 @@ import re
 import ssl
 import urllib.parse
 from base64 import b64encode
-from collections.abc import Callable, Hashable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,7 @@ class Row:
     """
 
     key: Hashable
-    """What tells the row from others. That of a holder is the key of the lock, and its site."""
+    """What the row is about. That of a holder is the key of the lock, and its site."""
     program: str
     kind: str
     unit: str
@@ -100,11 +101,37 @@ class Row:
     """Seconds held per second. It exceeds 1 if several readers hold the lock at a time."""
     acquired_rate: float = 0.0
     """Acquisitions per second."""
+    part: Hashable = ()
+    """What tells the row from others of the daemon's with the same key: of a lock or thread its process, and
+    of a kernel lock also the place at which threads waited."""
+    family: Hashable = ()
+    """What the rows of one process and lock have in common."""
+    is_moving: bool = False
+    """Whether the totals of the row fall only as they move to others of its family.
+
+    So it is with the row of a kernel lock that has no place: waits are in it until they have ended or their
+    place has a name.
+    """
+
+    @property
+    def origin(self) -> Hashable:
+        """What tells the row from all others that the daemon returned."""
+        return self.key, self.part
+
+
+SUMS = (
+    "blocked_us", "count", "waiting", "held_us", "acquired",
+    "blocked_rate", "count_rate", "held_rate", "acquired_rate",
+)  # fmt: skip
+"""Numbers of rows that add up."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """All threads or all locks that the daemon returned at one time."""
+    """All threads or all locks that the daemon returned at one time.
+
+    The daemon may have several rows for one key. They are one row in a table with rates.
+    """
 
     time: float
     """When the daemon measured the rows, in seconds of its clock."""
@@ -158,7 +185,9 @@ class Client:
         answer = self._get(f"/api/v1/{name}?limit={MAX_ROWS[name]}")
         try:
             table = json.loads(answer)
-            rows = tuple(_merged(row for raw in table[name] for row in make_rows(raw)))
+            rows = tuple(
+                _merged((row for raw in table[name] for row in make_rows(raw)), lambda row: row.origin)
+            )
             has_holds = any("held_us" in row for row in table[name])
             time = round(float(table["time"]), 6)
             if not math.isfinite(time):
@@ -225,14 +254,21 @@ class Rates:
         if before is None or table.time < before.time:
             return None
         seconds = table.time - before.time
-        known = {row.key: row for row in before.rows}
+        known = {row.origin: row for row in before.rows}
         known |= _holders_before(before.rows, table.rows)
+        # Of the rows of a lock and process, one has the holds: not always the same.
+        holds = {row.family: row for row in before.rows if row.acquired or row.held_us}
 
         def rated(row: Row) -> Row:
             # A row that was not in the table before is new, or was too small for an incomplete table.
-            return _rated(row, known.get(row.key, None if before.is_complete else row), seconds)
+            new = None if before.is_complete else row
+            return _rated(row, known.get(row.origin, new), holds.get(row.family, new), seconds)
 
-        return dataclasses.replace(table, rows=tuple(map(rated, table.rows)))
+        here = {row.origin for row in table.rows}
+        gone = [_lost(row, seconds) for row in before.rows if row.is_moving and row.origin not in here]
+        # Rows come and go with all that they ever had. So rates are added up, and not totals.
+        rows = _merged(_without_moves(list(map(rated, table.rows)), gone), lambda row: row.key)
+        return dataclasses.replace(table, rows=tuple(rows))
 
 
 def _holders_before(before: Iterable[Row], rows: Iterable[Row]) -> dict[Hashable, Row]:
@@ -243,22 +279,21 @@ def _holders_before(before: Iterable[Row], rows: Iterable[Row]) -> dict[Hashable
         then = known.get(lock)
         if then is None:
             continue
-        of_lock = next(iter(then.values()))  # what is not about the holder is the same in all of them
         for site, (blocked_us, count) in growth(_totals(then), _totals(now)).items():
             row = now[site]
-            found[row.key] = dataclasses.replace(
-                of_lock, blocked_us=row.blocked_us - blocked_us, count=row.count - count
+            found[row.origin] = dataclasses.replace(
+                row, blocked_us=row.blocked_us - blocked_us, count=row.count - count
             )
     return found
 
 
 def _holders_by_lock(rows: Iterable[Row]) -> dict[Hashable, dict[str, Row]]:
-    """The rows of holders by the key of their lock, and by their site."""
+    """The rows of holders by the row of their lock, and by their site."""
     locks: dict[Hashable, dict[str, Row]] = {}
     for row in rows:
         if row.is_holder:
             assert isinstance(row.key, tuple)
-            locks.setdefault(row.key[:-1], {})[row.holder_site] = row
+            locks.setdefault((row.key[:-1], row.part), {})[row.holder_site] = row
     return locks
 
 
@@ -266,19 +301,19 @@ def _totals(holders: dict[str, Row]) -> dict[str, tuple[int, int]]:
     return {site: (row.blocked_us, row.count) for site, row in holders.items()}
 
 
-def _rated(row: Row, before: Row | None, seconds: float) -> Row:
+def _rated(row: Row, before: Row | None, holds: Row | None, seconds: float) -> Row:
     """A row with rates over this many seconds: by all of its totals, if it is new or if its totals fell.
 
-    Totals fall when the daemon has evicted the row or has restarted.
+    Totals fall when the daemon has evicted the row or has restarted. `holds` is the row that had the holds
+    of its lock and process before. Rates of blocked time and waits may be negative.
     """
     blocked, count = row.blocked_us, row.count
-    if before is not None and count >= before.count:
-        # Blocked time falls when a wait ends that a filter leaves out: it counted only while it lasted.
-        blocked, count = max(0, blocked - before.blocked_us), count - before.count
+    if before is not None and (row.is_moving or count >= before.count):
+        blocked, count = blocked - before.blocked_us, count - before.count
     held, acquired = row.held_us, row.acquired
-    if before is not None and acquired >= before.acquired:
+    if holds is not None and acquired >= holds.acquired:
         # Of several holds that go on, only the longest is counted. Held time can fall when it ends.
-        held, acquired = max(0, held - before.held_us), acquired - before.acquired
+        held, acquired = max(0, held - holds.held_us), acquired - holds.acquired
     return dataclasses.replace(
         row,
         blocked_rate=blocked / 1e6 / seconds,
@@ -288,28 +323,59 @@ def _rated(row: Row, before: Row | None, seconds: float) -> Row:
     )
 
 
-def _merged(rows: Iterable[Row]) -> Iterable[Row]:
-    """One row for each key: the sums of its rows, with the names of the row that waits or waited most."""
-    merged: dict[Hashable, Row] = {}
+def _lost(row: Row, seconds: float) -> Row:
+    """A row that is gone, with what it had as negative rates."""
+    return dataclasses.replace(
+        row, blocked_rate=-row.blocked_us / 1e6 / seconds, count_rate=-row.count / seconds
+    )
+
+
+def _without_moves(rows: Sequence[Row], gone: Sequence[Row]) -> Iterator[Row]:
+    """The rows without what only moved to them from others of their family, some of which are `gone`.
+
+    What has moved is not known, but the sum of a family only grows: all its rates are reduced to that.
+    Blocked time also falls when a wait ends that a filter leaves out: it counted only while it lasted.
+    """
+    blocked = _new_shares((row.family, row.blocked_rate) for row in (*rows, *gone))
+    counts = _new_shares((row.family, row.count_rate) for row in (*rows, *gone))
     for row in rows:
-        other = merged.get(row.key)
-        if other is not None:
-            main = max(other, row, key=lambda r: (r.waiting_us, r.blocked_us, r.held_us))
-            row = dataclasses.replace(
-                main,
-                blocked_us=other.blocked_us + row.blocked_us,
-                count=other.count + row.count,
-                max_us=max(other.max_us, row.max_us),
-                waiting=other.waiting + row.waiting,
-                held_us=other.held_us + row.held_us,
-                acquired=other.acquired + row.acquired,
-                max_held_us=max(other.max_held_us, row.max_held_us),
-                holding_us=max(other.holding_us, row.holding_us),
-                # Shares of bottlenecks are of their unit's time, those of holders of the time of one lock.
-                holder_share=other.holder_share + row.holder_share if row.chain else main.holder_share,
-            )
-        merged[row.key] = row
-    return merged.values()
+        yield dataclasses.replace(
+            row,
+            blocked_rate=max(row.blocked_rate, 0.0) * blocked[row.family],
+            count_rate=max(row.count_rate, 0.0) * counts[row.family],
+        )
+
+
+def _new_shares(rates: Iterable[tuple[Hashable, float]]) -> dict[Hashable, float]:
+    """The share of what the rows of a family have gained that others have not lost, by family."""
+    gained: dict[Hashable, float] = defaultdict(float)
+    grown: dict[Hashable, float] = defaultdict(float)
+    for family, rate in rates:
+        gained[family] += max(rate, 0.0)
+        grown[family] += rate
+    return {family: max(grown[family], 0.0) / gain if gain else 0.0 for family, gain in gained.items()}
+
+
+def _merged(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> Iterator[Row]:
+    """One row for each key."""
+    groups: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return (_sum(group) if len(group) > 1 else group[0] for group in groups.values())
+
+
+def _sum(rows: list[Row]) -> Row:
+    """The sums of rows, with the names of the one that waits or waited most."""
+    main = max(rows, key=lambda row: (row.waiting_us, row.blocked_us, row.held_us))
+    return dataclasses.replace(
+        main,
+        # Shares of bottlenecks are of their unit's time, those of holders of the time of one lock.
+        holder_share=sum(row.holder_share for row in rows) if main.chain else main.holder_share,
+        max_us=max(row.max_us for row in rows),
+        max_held_us=max(row.max_held_us for row in rows),
+        holding_us=max(row.holding_us for row in rows),
+        **{name: sum(getattr(row, name) for row in rows) for name in SUMS},
+    )
 
 
 def _thread(raw: dict[str, Any]) -> Iterable[Row]:
@@ -332,8 +398,12 @@ def _lock(raw: dict[str, Any]) -> Iterable[Row]:
     holder: dict[str, Any] = next(iter(raw.get("holders") or ()), {"site": "", "share": 0.0})
     causes: dict[str, float] = holder.get("causes") or {}
     cause = max(causes, key=causes.__getitem__, default="")
+    in_kernel = raw["program"] == "kernel_locks"
+    stack = tuple(map(str, raw["stack"])) if in_kernel else ()
+    place = (str(raw["site"] or ""), *stack) if in_kernel else ()
     yield Row(
-        **_common(raw, key, _whole(raw.get("waiting_us") or 0)),
+        **_common(raw, key, _whole(raw.get("waiting_us") or 0), place),
+        is_moving=in_kernel and not stack,
         waiting=_whole(raw["waiting"]),
         threads=_whole(raw["threads"]),
         holder=str(raw.get("holder") or ""),
@@ -364,6 +434,7 @@ def _holders(raw: dict[str, Any]) -> Iterable[Row]:
             count=_whole(holder["samples"]),
             is_sampled=True,
             is_holder=True,
+            is_moving=False,
             waiting=0,
             waiting_us=0,
         )
@@ -394,10 +465,15 @@ def _bottleneck(raw: dict[str, Any]) -> Iterable[Row]:
     )
 
 
-def _common(raw: dict[str, Any], key: Hashable, waiting_us: int) -> dict[str, Any]:
+def _common(
+    raw: dict[str, Any], key: Hashable, waiting_us: int, place: tuple[str, ...] = ()
+) -> dict[str, Any]:
     hash(key)  # raises TypeError if the answer has a list in place of a name
+    process = str(raw["unit"] or ""), str(raw["comm"] or "")
     return {
         "key": key,
+        "part": (*process, *place),
+        "family": (key, process),
         "waiting_us": waiting_us,
         "tgid": _whole(raw["tgid"]),
         "blocked_us": _whole(raw["blocked_us"]) + waiting_us,

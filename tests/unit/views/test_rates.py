@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -129,6 +129,88 @@ def test_a_holder_that_made_room_for_another_makes_no_rate(daemon: Daemon, locks
         "flush": (0.5, 5.0), "other": (0.25, 2.0), "load": (0.125, 1.0),
     }  # fmt: skip
     assert {row.held_rate for row in table.rows} == {0.0}  # that of the lock, to which nothing came
+
+
+def kernel_lock(comm: str, site: str, seconds: float, count: int, **changes: Any) -> dict[str, Any]:
+    about = {
+        "program": "kernel_locks",
+        "kind": "mutex",
+        "tgid": 0,
+        "site": site,
+        "stack": [site][: len(site)],
+    }
+    waits = {"blocked_us": seconds * SECOND, "blocked_count": count}
+    return lock(comm=comm, **about | waits | changes)
+
+
+def looked(daemon: Daemon, read: Callable[[Client], Table], *looks: list[dict[str, Any]]) -> Table:
+    """The table with rates after the last of these looks at locks, each a second after the one before."""
+    daemon.locks = lambda n: looks[n]
+    client, rates = Client(daemon.url), Rates()
+    *_, table = [rates.feed(read(client)) for _ in looks]
+    assert table is not None
+    return table
+
+
+MANY = [lock(f"{number:#x}") for number in range(MAX_ROWS["locks"])]
+"""As many as the daemon returns at most."""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rates"),
+    [
+        # The row of a process is forgotten, and so is that of a place.
+        ([("kubelet", "f", 1200, 400), ("runc", "f", 1, 30)], [("kubelet", "f", 1200.5, 405)], (0.5, 5)),
+        ([("cp", "f", 1200, 400), ("cp", "g", 1, 30)], [("cp", "f", 1200.5, 405)], (0.5, 5)),
+        # A place gets its name: what it had before is not new.
+        ([("cp", "f", 90, 9), ("cp", "", 7, 7)], [("cp", "f", 90, 9), ("cp", "g", 7.5, 12)], (0.5, 5)),
+        ([("cp", "", 7, 7), ("cp", "", 3, 3)], [("cp", "", 7.25, 8), ("cp", "g", 3.25, 7)], (0.5, 5)),
+    ],
+)  # fmt: skip
+def test_rates_of_a_lock_whose_rows_come_and_go(
+    before: list[tuple[Any, ...]], after: list[tuple[Any, ...]], rates: tuple[float, int], daemon: Daemon
+) -> None:
+    looks = ([kernel_lock(*one) for one in look] for look in (before, after))
+    (row,) = looked(daemon, Client.locks, *looks).rows
+    assert (row.blocked_rate, row.count_rate) == rates
+
+
+def test_a_row_of_a_lock_that_had_no_room_before_is_not_new(daemon: Daemon) -> None:
+    first = kernel_lock("cp", "f", 1200, 40_000)
+    again, entered = kernel_lock("cp", "f", 1200.5, 40_005), kernel_lock("cp", "g", 800, 10_000)
+    table = looked(daemon, Client.locks, [first, *MANY[1:]], [again, entered, *MANY[2:]])
+    assert [(row.blocked_rate, row.count_rate) for row in table.rows if row.tgid == 0] == [(0.5, 5.0)]
+
+
+def test_a_wait_for_a_kernel_lock_counts_while_it_lasts_and_not_when_it_ends(daemon: Daemon) -> None:
+    """Then it is in the row of its place."""
+    waits = kernel_lock("cp", "unknown", 0, 0, stack=[], waiting=1, waiting_us=30 * SECOND)
+    ended = kernel_lock("cp", "f", 30.5, 1)
+    (row,) = looked(daemon, Client.locks, [waits], [ended]).rows
+    assert (row.blocked_rate, row.count_rate) == (0.5, 1.0)
+
+
+def test_holds_of_a_kernel_lock_that_another_row_has(daemon: Daemon) -> None:
+    """The row of a lock and process that waited most has them."""
+    looks = (
+        [kernel_lock("cp", "f", 2, 2, held_us=70 * SECOND, acquisitions=700), kernel_lock("cp", "g", 1, 1)],
+        [kernel_lock("cp", "g", 3, 3, held_us=70.5 * SECOND, acquisitions=705), kernel_lock("cp", "f", 2, 2)],
+    )
+    (row,) = looked(daemon, Client.locks, *looks).rows
+    assert (row.held_rate, row.acquired_rate, row.blocked_rate) == (0.5, 5.0, 2.0)
+
+
+def test_holders_of_a_kernel_lock_one_of_whose_rows_is_forgotten(daemon: Daemon) -> None:
+    def holders(seconds: float) -> dict[str, Any]:
+        one = {"site": "vfs_write", "seconds": seconds, "share": 1.0, "samples": seconds * 4, "stack": []}
+        return {"holders": [one]}
+
+    looks = (
+        [kernel_lock("kubelet", "f", 9, 9, **holders(9.0)), kernel_lock("runc", "f", 5, 5, **holders(5.0))],
+        [kernel_lock("kubelet", "f", 9, 9, **holders(9.5))],
+    )
+    (row,) = looked(daemon, Client.holders, *looks).rows
+    assert (row.blocked_rate, row.count_rate) == (0.5, 2.0)
 
 
 @pytest.mark.parametrize(
