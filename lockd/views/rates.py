@@ -105,12 +105,12 @@ class Row:
     """What tells the row from others of the daemon's with the same key: of a lock or thread its process, and
     of a kernel lock also the place at which threads waited."""
     family: Hashable = ()
-    """What the rows of one process and lock have in common."""
+    """What the rows of one process and lock have in common, or all bottlenecks of one process."""
     is_moving: bool = False
     """Whether the totals of the row fall only as they move to others of its family.
 
-    So it is with the row of a kernel lock that has no place: waits are in it until they have ended or their
-    place has a name.
+    So it is with bottlenecks, whose shares change, and with the row of a kernel lock that has no place: waits
+    are in it until they have ended or their place has a name.
     """
 
     @property
@@ -461,6 +461,8 @@ def _bottleneck(raw: dict[str, Any]) -> Iterable[Row]:
         holder_share=float(raw["share"]),
         holder_cause=str(raw["cause"]),
         is_sampled=True,
+        family=key[:2],
+        is_moving=True,
         chain=tuple(str(link["lock"]) for link in longest["locks"]),
     )
 

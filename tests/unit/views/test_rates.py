@@ -213,6 +213,26 @@ def test_holders_of_a_kernel_lock_one_of_whose_rows_is_forgotten(daemon: Daemon)
     assert (row.blocked_rate, row.count_rate) == (0.5, 2.0)
 
 
+def test_what_bottlenecks_move_to_others_is_not_new(daemon: Daemon) -> None:
+    """A holder that makes room moves into `other`. Of the sum of a process only what is new makes a rate."""
+
+    def look(**seconds: float) -> list[dict[str, Any]]:
+        return [bottleneck(holder, 0.1) | {"seconds": one} for holder, one in seconds.items()]
+
+    looks = [
+        look(f1=600.0, f8=60.0),
+        look(f1=600.0, other=60.0, f9=0.05),
+        look(f1=600.5, other=60.25, f9=0.05),
+    ]
+    looks = [[*one, bottleneck("f", n) | {"comm": "else"}] for n, one in enumerate(looks, 1)]
+    daemon.bottlenecks = lambda n: looks[n]
+    client, rates = Client(daemon.url), Rates()
+    _, moved, later = [rates.feed(client.bottlenecks()) for _ in looks]
+    assert moved is not None and later is not None
+    assert sum(row.blocked_rate for row in moved.rows if row.comm == "shop") == pytest.approx(0.05)
+    assert [row.blocked_rate for row in later.rows] == [0.5, 0.25, 0.0, 1.0]
+
+
 @pytest.mark.parametrize(
     "url",
     [
