@@ -31,6 +31,8 @@ TIMEOUT_S = 10
 """Seconds without data after which a request fails."""
 MAX_NUMBER = 2**63
 """Largest absolute value of a number in an answer."""
+UNKNOWN = "unknown"
+"""The daemon's name for a site, a lock or a cause that it does not know."""
 WRONG_SHAPE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """Exceptions that are raised when JSON is read that does not have the expected shape."""
 
@@ -365,12 +367,26 @@ def _merged(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> Iterator[Row
 
 
 def _sum(rows: list[Row]) -> Row:
-    """The sums of rows, with the names of the one that waits or waited most."""
+    """The sums of rows, with the names of the one that waits or waited most.
+
+    While threads wait for a kernel lock, that one has no place and no holders, and perhaps no name. What it
+    lacks is that of the row which waited most of those that have it.
+    """
     main = max(rows, key=lambda row: (row.waiting_us, row.blocked_us, row.held_us))
+    # The rows of one thread may be about several locks.
+    others = [] if main.tid else sorted(rows, key=lambda row: row.blocked_us, reverse=True)
+    named = next((row for row in (main, *others) if row.lock not in ("", UNKNOWN)), main)
+    placed = next((row for row in (main, *others) if row.site not in ("", UNKNOWN)), main)
+    held = next((row for row in (main, *others) if row.holder_site), main)
     return dataclasses.replace(
         main,
+        lock=named.lock,
+        site=placed.site,
+        holder_site=held.holder_site,
         # Shares of bottlenecks are of their unit's time, those of holders of the time of one lock.
-        holder_share=sum(row.holder_share for row in rows) if main.chain else main.holder_share,
+        holder_share=sum(row.holder_share for row in rows) if main.chain else held.holder_share,
+        holder_cause=held.holder_cause,
+        holder_cause_share=held.holder_cause_share,
         max_us=max(row.max_us for row in rows),
         max_held_us=max(row.max_held_us for row in rows),
         holding_us=max(row.holding_us for row in rows),
@@ -410,7 +426,7 @@ def _lock(raw: dict[str, Any]) -> Iterable[Row]:
         holder_tid=_whole(raw.get("holder_tid") or 0),
         holder_site=str(holder["site"]),
         holder_share=float(holder["share"]),
-        holder_cause="" if cause == "unknown" else cause,
+        holder_cause="" if cause == UNKNOWN else cause,
         holder_cause_share=causes[cause] / sum(causes.values()) if cause else 0.0,
         site=str(raw["site"] or ""),
         held_us=_whole(raw.get("held_us") or 0) + holding_us,

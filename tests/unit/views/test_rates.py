@@ -213,6 +213,22 @@ def test_holders_of_a_kernel_lock_one_of_whose_rows_is_forgotten(daemon: Daemon)
     assert (row.blocked_rate, row.count_rate) == (0.5, 2.0)
 
 
+def test_a_kernel_lock_keeps_its_names_while_a_thread_waits(daemon: Daemon) -> None:
+    held = {"share": 0.5, "samples": 1, "seconds": 1.0, "stack": []}
+    waits = kernel_lock("cp", "unknown", 0, 0, stack=[], lock="", waiting=1, waiting_us=600 * SECOND)
+    rows = [
+        kernel_lock("cp", "g", 1, 1, lock="m", holders=[held | {"site": "other", "causes": {"disk": 1}}]),
+        kernel_lock("cp", "f", 2, 2, lock="m", holders=[held | {"site": "vfs_read", "causes": {"cpu": 1}}]),
+        kernel_lock("cp", "", 3, 3, lock="", holders=[]),
+        waits,
+    ]
+    (row,) = looked(daemon, Client.locks, rows, rows).rows
+    assert (row.lock, row.site, row.waiting_us) == ("m", "f", 600 * SECOND)
+    assert (row.holder_site, row.holder_share, row.holder_cause, row.holder_cause_share) == (
+        "vfs_read", 0.5, "cpu", 1.0,
+    )  # fmt: skip
+
+
 def test_what_bottlenecks_move_to_others_is_not_new(daemon: Daemon) -> None:
     """A holder that makes room moves into `other`. Of the sum of a process only what is new makes a rate."""
 
