@@ -66,6 +66,8 @@ WEIGHED_EVERY = 64
 """New processes between two checks of how many bytes all processes take: there may be thousands."""
 PI = "pi"
 """The kind of a lock with priority inheritance."""
+GLIBC_COND = "glibc cond"
+"""What Judgement.implementation is for condition variables of glibc."""
 GIL = "gil"
 """The family of CPython's global interpreter lock."""
 X86_REGISTERS = 17
@@ -315,9 +317,13 @@ class UserNames:
         """Name the lock for any wait but those of Java; `stack` has the address of each frame."""
         frames = [frame for _, frame in stack]
         judgement = judge(frames, _expected_value(capture))
+        # Without debug symbols, a thread that is back from a condition variable and waits for its mutex looks
+        # as if it still waited in it. The calls differ: glibc waits in condition variables as for no mutex.
+        is_back = judgement.implementation == GLIBC_COND and guessed in (LOCK, PI)
         name = judgement.service
         if not name and not judgement.is_parked:
-            name = self._static(process.space, address, judgement.implementation)
+            implementation = "glibc mutex" if is_back else judgement.implementation
+            name = self._static(process.space, address, implementation)
             if not name and capture and capture.thread_pointer:
                 name = self._thread_local(process.space, address, capture.thread_pointer)
         family, kind = judgement.family, judgement.kind
@@ -326,6 +332,8 @@ class UserNames:
             # The GIL consists of several locks, at places that differ by version.
             owner = judgement.object if family == GIL else name.partition(":")[0]
             family, kind, name = GIL, LOCK, f"{owner}:GIL"
+        elif is_back and kind == COND:
+            family, kind = "mutex", LOCK
         if guessed == PI and kind in ("", LOCK):
             kind = PI
         site, labels = judgement.site, [frame.label for frame in frames]
@@ -571,6 +579,6 @@ def _base(address: int, implementation: str) -> int:
     """The address of a lock, given the address of the futex word that the C library passes to the kernel."""
     if implementation == "glibc rwlock":
         return address - (12 if address % 8 else 8)
-    if implementation == "glibc cond":
+    if implementation == GLIBC_COND:
         return (address & ~7) - 40
     return address - 4 if implementation in ("glibc barrier", "musl mutex") else address

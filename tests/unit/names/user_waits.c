@@ -32,6 +32,9 @@ static pthread_mutex_t *heap;
 static pthread_mutex_t pi;
 __thread pthread_mutex_t own = PTHREAD_MUTEX_INITIALIZER;
 static pthread_t never;
+static pthread_mutex_t back_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t back_cond = PTHREAD_COND_INITIALIZER;
+static int is_waiting;
 
 #define NAME(name) prctl(PR_SET_NAME, name)
 #define WAITER(name, call)                                                                                   \
@@ -78,6 +81,7 @@ WAITER(once, pthread_once(&once, init))
 WAITER(heap, pthread_mutex_lock(heap))
 WAITER(pi, pthread_mutex_lock(&pi))
 WAITER(join, pthread_join(never, NULL))
+WAITER(back, (pthread_mutex_lock(&back_mutex), is_waiting = 1, pthread_cond_wait(&back_cond, &back_mutex)))
 WAITER(tls, (pthread_mutex_lock(&own), pthread_mutex_lock(&own)))
 
 static void start(void *(*run)(void *))
@@ -122,6 +126,12 @@ int main(void)
     start(pi_thread);
     start(join_thread);
     start(tls_thread);
+    start(back_thread);
+    while (pthread_mutex_lock(&back_mutex), !is_waiting) {
+        pthread_mutex_unlock(&back_mutex);
+        usleep(1000);
+    }
+    pthread_cond_signal(&back_cond); // and keeps the mutex
     pause();
     return 0;
 }
