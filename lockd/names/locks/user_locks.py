@@ -68,6 +68,10 @@ PI = "pi"
 """The kind of a lock with priority inheritance."""
 GLIBC_COND = "glibc cond"
 """What Judgement.implementation is for condition variables of glibc."""
+SHORTER_COND = "glibc cond since 2.41"
+"""The same, without the 8 bytes before the words that threads wait for that glibc 2.41 removed."""
+SINCE_2_41 = "sched_setattr"
+"""A function that glibc has since 2.41."""
 GIL = "gil"
 """The family of CPython's global interpreter lock."""
 X86_REGISTERS = 17
@@ -323,6 +327,8 @@ class UserNames:
         name = judgement.service
         if not name and not judgement.is_parked:
             implementation = "glibc mutex" if is_back else judgement.implementation
+            if implementation == GLIBC_COND and _has_shorter_cond(process.space, stack):
+                implementation = SHORTER_COND
             name = self._static(process.space, address, implementation)
             if not name and capture and capture.thread_pointer:
                 name = self._thread_local(process.space, address, capture.thread_pointer)
@@ -575,10 +581,22 @@ def _expected_value(capture: Capture | None) -> int:
     return capture.registers[1] & 0xFFFFFFFF if capture and len(capture.registers) == X86_REGISTERS else 0
 
 
+def _has_shorter_cond(space: AddressSpace, stack: Sequence[tuple[int, Frame]]) -> bool:
+    """Whether the condition variable in which a thread waits is one of glibc 2.41 or later.
+
+    `stack` has the address of each frame. A program that was linked with glibc has only what it uses of it.
+    """
+    place = next((place for place, frame in stack if "pthread_cond" in frame.function), 0)
+    located = space.locate(place)
+    return located is not None and located[0].variable_address(SINCE_2_41) is not None
+
+
 def _base(address: int, implementation: str) -> int:
     """The address of a lock, given the address of the futex word that the C library passes to the kernel."""
     if implementation == "glibc rwlock":
         return address - (12 if address % 8 else 8)
     if implementation == GLIBC_COND:
         return (address & ~7) - 40
+    if implementation == SHORTER_COND:
+        return (address & ~7) - 32
     return address - 4 if implementation in ("glibc barrier", "musl mutex") else address

@@ -116,6 +116,15 @@ def test_c_as_it_is_compiled(way: str, has_debug_files: bool, tmp_path: Path) ->
             assert found.stack[at : at + 2] == (site, f"{program.name}:{comm}_thread")
 
 
+def test_a_condition_variable_of_newer_glibc_begins_eight_bytes_later(tmp_path: Path) -> None:
+    """By a function that this glibc does not have."""
+    way = (*COMPILED["static"], "-Wl,--defsym,sched_setattr=main")
+    with running(compiled(tmp_path, "waits", way)) as tgid:
+        assert named(UserNames(), tgid, "incond").lock == "waits:large+0x108"
+        assert named(UserNames(), tgid, "wait").lock == "waits:cond"
+        assert named(UserNames(), tgid, "inrw").lock == "waits:large+0xc8"
+
+
 @pytest.mark.parametrize("has_debug_files", [True, False])
 def test_callers_of_wrappers_and_of_functions_without_names(has_debug_files: bool, tmp_path: Path) -> None:
     """The program exports what is not static, and nothing else has a name."""
