@@ -44,6 +44,10 @@ GO_SECTIONS = (".gopclntab", ".data.rel.ro.gopclntab")
 GO_MAGICS = (0xFFFFFFF0, 0xFFFFFFF1)
 """Of the tables that Go 1.18 and Go 1.20 introduced; later releases use the second one."""
 GO_HEADER = struct.Struct("<IHBBQQQQQQQQ")
+GO_MODULE, GO_TEXT_AT = ".go.module", 176
+"""The section that has the runtime's struct moduledata since Go 1.26, and the offset of its member `text`."""
+SECTIONS_OF_C = (".init", ".init_array")
+"""Sections of programs that a linker of C made: with the code of C that runs before main()."""
 MAX_GO_FUNCTIONS = 2_000_000
 
 Numbers: TypeAlias = "npt.NDArray[Any]"
@@ -268,11 +272,26 @@ def _find(elf: Elf, table: Section, name: bytes) -> int:
     return int(found["address"][0]) if len(found) else 0
 
 
+def _go_text(elf: Elf, text: Section) -> int:
+    """Where the code begins that the table of a Go program is about; 0 if that is not known.
+
+    The header of the table does not say since Go 1.26, nor does it in a file that can be loaded anywhere. The
+    section `text` begins with other code if a linker of C made the program.
+    """
+    module = next((s for s in elf.sections if s.name == GO_MODULE), None)
+    data = elf.read(module.offset + GO_TEXT_AT, 8) if module else b""
+    start = int.from_bytes(data, "little") or variable_address(elf, "runtime.text") or 0
+    if text.address <= start < text.address + text.size:
+        return start
+    is_linked_by_c = any(section.name in SECTIONS_OF_C for section in elf.sections)
+    return 0 if is_linked_by_c else text.address
+
+
 class GoFunctions:
     """The functions of a Go program, by the table that its runtime needs and that strip does not remove.
 
-    It is empty for a file that is no Go program, for one of 32 bits, and for one that was built by a Go
-    release before 1.18.
+    It is empty for a file that is no Go program, for one of 32 bits, for one that was built by a Go release
+    before 1.18, and for one that does not say where the code of Go begins.
     """
 
     def __init__(self, elf: Elf) -> None:
@@ -289,11 +308,17 @@ class GoFunctions:
             return
         if max(names, functions) >= table.size:
             return
-        self._start, self._end = start or text.address, text.address + text.size
+        self._start = start or _go_text(elf, text)
+        if not self._start:
+            return
         self._names = table.offset + names
         self._functions = table.offset + functions
-        data = elf.read(self._functions, 8 * count)
-        self._entries = np.frombuffer(data, "<u4", count=len(data) // 8 * 2).reshape(-1, 2).copy()
+        data = elf.read(self._functions, 8 * count + 4)
+        if len(data) < 8 * count + 4:
+            return
+        self._entries = np.frombuffer(data, "<u4", count=2 * count).reshape(-1, 2).copy()
+        # Behind the code of Go there may be code of C.
+        self._end = min(self._start + int.from_bytes(data[-4:], "little"), text.address + text.size)
 
     @property
     def memory(self) -> int:

@@ -97,9 +97,8 @@ def test_symbols_that_a_file_brings_along_compressed(program: Path, tmp_path: Pa
     file.close()
 
 
-def go_table(program: Path, names: tuple[str, ...], magic: int = 0xFFFFFFF1) -> bytes:
-    """As the Go linker writes it, for functions of these names one after the other from main() on."""
-    at = addresses(program)["main"]
+def go_table(names: tuple[str, ...], at: int, magic: int = 0xFFFFFFF1) -> bytes:
+    """As the Go linker writes it, for functions of these names one after the other from `at` on."""
     texts = b"".join(name.encode() + b"\0" for name in names)
     about = [struct.pack("<Ii", 16 * i, texts.index(name.encode())) for i, name in enumerate(names)]
     first = 8 * len(names) + 4
@@ -114,15 +113,38 @@ def test_functions_of_a_stripped_go_program(
     program: Path, tmp_path: Path, magic: int, is_known: bool
 ) -> None:
     table, go = tmp_path / "table", tmp_path / "go"
-    table.write_bytes(go_table(program, ("main.main", "main.(*Shop).Sell"), magic))
+    at = addresses(program)["main"]
+    table.write_bytes(go_table(("main.main", "main.(*Shop).Sell"), at, magic))
     subprocess.run(["objcopy", "-S", "--add-section", f".gopclntab={table}", program, go], check=True)
-    file, at = opened(go), addresses(program)["main"]
-    found = [file.function(at + offset) for offset in (-1, 0, 15, 16)]
-    names = ["", "main.main", "main.main", "main.(*Shop).Sell"] if is_known else [""] * 4
+    file = opened(go)
+    found = [file.function(at + offset) for offset in (-1, 0, 15, 16, 32)]  # the last one is of C
+    names = ["", "main.main", "main.main", "main.(*Shop).Sell", ""] if is_known else [""] * 5
     assert [symbol.name if symbol else "" for symbol in found] == names
     assert (file.function_start(at + 20) == at + 16) == is_known
     listed = functions_by_name(file, lambda name: name.endswith("Sell"))
     assert [(one.names, one.address) for one in listed] == [(("main.(*Shop).Sell",), at + 16)] * is_known
+    file.close()
+
+
+@pytest.mark.parametrize("told_by", ["symbol", "module", "linker", ""])
+def test_where_the_code_of_a_go_program_begins(program: Path, tmp_path: Path, told_by: str) -> None:
+    """Since Go 1.26 the table does not say, and code of C comes first if the linker of C made the program."""
+    table, module, go = tmp_path / "table", tmp_path / "module", tmp_path / "go"
+    at = addresses(program)["main"]
+    table.write_bytes(go_table(("main.main",), 0))
+    module.write_bytes(bytes(176) + struct.pack("<Q", at))
+    options = {
+        "symbol": ["--add-symbol", f"runtime.text={at}"],
+        "module": ["--add-section", f".go.module={module}"],
+        "linker": ["--rename-section", ".init=.a", "--rename-section", ".init_array=.b"],
+        "": [],
+    }
+    added = ["-S", "--add-section", f".gopclntab={table}", *options[told_by]]
+    subprocess.run(["objcopy", *added, program, go], check=True)
+    file = opened(go)
+    (listed,) = [function.address for function in file.tables[-1].functions()] or [0]
+    text = next(section.address for section in Elf(go.read_bytes()).sections if section.name == ".text")
+    assert listed == {"linker": text, "": 0}.get(told_by, at)
     file.close()
 
 
