@@ -481,13 +481,13 @@ class UserNames:
         if mapping is None or image is None:
             compiled = process.jit.function(address, space.jit_dumps) if mapping else None
             if compiled:
-                name = self._demangler.name(compiled[1])
+                name = self._demangler.name(compiled[1], may_be_clone=False)
                 return Frame(JIT, name, f"{JIT}:{name}")
             return NAMELESS if mapping else Frame("", "", "?")
         placed = space.file(image)
         symbol = placed[0].function(address - placed[1]) if placed else None
         if placed and symbol:
-            name = self._demangler.name(symbol.name)
+            name = self._demangler.name(symbol.name, not placed[0].is_go(address - placed[1]))
             begin = placed[1] + symbol.address
             return Frame(image.name, name, f"{image.name}:{name}", begin, address + 1 - begin)
         start = space.function_start(address)

@@ -44,8 +44,10 @@ MAX_NAME = 120
 CACHED = 20_000
 """Names that are remembered."""
 
-_CLONES = re.compile(r"\.(?:isra|constprop|part|cold|lto_priv|llvm|localalias|abi0|abiinternal)\b.*")
-"""Suffixes that compilers add. They say nothing to a reader."""
+_CLONES = re.compile(r"(?:\.(?:isra|constprop|part|cold|lto_priv|llvm|localalias)(?:\.\d+)?){1,8}\Z")
+"""Suffixes that compilers of C, C++ and Rust add. They say nothing to a reader."""
+_ABI = re.compile(r"\.abi(?:0|internal)\Z")
+"""The suffix that the linker of Go adds."""
 _RUST_HASH = re.compile(r"::h[0-9a-f]{16}$")
 _CRATE_HASH = re.compile(r"\[[0-9a-f]+\]")
 _MANGLED = re.compile(r"^_{1,3}[ZR][A-Za-z0-9_.$]+\Z")
@@ -71,14 +73,17 @@ class Demangler:
         self._child: _Child | None = None
         self._known: OrderedDict[str, str] = OrderedDict()
 
-    def name(self, symbol: str) -> str:
+    def name(self, symbol: str, may_be_clone: bool = True) -> str:
         """The demangled name, or the symbol itself if it is not mangled or cannot be demangled.
 
         The name has at most MAX_NAME characters, all printable, and no suffixes or hashes of the compiler.
+        Languages whose names have dots, as Java and Go, may have a function `part`: it is no clone.
         """
+        symbol = _ABI.sub("", symbol)
+        symbol = _CLONES.sub("", symbol) if may_be_clone else symbol
         known = self._known.get(symbol)
         if known is None:
-            name = _RUST_HASH.sub("", self._demangled(_CLONES.sub("", symbol)))
+            name = _RUST_HASH.sub("", self._demangled(symbol))
             name = _CRATE_HASH.sub("", name) if symbol.startswith("_R") else name
             known = self._known[symbol] = shorten_name(name)
             if len(self._known) > CACHED:

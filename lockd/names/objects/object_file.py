@@ -88,7 +88,8 @@ class ObjectFile:
         self._debug = debug
         self._mini = _mini_debug_info(elf)
         self._symbols = list(_tables([elf, debug, self._mini]))
-        self.tables: list[SymbolTable | GoFunctions] = [*self._symbols, GoFunctions(elf)]
+        self._go = GoFunctions(elf)
+        self.tables: list[SymbolTable | GoFunctions] = [*self._symbols, self._go]
         """Tables of functions, the fullest first."""
         self._starts = _function_starts(elf)
         self._rules: dict[int, UnwindRule | None] = {}
@@ -142,6 +143,10 @@ class ObjectFile:
                 self._functions.clear()
             self._functions[address] = self._named(address) or self._split_off(address)
         return self._functions[address]
+
+    def is_go(self, address: int) -> bool:
+        """Whether an address is in the code of a Go program, and not in code of C that is linked with it."""
+        return self._go.function(address) is not None
 
     def _named(self, address: int) -> Symbol | None:
         return next((symbol for t in self.tables if (symbol := t.function(address))), None)

@@ -25,12 +25,19 @@ CPP = [
     ("_ZN4shop8Registry3addEi.constprop.0", "shop::Registry::add"),
     ("_ZNSt6vectorIiSaIiEE9push_backERKi", "std::vector<int, std::allocator<int> >::push_back"),
     ("_ZN3FoocvbEv", "Foo::operator bool"),
+    ("_ZN4shop8Registry3addEi.isra.0.cold", "shop::Registry::add"),
+    ("take.llvm.1234567890123", "take"),
     ("main", "main"),
+    ("main.cold", "main"),
     ("runtime.futex.abi0", "runtime.futex"),
     ("_Znonsense", "_Znonsense"),
     ("", ""),
 ]
 RUST = [
+    (
+        "_ZN55_$LT$shop..part..Part$u20$as$u20$core..clone..Clone$GT$5clone17h0123456789abcdefE.llvm.42",
+        "<shop::part::Part as core::clone::Clone>::clone",
+    ),
     ("_ZN4core3ptr13drop_in_place17h0123456789abcdefE", "core::ptr::drop_in_place"),
     ("_RNvMsr_NtCs3ssYzQotkvD_3std4pathNtB5_7PathBuf3new", "<std::path::PathBuf>::new"),
 ]
@@ -39,6 +46,14 @@ RUST = [
 @pytest.mark.parametrize(("symbol", "name"), CPP + RUST)
 def test_by_binutils(symbol: str, name: str) -> None:
     assert Demangler().name(symbol) == name
+
+
+@pytest.mark.parametrize("name", ["com.acme.part.PartService.get", "com.acme.Room.part", "main.cold"])
+def test_a_function_of_java_or_go_is_no_clone(name: str) -> None:
+    demangler = Demangler()
+    demangler.name(name)
+    assert demangler.name(name, may_be_clone=False) == name
+    assert demangler.name(f"{name}.abi0", may_be_clone=False) == name
 
 
 def test_without_binutils_symbols_stay_mangled(caplog: pytest.LogCaptureFixture) -> None:

@@ -121,6 +121,7 @@ def test_functions_of_a_stripped_go_program(
     names = ["", "main.main", "main.main", "main.(*Shop).Sell", ""] if is_known else [""] * 5
     assert [symbol.name if symbol else "" for symbol in found] == names
     assert (file.function_start(at + 20) == at + 16) == is_known
+    assert (file.is_go(at + 31), file.is_go(at + 32)) == (is_known, False)
     listed = functions_by_name(file, lambda name: name.endswith("Sell"))
     assert [(one.names, one.address) for one in listed] == [(("main.(*Shop).Sell",), at + 16)] * is_known
     file.close()

@@ -446,7 +446,7 @@ def test_the_map_of_a_compiler_at_run_time(owner: int, tmp_path: Path) -> None:
         names.read_mappings(child.pid)
         child.stdin.write("\n")
         child.stdin.flush()
-        perf_map.write_text(f"{start - 64:x} 40 before\n{start:x} 40 LShop;::checkout and more\n")
+        perf_map.write_text(f"{start - 64:x} 40 before\n{start:x} 40 LShop;::checkout and more.part\n")
         os.chown(perf_map, owner, owner)
         tid, address, capture = blocked_capture(child.pid, "jit")
         sampled = [frame.label for _, frame in names.stack(child.pid, capture, 32).frames]
@@ -460,7 +460,7 @@ def test_the_map_of_a_compiler_at_run_time(owner: int, tmp_path: Path) -> None:
         assert "[jit]" in found.stack
         assert found.site == "jitted:run"
     else:
-        assert found.site == "[jit]:LShop;::checkout and more"
+        assert found.site == "[jit]:LShop;::checkout and more.part"
         assert "jitted:run" in found.stack
     assert found.lock == "jitted:mutex"
 
