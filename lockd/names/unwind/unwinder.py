@@ -99,6 +99,8 @@ class _Walk:
         self._bottom = self._registers[machine.stack]
         self._words: tuple[int, ...] = struct.unpack_from(f"<{len(capture.stack) // 8}Q", capture.stack)
         self._is_complete = self._was_guessed = False
+        self._is_exact = False
+        """Whether the address that was found last is not behind a call."""
         self.may_lack_mappings = False
         """Whether an old memory map may be the reason why the walk ended: a return address is no code by this
         map, or code without a rule has no caller that was found."""
@@ -107,21 +109,19 @@ class _Walk:
         program = self._machine.program
         returns = [self._registers[program]]
         places = [returns[0]]
-        is_exact = True
         while len(places) < max_frames:
             rule = self._code.rule(places[-1])
+            self._is_exact = False
             registers = self._by_rule(rule) if rule else None
             if registers is None and not self._is_complete and (not rule or self._was_guessed):
-                registers, rule = self._by_guess(places[-1]), None
+                registers = self._by_guess(places[-1])
                 self._was_guessed = True
                 self.may_lack_mappings |= registers is None
             if registers is None:
                 break
             self._registers = registers
-            # A signal interrupts any instruction: the address in its frame is not behind a call.
-            is_exact = bool(rule and rule.is_signal)
             returns.append(registers[program])
-            places.append(registers[program] - (not is_exact))
+            places.append(registers[program] - (not self._is_exact))
         if not self._is_complete:
             beyond = self._beyond(returns)
             returns += beyond
@@ -150,7 +150,9 @@ class _Walk:
         address = caller.get(rule.return_register)
         if not address:
             return None
-        if not self._is_return(address, rule.is_signal):
+        # A signal interrupts any instruction. Its handler returns to code that called nothing.
+        is_exact = rule.is_signal
+        if not self._is_return(address, is_exact) and not (is_exact := self._ends_signal(address)):
             self.may_lack_mappings |= not self._code.is_executable(address)
             return None
         # If the return address is in a register, the frame may be empty: vfork() of x86-64.
@@ -158,7 +160,10 @@ class _Walk:
         can_be_empty = machine.is_arm64 or frame_bytes == 0
         grows = frame_bytes > 0 or (address != self._program_counter and can_be_empty)
         caller[machine.program] = address
-        return caller if grows or rule.is_signal else None
+        if not grows and not rule.is_signal:
+            return None
+        self._is_exact = is_exact
+        return caller
 
     @property
     def _program_counter(self) -> int:
@@ -167,6 +172,11 @@ class _Walk:
     def _is_return(self, address: int, is_signal: bool) -> bool:
         """Whether an address is behind a call instruction; after a signal, whether it is executable."""
         return self._code.is_executable(address) and (is_signal or self._call_before(address)[0] > 0)
+
+    def _ends_signal(self, address: int) -> bool:
+        """Whether the handler of a signal returns to an address: the code there goes on with other code."""
+        rule = self._code.rule(address) if self._code.is_executable(address) else None
+        return rule is not None and rule.is_signal
 
     def _by_guess(self, place: int) -> dict[int, int] | None:
         """The caller's registers for code without a rule; None if there is no evidence of a caller."""

@@ -150,6 +150,14 @@ def test_a_rule_that_says_that_there_is_no_caller_ends_the_stack() -> None:
     assert unwind(text, capture([caller, caller], frames=(0x1010, caller))) == (0x1010,)
 
 
+def test_what_a_signal_handler_returns_to_and_what_was_interrupted_are_behind_no_call() -> None:
+    text = Text()
+    for place in (0x1010, 0x2040):
+        saved = {16: ((0x9C, 0, 0), (0x23, 2**64 - 8, 0))}
+        text.rules[place] = UnwindRule(((0x77, 8, 0),), saved, 16, is_signal=place == 0x2040)
+    assert unwind(text, capture([0x2040, 0x3030])) == (0x1010, 0x2040, 0x3030)
+
+
 def test_no_more_frames_than_are_wanted_and_no_loop() -> None:
     text = Text()
     caller = text.call(0x1050, 0x1000)  # it calls itself

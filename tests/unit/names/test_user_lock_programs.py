@@ -116,6 +116,13 @@ def test_c_as_it_is_compiled(way: str, has_debug_files: bool, tmp_path: Path) ->
             assert found.stack[at : at + 2] == (site, f"{program.name}:{comm}_thread")
 
 
+def test_a_handler_of_a_signal_was_called_by_what_was_interrupted(tmp_path: Path) -> None:
+    with running(compiled(tmp_path, "waits", COMPILED["plain"])) as tgid:
+        found = named(UserNames(), tgid, "signalled")
+    assert found.site == "waits:signalled_caller"
+    assert "waits:signalled_thread" in found.stack[found.stack.index(found.site) :]
+
+
 def test_a_condition_variable_of_newer_glibc_begins_eight_bytes_later(tmp_path: Path) -> None:
     """By a function that this glibc does not have."""
     way = (*COMPILED["static"], "-Wl,--defsym,sched_setattr=main")

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,6 +85,19 @@ WAITER(join, pthread_join(never, NULL))
 WAITER(back, (pthread_mutex_lock(&back_mutex), is_waiting = 1, pthread_cond_wait(&back_cond, &back_mutex)))
 WAITER(tls, (pthread_mutex_lock(&own), pthread_mutex_lock(&own)))
 
+static void signalled_caller(int number)
+{
+    pthread_mutex_lock(&global_mutex);
+    __asm__ volatile("" ::"r"(number));
+}
+static void *signalled_thread(void *unused)
+{
+    NAME("signalled");
+    signal(SIGUSR1, signalled_caller);
+    raise(SIGUSR1);
+    return unused;
+}
+
 static void start(void *(*run)(void *))
 {
     pthread_t t;
@@ -126,6 +140,7 @@ int main(void)
     start(pi_thread);
     start(join_thread);
     start(tls_thread);
+    start(signalled_thread);
     start(back_thread);
     while (pthread_mutex_lock(&back_mutex), !is_waiting) {
         pthread_mutex_unlock(&back_mutex);
