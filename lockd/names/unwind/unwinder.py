@@ -21,6 +21,8 @@ MAX_FRAMES = 32
 SCANNED_BYTES = 512
 """Bytes above the stack pointer in which a return address counts without other evidence."""
 ADDRESS = 2**64 - 1
+ARM64_ADDRESS = 2**48 - 1
+"""Bits of an address of arm64: in higher bits of a return address a program may have its signature."""
 CALL, INDIRECT = 1, 2
 """Kinds of call instructions: with the target in the instruction, or in a register or in memory."""
 STUB_BYTES = 64
@@ -147,7 +149,7 @@ class _Walk:
             return None
         if rule.registers.get(rule.return_register, ()) is None:
             self._is_complete = True
-        address = caller.get(rule.return_register)
+        address = self._without_signature(caller.get(rule.return_register, 0))
         if not address:
             return None
         # A signal interrupts any instruction. Its handler returns to code that called nothing.
@@ -168,6 +170,9 @@ class _Walk:
     @property
     def _program_counter(self) -> int:
         return self._registers[self._machine.program]
+
+    def _without_signature(self, address: int) -> int:
+        return address & ARM64_ADDRESS if self._machine.is_arm64 else address
 
     def _is_return(self, address: int, is_signal: bool) -> bool:
         """Whether an address is behind a call instruction; after a signal, whether it is executable."""
@@ -263,7 +268,7 @@ class _Walk:
         if frame % 8 or frame < self._registers[machine.stack]:
             return None
         try:
-            saved, address = self._read(frame), self._read(frame + 8)
+            saved, address = self._read(frame), self._without_signature(self._read(frame + 8))
         except UnknownValue:
             return None
         # Methods in HotSpot's interpreter return to addresses that are not behind a call.
@@ -277,7 +282,7 @@ class _Walk:
 
     def _by_link_register(self, start: int) -> dict[int, int] | None:
         """The caller's registers on arm64, if its link register is behind a call of this function."""
-        address = self._registers.get(self._machine.return_address, 0)
+        address = self._without_signature(self._registers.get(self._machine.return_address, 0))
         if address == self._program_counter or self._call_before(address) != (CALL, start):
             return None
         return {**self._registers, self._machine.program: address}

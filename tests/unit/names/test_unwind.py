@@ -165,13 +165,17 @@ def test_no_more_frames_than_are_wanted_and_no_loop() -> None:
     assert unwind(text, capture([])) == (0x1010,)
 
 
-def test_arm64() -> None:
+@pytest.mark.parametrize("signature", [0, 0x2B << 48])
+def test_arm64(signature: int) -> None:
+    """Return addresses may be signed."""
     text = Text()
     text.memory[0x204C:0x2050] = struct.pack("<I", 0x94000000 | ((0x1000 - 0x204C) // 4 & 0x3FFFFFF))
     text.memory[0x304C:0x3050] = struct.pack("<I", 0xD63F0000)
     registers = [0] * 33
-    registers[29], registers[30], registers[31], registers[32] = STACK + 16, 0x2050, STACK, 0x1010
-    stack = struct.pack("<4Q", 0, 0, 0, 0x3050)
+    registers[29], registers[30], registers[31], registers[32] = STACK + 16, 0x2050 | signature, STACK, 0x1010
+    stack = struct.pack("<4Q", 0, 0, 0, 0x3050 | signature)
+    assert unwind(text, Capture(tuple(registers), stack, (0x1010,), 0)) == (0x1010, 0x204F, 0x304F)
+    text.rules[0x1010] = UnwindRule(((0x8F, 0, 0),), {}, 30, False)  # by a rule: it is in the register
     assert unwind(text, Capture(tuple(registers), stack, (0x1010,), 0)) == (0x1010, 0x204F, 0x304F)
 
 
