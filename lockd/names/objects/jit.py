@@ -69,9 +69,10 @@ _HIDDEN_CLASS = re.compile(r"/0x[0-9a-f]+")
 class JitNames:
     """The JIT-compiled functions of one process, by perf-PID.map and jit-PID.dump in the process's own /tmp.
 
-    Only files of the process's own user are read, see open_own(). Later entries replace earlier ones. A file
-    that has not been changed since the process started is that of an earlier process with the same id: the
-    first process of a container has the same id after each restart of the container.
+    Only files of the process's own user are read, see open_own(). Later entries replace earlier ones that
+    begin in the same memory. A file that has not been changed since the process started is that of an earlier
+    process with the same id: the first process of a container has the same id after each restart of the
+    container.
     """
 
     def __init__(self, process: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -138,8 +139,8 @@ class JitNames:
                 read = _read_dump if path.endswith(b".dump") else _read_map
                 read(opened[path], about[path].st_size, functions)
             before = self._starts, self._functions
-            self._starts, self.memory = sorted(functions.found), functions.memory
-            self._functions = [functions.found[start] for start in self._starts]
+            self._starts, self.memory = functions.sorted(), functions.memory
+            self._functions = [functions.found[start][:2] for start in self._starts]
             if (self._starts, self._functions) == before:  # a file was created, and is still empty
                 return False
             self.reads += 1
@@ -176,8 +177,8 @@ class _Functions:
     """The functions of one process, up to MAX_FUNCTIONS and MAX_MEMORY."""
 
     def __init__(self) -> None:
-        self.found: dict[int, tuple[int, str]] = {}
-        """Size and name by address."""
+        self.found: dict[int, tuple[int, str, int]] = {}
+        """Size, name and rank by address. Of the functions of a file the last one has the highest rank."""
         self.memory = 0
         """Estimated bytes of memory that they take."""
 
@@ -186,12 +187,28 @@ class _Functions:
         """Whether no other function may be added."""
         return len(self.found) >= MAX_FUNCTIONS or self.memory >= MAX_MEMORY
 
-    def add(self, address: int, size: int, name: str) -> None:
+    def add(self, address: int, size: int, name: str, rank: int) -> None:
         """Add a function, or replace the one at the same address."""
         if address in self.found:
             self.memory -= FUNCTION_BYTES + sys.getsizeof(self.found[address][1])
-        self.found[address] = size, name
+        self.found[address] = size, name, rank
         self.memory += FUNCTION_BYTES + sys.getsizeof(name)
+
+    def sorted(self) -> list[int]:
+        """The addresses of all functions but those that begin where a newer one lies, in order.
+
+        Their memory was used again.
+        """
+        kept: list[int] = []
+        around: list[tuple[int, int]] = []  # rank and end of functions that may span the next address
+        for address in sorted(self.found):
+            size, _, rank = self.found[address]
+            while around and around[-1][1] <= address:
+                around.pop()
+            if not around or around[-1][0] <= rank:
+                kept.append(address)
+                around.append((rank, address + size))
+        return kept
 
 
 def _read_map(file: int, size: int, functions: _Functions) -> None:
@@ -208,7 +225,7 @@ def _read_map(file: int, size: int, functions: _Functions) -> None:
             address, length, name = int(found[1], 16), int(found[2], 16), found[3]
             if address not in seen:
                 seen.add(address)
-                functions.add(address, length, _without_types(name))
+                functions.add(address, length, _without_types(name), len(lines))
 
 
 def _without_types(name: bytes) -> str:
@@ -233,7 +250,7 @@ def _read_dump(file: int, size: int, functions: _Functions) -> None:
     if len(header) < DUMP_HEADER.size or DUMP_HEADER.unpack(header)[0] != DUMP_MAGIC:
         return
     offset = max(DUMP_HEADER.unpack(header)[2], DUMP_HEADER.size)
-    for _ in range(MAX_RECORDS):
+    for rank in range(MAX_RECORDS):
         if offset >= size or functions.is_full:
             break
         record = os.pread(file, RECORD.size + CODE.size + MAX_NAME, offset)
@@ -243,7 +260,7 @@ def _read_dump(file: int, size: int, functions: _Functions) -> None:
         if kind == CODE_LOAD:
             *_, address, length, _ = CODE.unpack_from(record, RECORD.size)
             name = record[RECORD.size + CODE.size :].partition(b"\0")[0]
-            functions.add(address, length, _decoded(name))
+            functions.add(address, length, _decoded(name), rank)
         if total < RECORD.size:
             break
         offset += total

@@ -189,6 +189,32 @@ def test_a_dump(process: Path) -> None:
     assert [named(names, a) for a in (0x5000, 0x503F, 0x5040)] == ["compiled", "compiled", ""]
 
 
+OVERLAPPING = [
+    (0x1000, 0x100, "old"),
+    (0x5200, 0x100, "old"),
+    (0x5000, 0x1000, "around"),
+    (0xF00, 0x300, "new"),
+    (0x5100, 0x10, "inside"),
+]
+"""Address, size and name, in the order in which they were written."""
+
+
+@pytest.mark.parametrize("kind", ["map", "dump"])
+def test_a_function_that_lies_over_older_ones_has_their_addresses(process: Path, kind: str) -> None:
+    if kind == "map":
+        lines = [f"{at:x} {size:x} {name}\n" for at, size, name in OVERLAPPING]
+        (process / "root/tmp/perf-3.map").write_text("".join(lines))
+    else:
+        records = [
+            record(0, struct.pack("<IIQQQQ", 3, 3, at, at, size, 1) + name.encode() + b"\0")
+            for at, size, name in OVERLAPPING
+        ]
+        (process / "root/tmp/jit-3.dump").write_bytes(DUMP_HEADER + b"".join(records))
+    names = JitNames(process)
+    found = [named(names, at) for at in (0xF10, 0x1050, 0x5050, 0x5105, 0x5250)]
+    assert found == ["new", "new", "around", "inside", ""]
+
+
 @pytest.mark.parametrize("kind", ["fifo", "link", "other user", "huge"])
 def test_what_is_not_believed(process: Path, tmp_path: Path, kind: str) -> None:
     path = process / "root/tmp/perf-7.map"
