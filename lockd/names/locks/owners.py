@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,10 +107,13 @@ class UserOwners:
             return 0
         finally:
             os.close(memory)
-        return self._thread(tgid, owner, is_shared) if 0 < owner <= MOST_TID else 0
+        return self._thread(tgid, owner, address if is_shared else 0) if 0 < owner <= MOST_TID else 0
 
-    def _thread(self, tgid: int, stored: int, is_shared: bool) -> int:
-        """The live thread whose id, as a process sees it, is `stored`; 0 if there is none."""
+    def _thread(self, tgid: int, stored: int, shared: int) -> int:
+        """The live thread whose id, as a process sees it, is `stored`; 0 if there is none.
+
+        It may be a thread of another process if that one shares the memory at the address `shared`.
+        """
         task = self._procfs / str(tgid) / "task"
         threads, now = self._threads.get(tgid), self._clock()
         if not threads or now >= threads.checked_at + BELIEVED_SECONDS:
@@ -122,8 +125,21 @@ class UserOwners:
             threads.is_inside, threads.checked_at = is_inside, now
         if threads.is_inside:
             return self._translated(threads, task, stored)
-        is_alive = (task / str(stored)).exists() or (is_shared and (self._procfs / str(stored)).exists())
+        is_alive = (task / str(stored)).exists() or (shared and self._has_mapped_too(stored, tgid, shared))
         return stored if is_alive else 0
+
+    def _has_mapped_too(self, other: int, tgid: int, address: int) -> bool:
+        """Whether the process of another thread has mapped the shared memory at an address of a process.
+
+        A lock can have any number in it, also that of a thread that has nothing to do with it.
+        """
+        try:
+            mapped = _shared_mappings(self._procfs / str(tgid) / "maps")
+            file = next((file for addresses, file in mapped if address in addresses), None)
+            others = _shared_mappings(self._procfs / str(other) / "maps") if file else ()
+            return any(one == file for _, one in others)
+        except OSError:
+            return False
 
     def _translated(self, threads: _Threads, task: Path, stored: int) -> int:
         """The live thread that a process in a namespace of its own knows as `stored`; 0 if none is known.
@@ -202,6 +218,16 @@ def _owner_of_glibc_mutex(lock: int, count: int, owner: int, users: int, kind: i
     is_recursive = kind & GLIBC_TYPE == GLIBC_RECURSIVE
     is_mutex = kind & ~GLIBC_KINDS == 0 and users > 0 and (count > 0) == is_recursive
     return (owner if is_mutex else 0), bool(kind & GLIBC_SHARED)
+
+
+def _shared_mappings(maps: Path) -> Iterator[tuple[range, tuple[bytes, bytes]]]:
+    """The addresses of all shared mappings of a process, each with device and inode of what is mapped."""
+    with maps.open("rb") as file:
+        for line in file:
+            addresses, permissions, _, device, inode = line.split(maxsplit=5)[:5]
+            if permissions.endswith(b"s"):
+                start, end = addresses.split(b"-")
+                yield range(int(start, 16), int(end, 16)), (device, inode)
 
 
 def _ids(status: Path) -> list[int]:

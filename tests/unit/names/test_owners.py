@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import random
 import struct
@@ -191,8 +192,34 @@ def test_what_nobody_owns(other: Other, family: str) -> None:
 def test_an_owner_must_live(other: Other) -> None:
     assert owner(word(1 << 22), "pi") == 0
     assert owner(word(2, 0, 1, 1, 0), "lock", "mutex") == 0  # init is not of this process
-    assert owner(word(2, 0, 1, 1, 0x80), "lock", "mutex") == 1  # but may share the lock
     assert owner(word(2, 0, 0x7FFF_FFFF, 1, 0x80), "lock", "mutex") == 0
+
+
+SHARING = """
+import mmap, sys
+with open(sys.argv[1], "r+") as file:
+    memory = mmap.mmap(file.fileno(), 4096)
+print(flush=True)
+input()
+"""
+
+
+def test_an_owner_in_another_process_must_have_the_memory_of_the_lock(tmp_path: Path) -> None:
+    """A lock of a process can have the id of any thread in it."""
+    path = tmp_path / "shared"
+    path.write_bytes(bytes(4096))
+    with path.open("r+") as file:
+        memory = mmap.mmap(file.fileno(), 4096)
+    shared = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    command = [sys.executable, "-c", SHARING, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline()
+        for number, found in ((process.pid, process.pid), (1, 0)):
+            for fields in ((number | WAITERS, 0, 0, 0, 0), (2, 0, number, 1, 0x80)):
+                assert owner(word(*fields), "lock") == owner(word(*fields), "lock", "mutex") == 0
+                struct.pack_into("=5I", memory, 0, *fields)
+                assert owner(shared, "lock") == owner(shared, "lock", "mutex") == found
+        process.communicate(b"\n")
 
 
 def test_memory_that_is_not_there() -> None:
