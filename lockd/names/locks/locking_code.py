@@ -40,6 +40,7 @@ LATCH = "ssux_lock"
 """The class of most of InnoDB's latches in its source: the name given to them in a server without symbols."""
 
 _PYTHON_OBJECT = re.compile(r"(?:lib)?python[23](?:\.\d+)?[dt]?(?:\.so.*)?$|python$")
+_JVM = "libjvm.so"
 _MUSL_OBJECT = re.compile(r"libc\.so$|ld-musl|libc\.musl")
 _MUSL = re.compile(r"__timedwait\w*|__wait|__syscall_cp\w*")
 _INNODB_SERVER = "mariadbd"
@@ -110,7 +111,7 @@ def judge(stack: Sequence[Frame], value: int = 0) -> Judgement:
     family = owner = implementation = ""
     is_musl = any(_MUSL_OBJECT.match(f.object) or _MUSL.fullmatch(f.function) for f in stack[:end])
     for frame in stack[:end]:
-        known = family_of(frame.function)
+        known = family_of(frame.function, frame.object)
         wrapped = "" if known else _family_of_wrapper(frame.function)
         if wrapped and KINDS.get(family) != KINDS[wrapped]:
             known = wrapped  # around a lock of the same kind, the inner function knows the family better
@@ -199,13 +200,13 @@ def _classify(stack: Sequence[Frame]) -> list[str]:
     """
     sorts: list[str] = []
     is_java = False
-    is_hotspot = any(frame.object == "libjvm.so" for frame in stack)
+    is_hotspot = any(frame.object == _JVM for frame in stack)
     for i, frame in enumerate(stack):
         sort = _sort(frame.object, frame.function)
         is_java |= frame.object == "[jit]"
         if is_hotspot and frame.object == "[jit]" and not re.search(r"\.|::", frame.function):
             sort = "stub"
-        elif is_java and frame.object == "libjvm.so":
+        elif is_java and frame.object == _JVM:
             sort = "common"  # the machine called the compiled code: this is in the stack of every thread
         if not frame.function and all(s == "locking" for s in sorts):
             outer = next((other for other in stack[i + 1 :] if other.function), None)
@@ -223,18 +224,25 @@ def _sort(object_name: str, function: str) -> str:
     name = _plain(function)
     if _matches(_LOCKING, name) or _family_of_wrapper(function) or _service(object_name, function):
         return "locking"
+    if object_name == _JVM and _matches(_HOTSPOT, name):
+        return "locking"
     if _PYTHON_OBJECT.match(object_name) and (not name or _PYTHON_COMMON.fullmatch(name)):
         return "common"
     if _matches(_COMMON_CODE, name) or (object_name in ("[jit]", "[vdso]", "") and not name):
         return "common"
-    return "runtime" if _matches(_RUNTIME, name) or (object_name == "libjvm.so" and not name) else ""
+    return "runtime" if _matches(_RUNTIME, name) or (object_name == _JVM and not name) else ""
 
 
 @functools.lru_cache(4096)
-def family_of(function: str) -> str:
-    """The family of locks that a function belongs to by FAMILIES; empty if it belongs to none."""
+def family_of(function: str, object_name: str = "") -> str:
+    """The family of locks that a function belongs to by FAMILIES; empty if it belongs to none.
+
+    `object_name` is the function's object file. `lock_acquire` is a lock of Python only in Python.
+    """
     name = _plain(function)
-    return next((family for family, pattern in _BY_FAMILY.items() if name and pattern.fullmatch(name)), "")
+    family = next((family for family, pattern in _BY_FAMILY.items() if name and pattern.fullmatch(name)), "")
+    is_elsewhere = "PyThread" not in name and not _PYTHON_OBJECT.match(object_name)
+    return "" if family == "thread_lock" and is_elsewhere else family
 
 
 @functools.lru_cache(4096)
@@ -388,7 +396,7 @@ FAMILIES = {
         absl::CondVar::.* absl::Mutex::(?:Await|LockWhen|ReaderLockWhen)\w* absl::Notification::.*
         absl::BlockingCounter::.* boost::(?:\w+::)*condition_variable\w*::.* QWaitCondition\w*::.*
         rb_native_cond_\w*wait ObjectMonitor::wait ObjectSynchronizer::wait\w* JVM_MonitorWait
-        (?:(?:os::)?Platform)?Monitor(?:Locker)?::wait\w* v8::base::ConditionVariable::.*
+        (?:os::)?PlatformMonitor::wait\w* v8::base::ConditionVariable::.*
         os_event::wait\w*
         os_event_wait\w* <*crossbeam_channel::.* <*crossbeam::channel::.* <*flume::.*
     """,
@@ -515,10 +523,15 @@ LOCKING = r"""
         sync\.runtime_\w+ sync\.\(\*\w+\)\..* _?PyThread_\w+ _?PyParkingLot_\w+ PyCOND_\w+
         os::(?:Linux|Posix)::.* ThreadBlockInVM\w*::.* ThreadLockBlockInVM\w*::.*
         absl::base_internal::.* absl::Mutex::.* AbslInternal\w+ <*atomic_wait::.* <*psm::.*
-        Mutex::.* Monitor::.* MonitorLocker::.* MutexLocker::.* ObjectMonitor::.*
+        Mutex::.* MutexLocker::.* ObjectMonitor::.*
         ObjectSynchronizer::.* JavaThreadBlock\w*.* L?java[./]util[./]concurrent[./]\S*
 """
 """Locking code that several families have in common."""
+
+HOTSPOT = r"""
+        Monitor::.* MonitorLocker::.*
+"""
+"""Locking code in libjvm.so alone: elsewhere these may be classes of anything, as of ceph-mon."""
 
 RUNTIMES = r"""
         runtime\.\w.* runtime/internal/.* internal/runtime/.* WaitEventSetWait\w* ProcSleep
@@ -571,6 +584,7 @@ _BY_WRAPPER = {family: _any(table) for family, table in WRAPPERS.items()}
 _LOCKING = _any(LOCKING, *FAMILIES.values())
 _SERVICES = {service: _any(table) for service, table in SERVICES.items()}
 _RELEASING = _any(RELEASING)
+_HOTSPOT = _any(HOTSPOT)
 _RUNTIME = _any(RUNTIMES)
 _COMMON_CODE = _any(COMMON)
 _PARKER = _any(PARKERS)

@@ -39,6 +39,12 @@ def frames(text: str) -> list[Frame]:
 
 CASES = """
 mutex lock app:take: libc.so.6:__lll_lock_wait libc.so.6:pthread_mutex_lock app:take THREAD
+mutex lock app:take: libc.so.6:__lll_lock_wait libc.so.6:pthread_mutex_lock app:lock_acquire app:take
+thread_lock lock python3.11:rlock_acquire: libc.so.6:syscall python3.11:rlock_acquire python3.11:Py_BytesMain
+cond cond libjvm.so:VMThread::run: WAIT pthread_cond_wait libjvm.so:PlatformMonitor::wait
+    libjvm.so:Monitor::wait libjvm.so:VMThread::run
+mutex lock ceph-mon:Monitor::handle_command: libc.so.6:pthread_mutex_lock ceph-mon:Monitor::handle_command
+    ceph-mon:Monitor::dispatch
 rwlock lock app:get: WAIT pthread_rwlock_rdlock libstdc++.so.6:std::shared_mutex::lock_shared app:get
 cond cond app:pop: WAIT pthread_cond_wait app:std::unique_lock<std::mutex>::lock app:pop
 mutex lock app:pop: libc.so.6:__lll_lock_wait libc.so.6:__pthread_mutex_cond_lock
