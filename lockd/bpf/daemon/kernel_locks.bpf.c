@@ -203,7 +203,7 @@ static __always_inline void count_wait(void *ctx, struct kernel_wait_key *at, st
         kernel_lock_overflow(window, &key, waited);
         return;
     }
-    if (by_process) {
+    if (by_process || !key.tid) { /* 0 is the idle thread of every CPU */
         add_to(&v->waits, 1);
         add_to(&v->wait_ns, waited);
     } else {
