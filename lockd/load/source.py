@@ -77,6 +77,7 @@ OFFSETS = {
     "MM_END_CODE": ("mm_struct", "end_code"),
     "FILES_FDT": ("files_struct", "fdt"),
     "FDTABLE_FD": ("fdtable", "fd"),
+    "FDTABLE_MAX_FDS": ("fdtable", "max_fds"),
     "FILE_INODE": ("file", "f_inode"),
     "INODE_MODE": ("inode", "i_mode"),
     "INODE_FLAGS": ("inode", "i_flags"),

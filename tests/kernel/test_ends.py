@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kernel.test_nothing_left import IDS
+from tests.kernel.test_signals import state_of, until
 from tests.support.checks import at_rest, in_one_of_some_tries, off
 from tests.support.lockd_process import Lockd, Metrics
 from tests.support.workload import Start, Workload
@@ -16,6 +21,16 @@ from tests.support.workload import Start, Workload
 WAITS, WAKES, ERRORS = "lockd_futex_waits_total", "lockd_futex_wakes_total", "lockd_futex_errors_total"
 COUNT, SUM = "lockd_futex_blocked_seconds_count", "lockd_futex_blocked_seconds_sum"
 MAX = "lockd_futex_max_blocked_us"
+
+WAITING = "lockd_futex_waiting"
+LOCKS_TWICE = """
+import pathlib, sys, threading
+pathlib.Path("/proc/self/comm").write_text(sys.argv[1])
+print("runs", flush=True)
+lock = threading.Lock()
+lock.acquire()
+lock.acquire()
+"""
 
 MILLION = 1_000_000
 IN_MINUTES = (pytest.mark.thorough("a minute or more of nothing else"), pytest.mark.timeout(1800))
@@ -29,6 +44,11 @@ STRAYS = 200
 MOST_GROWN_MIB = 64.0
 """The tables of threads and locks have room for some 30,000 rows, which a storm fills: measured 37 MiB
 after the first storm of 20,000, 54 after the third, 55 after the sixth."""
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that the main thread of a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def lock_labels(one: Workload) -> dict[str, str]:
@@ -48,6 +68,32 @@ def test_a_call_whose_thread_is_killed_in_it(either: Lockd, workload: Start) -> 
     assert metrics.sum(SUM, **labels) * 1e6 >= told["blocked"] * truth["held_us"]
     assert metrics.max(MAX, **labels) == metrics.max("lockd_futex_lock_max_blocked_us", **labels) == 0
     one.finish()
+
+
+def test_a_killed_thread_that_waits_in_its_end_waits_for_no_futex(either: Lockd) -> None:
+    """The first process of a PID namespace waits for all others, also for those with parents elsewhere."""
+    comm = f"init.{os.getpid():x}.0"  # as of a workload
+    first = subprocess.Popen(
+        ["unshare", "--pid", "--fork", sys.executable, "-c", LOCKS_TWICE, comm], stdout=subprocess.PIPE
+    )
+    assert first.stdout
+    first.stdout.readline()
+    (init,) = children_of(first.pid)
+    entered = subprocess.Popen(["nsenter", f"--pid=/proc/{init}/ns/pid", "sleep", "1000"])
+    try:
+        until(lambda: len(children_of(entered.pid)) == 1, "the other process is in the namespace")
+        (other,) = children_of(entered.pid)
+        either.until(lambda now: now.sum(WAITING, comm=comm) == 1, SETTLED_SECONDS)
+        entered.send_signal(signal.SIGSTOP)
+        os.kill(init, signal.SIGKILL)
+        until(lambda: (state_of(init), state_of(other)) == ("S", "Z"), "the first one waits for the other")
+        either.until(lambda now: now.sum(WAITING, comm=comm) == 0, SETTLED_SECONDS)
+        assert state_of(init) == "S"
+    finally:
+        entered.kill()
+        entered.wait()
+        first.kill()
+        first.wait()
 
 
 def test_exec_by_a_thread_that_is_not_the_leader(either: Lockd, workload: Start) -> None:

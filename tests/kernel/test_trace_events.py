@@ -9,11 +9,11 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lockd.load.host import ensure_tracefs
 from lockd.trace.core.histogram import LOG2, Linear
 from lockd.trace.probes.tracepoints import fields_of
 from tests.support.bpftrace import bpftrace
@@ -30,7 +30,6 @@ sys.stdin.read(1)
 for _ in range(20):
     os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
 """
-EVENTS = Path("/sys/kernel/tracing/events")
 Groups = dict[tuple[Any, ...], dict[str, Any]]
 
 
@@ -165,7 +164,7 @@ def test_texts_that_are_elsewhere_in_the_record() -> None:
 
 def test_every_tracepoint_of_this_kernel_can_be_read() -> None:
     read = 0
-    for path in EVENTS.glob("*/*/format"):
+    for path in (ensure_tracefs() / "events").glob("*/*/format"):
         text = path.read_text()
         common = text.count("\tfield:") - text.count(" common_")
         assert len(fields_of(text)) == common, path

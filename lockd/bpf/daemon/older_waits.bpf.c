@@ -80,7 +80,7 @@ static __always_inline bool describe_wait(u64 task, u64 task_state, u32 tid, str
     READ_TASK(task, TASK_FLAGS, flags);
     struct pt_regs *saved = user_regs_of(task);
     t->state = state_of(task_state);
-    t->nr = flags & PF_KTHREAD ? NR_KERNEL : syscall_of(saved);
+    t->nr = flags & PF_KTHREAD ? NR_KERNEL : flags & PF_EXITING ? NR_EXITING : syscall_of(saved);
     READ_TASK(task, TASK_FROZEN, bits);
     bool is_frozen = (bits >> TASK_FROZEN_BIT) & 1; /* the parent of a vfork counts as frozen */
     if (t->state == STATE_INTERRUPTIBLE && is_futex_wait(t->nr) && !is_frozen) {

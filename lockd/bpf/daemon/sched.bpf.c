@@ -352,11 +352,16 @@ static __always_inline u8 file_kind(u64 task, struct pt_regs *registers)
 {
     u64 files = 0, table = 0, array = 0, place = 0, file = 0, inode = 0;
     u64 fd = (u32)first_argument(registers);
-    u32 flags = 0;
+    u32 flags = 0, most = 0;
     u16 mode = 0;
 
     READ_CURRENT(task, TASK_FILES, files);
     READ_CURRENT(files, FILES_FDT, table);
+    READ_CURRENT(table, FDTABLE_MAX_FDS, most);
+    /* A call may sleep before it looks at its descriptor. And 64-bit code can make a 32-bit call, which has
+     * other arguments in these registers. */
+    if (fd >= most)
+        return FILE_OTHER;
     READ_CURRENT(table, FDTABLE_FD, array);
     place = STRUCT_AT(array + fd * sizeof(u64), POINTER_TYPE);
     READ_MEMBER(place, 0, file);
@@ -544,7 +549,8 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
     u32 flags = 0;
     READ_CURRENT(task, TASK_FLAGS, flags);
     struct pt_regs *registers = user_regs_of(task);
-    s16 nr = flags & PF_KTHREAD ? NR_KERNEL : syscall_of(registers);
+    /* A thread that was killed has the registers of its last call. */
+    s16 nr = flags & PF_KTHREAD ? NR_KERNEL : flags & PF_EXITING ? NR_EXITING : syscall_of(registers);
     /* restart_syscall() continues a timed wait after SIGCONT. The thread is still in the call that began
      * the wait. */
     if (nr != NR_RESTART_SYSCALL || t->nr <= 0)
@@ -559,8 +565,11 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
     if (t->state == STATE_INTERRUPTIBLE && (is_futex_wait(t->nr) || t->nr == NR_COMPAT))
         futex_wait_began(ctx, task, registers, t, tid, t->nr, now);
 #endif
+    u32 state_now = 0;
 #ifdef WITH_HOLDERS
-    join_its_queue(ctx, task, tid, t, now);
+    READ_CURRENT(task, TASK_STATE, state_now);
+    if (state_now && !(state_now & TASK_WAKING)) /* else it was woken meanwhile, and waits for a CPU */
+        join_its_queue(ctx, task, tid, t, now);
 #endif
 #ifdef ONLY_FUTEX_CALLS
     if (!t->call.since)
@@ -600,7 +609,6 @@ static __always_inline void switched_out(void *ctx, u64 task, u32 tid, bool pree
     t->off_since = now;
     /* on_sched_waking() ignores a wake-up that comes while the thread is still being switched out, because
      * off_since is 0. By now such a wake-up has changed the state. */
-    u32 state_now = 0;
     READ_CURRENT(task, TASK_STATE, state_now);
     if (t->state != STATE_RUNNABLE && (!state_now || state_now & TASK_WAKING)) {
         if (t->waker == chance)

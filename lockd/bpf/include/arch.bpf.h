@@ -33,6 +33,7 @@
 #define NR_NONE (-1) /* a user thread in no system call: a page fault or another trap */
 #define NR_KERNEL (-2) /* a kernel thread, or a worker that the kernel made for a process */
 #define NR_COMPAT (-3) /* a system call of a 32-bit program, whose numbers differ */
+#define NR_EXITING (-4) /* a thread that ends, in whatever call it was when it was killed */
 
 /* Return the saved user registers of a thread. Since 5.15 a helper finds them. In older kernels they are
  * at the very top of the stack, because FRED's padding (6.9) does not exist there. */
