@@ -28,7 +28,7 @@ from lockd.load.choose import choices_for
 from lockd.load.compile import compile_cached
 from lockd.load.compiled import CompileCache, default_directory
 from lockd.load.hooks import Candidate
-from lockd.load.host import Host, ensure_tracefs
+from lockd.load.host import Host
 from lockd.load.programs import RETURN_0
 from lockd.load.source import source_for
 
@@ -75,7 +75,7 @@ class Traced:
     """Programs of lockd, to be attached with some of their code left out."""
 
     def __init__(self, programs: tuple[str, ...]) -> None:
-        self._host = Host(KernelTypes(), ensure_tracefs())
+        self._host = Host(KernelTypes())
         asked = settings(programs, futex_mode="calls")
         choices = choices_for(asked, self._host)
         self._source = source_for(asked, choices, self._host)

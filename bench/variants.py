@@ -72,9 +72,9 @@ def floor(
     from lockd.kernel.btf import KernelTypes
     from lockd.load import programs as loading
     from lockd.load.choose import choices_for
-    from lockd.load.host import Host, ensure_tracefs
+    from lockd.load.host import Host
 
-    host = Host(KernelTypes(), ensure_tracefs())
+    host = Host(KernelTypes())
     opened: list[int] = []
     try:
         for choice in choices_for(settings(programs, mechanism, futex_mode), host):

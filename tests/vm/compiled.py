@@ -75,13 +75,13 @@ def listed(asked_for: Asked | str = "all") -> dict[str, str]:
     from lockd.load.choose import choices_for
     from lockd.load.compile import compile_inputs
     from lockd.load.compiled import key_of
-    from lockd.load.host import Host, ensure_tracefs
+    from lockd.load.host import Host
     from lockd.load.source import source_for
     from lockd.service.start import load_settings
     from lockd.trace.commands import TOOLS
     from lockd.trace.probes.pattern_options import resolve_probes
 
-    host = Host(KernelTypes(), ensure_tracefs(), (FUNCTION,))
+    host = Host(KernelTypes(), (FUNCTION,))
     wanted = []
     daemons, traces = SETS[asked_for] if isinstance(asked_for, str) else (asked_for, ())
     for programs, modes, mechanisms, sections in daemons:
