@@ -275,7 +275,9 @@ def test_the_web_configuration_is_read_at_once(store: DescriptorStore, tmp_path:
 def test_a_terminal_that_is_gone_ends_it(tmp_path: Path, host: None) -> None:
     """It would go on where nobody can end it by Ctrl-C, and keep the port."""
     ours, theirs = os.openpty()
-    lockd = Lockd(tmp_path, program=["setsid", "--ctty", *CHECKOUT], stdin=theirs, cwd=ROOT)
+    # Whoever runs the tests may have started them by nohup.
+    program = ["setsid", "--ctty", "env", "--default-signal=HUP", *CHECKOUT]
+    lockd = Lockd(tmp_path, program=program, stdin=theirs, cwd=ROOT)
     os.close(theirs)
     try:
         reload(lockd, tmp_path, {})

@@ -16,8 +16,8 @@ from tests.needs import MADE, PACKAGES, absence, found
 
 ROOT = Path(__file__).resolve().parents[2]
 ESSENTIAL = {
-    "bash", "cat", "cp", "dpkg", "dpkg-query", "getconf", "id", "kill", "ldd", "mount", "printf", "setpriv",
-    "sh", "sleep", "sync", "true", "umount", "unshare", "apt-cache", "apt-config", "apt-get",
+    "bash", "cat", "cp", "dpkg", "dpkg-query", "getconf", "id", "kill", "ldd", "mount", "nsenter", "printf",
+    "setpriv", "sh", "sleep", "sync", "true", "umount", "unshare", "apt-cache", "apt-config", "apt-get",
 }  # fmt: skip
 """Programs that every Debian and Ubuntu has, however small."""
 OF_A_MACHINE = {"bpftool", "insmod", "rmmod", "systemctl"}
