@@ -2,6 +2,7 @@
 
 Only a static lock has a symbol. The name and the site of any other kernel lock follow from its type and from
 the stack in which a thread waits for it. A host takes such locks at ever new addresses, and in few stacks.
+Ever new processes take the same static locks.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class KnownKernelLocks:
         known = self._known.get(_wait(question))
         if not known:
             return None
-        first, last = known.answer.gap
+        first, last = known.answer.span
         return known.answer if first <= question.address <= last else None
 
     def is_due(self, question: KernelLock, now: float) -> bool:
@@ -54,10 +55,10 @@ class KnownKernelLocks:
         return True
 
     def remember(self, question: KernelLock, answer: LockAnswer, now: float) -> None:
-        """Remember the namer's answer to a question, unless the lock is static."""
+        """Remember the namer's answer to a question."""
         wait = _wait(question)
         self._known.pop(wait, None)
-        if answer.gap:
+        if answer.span:
             if len(self._known) == MOST_REMEMBERED:
                 del self._known[next(iter(self._known))]
             self._known[wait] = _Known(answer, now + REMEMBERED_SECONDS)

@@ -127,9 +127,9 @@ class LockAnswer:
     """A key of lockd.advice.ADVICE about the waits of the process; empty if there is none."""
     cpython: tuple[int, ...] = ()
     """The members of CPythonPlaces for a process with CPython; empty if they are unknown."""
-    gap: Addresses = ()
-    """For a kernel lock that is not static: the first and the last address of the memory around it in which
-    no lock is static. Any lock there has the same name and site if its type and the stack are the same."""
+    span: Addresses = ()
+    """The first and the last address of the kernel locks that have the same name and site, if their type and
+    the stack are the same too: of a static lock its own, else of the memory around it without variables."""
 
 
 @dataclass(frozen=True)
@@ -530,8 +530,8 @@ def decode_answer(message: bytes) -> Answer:
         if isinstance(answer, LockAnswer):
             if answer.hotspot:
                 HotSpotPlaces(*answer.hotspot)
-            if len(answer.gap) not in (0, 2):
-                raise ValueError(f"a gap has {len(answer.gap)} ends, and not 2")
+            if len(answer.span) not in (0, 2):
+                raise ValueError(f"a span has {len(answer.span)} ends, and not 2")
             if answer.advice and answer.advice not in ADVICE:
                 raise ValueError(f"there is no advice {answer.advice!r:.40}")
         if isinstance(answer, LockAnswer | StackAnswer) and answer.cpython:

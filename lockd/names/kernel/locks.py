@@ -43,8 +43,8 @@ class KernelNames:
         for function in symbols.callers(question.stack)[:1]:
             lock = lock or member_of(question.lock_type, function) or site
         stack = symbols.describe(question.stack)
-        gap = () if static else symbols.gap(question.address)
-        return LockAnswer(question.key, False, lock or ANON, site or UNKNOWN, stack, gap=gap)
+        span = (question.address, question.address) if static else symbols.gap(question.address)
+        return LockAnswer(question.key, False, lock or ANON, site or UNKNOWN, stack, span=span)
 
     def name_holder(self, stack: tuple[int, ...]) -> tuple[str, tuple[str, ...]]:
         """The site at which a thread released a lock, and its functions; NO_RELEASE if it did not release."""

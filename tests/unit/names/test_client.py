@@ -596,7 +596,7 @@ def test_questions_arrive_as_they_were_sent(question: Question) -> None:
     "answer",
     [
         LockAnswer(1, True, "a:b", "c:d", ("x", "y"), "lock", "mutex"),
-        LockAnswer(1, False, "pipe->mutex", "pipe_write", gap=(0, 2**64 - 1)),
+        LockAnswer(1, False, "pipe->mutex", "pipe_write", span=(0, 2**64 - 1)),
         OwnersAnswer(1, (0, 77)),
         HolderAnswer(3, "c:d", ("x", "y")),
         StackAnswer(3, ("x", "y"), (0, 2**64 - 1), ("schedule",), (0, 2**64 - 1)),
@@ -640,7 +640,7 @@ def test_a_namer_says_nothing_but_answers_to_what_it_was_asked(tmp_path: Path) -
         {**good, "hotspot": [*[0] * 10, 256, 0, 0, 0]}, {**good, "hotspot": [-1, *[0] * 13]},
         {**good, "cpython": [1]}, {**good, "cpython": [2**63, *[0] * 6]},
         {**good, "cpython": [0, 2**32, *[0] * 5]}, {**good, "cpython": [*[0] * 6, -1]},
-        {**good, "gap": [1]}, {**good, "gap": [0, 2**64]}, {**good, "gap": [-1, 0]}, {**good, "gap": 1},
+        {**good, "span": [1]}, {**good, "span": [0, 2**64]}, {**good, "span": [-1, 0]}, {**good, "span": 1},
         {**good, "more": 1}, {**good, "advice": "run this"},
         {**good, "key": 2}, {**good, "is_user": False}, {"a": "owners", "token": 1,
         "tids": [1]},

@@ -52,7 +52,7 @@ def known(names: KernelNames, *questions: KernelLock) -> KnownKernelLocks:
 def test_a_lock_at_another_address_has_the_name_of_its_stack(names: KernelNames) -> None:
     locks = known(names, waited(HEAP))
     assert locks.find(waited(HEAP + 4096)) == LockAnswer(
-        7, False, "pipe->mutex", "pipe_write", ("mutex_lock", "pipe_write"), gap=(0, PIPE_WRITE - 1)
+        7, False, "pipe->mutex", "pipe_write", ("mutex_lock", "pipe_write"), span=(0, PIPE_WRITE - 1)
     )
     for other in (
         waited(HEAP, STACKS[2]),
@@ -64,8 +64,11 @@ def test_a_lock_at_another_address_has_the_name_of_its_stack(names: KernelNames)
 
 
 def test_the_name_of_a_static_lock_is_its_own(names: KernelNames) -> None:
-    assert known(names, waited(STATIC)).find(waited(STATIC)) is None
-    assert known(names, waited(HEAP), waited(STATIC)).find(waited(HEAP)) is None, "of a stack the last counts"
+    locks = known(names, waited(HEAP), waited(STATIC))
+    found = locks.find(waited(STATIC))
+    assert found and found.lock == "tasklist_lock"
+    assert locks.find(waited(STATIC + 8)) is None
+    assert locks.find(waited(HEAP)) is None, "of a stack the last counts"
 
 
 def test_what_is_known_is_what_the_namer_answers(names: KernelNames) -> None:
