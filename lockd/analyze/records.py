@@ -249,7 +249,8 @@ def _period(starts: npt.NDArray[np.int64]) -> int:
     multiple, rest = divmod(common, USUAL_PERIOD_NS)
     # Of N periods of 50 ms, all begin at a multiple of K * 50 ms with a probability of about 1 / K**N.
     is_unlikely = multiple ** min(len(starts), 10) >= UNLIKELY
-    if len(starts) > 1 if rest else len(starts) > 2 and is_unlikely:
+    is_certain = len(starts) > 1 if rest else len(starts) > 2 and is_unlikely
+    if is_certain:
         return common
     assumed = math.gcd(common, USUAL_PERIOD_NS)
     if assumed != common:

@@ -57,9 +57,9 @@ def check(settings: LoadSettings) -> int:
 
 
 def _check_host() -> Host | None:
-    """Print which conditions of the programs this host meets; return None if it does not meet one of all.
+    """Print which conditions this host meets; return None if one is not met that every program has.
 
-    Without tracefs only futex calls cannot be counted.
+    Tracefs is no such condition: without it only futex calls cannot be counted.
     """
     is_complete = True
 

@@ -39,7 +39,10 @@ class KnownKernelLocks:
         self._known: dict[_Wait, _Known] = {}
 
     def find(self, question: KernelLock) -> LockAnswer | None:
-        """The answer to a question about another lock that is right for this one; None if there is none."""
+        """An earlier answer that is right for the lock of this question as well; None if there is none.
+
+        The answer has the key of the earlier question.
+        """
         known = self._known.get(_wait(question))
         if not known:
             return None

@@ -9,6 +9,7 @@ import io
 import json
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -238,3 +239,23 @@ def _explained(path: Path | None) -> Iterator[None]:
         raise
     except OSError as error:
         raise LockdError(f"{path or 'standard output'}: cannot be written: {error.strerror}") from error
+
+
+class Intervals:
+    """The intervals at whose ends the option --interval has results printed, the first of which begins now.
+
+    Each has the length `seconds`; with None there is a single one, which never ends. If this process was kept
+    from running for several of them, they are one.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds or float("inf")
+        self._due = time.monotonic() + self._seconds
+
+    def has_ended(self) -> bool:
+        """Whether an interval has ended since this was last true."""
+        late = time.monotonic() - self._due
+        if late < 0:
+            return False
+        self._due += self._seconds * (late // self._seconds + 1)
+        return True

@@ -20,7 +20,6 @@ from lockd.columns.structs import Columns
 from lockd.errors import UsageError
 from lockd.load.settings import LoadSettings, Trace
 from lockd.trace.core import options, output
-from lockd.trace.core.intervals import Intervals
 from lockd.trace.core.session import Session
 from lockd.trace.klock.records import Records
 from lockd.trace.klock.rows import (
@@ -254,7 +253,7 @@ class LockTrace:
 
     def tables(self) -> Iterator[str]:
         """The tables of each interval, if --interval is given, and those of the rest at the end."""
-        intervals = Intervals(self._args.interval)
+        intervals = output.Intervals(self._args.interval)
         recent = Sums()
         for rows in self.windows():
             recent.add(rows)

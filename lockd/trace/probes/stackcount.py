@@ -13,7 +13,6 @@ from lockd.load.settings import LoadSettings
 from lockd.names.labels.processes import text
 from lockd.trace.core import options, output
 from lockd.trace.core.call_stacks import CallStacks
-from lockd.trace.core.intervals import Intervals
 from lockd.trace.core.session import Session
 from lockd.trace.probes import pattern_options
 from lockd.trace.probes.patterns import Probes
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     with Session(TITLE, settings, args.duration, args.pids, shown=pattern_options.shown(args)) as session:
         pattern_options.report_attached(TITLE, probes, session.manifest.hooks)
         counts = _Counts(args, session.stacks)
-        intervals = Intervals(args.interval)
+        intervals = output.Intervals(args.interval)
         for drained in session.windows():
             session.events += counts.add(drained)
             if not session.ended_ns and intervals.has_ended():

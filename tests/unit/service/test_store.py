@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -179,7 +179,7 @@ def test_counts_are_discarded_only_if_they_make_no_sense(
     store = adopted(keeper)
     assert store
     with pytest.raises(type(error)) if is_kept else contextlib.nullcontext():
-        assert _resumed(begin, store).it is sampler  # type: ignore[attr-defined]
+        assert cast(Any, _resumed(begin, store)).it is sampler
     counts = store.counts_file()
     assert counts is not None
     assert (os.pread(counts, 7, 0) == b"counted") == is_kept

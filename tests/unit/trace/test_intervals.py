@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from lockd.trace.core.intervals import Intervals
+from lockd.trace.core.output import Intervals
 
 
 def test_what_was_missed_is_not_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
