@@ -124,9 +124,9 @@ class Control:
         """Tell the programs the process id of the exporter; 0 if none runs."""
         self._words[self._at["exporter"]] = pid
 
-    def end_trace(self) -> None:
-        """Tell the programs of a one-shot tool to trace nothing that begins from now on."""
-        self._words[self._at["is_over"]] = 1
+    def set_tracing(self, is_tracing: bool) -> None:
+        """Tell the programs of a one-shot tool to trace what begins from now on, or nothing of it."""
+        self._words[self._at["is_tracing"]] = is_tracing
 
     def flip(self) -> None:
         """Direct the programs to the other maps."""

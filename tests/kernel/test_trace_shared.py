@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -181,6 +182,31 @@ def test_what_comes_while_hooks_are_detached_does_not_count(tmp_path: Path) -> N
         assert one.finish().code == 0
     rows = [row for row in map(json.loads, file.read_text().splitlines()) if row["pid"] == os.getpid()]
     assert 0 < sum(row["count"] for row in rows) <= in_time
+
+
+def test_what_comes_while_hooks_are_attached_does_not_count(tmp_path: Path) -> None:
+    """One after another, which takes seconds. That of access() is among the first."""
+    file = tmp_path / "counts"
+    times: list[float] = []
+    is_over = threading.Event()
+
+    def call() -> None:
+        while not is_over.wait(0.001):
+            times.append(time.monotonic())
+            os.access("/", os.F_OK)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    try:
+        hooks = "t:syscalls:sys_enter_[ae]*"
+        with Trace("stackcount", hooks, "-K", "--format", "json", "-o", file, "1") as one:
+            began = time.monotonic() - 0.5
+            assert one.finish().code == 0
+    finally:
+        is_over.set()
+        caller.join()
+    rows = [row for row in map(json.loads, file.read_text().splitlines()) if row["pid"] == os.getpid()]
+    assert 0 < sum(row["count"] for row in rows) <= sum(at >= began for at in times)
 
 
 def test_it_ends_with_its_process() -> None:

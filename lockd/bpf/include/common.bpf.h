@@ -206,7 +206,7 @@ struct control { /* written by the sampler */
     u32 wait_per_sample; /* of releases of locks, in units of 1024 ns; 0: no samples (lock_queues.bpf.c) */
     u32 wait_per_capture; /* of waits off the CPU, in the same units (wait_samples.bpf.c) */
 #ifdef TRACE
-    u32 is_over; /* 1: nothing is traced that begins from now on (is_traced()) */
+    u32 is_tracing; /* 0: nothing is traced that begins now (is_traced()) */
 #endif
 };
 

@@ -188,11 +188,11 @@ BPF_TABLE("hash", u32, u8, traced_processes, TRACED_ENTRIES);
 BPF_TABLE("hash", u32, u8, traced_threads, TRACED_ENTRIES);
 #endif
 
-/* Whether a thread with these ids is traced; `kernel_thread` as in struct who. At the end of the trace no
- * thread is, so that all programs stop counting at the same moment. */
+/* Whether a thread with these ids is traced; `kernel_thread` as in struct who. While hooks are attached or
+ * detached, one after another, no thread is: all programs begin and stop counting at the same moment. */
 static __always_inline bool is_traced(u32 tgid, u32 tid, bool kernel_thread)
 {
-    if (CONTROL->is_over)
+    if (!CONTROL->is_tracing)
         return false;
 #ifdef ONLY_USER_THREADS
     if (kernel_thread)

@@ -105,6 +105,7 @@ class Session:
             for map_, ids in self._traced_ids():
                 for number in ids:
                     map_.update(np.array([number], np.uint32), np.array([1], np.uint8))
+            self._pairs.control.set_tracing(True)  # only now, as hooks are attached one after another
             self.began_ns, self._began = time.monotonic_ns(), time.monotonic()
             # Handlers are set last: a signal during attaching ends the command at once, as there is no
             # result to print.
@@ -140,7 +141,7 @@ class Session:
                 self.progress.show_counts(self.elapsed, self.events, self.lost_events)
         # The programs are told first, so that all of them stop counting at the same moment. Detaching them,
         # one after another, can take a minute. Until then they only count ends of what began before.
-        self._pairs.control.end_trace()
+        self._pairs.control.set_tracing(False)
         self.progress.show_text(f"{self.title}: detaching")
         # Losses are read before detaching. While hooks are detached one after another, programs see
         # beginnings whose ends would be missed, and count them as lost although nothing is missing.

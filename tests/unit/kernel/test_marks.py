@@ -41,11 +41,13 @@ def test_programs_see_at_once_what_is_written() -> None:
     assert (control.window, control.restraint, control.is_timed) == (0, 2, True)
 
 
-def test_the_end_of_a_trace_is_told_beside_the_window() -> None:
+def test_the_beginning_and_end_of_a_trace_are_told_beside_the_window() -> None:
     memory = words(7, 0, 0, 0, 0, 0)
-    control = Control(memory, [*CONTROL, ("is_over", "u4")])  # a member in the programs of a trace only
-    control.end_trace()
+    control = Control(memory, [*CONTROL, ("is_tracing", "u4")])  # a member in the programs of a trace only
+    control.set_tracing(True)
     assert memory.tolist() == [7, 0, 0, os.getpid(), 0, 1]
+    control.set_tracing(False)
+    assert memory.tolist() == [7, 0, 0, os.getpid(), 0, 0]
 
 
 def test_a_mark_is_about_one_window(control: Control, written: Written) -> None:
