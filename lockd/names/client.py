@@ -163,6 +163,11 @@ class Resolver:
         waiting = self._queue or self._to_watch or self._to_forget or self._outstanding or self._answers
         return bool(self._namer or self._is_resting) and not waiting and not self._reload
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has needed a namer for `quiet_seconds`: it rests, or is about to."""
+        return time.monotonic() - self._needed_at > self._quiet_seconds
+
     def ask(
         self,
         question: (
@@ -178,7 +183,7 @@ class Resolver:
         now = time.monotonic()
         # One question about holders waits at a time. Deadlocks are found however many locks have no name.
         is_full = len(self._queue) >= QUEUED and not isinstance(question, Owners)
-        if is_full or (not is_needed and self._is_quiet(now)):
+        if is_full or (not is_needed and self.is_quiet):
             return False
         if is_needed:
             self._needed_at, self._is_resting = now, False
@@ -268,7 +273,7 @@ class Resolver:
             self._send(now)
         except NamerGone as gone:
             self._replace_namer(gone, now)
-        if self._namer and self.is_idle and self._is_quiet(now):
+        if self._namer and self.is_idle and self.is_quiet:
             log.debug("namer: ended, as nothing has needed it for %g s", self._quiet_seconds)
             self._end_namer()
             self._is_resting = True
@@ -280,9 +285,6 @@ class Resolver:
             " until one of them ends, new locks have no names, and no deadlocks are found",
             len(self._ending), ", ".join(hung), MOST_ENDING,
         )  # fmt: skip
-
-    def _is_quiet(self, now: float) -> bool:
-        return now - self._needed_at > self._quiet_seconds
 
     def _discard_blocked(self) -> None:
         """Empty the ring of blocked processes while no namer reads it.

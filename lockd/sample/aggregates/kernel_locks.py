@@ -120,7 +120,7 @@ class KernelLockAggregates:
         contention.add_waits(contention.threads, threads, *numbers)
         contention.add_waits(locks, lock_rows, *numbers)
         contention.note_lock_threads(lock_rows, threads, keys["tid"], now)
-        self.sites.find_names(self._resolver)  # first, so that what is known by name is counted under it
+        self.sites.find_names(self._resolver, now)  # first, so that what is known by name is counted under it
         self.sites.add(lock_rows, values["waits"], values["wait_ns"], values["max_wait_ns"], now)
 
     def add_releases(self, releases: Sequence[Release], now: float) -> list[Release]:
@@ -220,7 +220,7 @@ class KernelLockAggregates:
             if other >= 0 and locks["series_code"][other]:
                 self.sites.set_name(row, locks["lock"][other], UNKNOWN, ())
                 locks["is_asked"][row] = True
-        self.sites.find_names(self._resolver)
+        self.sites.find_names(self._resolver, now)
 
     def export(self, block: Block, now: float) -> None:
         """Write every series to a block."""

@@ -22,6 +22,12 @@ from lockd.sample.series.series import OTHER, Series
 
 ASKED_AT_ONCE = 100
 """Lock names that are asked for after one fold. Each takes the namer some 100 us."""
+WORTH_A_NAMER_NS = 1_000_000
+"""Nanoseconds that threads have to wait for a lock in all before a namer is started or kept for its name.
+
+On a quiet host, code of the kernel waits some microseconds for spinlocks all the time, now and then in a
+stack that is new.
+"""
 
 
 class LockSeries:
@@ -93,17 +99,22 @@ class LockSeries:
         is_waited_for = (locks["count"] > 0) | (locks["waiting"] > 0)
         locks.drop(np.flatnonzero(locks.used & (locks["program"] == self._program) & ~is_waited_for))
 
-    def find_names(self, resolver: Resolver) -> None:
+    def find_names(self, resolver: Resolver, now: float) -> None:
         """Give kernel locks the names that are known, and ask for those of others.
 
-        It does so for ASKED_AT_ONCE of them at a time, those with the longest waits first.
+        It does so for ASKED_AT_ONCE of them at a time, those with the longest waits first. `now` is the time
+        of this fold, which the rows of new locks have in `since`.
         """
         locks = self._contention.locks
         rows = np.flatnonzero(locks.used & (locks["program"] == self._program) & ~locks["is_asked"])
-        weight = locks["blocked_ns"][rows] + locks["waiting_ns"][rows]
+        waited_ns = locks["blocked_ns"][rows] + locks["waiting_ns"][rows]
+        if resolver.is_quiet:  # names that were not known in the fold before are not known in this one
+            is_due = (waited_ns >= WORTH_A_NAMER_NS) | (locks["since"][rows] == now)
+            rows, waited_ns = rows[is_due], waited_ns[is_due]
         if len(rows) > ASKED_AT_ONCE:
-            rows = rows[np.argpartition(-weight, ASKED_AT_ONCE)[:ASKED_AT_ONCE]]
-        for row in rows:
+            most = np.argpartition(-waited_ns, ASKED_AT_ONCE)[:ASKED_AT_ONCE]
+            rows, waited_ns = rows[most], waited_ns[most]
+        for row, is_needed in zip(rows, waited_ns >= WORTH_A_NAMER_NS, strict=True):
             question = KernelLock(
                 int(locks["key"][row]),
                 int(locks["address"][row]),
@@ -113,8 +124,8 @@ class LockSeries:
             )
             if known := resolver.known_answer(question):
                 self.set_name(row, known.lock, known.site, known.stack)
-            elif not resolver.ask(question):
-                return
+            elif not resolver.ask(question, bool(is_needed)):
+                continue
             locks["is_asked"][row], locks["frames"][row] = True, None
 
     def set_name(self, row: int, lock: str, site: str, stack: tuple[str, ...]) -> None:

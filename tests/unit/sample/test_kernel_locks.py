@@ -50,18 +50,27 @@ class Host:
     asked: list[KernelLock] = field(default_factory=list)
     known: dict[tuple[int, ...], LockAnswer] = field(default_factory=dict)
     """What earlier answers tell, by stack."""
+    is_quiet: bool = False
+    """Whether the namer rests."""
 
     def __post_init__(self) -> None:
         limits = Limits()
         self.contention = ContentionTables(lambda tgid, tid: f"thread{tid}", 64)
         manifest = Manifest(0, (), (), (), (), {"lock_type": TYPES}, {"SLOTS": 28})
-        namer = SimpleNamespace(
-            ask=lambda question: self.asked.append(question) or True,
-            known_answer=lambda question: self.known.get(question.stack),
-        )
         self.aggregates = KernelLockAggregates(
-            manifest, limits, LineBudget(limits), self.contention, cast(Any, namer)
+            manifest, limits, LineBudget(limits), self.contention, cast(Any, self)
         )
+
+    def ask(self, question: KernelLock, is_needed: bool) -> bool:
+        """What a resolver does with a question."""
+        if self.is_quiet and not is_needed:
+            return False
+        self.is_quiet = False
+        self.asked.append(question)
+        return True
+
+    def known_answer(self, question: KernelLock) -> LockAnswer | None:
+        return self.known.get(question.stack)
 
     def look(self, *waits: Wait, has_detail: bool = True, clock: int = int(NOW) * SECOND) -> None:
         keys = np.array([(lock, tid, 0) for lock, tid, *_ in waits], KEY)
@@ -73,20 +82,20 @@ class Host:
             Moment(cast(Any, identities), nothing, nothing, of_kernel, None, clock, NOW, has_detail)
         )
 
-    def fold(self, *waits: tuple[int, int, tuple[int, ...]]) -> None:
-        """Fold waits of a microsecond each: the lock, the thread and the stack."""
+    def fold(self, *waits: tuple[int, int, tuple[int, ...]], now: float = NOW, wait_ns: int = 1000) -> None:
+        """Fold waits of `wait_ns` each: the lock, the thread and the stack."""
         addresses, tids = (np.array([wait[i] for wait in waits], np.uint64) for i in (0, 1))
         keys = np.zeros(len(waits), ENDED_KEY)
         values = np.zeros(len(waits), ENDED)
         keys["lock"], keys["tid"] = addresses, tids
-        values["waits"], values["wait_ns"], values["max_wait_ns"] = 1, 1000, 1000
+        values["waits"], values["wait_ns"], values["max_wait_ns"] = 1, wait_ns, wait_ns
         names = np.empty(1, object)
         names[0] = SHOP
         processes = ProcessNames(cast(Any, names), np.zeros(len(waits), np.int64))
         at = {"address": addresses, "tid": tids}
         frames = {"kernel": np.array([(*stack, 0, 0)[:2] for _, _, stack in waits], np.uint64)}
         window = Window(keys, values, np.ones(len(waits), np.uint64), processes, has_detail=True)
-        self.aggregates.fold(window, Stacks(cast(Any, at), cast(Any, frames)), NOW)
+        self.aggregates.fold(window, Stacks(cast(Any, at), cast(Any, frames)), now)
 
     def site_counts(self) -> dict[tuple[str, ...], int]:
         """The waits of each series of locks and sites, by these two labels."""
@@ -169,6 +178,21 @@ def test_a_new_lock_whose_name_follows_from_its_stack_counts_under_it_at_once(ho
     assert host.site_counts() == {("pipe->mutex", "pipe_write"): 2, ("other", "other"): 1}
     (question,) = host.asked
     assert (question.address, question.stack) == (LOCK + 128, (1, 3))
+
+
+def test_short_waits_do_not_wake_the_namer(host: Host) -> None:
+    """It is asked for the names of their locks when it runs for something else."""
+    host.is_quiet = True
+    host.known[1, 2] = LockAnswer(0, False, "pipe->mutex", "pipe_write")
+    short, other = (LOCK, 1, (1, 3)), (LOCK + 64, 2, (1, 4))
+    host.fold(short, other, (LOCK + 128, 3, (1, 2)))
+    host.fold(short, now=NOW + 1)
+    assert host.asked == []
+    assert host.site_counts() == {("pipe->mutex", "pipe_write"): 1, ("other", "other"): 3}
+    host.fold(short, now=NOW + 2, wait_ns=998_000)
+    assert [question.address for question in host.asked] == [LOCK], "its waits are 1 ms long together"
+    host.fold((LOCK + 192, 4, (1, 2)), now=NOW + 3)
+    assert [question.stack for question in host.asked] == [(1, 3), (1, 4)]
 
 
 def test_its_releases_do_not_count_there(host: Host) -> None:
