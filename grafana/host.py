@@ -715,8 +715,9 @@ def _lockd() -> Row:
             ),
             graph(
                 "Map fill",
-                "How full each BPF map was. At 100% what is new is counted without names, as other: raise"
-                " maps.entries.",
+                "How full each BPF map was. At 100%, new events of futex, offcpu, kernel_locks and kernel_holds"
+                " count as other (raise maps.entries); those of threads (maps.threads), kernel_holding and the"
+                " maps whose names end in _over are lost; of stacks and captures only stacks are missing.",
                 {
                     "{{map}}": longest(
                         "map", f"{_own('lockd_map_entries')} / ({_own('lockd_map_capacity')} > 0)"
@@ -745,17 +746,17 @@ def _lockd() -> Row:
             ),
             graph(
                 "Series overflow",
-                "How often per second something had to be counted under `other` because the limit of series"
-                " was reached. Totals stay right; names are missing. Raise series.max, or narrow the filter,"
-                " if it matters.",
+                "Label sets per second that were new and got no series of their own because the limit of series"
+                " was reached. They count as other: totals stay right, names are missing. Raise series.max, or"
+                " narrow the filter, if it matters.",
                 {"{{family}}": total("family", rate(_own("lockd_series_overflow_total")))},
                 PER_SECOND,
                 width=8,
             ),
             graph(
                 "Ticks",
-                "Windows sampled per second: 20 with the default period of 50 ms. Less means skipped or late"
-                " ticks.",
+                "Rounds of the sampler per second: 20 with the default period of 50 ms. Less means skipped or"
+                " late ticks.",
                 {"ticks": f"sum({rate(_own('lockd_ticks_total'))})"},
                 PER_SECOND,
                 width=8,

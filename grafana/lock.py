@@ -226,8 +226,8 @@ def _who() -> Row:
                 "What the holder did",
                 "The time that threads waited for the lock, by what the thread that held it did meanwhile."
                 " `running`: its code takes that long. `runqueue`: it had no CPU. `lock`: it waited for"
-                " another lock itself. Else it was off the CPU for this reason. `unknown`: the lock does not"
-                " say who holds it. Estimated from samples.",
+                " another lock itself. Else it was off the CPU for this reason. `unknown`: no release"
+                " ended the wait, or what the holder did was not seen. Estimated from samples.",
                 {"{{cause}}": _either("cause", CAUSED, KERNEL_CAUSED)},
                 SECONDS_PER_SECOND,
                 width=24,

@@ -143,7 +143,7 @@ class Filter:
     units: tuple[str, ...] = key(
         list_of(glob(), "a list of names or shell patterns"),
         "[]",
-        'Count only processes of these systemd units or containers, such as ["nginx.service", "user@*"].',
+        'Count only processes of these systemd units or containers, such as ["nginx.service", "user-1000.slice/*"].',
         reloads=True,
     )
     comms: tuple[str, ...] = key(
@@ -167,12 +167,14 @@ class Filter:
     min_block_ns: int = key(
         duration("0", "24h"),
         "0",
-        "Leave out waits that were shorter than this. Acquisitions and holds of kernel locks always count.",
+        "Leave out waits that were shorter than this. Acquisitions and holds of kernel locks always count. "
+        "Waits that have not ended show in gauges and maxima, however long they are.",
     )
     max_block_ns: int | None = key(
         or_none(duration("1us", "24h"), "none"),
         "none",
-        "Leave out waits that were longer than this. Acquisitions and holds of kernel locks always count.",
+        "Leave out waits that were longer than this. Acquisitions and holds of kernel locks always count. "
+        "Waits that have not ended show in gauges and maxima, however long they are.",
     )
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
@@ -217,7 +219,8 @@ class Series:
     top_locks: int = key(
         integer(1, 10_000),
         "50",
-        "Most locks that have series of their own. They are the locks that are contended most at the time.",
+        "Most locks of user space, and most sites of kernel locks, that have series of their own: those that "
+        "are contended most at the time. Holders and causes have four times as many series.",
     )
 
 
@@ -337,7 +340,7 @@ class Web:
             lambda addresses: bool(addresses) and len(set(addresses)) == len(addresses),
         ),
         '["127.0.0.1:9776"]',
-        "Addresses to listen on. Names of programs and locks can be private: without TLS and passwords, "
+        "Addresses to listen on; :9776 is every interface, by IPv4 and IPv6. Names of programs and locks can be private: without TLS and passwords, "
         "keep to the loopback address. The flag --web.listen-address overrides this key.",
     )
     config_file: Path | None = key(

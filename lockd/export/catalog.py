@@ -314,7 +314,7 @@ def _itself() -> Iterator[Metric]:
         "program",
         "Time that the BPF program ran, in seconds. Absent where the kernel does not measure it.",
     )
-    yield metric("map_entries", "gauge", "map", "Entries in the BPF map when it was last drained.")
+    yield metric("map_entries", "gauge", "map", "Entries in the BPF map in the last window, or when it was last read.")
     yield metric("map_capacity", "gauge", "map", "Entries that the BPF map has room for.")
     yield metric(
         "dropped_events_total",
@@ -401,7 +401,8 @@ def _itself() -> Iterator[Metric]:
         "ticks_total",
         "counter",
         "",
-        "Rounds of the sampler. Each of them drains one window of the maps.",
+        "Rounds of the sampler that drained a window of the maps or found nothing to drain. Rounds in which"
+        " programs were still writing to the window are not counted.",
     )
     yield metric("tick_seconds", "histogram", "", "Time that one round of the sampler took, in seconds.")
     yield metric(
@@ -498,7 +499,8 @@ def _itself() -> Iterator[Metric]:
         "gauge",
         "",
         "1 if the last reload found the configuration and the web configuration valid, or if there was none."
-        " 0 if one of the two has an error: nothing of that file is in force, while the other one may be.",
+        " 0 if one of the two has an error, whose file is then not in force, or if the exporter did not answer"
+        " whether the web configuration is valid.",
     )
     yield metric(
         "config_last_reload_success_timestamp_seconds",

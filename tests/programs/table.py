@@ -76,6 +76,7 @@ waits for: `libc.so.6:malloc` for its heaps, `libc.so.6:stdio` for its files. A 
 several functions take has the name of the function that blocked first, which may be another one after a
 restart: MariaDB's table cache is `mariadbd:tc_acquire_table` or `mariadbd:tc_release_table`. `sites` in
 `/api/v1/locks` has all functions that were seen. A name that is an offset is another one in the next build.
+Names have 120 characters at most: template arguments become `<...>`, and what is still too long is cut off.
 
 ## Java
 
