@@ -32,8 +32,8 @@ HEAD = """\
 Every metric about the host has the labels `unit` and `comm`, and those in the column *labels*. `unit` is
 the systemd unit or container of the thread's cgroup ([units.md](units.md)). It is `kernel` for kernel
 threads and empty if it is not known. `comm` is the name of the process: the name of its main thread, not of
-the thread that waits. Threads of the kernel that form a pool, or of which each CPU has one, share a name: `kworker`,
-`ksoftirqd`. Names that end in `_us` are in microseconds; all others are in base units.
+the thread that waits. Threads of the kernel that form a pool, or of which each CPU has one, share a name:
+`kworker`, `ksoftirqd`. Names that end in `_us` are in microseconds; all others are in base units.
 
 Totals are exact. For each counter, the sum over all label sets and `lockd_retired_value` is what happened,
 less what `lockd_dropped_events_total` counts. The exceptions are `lockd_futex_sys_seconds_total`, which
@@ -100,8 +100,8 @@ Further notes on single metrics:
   below the waited time. They, the same by cause, and the `lockd_holder_` metrics are absent with
   `profile.samples_per_second: 0`. The `lockd_wait_` metrics are absent with `profile.waits_per_second: 0` and
   without the program `offcpu`.
-- `lockd_advised_processes`: the hundred largest numbers have lines of their own; the others count under `unit`
-  and `comm` `other`.
+- `lockd_advised_processes`: the hundred largest numbers have lines of their own; the others count
+  under `unit` and `comm` `other`.
 - `lockd_unit_info`: [kubernetes.md](kubernetes.md) says what the labels contain, and how to find the pod of a
   unit with them. If there is not room for all units, pods come first, then other containers.
 - `lockd_undecided_futex_calls`: these waits are held back so that they count under the right lock and kind.

@@ -715,9 +715,10 @@ def _lockd() -> Row:
             ),
             graph(
                 "Map fill",
-                "How full each BPF map was. At 100%, new events of futex, offcpu, kernel_locks and kernel_holds"
-                " count as other (raise maps.entries); those of threads (maps.threads), kernel_holding and the"
-                " maps whose names end in _over are lost; of stacks and captures only stacks are missing.",
+                "How full each BPF map was. At 100%, new events of futex, offcpu, kernel_locks and"
+                " kernel_holds count as other (raise maps.entries); those of threads (maps.threads),"
+                " kernel_holding and the maps whose names end in _over are lost; of stacks and captures only"
+                " stacks are missing.",
                 {
                     "{{map}}": longest(
                         "map", f"{_own('lockd_map_entries')} / ({_own('lockd_map_capacity')} > 0)"
@@ -746,9 +747,9 @@ def _lockd() -> Row:
             ),
             graph(
                 "Series overflow",
-                "Label sets per second that were new and got no series of their own because the limit of series"
-                " was reached. They count as other: totals stay right, names are missing. Raise series.max, or"
-                " narrow the filter, if it matters.",
+                "Label sets per second that were new and got no series of their own because the limit of"
+                " series was reached. They count as other: totals stay right, names are missing. Raise"
+                " series.max, or narrow the filter, if it matters.",
                 {"{{family}}": total("family", rate(_own("lockd_series_overflow_total")))},
                 PER_SECOND,
                 width=8,

@@ -143,7 +143,8 @@ class Filter:
     units: tuple[str, ...] = key(
         list_of(glob(), "a list of names or shell patterns"),
         "[]",
-        'Count only processes of these systemd units or containers, such as ["nginx.service", "user-1000.slice/*"].',
+        "Count only processes of these systemd units or containers, such as "
+        '["nginx.service", "user-1000.slice/*"].',
         reloads=True,
     )
     comms: tuple[str, ...] = key(
@@ -340,8 +341,9 @@ class Web:
             lambda addresses: bool(addresses) and len(set(addresses)) == len(addresses),
         ),
         '["127.0.0.1:9776"]',
-        "Addresses to listen on; :9776 is every interface, by IPv4 and IPv6. Names of programs and locks can be private: without TLS and passwords, "
-        "keep to the loopback address. The flag --web.listen-address overrides this key.",
+        "Addresses to listen on; :9776 is every interface, by IPv4 and IPv6. Names of programs and locks can "
+        "be private: without TLS and passwords, keep to the loopback address. The flag --web.listen-address "
+        "overrides this key.",
     )
     config_file: Path | None = key(
         or_none(absolute_path(), "null"),

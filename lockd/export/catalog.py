@@ -314,7 +314,9 @@ def _itself() -> Iterator[Metric]:
         "program",
         "Time that the BPF program ran, in seconds. Absent where the kernel does not measure it.",
     )
-    yield metric("map_entries", "gauge", "map", "Entries in the BPF map in the last window, or when it was last read.")
+    yield metric(
+        "map_entries", "gauge", "map", "Entries in the BPF map in the last window, or when it was last read."
+    )
     yield metric("map_capacity", "gauge", "map", "Entries that the BPF map has room for.")
     yield metric(
         "dropped_events_total",
@@ -499,8 +501,8 @@ def _itself() -> Iterator[Metric]:
         "gauge",
         "",
         "1 if the last reload found the configuration and the web configuration valid, or if there was none."
-        " 0 if one of the two has an error, whose file is then not in force, or if the exporter did not answer"
-        " whether the web configuration is valid.",
+        " 0 if one of the two has an error, whose file is then not in force, or if the exporter did not"
+        " answer whether the web configuration is valid.",
     )
     yield metric(
         "config_last_reload_success_timestamp_seconds",
