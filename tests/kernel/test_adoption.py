@@ -27,6 +27,9 @@ SECONDS = 10
 RESTARTS = 3
 AFTER = {signal.SIGTERM: "end", signal.SIGKILL: "crash"}
 Counters = dict[tuple[str, Labels], float]
+RETIRED = "lockd_retired_value"
+ROUNDED = 1e-9
+"""The share of a sum by which it may be less because its parts are added in another order."""
 LATER = {"period": "20ms"}
 """A configuration that loads the same programs."""
 
@@ -89,8 +92,8 @@ def test_what_is_kept_is_adopted(store: DescriptorStore, tmp_path: Path, workloa
 
 
 def counters(lockd: Lockd) -> Counters:
-    """Every counter, and what a histogram consists of, by its labels."""
-    names = {metric.name for metric in CATALOG.values() if metric.kind == "counter"}
+    """Every counter, and what a histogram consists of, by its labels; and what retired series had counted."""
+    names = {RETIRED, *(metric.name for metric in CATALOG.values() if metric.kind == "counter")}
     histograms = [metric.name for metric in CATALOG.values() if metric.kind == "histogram"]
     names |= {name + part for name in histograms for part in ("_bucket", "_count", "_sum")}
     samples = lockd.metrics(settled=False).samples
@@ -98,8 +101,33 @@ def counters(lockd: Lockd) -> Counters:
 
 
 def fallen(before: Counters, now: Counters) -> dict[Any, Any]:
-    """The counters that are less than they were. Series may go with their processes (lockd_retired_value)."""
-    return {which: (was, now[which]) for which, was in before.items() if now.get(which, was) < was}
+    """The counters that are less than they were, and the metrics that have less in all.
+
+    A series may go with its process: lockd_retired_value then has what it had counted.
+    """
+    less: dict[Any, Any] = {
+        which: (was, now[which])
+        for which, was in before.items()
+        if which[0] != RETIRED and now.get(which, was) < was
+    }
+    in_all = totals(now)
+    for name, was in totals(before).items():
+        if in_all.get(name, 0.0) < was * (1 - ROUNDED):
+            less[name] = was, in_all.get(name)
+    return less
+
+
+def totals(told: Counters) -> dict[str, float]:
+    """The sum over all series of each metric, those that are retired included.
+
+    Buckets are left out: what retired series had in each of them is not told, but in all it is the count.
+    """
+    found: dict[str, float] = {}
+    for (name, labels), value in told.items():
+        if not name.endswith("_bucket"):
+            metric = dict(labels)["metric"] if name == RETIRED else name
+            found[metric] = found.get(metric, 0.0) + value
+    return found
 
 
 def not_told(metrics: Metrics) -> float:
