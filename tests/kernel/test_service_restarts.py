@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.test_adoption import Counters, counters, fallen, not_told
+from tests.kernel.test_adoption import Counters, counters, fallen, interrupted_waits, not_told
 from tests.kernel.test_nothing_left import check_gone, in_kernel, processes_of
 from tests.needs import need
 from tests.support.service_manager import Service
@@ -115,8 +115,7 @@ def test_a_kill_loses_a_period_at_most(service: Service, workload: Start, which:
     counted = metrics.sum("lockd_futex_waits_total", comm=load.comm, kind="lock")
     elsewhere = not_told(metrics)
     print(f"{which}: {counted:.0f} of {truth['waits']}; drains {interrupted:.0f}, elsewhere {elsewhere:.0f}")
-    # A period, or what a busy host makes of it.
-    lost = interrupted * truth["waits"] / seconds + elsewhere
+    lost = interrupted_waits(metrics, truth["waits"], seconds) + elsewhere
     assert truth["waits"] - lost <= counted <= truth["waits"]
 
 
