@@ -49,10 +49,10 @@ def store(tmp_path: Path, host: None) -> Iterator[DescriptorStore]:
     kept.close()
 
 
-def loaded_by(lockd: Lockd) -> set[str]:
-    """Programs, maps and links that it has descriptors of, as in_kernel() tells them."""
+def loaded_by(pid: int) -> set[str]:
+    """Programs, maps and links that the process has descriptors of, as in_kernel() tells them."""
     held = set()
-    for file in Path(f"/proc/{lockd.process.pid}/fdinfo").iterdir():
+    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed just now
             held |= {" ".join(found) for found in IDS.findall(file.read_text())}
     return {one for one in in_kernel() if " ".join(one.split()[:2]) in held}
@@ -67,7 +67,7 @@ def test_what_is_kept_is_adopted(store: DescriptorStore, tmp_path: Path, workloa
     """Nothing else is attached, and what happens between two daemons is counted by the second."""
     before = in_kernel()
     first = store.start(tmp_path)
-    loaded = loaded_by(first)
+    loaded = loaded_by(first.process.pid)
     assert len([one for one in loaded if one.startswith("prog")]) > 5
     assert first.stop() == 0, "".join(first.log)
     one = workload("mutex_handover", 200, 1000)
@@ -78,7 +78,7 @@ def test_what_is_kept_is_adopted(store: DescriptorStore, tmp_path: Path, workloa
         log = "".join(second.log)
         assert "the programs of the last start are attached still" in log
         assert "loader" not in log
-        assert loaded_by(second) == loaded
+        assert loaded_by(second.process.pid) == loaded
         told = truth["futex"]["lock"]
         counted = metrics.sum("lockd_futex_waits_total", comm=one.comm, kind="lock")
         blocked = metrics.sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock")
@@ -206,7 +206,7 @@ def test_nothing_is_lost_and_no_counter_falls(
 def test_what_does_not_fit_is_let_go(store: DescriptorStore, tmp_path: Path, why: str) -> None:
     before = in_kernel()
     first = store.start(tmp_path)
-    loaded = loaded_by(first)
+    loaded = loaded_by(first.process.pid)
     ended(first)
     config = {"filter": {"min_block": "1us"}} if why == "settings" else {}
     says = spoil(store, why)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.test_adoption import Counters, counters, fallen, interrupted_waits, not_told
-from tests.kernel.test_nothing_left import check_gone, in_kernel, processes_of
+from tests.kernel.test_adoption import Counters, counters, fallen, interrupted_waits, loaded_by, not_told
+from tests.kernel.test_nothing_left import check_gone, in_kernel, new_since, processes_of
 from tests.needs import need
 from tests.support.service_manager import Service
 from tests.support.workload import Start
@@ -45,6 +45,12 @@ def service(manager: Service) -> Iterator[Service]:
     manager.systemctl("stop")
 
 
+def ours(service: Service) -> list[int]:
+    """systemd, which keeps descriptors of the service, and the processes of the service if it runs."""
+    sampler = service.pid
+    return [service.systemd_pid, *(processes_of(sampler) if sampler else ())]
+
+
 def test_a_restart_loses_nothing(service: Service, workload: Start) -> None:
     before = in_kernel()
     load = workload(*STORM)
@@ -64,7 +70,8 @@ def test_a_restart_loses_nothing(service: Service, workload: Start) -> None:
     assert truth["blocked"] - not_told(metrics) <= blocked <= truth["blocked"]
     assert metrics.sum("lockd_taken_over_total", after="end") == RESTARTS
     assert metrics.sum("lockd_start_time_seconds") == first.sum("lockd_start_time_seconds")
-    assert not {one for one in in_kernel() - before if one.startswith("link")}, "attached once, as before"
+    new = new_since(before, ours(service))
+    assert not {one for one in new if one.startswith("link")}, "attached once, as before"
 
 
 def pid_of(service: Service, which: str) -> int:
@@ -145,7 +152,8 @@ def test_an_upgrade_with_the_same_programs_goes_on(service: Service, workload: S
 
 
 def test_an_upgrade_with_other_programs_begins_anew(service: Service, workload: Start) -> None:
-    before = in_kernel()
+    loaded = loaded_by(service.pid)
+    assert len([one for one in loaded if one.startswith("prog")]) > 5
     one = workload("mutex_handover", 50, 1000)
     one.run()
     began = service.metrics().sum("lockd_start_time_seconds")
@@ -160,11 +168,7 @@ def test_an_upgrade_with_other_programs_begins_anew(service: Service, workload: 
     assert metrics.sum("lockd_futex_waits_total", comm=other.comm, kind="lock") == 30
     assert metrics.sum("lockd_taken_over_total") == 0
     assert metrics.sum("lockd_start_time_seconds") > began
-    now = in_kernel()
-    kinds = [
-        sum(one.startswith(kind) for one in found) for found in (before, now) for kind in ("prog", "link")
-    ]
-    assert kinds[:2] == kinds[2:], "those from before are gone"
+    check_gone(loaded, set(), ours(service))
 
 
 def test_a_stop_leaves_nothing_and_a_start_begins_at_zero(manager: Service) -> None:
@@ -172,7 +176,7 @@ def test_a_stop_leaves_nothing_and_a_start_begins_at_zero(manager: Service) -> N
     began = 0.0
     for _ in range(2):
         manager.systemctl("start")
-        loaded = in_kernel() - before
+        loaded = new_since(before, ours(manager))
         assert len([one for one in loaded if one.startswith("prog")]) > 5
         assert manager.kept > 30
         metrics = manager.metrics()
@@ -189,7 +193,7 @@ def test_a_failure_for_good_leaves_nothing(manager: Service) -> None:
     """A configuration that is wrong by the time of a restart."""
     before = in_kernel()
     manager.systemctl("start")
-    loaded = in_kernel() - before
+    loaded = new_since(before, ours(manager))
     config = manager.library.parent / "lockd.yaml"
     text = config.read_text()
     config.write_text("perid: 10ms\n")

@@ -109,6 +109,11 @@ class Service(Lockd):
         return int(self.show("MainPID"))
 
     @property
+    def systemd_pid(self) -> int:
+        """Of systemd, which has the descriptors that it keeps."""
+        return self._manager.pid
+
+    @property
     def kept(self) -> int:
         """Descriptors that systemd keeps."""
         return int(self.show("NFileDescriptorStore"))
