@@ -296,35 +296,35 @@ def test_few_samples_are_right_on_average(host: None, tmp_path: Path) -> None:
     waited. The variance of what a holder gets is the sum of waited * (T - waited): at most T times the truth.
     """
     build("c", "holders_c")
-    lockd = daemon(tmp_path, FEW)
-    one = Program("holders_c", "normal", 3, FEW_SECONDS, comm=name("few"))
-    one.run()
-    before = held(lockd, one.comm)
-    one.go()
-    longest, end = 0.0, time.monotonic() + FEW_SECONDS
-    while time.monotonic() < end:
-        longest = max(longest, lockd.metrics(settled=False).max("lockd_holder_seconds_per_sample"))
-        time.sleep(0.5)  # it changes once a second, unless there are too many samples
-    truth = one.truth()
-    found = held(lockd, one.comm)
-    found.subtract(before)
-    metrics = lockd.metrics()
-    one.kill()
-    for holder, waited_us in truth["holders"].items():
-        waited = waited_us / 1e6
-        off = STANDARD_DEVIATIONS * math.sqrt(longest * waited)
-        assert found[f"normal_{holder}"] == pytest.approx(waited, abs=off), holder
-    assert metrics.sum("lockd_holder_samples_total") <= 1.5 * FEW * FEW_SECONDS
-    assert lockd.stop() == 0, "".join(lockd.log)
+    with daemon(tmp_path, FEW) as lockd:
+        one = Program("holders_c", "normal", 3, FEW_SECONDS, comm=name("few"))
+        one.run()
+        before = held(lockd, one.comm)
+        one.go()
+        longest, end = 0.0, time.monotonic() + FEW_SECONDS
+        while time.monotonic() < end:
+            longest = max(longest, lockd.metrics(settled=False).max("lockd_holder_seconds_per_sample"))
+            time.sleep(0.5)  # it changes once a second, unless there are too many samples
+        truth = one.truth()
+        found = held(lockd, one.comm)
+        found.subtract(before)
+        metrics = lockd.metrics()
+        one.kill()
+        for holder, waited_us in truth["holders"].items():
+            waited = waited_us / 1e6
+            off = STANDARD_DEVIATIONS * math.sqrt(longest * waited)
+            assert found[f"normal_{holder}"] == pytest.approx(waited, abs=off), holder
+        assert metrics.sum("lockd_holder_samples_total") <= 1.5 * FEW * FEW_SECONDS
+        assert lockd.stop() == 0, "".join(lockd.log)
 
 
 def test_without_samples_nothing_of_it_is_there(host: None, tmp_path: Path) -> None:
-    lockd = daemon(tmp_path, 0)
-    one = Workload("mutex_handover", 20, 2000, comm=name("none"))
-    one.run()
-    metrics, rows = lockd.metrics(), lockd.api("locks")
-    one.kill()
-    assert [row for row in rows if row["comm"] == one.comm and row["blocked_count"] >= 20]
-    assert not [name for name in metrics.samples if "holder" in name]
-    assert not [row for row in rows if row["holders"]]
-    assert lockd.stop() == 0, "".join(lockd.log)
+    with daemon(tmp_path, 0) as lockd:
+        one = Workload("mutex_handover", 20, 2000, comm=name("none"))
+        one.run()
+        metrics, rows = lockd.metrics(), lockd.api("locks")
+        one.kill()
+        assert [row for row in rows if row["comm"] == one.comm and row["blocked_count"] >= 20]
+        assert not [name for name in metrics.samples if "holder" in name]
+        assert not [row for row in rows if row["holders"]]
+        assert lockd.stop() == 0, "".join(lockd.log)

@@ -118,9 +118,10 @@ def test_redis_whose_threads_park_on_mutexes(narrow: Lockd, tmp_path: Path) -> N
 
 def test_a_lock_that_threads_park_on_by_configuration(host: None, tmp_path: Path, workload: Start) -> None:
     """What is stuck by default is idle if the lock is named."""
-    daemon = Lockd(tmp_path, {"filter": {"comms": [OURS]}, "names": {"parked": ["*:stuck_mutex"]}})
-    one = workload("stuck_mutex")
-    one.run()
-    check_idle(daemon, one.comm, 1)
-    one.kill()
-    assert daemon.stop() == 0, "".join(daemon.log)
+    config = {"filter": {"comms": [OURS]}, "names": {"parked": ["*:stuck_mutex"]}}
+    with Lockd(tmp_path, config) as daemon:
+        one = workload("stuck_mutex")
+        one.run()
+        check_idle(daemon, one.comm, 1)
+        one.kill()
+        assert daemon.stop() == 0, "".join(daemon.log)

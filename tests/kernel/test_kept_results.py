@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,14 +140,15 @@ def test_a_directory_that_is_read_only_is_no_error(directory: Path, tmp_path: Pa
 
 @pytest.mark.thorough("all of them compile, for seconds")
 def test_daemons_that_start_at_the_same_time(directory: Path, tmp_path: Path, workload: Start) -> None:
-    def start(number: int) -> Lockd:
-        place = tmp_path / str(number)
-        place.mkdir()
-        return Lockd(place)
+    with ExitStack() as running:
 
-    with ThreadPoolExecutor(3) as pool:
-        daemons = list(pool.map(start, range(3)))
-    try:
+        def start(number: int) -> Lockd:
+            place = tmp_path / str(number)
+            place.mkdir()
+            return running.enter_context(Lockd(place))
+
+        with ThreadPoolExecutor(3) as pool:
+            daemons = list(pool.map(start, range(3)))
         daemons.append(start(3))
         assert any(KEPT in line for line in daemons[-1].log)
         assert len(list(directory.iterdir())) == 1
@@ -156,6 +158,4 @@ def test_daemons_that_start_at_the_same_time(directory: Path, tmp_path: Path, wo
             found = daemon.metrics().sum("lockd_futex_blocked_seconds_count", comm=one.comm, kind="lock")
             assert found == truth["blocked"] == 20
         one.finish()
-    finally:
-        codes = [daemon.stop() for daemon in daemons]
-    assert codes == [0] * 4
+        assert [daemon.stop() for daemon in daemons] == [0] * 4

@@ -115,11 +115,12 @@ def test_the_daemon_killed_leaves_nothing(mechanism: str, tmp_path: Path) -> Non
     daemon = lockd_or_reason(tmp_path, config(mechanism))
     if isinstance(daemon, str):
         pytest.skip(f"host: {daemon}")
-    ours = processes_of(daemon.process.pid)
-    during = new_since(before, ours)
-    assert len([one for one in during if one.startswith("prog")]) >= 5
-    daemon.process.send_signal(signal.SIGKILL)
-    daemon.process.wait(30)
+    with daemon:
+        ours = processes_of(daemon.process.pid)
+        during = new_since(before, ours)
+        assert len([one for one in during if one.startswith("prog")]) >= 5
+        daemon.process.send_signal(signal.SIGKILL)
+        daemon.process.wait(30)
     check_gone(during, before, ours)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pty
@@ -127,13 +128,15 @@ def test_a_signal_prints_what_was_gathered(workload: Start, number: int) -> None
 def test_a_signal_while_it_attaches_ends_it(tmp_path: Path) -> None:
     """From a terminal, that is to the loader as well. Nothing was gathered: nothing is printed."""
     environment = {**os.environ, "CACHE_DIRECTORY": str(tmp_path)}  # it takes some time to compile
-    one = Trace("stackcount", GETPPID, start_new_session=True, env=environment)
-    deadline = time.monotonic() + 30
-    while not Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children").read_text().strip():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.killpg(one.process.pid, signal.SIGINT)
-    done = one.finish()
+    with contextlib.ExitStack() as ends:
+        one = Trace("stackcount", GETPPID, start_new_session=True, env=environment)
+        ends.push(one)  # for its end alone: at its beginning it is not attached yet
+        deadline = time.monotonic() + 30
+        while not Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children").read_text().strip():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.killpg(one.process.pid, signal.SIGINT)
+        done = one.finish()
     assert (done.code, done.out, done.err) == (130, "", "")
 
 

@@ -154,11 +154,11 @@ def test_samples_are_few_and_are_counted(seen: Seen) -> None:
 
 def test_it_is_off_with_one_key(tmp_path: Path) -> None:
     config = {"filter": {"comms": [OURS]}, "profile": {"waits_per_second": 0}}
-    daemon = Lockd(tmp_path, config)
-    one, _ = run(seconds=1)
-    daemon.settle()
-    found = profile_of(daemon, "offcpu", one.comm).within("blocked")
-    one.kill()
-    assert found["[not sampled]"] == found[one.comm] > 0
-    assert "lockd_wait_samples_total" not in daemon.get("/metrics").decode()
-    assert daemon.stop() == 0
+    with Lockd(tmp_path, config) as daemon:
+        one, _ = run(seconds=1)
+        daemon.settle()
+        found = profile_of(daemon, "offcpu", one.comm).within("blocked")
+        one.kill()
+        assert found["[not sampled]"] == found[one.comm] > 0
+        assert "lockd_wait_samples_total" not in daemon.get("/metrics").decode()
+        assert daemon.stop() == 0

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import yaml
@@ -120,7 +121,8 @@ class Lockd:
     """`lockd run` with `config` over the defaults, at `listen`, or on a port that the kernel chooses.
 
     It has no budget of CPU time, for itself and for answers: what a test asks of it may well cost too much.
-    `program` is what starts lockd; signals go to its process. `how` is for Popen.
+    `program` is what starts lockd; signals go to its process. `how` is for Popen. As a context it has ended
+    afterwards, also if the test fails.
     """
 
     def __init__(
@@ -146,6 +148,15 @@ class Lockd:
             code = self.process.wait(10) if self._serving.is_set() else None
             self.process.kill()
             raise NotStarted(code, "".join(self.log))
+
+    def __enter__(self) -> Lockd:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.wait(30)
 
     def _read_log(self) -> None:
         assert self.process.stderr
