@@ -191,7 +191,7 @@ class Service:
     def __init__(self, host: Host) -> None:
         self._host = host
         self.directory = host.make("lockd")
-        self.store = DescriptorStore(self.directory)
+        self.store: DescriptorStore | None = None
         self.cache = host.make("cache")
         self.life = 0
         """Changes whenever all counts begin at zero."""
@@ -199,6 +199,7 @@ class Service:
         self.start()
 
     def start(self) -> None:
+        self.store = self.store or DescriptorStore(self.directory)
         self.daemon = self.store.start(self.directory, CONFIG)
         self.starts.append(self.daemon)
         for pid in self.pids().values():
@@ -209,7 +210,9 @@ class Service:
         self.life += 1
         if code := self.daemon.stop():
             raise RuntimeError(f"lockd ended with code {code}\n{''.join(self.daemon.log)}")
+        assert self.store
         self.store.close()
+        self.store = None
 
     def kill(self) -> None:
         self.daemon.process.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -16,6 +15,8 @@ from tests.support.lockd_process import CHECKOUT, Lockd
 FIRST = 3
 """The first descriptor that a service is given (sd_listen_fds(3))."""
 MOST = 253
+END = b"END=1"
+"""What no daemon tells: it ends the thread that listens."""
 ROOMY = {
     "maps": {"entries": 32768},
     "series": {"max": 200_000},
@@ -44,35 +45,58 @@ class DescriptorStore:
         self.kept: dict[str, int] = {}
         self.told: list[str] = []
         self._started: list[subprocess.Popen[str]] = []
+        self._wrong: list[Exception] = []
+        """What was wrong with messages, until it is raised."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.path)
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def start(self, directory: Path, config: dict[str, Any] | None = None) -> Lockd:
-        """A daemon that is given what is kept."""
+        """A daemon that is given what is kept. Raises what was wrong with the messages so far."""
         names, fds = list(self.kept), list(self.kept.values())
         starter = [sys.executable, "-c", STARTER, " ".join(map(str, fds)), ":".join(names)]
         environment = {**os.environ, "NOTIFY_SOCKET": self.path}
         program = [*starter, *CHECKOUT]
         one = Lockd(directory, ROOMY | (config or {}), program=program, pass_fds=fds, env=environment)
         self._started.append(one.process)
+        self._raise_what_is_wrong()
         return one
 
     def close(self) -> None:
-        """As at the stop of a service; a daemon that a test that failed has left goes too."""
+        """As at the stop of a service; a daemon that a test that failed has left goes too.
+
+        May be called again. Raises what was wrong with messages.
+        """
         for process in self._started:
             if process.poll() is None:
                 process.kill()
                 process.wait(30)
+        if self._listener.is_alive():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
+                last.sendto(END, self.path)  # behind all that daemons have told
+            self._listener.join(30)
+            self._socket.close()
+            os.unlink(self.path)
         for fd in self.kept.values():
             os.close(fd)
         self.kept.clear()
+        self._raise_what_is_wrong()
+
+    def _raise_what_is_wrong(self) -> None:
+        wrong, self._wrong = self._wrong, []
+        if wrong:
+            raise wrong[0]
 
     def _listen(self) -> None:
         while True:
-            with contextlib.suppress(OSError):
-                text, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, MOST)
+            text, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, MOST)
+            if text == END:
+                return
+            try:
                 self._take(dict(line.split("=", 1) for line in text.decode().splitlines()), fds)
+            except Exception as error:  # the daemon goes on, and so must this; the test is told later
+                self._wrong.append(error)
 
     def _take(self, told: dict[str, str], fds: list[int]) -> None:
         name = told.get("FDNAME", "")
