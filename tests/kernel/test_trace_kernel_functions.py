@@ -35,7 +35,8 @@ CALLS = {GETPGID: 40, GETSID: 15}
 ORIGINAL = ROOT / "originals/stackcount"
 """bcc's, where tests/vm/guests.py has put it, or the host's own."""
 MECHANISMS = ("kprobe", "fentry")
-BLACKLIST = Path("/sys/kernel/debug/kprobes/blacklist")
+DEBUGFS = "/sys/kernel/debug"
+BLACKLIST = Path(DEBUGFS, "kprobes/blacklist")
 
 pytestmark = pytest.mark.skipif(not KPROBE_TYPE.exists(), reason="host: this kernel has no kprobes")
 
@@ -112,9 +113,19 @@ def test_events(asking: Asking) -> None:
     assert {(event["pid"], event["function"]) for event in events} == {(asking.pid, GETPGID)}
 
 
+@pytest.fixture
+def debugfs() -> Iterator[None]:
+    """Mounted, for as long as the test takes if the host has not."""
+    if BLACKLIST.exists():
+        yield
+        return
+    subprocess.run(["mount", "-t", "debugfs", "nodev", DEBUGFS], check=True)
+    yield
+    subprocess.run(["umount", "--lazy", DEBUGFS], check=True)  # the kernel may have mounted tracefs below it
+
+
+@pytest.mark.usefixtures("debugfs")
 def test_what_cannot_be_probed_is_left_out_and_told() -> None:
-    if not BLACKLIST.exists():
-        subprocess.run(["mount", "-t", "debugfs", "nodev", "/sys/kernel/debug"], check=True)
     names = [line.split()[-1] for line in BLACKLIST.read_text().splitlines()]
     kallsyms = set(re.findall(r" [tTwW] (\S+)$", Path("/proc/kallsyms").read_text(), re.MULTILINE))
     name = next(one for one in names if one in kallsyms and not one.startswith("__pfx"))
