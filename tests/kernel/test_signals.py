@@ -109,7 +109,7 @@ def test_ctrl_c_reaches_the_sampler_alone(lockd: Lockd, terminal: tuple[int, int
     pause(lockd)
     os.write(terminal[0], b"\x03")
     time.sleep(1)
-    assert state_of(exporter) == "S", "it waits to be ended"
+    until(lambda: state_of(exporter) == "S", "it waits to be ended")
     lockd.process.send_signal(signal.SIGCONT)
     check_end(lockd, exporter)
     assert any("SIGINT" in line for line in lockd.log)

@@ -38,6 +38,11 @@ class Done:
         return int(self._reported(r"([\d,]+) events").replace(",", ""))
 
     @property
+    def seconds(self) -> float:
+        """That it reports to have taken, to a tenth."""
+        return float(self._reported(r"([\d.]+) s, [\d,]+ events"))
+
+    @property
     def lost(self) -> str:
         """What it reports to have lost; `none` if nothing."""
         return self._reported(r"lost: (.*)$")
