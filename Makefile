@@ -64,10 +64,10 @@ test: ready ## install what the tests need and run all that a change must pass, 
 	@$(MAKE) --no-print-directory lint
 	@$(TOOLS) $(VENV)/bin/$(if $(ARGS),pytest $(ARGS),python -m tests.run)
 
-test-all: ready ## run every test, on every kernel, and `make test` in a bare root
+test-all: ready ## run every test, on every kernel, and `make run` and `make test` in a bare root
 	@$(MAKE) --no-print-directory lint
 	@$(TOOLS) $(VENV)/bin/python -m tests.run --all
-	@tests/bare/run test
+	@tests/bare/run
 
 kernels: ready ## run the tests of the programs on all other kernels, in emulated machines
 	@$(TOOLS) $(VENV)/bin/pytest tests/vm $(ARGS)
