@@ -33,7 +33,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tries import TRIES, allowance
+from tests.tries import LOST, TRIES, allowance
 from tests.vm import guests
 from tests.vm.emulator import why_no_emulator
 from tests.vm.kernels import KERNELS
@@ -101,6 +101,8 @@ class Result:
     """By reason."""
     tries: dict[str, list[int]] = field(default_factory=dict)
     """How many were used, by test, of those that may try again."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """By test, the words of a machine that was lost: what made another one a further try."""
 
     @property
     def failed(self) -> int:
@@ -119,6 +121,8 @@ def result_of(name: str, code: int, minutes: float, report: Path) -> Result:
         for one in case.iter("property"):
             if one.get("name") == TRIES:
                 result.tries.setdefault(test, []).append(int(one.get("value", 0)))
+            if one.get("name") == LOST:
+                result.lost[test] = one.get("value", "")
     return result
 
 
@@ -143,6 +147,7 @@ def summary(results: Iterable[Result], minutes: float) -> str:
     for one in results:
         further = {test: sum(used) - len(used) for test, used in one.tries.items()}
         lines += [f"further tries {count}: {one.name}: {test}" for test, count in further.items() if count]
+        lines += [f"lost machine: {one.name}: {test}: see {log}" for test, log in one.lost.items()]
         if may := sum(map(len, one.tries.values())):
             words = f"{sum(further.values())}, of {may} tests; {allowance(may)} may be"
             lines.append(f"further tries in {one.name}: {words}")

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 TRIES = "tries"
 """The property of a test's report that says how many it used, if it may use several."""
+LOST = "lost machine"
+"""The property that says where the words of a machine are that was lost, so that the test had another one."""
 ALWAYS, SHARE = 3, 0.1
 """So many further tries may be in a run, or this share of the tests that may try again."""
 

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.kernel.test_a" name="test_one"/>
 <testcase classname="tests.kernel.test_a" name="test_two[x]">
-  <properties><property name="tries" value="3"/><property name="other" value="1"/></properties>
+  <properties><property name="tries" value="3"/><property name="other" value="1"/>
+  <property name="lost machine" value="build/6.1.lost"/></properties>
 </testcase>
 <testcase classname="tests.kernel.test_a" name="test_three"><failure message="off">...</failure></testcase>
 <testcase classname="tests.kernel.test_a" name="test_four"><error message="off">...</error></testcase>
@@ -33,6 +34,7 @@ def test_a_report_is_read(result: Result) -> None:
     assert result.outcomes == {"passed": 2, "failed": 2, "skipped": 2}
     assert result.skipped == {"host: no disk": 2}
     assert result.tries == {"test_a::test_two[x]": [3]}
+    assert result.lost == {"test_a::test_two[x]": "build/6.1.lost"}
 
 
 def test_the_summary(result: Result, tmp_path: Path) -> None:
@@ -42,6 +44,7 @@ def test_the_summary(result: Result, tmp_path: Path) -> None:
     assert lines[2].split() == ["vm", "0", "1", "0", "0.5"], "a tier that did not end is a failure"
     assert "skipped    2: host: no disk" in lines
     assert "further tries 2: kernel: test_a::test_two[x]" in lines
+    assert "lost machine: kernel: test_a::test_two[x]: see build/6.1.lost" in lines
     assert "further tries in kernel: 2, of 1 tests; 3 may be" in lines
     assert lines[-2:] == ["3.0 minutes in all", "2 passed, 3 failed, 2 skipped"]
 

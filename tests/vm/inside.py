@@ -6,7 +6,7 @@ import re
 import time
 import warnings
 import xml.etree.ElementTree as ET
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.machine.base import base
@@ -59,6 +59,8 @@ class Run:
     death: str
     """What a machine says of a kernel that dies, as this one was made to in the end."""
     seconds: float
+    lost: Path | None = None
+    """What a machine before this one printed, which was lost; None if the first one came to its end."""
 
 
 def run(kernel: Kernel, disk: Path, log: Path, gate: bool) -> Run:
@@ -66,8 +68,8 @@ def run(kernel: Kernel, disk: Path, log: Path, gate: bool) -> Run:
 
     With `gate`, without the tests that are marked as thorough.
 
-    A machine that is lost says nothing of lockd and everything of the emulator: there is one more.
-    Raises VmLost, KernelPanic.
+    A machine that is lost says nothing of lockd and everything of the emulator: there is one more, which
+    counts as another try. Raises VmLost, KernelPanic.
     """
     try:
         return _run(kernel, disk, log, gate)
@@ -77,7 +79,7 @@ def run(kernel: Kernel, disk: Path, log: Path, gate: bool) -> Run:
         warnings.warn(
             f"{kernel.series}: lost a machine, see {kept}:\n{kept.read_text()[-2000:]}", stacklevel=1
         )
-        return _run(kernel, disk, log, gate)
+        return replace(_run(kernel, disk, log, gate), lost=kept)
 
 
 def _run(kernel: Kernel, disk: Path, log: Path, gate: bool) -> Run:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tries import TRIES
+from tests.tries import LOST, TRIES
 from tests.vm import guests, inside, matrix
 from tests.vm.emulator import need_emulator
 from tests.vm.inside import Run
@@ -67,6 +67,9 @@ def test_every_test_passes(run: Run, record_property: pytest.RecordProperty) -> 
     for case in run.cases:
         for used in case.tries:
             record_property(TRIES, used)
+    record_property(TRIES, 2 if run.lost else 1)
+    if run.lost:
+        record_property(LOST, str(run.lost))
     failed = [f"{case.name}\n{case.words}" for case in run.cases if case.outcome in ("failed", "error")]
     assert not failed, "\n".join(failed)
     assert run.code == 0, run.printed[-5000:]
