@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +23,9 @@ kernel_locks  waits     kprobe      kprobe other                    not needed: 
 futex calls:         by tracepoint
 kernel_locks waits:  by fentry (not by tracepoint: it has none)
 """
+TESTS = Path(__file__).resolve().parents[1]
+PARAMETERS = re.compile("parametrize|mode_calls_is_thorough")
+"""In decorators, each of which gives a test one parameter."""
 FUTEX, WAITS = "futex calls", "kernel_locks waits"
 
 
@@ -95,3 +101,27 @@ def test_a_skip_is_allowed_for_its_kernel_test_and_reason(
     series: str, test: str, reason: str, allowed: bool
 ) -> None:
     assert any(skip.allows(series, test, reason) for skip in kernels.SKIPS) is allowed
+
+
+def strings(tree: ast.AST) -> set[str]:
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {value for value in constants if isinstance(value, str)}
+
+
+@pytest.mark.parametrize("entry", sorted({*kernels.LEFT_OUT, *kernels.ONLY_ON, *kernels.ONLY_THOROUGH}))
+def test_what_is_left_out_is_a_whole_test_or_file(entry: str) -> None:
+    """pytest says nothing of a test that it does not find, and leaves out all whose names begin so."""
+    file, _, test = entry.partition("::")
+    tree = ast.parse((TESTS / "kernel" / file).read_text())
+    if not test:
+        return
+    parts = re.fullmatch(r"(\w+)(?:\[(.+)\])?", test)
+    assert parts, "a name, and all of its parameters if any"
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    found = [one for one in functions if one.name.startswith(parts[1])]
+    assert [one.name for one in found] == [parts[1]]
+    if parts[2]:
+        values = parts[2].split("-")
+        decorators = [one for one in found[0].decorator_list if PARAMETERS.search(ast.unparse(one))]
+        assert len(values) == len(decorators)
+        assert {*values} <= strings(tree) | strings(ast.parse((TESTS / "support/checks.py").read_text()))
