@@ -20,7 +20,7 @@ import pytest
 from bench.cost import children_of
 from lockd.kernel.calls import BPF_MAP_CREATE, BPF_PROG_LOAD, SYS_BPF, SYS_PERF_EVENT_OPEN
 from tests.kernel.test_doctor import WITHOUT_BTF, where
-from tests.support.lockd_process import CHECKOUT, ROOT, START_SECONDS, Lockd
+from tests.support.lockd_process import CHECKOUT, ROOT, START_SECONDS, Lockd, is_lack
 from tests.support.workload import Start
 
 pytestmark = pytest.mark.untimed
@@ -112,6 +112,17 @@ def test_what_may_pass_is_told_from_what_stays(
     done, log = failed(*refusing(error, *call), options=(f"--config.file={config}",))
     assert done == code, log
     assert os.strerror(getattr(errno, error)) in log
+
+
+def test_a_program_that_the_kernel_refuses_is_no_lack_of_the_host(tmp_path: Path) -> None:
+    """The exit code is the same. Tests are skipped for the one and fail for the other."""
+    config = tmp_path / "lockd.yaml"
+    config.write_text("programs: {futex: {enabled: false}, kernel_locks: {enabled: false}}")
+    code, log = failed(*refusing("EPERM", SYS_BPF, BPF_PROG_LOAD), options=(f"--config.file={config}",))
+    assert code == CANNOT, log
+    assert "on_sched_switch: the kernel refuses it" in log
+    assert not is_lack(log)
+    assert is_lack("lockd: error: none of the programs can run here: fentry: this kernel has no function f()")
 
 
 def test_few_descriptors_are_made_more(tmp_path: Path, hooks: str) -> None:
