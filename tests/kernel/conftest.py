@@ -14,7 +14,7 @@ import pytest
 from lockd.load.host import ensure_tracefs
 from tests.support.checks import beside_another_tool
 from tests.support.lock_module import LockModule
-from tests.support.lockd_process import IS_IN_MACHINE, ROOT, Lockd
+from tests.support.lockd_process import CANNOT, IS_IN_MACHINE, ROOT, Lockd
 from tests.support.workload import NUMBERS, OURS, Start, Workload
 
 CROWD = "mp[0-9]*"
@@ -22,11 +22,13 @@ CROWD = "mp[0-9]*"
 
 
 def why_not_here() -> str:
-    """Why this host cannot run these tests; empty if it can."""
+    """Why this host cannot run these tests; empty if it can. Fails if `lockd doctor` fails."""
     done = subprocess.run(
         ["/usr/bin/python3", "-m", "lockd", "doctor"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    return "" if done.returncode == 0 else done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert done.returncode in (0, CANNOT), f"lockd doctor ended with code {done.returncode}:\n{said}"
+    return said if done.returncode else ""
 
 
 @pytest.fixture(scope="session", autouse=True)
