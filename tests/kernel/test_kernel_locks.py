@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lockd.kernel.btf import KernelTypes
 from tests.support.checks import at_rest, in_one_of_some_tries, off
 from tests.support.lockd_process import Lockd, Metrics
 from tests.support.workload import Start, Workload
@@ -25,14 +26,19 @@ SITES = {
 }
 """Functions that wait, by lock type: of pipes, of the file system's writing, of directories."""
 MEMBERS = {"mutex": "pipe->mutex", "rwsem_write": "inode->i_rwsem", "rwsem_read": "inode->i_rwsem"}
+TRACEPOINTS = {"contention_begin", "contention_end"}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tracepoints(narrow: Lockd) -> None:
+    """Skip where the kernel has none; where it has them, lockd is attached to both."""
+    types = KernelTypes()
+    if any(types.tracepoint_args(name) is None for name in TRACEPOINTS):
+        pytest.skip("host: this kernel has no tracepoints lock:contention_begin and _end (5.19)")
     metrics = narrow.metrics(settled=False)
     hooks = metrics.labels("lockd_hook_attached", program="kernel_locks")
-    if metrics.sum("lockd_hook_attached", program="kernel_locks") < len(hooks):
-        pytest.skip("host: this kernel has no tracepoints lock:contention_begin and _end (5.19)")
+    assert {hook["hook"] for hook in hooks} == TRACEPOINTS
+    assert metrics.sum("lockd_hook_attached", program="kernel_locks") == len(TRACEPOINTS)
 
 
 def check(metrics: Metrics, comm: str, truth: dict[str, Any]) -> list[str]:
