@@ -45,6 +45,12 @@ TOOLS = {
     "cgo": ("go", "gcc"), "java": ("javac", "jcmd"),
 }  # fmt: skip
 """What each target of the Makefile needs."""
+KINDS = ("lock", "pi", "cond", "other")
+WITHOUT_OTHER_WAITS = ("C, glibc", "C, stripped", "C++", "Rust")
+"""Languages whose programs wait for nothing but the lock of their scenario. The runtimes of others have
+threads that wait for work or for each other; with musl, a thread that starts waits for one that ends."""
+NEW_THREADS = ("tls_own", "once", "guard")
+"""Scenarios with a new thread in each round, for which the C library takes locks of its own."""
 IN_A_NAMESPACE = 'mount --bind "$0" "$1" && shift && exec "$@"'
 
 
@@ -227,12 +233,20 @@ def test_kinds_are_corrected_in_all_metrics(lockd: Lockd, said: dict[str, Said])
     for one in SCENARIOS:
         if said[one.comm].missing or one.waits is None or one.where == "jcmd":
             continue
+        mine = said[one.comm]
         by_kind = {
-            kind: metrics.sum("lockd_futex_blocked_seconds_count", comm=said[one.comm].comm, kind=kind)
-            for kind in ("lock", "pi", "cond", "other")
+            kind: metrics.sum("lockd_futex_blocked_seconds_count", comm=mine.comm, kind=kind)
+            for kind in KINDS
         }
         assert by_kind[one.kind] >= ROUNDS, (one.comm, by_kind)
-        labels = {"comm": said[one.comm].comm, "kind": one.kind}
+        if one.kind in ("lock", "pi"):
+            others = [kind for kind in KINDS if kind != one.kind]
+            of_lock = [metrics.sum(COUNTED, comm=mine.comm, lock=mine.lock, kind=kind) for kind in others]
+            assert not any(of_lock), (one.comm, others, of_lock)
+            if one.language in WITHOUT_OTHER_WAITS:
+                assert not any(by_kind[kind] for kind in others), (one.comm, by_kind)
+                assert by_kind[one.kind] == ROUNDS or one.command[1] in NEW_THREADS, (one.comm, by_kind)
+        labels = {"comm": mine.comm, "kind": one.kind}
         blocked = metrics.sum("lockd_futex_blocked_seconds_sum", **labels)
         assert blocked >= ROUNDS * HOLD_US / 1e6 * 0.9, one.comm
 
