@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import platform
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from lockd.service.start import possible_cpus
+from lockd.trace.futex.open_waits import FUTEX
 from tests.support.checks import off
 from tests.support.lockd_process import Lockd, Metrics
 from tests.support.mechanisms import Daemons, asked_for
@@ -39,6 +44,9 @@ ABSENT = {
 }  # fmt: skip
 """What mode blocked cannot know."""
 
+THREADS = {"idle_pool": IDLE_POOL[0], "requeue": 20}
+"""Threads of a program that are in a call at the same time; of the other programs it is two."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -48,8 +56,18 @@ class Run:
     truth: dict[str, Any]
     seen: dict[str, Metrics]
     lost: dict[str, int]
+    missed: dict[str, int]
+    """Of these, calls whose return a kretprobe had no room for. They may be calls of any program."""
     unseen: dict[str, int]
     """Waits whose end was seen too late."""
+
+    def is_exact(self, by: str) -> bool:
+        """Whether all that was lost was lost of other programs."""
+        try:
+            check_counts(self.seen[by], self.comm, self.truth, 0)
+        except AssertionError:
+            return False
+        return True
 
 
 class Bench:
@@ -74,8 +92,9 @@ class Bench:
                 return {by: int(seen[by].sum(name, **labels) - before[by].sum(name, **labels)) for by in seen}
 
             lost = added("lockd_dropped_events_total", map="futex")
+            missed = added("lockd_dropped_events_total", map="futex", reason="return_missed")
             unseen = added("lockd_unseen_switches_total")
-            self._runs[key] = Run(one.comm, truth, seen, lost, unseen)
+            self._runs[key] = Run(one.comm, truth, seen, lost, missed, unseen)
         return self._runs[key]
 
 
@@ -140,6 +159,18 @@ def times_agree(metrics: Metrics, comm: str, truth: dict[str, Any]) -> bool:
     return not found
 
 
+def is_crowded(program: str) -> bool:
+    """Whether so many threads of this host are in a call that a kretprobe may have no room for more."""
+    cpus, release = possible_cpus(), tuple(map(int, platform.release().split(".")[:2]))
+    # Without preemption there was less room (until 3b7ddab8a19a, 6.2).
+    room = max(10, 2 * cpus) if release >= (6, 2) else cpus
+    others = 0
+    for file in glob.iglob("/proc/[0-9]*/task/[0-9]*/syscall"):
+        with contextlib.suppress(OSError):  # it has ended
+            others += Path(file).read_text().startswith(f"{FUTEX} ")
+    return THREADS.get(program, 2) + others > room
+
+
 def blocked_us(metrics: Metrics, **labels: str) -> float:
     return metrics.sum("lockd_futex_blocked_seconds_sum", **labels) * 1e6
 
@@ -180,14 +211,17 @@ def test_counts_are_exact_and_times_right(
         run = bench.run(workload, program, arguments, attempt)
         metrics, lost = run.seen[by], run.lost[by]
         check_counts(metrics, run.comm, run.truth, lost)
+        if by == "kprobe" and lost == run.missed[by]:
+            if run.is_exact(by):
+                lost = 0
+            elif is_crowded(program):
+                return
         if not lost:
             # An end of a wait that is seen too late adds to it. In mode calls the end of the call comes soon.
             if by != "blocked" or not run.unseen[by]:
                 check_no_time_is_invented(metrics, run.comm, run.truth)
             if times_agree(metrics, run.comm, run.truth):
                 return
-        elif by == "kprobe":  # and always, with more threads in a call than a kretprobe has room for
-            return
         blocked, longest = blocked_us(metrics, comm=run.comm), longest_us(metrics, comm=run.comm)
         seen.append((run.truth["futex"], blocked, longest, lost, run.unseen[by]))
     words = "truth, blocked us, longest us, lost, unseen"
