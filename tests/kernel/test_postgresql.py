@@ -15,7 +15,7 @@ import pytest
 from tests.needs import found, libraries, needs
 from tests.support.lockd_process import Lockd
 
-pytestmark = [pytest.mark.untimed, needs("initdb", "postgres", "psql")]
+pytestmark = needs("initdb", "postgres", "psql")
 AS_NOBODY = ("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups", "--")
 """The server refuses to run as root."""
 COMM = "postgres"
