@@ -16,6 +16,7 @@ import pytest
 from tests.needs import absence
 from tests.support.checks import in_one_of_some_tries, mode_calls_is_thorough, until_names_come
 from tests.support.lockd_process import Lockd
+from tests.support.pprof_decoder import Decoded
 from tests.support.workload import NUMBERS, OURS, Workload
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
@@ -275,7 +276,7 @@ def test_the_holder_is_in_the_table_and_in_the_profiles(narrow: Lockd) -> None:
     narrow.settle()
     (row,) = [row for row in narrow.waited_for(kind="lock") if row["comm"] == one.comm]
     page = narrow.get(f"/flamegraph?program=futex&by=holder&comm={one.comm}").decode()
-    assert narrow.get(f"/debug/pprof/holders?comm={one.comm}")
+    profile = Decoded(narrow.get(f"/debug/pprof/holders?comm={one.comm}"))
     one.kill()
     first = row["holders"][0]
     assert first["site"] == "holders_c:normal_long"
@@ -283,6 +284,7 @@ def test_the_holder_is_in_the_table_and_in_the_profiles(narrow: Lockd) -> None:
     assert sum(holder["share"] for holder in row["holders"]) == pytest.approx(1.0)
     assert "holders_c:normal_long" in page
     assert "holders_c:normal" in page
+    assert profile.within("waited")["holders_c:normal_long"] > 0
 
 
 FEW, FEW_SECONDS = 10, 40

@@ -16,6 +16,7 @@ from tests.support.lock_module import LockModule, Script, Turns
 from tests.support.lock_scripts import HOLD_US, LINGER_MS, ROUNDS, scripts
 from tests.support.lockd_process import Lockd, Metrics
 from tests.support.mechanisms import Daemons, asked_for
+from tests.support.pprof_decoder import Decoded
 from tests.support.workload import NUMBERS, OURS, Start
 
 POINTS = 0.03
@@ -213,5 +214,6 @@ def test_holders_in_system_calls(way: str, daemons: Daemons, workload: Start, sc
     assert holder["share"] == 1.0
     page = lockd.get(f"/flamegraph?program=kernel_locks&by=holder&comm={one.comm}").decode()
     assert holder["site"] in page
-    assert lockd.get(f"/debug/pprof/holders?comm={one.comm}")
+    profile = Decoded(lockd.get(f"/debug/pprof/holders?comm={one.comm}"))
+    assert profile.within("waited")[holder["site"]] > 0
     one.finish()
