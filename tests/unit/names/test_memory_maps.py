@@ -124,12 +124,18 @@ def test_a_file_that_says_it_is_at_no_address_has_no_names(address: int, tmp_pat
         start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         space = AddressSpace(SELF, ObjectCache())
         space.refresh()
+        found = []
         for place in (start, start + 0x100, start + 0x1000):
             image = space.image(place)
-            located = space.locate(place)
-            assert image is None or located is None or 0 <= located[1] < 2**64
+            if located := space.locate(place):
+                assert image
+                found.append(located)
             assert space.function_start(place) >= -1
             space.rule(place)
+        assert found
+        for file, inside in found:
+            assert 0 <= inside < 2**64
+            assert (file.function(inside), file.variable(inside)) == (None, None)
 
 
 def test_a_process_that_grows_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
