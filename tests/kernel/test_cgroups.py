@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 
 from lockd.export.catalog import CATALOG
 from lockd.names.labels.cgroup_paths import Unit
+from tests.support.cgroups import mounted, unified_hierarchy
 from tests.support.container_paths import CONTAINERS, ID
 from tests.support.descriptor_store import DescriptorStore
 from tests.support.lockd_process import Lockd
@@ -30,28 +29,11 @@ LEFT_SECONDS = 10.0
 Make = Callable[..., Path]
 
 
-def mounted(kind: str, option: str = "") -> Path | None:
-    """Where a hierarchy of cgroups is mounted."""
-    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-        fields, _, about = line.partition(" - ")
-        if about.split()[0] == kind and option in about.split()[2].split(","):
-            return Path(fields.split()[4])
-    return None
-
-
 @pytest.fixture(scope="module")
 def cgroup2() -> Iterator[Path]:
     """The unified hierarchy of this host."""
-    if place := mounted("cgroup2", "rw"):
+    with unified_hierarchy() as place:
         yield place
-        return
-    with tempfile.TemporaryDirectory(prefix="lockd-cgroup2-") as directory:
-        command = ["mount", "-t", "cgroup2", "none", directory]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"host: no cgroup2 file system can be mounted: {done.stderr.strip()}")
-        yield Path(directory)
-        subprocess.run(["umount", directory], check=True)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.kernel.test_cgroups import mounted, remove
+from tests.kernel.test_cgroups import remove
 from tests.kernel.test_holders import ELSEWHERE, POINTS, REFUSED, Program, build, name
+from tests.support.cgroups import mounted
 from tests.support.checks import in_one_of_some_tries, mode_calls_is_thorough, until_names_come
 from tests.support.lockd_process import Lockd
 from tests.support.workload import BUILD, Workload

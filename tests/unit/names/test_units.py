@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from lockd.names.labels.cgroup_paths import Unit
 from lockd.names.labels.units import Units
+from tests.support.cgroups import unified_hierarchy
 from tests.support.container_paths import BURSTABLE_PATH, CONTAINERS, ID, MONITORS, SHORT, UID
 from tests.support.small_procfs import V1_MOUNTS, Procfs
 
@@ -44,60 +46,57 @@ def test_names_need_not_be_text(tmp_path: Path) -> None:
     assert Units(tmp_path).unit(1, 8) == "?[31m?.service"
 
 
-def cgroup2() -> Path:
-    """Where this host has the unified hierarchy."""
-    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-        fields = line.split()
-        if "cgroup2" in fields:
-            return Path(fields[4])
-    pytest.skip("host: has no cgroup2 file system")
+@pytest.fixture(scope="module")
+def cgroup2() -> Iterator[Path]:
+    """The unified hierarchy of this host."""
+    with unified_hierarchy() as place:
+        yield place
+
+
+@pytest.fixture
+def own(cgroup2: Path) -> Iterator[Path]:
+    """A cgroup of this host for one test, which makes others in it; all of them are removed."""
+    directory = cgroup2 / f"lockd-test-{os.getpid()}"
+    try:
+        directory.mkdir()
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        pytest.skip(f"host: no cgroup can be made here: {error.strerror}")
+    yield directory
+    for below, _, _ in os.walk(directory, topdown=False):
+        os.rmdir(below)
 
 
 @pytest.mark.parametrize("name", ["lockd-test.service", b"\xff-lockd-test.scope", "lockd-test"])
-def test_the_kernels_id_is_a_unit(name: str | bytes) -> None:
+def test_the_kernels_id_is_a_unit(own: Path, name: str | bytes) -> None:
     """The id that a program notes for a thread is the inode of its cgroup's directory."""
-    directory = os.path.join(os.fsencode(cgroup2()), os.fsencode(name))
-    try:
-        os.mkdir(directory)
-    except OSError as error:
-        pytest.skip(f"host: no cgroup can be made here: {error.strerror}")
-    try:
-        units, number = Units(), os.stat(directory).st_ino
-        try:
-            os.close(os.open(directory, os.O_PATH))
-            unit = units.unit(number, os.getpid())
-        finally:
-            os.rmdir(directory)
-        if unit == "" and os.geteuid():
-            pytest.skip("host: only root may open a cgroup by its id")
-        expected = os.fsencode(name).decode("utf-8", "backslashreplace")
-        assert unit == (expected if "." in expected else units.unit(0, os.getpid()))
-        assert units.unit(number, os.getpid()) == unit  # remembered, though the cgroup is gone
-        assert Units().unit(number, 0) == ""
-    finally:
-        if os.path.isdir(directory):
-            os.rmdir(directory)
+    directory = own / os.fsdecode(name)
+    directory.mkdir()
+    units, number = Units(), directory.stat().st_ino
+    unit = units.unit(number, 0)
+    directory.rmdir()
+    if unit == "" and os.geteuid():
+        pytest.skip("host: only root may open a cgroup by its id")
+    expected = os.fsencode(name).decode("utf-8", "backslashreplace")
+    assert unit == (expected if "." in expected else "")
+    assert units.unit(number, 0) == unit  # remembered, though the cgroup is gone
+    assert Units().unit(number, 0) == ""
 
 
 @pytest.fixture
-def only_v2(tmp_path: Path) -> Procfs:
+def only_v2(tmp_path: Path, cgroup2: Path) -> Procfs:
     """A host that has this host's unified hierarchy alone."""
-    return Procfs(tmp_path, mountinfo=f"41 31 0:38 / {cgroup2()} rw - cgroup2 cgroup2 rw\n")
+    return Procfs(tmp_path, mountinfo=f"41 31 0:38 / {cgroup2} rw - cgroup2 cgroup2 rw\n")
 
 
 @pytest.fixture
-def cgroups() -> Iterator[list[Path]]:
+def cgroups(own: Path) -> list[Path]:
     """Three services' cgroups of this host."""
-    made = [cgroup2() / f"lockd-test-{number}.service" for number in range(3)]
-    try:
-        for directory in made:
-            directory.mkdir()
-    except OSError as error:
-        pytest.skip(f"host: no cgroup can be made here: {error.strerror}")
-    yield made
+    made = [own / f"lockd-test-{number}.service" for number in range(3)]
     for directory in made:
-        if directory.exists():
-            directory.rmdir()
+        directory.mkdir()
+    return made
 
 
 def unit_by_id(units: Units, cgroup: Path) -> str:
@@ -145,9 +144,11 @@ def test_the_cgroups_asked_for_last_are_remembered(only_v2: Procfs, cgroups: lis
     assert [units.unit(number, 0) for number in numbers] == [cgroups[0].name, "", cgroups[2].name]
 
 
-def test_where_both_versions_are_in_use_the_process_knows_more(tmp_path: Path, cgroups: list[Path]) -> None:
+def test_where_both_versions_are_in_use_the_process_knows_more(
+    tmp_path: Path, cgroup2: Path, cgroups: list[Path]
+) -> None:
     """A container of v1 is, in the unified hierarchy, in the cgroup of what started it."""
-    both = V1_MOUNTS + f"41 1 0:38 / {cgroup2()} rw - cgroup2 cgroup2 rw\n"
+    both = V1_MOUNTS + f"41 1 0:38 / {cgroup2} rw - cgroup2 cgroup2 rw\n"
     procfs, number = Procfs(tmp_path, mountinfo=both), cgroups[0].stat().st_ino
     procfs.add(7, b"a", cgroup=f"1:name=systemd:/docker/{ID}\n0::/{cgroups[0].name}\n".encode())
     units = Units(procfs.root)
@@ -156,28 +157,13 @@ def test_where_both_versions_are_in_use_the_process_knows_more(tmp_path: Path, c
     assert units.unit(number, 7) == unit_by_id(units, cgroups[0]) == cgroups[0].name
 
 
-def tree_of(path: str) -> list[Path]:
-    """The cgroups to make for one with this path, in a cgroup of their own in the unified hierarchy."""
-    root = cgroup2() / f"lockd-test-{os.getpid()}"
-    below = (root / path.lstrip("/")).relative_to(root)
-    return [root, *(root / part for part in reversed(below.parents[:-1])), root / below]
-
-
 @pytest.mark.parametrize(("path", "unit"), {**CONTAINERS, **MONITORS}.items())
-def test_what_a_real_cgroup_says(only_v2: Procfs, path: str, unit: Unit) -> None:
-    tree = tree_of(path.replace("../", ""))
-    try:
-        for directory in tree:
-            directory.mkdir()
-        units = Units(only_v2.root)
-        assert unit_by_id(units, tree[-1]) == unit.name
-        assert units.known == {unit.name: unit}
-    except PermissionError as error:
-        pytest.skip(f"host: no cgroup can be made here: {error.strerror}")
-    finally:
-        for directory in reversed(tree):
-            if directory.exists():
-                directory.rmdir()
+def test_what_a_real_cgroup_says(only_v2: Procfs, own: Path, path: str, unit: Unit) -> None:
+    cgroup = own / path.replace("../", "").lstrip("/")
+    cgroup.mkdir(parents=True)
+    units = Units(only_v2.root)
+    assert unit_by_id(units, cgroup) == unit.name
+    assert units.known == {unit.name: unit}
 
 
 @pytest.mark.parametrize("mounts", ["", V1_MOUNTS], ids=["v2", "v1"])
