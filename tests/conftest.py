@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         default=os.environ.get("CI", "") not in ("", "0", "false"),
         help="a skip fails unless its reason starts with `host:`, that is unless this host cannot do it;"
-        " on by itself where CI is set",
+        " on by itself where CI is set, and given by tests.run",
     )
     parser.addoption(
         "--gate",

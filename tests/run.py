@@ -40,7 +40,8 @@ from tests.vm.kernels import KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(__file__).with_name("build")
-GATE = "--gate"
+GATE, STRICT = "--gate", "--no-skips-allowed"
+"""Options of tests/conftest.py. What the tests need is installed by `make test`, here as in CI."""
 LOW_WEIGHT = 'echo 19 2>/dev/null >/proc/self/autogroup || true; exec "$@"'
 """A script that gives its session the nice value 19 and runs a command. A kernel without
 CONFIG_SCHED_AUTOGROUP has no such file, and no sessions that share processors."""
@@ -73,7 +74,7 @@ class Tier:
         before = IN_THE_BACKGROUND if self.is_in_machines else ()
         pytest = [sys.executable, "-m", "pytest", f"tests/{self.directory}"]
         words = [*before, *pytest, f"--junitxml={self.report}"]
-        return [*words, "-o", "junit_family=xunit1", *self.options, *([GATE] if gate else [])]
+        return [*words, "-o", "junit_family=xunit1", *self.options, STRICT, *([GATE] if gate else [])]
 
 
 IN_MACHINES = (

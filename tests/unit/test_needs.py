@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import MADE, PACKAGES, absence, found
+from tests import needs
+from tests.needs import MADE, PACKAGES, absence, need
 
 ROOT = Path(__file__).resolve().parents[2]
 ESSENTIAL = {
@@ -85,8 +86,15 @@ def test_no_skip_for_a_missing_program_but_by_needs() -> None:
 
 @pytest.mark.parametrize("program", [*PACKAGES, *MADE])
 def test_every_program_is_there(program: str) -> None:
-    """`make test` has installed them; without it a test that asks for one says what is missing."""
-    if os.environ.get("CI"):
-        assert found(program), absence(program)
-    else:
-        assert found(program) or f"not installed: {program} (of " in absence(program)
+    """`make test` has installed them and allows no such skip; without it the skip says what is missing."""
+    need(program)
+
+
+def test_what_is_absent_is_named_with_what_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "found", lambda program: "" if program in ("go", "nginx") else "/usr/bin/it")
+    assert absence("gcc", "go", "nginx") == (
+        "not installed: go, nginx (of golang-go, tests/unpack); `make test` installs it"
+    )
+    assert absence("gcc") == ""
+    with pytest.raises(pytest.skip.Exception, match=r"^not installed: go"):
+        need("gcc", "go")

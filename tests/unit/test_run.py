@@ -56,3 +56,10 @@ def test_every_directory_of_tests_is_a_tier() -> None:
     listed = re.search(r"^testpaths = (.*)$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert listed
     assert {path.removeprefix("tests/") for path in re.findall(r'"(.*?)"', listed[1])} == found
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_no_tier_may_skip_what_is_not_the_hosts_fault(gate: bool) -> None:
+    """By hand as in CI: a tool that is missing would else be seen by nobody."""
+    for tier in TIERS:
+        assert "--no-skips-allowed" in tier.command(gate)
