@@ -38,7 +38,10 @@ def prometheus() -> str:
     )
     (version,) = re.findall(r"version (\d+)\.", said.stdout + said.stderr)
     if int(version) < FIRST_VERSION:
-        pytest.skip(f"host: its Prometheus is {version}.x, and native histograms of classic ones need 3.0")
+        pytest.skip(
+            f"host: its Prometheus is {version}.x (Debian 12 has 2.42), and native histograms of classic ones"
+            " need 3.0"
+        )
     return program
 
 

@@ -47,13 +47,15 @@ WAITS = {
 
 
 def interpreter(minor: int) -> str:
-    """Of that version on this machine; by the system, or by what builds others beside it."""
+    """Of that version on this machine; by the system, or by pyenv, which builds others beside it."""
     version = f"3.{minor}"
     found = [*(Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python{version}")]
     if system := shutil.which(f"python{version}", path="/usr/bin:/usr/local/bin"):
         found.insert(0, Path(system))
     if not found:
-        pytest.skip(f"host: there is no Python {version}")
+        pytest.skip(
+            f"host: no Python {version} of the system or in ~/.pyenv; `make test` installs the system's alone"
+        )
     return str(found[0])
 
 
