@@ -32,6 +32,12 @@ from lockd.messages import (
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EDGES = [4**i / 1e6 for i in range(14)]
+PATIENT = (
+    "-c",
+    "import sys; from lockd.export import __main__ as main, server;"
+    "server.HEADER_TIMEOUT = 1e6; sys.exit(main.main())",
+)
+"""What to run for an exporter that waits for days for the headers of a request, and for TLS handshakes."""
 
 
 def full_block(rows: int = 2, comm: str = "comm") -> bytes:
@@ -114,6 +120,8 @@ class Sampler:
 
     def __init__(self, blocks: Mapping[bytes, bytes]) -> None:
         self.blocks = dict(blocks)
+        self.later: dict[bytes, bytes] = {}
+        """What takes the place of a block that has been sent once."""
         self.requests: list[bytes] = []
         self.answers = threading.Event()
         self.answers.set()
@@ -140,6 +148,7 @@ class Sampler:
                 self.ours.send(SETTLED)
                 continue
             fd = to_memfd(self.blocks[message])
+            self.blocks[message] = self.later.pop(message, self.blocks[message])
             try:
                 socket.send_fds(self.ours, [b"ok"], [fd])
             except OSError:

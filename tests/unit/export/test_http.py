@@ -27,7 +27,7 @@ from lockd.export import server
 from lockd.export.sources import LOOPBACK, MOST_SOURCES, Allowance, source_of
 from lockd.messages import REQUEST_METRICS, pack
 from lockd.service.exporter import ENDING_SECONDS
-from tests.support.exporter_process import REPOSITORY, Exporter, exporter, shared_directory
+from tests.support.exporter_process import PATIENT, REPOSITORY, Exporter, exporter, shared_directory
 
 ROOT = os.geteuid() == 0
 
@@ -262,16 +262,27 @@ def test_two_hundred_scrapes_at_once_share_snapshots(running: Exporter) -> None:
     assert len(running.sampler.requests) - before <= periods + 1
 
 
-def test_slow_clients_neither_delay_others_nor_stay() -> None:
+def _slow_clients(running: Exporter) -> list[socket.socket]:
+    """More than there are connections; each has begun to ask."""
+    slow = []
+    for _ in range(300):
+        slow.append(running.connect())
+        slow[-1].sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+    return slow
+
+
+def test_slow_clients_do_not_delay_others() -> None:
+    with exporter(run=PATIENT) as running:
+        slow = _slow_clients(running)
+        assert running.ask("/metrics", timeout=60)[0] == 200
+        for client in slow:
+            client.close()
+
+
+def test_slow_clients_do_not_stay() -> None:
     with exporter() as running:
-        slow = []
-        for _ in range(300):  # more than there are connections
-            slow.append(running.connect())
-            slow[-1].sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
-        began = time.monotonic()
-        assert running.ask("/metrics")[0] == 200
-        assert time.monotonic() - began < 2
-        gone_at = time.monotonic() + 14
+        slow = _slow_clients(running)
+        gone_at = time.monotonic() + 60
         while time.monotonic() < gone_at and not _gone(slow[-1]):
             time.sleep(0.5)
             try:
@@ -382,16 +393,18 @@ def test_ready_only_while_the_sampler_answers() -> None:
         assert running.ask("/-/ready")[0] == 200
         time.sleep(0.3)
         running.sampler.answers.clear()
-        began = time.monotonic()
+        before, began = len(running.sampler.requests), time.monotonic()
         with ThreadPoolExecutor(3) as pool:
-            asked = [pool.submit(running.ask, path) for path in ("/-/ready", "/metrics")]
+            asked = [pool.submit(running.ask, path, timeout=60) for path in ("/-/ready", "/metrics")]
+            while len(running.sampler.requests) == before:
+                time.sleep(0.01)
             assert running.ask("/-/healthy")[0] == 200
-            assert time.monotonic() - began < 1
+            assert not any(one.done() for one in asked), "they wait, and others do not"
             for each in asked:
                 status, _, body = each.result()
                 assert status == 503
                 assert b"no answer on the control socket within 5 s" in body
-        assert 4.5 < time.monotonic() - began < 7
+        assert time.monotonic() - began > 4.5
         running.sampler.answers.set()
         assert running.ask("/metrics")[0] == 200
 
@@ -426,12 +439,18 @@ def test_ends_cleanly_when_asked_to(number: signal.Signals) -> None:
 
 HASTY = """
 import runpy
-from lockd.export import basic_auth, server
+from lockd.export import basic_auth, handlers, link, server
 server._GRACE = 0.2
+server.HEADER_TIMEOUT = handlers.REPLY_TIMEOUT = link.TIMEOUT = 1e6
 basic_auth.WRONG_SHARE = basic_auth.WRONG_SAVED = 1e-6
 runpy.run_module("lockd.export", run_name="__main__", alter_sys=True)
 """
-"""It ends soon, so that a busy host has time. After one wrong password it checks the next one in minutes."""
+"""It ends soon, unless it waits for something that takes days.
+
+After one wrong password it checks the next one in minutes.
+"""
+ENDED_SECONDS = 30
+"""How long it may take to end on a busy host."""
 
 
 def test_the_daemon_waits_for_longer_than_an_exporter_takes_to_end() -> None:
@@ -448,12 +467,12 @@ def test_who_guesses_passwords_cannot_delay_the_end() -> None:
         with exporter(f"--web-config={config}", run=("-c", HASTY)) as running:
             assert running.ask("/metrics", headers=wrong)[0] == 401
             with ThreadPoolExecutor(3) as pool:
-                asked = [pool.submit(running.ask, "/metrics", headers=wrong, timeout=60) for _ in range(3)]
+                asked = [pool.submit(running.ask, "/metrics", headers=wrong, timeout=120) for _ in range(3)]
                 time.sleep(0.5)
                 assert not any(one.done() for one in asked)
                 running.process.send_signal(signal.SIGTERM)
                 try:
-                    assert running.process.wait(2.8) == 0
+                    assert running.process.wait(ENDED_SECONDS) == 0
                 finally:
                     running.process.kill()
                 assert all(isinstance(one.exception(), ConnectionError) for one in asked)
@@ -463,12 +482,12 @@ def test_who_guesses_passwords_cannot_delay_the_end() -> None:
 
 def test_a_profile_of_a_minute_does_not_delay_the_end() -> None:
     with exporter(run=("-c", HASTY)) as running, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(running.ask, "/debug/pprof/futex?seconds=60", timeout=60)
+        asked = pool.submit(running.ask, "/debug/pprof/futex?seconds=60", timeout=120)
         while not running.sampler.requests:
             time.sleep(0.01)
         running.process.send_signal(signal.SIGTERM)
         try:
-            assert running.process.wait(2.8) == 0
+            assert running.process.wait(ENDED_SECONDS) == 0
         finally:
             running.process.kill()
         assert isinstance(asked.exception(), ConnectionError)
@@ -529,12 +548,16 @@ runpy.run_module("lockd.export", run_name="__main__", alter_sys=True)
 
 def test_without_descriptors_for_connections() -> None:
     """It waits for some, says so now and then, and answers once there are."""
+    words = "no connection can be accepted: Too many open files"
     with exporter(run=("-c", FEW_DESCRIPTORS)) as running:
+        began, said = time.monotonic(), ""
         waiting = [running.connect() for _ in range(40)]
-        time.sleep(2.5)
-        said = running.stderr()
+        while said.count(words) < 2:
+            time.sleep(0.1)
+            said += running.stderr()
+        seconds = time.monotonic() - began
         for one in waiting:
             one.close()
         assert running.ask("/metrics")[0] == 200
-    assert "no connection can be accepted: Too many open files" in said
-    assert len(said.splitlines()) < 6, said
+    assert said.count(words) <= 1 + seconds / server.ACCEPTED_AGAIN
+    assert len(said.splitlines()) < said.count(words) + 3, said

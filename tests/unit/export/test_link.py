@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lockd.export import link as sampler_link
-from lockd.export.link import SamplerError, SamplerLink
+from lockd.export.link import Answer, SamplerError, SamplerLink
 from lockd.messages import (
     ALIVE,
     NOT_RELOADED,
@@ -51,7 +51,9 @@ def waiting(sampler: socket.socket) -> bytes:
         return b""
 
 
-def test_same_requests_share_one_answer_and_others_wait() -> None:
+def test_same_requests_share_one_answer_and_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_link, "REUSE", 60.0)
+
     async def test(link: SamplerLink, sampler: socket.socket) -> None:
         asked = [asyncio.ensure_future(link.ask(what)) for what in (b"m", b"d", b"m", b"d", b"m")]
         await asyncio.sleep(0.01)
@@ -63,12 +65,21 @@ def test_same_requests_share_one_answer_and_others_wait() -> None:
         answers = [(await each).block.tobytes() for each in asked]
         assert answers == [b"metrics", b"detail", b"metrics", b"detail", b"metrics"]
         assert await link.ask(b"m") is await asked[0]  # still young
-        await asyncio.sleep(sampler_link.REUSE + 0.05)
-        later = asyncio.ensure_future(link.ask(b"m"))
-        await asyncio.sleep(0.01)
-        assert waiting(sampler) == b"m"
-        answer(sampler, b"newer")
-        assert (await later).block.tobytes() == b"newer"
+
+    play(test)
+
+
+def test_an_answer_that_is_no_longer_young_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_link, "REUSE", 0.05)
+
+    async def test(link: SamplerLink, sampler: socket.socket) -> None:
+        for block in (b"older", b"newer"):
+            asked = asyncio.ensure_future(link.ask(b"m"))
+            await asyncio.sleep(0.01)
+            assert waiting(sampler) == b"m"
+            answer(sampler, block)
+            assert (await asked).block.tobytes() == block
+            await asyncio.sleep(sampler_link.REUSE + 0.05)
 
     play(test)
 
@@ -144,7 +155,9 @@ def test_it_says_that_it_is_alive_whatever_else_is_asked() -> None:
     play(test)
 
 
-def test_what_settles_is_said_in_order_and_makes_answers_new() -> None:
+def test_what_settles_is_said_in_order_and_makes_answers_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_link, "REUSE", 60.0)
+
     async def test(link: SamplerLink, sampler: socket.socket) -> None:
         asked = asyncio.ensure_future(link.ask(b"m"))
         await asyncio.sleep(0.01)
@@ -171,22 +184,21 @@ def test_what_settles_is_said_in_order_and_makes_answers_new() -> None:
 
 
 def test_what_is_new_after_it_settled_is_shared_for_as_long_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_link, "REUSE", 1.0)
-
     async def test(link: SamplerLink, sampler: socket.socket) -> None:
-        for request, reply in (
-            (link.ask(b"m"), b"before"),
-            (link.wait_until_settled(), b""),
-            (link.ask(b"m"), b"after"),
-        ):
-            asked = asyncio.ensure_future(request)
-            await asyncio.sleep(0.3)
-            if reply:
-                answer(sampler, reply)
-            else:
-                sampler.send(SETTLED)
-            last = await asked
-        await asyncio.sleep(0.6)  # the answer of before would be 1.2 s old, this one is 0.6
+        async def answered(block: bytes, reuse: float) -> Answer:
+            monkeypatch.setattr(sampler_link, "REUSE", reuse)
+            asked = asyncio.ensure_future(link.ask(b"m"))
+            await asyncio.sleep(0)
+            answer(sampler, block)
+            return await asked
+
+        await answered(b"before", reuse=0.3)
+        settled = asyncio.ensure_future(link.wait_until_settled())
+        await asyncio.sleep(0)
+        sampler.send(SETTLED)
+        await settled
+        last = await answered(b"after", reuse=60.0)
+        await asyncio.sleep(0.4)  # the time of the answer of before is over, that of this one is not
         assert await link.ask(b"m") is last
 
     play(test)

@@ -151,13 +151,8 @@ def test_the_code_that_held_a_lock_of_the_kernel(running: Exporter) -> None:
 
 
 def test_holders_of_some_seconds(running: Exporter) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(running.ask, "/flamegraph?program=futex&by=holder&seconds=1")
-        while not running.sampler.requests:
-            time.sleep(0.01)
-        time.sleep(0.3)
-        running.sampler.blocks[REQUEST_DETAIL] = block(later=1.0, more=5)
-        page = frames(asked.result()[2])
+    running.sampler.later[REQUEST_DETAIL] = block(later=1.0, more=5)
+    page = frames(running.ask("/flamegraph?program=futex&by=holder&seconds=1")[2])
     assert page["shop:refill"] == "500 us, 50.00%"
 
 
@@ -222,14 +217,9 @@ def test_who_ended_the_waits_off_the_cpu(running: Exporter) -> None:
 @pytest.mark.parametrize(("path", "shown"), [("offcpu", "1000us"), ("wakers?unit=db.service", "500us")])
 def test_waits_off_the_cpu_of_some_seconds(running: Exporter, path: str, shown: str) -> None:
     """5 waits of 100 us in each group: those of `disk` at one stack, and those of others not sampled."""
-    with ThreadPoolExecutor(1) as pool:
-        path = f"/debug/pprof/{path}{'&' if '?' in path else '?'}seconds=1"
-        asked = pool.submit(go_pprof, running, path, "-top", "-unit=us")
-        while not running.sampler.requests:
-            time.sleep(0.01)
-        time.sleep(0.3)
-        running.sampler.blocks[REQUEST_WAITS] = waits_block(later=1.0, more=5, clock_set=-3600.0)
-        top = asked.result()
+    running.sampler.later[REQUEST_WAITS] = waits_block(later=1.0, more=5, clock_set=-3600.0)
+    path = f"/debug/pprof/{path}{'&' if '?' in path else '?'}seconds=1"
+    top = go_pprof(running, path, "-top", "-unit=us")
     assert running.sampler.requests == [REQUEST_WAITS] * 2
     assert "Duration: 1s" in top
     assert rows(top)["[not sampled]"][3] == shown
@@ -237,14 +227,9 @@ def test_waits_off_the_cpu_of_some_seconds(running: Exporter, path: str, shown: 
 
 
 def test_a_profile_of_some_seconds_is_what_came_to_it(running: Exporter) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        began = time.monotonic()
-        asked = pool.submit(go_pprof, running, "/debug/pprof/futex?seconds=2", "-top", "-unit=us")
-        while not running.sampler.requests:
-            time.sleep(0.01)
-        time.sleep(0.5)
-        running.sampler.blocks[REQUEST_DETAIL] = block(later=2.0, more=5)
-        top = asked.result()
+    running.sampler.later[REQUEST_DETAIL] = block(later=2.0, more=5)
+    began = time.monotonic()
+    top = go_pprof(running, "/debug/pprof/futex?seconds=2", "-top", "-unit=us")
     assert time.monotonic() - began >= 2
     assert rows(top)["shop:stock"][0] == "1000us"  # 5 of 100 us on each of its two stacks
     assert "Duration: 2s" in top
@@ -361,26 +346,16 @@ def test_what_came_to_holders_is_neither_more_nor_less_than_what_was_sampled() -
 @pytest.mark.parametrize(("program", "samples"), [("futex", 1), ("kernel_locks", 0)])
 def test_what_nothing_came_to_is_left_out(running: Exporter, program: str, samples: int) -> None:
     """Of `futex`, the wait that goes on is left."""
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(go_pprof, running, f"/debug/pprof/{program}?seconds=1", "-raw")
-        while not running.sampler.requests:
-            time.sleep(0.01)
-        time.sleep(0.3)
-        running.sampler.blocks[REQUEST_DETAIL] = block(later=1.0)
-        raw = asked.result()
+    running.sampler.later[REQUEST_DETAIL] = block(later=1.0)
+    raw = go_pprof(running, f"/debug/pprof/{program}?seconds=1", "-raw")
     assert "Duration: 1s" in raw
     assert len(re.findall(r"^ +\d+ +\d+ +\d+: ", raw, re.MULTILINE)) == samples
 
 
 @pytest.mark.parametrize("clock_set", [-3600.0, 3600.0])
 def test_a_clock_that_is_set_meanwhile_does_not_matter(running: Exporter, clock_set: float) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(go_pprof, running, "/debug/pprof/futex?seconds=1", "-raw")
-        while not running.sampler.requests:
-            time.sleep(0.01)
-        time.sleep(0.3)
-        running.sampler.blocks[REQUEST_DETAIL] = block(later=2.0, more=5, clock_set=clock_set)
-        raw = asked.result()
+    running.sampler.later[REQUEST_DETAIL] = block(later=2.0, more=5, clock_set=clock_set)
+    raw = go_pprof(running, "/debug/pprof/futex?seconds=1", "-raw")
     assert "Duration: 2s" in raw
     samples = re.findall(r"^ +(-?\d+) +(-?\d+) +(-?\d+): ", raw, re.MULTILINE)
     assert len(samples) == 3
