@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine.cache import NoSource, proxies, sources
+
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("LOCKD_CACHE", "/var/cache/lockd-tests")) / "roots"
 USELESS = ("doc", "locale", "man")
@@ -77,19 +79,9 @@ def _make(suite: str, packages: Sequence[str], root: Path) -> None:
     command += [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in USELESS]
     # A mirror that stands still is signed all the same.
     command += ['--aptopt=Acquire::Check-Valid-Until "false"']
-    command += [f"--aptopt={line}" for line in _apt_proxies()]
-    subprocess.run([*command, suite, root, f"deb {_mirror()} {suite} main"], check=True)
-
-
-def _mirror() -> str:
-    """Where this host's own packages come from, if it is a Debian; all suites are there."""
-    shape = ["--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian", "Label: Debian"]
-    found = subprocess.check_output(["apt-get", "indextargets", *shape], text=True).split()
-    if not found:
-        pytest.skip("host: its package sources have no Debian")
-    return found[0]
-
-
-def _apt_proxies() -> list[str]:
-    settings = subprocess.check_output(["apt-config", "dump"], text=True).splitlines()
-    return [line for line in settings if line.startswith("Acquire::") and "::Proxy " in line]
+    command += [f"--aptopt={line}" for line in proxies()]
+    try:
+        source = sources(suite).strip()
+    except NoSource as error:
+        pytest.skip(str(error))
+    subprocess.run([*command, suite, root, source], check=True)

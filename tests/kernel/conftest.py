@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import tempfile
@@ -11,12 +12,14 @@ from typing import Literal
 
 import pytest
 
+from lockd.kernel.calls import bpf
 from lockd.load.host import ensure_tracefs
 from tests.support.checks import beside_another_tool
 from tests.support.lock_module import LockModule
 from tests.support.lockd_process import CANNOT, IS_IN_MACHINE, ROOT, Lockd
 from tests.support.workload import NUMBERS, OURS, Start, Workload
 
+BPF_ENABLE_STATS = 32
 CROWD = "mp[0-9]*"
 """Thousands of processes of one test, which would leave no series to the others."""
 
@@ -136,3 +139,18 @@ def scratch() -> Iterator[Path]:
     """A directory on a disk, which /tmp need not be, for workloads that read and write files."""
     with tempfile.TemporaryDirectory(prefix="lockd-scratch-", dir="/var/tmp") as name:
         yield Path(name)
+
+
+class EnableStats(ctypes.Structure):
+    """Of union bpf_attr."""
+
+    _fields_ = (("type", ctypes.c_uint32),)
+
+
+@pytest.fixture
+def kept_times() -> Iterator[None]:
+    """The kernel notes how long programs run."""
+    fd = bpf(BPF_ENABLE_STATS, EnableStats(0))
+    assert fd >= 0, os.strerror(ctypes.get_errno())
+    yield
+    os.close(fd)

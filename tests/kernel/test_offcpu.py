@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.checks import SHARE, in_one_of_some_tries, off
+from tests.support.checks import SHARE, in_one_of_some_tries, off, stolen_us
 from tests.support.lockd_process import Lockd
 from tests.support.workload import Start, Workload
 
@@ -140,12 +139,6 @@ def test_a_wait_that_goes_on_is_in_the_maximum_only(narrow: Lockd, workload: Sta
     assert ended.sum(COUNT, **labels) == 1
     assert ended.sum(SUM, **labels) * 1e6 >= second.max(MAX, **labels)
     one.finish()
-
-
-def stolen_us() -> float:
-    """What the hypervisor took from all CPUs so far."""
-    ticks = int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])
-    return ticks / os.sysconf("SC_CLK_TCK") * 1e6
 
 
 def test_a_thread_that_spins_waits_for_the_cpu_only(narrow: Lockd, workload: Start) -> None:

@@ -7,18 +7,15 @@ costs.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lockd.kernel.btf import KernelTypes
-from lockd.kernel.calls import bpf
 from lockd.kernel.counters import program_info
 from lockd.load import programs
 from lockd.load.child import run_loader
@@ -27,7 +24,6 @@ from lockd.load.settings import LoadSettings
 from tests.tries import tries
 
 SOURCE = Path(__file__).resolve().parents[2] / "bench/programs/futex_call.c"
-BPF_ENABLE_STATS = 32
 LONGEST = 2**63 - 1
 SETTINGS = LoadSettings(
     programs=("futex",), entries=1024, threads=65536, stacks=64, min_block_ns=0, max_block_ns=LONGEST,
@@ -38,21 +34,6 @@ AT_MOST = 2.5
 TRIES = 5
 MOST_EXAMINED = 1_000_000
 """Instructions that the kernel's verifier examines of a program; it refuses one that takes more."""
-
-
-class EnableStats(ctypes.Structure):
-    """Of union bpf_attr."""
-
-    _fields_ = (("type", ctypes.c_uint32),)
-
-
-@pytest.fixture
-def counted() -> Iterator[None]:
-    """The kernel notes how long programs run."""
-    fd = bpf(BPF_ENABLE_STATS, EnableStats(0))
-    assert fd >= 0, os.strerror(ctypes.get_errno())
-    yield
-    os.close(fd)
 
 
 @pytest.fixture
@@ -68,7 +49,7 @@ def spent(fds: list[int]) -> tuple[int, int]:
     return sum(int(info[0]) for info in infos), sum(int(info[1]) for info in infos)
 
 
-@pytest.mark.usefixtures("counted")
+@pytest.mark.usefixtures("kept_times")
 def test_a_call_that_does_not_block_runs_few_instructions(call: str) -> None:
     manifest, fds = run_loader(SETTINGS)
     functions = fds[len(manifest.maps) :][: len(manifest.functions)]

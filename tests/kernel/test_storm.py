@@ -17,9 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from lockd.kernel.calls import bpf
 from lockd.sample.budget.restraint import STEPS
-from tests.kernel.test_overhead import EnableStats
 from tests.kernel.test_totals import AGREEING, daemon
 from tests.support.lockd_process import Lockd, Metrics
 from tests.support.workload import Start, Workload
@@ -29,7 +27,6 @@ pytestmark = [
     pytest.mark.thorough("takes all processors for a minute"),
 ]
 
-BPF_ENABLE_STATS = 32
 LAST = len(STEPS) - 1
 STORM_SECONDS, CALM_SECONDS = 60, 200
 """Of the storm: long enough for every step. Of what comes after it: at most."""
@@ -166,15 +163,6 @@ def test_a_storm(large: Lockd, workload: Start, tmp_path: Path) -> None:
         assert all(found[3] == STEPS[int(found[2])] for found in steps)
     for workload_ in (one, probe, last_probe):
         workload_.finish()
-
-
-@pytest.fixture
-def kept_times() -> Iterator[None]:
-    """The kernel notes how long programs run."""
-    fd = bpf(BPF_ENABLE_STATS, EnableStats(0))
-    assert fd >= 0
-    yield
-    os.close(fd)
 
 
 def kernels_seconds(pid: int) -> float:

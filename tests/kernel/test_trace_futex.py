@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernel.test_holders import POINTS, Program, build, name
+from tests.kernel.test_holders import POINTS, Program, build, name, shares
 from tests.support.checks import SHARE, in_one_of_some_tries, off
 from tests.support.futex_rows import Row, read, total
 from tests.support.lockd_process import CHECKOUT, ROOT
@@ -124,10 +124,6 @@ def report_by_holder(path: Path) -> list[dict[str, Any]]:
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return samples_of(done.stdout)
-
-
-def shares(times: dict[str, int]) -> dict[str, float]:
-    return {which: us / sum(times.values()) for which, us in times.items()}
 
 
 @pytest.mark.parametrize("lock", ["normal", "rwlock"])

@@ -19,9 +19,9 @@ import pytest
 from lockd.trace.core import options
 from lockd.trace.core.session import Session
 from lockd.trace.offcpu import offcpu
-from tests.support.checks import SHARE, in_one_of_some_tries, off
+from tests.support.checks import SHARE, in_one_of_some_tries, off, stolen_us
 from tests.support.lockd_process import Lockd
-from tests.support.trace_process import one_shot
+from tests.support.trace_process import folded, one_shot
 from tests.support.workload import Start, Workload
 
 COUNT = "lockd_offcpu_blocked_seconds_count"
@@ -63,15 +63,6 @@ def traced(one: Workload, *arguments: object, tool: str = "offcpu") -> tuple[Row
         rows = rows_of(trace.stop())
         assert not trace.lost
         return rows, truth, float(re.findall(r": ([\d.]+) s, [\d,]+ events", trace.said)[-1])
-
-
-def folded(text: str) -> Counter[tuple[str, ...]]:
-    """By the rule of who draws flame graphs: the stack is what is before the last blank."""
-    stacks: Counter[tuple[str, ...]] = Counter()
-    for line in text.splitlines():
-        stack, _, value = line.rpartition(" ")
-        stacks[tuple(stack.split(";"))] += int(value)
-    return stacks
 
 
 def names_of(stacks: Counter[tuple[str, ...]]) -> set[str]:
@@ -247,9 +238,9 @@ def test_blocks_of_lines(workload: Start) -> None:
 def test_time_on_the_run_queue(workload: Start) -> None:
     def attempt() -> list[str]:
         one = workload("spinner", 2)
-        stolen = _stolen_us()
+        stolen = stolen_us()
         rows, truth, _ = traced(one, "--runqueue")
-        stolen = _stolen_us() - stolen
+        stolen = stolen_us() - stolen
         one.finish()
         told_us = sum(thread["runqueue_us"] for thread in truth["threads"])
         tids = {thread["tid"] for thread in truth["threads"]}
@@ -261,10 +252,6 @@ def test_time_on_the_run_queue(workload: Start) -> None:
         return [] if (1 - SHARE) * told_us - stolen <= seen_us <= (1 + SHARE) * told_us else [words]
 
     in_one_of_some_tries(attempt)
-
-
-def _stolen_us() -> float:
-    return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8]) * 1e4
 
 
 def test_who_is_preempted_does_not_wait(workload: Start) -> None:

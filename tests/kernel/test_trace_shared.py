@@ -29,6 +29,7 @@ from lockd.trace.core import options
 from lockd.trace.core.session import Session
 from tests.support.checks import in_one_of_some_tries
 from tests.support.lockd_process import CANNOT, CHECKOUT, ROOT, Lockd
+from tests.support.trace_process import folded
 from tests.support.tracing import Done, Trace, trace
 from tests.support.workload import Start
 
@@ -36,14 +37,6 @@ GETPPID = "t:syscalls:sys_enter_getppid"
 USAGE = 2
 ROUNDED = 0.05
 """Seconds by which a trace may have taken longer than it reports, to a tenth."""
-
-
-def folded(text: str) -> Counter[tuple[str, ...]]:
-    stacks: Counter[tuple[str, ...]] = Counter()
-    for line in text.splitlines():
-        stack, _, value = line.rpartition(" ")
-        stacks[tuple(stack.split(";"))] += int(value)
-    return stacks
 
 
 def chains(stacks: Counter[tuple[str, ...]]) -> Counter[tuple[str, ...]]:

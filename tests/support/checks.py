@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,3 +100,9 @@ def off(
     assert is_about or seen_us < told_us + more_us, words
     is_possible = least_us is not None and seen_us >= least_us - more_us - PER_SWITCH_US * waits
     return [] if is_about or is_possible else [words]
+
+
+def stolen_us() -> float:
+    """What the hypervisor took from all CPUs so far."""
+    ticks = int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])
+    return ticks / os.sysconf("SC_CLK_TCK") * 1e6

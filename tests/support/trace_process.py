@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,3 +97,12 @@ def one_shot(*arguments: object) -> Iterator[Trace]:
 def samples_of(text: str) -> list[dict[str, Any]]:
     """Of --format json: an object on each line."""
     return [json.loads(line) for line in text.splitlines()]
+
+
+def folded(text: str) -> Counter[tuple[str, ...]]:
+    """Of --format folded. By the rule of who draws flame graphs, a stack is what is before the last blank."""
+    stacks: Counter[tuple[str, ...]] = Counter()
+    for line in text.splitlines():
+        stack, _, value = line.rpartition(" ")
+        stacks[tuple(stack.split(";"))] += int(value)
+    return stacks
