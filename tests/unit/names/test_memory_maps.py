@@ -108,8 +108,8 @@ def program() -> Mapping:
 
 
 @pytest.mark.parametrize("address", [0, 2**64 - 1])
-def test_a_file_that_says_it_is_at_no_address_has_no_names(address: int, tmp_path: Path) -> None:
-    """Its addresses would be below zero, or too large for 64 bits."""
+def test_no_address_in_a_file_that_says_it_is_at_none_leaves_64_bits(address: int, tmp_path: Path) -> None:
+    """Some would be below zero, or too large; there the file is not taken for mapped."""
     content = bytearray(libc().path and Path(os.fsdecode(libc().path)).read_bytes())
     headers, size, count = struct.unpack_from("<Q14xHH", content, 32)
     for at in range(headers, headers + size * count, size):

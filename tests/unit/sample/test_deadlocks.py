@@ -207,7 +207,7 @@ def test_rows_and_metrics() -> None:
     clock = START + 2 * LASTING_NS
     bench.look(clock, *waits, *victims)
     (row,) = bench.rows(clock)
-    assert row["unit"], row["comm"] == ("unit-100", "comm-100")
+    assert (row["unit"], row["comm"]) == ("unit-100", "comm-100")
     assert (row["threads_in_ring"], row["waiting"]) == (2, 3)
     assert row["lasted_us"] == (clock - START - 2 * MS) / 1000
     assert row["since"] == pytest.approx(1700.0 - 1.998)

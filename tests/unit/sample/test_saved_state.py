@@ -143,7 +143,13 @@ def test_every_row_is_counted_once_whenever_it_ends(steps: list[tuple[str, int]]
     assert counted == list(range(table.made))
 
 
-@given(st.tuples(*2 * [st.integers(-(2**63), 2**63 - 1)]))
+ANY = st.integers(-(2**63), 2**63 - 1)
+NEAR = st.builds(
+    lambda first, rows: (first, first + rows), st.integers(-2, 2**62), st.integers(-2, 3 * ENTRIES)
+)
+
+
+@given(st.tuples(ANY, ANY) | NEAR)
 def test_rows_of_another_form_are_refused_or_fit(words: tuple[int, int]) -> None:
     """What is where the numbers of the rows should be says never to write elsewhere than there."""
     file = os.memfd_create("saved")
