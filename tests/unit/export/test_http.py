@@ -409,34 +409,6 @@ def test_ready_only_while_the_sampler_answers() -> None:
         assert running.ask("/metrics")[0] == 200
 
 
-def test_sampler_gone_is_503_and_then_the_end() -> None:
-    with exporter() as running:
-        running.sampler.answers.clear()
-        with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(running.ask, "/metrics")
-            while REQUEST_METRICS not in running.sampler.requests:
-                time.sleep(0.01)
-            running.sampler.ours.shutdown(socket.SHUT_RDWR)
-            running.sampler.answers.set()
-            status, _, body = asked.result()
-        assert status == 503
-        assert b"sampler: gone" in body
-        assert running.process.wait(5) == 0
-        assert "Traceback" not in running.stderr()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_ends_cleanly_when_asked_to(number: signal.Signals) -> None:
-    with exporter() as running:
-        idle = running.connect()
-        assert running.ask("/metrics")[0] == 200
-        running.process.send_signal(number)
-        assert running.process.wait(5) == 0
-        assert idle.recv(1) == b""
-        assert "Traceback" not in running.stderr()
-        idle.close()
-
-
 HASTY = """
 import runpy
 from lockd.export import basic_auth, handlers, link, server
@@ -451,6 +423,34 @@ After one wrong password it checks the next one in minutes.
 """
 ENDED_SECONDS = 30
 """How long it may take to end on a busy host."""
+
+
+def test_sampler_gone_is_503_and_then_the_end() -> None:
+    with exporter(run=("-c", HASTY)) as running:
+        running.sampler.answers.clear()
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(running.ask, "/metrics")
+            while REQUEST_METRICS not in running.sampler.requests:
+                time.sleep(0.01)
+            running.sampler.ours.shutdown(socket.SHUT_RDWR)
+            running.sampler.answers.set()
+            status, _, body = asked.result()
+        assert status == 503
+        assert b"sampler: gone" in body
+        assert running.process.wait(ENDED_SECONDS) == 0
+        assert "Traceback" not in running.stderr()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ends_cleanly_when_asked_to(number: signal.Signals) -> None:
+    with exporter(run=("-c", HASTY)) as running:
+        idle = running.connect()
+        assert running.ask("/metrics")[0] == 200
+        running.process.send_signal(number)
+        assert running.process.wait(ENDED_SECONDS) == 0
+        assert idle.recv(1) == b""
+        assert "Traceback" not in running.stderr()
+        idle.close()
 
 
 def test_the_daemon_waits_for_longer_than_an_exporter_takes_to_end() -> None:

@@ -28,7 +28,8 @@ from tests.support.ptraced import blocked_capture, releasing_capture
 PROGRAM = Path(__file__).parent / "python_waiter.py"
 HOLDERS = Path(__file__).parents[2] / "programs" / "holders.py"
 VERSIONS = range(8, 16)
-SECONDS = 10.0
+SECONDS = 60.0
+"""How long a busy host may take."""
 WAITS = {
     "with_lock": "lock",
     "acquire": "lock",
