@@ -85,6 +85,7 @@ def test_a_killed_thread_that_waits_in_its_end_waits_for_no_futex(either: Lockd)
         (other,) = children_of(entered.pid)
         either.until(lambda now: now.sum(WAITING, comm=comm) == 1, SETTLED_SECONDS)
         entered.send_signal(signal.SIGSTOP)
+        until(lambda: state_of(entered.pid) == "T", "the parent of the other one takes no notice of its end")
         os.kill(init, signal.SIGKILL)
         # Newer kernels have it sleep in the state I, in which no futex call sleeps.
         until(

@@ -60,7 +60,8 @@ static void round_of(void *(*waiter)(void *), long nr, uint32_t value, bool requ
 {
     static long rounds;
     a = value;
-    wait_asleep(spawn(waiter, NULL), nr);
+    pid_t tid = spawn(waiter, NULL);
+    wait_asleep(tid, nr);
     nap(500);
     if (requeue) {
         struct waitv v[2] = {
@@ -72,6 +73,9 @@ static void round_of(void *(*waiter)(void *), long nr, uint32_t value, bool requ
     if (futex_wake(requeue ? &b : &a) != 1)
         die("woke nobody");
     wait_until(&finished, ++rounds);
+    /* As it ends, it may have a lock of the C library for which the next thread waits: one more wake. */
+    while (!syscall(SYS_tgkill, getpid(), tid, 0))
+        nap(50);
 }
 
 int main(int argc, char **argv)
