@@ -116,11 +116,8 @@ class Expressions:
         """The number of values of label_values(), which Grafana reads from this path of Prometheus."""
         found = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
         assert found, query
-        return len(self._labels(found[2], found[1]))
-
-    def _labels(self, label: str, selector: str) -> list[str]:
-        values: list[str] = self._prometheus.asked(f"label/{label}/values", **{"match[]": selector})
-        return values
+        selector, label = found.groups()
+        return len(self._prometheus.asked(f"label/{label}/values", **{"match[]": selector}))
 
 
 def _choices(expr: str, values: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:

@@ -60,11 +60,6 @@ class Variant:
 
 
 @contextlib.contextmanager
-def nothing() -> Iterator[None]:
-    yield
-
-
-@contextlib.contextmanager
 def floor(
     programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", futex_mode: str = "blocked"
 ) -> Iterator[None]:
@@ -220,7 +215,7 @@ def _bpftrace(name: str, script: str) -> Variant:
 
 
 VARIANTS = (
-    Variant(UNTRACED, nothing),
+    Variant(UNTRACED, contextlib.nullcontext),
     Variant(FLOOR, floor),
     Variant(LOCKD, lockd),
     Variant(f"{LOCKD}, no holders", lambda: lockd(samples=NO_HOLDERS)),

@@ -117,7 +117,7 @@ class Fleet:
                 found[_labels(name, {**labels, **target})] = values.of(sort, name, number + host)
 
         asked = _asked()
-        for number, (series, (first, last, is_cumulative)) in enumerate(self._scraped().items()):
+        for number, (series, (first, last, is_cumulative)) in enumerate(self.recording.series().items()):
             name, labels = parsed(series)
             is_chosen = labels.get("unit") == self.unit or labels.get("lock") == self.lock
             is_everywhere = name in asked["lockd-fleet"] or (
@@ -138,9 +138,6 @@ class Fleet:
                     found[_labels(name, {**labels, "cluster": cluster})] = values.of("rate", name, number)
         found[_labels(OBJECTIVE, {"unit": self.unit})] = values.of("constant", OBJECTIVE, 0)
         return found
-
-    def _scraped(self) -> Mapping[str, tuple[float, float, bool]]:
-        return self.recording.series()
 
 
 def make(directory: Path, recording: Path) -> dict[str, object]:

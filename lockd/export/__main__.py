@@ -64,7 +64,8 @@ def main() -> int:
         privileges.die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:  # the parent ended before the line above
             return 0
-        confine()
+        # Before it reads input from clients.
+        confinement.confine(confinement.EXPORTER, log_is_journal=logs.open_journal())
         # The files are read by the unprivileged user, who must be able to read them again later.
         stored = None if args.web_kept_fd is None else os.fdopen(args.web_kept_fd, "r+b", buffering=0)
         web = WebConfig(args.web_config, stored)
@@ -110,11 +111,6 @@ def _drop_privileges(web_config: Path | None) -> None:
     if web_config:  # imported first: the unprivileged user may not be able to read lockd's own files
         import lockd.export.web_config_file  # noqa: F401
     privileges.drop_all(privileges.unprivileged_user("lockd"))
-
-
-def confine() -> None:
-    """Restrict the process to the system calls that it needs, before it reads input from clients."""
-    confinement.confine(confinement.EXPORTER, log_is_journal=logs.open_journal())
 
 
 def _check(web_config: Path) -> int:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lockd.columns.structs import struct_dtype
 from lockd.errors import LockdError
-from lockd.kernel.libbpf import last_error, libbpf
+from lockd.kernel.libbpf import libbpf
 from lockd.kernel.manifest import Manifest, MapInfo
 
 PROG_INFO_BYTES = 232
@@ -41,7 +41,7 @@ class PerCpuCounters:
         for index in range(self._entries):
             key = ctypes.c_uint32(index)
             if self._lib.bpf_map_lookup_elem(self._fd, ctypes.byref(key), self._values.ctypes.data):
-                raise LockdError(f"map {self._name}: reading: {os.strerror(last_error())}")
+                raise LockdError(f"map {self._name}: reading: {os.strerror(ctypes.get_errno())}")
             totals[index] = min(int(self._values.sum()), MOST)
         return totals
 

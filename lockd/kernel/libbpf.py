@@ -36,7 +36,7 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
 def libbpf() -> ctypes.CDLL:
     """Return the library, with prototypes. Raises HostError if it is not installed.
 
-    After a call that failed, last_error() is the error.
+    After a call that failed, ctypes.get_errno() is the error: every version of libbpf sets it.
     """
     for name in ("libbpf.so.1", "libbpf.so.0"):
         try:
@@ -51,8 +51,3 @@ def libbpf() -> ctypes.CDLL:
         prototype = getattr(library, function)
         prototype.restype, prototype.argtypes = result, arguments
     return library
-
-
-def last_error() -> int:
-    """Return the errno of the call that just failed. Every version of libbpf sets it."""
-    return ctypes.get_errno()

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Sequence
 
-from lockd.kernel.libbpf import ENOTSUPP, last_error, libbpf
+from lockd.kernel.libbpf import ENOTSUPP, libbpf
 from lockd.kernel.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class KernelOwners:
             return 0
         self._arguments[0], self._arguments[1] = address, waiter
         if libbpf().bpf_prog_test_run_opts(self._fd, ctypes.byref(self._opts)):
-            self._give_up(last_error())
+            self._give_up(ctypes.get_errno())
             return 0
         return int(self._opts.retval)
 

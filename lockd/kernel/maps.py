@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lockd.columns import structs
 from lockd.columns.index import mix
 from lockd.errors import LockdError
-from lockd.kernel.libbpf import last_error, libbpf
+from lockd.kernel.libbpf import libbpf
 from lockd.kernel.manifest import MapInfo
 
 BPF_NOEXIST = 1
@@ -101,8 +101,8 @@ class HashMap:
         """Return the value of an entry as an array of one element, all zeros if there is no such entry."""
         value = np.zeros(1, self.value)
         failed = self._lib.bpf_map_lookup_elem(self.fd, key.ctypes.data, value.ctypes.data)
-        if failed and last_error() != errno.ENOENT:
-            raise self._error("reading an entry", last_error())
+        if failed and ctypes.get_errno() != errno.ENOENT:
+            raise self._error("reading an entry", ctypes.get_errno())
         return value
 
     def delete(self, keys: npt.NDArray[Any]) -> None:
@@ -119,7 +119,7 @@ class HashMap:
             count.value = room - total
             keys, values = keys_address + total * self._key_bytes, values_address + total * self._value_bytes
             failed = operation(self.fd, token, self._token, keys, values, self._count_pointer, None)
-            code = last_error() if failed else 0
+            code = ctypes.get_errno() if failed else 0
             if code == errno.ENOSPC:
                 break  # the map was full and changed during the read: the next bucket has no room here
             # ENOENT (the end of the map) and BUSY set the count, as success does.
@@ -134,7 +134,7 @@ class HashMap:
     def _try(self, operation: Any, *arguments: Any) -> int:
         """Call an operation until it is not BUSY; return 0 or its errno."""
         while operation(self.fd, *arguments):
-            if (code := last_error()) not in BUSY:
+            if (code := ctypes.get_errno()) not in BUSY:
                 return code
         return 0
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from lockd.errors import HostError, LockdError, refusal
 from lockd.kernel.calls import BPF_BTF_LOAD, BPF_MAP_CREATE, BtfLoad, MapCreate, bpf, describe
-from lockd.kernel.libbpf import last_error, libbpf
+from lockd.kernel.libbpf import libbpf
 from lockd.kernel.manifest import MapInfo
 from lockd.load import programs
 from lockd.load.compiled import Compiled, MapDefinition, with_addresses, with_kernel_functions, with_maps
@@ -156,7 +156,7 @@ class BpfObject:
         key = ctypes.c_uint32(index)
         fd = self._map_fds[name]
         if libbpf().bpf_map_update_elem(fd, ctypes.byref(key), ctypes.byref(value), 0):
-            raise _refusal(f"map {name}: setting element {index}", last_error())
+            raise _refusal(f"map {name}: setting element {index}", ctypes.get_errno())
 
     def _attach_group(self, group: Sequence[Candidate]) -> list[tuple[Sequence[Candidate], Attachment]]:
         """Attach candidates that differ in the hook alone.

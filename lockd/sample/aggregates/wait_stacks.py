@@ -128,7 +128,7 @@ class WaitStacks:
         rows = self._rows(codes, reasons, names)
         for row, sample in zip(rows.tolist(), samples, strict=True):
             stack, waker_stack = self._shared(sample.stack), self._shared(sample.waker_stack)
-            self._add_weight(_Place(row, stack, sample.waker, waker_stack), _Weight(sample.weight_ns, 1))
+            _add(self._weights, _Place(row, stack, sample.waker, waker_stack), _Weight(sample.weight_ns, 1))
             if len(self._weights) > MOST_STACKS:
                 self._merge_light_stacks()
         self._fold_surplus_groups()
@@ -201,9 +201,6 @@ class WaitStacks:
         wide_sums.add(self._groups["blocked_ns"], of_rows, blocked_ns)
         self._groups["count"][of_rows.rows] += of_rows.sum(count)
 
-    def _add_weight(self, place: _Place, weight: _Weight) -> None:
-        _add(self._weights, place, weight)
-
     def _shared(self, stack: CallStack) -> CallStack:
         """The stack that is equal to this one and was there first."""
         known = self._stacks.get(stack)
@@ -221,7 +218,7 @@ class WaitStacks:
         )
         for place, weight in ordered[len(ordered) // 2 :]:
             del self._weights[place]
-            self._add_weight(_rest_of(place), weight)
+            _add(self._weights, _rest_of(place), weight)
         self._stacks = {stack: stack for place in self._weights for stack in (place.stack, place.waker_stack)}
         self._functions = {name: name for name in _functions(self._stacks)}
 
@@ -240,7 +237,7 @@ class WaitStacks:
         moved = dict(zip(gone.tolist(), others.tolist(), strict=True))
         weights, self._weights = self._weights, {}
         for place, weight in weights.items():
-            self._add_weight(place._replace(group=moved.get(place.group, place.group)), weight)
+            _add(self._weights, place._replace(group=moved.get(place.group, place.group)), weight)
 
     def _other_rows(self, reasons: npt.NDArray[np.int64]) -> Rows:
         """The row of (other, other) for each reason."""
