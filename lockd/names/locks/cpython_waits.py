@@ -8,17 +8,17 @@ the interpreter's memory while the wait lasts.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
 from lockd.names.locks.locking_code import COND, LOCK, Frame, is_of_c_library
+from lockd.names.objects.address_space import AddressSpace
 from lockd.names.runtimes.cpython import Interpreter, PythonFrame
 from lockd.names.unwind.capture import Capture
 
@@ -231,14 +231,16 @@ class _Place:
         return all(capture.stack[at : at + 8] == word.to_bytes(8, "little") for at, word in self.words)
 
 
-def _place(memory: _Memory, call: Sequence[bytes], frame: int, instruction: int, size: int) -> _Place | None:
+def _place(
+    space: AddressSpace, call: Sequence[bytes], frame: int, instruction: int, size: int
+) -> _Place | None:
     """The place of a thread in a system call, by `size` bytes of its stack.
 
     None if the stack has neither the frame nor its next instruction.
     """
     stack_pointer, instruction_pointer = (int(field, 16) for field in call[-2:])
     ready = {instruction + ahead for ahead in AHEAD} if instruction else set()
-    stack = _words(memory.read(stack_pointer, size))
+    stack = _words(space.read(stack_pointer, size))
     words = tuple((8 * i, word) for i, word in enumerate(stack) if word == frame or word in ready)
     values = {word for _, word in words}
     is_certain = frame in values and (not instruction or values & ready)
@@ -259,9 +261,9 @@ def system_call(process: Path, tid: int) -> list[bytes]:
 class CPythonProcess:
     """A process that runs CPython."""
 
-    def __init__(self, process: Path, runtime: int) -> None:
+    def __init__(self, process: Path, space: AddressSpace, runtime: int) -> None:
         """`process` is its directory in procfs, `runtime` the address of its `_PyRuntime`."""
-        self._process = process
+        self._process, self._space = process, space
         self._interpreter = Interpreter(runtime)
         self.places: tuple[int, ...] = ()
         """The numbers of protocol.CPythonPlaces; empty until find_places() has found them."""
@@ -281,15 +283,15 @@ class CPythonProcess:
         that. A thread that waits often soon waits again: so this method tries a few times, and sleeps in
         between.
         """
-        with _opened(self._process) as memory:
-            frames = self._frames(memory, tid, address, capture) or self._seen_before(capture)
+        with self._space.opened_memory():
+            frames = self._frames(tid, address, capture) or self._seen_before(capture)
             if not frames and time.monotonic() >= self._next_patience:
                 for _ in range(TRIES):
                     time.sleep(TRY_SECONDS)
-                    if frames := self._frames(memory, tid, address, capture):
+                    if frames := self._frames(tid, address, capture):
                         break
                 self._next_patience = time.monotonic() + IMPATIENT_SECONDS
-            waited_for = _type_by_functions(stack) or self._type(memory, address, capture)
+            waited_for = _type_by_functions(stack) or self._type(address, capture)
         self.find_places(capture.thread_pointer)
         return judge_python(frames, waited_for)
 
@@ -297,23 +299,23 @@ class CPythonProcess:
         """Set `places` if they can be found. `thread_pointer` is that of any Python thread of the process."""
         if not self.places and self._searches < MOST_SEARCHES:
             self._searches += 1
-            with _opened(self._process) as memory:
-                self.places = self._interpreter.places(memory, thread_pointer)
+            with self._space.opened_memory():
+                self.places = self._interpreter.places(self._space, thread_pointer)
 
     def place(self, codes: Sequence[int]) -> PythonPlace:
         """The place of a thread whose functions have these code objects, innermost first."""
-        with _opened(self._process) as memory:
-            frames = self._interpreter.functions(memory, codes)
+        with self._space.opened_memory():
+            frames = self._interpreter.functions(self._space, codes)
         return PythonPlace(_site(frames), tuple(map(label, frames)))
 
-    def _frames(self, memory: _Memory, tid: int, address: int, capture: Capture) -> list[PythonFrame]:
+    def _frames(self, tid: int, address: int, capture: Capture) -> list[PythonFrame]:
         """The thread's Python frames, if it still waits at the captured place, or for the same address."""
         before = system_call(self._process, tid)
-        frames = self._interpreter.frames(memory, capture.thread_pointer) if before else []
+        frames = self._interpreter.frames(self._space, capture.thread_pointer) if before else []
         if not frames:
             return []
-        frame, instruction = self._interpreter.innermost(memory, capture.thread_pointer)
-        place = _place(memory, before, frame, instruction, len(capture.stack))
+        frame, instruction = self._interpreter.innermost(self._space, capture.thread_pointer)
+        place = _place(self._space, before, frame, instruction, len(capture.stack))
         is_same_place = place is not None and place.is_of(capture)
         is_same_wait = is_same_place or int(before[1], 16) == address
         if not is_same_wait or system_call(self._process, tid) != before:
@@ -327,13 +329,13 @@ class CPythonProcess:
     def _seen_before(self, capture: Capture) -> list[PythonFrame]:
         return next((frames for place, frames in self._seen.items() if place.is_of(capture)), [])
 
-    def _type(self, memory: _Memory, address: int, capture: Capture) -> str:
+    def _type(self, address: int, capture: Capture) -> str:
         """The type of the object whose lock is at `address`; empty if no captured word points to it."""
         if 0 <= address - _stack_pointer(capture) < len(capture.stack):
             return ""  # from 3.13 on a thread sleeps on a semaphore of its own
         for word in dict.fromkeys((*capture.registers, *_words(capture.stack[:SEARCHED]))):
             if LOWEST < word < USER_END and word % 8 == 0:
-                name, first = self._interpreter.type_of(memory, word)
+                name, first = self._interpreter.type_of(self._space, word)
                 if first == address and name in LOCK_TYPES:
                     return name
         return ""
@@ -358,28 +360,3 @@ def _type_by_functions(stack: Sequence[Frame]) -> str:
         if frame.function in ("_PyRecursiveMutex_Lock", "rlock_acquire_restore"):
             return RLOCK_TYPE
     return ""
-
-
-class _Memory:
-    """The memory of a process, by a descriptor of its file `mem`."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def read(self, address: int, size: int) -> bytes:
-        with contextlib.suppress(OSError, OverflowError):
-            return os.pread(self._fd, size, address)
-        return b""
-
-
-@contextlib.contextmanager
-def _opened(process: Path) -> Iterator[_Memory]:
-    """The memory of a process. It reads as empty if the process is gone or may not be read."""
-    fd = -1
-    with contextlib.suppress(OSError):
-        fd = os.open(process / "mem", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield _Memory(fd)
-    finally:
-        if fd >= 0:
-            os.close(fd)

@@ -408,7 +408,7 @@ class UserNames:
             if located and runtime is not None:
                 runtime += place - located[1]
                 if runtime not in process.pythons:
-                    process.pythons = {runtime: CPythonProcess(process.directory, runtime)}
+                    process.pythons = {runtime: CPythonProcess(process.directory, process.space, runtime)}
                 return process.pythons[runtime]
         return None
 

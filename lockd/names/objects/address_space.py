@@ -136,7 +136,7 @@ class AddressSpace:
 
     def _load(self, image: Image) -> tuple[Mapping, Key, int] | None:
         """What _files has of an image, whose file is read again."""
-        with self._opened_memory():
+        with self.opened_memory():
             if image.first.path == VDSO:
                 data = self._read(image.base, min(image.first.end - image.base, MAX_VDSO))
                 key = self._objects.load_image(_key_of(data), data)
@@ -215,14 +215,11 @@ class AddressSpace:
     def code(self, address: int, size: int) -> bytes:
         """`size` bytes of code at an address: from the object file, or from memory where there is no file."""
         located = self.locate(address)
-        if located:
-            return located[0].code(located[1], size)
-        with self._opened_memory():
-            return self._read(address, size)
+        return located[0].code(located[1], size) if located else self.read(address, size)
 
     @contextlib.contextmanager
-    def _opened_memory(self) -> Iterator[None]:
-        """Keep the memory of the process open for several calls of _read()."""
+    def opened_memory(self) -> Iterator[None]:
+        """Keep the memory of the process open for several calls of read()."""
         if self._memory >= 0:
             yield
             return
@@ -236,14 +233,14 @@ class AddressSpace:
             self._memory = -1
 
     def _read(self, address: int, size: int) -> bytes:
-        """`size` bytes of memory; none if they cannot be read. For use within _opened_memory()."""
+        """As read() does. For use within opened_memory()."""
         with contextlib.suppress(OSError, OverflowError):
             return os.pread(self._memory, size, address) if self._memory >= 0 else b""
         return b""
 
     def read(self, address: int, size: int) -> bytes:
         """`size` bytes of memory at an address; none if they cannot be read."""
-        with self._opened_memory():
+        with self.opened_memory():
             return self._read(address, size)
 
     @property
