@@ -35,6 +35,17 @@ FORBIDDEN = ("libclang", "libbcc", "libLLVM")
 TICK = os.sysconf("SC_CLK_TCK")
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a process, by /proc/PID/smaps_rollup."""
+
+    resident: int
+    share: int
+    """Proportional (PSS): shared pages count in part."""
+    anonymous: int
+    """Of the share: of no file."""
+
+
 @dataclass
 class Process:
     """One process of lockd: its own figures and the kernel's."""
@@ -108,7 +119,8 @@ def _measure(daemon: Lockd, load: Workload, scrape_every: float) -> Figures:
         one.cpu_stat = low_after - high, high_after - low
         one.cpu_told = since(before, after, "lockd_cpu_seconds_total", process=one.name)
         one.resident_told = after.sum("lockd_resident_bytes", process=one.name)
-        one.resident_smaps, one.pss = memory(one.pid)
+        taken = memory(one.pid)
+        one.resident_smaps, one.pss = taken.resident, taken.share
         one.forbidden = forbidden_libraries(one.pid)
     return Figures(
         seconds=seconds,
@@ -171,16 +183,20 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
-def memory(pid: int) -> tuple[int, int]:
-    """Resident and proportional set size of a process in bytes."""
+def memory(pid: int) -> Memory:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     kilobytes = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
-    return kilobytes["Rss"] * 1024, kilobytes["Pss"] * 1024
+    return Memory(*(kilobytes[name] * 1024 for name in ("Rss", "Pss", "Pss_Anon")))
 
 
 def forbidden_libraries(pid: int) -> list[str]:
     maps = Path(f"/proc/{pid}/maps").read_text()
     return [name for name in FORBIDDEN if name in maps]
+
+
+def pids_of(sampler: int) -> dict[str, int]:
+    """The process ids of the sampler and of its named_children(), by name."""
+    return {"sampler": sampler, **named_children(sampler)}
 
 
 def named_children(sampler: int) -> dict[str, int]:

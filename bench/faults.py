@@ -32,7 +32,7 @@ from typing import Any
 import pytest
 
 from bench import results
-from bench.cost import memory, named_children
+from bench.cost import memory, pids_of
 from bench.host import Host, cgroup2, end, get, hierarchy, limited, remove, say
 from tests.support.descriptor_store import DescriptorStore
 from tests.support.lockd_process import Lockd, Metrics
@@ -228,8 +228,7 @@ class Service:
 
     def pids(self) -> dict[str, int]:
         """Of each process that lives."""
-        daemon = self.daemon.process.pid
-        return {} if self.has_ended else {"sampler": daemon, **named_children(daemon)}
+        return {} if self.has_ended else pids_of(self.daemon.process.pid)
 
 
 def counters(text: str) -> dict[str, float]:
@@ -294,7 +293,7 @@ class Resources:
 
     def _found(self, process: str, pid: int) -> dict[str, float]:
         found = {
-            "MB": memory(pid)[1] / 1e6,
+            "MB": memory(pid).share / 1e6,
             "descriptors": float(len(os.listdir(f"/proc/{pid}/fd"))),
             "threads": float(len(os.listdir(f"/proc/{pid}/task"))),
         }

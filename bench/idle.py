@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import results
-from bench.startup import PROCESSES, memory_of, pids_of
+from bench.cost import pids_of
+from bench.startup import PROCESSES, memory_of
 from tests.support.lockd_process import Lockd
 
 ROUND_SECONDS, ROUNDS = 10.0, 4
@@ -77,7 +78,7 @@ def _row(name: str, shares: list[float], memory: str) -> str:
 
 def _taken(daemon: Lockd) -> dict[str, dict[int, int]]:
     """By process, the nanoseconds that all threads of its present process id have run."""
-    pids = pids_of(daemon)
+    pids = pids_of(daemon.process.pid)
     return {name: {pids[name]: taken(pids[name])} if name in pids else {} for name in PROCESSES}
 
 

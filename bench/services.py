@@ -30,7 +30,7 @@ import numpy as np
 import yaml
 
 from bench import results
-from bench.cost import memory, named_children
+from bench.cost import memory, pids_of
 from bench.database import database
 from bench.host import KILLED_WITH_US, Host, free_port, get, say
 from bench.prometheus import STEP, Prometheus
@@ -294,12 +294,10 @@ class Memory:
         """Minutes since the beginning, and bytes."""
 
     def look(self) -> None:
-        sampler = self._daemon.process.pid
-        pids = {"sampler": sampler, **named_children(sampler)}
         minutes = (time.monotonic() - self._began) / 60
-        for name, pid in pids.items():
+        for name, pid in pids_of(self._daemon.process.pid).items():
             with contextlib.suppress(OSError):
-                self.by_process[name].append((minutes, memory(pid)[0]))
+                self.by_process[name].append((minutes, memory(pid).resident))
 
     def report(self, minutes: float) -> dict[str, dict[str, Any]]:
         """Before and after it has settled, and the slope since, of what was seen within so many minutes."""

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench import results
-from bench.cost import CHILDREN, TICK, children_of, cpu_seconds
+from bench.cost import TICK, Memory, children_of, cpu_seconds, memory, pids_of
 from lockd.config.schema import FEWEST_ENTRIES, FEWEST_THREADS, default
 from lockd.service.start import load_settings
 from tests.support.lockd_process import Lockd
@@ -43,17 +43,6 @@ LOADER_LOOK = 0.01
 CHURN = (("fork_storm", 500), ("clone_churn", 5000), ("many_addrs", 2000, 200, 0))
 """Workloads with their arguments; one round of all takes a second or so."""
 MB = 1e6
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of a process."""
-
-    resident: int
-    share: int
-    """Proportional (PSS): shared pages count in part."""
-    anonymous: int
-    """Of the share: of no file."""
 
 
 @dataclass
@@ -142,7 +131,8 @@ def started(cache: Path, is_first: bool) -> Iterator[tuple[Lockd, Start]]:
             start.cpu = cpu_of(daemon)
             start.memory = memory_of(daemon)
             start.ready, start.loader_peak = moments[0] - began, loader.stop()
-            start.loader_is_gone = not any("lockd.load" in each for each in commands(daemon).values())
+            commands = children_of(daemon.process.pid).values()
+            start.loader_is_gone = not any("lockd.load" in command for command in commands)
             # The first tick follows at once.
             start.tick = daemon.metrics(settled=False).sum("lockd_start_time_seconds") - wall
             yield daemon, start
@@ -153,37 +143,18 @@ def started(cache: Path, is_first: bool) -> Iterator[tuple[Lockd, Start]]:
             said.close()
 
 
-def commands(daemon: Lockd) -> dict[int, str]:
-    return children_of(daemon.process.pid)
-
-
 def cpu_of(daemon: Lockd) -> float:
     """Seconds: of its processes, and of those that it has waited for, the loader."""
-    waited_for = Path(f"/proc/{daemon.process.pid}/stat").read_text().rpartition(")")[2].split()[13:15]
-    living = sum(cpu_seconds(pid) for pid in (daemon.process.pid, *commands(daemon)))
+    sampler = daemon.process.pid
+    waited_for = Path(f"/proc/{sampler}/stat").read_text().rpartition(")")[2].split()[13:15]
+    living = sum(cpu_seconds(pid) for pid in (sampler, *children_of(sampler)))
     return living + sum(map(int, waited_for)) / TICK
-
-
-def pids_of(daemon: Lockd) -> dict[str, int]:
-    """The process id by process; of those that there are."""
-    pids = {"sampler": daemon.process.pid}
-    for pid, command in commands(daemon).items():
-        pids |= {name: pid for module, name in CHILDREN.items() if module in command}
-    return pids
 
 
 def memory_of(daemon: Lockd) -> dict[str, Memory]:
     """By process; of those that there are."""
-    pids = pids_of(daemon)
-    return {name: _memory(pids[name]) for name in PROCESSES if name in pids}
-
-
-def _memory(pid: int) -> Memory:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    bytes_of = {
-        name: int(value.split()[0]) * 1024 for name, _, value in (one.partition(":") for one in lines)
-    }
-    return Memory(bytes_of["Rss"], bytes_of["Pss"], bytes_of["Pss_Anon"])
+    pids = pids_of(daemon.process.pid)
+    return {name: memory(pids[name]) for name in PROCESSES if name in pids}
 
 
 def maps_bytes(pid: int) -> dict[int, int]:

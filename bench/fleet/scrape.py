@@ -15,13 +15,12 @@ from typing import Any
 
 import yaml
 
+from bench.cost import cpu_seconds
 from bench.fleet.server import Prometheus, disk, running
 from bench.host import KILLED_WITH_US, end, say
 from bench.services import ROOT
 
 RULES = ROOT / "deploy/prometheus"
-TICKS = 100
-"""The number of clock ticks per second of CPU time in /proc/PID/stat."""
 LEAST_AVAILABLE = 2 << 30
 """The least available memory of the host, in bytes. The bench ends before less is left."""
 
@@ -118,14 +117,14 @@ def measure(hosts: int, recordings: Sequence[Path], minutes: float) -> Iterator[
         server = ends.enter_context(running(place, config, "--web.enable-admin-api"))
         say(f"scraping {hosts} hosts for {minutes:g} min")
         _wait(minutes * 60 / 2)
-        before, began, simulation = server.own(), time.monotonic(), _busy(pid)
+        before, began, simulation = server.own(), time.monotonic(), cpu_seconds(pid)
         logged, taken = disk(server.data / "wal"), server.recording_rules()
         while time.monotonic() < began + minutes * 60 / 2:
             _wait(min(15.0, began + minutes * 60 / 2 - time.monotonic()))
             for name, seconds in server.recording_rules().items():
                 taken[name] = max(seconds, taken.get(name, 0.0))
         after, seconds = server.own(), time.monotonic() - began
-        simulation = (_busy(pid) - simulation) / seconds
+        simulation = (cpu_seconds(pid) - simulation) / seconds
         log_bytes = (disk(server.data / "wal") - logged) / seconds
         now = time.time()
         yield (
@@ -214,12 +213,6 @@ def _wait(seconds: float) -> None:
         if available < LEAST_AVAILABLE:
             raise NoMemory(f"{available >> 20} MB of memory are left; {LEAST_AVAILABLE >> 20} MB must be")
         time.sleep(min(left, 1.0))
-
-
-def _busy(pid: int) -> float:
-    """The CPU time of a process, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def _one(own: dict[str, dict[tuple[str, ...], float]], name: str) -> float:
