@@ -56,10 +56,12 @@ def steps(rounds: int) -> tuple[dict[str, float], dict[str, str]]:
         try:
             programs[name] = module.load_func(name, BPF.SCHED_CLS).fd
         except Exception as error:
-            refused[STEPS[name]] = str(error)
+            refused[STEPS.get(name, "an empty program")] = str(error)
     each = [{name: _test_run(fd) for name, fd in programs.items()} for _ in range(rounds)]
     module.cleanup()
     medians = {name: statistics.median(one[name] for one in each) for name in programs}
+    if NOTHING not in medians:  # no step can be told from the run of its program
+        return {}, refused
     nothing = medians.pop(NOTHING)
     return {STEPS[name]: (run - nothing) / TIMES for name, run in medians.items()}, refused
 
