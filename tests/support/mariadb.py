@@ -70,7 +70,12 @@ def running(directory: Path, *options: str, comm: str = COMM) -> Iterator[Server
         yield server
     finally:
         process.terminate()
-        process.wait(READY_SECONDS)
+        try:
+            process.wait(READY_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
 
 
 def _until_it_answers(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
