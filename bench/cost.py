@@ -90,11 +90,13 @@ def measure(seconds: float, threads: int, pause_us: int, scrape_every: float) ->
     """Run a daemon with its default configuration but for finer buckets, put load on it, look at it."""
     with tempfile.TemporaryDirectory() as directory:
         daemon = Lockd(Path(directory), FINE)
-        load = Workload("load", int(seconds), threads, pause_us, comm="load")
         try:
-            return _measure(daemon, load, scrape_every)
+            load = Workload("load", int(seconds), threads, pause_us, comm="load")
+            try:
+                return _measure(daemon, load, scrape_every)
+            finally:
+                load.kill()
         finally:
-            load.kill()
             if (code := daemon.stop()) != 0:
                 raise RuntimeError(f"lockd ended with code {code}:\n" + "".join(daemon.log))
 

@@ -715,9 +715,12 @@ def reused_tids(_: Bench) -> str | None:
 def second_lockd(bench: Bench) -> None:
     directory = Path(tempfile.mkdtemp(dir=bench.host.directory))
     other = Lockd(directory, CONFIG)
-    time.sleep(FAULT_SECONDS)
-    counted = other.metrics().sum("lockd_futex_waits_total")
-    if code := other.stop():
+    try:
+        time.sleep(FAULT_SECONDS)
+        counted = other.metrics().sum("lockd_futex_waits_total")
+    finally:
+        code = other.stop()
+    if code:
         bench.wrong.append(f"the second lockd ended with code {code}: {''.join(other.log)[-500:]}")
     if not counted:
         bench.wrong.append("the second lockd counted nothing")

@@ -9,6 +9,7 @@ Writes bench/build/names.json and .md.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import tempfile
@@ -49,25 +50,22 @@ def measure(turns: int, seconds: int, per_minute: int, threads: int) -> tuple[st
     """Run the turns; a table and its figures."""
     quiet, churned = Lateness(), Lateness()
     processes = 0
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as ends:
         daemon = Lockd(Path(directory), FINE)
-        load = Workload("load", 2 * turns * seconds + 30, threads, 2000, comm="load") if threads else None
-        if load:
+        ends.callback(daemon.stop)
+        if threads:
+            load = Workload("load", 2 * turns * seconds + 30, threads, 2000, comm="load")
+            ends.callback(load.kill)
             load.go()
-        try:
-            for _ in range(turns):
-                before = daemon.metrics()
-                subprocess.run(["sleep", str(seconds)], check=True)
-                between = daemon.metrics()
-                churn = [CHURN, str(per_minute), str(seconds)]
-                processes += json.loads(subprocess.check_output(churn))["processes"]
-                quiet.add(before, between)
-                churned.add(between, daemon.metrics())
-            end = daemon.metrics()
-        finally:
-            if load:
-                load.kill()
-            daemon.stop()
+        for _ in range(turns):
+            before = daemon.metrics()
+            subprocess.run(["sleep", str(seconds)], check=True)
+            between = daemon.metrics()
+            churn = [CHURN, str(per_minute), str(seconds)]
+            processes += json.loads(subprocess.check_output(churn))["processes"]
+            quiet.add(before, between)
+            churned.add(between, daemon.metrics())
+        end = daemon.metrics()
     counted = end.sum("lockd_futex_blocked_seconds_count", comm="names_churn", kind="lock")
     named = end.sum("lockd_futex_lock_blocked_total", comm="names_churn", lock=NAMED)
     rows = [

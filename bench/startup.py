@@ -99,10 +99,9 @@ class LoaderPeak:
                         if peak := re.search(r"^VmHWM:\s*(\d+)", text, re.MULTILINE):
                             self.bytes = max(self.bytes, int(peak[1]) * 1024)
 
-    def stop(self) -> int:
+    def close(self) -> None:
         self._stopped.set()
         self._thread.join()
-        return self.bytes
 
 
 def _descendants(pid: int) -> Iterator[int]:
@@ -116,31 +115,34 @@ def _descendants(pid: int) -> Iterator[int]:
 @contextlib.contextmanager
 def started(cache: Path, is_first: bool) -> Iterator[tuple[Lockd, Start]]:
     """A daemon with the default configuration, once it is ready."""
-    with tempfile.TemporaryDirectory() as directory:
-        start, said = Start(is_first), Notifications(Path(directory))
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        contextlib.closing(Notifications(Path(directory))) as said,
+        contextlib.closing(LoaderPeak()) as loader,
+    ):
+        start = Start(is_first)
         moments: list[float] = []
-        waiting = threading.Thread(target=lambda: moments.append(said.ready()))
+        waiting = threading.Thread(target=lambda: moments.append(said.ready()), daemon=True)
         waiting.start()
-        loader = LoaderPeak()
         environment = {**os.environ, "NOTIFY_SOCKET": str(said.path), "CACHE_DIRECTORY": str(cache)}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed lockd has been compiled
         began, wall = time.monotonic(), time.time()
         daemon = Lockd(Path(directory), env=environment)
-        waiting.join()
         try:
+            waiting.join()
             start.cpu = cpu_of(daemon)
             start.memory = memory_of(daemon)
-            start.ready, start.loader_peak = moments[0] - began, loader.stop()
+            start.ready = moments[0] - began
+            loader.close()
+            start.loader_peak = loader.bytes
             commands = children_of(daemon.process.pid).values()
             start.loader_is_gone = not any("lockd.load" in command for command in commands)
             # The first tick follows at once.
             start.tick = daemon.metrics(settled=False).sum("lockd_start_time_seconds") - wall
             yield daemon, start
         finally:
-            loader.stop()
             if (code := daemon.stop()) != 0:
                 raise RuntimeError(f"lockd ended with code {code}:\n" + "".join(daemon.log))
-            said.close()
 
 
 def cpu_of(daemon: Lockd) -> float:

@@ -144,25 +144,26 @@ def matched(sampled: Times, traced: Times) -> Times:
 
 def compare(name: str, seconds: int, per_second: int) -> dict[str, object]:
     """Run a load, and look at it in both ways."""
-    with tempfile.TemporaryDirectory(prefix="lockd-bench-", dir="/var/tmp") as own:
+    with (
+        tempfile.TemporaryDirectory(prefix="lockd-bench-", dir="/var/tmp") as own,
+        contextlib.ExitStack() as ends,
+    ):
         directory = Path(own)
         lockd = Lockd(directory, {"profile": {"waits_per_second": per_second}})
+        ends.callback(lockd.stop)
         with LOADS[name](directory) as comm:
             time.sleep(SETTLE_SECONDS)
             pids = subprocess.run(["pgrep", "-x", comm], capture_output=True, text=True, check=False).stdout
             is_one_process = name != "build"
             whose = ["-p", ",".join(pids.split())] if is_one_process else []
-            trace = subprocess.Popen(
+            with subprocess.Popen(
                 [*CHECKOUT, "trace", "offcpu", "--no-ongoing", "--format", "pprof", "-o", directory / "trace",
                  *whose, str(seconds + 2)], stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-            time.sleep(2)
-            sampled = of_daemon(lockd, comm, seconds)
-            trace.wait()
+            ):  # fmt: skip
+                time.sleep(2)
+                sampled = of_daemon(lockd, comm, seconds)
         traced = of_trace(directory / "trace", "" if is_one_process else comm)
-        metrics = lockd.metrics()
-        taken = metrics.sum("lockd_wait_samples_total")
-        lockd.stop()
+        taken = lockd.metrics().sum("lockd_wait_samples_total")
     sampled = matched(sampled, traced)
     in_trace, in_daemon = sum(traced.values()), sum(sampled.values())
     largest = sorted(traced, key=traced.__getitem__, reverse=True)[:LARGEST]
