@@ -26,17 +26,13 @@ from lockd.names.blocked_processes import BlockedProcesses
 from lockd.names.known_kernel_locks import KnownKernelLocks
 from lockd.names.protocol import (
     Answer,
-    GoWaits,
+    Asked,
     KernelLock,
-    KernelLockReleased,
     LockAnswer,
-    LockReleased,
     NamerSettings,
     Owners,
     Question,
     Reload,
-    ThreadCaptured,
-    UserLockSeen,
     Watch,
     decode_answer,
     is_answer_to,
@@ -108,13 +104,13 @@ class Resolver:
         """Namers that were killed and have not ended, each with the turn in which it was killed."""
         self._is_held_up = False
         """Whether it was logged that no namer is started because too many have not ended."""
-        self._queue: deque[Question] = deque()
+        self._queue: deque[Asked] = deque()
         self._to_watch: dict[int, None] = {}
         self._to_forget: dict[int, None] = {}
         """Processes for the next Watch, in order; the values mean nothing."""
         self._watched: set[int] = set()
         """Processes that this namer remembers, or will once it gets the next Watch."""
-        self._outstanding: deque[Question] = deque()
+        self._outstanding: deque[Asked] = deque()
         """Questions that were sent and not answered, oldest first."""
         self._answers: list[Answer] = []
         self._known_kernel_locks = KnownKernelLocks()
@@ -168,13 +164,7 @@ class Resolver:
         """Whether nothing has needed a namer for `quiet_seconds`: it rests, or is about to."""
         return time.monotonic() - self._needed_at > self._quiet_seconds
 
-    def ask(
-        self,
-        question: (
-            UserLockSeen | KernelLock | Owners | GoWaits | LockReleased | KernelLockReleased | ThreadCaptured
-        ),
-        is_needed: bool = True,
-    ) -> bool:
+    def ask(self, question: Asked, is_needed: bool = True) -> bool:
         """Queue a question. Returns False, without queueing it, if too many questions wait.
 
         A question that is not needed, because a good answer is known, neither starts nor keeps a namer. It is

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from lockd.advice import ADVICE
 from lockd.names.shares import Turn
@@ -191,7 +191,6 @@ Answer = LockAnswer | OwnersAnswer | GoWaitsAnswer | HolderAnswer | StackAnswer
 class UserLockSeen:
     """Asks for the name of the lock at `address` in process `tgid`, for which thread `tid` blocked."""
 
-    wants_answer: ClassVar[bool] = True
     key: int
     """A number of the sampler's for the lock, which the answer repeats."""
     tgid: int
@@ -221,7 +220,6 @@ class UserLockSeen:
 class KernelLock:
     """Asks for the name of the kernel's lock at `address`, for which a thread waited in `stack`."""
 
-    wants_answer: ClassVar[bool] = True
     key: int
     """A number of the sampler's for the lock, which the answer repeats."""
     address: int
@@ -257,7 +255,6 @@ class OwnedLock:
 class Owners:
     """Asks which threads hold these locks now."""
 
-    wants_answer: ClassVar[bool] = True
     token: int
     """A number of the sampler's for the question, which the answer repeats."""
     locks: tuple[OwnedLock, ...]
@@ -278,7 +275,6 @@ class Owners:
 class GoWaits:
     """Asks how long goroutines of these processes have waited for mutexes."""
 
-    wants_answer: ClassVar[bool] = True
     tgids: tuple[int, ...]
 
     def encode(self) -> bytes:
@@ -296,7 +292,6 @@ class GoWaits:
 class LockReleased:
     """Asks for the code in process `tgid` that released a lock, where a thread was captured as it did."""
 
-    wants_answer: ClassVar[bool] = True
     token: int
     """A number of the sampler's for the question, which the answer repeats."""
     tgid: int
@@ -319,7 +314,6 @@ class LockReleased:
 class KernelLockReleased:
     """Asks for the code that released a lock of the kernel, if the thread in `stack` did release one."""
 
-    wants_answer: ClassVar[bool] = True
     token: int
     """A number of the sampler's for the question, which the answer repeats."""
     stack: tuple[int, ...]
@@ -340,7 +334,6 @@ class KernelLockReleased:
 class ThreadCaptured:
     """Asks for the functions of a thread's stack, in user space and in the kernel."""
 
-    wants_answer: ClassVar[bool] = True
     token: int
     """A number of the sampler's for the question, which the answer repeats."""
     tgid: int
@@ -367,15 +360,11 @@ class ThreadCaptured:
 class Watch:
     """Tells the namer to remember what `tgids` have mapped, and to forget the processes that are `gone`."""
 
-    wants_answer: ClassVar[bool] = False
     tgids: tuple[int, ...]
     gone: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
         return _message({"q": "look", **vars(self)})
-
-    def fallback(self) -> Answer:
-        raise AssertionError("is not answered")
 
     @property
     def description(self) -> str:
@@ -386,7 +375,6 @@ class Watch:
 class Reload:
     """Tells the namer to go on with other settings; the attributes are those of NamerSettings."""
 
-    wants_answer: ClassVar[bool] = False
     log_level: int
     share: float
     held: tuple[Turn, ...] = ()
@@ -394,28 +382,17 @@ class Reload:
     def encode(self) -> bytes:
         return _message({"q": "reload", **vars(self)})
 
-    def fallback(self) -> Answer:
-        raise AssertionError("is not answered")
-
     @property
     def description(self) -> str:
         return "other settings"
 
 
-Question = (
-    UserLockSeen
-    | KernelLock
-    | Owners
-    | GoWaits
-    | LockReleased
-    | KernelLockReleased
-    | ThreadCaptured
-    | Watch
-    | Reload
-)
+Asked = UserLockSeen | KernelLock | Owners | GoWaits | LockReleased | KernelLockReleased | ThreadCaptured
+"""The questions that are answered."""
+Question = Asked | Watch | Reload
 
 
-def is_answer_to(answer: Answer, question: Question) -> bool:
+def is_answer_to(answer: Answer, question: Asked) -> bool:
     """Whether an answer has the type, and is about the locks or processes, that a question asks for."""
     match question, answer:
         case ((UserLockSeen() | KernelLock()), LockAnswer()):

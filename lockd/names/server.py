@@ -236,7 +236,7 @@ def serve(sock: socket.socket, names: Names, blocked: BlockedProcesses | None = 
             raise
         except Exception:  # one strange process must not end the naming of all others
             process_log.exception("%s", question.description)
-            answer = question.fallback() if question.wants_answer else None
+            answer = None if isinstance(question, Watch | Reload) else question.fallback()
         if answer:
             sock.send(encode_answer(answer))
 

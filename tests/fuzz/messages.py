@@ -55,6 +55,7 @@ from lockd.names.client import Resolver
 from lockd.names.protocol import (
     MOST_FUNCTIONS,
     Answer,
+    Asked,
     CPythonPlaces,
     GoWaits,
     GoWaitsAnswer,
@@ -68,7 +69,6 @@ from lockd.names.protocol import (
     OwnedLock,
     Owners,
     OwnersAnswer,
-    Question,
     StackAnswer,
     ThreadCaptured,
     UserLockSeen,
@@ -85,7 +85,7 @@ from tests.fuzz.harness import Harness, json_mutation, mutated, mutated_lines
 from tests.fuzz.web import detail_block
 from tests.support.exporter_process import full_block, waits_block
 
-QUESTIONS: tuple[Question, ...] = (
+QUESTIONS: tuple[Asked, ...] = (
     UserLockSeen(5, 7, 8, 0x7F00, "lock", Capture(tuple(range(17)), bytes(64), (1, 2), 0x7F00)),
     KernelLock(6, 0xFFFF888100000040, "mutex", (0xFFFFFFFF81000000,)),
     Owners(3, (OwnedLock(7, 0x7F00, "lock", "mutex"), OwnedLock(7, 0x7F08, "pi", ""))),
@@ -142,7 +142,7 @@ def answers(data: bytes) -> None:
     asker = Resolver()
     asker.answers()  # which starts it
     for question in QUESTIONS:
-        assert not isinstance(question, Watch) and asker.ask(question)
+        assert asker.ask(question)
     asker.answers()
     asked = [*asker._outstanding]
     namer = asker._namer
