@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lockd.columns.index import Hashes, Index, mix
+from lockd.columns.index import Hashes, mix
 from lockd.columns.structs import Columns
 
 MOST = 4096
@@ -40,8 +40,6 @@ class EarlyCounts:
 
     def __init__(self) -> None:
         self._by_key: dict[int, EarlyAcquisitions] = {}
-        self._hashes = Index()
-        """The keys once more, to find many at once."""
         self._now = 0.0
 
     def __len__(self) -> int:
@@ -57,7 +55,6 @@ class EarlyCounts:
             key: EarlyAcquisitions(count, since, lock_type, seen)
             for key, count, since, lock_type, seen in saved
         }
-        self._reindex()
 
     def find_uncounted(
         self, locks: Columns, tids: Columns, since: Columns, now: float
@@ -86,14 +83,14 @@ class EarlyCounts:
             early = self._by_key.setdefault(key, EarlyAcquisitions(0, asked, lock_type, self._now))
             early.count += 1
             early.since, early.seen = asked, self._now
-        self._reindex()
 
     def subtract(self, locks: Columns, tids: Columns, counted: npt.NDArray[np.int64]) -> None:
         """Subtract from `counted`, the programs' acquisitions by lock and thread, those counted early."""
         if not self._by_key:
             return
         hashes = mix(locks, tids)
-        self._subtract(hashes, np.flatnonzero((self._hashes.find(hashes) >= 0) & (counted > 0)), counted)
+        is_early = np.isin(hashes, np.fromiter(self._by_key, np.uint64, len(self._by_key)))
+        self._subtract(hashes, np.flatnonzero(is_early & (counted > 0)), counted)
 
     def subtract_nameless(self, types: Columns, counted: npt.NDArray[np.int64]) -> None:
         """Subtract from `counted`, where an overflow map has the lock type, but neither lock nor thread.
@@ -109,7 +106,6 @@ class EarlyCounts:
         """Forget the acquisitions of locks that these threads will never release."""
         for key in mix(locks, tids).tolist():
             self._by_key.pop(key, None)
-        self._reindex()
 
     def _subtract(self, hashes: Hashes, rows: npt.NDArray[np.int64], counted: npt.NDArray[np.int64]) -> None:
         for row in rows:
@@ -120,18 +116,8 @@ class EarlyCounts:
                 early.count -= subtracted
                 if not early.count:
                     del self._by_key[int(hashes[row])]
-        if len(rows):
-            self._reindex()
 
     def _forget_old(self) -> None:
         old = [key for key, early in self._by_key.items() if early.seen < self._now - FORGET_AFTER]
         for key in old:
             del self._by_key[key]
-        if old:
-            self._reindex()
-
-    def _reindex(self) -> None:
-        self._hashes.clear()
-        if self._by_key:
-            keys = np.fromiter(self._by_key, np.uint64, len(self._by_key))
-            self._hashes.add(keys, np.zeros(len(keys), np.int64))
