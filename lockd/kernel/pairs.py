@@ -70,7 +70,6 @@ class Control:
         self._words = words
         self._at = {name: field[1] // WORD_BYTES for name, field in fields.items()}
         self._words[self._at["sampler"]] = os.getpid()
-        self._is_timed = bool(words[self._at["is_timed"]])
         self.number = words[self._at["window"]]
         """The number of the current window. It goes on from where the last sampler left it."""
 
@@ -88,37 +87,23 @@ class Control:
     def restraint(self, level: int) -> None:
         self._words[self._at["restraint"]] = level
 
-    @property
-    def is_timed(self) -> bool:
-        """Whether the programs measure their own run times."""
-        return self._is_timed
+    def set_timed(self, is_timed: bool) -> None:
+        """Tell the programs whether to measure their own run times."""
+        self._set("is_timed", is_timed)
 
-    @is_timed.setter
-    def is_timed(self, is_timed: bool) -> None:
-        if is_timed != self._is_timed:  # else the programs' caches keep what they have
-            self._words[self._at["is_timed"]] = self._is_timed = is_timed
-
-    @property
-    def wait_per_sample(self) -> int:
-        """The waited time for which a release of a lock is sampled, in units of 1024 ns
+    def set_wait_per_sample(self, wait: int) -> None:
+        """Set the waited time for which a release of a lock is sampled, in units of 1024 ns
         (lockd/bpf/daemon/lock_queues.bpf.c)."""
-        return self._words[self._at["wait_per_sample"]]
+        self._set("wait_per_sample", wait)
 
-    @wait_per_sample.setter
-    def wait_per_sample(self, wait: int) -> None:
-        if wait != self.wait_per_sample:  # else the programs' caches keep what they have
-            self._words[self._at["wait_per_sample"]] = wait
-
-    @property
-    def wait_per_capture(self) -> int:
-        """The wait off the CPU for which a thread is surely captured, in units of 1024 ns
+    def set_wait_per_capture(self, wait: int) -> None:
+        """Set the wait off the CPU for which a thread is surely captured, in units of 1024 ns
         (lockd/bpf/daemon/wait_samples.bpf.c); 0 for no captures."""
-        return self._words[self._at["wait_per_capture"]]
+        self._set("wait_per_capture", wait)
 
-    @wait_per_capture.setter
-    def wait_per_capture(self, wait: int) -> None:
-        if wait != self.wait_per_capture:  # else the programs' caches keep what they have
-            self._words[self._at["wait_per_capture"]] = wait
+    def _set(self, name: str, value: int) -> None:
+        if value != self._words[self._at[name]]:  # else the programs' caches keep what they have
+            self._words[self._at[name]] = value
 
     def set_exporter(self, pid: int) -> None:
         """Tell the programs the process id of the exporter; 0 if none runs."""

@@ -276,7 +276,7 @@ class Collector:
         write to the idle maps. An event is drained by the time that three calls after it have returned True,
         unless its window has few entries, and so may go on (add_entry() in lockd/bpf/include/common.bpf.h).
         """
-        self.control.is_timed = self.program_times.begin_period()
+        self.control.set_timed(self.program_times.begin_period())
         if not self._maps.is_settled:
             return False
         if self.has_ended_window:

@@ -420,7 +420,7 @@ class WaitSamples(SampleCounts):
         self._set_pace()
 
     def _set_pace(self) -> None:
-        self._control.wait_per_capture = self._pace.wait_ns // WAIT_UNIT_NS
+        self._control.set_wait_per_capture(self._pace.wait_ns // WAIT_UNIT_NS)
 
     def _note_begin(self, seen: Any, record: memoryview, now: float) -> None:
         tid = int(seen["tid"])

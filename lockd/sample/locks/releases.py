@@ -43,7 +43,7 @@ LOCK = "lock"
 UNKNOWN_CAUSE = "unknown"
 """The cause of a wait if it is not known which thread held the lock, or if no thread released it."""
 WAIT_UNIT_NS = 1024
-"""The unit of Control.wait_per_sample, in nanoseconds."""
+"""The unit of Control.set_wait_per_sample(), in nanoseconds."""
 MOST_NS = 1_000_000_000_000
 """The longest waited time that one sample stands for: with it, 100,000 threads that wait all the time make
 100 samples in a second."""
@@ -236,7 +236,7 @@ class Releases(SampleCounts):
         self._tokens = itertools.count(1)
         self._waiting: dict[int, Release] = {}
         """Releases by token that were not taken, the oldest first."""
-        control.wait_per_sample = self._pace.wait_ns // WAIT_UNIT_NS
+        control.set_wait_per_sample(self._pace.wait_ns // WAIT_UNIT_NS)
 
     def read(self, now: float, tick: int) -> None:
         """Read new samples in the tick of that number, and ask for the code of each. Makes no system call if
@@ -246,7 +246,7 @@ class Releases(SampleCounts):
             samples += 1
             self._note_record(record, now, tick)
         self._pace.note(samples, now)
-        self._control.wait_per_sample = self._pace.wait_ns // WAIT_UNIT_NS
+        self._control.set_wait_per_sample(self._pace.wait_ns // WAIT_UNIT_NS)
 
     def note_answer(self, answer: HolderAnswer) -> None:
         """Note the code of a release, if it is still waited for."""

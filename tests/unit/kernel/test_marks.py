@@ -35,10 +35,11 @@ def test_programs_see_at_once_what_is_written() -> None:
     control = Control(memory, CONTROL)
     assert (control.window, control.number) == (1, 7)
     control.flip()
-    control.restraint, control.is_timed = 2, True
+    control.restraint = 2
+    control.set_timed(True)
     control.set_exporter(1234)
     assert memory.tolist() == [8, 2, 1, os.getpid(), 1234]
-    assert (control.window, control.restraint, control.is_timed) == (0, 2, True)
+    assert (control.window, control.restraint) == (0, 2)
 
 
 def test_the_beginning_and_end_of_a_trace_are_told_beside_the_window() -> None:
