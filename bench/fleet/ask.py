@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from bench.fleet.panels import Query
 from bench.fleet.server import Answer, Prometheus
@@ -17,16 +16,6 @@ SLOW = 2.0
 """A query that takes this many seconds or more is sent only once."""
 CONNECTIONS = 6
 """The number of connections that a browser opens to one server."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The answer to one query, for one fleet and one time range."""
-
-    query: Query
-    hosts: int
-    hours: float
-    answer: Answer
 
 
 def ask(server: Prometheus, query: Query, chosen: Mapping[str, str], end: float, hours: float) -> Answer:
