@@ -60,9 +60,7 @@ class Variant:
 
 
 @contextlib.contextmanager
-def floor(
-    programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", futex_mode: str = "blocked"
-) -> Iterator[None]:
+def floor(mechanism: str = "auto", futex_mode: str = "blocked") -> Iterator[None]:
     """Programs that do nothing at the hooks that lockd would take here. Raises NotHere."""
     from lockd.kernel.btf import KernelTypes
     from lockd.load import programs as loading
@@ -72,7 +70,7 @@ def floor(
     host = Host(KernelTypes())
     opened: list[int] = []
     try:
-        for choice in choices_for(settings(programs, mechanism, futex_mode), host):
+        for choice in choices_for(settings(PROGRAMS, mechanism, futex_mode), host):
             if not choice.way:
                 raise NotHere(choice.instead_of)
             for hook, missing in choice.hooks:

@@ -167,14 +167,13 @@ def graph(
     return panel
 
 
-def waits(title: str, description: str, queries: Mapping[str, str], *, width: int = 12) -> timeseries.Panel:
+def waits(title: str, description: str, queries: Mapping[str, str]) -> timeseries.Panel:
     """The longest waits over time, with the limits of the alerts."""
     return graph(
         title,
         description + LIMITS_SHOWN,
         queries,
         MICROSECONDS,
-        width=width,
         limits=WAIT_LIMITS,
         is_logarithmic=True,
     )

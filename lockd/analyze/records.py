@@ -232,8 +232,8 @@ def _functions(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name and not name.startswith("["))
 
 
-def _short(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else text[:most] + "..."
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:60] + "..."
 
 
 def _period(starts: npt.NDArray[np.int64]) -> int:

@@ -83,7 +83,7 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
         if not adopted:
             store.keep(manifest, fds)
         _report_hooks(manifest, strict)
-        _drop_privileges(manifest, fds)
+        _drop_privileges(fds)
         systemd.set_status("starting to sample")
         begin = functools.partial(Sampler, manifest, fds, sampler_settings(config))
         sampler = _resumed(begin, store) if adopted else begin(saved=SavedState(store.counts_file()))
@@ -174,7 +174,7 @@ def _report_hooks(manifest: Manifest, strict: bool) -> None:
     log.info("attached %d of %d hooks", len(manifest.hooks) - len(missing), len(manifest.hooks))
 
 
-def _drop_privileges(manifest: Manifest, fds: list[int]) -> None:
+def _drop_privileges(fds: list[int]) -> None:
     """Keep the capabilities that naming and restarts need, and one to read maps if this kernel demands it."""
     has = privileges.capabilities()
     keep = (NAMING | KILLING) & has

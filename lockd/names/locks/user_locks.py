@@ -45,7 +45,7 @@ from lockd.names.objects.address_space import REREAD_SECONDS, STALE_SECONDS, Add
 from lockd.names.objects.demangle import MAX_NAME, Demangler
 from lockd.names.objects.jit import JIT_OBJECT as JIT
 from lockd.names.objects.jit import JitNames
-from lockd.names.objects.object_cache import MAX_BYTES, MAX_FILES, ObjectCache
+from lockd.names.objects.object_cache import ObjectCache
 from lockd.names.objects.object_file import DEBUG_DIRECTORY, EM_AARCH64, ObjectFile, tail_callers
 from lockd.names.protocol import ANON
 from lockd.names.runtimes.hotspot import ADDRESS, FLAG, GENERATIONS, LIBRARY, HotSpot, JavaWait, is_word
@@ -184,14 +184,12 @@ class UserNames:
     def __init__(
         self,
         procfs: Path = Path("/proc"),
-        max_file_bytes: int = MAX_BYTES,
-        max_files: int = MAX_FILES,
         debug_files: bytes = DEBUG_DIRECTORY,
         parked: Sequence[str] = (),
     ) -> None:
         self._procfs = procfs
         self._parked = parked
-        self._objects = ObjectCache(max_file_bytes, max_files, debug_files)
+        self._objects = ObjectCache(debug_files)
         self._tail_callers: WeakKeyDictionary[ObjectFile, dict[int, tuple[str, ...]]] = WeakKeyDictionary()
         self._demangler = Demangler()
         self._processes: OrderedDict[int, _Process] = OrderedDict()

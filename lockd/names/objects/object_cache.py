@@ -41,12 +41,8 @@ class ObjectCache:
     A file that cannot be read, or is damaged, has no symbols. This is logged once, at level debug.
     """
 
-    def __init__(
-        self, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES, debug_files: bytes = DEBUG_DIRECTORY
-    ) -> None:
+    def __init__(self, debug_files: bytes = DEBUG_DIRECTORY) -> None:
         """`debug_files` is the directory of debug files, see open_object()."""
-        self._max_bytes = max_bytes
-        self._max_files = max_files
         self._debug_files = debug_files
         self._files: OrderedDict[Key, ObjectFile] = OrderedDict()
         self._by_inode: dict[Key, Key] = {}
@@ -140,7 +136,7 @@ class ObjectCache:
     def make_room(self) -> None:
         """Evict files until the limits hold. Files grow a little as they are used."""
         total = sum(other.memory for other in self._files.values())
-        while len(self._files) > 1 and (len(self._files) > self._max_files or total > self._max_bytes):
+        while len(self._files) > 1 and (len(self._files) > MAX_FILES or total > MAX_BYTES):
             _, oldest = self._files.popitem(last=False)
             total -= oldest.memory
             oldest.close()

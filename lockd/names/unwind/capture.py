@@ -55,9 +55,8 @@ def decode_captures(rows: npt.NDArray[Any], machine: str = os.uname().machine) -
 
 
 def read_capture(
-    procfs: Path, tgid: int, stack_pointer: int, program_counter: int, thread_pointer: int = 0,
-    machine: str = os.uname().machine,
-) -> Capture | None:  # fmt: skip
+    procfs: Path, tgid: int, stack_pointer: int, program_counter: int, thread_pointer: int = 0
+) -> Capture | None:
     """The capture of a thread that sleeps, taken without stopping it; None if its stack cannot be read.
 
     Only two registers are known: the caller has them from /proc/TGID/task/TID/syscall. The others are 0.
@@ -70,7 +69,7 @@ def read_capture(
             stack = stack or _read_memory(procfs, tgid, stack_pointer, size)
     known = {"sp": stack_pointer, "ip": program_counter, "pc": program_counter}
     registers: list[int] = []
-    for name in REGISTERS[machine]:
+    for name in REGISTERS[os.uname().machine]:
         registers += [0] * 31 if name == "regs" else [known.get(name, 0)]
     return Capture(tuple(registers), stack, (), thread_pointer) if stack else None
 

@@ -64,17 +64,17 @@ SKIPPED = (b"\xf3\x0f\x1e\xfa", SETS_FRAME_POINTER)
 """Other instructions that occur between the push instructions: endbr64 and mov %rsp, %rbp."""
 
 
-def unwind(code: Code, capture: Capture, max_frames: int = MAX_FRAMES) -> tuple[int, ...]:
-    """An address in each function of the stack, innermost first, at most `max_frames` addresses.
+def unwind(code: Code, capture: Capture) -> tuple[int, ...]:
+    """An address in each function of the stack, innermost first, at most MAX_FRAMES addresses.
 
     The first one is the address at which the thread will continue. The others lie one byte before a return
     address, and so in the call instruction.
     """
-    return tuple(place for place, _ in unwind_returns(code, capture, max_frames))
+    return tuple(place for place, _ in unwind_returns(code, capture, MAX_FRAMES))
 
 
-def unwind_returns(code: Code, capture: Capture, max_frames: int = MAX_FRAMES) -> tuple[tuple[int, int], ...]:
-    """The addresses that unwind() returns, each with the one at which its function will continue.
+def unwind_returns(code: Code, capture: Capture, max_frames: int) -> tuple[tuple[int, int], ...]:
+    """At most `max_frames` addresses as of unwind(), each with the one at which its function will continue.
 
     Debuggers show the second address. It is the return address, without the byte that unwind() subtracts.
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -42,12 +41,9 @@ class CallStacks:
     excess is counted in `lost`, and the frames of such a stack are LOST.
     """
 
-    def __init__(
-        self, procfs: Path = Path("/proc"), most_numbers: int = MOST_NUMBERS, shown: FrameFormat = FUNCTIONS
-    ) -> None:
-        self.names = StackNames(procfs, shown)
+    def __init__(self, shown: FrameFormat = FUNCTIONS) -> None:
+        self.names = StackNames(frame_format=shown)
         """Names of functions and of locks. One object serves both, as both read the same processes."""
-        self._most = most_numbers
         self._user: dict[int, Names] = {NO_STACK: (), LOST_STACK: LOST}
         self._kernel: dict[int, Names] = {NO_STACK: (), LOST_STACK: LOST}
         self._addresses: dict[int, tuple[int, ...]] = {}
@@ -77,7 +73,7 @@ class CallStacks:
             for number, frames in zip(numbers.tolist(), stacks["frames"].tolist(), strict=True):
                 if number in self._addresses:
                     continue
-                if len(self._addresses) < self._most:
+                if len(self._addresses) < MOST_NUMBERS:
                     self._addresses[number] = tuple(share(address, address) for address in frames if address)
                 else:
                     self.lost += 1
@@ -91,7 +87,7 @@ class CallStacks:
 
     def _capture(self, numbers: npt.NDArray[Any], rows: npt.NDArray[Any]) -> None:
         fresh = [row for row, number in enumerate(numbers.tolist()) if not self._is_known(number)]
-        room = min(MOST_CAPTURED - len(self._captured), self._most - len(self._user) - len(self._captured))
+        room = min(MOST_CAPTURED - len(self._captured), MOST_NUMBERS - len(self._user) - len(self._captured))
         taken = fresh[: max(0, room)]
         self.lost += len(fresh) - len(taken)
         tgids = rows["tgid"][taken].tolist()

@@ -114,8 +114,8 @@ class Histogram:
             self.sum = None if total is None or self.sum is None else self.sum + total
             self.max = None if highest is None or self.max is None else max(self.max, highest)
 
-    def add_value(self, value: int, count: int = 1) -> None:
-        self.add(self.scale.slot(value), count, value * count, value)
+    def add_value(self, value: int) -> None:
+        self.add(self.scale.slot(value), 1, value, value)
 
     @property
     def count(self) -> int:
@@ -234,18 +234,18 @@ FORMATS = {"text": text, "json": as_json, "csv": as_csv}
 """Lines of a result, by the name of the format."""
 
 
-def as_bcc(histogram: Histogram, unit: str = "usecs") -> Iterator[str]:
+def as_bcc(histogram: Histogram) -> Iterator[str]:
     """The lines of a histogram by powers of two in the format of bcc's tools: `4 -> 7 : 12 |****|`.
 
-    Programs that read files of those tools can read them. Zero and one share a line, and no value may be
-    negative.
+    The values are microseconds, and none may be negative. Zero and one share a line. Programs that read files
+    of those tools can read the lines.
     """
     counts = {max(slot, 2): 0 for slot in histogram.counts}
     for slot, count in histogram.counts.items():
         counts[max(slot, 2)] += count
     last = max(counts, default=0)
     number, bar = (10, 40) if last <= 33 else (20, 20)
-    yield f"{'':{number - 5}}{unit:<{number + 9}} : count     distribution\n"
+    yield f"{'':{number - 5}}{'usecs':<{number + 9}} : count     distribution\n"
     most = max(counts.values(), default=1)
     for slot in range(2, last + 1):
         low, high = (1 << slot - 2 if slot > 2 else 0), (1 << slot - 1) - 1

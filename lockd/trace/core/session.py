@@ -73,7 +73,7 @@ class Session:
         self.events = 0
         """Number of events so far, as the tool counts them; for messages only."""
         self.progress = Progress(sys.stderr)
-        self.stacks = CallStacks(shown=shown)
+        self.stacks = CallStacks(shown)
         """The call stacks of all windows that were drained so far."""
         self._has_stacks = bool(settings.trace and STACK_DEFINES & settings.trace.defines.keys())
         self._lost: dict[str, int] | None = None

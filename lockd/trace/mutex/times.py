@@ -72,11 +72,10 @@ _StackKey = tuple[int, int, int, str, str]
 class MutexTimes:
     """Collects the entries of lockd/bpf/trace/mutex.bpf.c, and unfinished waits and holds at the end."""
 
-    def __init__(self, stacks: CallStacks, events: tuple[str, ...], procfs: Path = Path("/proc")) -> None:
+    def __init__(self, stacks: CallStacks, events: tuple[str, ...]) -> None:
         """`events`: the members of enum mutex_event."""
         self._stacks = stacks
         self._events = events
-        self._procfs = procfs
         self._measurements: dict[_StackKey, Measurement] = {}
         self._names: dict[tuple[int, int], str] = {}
         """Names of mutexes by process and address; empty for those without a name."""
@@ -137,7 +136,7 @@ class MutexTimes:
             if freed_at:
                 self._add_ongoing(tgid, tid, mutex, stack, freed_at - since, "")
                 continue
-            is_running = (self._procfs / str(tgid)).exists()
+            is_running = Path(f"/proc/{tgid}").exists()
             end = session.ended_ns if is_running else last_ends.get(tgid, session.ended_ns)
             state = HELD_BY_NONE if is_running and ended.get(tid, 0) > since else STILL_HELD
             self._add_ongoing(tgid, tid, mutex, stack, end - since, state)
@@ -174,7 +173,7 @@ class MutexTimes:
             self._comms[tid] = text(comm)
         else:
             with contextlib.suppress(OSError):
-                present = (self._procfs / f"{tgid}/task/{tid}/comm").read_bytes()
+                present = Path(f"/proc/{tgid}/task/{tid}/comm").read_bytes()
                 self._comms[tid] = text(present.removesuffix(b"\n"))
         return self._comms.get(tid, "?")
 

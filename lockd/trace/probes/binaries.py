@@ -45,7 +45,7 @@ class Binary:
         return self.path.rpartition("/")[2]
 
 
-def find_binaries(name: str, pids: tuple[int, ...], procfs: Path = Path("/proc")) -> list[Binary]:
+def find_binaries(name: str, pids: tuple[int, ...]) -> list[Binary]:
     """The files that `name` stands for among those mapped by the processes `pids`, or else on this host.
 
     `name` is a path, the name of a file, the short name of a library (`c`) or a program on PATH. With `pids`
@@ -56,7 +56,7 @@ def find_binaries(name: str, pids: tuple[int, ...], procfs: Path = Path("/proc")
         return _find_on_host(name)
     binaries: list[Binary] = []
     for pid in pids:
-        binaries += _find_in_process(name, pid, procfs)
+        binaries += _find_in_process(name, pid)
     return binaries
 
 
@@ -70,8 +70,8 @@ def has_name(file: str, name: str) -> bool:
     return re.fullmatch(rf"lib{short}(?:-[\d.]+)?\.so(?:\.[\d.]+)?", file) is not None
 
 
-def _find_in_process(name: str, pid: int, procfs: Path) -> list[Binary]:
-    process = procfs / str(pid)
+def _find_in_process(name: str, pid: int) -> list[Binary]:
+    process = Path(f"/proc/{pid}")
     try:
         mapped = Mappings((process / "maps").read_bytes()).code_files()
     except (FileNotFoundError, ProcessLookupError) as error:

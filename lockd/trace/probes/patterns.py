@@ -151,7 +151,7 @@ class Probes:
     def names(self) -> tuple[str, ...]:
         return tuple(place.name for place in self.places)
 
-    def part(self, function: str, files: tuple[str, ...], what: str = "calls") -> Part:
+    def part(self, function: str, files: tuple[str, ...]) -> Part:
         """The part that calls the BPF function `function` of `files` from all places.
 
         If there are several places, the kernel may refuse some.
@@ -160,7 +160,7 @@ class Probes:
             Way(mechanism, tuple(self._candidates(function, mechanism)), ())
             for mechanism in MECHANISMS[self.pattern.kind]
         )
-        return Part(PROGRAM, what, ways, files)
+        return Part(PROGRAM, "calls", ways, files)
 
     def _candidates(self, function: str, mechanism: str) -> Iterator[Candidate]:
         is_required = len(self.places) == 1
