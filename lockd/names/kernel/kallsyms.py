@@ -47,7 +47,7 @@ class KernelSymbols:
     def __init__(
         self, kallsyms: Path = Path("/proc/kallsyms"), modules: Path = Path("/proc/modules")
     ) -> None:
-        ranges = _code_ranges(modules)
+        ranges = module_ranges(modules)
         self._module_starts = np.array(sorted(start for start, _ in ranges.values()), np.uint64)
         self._module_ends = np.array(sorted(end for _, end in ranges.values()), np.uint64)
         # The names take 3 to 6 MB, and few are ever asked for: they are compressed in pieces of some lines.
@@ -224,7 +224,7 @@ def _hexadecimal(digits: Iterable[bytes]) -> npt.NDArray[np.uint64]:
     return np.frombuffer(bytes.fromhex(b"".join(digits).decode("ascii")), ">u8").astype(np.uint64)
 
 
-def _code_ranges(modules: Path) -> dict[bytes, tuple[int, int]]:
+def module_ranges(modules: Path) -> dict[bytes, tuple[int, int]]:
     """The first and the end address of each module's code, by the module's name as in kallsyms: `[name]`."""
     try:
         lines = modules.read_bytes().splitlines()

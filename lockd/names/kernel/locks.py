@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockd.names.kernel.kallsyms import KernelSymbols
+from lockd.names.kernel.kallsyms import KernelSymbols, module_ranges
 from lockd.names.protocol import ANON, NO_RELEASE, UNKNOWN, KernelLock, LockAnswer
 
 MODULES_SECONDS = 0.1
@@ -31,7 +31,7 @@ class KernelNames:
     def __init__(self, procfs: Path = Path("/proc")) -> None:
         self._procfs = procfs
         self._symbols: KernelSymbols | None = None
-        self._modules: set[tuple[str, str]] | None = None
+        self._modules: dict[bytes, tuple[int, int]] = {}
         self._check_modules_at = 0.0
 
     def answer(self, question: KernelLock) -> LockAnswer:
@@ -53,20 +53,12 @@ class KernelNames:
     def symbols(self) -> KernelSymbols:
         """The kernel's symbols, read anew when modules were loaded or unloaded."""
         if self._symbols is None or time.monotonic() >= self._check_modules_at:
-            modules = self._loaded_modules()
+            modules = module_ranges(self._procfs / "modules")
             if self._symbols is None or modules != self._modules:
                 self._modules = modules
                 self._symbols = KernelSymbols(self._procfs / "kallsyms", self._procfs / "modules")
             self._check_modules_at = time.monotonic() + MODULES_SECONDS
         return self._symbols
-
-    def _loaded_modules(self) -> set[tuple[str, str]]:
-        """Names and addresses of the loaded modules, from /proc/modules."""
-        try:
-            lines = (self._procfs / "modules").read_text().splitlines()
-        except FileNotFoundError:  # a kernel without modules
-            return set()
-        return {(fields[0], fields[5]) for line in lines if len(fields := line.split()) > 5}
 
 
 @dataclass(frozen=True)
