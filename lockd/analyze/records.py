@@ -18,7 +18,6 @@ from lockd.names.kernel.locks import member_of
 from lockd.names.kernel.sites import is_locking, is_tracing
 from lockd.trace.futex import lock_rows
 
-STDIN = Path("-")
 SAMPLE = re.compile(
     r"s,(?P<comm>.*),P(?P<pid>\d{1,20})_T(?P<tid>\d{1,20}),(?P<type>\w+),0x(?P<address>[0-9a-f]{1,20}),"
     r"(?P<start>\d{1,20}),(?P<wait>\d{1,20}),(?P<accesses>\d{1,20}),(?P<stack>-?\d{1,20})(?P<ongoing>,ongoing)?"
@@ -150,7 +149,15 @@ class _Reader:
     def stack(self, functions: tuple[str, ...]) -> int:
         return self.stacks.setdefault(functions, len(self.stacks))
 
-    def read_klock(self, name: str, lines: Iterable[str]) -> None:
+    def read(self, name: str, lines: Iterable[str]) -> None:
+        lines = list(lines)
+        first = next((line for line in lines if line.strip()), "")
+        if first.startswith("pid,"):
+            self._read_futex(name, lines)
+        else:
+            self._read_klock(name, lines)
+
+    def _read_klock(self, name: str, lines: Iterable[str]) -> None:
         numbers: dict[int, int] = {}
         for line_number, line in enumerate(lines, 1):
             text = line.rstrip("\r\n")
@@ -178,7 +185,7 @@ class _Reader:
         lock, thread = self.lock(0, address, type_), self.thread(pid, tid, comm)
         self.rows.append((lock, thread, stack, start, wait, accesses, bool(sample["ongoing"])))
 
-    def read_futex(self, name: str, lines: Iterable[str]) -> None:
+    def _read_futex(self, name: str, lines: Iterable[str]) -> None:
         for row in lock_rows.read_lines(name, lines):
             if max(row.blocked_ns, row.wait_count, row.ongoing) > LARGEST_NUMBER:
                 raise UsageError(
@@ -201,12 +208,7 @@ def read(paths: Sequence[Path], period_ns: int = 0) -> Records:
     """
     reader = _Reader()
     for path in paths:
-        name, lines = _lines(path)
-        first = next((line for line in lines if line.strip()), "")
-        if first.startswith("pid,"):
-            reader.read_futex(name, lines)
-        else:
-            reader.read_klock(name, lines)
+        lock_rows.read_file(path, reader.read)
     if not reader.rows:
         raise UsageError(f"{', '.join(map(str, paths))}: no records; {RULE}")
     rows = np.array(reader.rows, ROW)
@@ -217,15 +219,6 @@ def read(paths: Sequence[Path], period_ns: int = 0) -> Records:
     )  # fmt: skip
     records.names |= _names(records)
     return records
-
-
-def _lines(path: Path) -> tuple[str, list[str]]:
-    if path == STDIN:
-        return "standard input", lock_rows.standard_input().read().splitlines(keepends=True)
-    try:
-        return str(path), path.read_text("utf-8", "replace").splitlines(keepends=True)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _functions(text: str) -> tuple[str, ...]:

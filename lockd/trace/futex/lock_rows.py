@@ -32,7 +32,7 @@ NAMES = ("kind", "lock", "ongoing")
 STDIN = Path("-")
 MOST_NUMBER = 2**64 - 1
 """The greatest number that a column may have."""
-AnyRow = TypeVar("AnyRow")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -143,21 +143,21 @@ def read_lines(name: str, lines: Iterable[str]) -> list[LockRow]:
     return [_row(line) for line in parse(name, lines, FORMAT)]
 
 
-def read_file(path: Path, rows_of: Callable[[str, Iterable[str]], list[AnyRow]]) -> list[AnyRow]:
-    """The rows that `rows_of` makes of the name and the lines of a file. `-` is standard input.
+def read_file(path: Path, result_of: Callable[[str, Iterable[str]], Result]) -> Result:
+    """What `result_of` makes of the name and the lines of a file. `-` is standard input.
 
     Raises UsageError that names the file if it cannot be read.
     """
     if path == STDIN:
-        return rows_of("standard input", standard_input())
+        return result_of("standard input", _standard_input())
     try:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            return rows_of(str(path), file)
+            return result_of(str(path), file)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def standard_input() -> TextIO:
+def _standard_input() -> TextIO:
     """Standard input, decoded as files are, whatever the locale is."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace", newline="\n")
