@@ -279,6 +279,7 @@ int mutex_asked(struct pt_regs *ctx)
     return 0;
 }
 
+/* Attached to the return of functions that take a mutex, or wait for a condition. */
 int mutex_returned(struct pt_regs *ctx)
 {
     end_mutex_call(ctx, RETURNED_SP(ctx), PT_REGS_RC(ctx));
@@ -316,12 +317,6 @@ int condition_wait_entered(struct pt_regs *ctx)
         call->since = now;
         call->was_held = release_mutex(mutex, id, now);
     }
-    return 0;
-}
-
-int condition_wait_returned(struct pt_regs *ctx)
-{
-    end_mutex_call(ctx, RETURNED_SP(ctx), PT_REGS_RC(ctx));
     return 0;
 }
 

@@ -162,7 +162,7 @@ def _candidates(pid: int, library: Library, with_holds: bool) -> Iterator[Candid
             for offset in returns:
                 yield probe("condition_wait_returns", "uprobe", offset)
             if not returns:
-                yield probe("condition_wait_returned", "uretprobe", function.offset)
+                yield probe("mutex_returned", "uretprobe", function.offset)
             yield probe("condition_wait_entered", "uprobe", function.offset)
 
 
