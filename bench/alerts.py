@@ -306,14 +306,15 @@ def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
     text += f"; {found['notifications']} notifications.\n\n"
     text += "".join(f"- **{one}**\n" for one in wrong) or "All is as it should be.\n"
     text += "\nSeconds are since the first fault began.\n\n"
-    text += "| alert | severity | about | fired | sent to | sent | ended |\n|---|---|---|---|---|---|---|\n"
+    rows = []
     for alert, one in sorted(found["seen"].items()):
         to = ", ".join(sorted({notified.receiver for notified in one.sent})) or "nobody"
         first = one.sent[0].at if one.sent else None
         last = one.ended if one.sent else one.firing_until
-        text += f"| {alert.name} | {alert.severity} | {alert.whom} | {seconds(one.fired)} | {to} "
-        text += f"| {seconds(first)} | {seconds(last)} |\n"
-    return text
+        rows.append(
+            (alert.name, alert.severity, alert.whom, seconds(one.fired), to, seconds(first), seconds(last))
+        )
+    return text + results.table("alert | severity | about | fired | sent to | sent | ended", rows)
 
 
 def shown(pages: Mapping[str, Sequence[tuple[str, str, str]]]) -> str:

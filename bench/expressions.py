@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from bench import results
 from bench.prometheus import Prometheus, faster
 from tests.support.watch_files import DOCUMENTED, EXPRESSIONS, VARIABLES, filled
 
@@ -64,11 +65,16 @@ class Expressions:
         ]
         self.looks = 0
 
+    @property
+    def every(self) -> list[Expression]:
+        """All expressions, and the queries for the values of variables."""
+        return [*self.all, *self.variables]
+
     def look(self) -> None:
         """Query each expression: for each host and for each of LOCKS, if it has a variable for one."""
         self.looks += 1
         locks = [row["metric"]["lock"] for query in LOCKS for row in self._prometheus.rows(query)]
-        for one in (*self.all, *self.variables):
+        for one in self.every:
             for chosen in _choices(one.expr, {"instance": self._hosts, "lock": locks}):
                 expr = filled(one.expr, {**self._always, **chosen})
                 rows = self._values(expr) if one in self.variables else self._rows(expr)
@@ -84,26 +90,25 @@ class Expressions:
         """The expressions that returned nothing without a reason, or returned something in spite of one."""
         return [
             f"{one.where} returned {'something, and cannot' if one.rows else 'nothing'}: {one.expr}"
-            for one in (*self.all, *self.variables)
+            for one in self.every
             if bool(one.rows) == bool(self.reason(one))
         ]
 
     def rows(self) -> list[dict[str, object]]:
-        return [dataclasses.asdict(one) for one in (*self.all, *self.variables)]
+        return [dataclasses.asdict(one) for one in self.every]
 
     def report(self) -> str:
         """The table of all expressions, as Markdown."""
-        every = [*self.all, *self.variables]
         text = "# How many rows each expression returned\n\n"
-        text += f"{len(every)} expressions, each asked for {self.looks} times; the most rows at a time. "
-        text += f"{sum(one.rows > 0 for one in every)} returned something, "
-        text += f"{sum(not one.rows and bool(self.reason(one)) for one in every)} cannot here.\n\n"
-        lines = ["| where | expression | rows | host or lock |", "|---|---|---|---|"]
-        for one in (*self.all, *self.variables):
+        text += f"{len(self.every)} expressions, each asked for {self.looks} times; the most rows at a time. "
+        text += f"{sum(one.rows > 0 for one in self.every)} returned something, "
+        text += f"{sum(not one.rows and bool(self.reason(one)) for one in self.every)} cannot here.\n\n"
+        rows = []
+        for one in self.every:
             expr = " ".join(one.expr.split()).replace("|", "\\|")
-            rows = one.rows or f"0: {self.reason(one) or '**it should not be empty**'}"
-            lines.append(f"| {one.where} | `{expr}` | {rows} | {one.chosen} |")
-        return text + "\n".join(lines) + "\n"
+            count = one.rows or f"0: {self.reason(one) or '**it should not be empty**'}"
+            rows.append((one.where, f"`{expr}`", count, one.chosen))
+        return text + results.table("where | expression | rows | host or lock", rows)
 
     def _rows(self, expr: str) -> int:
         """The number of rows whose value is not NaN, which a quantile of nothing is."""

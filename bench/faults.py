@@ -828,11 +828,6 @@ def listed(words: Iterable[str]) -> str:
 
 def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
     """As Markdown."""
-
-    def table(head: str, rows: Iterable[Sequence[object]]) -> str:
-        line = "|" + "---|" * (head.count("|") + 1)
-        return "\n".join([f"| {head} |", line, *(f"| {' | '.join(map(str, row))} |" for row in rows)]) + "\n"
-
     text = "# lockd under churn and faults\n\n"
     text += f"{found['minutes']:.0f} minutes, {len(found['faults'])} faults, {found['starts']} starts. "
     text += f"The workloads ran {found['runs'].total():,} times; the {found['events']:,} events that they "
@@ -850,20 +845,20 @@ def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
     ]  # fmt: skip
     head = "minute | fault | replaced | lasted s | whole after s | scrapes failed | events missing | "
     head += "interrupted drains | dropped | overflowed | latest tick at most s | note | wrong"
-    text += "\n## Faults\n\n" + table(head, rows)
+    text += "\n## Faults\n\n" + results.table(head, rows)
     ticks, below = sum(found["late"].values()), 0
     rows = []
     for edge, count in found["late"].items():
         below += count
         rows.append((edge, f"{count:,}", f"{below / ticks:.4%}"))
-    text += "\n## How late ticks began\n\n" + table("at most s | ticks | up to here", rows)
+    text += "\n## How late ticks began\n\n" + results.table("at most s | ticks | up to here", rows)
     rows = [
         (one["process"], one["what"], *(f"{one[part]:.1f}" for part in ("first", "second", "most")),
          "yes" if one["is flat"] else "**no**")
         for one in found["resources"]
     ]  # fmt: skip
     head = "process | what | median of the first half | of the second | most | flat"
-    text += "\n## Resources\n\nMemory is the proportional set size (PSS).\n\n" + table(head, rows)
+    text += "\n## Resources\n\nMemory is the proportional set size (PSS).\n\n" + results.table(head, rows)
     return text
 
 

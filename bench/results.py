@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ def write(name: str, data: dict[str, Any], text: str) -> None:
     BUILD.mkdir(exist_ok=True)
     (BUILD / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
     (BUILD / f"{name}.md").write_text(text)
+
+
+def table(head: str, rows: Iterable[Iterable[object]]) -> str:
+    """A table as Markdown. `head` has the titles of the columns, with `|` in between."""
+    line = "|" + "---|" * (head.count("|") + 1)
+    return "\n".join([f"| {head} |", line, *(f"| {' | '.join(map(str, row))} |" for row in rows)]) + "\n"
 
 
 def host() -> dict[str, str]:

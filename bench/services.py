@@ -471,10 +471,6 @@ def failures(found: dict[str, Any]) -> list[str]:
 def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
     """As Markdown."""
 
-    def table(head: str, rows: Sequence[Sequence[object]]) -> str:
-        line = "|" + "---|" * (head.count("|") + 1)
-        return "\n".join([f"| {head} |", line, *(f"| {' | '.join(map(str, row))} |" for row in rows)]) + "\n"
-
     def listed(values: dict[str, float], shape: str = "{:,.0f}") -> str:
         return ", ".join(f"{name} {shape.format(value)}".strip() for name, value in values.items()) or "none"
 
@@ -485,12 +481,15 @@ def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
         [f"{value:.0f} s" if isinstance(value, float | int) else value for value in alert.values()]
         for alert in found["alerts"]
     ]
-    text += "\n## Alerts\n\n" + table("alert | state | severity | comm | unit | phase | after | for", rows)
+    head = "alert | state | severity | comm | unit | phase | after | for"
+    text += "\n## Alerts\n\n" + results.table(head, rows)
     rows = [
         (name, one["comm"], f"{one['with']} of {one['scrapes']}", "yes" if one["at the end"] else "**no**")
         for name, one in found["series"].items()
     ]
-    text += "\n## Series of each service\n\n" + table("service | comm | at scrapes | at the end", rows)
+    text += "\n## Series of each service\n\n" + results.table(
+        "service | comm | at scrapes | at the end", rows
+    )
     rows = [("time by level of restraint", listed(found["levels"], "{:.2%}"))]
     rows += [(name, listed(values)) for name, values in found["counters"].items()]
     rows += [
@@ -501,26 +500,26 @@ def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
         rows += [(f"{name}, {what}", listed(each, shape)) for what, each in found[name].items()]
     rows.append(("scrape, bytes at the end", f"{found['scrape bytes']:,}"))
     rows.append(("scrapes; failed", f"{listed(found['scrapes'])}; {found['scrapes that failed']}"))
-    text += "\n## lockd itself, in the quiet phase\n\n" + table("what | value", rows)
+    text += "\n## lockd itself, in the quiet phase\n\n" + results.table("what | value", rows)
     rows = [
         (name, *("" if value is None else f"{value:.1f}" for key, value in one.items() if "MB" in key),
          f"{one['growth']:.1%}", "yes" if one["is flat"] else "**no**")
         for name, one in found["memory"].items()
     ]  # fmt: skip
     head = "process | MB until settled | MB after | most MB | MB an hour | growth | flat"
-    text += "\n## Memory\n\n" + table(head, rows)
+    text += "\n## Memory\n\n" + results.table(head, rows)
     rows = [
         (name, f"{of['seconds']:.2f}", f"{of['share']:.1%}", lock, f"{seconds:.2f}")
         for name, of in found["lock time"].items()
         for lock, seconds in of["locks"].items()
     ]
     head = "service | seconds in all | under names of locks | lock | seconds"
-    text += "\n## Lock time of each service\n\n" + table(head, rows)
+    text += "\n## Lock time of each service\n\n" + results.table(head, rows)
     lines = "".join(f"    {line}\n" for line in found["log"][-LOG_LINES:])
     text += f"\n## The end of lockd's log\n\n{lines}"
     if found["errors"]:
         rows = [(what, one["count"], one["last"].splitlines()[0]) for what, one in found["errors"].items()]
-        text += "\n## Errors of clients\n\n" + table("who | errors | the last", rows)
+        text += "\n## Errors of clients\n\n" + results.table("who | errors | the last", rows)
     return text
 
 

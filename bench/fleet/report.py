@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from bench import results
 from bench.fleet.recording import Recording
 
 DAY = 86_400
@@ -24,7 +25,7 @@ def families(recording: Recording) -> dict[str, int]:
 
 
 def text(host: Mapping[str, str], figures: Mapping[str, Any]) -> str:
-    parts = ["# What a fleet costs one Prometheus\n", _table("host | ", host.items())]
+    parts = ["# What a fleet costs one Prometheus\n", results.table("host | ", host.items())]
     if "record" in figures:
         parts += ["## The hosts that were recorded\n", *_recorded(figures["record"])]
     runs = [one for name, one in figures.items() if name.startswith("scrape-")]
@@ -39,11 +40,6 @@ def text(host: Mapping[str, str], figures: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _table(head: str, rows: Any) -> str:
-    line = "|" + "---|" * (head.count("|") + 1)
-    return "\n".join([f"| {head} |", line, *(f"| {' | '.join(map(str, row))} |" for row in rows)]) + "\n"
-
-
 def _recorded(recorded: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         (one["stage"], one["series.max"], one["of ten"], f"{one['lines']:,}", f"{one['bytes'] / 1e3:.0f}",
@@ -51,14 +47,14 @@ def _recorded(recorded: Mapping[str, Any]) -> Iterator[str]:
         for one in recorded.values()
     ]  # fmt: skip
     head = "host | series.max | of ten hosts | lines | kB compressed | new series of new processes, an hour"
-    yield _table(head, rows)
+    yield results.table(head, rows)
     for most in dict.fromkeys(one["series.max"] for one in recorded.values()):
         of_ten = [one for one in recorded.values() if one["series.max"] == most]
         mean = sum(one["lines"] * one["of ten"] for one in of_ten) / 10
         yield f"With `series.max` {most:,} the mean host has {mean:,.0f} lines.\n"
     last = max(recorded.values(), key=lambda one: one["lines"])
     yield f"The largest, of {last['lines']:,} lines:\n"
-    yield _table("lines | of", [(f"{count:,}", name) for name, count in last["families"].items()])
+    yield results.table("lines | of", [(f"{count:,}", name) for name, count in last["families"].items()])
 
 
 def _scraped(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -89,14 +85,14 @@ def _scraped(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     row("disk a day, GB: samples", "{:.1f}", lambda run: run["samples"] * DAY * run["chunk_bytes"] / 1e9)
     row("disk a day, GB: indexes of blocks of two hours", "{:.1f}",
         lambda run: run["series"] * run["index_bytes"] * 24 / HEAD_HOURS / 1e9)  # fmt: skip
-    yield _table("of so many hosts | " + " | ".join(f"{run['hosts']:,}" for run in runs), rows)
+    yield results.table("of so many hosts | " + " | ".join(f"{run['hosts']:,}" for run in runs), rows)
     yield "Memory is that after some minutes; the last two lines are arithmetic from the two before.\n"
     yield "### Rules\n\nSeconds that an evaluation takes: the last one of a group, the longest of a rule.\n"
     head = "group | " + " | ".join(f"{run['hosts']:,} hosts, {run['series']:,} series" for run in runs)
     groups = [(name, *(_group(run["groups"][name]) for run in runs)) for name in runs[-1]["groups"]]
-    yield _table(head, groups)
+    yield results.table(head, groups)
     slowest = sorted(runs[-1]["rules"], key=lambda name: -runs[-1]["rules"][name])[:SLOWEST]
-    yield _table(
+    yield results.table(
         head.replace("group", "rule"),
         [(name, *(f"{run['rules'][name]:.2f}" for run in runs)) for name in slowest],
     )
@@ -116,7 +112,7 @@ def _agent(run: Mapping[str, Any]) -> str:
         ("resident memory of a series, kB", f"{run['resident'] / run['series'] / 1e3:.2f}"),
         ("write-ahead log, GB", f"{run['log_bytes'] / 1e9:.2f}"),
     ]
-    return _table(f"{run['hosts']:,} hosts, `series.max` {run['series.max']:,} | ", rows)
+    return results.table(f"{run['hosts']:,} hosts, `series.max` {run['series.max']:,} | ", rows)
 
 
 def _group(group: Mapping[str, float]) -> str:
@@ -134,7 +130,7 @@ def _boards(asked: Mapping[str, Any]) -> str:
             at_once = "-" if found[board]["all"] is None else f"{found[board]['all']:.2f}"
             cells.append(f"{max(alone):.2f} / {sum(alone):.2f} / {at_once}")
         rows.append((board, *cells))
-    return _table("slowest query / all, one by one / all at once | " + " | ".join(asked), rows)
+    return results.table("slowest query / all, one by one / all at once | " + " | ".join(asked), rows)
 
 
 def _asked(week: Mapping[str, Any], ranges: Mapping[str, Any]) -> Iterator[str]:
@@ -156,7 +152,7 @@ def _asked(week: Mapping[str, Any], ranges: Mapping[str, Any]) -> Iterator[str]:
         for place, query in enumerate(next(iter(titles.values()))[board]["queries"]):
             cells = [_cell(found[board]["queries"][place]) for found in titles.values()]
             rows.append((board.removeprefix("lockd-"), query["panel"], *cells))
-    yield _table("dashboard | panel and query | " + " | ".join(titles), rows)
+    yield results.table("dashboard | panel and query | " + " | ".join(titles), rows)
 
 
 def _cell(query: Mapping[str, Any]) -> str:
