@@ -66,7 +66,7 @@ def read_capture(
     stack = b""
     for size in (SLEEPER_BYTES, PAGE - stack_pointer % PAGE):  # the stack may end before SLEEPER_BYTES
         with contextlib.suppress(OSError, OverflowError):
-            stack = stack or _read_memory(procfs, tgid, stack_pointer, size)
+            stack = stack or read_memory(procfs, tgid, stack_pointer, size)
     known = {"sp": stack_pointer, "ip": program_counter, "pc": program_counter}
     registers: list[int] = []
     for name in REGISTERS[os.uname().machine]:
@@ -74,6 +74,7 @@ def read_capture(
     return Capture(tuple(registers), stack, (), thread_pointer) if stack else None
 
 
-def _read_memory(procfs: Path, tgid: int, address: int, size: int) -> bytes:
+def read_memory(procfs: Path, tgid: int, address: int, size: int) -> bytes:
+    """At most `size` bytes of the memory of a process. Raises OSError, or OverflowError for no address."""
     with (procfs / str(tgid) / "mem").open("rb", buffering=0) as memory:
         return os.pread(memory.fileno(), size, address)

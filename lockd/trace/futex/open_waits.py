@@ -18,7 +18,7 @@ from lockd.columns.structs import Columns
 from lockd.kernel.manifest import Manifest
 from lockd.kernel.maps import HashMap
 from lockd.kernel.pairs import Entries
-from lockd.names.unwind.capture import Capture, read_capture
+from lockd.names.unwind.capture import Capture, read_capture, read_memory
 from lockd.trace.futex.calls import CALLS, FutexCalls
 
 PROCFS = Path("/proc")
@@ -148,7 +148,7 @@ def find_wait(procfs: Path, tgid: int, tid: int) -> OpenWait | None:
         elif nr == FUTEX_WAIT:
             kind = kind_of_value(second)
         elif nr == FUTEX_WAITV:
-            address, kind = int.from_bytes(_read(procfs, tgid, first + 8, 8), "little"), "other"
+            address, kind = int.from_bytes(read_memory(procfs, tgid, first + 8, 8), "little"), "other"
         else:
             return None
     except (OSError, ValueError, IndexError):  # the thread is ending
@@ -184,8 +184,3 @@ def capture_wait(procfs: Path, wait: OpenWait) -> Capture | None:
     """A capture of a waiting thread; None if the thread has ended or was awake while its stack was read."""
     capture = read_capture(procfs, wait.tgid, wait.stack_pointer, wait.program_counter)
     return capture if find_wait(procfs, wait.tgid, wait.tid) == wait else None
-
-
-def _read(procfs: Path, tgid: int, address: int, size: int) -> bytes:
-    with (procfs / str(tgid) / "mem").open("rb", buffering=0) as memory:
-        return os.pread(memory.fileno(), size, address)
