@@ -1,4 +1,4 @@
-"""Privileges: a process gives up its user and its capabilities, and every way to get them back.
+"""Privileges: a process gives up its user, its capabilities, every way to get them back, and resources.
 
 Capabilities belong to threads. Call these functions before the process starts its first thread.
 """
@@ -11,7 +11,8 @@ import errno
 import logging
 import os
 import pwd
-from collections.abc import Collection
+import resource
+from collections.abc import Collection, Mapping
 
 from lockd.errors import HostError, LockdError, refusal
 
@@ -120,6 +121,14 @@ def unprivileged_user(wanted: str) -> str | None:
         return pwd.getpwnam(wanted).pw_name
     except KeyError:
         return "nobody"
+
+
+def lower_limits(limits: Mapping[int, int]) -> None:
+    """Set resource limits of this process by their numbers in `resource`, for good; lower ones stay."""
+    for limit, wanted in limits.items():
+        _, hard = resource.getrlimit(limit)
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(limit, (value, value))
 
 
 def no_new_privileges() -> None:

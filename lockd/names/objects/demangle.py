@@ -183,14 +183,9 @@ def _set_limits() -> None:
     """Limit the address space, the CPU time and the core dump of this process."""
     with open("/proc/self/statm", "rb") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
-    for limit, wanted in (
-        (resource.RLIMIT_AS, size + MEMORY),
-        (resource.RLIMIT_CPU, CPU_SECONDS),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, hard = resource.getrlimit(limit)
-        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(limit, (value, value))
+    privileges.lower_limits(
+        {resource.RLIMIT_AS: size + MEMORY, resource.RLIMIT_CPU: CPU_SECONDS, resource.RLIMIT_CORE: 0}
+    )
 
 
 def _copy_and_free(text: int | None) -> bytes:

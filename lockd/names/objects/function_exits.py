@@ -70,12 +70,9 @@ def find_exits(code: bytes, start: int) -> FunctionExits | None:
 def _give_up_privileges(user: str | None) -> None:
     """In the child, before objdump takes its place."""
     privileges.drop_all(user)
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY),
-    ):  # fmt: skip
-        _, hard = resource.getrlimit(limit)
-        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (most, most))
+    privileges.lower_limits(
+        {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: CPU_SECONDS, resource.RLIMIT_AS: MEMORY}
+    )
 
 
 def parse_exits(listing: str, start: int, end: int) -> FunctionExits | None:
