@@ -1,7 +1,8 @@
-"""System calls by number, and the names that tracefs has for them."""
+"""System calls and their errors by number, and the names that tracefs has for the calls."""
 
 from __future__ import annotations
 
+import errno
 import os
 
 _X86_64 = """
@@ -94,6 +95,8 @@ TRACEFS = {
     "uname": "newuname",
 }
 """Names in tracefs, where they differ: they are the names of the kernel's functions."""
+ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK", errno.EOPNOTSUPP: "EOPNOTSUPP"}
+"""Errors by number, with the names of the manual pages. Python calls two of them EDEADLOCK and ENOTSUP."""
 
 
 def names(machine: str = os.uname().machine) -> dict[int, str]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import errno
-
 import numpy as np
 
 from lockd.columns import wide_sums
 from lockd.columns.index import Groups, mix
 from lockd.columns.wide_sums import WIDE
 from lockd.kernel.manifest import Manifest
+from lockd.names.labels.system_calls import ERRORS
 from lockd.sample.aggregates.window import Window
 from lockd.sample.series.block import Block, with_windows
 from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
-
-ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK", errno.EOPNOTSUPP: "EOPNOTSUPP"}
-"""Names of errors by number. Where Python has EDEADLOCK and ENOTSUP, the names are those of futex(2)."""
 
 
 class FutexCalls:

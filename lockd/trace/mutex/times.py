@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockd.kernel.pairs import Entries
 from lockd.names.labels.processes import text
+from lockd.names.labels.system_calls import ERRORS
 from lockd.trace.core.call_stacks import CallStacks
 from lockd.trace.core.histogram import Histogram
 from lockd.trace.core.session import Session
@@ -61,9 +61,6 @@ class Measurement:
 
 
 Times = dict[Key, Measurement]
-
-ERRORS = {**errno.errorcode, errno.EDEADLK: "EDEADLK"}
-"""Names of errors by number. EDEADLK is also called EDEADLOCK."""
 
 _StackKey = tuple[int, int, int, str, str]
 """Process, mutex, number of the stack, comm and state."""

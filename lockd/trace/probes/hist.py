@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import re
 from typing import Any
 
@@ -12,6 +11,7 @@ from lockd.kernel.pairs import Entries
 from lockd.load.hooks import Candidate, Part, Way
 from lockd.load.host import ensure_tracefs
 from lockd.load.settings import Trace
+from lockd.names.labels.system_calls import ERRORS
 from lockd.trace.core import grouping, histogram, options, output
 from lockd.trace.core.grouping import Groups, Row
 from lockd.trace.core.session import Session
@@ -155,4 +155,4 @@ def _add(groups: Groups, entries: Entries, tracepoint: Tracepoint, value: Field,
 
 def result_name(value: int) -> int | str:
     """The return value of a system call; the name of the error if it is one."""
-    return errno.errorcode.get(-value, value) if -MOST_ERRNO <= value < 0 else value
+    return ERRORS.get(-value, value) if -MOST_ERRNO <= value < 0 else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -153,7 +152,7 @@ class Latencies:
 
 def result_name(result: int) -> str:
     """The name for the member `result` of struct latency_key: `success`, `died` or the name of an error."""
-    return RESULTS.get(result) or errno.errorcode.get(-result, str(result))
+    return RESULTS.get(result) or system_calls.ERRORS.get(-result, str(result))
 
 
 def _comm(pid: int) -> str:

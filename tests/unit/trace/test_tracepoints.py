@@ -1,12 +1,14 @@
-"""Tracepoints as tracefs describes them: where their fields are, and what is said if there is none."""
+"""Tracepoints as tracefs describes them, what is said if there is none, and names of results."""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from lockd.errors import UsageError
+from lockd.trace.probes import hist, latency
 from lockd.trace.probes.tracepoints import Field, fields_of, find
 
 COMMON = """\
@@ -126,3 +128,15 @@ def test_what_is_no_tracepoint(tracefs: Path, name: str, says: str) -> None:
 def test_what_is_no_field(tracefs: Path, name: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         find(tracefs, "sched:sched_process_exec").field(name)
+
+
+@pytest.mark.parametrize("name", ["EAGAIN", "EDEADLK", "EOPNOTSUPP"])
+def test_errors_have_the_names_of_the_manual_pages(name: str) -> None:
+    """Some numbers have two names, of which Python's errno.errorcode may have the other."""
+    result = -getattr(errno, name)
+    assert hist.result_name(result) == latency.result_name(result) == name
+
+
+def test_results_that_are_no_errors() -> None:
+    assert [hist.result_name(result) for result in (-hist.MOST_ERRNO - 1, 0, 35)] == [-4096, 0, 35]
+    assert [latency.result_name(result) for result in (0, -512, -4000)] == ["success", "ERESTARTSYS", "-4000"]
