@@ -86,7 +86,7 @@ class Daemon:
 
     def __init__(self, host: Host, name: str, config: Mapping[str, Any]) -> None:
         self.directory, self.name, self._config = host.make(name), name, config
-        self._host, self.address = host, f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.start()
         host.ends.callback(self.kill)
 

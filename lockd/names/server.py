@@ -84,7 +84,7 @@ class Names:
         parked: Sequence[str] = (),
     ) -> None:
         """`procfs` is the root of a proc file system, `clock` returns seconds. `parked`: see UserNames."""
-        self._procfs, self._shares, self._clock = procfs, shares, clock
+        self._shares, self._clock = shares, clock
         self._user = UserNames(procfs, parked=parked)
         self._kernel = KernelNames(procfs)
         self._owners = UserOwners(procfs)

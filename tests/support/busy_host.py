@@ -187,7 +187,6 @@ class BusyHost:
         self.futex = FutexAggregates(*shared, self._user_locks)
         self.offcpu = OffcpuAggregates(*shared, processes)
         self.series: list[Series] = [*self.futex.series, *self.offcpu.series]
-        self._manifest = manifest
         self.presence = Presence()
         self.now = 1000.0
         self.truth = dict.fromkeys(

@@ -10,7 +10,7 @@ from lockd.names.labels.cgroup_paths import Unit
 
 ID = "0123456789abcdef" * 4
 OTHER_ID = "fedcba9876543210" * 4
-SHORT, OTHER_SHORT = ID[:12], OTHER_ID[:12]
+SHORT = ID[:12]
 USER = "/user.slice/user-1000.slice/user@1000.service"
 UID = "01234567-89ab-cdef-0123-456789abcdef"
 HASH = "0123456789abcdef0123456789abcdef"
