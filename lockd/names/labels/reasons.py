@@ -128,22 +128,19 @@ class Reasons:
             return "kernel" if is_uninterruptible else "kthread"
         if state_name == "other":
             return "stopped"
-        if group == "vfork" or (group == "clone" and self._is("and_wait", "clone_kind", detail)):
+        if group == "vfork" or (group == "clone" and self._member("clone_kind", detail) == "and_wait"):
             return "child"  # although it is uninterruptible
         if is_uninterruptible:
             return "fault" if nr == self._no_call else "kernel"
         if group == "futex":
-            return self._named(_BY_FUTEX, "futex_kind", detail, "futex")
+            return _BY_FUTEX.get(self._member("futex_kind", detail), "futex")
         if group == "read":
-            return self._named(_BY_FILE, "file_kind", detail, "other")
-        if group == "poll" and self._is("for_lock", "poll_kind", detail):
+            return _BY_FILE.get(self._member("file_kind", detail), "other")
+        if group == "poll" and self._member("poll_kind", detail) == "for_lock":
             return "lock"
         return "fault" if nr == self._no_call else group if group in REASONS else "other"
 
-    def _is(self, member: str, enum: str, detail: int) -> bool:
-        return self._named({member: member}, enum, detail, "") == member
-
-    def _named(self, reasons: dict[str, str], enum: str, detail: int, default: str) -> str:
-        """The reason for the member of an enum whose number is `detail`; `default` if there is none."""
+    def _member(self, enum: str, detail: int) -> str:
+        """The member of an enum whose number is `detail`; empty if there is none."""
         members = self._enums.get(enum, ())
-        return reasons.get(members[detail], default) if detail < len(members) else default
+        return members[detail] if detail < len(members) else ""
