@@ -26,7 +26,7 @@ from lockd.kernel.btf import KernelTypes
 from lockd.load.bpf_object import BpfObject
 from lockd.load.choose import choices_for
 from lockd.load.compile import compile_cached
-from lockd.load.compiled import CompileCache, default_directory
+from lockd.load.compiled import CALL, CompileCache, default_directory
 from lockd.load.hooks import Candidate
 from lockd.load.host import Host
 from lockd.load.programs import RETURN_0
@@ -35,10 +35,11 @@ from lockd.load.source import source_for
 Change = Callable[[str, bytes], bytes]
 """Makes other code of a function's name and code."""
 
-CALL, ONE = 0x85, bytes.fromhex("b700000001000000")
-"""The operation, in the first byte of an instruction; its last four are the helper. And `r0 = 1`."""
+ONE = bytes.fromhex("b700000001000000")
+"""The instruction `r0 = 1`."""
 HELPERS = {"clock reads": 5, "thread ids": 14}
-"""Their numbers (enum bpf_func_id). A constant cannot stand for what gives a pointer."""
+"""Their numbers (enum bpf_func_id): the last four bytes of a call. A constant cannot stand for what gives a
+pointer."""
 SELDOM = (
     "futex_restart",
     "futex_reentered",

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from lockd.names.objects.jit import JIT_OBJECT
+
 UNKNOWN = "[unknown]"
 """A frame of a process that was gone before its mappings were read, or of code that no symbol names."""
 LOCK, COND = "lock", "cond"
@@ -203,8 +205,8 @@ def _classify(stack: Sequence[Frame]) -> list[str]:
     is_hotspot = any(frame.object == _JVM for frame in stack)
     for i, frame in enumerate(stack):
         sort = _sort(frame.object, frame.function)
-        is_java |= frame.object == "[jit]"
-        if is_hotspot and frame.object == "[jit]" and not re.search(r"\.|::", frame.function):
+        is_java |= frame.object == JIT_OBJECT
+        if is_hotspot and frame.object == JIT_OBJECT and not re.search(r"\.|::", frame.function):
             sort = "stub"
         elif is_java and frame.object == _JVM:
             sort = "common"  # the machine called the compiled code: this is in the stack of every thread
@@ -228,7 +230,7 @@ def _sort(object_name: str, function: str) -> str:
         return "locking"
     if _PYTHON_OBJECT.match(object_name) and (not name or _PYTHON_COMMON.fullmatch(name)):
         return "common"
-    if _matches(_COMMON_CODE, name) or (object_name in ("[jit]", "[vdso]", "") and not name):
+    if _matches(_COMMON_CODE, name) or (object_name in (JIT_OBJECT, "[vdso]", "") and not name):
         return "common"
     return "runtime" if _matches(_RUNTIME, name) or (object_name == _JVM and not name) else ""
 

@@ -43,8 +43,7 @@ from lockd.names.locks.locking_code import (
 )
 from lockd.names.objects.address_space import REREAD_SECONDS, STALE_SECONDS, AddressSpace
 from lockd.names.objects.demangle import MAX_NAME, Demangler
-from lockd.names.objects.jit import JIT_OBJECT as JIT
-from lockd.names.objects.jit import JitNames
+from lockd.names.objects.jit import JIT_OBJECT, JitNames
 from lockd.names.objects.object_cache import ObjectCache
 from lockd.names.objects.object_file import DEBUG_DIRECTORY, EM_AARCH64, ObjectFile, tail_callers
 from lockd.names.protocol import ANON
@@ -90,7 +89,7 @@ RENAMED_SECONDS, MOST_RENAMED_SECONDS = 1.0, 60.0
 They are named anew when the perf map has changed. The time doubles with each change: a perf map that is read
 while it is being written soon changes again.
 """
-NAMELESS = Frame(JIT, "", JIT)
+NAMELESS = Frame(JIT_OBJECT, "", JIT_OBJECT)
 """A function that was compiled while the program ran, and that no file names."""
 _JAVA_SITE = re.compile(
     r"(?!libj(?:vm|li)\.so\b|libc\b|\[jit\](?!:.*\.)"
@@ -480,7 +479,7 @@ class UserNames:
             compiled = process.jit.function(address, space.jit_dumps) if mapping else None
             if compiled:
                 name = self._demangler.name(compiled[1], may_be_clone=False)
-                return Frame(JIT, name, f"{JIT}:{name}")
+                return Frame(JIT_OBJECT, name, f"{JIT_OBJECT}:{name}")
             return NAMELESS if mapping else Frame("", "", "?")
         placed = space.file(image)
         symbol = placed[0].function(address - placed[1]) if placed else None

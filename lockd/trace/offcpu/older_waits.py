@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lockd.names.labels.processes import PF_KTHREAD
 from lockd.names.labels.reasons import calls
 from lockd.names.unwind.capture import Capture, read_capture
 from lockd.trace.core.session import Session
@@ -27,8 +28,6 @@ TASK_STATES = {"S": 0x1, "D": 0x2, "T": 0x4, "t": 0x8, "P": 0x40, "I": 0x402}
 STATES = {"S": "interruptible", "D": "uninterruptible"}
 """Members of the programs' enum state, by the letters of proc_pid_stat(5); other letters are `other`."""
 RUNNING = "R"
-PF_KTHREAD = 0x00200000
-"""The flag of kernel threads in the kernel's include/linux/sched.h."""
 NO_CALL = -1
 """The number of the system call of a thread that is in none."""
 FILE_KINDS = (
