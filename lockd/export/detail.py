@@ -56,9 +56,14 @@ def parse_query(arguments: Mapping[str, list[bytes]]) -> Query:
     """The parameters `limit` and FILTERS; others are ignored. Raises QueryError."""
     values = single_values(arguments, ("limit", *FILTERS))
     limit = values.pop("limit", str(DEFAULT_ROWS))
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= MOST_ROWS):
-        raise QueryError(f'parameter limit: "{limit[:40]}"; rule: a whole number from 1 to {MOST_ROWS}')
-    return Query(int(limit), values)
+    return Query(_whole_number("limit", limit, MOST_ROWS), values)
+
+
+def _whole_number(name: str, text: str, most: int) -> int:
+    """The value of the parameter `name`, a number from 1 to `most`. Raises QueryError."""
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):
+        raise QueryError(f'parameter {name}: "{text[:40]}"; rule: a whole number from 1 to {most}')
+    return int(text)
 
 
 def single_values(arguments: Mapping[str, list[bytes]], names: tuple[str, ...]) -> dict[str, str]:
@@ -127,13 +132,8 @@ class ProfileQuery:
             known = ", ".join(SIDES[program])
             raise QueryError(f'parameter by: "{side[:40]}"; rule: one of {known} for program={program}')
         self._programs = (program,) if program else OF_LOCKS
-        seconds = self.filters.pop("seconds", "0")
-        if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 9) or (
-            int(seconds) > MOST_SECONDS or ("seconds" in arguments and not int(seconds))
-        ):
-            rule = f"a whole number from 1 to {MOST_SECONDS}"
-            raise QueryError(f'parameter seconds: "{seconds[:40]}"; rule: {rule}')
-        self.seconds = int(seconds)
+        seconds = self.filters.pop("seconds", None)
+        self.seconds = 0 if seconds is None else _whole_number("seconds", seconds, MOST_SECONDS)
 
     def has_lock(self, row: Mapping[str, Any]) -> bool:
         """Whether a profile of locks includes this row of their table."""
