@@ -170,7 +170,7 @@ struct thread {
     s16 nr; /* system call it is in */
     u8 state; /* enum state; STATE_RUNNABLE: preempted */
     u8 iowait;
-    u8 detail; /* of the system call: enum futex_kind or enum file_kind */
+    u8 detail; /* of the system call: enum futex_kind, file_kind, clone_kind or poll_kind */
     u8 flags; /* THREAD_* */
     u8 queued; /* enum queued: the sort of lock in whose queue it is counted */
     u8 awaits; /* 1: it waits for a lock of the kernel, whether it sleeps or not (kernel_releases.bpf.c) */
@@ -195,7 +195,6 @@ enum restraint {
     RESTRAINT_STACKS, /* new locks get no name */
     RESTRAINT_DETAIL, /* events are counted by process, not by thread and lock */
     RESTRAINT_PROCESSES, /* only totals are counted */
-    RESTRAINTS
 };
 
 struct control { /* written by the sampler */
@@ -519,7 +518,7 @@ static __always_inline bool is_wanted(u64 ns)
 
 /* Kernel stacks. A stack is taken only when an entry of an aggregate is created, that is once per thread,
  * lock and window. Stacks are a pair of their own, so that there are no stack ids that could collide or
- * run out. User stacks are in captures.bpf.c. */
+ * run out. Captures of user stacks: include/capture.bpf.h. */
 #define KERNEL_FRAMES 20
 
 struct stack_key {

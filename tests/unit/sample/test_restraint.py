@@ -81,7 +81,7 @@ def restraint() -> Restraint:
 
 def test_the_steps_are_those_of_the_programs() -> None:
     steps = assemble(["include/common.bpf.h"], {}).enums["restraint"]
-    assert len(steps) == len(STEPS) + 1
+    assert len(steps) == len(STEPS)
     assert [steps.index(name) for name in ("stacks", "detail", "processes")] == [STACKS, DETAIL, PROCESSES]
 
 
