@@ -169,7 +169,7 @@ class _Question:
     """What is remembered of the stack in user space, if it is to be named anew."""
 
 
-class StackNames:
+class RememberedStacks:
     """Names captured stacks: those that are remembered at once, others by the namer.
 
     What has been remembered for long is asked again, but for that no namer is started or kept: it takes
@@ -390,7 +390,7 @@ class WaitSamples(SampleCounts):
         self._begins = enums["wait_record_kind"].index("begins")
         self._ends = enums["wait_record_kind"].index("ends")
         self._control, self._identify, self._comm = control, identify, comm
-        self._stacks = StackNames(resolver, cpythons)
+        self._stacks = RememberedStacks(resolver, cpythons)
         self._per_second, self._since, self._waits_then = per_second, now, 0
         self._pace.wait_ns = THREADS_AT_FIRST * NS // per_second
         self._begun: dict[int, _Begun] = {}

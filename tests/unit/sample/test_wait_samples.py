@@ -20,7 +20,7 @@ from lockd.sample.wait_samples import (
     REMEMBERED_SECONDS,
     UNKNOWN_STACK,
     NamedStack,
-    StackNames,
+    RememberedStacks,
     WaitSamples,
     _Begun,
     find_returns,
@@ -95,7 +95,7 @@ def test_a_return_address_beyond_the_capture_is_one_that_the_kernel_found() -> N
 
 def test_the_namer_is_asked_about_new_stacks_only() -> None:
     resolver = Asked()
-    names, stack = StackNames(resolver), {3: READ, 10: MAIN}
+    names, stack = RememberedStacks(resolver), {3: READ, 10: MAIN}
     first = names.name(TGID, captured(stack), KERNEL, 1.0)
     (question,) = resolver.questions
     assert question.kernel == KERNEL
@@ -128,9 +128,11 @@ NAMED = ("read", "fetch", "main"), (PLACE, READ, MAIN), ("schedule", "read"), ()
 """The namer's answer for it: functions, return addresses, functions of the kernel, and no interrupts."""
 
 
-def named_once(resolver: Asked, *answer: tuple[Any, ...], kernel: tuple[int, ...] = KERNEL) -> StackNames:
+def named_once(
+    resolver: Asked, *answer: tuple[Any, ...], kernel: tuple[int, ...] = KERNEL
+) -> RememberedStacks:
     """One stack is known since second 1, and expires at `EXPIRES`."""
-    names = StackNames(resolver)
+    names = RememberedStacks(resolver)
     names.name(TGID, captured(STACK), kernel, 1.0)
     names.note_answer(StackAnswer(resolver.questions[-1].token, *(answer or NAMED)), 1.0)
     return names
@@ -236,7 +238,7 @@ def test_a_stack_that_is_not_seen_any_more_is_forgotten() -> None:
 def test_stacks_of_the_kernel_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_samples, "MOST_REMEMBERED", 2)
     resolver = Asked()
-    names = StackNames(resolver)
+    names = RememberedStacks(resolver)
     for at in range(3):
         names.name(TGID, captured({}, tid=0), (at,), 1.0)
         names.note_answer(StackAnswer(resolver.questions[-1].token, (), (), (f"f{at}",), ()), 1.0)
@@ -247,7 +249,7 @@ def test_stacks_of_the_kernel_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 def test_stacks_of_python_are_told_apart_by_their_functions() -> None:
     """The functions in C are the same whichever Python functions they evaluate."""
     resolver, table = Asked(), Map("u4", [(name, "u8") for name in CPYTHON])
-    names = StackNames(resolver, RuntimePlaces(cast("HashMap", table), CPYTHON))
+    names = RememberedStacks(resolver, RuntimePlaces(cast("HashMap", table), CPYTHON))
     stack = {3: READ, 10: MAIN}
     for at, codes in enumerate(((0x51, 0x52), (0x53, 0x52), ())):
         named = names.name(TGID, captured(stack), (), 1.0, codes)
@@ -267,7 +269,7 @@ def test_stacks_of_python_are_told_apart_by_their_functions() -> None:
 
 def test_a_kernel_thread_has_no_user_stack() -> None:
     resolver = Asked()
-    stack = StackNames(resolver).name(TGID, captured({}, tid=0), (), 1.0)
+    stack = RememberedStacks(resolver).name(TGID, captured({}, tid=0), (), 1.0)
     assert stack.is_ready(1.0)
     assert stack.functions == CallStack((), ())
     assert not resolver.questions
@@ -275,7 +277,7 @@ def test_a_kernel_thread_has_no_user_stack() -> None:
 
 def test_a_waker_that_was_interrupted_is_known_without_a_question() -> None:
     resolver = Asked()
-    names = StackNames(resolver)
+    names = RememberedStacks(resolver)
     interrupted = names.name(TGID, captured({3: READ}), (0xFF30, 0xFF40, 0xFF50), 1.0)
     token = resolver.questions[-1].token
     names.note_answer(StackAnswer(token, ("main",), (PLACE,), ("timer", "irq", "read"), (0xFF40,)), 1.0)
@@ -287,7 +289,7 @@ def test_a_waker_that_was_interrupted_is_known_without_a_question() -> None:
 
 
 def test_a_stack_that_is_not_named_in_time_is_unknown() -> None:
-    names = StackNames(Asked())
+    names = RememberedStacks(Asked())
     stack = names.name(TGID, captured({3: READ}), KERNEL, 1.0)
     assert not stack.is_ready(0.9 + ANSWER_SECONDS)
     assert stack.is_ready(1.0 + ANSWER_SECONDS)
@@ -296,7 +298,7 @@ def test_a_stack_that_is_not_named_in_time_is_unknown() -> None:
 
 def test_what_the_namer_could_not_read_is_not_remembered() -> None:
     resolver = Asked()
-    names = StackNames(resolver)
+    names = RememberedStacks(resolver)
     for asked in (1, 2):
         stack = names.name(TGID, captured({3: READ}), KERNEL, 1.0)
         assert len(resolver.questions) == asked
@@ -307,7 +309,7 @@ def test_what_the_namer_could_not_read_is_not_remembered() -> None:
 
 def test_few_stacks_of_one_place_are_remembered() -> None:
     resolver = Asked()
-    names = StackNames(resolver)
+    names = RememberedStacks(resolver)
     for at in range(MOST_OF_PLACE + 10):
         names.name(TGID, captured({at: READ}), (), 1.0)
         token = resolver.questions[-1].token
@@ -318,7 +320,7 @@ def test_few_stacks_of_one_place_are_remembered() -> None:
 
 def test_stacks_of_ended_processes_are_forgotten() -> None:
     resolver = Asked()
-    names = StackNames(resolver)
+    names = RememberedStacks(resolver)
     names.name(TGID, captured({3: READ}), (), 1.0)
     token = resolver.questions[-1].token
     names.note_answer(StackAnswer(token, ("read", "main"), (PLACE, READ), (), ()), 1.0)
