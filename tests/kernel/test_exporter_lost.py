@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -81,4 +82,14 @@ def test_one_that_is_stopped_does_not_outlive_the_daemon(lockd: Lockd, number: s
     assert lockd.process.wait(20) == (0 if number == signal.SIGTERM else -number)
     until(lambda: state_of(exporter) in ("", "Z"), "the exporter is gone")
     host, port = lockd.address.rsplit(":", 1)
-    socket.create_server((host, int(port))).close()
+
+    def is_free() -> bool:
+        try:
+            socket.create_server((host, int(port))).close()
+        except OSError as error:
+            assert error.errno == errno.EADDRINUSE
+            return False
+        return True
+
+    # A namer that was just being started had the descriptors of its parent until it executed its program.
+    until(is_free, "the port is free")
