@@ -202,8 +202,8 @@ def test_what_comes_while_hooks_are_attached_does_not_count(tmp_path: Path) -> N
     caller = threading.Thread(target=call)
     caller.start()
     try:
-        hooks = "t:syscalls:sys_enter_[ae]*"
-        with Trace("stackcount", hooks, "-K", "--format", "json", "-o", file, "1") as one:
+        hooks = "t:syscalls:sys_enter_[ae].*"
+        with Trace("stackcount", "-r", hooks, "-K", "--format", "json", "-o", file, "1") as one:
             done = one.finish()
     finally:
         is_over.set()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lockd.names.objects.elfutils import SHT_DYNSYM, SHT_SYMTAB, Elf, Section
 
-SHF_EXECINSTR = 4
+SHF_ALLOC, SHF_EXECINSTR = 2, 4
 SHN_ABS = 0xFFF1
 STT_NOTYPE, STT_OBJECT, STT_FUNC, STT_COMMON, STT_TLS, STT_GNU_IFUNC = 0, 1, 2, 5, 6, 10
 STB_LOCAL = 0
@@ -100,15 +100,17 @@ class SymbolTable:
         self._is_full = table.kind == SHT_SYMTAB
         linked = elf.sections[table.link - 1] if 0 < table.link <= len(elf.sections) else None
         self._strings = (linked.offset, linked.size) if linked else (0, 0)
-        is_text = np.zeros(0x10000, bool)
+        is_text, is_absent = np.zeros(0x10000, bool), np.zeros(0x10000, bool)
         for number, section in enumerate(elf.sections, 1):
             is_text[number] = bool(section.flags & SHF_EXECINSTR)
+            is_absent[number] = not section.flags & SHF_ALLOC  # from memory, such as .gnu.warning.gets
         functions, variables, thread_locals = _Collector(), _Collector(), _Collector()
         for entries in _entries(elf, table):
             kinds, has_size = entries["info"] & 15, entries["size"] > 0
             is_label = (kinds == STT_NOTYPE) & is_text[entries["section"]]
             functions.add(entries, (kinds == STT_FUNC) | (kinds == STT_GNU_IFUNC) | is_label)
-            variables.add(entries, ((kinds == STT_OBJECT) | (kinds == STT_COMMON)) & has_size)
+            is_variable = ((kinds == STT_OBJECT) | (kinds == STT_COMMON)) & has_size
+            variables.add(entries, is_variable & ~is_absent[entries["section"]])
             thread_locals.add(entries, (kinds == STT_TLS) & has_size)
         self._functions, self._variables = functions.sorted(), variables.sorted()
         self._thread_locals = thread_locals.sorted()
