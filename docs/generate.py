@@ -41,9 +41,9 @@ is estimated from a sample where there are many calls, and the seconds by holder
 (`lockd_futex_lock_holder_seconds_total`, `lockd_futex_lock_cause_seconds_total`, and the same for kernel
 locks).
 `/metrics` never has more lines than `series.max`
-(10,000): an event whose label set has no series counts in the series whose name labels are `other`. An
-event that finds no room in a map of the kernel (`lockd_overflow_events_total`) counts there too. Its
-process is not known, so no filter applies to it.
+(10,000), but for deadlocks and advised processes, which have 303 lines at most: an event whose label set has
+no series counts in the series whose name labels are `other`. An event that finds no room in a map of the
+kernel (`lockd_overflow_events_total`) counts there too. Its process is not known, so no filter applies to it.
 
 ## Definitions
 
