@@ -20,7 +20,7 @@ import os
 import pstats
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
@@ -328,8 +328,10 @@ class Host:
 
     def _fill(self, periods: int) -> None:
         level = self.level
+        window = self._copies.window(periods, level)
+        self._end_window([*window, *(f"{name}_over" for name in window), "soon"])
         rows = without_room = 0
-        for name, (keys, values) in self._copies.window(periods, level).items():
+        for name, (keys, values) in window.items():
             suffix = "_over" if level >= PROCESSES else ""
             table = self._collector._maps.idle(name + suffix)
             self._write(table, keys[: table.entries], values[: table.entries])
@@ -341,6 +343,13 @@ class Host:
                 self._write(over, rest[0][: over.entries], rest[1][: over.entries])
         self.service.rows.append(rows)
         self.service.overflowed.append(without_room / max(rows, 1))
+
+    def _end_window(self, marks: Iterable[str]) -> None:
+        """End the window as one with these marks, so that the next tick drains what is now written."""
+        for what in marks:
+            self._collector._maps.written.mark(what)
+        self._collector.drain()
+        self._filled.settle()
 
     @staticmethod
     def _write(table: HashMap, keys: Any, values: Any) -> None:
