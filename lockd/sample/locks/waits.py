@@ -91,7 +91,7 @@ class Waits:
 
     def has_all(self, waits: Iterable[Wait]) -> bool:
         """Whether all these waits are among them: the same threads are in the same calls."""
-        return all((now := self.find(wait.tid)) is not None and wait.goes_on_as(now) for wait in waits)
+        return all((mine := self.find(wait.tid)) is not None and wait.goes_on_as(mine) for wait in waits)
 
     def has_all_of(self, later: Waits, latest: int) -> bool:
         """Whether all waits of `later` are among these and began before `latest` (monotonic clock in ns)."""
