@@ -1,6 +1,7 @@
-"""Make maps, load programs, attach them as configured and let go of all that, again and again.
+"""Create the maps, load the programs, attach them as configured and close everything, many times.
 
-Usage: attach_often.py CONFIG TIMES. Prints the number of attached hooks of each time; 3: it cannot be had.
+Usage: attach_often.py CONFIG TIMES. Prints the number of attached hooks for each time. Exits with 3 if this
+host cannot attach a part of what is configured.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from lockd.load.source import source_for
 from lockd.service.start import load_settings
 
 AT_A_TIME = 8
-"""The kernel lets every detachment wait."""
+"""The number of threads that attach and detach. The kernel makes every detachment wait."""
 HOOKS = 2
-"""Of each part of the work. An emulated machine takes its time for each."""
+"""The most hooks that are attached for each part of the work. An emulated machine takes long for each."""
 
 
 def main(config: str, times: int) -> int:

@@ -21,7 +21,7 @@ from tests.support.workload import NUMBERS, OURS, Start, Workload
 
 BPF_ENABLE_STATS = 32
 CROWD = "mp[0-9]*"
-"""Thousands of processes of one test, which would leave no series to the others."""
+"""Names of processes that a test starts by the thousand. They would leave no series to the other tests."""
 
 
 def why_not_here() -> str:
@@ -36,7 +36,10 @@ def why_not_here() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What daemons compile is kept for these tests, not for this host; unless this is a test's machine."""
+    """Have daemons keep compiled programs in a directory of this test run, not in the host's cache.
+
+    A test machine has set CACHE_DIRECTORY already.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if "CACHE_DIRECTORY" not in os.environ:
             patch.setenv("CACHE_DIRECTORY", str(tmp_path_factory.mktemp("cache")))
@@ -45,7 +48,7 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def host(compiled_once: None) -> None:
-    """Skip the tier where no BPF can be had; build the workloads elsewhere."""
+    """Build the workloads, or skip all tests of this folder on a host where lockd cannot run."""
     reason = why_not_here()
     if reason:
         pytest.skip(f"host: lockd doctor says:\n{reason}")
@@ -54,15 +57,17 @@ def host(compiled_once: None) -> None:
 
 @pytest.fixture(autouse=True)
 def tracefs_for_others(request: pytest.FixtureRequest) -> None:
-    """Other tools do not mount it for themselves, as lockd does."""
+    """Mount tracefs for tests beside another tool: unlike lockd, other tools do not mount it themselves."""
     if beside_another_tool.mark in request.node.iter_markers():
         ensure_tracefs()
 
 
 @pytest.fixture(scope="session")
 def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
-    """One daemon for all tests, with the default configuration but for CROWD, and series for all that these
-    run; it must end well.
+    """One daemon for all tests, which must end with exit code 0.
+
+    Its configuration is the default one, except that it ignores CROWD and has room for the series of
+    everything that the tests run.
     """
     config = {"filter": {"exclude_comms": [CROWD]}, "series": {"max": 200_000}}
     daemon = Lockd(tmp_path_factory.mktemp("lockd"), config)
@@ -71,9 +76,10 @@ def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
 
 
 def lifetime(fixture_name: str, config: pytest.Config) -> Literal["session", "module"]:
-    """Which tests share a daemon: those of a module, as it would take processor time from others.
+    """Return the scope of a daemon: one module, as it would take processor time from other tests.
 
-    In an emulated machine all do. There, a start takes a minute, and time is counted in instructions.
+    In an emulated machine all tests share the daemon. There, a start takes a minute, and time is counted in
+    instructions.
     """
     return "session" if IS_IN_MACHINE else "module"
 
@@ -87,7 +93,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Loc
 
 @pytest.fixture(scope=lifetime)
 def calls(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
-    """A daemon as `narrow`, in mode calls."""
+    """A daemon like `narrow`, but in mode `calls`."""
     yield from running(tmp_path_factory.mktemp("calls"), "calls")
 
 
@@ -105,14 +111,17 @@ def running(path: Path, mode: str) -> Iterator[Lockd]:
 
 @pytest.fixture(params=["blocked", "calls"])
 def either(request: pytest.FixtureRequest) -> Lockd:
-    """`narrow`, whose mode is blocked, and then `calls`."""
+    """Each test runs with `narrow`, whose mode is `blocked`, and again with `calls`."""
     daemon: Lockd = request.getfixturevalue("narrow" if request.param == "blocked" else "calls")
     return daemon
 
 
 @pytest.fixture(scope="session")
 def module() -> Iterator[LockModule]:
-    """Loaded once: every daemon reads all symbols of the kernel anew when a module comes or goes."""
+    """The kernel test module, loaded once.
+
+    Every daemon reads all symbols of the kernel anew when a module comes or goes.
+    """
     module = LockModule()
     yield module
     module.unload()
@@ -120,7 +129,10 @@ def module() -> Iterator[LockModule]:
 
 @pytest.fixture
 def workload() -> Iterator[Start]:
-    """Start a workload by name and arguments; `comm` tells it from all others on this host."""
+    """Return a function that starts a workload by its name and arguments.
+
+    The default `comm` differs from those of all other processes on this host.
+    """
     started: list[Workload] = []
 
     def start(name: str, *arguments: object, comm: str = "") -> Workload:
@@ -142,14 +154,14 @@ def scratch() -> Iterator[Path]:
 
 
 class EnableStats(ctypes.Structure):
-    """Of union bpf_attr."""
+    """The member `enable_stats` of union bpf_attr."""
 
     _fields_ = (("type", ctypes.c_uint32),)
 
 
 @pytest.fixture
 def kept_times() -> Iterator[None]:
-    """The kernel notes how long programs run."""
+    """Have the kernel measure how long BPF programs run while the test lasts."""
     fd = bpf(BPF_ENABLE_STATS, EnableStats(0))
     assert fd >= 0, os.strerror(ctypes.get_errno())
     yield

@@ -1,7 +1,7 @@
-"""Compiles the programs for fentry and for kprobes and loads them, also where the kernel cannot attach them.
+"""Compile the programs for fentry and for kprobes and load them, also where the kernel cannot attach them.
 
-Run by the Python of some release (see test_bcc_versions.py). Prints the functions loaded by each mechanism;
-fails with the verifier's words if one is refused.
+test_bcc_versions.py runs this with the Python of a release of Debian. Prints the functions loaded by each
+mechanism as JSON, and fails with the verifier's words if the kernel refuses one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROGRAMS = ("futex", "offcpu", "kernel_locks")
 MECHANISMS = ("fentry", "kprobe")
 LONGEST = 2**63 - 1
 ARGUMENTS = 3
-"""Of a function that is hooked; what it returns comes next."""
+"""The number of arguments of a hooked function, as assumed here. The return value comes behind them."""
 
 
 def main() -> None:
@@ -32,14 +32,18 @@ def main() -> None:
 
 
 def loaded(mechanism: str, host: Host) -> list[str]:
-    """The functions of this mechanism, or the first that a part has, with what each is given."""
+    """Load the BPF functions that do each part of the work by this mechanism.
+
+    For a part that has no way by this mechanism, its first way is loaded. Returns the names of the functions,
+    each with the values that it is given (Candidate.given).
+    """
     choices = [choice(part, mechanism) for part in parts_of(PROGRAMS, "all", "calls")]
     settings = LoadSettings(PROGRAMS, 1024, 1024, 1024, 0, LONGEST, "all", "calls", ())
     source = source_for(settings, choices, host)
     bpf_object = BpfObject(compile_source(source), source, host)
     hooks = {" ".join((hook.function, *hook.given)): hook for one in choices for hook, _ in one.hooks}
     for hook in hooks.values():
-        # What is for fentry as a raw tracepoint's program, which has its arguments in the same places.
+        # Functions for fentry are loaded as raw tracepoint programs: they find arguments in the same places.
         as_what = "raw_tracepoint" if hook.mechanism in ("fentry", "fexit") else hook.mechanism
         programs.load(bpf_object.code_for(hook, ARGUMENTS), hook.function, as_what)
     return sorted(hooks)

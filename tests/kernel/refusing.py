@@ -1,9 +1,10 @@
-"""Runs a command for which the kernel refuses one system call with one error, as when it lacks something:
+"""Run a command for which the kernel refuses one system call with one error, as if it lacked something:
 
     python3 refusing.py ERRNO CALL [FIRST_ARGUMENT] -- COMMAND...
 
-By a filter of system calls (seccomp), which all that the command starts inherit. Call and argument are
-numbers.
+A filter of system calls (seccomp) refuses the call. All processes that the command starts inherit the filter.
+ERRNO is the name of the error; CALL and FIRST_ARGUMENT are numbers. With FIRST_ARGUMENT, only calls with this
+first argument are refused.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import sys
 
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_SET_NO_NEW_PRIVS = 22, 2, 38
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
-"""BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ | BPF_K, BPF_RET | BPF_K"""
+"""Operations of the filter: BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ | BPF_K, and BPF_RET | BPF_K."""
 NUMBER, FIRST_ARGUMENT = 0, 16
-"""Where struct seccomp_data has them."""
+"""Offsets in struct seccomp_data of the number of the call and of its first argument."""
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
 
 
@@ -35,7 +36,7 @@ class Filter(ctypes.Structure):
 
 
 def refuse(error: int, call: int, argument: int | None) -> None:
-    """From now on."""
+    """Install the filter: from now on, this process and its children get `error` from the call."""
     if argument is None:
         matching = [(LOAD, 0, 0, NUMBER), (EQUAL, 1, 0, call)]
     else:

@@ -28,18 +28,18 @@ RESTARTS = 3
 AFTER = {signal.SIGTERM: "end", signal.SIGKILL: "crash"}
 PERIOD_SECONDS = int(PERIOD.removesuffix("ms")) / 1000
 PERIODS_LOST = 4
-"""Periods of waits that an interrupted drain costs at most.
+"""The most periods whose waits are lost with an interrupted drain.
 
 A drain takes one window out of the maps. Under this load a window lasts a period, or two if the grace period
-of the window before has not ended by the tick. The load may be twice as fast in it as on average: starts of
-lockd and other tests take processor time from it at other times.
+of the window before has not ended by the tick. The load may be twice as fast in this window as on average:
+starts of lockd and other tests take processor time from the load at other times.
 """
 Counters = dict[tuple[str, Labels], float]
 RETIRED = "lockd_retired_value"
 ROUNDED = 1e-9
-"""The share of a sum by which it may be less because its parts are added in another order."""
+"""The share by which a sum may fall because its parts are added in another order."""
 LATER = {"period": "20ms"}
-"""A configuration that loads the same programs."""
+"""A configuration that differs from the default one and loads the same programs."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def store(tmp_path: Path, host: None) -> Iterator[DescriptorStore]:
 
 
 def loaded_by(pid: int) -> set[str]:
-    """Programs, maps and links that the process has descriptors of, as in_kernel() tells them."""
+    """Return the lines of in_kernel() about programs, maps and links of which `pid` has descriptors."""
     held = set()
     for file in Path(f"/proc/{pid}/fdinfo").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed just now
@@ -64,7 +64,7 @@ def ended(lockd: Lockd) -> None:
 
 
 def test_what_is_kept_is_adopted(store: DescriptorStore, tmp_path: Path, workload: Start) -> None:
-    """Nothing else is attached, and what happens between two daemons is counted by the second."""
+    """The second daemon attaches nothing, and counts what happened while no daemon ran."""
     before = in_kernel()
     first = store.start(tmp_path)
     loaded = loaded_by(first.process.pid)
@@ -89,7 +89,7 @@ def test_what_is_kept_is_adopted(store: DescriptorStore, tmp_path: Path, workloa
             command = Path(f"/proc/{child}/cmdline").read_bytes()
             links = set()
             for link in Path(f"/proc/{child}/fd").iterdir():
-                with contextlib.suppress(FileNotFoundError):  # as above
+                with contextlib.suppress(FileNotFoundError):  # it was closed just now
                     links.add(os.readlink(link))
             objects = {link for link in links if "bpf" in link or "perf_event" in link}
             assert objects <= ({"anon_inode:bpf-map"} if b"lockd.names" in command else set()), command
@@ -100,7 +100,7 @@ def test_what_is_kept_is_adopted(store: DescriptorStore, tmp_path: Path, workloa
 
 
 def counters(lockd: Lockd) -> Counters:
-    """Every counter, and what a histogram consists of, by its labels; and what retired series had counted."""
+    """Return all counters, the parts of all histograms and lockd_retired_value, by name and labels."""
     names = {RETIRED, *(metric.name for metric in CATALOG.values() if metric.kind == "counter")}
     histograms = [metric.name for metric in CATALOG.values() if metric.kind == "histogram"]
     names |= {name + part for name in histograms for part in ("_bucket", "_count", "_sum")}
@@ -109,9 +109,9 @@ def counters(lockd: Lockd) -> Counters:
 
 
 def fallen(before: Counters, now: Counters) -> dict[Any, Any]:
-    """The counters that are less than they were, and the metrics that have less in all.
+    """Return the counters that have fallen and the metrics whose sum over all series has fallen.
 
-    A series may go with its process: lockd_retired_value then has what it had counted.
+    A series may go with its process. lockd_retired_value then has what the series had counted.
     """
     less: dict[Any, Any] = {
         which: (was, now[which])
@@ -126,9 +126,10 @@ def fallen(before: Counters, now: Counters) -> dict[Any, Any]:
 
 
 def totals(told: Counters) -> dict[str, float]:
-    """The sum over all series of each metric, those that are retired included.
+    """Return the sum of each metric over all series, including the retired ones.
 
-    Buckets are left out: what retired series had in each of them is not told, but in all it is the count.
+    Buckets are left out: lockd does not export the counts of retired series by bucket. The sum of the buckets
+    is the count of the histogram, which is included.
     """
     found: dict[str, float] = {}
     for (name, labels), value in told.items():
@@ -139,14 +140,17 @@ def totals(told: Counters) -> dict[str, float]:
 
 
 def interrupted_waits(metrics: Metrics, waits: int, seconds: float) -> float:
-    """Waits that interrupted drains may have cost, of so many in so many seconds."""
+    """Return the most waits that interrupted drains may have lost, of `waits` in `seconds` seconds."""
     interrupted = metrics.sum("lockd_interrupted_drains_total")
     return interrupted * PERIODS_LOST * PERIOD_SECONDS * waits / seconds
 
 
 def not_told(metrics: Metrics) -> float:
-    """Events that are in no series of a process: a map was full, or the kernel called no program, as it does
-    on a CPU on which the sampler was preempted while it read a map."""
+    """Return the number of events that are in no series of a process.
+
+    A map was full for them, or the kernel called no program, as it does on a CPU on which the sampler was
+    preempted while it read a map.
+    """
     return metrics.dropped + metrics.sum("lockd_overflow_events_total", map="futex")
 
 
@@ -160,7 +164,10 @@ def not_told(metrics: Metrics) -> float:
 def test_nothing_is_lost_and_no_counter_falls(
     store: DescriptorStore, tmp_path: Path, workload: Start, number: signal.Signals
 ) -> None:
-    """Under load, several times. Of a kill, a drain that it interrupts may cost what that had taken."""
+    """The daemon is restarted several times under load.
+
+    A kill may interrupt a drain. What the drain had taken out of the maps may then be lost.
+    """
     lockd = store.start(tmp_path)
     try:
         one = workload("storm", 2, SECONDS, 1, 50)
@@ -223,7 +230,7 @@ def test_what_does_not_fit_is_let_go(store: DescriptorStore, tmp_path: Path, why
 
 
 def spoil(store: DescriptorStore, why: str) -> str:
-    """What the next start says of it."""
+    """Spoil what is kept, if `why` is about it, and return what the next start says."""
     match why:
         case "missing":
             os.close(store.kept.pop("bpf-003"))
@@ -245,7 +252,7 @@ def spoil(store: DescriptorStore, why: str) -> str:
 def test_counts_that_make_no_sense_begin_at_zero(
     store: DescriptorStore, tmp_path: Path, workload: Start, why: str
 ) -> None:
-    """The programs are gone on with all the same, and so is what is counted from then on."""
+    """The next start still takes over the programs. The start after it takes over the counts as well."""
     first = store.start(tmp_path)
     one = workload("mutex_handover", 50, 1000)
     one.run()
@@ -277,7 +284,7 @@ def test_counts_that_make_no_sense_begin_at_zero(
 
 
 def spoil_counted(file: int, why: str) -> str:
-    """What the next start says of it."""
+    """Spoil the saved state, and return what the next start says about it."""
     saved = SavedState(file)
     block = saved.read()
     assert block
@@ -296,7 +303,7 @@ def spoil_counted(file: int, why: str) -> str:
 
 def test_an_interrupted_drain_is_counted_whatever_comes_next(store: DescriptorStore, tmp_path: Path) -> None:
     ended(store.start(tmp_path))
-    os.pwrite(store.kept["counted"], b"\1", 0)  # as it is in that moment
+    os.pwrite(store.kept["counted"], b"\1", 0)  # as it is while a daemon drains
     expected = 1
     for _ in range(2):
         lockd = store.start(tmp_path)
@@ -304,14 +311,14 @@ def test_an_interrupted_drain_is_counted_whatever_comes_next(store: DescriptorSt
             assert lockd.metrics(settled=False).sum("lockd_interrupted_drains_total") == expected
         finally:
             ended(lockd)
-        expected += os.pread(store.kept["counted"], 1, 0) != b"\0"  # this end may have interrupted one, too
+        expected += os.pread(store.kept["counted"], 1, 0) != b"\0"  # ended() may have interrupted one, too
 
 
 @pytest.mark.parametrize("decides", [True, False])
 def test_settings_that_load_the_same_programs(
     store: DescriptorStore, tmp_path: Path, workload: Start, decides: bool
 ) -> None:
-    """The counts go on over a restart, unless what changed decides how they are kept."""
+    """The counts go on over a restart, unless the changed setting decides how they are kept."""
     same = {"filter": {"exclude_comms": ["nobody"]}, "budget": {"cpu": "50%"}, "names": {"parked": ["gate"]}}
     first = store.start(tmp_path)
     one = workload("mutex_handover", 50, 1000)

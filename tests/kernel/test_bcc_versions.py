@@ -19,11 +19,11 @@ from tests.support.workload import Start
 
 PYTHON = "/usr/bin/python3"
 OLDEST_BCC = {"bookworm": (0, 26), "trixie": (0, 31), "sid": (0, 37)}
-"""By release. sid has the newest there is."""
+"""The version of bcc by release of Debian. sid has the newest one, which is not older than this."""
 
 OWN = platform.freedesktop_os_release().get("VERSION_CODENAME")
 
-pytestmark = [pytest.mark.untimed, pytest.mark.timeout(600)]  # a root may have to be made
+pytestmark = [pytest.mark.untimed, pytest.mark.timeout(600)]  # a root directory may have to be made
 
 
 OTHERS = pytest.mark.thorough("takes a root directory of that release, which the network and minutes go into")
@@ -38,7 +38,7 @@ def suite(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def command(suite: str) -> tuple[str | Path, ...]:
-    """What to put before a command of that release; nothing where it is this host's own."""
+    """The words that run a command with the programs of the release; none if it is this host's release."""
     if os.geteuid():
         pytest.skip("host: making a root directory needs root")
     if suite == OWN:
@@ -48,7 +48,7 @@ def command(suite: str) -> tuple[str | Path, ...]:
 
 
 def said(command: Sequence[str | Path], *arguments: str) -> str:
-    """What that release's Python prints; it must end well."""
+    """Return what Python of the release prints. It must end with exit code 0."""
     whole = [*command, PYTHON, *arguments]
     done = subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -57,14 +57,14 @@ def said(command: Sequence[str | Path], *arguments: str) -> str:
 
 @functools.cache
 def table_of(command: tuple[str | Path, ...], what: str) -> str:
-    """The hooks that `lockd check` or `lockd doctor` shows there."""
+    """Return the table of hooks that `lockd check` or `lockd doctor` prints in the release."""
     return said(command, "-m", "lockd", what).partition("PROGRAM")[2]
 
 
 def test_it_has_another_bcc(
     command: tuple[str | Path, ...], suite: str, record_property: pytest.RecordProperty
 ) -> None:
-    """Else the tests below would say nothing about it."""
+    """The release has the expected bcc. Otherwise the other tests would say nothing about it."""
     version = said(command, "-c", "import bcc; print(bcc.__version__)").strip()
     record_property("bcc", version)
     seen = tuple(int(part) for part in version.split(".")[:2])
@@ -106,7 +106,7 @@ def test_it_attaches_everything_and_counts_exactly(
 
     labels = {"comm": one.comm, "kind": "lock"}
     assert metrics.sum("lockd_futex_blocked_seconds_count", **labels) == truth["blocked"] == 50
-    # The program's clock runs round the whole call.
+    # The workload times the whole call, which takes longer than the blocked time.
     blocked = metrics.sum("lockd_futex_blocked_seconds_sum", **labels)
     assert 50 * 0.002 <= blocked <= (truth["blocked_us"] + truth["blocked"]) / 1e6
     assert metrics.sum("lockd_dropped_events_total", map="futex") == 0

@@ -27,17 +27,17 @@ CAPACITY = mmap.PAGESIZE // RECORD_BYTES
 
 
 class Writer:
-    """A program that writes its argument, 32 bits of it, to a new ring of one page."""
+    """A BPF program that writes the low 32 bits of its argument to a new ring of one page."""
 
     def __init__(self) -> None:
         ring = MapDefinition("ring", BPF_MAP_TYPE_RINGBUF, 0, 0, mmap.PAGESIZE, 0, "", 0, 0, "i4", "u4")
         (self.ring,) = create_maps([ring], b"")
         instructions = [
             (0x79, 6, 1, 0, 0),  # r6 = the first argument
-            (0x63, 10, 6, -4, 0),  # on the stack
-            (0x18, 1, 1, 0, self.ring), (0, 0, 0, 0, 0),  # the map
-            (0xBF, 2, 10, 0, 0), (0x07, 2, 0, 0, -4),  # where it is
-            (0xB7, 3, 0, 0, 4), (0xB7, 4, 0, 0, 0),  # its size, and flags
+            (0x63, 10, 6, -4, 0),  # stored on the stack
+            (0x18, 1, 1, 0, self.ring), (0, 0, 0, 0, 0),  # r1 = the map
+            (0xBF, 2, 10, 0, 0), (0x07, 2, 0, 0, -4),  # r2 = the address on the stack
+            (0xB7, 3, 0, 0, 4), (0xB7, 4, 0, 0, 0),  # r3 = the size, r4 = the flags
             (0x85, 0, 0, 0, RINGBUF_OUTPUT),
             (0x95, 0, 0, 0, 0),
         ]  # fmt: skip
@@ -50,7 +50,7 @@ class Writer:
         self._program = programs.load(code, "writer", "raw_tracepoint")
 
     def write(self, number: int) -> bool:
-        """False if the ring has no room."""
+        """Write a number. Returns False if the ring has no room."""
         argument = ctypes.c_uint64(number)
         run = RunOptions(sz=ctypes.sizeof(RunOptions), ctx_in=ctypes.addressof(argument), ctx_size_in=8)
         assert libbpf().bpf_prog_test_run_opts(self._program, ctypes.byref(run)) == 0
@@ -70,7 +70,7 @@ def writer(host: None) -> Iterator[Writer]:
 
 @pytest.fixture
 def unprivileged() -> Iterator[ThreadPoolExecutor]:
-    """A thread; capabilities are each thread's own."""
+    """A thread without capabilities. The test's own thread keeps its own: each thread has a set of them."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(privileges.drop_all).result()
         yield thread
@@ -111,7 +111,7 @@ def test_a_full_ring_refuses_and_goes_on_when_it_was_read(writer: Writer) -> Non
 
 
 def test_another_reader_goes_on_where_the_last_ended(writer: Writer) -> None:
-    """As when the namer is started again."""
+    """A restarted namer goes on behind the last record that the namer before it has read."""
     ring = Ring(writer.ring, mmap.PAGESIZE)
     writer.write(1)
     assert BlockedProcesses(ring).read() == [1]

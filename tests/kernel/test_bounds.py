@@ -1,7 +1,8 @@
-"""`series.max` holds whatever the host does: 5,000 processes that contend, each with a name of its own.
+"""lockd keeps to `series.max` while 5,000 processes, each with a name of its own, wait for locks.
 
-The daemons count only these processes, and their maps have room for every wait of the whole run even if
-nothing were drained meanwhile: so nothing else is in `other`, and sums over all series must be the truth.
+The daemons count only these processes, so that nothing else is in `other`. Their maps have room for every
+wait of the whole run even if nothing is drained meanwhile. The sums over all series must therefore be the
+truth.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from tests.support.workload import Workload
 
 PROCESSES, ROUNDS = 5000, 2
 ENTRIES = 65536
-"""Of maps: far more than the keys of all calls, one for each wait and one for each waking thread."""
+"""Entries of each map: far more than all calls need, with one for each wait and each waking thread."""
 CAUGHT_UP_SECONDS = 60.0
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 DEFAULT_MAX = 10_000
 MEASURING = ("lockd_futex_", "lockd_offcpu_", "lockd_kernel_lock_")
-"""What the metrics that measure the host begin with."""
+"""Prefixes of the metrics that measure the host."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Run:
 
 
 class Observed:
-    """A daemon with its own series.max, looked at all the time."""
+    """A daemon with a `series.max` of its own, which is scraped all the time."""
 
     def __init__(self, directory: Path, most: int) -> None:
         self.most, self.most_seen = most, 0
@@ -64,7 +65,10 @@ class Observed:
         )
 
     def look(self) -> str:
-        """/metrics now; empty if the sampler cannot answer in time, which is no matter here."""
+        """Return /metrics and note how many lines it has.
+
+        The text is empty if the sampler cannot answer in time, which does not matter here.
+        """
         try:
             text = self.lockd.get("/metrics").decode()
         except urllib.error.HTTPError:
@@ -73,11 +77,11 @@ class Observed:
         return text
 
     def caught_up(self, truth: dict[str, Any]) -> Run:
-        """What it says when it has counted all that happened."""
+        """Return the daemon's metrics once it has counted all waits of the workload."""
         waits = truth["futex"]["lock"]["waits"]
         self.lockd.until(lambda m: counted(m, "lockd_futex_waits_total") >= waits, CAUGHT_UP_SECONDS)
-        self.lockd.metrics()  # would see more, were there more to come
-        with ThreadPoolExecutor(1) as pool:  # at the same time, so that both are of one answer of the sampler
+        self.lockd.metrics()  # the counts would now be too high if there were more
+        with ThreadPoolExecutor(1) as pool:  # at the same time, so that both show the same snapshot
             openmetrics_text = pool.submit(get_openmetrics, self.lockd)
             text = self.look()
         return Run(self.most, self.most_seen, text, openmetrics_text.result(), Metrics(text), truth)
@@ -117,7 +121,7 @@ def get_openmetrics(daemon: Lockd) -> str:
 
 
 def counted(metrics: Metrics, name: str) -> float:
-    """In all series, those that are not exported any more included."""
+    """Return the sum over all series, including the retired ones."""
     return metrics.sum(name) + metrics.sum("lockd_retired_value", metric=name)
 
 
@@ -161,13 +165,13 @@ def test_what_got_no_series_is_counted_as_such(run: Run) -> None:
         assert "other" in processes, family
         assert len(processes) < PROCESSES, family
         assert metrics.sum(name, comm="other") > 0, family
-        # A name that was lost on the way already is not refused: the maps of offcpu may have overflowed.
+        # An event that went to an overflow map of offcpu has lost its name, so that no series is refused.
         lost = family.startswith("offcpu")
         assert metrics.sum(refused, family=family) >= (1 if lost else PROCESSES - len(processes) + 1), family
 
 
 def test_a_series_is_of_its_own_or_of_its_unit_or_other(run: Run) -> None:
-    """If the unit is `other`, all names of a label set are; and no lock is told without its process."""
+    """A series whose `unit` is `other` has the `comm` `other`. One with that `comm` names no lock."""
     for name in run.metrics.samples:
         if name.startswith(MEASURING):
             for labels in run.metrics.labels(name):
@@ -192,7 +196,7 @@ def test_both_formats_parse_and_agree(run: Run) -> None:
         sets = {(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples}
         assert len(sets) == len(samples) == len(lines(text))
         found.append(sets)
-    # Between the two scrapes lockd's own figures have changed, not what there is.
+    # Between the two scrapes the values of lockd's own metrics have changed, but not the set of series.
     assert found[0] == found[1]
 
 

@@ -1,4 +1,4 @@
-"""What real cgroups say: the unit of what threads did, nested, removed, made again, of v1; frozen; ids."""
+"""The units of threads in real cgroups: nested, removed, made again, of version 1, frozen, of containers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def lockd(tmp_path_factory: pytest.TempPathFactory, host: None, cgroup2: Path) -
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Make a cgroup and those above it; they are removed in the end."""
+    """Return a function that makes a cgroup and its parents. They are removed after the test."""
     made: list[Path] = []
 
     def cgroup(root: Path, *path: str) -> Path:
@@ -66,7 +66,7 @@ def make() -> Iterator[Make]:
 
 
 def remove(cgroup: Path) -> None:
-    """A process that was waited for may be in its cgroup for a moment still."""
+    """Remove a cgroup. A process that was waited for may still be in it for a moment."""
     deadline = time.monotonic() + LEFT_SECONDS
     while True:
         try:
@@ -111,7 +111,7 @@ def test_processes_that_end_at_once_and_their_cgroup_with_them(
     truth = storm.run()["futex"]["lock"]
     assert lockd.metrics().sum(BLOCKED, comm=storm.comm, unit=service, kind="lock") == truth["blocked"]
     storm.finish()
-    # By now the cgroup is known, and another process ends before anybody looks at it.
+    # lockd knows the cgroup by now. Another process in it ends before lockd looks at that process.
     one = workload("futex_errors", 10, 10, 5, 1000)
     move(one, cgroup)
     one.go()
@@ -141,7 +141,7 @@ def test_a_container_of_v1_is_not_what_started_it(
 def test_a_thread_frozen_by_its_cgroup_waits_for_nothing_else(
     lockd: Lockd, workload: Start, cgroup2: Path, make: Make
 ) -> None:
-    """It goes on with its wait as restart_syscall, which is the call that it was in before."""
+    """A thawed thread goes on with its futex wait in restart_syscall, which counts as the futex call."""
     service = make(cgroup2, SLICE, "lockd-frozen.service")
     one, spinner = workload("timed_wait", 6000), workload("spinner", 3)
     for process in (one, spinner):
@@ -171,7 +171,7 @@ def test_a_thread_frozen_by_its_cgroup_waits_for_nothing_else(
     assert metrics.sum(COUNT, comm=one.comm, **stopped) == 1
     assert least <= metrics.sum(SUM, comm=one.comm, **stopped) <= most
     assert metrics.sum(COUNT, comm=one.comm, reason="lock") == 2
-    # Its threads ran when they were frozen, which is no page fault either.
+    # The threads of the spinner ran when they were frozen. lockd must not take that for a page fault.
     assert metrics.sum(SUM, comm=spinner.comm, **stopped) > least
     assert metrics.sum(SUM, comm=spinner.comm, reason="fault") < 0.05
 
@@ -181,13 +181,13 @@ def test_what_the_cgroup_of_a_unit_says_is_exported(
     lockd: Lockd, workload: Start, cgroup2: Path, make: Make, path: str, unit: Unit
 ) -> None:
     number = f"{next(NUMBERS):x}"
-    own = number + ID[len(number) :]  # each container is another one
+    own = number + ID[len(number) :]  # each case is another container
 
     def renamed(text: str) -> str:
         return text.replace(ID, own).replace(ID[:12], own[:12])
 
     one = workload("mutex_handover", 5, 1000)
-    # Some of the paths are above others: each is below a cgroup of its own.
+    # Some of the paths are parents of others, so each is made below a cgroup of its own.
     names = renamed(path).replace("../", "").strip("/").split("/")
     move(one, make(cgroup2, f"lockd-test-{os.getpid()}-{number}", *names))
     one.run()
@@ -201,7 +201,7 @@ def test_what_the_cgroup_of_a_unit_says_is_exported(
 def test_a_restart_learns_again_what_cgroups_say(
     tmp_path: Path, host: None, workload: Start, cgroup2: Path, make: Make
 ) -> None:
-    """The counts of a unit are taken over; what its cgroup says is read of the processes that are there."""
+    """The counts of a unit are taken over. Its info is read anew, from the processes that are there."""
     store, own = DescriptorStore(tmp_path), f"{next(NUMBERS):x}" + ID
     cgroup = make(cgroup2, f"lockd-test-{os.getpid()}-restart", "docker", own[:64])
     one = workload("stuck_mutex")

@@ -1,4 +1,4 @@
-"""What lockd says of its cost under load is what the kernel says; how much that is, bench/cost.py reports."""
+"""lockd's own figures of its cost under load agree with the kernel's. bench/cost.py reports the figures."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_report_has_every_figure(figures: Figures) -> None:
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 1.5), (0.25, 1.0), (0.125, 0.5), (0.75, 2.0), (1.0, 2.0)])
 def test_quantiles_are_interpolated(share: float, value: float) -> None:
-    """Of 8: two up to 1, four up to 2, two above."""
+    """The histogram has 8 values: two up to 1, four above 1 and up to 2, and two above 2."""
     assert quantile([1.0, 2.0, float("inf")], [2, 6, 8], share) == value
 
 

@@ -1,6 +1,6 @@
 """lockd on a host that lacks something: doctor says what and why, and lockd does without where it can.
 
-What the host has is hidden in a mount namespace of its own.
+The tests hide what the host has in a mount namespace.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ WITHOUT_SYS_ADMIN = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_ad
 
 
 def where(script: str) -> tuple[str, ...]:
-    """What to put before a command so that it runs where `script` has been."""
+    """Return the words that run a command in a mount namespace of its own, after `script` has run there."""
     return ("unshare", "--mount", "sh", "-ec", script + '\nexec "$@"', "-")
 
 
 def doctor(*before: str) -> tuple[int, dict[str, str], str]:
-    """Exit code, words about the host by what they are about, and everything."""
+    """Run `lockd doctor`. Returns its exit code, what it says about the host by subject, and its output."""
     command = [*before, *CHECKOUT, "doctor"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = done.stdout.partition("\n\n")[0].splitlines()
@@ -85,7 +85,7 @@ def test_tracefs_is_mounted_for_lockd_alone(tmp_path: Path, workload: Start) -> 
 
 
 def test_without_the_right_to_mount_it_doctor_says_how() -> None:
-    """Only futex calls need it, which are not counted by default."""
+    """The exit code is 0: only the count of futex calls needs tracefs, and is not made by default."""
     code, words, everything = doctor(*where(WITHOUT_TRACEFS), *WITHOUT_SYS_ADMIN)
     assert code == 0, everything
     assert words["privileges"] == "yes"
