@@ -80,7 +80,7 @@ class Observed:
         """Return the daemon's metrics once it has counted all waits of the workload."""
         waits = truth["futex"]["lock"]["waits"]
         self.lockd.until(lambda m: counted(m, "lockd_futex_waits_total") >= waits, CAUGHT_UP_SECONDS)
-        self.lockd.metrics()  # the counts would now be too high if there were more
+        self.lockd.metrics()  # lockd settles, so that waits beyond the truth would be counted now
         with ThreadPoolExecutor(1) as pool:  # at the same time, so that both show the same snapshot
             openmetrics_text = pool.submit(get_openmetrics, self.lockd)
             text = self.look()

@@ -1,4 +1,4 @@
-"""Threads and processes that end: in a call, by exec, by the thousand. Totals hold, and nothing is left."""
+"""Threads and processes that end in a call, by exec or by the thousand: totals are right, nothing is left."""
 
 from __future__ import annotations
 
@@ -36,14 +36,17 @@ MILLION = 1_000_000
 IN_MINUTES = (pytest.mark.thorough("a minute or more of nothing else"), pytest.mark.timeout(1800))
 SETTLED_SECONDS = 10.0
 MOST_LINES = 10_000
-"""series.max"""
+"""The most lines after a storm: the default of `series.max`. The daemons of these tests may have more."""
 MOST_LINES_OF_ONE = 1_000
-"""What a storm of 20,000 processes or 50,000 threads may take of it, being one process to the reader."""
+"""The most lines for a storm of 20,000 processes or 50,000 threads, which is one process to the reader."""
 STRAYS = 200
 """Threads that other programs on the host may start or end between two looks."""
 MOST_GROWN_MIB = 64.0
-"""The tables of threads and locks have room for some 30,000 rows, which a storm fills: measured 37 MiB
-after the first storm of 20,000, 54 after the third, 55 after the sixth."""
+"""The most that a process of lockd may grow in a storm, in MiB.
+
+The tables of threads and locks have room for some 30,000 rows, which a storm fills: measured 37 MiB after the
+first storm of 20,000, 54 after the third, 55 after the sixth.
+"""
 
 
 def children_of(pid: int) -> list[int]:
@@ -71,8 +74,8 @@ def test_a_call_whose_thread_is_killed_in_it(either: Lockd, workload: Start) -> 
 
 
 def test_a_killed_thread_that_waits_in_its_end_waits_for_no_futex(either: Lockd) -> None:
-    """The first process of a PID namespace waits for all others, also for those with parents elsewhere."""
-    comm = f"init.{os.getpid():x}.0"  # as of a workload
+    """The first process of a PID namespace waits, as it ends, for all others, whoever their parents are."""
+    comm = f"init.{os.getpid():x}.0"  # like that of a workload, so that the daemons count it
     first = subprocess.Popen(
         ["unshare", "--pid", "--fork", sys.executable, "-c", LOCKS_TWICE, comm], stdout=subprocess.PIPE
     )
@@ -87,7 +90,7 @@ def test_a_killed_thread_that_waits_in_its_end_waits_for_no_futex(either: Lockd)
         entered.send_signal(signal.SIGSTOP)
         until(lambda: state_of(entered.pid) == "T", "the parent of the other one takes no notice of its end")
         os.kill(init, signal.SIGKILL)
-        # Newer kernels have it sleep in the state I, in which no futex call sleeps.
+        # In newer kernels a thread that waits so has the state I, which no thread in a futex call has.
         until(
             lambda: state_of(init) in ("S", "I") and state_of(other) == "Z",
             "the first one waits for the other",
@@ -119,12 +122,13 @@ def test_exec_by_a_thread_that_is_not_the_leader(either: Lockd, workload: Start)
         rows = {row["tid"]: row for row in threads if row["program"] == "futex"}
         assert {row["tgid"] for row in rows.values()} == {one.pid}
         assert sum(row["blocked_count"] for row in rows.values()) == told["blocked"] + others
-        # Half of them came before exec, in another thread; some may have ended before they blocked.
+        # Half of the calls came before exec, in another thread. Some may have ended before they blocked.
         unblocked = told["waits"] / 2 - rows[one.pid]["blocked_count"]
         assert 0 <= unblocked <= told["waits"] - told["blocked"]
         assert not any(row["waiting_us"] for row in rows.values())
         one.finish()
-        # The others were blocked for longer than is known: that is checked with exit_in_call.
+        # It is only known how long the other threads were blocked at least. The test of exit_in_call checks
+        # the times of such calls.
         assert metrics.sum(SUM, **labels) * 1e6 >= truth["others_us"]
         return off(
             "longest",
@@ -137,7 +141,7 @@ def test_exec_by_a_thread_that_is_not_the_leader(either: Lockd, workload: Start)
 
 
 def check_totals(before: Metrics, after: Metrics, one: Workload, truth: dict[str, Any]) -> None:
-    """Each event is counted once: for the process, or without its name if a map was full when it came."""
+    """Check that each event counts once: for the process, or without its name if a map was full."""
 
     def check(told: int, name: str, most: int = 0, **labels: str) -> None:
         own = after.sum(name, comm=one.comm, **labels)
@@ -165,7 +169,7 @@ def live_threads() -> int:
 
 
 def once_nothing_is_left(lockd: Lockd, one: Workload) -> Metrics:
-    """The metrics once no thread is remembered in the kernel that lives no more, and none is said to wait."""
+    """Return the metrics once the programs remember no ended threads, and no thread of `one` waits."""
 
     def holds(metrics: Metrics) -> bool:
         return metrics.sum("lockd_map_entries", map="threads") <= live_threads() + STRAYS
@@ -185,10 +189,10 @@ def resident_mib(metrics: Metrics, process: str = "sampler") -> float:
 
 
 def bpf_objects(lockd: Lockd) -> set[tuple[str, str]]:
-    """Programs, maps and links that it has descriptors of."""
+    """Return the programs, maps and links of which the daemon has descriptors."""
     found: set[tuple[str, str]] = set()
     for file in Path(f"/proc/{lockd.process.pid}/fdinfo").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was closed just now, as no BPF object is
+        with contextlib.suppress(FileNotFoundError):  # it was closed just now, so that it is no BPF object
             found |= set(IDS.findall(file.read_text()))
     return found
 

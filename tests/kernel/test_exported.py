@@ -1,4 +1,4 @@
-"""What a running daemon exports is what the catalogue has: no name more, and after some work none less."""
+"""A running daemon exports the metrics of the catalogue: no others, and after some work all of them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.support.lockd_process import Lockd
 from tests.support.workload import Start
 
 STATISTICS = {"lockd_program_runs_total", "lockd_program_run_seconds_total"}
-"""Only where the kernel keeps them (kernel.bpf_stats_enabled)."""
+"""Metrics that exist only where the kernel keeps these statistics (kernel.bpf_stats_enabled)."""
 HOLDS = {"lockd_kernel_lock_acquisitions_total", "lockd_kernel_lock_hold_seconds"}
-"""Only in mode `all`."""
+"""Metrics that exist only in mode `all`."""
 DEADLOCKS = {"lockd_deadlocks", "lockd_deadlocks_found_total"}
-"""Only where there is one, or has been (test_rings.py)."""
+"""Metrics that have samples only where there is a deadlock, or has been (test_rings.py)."""
 RUNTIMES = {"lockd_advised_processes", "lockd_go_mutex_wait_seconds_total"}
-"""Only where there are such programs (test_java.py, test_go.py)."""
+"""Metrics that have samples only where programs in Java or Go run (test_java.py, test_go.py)."""
 UNITS = {"lockd_unit_info"}
-"""Only where threads are in services or containers (test_cgroups.py)."""
+"""Metrics that have samples only where threads are in services or containers (test_cgroups.py)."""
 SUFFIXES = {"counter": "_total", "info": "_info"}
 
 
@@ -47,7 +47,7 @@ def test_the_catalogue_is_what_is_exported(
 
     names, samples = set(), set()
     for family in text_string_to_metric_families(lockd.get("/metrics").decode()):
-        # Its parser takes `_total` off a name; an info metric is a gauge in this format.
+        # The parser takes `_total` off a name. An info metric is a gauge in this format.
         name = family.name if family.name in CATALOG else family.name + SUFFIXES.get(family.type, "")
         names.add(name)
         if family.samples:

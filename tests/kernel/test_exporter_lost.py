@@ -1,4 +1,4 @@
-"""An exporter that hangs or is killed under a real daemon, which goes on, says so, and serves again."""
+"""A real daemon whose exporter hangs or is killed goes on, says so, and serves again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ exporter.PING_SECONDS, exporter.LONGEST_SILENCE = 0.5, 10
 systemd.Systemd._notify = lambda self, text, fds=(): print("told:", text, file=sys.stderr)
 sys.exit(cli.main())
 """
-"""Notices within 5 s, not 30; and what systemd would be told is in the log."""
+"""A lockd that notices after 5 s, not 30, that its exporter hangs, and logs what it would tell systemd."""
 
 
 @pytest.fixture
@@ -38,14 +38,14 @@ def lockd(host: None, tmp_path: Path) -> Iterator[Lockd]:
 
 
 def replaced(lockd: Lockd, exporter: int) -> None:
-    """Another one serves: `exporter` is gone."""
+    """Wait until another exporter serves, and check that the process `exporter` is gone."""
     until(lambda: "".join(lockd.log).count("serving on") == 2, "another one serves")
     assert child_of(lockd.process.pid, b"lockd.export") != exporter
     assert not state_of(exporter)
 
 
 def test_one_that_hangs(lockd: Lockd) -> None:
-    """With questions that it has asked, and connections that wait for it. Ticks go on meanwhile."""
+    """The exporter answers neither lockd nor the connections that wait for it. Ticks go on meanwhile."""
     exporter = child_of(lockd.process.pid, b"lockd.export")
     before = lockd.metrics().sum("lockd_ticks_total")
     os.kill(exporter, signal.SIGSTOP)
@@ -91,5 +91,5 @@ def test_one_that_is_stopped_does_not_outlive_the_daemon(lockd: Lockd, number: s
             return False
         return True
 
-    # A namer that was just being started had the descriptors of its parent until it executed its program.
+    # A namer that is just being started has the descriptors of its parent until it executes its program.
     until(is_free, "the port is free")

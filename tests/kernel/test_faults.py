@@ -1,4 +1,4 @@
-"""Each fault of bench/faults.py once, one after the other, in one run of lockd as systemd keeps it."""
+"""All faults of bench/faults.py, one after another, in one run of lockd under a stand-in for systemd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Futex waits: what lockd says against what the programs know of themselves."""
+"""Futex waits: what lockd says, compared with what the programs know of themselves."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ from tests.support.workload import OURS, Start
 from tests.tries import note
 
 IDLE_POOL = (8, 3)
-"""So many threads, and for how many seconds they wait."""
+"""The arguments of `idle_pool`: the number of threads, and for how many seconds they wait."""
 TRIES = 5
-"""The programs time their calls from outside, so that being preempted in one adds to their
-truth but, by definition, not to blocked time. Counts must be exact every time, blocked time
-never more than the truth; that it is as much must hold in one undisturbed run of so many."""
+"""The most runs of a program, one of which must be undisturbed.
+
+The programs time their calls from outside. To be preempted in a call adds to their truth but, by definition,
+not to blocked time. In every run the counts must be exact, and blocked time must not be more than the truth.
+In one run it must be as much as the truth.
+"""
 
 
 SHARED = {"blocked": "narrow", "tracepoint": "calls"}
-"""Mode blocked, and mode calls by the mechanism that every kernel has: daemons that other tests use too."""
+"""Ways whose daemons other tests use too: mode `blocked`, and mode `calls` by tracepoints, which every kernel
+has. The values are the names of fixtures."""
 WAYS = (
     *SHARED,
     *(
@@ -42,27 +46,27 @@ ABSENT = {
     "lockd_futex_waits_total", "lockd_futex_wakes_total", "lockd_futex_errors_total",
     "lockd_futex_sys_seconds_total", "lockd_futex_max_sys_us",
 }  # fmt: skip
-"""What mode blocked cannot know."""
+"""Metrics that mode `blocked` lacks, because it cannot know them."""
 
 THREADS = {"idle_pool": IDLE_POOL[0], "requeue": 20}
-"""Threads of a program that are in a call at the same time; of the other programs it is two."""
+"""How many threads of a program are in a call at the same time. Of the other programs it is two."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a program: its truth, and by way what was seen of it and how many calls were lost."""
+    """A run of a program: its truth, and for each way what lockd saw of it and how many calls it lost."""
 
     comm: str
     truth: dict[str, Any]
     seen: dict[str, Metrics]
     lost: dict[str, int]
     missed: dict[str, int]
-    """Of these, calls whose return a kretprobe had no room for. They may be calls of any program."""
+    """The lost calls for whose return a kretprobe had no room. They may be calls of any program."""
     unseen: dict[str, int]
-    """Waits whose end was seen too late."""
+    """The number of waits whose end lockd saw too late."""
 
     def is_exact(self, by: str) -> bool:
-        """Whether all that was lost was lost of other programs."""
+        """Whether the counts of this program are exact, so that all lost calls are of other programs."""
         try:
             check_counts(self.seen[by], self.comm, self.truth, 0)
         except AssertionError:
@@ -71,7 +75,7 @@ class Run:
 
 
 class Bench:
-    """A daemon for each way. A program is run once for all of them."""
+    """A daemon for each way. All daemons see the same run of a program."""
 
     def __init__(self, directory: Path, further: Collection[str], shared: dict[str, Lockd]) -> None:
         self.daemons = Daemons(directory, further, _config, shared)
@@ -116,7 +120,7 @@ def bench(
 
 
 def check_counts(metrics: Metrics, comm: str, truth: dict[str, Any], lost: int) -> None:
-    """Every count that the truth names, exactly, but for at most `lost`."""
+    """Check that every count of the truth is exact, but for at most `lost` events that are missing."""
 
     def check(seen: float, told: int, what: str, most: int = 0) -> None:
         assert told - lost <= seen <= max(most, told), f"{what}: {seen:g}, truth {told}, lost {lost}"
@@ -139,7 +143,11 @@ def check_counts(metrics: Metrics, comm: str, truth: dict[str, Any], lost: int) 
 
 
 def check_no_time_is_invented(metrics: Metrics, comm: str, truth: dict[str, Any]) -> None:
-    """Unless something was lost: a call whose end was not seen lasts until the thread is seen elsewhere."""
+    """Check that blocked time is not more than the truth.
+
+    This holds only if nothing was lost: a call whose end was not seen lasts until the thread is seen
+    elsewhere.
+    """
     for kind, told in truth["futex"].items():
         assert blocked_us(metrics, comm=comm, kind=kind) <= told["blocked_us"] + told["blocked"], kind
         assert longest_us(metrics, comm=comm, kind=kind) <= told["max_us"] + 1, kind
@@ -160,9 +168,9 @@ def times_agree(metrics: Metrics, comm: str, truth: dict[str, Any]) -> bool:
 
 
 def is_crowded(program: str) -> bool:
-    """Whether so many threads of this host are in a call that a kretprobe may have no room for more."""
+    """Whether so many threads of this host are in a futex call that a kretprobe may have no room for more."""
     cpus, release = possible_cpus(), tuple(map(int, platform.release().split(".")[:2]))
-    # Without preemption there was less room (until 3b7ddab8a19a, 6.2).
+    # Before commit 3b7ddab8a19a (6.2) there is less room in a kernel without preemption.
     room = max(10, 2 * cpus) if release >= (6, 2) else cpus
     others = 0
     for file in glob.iglob("/proc/[0-9]*/task/[0-9]*/syscall"):
@@ -217,7 +225,8 @@ def test_counts_are_exact_and_times_right(
             elif is_crowded(program):
                 return
         if not lost:
-            # An end of a wait that is seen too late adds to it. In mode calls the end of the call comes soon.
+            # If the end of a wait is seen too late, the wait seems longer. In mode calls the end of the call
+            # comes soon.
             if by != "blocked" or not run.unseen[by]:
                 check_no_time_is_invented(metrics, run.comm, run.truth)
             if times_agree(metrics, run.comm, run.truth):

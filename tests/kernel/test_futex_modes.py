@@ -1,7 +1,7 @@
-"""The two modes of the futex program beside each other, on real programs: each is the other's check.
+"""The two modes of the futex program side by side, on real programs: each is a check of the other.
 
-What blocked counts the same in both, process by process, and lasts as long. tests/kernel/test_futex.py
-compares both with programs that know their own waits.
+For each process, both modes count the same waits that blocked, and the same time for them.
+tests/kernel/test_futex.py compares both modes with programs that know their own waits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ COUNT, SUM = "lockd_futex_blocked_seconds_count", "lockd_futex_blocked_seconds_s
 COMPAT_WAIT_US = 20_000
 NEARLY = 0.01
 SLEPT_TWICE = 1e-3
-"""Share of the calls that may sleep twice in the kernel, which are two waits in mode blocked: a wake-up that
-was meant for the call before may come late. Up to one in 10,000 of MariaDB's were seen, of others none."""
+"""The share of calls that may sleep twice in the kernel, which makes them two waits in mode blocked.
+
+A wake-up that was meant for the call before may come late. Measured: up to one call in 10,000 of MariaDB, and
+none of the other programs.
+"""
 MARIADB_SECONDS, JAVA_SECONDS = 8, 4
 LONG = pytest.mark.thorough("ten seconds for what Python and Go show as well")
 PYTHON = """
@@ -55,7 +58,7 @@ done.wait()
 for thread in threads:
     thread.join()
 """
-"""Threads that hold a lock, fill and empty a queue, and wait for each other."""
+"""A program whose threads hold a lock, fill and empty a queue, and wait for each other."""
 
 
 class Modes(NamedTuple):
@@ -84,7 +87,7 @@ def run_java(comm: str) -> None:
     need("javac")
     subprocess.run(["make", "-s", "-C", PROGRAMS, "java"], check=True)
     with tempfile.TemporaryDirectory() as directory:
-        java = Path(directory) / comm  # its name from the first thread on: it begins with many waits
+        java = Path(directory) / comm  # named so from its first thread on: it begins with many waits
         java.symlink_to(os.path.realpath(str(shutil.which("java"))))
         one = Workload(str(java), "-cp", PROGRAMS / "build", "Contention", comm=comm)
         one.go()
@@ -120,7 +123,7 @@ def run_python(comm: str) -> None:
 def test_both_modes_count_the_same_waits(run: Callable[[str], None], modes: Modes) -> None:
     comm = f"{run.__name__.removeprefix('run_')[:6]}.{os.getpid():x}.m"
     run(comm)
-    time.sleep(1)  # what the kernel does with a process that has ended
+    time.sleep(1)  # the kernel still has work with the process that has ended
     blocked, calls = (daemon.metrics() for daemon in modes)
     counts = [metrics.sum(COUNT, comm=comm) for metrics in (blocked, calls)]
     seconds = [metrics.sum(SUM, comm=comm) for metrics in (blocked, calls)]
@@ -131,7 +134,7 @@ def test_both_modes_count_the_same_waits(run: Callable[[str], None], modes: Mode
 
 
 def test_waits_of_32_bit_programs_are_seen_in_mode_blocked(modes: Modes, workload: Start) -> None:
-    """The tracepoints of mode calls leave them out, as do all tracepoints of system calls."""
+    """Mode `calls` does not see these calls: the tracepoints of system calls leave out 32-bit programs."""
     try:
         one = workload("compat_futex", 50, COMPAT_WAIT_US)
     except OSError as error:
@@ -142,6 +145,6 @@ def test_waits_of_32_bit_programs_are_seen_in_mode_blocked(modes: Modes, workloa
     labels = {"comm": one.comm, "kind": "lock"}
     print(f"{truth['blocked']} of 50 calls slept, {truth['us']} us in all of them")
     assert blocked.sum(COUNT, **labels) == blocked.sum(COUNT, comm=one.comm) == truth["blocked"] > 25
-    # An emulated machine needs up to 8 ms from the call to the sleep, which the timer does not wait for.
+    # An emulated machine needs up to 8 ms from the call to the sleep. The timer runs meanwhile.
     assert truth["blocked"] * COMPAT_WAIT_US / 2 <= blocked.sum(SUM, **labels) * 1e6 <= truth["us"]
     assert calls.sum(COUNT, comm=one.comm) == 0

@@ -1,4 +1,7 @@
-"""What goroutines wait for mutexes, which no system call shows, against the program's own runtime/metrics."""
+"""The time that goroutines wait for mutexes agrees with what the program's own runtime/metrics says.
+
+No system call shows these waits.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,16 @@ from tests.support.workload import NUMBERS, Workload
 SOURCE = ROOT / "tests/programs/go_mutex/main.go"
 WAITED = "lockd_go_mutex_wait_seconds_total"
 NOTICED_SECONDS = 60.0
-"""It is read every ten seconds; the rest is for a host that has much else to do."""
+"""The most seconds until lockd notices a change. It reads the runtime's total every ten seconds. The rest is
+for a host that has much else to do."""
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """By the Go of LOCKD_TEST_GO, if that is set: Debian 12 has one whose runtime does not count it yet."""
+    """The program, built with the Go of LOCKD_TEST_GO if that is set.
+
+    The runtime of Debian 12's Go does not count these waits yet.
+    """
     go = os.environ.get("LOCKD_TEST_GO") or need("go")
     directory = tmp_path_factory.mktemp("go")
     environment = {"GO111MODULE": "off", "GOCACHE": str(directory / "cache"), "GOFLAGS": ""}
@@ -40,12 +47,12 @@ def running(program: Path) -> Iterator[Workload]:
 
 
 def until_advised(lockd: Lockd, comm: str) -> None:
-    """Until lockd has seen that it is a program of Go."""
+    """Wait until lockd has recognised the process as a program in Go."""
     lockd.until(lambda m: m.sum("lockd_advised_processes", comm=comm, advice="go") == 1, NOTICED_SECONDS)
 
 
 def test_nothing_is_said_where_the_runtime_does_not_count(lockd: Lockd, running: Workload) -> None:
-    """And not zero, as it is not known."""
+    """There is no series, as the time is not known: a series with the value 0 would be wrong."""
     if running.run()["waited"] is not None:
         pytest.skip("host: Go 1.20 or later, whose runtime counts what goroutines wait for mutexes")
     until_advised(lockd, running.comm)

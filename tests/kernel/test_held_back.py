@@ -1,4 +1,7 @@
-"""Waits for a lock that is being looked up are counted when its kind is known, not by what they look like."""
+"""Waits for a lock that is being looked up are held back until its kind is known, and count under that kind.
+
+They do not count under the kind that they look like.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def test_also_those_of_a_process_that_has_just_begun_as_others_are_forgotten(fil
     keys, values = maps.idle("futex").read(maps.buffers)
     key["uaddr"], key["tgid"] = keys["uaddr"], values["who"]["tgid"]
     captures.update(key, value)
-    filled.sampler.tick()  # the first one also forgets the locks of processes that are not there any more
+    filled.sampler.tick()  # the first tick also forgets the locks of processes that have ended
     filled.sampler.fold()
     assert (undecided(filled), counted(filled)) == (1, 0)
     deadline = time.monotonic() + ANSWER_SECONDS

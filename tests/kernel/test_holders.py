@@ -1,4 +1,4 @@
-"""Which code made threads wait for a user-space lock, against programs that know it (holders.h)."""
+"""The code that made threads wait for a user-space lock, compared with what programs know (holders.h)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ BUILD = PROGRAMS / "build"
 POINTS = 0.03
 """How far a share may be from the truth."""
 ELSEWHERE = 0.02
-"""The share that holders may have in all which made nobody wait, above the truth."""
+"""How far the share that lockd charges to others than the program's holders may be above the truth."""
 GO_POINTS = 0.08
 """How far a share of Go's profile may be from lockd's: Go charges a wait to whoever ends it."""
 MOSTLY = 0.8
-"""The least share of the functions that hold the interpreter. Another thread has it for moments only, unless
-it is preempted then."""
+"""The least share of the functions that keep the interpreter lock. Another thread has this lock for moments
+only, unless it is preempted then."""
 SECONDS = 8
 HOLDS = "lockd_futex_lock_holder_seconds_total"
 REFUSED = "lockd_holder_refused_seconds_total"
@@ -51,7 +51,7 @@ OF_OTHERS = [
     pytest.param("cgo", "holders_go", "pthread", 3, marks=ANOTHER),
     ("rust", "holders_rust", "parking", 1),  # each of its threads sleeps on a word of its own
 ]
-"""Target of the Makefile, program, lock, and threads that wait at a time."""
+"""The target of the Makefile, the program, the lock, and how many threads wait at a time."""
 
 
 def daemon(path: Path, samples: int) -> Lockd:
@@ -59,12 +59,15 @@ def daemon(path: Path, samples: int) -> Lockd:
 
 
 def name(what: str) -> str:
-    """A name for the threads of a program, which `narrow` and `calls` count."""
+    """Return a `comm` for a program, of the form that `narrow` and `calls` count."""
     return f"h{next(NUMBERS)}.{os.getpid():x}.{what[:4]}"
 
 
 def build(target: str, program: str) -> None:
-    """Build the program, unless this is a machine without the tools that was given it."""
+    """Build the program, or skip the test where the tools are missing.
+
+    A machine without the tools may have been given the program.
+    """
     missing = [tool for tool in TOOLS[target] if absence(tool)]
     if missing and (BUILD / program).exists():
         return
@@ -84,21 +87,21 @@ class Program(Workload):
 
 
 Seconds = Counter[str]
-"""By the name of a holder's function."""
+"""Seconds by the name of a holder's function."""
 
 
 def held(lockd: Lockd, comm: str) -> Seconds:
-    """For how long each holder of the process's locks has made threads wait."""
+    """Return for how many seconds each holder of the process's locks has made threads wait."""
     metrics = lockd.metrics()
     seconds = Seconds()
-    for labels in metrics.labels(HOLDS, comm=comm):  # several locks may have a holder
+    for labels in metrics.labels(HOLDS, comm=comm):  # one holder may hold several locks
         function = labels["holder"].rpartition("::")[2].rpartition(":")[2]
         seconds[function] += metrics.sum(HOLDS, **labels)
     return seconds
 
 
 def run(lockd: Lockd, one: Program) -> tuple[dict[str, Any], Seconds]:
-    """What a program of holders.h knows, and what lockd says of the same time."""
+    """Run a program of holders.h. Returns what it knows, and what lockd says about the same time."""
     one.run()
     before = held(lockd, one.comm)
     truth = one.run()
@@ -125,7 +128,10 @@ def test_it_is_found_in_other_languages_and_libraries(
 
 @pytest.mark.thorough("a comparison with another tool")
 def test_the_mutex_profile_of_go_agrees(narrow: Lockd) -> None:
-    """The same functions hold a mutex of C, and one that Go profiles."""
+    """The same functions hold a mutex of C and a mutex of Go.
+
+    lockd's shares for the first agree with those in Go's mutex profile of the second.
+    """
     build("cgo", "holders_go")
 
     def attempt() -> list[str]:
@@ -164,7 +170,10 @@ OF_PYTHON = [
 @mode_calls_is_thorough
 @pytest.mark.parametrize("lock", OF_PYTHON)
 def test_functions_of_python_are_found(either: Lockd, lock: str) -> None:
-    """Since 3.14 threads that wait sleep on words of their own: only one at a time has an exact share."""
+    """Since Python 3.14 each waiting thread sleeps on a word of its own.
+
+    The shares are then exact only if one thread waits at a time.
+    """
     is_new = [PYTHON, "-c", "import sys; sys.exit(sys.version_info >= (3, 14))"]
     askers = 1 if subprocess.run(is_new, check=False).returncode else 3
     assert_found(either, PYTHON, lock, askers, PROGRAMS / "holders.py")
@@ -175,8 +184,10 @@ def test_functions_of_python_are_found(either: Lockd, lock: str) -> None:
     "askers", [1, pytest.param(3, marks=pytest.mark.thorough("a GIL that several threads want"))]
 )
 def test_the_function_of_python_that_keeps_the_interpreter_is_found(either: Lockd, askers: int) -> None:
-    """It computes, and other threads wait for the GIL in one wait of 5 ms after another. A thread that has
-    given it up waits until another one has got it, for which nobody is to blame."""
+    """The function computes, and other threads wait for the GIL in one wait of 5 ms after another.
+
+    A thread that has given up the GIL waits until another one has got it. Nobody is to blame for that wait.
+    """
 
     def attempt() -> list[str]:
         one = Program(PYTHON, PROGRAMS / "holders.py", "gil", askers, SECONDS, comm=name("gil"))
@@ -190,7 +201,7 @@ def test_the_function_of_python_that_keeps_the_interpreter_is_found(either: Lock
             off.append(f"others: {dict(found)}")
         if sum(named.values()) > truth["waited_us"] / 1e6 * (1 + POINTS):
             off.append(f"{sum(named.values())} s, not {truth['waited_us']} us")
-        if found["(no release)"] > ELSEWHERE * 5 * blamed:  # without the rule for the GIL, it is nearly all
+        if found["(no release)"] > ELSEWHERE * 5 * blamed:  # it is nearly all without the rule for the GIL
             off.append(f"no release: {found['(no release)']} s")
         return off
 
@@ -198,7 +209,7 @@ def test_the_function_of_python_that_keeps_the_interpreter_is_found(either: Lock
 
 
 def off_shares(truth: dict[str, Any], named: dict[str, float]) -> list[str]:
-    """Words for each function whose share is not about what the program knows."""
+    """Return words for each function whose share is not about what the program knows."""
     all_named, of_holders = sum(named.values()), sum(truth["holders"].values())
     if not all_named:
         return ["none of the holders"]
@@ -210,7 +221,10 @@ def off_shares(truth: dict[str, Any], named: dict[str, float]) -> list[str]:
 
 
 def assert_found(lockd: Lockd, program: str, lock: str, askers: int, *arguments: object) -> None:
-    """The program takes its times outside of the calls: it knows them as well as it gets its processors."""
+    """Run the program and check that lockd finds its three holders with the right shares.
+
+    The program takes its times outside of the calls. They are exact only as far as it gets its processors.
+    """
 
     def attempt() -> list[str]:
         one = Program(program, *arguments, lock, askers, SECONDS, comm=name(lock))
@@ -218,7 +232,7 @@ def assert_found(lockd: Lockd, program: str, lock: str, askers: int, *arguments:
         before = lockd.metrics().sum(REFUSED)
         truth, found = run(lockd, one)
         total = sum(found.values())
-        refused = lockd.metrics().sum(REFUSED) - before  # which may be anybody's
+        refused = lockd.metrics().sum(REFUSED) - before  # of all programs on the host
         one.kill()
         print(program, lock, truth, dict(found), f"{total:.3f} s, {refused:.3f} s refused")
         of_holders = sum(truth["holders"].values())
@@ -254,13 +268,14 @@ ENDS = 30
 
 def test_a_holder_that_ended_is_told_from_one_that_released(either: Lockd) -> None:
     until_names_come(either, Workload("owner_ends", 2, 20_000, comm=name("first")))
-    # What the tests before have left: a wait that is shorter than this is a sample by chance only.
+    # Earlier tests may have raised this value. A wait that is shorter is sampled by chance only.
     either.until(lambda metrics: metrics.max("lockd_holder_seconds_per_sample") < 0.05 / 2, 60)
     before = held(either, "other").total()
     one = Workload("owner_ends", ENDS, 50_000, comm=name("ends"))
     truth = one.run()
     found = held(either, one.comm)
-    # A release whose lock has no name after five seconds: an emulated machine can take that long to find it.
+    # The time of releases whose lock has no name after five seconds. In an emulated machine it can take that
+    # long to find the name.
     nameless = held(either, "other").total() - before
     one.kill()
     print(truth, found, nameless)
@@ -289,13 +304,15 @@ def test_the_holder_is_in_the_table_and_in_the_profiles(narrow: Lockd) -> None:
 
 FEW, FEW_SECONDS = 10, 40
 STANDARD_DEVIATIONS = 4
-"""An estimate without bias is farther off once in 16,000 times."""
+"""How far an estimate may be off. Without bias, it is farther off once in 16,000 times."""
 
 
 @pytest.mark.thorough("most of a minute of nothing else")
 def test_few_samples_are_right_on_average(host: None, tmp_path: Path) -> None:
-    """Each release is sampled with the chance waited / T and then counts for T, or it counts for what was
-    waited. The variance of what a holder gets is the sum of waited * (T - waited): at most T times the truth.
+    """Each release is sampled with the probability waited / T and then counts for T, the time per sample.
+
+    A release for which threads waited for T or longer is always sampled and counts for what they waited. The
+    variance of what a holder is charged is the sum of waited * (T - waited): at most T times the truth.
     """
     build("c", "holders_c")
     with daemon(tmp_path, FEW) as lockd:
@@ -306,7 +323,7 @@ def test_few_samples_are_right_on_average(host: None, tmp_path: Path) -> None:
         longest, end = 0.0, time.monotonic() + FEW_SECONDS
         while time.monotonic() < end:
             longest = max(longest, lockd.metrics(settled=False).max("lockd_holder_seconds_per_sample"))
-            time.sleep(0.5)  # it changes once a second, unless there are too many samples
+            time.sleep(0.5)  # the value changes once a second, unless there are too many samples
         truth = one.truth()
         found = held(lockd, one.comm)
         found.subtract(before)

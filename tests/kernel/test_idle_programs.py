@@ -20,20 +20,21 @@ PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 WAITING, MAX = "lockd_futex_waiting", "lockd_futex_max_blocked_us"
 CONTENTION = ("lock", "pi")
 SOON_SECONDS, LONG_SECONDS = 30.0, 2.0
-"""Until all is known of threads that have just begun to wait, and how long it then must be so."""
+"""Seconds until lockd knows all about threads that have just begun to wait, and seconds for which what it
+says must then stay the same."""
 PAGING_US = 1_000_000
-"""What the alerts call a long wait."""
+"""The time from which on the alerts call a wait long, in µs."""
 RUNS, STUCK = 2, 2
 
 
 def contention(metrics: Metrics, comm: str) -> tuple[float, float]:
-    """How many threads wait for a lock, and how long the longest has, or had, in us."""
+    """Return how many threads wait for a lock, and the longest wait for a lock, ended or ongoing, in µs."""
     waiting = sum(metrics.sum(WAITING, comm=comm, kind=kind) for kind in CONTENTION)
     return waiting, max(metrics.max(MAX, comm=comm, kind=kind) for kind in CONTENTION)
 
 
 def check_idle(narrow: Lockd, comm: str, threads: int) -> None:
-    """That so many wait, none of them for a lock, and that nothing would be said of a long wait."""
+    """Check that so many threads wait, none for a lock, and that no alert of a long wait would fire."""
 
     def is_idle(metrics: Metrics) -> bool:
         return not contention(metrics, comm)[0] and metrics.sum(WAITING, comm=comm, kind="cond") >= threads
@@ -52,7 +53,10 @@ def check_idle(narrow: Lockd, comm: str, threads: int) -> None:
     "run", [0, *(pytest.param(run, marks=pytest.mark.thorough("once more")) for run in range(1, RUNS))]
 )
 def test_python_with_an_executor_and_queues(narrow: Lockd, workload: Start, held_us: int, run: int) -> None:
-    """In memory where others waited for locks a moment before: too shortly to be looked at, or not."""
+    """The idle threads wait at addresses at which others waited for locks a moment before.
+
+    These waits were too short for lockd to look at the locks (100 µs), or long enough (300 ms).
+    """
     comm = f"idle.{os.getpid():x}.{run}.{held_us // 1000}"
     one = workload("/usr/bin/python3", PROGRAMS / "idle.py", held_us, comm=comm)
     truth = one.run()
@@ -65,7 +69,7 @@ def test_python_with_an_executor_and_queues(narrow: Lockd, workload: Start, held
 
 
 def test_python_that_is_stuck_among_idle_threads(narrow: Lockd, workload: Start) -> None:
-    """In memory where it waited for an event before."""
+    """The stuck threads wait at addresses at which they waited for an event before."""
     comm = f"idle.{os.getpid():x}.stuck"
     one = workload("/usr/bin/python3", PROGRAMS / "idle.py", 300_000, STUCK, comm=comm)
     one.run()
@@ -82,7 +86,10 @@ def test_python_that_is_stuck_among_idle_threads(narrow: Lockd, workload: Start)
 
 @contextlib.contextmanager
 def redis(directory: Path, comm: str, threads: int) -> Iterator[Path]:
-    """A server with so many threads for its clients' sockets, the main thread among them; its socket."""
+    """Run a Redis server with so many threads for its clients' sockets, one of which is the main thread.
+
+    Yields the path of the server's socket.
+    """
     program, socket = directory / comm, directory / "socket"
     program.symlink_to(need("redis-check-rdb"))
     options = {"port": 0, "unixsocket": socket, "io-threads": threads, "save": "", "dir": directory}
@@ -100,7 +107,7 @@ def redis(directory: Path, comm: str, threads: int) -> Iterator[Path]:
 
 @pytest.mark.thorough("fifteen seconds of nothing else")
 def test_redis_whose_threads_park_on_mutexes(narrow: Lockd, tmp_path: Path) -> None:
-    """The main thread holds them while there is little to do, and lets go under load."""
+    """The main thread holds the mutexes while there is little to do, and releases them under load."""
     need("redis-benchmark")
     comm, threads = f"idle.{os.getpid():x}.redis", 4
     with redis(tmp_path, comm, threads) as socket:
@@ -117,7 +124,7 @@ def test_redis_whose_threads_park_on_mutexes(narrow: Lockd, tmp_path: Path) -> N
 
 
 def test_a_lock_that_threads_park_on_by_configuration(host: None, tmp_path: Path, workload: Start) -> None:
-    """What is stuck by default is idle if the lock is named."""
+    """A thread that is stuck by default counts as idle if `names.parked` has its lock."""
     config = {"filter": {"comms": [OURS]}, "names": {"parked": ["*:stuck_mutex"]}}
     with Lockd(tmp_path, config) as daemon:
         one = workload("stuck_mutex")

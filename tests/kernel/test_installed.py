@@ -1,4 +1,4 @@
-"""lockd as `make install` leaves it, started somewhere else."""
+"""lockd as `make install` leaves it, started from another directory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tests.traps import Traps
 pytestmark = pytest.mark.untimed
 
 USERS = {"lockd.export": "lockd", "lockd.names": "lockd-namer"}
-"""By process."""
+"""The user of each process, by the module that it runs."""
 
 
 def make(*words: str, before: tuple[str, ...] = ()) -> str:
-    """What it prints."""
+    """Run make and return what it prints."""
     command = [*before, "make", "-s", *words]
     return subprocess.run(command, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
 @pytest.fixture(scope="module")
 def own_etc(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Before a command: it has a copy of /etc, so that no user of this host's is made."""
+    """The words that run a command with a copy of /etc, so that no users are made on this host."""
     need("systemd-sysusers")
     etc = tmp_path_factory.mktemp("own") / "etc"
     subprocess.run(["cp", "-a", "/etc", etc], check=True)
@@ -44,7 +44,7 @@ def own_etc(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def installed(own_etc: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory that `usr` and `etc` are in."""
+    """The directory into which lockd is installed: it has `usr` and `etc`."""
     place = tmp_path_factory.mktemp("installed")
     make("install", f"PREFIX={place}/usr", f"SYSCONFDIR={place}/etc", "DESTDIR=/", before=own_etc)
     return place
@@ -66,7 +66,10 @@ def test_no_process_of_it_imports_anything_from_where_it_is_started(installed: P
 
 @pytest.fixture
 def key(installed: Path, own_etc: tuple[str, ...]) -> Iterator[Path]:
-    """Of a certificate for localhost, and the user lockd's alone, in a directory that all may enter."""
+    """The private key of a certificate for localhost, in a directory that all may enter.
+
+    Only the user lockd may read the key.
+    """
     need("openssl")
     with tempfile.TemporaryDirectory(prefix="lockd-web-", dir="/var/tmp") as name:
         directory = Path(name)
@@ -102,7 +105,7 @@ def test_its_processes_are_users_of_their_own_of_which_one_has_the_key(
             assert b"\nlockd_hook_attached{" in answer.read()
         wanted = {process: {uids[user]} for process, user in USERS.items()}
         deadline = time.monotonic() + 30
-        while (found := users_of(daemon.process.pid)) != wanted:  # the namer may not have come so far
+        while (found := users_of(daemon.process.pid)) != wanted:  # the namer may take longer
             assert time.monotonic() < deadline, found
             time.sleep(0.1)
     finally:
@@ -110,8 +113,10 @@ def test_its_processes_are_users_of_their_own_of_which_one_has_the_key(
 
 
 def users_of(pid: int) -> dict[str, set[str]]:
-    """Of the children of that process that have called exec: their ids, real, effective and so on, by what
-    is run there."""
+    """Return the user ids (real, effective and so on) of the children of a process, by module.
+
+    Only children that have called exec are included.
+    """
     found = {}
     for child, command in children_of(pid).items():
         if module := command.partition("process/isolation.py ")[2]:

@@ -1,4 +1,4 @@
-"""Locks of Java against its own Flight Recorder, without a perf map and with one that comes later."""
+"""Locks of Java, compared with Java's Flight Recorder, without a perf map and with one that comes later."""
 
 from __future__ import annotations
 
@@ -38,22 +38,26 @@ def compiled_at_once(program: str) -> tuple[str, ...]:
 
 
 COMPILED_AT_ONCE = compiled_at_once("Contention")
-"""The program's own methods, once for all, for the perf map and the stacks to have each of them; all others
-are interpreted. What C2 has compiled is compiled anew where its guesses fail, and then in no map."""
+"""Options with which only the methods of `Contention` itself are compiled, once and for all.
+
+The perf map and the stacks then have each of them. All other methods are interpreted. A method that C2 has
+compiled is compiled anew where the guesses of C2 fail, and is then in no map.
+"""
 LOCKS = {
     "reentrant": ("[java]:java.util.concurrent.locks.ReentrantLock", "[jit]:Contention.lockReentrant"),
     "writers": ("[java]:java.util.concurrent.locks.ReentrantReadWriteLock", "[jit]:Contention.writeTable"),
     "monitor": ("[java]:Contention$Shelf", "[jit]:Contention.enterMonitor"),
 }
-"""What each of them is called without a perf map and with one."""
+"""The name of each lock without a perf map, and with one."""
 NOTICED_SECONDS = 60.0
-"""A lock is captured again after ten seconds; the rest is for a host that has much else to do."""
+"""The most seconds until lockd notices a change. A lock is captured again after ten seconds. The rest is for
+a host that has much else to do."""
 NEARLY = 0.03
 
 
 @pytest.fixture(scope="module")
 def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
-    """A daemon that looks at these programs alone."""
+    """A daemon that counts only these programs."""
     config = {
         "filter": {"comms": [COMM]},
         "series": {"top_locks": 1000},
@@ -66,7 +70,7 @@ def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
 
 @pytest.fixture
 def java(lockd: Lockd) -> Iterator[Callable[..., Workload]]:
-    """Start the program; what it wrote for profilers goes with it."""
+    """Return a function that starts a program in Java. Its perf map is removed after the test."""
     need("javac", "jcmd")
     subprocess.run(["make", "-s", "-C", PROGRAMS, "java"], check=True)
     started: list[Workload] = []
@@ -84,7 +88,10 @@ def java(lockd: Lockd) -> Iterator[Callable[..., Workload]]:
 
 
 def until_known(lockd: Lockd, program: Workload) -> None:
-    """Until lockd has found where its threads say what they wait for, which it does at their first waits."""
+    """Wait until lockd has found where the program's threads say what they wait for.
+
+    It does so at their first waits.
+    """
     lockd.until(
         lambda _: any(
             row["tgid"] == program.pid and row["advice"] == "java" for row in lockd.api("threads", comm=COMM)
@@ -94,7 +101,7 @@ def until_known(lockd: Lockd, program: Workload) -> None:
 
 
 def queued_seconds(program: Workload) -> float:
-    """For how long the program's workers were ready and had no processor, as the kernel counts it."""
+    """Return how long the program's workers were ready and had no processor, as the kernel counts it."""
     tasks = Path(f"/proc/{program.pid}/task").iterdir()
     workers = [task for task in tasks if (task / "comm").read_text().startswith("worker")]
     assert workers
@@ -108,7 +115,7 @@ def waited(metrics: Metrics, kind: str, *locks: str) -> float:
 def test_locks_of_java_have_their_kind_and_get_their_names(
     lockd: Lockd, java: Callable[..., Workload]
 ) -> None:
-    """All of them, queues as well, are waited for on the same words; the names come with the perf map."""
+    """Threads wait for all locks, and for queues, on the same futex words. Names come with the perf map."""
     program = java(*COMPILED_AT_ONCE)
     until_known(lockd, program)
     before = lockd.metrics()
@@ -134,14 +141,14 @@ def test_locks_of_java_have_their_kind_and_get_their_names(
         least, most = (1 - NEARLY) * truth[lock] - queued, (1 + NEARLY) * truth[lock]
         assert least <= said[lock] <= most, (said, truth, queued)
     assert truth["conditions"] > 5 > metrics.sum(SECONDS, comm=COMM, kind="lock") - sum(said.values())
-    assert not metrics.sum(SECONDS, comm=COMM, lock="libjli.so:JavaMain")  # where the first wait of all was
+    assert not metrics.sum(SECONDS, comm=COMM, lock="libjli.so:JavaMain")  # the site of the very first wait
     program.finish()
 
 
 def held(lockd: Lockd) -> dict[str, float]:
-    """The seconds for which each method of Java has made threads wait.
+    """Return the seconds for which each method of Java has made threads wait.
 
-    A lock has another name once there is a perf map: a method may have a series for each of the two.
+    A lock has another name once there is a perf map: a method may have a series for each of the two names.
     """
     metrics, seconds = lockd.metrics(), Counter[str]()
     for labels in metrics.labels(HELD, comm=COMM):
@@ -156,7 +163,7 @@ def write_perf_map(program: Workload) -> None:
 
 @pytest.mark.thorough("holders of locks of other languages are found in the same way")
 def test_methods_that_hold_a_monitor_have_their_shares(lockd: Lockd, java: Callable[..., Workload]) -> None:
-    """Flight Recorder is no judge here: it charges a wait to whoever had the monitor last."""
+    """The truth is the program's own: Flight Recorder charges a wait to whoever had the monitor last."""
     program = java(*compiled_at_once("Holders"), program="Holders")
     until_known(lockd, program)
     write_perf_map(program)

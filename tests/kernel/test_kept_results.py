@@ -1,4 +1,4 @@
-"""Only the first start compiles; the others load into the kernel what it kept, and it is the same."""
+"""Only the first start compiles. Later starts load what it kept, which gives the same programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.workload import Start
 pytestmark = pytest.mark.untimed
 
 TAG_AT, TAG_BYTES = 8, 8
-"""Of the tag, a hash of the instructions, in struct bpf_prog_info."""
+"""Offset and size of the tag, a hash of the instructions, in struct bpf_prog_info."""
 COMPILED, KEPT = "compiled the BPF programs", "compiled by an earlier start"
 LOAD = f"""
 import json, os, sys
@@ -50,7 +50,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def loaded(settings: LoadSettings = SETTINGS) -> tuple[Manifest, list[str]]:
-    """What the loader says, but for the time of day, and the tag of each program in the kernel."""
+    """Return the loader's manifest without its time, and the tag of each program in the kernel."""
     manifest, fds = run_loader(settings)
     first = len(manifest.maps)
     tags = [_tag(fd) for fd in fds[first : first + len(manifest.functions)]]
@@ -67,7 +67,7 @@ def _tag(fd: int) -> str:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[bool]:
-    """For each start in the log, whether it compiled."""
+    """Return, for each start in the log, whether it compiled."""
     with_words = [record.getMessage() for record in caplog.records]
     return [COMPILED in words for words in with_words if COMPILED in words or KEPT in words]
 
