@@ -1,4 +1,4 @@
-"""Which code made threads wait for kernel locks, against the test module and a workload that know it."""
+"""The code that made threads wait for kernel locks, against the test module and a workload that know it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.workload import NUMBERS, OURS, Start
 POINTS = 0.03
 """How far a share may be from the truth."""
 ELSEWHERE = 0.02
-"""The share that holders may have in all which made nobody wait, above the truth."""
+"""The share of the waited time, beyond the true one, that holders which made nobody wait may have."""
 SECONDS = 8
 HOLDERS = "lockd_kernel_lock_holder_seconds_total"
 CAUSES = "lockd_kernel_lock_cause_seconds_total"
@@ -36,7 +36,8 @@ WAYS = (
         for way in ("alone", "slow paths")
     ),
 )
-"""With and without the programs that see switches anyway; and without tracepoints."""
+"""How lockd sees switches and waits: with the programs that see switches anyway; with `kernel_locks` alone;
+and so by fentry on the slow paths of locks, without the tracepoints of lock contention."""
 STORE_OWNERS = ("mutex", "rwsem")
 """The locks of the module that store the thread that holds them; an rwsem does if it is held for writing."""
 LOCK_TYPES = {"mutex": "mutex", "rwsem": "rwsem_write", "semaphore": "semaphore"}
@@ -59,7 +60,7 @@ def _config(way: str) -> dict[str, Any]:
 def daemons(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, narrow: Lockd
 ) -> Iterator[Daemons]:
-    """`narrow`, and a daemon for each other way that there are tests of."""
+    """`narrow`, and a daemon for each other way that the tests of this run ask for."""
     others = sorted(asked_for(request, "way") - {BY_DEFAULT})
     daemons = Daemons(tmp_path_factory.mktemp("by"), others, _config, {BY_DEFAULT: narrow})
     yield daemons
@@ -71,11 +72,11 @@ def new_comm() -> str:
 
 
 Seconds = Counter[str]
-"""By the name of a holder's function."""
+"""Seconds of waiting by the name of the holder's function, or by cause."""
 
 
 def held(metrics: Metrics, comm: str, **labels: str) -> Seconds:
-    """For how long each holder of a lock has made threads of that name wait."""
+    """Return for how long each holder of a lock has made the threads called `comm` wait."""
     found = Seconds()
     for one in metrics.labels(HOLDERS, comm=comm, **labels):
         found[one["holder"]] += metrics.sum(HOLDERS, **one)
@@ -83,7 +84,7 @@ def held(metrics: Metrics, comm: str, **labels: str) -> Seconds:
 
 
 def causes(metrics: Metrics, comm: str, **labels: str) -> Seconds:
-    """For how long threads of that name have waited for a lock, by what its holder did."""
+    """Return for how long the threads called `comm` have waited for a lock, by what its holder did."""
     found = Seconds()
     for one in metrics.labels(CAUSES, comm=comm, **labels):
         found[one["cause"]] += metrics.sum(CAUSES, **one)
@@ -99,7 +100,7 @@ def test_the_code_that_made_threads_wait_is_found(lock: str, module: LockModule,
         truth = module.run(Script(roles, linger_ms=LINGER_MS), comm).turns
         off = []
         for way, metrics in daemons.metrics().items():
-            refused = metrics.sum(REFUSED) - before[way]  # which may be anybody's
+            refused = metrics.sum(REFUSED) - before[way]  # of the locks of any process
             found = held(metrics, comm, lock_type=LOCK_TYPES[lock], lock=f"lockd_test_{lock}")
             print(lock, way, truth, dict(found), f"{sum(found.values()):.3f} s, {refused:.3f} s refused")
             off += [f"{way}: {what}" for what in compare(lock, truth, found, refused)]
@@ -117,12 +118,12 @@ def test_the_code_that_made_threads_wait_is_found(lock: str, module: LockModule,
 
 
 def nobody(truth: Turns) -> float:
-    """The share of the time for which threads waited while nobody held the lock."""
+    """Return the share of the waited time in which nobody held the lock."""
     return 1 - sum(truth.by_holder_ns.values()) / truth.waited_ns
 
 
 def compare(lock: str, truth: Turns, found: Seconds, refused: float) -> list[str]:
-    """What is wrong with the holders that were found."""
+    """Return words for each way in which the holders that lockd found are wrong."""
     total, of_holders_ns = sum(found.values()), sum(truth.by_holder_ns.values())
     named = {name: found[f"turn_{name}_{lock}"] for name in truth.by_holder_ns}
     all_named = sum(named.values())
@@ -159,7 +160,7 @@ def test_signals_and_timeouts_blame_nobody(name: str, module: LockModule, daemon
 def test_a_thread_that_gives_up_and_lets_another_in_is_no_holder(
     module: LockModule, daemons: Daemons
 ) -> None:
-    """A reader waits behind a writer that waits, and is woken by it when that is killed."""
+    """A reader waits behind a writer that waits itself. When the writer is killed, it wakes the reader."""
     comm = new_comm()
     roles = {
         "first": f"down_read rwsem, asleep 2 rwsem, sleep {HOLD_US}, kill writer, called 0 rwsem, "
@@ -179,7 +180,7 @@ def test_a_writer_that_becomes_a_reader_lets_readers_in(module: LockModule, daem
     module.run(Script(scripts()["downgraded before a reader"].roles, ROUNDS, LINGER_MS), comm)
     for way, metrics in daemons.metrics().items():
         found = held(metrics, comm)
-        assert set(found) <= {"downgrade", "do_step"}, way  # the compiler may have inlined it
+        assert set(found) <= {"downgrade", "do_step"}, way  # the compiler may have inlined downgrade()
         assert found.total() >= ROUNDS * HOLD_US / 1e6 * (1 - POINTS), way
 
 
@@ -188,7 +189,7 @@ NATIVE = {
     "mutex": ("pipe->mutex", r"pipe_write"),
     "rwsem_write": ("inode->i_rwsem", r"write|iterate_dir|getdents"),
 }
-"""The locks of the workload, and the functions that hold them while others wait, by type."""
+"""By lock type, the lock of the workload and a pattern of the functions that hold it while others wait."""
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -203,8 +204,8 @@ def test_holders_in_system_calls(way: str, daemons: Daemons, workload: Start, sc
         found = held(metrics, one.comm, lock_type=lock_type, lock=lock)
         right = sum(seconds for site, seconds in found.items() if re.search(pattern, site))
         assert right >= (1 - ELSEWHERE) * found.total(), found
-        assert right >= 0.5 * rounds * HOLD_SECONDS, found  # in a sample of a few, one is often missing
-    if way == BY_DEFAULT:  # it writes to a pipe, and there waits for a page
+        assert right >= 0.5 * rounds * HOLD_SECONDS, found  # a sample of so few holds often lacks one
+    if way == BY_DEFAULT:  # the holder writes to a pipe, and waits for a page there
         did = causes(metrics, one.comm, lock_type="mutex", lock=NATIVE["mutex"][0])
         assert did["pipe"] >= 0.9 * did.total(), did
     (row,) = [row for row in lockd.waited_for(comm=one.comm, kind="mutex") if row["holders"]]

@@ -1,7 +1,7 @@
 """The sampler on real maps of mode `all`, which this test fills in place of the programs.
 
-Programs that see every taking of a lock need fentry or kprobes, which not every host has that
-runs these tests; tests/vm has kernels that do.
+Programs that see every acquisition of a lock need fentry or kprobes. Not every host that runs these tests has
+them; the kernels of tests/vm do.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CreateOptions(ctypes.Structure):
 
 
 class Maps:
-    """Real maps by name, laid out as the programs' are, and their manifest."""
+    """Real maps by name, with the layouts of the programs' maps, and their manifest."""
 
     def __init__(self) -> None:
         cpus = os.sysconf("SC_NPROCESSORS_CONF")
@@ -106,7 +106,7 @@ class Maps:
 
 
 class Watched:
-    """A sampler of these maps."""
+    """A sampler that reads these maps."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
@@ -126,7 +126,7 @@ class Watched:
         self._maps.put(f"{pair}_{pairs.control.window}", key, value)
 
     def metrics(self) -> dict[tuple[str, ...], float]:
-        """Counters and gauges by name and label values."""
+        """Return the counters and gauges by name and label values."""
         head, arrays = unpack(memoryview(self._sampler.metrics()))
         return {
             (each["name"], *labels): value
@@ -161,7 +161,7 @@ def test_from_the_maps_to_the_metrics(maps: Maps) -> None:
     watched = Watched(maps)
     watched.put("kernel_holds", (LOCK, 7, mutex, 2, 0), (0, 5, 15_000, 4_000, 0, who))
     watched.put("kernel_holds", (LOCK, 7, mutex, slot_none, 0), (6, 0, 0, 0, 0, who))
-    # Another thread released it: the program knows the holder by its ids only.
+    # Another thread released the semaphore: of the holder, the program knows only the ids.
     watched.put("kernel_holds", (LOCK, me, semaphore, 2, 0), (0, 1, 3_000, 3_000, 0, (0, b"", b"", me, 0)))
     watched.put("kernel_holds_over", (0, 0, mutex, 2, 0), (3, 3, 9_000, 3_000, 0, (0, b"", b"", 0, 0)))
     since = time.monotonic_ns() - 10 * NS
@@ -173,7 +173,7 @@ def test_from_the_maps_to_the_metrics(maps: Maps) -> None:
     assert metrics[ACQUIRED, "", "shop", "mutex"] == 6
     assert metrics[ACQUIRED, "other", "other", "mutex"] == 3
     assert metrics[ACQUIRED, mine[0], comm, "semaphore"] == 0
-    assert (ACQUIRED, mine[0], comm, "mutex") not in metrics  # it is waited for
+    assert (ACQUIRED, mine[0], comm, "mutex") not in metrics  # the thread still waits for it
     assert metrics["lockd_map_capacity", "kernel_holds"] == ENTRIES
     assert metrics["lockd_map_capacity", "kernel_holds_over"] == ENTRIES
     assert metrics["lockd_map_capacity", "kernel_holding"] == ENTRIES
@@ -181,7 +181,7 @@ def test_from_the_maps_to_the_metrics(maps: Maps) -> None:
     assert metrics["lockd_dropped_events_total", "kernel_holds", "holder_gone"] == 0
     assert metrics["lockd_series", "kernel_hold"] > 0
 
-    maps.delete("kernel_waits", (LOCK, me, 0))  # got it, and nobody told
+    maps.delete("kernel_waits", (LOCK, me, 0))  # the thread has the lock, and no program has counted that yet
     watched.tick(1.5)
     assert watched.metrics()[ACQUIRED, mine[0], comm, "mutex"] == 1
     (row,) = (row for row in watched.locks() if row["comm"] == comm and row["kind"] == "mutex")
@@ -189,7 +189,7 @@ def test_from_the_maps_to_the_metrics(maps: Maps) -> None:
     assert row["holding_us"] / 1e6 == pytest.approx(14, abs=5)
 
     maps.delete("kernel_holding", (LOCK, me, 0))
-    for _ in range(2):  # as if it had been taken, and released, twice
+    for _ in range(2):  # as if the thread had taken and released the lock twice
         key, value = (LOCK, me, mutex, 24, 0), (1, 1, 12 * NS, 12 * NS, 0, (1, comm.encode(), b"x", me, 0))
         watched.put("kernel_holds", key, value)
         watched.tick(0.5)
@@ -207,7 +207,7 @@ def test_the_lock_of_a_thread_that_is_gone(maps: Maps) -> None:
     now = time.monotonic_ns()
     for lock, tid, kind, since in (
         (LOCK, child.pid, mutex, now - ABANDONED_NS),
-        (LOCK + 1, child.pid, semaphore, now - ABANDONED_NS),  # anybody may release it
+        (LOCK + 1, child.pid, semaphore, now - ABANDONED_NS),  # any thread may still release it
         (LOCK + 2, os.getpid(), mutex, now),
     ):
         maps.put("kernel_holding", (lock, tid, 0), ((since, since, 0, 0), tid, 1, kind, 0, 0))

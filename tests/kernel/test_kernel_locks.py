@@ -1,4 +1,4 @@
-"""Kernel locks that are held for a known time: waits by type, where they happen, and those that go on."""
+"""Kernel locks that are held for a known time: the waits for them by type, their sites, and ongoing waits."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ SITES = {
     "rwsem_write": (r"write", r"rmdir|unlink|remov|dirop|lookup"),
     "rwsem_read": (r"iterate_dir|getdents|readdir",),
 }
-"""Functions that wait, by lock type: of pipes, of the file system's writing, of directories."""
+"""Patterns of the functions that wait, by lock type. They write to a pipe, write to a file, remove from a
+directory, and read a directory."""
 MEMBERS = {"mutex": "pipe->mutex", "rwsem_write": "inode->i_rwsem", "rwsem_read": "inode->i_rwsem"}
 TRACEPOINTS = {"contention_begin", "contention_end"}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tracepoints(narrow: Lockd) -> None:
-    """Skip where the kernel has none; where it has them, lockd is attached to both."""
+    """Skip where the kernel lacks the tracepoints of contention. Where it has them, lockd uses both."""
     types = KernelTypes()
     if any(types.tracepoint_args(name) is None for name in TRACEPOINTS):
         pytest.skip("host: this kernel has no tracepoints lock:contention_begin and _end (5.19)")
@@ -42,7 +43,7 @@ def tracepoints(narrow: Lockd) -> None:
 
 
 def check(metrics: Metrics, comm: str, truth: dict[str, Any]) -> list[str]:
-    """Counts are exact for every lock type that the truth names; what is off of times."""
+    """Assert exact counts for every lock type that the truth names; return words for times that are off."""
     found = []
     for lock_type, told in truth["kernel"].items():
         labels = {"comm": comm, "lock_type": lock_type}
@@ -72,7 +73,7 @@ def need_symbols() -> None:
 
 
 def sites_of(metrics: Metrics, one: Workload, lock_type: str) -> dict[tuple[str, str], float]:
-    """Waits by lock and site."""
+    """Return the number of waits by lock and site."""
     return {
         (told["lock"], told["site"]): metrics.sum(SITE_WAITS, **told)
         for told in metrics.labels(SITE_WAITS, comm=one.comm, lock_type=lock_type)
@@ -80,14 +81,14 @@ def sites_of(metrics: Metrics, one: Workload, lock_type: str) -> dict[tuple[str,
 
 
 def is_waited_for(metrics: Metrics, one: Workload, lock_type: str) -> bool:
-    """By one thread, and for a while, as the maximum shows."""
+    """Whether one thread waits for a lock of this type, and has waited long enough to be in the maximum."""
     labels = {"comm": one.comm, "lock_type": lock_type}
     return metrics.sum(WAITING, **labels) == 1 and metrics.max(MAX, window="1m", **labels) > 0
 
 
 def test_waits_that_go_on_and_where_they_happen(narrow: Lockd, workload: Start, scratch: Path) -> None:
     need_symbols()
-    # A lock has its name some time after its first wait: the others are counted under it.
+    # A lock gets its name some time after its first wait. The waits of later rounds are counted under it.
     rounds, hold_us = 3, 1_500_000
     one = workload("kernel_locks", rounds, hold_us, scratch)
     one.go()
@@ -114,7 +115,7 @@ def test_waits_that_go_on_and_where_they_happen(narrow: Lockd, workload: Start, 
 
 
 def test_a_lock_is_shown_while_a_thread_waits_for_it(narrow: Lockd, workload: Start, scratch: Path) -> None:
-    """After a second, and without a site, which is known when the wait has ended."""
+    """A lock is shown after a second of waiting. It has no site, which is known when the wait has ended."""
     one = workload("kernel_locks", 1, 2_500_000, scratch)
     one.go()
     for lock_type in ("mutex", "rwsem_write", "rwsem_read"):
@@ -124,7 +125,7 @@ def test_a_lock_is_shown_while_a_thread_waits_for_it(narrow: Lockd, workload: St
         assert row["site"] in ("", "unknown")
     truth = one.truth()
     check(at_rest(narrow, one.comm), one.comm, truth)
-    # Any thread may wait for a spinlock.
+    # The rows of spinlocks are left out, as any thread may wait for one.
     rows = [row for row in narrow.api("locks", comm=one.comm) if row["kind"] in truth["kernel"]]
     assert [row for row in rows if row["waiting"] or not row["blocked_count"]] == []
     assert sum(row["blocked_count"] for row in rows) == sum(
@@ -134,7 +135,7 @@ def test_a_lock_is_shown_while_a_thread_waits_for_it(narrow: Lockd, workload: St
 
 
 def waited_for_now(daemon: Lockd, comm: str, lock_type: str) -> list[dict[str, Any]]:
-    """The rows of locks of this type for which threads wait, once there are some."""
+    """Return the rows of locks of this type for which threads wait, once there are some; none after 30 s."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         rows = [row for row in daemon.api("locks", comm=comm, kind=lock_type) if row["waiting"]]
@@ -153,7 +154,8 @@ def test_the_lock_of_an_address_space(narrow: Lockd, workload: Start) -> None:
         truth = one.run()
         metrics = at_rest(narrow, one.comm)
         told, labels = truth["kernel"]["rwsem_read"], {"comm": one.comm, "lock_type": "rwsem_read"}
-        # The lock may come free between asking for it and going to sleep: a wait that the truth lacks.
+        # The lock may be released when a thread has asked for it and does not sleep yet. The truth lacks such
+        # a wait.
         waits = metrics.sum(COUNT, **labels)
         assert told["waits"] <= waits <= rounds
         sites = sites_of(metrics, one, "rwsem_read")

@@ -1,4 +1,4 @@
-"""Who holds a kernel lock, by the lock itself: told to a thread that has lost its capabilities."""
+"""The owner of a kernel lock, which the lock itself stores, as read by a thread without capabilities."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ HELD_BY_ONE = {
     "down_write rwsem": "down_write rwsem",
     "down_write allocated_rwsem": "down_read allocated_rwsem",
 }
-"""What the holder does, and the waiter."""
+"""Locks that store their owner: the step by which the holder takes the lock, and that of the waiter."""
 HELD_BY_WHO_KNOWS = {"down_read rwsem": "down_write rwsem", "down semaphore": "down semaphore"}
 TYPES = {"mutex_lock": "mutex", "down_write": "rwsem_write", "down_read": "rwsem_read", "down": "semaphore"}
 RELEASE = {"mutex_lock": "mutex_unlock", "down_write": "up_write", "down_read": "up_read", "down": "up"}
 
 
 class Owners:
-    """The program, loaded as by a daemon, and the waits that it goes by."""
+    """The program that reads owners, loaded as a daemon loads it, and the waits about which it is asked."""
 
     def __init__(self) -> None:
         config = read_text(Config, json.dumps({"programs": CONFIG}), "test")
@@ -48,7 +48,7 @@ class Owners:
         self._types = list(manifest.enums["lock_type"])
 
     def waits(self, comm: str) -> list[tuple[str, int, int]]:
-        """Type, address and waiter of each wait of threads called so."""
+        """Return the lock type, the lock's address and the waiter of each wait of threads called `comm`."""
         keys, waits = self._collector.kernel_waits() or ((), ())
         return [
             (self._types[wait["type"]], int(key["lock"]), int(key["tid"]))
@@ -57,7 +57,7 @@ class Owners:
         ]
 
     def wait(self, comm: str, lock_type: str, seconds: float) -> tuple[int, int]:
-        """Address and waiter of the only such wait, when it has begun."""
+        """Return the lock's address and the waiter of the only such wait, once it has begun."""
         end = time.monotonic() + seconds
         while not (found := [wait[1:] for wait in self.waits(comm) if wait[0] == lock_type]):
             assert time.monotonic() < end, self.waits(comm)
@@ -73,18 +73,19 @@ class Owners:
 def comm_of(tid: int) -> str:
     try:
         return Path(f"/proc/{tid}/comm").read_text().strip()
-    except OSError:  # it has ended
+    except OSError:  # the thread has ended
         return ""
 
 
 def kept() -> set[str]:
-    """What the sampler keeps: before 5.19 descriptors of BPF objects are of no use without it."""
+    """Return the capabilities that the sampler keeps. Before 5.19 it needs CAP_BPF to use descriptors of BPF
+    objects."""
     release = tuple(int(part) for part in platform.release().split(".")[:2])
     return {"CAP_BPF"} if release < (5, 19) else set()
 
 
 def told_without_capabilities(owners: Owners, address: int, waiter: int) -> int:
-    """The owner, asked for by a thread with no more capabilities than the sampler has for it."""
+    """Return the owner as read by a thread that has no more capabilities than the sampler has for it."""
     told: list[int] = []
 
     def ask() -> None:
@@ -105,7 +106,7 @@ def owners() -> Iterator[Owners]:
 
 
 def owner_while_held(owners: Owners, module: LockModule, holds: str, waits: str) -> tuple[int, int]:
-    """The owner of the lock that a thread of the module waits for, as told, and the thread that holds it."""
+    """Return the owner that is read while a thread of the module waits for a lock, and the true holder."""
     lock, comm = holds.split()[1], "owned"
     ends = {taken: f"{RELEASE[taken.split()[0]]} {lock}" for taken in (holds, waits)}
     script = Script(
@@ -124,7 +125,7 @@ def owner_while_held(owners: Owners, module: LockModule, holds: str, waits: str)
     finally:
         module.write("go\n")
         running.join()
-    assert owners.owners.owner(address, waiter) == 0  # nobody waits
+    assert owners.owners.owner(address, waiter) == 0  # nobody waits any more
     return told, holder
 
 
@@ -141,7 +142,7 @@ def test_readers_and_semaphores_have_no_owner(holds: str, owners: Owners, module
 
 
 def test_the_owner_of_a_pipe_and_of_an_inode(owners: Owners, workload: Start, scratch: Path) -> None:
-    """The workload's holder sits in the lock, in a page fault that userfaultfd lets wait."""
+    """The workload's holder has the lock while it sits in a page fault that userfaultfd holds up."""
     one = workload("kernel_locks", 1, 1_500_000, scratch)
     one.go()
     found = {}

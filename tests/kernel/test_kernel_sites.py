@@ -1,4 +1,4 @@
-"""Names and sites of the module's locks and of mmap_lock, as a daemon finds them with no kprobes about."""
+"""Names and sites of the test module's locks and of mmap_lock, found while no daemon has kprobes attached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MINCORES = {"__x64_sys_mincore", "__do_sys_mincore", "do_mincore"}
 
 @pytest.fixture(scope="module")
 def rows(lockd: Lockd, module: LockModule) -> dict[str, list[dict[str, Any]]]:
-    """Locks that each of these scripts waited for, when all have their names."""
+    """The locks that the threads of each script waited for, once all of these locks have their names."""
     comms = {name: f"ls{at}" for at, name in enumerate((*CONTENDED, ALLOCATED))}
     for name, comm in comms.items():
         module.run(scripts()[name], comm)
@@ -34,7 +34,8 @@ def test_the_site_is_in_the_module(name: str, rows: dict[str, list[dict[str, Any
     function = name.removeprefix(CONTENDED_BY)
     static = "lockd_test_semaphore" if function in SEMAPHORE else LOCKS[function[0]]
     assert {row["lock"] for row in rows[name]} == {static}
-    # Where it does no more than return what the kernel's function returns, the compiler makes a jump of it.
+    # Where call_FUNCTION() only returns what the kernel's function returns, the compiler makes a jump of the
+    # call, and the site is a caller of call_FUNCTION().
     assert {row["site"] for row in rows[name]} <= {f"call_{function}", "take", "do_step"}
 
 

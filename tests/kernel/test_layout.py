@@ -1,7 +1,7 @@
-"""The structures that Python reads out of maps are the ones that the compiler laid out.
+"""Python reads the structures in maps by the layouts that the compiler gave them.
 
-What the compiler did is in the kernel: the size of every map's keys and values, and each map's BTF, with the
-offset of every member. The layouts that Python uses are the manifest's, as the loader sends it.
+The kernel knows what the compiler did: the size of every map's keys and values, and each map's BTF, with the
+offset of every member. The layouts that Python uses are those of the manifest that the loader sends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ pytestmark = pytest.mark.untimed
 
 BPF_MAP_TYPE_PERCPU_ARRAY, BPF_MAP_TYPE_RINGBUF = 6, 27
 BTF_IDS_AT = 64
-"""Of btf_id, btf_key_type_id and btf_value_type_id in struct bpf_map_info (include/uapi/linux/bpf.h)."""
+"""The offset in bytes of btf_id, btf_key_type_id and btf_value_type_id in struct bpf_map_info
+(include/uapi/linux/bpf.h)."""
 
 SETTINGS = LoadSettings(
     programs=("futex", "offcpu", "kernel_locks"),
@@ -50,7 +51,7 @@ class KernelMap:
         assert libbpf().bpf_obj_get_info_by_fd(fd, words.ctypes.data, ctypes.byref(size)) == 0
         self.type, _, self.key_size, self.value_size, self.entries = (int(word) for word in words[:5])
         if self.type == BPF_MAP_TYPE_RINGBUF:
-            return  # of records, which have no types
+            return  # it holds records, which have no types
         btf, *self.types = (int(word) for word in words[BTF_IDS_AT // 4 :][:3])
         assert btf, "the kernel has no BTF of the map"
         dump = subprocess.run(
@@ -59,7 +60,7 @@ class KernelMap:
         self._by_id = {one["id"]: one for one in json.loads(dump.stdout)["types"]}
 
     def layouts(self) -> tuple[Layout | str, Layout | str]:
-        """Of the key and the value, written as in a manifest."""
+        """Return the layouts of the key and of the value, written as in a manifest."""
         key, value = (self._layout(number) for number in self.types)
         return key, value
 
@@ -89,7 +90,7 @@ class KernelMap:
 
 @pytest.fixture(scope="module")
 def loaded(host: None) -> Iterator[tuple[Manifest, dict[str, KernelMap]]]:
-    """What the real loader sends, and the maps that it made."""
+    """The manifest that the real loader sends, and the maps that it made by name."""
     need("bpftool")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)  # where the loader finds its package
@@ -100,7 +101,7 @@ def loaded(host: None) -> Iterator[tuple[Manifest, dict[str, KernelMap]]]:
 
 
 def differences(info: MapInfo, kernel: KernelMap) -> list[str]:
-    """How the layout that Python uses for a map differs from the compiler's."""
+    """Return words for each difference between the layout that Python uses for a map and the compiler's."""
     found = []
     key, value = np.dtype(info.key), np.dtype(info.value)  # type: ignore[arg-type]
     values = possible_cpus() if kernel.type == BPF_MAP_TYPE_PERCPU_ARRAY else 1
@@ -159,7 +160,7 @@ def test_every_map_is_laid_out_as_the_compiler_did(loaded: tuple[Manifest, dict[
 def test_an_element_of_threads_is_two_lines_of_the_cache(
     loaded: tuple[Manifest, dict[str, KernelMap]],
 ) -> None:
-    """What the kernel puts before a value, its key included, is 56 bytes; see struct thread."""
+    """The kernel puts 56 bytes before a value, which include its key; see struct thread."""
     manifest, kernel = loaded
     assert kernel["threads"].value_size + 56 == 128
     threads = next(info for info in manifest.maps if info.name == "threads")
@@ -207,13 +208,13 @@ def test_an_altered_layout_is_noticed(
 
 
 def test_facts_about_programs_are_where_the_kernel_puts_them() -> None:
-    """struct bpf_prog_info, of which lockd reads three members by their offset."""
+    """lockd reads three members of struct bpf_prog_info by their offsets."""
     types = KernelTypes()
     for member, offset in {
         "run_time_ns": counters.RUN_TIME_NS,
         "run_cnt": counters.RUN_COUNT,
         "recursion_misses": counters.RECURSION_MISSES,
     }.items():
-        if types.has_member("bpf_prog_info", member):  # misses: 5.12
+        if types.has_member("bpf_prog_info", member):  # recursion_misses: since 5.12
             assert types.offset("bpf_prog_info", member) == offset, member
     types.close()

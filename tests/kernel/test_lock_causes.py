@@ -1,4 +1,4 @@
-"""What the holder of a user-space lock does while other threads wait for it, against a program that knows."""
+"""What the holder of a user-space lock does while others wait for it, against a program that knows it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAM = "lock_causes"
 METRIC = "lockd_futex_lock_cause_seconds_total"
 ASKERS, SECONDS = 3, 4
 LOCKS = ("normal", "recursive", "pi", "rwlock")
-"""Locks of glibc: in each, the holder is found in a way of its own."""
+"""Locks of glibc. lockd finds the holder of each in a different way."""
 CAUSES = ("mixed", "running", "sleep", "socket", "poll", "lock", "disk")
 ALIKE = pytest.mark.thorough("what a holder does has nothing to do with the lock; others are of this kind")
 CASES = [("normal", cause) for cause in CAUSES] + [(lock, "mixed") for lock in LOCKS if lock != "normal"]
@@ -30,25 +30,28 @@ DEPTHS = [
     3,
     pytest.param(5, marks=pytest.mark.thorough("a longer chain of the same links")),
 ]
-"""Locks of a chain."""
+"""The number of locks in a chain."""
 QUOTA_US, PERIOD_US = 4000, 20_000
 LEAST_THROTTLED = 0.5
-"""The share of its time that a holder with so little of a processor waits for one, at least."""
+"""The least share of its holds for which a holder with this quota waits for a processor."""
 MOST_UNKNOWN = 0.08
-"""The share that is not known where a lock stores no owner, and its holder sleeps once in each hold."""
+"""The largest share of `unknown` where a lock stores no owner, and its holder sleeps once in each hold."""
 MOST_UNKNOWN_OF_SHORT = 0.15
-"""That share where holds are short: a thread waits for several holders in turn, of whom the last is known."""
+"""The largest share of `unknown` where holds are short: a thread waits for several holders in turn, and only
+the last one is known."""
 BUSY_THREADS = 32
-"""Of them, eight share one mutex: they wait for it for a second in all, enough for hundreds of samples."""
+"""The number of threads. Eight of them share one mutex and wait for it for a second in all, which is enough
+for hundreds of samples."""
 OF_A_PID_NAMESPACE = ("--pid", "--mount-proc", "--fork", "--kill-child")
 
 Seconds = dict[str, float]
-"""By cause."""
+"""Seconds of waiting by cause."""
 Throttle = Callable[[Workload], None]
 
 
 def causes(lockd: Lockd, comm: str, lock: str = "") -> Seconds:
-    """What the holders of this lock of the process did while threads waited for it; or of all its locks."""
+    """Return for how long threads of a process waited for a lock, by what its holders did; for all locks of
+    the process if `lock` is empty."""
     metrics, found = lockd.metrics(), defaultdict[str, float](float)
     for labels in metrics.labels(METRIC, comm=comm):
         if not lock or labels["lock"].rpartition(":")[2] == lock:
@@ -59,7 +62,9 @@ def causes(lockd: Lockd, comm: str, lock: str = "") -> Seconds:
 def assert_found(
     lockd: Lockd, lock: str, start: Callable[[], Workload], throttle: Throttle | None = None
 ) -> None:
-    """The program takes some of its times outside of the calls: it knows them as well as it gets its
+    """Assert that lockd finds what the holder did, as the program tells it, in one of some tries.
+
+    The program takes some of its times outside of the calls. These are right as far as the program gets its
     processors.
     """
 
@@ -73,7 +78,7 @@ def assert_found(
             before, refused = causes(lockd, one.comm, lock), -lockd.metrics().sum(REFUSED)
             truth = one.run()
             after = causes(lockd, one.comm, lock)
-            refused += lockd.metrics().sum(REFUSED)  # which may be anybody's
+            refused += lockd.metrics().sum(REFUSED)  # of the locks of any process
         finally:
             one.kill()
         found = {cause: seconds - before.get(cause, 0.0) for cause, seconds in after.items()}
@@ -91,10 +96,10 @@ def assert_found(
 
 
 def off_total(truth: dict[str, Any], total: float, refused: float, may_spin: bool) -> list[str]:
-    """Words if the sum over all causes is not what threads waited while the lock was held.
+    """Return words if the sum over all causes is not for how long threads waited while the lock was held.
 
     Since 5.16 the first thread in the queue of a PI mutex spins while the holder runs (`may_spin`). So the
-    sum may lack what threads waited then, but nothing of the other causes.
+    sum may lack the time that threads waited while the holder ran, but no time of the other causes.
     """
     causes = {cause: us for cause, us in truth["causes"].items() if not (may_spin and cause == "running")}
     waited, of_holder = truth["waited_us"] / 1e6, sum(causes.values()) / 1e6
@@ -104,11 +109,11 @@ def off_total(truth: dict[str, Any], total: float, refused: float, may_spin: boo
 
 
 def off_shares(truth: dict[str, Any], shares: dict[str, float]) -> list[str]:
-    """Words for each cause that has another share than the truth.
+    """Return words for each cause that has another share than in the truth.
 
-    By the program, "running" is the time on a CPU and that on the run queue. What threads waited between two
-    holds is of no cause to it: then the lock has been released, and the next thread is about to take it.
-    lockd counts this as of that thread, if it finds it out.
+    To the program, "running" is the time on a CPU and that on the run queue. The time that threads waited
+    between two holds has no cause to the program: the lock has been released, and the next thread is about to
+    take it. lockd counts this time for the next thread, if it finds out which thread that is.
     """
     waited, of_holder = truth["waited_us"], sum(truth["causes"].values())
     others = {cause: share for cause, share in shares.items() if cause not in (*truth["causes"], "runqueue")}
@@ -126,7 +131,7 @@ def off_shares(truth: dict[str, Any], shares: dict[str, float]) -> list[str]:
 
 
 def off_runqueue(truth: dict[str, Any], shares: dict[str, float]) -> list[str]:
-    """Words if the share of the run queue is not what the kernel has counted of the holder."""
+    """Return words if the share of the cause `runqueue` is not what the kernel has counted for the holder."""
     share, told = shares.get("runqueue", 0.0), truth["runqueue_us"] / truth["waited_us"]
     return [f"runqueue: {share:.3f}, not {told:.3f}"] if abs(share - told) > POINTS else []
 
@@ -145,13 +150,13 @@ WITHOUT_OWNER = [
     pytest.param("rust", "holders_rust", "std", marks=ALIKE),
     ("rust", "holders_rust", "parking"),
 ]
-"""Target of the Makefile, program and lock: the lock does not say who holds it."""
+"""Locks that do not store their owner: target of the Makefile, program and lock."""
 
 
 @mode_calls_is_thorough
 @pytest.mark.parametrize(("target", "program", "lock"), WITHOUT_OWNER, ids=str)
 def test_a_lock_that_does_not_store_its_owner(either: Lockd, target: str, program: str, lock: str) -> None:
-    """Its holder sleeps once in each hold: only what it did before that is not known."""
+    """The holder sleeps once in each hold, and only what it did before the sleep is `unknown`."""
     build(target, program)
 
     def attempt() -> list[str]:
@@ -173,7 +178,7 @@ def test_a_lock_that_does_not_store_its_owner(either: Lockd, target: str, progra
 
 @mode_calls_is_thorough
 def test_the_holder_of_a_short_hold_needs_not_be_followed(either: Lockd) -> None:
-    """Threads compute for 20 us with the lock held: whoever has it runs, or has lost its CPU."""
+    """Threads compute for 20 us with the lock held, so the holder runs or has lost its CPU."""
 
     def attempt() -> list[str]:
         one = Workload("load", SECONDS, BUSY_THREADS, 200, comm=name("short"))
@@ -193,9 +198,10 @@ def test_the_holder_of_a_short_hold_needs_not_be_followed(either: Lockd) -> None
 
 @pytest.fixture
 def throttle() -> Iterator[Throttle]:
-    """Leave the main thread of a program a fifth of a processor, as `cpu.max` of its control group does.
+    """A function that limits the main thread of a program to a fifth of a processor by the quota of a control
+    group (`cpu.max`).
 
-    The other threads keep theirs. In cgroup2 the group of the thread is below that of its process.
+    The other threads are not limited. In cgroup2 the group of the thread is below that of its process.
     """
     own, v2 = f"lockd-test-{os.getpid()}-throttled", mounted("cgroup2", "rw")
     if v2 and "cpu" in (v2 / "cgroup.controllers").read_text().split():
@@ -241,7 +247,7 @@ def test_a_holder_that_is_throttled_is_on_the_run_queue(either: Lockd, throttle:
 
 
 class Apart(Workload):
-    """One run of a workload in a pid namespace of its own, where its id is another one."""
+    """One run of a workload in a pid namespace of its own, where its process has another id than outside."""
 
     def __init__(self, program: str, *arguments: object, comm: str) -> None:
         super().__init__("/usr/bin/unshare", *OF_A_PID_NAMESPACE, BUILD / program, *arguments, comm=comm)
@@ -251,7 +257,7 @@ class Apart(Workload):
 
 @mode_calls_is_thorough
 def test_it_is_found_in_a_pid_namespace(either: Lockd) -> None:
-    """A lock stores the id that its holder has in there."""
+    """A lock stores the id that its holder has in the pid namespace."""
 
     def start() -> Workload:
         return Apart(PROGRAM, "normal", "mixed", ASKERS, SECONDS, comm=name("apart"))
@@ -272,7 +278,7 @@ def test_nobody_is_known_to_hold_what_a_timeout_ends(either: Lockd) -> None:
 @mode_calls_is_thorough
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_chain_of_locks_ends_at_the_code_that_causes_it(either: Lockd, depth: int) -> None:
-    """All that threads wait for any of the locks is due to the holder of the last one, which sleeps."""
+    """All time that threads wait for any of the locks is due to the holder of the last one, which sleeps."""
 
     def attempt() -> list[str]:
         one = Workload("lock_chain", depth, SECONDS, comm=name(f"chain{depth}"))
