@@ -1,6 +1,6 @@
-"""Every mechanism against the kernel test module, whose locks are known to the last one.
+"""Every mechanism against the kernel test module, which knows every wait for its locks and every hold.
 
-The daemons of all mechanisms run at the same time, so that they see the same.
+The daemons of all mechanisms run at the same time, so that they see the same events.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ MECHANISMS = (
     ),
 )
 SHARE, EACH_US = 0.05, 500
-"""Times may be off by so much, or by so much for each of the waits or holds."""
+"""The tolerance of times: this share, or so many microseconds for each wait or hold, whichever is more."""
 TRIES = 3
-"""Of times: an emulated machine may stand still between the module's clock and lockd's."""
+"""How often a script is run at most. An emulated machine may stand still between the moment at which the
+module reads the clock and that at which lockd does."""
 
 MOST_ROWS = 1000
-"""That lockd tells at a time."""
+"""The most rows that lockd returns at a time."""
 
 Counts = dict[str, tuple[float, ...]]
 """Waits, acquisitions and holds, by lock type."""
@@ -54,7 +55,8 @@ class Lost:
     """Events of kernel locks that were counted as lost, of all processes."""
 
     left_out: float
-    """By a kernel that preempts itself, even of trampolines. Without a taking there is no hold."""
+    """Events for which the kernel skipped a program, as one that preempts itself does, even with trampolines.
+    If an acquisition is left out, its hold is not counted either."""
     other: float
 
     def __sub__(self, before: Lost) -> Lost:
@@ -62,7 +64,7 @@ class Lost:
 
     @property
     def excuses(self) -> float:
-        """How many may be missing."""
+        """The number of events that may be missing from the counts."""
         return 2 * self.left_out + self.other
 
 
@@ -73,15 +75,15 @@ class Bench:
         self._module = module
         self.daemons = Daemons(directory, mechanisms, _config)
         self.seen = self.daemons.metrics()
-        """With all that has been run."""
+        """The metrics of each daemon, with everything that has been run."""
         self.lost: dict[tuple[str, str], Lost] = {}
-        """By comm and mechanism, while that script ran and those beside it."""
+        """The losses by comm and mechanism, while the script of this comm ran and those of the same batch."""
         self._scripts = {**scripts(), **CROWDS}
         self._truths: dict[str, Truth] = {}
         self._rows: dict[str, list[dict[str, Any]]] = {}
 
     def result(self, name: str, attempt: int) -> tuple[str, Truth]:
-        """A run of that script: the name of its threads, and the truth. It is run once for all mechanisms."""
+        """Return the name of the threads and the truth of a run of a script. All mechanisms share the run."""
         if not self._truths:
             self._run(list(scripts()), 0)
             for crowd in CROWDS:
@@ -93,7 +95,7 @@ class Bench:
         return comm, self._truths[comm]
 
     def rows(self, name: str, by: str, attempt: int = 0) -> list[dict[str, Any]]:
-        """What lockd tells of the locks of that script's first run, or of a further one."""
+        """Return the rows of the daemon `by` for the locks of a script's first run, or of a further one."""
         comm, _ = self.result(name, attempt)
         if by not in self._rows:
             self._rows[by] = self.daemons[by].api("locks", unit="kernel", limit=str(MOST_ROWS))
@@ -101,9 +103,9 @@ class Bench:
         return [row for row in self._rows[by] if row["comm"] == comm]
 
     def waited_for(self, name: str, by: str) -> list[dict[str, Any]]:
-        """What lockd tells of the locks that a script's threads waited for, in a run whose waits were seen.
+        """Return the rows of the locks that a script's threads waited for, in a run whose waits were seen.
 
-        Left out are locks without waits: a thread takes mutexes of its own as it ends, and if their release
+        Locks without waits are left out: a thread takes mutexes of its own as it ends, and if their release
         is lost, they are shown as held, under the name that the thread had when lockd learnt it. Spinlocks
         are left out as well: any thread may wait for one of those.
         """
@@ -137,7 +139,7 @@ def _config(mechanism: str) -> dict[str, Any]:
         "programs": {"futex": off, "offcpu": off, "kernel_locks": locks},
         "filter": {"comms": ["lt*"]},
         "series": {"max": 100_000, "top_locks": 1000},
-        "histogram": {"buckets_us": [1024]},  # each is a line for each script, to be written and read
+        "histogram": {"buckets_us": [1024]},  # each bucket is a line for each script, to be written and read
     }
 
 
@@ -148,7 +150,7 @@ def bench(
     lockd: Lockd,
     module: LockModule,
 ) -> Iterator[Bench]:
-    """With the default daemon beside it from the beginning."""
+    """The bench. The daemon of the default configuration (`lockd`) runs beside it from the beginning."""
     mechanisms = sorted({BY_DEFAULT} | asked_for(request, "by"))
     bench = Bench(tmp_path_factory.mktemp("by"), module, mechanisms)
     yield bench
@@ -170,7 +172,7 @@ def labels_of(comm: str, lock_type: str) -> dict[str, str]:
 
 
 def counts(metrics: Metrics, comm: str) -> Counts:
-    """Waits, acquisitions and holds by lock type."""
+    """Return the numbers of waits, acquisitions and holds by lock type."""
     return {
         lock_type: tuple(metrics.sum(name, **labels_of(comm, lock_type)) for name in (WAITS, TAKEN, HOLDS))
         for lock_type in LOCK_TYPES
@@ -218,12 +220,12 @@ def test_counts_are_exact_and_times_right(name: str, by: str, bench: Bench) -> N
 
 
 def difference(seen: Counts, told: Counts) -> float:
-    """Events that are in one and not in the other."""
+    """Return the number of events that are in one of the counts and not in the other."""
     return sum(abs(one - other) for each in told for one, other in zip(seen[each], told[each], strict=True))
 
 
 def lost(metrics: Metrics) -> Lost:
-    """Until now."""
+    """Return the events that had been lost by the time of these metrics."""
     of = [{"map": "kernel_locks"}, {"map": "kernel_holds"}]
     left_out = sum(metrics.sum(DROPPED, **labels, reason="recursion") for labels in of)
     return Lost(left_out, sum(metrics.sum(DROPPED, **labels) for labels in of) - left_out)
@@ -231,7 +233,7 @@ def lost(metrics: Metrics) -> Lost:
 
 @pytest.mark.parametrize("name", CROWDS)
 def test_a_crowd_loses_nothing_that_is_not_counted(name: str, by: str, bench: Bench) -> None:
-    """Many threads in one function at a time: a kretprobe follows only a few of them."""
+    """Many threads are in one function at a time, and a kretprobe follows only a few of them."""
     found = []
     for attempt in range(TRIES):
         comm, truth = bench.result(name, attempt)
@@ -253,8 +255,8 @@ def test_a_crowd_loses_nothing_that_is_not_counted(name: str, by: str, bench: Be
 def off_in_a_crowd(metrics: Metrics, comm: str, truth: Truth) -> list[str]:
     """Words for each time that is not near the truth.
 
-    Of so many threads some are preempted on their way into the wait, which is in the truth alone: in its
-    sum always, in its longest wait now and then.
+    Of so many threads, some are preempted on their way into the wait. This time is in the truth alone: always
+    in its sum, and now and then in its longest wait.
     """
     found = []
     for lock_type, each in truth.threads.items():
@@ -287,10 +289,10 @@ NO_SITES = {"unknown"}
 
 
 def is_blind_to_callers(bench: Bench) -> bool:
-    """Whether a daemon with kprobes hides the callers of its functions from the others.
+    """Whether a daemon with kprobes hides the callers of its probed functions from the other daemons.
 
-    Kernels before 5.15 cannot walk a stack through the trampoline of a kretprobe. What is seen without such a
-    daemon is in test_kernel_sites.py too.
+    Kernels before 5.15 cannot walk a stack through the trampoline of a kretprobe. test_kernel_sites.py tests
+    the sites that are seen without such a daemon.
     """
     return "kprobe" in bench.daemons.running and tuple(
         int(part) for part in platform.release().split(".")[:2]
@@ -303,7 +305,8 @@ WAITERS = [name.removeprefix("contended ") for name in scripts() if name.startsw
 @pytest.mark.parametrize("function", WAITERS)
 def test_sites_are_where_the_module_asks_for_a_lock(function: str, by: str, bench: Bench) -> None:
     sites = {row["site"] for row in bench.waited_for(f"contended {function}", by)}
-    # Where it does no more than return what the kernel's function returns, the compiler makes a jump of it.
+    # Where call_FUNCTION() only returns what the kernel's function returns, the compiler makes a jump of the
+    # call, and the site is a caller of call_FUNCTION().
     expected = {f"call_{function}", "take", "do_step"}
     assert sites <= (NO_SITES if is_blind_to_callers(bench) else expected)
 
@@ -315,7 +318,7 @@ def test_names_of_the_lock_of_an_address_space(fault: int, site: str, bench: Ben
     one = workload("mmap_lock", 20, 64, fault, comm=f"ltmm{fault}")
     one.run()
     for daemon in bench.daemons.running.values():
-        rows = daemon.waited_for(comm=one.comm, kind="rwsem_read")  # others were held only
+        rows = daemon.waited_for(comm=one.comm, kind="rwsem_read")  # other locks were only held
         assert {row["lock"] for row in rows} == {"mmap_lock"}
         expected = "unknown" if is_blind_to_callers(bench) else site
         assert [row["site"] for row in rows if not re.fullmatch(expected, row["site"])] == []
@@ -324,7 +327,7 @@ def test_names_of_the_lock_of_an_address_space(fault: int, site: str, bench: Ben
 
 @pytest.fixture(scope="module")
 def seen_by_default(lockd: Lockd, bench: Bench) -> Metrics:
-    """By the default daemon, with all scripts."""
+    """The metrics of the daemon of the default configuration, after all scripts."""
     bench.result(next(iter(NAMED)), 0)
     return lockd.metrics()
 

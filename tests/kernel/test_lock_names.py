@@ -1,4 +1,4 @@
-"""What lockd calls the locks of real programs, against tests/programs/expected.py.
+"""The names that lockd gives to the locks of real programs, against tests/programs/expected.py.
 
 The run leaves tests/programs/build/results.json, from which tests/programs/table.py makes docs/lock-names.md.
 """
@@ -28,29 +28,31 @@ from tests.tries import tries
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 BUILD = PROGRAMS / "build"
 AT_ONCE = 6
-"""Programs at a time. They ask for names at the same moment, and a wait is held back for its name for 5 s."""
+"""The number of programs that run at a time. All of them need names at the same moment, and lockd holds a
+wait back for the name of its lock for 5 s."""
 SETTLED_SECONDS = 6.0
-"""A name may come a moment after the first wait."""
+"""How long the expected names may take: a name may come a moment after the first wait."""
 CALM_SECONDS = 60.0
 COUNTED = "lockd_futex_lock_blocked_total"
 SHORT_LIVED = "names_churn"
 SHORT_LIVED_SHARE = 0.9
-"""Of processes that lived for 30 ms, so many have a name for their lock."""
+"""The least share of processes with a life of 30 ms whose lock gets a name."""
 EXECUTED = "c.executed"
 CPYTHON = "CPython"
-"""What it waits for is read from its memory as it waits, for which it may be too late on a busy host."""
+"""The language whose programs may try again. lockd reads what their threads wait for from memory while they
+wait, and may be too late for that on a busy host."""
 CPYTHON_TRIES = 3
 TOOLS = {
     "c": ("gcc", "g++"), "musl": ("musl-gcc",), "rust": ("cargo", "rustc"), "go": ("go",),
     "cgo": ("go", "gcc"), "java": ("javac", "jcmd"),
 }  # fmt: skip
-"""What each target of the Makefile needs."""
+"""The tools that each target of the Makefile needs."""
 KINDS = ("lock", "pi", "cond", "other")
 WITHOUT_OTHER_WAITS = ("C, glibc", "C, stripped", "C++", "Rust")
 """Languages whose programs wait for nothing but the lock of their scenario. The runtimes of others have
 threads that wait for work or for each other; with musl, a thread that starts waits for one that ends."""
 NEW_THREADS = ("tls_own", "once", "guard")
-"""Scenarios with a new thread in each round, for which the C library takes locks of its own."""
+"""Scenarios that start a new thread in each round, for which the C library takes locks of its own."""
 IN_A_NAMESPACE = 'mount --bind "$0" "$1" && shift && exec "$@"'
 
 
@@ -59,21 +61,21 @@ class Said:
     """What lockd said of the lock of a scenario, and how many waits it counted for it."""
 
     comm: str
-    """Of the process: that of the scenario, or one of its own in a further try."""
+    """The comm of the process: that of the scenario, or another one in a further try."""
     kind: str = ""
     lock: str = ""
     site: str = ""
     stack: list[str] = field(default_factory=list)
     waits: int = 0
     told: int | None = None
-    """What the program said of that."""
+    """The number of waits that the program itself counted, or that the scenario expects."""
     missing: str = ""
-    """Why it did not run."""
+    """Why the scenario did not run."""
 
 
 @pytest.fixture(scope="module")
 def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
-    """A daemon that looks at these programs alone, all where no debug files are installed."""
+    """A daemon that looks at these programs alone. It runs where no debug files are installed, as they do."""
     comms = [*(one.comm for one in SCENARIOS), SHORT_LIVED, EXECUTED, "[0-9]py.*"]
     config = {"filter": {"comms": comms}, "series": {"top_locks": 1000, "max": 100_000}}
     program = [*WITHOUT_DEBUG_FILES, *CHECKOUT]
@@ -84,7 +86,7 @@ def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
 
 @pytest.fixture(scope="module")
 def said(lockd: Lockd, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
-    """Of every scenario, by comm; they run some at a time."""
+    """What lockd says of the lock of every scenario, by comm. AT_ONCE scenarios run at a time."""
     missing = {target: why_not_built(target) for target in {one.makes for one in SCENARIOS}}
     found = {one.comm: Said(one.comm, missing=missing[one.makes]) for one in SCENARIOS}
     runnable = [one for one in SCENARIOS if not missing[one.makes]]
@@ -110,7 +112,7 @@ def is_right(one: Scenario, mine: Said) -> bool:
 
 
 def why_not_built(target: str) -> str:
-    """Build it; what is missing for that, if anything is."""
+    """Build a target of the Makefile. Return what is missing for it, or an empty string."""
     if not target:
         return ""
     if reason := absence(*TOOLS[target]):
@@ -120,7 +122,7 @@ def why_not_built(target: str) -> str:
 
 
 def run(lockd: Lockd, group: list[Scenario], directory: Path) -> dict[str, Said]:
-    """Run these programs at the same time; what lockd says when they have made their waits."""
+    """Run these programs at the same time; return what lockd says of each once they have made their waits."""
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(group)) as pool:
         started = list(pool.map(lambda one: start(one, directory), group))
         for one in started:
@@ -132,14 +134,14 @@ def run(lockd: Lockd, group: list[Scenario], directory: Path) -> dict[str, Said]
             one.go()
         truths = {one.comm: one.truth() for one in started}
         lockd.metrics()
-        with contextlib.suppress(AssertionError):  # the tests say what is not so
+        with contextlib.suppress(AssertionError):  # the tests say what is wrong
             lockd.until(lambda metrics: all(is_as_expected(metrics, one) for one in group), SETTLED_SECONDS)
         metrics, rows = lockd.metrics(), lockd.api("locks", limit="1000")
     return {one.comm: what_was_said(one, metrics, rows, truths[one.comm]) for one in group}
 
 
 def until_calm(lockd: Lockd) -> None:
-    """Until every lock that is blocked on is captured: a Java machine begins with hundreds."""
+    """Wait until every lock on which threads block is captured: a Java machine begins with hundreds."""
     deadline, before = time.monotonic() + CALM_SECONDS, -1.0
     while (missed := lockd.metrics().sum("lockd_stack_misses_total")) != before:
         assert time.monotonic() < deadline, "locks are never all known"
@@ -147,7 +149,7 @@ def until_calm(lockd: Lockd) -> None:
 
 
 def map_functions(lockd: Lockd, machines: list[Workload]) -> None:
-    """Have Java machines write perf maps, until lockd has read them and so has no more advice for them."""
+    """Have Java machines write perf maps. Wait until lockd has read them and has no more advice."""
 
     def advised(metrics: Metrics, machine: Workload) -> float:
         return metrics.sum("lockd_advised_processes", comm=machine.comm, advice="java")
@@ -159,7 +161,10 @@ def map_functions(lockd: Lockd, machines: list[Workload]) -> None:
 
 
 def start(one: Scenario, directory: Path) -> Workload:
-    """Its process, by a link of its name to the program; `where` says what else there is to it."""
+    """Start the process of a scenario by a link to the program, which gives the process its comm.
+
+    The scenario's `where` says what is special about the process.
+    """
     program, *arguments = (part.format(build=BUILD, here=PROGRAMS) for part in one.command)
     own = directory / f"{one.comm}.d"
     own.mkdir()
@@ -167,7 +172,8 @@ def start(one: Scenario, directory: Path) -> Workload:
     if one.where in ("deleted", "replaced"):
         path = Path(shutil.copy2(path, own))
     elif one.where == "mount namespace":
-        shutil.copy2(BUILD / "names_cpp", own / program)  # which must not be taken for it
+        # Outside of the namespace, this path has another program, which lockd must not take for this one.
+        shutil.copy2(BUILD / "names_cpp", own / program)
         path = own / program
     link = directory / one.comm
     link.symlink_to(path)
@@ -200,7 +206,10 @@ def is_as_expected(metrics: Metrics, one: Scenario) -> bool:
 def what_was_said(
     one: Scenario, metrics: Metrics, rows: Iterable[dict[str, Any]], truth: dict[str, Any]
 ) -> Said:
-    """Of all locks of the process, of the one that is most like the expected, and then blocked longest."""
+    """Return what lockd says of the process's lock that is most like the expected one.
+
+    Of several locks that are equally like it, this is the one for which threads were blocked longest.
+    """
 
     def likeness(row: dict[str, Any]) -> tuple[int, float]:
         like = [row["kind"] == one.kind, agrees(one.lock, row["lock"]), agrees(one.site, row["site"])]
@@ -228,7 +237,7 @@ def test_kind_lock_and_site(one: Scenario, said: dict[str, Said]) -> None:
 
 
 def test_kinds_are_corrected_in_all_metrics(lockd: Lockd, said: dict[str, Said]) -> None:
-    """A lock whose calls look like a condition variable's, as a reader's, counts as `cond` in none."""
+    """A lock whose calls look like a condition variable's, as a reader's do, is `cond` in no metric."""
     metrics = lockd.metrics()
     for one in SCENARIOS:
         if said[one.comm].missing or one.waits is None or one.where == "jcmd":
@@ -253,7 +262,7 @@ def test_kinds_are_corrected_in_all_metrics(lockd: Lockd, said: dict[str, Said])
 
 @pytest.mark.thorough("ten seconds of nothing else")
 def test_processes_that_have_ended_soon_after(lockd: Lockd) -> None:
-    """They are gone before the sampler's next tick."""
+    """Processes that are gone before the sampler's next tick still have names for their locks."""
     if reason := why_not_built("c"):
         pytest.skip(reason)
     churn = [BUILD / SHORT_LIVED, "2000", "10"]
@@ -266,7 +275,7 @@ def test_processes_that_have_ended_soon_after(lockd: Lockd) -> None:
 
 
 def test_a_process_that_has_just_become_another_program(lockd: Lockd, tmp_path: Path) -> None:
-    """As a shell it was not looked at."""
+    """Before its exec the process is a shell, which the filter leaves out."""
     if reason := why_not_built("c"):
         pytest.skip(reason)
     link = tmp_path / EXECUTED

@@ -1,4 +1,4 @@
-"""Reading a real map: every entry once, and never a failure for want of room."""
+"""Reading a real map returns every entry once, and never fails for want of room."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lockd.sample.drain import Backlog
 BPF_MAP_TYPE_HASH = 1
 ENTRIES = 64
 MOST_IN_A_BUCKET = 15
-"""A hash map of 64 entries has 64 buckets. One with more than so many entries is in one map of a million
-millions."""
+"""The most entries of a bucket that tests expect. A hash map of 64 entries has 64 buckets. One map in a
+million millions has a bucket with more entries than this."""
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_more_entries_than_room_is_no_error(fd: int, room: int) -> None:
         keys, values = table.drain(buffers)
         assert (values == keys.astype(int) ** 2).all()
         seen += keys.tolist()
-    # A bucket of several entries that has no room stays as a whole; what is drained is drained once.
+    # A bucket of several entries that do not all have room stays as a whole. No entry is drained twice.
     assert len(set(seen)) == len(seen)
     if room >= MOST_IN_A_BUCKET:
         assert sorted(seen) == list(range(ENTRIES))

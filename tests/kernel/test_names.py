@@ -17,7 +17,8 @@ from tests.support.workload import Workload
 
 SEEN_SECONDS = 10.0
 ASKED_AGAIN_US = 2e6
-"""A name is asked for again if it is older than the wait, that is at the first look at it."""
+"""The time that a wait has to last before the test ends. At the first look at a wait, lockd reads the name of
+its process again if it learnt the name before the wait began."""
 
 LEADERLESS = r"""
 import ctypes, os, sys, threading
@@ -32,7 +33,8 @@ libc.syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # exit, of this t
 """
 
 EVIL = b'<script>alert(1)</script>\x1b[31m"\\\n\x07{}\xff\xe2\x80\xae'
-"""Markup, a terminal's colour, what ends labels and lines, invalid UTF-8, and text from right to left."""
+"""A name with markup, a terminal's colour, what ends labels and lines, invalid UTF-8, and text from right to
+left."""
 FIGHT = r"""
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -83,12 +85,12 @@ int main(void)
     pause();
 }
 """
-"""Five waits of 0.2 s for a mutex, each by a thread of its own."""
+"""A program with five waits of 0.2 s for a mutex, each by a thread of its own."""
 
 
 @pytest.fixture
 def leaderless() -> Iterator[subprocess.Popen[str]]:
-    """A thread that waits for ever; its process has a strange name, and no first thread any more."""
+    """A process with a strange name, whose first thread has ended and whose other thread waits for ever."""
     process = subprocess.Popen([sys.executable, "-c", LEADERLESS], stdout=subprocess.PIPE, text=True)
     yield process
     process.kill()
@@ -97,7 +99,7 @@ def leaderless() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def lockd(tmp_path: Path, host: None) -> Iterator[Lockd]:
-    """One of its own: should it not survive, it is missed nowhere else."""
+    """A daemon for one test alone: if it does not survive, no other test misses it."""
     daemon = Lockd(tmp_path, {"filter": {"comms": ["lockd?*", "<script>*"]}})
     yield daemon
     assert daemon.stop() == 0, "".join(daemon.log)
