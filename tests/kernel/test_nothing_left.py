@@ -1,7 +1,7 @@
-"""What lockd attaches goes with it: nothing stays in the kernel, however it ends and however often.
+"""What lockd attaches goes with it: nothing stays in the kernel, however lockd ends and however often.
 
-Others on this host may use BPF too, and begin to while a test runs: what a process that is not the test's has
-a descriptor of is not lockd's.
+Other processes on this host may use BPF too, and may begin to while a test runs. If a process that is not the
+test's has a descriptor of an object, the object is not lockd's.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tests.support.lockd_process import CANNOT, ROOT, is_lack, lockd_or_reason
 TIMES = 100
 BPFTOOL_TRIES = 5
 FREED_SECONDS = 30.0
-"""The kernel frees programs and maps after grace periods."""
+"""How long the kernel may take to free programs and maps, which it does after grace periods."""
 TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 IDS = re.compile(r"^(prog|map|link)_id:\s*(\d+)", re.MULTILINE)
-"""In proc(5)'s fdinfo."""
+"""The lines of a descriptor's fdinfo (proc(5)) that tell the id of a BPF object."""
 KPROBES = Path("/sys/kernel/debug/kprobes/list")
 ATTACH_OFTEN = Path(__file__).with_name("attach_often.py")
 
@@ -34,7 +34,8 @@ MECHANISMS = ("auto", "fentry", "kprobe")
 
 
 def listed_by_bpftool(what: str) -> bytes:
-    """Again if it fails: it does when something goes while it lists."""
+    """Return bpftool's list of all objects of a kind. It is run again if it fails, as it does when an object
+    goes while it lists."""
     for _ in range(BPFTOOL_TRIES - 1):
         done = subprocess.run(["bpftool", "-j", what, "list"], check=False, capture_output=True)
         if done.returncode == 0:
@@ -43,7 +44,7 @@ def listed_by_bpftool(what: str) -> bytes:
 
 
 def in_kernel() -> set[str]:
-    """Everything that lockd could leave behind: programs, maps, links, probes, events of tracefs."""
+    """Return everything that lockd could leave behind: programs, maps, links, probes, events of tracefs."""
     found = set()
     for what in ("prog", "map", "link"):
         listed = json.loads(listed_by_bpftool(what))
@@ -56,25 +57,26 @@ def in_kernel() -> set[str]:
 
 
 def in_use(except_by: Collection[int] = ()) -> set[str]:
-    """The programs, maps and links that processes have descriptors of, as in_kernel() begins their lines."""
+    """Return the programs, maps and links of which processes have descriptors, as in_kernel() begins their
+    lines. Processes in `except_by` are left out."""
     found = set()
     for file in Path("/proc").glob("[0-9]*/fdinfo/*"):
         if int(file.parts[2]) in except_by:
             continue
-        with contextlib.suppress(OSError):  # it has ended, or has closed this one
+        with contextlib.suppress(OSError):  # the process has ended, or has closed this descriptor
             found |= {f"{what} {number}" for what, number in IDS.findall(file.read_text())}
     return found
 
 
 def new_since(before: set[str], ours: Collection[int] = ()) -> set[str]:
-    """What has come to the kernel, but for what other processes than `ours` use."""
+    """Return what has come to the kernel, except what other processes than `ours` use."""
     now = in_kernel() - before
     used = in_use(ours)
     return {one for one in now if " ".join(one.split()[:2]) not in used}
 
 
 def processes_of(daemon: int) -> list[int]:
-    """It and those that it has started."""
+    """Return the ids of the daemon and of the processes that it has started."""
     return [daemon, *map(int, Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split())]
 
 
@@ -86,11 +88,11 @@ def check_gone(found: set[str], before: set[str], ours: Collection[int] = ()) ->
 
 
 SMALL = {"entries": 64, "threads": 64, "stacks": 64}
-"""So that making them takes no time."""
+"""Sizes of maps that take no time to make."""
 
 
 def config(mechanism: str) -> dict[str, dict[str, dict[str, object]]]:
-    """By that mechanism as much as it can do."""
+    """Return a configuration by which this mechanism does as much as it can."""
     futex, mode = ("blocked", "contention") if mechanism == "auto" else ("calls", "all")
     return {
         "programs": {
@@ -102,7 +104,8 @@ def config(mechanism: str) -> dict[str, dict[str, dict[str, object]]]:
 
 
 def small_config(mechanism: str) -> dict[str, object]:
-    """A beginning and an end by each mechanism: to let go of one hook takes an emulated machine 50 ms."""
+    """Return a configuration with few hooks of this mechanism, at a beginning and an end: an emulated machine
+    takes 50 ms to let go of one hook."""
     programs = config(mechanism)["programs"]
     programs["futex"]["enabled"] = mechanism == "auto"
     programs["kernel_locks"]["mode"] = "contention"

@@ -20,7 +20,7 @@ WAKERS = "lockd_offcpu_waker_seconds_total"
 
 @pytest.fixture(autouse=True)
 def said(record_property: Callable[[str, object], None]) -> None:
-    """For the matrix of tests/vm."""
+    """Record the mechanism that sees switches, for the matrix of tests/vm."""
     record_property("offcpu switches", "tracepoint")
 
 
@@ -41,13 +41,13 @@ def test_each_state_and_reason_has_its_count_and_time(narrow: Lockd, workload: S
         truth = one.run()
         metrics = narrow.metrics()
         rows = {(row["tid"], row["kind"]): row for row in offcpu_threads(narrow, one)}
-        # There are kernels that hide some wake-ups: then the run queue is in the blocked time too.
+        # Some kernels hide some wake-ups. Then the time on the run queue is in the blocked time too.
         queued_us, found = truth["queued_us"], []
         for told in truth["offcpu"]:
             labels, reason = labels_of(one.comm, told), told["reason"]
             if told["count"]:
                 reasons.add(reason)
-            # A sleep whose time is up before its thread has left the CPU for it is none.
+            # A sleep whose time is up before its thread has left the CPU is no wait.
             counted = metrics.sum(COUNT, **labels)
             assert counted <= told["count"], reason
             found += [f"{reason}: {counted:g} of {told['count']}"] if counted < told["count"] else []
@@ -102,7 +102,7 @@ def test_every_reason_that_a_program_can_provoke(narrow: Lockd, workload: Start,
             reason, what, count = told["reason"], told["what"], told["count"]
             row = rows[told["tid"], reason]
             if what.startswith("clone") and row["blocked_count"] > count:
-                # A fork that waits for a lock of the kernel does so in the same call, before its child.
+                # A fork may wait for a lock of the kernel in the same call, before it waits for its child.
                 one.finish()
                 return [f"{what}: {row['blocked_count']} waits, truth {count}"]
             assert row["blocked_count"] == count > 0, what
@@ -113,7 +113,7 @@ def test_every_reason_that_a_program_can_provoke(narrow: Lockd, workload: Start,
             waits.setdefault((told["state"], reason), []).append(count)
         for (state, reason), counts in waits.items():
             of_all = metrics.sum(COUNT, comm=one.comm, state=state, reason=reason)
-            start_byte = reason == "socket"  # which it most likely has to wait for
+            start_byte = reason == "socket"  # the process most likely has to wait for it
             assert sum(counts) <= of_all <= sum(counts) + start_byte, reason
         nobodys = {labels["reason"] for labels in metrics.labels(COUNT, comm=one.comm)}
         # A fault or a fork may wait for a lock or the disk; nothing is left without a reason.
@@ -128,7 +128,7 @@ def test_every_reason_that_a_program_can_provoke(narrow: Lockd, workload: Start,
 
 
 def test_a_wait_that_goes_on_is_in_the_maximum_only(narrow: Lockd, workload: Start) -> None:
-    # It has renamed itself since its last event, and now waits for its start byte.
+    # The workload has renamed itself since its last event, and now waits for its start byte.
     one = workload("timed_wait", 1)
     labels = {"comm": one.comm, "state": "interruptible", "reason": "socket"}
     first = narrow.until(lambda m: m.max(MAX, **labels) > 0, 4)
@@ -157,12 +157,13 @@ def test_a_thread_that_spins_waits_for_the_cpu_only(narrow: Lockd, workload: Sta
         for thread in truth["threads"]:
             assert waits_us.get(thread["tid"], 0) < 0.01 * told_us or thread["voluntary_switches"]
         one.finish()
-        # Wall less CPU time holds what the hypervisor and interrupts took as well; the process has a
-        # thread more, which only starts and ends the others.
+        # The truth is wall time less CPU time, which includes what the hypervisor and interrupts took. The
+        # process has one more thread, which only starts and ends the others.
         seen_us, lost_us = metrics.sum(RUNQUEUE, comm=one.comm) * 1e6, stolen_us() - stolen_before_us
         words = f"run queue: {seen_us:.0f} us, truth {told_us} us, stolen {lost_us:.0f} us; waits {waits}"
         is_right = (1 - SHARE) * told_us - lost_us <= seen_us <= (1 + SHARE) * told_us
-        # A scrape that took long came when they had ended; a page of the program may come from the disk.
+        # Waits differ if the second scrape took so long that the threads had ended, or if a page of the
+        # program came from the disk.
         return [] if is_right and waits[0] == waits[1] else [words]
 
     in_one_of_some_tries(attempt)

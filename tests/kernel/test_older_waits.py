@@ -1,4 +1,4 @@
-"""Waits that began before the daemon: seen at once, for as long as they have lasted, and counted once."""
+"""Waits that began before the daemon are seen at once, with the time they have lasted, and counted once."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ OFFCPU_COUNT, OFFCPU_MAX = "lockd_offcpu_blocked_seconds_count", "lockd_offcpu_m
 OFFCPU_SUM = "lockd_offcpu_blocked_seconds_sum"
 
 BEFORE_SECONDS = 2.0
-"""How long they wait, at least, before the daemon begins."""
+"""How long threads wait, at least, before the daemon starts."""
 CLOCKS_US = 50_000
-"""The scheduler's clock and what it is compared with may differ by so much on a busy or emulated machine."""
+"""How much the scheduler's clock may differ, on a busy or emulated machine, from the clock of the tests."""
 PATIENCE_SECONDS = 20.0
 
 VFORK = """
@@ -44,7 +44,7 @@ libc.clone(child, top, CLONE_VM | CLONE_VFORK | SIGCHLD, None)
 
 @pytest.fixture
 def daemon(tmp_path: Path, host: None) -> Iterator[Callable[[], Lockd]]:
-    """Starts one that sees only these tests' programs."""
+    """A function that starts a daemon which sees only the programs of these tests."""
     started: list[Lockd] = []
 
     def start() -> Lockd:
@@ -101,7 +101,7 @@ def test_waits_that_end_later_are_counted_once(daemon: Callable[[], Lockd], work
         lockd = daemon()
         if lockd.metrics().sum(WAITING, **labels) == 8:
             break
-        one.finish()  # this machine took longer than that to start the daemon
+        one.finish()  # the waits have ended: this machine took longer than that to start the daemon
     told = one.truth()["futex"]["cond"]
     metrics = at_rest(lockd, one.comm)
     assert metrics.sum(COUNT, **labels) == told["blocked"] == 8
@@ -111,7 +111,8 @@ def test_waits_that_end_later_are_counted_once(daemon: Callable[[], Lockd], work
 
 
 def test_where_the_scheduler_does_not_tell_since_when(daemon: Callable[[], Lockd], workload: Start) -> None:
-    """As of a thread of a real-time class: from the start of the daemon on, and marked as at least that."""
+    """The scheduler does not tell it for a thread of a real-time class. Then a wait counts from the daemon's
+    start on, and is marked as at least that long."""
     one = workload("stuck_mutex")
     truth, labels = one.run(), {"comm": one.comm, "kind": "lock"}
     try:
@@ -133,7 +134,7 @@ def test_where_the_scheduler_does_not_tell_since_when(daemon: Callable[[], Lockd
 
 
 def test_an_uninterruptible_wait(daemon: Callable[[], Lockd]) -> None:
-    """The parent of a vfork, whose child neither executes anything nor ends."""
+    """The parent of a vfork waits so while its child neither executes a program nor ends."""
     comm = f"vfork.{os.getpid():x}.0"
     parent = subprocess.Popen(
         [sys.executable, "-c", VFORK.format(comm=comm)],
@@ -166,8 +167,8 @@ def test_an_uninterruptible_wait(daemon: Callable[[], Lockd]) -> None:
 def test_threads_that_come_and_go_meanwhile_are_counted_once(
     daemon: Callable[[], Lockd], workload: Start
 ) -> None:
-    """Of threads that wait and are woken all the time, as they are looked at: none is said to wait since
-    before, and no wait is longer than it can be."""
+    """Threads wait and are woken all the time while lockd looks at them at its start. None of them is said to
+    have waited since before, and no wait is longer than it can be."""
     busy: Workload = workload("cond_pingpong", 1_000_000)  # goes on for minutes
     began = time.monotonic()
     busy.go()

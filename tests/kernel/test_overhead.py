@@ -1,8 +1,8 @@
 """A futex call that does not block stays cheap, and the programs stay small enough for the kernel to take.
 
-Our programs run beside empty ones, in the same calls. No wall time is looked at: the kernel says how long
-programs ran (BPF_ENABLE_STATS), and a ratio has a wide margin. bench/overhead.py measures what a call really
-costs.
+lockd's programs run beside empty ones, in the same calls. No wall time is looked at: the kernel says how long
+programs ran (BPF_ENABLE_STATS), and the limit of the ratio has a wide margin. bench/overhead.py measures what
+a call really costs.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ SETTINGS = LoadSettings(
     lock_mode="contention", futex_mode="calls", mechanisms=(("futex", "tracepoint"),),
 )  # fmt: skip
 AT_MOST = 2.5
-"""How many times as long as empty programs; 1.9 when this was written, 2.9 before calls were tallied."""
+"""How many times as long as empty programs lockd's programs may run. 1.9 was measured, and 2.9 with programs
+that do not tally calls."""
 TRIES = 5
 MOST_EXAMINED = 1_000_000
-"""Instructions that the kernel's verifier examines of a program; it refuses one that takes more."""
+"""The most instructions that the kernel's verifier examines of a program; it refuses one that takes more."""
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def call(tmp_path: Path) -> str:
 
 
 def spent(fds: list[int]) -> tuple[int, int]:
-    """Nanoseconds and runs of programs."""
+    """Return the run time of programs in nanoseconds, and the number of their runs."""
     infos = [program_info(fd) for fd in fds]
     return sum(int(info[0]) for info in infos), sum(int(info[1]) for info in infos)
 
@@ -70,7 +71,7 @@ def test_a_call_that_does_not_block_runs_few_instructions(call: str) -> None:
             subprocess.run([call, "wake"], check=True, capture_output=True)
             after, after_empty = spent(own), spent(empty)
             runs = after[1] - before[1]
-            assert runs >= 1_000_000  # of both, for 600,000 calls and more
+            assert runs >= 1_000_000  # of both programs, for 600,000 calls and more
             assert abs(after_empty[1] - before_empty[1] - runs) < runs / 10
             ratios.append((after[0] - before[0]) / (after_empty[0] - before_empty[0]))
             if ratios[-1] <= AT_MOST:
@@ -83,7 +84,7 @@ def test_a_call_that_does_not_block_runs_few_instructions(call: str) -> None:
 
 @pytest.mark.parametrize("mode", ["blocked", "calls"])
 def test_the_verifier_examines_less_than_half_of_what_it_would(mode: str) -> None:
-    """How much it examines depends on the kernel and on the compiler: another of these might refuse them."""
+    """The margin is for other kernels and compilers: how much the verifier examines depends on both."""
     everything = ("futex", "offcpu", "kernel_locks")
     settings = replace(SETTINGS, programs=everything, futex_mode=mode, mechanisms=(), has_holders=True)
     manifest, fds = run_loader(settings)

@@ -28,14 +28,15 @@ pytestmark = pytest.mark.thorough("three minutes, most of them under a load that
 
 CLIENTS = 32
 QUIET_SECONDS, FIRST_SECONDS, SECONDS = 5, 60, 30
-"""Alone; until the hot locks have their series, which may take a minute; and what is compared."""
+"""How long the load runs: with one client; then with all clients until the hot locks have their series, which
+may take a minute; and with all clients for the time that is compared."""
 NOISE_SECONDS = 600
 CONDS = 20
 REST_SECONDS = 8.0
-"""After so long all calls are counted, also those whose locks had to be looked up. /-/settled waits for those
-of all other processes too, and on a busy host there are always some."""
+"""After so long all calls are counted, also those whose locks had to be looked up. /-/settled would wait for
+the look-ups of all other processes too, and on a busy host there are always some."""
 PLACES = 50
-"""As many locks have series by default."""
+"""The number of locks that have series by default."""
 OPTIONS = (
     "--performance-schema=ON",
     "--performance-schema-instrument=wait/synch/%=ON",
@@ -44,11 +45,11 @@ OPTIONS = (
     "--innodb-doublewrite=0",
 )
 WAITED = 0.5
-"""Seconds in all from which on an instrument is compared."""
+"""An instrument is compared if threads waited for more than so many seconds in all."""
 MORE, SPUN = 0.03, 0.08
-"""lockd may say so much more; and less by what threads spin in a contended lock, which the server times too:
-2 to 6% of what it says of latches were seen. That is 20 to 50 us a wait, or 0.1 to 0.3 us a call, as most do
-not wait."""
+"""The shares by which lockd may say more than the server, and less. It says less as the server also times how
+long threads spin in a contended lock: 2 to 6% of the server's time of latches were seen. That is 20 to 50 us
+a wait, or 0.1 to 0.3 us a call, as most calls do not wait."""
 REACQUIRED = ("wait/synch/mutex/innodb/lock_wait_mutex",)
 """Mutexes that threads mostly wait for at the end of pthread_cond_timedwait(), which takes them again.
 The server counts this time as the condition's. lockd counts it as the mutex's, and so may say much more."""
@@ -59,21 +60,22 @@ NAMELESS = ("other", "anon", "")
 
 
 class Instruments:
-    """Which instrument a lock belongs to: it has a pointer to what performance_schema knows of it.
+    """Finds the instrument of a lock by the lock's pointer to what performance_schema knows of it.
 
-    The addresses in performance_schema's own tables are none: the server makes them up.
+    The addresses in performance_schema's own tables are of no use, as the server makes them up.
     """
 
     CLASS_AT = 24
-    """Where that has a pointer to the instrument, in whose first bytes its name begins."""
+    """The offset of the pointer to the instrument in what performance_schema knows of a lock. The name of the
+    instrument begins in its first bytes."""
 
     def __init__(self, pid: int) -> None:
         self._memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
 
     def of(self, address: int) -> str:
-        """By the address that a thread waited for; empty if the lock has none.
+        """Return the instrument of the lock at which a thread waited, by its address; empty if there is none.
 
-        InnoDB's latches have the pointer in front of them, all others behind.
+        InnoDB's latches have the pointer in front of them, all other locks behind.
         """
         word = address & ~7
         for at in (word - 8, word, *range(word + 8, word + 128, 8)):
@@ -101,13 +103,13 @@ class Instruments:
 
 @dataclass(frozen=True)
 class Look:
-    """What both said at a time when nobody waited for anything."""
+    """What lockd and the server said at a time when nobody waited for anything."""
 
     metrics: Metrics
     rows: list[dict[str, Any]]
     counts: Counter[str]
     seconds: Counter[str]
-    """By instrument, what performance_schema says."""
+    """Calls (`counts`) and seconds by instrument, as performance_schema says."""
     scheduled: tuple[int, int]
     """Nanoseconds that the server's threads ran, and that they waited for a processor."""
 
@@ -126,7 +128,8 @@ def look(lockd: Lockd, server: Server) -> Look:
 
 
 def scheduled(pid: int) -> tuple[int, int]:
-    """What the kernel says of the threads there are; those of clients that are gone wait for others."""
+    """Return what the kernel says of all threads that there are, see Look.scheduled. The threads of clients
+    that are gone are among them: they wait for other clients."""
     threads = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(thread[0]) for thread in threads), sum(int(thread[1]) for thread in threads)
 
@@ -139,10 +142,10 @@ class Compared:
     after: Look
     instruments: dict[int, str]
     own: dict[str, float]
-    """Seconds that an instrument took each time when nobody waited."""
+    """The seconds of one call by instrument, when nobody waits."""
 
     def locks(self) -> list[tuple[str, str, float]]:
-        """Address by address the instrument, the kind and the seconds blocked."""
+        """Return the instrument, the kind and the blocked seconds of the lock at each address."""
         before = {(row["address"], row["kind"]): row["blocked_us"] for row in self.before.rows}
         return [
             (
@@ -154,10 +157,11 @@ class Compared:
         ]
 
     def by_instrument(self) -> dict[str, tuple[float, float, float]]:
-        """What each took by performance_schema, less what it takes without waiting; by lockd; and preempted.
+        """Return three times in seconds: waited by performance_schema, blocked by lockd, and preempted.
 
-        That last one is what is to be expected of the time in which a thread has not asked for the lock yet,
-        or has it already, and wants a processor: it is timed there, but is no blocking.
+        The first one leaves out what the calls take when nobody waits. The last one is the expected time in
+        which a thread wants a processor, but has not asked for the lock yet, or has it already.
+        performance_schema times this, but it is no blocking.
         """
         ran, wanted = (b - a for a, b in zip(self.before.scheduled, self.after.scheduled, strict=True))
         counts = self.after.counts - self.before.counts
@@ -175,7 +179,7 @@ class Compared:
         }
 
     def lock_seconds(self, metric: str) -> dict[str, float]:
-        """Of the server's locks, by the label `lock`; empty where there is none."""
+        """Return a metric's seconds for the server's locks by the label `lock`, empty where there is none."""
         seconds: dict[str, float] = {}
         for kind in ("lock", "pi"):
             for labels in self.after.metrics.labels(metric, comm=COMM, kind=kind):
@@ -224,7 +228,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[C
 
 
 def test_lock_time_is_under_the_names_of_the_locks(compared: Compared) -> None:
-    """Though others had all the series before the server came."""
+    """Other programs had taken all series before the server started."""
     by_lock = compared.lock_seconds(BLOCKED)
     total = sum(compared.lock_seconds(BY_KIND).values())
     named = sum(seconds for lock, seconds in by_lock.items() if lock not in NAMELESS)
@@ -245,7 +249,7 @@ def test_each_lock_waits_as_long_as_the_server_says(compared: Compared) -> None:
 
 
 def test_latches_are_locks(compared: Compared) -> None:
-    """InnoDB waits for them by futex calls of its own, in functions that have no symbols."""
+    """InnoDB waits for latches by futex calls of its own, in functions that have no symbols."""
     of_latches = [(kind, seconds) for name, kind, seconds in compared.locks() if LATCHES.match(name)]
     total = sum(seconds for _, seconds in of_latches)
     as_locks = sum(seconds for kind, seconds in of_latches if kind == "lock")

@@ -17,18 +17,18 @@ from tests.support.lockd_process import Lockd
 
 pytestmark = needs("initdb", "postgres", "psql")
 AS_NOBODY = ("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups", "--")
-"""The server refuses to run as root."""
+"""What runs a command as nobody: the server refuses to run as root."""
 COMM = "postgres"
 SECONDS = "lockd_offcpu_blocked_seconds_sum"
 READY_SECONDS = 60.0
 HELD, WAITERS = 3.0, 2
 NEARLY = 0.02
-"""The first moments of a wait are the server's own work."""
+"""The tolerance of waited times: the first moments of a wait are the server's own work."""
 
 
 @pytest.fixture
 def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lockd]:
-    """A daemon that looks at these servers alone: one that has seen much has no series for them at once."""
+    """A daemon that looks at these servers alone: one that has seen much has no series for them at first."""
     daemon = Lockd(tmp_path_factory.mktemp("lockd"), {"filter": {"comms": [COMM]}})
     yield daemon
     assert daemon.stop() == 0, "".join(daemon.log)
@@ -36,7 +36,7 @@ def lockd(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """That of a running server, and of its socket."""
+    """The directory of a running server, and of its socket."""
     with tempfile.TemporaryDirectory(prefix="lockd-postgresql-", dir="/var/tmp") as name:
         shutil.chown(name, "nobody")
         data = f"{name}/data"
@@ -57,7 +57,7 @@ def directory() -> Iterator[Path]:
 
 
 def psql(directory: Path, *commands: str, **how: Any) -> subprocess.Popen[str]:
-    """A client that makes these queries, or else those that it reads."""
+    """Start a client that makes these queries, or if there are none, those that it reads."""
     given = [word for command in commands for word in ("-c", command)]
     options = ["-qAt", "-h", str(directory), "-U", "lockd", "-d", "postgres", "-v", "ON_ERROR_STOP=1"]
     return subprocess.Popen(
@@ -74,7 +74,8 @@ def asked(directory: Path, query: str) -> str:
 
 
 def test_waits_for_a_row_are_for_a_lock(lockd: Lockd, directory: Path) -> None:
-    """As the server says of those that wait; who holds it waits for its client, which is none."""
+    """lockd says the same of the waiting backends as the server. The backend that holds the row's lock waits
+    for its client, which is no wait for a lock."""
     asked(directory, "CREATE TABLE stock (id int, left_over int); INSERT INTO stock VALUES (1, 9)")
     before = lockd.metrics()
     take = "UPDATE stock SET left_over = left_over - 1 WHERE id = 1"

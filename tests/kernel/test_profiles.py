@@ -1,4 +1,4 @@
-"""The daemon's profiles of a real workload: the same numbers as its metrics, by stack."""
+"""The daemon's profiles of a real workload have the same numbers as its metrics, by stack."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support.workload import Start
 
 
 def top(lockd: Lockd, program: str, comm: str, index: str) -> dict[str, tuple[float, float]]:
-    """By name: what is in the frame itself, and what is in it with all that it calls."""
+    """Return by the name of a frame what is in the frame itself, and what is in it with all that it calls."""
     go = need("go")
     url = f"http://{lockd.address}/debug/pprof/{program}?comm={comm}"
     shown = ("-nodefraction=0", "-nodecount=100000", "-unit=us", f"-sample_index={index}")
     command = [go, "tool", "pprof", "-top", *shown, url]
-    with tempfile.TemporaryDirectory() as kept:  # what it fetches
+    with tempfile.TemporaryDirectory() as kept:  # for what pprof fetches
         environment = {**os.environ, "PPROF_TMPDIR": kept}
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     number = r"\s*([\d.]+)(?:us)?\s+\S+%"
@@ -30,7 +30,7 @@ def top(lockd: Lockd, program: str, comm: str, index: str) -> dict[str, tuple[fl
 
 
 def named(lockd: Lockd, program: str, comm: str, lock: str) -> dict[str, tuple[float, float]]:
-    """How many waits, once the lock has its name."""
+    """Return the number of waits by the name of the frame, as top() does, once the lock has its name."""
     deadline = time.monotonic() + 30
     while lock not in (waits := top(lockd, program, comm, "waits")):
         assert time.monotonic() < deadline, waits
@@ -58,7 +58,7 @@ def test_locks_of_a_program(narrow: Lockd, workload: Start) -> None:
 
 
 def test_off_the_cpu_the_time_of_each_reason_is_exact(narrow: Lockd, workload: Start) -> None:
-    """Samples only divide it among stacks, whether or not there is one of a reason."""
+    """Samples only divide the time among stacks. It is exact whether or not there is a sample of a reason."""
     locks = workload("mutex_handover", 50, 2000)
     locks.run()
     metrics = narrow.metrics()
