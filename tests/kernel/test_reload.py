@@ -1,4 +1,4 @@
-"""SIGHUP under a real daemon: what is taken while it counts, in all its processes, and what is refused."""
+"""SIGHUP to a real daemon: the changes that all its processes take while it counts, and those it refuses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.untimed
 WAITS = "lockd_futex_waits_total"
 SECONDS = 6
 ELF_CLASS_AT = 4
-"""Where an ELF file says whether it is of 64 bits, which the kernel does not ask."""
+"""The offset at which an ELF file says whether it is of 64 bits. The kernel does not look at it."""
 SOONER = """
 import dataclasses, sys
 from lockd import cli
@@ -42,7 +42,8 @@ def sooner(config):
 daemon.sampler_settings = sooner
 sys.exit(cli.main())
 """
-"""Series go after a second, not after an hour, or a minute at least."""
+"""Runs lockd so that series are retired after a second. The default is an hour; one can configure no less
+than a minute."""
 
 
 @pytest.fixture
@@ -60,14 +61,14 @@ def lockd(store: DescriptorStore, tmp_path: Path) -> Iterator[Lockd]:
 
 
 def write(directory: Path, config: dict[str, Any]) -> None:
-    """As the daemon's fixture does, with others."""
+    """Write a configuration to the daemon's file, over the same defaults as when it was started."""
     budget = {"cpu": None, "requests": None, **config.get("budget", {})}
     text = yaml.safe_dump({"period": PERIOD, **ROOMY, **config, "budget": budget})
     (directory / "lockd.yaml").write_text(text)
 
 
 def reload(lockd: Lockd, directory: Path, config: dict[str, Any]) -> Metrics:
-    """Have the daemon take it; the metrics afterwards."""
+    """Have the daemon take a configuration; return the metrics afterwards."""
     write(directory, config)
     return again(lockd)
 
@@ -79,7 +80,7 @@ def again(lockd: Lockd) -> Metrics:
 
 
 def test_counts_are_exact_over_reloads_under_load(lockd: Lockd, tmp_path: Path, workload: Start) -> None:
-    """Filter, windows, period, budget and level change again and again; what is counted is none of theirs."""
+    """Filter, windows, period, budget and log level change again and again. Counts do not depend on them."""
     one = workload("storm", 2, SECONDS, 1, 50)
     configs: list[dict[str, Any]] = [
         {"filter": {"exclude_comms": ["nobody"]}, "windows": ["10s", "5m"], "period": "20ms"},
@@ -184,7 +185,7 @@ def test_what_a_filter_leaves_out_stands_still_and_goes_on(lockd: Lockd, tmp_pat
 
 
 def test_what_a_filter_leaves_out_is_retired_though_it_lives(host: None, tmp_path: Path) -> None:
-    """As the series of processes that have ended are; its counts are among those of what went."""
+    """Its series are retired like those of a process that has ended: lockd_retired_value has their counts."""
     lockd = Lockd(tmp_path, ROOMY, program=["/usr/bin/python3", "-c", SOONER])
     comm = f"gone.{os.getpid():x}"
     runs = [Workload("mutex_handover", 30, 1000, comm=comm) for _ in range(2)]
@@ -216,7 +217,8 @@ def test_another_budget(lockd: Lockd, tmp_path: Path, workload: Start) -> None:
 
 
 def test_the_level_of_the_log_is_that_of_all_processes(lockd: Lockd, tmp_path: Path) -> None:
-    """Told at debug only: by the exporter what is no HTTP, by the namer a program that it cannot read."""
+    """Two things are logged at debug only: by the exporter what is no HTTP, and by the namer a program that
+    it cannot read."""
     strange_things(lockd, tmp_path / "one")
     reload(lockd, tmp_path, {"log": {"level": "debug"}})
     strange_things(lockd, tmp_path / "two")
@@ -253,7 +255,7 @@ def strange_things(lockd: Lockd, program: Path) -> None:
 
 
 def test_the_web_configuration_is_read_at_once(store: DescriptorStore, tmp_path: Path) -> None:
-    """Without a request that would have it read. What is wrong with it makes the reload one that failed."""
+    """A reload reads it without a request that would have it read. The reload fails if the file is wrong."""
     web = Path("/var/tmp") / f"lockd-reload-{os.getpid()}.yml"
     web.write_text("{}")
     web.chmod(0o644)
@@ -273,9 +275,9 @@ def test_the_web_configuration_is_read_at_once(store: DescriptorStore, tmp_path:
 
 
 def test_a_terminal_that_is_gone_ends_it(tmp_path: Path, host: None) -> None:
-    """It would go on where nobody can end it by Ctrl-C, and keep the port."""
+    """Otherwise lockd would go on where nobody can end it by Ctrl-C, and keep the port."""
     ours, theirs = os.openpty()
-    # Whoever runs the tests may have started them by nohup.
+    # Whoever runs the tests may have started them by nohup, so that SIGHUP is ignored.
     program = ["setsid", "--ctty", "env", "--default-signal=HUP", *CHECKOUT]
     lockd = Lockd(tmp_path, program=program, stdin=theirs, cwd=ROOT)
     os.close(theirs)
@@ -300,7 +302,7 @@ def test_nohup_has_it_go_on_without_its_terminal(tmp_path: Path, host: None) -> 
 
 
 def test_systemctl_reload(host: None, tmp_path: Path, workload: Start) -> None:
-    """It comes back when all is taken, fails for a wrong file, and the service goes on."""
+    """`systemctl reload` returns when all is taken. It fails for a wrong file, and the service goes on."""
     need("systemctl")
     service = Service(tmp_path)
     try:

@@ -1,4 +1,4 @@
-"""Deadlocks: found within two seconds, told once, gone with their threads; and none where there is none."""
+"""Deadlocks are found within two seconds, told once, and gone with their threads. No others are found."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.support.lockd_process import CHECKOUT, Lockd, Metrics
 from tests.support.workload import BUILD, NUMBERS, OURS, WITHOUT_DEBUG_FILES, Start, Workload
 
 FOUND_SECONDS = 2.0
-"""What is promised, from when the last thread asks for its lock."""
+"""How soon a deadlock is found, as lockd promises it, after the last thread has asked for its lock."""
 PATIENCE_SECONDS = 15.0
-"""On a machine that has no time for lockd."""
+"""How long a test waits on a machine that has no time for lockd."""
 LIVE_SECONDS = int(os.environ.get("LOCKD_TEST_LIVE_SECONDS", "20"))
 EXISTING, EVER = "lockd_deadlocks", "lockd_deadlocks_found_total"
 RING, READER, WRITER, PI, SELF, RECURSIVE, PROCESSES, ROBUST, PI_RING, LIVE, JOIN = range(11)
@@ -36,13 +36,13 @@ MODES = {
     "PI mutexes": (PI_RING, 3),
     "a mutex and a join": (JOIN, 2),
 }
-"""Arguments of the workload."""
+"""Arguments of the workload `deadlock`: the mode, and the number of threads in the ring."""
 AS_OTHERS = {"five mutexes", "a mutex and a reader of an rwlock", "recursive mutexes", "robust mutexes"}
-"""Of these, those whose owner is found as that of another one."""
+"""Those of MODES whose owners are found in the same way as those of another one."""
 
 
 def rows_of(narrow: Lockd, one: Workload, count: int) -> list[dict[str, Any]]:
-    """Its rows, as soon as there are so many: an answer may be 0.2 s old."""
+    """Return the deadlocks of a workload as soon as there are `count` of them: an answer may be 0.2 s old."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while len(rows := narrow.api("deadlocks", comm=one.comm)) != count:
         assert time.monotonic() < deadline, rows
@@ -134,7 +134,7 @@ def pi_or_lock(mode: int, thread: dict[str, Any], tids: list[int]) -> str:
 
 
 def check_it_is_told_once(narrow: Lockd, one: Workload, truth: dict[str, Any]) -> Metrics:
-    """The line in the journal; the metrics two seconds after it."""
+    """Assert that the journal has one line of the deadlock; return the metrics two seconds after it came."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not (lines := journal(narrow, one)):
         assert time.monotonic() < deadline
@@ -180,7 +180,7 @@ def test_the_holder_of_a_contended_lock(narrow: Lockd, workload: Start) -> None:
 
 
 def test_the_holder_of_a_kernel_lock(narrow: Lockd, workload: Start, scratch: Path) -> None:
-    """A pipe's mutex: its holder sits in the copy of a page that is missing, again and again."""
+    """The lock is a pipe's mutex. Again and again, its holder sits in the copy of a page that is missing."""
     one = workload("kernel_locks", 10, 1_500_000, scratch)
     one.go()
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -198,9 +198,9 @@ def test_the_holder_of_a_kernel_lock(narrow: Lockd, workload: Start, scratch: Pa
 
 @pytest.mark.thorough("twenty seconds of nothing else")
 def test_no_deadlock_is_none(narrow: Lockd, workload: Start) -> None:
-    """Much contention, chains of waits for seconds, locks that time out: lively, however it looks."""
+    """Much contention, chains of waits for seconds, and locks that time out may look like a deadlock."""
     one = workload("deadlock", LIVE, LIVE_SECONDS)
-    os.setpriority(os.PRIO_PROCESS, one.pid, 19)  # it leaves time for others
+    os.setpriority(os.PRIO_PROCESS, one.pid, 19)  # so that it leaves time for others
     one.go()
     seen = []
     end = time.monotonic() + LIVE_SECONDS

@@ -36,7 +36,7 @@ NAMELESS = ("other", "anon", "")
 
 
 def load(server: Server, seconds: float) -> None:
-    """Have clients send it queries for so long."""
+    """Have clients send queries to the server for so many seconds."""
     slap = server.client("mariadb-slap", f"--concurrency={CLIENTS}", "--number-of-queries=100000000", *LOAD)
     with subprocess.Popen(slap, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as clients:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -63,7 +63,7 @@ def server(lockd: Lockd) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def metrics(lockd: Lockd, server: Server) -> Metrics:
-    """After the load, which the server was just started for."""
+    """The metrics after the load, which begins when the server has just started."""
     load(server, LOAD_SECONDS)
     found = lockd.metrics()
     BUILD.mkdir(exist_ok=True)
@@ -72,7 +72,7 @@ def metrics(lockd: Lockd, server: Server) -> Metrics:
 
 
 def seconds_by_lock(metrics: Metrics) -> dict[tuple[str, str], float]:
-    """Blocked time by kind and lock; what has no series of its own is of the process `other`."""
+    """Return the blocked seconds by kind and lock. Locks without their own series have the comm `other`."""
     found: dict[tuple[str, str], float] = {}
     for comm in (COMM, "other"):
         for labels in metrics.labels(SECONDS, comm=comm):
@@ -82,7 +82,7 @@ def seconds_by_lock(metrics: Metrics) -> dict[tuple[str, str], float]:
 
 
 def shares(metrics: Metrics) -> tuple[float, float]:
-    """Of all blocked time, what is `anon` and what has a name."""
+    """Return two shares of all blocked time: that of the lock `anon`, and that of locks with names."""
     total = metrics.sum("lockd_futex_blocked_seconds_sum", comm=COMM)
     by_lock = seconds_by_lock(metrics)
     anon = sum(seconds for (_, lock), seconds in by_lock.items() if lock == "anon")

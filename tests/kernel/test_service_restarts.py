@@ -22,10 +22,11 @@ from tests.support.workload import Start
 
 RESTARTS = 3
 KILLS = {"sampler": 20, "namer": 20, "exporter": 7}
-"""An exporter that ends again and again is started ever later: the seventh time after a minute."""
+"""How often each process is killed. An exporter that ends again and again is started ever later: the seventh
+time after a minute."""
 CHILDREN = {"namer": "lockd.names", "exporter": "lockd.export"}
 BACKOFF_SECONDS = 120
-"""An exporter that ends again and again is started ever later."""
+"""How long a process may take to come back: an exporter that ends again and again is started ever later."""
 STORM = ("storm", 2, 0, 1, 50, 500)
 
 
@@ -39,14 +40,15 @@ def manager(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Se
 
 @pytest.fixture
 def service(manager: Service) -> Iterator[Service]:
-    """It runs, and its counters begin at zero."""
+    """The service while it runs. Its counters begin at zero."""
     manager.systemctl("start")
     yield manager
     manager.systemctl("stop")
 
 
 def ours(service: Service) -> list[int]:
-    """systemd, which keeps descriptors of the service, and the processes of the service if it runs."""
+    """Return the ids of systemd, which keeps descriptors of the service, and of the service's processes if it
+    runs."""
     sampler = service.pid
     return [service.systemd_pid, *(processes_of(sampler) if sampler else ())]
 
@@ -75,7 +77,7 @@ def test_a_restart_loses_nothing(service: Service, workload: Start) -> None:
 
 
 def pid_of(service: Service, which: str) -> int:
-    """0 if there is none at the moment."""
+    """Return the id of the sampler, the namer or the exporter, or 0 if there is none at the moment."""
     sampler = service.pid
     if which == "sampler" or not sampler:
         return sampler
@@ -127,7 +129,7 @@ def test_a_kill_loses_a_period_at_most(service: Service, workload: Start, which:
 
 
 def counters_again(service: Service) -> Counters:
-    """Once somebody answers."""
+    """Return the counters once the exporter answers."""
     deadline = time.monotonic() + BACKOFF_SECONDS
     while True:
         try:
@@ -190,7 +192,7 @@ def test_a_stop_leaves_nothing_and_a_start_begins_at_zero(manager: Service) -> N
 
 
 def test_a_failure_for_good_leaves_nothing(manager: Service) -> None:
-    """A configuration that is wrong by the time of a restart."""
+    """The configuration is wrong by the time of a restart."""
     before = in_kernel()
     manager.systemctl("start")
     loaded = new_since(before, ours(manager))

@@ -1,4 +1,4 @@
-"""The end of lockd by signals: without an error, and without another exporter."""
+"""Signals end lockd without an error, and without the start of another exporter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PIPE_BYTES = 4096
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    """The keyboard's and the program's end of a terminal."""
+    """The two ends of a terminal: the keyboard's and the program's."""
     ends = os.openpty()
     yield ends
     for end in ends:
@@ -44,7 +44,7 @@ def exporter_of(lockd: Lockd) -> int:
 
 
 def child_of(daemon: int, module: bytes) -> int:
-    """The process of the daemon's that runs `module`."""
+    """Return the id of the daemon's child that runs `module`."""
     found: list[int] = []
 
     def is_there() -> bool:
@@ -58,10 +58,10 @@ def child_of(daemon: int, module: bytes) -> int:
 
 
 def state_of(pid: int) -> str:
-    """A letter of proc(5), or nothing if it is gone."""
+    """Return the state of a process as the letter of proc(5), or an empty string if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):  # the second if it goes after the file was opened
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ends after the file was opened
         return ""
 
 
@@ -73,13 +73,13 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 def pause(lockd: Lockd) -> None:
-    """Let the exporter be the first to notice anything."""
+    """Stop the sampler for a while, so that the exporter is the first to notice anything."""
     lockd.process.send_signal(signal.SIGSTOP)
     until(lambda: state_of(lockd.process.pid) == "T", "the sampler stands still")
 
 
 def where_it_is(pid: int) -> str:
-    """What the threads of a process do, and its children, if it does not end."""
+    """Describe what the threads of a process that does not end do, and their children's states."""
     lines = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
         call, place = ((task / name).read_text().strip() for name in ("syscall", "wchan"))
@@ -117,7 +117,7 @@ def test_ctrl_c_reaches_the_sampler_alone(lockd: Lockd, terminal: tuple[int, int
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_exporter_that_ends_first_is_not_replaced(lockd: Lockd, number: signal.Signals) -> None:
-    """As with a supervisor that sends the signal to every process of a service."""
+    """The exporter ends first if a supervisor sends the signal to every process of a service."""
     exporter = exporter_of(lockd)
     pause(lockd)
     lockd.process.send_signal(number)
@@ -128,7 +128,7 @@ def test_an_exporter_that_ends_first_is_not_replaced(lockd: Lockd, number: signa
 
 
 def test_a_signal_while_a_log_line_is_written_ends_it(tmp_path: Path) -> None:
-    """Which takes as long as nobody reads the other end of the pipe."""
+    """A log line takes as long to write as nobody reads the other end of the pipe."""
     config = tmp_path / "lockd.yaml"
     config.write_text(f"period: {PERIOD}\n")
     reading, writing = os.pipe()
@@ -140,11 +140,11 @@ def test_a_signal_while_a_log_line_is_written_ends_it(tmp_path: Path) -> None:
             assert select.select([reading], [], [], START_SECONDS)[0], log.decode()
             log += os.read(reading, PIPE_BYTES)
         fill(writing)
-        os.kill(child_of(daemon.pid, b"lockd.export"), signal.SIGKILL)  # which is news for the log
+        os.kill(child_of(daemon.pid, b"lockd.export"), signal.SIGKILL)  # the sampler logs this
         place = Path(f"/proc/{daemon.pid}/wchan")
         until(lambda: "pipe_write" in place.read_text(), "the sampler waits for room in the pipe")
         daemon.send_signal(signal.SIGTERM)
-        time.sleep(0.5)  # for the handler to run, which nothing shows but what comes of it
+        time.sleep(0.5)  # for the signal's handler to run, which shows only later
         os.close(writing)
         while select.select([reading], [], [], SECONDS)[0] and (data := os.read(reading, PIPE_BYTES)):
             log += data
@@ -158,7 +158,8 @@ def test_a_signal_while_a_log_line_is_written_ends_it(tmp_path: Path) -> None:
 
 
 def fill(pipe: int) -> None:
-    """Until there is no room left, by a description of its own: others who write to it still wait."""
+    """Fill a pipe until it has no room left. It is opened anew for this, so that others who write to it still
+    wait for room."""
     with open(os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as own:
         while own.write(b"\n" * PIPE_BYTES):
             pass

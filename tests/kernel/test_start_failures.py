@@ -1,6 +1,7 @@
-"""A start that fails: in words, with an exit code that tells whether another start could go better.
+"""A start that fails says why, with an exit code that tells whether another start could go better.
 
-A supervisor starts lockd again after 1, not after 3: what this host cannot do today it cannot do tomorrow.
+A supervisor starts lockd again after the exit code 1, but not after 3: what this host cannot do today, it
+cannot do tomorrow.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ pytestmark = pytest.mark.untimed
 
 FAILED, CANNOT = 1, 3
 WITHOUT_KILL = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")
-"""The exporter, another user's, cannot be sent a signal then."""
+"""What runs a command without CAP_KILL. lockd then cannot signal the exporter, which is another user's."""
 WITHOUT_RESOURCE = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource")
-"""So that a hard limit cannot be raised."""
+"""What runs a command without CAP_SYS_RESOURCE, so that it cannot raise a hard limit."""
 OF_A_CONTAINER = ("unshare", "--mount", "--uts", "--ipc", "--cgroup")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def hooks(host: None, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a daemon says of its hooks where nothing fails. From then on the programs are compiled."""
+    """How many hooks a daemon says it has attached where nothing fails. Its start also compiles the programs
+    for those of the tests."""
     daemon = Lockd(tmp_path_factory.mktemp("usual"))
     assert daemon.stop() == 0, "".join(daemon.log)
     return hooks_of(daemon)
@@ -47,7 +49,8 @@ def hooks_of(daemon: Lockd) -> str:
 
 
 def failed(*before: str | Path, kill: str = "", options: Sequence[str] = ()) -> tuple[int, str]:
-    """Exit code and log of a daemon that does not start; its child that runs the module `kill` is killed."""
+    """Return the exit code and the log of a daemon that does not start. If `kill` is not empty, the daemon's
+    child that runs this module is killed."""
     command = [*before, *CHECKOUT, "run", "--web.listen-address=127.0.0.1:0", *options]
     daemon = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
@@ -115,7 +118,7 @@ def test_what_may_pass_is_told_from_what_stays(
 
 
 def test_a_program_that_the_kernel_refuses_is_no_lack_of_the_host(tmp_path: Path) -> None:
-    """The exit code is the same. Tests are skipped for the one and fail for the other."""
+    """The exit code is the same for both. Tests are skipped for a lack of the host but fail for a refusal."""
     config = tmp_path / "lockd.yaml"
     config.write_text("programs: {futex: {enabled: false}, kernel_locks: {enabled: false}}")
     code, log = failed(*refusing("EPERM", SYS_BPF, BPF_PROG_LOAD), options=(f"--config.file={config}",))
@@ -139,7 +142,7 @@ def test_too_few_descriptors_are_refused() -> None:
 
 @pytest.mark.parametrize("options", [("--mount-proc",), ()], ids=["its own /proc", "the host's /proc"])
 def test_a_pid_namespace_is_refused(options: Sequence[str]) -> None:
-    """The ids that the programs count by would be others' there."""
+    """There, the process ids that the programs count by would be those of other processes."""
     code, log = failed("unshare", "--pid", "--fork", *options)
     assert code == CANNOT, log
     for part in ("PID namespace of its own", "hostPID: true", "--pid=host"):
@@ -147,7 +150,7 @@ def test_a_pid_namespace_is_refused(options: Sequence[str]) -> None:
 
 
 def test_the_proc_of_a_pid_namespace_is_refused() -> None:
-    """Where lockd itself has the ids of the host."""
+    """lockd itself has the process ids of the host, but sees the /proc of a pid namespace."""
     with subprocess.Popen(
         ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", "echo; exec sleep 300"],
         stdout=subprocess.PIPE,
