@@ -22,7 +22,7 @@ from tests.support.workload import NUMBERS, OURS, Start
 POINTS = 0.03
 """How far a share may be from the truth."""
 ELSEWHERE = 0.02
-"""The share of the waited time, beyond the true one, that holders which made nobody wait may have."""
+"""How much the share of holders that made nobody wait may exceed the true share of such time."""
 SECONDS = 8
 HOLDERS = "lockd_kernel_lock_holder_seconds_total"
 CAUSES = "lockd_kernel_lock_cause_seconds_total"
@@ -37,7 +37,7 @@ WAYS = (
     ),
 )
 """How lockd sees switches and waits: with the programs that see switches anyway; with `kernel_locks` alone;
-and so by fentry on the slow paths of locks, without the tracepoints of lock contention."""
+and with that alone by fentry on the slow paths of locks, without the tracepoints of lock contention."""
 STORE_OWNERS = ("mutex", "rwsem")
 """The locks of the module that store the thread that holds them; an rwsem does if it is held for writing."""
 LOCK_TYPES = {"mutex": "mutex", "rwsem": "rwsem_write", "semaphore": "semaphore"}

@@ -115,7 +115,7 @@ def test_waits_that_go_on_and_where_they_happen(narrow: Lockd, workload: Start, 
 
 
 def test_a_lock_is_shown_while_a_thread_waits_for_it(narrow: Lockd, workload: Start, scratch: Path) -> None:
-    """A lock is shown after a second of waiting. It has no site, which is known when the wait has ended."""
+    """A lock is shown after a second of waiting. Its site is not known until the wait has ended."""
     one = workload("kernel_locks", 1, 2_500_000, scratch)
     one.go()
     for lock_type in ("mutex", "rwsem_write", "rwsem_read"):

@@ -90,7 +90,7 @@ class KernelMap:
 
 @pytest.fixture(scope="module")
 def loaded(host: None) -> Iterator[tuple[Manifest, dict[str, KernelMap]]]:
-    """The manifest that the real loader sends, and the maps that it made by name."""
+    """The manifest that the real loader sends, and by name the maps that it made."""
     need("bpftool")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)  # where the loader finds its package

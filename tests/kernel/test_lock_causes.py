@@ -33,7 +33,7 @@ DEPTHS = [
 """The number of locks in a chain."""
 QUOTA_US, PERIOD_US = 4000, 20_000
 LEAST_THROTTLED = 0.5
-"""The least share of its holds for which a holder with this quota waits for a processor."""
+"""The least share of the held time for which a holder with this quota waits for a processor."""
 MOST_UNKNOWN = 0.08
 """The largest share of `unknown` where a lock stores no owner, and its holder sleeps once in each hold."""
 MOST_UNKNOWN_OF_SHORT = 0.15
@@ -96,7 +96,7 @@ def assert_found(
 
 
 def off_total(truth: dict[str, Any], total: float, refused: float, may_spin: bool) -> list[str]:
-    """Return words if the sum over all causes is not for how long threads waited while the lock was held.
+    """Return words if the sum over all causes is not the time that threads waited while the lock was held.
 
     Since 5.16 the first thread in the queue of a PI mutex spins while the holder runs (`may_spin`). So the
     sum may lack the time that threads waited while the holder ran, but no time of the other causes.
@@ -111,8 +111,8 @@ def off_total(truth: dict[str, Any], total: float, refused: float, may_spin: boo
 def off_shares(truth: dict[str, Any], shares: dict[str, float]) -> list[str]:
     """Return words for each cause that has another share than in the truth.
 
-    To the program, "running" is the time on a CPU and that on the run queue. The time that threads waited
-    between two holds has no cause to the program: the lock has been released, and the next thread is about to
+    In the program's truth, "running" is the time on a CPU and that on the run queue. The time that threads
+    waited between two holds has no cause there: the lock has been released, and the next thread is about to
     take it. lockd counts this time for the next thread, if it finds out which thread that is.
     """
     waited, of_holder = truth["waited_us"], sum(truth["causes"].values())

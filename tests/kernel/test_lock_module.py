@@ -55,7 +55,7 @@ class Lost:
     """Events of kernel locks that were counted as lost, of all processes."""
 
     left_out: float
-    """Events for which the kernel skipped a program, as one that preempts itself does, even with trampolines.
+    """Events at which the kernel skipped a program. One that preempts itself does so even with trampolines.
     If an acquisition is left out, its hold is not counted either."""
     other: float
 

@@ -69,7 +69,7 @@ def in_use(except_by: Collection[int] = ()) -> set[str]:
 
 
 def new_since(before: set[str], ours: Collection[int] = ()) -> set[str]:
-    """Return what has come to the kernel, except what other processes than `ours` use."""
+    """Return what has come to the kernel since `before`, except what other processes than `ours` use."""
     now = in_kernel() - before
     used = in_use(ours)
     return {one for one in now if " ".join(one.split()[:2]) not in used}

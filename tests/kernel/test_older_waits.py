@@ -134,7 +134,7 @@ def test_where_the_scheduler_does_not_tell_since_when(daemon: Callable[[], Lockd
 
 
 def test_an_uninterruptible_wait(daemon: Callable[[], Lockd]) -> None:
-    """The parent of a vfork waits so while its child neither executes a program nor ends."""
+    """The parent of a vfork waits uninterruptibly while its child neither executes a program nor ends."""
     comm = f"vfork.{os.getpid():x}.0"
     parent = subprocess.Popen(
         [sys.executable, "-c", VFORK.format(comm=comm)],

@@ -142,7 +142,7 @@ class Compared:
     after: Look
     instruments: dict[int, str]
     own: dict[str, float]
-    """The seconds of one call by instrument, when nobody waits."""
+    """By instrument, the seconds that one call takes when nobody waits."""
 
     def locks(self) -> list[tuple[str, str, float]]:
         """Return the instrument, the kind and the blocked seconds of the lock at each address."""
@@ -157,7 +157,7 @@ class Compared:
         ]
 
     def by_instrument(self) -> dict[str, tuple[float, float, float]]:
-        """Return three times in seconds: waited by performance_schema, blocked by lockd, and preempted.
+        """Return three times of each instrument in seconds: by performance_schema, by lockd, and preempted.
 
         The first one leaves out what the calls take when nobody waits. The last one is the expected time in
         which a thread wants a processor, but has not asked for the lock yet, or has it already.

@@ -75,7 +75,7 @@ def asked(directory: Path, query: str) -> str:
 
 def test_waits_for_a_row_are_for_a_lock(lockd: Lockd, directory: Path) -> None:
     """lockd says the same of the waiting backends as the server. The backend that holds the row's lock waits
-    for its client, which is no wait for a lock."""
+    for its client, which is no wait for a lock but has the reason `poll`."""
     asked(directory, "CREATE TABLE stock (id int, left_over int); INSERT INTO stock VALUES (1, 9)")
     before = lockd.metrics()
     take = "UPDATE stock SET left_over = left_over - 1 WHERE id = 1"

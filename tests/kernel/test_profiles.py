@@ -58,7 +58,7 @@ def test_locks_of_a_program(narrow: Lockd, workload: Start) -> None:
 
 
 def test_off_the_cpu_the_time_of_each_reason_is_exact(narrow: Lockd, workload: Start) -> None:
-    """Samples only divide the time among stacks. It is exact whether or not there is a sample of a reason."""
+    """Samples only divide the time among stacks. The time is exact even for a reason without a sample."""
     locks = workload("mutex_handover", 50, 2000)
     locks.run()
     metrics = narrow.metrics()

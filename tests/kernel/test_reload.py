@@ -185,7 +185,7 @@ def test_what_a_filter_leaves_out_stands_still_and_goes_on(lockd: Lockd, tmp_pat
 
 
 def test_what_a_filter_leaves_out_is_retired_though_it_lives(host: None, tmp_path: Path) -> None:
-    """Its series are retired like those of a process that has ended: lockd_retired_value has their counts."""
+    """The series are retired like those of a process that has ended: lockd_retired_value has their counts."""
     lockd = Lockd(tmp_path, ROOMY, program=["/usr/bin/python3", "-c", SOONER])
     comm = f"gone.{os.getpid():x}"
     runs = [Workload("mutex_handover", 30, 1000, comm=comm) for _ in range(2)]
@@ -255,7 +255,7 @@ def strange_things(lockd: Lockd, program: Path) -> None:
 
 
 def test_the_web_configuration_is_read_at_once(store: DescriptorStore, tmp_path: Path) -> None:
-    """A reload reads it without a request that would have it read. The reload fails if the file is wrong."""
+    """A reload reads the file without a request that would have it read, and fails if the file is wrong."""
     web = Path("/var/tmp") / f"lockd-reload-{os.getpid()}.yml"
     web.write_text("{}")
     web.chmod(0o644)
@@ -275,7 +275,7 @@ def test_the_web_configuration_is_read_at_once(store: DescriptorStore, tmp_path:
 
 
 def test_a_terminal_that_is_gone_ends_it(tmp_path: Path, host: None) -> None:
-    """Otherwise lockd would go on where nobody can end it by Ctrl-C, and keep the port."""
+    """A daemon that went on could be ended by nobody's Ctrl-C, and would keep the port."""
     ours, theirs = os.openpty()
     # Whoever runs the tests may have started them by nohup, so that SIGHUP is ignored.
     program = ["setsid", "--ctty", "env", "--default-signal=HUP", *CHECKOUT]

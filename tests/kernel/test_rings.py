@@ -16,7 +16,7 @@ from tests.support.lockd_process import CHECKOUT, Lockd, Metrics
 from tests.support.workload import BUILD, NUMBERS, OURS, WITHOUT_DEBUG_FILES, Start, Workload
 
 FOUND_SECONDS = 2.0
-"""How soon a deadlock is found, as lockd promises it, after the last thread has asked for its lock."""
+"""The time in which lockd promises to find a deadlock, from when the last thread asks for its lock."""
 PATIENCE_SECONDS = 15.0
 """How long a test waits on a machine that has no time for lockd."""
 LIVE_SECONDS = int(os.environ.get("LOCKD_TEST_LIVE_SECONDS", "20"))
@@ -180,7 +180,7 @@ def test_the_holder_of_a_contended_lock(narrow: Lockd, workload: Start) -> None:
 
 
 def test_the_holder_of_a_kernel_lock(narrow: Lockd, workload: Start, scratch: Path) -> None:
-    """The lock is a pipe's mutex. Again and again, its holder sits in the copy of a page that is missing."""
+    """The lock is a pipe's mutex. With it held, the holder waits for a missing page, again and again."""
     one = workload("kernel_locks", 10, 1_500_000, scratch)
     one.go()
     deadline = time.monotonic() + PATIENCE_SECONDS

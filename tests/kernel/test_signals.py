@@ -117,7 +117,7 @@ def test_ctrl_c_reaches_the_sampler_alone(lockd: Lockd, terminal: tuple[int, int
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_exporter_that_ends_first_is_not_replaced(lockd: Lockd, number: signal.Signals) -> None:
-    """The exporter ends first if a supervisor sends the signal to every process of a service."""
+    """The exporter may end first where a supervisor sends the signal to every process of a service."""
     exporter = exporter_of(lockd)
     pause(lockd)
     lockd.process.send_signal(number)
@@ -128,7 +128,7 @@ def test_an_exporter_that_ends_first_is_not_replaced(lockd: Lockd, number: signa
 
 
 def test_a_signal_while_a_log_line_is_written_ends_it(tmp_path: Path) -> None:
-    """A log line takes as long to write as nobody reads the other end of the pipe."""
+    """The write of a log line takes as long as nobody reads from the other end of the pipe."""
     config = tmp_path / "lockd.yaml"
     config.write_text(f"period: {PERIOD}\n")
     reading, writing = os.pipe()

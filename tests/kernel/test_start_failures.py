@@ -37,7 +37,7 @@ OF_A_CONTAINER = ("unshare", "--mount", "--uts", "--ipc", "--cgroup")
 @pytest.fixture(scope="module", autouse=True)
 def hooks(host: None, tmp_path_factory: pytest.TempPathFactory) -> str:
     """How many hooks a daemon says it has attached where nothing fails. Its start also compiles the programs
-    for those of the tests."""
+    for the daemons of the tests."""
     daemon = Lockd(tmp_path_factory.mktemp("usual"))
     assert daemon.stop() == 0, "".join(daemon.log)
     return hooks_of(daemon)
@@ -118,7 +118,7 @@ def test_what_may_pass_is_told_from_what_stays(
 
 
 def test_a_program_that_the_kernel_refuses_is_no_lack_of_the_host(tmp_path: Path) -> None:
-    """The exit code is the same for both. Tests are skipped for a lack of the host but fail for a refusal."""
+    """A refusal has the exit code of a lack. But tests are skipped for a lack, and fail for a refusal."""
     config = tmp_path / "lockd.yaml"
     config.write_text("programs: {futex: {enabled: false}, kernel_locks: {enabled: false}}")
     code, log = failed(*refusing("EPERM", SYS_BPF, BPF_PROG_LOAD), options=(f"--config.file={config}",))
@@ -142,7 +142,7 @@ def test_too_few_descriptors_are_refused() -> None:
 
 @pytest.mark.parametrize("options", [("--mount-proc",), ()], ids=["its own /proc", "the host's /proc"])
 def test_a_pid_namespace_is_refused(options: Sequence[str]) -> None:
-    """There, the process ids that the programs count by would be those of other processes."""
+    """In a pid namespace, the process ids that the programs count by would be those of other processes."""
     code, log = failed("unshare", "--pid", "--fork", *options)
     assert code == CANNOT, log
     for part in ("PID namespace of its own", "hostPID: true", "--pid=host"):
