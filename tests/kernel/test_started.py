@@ -1,4 +1,4 @@
-"""What is left of lockd's start: three processes of few threads, of which none can load a program."""
+"""What remains once lockd has started: three processes with few threads, none of which can load a program."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ LOADING = {"CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE"}
 READING = {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
 
 RING_DESCRIPTORS = 3
-"""Of the one map that the namer has: its own and, as Python keeps one for each, of two mappings."""
+"""The number of descriptors of the namer's only map, a ring: its own and those of two mappings, for Python
+keeps a descriptor for each mapping.
+"""
 
 
 @pytest.fixture(scope="module")
 def daemon(host: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lockd]:
-    """One that has answered, as every one of its processes has."""
+    """A daemon that has answered a scrape, so that every one of its processes is at work."""
     started = Lockd(tmp_path_factory.mktemp("started"))
     started.metrics()
     yield started
@@ -39,7 +41,7 @@ def processes(daemon: Lockd) -> dict[str, int]:
 
 
 def processes_of(daemon: Lockd) -> dict[str, int]:
-    """Process ids by name."""
+    """Return the process ids of lockd's processes by their names."""
     found = {"sampler": daemon.process.pid}
     for pid, command in children_of(daemon.process.pid).items():
         (name,) = re.findall(r"isolation\.py lockd\.(\w+)", command)
@@ -48,7 +50,7 @@ def processes_of(daemon: Lockd) -> dict[str, int]:
 
 
 def capabilities(pid: int) -> Iterator[set[str]]:
-    """Of each thread: all that it has or may come to have."""
+    """Yield for each thread of a process all capabilities that it has or may come to have."""
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         sets = re.findall(r"^Cap(?:Prm|Eff|Bnd|Amb|Inh):\s*(\w+)$", status.read_text(), re.MULTILINE)
         bits = 0
@@ -58,7 +60,7 @@ def capabilities(pid: int) -> Iterator[set[str]]:
 
 
 def descriptors(pid: int) -> list[str]:
-    """What those besides the standard three are of."""
+    """Return what the open descriptors of a process refer to, but for the standard three."""
     directory = Path(f"/proc/{pid}/fd")
     found = []
     for fd in directory.iterdir():
@@ -95,7 +97,10 @@ def test_no_process_gets_more_by_what_it_executes(processes: dict[str, int]) -> 
 
 
 def test_what_reads_what_others_wrote_is_no_roots_and_may_call_little(processes: dict[str, int]) -> None:
-    """What it may is in tests/unit/process/test_confinement.py."""
+    """The exporter and the namer run as another user than root, with a filter for system calls.
+
+    What they may do is tested in tests/unit/process/test_confinement.py.
+    """
     for name in ("export", "names"):
         about = status(processes[name])
         assert about["Seccomp"] == "2", name
@@ -118,7 +123,10 @@ def test_the_namer_reads_and_has_nothing_else(processes: dict[str, int]) -> None
 
 
 def test_the_namer_reads_whoever_has_started_lockd(host: None, tmp_path: Path) -> None:
-    """execve() gives a process of another user than root nothing, unless it is made to."""
+    """The namer can read other processes even if another user than root starts lockd.
+
+    Unless it is made to, execve() gives no capabilities to a process of such a user.
+    """
     names = privileges.capabilities() & (LOADING | READING)
     caps = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in sorted(names))
     user = ("--reuid=nobody", "--regid=nogroup", "--clear-groups")
@@ -136,7 +144,7 @@ def test_the_namer_reads_whoever_has_started_lockd(host: None, tmp_path: Path) -
 
 
 def test_no_library_has_started_threads(processes: dict[str, int]) -> None:
-    """OpenBLAS would start one for each processor, with memory of its own."""
+    """No library starts threads. OpenBLAS would start one for each processor, with memory of its own."""
     counts = {name: len(os.listdir(f"/proc/{pid}/task")) for name, pid in processes.items()}
     assert counts["sampler"] <= 2, "itself, and the one that waits for membarrier()"
     assert counts["names"] == 1
@@ -144,5 +152,8 @@ def test_no_library_has_started_threads(processes: dict[str, int]) -> None:
 
 
 def test_the_maps_are_small(processes: dict[str, int]) -> None:
-    """At the defaults. Kernels count what belongs to each entry a little differently."""
+    """With the default configuration, the maps exceed their target by 25% at most.
+
+    Kernels differ a little in what they count as the memory of an entry.
+    """
     assert 0 < sum(maps_bytes(processes["sampler"]).values()) <= 1.25 * maps_target()

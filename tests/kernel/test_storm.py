@@ -1,7 +1,7 @@
 """A storm of events: lockd leaves out more and more, says so, counts on, and is itself again afterwards.
 
-What each step saves, docs/restraint.md says; nothing here is about how much. The budget is twice what lockd
-takes on this host when nothing much happens, which a storm on all CPUs exceeds many times.
+docs/restraint.md says what each step saves; these tests do not measure how much. The budget is twice what
+lockd takes on this host when little happens. A storm on all CPUs exceeds it many times.
 """
 
 from __future__ import annotations
@@ -29,11 +29,19 @@ pytestmark = [
 
 LAST = len(STEPS) - 1
 STORM_SECONDS, CALM_SECONDS = 60, 200
-"""Of the storm: long enough for every step. Of what comes after it: at most."""
+"""The length of the storm, which is enough for every step, and the longest time that lockd may then take to
+get back to level 0.
+"""
 LEAST, MOST = 0.005, 0.03
-"""Bounds of the budget: less is too little where others are at work, more takes too long to use up."""
+"""The bounds of the budget, as shares of the machine: less is too little where other processes are at work,
+and more takes too long to use up.
+"""
 OWN_OF_KERNELS = (0.3, 1.3)
-"""The kernel's times have a reading of its clock in each run, half of a short one; lockd's are a sample."""
+"""The bounds of the programs' time by lockd, divided by their time by the kernel.
+
+The kernel's time of each run includes a reading of its clock, which is half of a short run. lockd's time is
+an estimate from a sample of the runs.
+"""
 STEP = re.compile(r"restraint from (\d) to (\d): (.*); lockd takes ([\d.]+)% of the machine \(programs ")
 
 
@@ -42,12 +50,12 @@ def level_of(metrics: Metrics) -> int:
 
 
 def steps_of(lockd: Lockd) -> list[re.Match[str]]:
-    """What the daemon has said of its steps."""
+    """Return the lines in which the daemon has logged its steps."""
     return [found for line in list(lockd.log) if (found := STEP.search(line))]
 
 
 def wait_for_level(lockd: Lockd, level: int, seconds: float) -> None:
-    """By its log: to be scraped all the time is more than its budget."""
+    """Wait until the daemon has logged a step to `level`. Scrapes all the time would exceed its budget."""
     deadline = time.monotonic() + seconds
     while not ((steps := steps_of(lockd)) and int(steps[-1][2]) == level):
         assert time.monotonic() < deadline, "".join(lockd.log)
@@ -63,13 +71,15 @@ def large(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
 
 
 def budget_for(lockd: Lockd) -> str:
-    """A share of the machine, by what a daemon without a budget takes at this moment."""
+    """Return a budget, as a share of the machine: about twice what a daemon without a budget takes now."""
     taken = [lockd.metrics().sum("lockd_cpu_ratio") for _ in range(10)]
     return f"{100 * min(max(2 * sorted(taken)[5], LEAST), MOST):.3f}%"
 
 
 def left_out(before: Metrics, after: Metrics) -> float:
-    """Runs of programs that the kernel left out: a sampler was preempted in a map operation on that CPU."""
+    """Return the number of runs of programs that the kernel left out between two scrapes, because a sampler
+    was preempted in a map operation on that CPU.
+    """
     name = "lockd_dropped_events_total"
     return after.sum(name, reason="recursion") - before.sum(name, reason="recursion")
 
@@ -84,16 +94,18 @@ class Storm:
         wait_for_level(small, LAST, STORM_SECONDS)
         time.sleep(1.0)  # the programs learn of it with the next window
         self.probed = probe.run()
-        """What another process did at the last level."""
+        """The truth of another process, which ran at the last level."""
         self.at_last = small.metrics()
         self.truth = one.truth()
         self.after, self._large = small.metrics(), large.metrics()
 
     def check(self, truth: int, name: str, **labels: str) -> None:
-        """Nothing lost and nothing twice; `other` may hold what other processes did meanwhile.
+        """Assert that nothing is lost and nothing counted twice; `other` may also hold what other processes
+        did meanwhile.
 
-        Of which kind that was, the two daemons may say differently: a storm drives the locks of other
-        processes out of the table of known ones, whose waits then have the kind that their calls look like.
+        The two daemons may disagree about the kind of the waits of other processes: a storm drives the locks
+        of these processes out of the table of known locks, and their waits then get the kind that their
+        calls look like.
         """
         any_kind = {label: value for label, value in labels.items() if label not in ("kind", "reason")}
         lost, lost_by_large = (
@@ -107,13 +119,13 @@ class Storm:
         assert 0 < others < counted, (name, labels)
 
     def _foreign(self, name: str, **labels: str) -> float:
-        """Of all other processes, by the daemon without a budget."""
+        """Return what all other processes added in the storm, as the daemon without a budget counted it."""
         everybody = self._large.sum(name, **labels) - self._large_before.sum(name, **labels)
         own = {**labels, "comm": self._one.comm}
         return everybody - (self._large.sum(name, **own) - self._large_before.sum(name, **own))
 
     def added(self, name: str, **labels: str) -> float:
-        """By the daemon with a budget."""
+        """Return what the daemon with a budget counted in the storm."""
         return self.after.sum(name, **labels) - self._small_before.sum(name, **labels)
 
 
@@ -124,7 +136,7 @@ def test_a_storm(large: Lockd, workload: Start, tmp_path: Path) -> None:
         assert level_of(small.metrics()) == 0
         storm = Storm(small, large, one, probe)
 
-        # It counts on.
+        # In the storm, lockd counts on.
         assert level_of(storm.after) == LAST
         futex = storm.truth["futex"]["lock"]
         storm.check(futex["waits"], "lockd_futex_waits_total", kind="lock")
@@ -140,12 +152,12 @@ def test_a_storm(large: Lockd, workload: Start, tmp_path: Path) -> None:
         assert dropped == storm.added("lockd_dropped_events_total", reason="recursion")
         assert storm.added("lockd_overflow_events_total", map="futex") > 0
 
-        # At the last step nobody has a name; before, processes have.
+        # At the last step, no process has series under its name; before it, processes have.
         assert storm.probed["errors"]["EAGAIN"] == 50
         assert storm.at_last.sum("lockd_futex_waits_total", comm=probe.comm) == 0
         assert storm.added("lockd_futex_waits_total", comm=one.comm) > 0
 
-        # It is itself again.
+        # After the storm, lockd is itself again.
         wait_for_level(small, 0, CALM_SECONDS)
         told = last_probe.run()["futex"]["lock"]
         last = small.metrics()
@@ -154,7 +166,7 @@ def test_a_storm(large: Lockd, workload: Start, tmp_path: Path) -> None:
         assert last.sum(name, comm=last_probe.comm, lock="mutex_handover:handover_mutex") == told["blocked"]
         assert small.api("threads", comm=last_probe.comm, kind="lock")
 
-        # It has said so.
+        # The log has every step.
         steps = steps_of(small)
         levels = [(int(found[1]), int(found[2])) for found in steps]
         assert levels[:LAST] == [(0, 1), (1, 2), (2, 3)]
@@ -166,7 +178,7 @@ def test_a_storm(large: Lockd, workload: Start, tmp_path: Path) -> None:
 
 
 def kernels_seconds(pid: int) -> float:
-    """What all programs took that a process has descriptors of."""
+    """Return the kernel's run time of all programs of which a process has descriptors, in seconds."""
     ids: set[int] = set()
     for path in Path(f"/proc/{pid}/fdinfo").iterdir():
         ids |= {int(number) for number in re.findall(r"^prog_id:\s+(\d+)", path.read_text(), re.MULTILINE)}

@@ -19,14 +19,15 @@ def test_what_is_timed_stands_for_all(calls: Lockd, workload: Start) -> None:
     rows = list(csv.DictReader(trace.stop().splitlines()))
     metrics = calls.metrics()
     one.finish()
-    # On a busy host the sampler may be preempted in a map operation: until it goes on, the kernel leaves
-    # programs out on its processor.
+    # On a busy host the sampler may be preempted in a map operation. Until it goes on, the kernel runs no
+    # programs on its processor.
     lost = metrics.sum("lockd_dropped_events_total", map="futex", reason="recursion") - lost_before
     assert CALLS - lost <= metrics.sum("lockd_futex_waits_total", comm=one.comm) <= CALLS
     sys_us = metrics.sum("lockd_futex_sys_seconds_total", comm=one.comm) * 1e6
     told_us = sum(int(row["sys_us"]) for row in rows)
-    # Each of the two times what the other does in a call as well. A call that the host holds up may be so
-    # between their two readings of the clock, and it stands for eight if it is one that is timed.
+    # Each of the two, daemon and trace, also times what the other one does in a call. If the host holds up a
+    # call between their readings of the clock, only one of them counts that time, and the daemon counts it
+    # eight times if it times this call.
     longest_told_us = max(int(row["max_sys_us"]) for row in rows)
     assert 0.5 * (told_us - longest_told_us) < sys_us < 2 * told_us + 8 * truth["longest_us"]
     longest_us = metrics.max("lockd_futex_max_sys_us", comm=one.comm)

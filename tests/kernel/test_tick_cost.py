@@ -1,4 +1,4 @@
-"""What a tick does for what it finds, in counts: no loop over keys, bounded work, nothing lost."""
+"""The cost of a tick, in counts: it has no loop over keys, its work is bounded, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bench.sampler import CONFIG, Filled, steady
 from lockd.sample.drain import FOLDED_ROWS
 
 FEW, MANY = 1000, 3000
-"""Entries; both are folded in one go."""
+"""Numbers of entries, both of which are folded in one go."""
 BURST = 10_000
 FULL = 16_000
-"""Nearly all that the map has room for."""
+"""The number of entries that nearly fills the map."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def tick(filled: Filled, count: int = 0) -> None:
 
 
 def calls_of(what: Callable[[], object]) -> int:
-    """How often it calls a function, of Python or of C."""
+    """Return how many calls of functions, of Python or of C, `what` makes."""
     calls = 0
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
@@ -59,7 +59,7 @@ def calls_of(what: Callable[[], object]) -> int:
 
 
 def counted(filled: Filled) -> int:
-    """Futex waits in all series."""
+    """Return the number of futex waits in all series."""
     assert filled.sampler.futex
     return int(filled.sampler.futex.by_kind["slots"].sum())
 
@@ -68,7 +68,7 @@ def counted(filled: Filled) -> int:
 def test_folding_is_no_loop_over_keys(filled: Filled, is_fresh: bool) -> None:
     drain(filled, FEW, is_fresh)
     few = calls_of(filled.sampler.fold)
-    if not is_fresh:  # then there are as many to be known
+    if not is_fresh:  # the next drain repeats keys, so there must be MANY known ones
         drain(filled, MANY)
         filled.sampler.fold()
     drain(filled, MANY, is_fresh)
@@ -81,7 +81,7 @@ def test_a_burst_is_folded_over_several_ticks_and_counted_whole(filled: Filled) 
     filled.sampler.fold()
     before = counted(filled)
     tick(filled, BURST)
-    assert counted(filled) == before  # to drain them is enough for one tick
+    assert counted(filled) == before  # a tick that drains so many entries folds none
     tick(filled)
     assert counted(filled) - before == FOLDED_ROWS
     while filled.unfolded_rows:

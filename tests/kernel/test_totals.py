@@ -1,11 +1,11 @@
-"""Totals are exact where maps are too small: series of its own + `other` + dropped = truth.
+"""Totals are exact where maps are too small: a workload's own series + `other` + dropped = truth.
 
-What found no place in a map has lost its process, so `other` holds every process's, whatever the filter
-says. Told apart it is by what no other program does: priority-inheritance waits and EDEADLK, off-CPU time
-for the reason `signal`, waits for a mutex while nobody else uses pipes. Whether somebody did after all is
-known from a second daemon, whose maps have room for everybody: so much may be in `other` besides. Its
-interval holds the one that is checked, so the bounds hold however busy the host is, and on a quiet one
-they meet.
+An event that finds no room in a map has lost its process. So `other` holds the events of every process,
+whatever the filter says. The workloads do what no other program does, which tells their events apart:
+priority-inheritance waits and EDEADLK, off-CPU time for the reason `signal`, waits for a mutex while nobody
+else uses pipes. A second daemon, whose maps have room for everybody, shows whether another program did the
+same after all: as much more may be in `other`. The interval of the second daemon includes the one that is
+checked. So the bounds hold however busy the host is, and on a quiet host they meet.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ AGREEING = {
     "lockd_kernel_lock_site_wait_seconds_total": "lockd_kernel_lock_wait_seconds_sum",
     "lockd_offcpu_waker_seconds_total": "lockd_offcpu_blocked_seconds_sum",
 }
-"""Families that count the same by other labels."""
+"""Pairs of families that count the same events by different labels, so that their sums agree."""
 
 
 def in_all(metrics: Metrics, name: str) -> float:
-    """Of all series, those that are not exported any more included."""
+    """Return the sum of a family over all its series, including the retired ones."""
     return metrics.sum(name) + metrics.sum("lockd_retired_value", metric=name)
 
 
@@ -52,32 +52,36 @@ class Comparison:
                 assert in_all(metrics, one_family) == expected, one_family
 
     def counted(self, name: str, **labels: str) -> float:
-        """By the small daemon: this process's, and what was added to `other`."""
+        """Return what the small daemon counted: the series of this process, and the increase of `other`."""
         others = self._small.sum(name, comm="other", **labels)
         others -= self._small_before.sum(name, comm="other", **labels)
         return self._small.sum(name, comm=self._one.comm, **labels) + others
 
     def dropped(self, program: str, **labels: str) -> float:
-        """By the small daemon."""
+        """Return how many events of a program the small daemon dropped."""
         return self._added("lockd_dropped_events_total", map=program, **labels)
 
     def overflowed(self, program: str) -> float:
-        """By the small daemon."""
+        """Return how many events of a program went to the overflow map of the small daemon."""
         return self._added("lockd_overflow_events_total", map=program)
 
     def foreign(self, name: str, **labels: str) -> float:
-        """Of all other processes, by the large daemon; its count of this process must be the `truth`."""
+        """Return what the large daemon counted for all other processes. This holds as far as its count of
+        this process is the `truth`.
+        """
         everybody = self._large.sum(name, **labels) - self._large_before.sum(name, **labels)
         return everybody - self._large.sum(name, comm=self._one.comm, **labels)
 
     def preemptions(self) -> float:
-        """Of all processes, by the large daemon: each wait for a CPU that followed no absence."""
+        """Return the number of preemptions of all processes by the large daemon: the waits for a CPU that
+        followed no blocking.
+        """
         names = [f"lockd_offcpu_{part}_seconds_count" for part in ("runqueue", "blocked")]
         waits, absences = (self._large.sum(name) - self._large_before.sum(name) for name in names)
         return waits - absences
 
     def check(self, program: str, truth: int, name: str, **labels: str) -> None:
-        """Nothing lost, nothing twice."""
+        """Assert that nothing is lost and nothing counted twice."""
         assert self._large.sum(name, comm=self._one.comm, **labels) == truth, (name, labels)
         counted = self.counted(name, **labels)
         assert truth - self.dropped(program) <= counted, (name, labels)
@@ -97,7 +101,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, host: None) -> Iterator[Lock
 
 @contextmanager
 def daemon(directory: Path, **config: Any) -> Iterator[Lockd]:
-    """One with a configuration of its own, which must end well."""
+    """A daemon with a configuration of its own, which must end well."""
     lockd = Lockd(directory, {"programs": {"futex": {"mode": "calls"}}, **config})
     try:
         yield lockd
@@ -145,14 +149,16 @@ def test_kernel_lock_waits_that_find_no_place(large: Lockd, workload: Start, tmp
     ("entries", "threads"),
     [
         (64, 300),  # fewer than this host has without the workload
-        # What ran before has its place: here hardly anybody else's events are dropped.
+        # Threads that ran before have their place, so that hardly any events of others are dropped here.
         pytest.param(512, 700, marks=pytest.mark.thorough("the same on a larger scale")),
     ],
 )
 def test_threads_that_find_no_place(
     large: Lockd, workload: Start, tmp_path: Path, entries: int, threads: int
 ) -> None:
-    """A drop has no label at all: anybody's futex call may be one of them, even a wake."""
+    """Dropped events have no label that tells what they were: any futex call of any process may be among
+    them, even a wake.
+    """
     one = workload("crowd", threads, 50, 20_000, 1)
     with daemon(tmp_path, maps={"threads": entries}, filter={"comms": [one.comm]}) as small:
         run = Comparison(small, large, one)
@@ -167,7 +173,7 @@ def test_threads_that_find_no_place(
     name, truth = "lockd_offcpu_blocked_seconds_count", run.truth["offcpu"][0]["count"]
     run.check("offcpu", truth, name, reason="lock")
     dropped = run.dropped("offcpu", reason="threads_full")
-    # That somebody who has no place is preempted, is dropped as well.
+    # The preemptions of threads that have no place are dropped as well.
     foreign = run.foreign(name) + run.preemptions()
     assert truth <= run.counted(name, reason="lock") + dropped <= truth + foreign
     one.finish()

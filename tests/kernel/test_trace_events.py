@@ -1,4 +1,4 @@
-"""`lockd trace hist` and `latency` against a program of known system calls, and beside bpftrace."""
+"""`lockd trace hist` and `latency` against a program whose system calls are known, and beside bpftrace."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Groups = dict[tuple[Any, ...], dict[str, Any]]
 
 
 def groups(done: Done) -> Groups:
-    """The histograms of a trace in JSON by the values of their keys."""
+    """Return the histograms of a trace in JSON, by the values of their keys."""
     assert (done.code, done.lost) == (0, "none"), done.err
     found = [json.loads(line) for line in done.out.splitlines()]
     assert done.events == sum(group["count"] for group in found)
@@ -47,18 +47,18 @@ def groups(done: Done) -> Groups:
 
 
 def buckets(group: dict[str, Any]) -> dict[tuple[int | None, int | None], int]:
-    """Those with anything in them."""
+    """Return the counts of the buckets that are not empty, by their bounds."""
     return {(one["from"], one["below"]): one["count"] for one in group["buckets"] if one["count"]}
 
 
 def at_least(group: dict[str, Any], value: int) -> int:
-    """How many are in the bucket of `value` or above."""
+    """Return the number of events in the bucket of `value` and in those above it."""
     low, _ = LOG2.bounds(LOG2.slot(value))
     return sum(one["count"] for one in group["buckets"] if (one["from"] or 0) >= (low or 0))
 
 
 def returned(truth: dict[str, Any]) -> Counter[int]:
-    """What pread64 returned, by value."""
+    """Return how often pread64 returned each value."""
     numbers = {ERRORS.get(name) or int(name): count for name, count in truth["pread64"].items()}
     return Counter(numbers)
 
@@ -71,7 +71,7 @@ def in_buckets(values: Counter[int], scale: Any = LOG2) -> dict[tuple[int | None
 
 
 def traced(workload: Start, *words: object) -> tuple[dict[str, Any], Groups, str]:
-    """The truth of a run of system_calls, what a trace of it says, and its name."""
+    """Run the workload system_calls under a trace; return its truth, the trace's histograms, and its comm."""
     calls = workload("system_calls", TIMES)
     with Trace(*words, "-p", calls.pid, "--format", "json") as one:
         truth = calls.run()
@@ -125,7 +125,7 @@ def test_filters(filters: tuple[str, ...], holds: Any, workload: Start) -> None:
 
 
 def test_arguments_have_their_types(workload: Start) -> None:
-    """fd of pread64 is an unsigned int, of which some are -1."""
+    """The argument fd of pread64 is an unsigned int: where the program passes -1, its value is 2^32 - 1."""
     truth, found, _ = traced(workload, "hist", "syscalls:sys_enter_pread64", "fd", "--by", "fd")
     assert found[2**32 - 1,]["count"] == truth["pread64"]["EBADF"]
     assert sum(group["count"] for group in found.values()) == returned(truth).total()
@@ -142,7 +142,7 @@ def test_values_by_stack(workload: Start) -> None:
 
 
 def test_texts_are_counted(workload: Start) -> None:
-    """The program forks once, and is then called what its child is called."""
+    """The program forks once and starts two threads, always under the same comm."""
     calls = workload("system_calls", 1)
     with Trace("hist", "sched:sched_process_fork", "parent_comm", "-p", calls.pid, "--format", "csv") as one:
         calls.run()
@@ -203,7 +203,7 @@ def test_latencies_are_as_long_as_the_calls(workload: Start) -> None:
     assert polls["sum"] >= TIMES * (short + long)
     assert found["futex", "ETIMEDOUT", ""]["sum"] >= TIMES * short
     assert found["futex", "EAGAIN", ""]["max"] < found["futex", "ETIMEDOUT", ""]["sum"]
-    # Stopped in the middle, and gone on with: one call, the time in which it was stopped in it.
+    # A call that is stopped in the middle and goes on afterwards is one call. Its time includes the stop.
     assert found["nanosleep", "success", ""]["max"] >= truth["slept_us"]
     assert found["wait4", "success", ""]["max"] >= truth["waited_us"]
 
@@ -258,7 +258,7 @@ def test_latencies_by_stack_and_thread(workload: Start) -> None:
 
 
 def test_all_calls(workload: Start) -> None:
-    """Of a process that also makes some that never return, or return elsewhere."""
+    """Trace all calls of a process, some of which never return, or return elsewhere: these are left out."""
     truth, found, _ = traced(workload, "latency", "all", "--by", "none")
     counts = {key[0]: group["count"] for key, group in found.items() if not key[1]}
     assert counts["pread64"] == sum(truth["pread64"].values())
@@ -266,12 +266,14 @@ def test_all_calls(workload: Start) -> None:
     assert counts["tgkill"] == 2 * truth["k"]
     assert counts["nanosleep"] == counts["wait4"] == 1
     assert not {"exit", "exit_group", "rt_sigreturn", "restart_syscall"} & counts.keys()
-    # The protocol's read of what never comes, and the thread that is stuck.
+    # Ongoing at the end: the workload waits for its next command, and one thread is stuck in readv.
     assert {key[0]: group["count"] for key, group in found.items() if key[1]} == {"read": 1, "readv": 1}
 
 
 def test_threads_that_end_in_a_call(workload: Start) -> None:
-    """By exit_group(), by exec and killed, of processes that the program starts."""
+    """Calls in which threads end by exit_group(), by exec or by SIGKILL count, in processes that the program
+    starts.
+    """
     one = workload("exit_in_call", TIMES)
     with Trace("latency", "futex", "--by", "comm,ret", "--format", "json") as calls:
         truth = one.run()
@@ -283,7 +285,7 @@ def test_threads_that_end_in_a_call(workload: Start) -> None:
 
 
 def test_a_thread_that_takes_over_the_process_by_exec(workload: Start) -> None:
-    """Its execve() is entered under one id and left under another; no call stays behind."""
+    """The thread enters execve() under one thread id and leaves it under another; no call is left behind."""
     one = workload("exec_thread", TIMES, 4)
     with Trace("latency", "futex,execve", "-p", one.pid, "--format", "json") as calls:
         one.run()
@@ -296,7 +298,7 @@ def test_a_thread_that_takes_over_the_process_by_exec(workload: Start) -> None:
 
 
 def test_vfork_is_as_long_as_the_child_runs() -> None:
-    """Its child returns from it as well, though it never called it."""
+    """The child returns from vfork as well, though it never called it; that return does not count."""
     with subprocess.Popen(["/usr/bin/python3", "-c", SPAWNER], stdin=subprocess.PIPE) as spawner:
         assert spawner.stdin
         with Trace("latency", "vfork,clone,clone3", "-p", spawner.pid, "--format", "json") as one:
@@ -308,7 +310,7 @@ def test_vfork_is_as_long_as_the_child_runs() -> None:
 
 
 def test_between_two_tracepoints(workload: Start) -> None:
-    """Those of a system call, so that the truth is known."""
+    """The two tracepoints are those of a system call, so that the truth is known."""
     words = ("latency", "syscalls:sys_enter_ppoll,sys_exit_ppoll")
     truth, found, _ = traced(workload, *words)
     ((key, group),) = found.items()
@@ -342,7 +344,10 @@ def test_what_cannot_be_is_said_at_once(words: tuple[str, ...], says: str) -> No
 
 
 def bpftrace_counts(printed: list[dict[str, Any]], name: str) -> dict[tuple[int | None, int | None], int]:
-    """The buckets of a histogram of bpftrace, its bounds as ours: its `max` is in the bucket."""
+    """Return the buckets of a histogram of bpftrace with the bounds as lockd gives them.
+
+    bpftrace's `max` is the last value in the bucket, while lockd's upper bound is outside of it.
+    """
     (data,) = (one["data"][name] for one in printed if one.get("type") == "hist" and name in one["data"])
     return {(one.get("min"), one["max"] + 1): one["count"] for one in data if one["count"]}
 

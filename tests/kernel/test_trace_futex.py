@@ -1,4 +1,4 @@
-"""lockd trace futex: what it writes against what programs know."""
+"""What `lockd trace futex` writes, against what the programs that it traces know."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOCKTRACE = (
     "pid,tid,addr,blocked_us,sys_us,max_blocked_us,max_sys_us,"
     "wait_count,blocked_count,wake_count,errors,stack"
 )
-"""The columns as locktrace prints them."""
+"""The head line of the CSV that locktrace prints."""
 FUTEX = {"x86_64": "202", "aarch64": "98"}[os.uname().machine]
 
 
@@ -40,7 +40,9 @@ def check_counts(rows: list[Row], truth: dict[str, Any]) -> None:
 
 
 def times_off(rows: list[Row], truth: dict[str, Any]) -> list[str]:
-    """What is too short, which being disturbed explains; nothing may ever be too long."""
+    """Return the times that are too short, which a disturbance of the program explains. Assert that no time
+    is too long.
+    """
     found = []
     for kind, told in truth["futex"].items():
         blocked = total(rows, "blocked_us", kind=kind)
@@ -112,7 +114,7 @@ def test_every_release_is_counted_for_the_code_that_held_the_lock(
         rows = list(csv.DictReader(file))
     assert {(row["pid"], row["holder"]) for row in rows} == {(str(one.pid), holder)}
     assert sum(int(row["releases"]) for row in rows) == truth["blocked"]
-    # A wait counts until the wake-up, and the workload sees it later.
+    # A wait counts until the wake-up; the workload reads the clock later.
     waited = sum(int(row["waited_us"]) for row in rows)
     assert 0.5 * truth["least_us"] <= waited <= truth["blocked_us"] + truth["blocked"]
     assert all(bool(row["stack"]) == (not holder.startswith("(")) for row in rows)
@@ -128,7 +130,9 @@ def report_by_holder(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("lock", ["normal", "rwlock"])
 def test_holders_are_charged_for_what_threads_waited(lock: str, tmp_path: Path) -> None:
-    """As the daemon's are (test_holders.py), but of every release: in the file, and in the report of it."""
+    """The shares of the holders are right, as test_holders.py shows for the daemon, but here every release
+    counts. This holds for the file of holders and for the report of it.
+    """
     build("c", "holders_c")
 
     def attempt() -> list[str]:
@@ -207,7 +211,7 @@ def test_a_wait_that_goes_on_counts_and_is_marked(began: str, workload: Start) -
 
 
 def test_a_wait_that_ends_in_the_trace_counts_from_its_beginning(workload: Start) -> None:
-    """Of one that began before: nobody saw it begin, but it was found."""
+    """A wait that is ongoing when the trace begins is found, and counts from the beginning of the trace."""
     seconds = 4
     one = workload("timed_wait", seconds * 1000)
     earliest_end = time.monotonic() + seconds
@@ -279,7 +283,8 @@ def test_a_stop_interrupts_a_call_and_it_goes_on(workload: Start) -> None:
     assert re.search(r"restarted after a stop +1$", trace.said, re.M), trace.said
     assert re.search(r"end was not seen +0$", trace.said, re.M), trace.said
     assert total(rows, "wait_count") == 2
-    # As it was stopped meanwhile, for no longer than until it was seen asleep again.
+    # The time in which the thread was stopped does not count. It ended before the thread was seen asleep
+    # again.
     assert (1 - SHARE) * truth["us"] - stopped_us < total(rows, "blocked_us") < truth["us"]
 
 
@@ -305,8 +310,8 @@ def test_histograms_have_every_wait_that_blocked(workload: Start, tmp_path: Path
     }
     (slots,) = locks.values()
     assert sum(n for *_, n in slots) == truth["futex"]["lock"]["blocked"]
-    # Each timeout is 20,000 us or more, less what the thread took on its way to sleep. The slot begins at
-    # 16,384 us.
+    # Each timeout is 20,000 us or more; what the thread takes until it sleeps is not blocked time. The slot
+    # begins at 16,384 us.
     assert sum(n for _, high, n in slots if high >= 20_000) >= 20
 
 

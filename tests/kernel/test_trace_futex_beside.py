@@ -1,4 +1,4 @@
-"""lockd trace futex in its formats, beside the daemon, bpftrace and the report: all say the same."""
+"""`lockd trace futex` says the same in all its formats, and as the daemon, bpftrace and the report."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tests.support.workload import Start, Workload
 
 
 def check_blocked(seen_us: float, told: dict[str, float]) -> None:
-    """The sum of one of several tracers, each of which reads the clock in its own program.
+    """Assert that the blocked time of one of several tracers is possible by the truth.
 
-    What the host takes between two of them is in one of their sums only.
+    Each tracer reads the clock in its own program. Time that the host takes between two of these readings is
+    in the sum of one tracer only.
     """
     least_us = told["least_us"] - PER_SWITCH_US * told["blocked"]
     assert least_us <= seen_us <= told["blocked_us"] + told["blocked"]
@@ -67,11 +68,13 @@ tracepoint:syscalls:sys_exit_futex /@since[tid]/ {
 tracepoint:sched:sched_process_exit /tid == $1/ { exit(); }
 interval:ms:100 /!@begun/ { @begun = 1; printf("begun\\n"); }
 """
-"""It attaches in this order: all is attached when it says that it has begun."""
+"""bpftrace attaches its probes in this order, so all are attached when it says that it has begun."""
 
 
 def bpftraced(one: Workload) -> tuple[Counter[int], float, list[Row], Trace]:
-    """Calls by operation and their time in microseconds as bpftrace sees them, and what a trace says."""
+    """Run a workload under bpftrace and a trace. Return the number of calls by operation and the time of all
+    calls in microseconds, both by bpftrace; then the rows of the trace, and the trace.
+    """
     script = subprocess.Popen(
         ["bpftrace", "-f", "json", "-e", BPFTRACE.replace("$1", str(one.pid))],
         stdout=subprocess.PIPE, text=True,
@@ -91,7 +94,7 @@ def bpftraced(one: Workload) -> tuple[Counter[int], float, list[Row], Trace]:
 
 
 WAITS, WAKES = (0, 6, 9, 11, 13), (1, 3, 4, 5, 7, 10, 12)
-"""Operations of futex(2)."""
+"""The operations of futex(2) that wait, and those that wake, by number."""
 
 
 @beside_another_tool

@@ -1,4 +1,4 @@
-"""The stacks of lockd trace futex: names with commas, depth, room, wakes."""
+"""The stacks of `lockd trace futex`: names with commas, deep stacks, lost stacks, stacks of wakes."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ int main(void)
     read(0, &byte, 1);
 }
 """
-"""100 waits at 100 stacks that block. On a busy processor the time of some is over before they do: they are
-repeated."""
+"""A program with 100 waits that block, each at a stack of another depth. On a busy processor, the timeout of
+a wait may be over before it blocks; then the wait is repeated."""
 
 TEMPLATES = r"""
 #include <linux/futex.h>
@@ -100,7 +100,7 @@ def compiled(tmp_path: Path) -> Compile:
 
 
 def run_traced(program: Path, *options: object) -> tuple[str, Trace]:
-    """Run what is written as DEPTHS is under a trace; what that wrote."""
+    """Run a program with the protocol of DEPTHS under a trace. Return what the trace wrote, and the trace."""
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin
         assert process.stdout

@@ -1,5 +1,5 @@
-"""lockd trace stackcount and stacksnoop on functions of the kernel: those of system calls, which a process
-makes as often as it is told."""
+"""`lockd trace stackcount` and `stacksnoop` on kernel functions: those of system calls, which a process makes
+as often as it is told."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ for _ in sys.stdin.buffer:
 GETPGID, GETSID = f"{SYSTEM_CALL}getpgid", f"{SYSTEM_CALL}getsid"
 CALLS = {GETPGID: 40, GETSID: 15}
 ORIGINAL = ROOT / "originals/stackcount"
-"""bcc's, where tests/vm/guests.py has put it, or the host's own."""
+"""bcc's stackcount, where tests/vm/guests.py puts it. If it is not there, the host's own is used."""
 MECHANISMS = ("kprobe", "fentry")
 DEBUGFS = "/sys/kernel/debug"
 BLACKLIST = Path(DEBUGFS, "kprobes/blacklist")
@@ -49,7 +49,7 @@ class Asking:
             [sys.executable, "-c", ASKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.pid = self.process.pid
-        self.ask()  # what Python does only once is done
+        self.ask()  # so that Python has done what it does only once
 
     def ask(self) -> None:
         assert self.process.stdin and self.process.stdout
@@ -66,7 +66,7 @@ def asking() -> Iterator[Asking]:
 
 
 def counted(text: str) -> Counter[str]:
-    """Of lockd's JSON, by the function that is called."""
+    """Return the counts in the JSON of a trace, by the function that is called."""
     found: Counter[str] = Counter()
     for line in text.splitlines():
         one = json.loads(line)
@@ -115,7 +115,7 @@ def test_events(asking: Asking) -> None:
 
 @pytest.fixture
 def debugfs() -> Iterator[None]:
-    """Mounted, for as long as the test takes if the host has not."""
+    """Mounts debugfs for the time of the test, unless the host has mounted it."""
     if BLACKLIST.exists():
         yield
         return
@@ -161,7 +161,9 @@ def test_side_by_side_with_bcc(asking: Asking, tmp_path: Path) -> None:
 
 
 def stacks(text: str) -> Counter[tuple[str, ...]]:
-    """As bcc's stackcount prints them. What a kprobe itself puts on top is left out."""
+    """Return the counts by stack from text as bcc's stackcount prints it. The functions that a kprobe itself
+    puts on top of a stack are left out.
+    """
     found: Counter[tuple[str, ...]] = Counter()
     for part in text.split("\n\n"):
         *frames, count = [line.strip() for line in part.splitlines() if line.strip()] or [""]

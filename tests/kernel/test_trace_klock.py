@@ -1,4 +1,6 @@
-"""`lockd trace klock` where only waits are seen: records, tables, profiles of locks held for a known time."""
+"""`lockd trace klock` in mode `contention`, which sees only waits: records, tables and profiles of the waits
+for locks that are held for a known time.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ MOST_LOST = 0.05
 
 @pytest.fixture
 def klock() -> Iterator[Callable[..., Trace]]:
-    """Start it, so that it counts waits alone."""
+    """Starts `lockd trace klock` in the mode that counts only waits."""
     with contextlib.ExitStack() as traces:
         yield lambda *words: traces.enter_context(
             one_shot("klock", "--mode", "contention", "--time", "1h", *words)
@@ -39,7 +41,7 @@ def klock() -> Iterator[Callable[..., Trace]]:
 
 
 def records_of(text: str, comm: str) -> list[list[str]]:
-    """The lines of samples, read as CSV."""
+    """Return the lines of the samples of `comm`, read as CSV."""
     return [line for line in csv.reader(text.splitlines()) if line[0] == "s" and line[1] == comm]
 
 
@@ -50,11 +52,12 @@ def stacks_of(text: str) -> dict[int, list[str]]:
 def check_records(
     trace: Trace, one: Workload, truth: dict[str, Any], period_ns: int, threads: int = 1
 ) -> list[str]:
-    """Counts are exact for each lock type that the truth names, so many threads wait for the mutex; what is
-    off of times.
+    """Assert that the counts are exact for each lock type of the truth, and that `threads` threads wait for
+    the mutex. Return the times that are off.
 
-    Waits may be missing that are counted as lost: the kernel did not run the program, as it ran already on
-    that CPU. Then nothing can be said of times. With many lost waits nothing can be said of counts either.
+    Waits that are counted as lost may be missing: the kernel did not run the program, because it ran already
+    on that CPU. Then nothing can be said about times. With many lost waits, nothing can be said about counts
+    either.
     """
     text = trace.stop()
     lost, found = sum(trace.lost.values()), []

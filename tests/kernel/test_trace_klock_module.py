@@ -1,4 +1,4 @@
-"""`lockd trace klock --mode all` against the kernel test module, whose locks are known to the last one."""
+"""`lockd trace klock --mode all` against the kernel test module, which knows all about its locks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from tests.tries import tries
 
 MECHANISMS = ("fentry", "kprobe")
 SHARE, EACH_NS = 0.05, 500_000
-"""Times may be off by so much, or by so much for each of the waits or holds."""
+"""The tolerance of times: a share, or nanoseconds for each of the waits or holds, whichever is more."""
 TRIES = 3
-"""Of every script: an emulated machine may stand still between the module's clock and lockd's."""
+"""The number of tries of every script: an emulated machine may stand still between the module's reading of
+the clock and lockd's."""
 LONG = 3600
-"""Seconds; a trace is stopped before."""
+"""The duration that traces are given, in seconds. Each is stopped long before its end."""
 NUMBERS = ("waits", "acquisitions", "holds", "wait_ns", "hold_ns")
 
 pytestmark = pytest.mark.timeout(1500)
@@ -35,16 +36,18 @@ pytestmark = pytest.mark.timeout(1500)
 
 @dataclass
 class Seen:
-    """What both forms of one mechanism have told of all scripts, and the truths."""
+    """What a profile and records of one mechanism show of the scripts, and the truths of these."""
 
     samples: list[dict[str, Any]]
     records: list[list[str]]
     truths: dict[str, Truth]
-    """By script."""
+    """The truths by the names of the scripts."""
     lost: dict[str, int]
 
     def of(self, name: str, kind: str) -> dict[str, int]:
-        """Of a script: numbers of the profile, and `accesses` of the records."""
+        """Return the sums for one script and lock type: NUMBERS from the profile; `accesses` and
+        `record_wait_ns` from the records.
+        """
         comm = comm_of(name)
         mine = [one for one in self.samples if one["comm"] == comm and one["type"] == kind]
         lines = [line for line in self.records if line[1] == comm and line[3] == kind]
@@ -60,7 +63,9 @@ SCRIPTS = {**scripts(), **CROWDS}
 
 
 class Rounds:
-    """Runs of scripts while one mechanism makes a profile and records of them: of all, then of some again."""
+    """Runs of scripts while one mechanism makes a profile and records of them: first of all scripts, then of
+    single ones again.
+    """
 
     def __init__(self, module: LockModule, mechanism: str) -> None:
         self._module = module
@@ -68,7 +73,9 @@ class Rounds:
         self._of_all: Seen | None = None
 
     def seen(self, name: str, attempt: int = 0) -> Seen:
-        """What was seen of that script; after the first attempt it is run anew."""
+        """Return what was seen of a script. The first attempt is the run of all scripts; for each further
+        one, the script runs anew.
+        """
         if attempt:
             return self._watch({name: SCRIPTS[name]})
         if not self._of_all:
@@ -92,7 +99,9 @@ def rounds(request: pytest.FixtureRequest, module: LockModule) -> Rounds:
 
 
 def off(told: TypeTruth, found: dict[str, int]) -> list[str]:
-    """What is not as the module tells it. A record counts attempts: those that gave up waiting as well."""
+    """Return the differences from the module's truth, in words. Records count attempts, which may include
+    those that gave up waiting.
+    """
     gave_up = max(0, told.failed if told.waits else 0)
     words = []
     for name, truth in (("waits", told.waits), ("acquisitions", told.acquisitions), ("holds", told.holds)):
@@ -126,9 +135,10 @@ def test_counts_are_exact_and_times_right(name: str, rounds: Rounds) -> None:
 
 @pytest.mark.parametrize("name", CROWDS)
 def test_of_a_crowd_every_acquisition_is_counted(name: str, rounds: Rounds) -> None:
-    """A kretprobe follows only a few threads at a time: others are lost, and counted as such.
+    """A kretprobe follows only a few threads at a time; the others are lost, and counted as such.
 
-    An interrupt may take a lock under the name of a thread, as does the console's of one that prints.
+    An interrupt may take a lock under the name of the thread that it interrupts. The interrupt of the console
+    does so to a thread that prints.
     """
     found = []
     for attempt in tries(TRIES):
@@ -155,7 +165,11 @@ WAITERS = [name.removeprefix("contended ") for name in scripts() if name.startsw
 
 @pytest.mark.parametrize("function", WAITERS)
 def test_the_caller_is_where_the_module_asks(function: str, rounds: Rounds) -> None:
-    """Of waits and of holds alike. Where all it does is call the kernel's function, that may be a jump."""
+    """The caller is right for waits and for holds.
+
+    A function of the module that does nothing but call the kernel's function may jump to it instead. Then it
+    is not on the stack, and the caller is a function of the module above it.
+    """
     if is_blind_to_callers():
         pytest.skip("host: before 5.15 no stack leads through a kretprobe")
     name = f"contended {function}"
@@ -167,14 +181,15 @@ def test_the_caller_is_where_the_module_asks(function: str, rounds: Rounds) -> N
 
 
 CALLERS = ("call_mutex_lock", "take", "do_step")
-"""Of the module. klockstat goes by the number of functions on the stack, and is one too far here."""
+"""The functions of the module that klockstat may take for the caller. It counts functions on the stack to
+find the caller, and goes one too far here."""
 KLOCKSTAT = MODULE.with_name("klockstat.py")
-"""bcc's, put there by tests/vm."""
+"""bcc's klockstat, which tests/vm puts there."""
 ROW = re.compile(r"\s*b'(?P<caller>[\w.]+)\+0x[0-9a-f]+'\s+\d+\s+(?P<count>\d+)\s+\d+\s+(?P<total>\d+)")
 
 
 class Klockstat:
-    """bcc's, running."""
+    """A running klockstat of bcc."""
 
     def __init__(self) -> None:
         headers = Path(__file__).parents[2] / "lockd/bpf/headers"
@@ -197,10 +212,12 @@ class Klockstat:
 
 @beside_another_tool
 def test_side_by_side_with_klockstat(module: LockModule) -> None:
-    """Mutexes, which is all that it follows: counts are equal, and times within 2%. It times a call to its
-    return, lockd the wait in it; of a mutex that is free the difference is all there is.
+    """For mutexes, the only locks that klockstat follows, the counts are equal and the times agree within 2%.
 
-    klockstat loses a stack whose number another has ("Missed Kernel Stack"), and with it the caller.
+    klockstat times a call until it returns, while lockd times the wait in it. For a free mutex, this
+    difference is the whole time.
+
+    klockstat loses a stack whose number another stack has ("Missed Kernel Stack"), and with it the caller.
     """
     if not KLOCKSTAT.exists():
         pytest.skip(f"host: {KLOCKSTAT} is not there; tests/vm puts it there")
@@ -225,7 +242,7 @@ def test_side_by_side_with_klockstat(module: LockModule) -> None:
 
 
 def differences(theirs: str, samples: list[dict[str, Any]]) -> list[str]:
-    """Between what klockstat printed and a trace, of the module's mutexes."""
+    """Return the differences between what klockstat printed and a trace, for the module's mutexes."""
     found = []
     waits, _, holds = theirs.partition("Avg Hold")
     for text, time_of, count_of in ((waits, "wait_ns", "accesses"), (holds, "hold_ns", "holds")):

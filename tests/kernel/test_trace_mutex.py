@@ -1,4 +1,4 @@
-"""`lockd trace mutex` against programs that know what they did, of several C libraries."""
+"""`lockd trace mutex` against programs that know what they did, built with several C libraries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Trace:
-    """What came of the trace of a program, and its truth by mutex."""
+    """The results of the trace of a program, and the program's truth by mutex."""
 
     rows: list[Row]
     truth: dict[str, dict[str, int]]
@@ -62,7 +62,7 @@ class Trace:
 
 
 class Tracer:
-    """`lockd trace mutex`, or another tool, as it runs; attached once this is made."""
+    """A running `lockd trace mutex`, or another tool; its constructor returns once it is attached."""
 
     def __init__(self, *arguments: object, tool: str = "mutex") -> None:
         self.process = subprocess.Popen(
@@ -81,7 +81,9 @@ class Tracer:
         raise AssertionError(f"lockd trace mutex ended with {self.process.wait()}: {''.join(self._said)}")
 
     def end(self, stop: bool = False) -> tuple[str, str]:
-        """Its output and what it said, once it has ended by itself, or by Ctrl-C."""
+        """Wait for its end, which `stop` brings about as Ctrl-C does. Return its output and what it wrote to
+        standard error.
+        """
         if stop:
             self.process.send_signal(signal.SIGINT)
         output, said = self.process.communicate(timeout=60)
@@ -94,7 +96,7 @@ def started(program: Path, *scenarios: str) -> Workload:
 
 
 def traced(program: Path, scenarios: tuple[str, ...], *options: str) -> Trace:
-    """Until the process ends."""
+    """Run scenarios of a program under a trace, until the process ends."""
     process = started(program, *scenarios)
     try:
         tracer = Tracer("-p", process.pid, "--format", "json", *options)
@@ -130,7 +132,9 @@ def build(request: pytest.FixtureRequest) -> str:
 
 
 def scenarios_of(build: str) -> tuple[str, ...]:
-    """musl ends a thread that is cancelled without unwinding its stack."""
+    """Return the scenarios of a build. Those of musl lack `cancelled`, because musl ends a cancelled thread
+    without unwinding its stack.
+    """
     return tuple(one for one in SCENARIOS if not (one == "cancelled" and build.startswith("musl")))
 
 
@@ -147,7 +151,7 @@ def waits(build: str, programs: dict[str, Path]) -> Iterator[Trace]:
 def test_holds_are_counted_and_as_long_as_they_were(held: Trace) -> None:
     for mutex, true in held.truth.items():
         assert held.sum(mutex, "count") == true["held"], mutex
-        # What the program measures is inside of what lockd does: less by two probes each.
+        # Each hold as the program measures it is inside of what lockd measures, and shorter by two probes.
         most = true["hold_ns"] * 1.05 + 1e6 + 50e3 * true["held"]
         assert true["hold_ns"] <= held.sum(mutex, "sum") <= most, (mutex, true)
     assert "lost: none" in held.said
@@ -157,7 +161,7 @@ def test_waits_are_counted_and_as_long_as_they_were(waits: Trace, build: str) ->
     for mutex, true in waits.truth.items():
         count = waits.sum(mutex, "count")
         if build.startswith("musl") and mutex in ("condition_waits_guard", "handler_guard", "plain"):
-            assert count > true["taken"]  # its waits for conditions take the mutex by that function
+            assert count > true["taken"]  # musl's waits for conditions call pthread_mutex_lock()
             continue
         assert count == true["taken"], mutex
         assert waits.sum(mutex, "sum") <= true["wait_ns"], mutex
@@ -185,7 +189,7 @@ def test_histograms_have_all_of_them(held: Trace, waits: Trace) -> None:
             assert least <= row["sum"] <= 2 * least + row["count"]
     (row,) = held.of("holds_guard")
     assert row["unit"] == "ns" and row["max"] >= 2_000_000
-    assert row["buckets"][0]["from"] >= 1 << 20  # in nanoseconds; later if no thread woke up in time
+    assert row["buckets"][0]["from"] >= 1 << 20  # in nanoseconds; above it if no thread woke up in time
 
 
 def test_stacks_and_threads_are_named(held: Trace, waits: Trace, build: str) -> None:
@@ -195,7 +199,7 @@ def test_stacks_and_threads_are_named(held: Trace, waits: Trace, build: str) -> 
         assert row["stack"][-3:] == ["hold_often", "take", "pthread_mutex_lock"]
         assert len(row["stack"]) <= 5
         assert row["lock"] == f"mutexes-{build}:holds_guard"
-    # As a condition is waited for, the hold that follows belongs to the call that waits.
+    # The hold that follows a wait for a condition belongs to the call that waits.
     stacks = {tuple(row["stack"][-2:]) for row in held.of("condition_waits_guard")}
     assert ("waits_for_condition", "pthread_cond_wait") in stacks
     assert ("waits_for_condition", "pthread_cond_timedwait") in stacks
@@ -203,7 +207,7 @@ def test_stacks_and_threads_are_named(held: Trace, waits: Trace, build: str) -> 
 
 @pytest.mark.parametrize("build", OF_GLIBC, indirect=True)
 def test_a_cancelled_thread_runs_what_is_to_run_as_it_ends(held: Trace, waits: Trace) -> None:
-    """A return probe in its stack would end the unwinding: the mutex would be held for ever."""
+    """A return probe in the stack of the thread would end the unwinding, and its mutex would stay held."""
     for trace in (held, waits):
         assert trace.truth["cancelled_guard"]["failed"] == 0
 
@@ -247,7 +251,9 @@ def test_waits_of_a_process_that_is_killed_are_counted(programs: dict[str, Path]
 def test_a_process_with_its_own_library_in_its_own_file_system(
     programs: dict[str, Path], tmp_path: Path, is_replaced: bool
 ) -> None:
-    """In another mount namespace and root; the library may have been replaced since, as by an upgrade."""
+    """The process has its own mount namespace and root. Its library may have been replaced since it began, as
+    by an upgrade.
+    """
     jail = tmp_path / "jail"
     shutil.copytree(programs["glibc"].parent, jail / "bin")
     for library in map(Path, re.findall(r"(/\S+) \(0x", _ldd(programs["glibc"]))):
@@ -319,7 +325,7 @@ def test_every_format(programs: dict[str, Path], tmp_path: Path) -> None:
 
 @pytest.mark.thorough("ten seconds for what a single one mostly shows")
 def test_several_processes(programs: dict[str, Path]) -> None:
-    """Of several C libraries; another one that has mapped the same is not traced."""
+    """The traced processes use several C libraries. Another one that maps the same files is not traced."""
     processes = [started(programs[name], "holds") for name in ("glibc", "musl-static", "glibc")]
     other = started(programs["glibc"], "holds")
     pids = [process.pid for process in processes]
@@ -335,7 +341,9 @@ def test_several_processes(programs: dict[str, Path]) -> None:
 
 
 def test_other_tools_still_find_callers(programs: dict[str, Path]) -> None:
-    """Though the address is not on the stack that a function with a return probe returns to."""
+    """A return probe takes the return address of its function off the stack, but other tools find the callers
+    all the same.
+    """
     process = started(programs["glibc"], "contention")
     tracers = [
         Tracer("-p", process.pid, tool="mutex"),
@@ -373,7 +381,7 @@ END { clear(@since); clear(@mutex); clear(@from); }
 @beside_another_tool
 @pytest.mark.parametrize("scenario", ["holds", "contention", "often"])
 def test_beside_bpftrace(programs: dict[str, Path], tmp_path: Path, scenario: str) -> None:
-    """Scripts like pmlock and pmheld in the same run: the same counts, and times of the same length."""
+    """In one run, bpftrace scripts like pmlock and pmheld find the same counts and about the same times."""
     process = started(programs["glibc"], scenario)
     script = SCRIPT.replace("LIBC", os.path.realpath(LIBC)).replace("PID", str(process.pid))
     with subprocess.Popen(
@@ -393,7 +401,7 @@ def test_beside_bpftrace(programs: dict[str, Path], tmp_path: Path, scenario: st
         assert theirs, text
         count, total = map(int, theirs.groups())
         assert count == row["count"] == truth[what]
-        if scenario == "often":  # mostly the probes' own time, of which each tool sees the others'
+        if scenario == "often":  # the time is mostly that of the probes, and each tool times those of others
             continue
         assert abs(row["sum"] - total) <= 0.02 * total + 20e3 * count, (what, row["sum"], total)
 

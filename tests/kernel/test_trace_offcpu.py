@@ -32,19 +32,21 @@ CALLERS = {
     "read_here": ["run", "read_here"],
     "fork_here": ["run", "fork_here"],
 }
-"""Outermost first."""
+"""The functions on the stack of each place, outermost first."""
 OLDER_COMM = "stacked_waits"
-"""A thread that began before its process was renamed keeps the old name."""
+"""The comm of the thread that began before its process was renamed: it keeps the old name."""
 Rows = list[dict[str, Any]]
 
 
 def rows_of(written: str) -> Rows:
-    """Of --format json."""
+    """Return the rows of a trace with --format json."""
     return [json.loads(line) for line in written.splitlines()]
 
 
 def at(rows: Rows, function: str, **labels: str) -> Rows:
-    """The rows with `function` in their stack and these labels, or without those that are empty."""
+    """Return the rows with `function` in their stack and with these labels; an empty value means that the row
+    lacks the label.
+    """
     return [
         row
         for row in rows
@@ -57,7 +59,7 @@ def total(rows: Rows, value: str = "wait_us") -> int:
 
 
 def traced(one: Workload, *arguments: object, tool: str = "offcpu") -> tuple[Rows, dict[str, Any], float]:
-    """What the tool finds of a workload, the truth, and how many seconds were traced."""
+    """Run a workload under a tool. Return the rows of the trace, the truth, and the seconds traced."""
     with one_shot(tool, "-p", one.pid, "--format", "json", *arguments) as trace:
         truth = one.run()
         rows = rows_of(trace.stop())
@@ -109,7 +111,7 @@ def test_waits_without_an_end_or_a_beginning(workload: Start) -> None:
     assert (late["tid"], late["count"], late["ongoing"]) == (truth["late"], 1, "yes")
     assert "began_before" not in late
     assert sum(told["sum_us"] for told in truth["places"]) < late["wait_us"] < older["wait_us"]
-    # It waited for its start byte since before.
+    # The main thread waited for its start byte since before the trace.
     (start,) = [row for row in rows if row["tid"] == one.pid and "began_before" in row]
     assert "ready" in start["stack"]
     assert "ongoing" not in start
@@ -394,13 +396,13 @@ def test_beside_a_daemon_both_are_right(narrow: Lockd, workload: Start) -> None:
     all_series = metrics.labels(COUNT, comm=one.comm)
     for told in truth["places"][1:]:
         labels = {"comm": one.comm, "state": told["state"], "reason": told["reason"]}
-        # The daemon has seen the start byte, and the reaping of children.
+        # The daemon also counts the wait for the start byte, and the waits that reap children.
         assert metrics.sum(COUNT, **labels) >= told["count"], (told, all_series, metrics.dropped)
         waits = at(rows, told["function"], state=told["state"], reason=told["reason"])
         assert total(waits, "count") == told["count"], (told, rows)
     pipe = truth["places"][1]
     counted = metrics.sum(COUNT, comm=one.comm, state=pipe["state"], reason="pipe")
-    # No wait but these was for a pipe, and has ended.
+    # No other wait for a pipe has ended.
     assert counted == pipe["count"], (pipe, all_series, metrics.dropped)
 
 

@@ -1,6 +1,6 @@
 """`lockd trace offcpu` and `offwake` beside the tools of bcc that they replace, on the same run.
 
-bcc's need kprobes. Their time has the run queue in it, as lockd's with --runqueue.
+The tools of bcc need kprobes. Their times include the run queue, as those of lockd do with --runqueue.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.workload import Start
 
 SHARE = 0.02
 PER_WAIT_US = 1
-"""bcc's drop the fraction of a microsecond of each wait."""
+"""The tolerance for each wait: the tools of bcc drop its fraction of a microsecond."""
 K, SLEEP_US = 20, 40_000
 KPROBES = Path("/sys/bus/event_source/devices/kprobe")
 Blocks = list[list[str]]
@@ -78,20 +78,22 @@ def blocks_of(text: str) -> Blocks:
 
 
 def by_thread_and_stack(text: str) -> Counter[tuple[int, tuple[str, ...]]]:
-    """Of offcputime: what the scheduler itself does on top is left out."""
+    """Return the microseconds that offcputime prints, by thread and stack. The scheduler's own functions on
+    top of a stack are left out.
+    """
     sums: Counter[tuple[int, tuple[str, ...]]] = Counter()
     for *frames, who, value in blocks_of(text):
         thread = re.fullmatch(r"-\s+\S.* \((\d+)\)", who)
         assert thread, who
         # A function may have several names.
         names = tuple(re.sub(r"^__(do|x64|ia32)_sys_|\..*", "", frame) for frame in frames)
-        first = names.index("__schedule") if "__schedule" in names else 0  # not of a thread that is new
+        first = names.index("__schedule") if "__schedule" in names else 0  # a new thread has none
         sums[int(thread[1]), names[first:]] += int(value)
     return sums
 
 
 def by_target_and_waker(text: str) -> Counter[tuple[int, str]]:
-    """Of offwaketime."""
+    """Return the microseconds that offwaketime prints, by the thread that waited and the waker."""
     sums: Counter[tuple[int, str]] = Counter()
     for waker, *_, target, value in blocks_of(text):
         woken, who = (
@@ -155,7 +157,7 @@ def test_offwaketime_finds_the_same_wakers_and_times(workload: Start, tmp_path: 
         found = []
         for tid in (pipe, fork):
             found += differences(mine[tid, one.comm], its[tid, one.comm], (tid, "woken by its own process"))
-        # To bcc's a timer's waker is whoever ran as it fired.
+        # offwaketime takes for the waker of a timer the thread that ran when the timer fired.
         all_theirs = sum(us for (tid, _), us in its.items() if tid == sleep)
         timer = sum(us for (tid, waker), us in mine.items() if tid == sleep and waker == "[interrupt]")
         return [*found, *differences(timer, all_theirs, "woken by a timer")]

@@ -36,11 +36,11 @@ from tests.support.workload import Start
 GETPPID = "t:syscalls:sys_enter_getppid"
 USAGE = 2
 ROUNDED = 0.05
-"""Seconds by which a trace may have taken longer than it reports, to a tenth."""
+"""The seconds by which a trace may take longer than it reports, because it reports tenths."""
 
 
 def chains(stacks: Counter[tuple[str, ...]]) -> Counter[tuple[str, ...]]:
-    """By the functions of the workload call_tree that are in them."""
+    """Return the counts of stacks by the functions of the workload call_tree that are in them."""
     found: Counter[tuple[str, ...]] = Counter()
     for stack, count in stacks.items():
         found[tuple(name for name in stack if re.fullmatch(r"f[0-7]", name))] += count
@@ -62,7 +62,7 @@ def test_counts_and_chains_are_exact(workload: Start) -> None:
 
 
 def test_processes_that_end_at_once_have_names(workload: Start) -> None:
-    """They live for some 20 ms, and what is captured is read every 50 ms."""
+    """The processes live for some 20 ms, while the trace reads its captures every 50 ms."""
     with Trace("stackcount", GETPPID, "--format", "json", "-U") as one:
         trees = []
         for _ in range(20):
@@ -74,7 +74,7 @@ def test_processes_that_end_at_once_have_names(workload: Start) -> None:
     rows = [row for row in map(json.loads, done.out.splitlines()) if row["comm"] in comms]
     assert sum(row["count"] for row in rows) == 20 * 20
     named = [row for row in rows if len([name for name in row["stack"] if re.fullmatch("f[0-7]", name)]) == 2]
-    assert sum(row["count"] for row in named) > 10 * 20  # but for those that this busy host was too late for
+    assert sum(row["count"] for row in named) > 10 * 20  # a busy host is too late for some processes
 
 
 def test_two_traces_at_once(workload: Start) -> None:
@@ -122,11 +122,11 @@ def test_a_signal_prints_what_was_gathered(workload: Start, number: int) -> None
 
 
 def test_a_signal_while_it_attaches_ends_it(tmp_path: Path) -> None:
-    """From a terminal, that is to the loader as well. Nothing was gathered: nothing is printed."""
-    environment = {**os.environ, "CACHE_DIRECTORY": str(tmp_path)}  # it takes some time to compile
+    """As from a terminal, the loader gets the signal as well. Nothing was gathered, so nothing is printed."""
+    environment = {**os.environ, "CACHE_DIRECTORY": str(tmp_path)}  # empty, so that it has to compile
     with contextlib.ExitStack() as ends:
         one = Trace("stackcount", GETPPID, start_new_session=True, env=environment)
-        ends.push(one)  # for its end alone: at its beginning it is not attached yet
+        ends.push(one)  # only to end it: to enter it would wait until it is attached
         deadline = time.monotonic() + 30
         while not Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children").read_text().strip():
             assert time.monotonic() < deadline
@@ -137,7 +137,7 @@ def test_a_signal_while_it_attaches_ends_it(tmp_path: Path) -> None:
 
 
 def test_the_second_signal_ends_it_at_once(workload: Start, tmp_path: Path) -> None:
-    """While it prints, into a pipe that nobody reads."""
+    """The second signal comes while the trace prints into a pipe that nobody reads."""
     tree = workload("call_tree", 20_000, 6)
     with Trace("stackcount", GETPPID, "-p", tree.pid) as one:
         tree.run()
@@ -149,7 +149,7 @@ def test_the_second_signal_ends_it_at_once(workload: Start, tmp_path: Path) -> N
 
 
 def test_a_duration_ends_it() -> None:
-    """Later only where the host is too busy to let it run."""
+    """The trace ends later than asked for only where the host is too busy to let it run."""
 
     def attempt() -> list[str]:
         began = time.monotonic()
@@ -164,12 +164,14 @@ def test_a_duration_ends_it() -> None:
 
 
 def most_calls(times: list[float], seconds: float) -> int:
-    """The most calls within so many seconds, of a thread that made one just after each of these times."""
+    """Return the largest number of calls within so many seconds, for a thread that made one call just after
+    each of these times.
+    """
     return 1 + max(bisect.bisect_right(times, first + seconds) - number for number, first in enumerate(times))
 
 
 def test_what_comes_while_hooks_are_detached_does_not_count(tmp_path: Path) -> None:
-    """One after another, which takes seconds. That of accept4() is among the last."""
+    """Hooks are detached one after another, which takes seconds. The one of accept4() is among the last."""
     file = tmp_path / "counts"
     hooks = "t:syscalls:sys_enter_[ae].*"
     with (
@@ -189,7 +191,7 @@ def test_what_comes_while_hooks_are_detached_does_not_count(tmp_path: Path) -> N
 
 
 def test_what_comes_while_hooks_are_attached_does_not_count(tmp_path: Path) -> None:
-    """One after another, which takes seconds. That of access() is among the first."""
+    """Hooks are attached one after another, which takes seconds. The one of access() is among the first."""
     file = tmp_path / "counts"
     times: list[float] = []
     is_over = threading.Event()
@@ -214,7 +216,7 @@ def test_what_comes_while_hooks_are_attached_does_not_count(tmp_path: Path) -> N
 
 
 def test_it_ends_with_its_process() -> None:
-    """Though nobody has waited for that, which is thus still there."""
+    """The trace ends although nobody has waited for the process, which is thus still there as a zombie."""
     sleeper = subprocess.Popen(["sleep", "1000"])
     try:
         with Trace("stackcount", GETPPID, "-p", sleeper.pid) as one:
@@ -230,7 +232,7 @@ def part(what: str, *hooks: Candidate) -> Part:
 
 
 def session_of(*parts: Part, optional: tuple[str, ...] = ()) -> Session:
-    """Of what needs no program of a tool but stackcount's."""
+    """Return a session for parts whose hooks all run a BPF program of stackcount."""
     args = argparse.Namespace(
         unwind="dwarf", kernel_stacks_only=False, user_stacks_only=False, stack_storage_size=16
     )
@@ -322,7 +324,7 @@ def test_a_thread_is_no_process(threaded: tuple[subprocess.Popen[str], int]) -> 
 
 
 def test_it_ends_with_its_thread(threaded: tuple[subprocess.Popen[str], int]) -> None:
-    """Though the process goes on."""
+    """A trace of a thread ends with the thread, though its process goes on."""
     process, tid = threaded
     with Trace("offcpu", "-t", tid, "--format", "json") as one:
         time.sleep(0.3)
@@ -352,7 +354,7 @@ def test_without_a_tool_it_names_them() -> None:
 
 
 def on_terminal(*words: object) -> tuple[int, bytes]:
-    """The exit code of a trace, and all that it writes to its terminal."""
+    """Run a trace on a terminal. Return its exit code and all that it writes to the terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*CHECKOUT, "trace", *map(str, words)], cwd=ROOT, stdin=subprocess.DEVNULL,

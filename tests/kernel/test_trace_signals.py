@@ -1,4 +1,4 @@
-"""`lockd trace signals` against a program that knows what it sends and is sent, and beside bpftrace."""
+"""`lockd trace signals` against a program that knows which signals it sends and gets, and beside bpftrace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sent(truth: dict[str, Any]) -> Signals:
 
 
 def seen(rows: list[dict[str, Any]]) -> Signals:
-    """As the program tells them."""
+    """Return the signals of a trace's rows in the form in which the program tells them."""
     return Counter(
         (
             row["signal"], row["code"], int(row["sender_pid"]), int(row["pid"]), int(row["tid"]), row["to"],
@@ -41,7 +41,7 @@ def seen(rows: list[dict[str, Any]]) -> Signals:
 
 
 def of_program(signals: Signals, truth: dict[str, Any]) -> Signals:
-    """Those whose sender or receiver it knows: there may be any others on this host."""
+    """Return the signals whose sender or receiver the program knows. Other processes may send any others."""
     known = {pid for one in truth["sent"] for pid in one[2:4]} - {0}
     return Counter({one: count for one, count in signals.items() if known & set(one[2:4])})
 
@@ -69,7 +69,7 @@ def test_every_signal_has_its_sender_receiver_and_fate(workload: Start) -> None:
 
 
 def test_of_one_process_and_some_signals(workload: Start) -> None:
-    """Sent by it or to it."""
+    """A trace of a process has the signals that it sends and those that are sent to it."""
     program = workload("signals")
     with Trace("signals", "-p", program.pid, "--signal", "usr1,SIGALRM,RTMIN+2,9", "--format", "csv") as one:
         truth = program.run()
@@ -96,7 +96,7 @@ def test_summary(workload: Start) -> None:
     for (name, _, sender, receiver, *_), count in sent(truth).items():
         if program.pid in (sender, receiver):
             wanted[name, sender, receiver] += count
-    parent = {key for key in counts if key[2] == os.getpid()}  # is told of the end
+    parent = {key for key in counts if key[2] == os.getpid()}  # gets SIGCHLD at the end
     assert parent == {("SIGCHLD", program.pid, os.getpid())}
     assert Counter({key: count for key, count in counts.items() if key not in parent}) == wanted
 
@@ -114,7 +114,7 @@ def test_signals_come_as_they_happen() -> None:
 
 
 def test_a_storm_is_counted_or_said_to_be_lost() -> None:
-    """More than there is room for while nobody reads."""
+    """The storm has more signals than there is room for while the trace is stopped and does not read them."""
     storm = "import os, signal\nfor _ in range(100000): os.kill(os.getpid(), signal.SIGURG)"
     waiting = subprocess.Popen(
         ["/usr/bin/python3", "-c", f"input()\n{storm}"], stdin=subprocess.PIPE, text=True

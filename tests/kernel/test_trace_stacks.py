@@ -1,4 +1,4 @@
-"""lockd trace stackcount and stacksnoop: programs that call their functions known numbers of times."""
+"""`lockd trace stackcount` and `stacksnoop` against programs that call functions a known number of times."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SHARED = "__attribute__((noinline, noclone)) int shared(int x) { return x + 1; }
 LEAF = Counter(
     {("main", "via_a", "leaf"): 100, ("main", "via_b", "leaf"): 25, ("main", "via_b", "via_a", "leaf"): 25}
 )
-"""What one `g` has it do, by stack."""
+"""The calls of leaf() that the program makes for one command `g`, by stack."""
 OF_SHARED = Counter({("main", "via_shared", "shared"): 20, ("main", "shared"): 10})
 ASKED = 10
 BUILDS = {
@@ -63,7 +63,7 @@ BUILDS = {
 
 
 class Program:
-    """One run of it."""
+    """One run of a program that takes commands of one byte and answers each with `d`."""
 
     def __init__(self, *command: object) -> None:
         self.process = subprocess.Popen(
@@ -72,7 +72,7 @@ class Program:
         self.pid = self.process.pid
 
     def do(self, what: str = "g") -> None:
-        """Until it is done."""
+        """Send a command, and wait until the program has done it."""
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(what.encode())
         self.process.stdin.flush()
@@ -84,7 +84,9 @@ class Program:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The program by build; its name is the build's, its library is libshared.so.1."""
+    """The paths of the program by build. Each program has the name of its build; its library is
+    libshared.so.1.
+    """
     directory = tmp_path_factory.mktemp("stacks")
     (directory / "a.c").write_text(SOURCE)
     (directory / "shared.c").write_text(SHARED)
@@ -123,12 +125,12 @@ Start = Callable[[str], Program]
 
 
 def from_main(stack: list[str]) -> tuple[str, ...]:
-    """Without what calls main()."""
+    """Return a stack without the functions that call main()."""
     return tuple(stack[stack.index("main") :]) if "main" in stack else tuple(stack)
 
 
 def counted(text: str) -> Counter[tuple[str, ...]]:
-    """Stacks of lockd's JSON."""
+    """Return the counts in the JSON of a trace, by stack."""
     found: Counter[tuple[str, ...]] = Counter()
     for line in text.splitlines():
         one = json.loads(line)
@@ -164,11 +166,11 @@ IN_A_CONTAINER = 'mount -t tmpfs none "$1"; cp "$2" "$1/program"; cp "$3" "$1"; 
 
 
 def test_a_program_in_a_file_system_of_its_own(built: dict[str, Path], tmp_path: Path) -> None:
-    """Under its path there is another program in ours, or none."""
+    """The test's own file system has another program under the path of the traced one."""
     library = built["pie"].parent / "libshared.so.1"
     (tmp_path / "program").write_bytes(built["static"].read_bytes())
     one = Program("unshare", "-m", "sh", "-ec", IN_A_CONTAINER, "-", tmp_path, built["pie"], library)
-    one.do("-")  # it has begun
+    one.do("-")  # returns once the program has begun
     for pattern in ("program:leaf", f"{tmp_path}/program:leaf"):
         trace = Trace("stackcount", pattern, "-p", one.pid, "--format", "json")
         one.do()
@@ -234,7 +236,7 @@ def test_a_regular_expression(start: Start) -> None:
 
 
 def test_intervals_begin_anew(start: Start, tmp_path: Path) -> None:
-    """The program goes on when what it did was printed."""
+    """The program gets its second command only when the trace has printed what came of the first."""
     one = start("pie")
     trace = Trace("stackcount", "pie:leaf", "-p", one.pid, "-T", "-i", "200ms", "-U", "-o", tmp_path / "out")
     texts = ""
@@ -252,7 +254,7 @@ def test_intervals_begin_anew(start: Start, tmp_path: Path) -> None:
 
 
 def test_stacks_as_bcc_prints_them(start: Start, built: dict[str, Path]) -> None:
-    """With the addresses and offsets that nm knows."""
+    """The printed stacks have the addresses and offsets that nm shows."""
     one = start("static")
     trace = Trace("stackcount", "static:leaf", "-p", one.pid, "-P", "-s", "-v", "-d")
     one.do()
@@ -294,7 +296,7 @@ MANY = 300
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A program with many functions, each called three times for a byte, and one that takes no probe."""
+    """A program with many functions, each called three times for a command, and one that takes no probe."""
     directory = tmp_path_factory.mktemp("crowd")
     functions = "".join(f"APART int one_{n}(int x) {{ sink += x; return {n}; }}\n" for n in range(MANY))
     calls = "".join(f"sink += one_{n}(i);" for n in range(MANY))
@@ -391,7 +393,7 @@ tracepoint:syscalls:sys_enter_getpgid /pid == PID/ { @asked = count(); }
 
 @beside_another_tool
 def test_side_by_side_with_bpftrace(start: Start, built: dict[str, Path]) -> None:
-    """With frame pointers, from which bpftrace has its stacks."""
+    """The program has frame pointers, from which bpftrace takes its stacks."""
     one = start("fp")
     text = BPFTRACE.replace("PATH", str(built["fp"])).replace("PID", str(one.pid))
     script = subprocess.Popen(["bpftrace", "-f", "json", "-e", text], stdout=subprocess.PIPE, text=True)
@@ -411,7 +413,8 @@ def test_side_by_side_with_bpftrace(start: Start, built: dict[str, Path]) -> Non
     for stack, count in by_stack.items():
         names = re.findall(r"[0-9a-f]+ (\w+)\+", stack)
         theirs[from_main(names[::-1])] += count
-    # At a function's first instruction its frame pointer is still its caller's: the caller is missed.
+    # At the first instruction of a function, the frame pointer is still that of its caller. So the caller is
+    # missing in stacks by frame pointers.
     without_callers: Counter[tuple[str, ...]] = Counter()
     for called, count in ours.items():
         without_callers[(*called[:-2], called[-1])] += count

@@ -21,21 +21,24 @@ from tests.support.pprof_decoder import Decoded
 from tests.support.workload import OURS, Workload
 
 SLEEPERS, PAIRS, SAMPLES_PER_SECOND = (20, 10, 50) if IS_IN_MACHINE else (200, 60, 200)
-"""Threads and samples. An emulated processor is too slow for many threads, which then wait for it.
+"""The numbers of threads that sleep and of pairs of a reader and a writer, and of samples per second.
 
-The ring has room for the samples of 0.4 s. For so long the host may hold the sampler up.
+An emulated processor is too slow for many threads, which then wait for it. The ring has room for the samples
+of 0.4 s. For so long the host may hold the sampler up.
 """
 UNEVEN = {"long_wait": 1.7, "answer_late": 1.3}
-"""The variance of a function's time by its samples, divided by that of as many samples with the same weight.
+"""The variance of a function's time by its samples, divided by that of as many samples of equal weight.
 
-A wait x that is longer than its thread's waits usually are (u) has a weight in proportion to x / u. So this
-is E(x * x / u) * E(u) / E(x)**2 for the turns of wait_places.c.
+A wait of length x, which is longer than the usual length u of its thread's waits, has a weight in proportion
+to x / u. So the quotient is E(x * x / u) * E(u) / E(x)**2 for the turns of wait_places.c.
 """
 WIDEST = 0.06
-"""The standard deviation of a share at most: with few samples the test would say little."""
+"""The largest standard deviation that a share may have: with few samples the test would say little."""
 SECONDS = 8
 EXACT = 0.002
-"""The part by which the time in all may differ: profiles are in whole microseconds."""
+"""The share by which the whole time of a profile may differ from the metric: profiles are in whole
+microseconds.
+"""
 COUNTED = "lockd_offcpu_blocked_seconds_sum"
 
 
@@ -76,7 +79,7 @@ def profile_of(lockd: Lockd, profile: str, comm: str) -> Decoded:
 
 
 def assert_shares(lockd: Lockd, profile: str, comm: str, truth: dict[str, float]) -> None:
-    """Each function has its share of the time, as exactly as the number of its samples lets expect."""
+    """Assert that each function has its share of the time, as exactly as the number of its samples allows."""
     decoded = profile_of(lockd, profile, comm)
     found = {function: decoded.within("blocked")[function] for function in truth}
     number = {function: decoded.within("samples")[function] for function in truth}
@@ -99,9 +102,11 @@ def test_each_place_and_each_waker_has_its_share_of_the_time(sampling: Lockd, se
 
 
 def blocked_us(truth: dict[str, Any], sort: str) -> dict[str, float]:
-    """What was waited in each function, without the time on the run queue, which the truth has as well.
+    """Return the microseconds waited in each function, without the time on the run queue, which the truth
+    includes.
 
-    A thread that is woken waits for a processor alike, wherever it slept.
+    The time on the run queue is shared out equally to all waits: a woken thread waits for a processor for
+    about as long wherever it slept.
     """
     of_sort = truth[sort]
     queued_us = of_sort["queued_us"] / sum(each["waits"] for each in of_sort["in"].values())
@@ -117,7 +122,9 @@ def test_the_time_in_all_is_that_of_the_metric(sampling: Lockd, seen: Seen, prof
 
 
 def test_frames_are_the_whole_stack(sampling: Lockd, seen: Seen) -> None:
-    """The function, its caller, the C library, and the kernel down to where the thread leaves its CPU."""
+    """The frames are the function, its caller, the C library, and the kernel down to where the thread leaves
+    its CPU.
+    """
     found = profile_of(sampling, "offcpu", seen.comm).within("blocked")
     for frame in ("long_wait", "sleep_in_turns", "answered_wait", "read_pipe", "sleep"):
         assert found[frame] > 0, found
@@ -129,7 +136,7 @@ def test_frames_are_the_whole_stack(sampling: Lockd, seen: Seen) -> None:
 
 
 def test_functions_of_python_are_in_the_profile(sampling: Lockd) -> None:
-    """Threads sleep in three functions, in turns of random length. The stacks in C are all the same."""
+    """Threads sleep in three functions of Python, in turns of random length. Their C stacks are all equal."""
     first = Workload(PYTHON, PROGRAMS / "sleeps.py", PAIRS, 2, comm=name("first"))
     first.run()
     first.kill()

@@ -22,9 +22,11 @@ COUNT, SUM = "lockd_futex_blocked_seconds_count", "lockd_futex_blocked_seconds_s
 ERRORS = "lockd_futex_errors_total"
 
 SEEN_SECONDS = 2.0
-"""What is promised. Waits that go on are read once a second, and an answer may be 0.2 s old."""
+"""The time within which lockd promises to show an ongoing wait. Ongoing waits are read once a second, and an
+answer may be 0.2 s old.
+"""
 PATIENCE_SECONDS = 10.0
-"""On a machine that has no time for lockd."""
+"""The time that the tests wait for lockd on a machine that has no time for it."""
 
 
 def lock_labels(one: Workload) -> dict[str, str]:
@@ -80,7 +82,7 @@ def check_end_of_what_was_stuck(narrow: Lockd, one: Workload, truth: dict[str, A
 
 
 def named_locks(narrow: Lockd, one: Workload) -> list[dict[str, Any]]:
-    """Its futex locks, once they have names, which takes up to a second more."""
+    """Return the futex locks of a workload, once they have names, which takes up to a second more."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         locks = [row for row in narrow.api("locks", comm=one.comm, kind="lock") if row["program"] == "futex"]
@@ -106,7 +108,7 @@ def test_an_idle_pool_is_no_contention(narrow: Lockd, workload: Start) -> None:
 
 
 def test_a_process_that_has_renamed_itself(narrow: Lockd, tmp_path: Path) -> None:
-    # It sleeps under two names: an event tells the first, but only procfs the second.
+    # The process sleeps under two names. An event tells lockd the first, but only procfs the second.
     before, after = (f"{name}.{os.getpid():x}.exec" for name in "ba")
     (tmp_path / after).symlink_to("/bin/sleep")
     lines = f"""
@@ -133,13 +135,15 @@ os.execv("{tmp_path / after}", ["sleep", "60"])
 
 
 def stop(one: Workload) -> None:
-    """Stop the process, and wait until it is."""
+    """Stop the process, and wait until it is stopped."""
     os.kill(one.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, one.pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def check_errors(metrics: Metrics, one: Workload, **errors: int) -> None:
-    """The calls that failed are these, where calls are counted, and nothing is said of them elsewhere."""
+    """Assert that these calls failed and no others, in mode `calls`; in mode `blocked`, that there are no
+    metrics of errors.
+    """
     if not metrics.counts_calls:
         assert ERRORS not in metrics.samples
         return
@@ -150,7 +154,7 @@ def check_errors(metrics: Metrics, one: Workload, **errors: int) -> None:
 
 @mode_calls_is_thorough
 def test_a_timed_wait_that_is_stopped_and_continued(either: Lockd, workload: Start) -> None:
-    # The kernel goes on with it as another system call, restart_syscall.
+    # The kernel goes on with the wait as another system call, restart_syscall.
     one = workload("timed_wait", 10_000)
     labels = lock_labels(one)
     one.go()

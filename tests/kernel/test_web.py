@@ -1,4 +1,4 @@
-"""What whoever reaches the port can do to the daemon, and what its web configuration does."""
+"""What a client that reaches the port can do to the daemon, and what the daemon's web configuration does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.untimed
 
 NOBODYS = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
 PATIENCE_SECONDS = 60.0
-"""For a process that is started again, on an emulated machine."""
+"""The time that a process may take to be started again, on an emulated machine."""
 
 
 def test_a_wrong_web_configuration_ends_it_with_2(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_wrong_web_configuration_ends_it_with_2(tmp_path: Path) -> None:
 
 def test_an_exporter_that_is_killed_comes_back_as_closed_as_it_was(tmp_path: Path) -> None:
     closed = f"basic_auth_users: {{alice: {NOBODYS}}}\n"
-    with tempfile.TemporaryDirectory() as name:  # not pytest's, which is for root alone
+    with tempfile.TemporaryDirectory() as name:  # pytest's directory is for root alone
         Path(name).chmod(0o755)
         web = Path(name) / "web.yml"
         web.write_text(closed)
@@ -60,20 +60,22 @@ def test_an_exporter_that_is_killed_comes_back_as_closed_as_it_was(tmp_path: Pat
 
 
 def _exporter(lockd: Lockd) -> int:
-    """Its process."""
+    """Return the process id of the exporter."""
     (pid,) = (pid for pid, command in children_of(lockd.process.pid).items() if "lockd.export" in command)
     return pid
 
 
 def _status(lockd: Lockd) -> int:
-    """Of an answer to who has no password, once somebody answers."""
+    """Return the HTTP status of a request without a password, once the exporter answers."""
     connection = http.client.HTTPConnection(lockd.address, timeout=60)
     connection.request("GET", "/metrics")
     return connection.getresponse().status
 
 
 def test_what_the_sampler_takes_to_answer_is_not_its_own() -> None:
-    """Of a second that goes to nothing else, hardly anything counts for what restraint looks at."""
+    """The time that the sampler takes to answer requests hardly counts as its own for the restraint, even if
+    it does nothing else for a second.
+    """
     manifest, fds = run_loader(load_settings(read_text(Config, "", "test")))
     sampler = Sampler(manifest, fds, SamplerSettings())
     try:

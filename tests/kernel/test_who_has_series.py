@@ -1,4 +1,4 @@
-"""What matters has its series within a minute, though it came late: a hot lock, a service."""
+"""A hot lock and a service have their series within a minute, though they came late."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.workload import Workload
 COMM = "latemutex"
 CONDS, THREADS = 60, 8
 PLACES = 50
-"""As many locks have series by default."""
+"""The number of locks that have series by default."""
 SECONDS = 20
 BLOCKED, COUNTED = "lockd_futex_lock_blocked_seconds_total", "lockd_futex_lock_blocked_total"
 
@@ -23,7 +23,7 @@ def locks_of(metrics: Metrics, kind: str) -> set[str]:
 
 @pytest.mark.thorough("twenty seconds; tests/unit/sample has a day of it by simulation")
 def test_a_mutex_is_seen_behind_sixty_condition_variables(tmp_path: Path, host: None) -> None:
-    """The smallest case: the places of series.top_locks are all taken when the fight begins."""
+    """The smallest case: all places of series.top_locks are taken when threads begin to want the mutex."""
     lockd = Lockd(tmp_path, {"filter": {"comms": [COMM]}})
     workload = Workload("late_mutex", CONDS, THREADS, SECONDS, comm=COMM)
     try:
@@ -38,7 +38,7 @@ def test_a_mutex_is_seen_behind_sixty_condition_variables(tmp_path: Path, host: 
         (lock,) = locks_of(metrics, "lock")
         assert lock.endswith("late_mutex")
 
-        # From then on all waits for it are counted there, and nowhere else.
+        # Once the mutex has its series, all waits for it are counted there, and nowhere else.
         since = seen.sum(BLOCKED, kind="lock"), metrics.sum(BLOCKED, kind="lock")
         own = seen.sum(BLOCKED, comm=COMM, kind="lock"), metrics.sum(BLOCKED, comm=COMM, kind="lock")
         assert own[1] - own[0] == pytest.approx(since[1] - since[0])
@@ -59,7 +59,7 @@ def test_a_mutex_is_seen_behind_sixty_condition_variables(tmp_path: Path, host: 
     "what lasts is known after half a minute; tests/unit/sample/test_busy_host.py has a day of it"
 )
 def test_a_service_that_starts_late_has_its_series(tmp_path: Path, host: None) -> None:
-    """400 processes, each with a name of its own, have taken all there is, and ended."""
+    """Before the service starts, 400 processes with 400 names have taken all series, and ended."""
     names, service = "mp[0-9]*", "lateservice"
     config = {
         "filter": {"comms": [names, "mp-parent", service]},

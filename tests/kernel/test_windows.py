@@ -1,4 +1,4 @@
-"""Windows of real maps: nothing added around a flip is lost, and only what was written is drained."""
+"""Windows of real maps: nothing added around a flip is lost, and only maps that were written are drained."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from tests.support.workload import Start
 
 OFF = {"enabled": False}
 PROGRAMS = {"futex": {"mode": "calls"}, "offcpu": OFF, "kernel_locks": OFF}
-"""In this mode calls that did not block are added to a map some time after they ended."""
+"""The configuration of programs. In mode `calls`, calls that did not block are added to a map some time after
+they ended.
+"""
 STORM_SECONDS = 3
 
 
 class Programs:
-    """The programs of a daemon, with a collector in place of its sampler; unless `attached`, only their
-    maps."""
+    """The programs of a daemon, with a collector in place of its sampler. If not `attached`, there are only
+    the maps of the programs."""
 
     def __init__(self, attached: bool) -> None:
         config = read_text(Config, json.dumps({"programs": PROGRAMS}), "test")
@@ -67,7 +69,7 @@ def detached(host: None) -> Iterator[Programs]:
 
 
 def drain(collector: Collector) -> None:
-    """Until a drain could be done."""
+    """Try to drain until a drain could be done."""
     until = time.monotonic() + 10
     while not collector.drain():
         assert time.monotonic() < until
@@ -75,7 +77,7 @@ def drain(collector: Collector) -> None:
 
 
 def taken(collector: Collector) -> list[tuple[Any, Any]]:
-    """The futex rows that were drained since the last call."""
+    """Return the futex rows that were drained since the last call."""
     return list(zip(*collector.backlogs["futex"].take(1 << 20), strict=True))
 
 
@@ -91,7 +93,7 @@ def add(collector: Collector, window: int, uaddr: int) -> None:
     "pause", [0.0, 0.0005, pytest.param(0.02, marks=pytest.mark.thorough("as slowly as usual"))]
 )
 def test_nothing_is_lost_around_flips(attached: Programs, workload: Start, pause: float) -> None:
-    """Flips come as fast as grace periods allow, or with windows in between that nobody may have written."""
+    """Flips come as fast as grace periods allow, or so slowly that nobody may have written some windows."""
     collector, manifest = attached.collector, attached.manifest
     lock = manifest.enums["futex_kind"].index("lock")
     one = workload("storm", 2, STORM_SECONDS, 4, 20)
@@ -128,7 +130,7 @@ def test_a_pair_that_was_not_written_is_not_drained(detached: Programs) -> None:
         assert collector.drain()
     assert collector.control.number == number
     assert not taken(collector)
-    collector._maps.written.mark("soon")  # another pair was
+    collector._maps.written.mark("soon")  # another pair was written
     for _ in range(2):
         drain(collector)
     assert collector.control.number == number + 1
@@ -142,7 +144,9 @@ def test_a_pair_that_was_not_written_is_not_drained(detached: Programs) -> None:
 
 
 def test_another_sampler_takes_over_what_is_in_either_map(detached: Programs) -> None:
-    """And goes on with the number of the window, so that the programs' marks keep their meaning."""
+    """A new sampler goes on with the window number of the one before, so that the marks of the programs keep
+    their meaning.
+    """
     before = detached.collector
     for window, uaddr in ((0, 64), (1, 128)):
         add(before, window, uaddr)
