@@ -1,4 +1,4 @@
-"""What lockd is to say of each program: the one table that the test and docs/lock-names.md come from."""
+"""What lockd should say about each program: the one table from which the test and docs/lock-names.md come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ ROUNDS = 40
 HOLD_US = 50_000
 PYTHON = "/usr/bin/python3"
 MUSL_LOCKS = {"cond": "", "barrier": "", "tls": "builtin_tls+0x*"}
-"""What musl has elsewhere: on the stack of who waits, and the first thread's variables in one of its own."""
+"""The names of locks that differ with musl. It keeps the words of conditions and barriers on the stack of the
+waiting thread, and the thread-local variables of the first thread in a variable of its own.
+"""
 
 
 @dataclass(frozen=True)
@@ -17,24 +19,26 @@ class Scenario:
     """One lock of one program. In the expected `lock` and `site` a `*` stands for anything."""
 
     comm: str
-    """What its process is called: it tells one scenario from another."""
+    """The name of its process, by which scenarios are told apart."""
     language: str
     what: str
     command: tuple[str, ...]
-    """Program in build/ or absolute, and arguments; {build} is that directory, {here} that of the sources."""
+    """The program, with a path that is absolute or relative to build/, and its arguments. {build} stands for
+    that directory, {here} for the directory of the sources.
+    """
     kind: str
     lock: str
     site: str
     makes: str = "c"
     """The target of the Makefile; empty if there is nothing to build."""
     waits: int | None = ROUNDS
-    """Exactly so many blocked, if the program knows."""
+    """The exact number of waits that block; None if the program does not know it."""
     where: str = ""
     """What is special about its process: see tests/kernel/test_lock_names.py."""
 
 
 def _c(what: str, scenario: str, kind: str, lock: str, site: str) -> list[Scenario]:
-    """The same source with glibc, without symbols, and with musl."""
+    """Return the scenarios of one source: with glibc, with musl and, for some locks, without symbols."""
     rows = [
         Scenario(f"c.{scenario}", "C, glibc", what, ("names_c", scenario), kind, f"names_c:{lock or site}",
                  f"names_c:{site}")
@@ -64,8 +68,9 @@ def _rust(what: str, scenario: str, kind: str, lock: str, site: str) -> Scenario
 
 
 def _java(what: str, scenario: str, kind: str, method: str, waits: int | None = ROUNDS) -> Scenario:
-    # C1 alone: the code of C2 gives up where a branch is taken for the first time, as a lock's first wait
-    # is, and goes on in the interpreter, whose methods are in no map. What is inlined is in none either.
+    # Only C1 compiles. Code of C2 gives up at a branch that is taken for the first time, such as the first
+    # wait for a lock, and goes on in the interpreter, whose methods are in no perf map. Inlined methods are
+    # in none either.
     options = ("-XX:+PreserveFramePointer", "-XX:TieredStopAtLevel=1", "-XX:CompileCommand=quiet",
                "-XX:CompileCommand=dontinline,Names::*",
                "-XX:CompileCommand=dontinline,java.util.concurrent.locks.ReentrantLock::*",
@@ -153,5 +158,5 @@ SCENARIOS = [
 
 
 def agrees(expected: str, said: str) -> bool:
-    """Whether a name is as expected, which may have `*` for anything."""
+    """Whether lockd said a name as expected; `*` in the expected name stands for anything."""
     return re.fullmatch(".*".join(map(re.escape, expected.split("*"))), said) is not None

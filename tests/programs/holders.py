@@ -1,7 +1,7 @@
-"""Three functions of Python hold a lock, for 5, 20 and 75 of 100 parts of the time, while threads ask for it.
+"""Three functions of Python hold a lock, for 5, 20 and 75% of the time, while threads ask for it.
 
-`holders.py LOCK [ASKERS=3] [SECONDS=10]`, with the protocol of README.md. LOCK is `lock`, `rlock`, or `gil`:
-then the functions compute, and whoever asks wants to go on after a sleep.
+`holders.py LOCK [ASKERS=3] [SECONDS=10]`, with the protocol of README.md. LOCK is `lock`, `rlock` or `gil`.
+With `gil`, the functions compute, and the threads that ask for the lock want to go on after a sleep.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 KNOWN_SECONDS = 1.5
-"""After which lockd knows the lock, and what kind it is of."""
+"""The time after which lockd knows the lock and its kind."""
 MEANS = {"short": 0.002, "some": 0.008, "long": 0.030}
 """Seconds for which each function holds the lock, on average."""
 PAUSE = 0.0003
 
 holds: list[tuple[float, float, str]] = []
-"""When each function began to hold the lock, and when it ended."""
+"""For each hold: when it began, when it ended, and which function held the lock."""
 waits: list[tuple[float, float]] = []
-"""When a thread asked for the lock, and when it got it."""
+"""For each wait: when a thread asked for the lock, and when it got it."""
 asks = threading.Event()
 """Set while threads are to ask for the lock."""
 lock, rlock = threading.Lock(), threading.RLock()
@@ -144,7 +144,9 @@ def hold_for(seconds: float, functions: Sequence[Callable[[], None]], pause: flo
 
 
 def truth() -> dict[str, object]:
-    """For how long threads waited, and while which function held the lock. Holds do not overlap."""
+    """Return how long threads waited, the number of holds, and how long threads waited while each function
+    held the lock, in microseconds. Holds do not overlap.
+    """
     waited = dict.fromkeys(MEANS, 0.0)
     ends = [end for _, end, _ in holds]
     for asked, got in waits:

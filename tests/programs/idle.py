@@ -1,8 +1,11 @@
 """An idle Python program: an executor that has had some tasks, and threads that wait for work in queues.
 
-The memory of their locks was that of others before, which were waited for shortly. `idle.py HELD_US [STUCK]`,
-with the protocol of README.md; it stays idle from its truth on, and in the end gives them the work. So many
-threads more are stuck in a lock, in memory where they waited for an event before.
+Some locks of the idle threads are in memory where there were other locks before, for which threads waited
+shortly.
+
+`idle.py HELD_US [STUCK]`, with the protocol of README.md. From its truth on the program stays idle, and in
+the end it gives the threads work. STUCK more threads are stuck in a lock, in memory where they waited for an
+event before.
 """
 
 from __future__ import annotations
@@ -18,14 +21,14 @@ from pathlib import Path
 
 FUTEX = {"x86_64": "202", "aarch64": "98"}
 IDLE = 4
-"""Threads of each sort."""
+"""The number of idle threads of each sort."""
 TASK_SECONDS, SETTLED_SECONDS = 0.02, 0.5
 
 work: queue.Queue[int] = queue.Queue()
 
 
 def futex_of(tid: int) -> str:
-    """What a thread waits for, once it does."""
+    """Return the address of the futex that a thread waits for, once it waits."""
     while True:
         call = Path(f"/proc/self/task/{tid}/syscall").read_text().split()
         if call[0] == FUTEX[os.uname().machine]:
@@ -34,7 +37,7 @@ def futex_of(tid: int) -> str:
 
 
 def wait_shortly(held: float) -> str:
-    """For a lock that is gone afterwards; where in memory it was."""
+    """Wait for a lock that is gone afterwards. Return the address of its futex."""
     lock, found = threading.Lock(), ""
 
     def release() -> None:
@@ -73,7 +76,9 @@ def be_stuck(held: float) -> None:
 
 
 def be_idle(held: float, stuck: int) -> tuple[ThreadPoolExecutor, queue.SimpleQueue[int]]:
-    """Tell how many threads are, and how many of them where others waited before."""
+    """Become idle. Print how many threads are idle, and how many of them wait at an address where others
+    waited before.
+    """
     used = {wait_shortly(held)}
     simple: queue.SimpleQueue[int] = queue.SimpleQueue()
     used.add(wait_shortly(held))

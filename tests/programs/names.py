@@ -1,4 +1,4 @@
-"""Locks of Python programs, each in a function of its own; and a crowd that wants the interpreter itself.
+"""Waits for locks of Python, each in a function of its own, and for the interpreter itself, by some threads.
 
 `names.py SCENARIO [ROUNDS=40] [HOLD_US=50000]`, with the protocol of README.md.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 FUTEX = {"x86_64": "202", "aarch64": "98"}
 IN_THE_INTERPRETER = 4
-"""Threads that compute at the same time."""
+"""The number of threads that compute at the same time."""
 
 lock = threading.Lock()
 condition = threading.Condition()
@@ -64,7 +64,7 @@ SCENARIOS = {
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Sleep until it holds, without a futex."""
+    """Sleep until `holds()` is true, without a futex call."""
     while not holds():
         time.sleep(50e-6)
 
@@ -75,7 +75,7 @@ def is_in_futex(tid: int) -> bool:
 
 
 def hand_over(scenario: str, rounds: int, held: float) -> dict[str, int]:
-    """Have a thread of its own wait for the lock so often."""
+    """Make a thread wait for the lock of the scenario `rounds` times."""
     hold, ask = SCENARIOS[scenario]
     asked = finished = 0
 
@@ -107,7 +107,7 @@ def compute(seconds: float) -> None:
 
 
 def want_the_interpreter(seconds: float) -> dict[str, int]:
-    """Several threads compute, one of which can at a time."""
+    """Have several threads compute, only one of which can do so at a time."""
     threads = [threading.Thread(target=compute, args=(seconds,)) for _ in range(IN_THE_INTERPRETER)]
     for thread in threads:
         thread.start()

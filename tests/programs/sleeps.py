@@ -1,6 +1,6 @@
-"""Threads of Python sleep in three functions, in turns of random length, all the time.
+"""Threads of Python sleep all the time in three functions, in turns of random length.
 
-`sleeps.py THREADS SECONDS`, with the protocol of README.md. The truth is for how long threads were in each
+`sleeps.py THREADS SECONDS`, with the protocol of README.md. The truth is how long threads were in each
 function, in microseconds.
 """
 

@@ -1,9 +1,9 @@
-"""docs/lock-names.md: what lockd is to say of each program, and what it said when the tests last ran.
+"""Writes docs/lock-names.md: what lockd should say about each program, and what it said in the last test run.
 
 Usage: python3 -m tests.programs.table [new]
 
-Writes it from expected.py and results.json; with `new` the results of the last run, which the tests leave in
-build/, are taken over into results.json first.
+The document is made from expected.py and results.json. With `new`, results.json first takes over the results
+of the last run, which the tests leave in build/.
 """
 
 from __future__ import annotations
@@ -160,13 +160,13 @@ one.
 
 
 def results() -> dict[str, Any]:
-    """As last seen: `names` by comm, and `server`."""
+    """Return the results that were last taken over: `names` by comm, and `server`."""
     read: dict[str, Any] = json.loads(RESULTS.read_text())
     return read
 
 
 def document(shown: dict[str, Any]) -> str:
-    """In Markdown."""
+    """Return docs/lock-names.md with these results, in Markdown."""
     names = [*_right(shown["names"]), *_names(shown["names"])]
     return "\n".join([HEAD, *names, *_parked(), *_server(shown["server"])])
 
@@ -226,7 +226,7 @@ def _server(said: dict[str, Any]) -> Iterator[str]:
 
 
 def take_over() -> None:
-    """The results of the last run; what it did not run stays as it was."""
+    """Take over the results of the last run into results.json. Programs that it did not run keep theirs."""
     known = results() if RESULTS.exists() else {"names": {}, "server": {}}
     for comm, said in json.loads((HERE / "build/results.json").read_text()).items():
         del said["stack"], said["comm"]
