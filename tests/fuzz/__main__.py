@@ -1,8 +1,8 @@
 """Runs harnesses: `python -m tests.fuzz [NAME...] [--runs N] [--seconds S]`, or `make fuzz`. See README.md.
 
-Each runs in a child by atheris, which is guided by what of lockd's code an input reaches. What it finds is
-kept beside its corpus in tests/fuzz/build, and an exception does not end it. `--replay N` has the seeds, and
-N inputs that are made from them, run without atheris: the same each time.
+Each harness runs in a child process by atheris, which is guided by the code of lockd that an input reaches.
+Findings are kept beside the corpus in tests/fuzz/build, and an exception does not end the run. `--replay N`
+runs the seeds and N inputs that are made from them without atheris, the same each time.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
 MODULES = ("texts", "web", "messages", "objects", "memory", "stored")
 MEMORY = 768 << 20
-"""Bytes of data that a child may have; the namer, whose files are the largest, has 512 MiB."""
+"""The bytes of data that a child may have. The namer, which reads the largest files, may have 512 MiB."""
 WALL_SECONDS = 300
-"""For one input, after which libFuzzer ends the child: what hangs in a library of C is not interrupted."""
+"""The seconds for one input after which libFuzzer ends the child: nothing else interrupts a C library."""
 MOST_DEATHS = 20
 
 
 def harnesses(names: Sequence[str] = MODULES) -> dict[str, Harness]:
-    """Those of some modules, by name. With atheris, to be called where imports are instrumented."""
+    """Return the harnesses of some modules by name. With atheris, call it where imports are instrumented."""
     modules = [importlib.import_module(f"tests.fuzz.{name}") for name in names]
     return {one.name: one for module in modules for one in module.HARNESSES}
 
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def _conclude(results: Sequence[Result]) -> int:
-    """The exit code: 1 if anything was found."""
+    """Print the number of all executions. Return the exit code: 1 if anything was found."""
     print(f"{'all':12} {sum(one.executions for one in results):>10,} executions")
     return int(any(one.crashes for one in results))
 
@@ -97,7 +97,7 @@ def _be_quiet() -> None:
 
 
 class Findings:
-    """What one harness finds: the first input of each sort, in a file."""
+    """The findings of one harness, of which the first input of each sort is kept in a file."""
 
     def __init__(self, harness: Harness) -> None:
         self._harness = harness
@@ -157,7 +157,7 @@ class Result:
 
 
 def _run(name: str, module: str, runs: int, seconds: int) -> Result:
-    """In children: a new one after each that died of an input."""
+    """Run a harness in child processes. When a child dies of an input, a new one goes on."""
     directory = BUILD / name
     (directory / "corpus").mkdir(parents=True, exist_ok=True)
     (directory / "crashes").mkdir(exist_ok=True)
@@ -190,7 +190,7 @@ def _run(name: str, module: str, runs: int, seconds: int) -> Result:
 
 
 def _fuzz(name: str, module: str, runs: int, seconds: int) -> int:
-    """The child: never comes back from libFuzzer."""
+    """Fuzz in a child process. libFuzzer ends the process and does not return."""
     import atheris
 
     with atheris.instrument_imports(include=["lockd"], enable_loader_override=False):
@@ -231,7 +231,9 @@ def _fuzz(name: str, module: str, runs: int, seconds: int) -> int:
 
 
 def _place_of(error: BaseException) -> str:
-    """What an exception is told apart by: its type, and the place in lockd or, if none, in the harness."""
+    """Return what tells exceptions apart: the type, and the place in lockd or, if there is none, in the
+    harness.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if "/lockd/" in frame.filename] or frames
     return f"{type(error).__name__}-{Path(inside[-1].filename).stem}-{inside[-1].lineno}"

@@ -1,4 +1,4 @@
-"""What a harness is, what an input may cost, and how one input is made from another."""
+"""The class of harnesses, limits of what an input may cost, and ways to make one input from another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 MOST_GROWTH = 64 << 10
-"""KiB by which the memory of the process may grow, once, because of one input."""
+"""The KiB by which one input may make the memory of the process grow at once."""
 NUMBERS = (0, 1, 2, 7, 8, 15, 16, 63, 64, 127, 128, 255, 256, 4095, 4096, 65535, 65536, 2**31 - 1, 2**31,
            2**32 - 1, 2**32, 2**47, 2**63 - 1, 2**63, 2**64 - 1, 2**64)  # fmt: skip
 TEXTS = (
@@ -45,25 +45,27 @@ class Harness:
 
     name: str
     run: Callable[[bytes], None]
-    """Has lockd read an input, and catches what lockd may raise there: what it raises itself is a finding."""
+    """Has lockd read an input, and catches the exceptions that lockd may raise there. If `run` itself raises
+    an exception, that is a finding.
+    """
     seeds: Callable[[], Sequence[bytes]]
-    """Real inputs, or such as are made like them."""
+    """Returns real inputs, or inputs made like real ones."""
     mutate: Mutate
-    """Changes an input so that more than the first check of it is reached."""
+    """Changes an input so that lockd gets beyond its first check of it."""
     words: tuple[bytes, ...] = ()
-    """That have a meaning in such inputs."""
+    """Words that have a meaning in such inputs."""
     longest: int = 4096
-    """Bytes of an input."""
+    """The most bytes of an input."""
     seconds: float = 1.0
-    """Of CPU time that one input may take."""
+    """The seconds of CPU time that one input may take."""
 
 
 class TooMuch(BaseException):
-    """An input takes too much time or memory. No handler of lockd's for Exception swallows it."""
+    """An input takes too much time or memory. lockd's handlers for Exception do not catch it."""
 
 
 def execute(harness: Harness, data: bytes) -> None:
-    """Raises what is a finding."""
+    """Run a harness on one input. A finding is raised as an exception."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     signal.setitimer(signal.ITIMER_PROF, harness.seconds)
     try:
@@ -76,7 +78,9 @@ def execute(harness: Harness, data: bytes) -> None:
 
 
 def be_limited(most_bytes: int) -> None:
-    """Have this process interrupted by what takes too long, and refused what is too much."""
+    """Limit this process: it is interrupted when an input takes too much CPU time, and it gets no more than
+    `most_bytes` of memory.
+    """
     signal.signal(signal.SIGPROF, _too_long)
     resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -87,7 +91,9 @@ def _too_long(_number: int, _frame: FrameType | None) -> None:
 
 
 def check_words(text: str) -> None:
-    """What is said of an input goes to terminals and journals: it has no control characters of the input."""
+    """Assert that a message about an input has no control characters, because it goes to terminals and
+    journals.
+    """
     assert not _CONTROL.search(text), f"control characters in {text[:200]!r}"
 
 
@@ -95,7 +101,7 @@ _memory_file = -1
 
 
 def file_of(data: bytes) -> Path:
-    """A file with this content, until the next one."""
+    """Return the path of a file with this content, which it keeps until the next call."""
     global _memory_file  # noqa: PLW0603  # one for the process
     if _memory_file < 0:
         _memory_file = os.memfd_create("fuzz")
@@ -107,7 +113,7 @@ def file_of(data: bytes) -> Path:
 def mutated(
     data: bytes, chance: random.Random, words: Sequence[bytes] = (), keeps_length: bool = False
 ) -> bytes:
-    """Some bytes, numbers or words of it changed, moved, or taken away."""
+    """Return the data with some bytes, numbers or words changed, moved or taken away."""
     changed = bytearray(data or b"\0")
     for _ in range(chance.choice((1, 1, 2, 4, 16))):
         changed = changed or bytearray(1)
@@ -140,7 +146,7 @@ def mutated(
 
 
 def text_mutation(words: Sequence[bytes]) -> Mutate:
-    """Of texts in lines: whole numbers, words and lines are changed besides bytes."""
+    """Return a mutation for texts in lines. Besides bytes, it changes whole numbers, words and lines."""
 
     def mutate(data: bytes, chance: random.Random) -> bytes:
         for _ in range(chance.choice((1, 2, 4))):
@@ -165,7 +171,7 @@ def text_mutation(words: Sequence[bytes]) -> Mutate:
 
 
 def mutated_lines(mutate: Mutate) -> Mutate:
-    """One of the lines."""
+    """Return a mutation that changes one line by `mutate`."""
 
     def mutate_line(data: bytes, chance: random.Random) -> bytes:
         lines = data.split(b"\n")
@@ -177,8 +183,8 @@ def mutated_lines(mutate: Mutate) -> Mutate:
 
 
 def json_mutation(mutate_rest: Mutate | None = None) -> Mutate:
-    """Of JSON, which stays JSON mostly: values are replaced, moved and left out. `mutate_rest` is for what
-    follows the first line."""
+    """Return a mutation for JSON, which mostly stays JSON: values are replaced, moved and left out. If given,
+    `mutate_rest` changes what follows the first line."""
 
     def mutate(data: bytes, chance: random.Random) -> bytes:
         head, newline, rest = data.partition(b"\n") if mutate_rest else (data, b"", b"")

@@ -1,4 +1,4 @@
-"""Memory of processes that anybody may have written: CPython's, HotSpot's, locks', and captured stacks."""
+"""Harnesses for memory that anybody may have written: of CPython, HotSpot and locks, and captured stacks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MOST_READS = 20_000
 
 
 def written(first: int, second: int, parts: dict[int, bytes]) -> bytes:
-    """Memory as an input: two numbers, then what is where."""
+    """Return memory as an input: two numbers, then each part with its address and size."""
     return HEAD.pack(first, second) + b"".join(PART.pack(at, len(one)) + one for at, one in parts.items())
 
 
@@ -57,7 +57,7 @@ def parts_of(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def mutate_memory(data: bytes, chance: random.Random) -> bytes:
-    """Words of the memory, which stay where they are."""
+    """Change words of the memory, whose parts keep their addresses."""
     places = []
     at = HEAD.size
     for _, part in parts_of(data):
@@ -85,7 +85,7 @@ def mutate_memory(data: bytes, chance: random.Random) -> bytes:
 
 
 class Memory:
-    """Of the parts of an input; counts what is read."""
+    """The memory that the parts of an input describe. It counts the reads."""
 
     def __init__(self, data: bytes) -> None:
         self._parts = list(parts_of(data))
@@ -99,13 +99,13 @@ class Memory:
 
 
 def cpython(data: bytes) -> None:
-    """Some frames of functions whose names can be shown, or none, after a bounded number of reads."""
+    """Any memory gives some frames with names that can be shown, or none, after a bounded number of reads."""
     if len(data) < HEAD.size:
         return
     runtime, thread_pointer = HEAD.unpack_from(data)
     memory = Memory(data)
     interpreter = Interpreter(runtime)
-    for _ in range(2):  # the second time some of it is known
+    for _ in range(2):  # in the second round, the interpreter knows some of the memory
         frames = interpreter.frames(memory, thread_pointer)
         assert len(frames) <= MOST_FRAMES
         judge_python(frames)
@@ -120,7 +120,7 @@ def cpython(data: bytes) -> None:
 
 
 def _python_memory(layout: Layout, head: bytes) -> bytes:
-    """Of one thread in two functions, by a layout."""
+    """Return the memory of an interpreter of this layout, with one thread in two functions."""
     parts = {0x10000: bytearray(head)}
 
     def put(structure: int, offset: int, word: int) -> None:
@@ -170,13 +170,15 @@ def _python_memory(layout: Layout, head: bytes) -> bytes:
 
 
 def pythons() -> list[bytes]:
-    """Of every version that is known, and of the interpreter that this is, as it is in its memory."""
+    """Return the memory of interpreters of every known version, and of the interpreter that runs this."""
     older = [_python_memory(layout, bytes(64)) for layout in CLASSIC]
     return [*older, *pythons_with_tables({}), *_this_python()]
 
 
 def pythons_with_tables(others: Mapping[int, int]) -> list[bytes]:
-    """Of the versions that have a table of their offsets, with these in some of its last places."""
+    """Return the memory of interpreters of the versions that have a table of offsets. `others` are offsets to
+    put into some of its last places.
+    """
     found = []
     for (major, minor), slots in _SLOTS.items():
         words = [0] * (OFFSETS_SIZE // 8)
@@ -198,7 +200,7 @@ def _head(words: Sequence[int]) -> bytes:
 
 
 class _Recorded:
-    """The memory of this process; notes what is read."""
+    """The memory of this process. It notes what is read."""
 
     def __init__(self) -> None:
         self.parts: dict[int, bytes] = {}
@@ -236,18 +238,18 @@ def _this_python() -> list[bytes]:
 
 @functools.cache
 def made_up_process() -> Path:
-    """A process 7 with memory, in a small procfs."""
+    """Return the directory of a process 7 in a small procfs, with a file for its memory."""
     directory = Path(tempfile.mkdtemp(prefix="lockd-fuzz-")) / "7"
     (directory / "task/7").mkdir(parents=True)
     (directory / "status").write_text("Name:\tx\nUid:\t0\t0\t0\t0\nNSpid:\t7\n")
     (directory / "task/7/status").write_text("NSpid:\t7\n")
-    # A file in memory: addresses are further apart than any other file may be large.
+    # `mem` is a file in memory: the addresses are so far apart that no other file may be large enough.
     (directory / "mem").symlink_to(f"/proc/{os.getpid()}/fd/{os.memfd_create('fuzz-process')}")
     return directory
 
 
 def _fill(data: bytes) -> None:
-    """Memory of the process: what no part says is zero, up to the last of them."""
+    """Write the memory of the made-up process. Up to its last part, bytes that are in no part are zero."""
     with open(made_up_process() / "mem", "wb", buffering=0) as file:
         for address, part in parts_of(data):
             if address + len(part) < 1 << 47:
@@ -269,11 +271,13 @@ FIELDS = (
     "WeakHandle", -8),
     ("Klass", "_name", "Symbol*", -8), ("Symbol", "_length", "u2", -4), ("Symbol", "_body", "u1", -8),
 )  # fmt: skip
-"""Type, field, the field's type, and its address behind the library's; or its offset, if that is negative."""
+"""For each field: its structure, its name, its type, and its place. A positive place is the address, counted
+from the address of the library; a negative one is the offset in the structure, negated.
+"""
 
 
 class _Library:
-    """As much of libjvm.so as its reader needs."""
+    """The parts of libjvm.so that its reader needs."""
 
     thread_local_block = Segment(7, 4, 0, 0, 64, 64, 8)
 
@@ -282,14 +286,14 @@ class _Library:
 
 
 def machine_of(data: bytes) -> HotSpot:
-    """By the memory that an input describes."""
+    """Return a reader of the Java machine whose memory the input describes."""
     _fill(data)
     library: Any = _Library()
     return HotSpot(made_up_process(), library, BIAS)
 
 
 def hotspot(data: bytes) -> None:
-    """What the memory of a Java machine says is told, or nothing."""
+    """Any memory of a Java machine gives possible places and waits, or none."""
     if len(data) < HEAD.size:
         return
     thread_pointer, number = HEAD.unpack_from(data)
@@ -340,7 +344,7 @@ def java_machines() -> list[bytes]:
 
 
 def owners(data: bytes) -> None:
-    """A thread that there is, or none, whatever is in the memory of a lock."""
+    """Any memory of a lock gives a thread that exists as the owner, or none."""
     if len(data) < HEAD.size:
         return
     address, which = HEAD.unpack_from(data)
@@ -362,14 +366,14 @@ def locks() -> list[bytes]:
 
 
 WORD_OF_IMAGE, WORD_OF_STACK = 0xA0, 0xC0
-"""Highest byte of a word that stands for a place in one of the objects, or on the stack itself: those are
-elsewhere in each process."""
+"""The lowest value of the highest byte of a word that stands for a place in one of the objects, and its value
+for a place on the stack. Their addresses are different in each process."""
 STACK = 0x7FFF00000000
 
 
 @functools.cache
 def _this_process() -> tuple[Names, list[int]]:
-    """Names, and where the objects begin that this process runs."""
+    """Return a Names, and the addresses at which the objects that this process runs begin."""
     space = AddressSpace(Path("/proc/self"), ObjectCache())
     space.refresh()
     names = Names(Path("/proc"), Shares(Path("/proc"), 1e9))
@@ -384,7 +388,7 @@ def _placed(word: int, bases: list[int]) -> int:
 
 
 def stacks(data: bytes) -> None:
-    """Registers and a stack of any content, of a process with real objects: an answer that can be sent."""
+    """Any registers and stack, of a process with real objects, give an answer that can be sent."""
     names, bases = _this_process()
     words = [_placed(word, bases) for (word,) in struct.iter_unpack("<Q", data[: len(data) // 8 * 8])]
     registers, stack = [*words[:17], *[0] * (17 - len(words))], words[17:]
@@ -400,7 +404,7 @@ def stacks(data: bytes) -> None:
 
 
 def captured_stacks() -> list[bytes]:
-    """Of addresses behind calls in the code of this process, as those on real stacks are."""
+    """Return stacks with addresses behind calls in the code of this process, as on real stacks."""
     _, bases = _this_process()
     chance = random.Random(1)
     space = AddressSpace(Path("/proc/self"), ObjectCache())

@@ -1,6 +1,7 @@
-"""What lockd's processes say to each other, and what they keep for the next start.
+"""Harnesses for what lockd's processes say to each other, and what they keep for the next start.
 
-The namer and the exporter read what anybody may have written. So the others take nothing they say on trust.
+The namer and the exporter read what anybody may have written. So the other processes take nothing that these
+say on trust.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ ANSWERS: tuple[Answer, ...] = (
 
 
 class Talker:
-    """In place of the process: what it is asked is forgotten, what it says is the input."""
+    """Stands for the process of the namer: it forgets what it is asked, and says the input."""
 
     pid = 1
 
@@ -136,11 +137,11 @@ class Talker:
 
 
 def answers(data: bytes) -> None:
-    """A namer may say anything: the sampler takes an answer to what it asked, of the types agreed, or another
-    namer."""
+    """A namer may say anything: the sampler takes only an answer to what it asked, of the types agreed, or
+    else starts another namer."""
     client.Namer = Talker  # type: ignore[assignment,misc]  # no process
     asker = Resolver()
-    asker.answers()  # which starts it
+    asker.answers()  # starts the namer
     for question in QUESTIONS:
         assert asker.ask(question)
     asker.answers()
@@ -156,7 +157,7 @@ def answers(data: bytes) -> None:
 
 
 def _numbers_of(answer: Answer) -> tuple[object, ...]:
-    """What tells which question it is an answer to."""
+    """Return the numbers in an answer that tell which question it answers."""
     match answer:
         case LockAnswer():
             return answer.key, answer.is_user
@@ -201,7 +202,7 @@ def said_by_namers() -> list[bytes]:
 
 
 def questions(data: bytes) -> None:
-    """What can be read as a question means the same once it is written again."""
+    """An input that can be read as a question means the same once it is written again."""
     try:
         question = decode_question(data)
         again = question.encode()
@@ -246,7 +247,7 @@ MANIFEST = Manifest(
 
 
 def manifest(data: bytes) -> None:
-    """A manifest that means the same once it is written again, or ValueError."""
+    """An input is a manifest that means the same once it is written again, or a ValueError."""
     try:
         found = Manifest.from_json(data)
     except ValueError:
@@ -256,7 +257,8 @@ def manifest(data: bytes) -> None:
 
 
 def handed_over(data: bytes) -> None:
-    """Whatever a loader sends and however it ends, LockdError if it is no manifest with its descriptors."""
+    """A loader may send anything and end anyhow: unless it hands over a manifest with its descriptors, the
+    result is a LockdError."""
     before = _next_descriptor()
     ours, theirs = socket.socketpair()
     null = os.open(os.devnull, os.O_RDONLY)
@@ -305,7 +307,7 @@ def _cache() -> Path:
 
 
 def kept(data: bytes) -> None:
-    """A kept program is whole, or it is as if there were none. Beyond the digest only if that is right."""
+    """A kept program is whole, or it is as if there were none. It is read only if its digest is right."""
     from lockd.load.compiled import _digest
 
     content = data[1:]
@@ -330,7 +332,7 @@ def _exposition() -> Exposition:
 
 
 def snapshot(data: bytes) -> None:
-    """A block that is not what was agreed is an exception, which answers 500; never more than that."""
+    """A block that is not as agreed is an exception, which is answered with 500, and never more than that."""
     head, newline, rest = data.partition(b"\n")
     block = memoryview(len(head).to_bytes(8, "little") + head + rest) if newline else memoryview(data)
     try:
@@ -366,8 +368,8 @@ def blocks() -> list[bytes]:
 
 
 def link(data: bytes) -> None:
-    """Whatever comes on the exporter's end of the control socket: who asks gets a block or SamplerError, and
-    no descriptor stays open."""
+    """Whatever arrives at the exporter's end of the control socket, each request gets a block or a
+    SamplerError, and no descriptor stays open."""
     before = _next_descriptor()
     with SkippingLoop() as loop:
         loop.run_until_complete(_exchange(data))
@@ -380,7 +382,8 @@ async def _exchange(data: bytes) -> None:
         sampler = SamplerLink(theirs)
         wanted = (REQUEST_METRICS, REQUEST_DETAIL, REQUEST_WAITS)
         asked = [asyncio.ensure_future(sampler.ask(what)) for what in wanted]
-        asked.append(asyncio.ensure_future(sampler.wait_until_settled()))  # type: ignore[arg-type]  # says nothing
+        # This request returns nothing, unlike the others.
+        asked.append(asyncio.ensure_future(sampler.wait_until_settled()))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         at = 0
         while at < len(data) and not sampler.closed.is_set():
@@ -412,7 +415,7 @@ def conversations() -> list[bytes]:
 
 
 def requests(data: bytes) -> None:
-    """An exporter may send anything: the sampler goes on, and does no more than what is asked."""
+    """An exporter may send anything: the sampler goes on, and does no more than it is asked for."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     wakeup, _other = socket.socketpair()
     exporter = SimpleNamespace(
@@ -426,7 +429,7 @@ def requests(data: bytes) -> None:
     with ours, theirs, wakeup, _other:
         ours.setblocking(False)
         theirs.setblocking(False)
-        # Two that are no processes, of which these two use nothing else.
+        # Exporter and sampler are no processes here, only what Supervisor and Loop use of them.
         supervisor = Supervisor(lambda: exporter, exporter)  # type: ignore[arg-type,return-value]
         loop = Loop(sampler, 10, supervisor.handle_message, lambda: None, wakeup)  # type: ignore[arg-type]
         loop.control = ours

@@ -1,4 +1,4 @@
-"""Programs and libraries that anybody may have built: ELF, DWARF, and Go's own tables."""
+"""Harnesses for programs and libraries that anybody may have built: ELF, DWARF, and Go's own tables."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ UNIT, STRUCTURE, MEMBER = "shop.c", "shop", "lock"
 LONGEST = 1 << 16
 SECTION = struct.Struct("<IIQQQQIIQQ")
 TRIED = 24
-"""Addresses that are asked for in a file."""
+"""The number of addresses that are looked up in a file."""
 
 
 def use(file: ObjectFile, chance: random.Random) -> None:
-    """Everything that names are made of."""
+    """Read from a file everything from which lockd makes names."""
     known = [entry.address for entry in functions_by_name(file, lambda name: True)[: TRIED // 2]]
     tail_callers(file, lambda name: True)
     end = max(file.end, 1)
@@ -72,8 +72,8 @@ def _evaluate(expression: Sequence[tuple[int, int, int]]) -> None:
 
 
 def read_elf(data: bytes) -> None:
-    """A file that can be read in part has names in part, any other is ElfError; the same by its descriptor,
-    and by the memory that it is mapped to."""
+    """A file that can be read in part has names in part; any other one is an ElfError. This holds for its
+    bytes, for its descriptor, and for the memory to which it is mapped."""
     chance = random.Random(zlib.crc32(data))
     with contextlib.suppress(ElfError):
         use(ObjectFile(Elf(data)), chance)
@@ -86,8 +86,8 @@ def read_elf(data: bytes) -> None:
 
 @functools.cache
 def programs() -> list[bytes]:
-    """Small ones, in the ways that tables of symbols and for unwinding can be in a file; without a compiler
-    those that Python has."""
+    """Return small programs that differ in how their tables of symbols and for unwinding are stored, and
+    extensions of Python, which are all that there is without a compiler."""
     found = []
     if shutil.which("gcc") and shutil.which("objcopy"):
         with tempfile.TemporaryDirectory(prefix="lockd-fuzz-") as name:
@@ -117,7 +117,7 @@ def programs() -> list[bytes]:
 
 
 def sections(data: bytes) -> list[tuple[str, int, int]]:
-    """Name, offset and size of each section of a 64-bit file, as far as it has some."""
+    """Return the name, offset and size of each section that a 64-bit ELF file has."""
     if len(data) < 64 or data[:6] != b"\x7fELF\x02\x01":
         return []
     at, count, names = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<2H", data, 60)
@@ -144,7 +144,7 @@ def _mutate_within(data: bytes, chance: random.Random, start: int, size: int) ->
 
 
 def mutate_elf(data: bytes, chance: random.Random) -> bytes:
-    """In the headers, or in one of its sections."""
+    """Change an ELF file in its headers or in one of its sections."""
     for _ in range(chance.choice((1, 1, 2, 4))):
         found = sections(data)
         match chance.randrange(5 if found else 2):
@@ -163,7 +163,7 @@ def mutate_elf(data: bytes, chance: random.Random) -> bytes:
 
 
 def read_dwarf(data: bytes) -> None:
-    """Rules for unwinding and members of structures, of a file whose headers are right."""
+    """Read rules for unwinding and members of structures from a file whose headers are right."""
     chance = random.Random(zlib.crc32(data))
     try:
         elf = Elf(data)
@@ -190,7 +190,7 @@ def mutate_dwarf(data: bytes, chance: random.Random) -> bytes:
 
 
 class _GoElf:
-    """As much of an ELF file as Go's table needs: that, and program text."""
+    """The parts of an ELF file that the reader of Go's table needs: the table and the program text."""
 
     is_64 = is_little = True
 
@@ -206,7 +206,7 @@ class _GoElf:
 
 
 def read_go(data: bytes) -> None:
-    """Functions of a program in Go, by a table that may be of any size and say anything."""
+    """Look up the functions of a Go program in a table of any size and content."""
     elf: Any = _GoElf(data)
     table = GoFunctions(elf)
     for address in (0x401000, 0x401010, 0x40101F, 0x401FFF, 0, 2**64 - 1):
@@ -218,7 +218,7 @@ def read_go(data: bytes) -> None:
 
 
 def go_tables() -> list[bytes]:
-    """As the linker writes them."""
+    """Return tables of functions as Go's linker writes them."""
     names = ("main.main", "main.(*Shop).Sell", "sync.(*Mutex).Lock")
     texts = b"".join(name.encode() + b"\0" for name in names)
     about = [struct.pack("<Ii", 16 * i, texts.index(name.encode())) for i, name in enumerate(names)]
@@ -236,7 +236,7 @@ def go_tables() -> list[bytes]:
 
 
 def expressions(data: bytes) -> None:
-    """Any operations, as libdw would give them."""
+    """Evaluate any operations, in the form in which libdw gives them."""
     whole = len(data) // 17 * 17
     _evaluate(list(struct.iter_unpack("<BQQ", data[:whole]))[:64])
 

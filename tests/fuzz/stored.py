@@ -1,4 +1,4 @@
-"""What one start of lockd leaves to the next."""
+"""Harness for the counts that one start of lockd leaves to the next."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ WORDS = struct.Struct("<5q")
 
 
 def saved(data: bytes) -> None:
-    """The words of the file, and behind them what was counted.
+    """Read a file of saved counts: the first bytes of the input are its words, the others its counts.
 
-    What cannot be believed is an error; the sampler then begins with a file of its own (saved_state.py).
+    Content that cannot be right is an error. The sampler then begins with a file of its own
+    (saved_state.py).
     """
     fd = os.memfd_create("fuzz-saved")
     try:

@@ -1,4 +1,4 @@
-"""Texts that people, programs and the kernel write: configuration, perf maps, records for `lockd analyze`."""
+"""Harnesses for texts that people, programs and the kernel write, such as configurations and perf maps."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.fuzz.harness import Harness, check_words, file_of, mutated, text_muta
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES_HELD = 4 * 256
-"""Characters of a function's name of 256 bytes, each shown as `\\xff` if it is no UTF-8."""
+"""The most characters of a function's name of 256 bytes. A byte that is no UTF-8 is shown as `\\xff`."""
 
 
 def read_config(data: bytes) -> None:
-    """A configuration, or one error that tells all that is wrong with it."""
+    """Any text gives a configuration, or one error that tells all that is wrong with it."""
     try:
         found = reader.read_file(Config, file_of(data))
     except ConfigError as error:
@@ -68,7 +68,7 @@ CONFIG_WORDS = (
 
 
 def analyze(data: bytes) -> None:
-    """What `lockd analyze` prints and draws of a file, or one error that tells what is wrong with it."""
+    """For any file, `lockd analyze` prints and draws its results, or one error that tells what is wrong."""
     try:
         records = read([file_of(data)])
         lock = statistics.totals(records, "lock")[0].subject
@@ -99,7 +99,7 @@ s,writer,P10_T12,Mutex,0xffff888100000040,{begin + 200 * ms},{60 * ms},1,0,ongoi
 
 @functools.cache
 def _process() -> Path:
-    """A process 7, by its directory in a small procfs."""
+    """Return the directory of a process 7 in a small procfs."""
     directory = Path(tempfile.mkdtemp(prefix="lockd-fuzz-")) / "7"
     (directory / "root/tmp").mkdir(parents=True)
     uid = f"{os.getuid()}\t" * 4
@@ -123,12 +123,12 @@ def _compiled_functions(name: str, data: bytes) -> None:
 
 
 def perf_map(data: bytes) -> None:
-    """Whatever a process writes, it has names of compiled functions or none."""
+    """Whatever a process writes into its perf map, lockd has names of compiled functions or none."""
     _compiled_functions("perf-7.map", data)
 
 
 def perf_maps() -> list[bytes]:
-    """As the JVM, node and others write them."""
+    """Return perf maps as the JVM, node and others write them."""
     return [
         b"0x00007fd7a4eca5e0 0x00000000000005c8 void Names$$Lambda$14/0x0000000800c01228.run()\n"
         b"0x00007fd7a4ecb000 0x0000000000000040 java.lang.Object a.B$C.<init>(java.lang.Object[], int)\n"
@@ -138,7 +138,7 @@ def perf_maps() -> list[bytes]:
 
 
 def jit_dump(data: bytes) -> None:
-    """The same of a dump."""
+    """Whatever a process writes into its jitdump, lockd has names of compiled functions or none."""
     _compiled_functions("jit-7.dump", data)
 
 
@@ -151,7 +151,7 @@ def jit_dumps() -> list[bytes]:
 
 
 def maps(data: bytes) -> None:
-    """/proc/PID/maps with any paths in it; lines that make no sense are left out."""
+    """/proc/PID/maps may have any paths in it; lines that make no sense are left out."""
     found = Mappings(data)
     assert len(found.jit_dumps) <= len(found)
     found.code_files()
@@ -187,15 +187,15 @@ _asked = 0
 
 
 def demangle(data: bytes) -> None:
-    """A name of bounded length that can be shown, and whoever asks next gets the answer to what he asked."""
-    global _asked  # noqa: PLW0603  # each name is another, as known ones are not asked for again
+    """Any symbol gives a name of bounded length that can be shown; the next question gets its own answer."""
+    global _asked  # noqa: PLW0603  # makes each symbol a new one, for known ones are not asked for again
     name = _demangler().name(data.decode("utf-8", "backslashreplace"))
     assert len(name) <= MAX_NAME and name.isprintable()
     _asked += 1
     own = f"q{_asked}"
     symbol = f"_ZN{len(own)}{own}3putEv"
     found = _demangler().name(symbol)
-    assert found in (f"{own}::put", symbol), f"{symbol} is called {found}"  # itself if that took too long
+    assert found in (f"{own}::put", symbol), f"{symbol} is called {found}"  # the symbol if it took too long
 
 
 def symbols() -> list[bytes]:
@@ -208,7 +208,7 @@ def symbols() -> list[bytes]:
 
 
 def judged(data: bytes) -> None:
-    """What a stack is, by the names of its functions, which their authors have chosen to take long."""
+    """Judge a stack by the names of its functions, which may have been chosen so that it takes long."""
     names = [name.decode("utf-8", "backslashreplace") for name in data.split(b"\n")[:24]]
     objects = ("libc.so.6", "shop", "libjvm.so", "[jit]", "mariadbd", "libpython3.11.so.1.0")
     frames = []
@@ -233,7 +233,7 @@ def stacks_of_names() -> list[bytes]:
 
 
 def units(data: bytes) -> None:
-    """The unit of a cgroup with any path."""
+    """A cgroup with any path has a unit of bounded length."""
     for unit in (unit_of_cgroup_file(data), *(unit_of(printable_path(line)) for line in data.split(b"\n"))):
         assert max(map(len, unit)) <= 4 * len(data) + 40
 

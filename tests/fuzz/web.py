@@ -1,4 +1,4 @@
-"""HTTP as anybody may send it, and the file that says who may ask."""
+"""Harnesses for HTTP as anybody may send it, the web configuration, and the answers to `lockd top`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import bcrypt
 from rich.console import Console
 
 from lockd.errors import ConfigError, LockdError
-from lockd.export import web_config_file  # noqa: F401  # else it is imported later, and not guided by
+from lockd.export import web_config_file  # noqa: F401  # imported later, it would not guide atheris
 from lockd.export.handlers import Service
 from lockd.export.link import Answer
 from lockd.export.server import Server
@@ -43,7 +43,7 @@ HOLDERS = [{"site": "</svg>", "seconds": 1.5, "share": 1.0, "samples": 3, "stack
 
 
 def detail_block() -> bytes:
-    """The tables behind /api/v1 and the profiles, of two rows each, with markup for a name."""
+    """Return a block of the tables behind /api/v1 and the profiles: two rows each, with markup as a name."""
     text = {
         "program": ["futex", "kernel_locks"], "unit": ["a.service", "b"], "comm": ["shop", "</svg><script>"],
         "kind": ["lock", "mutex"], "lock": ["shop:stock", ""], "site": ["shop:sell", ""],
@@ -68,7 +68,7 @@ def detail_block() -> bytes:
 
 
 class _Link:
-    """In place of the sampler: the same blocks for ever."""
+    """Stands for the sampler: it always answers the same blocks."""
 
     def __init__(self) -> None:
         blocks = {
@@ -80,7 +80,7 @@ class _Link:
         return self._answers[request]
 
     async def wait_until_settled(self) -> None:
-        """At once."""
+        """Return at once."""
 
 
 class _Web(WebConfig):
@@ -90,7 +90,7 @@ class _Web(WebConfig):
 
 
 class _Errors(logging.Handler):
-    """A request must not make a line in the journal: whoever sends many would fill it."""
+    """Keeps what is logged. A request must not make a line in the journal: many requests would fill it."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -101,7 +101,7 @@ class _Errors(logging.Handler):
 
 
 class _Exporter:
-    """Of one process and thread."""
+    """An exporter in this process and thread, with a server that has users and one that has none."""
 
     def __init__(self) -> None:
         self.loop = Loop()
@@ -119,9 +119,9 @@ class _Exporter:
         return Server(Service(link, _Web(users), Path("/proc"), math.inf))
 
     def ask(self, server: Server, request: bytes) -> bytes:
-        """All that comes back until the connection is closed."""
+        """Send a request. Return all that comes back until the connection is closed."""
         with socket.create_connection(self.listening.getsockname()) as client:
-            # Resets it in the end: it would take a port for a minute.
+            # The end resets the connection. Otherwise it would take a port for a minute.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             connection, address = self.listening.accept()
             connection.setblocking(False)
@@ -148,7 +148,7 @@ class _Exporter:
                 break
         else:
             raise AssertionError("the connection is open after 100 s")
-        await asyncio.sleep(100)  # what goes on for longest ends
+        await asyncio.sleep(100)  # until everything that the server still does has ended
         return answer
 
 
@@ -222,7 +222,7 @@ HTTP_WORDS = (
 
 @functools.cache
 def _directory() -> Path:
-    """With a certificate and its key, if there is openssl."""
+    """Return a directory with a pipe and, if there is openssl, a certificate and its key."""
     directory = Path(tempfile.mkdtemp(prefix="lockd-fuzz-"))
     os.mkfifo(directory / "pipe")
     if shutil.which("openssl"):
@@ -236,8 +236,8 @@ def _directory() -> Path:
 
 
 def web_config(data: bytes) -> None:
-    """What is wrong with a web configuration is one error; while lockd runs, whatever the file becomes, who
-    was kept out stays out."""
+    """All that is wrong with a web configuration is one error. While lockd runs, whatever the file becomes,
+    no protection is lost."""
     path = _directory() / "web.yml"
     path.write_bytes(web_configurations()[0])
     web = WebConfig(path)
@@ -286,7 +286,7 @@ WEB_WORDS = (
 
 
 class _Daemon(Client):
-    """In place of one that answers over HTTP."""
+    """Stands for a daemon that answers over HTTP."""
 
     def __init__(self, answers: list[bytes]) -> None:
         super().__init__("http://127.0.0.1:9776")
@@ -297,7 +297,7 @@ class _Daemon(Client):
 
 
 def top(data: bytes) -> None:
-    """What `lockd top` shows of two answers, or one error in words; no control characters of theirs."""
+    """`lockd top` shows two answers of a daemon, or one error, without any control characters of theirs."""
     options = Options(
         "http://127.0.0.1:9776",
         1,
