@@ -186,7 +186,7 @@ def pythons_with_tables(others: Mapping[int, int]) -> list[bytes]:
         for number, slot in enumerate(slots):
             words[slot] = 8 * number
         words[slots[0]] = OFFSETS_SIZE
-        for at, value in ({-5: 8, -4: 24, -3: 16, -2: 32, -1: 40}).items():  # of objects and of texts
+        for at, value in ({-5: 8, -4: 24, -3: 16, -2: 32, -1: 40}).items():  # offsets of objects and of texts
             words[slots[at]] = value
         (layout,) = candidates(_head(words))
         for at, value in others.items():

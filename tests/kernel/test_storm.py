@@ -30,7 +30,7 @@ pytestmark = [
 LAST = len(STEPS) - 1
 STORM_SECONDS, CALM_SECONDS = 60, 200
 """The length of the storm, which is enough for every step, and the longest time that lockd may then take to
-get back to level 0.
+get back to level 0, both in seconds.
 """
 LEAST, MOST = 0.005, 0.03
 """The bounds of the budget, as shares of the machine: less is too little where other processes are at work,
@@ -92,7 +92,7 @@ class Storm:
         self._large_before, self._small_before = large.metrics(), small.metrics()
         one.go()
         wait_for_level(small, LAST, STORM_SECONDS)
-        time.sleep(1.0)  # the programs learn of it with the next window
+        time.sleep(1.0)  # the programs learn of the level with the next window
         self.probed = probe.run()
         """The truth of another process, which ran at the last level."""
         self.at_last = small.metrics()

@@ -14,7 +14,7 @@ CALLS = 300_000
 def test_what_is_timed_stands_for_all(calls: Lockd, workload: Start) -> None:
     lost_before = calls.metrics().sum("lockd_dropped_events_total", map="futex", reason="recursion")
     one = workload("futex_errors", 0, CALLS, 0)
-    trace = Trace("futex", "-p", one.pid)  # times every call
+    trace = Trace("futex", "-p", one.pid)  # a trace times every call
     truth = one.run()
     rows = list(csv.DictReader(trace.stop().splitlines()))
     metrics = calls.metrics()

@@ -68,7 +68,7 @@ def counted(filled: Filled) -> int:
 def test_folding_is_no_loop_over_keys(filled: Filled, is_fresh: bool) -> None:
     drain(filled, FEW, is_fresh)
     few = calls_of(filled.sampler.fold)
-    if not is_fresh:  # the next drain repeats keys, so there must be MANY known ones
+    if not is_fresh:  # the last drain repeats known keys, so there must be MANY of them
         drain(filled, MANY)
         filled.sampler.fold()
     drain(filled, MANY, is_fresh)

@@ -66,7 +66,7 @@ class Comparison:
         return self._added("lockd_overflow_events_total", map=program)
 
     def foreign(self, name: str, **labels: str) -> float:
-        """Return what the large daemon counted for all other processes. This holds as far as its count of
+        """Return what the large daemon counted for all other processes. This is right only if its count for
         this process is the `truth`.
         """
         everybody = self._large.sum(name, **labels) - self._large_before.sum(name, **labels)

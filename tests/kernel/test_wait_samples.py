@@ -29,8 +29,8 @@ of 0.4 s. For so long the host may hold the sampler up.
 UNEVEN = {"long_wait": 1.7, "answer_late": 1.3}
 """The variance of a function's time by its samples, divided by that of as many samples of equal weight.
 
-A wait of length x, which is longer than the usual length u of its thread's waits, has a weight in proportion
-to x / u. So the quotient is E(x * x / u) * E(u) / E(x)**2 for the turns of wait_places.c.
+If a wait of length x is longer than the usual length u of its thread's waits, its weight is in proportion to
+x / u. So the quotient is E(x * x / u) * E(u) / E(x)**2 for the turns of wait_places.c.
 """
 WIDEST = 0.06
 """The largest standard deviation that a share may have: with few samples the test would say little."""

@@ -120,7 +120,7 @@ os.execv("{tmp_path / after}", ["sleep", "60"])
     process = subprocess.Popen([sys.executable, "-c", lines])
     try:
         deadline, names = time.monotonic() + PATIENCE_SECONDS, {}
-        while names != {before: 1, after: 0}:  # waits that have ended
+        while names != {before: 1, after: 0}:  # numbers of waits that have ended
             assert time.monotonic() < deadline, names
             time.sleep(0.1)
             rows = narrow.api("threads", limit="1000")

@@ -163,7 +163,7 @@ def test_a_sampler_that_ended_between_flip_and_drain_leaves_all_to_the_next(deta
     add(before, before.control.window, uaddr=64)
     before._maps.written.mark("futex")
     before._maps.written.mark("soon")
-    drain(before)  # flips
+    drain(before)  # only flips; another one would drain
     assert not taken(before)
     after = detached.another_collector()
     drain(after)

@@ -1,4 +1,4 @@
-"""Waits for locks of Python, each in a function of its own, and for the interpreter itself, by some threads.
+"""Threads of Python wait for locks, each in a function of its own, or crowd for the interpreter itself.
 
 `names.py SCENARIO [ROUNDS=40] [HOLD_US=50000]`, with the protocol of README.md.
 """
