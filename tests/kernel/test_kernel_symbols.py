@@ -1,4 +1,4 @@
-"""The locking functions of the running kernel, which keeps them in sections of their own, are no sites."""
+"""The locking functions of the running kernel, which are in sections of their own, are no sites."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ WAITING = re.compile(
     r"|hrtimer_nanosleep_restart|_*closure_(?:return_)?sync\w*|ldsem_down_\w+|_*ww_mutex_check_waiters"
     r"|futex_wait_\w+|console_\w+_schedule"
 )
-"""What is in the section of functions that sleep, and waits for something else than one of these locks."""
+"""Functions in the section of functions that sleep which wait for something else than one of these locks."""
 
 
 @pytest.fixture(scope="module")
 def sections() -> dict[str, set[str]]:
-    """Functions of `sched` and `lock`, without what compilers append to their names."""
+    """The functions in the sections `sched` and `lock`, without what compilers append to their names."""
     found: dict[str, set[str]] = {"sched": set(), "lock": set()}
     at = ""
     for line in sorted(Path("/proc/kallsyms").read_text().splitlines()):
@@ -30,7 +30,7 @@ def sections() -> dict[str, set[str]]:
                 pytest.skip("host: kernel.kptr_restrict hides the addresses of functions")
             if mark[2] == "start":
                 at = mark[1]
-            elif at == mark[1]:  # else one begins where the other ends
+            elif at == mark[1]:  # else the other section begins where this one ends
                 at = ""
         elif at and kind in "tTwW" and not module and not name.startswith(("__pfx_", "__cfi_")):
             found[at].add(re.sub(r"(?<=.)\..*", "", name))
@@ -49,7 +49,7 @@ def test_the_section_of_what_sleeps_is_locking_or_known(sections: dict[str, set[
 
 
 def test_nothing_else_is_taken_for_locking() -> None:
-    """By the beginnings of names that locking functions have: system calls and well-known sites."""
+    """System calls and well-known sites are not locking code, even if their names begin like such code's."""
     names = {line.split()[2] for line in Path("/proc/kallsyms").read_text().splitlines()}
     sites = {name for name in names if re.match(r"__x64_sys_|__arm64_sys_|vfs_|do_sys_|ext4_|tcp_", name)}
     sites |= names & {"lock_rename", "lock_two_nondirectories", "perf_event_ctx_lock_nested", "bpf_prog_load"}
