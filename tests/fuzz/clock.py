@@ -1,6 +1,6 @@
 """An event loop in which time passes as soon as nothing else is to be done, and nothing runs in threads.
 
-So what would take 30 s of waiting takes none, and the same input always does the same.
+So a wait of 30 s takes no time, and the same input always does the same.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class _Selector(selectors.EpollSelector):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """As a context manager it is this thread's until the end,
-    when it is closed and what nobody handled raised."""
+    """As a context manager, it is the event loop of this thread. At the end of the context it is closed, and an
+    exception that nobody handled is raised."""
 
     def __init__(self) -> None:
         self._chosen = _Selector()
@@ -58,7 +58,7 @@ class Loop(asyncio.SelectorEventLoop):
             self.check()
 
     def check(self) -> None:
-        """Raise what nobody has handled."""
+        """Raise the first exception or failure that nobody has handled."""
         contexts, self.unhandled = self.unhandled, []
         for context in contexts:
             raise context.get("exception") or AssertionError(context["message"])
