@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Output(io.FileIO):
-    """Standard output. What cannot be written is a LockdError, which tells it from errors of other files."""
+    """Standard output. A failed write raises LockdError, which tells it from errors of other files."""
 
     def write(self, data: Any) -> int:
         try:

@@ -6,7 +6,7 @@ import errno
 import signal
 
 PASSING = frozenset((errno.EAGAIN, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
-"""Errors of calls that lack a resource, such as memory, of which there may be enough a moment later."""
+"""The errnos of calls that lack a resource, such as memory. There may be enough of it a moment later."""
 
 
 class LockdError(Exception):
@@ -37,8 +37,8 @@ class HostError(LockdError):
 
 
 def refusal(message: str, number: int) -> LockdError:
-    """The error for a call that the kernel refused with the errno `number`: a HostError, unless that may
-    pass."""
+    """The error for a call that the kernel refused with the errno `number`: a HostError, or a LockdError if
+    the reason may pass."""
     return (LockdError if number in PASSING else HostError)(message)
 
 
@@ -48,6 +48,6 @@ def error_class(exit_code: int) -> type[LockdError]:
 
 
 def describe_exit(code: int) -> str:
-    """How a child process ended, such as "ended by SIGKILL". `code` is as subprocess has it."""
+    """How a child process ended, such as "ended by SIGKILL". `code` is the returncode of subprocess.Popen."""
     signals = {number.value: number.name for number in signal.Signals}
     return f"ended by {signals.get(-code, f'signal {-code}')}" if code < 0 else f"ended with code {code}"

@@ -16,7 +16,7 @@ _MULTIPLIERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
 _SHIFT = np.uint64(29)
 _HIGH, _ODD = np.uint64(40), np.uint64(1)
 _NONE, _REMOVED = -1, -2
-"""Values of places in an index that hold no number."""
+"""The values of the places in an index that hold no number: never used, and freed by a removal."""
 _LOW = 0xFFFF
 
 SMALLEST = 64
@@ -153,7 +153,7 @@ class Index:
 class Groups:
     """Values grouped by row: the grouping is computed once, then applied to column after column.
 
-    `rows` is the row number of each value, from 0 to 2^32 - 1. Columns have one value for each element of it.
+    `rows` is the row number of each value, from 0 to 2^32 - 1. A column has one value for each row number.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -163,12 +163,12 @@ class Groups:
             np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(rows) else rows
         )
         self.rows: Rows = ordered.take(self._starts)
-        """The distinct row numbers, ascending: the rows of what sum() and max() return."""
+        """The distinct row numbers, ascending. The results of sum() and max() have one value for each."""
 
     def sum(self, column: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return the sum of the column's values for each of `rows`.
 
-        It has 64 bits, which the times of many threads may exceed: those are for float_sum(), or for
+        A sum has 64 bits, which the times of many threads may exceed. Such times need float_sum() or
         lockd/columns/wide_sums.py.
         """
         if not len(self.rows):

@@ -1,6 +1,6 @@
 """A bounded table of numpy columns, whose rows are found by hash.
 
-A full table drops the least recently used.
+A full table drops the rows that were used least recently.
 """
 
 from __future__ import annotations

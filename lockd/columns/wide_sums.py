@@ -4,7 +4,7 @@ An int64 has room for 292 years, but a sum over threads grows by a second in eac
 would be full after 26 hours if 100,000 threads wait. One addition may need as much, when threads that have
 waited for weeks are all woken at once.
 
-A column of wide sums is an array with two int64 in each row: how often the sum has 2^62 ns, and the rest.
+A column of wide sums is an array with two int64 in each row: the sum divided by 2^62 ns, and the remainder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lockd.columns.index import Groups
 WIDE = (np.int64, (2,))
 """The dtype of a column of wide sums."""
 UNIT = 1 << 62
-"""What the first number of a row counts. divmod(sum, UNIT) are both numbers."""
+"""The nanoseconds for which the first number of a row counts one. divmod(sum, UNIT) gives both numbers."""
 MOST = UNIT << 22
 """The largest sum for which to_floats() returns the nearest float: 600 million years of nanoseconds."""
 
@@ -35,14 +35,14 @@ def add(sums: WideSums, groups: Groups, numbers: npt.NDArray[Any]) -> None:
 
     `numbers` are non-negative integers of 64 bits, or wide sums themselves: one for each value of `groups`.
     """
-    # Each of the two as a column of its own: numpy takes four times as long to look pairs up.
+    # The two numbers are separate columns here: numpy takes four times as long to look pairs up.
     units, rest, rows = sums[:, 0], sums[:, 1], groups.rows
     if numbers.ndim == 2:
         units[rows] += groups.sum(numbers[:, 0])
         numbers = numbers[:, 1]
     if int(numbers.max(initial=0)) * len(numbers) < UNIT:
         more = groups.sum(numbers)
-    else:  # their sum may have more than 64 bits, but those of their halves have not
+    else:  # the sum may have more than 64 bits; the sums of the halves of all numbers do not
         high, low = groups.sum(numbers >> _HALF), groups.sum(numbers & _LOW)
         high += low >> _HALF
         units[rows] += high >> 30

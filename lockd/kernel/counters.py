@@ -21,8 +21,8 @@ RUN_TIME_NS, RUN_COUNT, RECURSION_MISSES = 192, 200, 208
 MOST = (1 << 63) - 1
 """The largest total, as it has to fit an int64: 292 years in nanoseconds.
 
-No count of events gets there. The time of refused samples may, because it is that of many threads: 100,000
-threads wait for as long in 26 hours. It then stays where it is.
+No count of events gets there. The time of refused samples may, because it is the time of many threads:
+100,000 threads wait for so long in 26 hours. The total then stays at this value.
 """
 
 
@@ -90,7 +90,7 @@ class Losses:
 def program_info(fd: int) -> npt.NDArray[np.int64]:
     """Return the run time (ns), the runs and the missed runs of a program since it was loaded.
 
-    Values that the kernel does not count are 0, and all three if the kernel refuses to tell them.
+    A value that the kernel does not count is 0. All three are 0 if the kernel refuses to tell them.
     """
     numbers = np.zeros(PROG_INFO_BYTES // 8, np.int64)
     size = ctypes.c_uint32(PROG_INFO_BYTES)

@@ -30,8 +30,8 @@ class TestRunOpts(ctypes.Structure):
 class KernelOwners:
     """Owners of mutexes, rt_mutexes and rwsems held for writing. The kernel records no other owners.
 
-    `fd` is the descriptor of the program, or -1. Without the program no lock has an owner, and neither where
-    the kernel does not run it for this process (before 5.19 that takes CAP_BPF).
+    `fd` is the descriptor of the program, or -1. No owner is known without the program, or if the kernel does
+    not run it for this process (before 5.19 that takes CAP_BPF).
     """
 
     def __init__(self, fd: int) -> None:
@@ -45,7 +45,7 @@ class KernelOwners:
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, functions: Sequence[int]) -> KernelOwners:
-        """`functions` are the descriptors of the manifest's functions, in the same order."""
+        """Find the program by name. `functions` are the descriptors of the manifest's functions, in order."""
         descriptors = zip(manifest.functions, functions, strict=True)
         return cls(next((fd for (_, name), fd in descriptors if name == FUNCTION), -1))
 

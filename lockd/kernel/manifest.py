@@ -52,7 +52,7 @@ class Manifest:
 
     attached_ns: int
     """Time on the monotonic clock at which everything was attached, in nanoseconds. A wait that began
-    before may be recorded as begun at this time; how much longer it has lasted, the kernel did not tell."""
+    before may be recorded as begun at this time, because the kernel did not tell how long it had lasted."""
     chosen: tuple[Chosen, ...]
     hooks: tuple[Hook, ...]
     maps: tuple[MapInfo, ...]
@@ -66,8 +66,7 @@ class Manifest:
 
     @property
     def counts_futex_calls(self) -> bool:
-        """Whether every futex call is counted. Otherwise only waits are, and of these only those that
-        blocked."""
+        """Whether every futex call is counted. Otherwise only the waits that blocked are counted."""
         return any(part.program == "futex" and part.what == "calls" for part in self.chosen)
 
     def has_map(self, name: str) -> bool:
@@ -79,7 +78,7 @@ class Manifest:
 
     @staticmethod
     def from_json(text: bytes) -> Manifest:
-        """Raises ValueError if the text is not a manifest."""
+        """Return the manifest that to_json() has encoded. Raises ValueError if the text is not a manifest."""
         try:
             return Manifest._from_raw(json.loads(text))
         except (KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -18,8 +18,9 @@ from lockd.kernel.manifest import MapInfo
 
 BPF_NOEXIST = 1
 BUSY = (errno.EBUSY, errno.EDEADLK, errno.ETIMEDOUT)
-"""Errors of an operation that could not take the lock of a bucket (5.12; after a quarter of a second: 6.15).
-The holder will release the lock, so the operation is repeated."""
+"""Errors of an operation that could not take the lock of a bucket. The kernel returns them since 5.12, and
+since 6.15 also after a quarter of a second. The holder will release the lock, so the operation is
+repeated."""
 
 
 class HashMap:
@@ -34,7 +35,7 @@ class HashMap:
         self.key, self.value = structs.struct_dtype(info.key), structs.struct_dtype(info.value)
         self._key_bytes, self._value_bytes = self.key.itemsize, self.value.itemsize
         self._lib = libbpf()
-        # These are made once: a tick takes some hundred microseconds, and making one of them one or two.
+        # These objects are made once: making one takes a microsecond or two, a tick only some hundred.
         self._token, self._count = (ctypes.c_char * 16)(), ctypes.c_uint32()
         self._count_pointer = ctypes.byref(self._count)
 
@@ -55,7 +56,7 @@ class HashMap:
     def only_steady(
         self, keys: npt.NDArray[Any], values: npt.NDArray[Any], buffers: Buffers
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Of copies of entries that were read before, return those that have not changed since.
+        """Return those of the given entries, copies from an earlier read, that have not changed since then.
 
         Programs write an entry in several steps. An entry that is read half-way could join the start of an
         old wait to the kind of a new one, and raise a false alert. A value that is the same in both reads was

@@ -29,15 +29,15 @@ from lockd.kernel.maps import Buffers, HashMap
 Entries = tuple[Columns, Columns]
 """The keys and the values of entries, in the same order."""
 Words: TypeAlias = memoryview
-"""Numbers of 32 bits in memory that others write too. One is read or written as a whole."""
+"""32-bit numbers in memory that programs write too. Each number is read or written as a whole."""
 
 MEMBARRIER_CALL = {"x86_64": 324, "aarch64": 283}[os.uname().machine]
 MEMBARRIER_CMD_GLOBAL = 1
 NUMBERS = 1 << 32
-"""Windows until their numbers begin again, years later."""
+"""How many windows have different numbers. Then, after years, the numbers begin again at 0."""
 WORD_BYTES, ELEMENT_WORDS = 4, 2
-"""Bytes of a word, and the number of words that the length of an array's element in memory is a multiple
-of."""
+"""The size of a word in bytes, and the step in words to which the kernel rounds up the size of an array's
+element."""
 LONGEST_PROGRAM = 0.25
 """Seconds in which every run of a BPF program ends. A run takes some microseconds, if the kernel does not
 preempt the program (docs/limits.md)."""
@@ -60,8 +60,9 @@ def map_words(fd: int, info: MapInfo) -> Words:
 class Control:
     """The map `control`, by which the programs know what to write and where.
 
-    `words` is its element, `value` the dtype of that, struct control (lockd/bpf/include/common.bpf.h). It is
-    the map's own memory, so that programs see at once what is written here.
+    `words` is the only element of the map, and `value` its dtype, that of struct control
+    (lockd/bpf/include/common.bpf.h). The words are the map's own memory, so that programs see at once what is
+    written here.
     """
 
     def __init__(self, words: Words, value: npt.DTypeLike) -> None:
@@ -75,7 +76,7 @@ class Control:
 
     @property
     def window(self) -> int:
-        """The map of every pair that the programs write, 0 or 1."""
+        """Which map of every pair the programs write: 0 or 1."""
         return self.number & 1
 
     @property
@@ -97,12 +98,12 @@ class Control:
         self._set("wait_per_sample", wait)
 
     def set_wait_per_capture(self, wait: int) -> None:
-        """Set the wait off the CPU for which a thread is surely captured, in units of 1024 ns
-        (lockd/bpf/daemon/wait_samples.bpf.c); 0 for no captures."""
+        """Set how long a thread must usually wait off the CPU to be captured for certain, in units of 1024 ns
+        (lockd/bpf/daemon/wait_samples.bpf.c). With 0 no thread is captured."""
         self._set("wait_per_capture", wait)
 
     def _set(self, name: str, value: int) -> None:
-        if value != self._words[self._at[name]]:  # else the programs' caches keep what they have
+        if value != self._words[self._at[name]]:  # a write would take the value out of other CPUs' caches
             self._words[self._at[name]] = value
 
     def set_exporter(self, pid: int) -> None:
@@ -110,7 +111,7 @@ class Control:
         self._words[self._at["exporter"]] = pid
 
     def set_tracing(self, is_tracing: bool) -> None:
-        """Tell the programs of a one-shot tool to trace what begins from now on, or nothing of it."""
+        """Tell the programs of a one-shot tool whether to trace what begins from now on."""
         self._words[self._at["is_tracing"]] = is_tracing
 
     def flip(self) -> None:
@@ -124,11 +125,11 @@ class Written:
 
     `words` are its elements, `members` the members of enum written (lockd/bpf/include/common.bpf.h). A
     program makes a mark before it adds an entry. After the grace period, the marks of a window that has ended
-    are complete. Those of the current window may still come, and are looked at with every tick.
+    are complete. Marks of the current window may still come, and are looked at in every tick.
     """
 
     def __init__(self, words: Words, members: Sequence[str], control: Control) -> None:
-        # Not numpy's: after a period of other work, its code for one number is not in any cache.
+        # No numpy array: after a period of other work, numpy's code for one number is not in any cache.
         self._last, self._control = words[::ELEMENT_WORDS], control
         self._positions = {member: 2 * position for position, member in enumerate(members)}
         self._wait = self._positions["wait"]
@@ -156,7 +157,7 @@ class Written:
         return any((window - number + 1) % NUMBERS < NUMBERS // 2 for window in last)
 
     def mark(self, what: str) -> None:
-        """Do what a program does that writes in the current window; for entries that no program has made."""
+        """Mark `what` as written in the current window, for an entry that no program has added."""
         number = self._control.number
         self._last[self._positions[what] + (number & 1)] = number
 
@@ -166,7 +167,8 @@ class GracePeriod:
 
     Programs run inside RCU read-side sections, and membarrier's global command waits for all of these. The
     sampler's loop of 50 ms cannot wait itself: the command takes 5 to 20 ms, and a second on a host that
-    forks a lot. No program runs for more than microseconds, so that LONGEST_PROGRAM is enough without it.
+    forks a lot. No program runs for more than microseconds, so that a wait of LONGEST_PROGRAM replaces the
+    command where it takes longer or is missing.
     """
 
     def __init__(self) -> None:

@@ -23,13 +23,13 @@ except ImportError:  # confine() reports it
     seccomp = None
 
 Rules = dict[str, tuple[tuple[Any, ...], ...]]
-"""By name of the system call, alternative conditions, each with the arguments of seccomp.Arg().
+"""The conditions for each system call, by its name. A condition has the arguments of seccomp.Arg().
 
-The call is allowed if one condition holds, or if there is no condition.
+The call is allowed if any of its conditions holds, or if it has none.
 """
 
 EXCEPT_READING = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_TMPFILE & ~os.O_DIRECTORY
-"""Flags of openat() of which none is set when a file is only read."""
+"""The flags of openat() that are not set when a file is only read."""
 THREAD = 0x10000
 """CLONE_THREAD, a flag of clone()."""
 FORK = 0x1200011
@@ -56,7 +56,7 @@ COMPUTING = {
     **_any("clock_gettime gettimeofday getpid gettid rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack"),
     **_any("restart_syscall read write close setitimer"),
 }
-"""Compute, and read and write descriptors that are open already."""
+"""The calls to compute, and to read and write descriptors that are open already."""
 READING = {
     **COMPUTING,
     "openat": ((2, "MASKED_EQ", EXCEPT_READING, 0),),
@@ -70,7 +70,7 @@ READING = {
     **_any("recvfrom"),
     "sendto": ((4, "EQ", 0),),  # without an address, and so only to the peer of a connected socket
 }
-"""Compute, and open files to read them."""
+"""The calls to compute, and to open files and read them."""
 NAMER = {
     **READING,
     "clone": ((0, "EQ", FORK),),
@@ -79,7 +79,7 @@ NAMER = {
     **_one_of("prctl", 0, *PRCTL),
     **_one_of("prlimit64", 0, 0),  # only its own limits
 }
-"""Read files, and fork children. The namer can neither signal its children nor execute a program."""
+"""The calls to read files and fork children. The namer can neither signal a child nor execute a program."""
 EXPORTER = {
     **READING,
     **_any("accept4 listen shutdown getsockname getpeername getsockopt setsockopt"),
@@ -87,7 +87,7 @@ EXPORTER = {
     **_one_of("socketpair", 0, 1),  # AF_UNIX: asyncio wakes its own loop by a socket pair
     "clone": ((0, "MASKED_EQ", THREAD, THREAD),),
 }
-"""Read files, start threads, and accept connections. The exporter cannot connect to anything."""
+"""The calls to read files, start threads and accept connections. The exporter cannot connect to anything."""
 
 
 def confine(rules: Rules, log_is_journal: bool = False) -> None:

@@ -124,7 +124,10 @@ def unprivileged_user(wanted: str) -> str | None:
 
 
 def lower_limits(limits: Mapping[int, int]) -> None:
-    """Set resource limits of this process by their numbers in `resource`, for good; lower ones stay."""
+    """Lower resource limits of this process for good. A limit that is lower already stays.
+
+    `limits` has the values by the numbers of the limits in `resource`.
+    """
     for limit, wanted in limits.items():
         _, hard = resource.getrlimit(limit)
         value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
