@@ -49,7 +49,7 @@ class BpfObject:
         self._given_base = source.constants["GIVEN_BASE"]
         self._given_enums = [source.enums.get(name, ()) for name in ("lock_type", "success")]
         self._programs: dict[tuple[str, ...], int] = {}
-        """Descriptors by function, followed by what makes this program differ from others of its function."""
+        """Descriptors of programs. A key is a function, followed by what tells its programs apart."""
         self._attachments: list[int] = []
 
     def has_map(self, name: str) -> bool:
@@ -103,7 +103,7 @@ class BpfObject:
     def attach_many(self, candidates: Iterable[Candidate]) -> list[tuple[Sequence[Candidate], Attachment]]:
         """Attach many candidates by one link for each function, which the kernel makes and removes at once.
 
-        For every attachment of its own the kernel waits some 50 ms, until nobody can be using it any more.
+        For every single attachment the kernel would wait some 50 ms, until nobody can be using it any more.
 
         Only candidates that are `one_of_many` are attached, and only if this kernel has such links. Returns
         each link with its candidates. Candidates in no link are left to attach(): those that the kernel
@@ -139,7 +139,7 @@ class BpfObject:
             os.close(program)
 
     def code_for(self, candidate: Candidate, arguments: int = 0) -> bytes:
-        """Return the code of the candidate's function with the values that it is given.
+        """Return the code of the candidate's function, with the values that programs.Given fills in.
 
         `arguments` is the number of arguments of the hooked function.
         """

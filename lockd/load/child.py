@@ -147,8 +147,8 @@ def _read_exactly(sock: socket.socket, size: int) -> bytes:
 def _raise_descriptor_limit(settings: LoadSettings) -> None:
     """Raise the limit on open files (RLIMIT_NOFILE), which the loader inherits, as far as needed and allowed.
 
-    Needed are OTHER_DESCRIPTORS, and one for each hook of a trace. Raises HostError if not even the former
-    are allowed.
+    The loader needs OTHER_DESCRIPTORS, and one descriptor for each hook of a trace. Raises HostError if not
+    even OTHER_DESCRIPTORS are allowed.
     """
     parts = settings.trace.parts if settings.trace else ()
     wanted = OTHER_DESCRIPTORS + sum(max((len(way.hooks) for way in part.ways), default=0) for part in parts)

@@ -20,7 +20,7 @@ class Choice:
 
     part: Part
     way: Way | None
-    """None if this host has no way, or not the configured one."""
+    """The way; None if this host has no way, or not the configured one."""
     hooks: tuple[tuple[Candidate, str], ...]
     """The hooks of the way, or of the preferred way if there is none, in the order of attachment. Each comes
     with the reason why it is not available, which is empty if it is."""

@@ -125,7 +125,7 @@ def _extract(unit: Any, lib: Any) -> Compiled:
             value_size=fact.value_size,
             entries=fact.max_entries,
             flags=fact.map_flags,
-            # bcc does not report it. All arrays of maps are pairs (see common.bpf.h).
+            # bcc does not report the inner map. All arrays of maps are pairs (see common.bpf.h).
             inner=f"{name}_0" if fact.type == BPF_MAP_TYPE_ARRAY_OF_MAPS else "",
             key_type=fact.btf_key_type_id,
             value_type=fact.btf_value_type_id,

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 LOAD_IMMEDIATE, NUMBER, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE = 0x18, 0, 1, 2
 """The operation in the first byte of a BPF instruction that loads a constant, and the kinds of constants, in
 the high half of the second byte: a number, a map, or a place in the only element of a map. The operation
-takes two instructions. Bytes 4 to 7 of the first have the map, those of the second the offset of the place;
-of a number they are its two halves."""
+takes two instructions. Bytes 4 to 7 of the first instruction have the map, and bytes 4 to 7 of the second the
+offset of the place. For a number they have its two halves."""
 CALL, HELPER, PSEUDO_KERNEL_FUNCTION = 0x85, 0, 2
 """The operation that calls a function, and the kinds of functions in the high half of the second byte. Bytes
 4 to 7 have the number of a helper, or the BTF id of a function of the kernel."""
@@ -35,7 +35,7 @@ FORMAT = "1"
 FILES = 16
 """Largest number of files in the cache."""
 LARGEST = 1 << 24
-"""Bytes that are read of a file; all programs together take a hundredth of this."""
+"""Most bytes that are read of a file. All programs together take a hundredth of this."""
 NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")
 """Names of the cache's files: a key, with a suffix while the file is being written."""
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
@@ -80,7 +80,7 @@ class Compiled:
 
     @staticmethod
     def from_json(text: bytes) -> Compiled:
-        """Raises ValueError if the text is not a compiled translation unit."""
+        """Return the unit that a JSON text describes. Raises ValueError if the text describes none."""
         try:
             raw = json.loads(text)
             return Compiled(
@@ -159,7 +159,7 @@ class UntrustedError(OSError):
 class CompileCache:
     """Compiled programs in a directory. A file is named by its key.
 
-    It contains a digest of the key and of the content, a line feed, and the content as JSON.
+    A file contains a digest of the key and of the content, a line feed, and the content as JSON.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -188,7 +188,7 @@ class CompileCache:
             return None
 
     def add(self, key: str, compiled: Compiled) -> None:
-        """Write a file, and delete the oldest of more than FILES. A failure is logged and is no error."""
+        """Write a file, and delete the oldest if there are more than FILES. A failure is only logged."""
         content = compiled.to_json()
         try:
             if self.directory:

@@ -57,7 +57,7 @@ def check(settings: LoadSettings) -> int:
 
 
 def _check_host() -> Host | None:
-    """Print which conditions this host meets; return None if one is not met that every program has.
+    """Print which conditions this host meets; return None if it lacks one that every program needs.
 
     Tracefs is no such condition: without it only futex calls cannot be counted.
     """
@@ -108,7 +108,7 @@ def _print_table(ways: list[tuple[Part, Way]], host: Host) -> None:
 
 
 def _rows(part: Part, way: Way, host: Host) -> list[Row]:
-    """Return a row for each hook, or one row for all if none is available for the same reason."""
+    """Return a row for each hook, or one row for all hooks if one reason makes all of them unavailable."""
     hooks = available(way, host)
     reasons = {reason for _, reason in hooks}
     if len(reasons) == 1 and "" not in reasons and len(hooks) > 1:

@@ -185,7 +185,7 @@ def _switches(programs: tuple[str, ...], futex_mode: str, has_holders: bool, has
 def _releases(programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the files and the macros with which switches and wake-ups tell who releases locks."""
     files, defines = ["daemon/lock_causes.bpf.c", "daemon/lock_queues.bpf.c"], ["WITH_HOLDERS"]
-    if "offcpu" in programs:  # which sees what holders do
+    if "offcpu" in programs:  # this program sees what holders do
         defines.append("WITH_CAUSES")
     if "futex" in programs:
         files.append("daemon/user_releases.bpf.c")
@@ -199,7 +199,7 @@ def _releases(programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
 EXEC = "sched_process_exec"
 """The tracepoint at which a thread may take over the id of another one, whose entry is then of no use."""
 HOLDERS = "holders"
-"""What is observed by the part that is of no use without the other parts of its program."""
+"""The value of Part.what for the part that is of no use without the other parts of its program."""
 
 
 def _lock_holders() -> Part:

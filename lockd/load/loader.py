@@ -28,9 +28,12 @@ SAMPLES = (
     *("wait_samples", "refused_waits", "wait_sample_record"),
     "cpythons",
 )
-"""The ring of sampled releases of locks, the samples without room in it, and the layouts of its records for
-user-space locks and for kernel locks; then the same for sampled waits; and the processes of CPython, for
-both. There are those that the programs need."""
+"""The maps of samples. Only those exist that the programs need.
+
+For sampled releases of locks they are the ring, the counters of samples without room in it, and the layouts
+of its records for user-space locks and for kernel locks. For sampled waits they are the ring, the counters, and
+the layout of its records. The map of the processes of CPython is for both.
+"""
 SLEEP_SECONDS = 0.001
 """Sleep before waits that began earlier are entered. The clocks are compared by the time at which this thread
 was last given a CPU, which should be recent."""
@@ -125,7 +128,7 @@ def _load(settings: LoadSettings, host: Host, refused: Mapping[Way, str]) -> Loa
 
 
 def _enter_older_waits(bpf_object: BpfObject, attached_ns: int) -> None:
-    """Enter the waits that began before anything was attached into the programs' maps."""
+    """Enter into the programs' maps the waits that began before anything was attached."""
     bpf_object.set_number("looked_at", attached_ns)
     time.sleep(SLEEP_SECONDS)
     try:

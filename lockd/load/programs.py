@@ -74,7 +74,7 @@ class Given:
     arguments: int = 0
     """Number of arguments of the hooked function; its return value follows them in the context."""
     constants: tuple[int, ...] = ()
-    """32 bits each, in the order of the GIVEN indices from 1 on."""
+    """Constants of 32 bits each, in the order of the GIVEN indices from 1 on."""
 
     def apply_to(self, code: bytes) -> bytes:
         """Return `code` with its loads of the context from `base` on replaced by the given values."""

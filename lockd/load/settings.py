@@ -29,7 +29,7 @@ class LoadSettings:
     """Settings that the loader process receives on its standard input, as JSON."""
 
     programs: tuple[str, ...]
-    """Those of `futex`, `offcpu`, `kernel_locks` that are enabled."""
+    """The enabled programs, out of `futex`, `offcpu` and `kernel_locks`."""
     entries: int
     """Largest number of entries of one window, for each aggregate."""
     threads: int
@@ -51,7 +51,7 @@ class LoadSettings:
     has_wait_samples: bool = False
     """Whether waits off the CPU are sampled, with their stacks."""
     trace: Trace | None = None
-    """The one-shot tool's part; None for the daemon."""
+    """What a one-shot tool needs besides; None for the daemon."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

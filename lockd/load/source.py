@@ -44,8 +44,11 @@ SIZES = {
 }
 """Numbers of entries of maps, by the macro that the programs use."""
 ENDS_PER_MAP = 32
-"""Of the entries that fill a map, so many have the window end with the next tick, on average. They are chosen
-at random (add_entry() in common.bpf.h). That none is among them has a chance of 1 in 10^14."""
+"""How many of the entries that fill a map have the window end with the next tick, on average.
+
+These entries are chosen at random (add_entry() in common.bpf.h). The chance that a full map has none of them
+is 1 in 10^14.
+"""
 
 THREAD_POINTER = {"x86_64": "thread.fsbase", "aarch64": "thread.uw.tp_value"}
 """The member of struct task_struct with the thread pointer, by machine."""
@@ -98,7 +101,7 @@ class Source:
 
     text: str
     enums: dict[str, tuple[str, ...]]
-    """As in kernel.manifest.Manifest."""
+    """The members of each C enumeration, as in kernel.manifest.Manifest."""
     constants: dict[str, int]
     """The integer #defines in lockd/bpf, except those that differ by architecture."""
 
@@ -110,7 +113,7 @@ def source_for(settings: LoadSettings, choices: Sequence[Choice], host: Host) ->
         **SIZES,
         "ENTRIES": settings.entries,
         "THREADS_ENTRIES": settings.threads,
-        "NAMESPACE_IDS_ENTRIES": settings.threads // 2,  # of threads in pid namespaces
+        "NAMESPACE_IDS_ENTRIES": settings.threads // 2,  # room for the threads in pid namespaces
         "STACKS_ENTRIES": settings.stacks,
         "HOLDING_ENTRIES": settings.entries,
         "FEW": max(min(settings.entries, settings.stacks) // ENDS_PER_MAP, 1),
