@@ -30,7 +30,7 @@ from lockd.service.systemd import Systemd
 log = logging.getLogger(__name__)
 
 LASTED_SECONDS = 60.0
-"""Seconds after READY when a start counts as one that has not failed."""
+"""Seconds from READY until a start counts as one that has not failed."""
 
 
 def sampler_settings(config: Config) -> SamplerSettings:
@@ -75,7 +75,7 @@ class Daemon:
         self._systemd, self._store = systemd, store
         self._is_ready = False
         self._lasts_at = 0.0
-        """When this start counts as one that has not failed, by the monotonic clock in seconds."""
+        """When this start begins to count as one that has not failed, by the monotonic clock in seconds."""
         self._state: tuple[str, bool, int] | None = None
         """Trouble with the exporter, whether the last reload was successful, and the restraint level."""
         self._text = ""
@@ -87,7 +87,7 @@ class Daemon:
         self._loop = Loop(sampler, config.period_ns, self._on_message, self._after_tick, wakeup)
         self._reloads = Reloads(config, read, self._take_config, systemd.notify_reloading, self._note_reload)
         self._had_terminal = has_terminal()
-        self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by nohup
+        self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup sets it
 
     def run(self, exporter: Exporter) -> None:
         """Run until SIGTERM or SIGINT. `exporter` is the first exporter, which was started already."""

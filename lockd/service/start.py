@@ -43,7 +43,7 @@ MAPS = {"CAP_BPF", "CAP_SYS_ADMIN"}
 """Capabilities to read maps before 5.19 (c8644cd0efe7); either of them is enough."""
 SYSFS = Path("/sys")
 LONGEST = 2**63 - 1
-"""Nanoseconds, for filter.max_block without a limit."""
+"""The nanoseconds that stand for a filter.max_block without a limit."""
 LARGE = 1 << 20
 """Bytes of an allocation that is given back to the kernel when freed. A tick seldom allocates so much at
 once."""
@@ -56,7 +56,7 @@ def run(config: Config, read: Callable[[], Config], strict: bool) -> int:
     """
     logs.setup(config.log.level, process="sampler")
     memory.return_freed_memory(LARGE)
-    privileges.no_new_privileges()  # as in the unit
+    privileges.no_new_privileges()  # as NoNewPrivileges= in the unit does
     systemd = Systemd()
     listening = listen(list(config.web.listen))
     settings = load_settings(config)
@@ -184,7 +184,7 @@ def _drop_privileges(fds: list[int]) -> None:
         needed = " or ".join(kept) or "a capability that lockd lacks"
         log.warning("this kernel (before 5.19) lets only %s read maps: the sampler keeps it", needed)
         keep |= set(kept)
-    # A namer of root's has its capabilities from execve(); that of another user has only what is left to it.
+    # A namer of root gets its capabilities from execve(), and that of another user only inherited ones.
     inherited = () if os.geteuid() == 0 else keep & NAMING
     privileges.keep_only(keep, dormant=RESTARTING & has, inherited=inherited)
 

@@ -149,7 +149,10 @@ class Store:
             os.pwrite(self._manifest, bytes((failures,)), 0)
 
     def _read(self, given: Mapping[str, int]) -> tuple[Manifest, list[int]]:
-        """Raises OSError, ValueError, LookupError or TypeError if something is not as keep() left it."""
+        """Return the manifest and the descriptors among the `given` ones, which are by name.
+
+        Raises OSError, ValueError, LookupError or TypeError if something is not as keep() left it.
+        """
         if MANIFEST not in given:
             raise ValueError("there is no manifest with it: that start did not come as far")
         file = given[MANIFEST]

@@ -12,11 +12,12 @@ Totals = tuple[int, ...]
 
 
 def growth(then: Mapping[str, Totals], now: Mapping[str, Totals]) -> dict[str, Totals]:
-    """What came to each holder of one lock, by site; so are the totals.
+    """What came to each holder of one lock from the totals `then` to the totals `now`; all are by site.
 
-    A lock keeps few holders. One that has to make room moves into OTHER with all that it had, of which
-    nothing is new. But the sum of all holders only grows, so OTHER gets what is left of its growth. A holder
-    whose totals have fallen counts from zero: it had made room, or the sampler had forgotten the lock.
+    A lock keeps few holders. A holder that has to make room moves into OTHER with all that it had, none of
+    which is new. But the sum over all holders only grows, so OTHER gets the part of this growth that no other
+    holder has. A holder whose totals have fallen counts from zero: it had made room, or the sampler had
+    forgotten the lock.
     """
     came = {}
     for site, totals in now.items():
@@ -34,5 +35,5 @@ def _sum(all_totals: Iterable[Totals]) -> Totals:
 
 
 def _minus(totals: Totals, less: Totals) -> Totals:
-    """The difference; no totals at all are zeros."""
+    """The totals without `less`. An empty `less` stands for zeros."""
     return tuple(new - old for new, old in zip(totals, less or (0,) * len(totals), strict=True))

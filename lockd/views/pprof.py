@@ -17,7 +17,7 @@ from lockd.views.profile import Mark, Profile, Sample, Value, frame_kind
 MAPPINGS = {"user": 1, "kernel": 2, "mark": 0}
 """Number of the mapping for each kind of frame. Frames that are no functions have no mapping (0)."""
 NANOSECONDS = {"nanoseconds": 1, "microseconds": 1000}
-"""In one of each unit of time."""
+"""The number of nanoseconds in each unit of time."""
 MOST = 2**63 - 1
 """The largest value of a sample: pprof has 64 bits with a sign."""
 
@@ -105,7 +105,7 @@ def _varint(number: int) -> bytes:
 
 
 def _int(field: int, number: int) -> bytes:
-    """A numeric field. It is left out if the number is 0, which readers take for a missing field."""
+    """A numeric field. The number 0 is left out, as readers take a missing field for 0."""
     return _varint(field << 3) + _varint(number) if number else b""
 
 

@@ -19,10 +19,10 @@ from lockd.errors import LockdError, UsageError
 from lockd.views.holders import growth
 
 MAX_ROWS = {"threads": 1000, "locks": 1000, "bottlenecks": 500}
-"""Rows that are asked for: the largest limit that the daemon accepts. It returns the worst rows, and if it
-returns as many, there may be more."""
+"""How many rows of each table are asked for: the largest limit that the daemon accepts. It returns the worst
+rows, and if it returns as many, there may be more."""
 MAX_ANSWER = 256 * 1_048_576
-"""Bytes of an answer that are read."""
+"""Most bytes of an answer that are read."""
 URL_RULE = (
     "rule: http://[USER:PASSWORD@]HOST:PORT, where USER and PASSWORD have %23 for #, %2F for /, %3F for ? "
     "and %40 for @"
@@ -46,7 +46,7 @@ class Row:
     """
 
     key: Hashable
-    """What the row is about. That of a holder is the key of the lock, and its site."""
+    """What the row is about. The key of a holder is the key of its lock with the holder's site."""
     program: str
     kind: str
     unit: str
@@ -69,14 +69,18 @@ class Row:
     holder_tid: int = 0
     """The thread id of the holder; 0 if it is not known."""
     holder_site: str = ""
-    """The code that held the lock: of a row of holders that which the row is about, else that for which
-    threads waited longest. Empty if it is not known."""
+    """The code that held the lock: the code that the row is about in a table of holders or bottlenecks, else
+    the code for which threads waited longest. Empty if it is not known."""
     holder_share: float = 0.0
-    """Its share of the time for which threads waited for the lock, as estimated from samples."""
+    """The share of this code in the time for which threads waited for the lock, as estimated from samples.
+
+    For a bottleneck it is the share in the time for which threads of its unit waited.
+    """
     holder_cause: str = ""
-    """What the holder did for most of this time: a value of the label `cause`; empty if it is not known."""
+    """What the holder did for most of the time in which it made threads wait: a value of the label `cause`.
+    Empty if it is not known."""
     holder_cause_share: float = 0.0
-    """The part of this time for which it did so."""
+    """The part of that time for which the holder did `holder_cause`."""
     is_sampled: bool = False
     """Whether the row is about a holder or a bottleneck, of which only samples are known."""
     is_holder: bool = False
@@ -104,20 +108,20 @@ class Row:
     acquired_rate: float = 0.0
     """Acquisitions per second."""
     part: Hashable = ()
-    """What tells the row from others of the daemon's with the same key: of a lock or thread its process, and
-    of a kernel lock also the place at which threads waited."""
+    """What tells the row from other rows of the daemon with the same key: the process of the lock or thread,
+    and for a kernel lock also the place at which threads waited."""
     family: Hashable = ()
-    """What the rows of one process and lock have in common, or all bottlenecks of one process."""
+    """What all rows of one process and lock have in common, and so have all bottlenecks of one process."""
     is_moving: bool = False
-    """Whether the totals of the row fall only as they move to others of its family.
+    """Whether the totals of the row fall only because they move to other rows of its family.
 
-    So it is with bottlenecks, whose shares change, and with the row of a kernel lock that has no place: waits
-    are in it until they have ended or their place has a name.
+    This is so for bottlenecks, whose shares change. It is also so for the row of a kernel lock that has no
+    place: waits are in it until they have ended or their place has a name.
     """
 
     @property
     def origin(self) -> Hashable:
-        """What tells the row from all others that the daemon returned."""
+        """What tells the row from all other rows that the daemon returned."""
         return self.key, self.part
 
 
@@ -125,7 +129,7 @@ SUMS = (
     "blocked_us", "count", "waiting", "held_us", "acquired",
     "blocked_rate", "count_rate", "held_rate", "acquired_rate",
 )  # fmt: skip
-"""Numbers of rows that add up."""
+"""The fields that are added up when rows are merged."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ class Client:
         try:
             parts = urllib.parse.urlsplit(url)
             host, port = parts.hostname, parts.port
-        except ValueError:  # its text may have a part of the password
+        except ValueError:  # the text of the error may have a part of the password
             raise UsageError(f"argument --url: {shown!r} is not a URL; {URL_RULE}") from None
         if "@" in parts.path + parts.query + parts.fragment:  # the password has ended too early
             raise UsageError(f"argument --url: {shown!r} has an @ behind its host; {URL_RULE}")
@@ -258,7 +262,7 @@ class Rates:
         seconds = table.time - before.time
         known = {row.origin: row for row in before.rows}
         known |= _holders_before(before.rows, table.rows)
-        # Of the rows of a lock and process, one has the holds: not always the same.
+        # One of the rows of a lock and process has the holds, but not always the same row.
         holds = {row.family: row for row in before.rows if row.acquired or row.held_us}
 
         def rated(row: Row) -> Row:
@@ -268,13 +272,16 @@ class Rates:
 
         here = {row.origin for row in table.rows}
         gone = [_lost(row, seconds) for row in before.rows if row.is_moving and row.origin not in here]
-        # Rows come and go with all that they ever had. So rates are added up, and not totals.
+        # Rows come and go with all that they ever counted. So rates are added up, and not totals.
         rows = _merged(_without_moves(list(map(rated, table.rows)), gone), lambda row: row.key)
         return dataclasses.replace(table, rows=tuple(rows))
 
 
 def _holders_before(before: Iterable[Row], rows: Iterable[Row]) -> dict[Hashable, Row]:
-    """The holders of locks that were in the table before: with less than now, by what came since."""
+    """The rows of holders in the table before, for the locks that it had, by origin.
+
+    They are made of the present `rows`, less what came to each holder since (growth()).
+    """
     known = _holders_by_lock(before)
     found: dict[Hashable, Row] = {}
     for lock, now in _holders_by_lock(rows).items():
@@ -290,7 +297,7 @@ def _holders_before(before: Iterable[Row], rows: Iterable[Row]) -> dict[Hashable
 
 
 def _holders_by_lock(rows: Iterable[Row]) -> dict[Hashable, dict[str, Row]]:
-    """The rows of holders by the row of their lock, and by their site."""
+    """The rows of holders, by the origin of the row of their lock and then by their site."""
     locks: dict[Hashable, dict[str, Row]] = {}
     for row in rows:
         if row.is_holder:
@@ -304,17 +311,18 @@ def _totals(holders: dict[str, Row]) -> dict[str, tuple[int, int]]:
 
 
 def _rated(row: Row, before: Row | None, holds: Row | None, seconds: float) -> Row:
-    """A row with rates over this many seconds: by all of its totals, if it is new or if its totals fell.
+    """A row with its rates over this many seconds, from the growth of its totals since the row `before`.
 
-    Totals fall when the daemon has evicted the row or has restarted. `holds` is the row that had the holds
-    of its lock and process before. Rates of blocked time and waits may be negative.
+    If the row is new or its totals fell, all of its totals count as growth. Totals fall when the daemon has
+    evicted the row or has restarted. `holds` is the row that had the holds of its lock and process in the table
+    before. Rates of blocked time and waits may be negative.
     """
     blocked, count = row.blocked_us, row.count
     if before is not None and (row.is_moving or count >= before.count):
         blocked, count = blocked - before.blocked_us, count - before.count
     held, acquired = row.held_us, row.acquired
     if holds is not None and acquired >= holds.acquired:
-        # Of several holds that go on, only the longest is counted. Held time can fall when it ends.
+        # Only the longest of several holds that go on is counted. Held time can fall when it ends.
         held, acquired = max(0, held - holds.held_us), acquired - holds.acquired
     return dataclasses.replace(
         row,
@@ -326,17 +334,18 @@ def _rated(row: Row, before: Row | None, holds: Row | None, seconds: float) -> R
 
 
 def _lost(row: Row, seconds: float) -> Row:
-    """A row that is gone, with what it had as negative rates."""
+    """A row that is gone, with its totals as negative rates."""
     return dataclasses.replace(
         row, blocked_rate=-row.blocked_us / 1e6 / seconds, count_rate=-row.count / seconds
     )
 
 
 def _without_moves(rows: Sequence[Row], gone: Sequence[Row]) -> Iterator[Row]:
-    """The rows without what only moved to them from others of their family, some of which are `gone`.
+    """The rows without what only moved to them from other rows of their family, some of which are `gone`.
 
-    What has moved is not known, but the sum of a family only grows: all its rates are reduced to that.
-    Blocked time also falls when a wait ends that a filter leaves out: it counted only while it lasted.
+    How much has moved is not known, but the sum of a family only grows. The rates of all rows that gained are
+    therefore reduced in proportion, until their sum is the growth of the family. Blocked time also falls when
+    a wait ends that a filter leaves out: it counted only while it lasted.
     """
     blocked = _new_shares((row.family, row.blocked_rate) for row in (*rows, *gone))
     counts = _new_shares((row.family, row.count_rate) for row in (*rows, *gone))
@@ -349,7 +358,7 @@ def _without_moves(rows: Sequence[Row], gone: Sequence[Row]) -> Iterator[Row]:
 
 
 def _new_shares(rates: Iterable[tuple[Hashable, float]]) -> dict[Hashable, float]:
-    """The share of what the rows of a family have gained that others have not lost, by family."""
+    """By family, the part of the gains of its rows that is new, because no other row has lost it."""
     gained: dict[Hashable, float] = defaultdict(float)
     grown: dict[Hashable, float] = defaultdict(float)
     for family, rate in rates:
@@ -367,10 +376,10 @@ def _merged(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> Iterator[Row
 
 
 def _sum(rows: list[Row]) -> Row:
-    """The sums of rows, with the names of the one that waits or waited most.
+    """The sums of rows, with the names of the row whose threads wait longest, or else have waited longest.
 
-    While threads wait for a kernel lock, that one has no place and no holders, and perhaps no name. What it
-    lacks is that of the row which waited most of those that have it.
+    While threads wait for a kernel lock, that row has no place and no holders, and perhaps no name. Whatever
+    it lacks comes from the row with the most blocked time that has it.
     """
     main = max(rows, key=lambda row: (row.waiting_us, row.blocked_us, row.held_us))
     # The rows of one thread may be about several locks.
@@ -383,7 +392,7 @@ def _sum(rows: list[Row]) -> Row:
         lock=named.lock,
         site=placed.site,
         holder_site=held.holder_site,
-        # Shares of bottlenecks are of their unit's time, those of holders of the time of one lock.
+        # Bottlenecks have shares in the time of their unit, holders in the time of one lock.
         holder_share=sum(row.holder_share for row in rows) if main.chain else held.holder_share,
         holder_cause=held.holder_cause,
         holder_cause_share=held.holder_cause_share,
@@ -437,8 +446,8 @@ def _lock(raw: dict[str, Any]) -> Iterable[Row]:
 
 
 def _holders(raw: dict[str, Any]) -> Iterable[Row]:
-    """A row for each holder of a lock. Its blocked time is the time for which others waited, its count that
-    of samples."""
+    """A row for each holder of a lock. Its blocked time is the time for which others waited, and its count is
+    the number of samples."""
     key = (raw["program"], _whole(raw["tgid"]), raw["address"], raw["kind"])
     for holder in raw.get("holders") or ():
         site = str(holder["site"])

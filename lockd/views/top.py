@@ -47,7 +47,7 @@ class Options:
     sort: str
     """A key of ORDERS."""
     by: str
-    """What the first table is of, a key of FIRST_TABLES."""
+    """What the first table shows: a key of FIRST_TABLES."""
     kinds: frozenset[str]
     """Kinds of futex waits. With all of KINDS, off-CPU time is shown as well."""
     limit: int | None
@@ -146,7 +146,8 @@ class Watch:
     def _top(self, rows: Sequence[Row], max_rows: int, sort: str) -> list[Row]:
         """The first rows in an order, without rows in which nothing happened.
 
-        What is known from samples is shown even if there was none of late: its share is that of all samples.
+        Rows that are known from samples are shown even if no sample came of late, because their shares are
+        those of all samples so far.
         """
         if any(row.is_sampled for row in rows):
             active: Iterable[Row] = rows
@@ -214,7 +215,7 @@ def _number(rate: float) -> str:
 
 
 def _blocked(row: Row) -> float:
-    # Of a lock's waits that still go on, often only the number is known. Each adds a second per second.
+    # Often only the number of a lock's ongoing waits is known. Each of them adds a second per second.
     return max(row.blocked_rate, 0 if row.waiting_us else row.waiting)
 
 
@@ -314,7 +315,7 @@ HELD_COLUMNS = (
 
 @dataclass(frozen=True)
 class FirstTable:
-    """What the first of the two tables may be of."""
+    """One of the tables that --by can put first."""
 
     title: str
     columns: tuple[Column, ...]
@@ -326,7 +327,7 @@ FIRST_TABLES = {
     "holder": FirstTable("holders", HOLDER_COLUMNS, Client.holders),
     "bottleneck": FirstTable("bottlenecks", BOTTLENECK_COLUMNS, Client.bottlenecks),
 }
-"""By the value of --by."""
+"""The tables that can come first, by the value of --by."""
 THREAD_COLUMNS = (
     *NUMBERS,
     Column("WAITING", _waiting, is_number=True),
