@@ -23,18 +23,18 @@ from lockd.sample.locks.releases import NextLock
 
 IN_KERNEL = PROGRAMS.index("kernel_locks")
 MOST_LOCKS = 8
-"""Locks of one chain. What is passed on beyond the last one stays with it, with the cause LOCK."""
+"""Most locks of one chain. Time that the last one would pass on stays with it, with the cause LOCK."""
 MOST_FOLLOWED = 300
 """Locks whose chains are followed: those for which threads waited longest."""
 LEAST_SHARE = 0.01
-"""The share of a lock's time that is passed on at least; less stays where it is, with the cause LOCK."""
+"""The smallest share of a lock's time that is passed on. Less stays where it is, with the cause LOCK."""
 MOST_STEPS = 20_000
-"""Locks to which something is passed on in one answer. Whoever has locks that make for more gets shorter
-chains."""
+"""How often time is passed on to another lock in one answer, at most. Where locks would make for more, chains
+are shorter."""
 SHOWN = 500
-"""Rows of the table, those with most time."""
+"""Most rows of the table: those with the most time."""
 SHOWN_CHAINS = 8
-"""Chains of a row, those with most time."""
+"""Most chains of a row: those with the most time."""
 
 
 class Link(NamedTuple):
@@ -57,8 +57,8 @@ class Bottleneck:
     cause: str
     """What the holder of the last lock did."""
     chains: dict[Chain, float] = field(default_factory=dict)
-    """The time for which the process waited because of it, in nanoseconds, by chain. The lock that it waits
-    for is the first one of a chain, and `end` is the last one."""
+    """The time for which the process waited because of this code, in nanoseconds, by chain. A chain begins
+    with the lock that the process waits for, and ends with `end`."""
 
     @property
     def waited_ns(self) -> float:
@@ -78,7 +78,7 @@ class LockGraph:
         self.rows = sorted(rows, key=lambda row: self.holders[row].waited_ns, reverse=True)[:MOST_FOLLOWED]
         """The locks whose chains are followed, those with the longest waits first."""
         self.steps = 0
-        """Locks to which something was passed on so far."""
+        """How often time was passed on to another lock so far."""
         self._row_of: dict[NextLock, int] = {}
         for row in self.rows:
             tgid = 0 if locks["program"][row] == IN_KERNEL else int(locks["tgid"][row])

@@ -28,15 +28,15 @@ MIN_ROWS = 20_000
 FORGET_AFTER = 3600.0
 """Seconds after which a thread or lock with nothing new is forgotten."""
 FORGET_ENDED_AFTER = 600.0
-"""Seconds after which those of ended processes are forgotten. A build leaves hundreds in a minute."""
+"""Seconds after which rows of ended processes are forgotten. A build leaves hundreds in a minute."""
 RECENT = 60.0
-"""Seconds: the threads of a lock are those that blocked on it so recently."""
+"""Seconds for which a thread that blocked on a lock counts as one of the lock's threads."""
 SHOWN = 1000
 """Rows that one table of an answer to /api/v1 has at most."""
 SHOWN_BY_PROCESS = 500
 """Rows of a table that go to processes by turns, FLOOR to each, before others go to the longest waits."""
 SHOWN_UNCONTENDED = 250
-"""Rows of those that are kept for locks that were held and not waited for."""
+"""Rows, out of SHOWN, that are kept for locks that were held and not waited for."""
 
 
 class ThreadRows(Protocol):
@@ -131,7 +131,7 @@ class ContentionTables:
         table["max_ns"][groups.rows] = np.maximum(table["max_ns"][groups.rows], longest)
 
     def note_lock_threads(self, lock_rows: Rows, thread_rows: Rows, tids: Columns, now: float) -> None:
-        """Remember which thread blocked on which lock, where the arrays have one item per wait."""
+        """Remember which thread blocked on which lock. The arrays have one item per wait."""
         lock_keys = self.locks["key"][lock_rows]
         self.threads["lock_key"][thread_rows] = lock_keys
         self._pairs.find_or_add(
@@ -141,7 +141,10 @@ class ContentionTables:
         )
 
     def recent_waits(self, now: float) -> tuple[Rows, npt.NDArray[np.int64]]:
-        """Return the rows in `locks`, and the threads, of all pairs that met in the last minute."""
+        """Return the pairs of a lock and a thread that blocked on it in the last minute.
+
+        They are returned as rows in `locks` and as thread ids.
+        """
         recent = self._pairs.used & (self._pairs["seen"] >= now - RECENT)
         rows = self.locks.find(self._pairs["lock_key"][recent])
         return rows[rows >= 0], self._pairs["tid"][recent][rows >= 0]
@@ -172,8 +175,8 @@ class ContentionTables:
     def expire(self, now: float, alive: Mapping[int, Name]) -> None:
         """Forget threads, locks and holds that have had nothing new for a long time.
 
-        `alive` are the names of the living processes by id. What processes leave that have ended is forgotten
-        sooner. A lock of the kernel is that of all processes with one name, and of no id.
+        `alive` are the names of the living processes by id. What belongs to ended processes is forgotten
+        sooner. A lock of the kernel belongs to all processes with one name, and has no process id.
         """
         self._pairs.forget_unseen(now - RECENT)
         names = set(alive.values())
@@ -241,7 +244,7 @@ class ContentionTables:
             contended = locks["process"][first], locks["address"][first], locks["kind_number"][first]
             holds = self.holds.choose_shown(*contended, most=SHOWN - len(first))
             rows = rows[: SHOWN - len(holds.uncontended)]
-        # The key is for profiles of some seconds. No column of the table has it, as /api/v1 does not show it.
+        # The key is for profiles of some seconds. It is no column of the table, as /api/v1 does not show it.
         arrays["locks.key"] = locks["key"][rows].view(np.int64)
         arrays["locks.holder_tid"] = self._holders(rows, holders)
         arrays["locks.threads"] = self.count_threads(now)[rows].astype(np.int64)

@@ -16,14 +16,14 @@ from lockd.columns.index import Hashes, mix
 from lockd.columns.structs import Columns
 
 MOST = 4096
-"""Locks and threads that are remembered; further acquisitions are counted when the lock is released."""
+"""Most pairs of lock and thread that are remembered. Further acquisitions count when the lock is released."""
 FORGET_AFTER = 600.0
-"""Seconds after which a lock is forgotten that is not held, and whose release was not counted by name."""
+"""Seconds after which a lock is forgotten that is not held and whose release was not counted by name."""
 
 
 @dataclass
 class EarlyAcquisitions:
-    """Acquisitions of one lock by one thread."""
+    """Acquisitions of one lock by one thread that were counted early."""
 
     count: int
     """Acquisitions that are not subtracted yet."""
@@ -59,9 +59,9 @@ class EarlyCounts:
     def find_uncounted(
         self, locks: Columns, tids: Columns, since: Columns, now: float
     ) -> npt.NDArray[np.bool_]:
-        """Return which of the locks that are held at this moment are to be counted, then passed to add().
+        """Return which of the locks that are held at this moment are to be counted now, and passed to add().
 
-        `since` is when each was asked for (monotonic clock in ns). There are never more than MOST.
+        `since` is when each lock was asked for (monotonic clock in ns). No more than MOST are remembered.
         """
         self._now = now
         is_uncounted = np.zeros(len(locks), np.bool_)
@@ -93,9 +93,10 @@ class EarlyCounts:
         self._subtract(hashes, np.flatnonzero(is_early & (counted > 0)), counted)
 
     def subtract_nameless(self, types: Columns, counted: npt.NDArray[np.int64]) -> None:
-        """Subtract from `counted`, where an overflow map has the lock type, but neither lock nor thread.
+        """Subtract early acquisitions from `counted`, the acquisitions by lock type in an overflow map.
 
-        Early acquisitions of locks of this type that are no longer held are subtracted.
+        Such a map has neither lock nor thread. So early acquisitions of any locks of the type that are no
+        longer held are subtracted.
         """
         for key, early in list(self._by_key.items()):
             if early.seen < self._now:

@@ -140,7 +140,7 @@ class FutexAggregates:
     def _lock_rows(
         self, waits: ThreadRows, tgids: Columns, addresses: Columns, kinds: Columns, now: float
     ) -> Rows:
-        """Return the row in the table of locks of each wait, where the arrays have one item per wait."""
+        """Return the row in the table of locks of each wait. The arrays have one item per wait."""
         key = lock_key("futex", tgids, addresses, kinds, waits.codes)
         rows = self.locks.lock_rows(key, tgids, addresses, kinds, waits.processes, now)
         self._set_names(rows, now)
@@ -175,7 +175,7 @@ class FutexAggregates:
         self._ask_lasting(tids, threads, waited_ns, moment.now)
 
     def look_at_locks(self, moment: Moment) -> None:
-        """Have the locks named for which threads wait, for deadlocks; ask again about those in reused memory.
+        """Have locks named that deadlocks may be about, and ask again about locks in reused memory.
 
         This is the part of note_ongoing() that cannot wait until somebody wants to see numbers.
         """

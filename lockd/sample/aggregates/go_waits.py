@@ -18,12 +18,12 @@ WAITED = "lockd_go_mutex_wait_seconds_total"
 
 
 class GoMutexWaits:
-    """The series of waits for Go mutexes, by unit and comm. `name(tgid)` returns those of a process."""
+    """The series of waits for Go mutexes, by unit and comm. `name(tgid)` returns these two of a process."""
 
     def __init__(self, budget: LineBudget, name: Callable[[int], Name]) -> None:
         self._name = name
         self._last_ns: dict[int, int] = {}
-        """What each process said last that it had waited, by its id, in nanoseconds."""
+        """The waited time that each process reported last, in nanoseconds, by process id."""
         self.is_asked = False
         """Whether a question waits for its answer."""
         self.series = Series(
@@ -50,12 +50,12 @@ class GoMutexWaits:
             row = self.series.row(self._name(tgid), now)
             more = max(0, waited - self._last_ns.get(tgid, waited))
             total = self.series["waited_ns"][row : row + 1]
-            # A process can claim any wait, in every answer.
+            # A process can claim any waited time, in every answer.
             total[0] = divmod(min(wide_sums.to_ints(total)[0] + more, MOST), UNIT)
             self._last_ns[tgid] = waited
 
     def forget_ended(self, alive: set[int]) -> None:
-        """Forget what processes said that are not among these. Their totals stay."""
+        """Forget the answers of processes that are not in `alive`. Their totals stay."""
         self._last_ns = {tgid: waited for tgid, waited in self._last_ns.items() if tgid in alive}
 
     def save(self) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ FIRST_ROOM = 256
 
 @dataclass(frozen=True)
 class Filter:
-    """The processes that lockd measures. Fields but `pids` are shell patterns; empty ones exclude none."""
+    """The processes that lockd measures. All but `pids` are shell patterns. An empty field excludes none."""
 
     units: Sequence[str] = ()
     comms: Sequence[str] = ()
@@ -135,7 +135,7 @@ class Identities:
     def _forget(self) -> None:
         self._index.clear()
         self._by_who: dict[bytes, int] = {}
-        """Numbers of single structs: arrays of one element are slow."""
+        """A cache of the numbers of single structs, because arrays of one element are slow."""
         self._count = 0
         # New arrays, as a ProcessNames may still have the old ones.
         self.names: Columns = np.empty(FIRST_ROOM, object)

@@ -26,7 +26,8 @@ from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
 
 TYPES_HELD = 4
-"""Lock types with holds: mutexes, rwsems by readers and by writers, semaphores. No other release is seen."""
+"""How many lock types have holds: mutexes, rwsems by readers and by writers, semaphores. No other release is
+seen."""
 OWNED = ("mutex", "rwsem_read", "rwsem_write")
 """Lock types that only the thread that took the lock releases, with a few exceptions that do not last."""
 ABANDONED_NS = 60_000_000_000

@@ -27,7 +27,7 @@ from lockd.sample.series.limits import Limits, LineBudget
 from lockd.sample.series.series import Series
 
 NAMELESS_SECONDS = 5.0
-"""Seconds after which a release is counted as `other` whose lock has no name: no wait for it was counted."""
+"""Seconds after which a release whose lock has no name counts as `other`: no wait for it was counted."""
 ENDLESS_NS = 60_000_000_000
 """Nanoseconds after which a thread that waits is checked for whether it is still there."""
 CHECKED_AT_ONCE = 1000
@@ -75,7 +75,7 @@ class KernelLockAggregates:
         self._has_waiting = False
         """Whether there were waits that had not ended when they were last noted."""
         self._endless: Entries | None = None
-        """Those of them that had lasted for ENDLESS_NS, the longest first."""
+        """The waits that had lasted for ENDLESS_NS when they were last noted, the longest first."""
         if self.holders:
             self.series += self.holders.series
 
@@ -126,7 +126,7 @@ class KernelLockAggregates:
     def add_releases(self, releases: Sequence[Release], now: float) -> list[Release]:
         """Add sampled releases of locks; return those of locks that have no row with a name yet.
 
-        One whose lock has none after some seconds is counted as `other`.
+        A release whose lock has none after NAMELESS_SECONDS is counted as `other`.
         """
         assert self.holders
         numbers = np.arange(len(releases))
@@ -213,7 +213,7 @@ class KernelLockAggregates:
         locks["waiting"][groups.rows] = groups.sum(np.ones(len(rows)))
         locks["waiting_ns"][groups.rows] = groups.max(waiting.waited_ns[lasting])
         self._contention.note_lock_threads(rows, threads[lasting], waiting.tids[lasting], now)
-        # The namer would know the name of a static lock only. Earlier waits may have told that of others.
+        # The namer could name only static locks here. Earlier waits may have given the names of others.
         new = np.flatnonzero(~locks["is_asked"][rows])[:ASKED_AT_ONCE]
         known = self.sites.rows_of_most_waited(addresses[new], types[new], processes.take(new))
         for row, other in zip(rows[new].tolist(), known.tolist(), strict=True):

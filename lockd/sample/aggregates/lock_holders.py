@@ -25,12 +25,11 @@ SERIES_OF_LOCK = 4
 
 
 class LockHolders:
-    """The series of holders of user-space locks or of kernel locks, and of what they did meanwhile; and their
-    holders in the table of locks.
+    """Counts the holders of user-space locks or of kernel locks, and their causes: what they did meanwhile.
 
-    `family` is `futex_lock` or `kernel_lock`, a part of the metrics' names. `kinds` are the names of the
-    kinds, or types, of these locks, of which there are series called `other` for `others`. There are no
-    series of causes unless `has_causes`.
+    They are counted in series and in the table of locks. `family` is `futex_lock` or `kernel_lock`, a part of
+    the metrics' names. `kinds` are the names of the kinds, or types, of these locks; `others` of them have
+    series called `other`. There are series of causes only if `has_causes`.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class LockHolders:
         self.series = [self._by_holder, *([] if self._by_cause is None else [self._by_cause])]
 
     def add(self, lock_rows: Rows, releases: Sequence[Release], now: float) -> None:
-        """Add releases of the locks in these rows of the table of locks; the row is -1 if it has no row."""
+        """Add releases of the locks in these rows of the table of locks; a lock without a row has -1."""
         table = self._contention.locks
         for row, release in zip(lock_rows.tolist(), releases, strict=True):
             if row < 0:
@@ -104,7 +103,7 @@ def _add(series: Series, waits: Sequence[tuple[tuple[str, ...], int]], now: floa
 MOST_HOLDERS = 8
 """Holders of one lock that are told apart, besides OTHER."""
 MOST_REMEMBERED = 32
-"""Holders of one lock whose time of late is remembered, those that are told apart included."""
+"""Holders of one lock whose time of late is remembered, including those that are told apart."""
 HALF_LIFE = 600.0
 """Seconds after which the time for which a holder made threads wait counts half in the choice of those that
 are told apart. They are shown with all their time, so they change more slowly than series do."""
@@ -122,7 +121,7 @@ class Held:
     causes: Counter[str] = field(default_factory=Counter)
     """The parts of `waited_ns` by what the holder did."""
     next_locks: Counter[NextLock] = field(default_factory=Counter)
-    """The parts of `causes[LOCK]` by the lock that the holder waited for, of the first MOST_NEXT of them."""
+    """The parts of `causes[LOCK]` by the lock that the holder waited for, for the first MOST_NEXT locks."""
     stack: tuple[str, ...] = ()
 
     def add(self, release: Release) -> None:
@@ -155,7 +154,7 @@ class Part(NamedTuple):
     cause: str
     """What the holder did."""
     next_lock: NextLock | None
-    """The lock that it waited for, if that is the cause and if it is known."""
+    """The lock that the holder waited for, if that is the cause and if the lock is known."""
     waited_ns: int
 
 
@@ -187,7 +186,7 @@ class HoldersOfLock:
     def _add_merit(self, release: Release) -> None:
         """Count a sample in the merits.
 
-        Where too many are remembered, a new one goes on with the least merit of those without a place, as in
+        If too many are remembered, a new holder goes on with the least merit of those without a place, as in
         the algorithm Space-Saving. Otherwise holders that come by turns would forget each other for ever.
         """
         merits, site = self._merits, release.holder
@@ -201,7 +200,7 @@ class HoldersOfLock:
         merits[site] = merits.get(site, 0.0) + release.weight_ns
 
     def _give_place(self, site: str) -> None:
-        """Tell a holder apart from now on, if there is room or if the least one has to make room for it."""
+        """Tell a holder apart from now on, if there is room or if the one of least merit has to make room."""
         if len(self._by_site) == MOST_HOLDERS:
             least = min(self._by_site, key=self._merits.__getitem__)
             if self._merits[site] < STAYS * self._merits[least]:

@@ -146,7 +146,7 @@ class LockSeries:
 
     def add(self, lock_rows: Rows, count: Columns, blocked_ns: Columns, max_ns: Columns, now: float) -> None:
         """Count waits for the locks in these rows of the table of locks."""
-        # One that was long shall not count for more than many that were as long together.
+        # A single long wait must not count for more than many waits that are as long together.
         weights = np.minimum(blocked_ns, count.astype(np.int64) * MEMORY_NS)
         rows = self.series.rows(*self._label_sets(lock_rows), weights, now)
         self._count(rows, count, blocked_ns, max_ns)

@@ -46,19 +46,19 @@ OTHER_STACKS = CallStack(("[other stacks]",), ())
 
 
 class WaitSample(NamedTuple):
-    """A wait off the CPU that has ended, one of many."""
+    """A sampled wait off the CPU that has ended."""
 
     process: Name
     reason: str
     """A key of REASONS."""
     weight_ns: int
-    """The time of all waits for which it stands, in nanoseconds."""
+    """The time of all waits for which the sample stands, in nanoseconds."""
     stack: CallStack
-    """Of the thread that waited."""
+    """The stack of the thread that waited."""
     waker: str
     """The comm of the process that woke the thread; `irq` for an interrupt, empty if that was not seen."""
     waker_stack: CallStack
-    """Of the thread that woke it; empty for an interrupt."""
+    """The stack of the thread that woke it; empty for an interrupt."""
 
 
 class _Place(NamedTuple):
@@ -100,7 +100,7 @@ class WaitStacks:
         self._stacks: dict[CallStack, CallStack] = {}
         """The stacks of `_weights`, so that equal ones share memory."""
         self._functions: dict[str, str] = {}
-        """The functions of `_stacks`, for the same reason."""
+        """The functions of `_stacks`, so that equal ones share memory."""
 
     def count(
         self, codes: Hashes, names: ProcessNames, reasons: Columns, blocked_ns: Columns, count: Columns

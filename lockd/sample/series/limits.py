@@ -41,7 +41,7 @@ class Limits:
     max_lines: int = 10_000
     """Most lines of /metrics."""
     idle_seconds: float = 3600.0
-    """Seconds without news after which the series of a process goes that has ended."""
+    """Seconds without news after which the series of an ended process is retired."""
     top_locks: int = 50
     """Most locks with series of their own."""
     buckets_us: Sequence[int] = tuple(4**i for i in range(14))
@@ -87,7 +87,7 @@ class LineBudget:
         self._taken[family] += lines
 
     def room(self, family: str, part: float = 1.0) -> float:
-        """How many more lines `family` may take, if only this part of all lines existed."""
+        """How many more lines `family` may take if there were only this `part` of all lines."""
         common = part * (self._all - sum(map(self.share, self._taken)))
         overdrawn = sum(max(lines - part * self.share(name), 0) for name, lines in self._taken.items())
         own = max(part * self.share(family) - self._taken[family], 0)

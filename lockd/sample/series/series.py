@@ -48,7 +48,7 @@ _ENTRY = {
     "waited": (np.float64, 0.0),  # ns of waits that have ended; halved every HALF_LIFE
     "going_on": (np.float64, 0.0),  # ns of waits that were ongoing at the last survey
     "row": (np.int64, _NOWHERE),  # its own row
-    "displaced": (np.float64, np.inf),  # when it last counted in its own row, if it does so no more
+    "displaced": (np.float64, np.inf),  # when it last counted in its own row, if it no longer does
     "unit": (np.int64, _NOWHERE),  # the entry of its unit
     "other": (np.int64, _NOWHERE),  # the row in which it counts if neither it nor its unit has one
     "target": (np.int64, _NOWHERE),  # the row in which it counts at present
@@ -425,14 +425,14 @@ class Series:
         entries["target"][shares] = np.where(in_unit, entries["row"][units], entries["other"][shares])
 
     def _update_units(self, named: Rows) -> None:
-        """Let the entry of a unit be as recently seen as any entry that counts in it."""
+        """Raise `seen` of the entry of each unit to the latest `seen` of the entries that count in it."""
         entries = self._entries
         members = named[(entries["unit"][named] >= 0) & (entries["target"][named] != entries["row"][named])]
         np.maximum.at(entries["seen"], entries["unit"][members], entries["seen"][members])
 
     def _merits(self) -> npt.NDArray[np.float64]:
-        """How long threads have waited of late, by entry, in nanoseconds. A unit also has what counts there
-        for others."""
+        """How long threads have waited of late, in nanoseconds, by entry. The entry of a unit also has the
+        waits of the entries that count in its row."""
         entries = self._entries
         merits: npt.NDArray[np.float64] = entries["waited"] + entries["going_on"]
         members = np.flatnonzero((entries["unit"] >= 0) & (entries["target"] != entries["row"]))
@@ -440,7 +440,7 @@ class Series:
         return merits
 
     def _yield_lines(self, gone: Rows) -> None:
-        """Retire series of ended processes, in the number that other families have a right to."""
+        """Retire series of ended processes, to give other families the lines that they have a right to."""
         due = -(-self._budget.due_to_others(self.family) // self.lines)
         if due > 0:
             shown = gone[self._entries["row"][gone] >= 0]

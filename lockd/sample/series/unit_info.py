@@ -15,7 +15,7 @@ FAMILY = "unit"
 class UnitInfo:
     """The lines of lockd_unit_info. They keep to their share of all lines and take none of other families.
 
-    The share is for any host: a unit has a line here only if it has series, which are dozens of lines each.
+    One share fits any host: only units with series have a line here, and series take dozens of lines each.
     """
 
     def __init__(self, budget: LineBudget) -> None:
