@@ -37,15 +37,16 @@ STACKS = "stacks"
 FOLDED_ROWS = 3072
 """Rows that are folded in one go, which takes some milliseconds."""
 LONGEST_WINDOW = 0.25
-"""Seconds after which a window ends that has few entries. With many it ends at once."""
+"""Seconds after which a window with few entries ends. A window with many ends at once."""
 LONGEST_OWN_WINDOW = 1.0
 """Seconds after which a window ends if all its entries are about lockd and kernel threads."""
 LONGEST_SPIN_NS = 10_000_000_000
-"""Nanoseconds after which a CPU no longer spins for a lock: the program for the end of that was skipped, as
-the CPU was running it already (reason `recursion`)."""
+"""Nanoseconds after which a CPU is taken not to spin for a lock any more. The program for the end of the spin
+was skipped then, because the CPU was running it already (reason `recursion`)."""
 DRAIN_ALL_EVERY = 101
-"""Every so many windows all maps are drained, to be sure: a program that was held up for longer than the
-grace period may have added an entry late. An odd number, so that both maps of a pair have their turn."""
+"""The number of windows after which all maps are drained, marked or not: a program that was held up for
+longer than the grace period may have added an entry late. It is odd, so that both maps of a pair have their
+turn."""
 
 BASE, END = 0, 1
 """Positions of the two words before the rows of a backlog."""
@@ -139,7 +140,7 @@ class Backlog:
         self.take(len(self))
 
     def forget_folded(self) -> None:
-        """Allow that rows are overwritten that were handed out: the counts they went into are saved."""
+        """Allow rows that were handed out to be overwritten: the counts that contain them are saved."""
         self._needed_from = self.first
         if self._needed_from == self._end:
             self._set_base(self._end)
@@ -187,15 +188,18 @@ class Collector:
         """The ring of sampled releases of locks; None if their holders are not sampled."""
         self.release_record: Layout | str = ""
         self.kernel_release_record: Layout | str = ""
-        """The layouts of its records for user-space locks and for kernel locks; empty if there are none."""
+        """The layouts of the records of `releases`, for user-space locks and for kernel locks; empty if there
+        are none."""
         self.refused_releases: PerCpuCounters | None = None
-        """The samples for which it had no room, and the waited time that they stood for in nanoseconds."""
+        """The number of samples for which `releases` had no room, and the waited time that they stood for in
+        nanoseconds."""
         self.wait_samples: Ring | None = None
         """The ring of sampled waits off the CPU; None if they are not sampled."""
         self.wait_sample_record: Layout | str = ""
-        """The layout of its records."""
+        """The layout of the records of `wait_samples`."""
         self.refused_waits: PerCpuCounters | None = None
-        """The same for its samples as `refused_releases`."""
+        """The number of samples for which `wait_samples` had no room, and the waited time that they stood for
+        in nanoseconds."""
         for fd, info in zip(fds, manifest.maps, strict=False):
             if info.name == BLOCKED_PROCESSES:
                 self.blocked_processes = Ring(fd, info.entries)
@@ -231,7 +235,7 @@ class Collector:
         self._captures: list[Entries] = []
         self._drained_windows = 0
         self.has_ended_window = True
-        """Whether a window has ended that is not drained; at first what another sampler may have left."""
+        """Whether a window has ended that is not drained. At first another sampler may have left one."""
         self._began = -inf
         """When the current window began, by the monotonic clock in seconds."""
         self.is_fold_due = False
@@ -251,7 +255,7 @@ class Collector:
 
     @property
     def largest(self) -> int:
-        """Entries of the largest pair."""
+        """The number of entries for which the largest pair has room."""
         return max(pair[0].entries for name, pair in self._maps.pairs.items() if name != CAPTURES)
 
     @property
@@ -294,7 +298,7 @@ class Collector:
 
     def _is_window_over(self) -> bool:
         written = self._maps.written
-        # A sampler that begins looks at both maps once, whatever the marks of the time before it say.
+        # A new sampler drains both maps of each pair once, whatever marks its predecessor has left.
         if written.has("soon") or self._drained_windows < 2:
             return True
         age = time.monotonic() - self._began
@@ -349,8 +353,9 @@ class Collector:
         """Return the living threads that were switched out since lockd started, and the ids of their
         processes.
 
-        Threads that are being switched are missing, and those that are not wanted: `are_wanted` says that of
-        each `struct thread`. If it wants none, the table is read only once. The processes are all there are.
+        Threads that are being switched are missing, and so are threads for whose `struct thread` `are_wanted`
+        is false. If no thread is wanted, the table is read only once. The ids are those of all processes in
+        the table, whether their threads are wanted or not.
         """
         buffers = self._maps.buffers
         tids, threads = map(structs.copy, self._threads.read(buffers))

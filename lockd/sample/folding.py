@@ -34,7 +34,7 @@ HELD_BACK_ROWS = 20_000
 
 
 class Folding:
-    """Folds the entries that `collector` has drained into `aggregates`, which are by pair.
+    """Folds the entries that `collector` has drained into `aggregates`, a mapping by the name of the pair.
 
     Entries of futex calls are held back while the names of their locks are being asked for.
     """
@@ -48,7 +48,7 @@ class Folding:
         note_futex_calls: Callable[[Columns], None],
         first_process_id: int,
     ) -> None:
-        """`note_futex_calls` gets the keys of all futex calls, once.
+        """`note_futex_calls` is given the key of every entry of futex calls, once.
 
         Thread ids from `first_process_id` on stand for whole processes.
         """
@@ -64,9 +64,9 @@ class Folding:
         self._undecided: Entries | None = None
         """Entries of futex calls that are held back."""
         self._undecided_since = np.zeros(0, np.int64)
-        """The tick by which each of these entries had been drained."""
+        """The number of the tick by which each entry of `_undecided` had been drained."""
         self.undecided_calls = 0
-        """Futex calls in these entries."""
+        """The number of futex calls in `_undecided`."""
 
     def save(self) -> tuple[dict[str, int], dict[str, npt.NDArray[Any]]]:
         """Return the number of the next entry to fold of each pair, and the entries that are held back."""
@@ -99,7 +99,7 @@ class Folding:
             self._undecided, self._undecided_since, self.undecided_calls = None, since[:0], 0
             self._fold(FUTEX, self._hold_back(rows, since, now), now)
         while any(self._backlogs.values()):
-            # Each has a time of its own: a table has room for one call's rows of one time.
+            # Each call has a time of its own, so that a full table can drop rows of the call before.
             self.fold_some(MOST_ROWS)
 
     def fold_some(self, most: int = FOLDED_ROWS) -> None:

@@ -93,7 +93,7 @@ class Loop:
             left = (due - time.monotonic_ns()) / NS
             waiting = [self._wakeup, *([self.control] if self.control and messages > 0 else [])]
             ready, _, _ = select.select(waiting, [], [], max(left, 0))
-            if self._stopped:  # that the exporter has ended as well is no news then
+            if self._stopped:  # then it does not matter that the exporter has ended as well
                 return
             if self._wakeup in ready:
                 self._wakeup.recv(MESSAGE_BYTES)

@@ -63,7 +63,8 @@ WINDOWS = 3
 """Ticks until an event is drained: its window ends, waits for a grace period, and is drained."""
 HOUSEKEEPING_SECONDS = 10.0
 LONGEST_UNFOLDED = 10.0
-"""Seconds in which drained rows are folded that are no hurry: those about lockd and kernel threads."""
+"""Seconds after which drained rows are folded even if they are not urgent, being about lockd and kernel
+threads."""
 FEW_ROWS = 256
 """Up to this number of rows, a fold costs what its fixed part costs."""
 SAVE_SECONDS = 5.0
@@ -196,7 +197,7 @@ class Sampler:
         )
         self._has_many_rows = self._only_drains = False
         """Whether so many rows are not folded that every tick folds some; and whether this tick folds none
-        because it has just drained as many."""
+        because it has just drained many."""
         self._next_survey = self._next_housekeeping = self._next_save = 0.0
         self._surveyed = -inf
         """When a whole survey was last made, by the monotonic clock in seconds."""
@@ -204,7 +205,7 @@ class Sampler:
         """The number of the window in which a survey was last made."""
         self._next_fold = time.monotonic() + FIRST_FOLD_SECONDS
         self._fold_at_last = self._next_fold
-        """When all rows are folded, even if none is a hurry."""
+        """When all rows are folded even if none is urgent, by the monotonic clock in seconds."""
 
     def _sampled_releases(self, manifest: Manifest, per_second: int) -> Releases | None:
         """The sampled releases of locks; None if the programs sample none."""
@@ -416,7 +417,7 @@ class Sampler:
             self.save()
 
     def _drain(self) -> None:
-        """Drain what has been written, after folding as many rows as that needs room for."""
+        """Drain what has been written. If the backlogs lack room for that, fold rows first."""
         if not self._collector.has_ended_window:
             self.own_cost.ticks += self._collector.drain()
             self._only_drains = False
@@ -435,7 +436,7 @@ class Sampler:
         self._only_drains = not self._only_drains and drained > FOLDED_ROWS
 
     def _fold_due_rows(self, now: float) -> None:
-        """Fold some of many rows at once; fold few rows every second, or later if none is a hurry."""
+        """Fold some rows at once if there are many; fold few once a second, or later if none is urgent."""
         if self._has_many_rows:
             if not self._only_drains:
                 self._folding.fold_some()
@@ -534,7 +535,7 @@ class Sampler:
 
     def _look_for_refused(self, keys: Columns) -> None:
         """Report threads that were refused a lock because they would wait for ever (EDEADLK)."""
-        if not self._manifest.counts_futex_calls:  # then no call has its result
+        if not self._manifest.counts_futex_calls:  # then no entry has the result of a call
             return
         refused = self._lock_waits.find_refused(keys, errno.EDEADLK)
         self._deadlocks.note_refused(*refused, time.monotonic_ns())
@@ -542,7 +543,7 @@ class Sampler:
     def _may_find_news(self) -> bool:
         """Whether threads may wait for locks of which the last survey knew nothing, or wait in a known ring.
 
-        Other waits need no survey: they are known as soon as somebody asks, and their maxima then too.
+        Other waits need no survey now: they are read when somebody asks, and count in the maxima then.
         """
         return (
             self._deadlocks.has_waits
@@ -587,8 +588,8 @@ class Sampler:
     def _keep_house(self, now: float) -> None:
         """Forget processes that have ended, and share out the series anew."""
         self._next_housekeeping = now + HOUSEKEEPING_SECONDS
-        # A survey can miss threads that begin or end in the table while it is read: all surveys count that
-        # were done since the last time.
+        # A survey can miss threads that enter or leave the table while it is read. So the processes of all
+        # surveys since the last housekeeping count as alive.
         alive, self._alive = set(self._alive.tolist()), self._last_seen
         self._processes.keep(alive)
         # A process that the filter now leaves out counts like one that has ended.
@@ -607,8 +608,8 @@ class Sampler:
             if places:
                 places.keep(alive)
         if self._user_locks and self._go_waits:
-            # Without regard to the advice: a sampler that has just begun has none yet, but knows what the
-            # processes had waited before. Waits while the filter leaves a process out are not made up for.
+            # Processes without advice stay too: a sampler that has just begun has no advice yet, but knows
+            # what they had waited before. Waits while the filter leaves a process out are not made up for.
             self._go_waits.forget_ended(
                 {tgid for tgid, (_, is_wanted) in zip(alive, identified, strict=True) if is_wanted}
             )
@@ -619,7 +620,7 @@ class Sampler:
             self._collector.forget_kernel_waits(ended)
         if self.kernel_holds and (abandoned := self.kernel_holds.find_abandoned()):
             self._collector.forget_holding(*abandoned)
-            self._next_save = now  # the map has lost them: only the saved counts know them
+            self._next_save = now  # the map has lost these holds, so that only saved counts keep them
 
     def metrics(self) -> bytes:
         """The block behind /metrics."""

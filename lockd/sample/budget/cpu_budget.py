@@ -73,7 +73,7 @@ class CpuBudget:
 
     @contextlib.contextmanager
     def charge_exporter(self) -> Iterator[None]:
-        """Count the CPU time of this process as the exporter's, for which the work inside is done.
+        """Count the CPU time that this process takes inside the `with` block as the exporter's.
 
         No restraint level makes an answer to the exporter cheaper, so answers must not raise the level.
         """

@@ -42,10 +42,10 @@ SAMPLER_SHARE = 0.75
 """The share of one processor that the sampler may take. With more, ticks come late: each takes as long as it
 has rows, and the scheduler and the exporter need their time, too."""
 SAMPLER_SECONDS = 5.0
-"""The most that the sampler can save of this share, in seconds of it. It can never take more than a whole
-processor, and so is slow to use savings up: 15 s for these."""
+"""The most that the sampler can save, in seconds of SAMPLER_SHARE. The sampler can never take more than a
+whole processor, and so needs 15 s to use these savings up."""
 STEP_SECONDS = 3.0
-"""What programs and sampler have saved at the beginning of a step, in seconds of each limit."""
+"""What programs and sampler count as having saved at the beginning of a step, in seconds of each limit."""
 SETTLED_SECONDS = 2.0
 """Seconds after a step up before the next one. In the first of them, rows from before the step are folded."""
 NAMER_SECONDS = 120.0
@@ -59,7 +59,7 @@ CALM = 0.75
 PATIENCE, MOST_PATIENCE = 5.0, 320.0
 """Seconds of calm before a step down: at first, and at most."""
 LASTED = 60.0
-"""Seconds after a step down; a step up within them doubles the patience."""
+"""Seconds after a step down in which a step up doubles the patience."""
 MESSAGE_ID = "b0b05d5db51d435fb6674d086e099d47"
 """Field of the journal's entry for each change of the level: `journalctl MESSAGE_ID=...` lists them."""
 

@@ -22,11 +22,11 @@ from lockd.sample.series.series import OTHER
 log = logging.getLogger(__name__)
 
 LASTING_NS = NS
-"""Nanoseconds that the youngest wait of a ring must last; locks that time out may end the ring before."""
+"""Nanoseconds for which the youngest wait of a ring must last. Calls that time out may end it before."""
 LOGGED_NS = 1_750_000_000
 """Nanoseconds after which a deadlock is logged whether or not its locks have names."""
 ASKED_AFTER_NS = 10_000_000
-"""Nanoseconds that a lock must be waited for before its holder is asked for."""
+"""Nanoseconds for which a thread must wait for a lock before its holder is asked for."""
 MOST_ASKED = 500
 """Locks whose holders are asked for at a time."""
 MOST_NAMES = 100
@@ -39,7 +39,7 @@ LOG_PERIOD_NS = 60 * NS
 SHOWN_THREADS = 32
 """Threads of one deadlock that are shown, in the log and in the table."""
 REFUSED_NS = 3 * NS
-"""Nanoseconds that a thread's wait can have begun before the kernel's refusal was counted."""
+"""The wait of a refused thread can have begun so many nanoseconds before the refusal was counted."""
 MOST_REFUSED = 1000
 """Refused threads that are remembered."""
 LOST_NS = 120 * NS
@@ -99,12 +99,12 @@ class _Question:
     waits: Waits
     locks: tuple[Lock, ...]
     left_out: Sequence[Lock]
-    """Locks that threads waited for, too, and that it does not ask about."""
+    """Locks that threads waited for as well, but that the question leaves out."""
     kernel_holders: dict[Lock, int]
     """Holders of locks of the kernel, which are known already."""
 
     def covers(self, waits: Waits) -> bool:
-        """Whether its answer tells of all rings among these later waits.
+        """Whether the answer to this question tells of all rings among these later waits.
 
         A ring begins with the wait of its last thread. Before that, all its other threads were blocked and
         held what they hold.
@@ -113,15 +113,15 @@ class _Question:
 
 
 class Deadlocks:
-    """The deadlocks that exist. It is given the waits every second and at `next_check`, and the answers.
+    """The deadlocks that exist. It gets the waits every second and at `next_check`, and the namer's answers.
 
     No deadlock is false, and this is why: a ring counts if each of its threads was in the same call before
-    the holders were read and is in it after that. A thread that is blocked in a call releases no lock. It
-    held all the time what it held when that was read. Hence there was a moment at which every thread of the
-    ring held what another waited for, and only they themselves could change that. Threads whose calls time
-    out can; a ring with such a call is reported if it has lasted a second.
+    the holders were read and is in it after that. A thread that is blocked in a call releases no lock. So it
+    held all the time what it held when the holders were read. Hence there was a moment at which every thread
+    of the ring held what another waited for, and only they themselves could change that. Threads whose calls
+    time out can change it; a ring with such a call is reported if it has lasted a second.
 
-    That does not depend on how long ago a holder was read. Where there are too many locks for one question,
+    This does not depend on how long ago a holder was read. Where there are too many locks for one question,
     the answers to several are put together. An older answer counts while the holder is in the call in which
     it was when that question was asked.
 
@@ -137,8 +137,8 @@ class Deadlocks:
         process: Callable[[int], tuple[Name, bool]],
         thread_comm: Callable[[int, int], str],
     ) -> None:
-        """`ask` passes a question to the namer, and whether it is needed; it returns whether it did that.
-        take_holders() gets the answer.
+        """`ask(question, is_needed)` passes a question to the namer, with whether the answer is needed, and
+        returns whether it did so. take_holders() gets the answer.
 
         `kernel_holder(address, waiter)` returns a thread id, 0 if it is not known. `process(tgid)` returns
         unit and comm, and whether the filter wants the process.
@@ -147,7 +147,7 @@ class Deadlocks:
         self._describe_lock, self._process, self._thread_comm = describe_lock, process, thread_comm
         self._question: _Question | None = None
         self._asked_at: dict[Lock, int] = {}
-        """When each lock was last asked about (monotonic clock in ns), of those that are waited for."""
+        """When each lock that is waited for was last asked about (monotonic clock in ns)."""
         self._answered: _Question | None = None
         """The last question that was answered."""
         self._refused: dict[int, tuple[int, int]] = {}
@@ -162,13 +162,13 @@ class Deadlocks:
         """Whether threads waited for locks when that was last looked at."""
         self._is_wanted_soon = False
         self._logged = self._left_out = 0
-        """Deadlocks that were logged, and that were not, in this LOG_PERIOD_NS."""
+        """The number of deadlocks that were logged in this LOG_PERIOD_NS, and of those that were left out."""
         self._log_period_ends = 0
-        """Monotonic clock in ns."""
+        """When this LOG_PERIOD_NS ends (monotonic clock in ns)."""
         self._next_report = NEVER
         """When a known deadlock is to be reported or logged (monotonic clock in ns)."""
         self._reported_before: set[frozenset[tuple[int, int]]] = set()
-        """Deadlocks that another sampler reported, as the keys of `_known`."""
+        """Deadlocks that another sampler reported, in the form of the keys of `_known`."""
         self._held: dict[Lock, _Held] = {}
         """What was last read of each lock that is waited for."""
 
@@ -224,7 +224,7 @@ class Deadlocks:
         self._report(clock)
         unlogged = (d for d in self._known.values() if d.is_wanted and not d.is_logged)
         due = (d.formed + (LOGGED_NS if d.is_reported else LASTING_NS) for d in unlogged)
-        self._next_report = min(due, default=NEVER)  # every tick asks for it
+        self._next_report = min(due, default=NEVER)  # computed here because every tick reads it
         if self._question is None or clock - self._question.clock > LOST_NS:
             self._ask_holders(waits, clock)
 
@@ -302,7 +302,7 @@ class Deadlocks:
                 deadlock.is_logged = True
                 self._left_out += 1
                 continue
-            room -= 1  # also for one whose locks have no names yet
+            room -= 1  # a deadlock whose locks have no names yet takes room, too
             shown = self._describe_locks(deadlock)
             if lasted >= LOGGED_NS or all(description.lock for description in shown):
                 deadlock.is_logged = True
@@ -310,7 +310,7 @@ class Deadlocks:
                 self._log(deadlock, lasted, shown)
 
     def _begin_log_period(self, clock: int) -> None:
-        """Log how many deadlocks were left out in the last period, and let as many as at first be logged."""
+        """Log how many deadlocks were left out in the last LOG_PERIOD_NS, and begin the next one."""
         if self._left_out:
             log.error(
                 "%d more deadlocks were found; /api/v1/deadlocks has the oldest ones of those that last",

@@ -48,7 +48,7 @@ MOST_NS = 1_000_000_000_000
 """The longest waited time that one sample stands for: with it, 100,000 threads that wait all the time make
 100 samples in a second."""
 MOST_WEIGHT_NS = 1 << 60
-"""More than threads can have waited since a release."""
+"""More nanoseconds than threads can have waited since a release: the bound for the weight of a sample."""
 ANSWER_SECONDS = 5.0
 """Seconds after which a release whose code has not been found out has the holder UNKNOWN_HOLDER."""
 MOST_WAITING = 512
@@ -73,7 +73,8 @@ class Release:
     """Its unit and comm when the sample was read; it may have ended since."""
     address: int
     kind: int
-    """The lock's enum futex_kind as the programs knew it, or its enum lock_type."""
+    """The kind of a user-space lock as the programs knew it (enum futex_kind), or the type of a kernel lock
+    (enum lock_type)."""
     in_kernel: bool
     """Whether it is a lock of the kernel."""
     weight_ns: int
@@ -115,7 +116,7 @@ def causes_of(seen: Any, weight_ns: int, reasons: Reasons) -> dict[str, int]:
     reason = LOCK if absence["in_kernel"] else reasons.reason(*facts)
     parts = {RUNNING: known - ready - blocked, RUNQUEUE: ready, reason: blocked}
     causes = {cause: part * weight_ns // waited for cause, part in parts.items() if part > 0}
-    rest = weight_ns - sum(causes.values())  # of rounding, unless there is more that is not known
+    rest = weight_ns - sum(causes.values())  # what rounding leaves, and the time of which nothing is known
     most = max(causes, key=causes.__getitem__) if causes and known == waited else UNKNOWN_CAUSE
     return {**causes, most: causes.get(most, 0) + rest}
 
@@ -163,7 +164,7 @@ class SamplePace:
 class SampleCounts:
     """The samples of one sort that were taken, and those that were refused.
 
-    `refused` counts those for which their ring had no room, and `pace` adapts how many there are.
+    `refused` counts the samples for which their ring had no room, and `pace` adapts how many are taken.
     """
 
     def __init__(self, refused: PerCpuCounters, pace: SamplePace) -> None:
@@ -183,7 +184,8 @@ class SampleCounts:
         return self._refused, self._refused_ns
 
     def kernel_refused(self) -> tuple[int, int]:
-        """Samples that the programs have refused as the ring was full, and their time as above."""
+        """Samples that the programs have refused because the ring was full, and the waited time that they
+        stood for, in nanoseconds."""
         samples, ns = self._kernel_refused.read().tolist()
         return samples, ns
 
@@ -235,7 +237,7 @@ class Releases(SampleCounts):
         self._control, self._resolver, self._identify = control, resolver, identify
         self._tokens = itertools.count(1)
         self._waiting: dict[int, Release] = {}
-        """Releases by token that were not taken, the oldest first."""
+        """The releases that take() has not returned, by token, the oldest first."""
         control.set_wait_per_sample(self._pace.wait_ns // WAIT_UNIT_NS)
 
     def read(self, now: float, tick: int) -> None:

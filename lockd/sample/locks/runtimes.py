@@ -27,7 +27,7 @@ class RuntimePlaces:
         """Processes that were not alive at the last keep()."""
 
     def of(self, tgid: int) -> tuple[int, ...]:
-        """What was written for a process; empty if nothing was."""
+        """The numbers that were written for a process; empty if none were."""
         return self._written.get(tgid, ())
 
     def write(self, tgid: int, numbers: tuple[int, ...]) -> None:
@@ -41,7 +41,7 @@ class RuntimePlaces:
     def keep(self, alive: set[int]) -> None:
         """Forget the processes that were in `alive` neither this time nor the last time.
 
-        One that has just begun may not be in it yet.
+        A process that has just begun may not be in `alive` yet.
         """
         missing = self._written.keys() - alive
         for tgid in missing & self._missing:

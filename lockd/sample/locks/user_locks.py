@@ -38,22 +38,23 @@ ASKED_AT_ONCE = 100
 LASTING_NS = 100_000_000
 """Nanoseconds after which the namer looks at a thread that waits for a lock in memory that is reused."""
 LASTING_AT_ONCE = 8
-"""Such threads that the namer looks at in a second. Each takes it some milliseconds."""
+"""The number of such threads that the namer looks at in a second. Each takes it some milliseconds."""
 PROVISIONAL_NS = 1_000_000_000
 """Nanoseconds after which a lock in reused memory is captured again if nothing certain was found about it."""
 AGAIN_SECONDS = 3600.0
-"""Seconds after which a doubtful answer about a lock is worth a namer of its own: one that the next could
-better, or one about memory that may be another lock's by now. A namer that runs anyway is asked each time."""
+"""Seconds after which a doubtful answer about a lock is worth starting or keeping a namer, to ask again. An
+answer is doubtful if the next one may tell more, or if the memory may be another lock's by now. A namer that
+runs anyway is asked each time."""
 FORGET_AFTER = 60.0
 """Seconds after which the locks of a process that has ended are forgotten."""
 ROWS = 50_000
-"""Locks that are remembered."""
+"""Most locks that are remembered."""
 JAVA_WAIT_AT, JAVA_IS_NO_OBJECT_AT, JAVA_GENERATION_AT, JAVA_OBJECT_GENERATION_AT = 63, 62, 48, 60
 """Bits of the number that a Java lock has in place of an address, see bpf/daemon/hotspot.bpf.c."""
 MOST_ADVISED = 100
 """Label sets of processes with advice that are exported; the rest count as `other`."""
 SITES = 16
-"""Sites that are remembered for each lock."""
+"""Most sites that are remembered for each lock."""
 
 
 class UserLockName(NamedTuple):
@@ -63,7 +64,7 @@ class UserLockName(NamedTuple):
     site: str
     stack: tuple[str, ...]
     sites: Counter[str]
-    """How often threads were seen to wait for the lock at each site. The count goes on."""
+    """How often threads were seen to wait for the lock at each site. Later answers still add to it."""
 
 
 class UserLocks:
@@ -102,11 +103,11 @@ class UserLocks:
         self._postponed: list[tuple[Columns, Columns]] = []
         """The keys and values of captures that wait for the next tick."""
         self._corrections: set[tuple[int, int]] = set()
-        """Each guess that was ever wrong, with the kind that the lock turned out to be."""
+        """Pairs of a guess that was ever wrong and the kind that the lock turned out to be."""
         self._is_corrected = np.zeros(len(kinds), np.bool_)
         """Whether each kind was ever a wrong guess."""
         self._changes: set[tuple[int, int]] = set()
-        """Each guess with a kind that was found out, where the memory later was a lock of another kind."""
+        """Pairs of a guess and the kind that was found out, where the memory later was of another kind."""
         self._is_lock = np.array([kind in ("lock", "pi") for kind in kinds])
         self.refused_captures = 0
         """Captures that were thrown away because the namer had too many questions."""
@@ -115,8 +116,8 @@ class UserLocks:
                 "tgid": np.int64,
                 "address": np.uint64,
                 "guess": np.int16,
-                "kind": np.int16,  # as the namer found out, until then the guess
-                "former_kinds": np.int16,  # a bit for each kind that it turned out not to be any more
+                "kind": np.int16,  # what the namer found out; until then the guess
+                "former_kinds": np.int16,  # a bit for each kind that was found out and no longer holds
                 "asked_at": np.float64,  # monotonic clock in seconds; 0: not asked for
                 "is_answered": np.bool_,
                 "is_provisional": np.bool_,  # the next answer may tell more
@@ -144,7 +145,7 @@ class UserLocks:
         postponed, refused = rest[:MOST_POSTPONED], rest[MOST_POSTPONED:]
         self._postponed = [(keys[postponed], captures[postponed])] if postponed else []
         self._refuse(keys[refused])
-        if postponed:  # waits for these are held back as well
+        if postponed:  # waits for their locks are held back as well
             later = keys[postponed]
             rows = self._rows(later["tgid"], later["uaddr"], later["guess"].astype(np.int16), now)
             self._table["asked_at"][rows[self._table["asked_at"][rows] == 0]] = now
@@ -159,9 +160,9 @@ class UserLocks:
         self._resolver.watch(keys["tgid"].tolist())
 
     def _write_forgotten_kinds(self, rows: Rows) -> None:
-        """Tell the programs again what the calls of a captured lock do not show.
+        """Tell the programs again what the namer found out about captured locks and their calls do not show.
 
-        They have forgotten it if the entry of the lock made room for another one, or was deleted by
+        The programs have forgotten it if the entry of the lock made room for another one, or was deleted by
         _refuse(). A lock is also captured because its entry is old: then nothing changes.
         """
         table = self._table
@@ -190,7 +191,7 @@ class UserLocks:
         return wanted[:room], wanted[room:]
 
     def _refuse(self, keys: Columns) -> None:
-        """Have these locks captured again when a thread next blocks on them. Hot locks come first thus."""
+        """Have these locks captured again when a thread next blocks on them. So hot locks come first."""
         self.refused_captures += len(keys)
         self._known_locks.delete(keys)
 
@@ -212,7 +213,7 @@ class UserLocks:
         if answer.site and (answer.site in sites or len(sites) < SITES):
             sites[answer.site] += 1
         if is_certain and not is_another:
-            return False  # another site changes neither its name nor its kind
+            return False  # an answer with another site changes neither name nor kind
         if answer.is_provisional and answer.is_reused:
             self._write_kind(row, int(table["kind"][row]), self._captured_again_ns - PROVISIONAL_NS)
         if answer.is_provisional and table["is_answered"][row]:
@@ -231,7 +232,7 @@ class UserLocks:
     def _note_process(self, tgid: int, answer: LockAnswer) -> None:
         if answer.advice:
             self.advice[tgid] = answer.advice
-        elif answer.hotspot:  # its names have come; an answer without either takes no advice back
+        elif answer.hotspot:  # its names have come; without advice and hotspot, an answer changes nothing
             self.advice.pop(tgid, None)
         if answer.hotspot and self._hotspots.of(tgid) != answer.hotspot:
             self._forget_names(tgid, answer.hotspot[HOTSPOT.index("generation")])

@@ -90,7 +90,7 @@ class Waits:
         return {int(self._tids[row]): self._wait(int(row)) for row in rows}
 
     def has_all(self, waits: Iterable[Wait]) -> bool:
-        """Whether all these waits are among them: the same threads are in the same calls."""
+        """Whether each of the other `waits` still goes on in these: its thread is in the same call."""
         return all((mine := self.find(wait.tid)) is not None and wait.goes_on_as(mine) for wait in waits)
 
     def has_all_of(self, later: Waits, latest: int) -> bool:
@@ -248,7 +248,7 @@ class ThreadStates:
 
 
 class LockWaitReader:
-    """Makes Waits of the programs' tables of threads and of waits in the kernel."""
+    """Makes Waits from the programs' tables of threads and of waits in the kernel."""
 
     def __init__(self, manifest: Manifest, user_locks: UserLocks | None) -> None:
         """`user_locks` is None if futex calls are not measured."""
