@@ -31,8 +31,8 @@ SAMPLES = (
 """The maps of samples. Only those exist that the programs need.
 
 For sampled releases of locks they are the ring, the counters of samples without room in it, and the layouts
-of its records for user-space locks and for kernel locks. For sampled waits they are the ring, the counters, and
-the layout of its records. The map of the processes of CPython is for both.
+of its records for user-space locks and for kernel locks. For sampled waits they are the ring, the counters,
+and the layout of its records. The map of the processes of CPython is for both.
 """
 SLEEP_SECONDS = 0.001
 """Sleep before waits that began earlier are entered. The clocks are compared by the time at which this thread

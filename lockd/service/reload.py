@@ -38,7 +38,7 @@ class Merged:
     """Changed keys that wait for a restart."""
 
     def section(self, running: S, asked: S, above: str = "") -> S:
-        """The section with the values that are in force from now on."""
+        """The section `running` with the changes in `asked` that take effect at once; notes all changes."""
         values = {}
         for name, (field_name, about) in described(type(running)).items():
             old, new = getattr(running, field_name), getattr(asked, field_name)

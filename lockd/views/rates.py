@@ -314,8 +314,8 @@ def _rated(row: Row, before: Row | None, holds: Row | None, seconds: float) -> R
     """A row with its rates over this many seconds, from the growth of its totals since the row `before`.
 
     If the row is new or its totals fell, all of its totals count as growth. Totals fall when the daemon has
-    evicted the row or has restarted. `holds` is the row that had the holds of its lock and process in the table
-    before. Rates of blocked time and waits may be negative.
+    evicted the row or has restarted. `holds` is the row that had the holds of its lock and process in the
+    table before. Rates of blocked time and waits may be negative.
     """
     blocked, count = row.blocked_us, row.count
     if before is not None and (row.is_moving or count >= before.count):
