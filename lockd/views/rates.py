@@ -111,7 +111,7 @@ class Row:
     """What tells the row from other rows of the daemon with the same key: the process of the lock or thread,
     and for a kernel lock also the place at which threads waited."""
     family: Hashable = ()
-    """What all rows of one process and lock have in common, and so have all bottlenecks of one process."""
+    """A value that all rows of one process and lock share. All bottlenecks of one process share one, too."""
     is_moving: bool = False
     """Whether the totals of the row fall only because they move to other rows of its family.
 
