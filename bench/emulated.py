@@ -1,9 +1,10 @@
-"""What tracing costs on a kernel that has fentry and kprobes, in instructions: an emulated machine.
+"""Measure what tracing costs in instructions, on an emulated machine whose kernel has fentry and kprobes.
 
 `sudo .venv/bin/python -m bench.emulated [--quick] [--kernel 6.12]` writes bench/build/emulated.json, .md and
-.svg. A nanosecond passes there with each instruction (tests/machine), so that figures are numbers of
-instructions, and hardly differ from run to run, whatever else this host does. They do not say what an
-instruction takes, as one that waits for memory. bcc's tools and bpftrace are this host's.
+.svg. In the machine a nanosecond passes with each instruction (tests/machine). Figures are therefore numbers
+of instructions, and hardly differ from run to run, whatever else this host does. They do not say how long an
+instruction takes, for example one that waits for memory. bpftrace and the tools of bcc are copied from this
+host.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 TITLE = "What tracing costs in instructions"
 PROGRAMS = "bench/build/programs"
 TOOLS = "tools"
-"""Directories of the checkout in the machine."""
+"""Directories of the machine's checkout: our compiled load programs, and the tools of others."""
 BCC = ("offcputime-bpfcc", "offwaketime-bpfcc", "klockstat-bpfcc")
 VARIANTS = (
     "untraced", "floor", "lockd", "lockd, no holders", "lockd, no wait samples", "floor, every call",
@@ -51,14 +52,14 @@ ASKED: compiled.Asked = (
     (("kernel_locks",), {}, ("auto",), {}),
     (("kernel_locks",), {"kernel_locks": "all"}, ("auto",), {}),
 )
-"""Programs that clang would take minutes for in there."""
+"""BPF programs that are compiled outside of the machine, because clang would take minutes for them inside."""
 RUNS = 15
 FOUND = "/tmp/found"
 SECONDS = 3600.0
 
 
 def make_checkout(root: Path) -> None:
-    """What the machine finds at /work: the checkout, our programs compiled, and others' tools."""
+    """Make what the machine finds at /work: the checkout, our programs compiled, and the tools of others."""
     guests.make_checkout(root)
     shutil.copytree(HERE, root / "bench", ignore=shutil.ignore_patterns("build", "__pycache__"))
     built(root / PROGRAMS, "-static")
@@ -79,7 +80,7 @@ def _libraries(program: Path) -> list[Path]:
 
 
 def measured(series: str, variants: tuple[str, ...]) -> dict[str, object]:
-    """What bench.overhead writes as JSON in a machine with this kernel."""
+    """Run bench.overhead in a machine with this kernel, and return what it writes as JSON."""
     with tempfile.TemporaryDirectory(prefix="lockd-bench-", dir="/var/tmp") as name:
         root, disk = Path(name, "root"), Path(name, "disk")
         make_checkout(root)

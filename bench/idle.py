@@ -1,9 +1,9 @@
-"""What lockd takes of a processor, and of memory, where hardly anything happens: `sudo .venv/bin/python -m
-bench.idle` writes bench/build/idle.json and .md.
+"""Measure what lockd takes of a processor and of memory on a host where hardly anything happens.
 
-The daemon runs with its default configuration, and nobody scrapes. It is measured some seconds after its
-start, when most that happens is new to it, and five minutes later. Times are of the scheduler, in
-nanoseconds: a tick is shorter than what /proc/PID/stat counts in. How much else ran stands beside them.
+`sudo .venv/bin/python -m bench.idle` writes bench/build/idle.json and .md. The daemon runs with its default
+configuration, and nobody scrapes it. It is measured some seconds after its start, when most that happens is
+new to it, and again five minutes after its start. CPU times come from the scheduler, in nanoseconds, because
+a tick is shorter than the unit of /proc/PID/stat. The report also says how much else ran on the host.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ ROUND_SECONDS, ROUNDS = 10.0, 4
 
 @dataclass
 class Phase:
-    """A time after the start of the daemon, and what its processes took then."""
+    """A phase of the measurement: its beginning, its targets, and what the daemon's processes took in it."""
 
     name: str
     begin: float
-    """Seconds after the start."""
+    """Seconds after the start of the daemon."""
     cpu_target: float
-    """The share of one processor that all processes may take."""
+    """The share of one processor that all processes together may take."""
     pss_target: float
-    """The bytes that they may have, with their parts of shared pages."""
+    """The memory that all processes together may have, as proportional set size (PSS) in bytes."""
     shares: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PROCESSES})
-    """Shares of one processor by process, one for each round."""
+    """The shares of one processor that each process took, one for each round, by the name of the process."""
     others: list[float] = field(default_factory=list)
-    """The same of everything else on the host."""
+    """The shares of one processor that everything else on the host took, one for each round."""
     pss: dict[str, int] = field(default_factory=dict)
-    """Bytes at the end, of the processes that there are."""
+    """The PSS in bytes of each process that there is at the end of the phase, by the name of the process."""
 
     def measure(self, daemon: Lockd, rounds: int, seconds: float) -> None:
         for _ in range(rounds):
@@ -77,13 +77,13 @@ def _row(name: str, shares: list[float], memory: str) -> str:
 
 
 def _taken(daemon: Lockd) -> dict[str, dict[int, int]]:
-    """By process, the nanoseconds that all threads of its present process id have run."""
+    """The CPU time of each process in nanoseconds, by its name and its present process id."""
     pids = pids_of(daemon.process.pid)
     return {name: {pids[name]: taken(pids[name])} if name in pids else {} for name in PROCESSES}
 
 
 def taken(pid: int) -> int:
-    """Nanoseconds that all threads of a process have run, less of those that have ended."""
+    """The CPU time of a process in nanoseconds, without that of threads that have ended."""
     total = 0
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -93,7 +93,7 @@ def taken(pid: int) -> int:
 
 
 def busy() -> float:
-    """Seconds in which processors of the host did anything, all together."""
+    """The seconds in which processors of the host were busy since it booted, added up over all processors."""
     fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     idle = fields[3] + fields[4]
     return (sum(fields[:8]) - idle) / os.sysconf("SC_CLK_TCK")

@@ -1,9 +1,9 @@
-"""What tracing costs, against nothing, against empty programs and against what users would run instead.
+"""Measure what lockd's tracing costs, beside empty programs and the tools that users would run instead.
 
 `sudo .venv/bin/python -m bench.overhead [--quick] [--rounds N] [--variants "A;B"] [--loads A,B]` writes
 bench/build/overhead.json, .md and .svg. A round runs every load under every variant, and untraced right
-before or after it: a ratio is made of such neighbours. The order changes from round to round. Run it on an
-otherwise idle host.
+before or after that. A ratio is made of two such neighbours. The order of the variants changes from round to
+round. Run it on an otherwise idle host.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ ROUNDS = 4
 
 @dataclass
 class Progress:
-    """Says how far it is, and how long it may take, by what it took so far."""
+    """Prints how far a bench is, and how many minutes are left if it goes on as fast as so far."""
 
     steps: int
     tells_time: bool = True
-    """Whether this host's clock is that of whoever waits."""
+    """Whether the minutes left are printed. In an emulated machine they say nothing, because its clock is not
+    that of whoever waits."""
     done: int = 0
     began: float = field(default_factory=time.monotonic)
 
@@ -48,7 +49,11 @@ class Progress:
 def measure(
     variants: Sequence[Variant], chosen: Sequence[Load], rounds: int, tells_time: bool = True
 ) -> Comparison:
-    """Run all of them. Variants come in pairs with an untraced run between them: neighbours of both."""
+    """Run every load under every variant, `rounds` times.
+
+    Variants run in pairs with an untraced run between two pairs. That run is the neighbour of the variant
+    before it and of the variant after it.
+    """
     found = Comparison([(load.name, load.figure, load.is_rate, load.is_free) for load in chosen])
     progress = Progress(rounds * (len(variants) + len(variants) // 2 + 1), tells_time)
     for number in range(rounds):
@@ -70,7 +75,7 @@ def measure(
 
 
 def run(chosen: Sequence[Load], found: Comparison, progress: Progress, name: str) -> dict[str, float]:
-    """The figure of each load, but of those that fail."""
+    """Run the loads under the variant `name`, and return the figure of each load that does not fail."""
     figures = {}
     for load in chosen:
         try:
@@ -125,7 +130,7 @@ def main() -> int:
 
 
 def write(name: str, title: str, found: Comparison, host: dict[str, str]) -> None:
-    """The report and its chart."""
+    """Write the report and its chart."""
     text = found.markdown(title, host, f"{name}.svg")
     results.write(name, {"host": host, **found.as_json()}, text)
     draw(found, results.BUILD / f"{name}.svg")

@@ -1,4 +1,4 @@
-"""Where benchmarks leave what they measured, and the host that they measured it on."""
+"""The files in which benchmarks leave their figures, and the facts about the host on which they ran."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ VERSIONS = (
     ("stress-ng", "stress-ng", "--version"),
     ("MariaDB", "/usr/sbin/mariadbd", "--no-defaults", "--version"),
 )
-"""Of others' programs: a name and what prints it."""
+"""The programs of others whose versions are noted: a name, and the command that prints the version."""
 LOAD_BEFORE, TRACED_BEFORE = "load average before", "BPF programs that traced before"
 TRACING = ("kprobe", "tracepoint", "raw_tracepoint", "raw_tracepoint_writable", "perf_event", "tracing")
-"""Types of BPF programs, as bpftool calls them."""
+"""The types of BPF programs that trace, as bpftool calls them."""
 
 
 def write(name: str, data: dict[str, Any], text: str) -> None:
@@ -40,7 +40,7 @@ def table(head: str, rows: Iterable[Iterable[object]]) -> str:
 
 
 def host() -> dict[str, str]:
-    """What figures depend on besides what is measured, in words."""
+    """The facts about the host on which figures depend, besides what is measured, in words."""
     clock = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     jit = Path("/proc/sys/net/core/bpf_jit_enable")
     found = {
@@ -66,7 +66,7 @@ def host() -> dict[str, str]:
 
 
 def _tracing_programs() -> int:
-    """How many somebody else has loaded: they may be attached, and make untraced runs slow."""
+    """The number of tracing programs of others. They may be attached, and make untraced runs slow."""
     try:
         shown = subprocess.run(["bpftool", "-j", "prog", "show"], capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):

@@ -1,10 +1,10 @@
-"""How soon lockd is there and how much memory it takes then, at rest and under churn.
+"""Measure how soon lockd is ready, and how much memory it takes then, at rest and under churn.
 
 `sudo .venv/bin/python -m bench.startup [--quick] [--starts N] [--idle SECONDS] [--churn MINUTES]` writes
-bench/build/startup.json and .md. The first start compiles the programs, the others find them kept. Churn are
-processes and threads that live for milliseconds and addresses of locks that no one has seen before, from
-tests/workloads; `--churn 60` tells whether anything grows. Shares of pages that other processes have mapped
-as well (PSS) depend on what else runs here: anonymous memory does not.
+bench/build/startup.json and .md. The first start compiles the BPF programs; the others find them in the
+cache. The churn consists of processes and threads that live for milliseconds, and of lock addresses that
+nobody has seen before (tests/workloads). `--churn 60` shows whether anything grows. The proportional set size
+(PSS) of a process depends on which other processes have mapped the same pages; its anonymous memory does not.
 """
 
 from __future__ import annotations
@@ -34,35 +34,36 @@ from tests.support.workload import Workload
 ROOT = Path(__file__).resolve().parents[1]
 
 READY_TARGET, PSS_TARGET = 1.5, 60
-"""Seconds; MB."""
+"""The most seconds from a start to READY, and the most memory of all processes at rest, as PSS in MB."""
 MAPS_BYTES, ENTRY_BYTES, THREAD_BYTES = 17.7e6, 1010, 148
-"""Of all maps with the fewest entries and threads; of each further one of them."""
+"""The bytes that all maps may take with the fewest entries and threads, and the bytes that each further entry
+and each further thread may add."""
 SCRAPED_EVERY = 15.0
 PROCESSES = ("sampler", "namer", "exporter")
 LOADER_LOOK = 0.01
 CHURN = (("fork_storm", 500), ("clone_churn", 5000), ("many_addrs", 2000, 200, 0))
-"""Workloads with their arguments; one round of all takes a second or so."""
+"""Workloads with their arguments. One round of all of them takes about a second."""
 MB = 1e6
 
 
 @dataclass
 class Start:
-    """Of a daemon; seconds from the start of its process."""
+    """The figures of one start of a daemon. Times are seconds from the start of its process."""
 
     is_first: bool
     tick: float = 0.0
     ready: float = 0.0
     cpu: float = 0.0
-    """That all processes had taken by then, with what ended before; whatever else the host does."""
+    """CPU seconds of all processes until READY, ended ones included. The host's other load is not in it."""
     loader_peak: int = 0
-    """Resident bytes."""
+    """The peak of the loader's resident memory, in bytes."""
     loader_is_gone: bool = False
     memory: dict[str, Memory] = field(default_factory=dict)
-    """By process, right after READY; the namer may still be starting."""
+    """Memory by the name of the process, right after READY. The namer may still be starting then."""
 
 
 class Notifications:
-    """What a service says to systemd, with the time of each message."""
+    """The socket on which a service tells systemd that it is ready (sd_notify(3)), and the time of that."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "notify"
@@ -71,7 +72,10 @@ class Notifications:
         self._socket.settimeout(30)
 
     def ready(self) -> float:
-        """When it was: monotonic clock. To be called while it is being said."""
+        """Wait for the message READY=1, and return its time by the monotonic clock.
+
+        The time is taken when the message is read. So this has to be called before the service is ready.
+        """
         while not self._socket.recv(4096).startswith(b"READY=1"):
             pass
         return time.monotonic()
@@ -81,7 +85,7 @@ class Notifications:
 
 
 class LoaderPeak:
-    """Looks at the loader as long as there is one."""
+    """A thread that looks for the loader every LOADER_LOOK seconds, and notes the peak of its memory."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -90,7 +94,7 @@ class LoaderPeak:
         self._thread.start()
 
     def _look(self) -> None:
-        """The loader is a grandchild: nobody else here starts one."""
+        """Look among all descendants: the loader is a grandchild, and nobody else here starts one."""
         while not self._stopped.wait(LOADER_LOOK):
             for pid in _descendants(os.getpid()):
                 with contextlib.suppress(OSError):
@@ -114,7 +118,7 @@ def _descendants(pid: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def started(cache: Path, is_first: bool) -> Iterator[tuple[Lockd, Start]]:
-    """A daemon with the default configuration, once it is ready."""
+    """Start a daemon with the default configuration. The context begins once it is ready."""
     with (
         tempfile.TemporaryDirectory() as directory,
         contextlib.closing(Notifications(Path(directory))) as said,
@@ -137,7 +141,7 @@ def started(cache: Path, is_first: bool) -> Iterator[tuple[Lockd, Start]]:
             start.loader_peak = loader.bytes
             commands = children_of(daemon.process.pid).values()
             start.loader_is_gone = not any("lockd.load" in command for command in commands)
-            # The first tick follows at once.
+            # The first tick follows at once after lockd_start_time_seconds.
             start.tick = daemon.metrics(settled=False).sum("lockd_start_time_seconds") - wall
             yield daemon, start
         finally:
@@ -146,7 +150,7 @@ def started(cache: Path, is_first: bool) -> Iterator[tuple[Lockd, Start]]:
 
 
 def cpu_of(daemon: Lockd) -> float:
-    """Seconds: of its processes, and of those that it has waited for, the loader."""
+    """CPU seconds of the daemon's processes, and of the ended child that it has waited for, the loader."""
     sampler = daemon.process.pid
     waited_for = Path(f"/proc/{sampler}/stat").read_text().rpartition(")")[2].split()[13:15]
     living = sum(cpu_seconds(pid) for pid in (sampler, *children_of(sampler)))
@@ -154,13 +158,13 @@ def cpu_of(daemon: Lockd) -> float:
 
 
 def memory_of(daemon: Lockd) -> dict[str, Memory]:
-    """By process; of those that there are."""
+    """The memory of each process of the daemon that runs now, by the name of the process."""
     pids = pids_of(daemon.process.pid)
     return {name: memory(pids[name]) for name in PROCESSES if name in pids}
 
 
 def maps_bytes(pid: int) -> dict[int, int]:
-    """What each BPF map that a process has open takes in the kernel, by its id."""
+    """The bytes of kernel memory of each BPF map that a process has open, by the id of the map."""
     found = {}
     for file in Path(f"/proc/{pid}/fdinfo").iterdir():
         with contextlib.suppress(OSError):
@@ -179,7 +183,11 @@ def maps_target() -> float:
 
 @dataclass
 class Later:
-    """A daemon as it stays up: seconds since READY and memory by process, and what its maps take."""
+    """The figures of a daemon that stays up.
+
+    `maps` has the bytes of each map by its id. `idle` has the memory of each process at rest. `churn` has the
+    memory of each process at several times, which are in seconds since the churn began.
+    """
 
     maps: dict[int, int]
     idle: dict[str, Memory] = field(default_factory=dict)
@@ -189,7 +197,7 @@ class Later:
 
 
 def stay(daemon: Lockd, idle: float, churn: float) -> Later:
-    """Be scraped at rest for `idle` seconds, then under churn for `churn` seconds."""
+    """Scrape a daemon for `idle` seconds at rest and `churn` seconds under churn; return the figures."""
     later = Later(maps_bytes(daemon.process.pid))
     began = time.monotonic()
     while time.monotonic() < began + idle:
@@ -212,7 +220,7 @@ def stay(daemon: Lockd, idle: float, churn: float) -> Later:
 
 
 def report(starts: list[Start], later: Later) -> Iterator[str]:
-    """Markdown."""
+    """Yield the report as Markdown."""
     first, others = starts[0], starts[1:]
     yield "# Start-up and memory\n\n"
     yield f"{len(others)} starts after the first. Medians (least to most).\n\n"

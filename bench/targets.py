@@ -1,4 +1,4 @@
-"""What lockd is to cost at most, and whether it does, by the comparison of bench/overhead.py."""
+"""The targets for what lockd costs, and whether a comparison of bench/overhead.py meets them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from bench.comparison import EVERY_CALL, LOCKD, Comparison
 
 @dataclass(frozen=True)
 class Target:
-    """`measured`: the figure of a load. Raises LookupError if it was not measured."""
+    """A limit for a figure of each of `loads`.
+
+    `measured` returns the figure of a load, and raises LookupError if it was not measured.
+    """
 
     what: str
     limit: float
@@ -20,7 +23,7 @@ class Target:
     """Whether the limit is the least that is allowed, not the most."""
 
     def row(self, found: Comparison) -> str:
-        """Of a Markdown table, by the load that is worst; it says if that was not measured."""
+        """The row of the Markdown table: the figure of the worst load, or a note that it was not measured."""
         sign = "≥" if self.is_least else "≤"
         try:
             each = [self.measured(found, load) for load in self.loads]
@@ -38,7 +41,10 @@ def slower(found: Comparison, load: str, variant: str = LOCKD) -> float:
 
 
 def over_floor(found: Comparison, load: str) -> float:
-    """In mode `calls`: by default nothing is attached to a call."""
+    """What lockd adds to the time of a load in mode `calls`, divided by what empty programs add.
+
+    In the default mode nothing is attached to futex calls, so there is nothing to compare.
+    """
     ratio = found.over_floor(LOCKD + EVERY_CALL, load)
     if ratio is None:
         raise LookupError
@@ -46,7 +52,7 @@ def over_floor(found: Comparison, load: str) -> float:
 
 
 def over_chance(found: Comparison, load: str, variant: str = LOCKD) -> float:
-    """At most 1 if the cost could be chance."""
+    """The slowdown divided by the largest one that is chance: at most 1 if the cost could be chance."""
     return slower(found, load, variant) / found.noise(load)
 
 
@@ -71,6 +77,6 @@ TARGETS = (
 
 
 def table(found: Comparison) -> str:
-    """Markdown. Of lockd with all programs, where nothing else is said."""
+    """The targets as a Markdown table. Where a row says nothing else, it is about lockd with all programs."""
     rows = "".join(target.row(found) for target in TARGETS)
     return f"| what | target | measured | holds |\n|---|---:|---:|---|\n{rows}"
