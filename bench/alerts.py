@@ -215,7 +215,7 @@ def measure(chosen: Sequence[Fault], factor: int) -> dict[str, Any]:
     step, most = max(LEAST_STEP, STEP // factor), MOST_SECONDS / factor
     with contextlib.ExitStack() as ends:
         name = ends.enter_context(tempfile.TemporaryDirectory(prefix="lockd-bench-alerts-", dir="/var/tmp"))
-        Path(name).chmod(0o755)  # for nobody
+        Path(name).chmod(0o755)  # for processes of the user nobody
         host, now = Host(Path(name), ends), Clock()
         stage = Stage(host, chosen)
         alertmanager = Alertmanager(host, factor, now)

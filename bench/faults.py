@@ -1,12 +1,15 @@
-"""lockd under churn, with a fault every minute: `sudo make faults` writes bench/build/faults.json and .md,
-and exits with 1 if something does not hold.
+"""Run lockd under churn with a fault every minute, and check that it recovers and counts correctly.
+
+`sudo make faults` writes bench/build/faults.json and .md, and exits with 1 if something does not hold.
 
 The daemon's descriptors are kept as systemd keeps them (tests/support/descriptor_store.py), and it is started
 again when it ends, so that a whole run is one long service. Workloads (tests/workloads) come and go all the
-time; each counts its own waits and wakes. After each fault everything must run again, those processes must be
-others that the fault was about and no more, and what lockd has counted of the workloads so far must be what
-they did, but for what it says that it dropped, and for one sampling period where it was killed as it drained
-the kernel's maps.
+time, and each counts its own waits and wakes.
+
+After each fault everything must run again. The processes that the fault is about must have been replaced, and
+no others. What lockd has counted of the workloads so far must be what they did. Two sorts of events may be
+missing: those that lockd reports as dropped, and those of one sampling period if lockd was killed while it
+drained the kernel's maps.
 """
 
 from __future__ import annotations
@@ -45,48 +48,50 @@ CONFIG = {
     "series": {"max": 50_000},
     "programs": {"futex": {"mode": "calls"}},
 }
-"""Every call that a workload makes is counted, and compared. The rest is so that a sampler that stands still
-for some seconds finds all that happened under its own name, not under `other`, which others' events are in as
-well; and series for all short processes of a busy host."""
+"""The mode `calls` counts every futex call of a workload, so that all calls can be compared. The maps are so
+large that what happens while the sampler stands still for some seconds is counted by process. `other` would
+mix it with the events of other processes. The series are enough for all short processes of a busy host."""
 SCRAPE_SECONDS, LOOK_SECONDS = 5.0, 15.0
 PAUSE_SECONDS = 0.3
-"""Of a workload, from one run to the next."""
+"""The pause of a workload between one run and the next."""
 FAULT_SECONDS = 8.0
-"""For which a fault lasts that ends by itself."""
+"""The duration of a fault that ends by itself."""
 WHOLE_SECONDS = 100.0
-"""From the end of a fault until all is as before, at most: a process that hangs is noticed after 30 s, or a
-minute if it has just been started."""
+"""The most seconds from the end of a fault until all is as before. lockd notices a process that hangs after
+30 s, or after a minute if the process has just been started."""
 FREED_SECONDS = 30.0
-"""The kernel frees programs and maps after grace periods."""
+"""The most seconds until the kernel has freed programs and maps, which it does after grace periods."""
 LEAST_SECONDS = 2.0
-"""Without a fault, after one that took longer than it may."""
+"""The least seconds without a fault, which follow a fault that takes longer than the time between faults."""
 MOST_GROWN = {"MB": 0.1, "descriptors": 0.0, "threads": 0.0, "BPF objects": 0.0}
-"""From the median of the first half to that of the second one, to be flat."""
+"""The largest growth that counts as flat: from the median of the first half of the run to that of the second
+half, as a share."""
 FILES_GROWN = 0.25
-"""Of the namer's descriptors, most of which are of the files that processes of the host have mapped."""
+"""The same for the namer's descriptors, most of which are of files that processes of the host have mapped."""
 JUDGED_MINUTES = 20.0
-"""Shorter runs say nothing about growth: tables fill up to their bounds at first."""
+"""The shortest run that is judged for growth. Shorter ones say nothing: tables first fill to their bounds."""
 OBJECTS = re.compile(r"^(prog|map|link)_id:\s*(\d+)", re.MULTILINE)
-"""In proc(5)'s fdinfo."""
+"""A line of /proc/PID/fdinfo (proc(5)) that names a BPF object."""
 OF_EXPORTER = 'lockd_cpu_seconds_total{process="exporter"}'
-"""What it says of itself begins again with every exporter."""
+"""A counter that begins at zero with every new exporter, because the exporter counts it for itself."""
 CGROUPS = 3000
 LIMITED = f"lockdfaults{os.getpid()}"
-"""The cgroup of what is limited."""
+"""The name of the cgroup for processes whose resources are limited."""
 LAST_TID, REUSED_SECONDS = Path("/proc/sys/kernel/ns_last_pid"), 2.0
-"""Not within one sampling period: see IDS_GIVEN_TWICE."""
+"""The file with the thread id that was given last, and the seconds until it is set back. No id may be given
+again within one sampling period: see IDS_GIVEN_TWICE."""
 MOST_IDS = Path("/proc/sys/kernel/pid_max")
 IDS_GIVEN_TWICE = 0.9
-"""Of all ids of threads, given to new ones: so many or more, and two threads may have had the same within one
-sampling period of a sampler that stood still. What one did may then be told of the other:
-docs/limits.md, Waits."""
+"""The share of all thread ids from which on one may have been given twice. If so many were given to new
+threads, two of these may have had the same id within one sampling period of a sampler that stood still. What
+one of them did may then be counted for the other (docs/limits.md, Waits)."""
 
 MORE_IN_KERNEL = 10
-"""Waits for kernel locks that a workload is not about, as of the memory manager and of cgroups, at most, from
-one comparison to the next."""
+"""The most waits for kernel locks, from one comparison to the next, that lockd may count in addition to those
+that a workload reports: for example waits for locks of the memory manager and of cgroups."""
 
 Event = tuple[str, str, str]
-"""A metric, a label besides `comm`, and its value; both empty if there is none."""
+"""A metric, a label besides `comm`, and the value of that label. Both are empty if there is no such label."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +103,11 @@ class Load:
 
 
 def loads(directory: Path) -> tuple[Load, ...]:
-    """Their names are those of no other run on this host. There are so few new threads that on a quiet host
-    no id is given twice while the sampler stands still, where there are only 32,768."""
+    """The workloads, under names that no other run on this host has.
+
+    They make so few new threads that on a quiet host no thread id is given twice while the sampler stands
+    still, even if there are only 32,768 ids.
+    """
     us = f"{os.getpid():x}"
     return (
         Load(f"threads.{us}", ("clone_churn", 500, 50)),
@@ -113,7 +121,7 @@ def loads(directory: Path) -> tuple[Load, ...]:
 
 
 def events_of(truth: dict[str, Any]) -> Counter[Event]:
-    """What a workload says that it did, as lockd should count it."""
+    """Return the events that a workload reports, with the numbers that lockd should count."""
     found: Counter[Event] = Counter()
     for kind, told in truth.get("futex", {}).items():
         found["lockd_futex_waits_total", "kind", kind] = told["waits"]
@@ -122,7 +130,7 @@ def events_of(truth: dict[str, Any]) -> Counter[Event]:
         found["lockd_futex_wakes_total", "", ""] = truth["wakes"]
     for error, count in truth.get("errors", {}).items():
         found["lockd_futex_errors_total", "error", error] = count
-    if "kernel" in truth:  # of the other types there are many more than it knows of
+    if "kernel" in truth:  # it does not know of most waits for the other types
         count = truth["kernel"]["mutex"]["waits"]
         found["lockd_kernel_lock_wait_seconds_count", "lock_type", "mutex"] = count
     return found
@@ -134,7 +142,7 @@ class Churn:
     def __init__(self, host: Host, idle: bool) -> None:
         self._host, self._idle = host, idle
         self.told: dict[str, Counter[Event]] = defaultdict(Counter)
-        """By the name of the workload, since all counts began at zero."""
+        """The events that each workload reported since all counts of lockd began at zero, by its name."""
         self.of_one_run: dict[str, Counter[Event]] = {}
         self.runs: Counter[str] = Counter()
         self.all_events = 0
@@ -149,7 +157,7 @@ class Churn:
         self._may_run.set()
 
     def run(self, comm: str, *command: object) -> None:
-        """Once."""
+        """Run a workload once, and add the events that it reports to `told`."""
         one = Workload(*map(str, command), comm=comm)
         if self._idle:
             os.sched_setscheduler(one.pid, os.SCHED_IDLE, os.sched_param(0))
@@ -163,7 +171,7 @@ class Churn:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """While no workload runs."""
+        """A context in which no workload runs."""
         self._may_run.clear()
         with contextlib.ExitStack() as stack:
             for turn in self._turns:
@@ -194,7 +202,7 @@ class Service:
         self.store: DescriptorStore | None = None
         self.cache = host.make("cache")
         self.life = 0
-        """Changes whenever all counts begin at zero."""
+        """A number that changes whenever all counts of lockd begin at zero."""
         self.starts: list[Lockd] = []
         self.start()
 
@@ -206,7 +214,7 @@ class Service:
             self._host.place("lockd", pid)
 
     def stop(self) -> None:
-        """As `systemctl stop` does."""
+        """Stop lockd as `systemctl stop` does: nothing is kept in the descriptor store."""
         self.life += 1
         if code := self.daemon.stop():
             raise RuntimeError(f"lockd ended with code {code}\n{''.join(self.daemon.log)}")
@@ -223,16 +231,16 @@ class Service:
 
     @property
     def log(self) -> list[str]:
-        """Of all starts."""
+        """The log of all starts, by line."""
         return [line for start in self.starts for line in list(start.log)]
 
     def pids(self) -> dict[str, int]:
-        """Of each process that lives."""
+        """The process id of each process of lockd that lives, by the name of the process."""
         return {} if self.has_ended else pids_of(self.daemon.process.pid)
 
 
 def counters(text: str) -> dict[str, float]:
-    """Every counter, and what a histogram consists of, by its line but for the value."""
+    """The values of all counters and of all series of histograms, by the line without its value."""
     found, counts = {}, False
     for line in text.splitlines():
         if line.startswith("# TYPE "):
@@ -245,7 +253,7 @@ def counters(text: str) -> dict[str, float]:
 
 
 class Scrapes:
-    """What a Prometheus would see, every few seconds: whether a counter falls."""
+    """A scraper that looks every few seconds, as a Prometheus would, and notes each counter that falls."""
 
     def __init__(self, service: Service) -> None:
         self._service, self._life = service, -1
@@ -276,14 +284,14 @@ class Scrapes:
 
 
 class Resources:
-    """What lockd's processes have, every few seconds."""
+    """The resources that lockd's processes have, looked at every few seconds."""
 
     def __init__(self, service: Service) -> None:
         self._service, self.began = service, time.monotonic()
         self.looks: dict[str, dict[str, list[tuple[float, float]]]] = {}
-        """By process and what it is: seconds since the beginning, and how much."""
+        """By process and resource, for each look: seconds since the beginning, and the amount."""
         self.objects: set[tuple[str, str]] = set()
-        """Programs, maps and links that lockd ever had, by their ids."""
+        """The BPF programs, maps and links that lockd ever had, as kind and id."""
 
     def look(self) -> None:
         at = time.monotonic() - self.began
@@ -320,7 +328,7 @@ def most_grown(process: str, what: str) -> float:
 
 
 def halves(rows: Sequence[tuple[float, float]], most: float) -> dict[str, Any]:
-    """Medians of both halves of the time, and whether that is flat."""
+    """The medians of both halves of the time, the largest value, and whether the values are flat."""
     middle = (rows[0][0] + rows[-1][0]) / 2
     first = statistics.median([value for at, value in rows if at <= middle])
     second = statistics.median([value for at, value in rows if at > middle] or [first])
@@ -333,7 +341,7 @@ def halves(rows: Sequence[tuple[float, float]], most: float) -> dict[str, Any]:
 
 
 def objects_of(pid: int) -> set[tuple[str, str]]:
-    """Programs, maps and links that a process has descriptors of."""
+    """The BPF programs, maps and links of which a process has descriptors, as kind and id."""
     found: set[tuple[str, str]] = set()
     for file in Path(f"/proc/{pid}/fdinfo").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed just now
@@ -350,7 +358,7 @@ def objects_in_kernel() -> set[tuple[str, str]]:
 
 
 def left_in_kernel(objects: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Those that are there still, after some time."""
+    """Wait until the kernel has freed these BPF objects; return those that it has not after FREED_SECONDS."""
     deadline = time.monotonic() + FREED_SECONDS
     left = objects
     while left and time.monotonic() < deadline:
@@ -362,7 +370,7 @@ def left_in_kernel(objects: set[tuple[str, str]]) -> set[tuple[str, str]]:
 
 @dataclass
 class Compared:
-    """What lockd said, and what it lacked of what the workloads did since the last comparison."""
+    """lockd's metrics, and the events of workloads since the last comparison that are missing in them."""
 
     metrics: Metrics
     missing: dict[str, int] = field(default_factory=dict)
@@ -370,7 +378,7 @@ class Compared:
 
 
 class Bench:
-    """All of it: the service, what runs beside it, who looks, and what was found."""
+    """The whole bench: the service, the workloads beside it, those who look at it, and the findings."""
 
     def __init__(self, host: Host, idle: bool) -> None:
         self.host = host
@@ -380,17 +388,21 @@ class Bench:
         self.rows: list[dict[str, Any]] = []
         self.wrong: list[str] = []
         self.late: Counter[str] = Counter()
-        """Ticks by the upper edge of how late they began, of lives that are over."""
+        """Ticks by the upper edge of how late they began, from before all counts last began at zero."""
         self.comparisons = 0
         self._forgiven: Counter[tuple[str, Event]] = Counter()
-        """Missing already at the last comparison."""
+        """The events that were already missing at the last comparison."""
         self.last = self.service.daemon.metrics()
         host.every(SCRAPE_SECONDS, "scrape", self.scrapes.look)
         host.every(LOOK_SECONDS, "look at resources", self.resources.look)
         self.churn.begin()
 
     def compare(self, may_lose: bool = False, may_mix: bool = False) -> Compared:
-        """While no workload runs. `may_lose`: the sampler was killed; `may_mix`: ids were given twice."""
+        """Compare lockd's counts with the reports of the workloads. No workload may run meanwhile.
+
+        `may_lose`: the sampler was replaced, and may have lost a drain. `may_mix`: thread ids may have been
+        given twice.
+        """
         metrics = self.service.daemon.metrics()
         found = Compared(metrics)
         self.comparisons += 1
@@ -420,7 +432,7 @@ class Bench:
         return found
 
     def begins_anew(self) -> None:
-        """All counts begin at zero, while no workload runs."""
+        """Take note that all counts of lockd begin at zero. No workload may run meanwhile."""
         self.late += lateness(self.last)
         self.churn.told.clear()
         self._forgiven.clear()
@@ -443,7 +455,7 @@ class Bench:
         note: str | None = None
         try:
             note = fault.act(self)
-        except Exception as error:  # it is told, and the next one may do
+        except Exception as error:  # the report has it, and the next fault may succeed
             wrong.append(f"{type(error).__name__}: {error}")
         acted = time.monotonic()
         try:
@@ -492,7 +504,7 @@ class Bench:
         say(f"{fault.name}: whole after {seconds:.1f} s, replaced {listed(replaced)}: {words}")
 
     def _until_whole(self, fault: Fault, before: dict[str, int]) -> set[str]:
-        """Wait until all processes run and metrics are served; which processes are others than before."""
+        """Wait until all processes run and metrics are served; return the names of the replaced processes."""
         deadline = time.monotonic() + WHOLE_SECONDS
         while True:
             if self.restart_if_ended() and "sampler" not in fault.replaced:
@@ -511,7 +523,7 @@ class Bench:
         return False
 
     def go_on(self, seconds: float) -> None:
-        """Without a fault."""
+        """Let time pass without a fault. If lockd ends meanwhile, it is restarted, which is wrong."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self.restart_if_ended():
@@ -520,7 +532,7 @@ class Bench:
 
 
 def ids_given() -> int:
-    """To all threads and processes since this host began."""
+    """The number of ids that threads and processes were given since this host booted."""
     (count,) = re.findall(r"^processes (\d+)", Path("/proc/stat").read_text(), re.MULTILINE)
     return int(count)
 
@@ -538,16 +550,16 @@ def lateness(metrics: Metrics) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Fault:
-    """`act` does it, and returns once it is over; what it says is told in the report."""
+    """A fault. `act` causes it, and ends it unless lockd does; what it returns is a note in the report."""
 
     name: str
     act: Callable[[Bench], str | None]
     replaced: tuple[str, ...] = ()
-    """The processes that must be others afterwards. No others may."""
+    """The processes that must have been replaced afterwards. No others may be."""
     is_fresh: bool = False
-    """All counts begin at zero."""
+    """Whether all counts of lockd begin at zero."""
     says: str = ""
-    """What lockd has to say in its log."""
+    """A text that lockd has to write to its log."""
 
 
 def signalled(process: str, number: signal.Signals) -> Callable[[Bench], None]:
@@ -560,7 +572,7 @@ def signalled(process: str, number: signal.Signals) -> Callable[[Bench], None]:
 
 
 def hangs(process: str) -> Callable[[Bench], None]:
-    """Until lockd has noticed."""
+    """The fault that a process is stopped, until lockd notices that it hangs."""
     return lambda bench: os.kill(bench.service.pids()[process], signal.SIGSTOP)
 
 
@@ -575,14 +587,14 @@ def stopped(process: str) -> Callable[[Bench], None]:
 
 
 def bursts(_: Bench) -> None:
-    """All processors are taken for half of the time."""
+    """Take all processors for half of the time, in bursts."""
     process = subprocess.Popen([sys.executable, "-m", "tests.bursts", "0.5"], cwd=ROOT)
     time.sleep(FAULT_SECONDS)
     end(process)
 
 
 def little_cpu(bench: Bench) -> None:
-    """5% of a processor for all of lockd."""
+    """Limit all processes of lockd together to 5% of a processor."""
     _, is_unified = hierarchy("cpu")
     value = "5000 100000" if is_unified else 5000
     with limited(LIMITED, "cpu", bench.service.pids().values(), "cpu.max", "cpu.cfs_quota_us", value):
@@ -591,7 +603,7 @@ def little_cpu(bench: Bench) -> None:
 
 def no_memory(process: str) -> Callable[[Bench], str]:
     def act(bench: Bench) -> str:
-        """Until the kernel has killed it."""
+        """Limit the memory of the process, until the kernel has killed it."""
         pid, began = bench.service.pids()[process], time.monotonic()
         with limited(LIMITED, "memory", [pid], "memory.max", "memory.limit_in_bytes", 4096):
             while time.monotonic() < began + 3 * FAULT_SECONDS:
@@ -607,14 +619,14 @@ def no_memory(process: str) -> Callable[[Bench], str]:
 
 
 def limit_of_descriptors(pid: int) -> tuple[str, str]:
-    """The soft limit and the hard one."""
+    """The soft and the hard limit of a process for descriptors."""
     limits = Path(f"/proc/{pid}/limits").read_text()
     soft, hard = re.findall(r"^Max open files +(\S+) +(\S+)", limits, re.MULTILINE)[0]
     return soft, hard
 
 
 def limit_descriptors(pid: int, soft: object, hard: object) -> None:
-    """As the user that it is: for another one it takes CAP_SYS_RESOURCE."""
+    """Set the limits of a process for descriptors, as its user: any other user needs CAP_SYS_RESOURCE."""
     status = Path(f"/proc/{pid}/status").read_text()
     user, group = re.findall(r"^[UG]id:\t(\d+)", status, re.MULTILINE)
     become = ("setpriv", "--reuid", user, "--regid", group, "--clear-groups")
@@ -622,7 +634,7 @@ def limit_descriptors(pid: int, soft: object, hard: object) -> None:
 
 
 def no_descriptors(process: str) -> Callable[[Bench], None]:
-    """It has as many as it may."""
+    """The fault that a process has as many descriptors as its limit allows."""
 
     def act(bench: Bench) -> None:
         pid = bench.service.pids()[process]
@@ -637,7 +649,7 @@ def no_descriptors(process: str) -> Callable[[Bench], None]:
 def started_anew(
     spoiled: Callable[[Path], contextlib.AbstractContextManager[None]],
 ) -> Callable[[Bench], None]:
-    """Stopped, and started where the directory of compiled programs is as it should not be."""
+    """The fault that lockd is stopped, and started with a spoiled directory of compiled programs."""
 
     def act(bench: Bench) -> None:
         with bench.churn.paused():
@@ -675,7 +687,7 @@ def read_only(directory: Path) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def planted(directory: Path) -> Iterator[None]:
-    """Somebody else's file in place of each."""
+    """Give each file of the directory to another user, with other content."""
     kept = list(directory.iterdir())
     if not kept:
         raise RuntimeError("nothing that was compiled is kept")
@@ -686,7 +698,7 @@ def planted(directory: Path) -> Iterator[None]:
 
 
 def many_cgroups(bench: Bench) -> str:
-    """Made and removed, with a workload in every hundredth."""
+    """Make and remove many cgroups, with a process in every hundredth."""
     root = cgroup2()
     if not root:
         return "left out: no unified hierarchy"
@@ -702,7 +714,7 @@ def many_cgroups(bench: Bench) -> str:
 
 
 def reused_tids(_: Bench) -> str | None:
-    """New threads get, again and again, the ids that others have just had."""
+    """Give new threads, again and again, the ids that other threads have just had."""
     if not LAST_TID.exists():
         return "left out: the kernel cannot be told which id comes next"
     first, deadline = LAST_TID.read_text(), time.monotonic() + FAULT_SECONDS
@@ -727,7 +739,7 @@ def second_lockd(bench: Bench) -> None:
 
 
 def faults() -> tuple[Fault, ...]:
-    """By turns the large and the small."""
+    """All faults, in the order in which they are injected: large ones among small ones."""
     exporter, namer = ("exporter",), ("namer",)
     kill, fault = signal.SIGKILL, signal.SIGSEGV
     return (
@@ -761,10 +773,10 @@ def faults() -> tuple[Fault, ...]:
 
 
 def measure(chosen: Sequence[Fault], minutes: float, every: float, idle: bool) -> dict[str, Any]:
-    """Run it all, each fault once at least; what there is to report."""
+    """Run the whole bench with each fault at least once, and return the figures for the report."""
     with contextlib.ExitStack() as ends:
         name = ends.enter_context(tempfile.TemporaryDirectory(prefix="lockd-bench-faults-", dir="/var/tmp"))
-        Path(name).chmod(0o755)  # for nobody
+        Path(name).chmod(0o755)  # for processes of the user nobody
         host = Host(Path(name), ends)
         patch = ends.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("CACHE_DIRECTORY", str(host.directory / "cache"))
@@ -807,7 +819,7 @@ def measure(chosen: Sequence[Fault], minutes: float, every: float, idle: bool) -
 
 
 def failures(found: dict[str, Any]) -> list[str]:
-    """What does not hold."""
+    """What does not hold, in words."""
     wrong = [*found["wrong"], *(f"fell: {one}" for one in found["fallen"])]
     wrong += [f"left in the kernel: {what} {number}" for what, number in found["left in the kernel"]]
     wrong += [f"{what}: {all_of[-1]}" for what, all_of in found["errors"].items() if all_of]
@@ -827,7 +839,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
-    """As Markdown."""
+    """The report as Markdown."""
     text = "# lockd under churn and faults\n\n"
     text += f"{found['minutes']:.0f} minutes, {len(found['faults'])} faults, {found['starts']} starts. "
     text += f"The workloads ran {found['runs'].total():,} times; the {found['events']:,} events that they "

@@ -1,10 +1,13 @@
-"""lockd beside many real services, and what Prometheus has seen of it: `sudo make services` writes
-bench/build/services.json and .md, and exits with 1 if something is not as it should be.
+"""Run lockd beside many real services, and check what a Prometheus has seen of it.
 
-The daemon runs with config/lockd.yaml, Prometheus with the scrape configuration and alerts that come with it.
-In the quiet phase (`--minutes`) no service waits for a lock for long, so no alert on waits may fire.
-Then there are true cases for some minutes, each of which must. All is on loopback or unix sockets and in a
-temporary directory, each service in a cgroup of its own where there is a unified hierarchy.
+`sudo make services` writes bench/build/services.json and .md, and exits with 1 if something is not as it
+should be.
+
+The daemon runs with config/lockd.yaml, and Prometheus with the scrape configuration and alerts that come with
+lockd. In the quiet phase (`--minutes`) no service waits for a lock for long, so no alert on waits may fire.
+Then true cases run for some minutes: workloads with a deadlock or with long waits, for each of which alerts
+must fire. All services use loopback or unix sockets and a temporary directory. Each is in a cgroup of its own
+if there is a unified cgroup hierarchy.
 """
 
 from __future__ import annotations
@@ -41,26 +44,26 @@ ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "bench/programs"
 NOBODY = ("--reuid", "nobody", "--regid", "nogroup", "--clear-groups")
 SERIES_SECONDS = 60.0
-"""After which a service has series of its own."""
+"""Seconds after its start from which on a service should have series of its own."""
 SETTLED_MINUTES = 30.0
-"""After which memory is flat; a quarter of the time in short runs."""
+"""Minutes after which memory should be flat. In short runs it is a quarter of the time."""
 GROWTH = 0.05
-"""Of memory in the rest of the time, at most, to be flat."""
+"""The largest growth of memory, as a share, that still counts as flat in the rest of the time."""
 LEAST_AT_LEVEL_0 = 0.95
 CYCLE_MINUTES = 15.0
 FULL_SPEED = 1 / 5
-"""Of each cycle, for the database."""
+"""The share of each cycle in which the database is loaded at full speed."""
 DATABASE_RATE, DATABASE_THREADS = 15, 32
 LOG_LINES = 20
 SHORT_COMMANDS = 300
-"""Names of short processes."""
+"""The number of different names of the short processes."""
 FILTERS = ("sort", "tac", "rev", "nl", "sed p", "cut -c2-", "tr 1 2", "uniq -c", "awk 1", "grep -c .", "wc")
 COUNTED = r'__name__=~"lockd_(futex|offcpu|kernel)_.*", __name__!~".*_bucket"'
 
 
 @dataclass(frozen=True)
 class Service:
-    """`start` starts it in the unit of its name, with whoever uses it in others."""
+    """A service. `start` starts it in the unit of its name, and its clients in other units."""
 
     name: str
     comm: str
@@ -68,10 +71,10 @@ class Service:
 
 
 def redis(host: Host, unit: str, threads: int) -> Path:
-    """A server with so many threads for its clients' sockets; its socket."""
+    """Start a server with this number of threads for the sockets of its clients; return its own socket."""
     directory = host.make(unit)
     program, unix = directory / "redis-server", directory / "socket"
-    program.symlink_to(shutil.which("redis-check-rdb") or "")  # the server, by any other name
+    program.symlink_to(shutil.which("redis-check-rdb") or "")  # under any other name it is the server
     options = {"port": 0, "unixsocket": unix, "io-threads": threads, "save": "", "dir": directory}
     host.serve(unit, program, *(word for name, value in options.items() for word in (f"--{name}", value)))
     host.until(unit, unix.exists)
@@ -110,7 +113,7 @@ def postgresql(host: Host) -> None:
 
 
 def mariadb(host: Host, cycle_seconds: float) -> None:
-    """At full speed for the beginning of each cycle, else at a low rate."""
+    """Start a database. Its load is at full speed at the beginning of each cycle, and then at a low rate."""
     unix = host.directory / "mariadb.socket"
     server = host.ends.enter_context(database(unix))
     host.place("mariadb", server.pid)
@@ -196,7 +199,7 @@ def go(host: Host) -> None:
 
 
 def noise(host: Host) -> None:
-    """What cron and deployments do: short processes of many names, and a build each minute."""
+    """Do what cron and deployments do: run short processes of many names, and a build each minute."""
     directory = host.make("noise")
     for number in range(SHORT_COMMANDS):
         (directory / f"job-{number:03}").symlink_to("/usr/bin/sort")
@@ -232,7 +235,7 @@ def services(cycle_seconds: float) -> tuple[Service, ...]:
 
 @dataclass(frozen=True)
 class TrueCase:
-    """A workload of the name of its process, and the alerts that must fire for it."""
+    """A workload, the name of its process, and the alerts that must fire for it."""
 
     comm: str
     command: tuple[object, ...]
@@ -247,7 +250,7 @@ TRUE_CASES = (
 
 
 def alerts(prometheus: Prometheus, began: float, quiet: float, over: float) -> list[dict[str, Any]]:
-    """Those that fired or were about to; those about lockd itself have no comm."""
+    """The alerts that were firing or pending. Those about lockd itself have no comm."""
     found = [
         {name: labels.get(name, "") for name in ("alertname", "alertstate", "severity", "comm", "unit")}
         | {"phase": "quiet" if rows[0, 0] < quiet else "true cases"}
@@ -258,7 +261,7 @@ def alerts(prometheus: Prometheus, began: float, quiet: float, over: float) -> l
 
 
 def counted(values: Any) -> float:
-    """What a counter counted from 0 on, also if it was away, or began again."""
+    """The total that a counter counted from 0 on, even if it was away for a time or began again at 0."""
     steps = np.diff(values, prepend=0)
     return float(np.where(steps < 0, values, steps).sum())
 
@@ -277,7 +280,7 @@ def lock_time(prometheus: Prometheus, whose: str, began: float, ended: float) ->
 
 
 def has_series(prometheus: Prometheus, whose: str, began: float, ended: float) -> dict[str, Any]:
-    """At how many scrapes, after the first minute, it had a series of its own, and whether at the last."""
+    """At how many scrapes after its first minute a service had series of its own, and whether at the last."""
     began += SERIES_SECONDS
     scraped = prometheus.moments('up{job="lockd"} == 1', began, ended)
     there = prometheus.moments(f"count({{{COUNTED}, {whose}}})", began, ended)
@@ -291,7 +294,7 @@ class Memory:
     def __init__(self, daemon: Lockd) -> None:
         self._daemon, self._began = daemon, time.monotonic()
         self.by_process: dict[str, list[tuple[float, int]]] = defaultdict(list)
-        """Minutes since the beginning, and bytes."""
+        """For each look: minutes since the beginning, and bytes."""
 
     def look(self) -> None:
         minutes = (time.monotonic() - self._began) / 60
@@ -300,13 +303,13 @@ class Memory:
                 self.by_process[name].append((minutes, memory(pid).resident))
 
     def report(self, minutes: float) -> dict[str, dict[str, Any]]:
-        """Before and after it has settled, and the slope since, of what was seen within so many minutes."""
+        """The memory within the first `minutes`: until it has settled and after that, and its slope then."""
         settled = min(SETTLED_MINUTES, minutes / 4)
         found = {}
         for name, looks in self.by_process.items():
             rows = np.array([look for look in looks if look[0] <= minutes])
             before, after = rows[rows[:, 0] < settled], rows[rows[:, 0] >= settled]
-            if not len(after):  # a run of a minute
+            if not len(after):  # in a run of a minute
                 continue
             slope = float(np.polyfit(after[:, 0], after[:, 1], 1)[0]) if len(after) > 2 else 0.0
             growth = slope * (minutes - settled) / float(after[:, 1].mean())
@@ -334,17 +337,17 @@ def wait(host: Host, seconds: float, memory: Memory, ended: dict[str, str]) -> N
 
 
 def measure(chosen: Sequence[Service], minutes: float, true_minutes: float) -> dict[str, Any]:
-    """Run it all; what there is to report."""
+    """Run the whole bench, and return the figures for the report."""
     with contextlib.ExitStack() as ends:
         name = ends.enter_context(tempfile.TemporaryDirectory(prefix="lockd-bench-services-", dir="/var/tmp"))
-        Path(name).chmod(0o755)  # for nobody
+        Path(name).chmod(0o755)  # for processes of the user nobody
         host = Host(Path(name), ends)
         config = yaml.safe_load((ROOT / "config/lockd.yaml").read_text())
         daemon = Lockd(host.make("lockd"), config, (*KILLED_WITH_US, *CHECKOUT))
         ends.callback(daemon.stop)
         prometheus, began = Prometheus(host, [{"targets": [daemon.address]}]), time.time()
         memory, ended = Memory(daemon), dict[str, str]()
-        if chosen:  # else the host is to be idle
+        if chosen:  # without services the host is to be idle
             noise(host)
         started = {}
         for service in chosen:
@@ -438,9 +441,10 @@ def told(prometheus: Prometheus, began: float, at: float) -> dict[str, Any]:
 
 
 def failures(found: dict[str, Any]) -> list[str]:
-    """What is not as it should be. Alerts for who else runs on the host are told and may be true.
+    """What is not as it should be, in words.
 
-    Some alerts are about a unit and have no comm. Those about lockd itself have neither.
+    Alerts about other units of the host are no failures, since they may be true; the report has them. Some
+    alerts are about a unit and have no comm. Those about lockd itself have neither.
     """
     fired = [alert for alert in found["alerts"] if alert["alertstate"] == "firing"]
     true = {(name, case.comm) for case in TRUE_CASES for name in case.alerts}
@@ -469,7 +473,7 @@ def failures(found: dict[str, Any]) -> list[str]:
 
 
 def report(found: dict[str, Any], wrong: Sequence[str]) -> str:
-    """As Markdown."""
+    """The report as Markdown."""
 
     def listed(values: dict[str, float], shape: str = "{:,.0f}") -> str:
         return ", ".join(f"{name} {shape.format(value)}".strip() for name, value in values.items()) or "none"

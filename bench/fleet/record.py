@@ -73,7 +73,7 @@ def record(directory: Path, settle: float, step: int, scrapes: int) -> None:
     """
     with contextlib.ExitStack() as ends:
         place = ends.enter_context(tempfile.TemporaryDirectory(prefix="lockd-bench-fleet-", dir="/var/tmp"))
-        Path(place).chmod(0o755)  # for nobody
+        Path(place).chmod(0o755)  # for processes of the user nobody
         host = Host(Path(place), ends)
         config = yaml.safe_load((ROOT / "config/lockd.yaml").read_text())
         daemons = {}
