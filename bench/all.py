@@ -1,7 +1,7 @@
-"""All that is measured about what lockd costs, in one report: `sudo make bench`.
+"""Measure all that is measured about what lockd costs, and write one report.
 
-Runs every part, a program in this directory that writes bench/build/PART.json and .md, and joins them to
-bench/build/report.json and report.md. Run it on an otherwise idle host.
+`sudo make bench` runs every part, a program in this directory that writes bench/build/PART.json and .md. It
+joins what they wrote to bench/build/report.json and report.md. Run it on an otherwise idle host.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from bench.comparison import Comparison
 
 ROOT = Path(__file__).resolve().parents[1]
 IDLE = 0.5
-"""Threads that run, on average, at most."""
+"""The largest load average, a number of threads, with which the host counts as idle."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """bench/NAME.py. All know --quick."""
+    """A part of the bench: bench/NAME.py. All parts have an option --quick."""
 
     name: str
     minutes: float
-    """That it takes, about."""
+    """The minutes that the part takes, about."""
     quick_minutes: float
     arguments: tuple[str, ...] = ()
-    """Where it is not to be quick."""
+    """The arguments of the part if it is not to be quick."""
 
 
 PARTS = (
@@ -51,7 +51,7 @@ PARTS = (
 
 
 def run(parts: Sequence[Part], is_quick: bool, more: dict[str, list[str]]) -> dict[str, str]:
-    """Run them one after another, with `more` arguments; why some failed."""
+    """Run the parts one after another, with `more` arguments; return the reasons why some failed."""
     failed: dict[str, str] = {}
     for at, part in enumerate(parts):
         left = sum(one.quick_minutes if is_quick else one.minutes for one in parts[at:])
@@ -95,7 +95,7 @@ def join(parts: Sequence[Part], host: dict[str, str], failed: dict[str, str], mi
 
 
 def lowered(markdown: str) -> str:
-    """With all headings one level deeper."""
+    """The same text with all headings one level deeper."""
     return re.sub("^#", "##", markdown, flags=re.MULTILINE)
 
 

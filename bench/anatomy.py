@@ -1,9 +1,9 @@
-"""Where the time goes that futex calls take longer while lockd traces every one, down to single helpers.
+"""Measure where the time goes that lockd adds to futex calls in mode `calls`, down to single helpers.
 
-`sudo .venv/bin/python -m bench.anatomy [--quick]` writes bench/build/anatomy.json and .md. A load runs with
-lockd's own programs of mode `calls` at their hooks; with empty ones; with all of them empty but one; and with
-all calls of one helper replaced by a constant. The differences are what the parts are worth in their places.
-Beside that, what single steps take by themselves (steps.py).
+`sudo .venv/bin/python -m bench.anatomy [--quick]` writes bench/build/anatomy.json and .md. A load runs
+untraced, with lockd's own programs at their hooks, with empty programs there, with all programs empty but
+one, and with all calls of one helper replaced by a constant. The differences show what each part costs in its
+place. Beside that, single steps of programs are measured by themselves (steps.py).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from lockd.load.programs import RETURN_0
 from lockd.load.source import source_for
 
 Change = Callable[[str, bytes], bytes]
-"""Makes other code of a function's name and code."""
+"""Returns the code to load for a BPF function, given the function's name and its own code."""
 
 ONE = bytes.fromhex("b700000001000000")
 """The instruction `r0 = 1`."""
 HELPERS = {"clock reads": 5, "thread ids": 14}
-"""Their numbers (enum bpf_func_id): the last four bytes of a call. A constant cannot stand for what gives a
-pointer."""
+"""Helpers with their numbers (enum bpf_func_id), which are the last four bytes of a call instruction. Helpers
+that return a pointer are left out, because a constant cannot stand for a pointer."""
 SELDOM = (
     "futex_restart",
     "futex_reentered",
@@ -47,7 +47,7 @@ SELDOM = (
     "on_contention_begin",
     "on_contention_end",
 )
-"""Functions that run in none of the loads."""
+"""The BPF functions that run in none of the loads."""
 UNTRACED, EMPTY, ALL = "untraced", "empty programs", "lockd's programs"
 RUNS = 51
 HOW = """In mode `calls` of the program futex. What the programs do is divided in two ways: by program, each
@@ -57,13 +57,14 @@ less to do than beside the others."""
 
 @dataclass(frozen=True)
 class Account:
-    """A load of ours, the programs that it runs, and what a constant may be put in place of."""
+    """A load of ours, the programs of lockd that it runs, and the helpers that a constant may replace."""
 
     title: str
     load: str
     programs: tuple[str, ...]
     helpers: tuple[str, ...] = ()
-    """Of HELPERS. Where threads block, programs would take them for one, or for never blocked."""
+    """Names of HELPERS. There are none for a load whose threads block: with a constant, programs would take
+    all threads for one, or for threads that never blocked."""
 
 
 ACCOUNTS = (
@@ -73,7 +74,7 @@ ACCOUNTS = (
 
 
 class Traced:
-    """Programs of lockd, to be attached with some of their code left out."""
+    """Programs of lockd that can be attached with some of their code left out."""
 
     def __init__(self, programs: tuple[str, ...]) -> None:
         self._host = Host(KernelTypes())
@@ -86,7 +87,7 @@ class Traced:
         self.functions = sorted({hook.function for hook in self._hooks} - {*SELDOM})
 
     def helpers(self, function: str) -> dict[str, int]:
-        """How many calls of each of HELPERS are in its code, whether a call gets there or not."""
+        """The number of calls of each of HELPERS in the code of a function, executed or not."""
         code = self._compiled.functions[function]
         called = [_helper(code[at : at + 8]) for at in range(0, len(code), 8)]
         return {name: called.count(number) for name, number in HELPERS.items()}
@@ -107,7 +108,7 @@ class Traced:
 
 
 def _helper(instruction: bytes) -> int:
-    """Which helper it calls; 0 if none."""
+    """The number of the helper that an instruction calls; 0 if it calls none."""
     is_call = instruction[0] == CALL and not instruction[1]
     return int.from_bytes(instruction[4:], "little") if is_call else 0
 
@@ -130,7 +131,7 @@ def without(helper: int, _: str, code: bytes) -> bytes:
 
 
 def measured(account: Account, traced: Traced, load: Load, rounds: int) -> dict[str, float]:
-    """Nanoseconds by what is attached, medians; the order changes from round to round."""
+    """The median nanoseconds of a load, by what is attached. The order changes from round to round."""
     changes: list[tuple[str, Change | None]] = [(UNTRACED, None), (EMPTY, empty), (ALL, unchanged)]
     changes += [(f"only {function}", partial(only, function)) for function in traced.functions]
     changes += [(f"without {name}", partial(without, HELPERS[name])) for name in account.helpers]
@@ -144,7 +145,7 @@ def measured(account: Account, traced: Traced, load: Load, rounds: int) -> dict[
 
 
 def table(account: Account, found: dict[str, float], counts: dict[str, dict[str, int]]) -> str:
-    """Markdown; `found` by measured(), `counts` of helpers by function."""
+    """The account as Markdown. `found` is from measured(); `counts` has the calls of helpers by function."""
     hooks, programs = found[EMPTY] - found[UNTRACED], found[ALL] - found[EMPTY]
     rows = [("untraced", found[UNTRACED]), ("+ hooks: empty programs", hooks), ("+ what they do", programs)]
     for function, of_helpers in counts.items():

@@ -1,4 +1,4 @@
-"""The chart of a comparison: a panel for each load, in it a row for each variant."""
+"""The chart of a comparison: a panel for each load, with a row for each variant."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bench.comparison import FLOOR, LOCKD, UNTRACED, Comparison
 COLUMNS = 4
 ROW_INCHES, PANEL_INCHES = 0.19, 2.6
 COLOURS = ((UNTRACED, "#8a8a8a"), (FLOOR, "#444444"), (LOCKD, "#1f6fb2"), ("", "#c4601a"))
-"""By how a variant's name begins: ours, and what others offer."""
+"""The colours of variants, by the beginning of their names: ours, and the last one for tools of others."""
 TICKS = (1, 0.9, 0.8, 0.5, 1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 30)
 APART = 0.14
-"""Of an axis, that two ticks are apart at least."""
+"""The least distance of two ticks, as a share of the axis."""
 STYLE = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "lockd",  # the same figures make the same file
@@ -25,7 +25,10 @@ STYLE = {
 
 
 def draw(found: Comparison, path: Path) -> None:
-    """Write it as SVG. A logarithmic axis: twice as slow and half as slow are equally far from untraced."""
+    """Write the chart as SVG.
+
+    Its axis is logarithmic: twice as slow and half as slow are equally far from untraced.
+    """
     import matplotlib
 
     matplotlib.use("svg")
@@ -77,7 +80,7 @@ def _panel(panel: Any, found: Comparison, load: str, variants: list[str]) -> Non
 
 
 def _ticks(low: float, high: float, span: float) -> list[float]:
-    """Those of TICKS that fit; 1, which is untraced, in any case."""
+    """The numbers of TICKS that fit on the axis. 1, which is untraced, is always one of them."""
     shown: list[float] = []
     for tick in TICKS:
         is_apart = all(abs(math.log(tick / other)) > APART * span for other in shown)

@@ -1,4 +1,4 @@
-"""What was measured under each variant beside untraced runs, and what follows: ratios and a report."""
+"""The figures of loads under each variant and in untraced runs beside it, with ratios and a report."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 UNTRACED, FLOOR, LOCKD = "untraced", "floor", "lockd"
 EVERY_CALL = ", every call"
-"""Ends the names of FLOOR and LOCKD in mode `calls` of the program futex."""
+"""The end of the names of variants of FLOOR and LOCKD in mode `calls` of the program futex."""
 HOW = """Slower: how many times as slow as untraced, right before or after it, as the median of the
 rounds (least to most). *untraced* is measured against itself in the same way: that is what chance makes of a
 ratio. *every call*: in mode `calls` of the program futex. *floor*: programs that do nothing, at the hooks
 that lockd chooses. ÷ floor: what is added to the load's time, divided by what the floor of the same mode
 adds, or that of mode `calls` for what is not lockd's."""
 RESOLUTION = 1.01
-"""Less is no cost that this could measure."""
+"""A smaller ratio is no cost that this bench could measure."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of the ratios of all rounds."""
+    """The spread of the ratios of all rounds."""
 
     least: float
     median: float
@@ -40,16 +40,16 @@ class Comparison:
     """Figures of loads under variants, each with the figure of an untraced run beside it."""
 
     loads: Sequence[tuple[str, str, bool, bool]]
-    """Name, what its figure is, whether more is better, whether it should cost nothing."""
+    """For each load: name, what its figure is, whether more is better, and whether it should cost nothing."""
     figures: dict[str, dict[str, list[tuple[float, float]]]] = field(default_factory=dict)
-    """By variant and load, for each round: traced and untraced."""
+    """The figures by variant and load: for each round, the traced and the untraced one."""
     missing: dict[str, str] = field(default_factory=dict)
-    """Why a variant has none, by its name."""
+    """The reasons why variants have no figures, by the name of the variant."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Why a load has no figure, by its name, or its name and that of the variant."""
+    """The reasons why loads have no figure, by the name of the load, or by the names of load and variant."""
 
     def add(self, variant: str, traced: dict[str, float], untraced: dict[str, float]) -> None:
-        """What a round gave. A load that failed in one of the two is left out."""
+        """Add the figures of a round. A load that failed in one of the two runs is left out."""
         for load in traced.keys() & untraced.keys():
             pairs = self.figures.setdefault(variant, {}).setdefault(load, [])
             pairs.append((traced[load], untraced[load]))
@@ -72,7 +72,7 @@ class Comparison:
         }
 
     def each_slower(self, variant: str, load: str) -> list[float]:
-        """For each round how many times as slow as untraced; empty if it was not measured."""
+        """For each round, how many times as slow as untraced a load was; empty if it was not measured."""
         is_rate = any(is_rate for name, _, is_rate, _ in self.loads if name == load)
         pairs = self.figures.get(variant, {}).get(load, [])
         return [untraced / traced if is_rate else traced / untraced for traced, untraced in pairs]
@@ -81,7 +81,10 @@ class Comparison:
         return Spread.of(self.each_slower(variant, load))
 
     def over_floor(self, variant: str, load: str) -> float | None:
-        """What a variant adds, in terms of what empty programs add; None where chance adds as much."""
+        """What a variant adds to the time of a load, divided by what empty programs add.
+
+        None if chance adds as much as empty programs do, or if one of the two was not measured.
+        """
         name = FLOOR if variant.startswith(LOCKD) and EVERY_CALL not in variant else FLOOR + EVERY_CALL
         if not self.each_slower(name, load) or not self.each_slower(variant, load):
             return None
@@ -89,7 +92,7 @@ class Comparison:
         return (self.slower(variant, load).median - 1) / (floor - 1) if floor > self.noise(load) else None
 
     def noise(self, load: str) -> float:
-        """What untraced runs were slower than others at most, and not less than RESOLUTION."""
+        """How many times as slow as another one an untraced run was at most, and not less than RESOLUTION."""
         return max([RESOLUTION, *self.each_slower(UNTRACED, load)])
 
     def is_free(self, variant: str, load: str) -> bool:
@@ -97,7 +100,7 @@ class Comparison:
         return self.slower(variant, load).median <= self.noise(load)
 
     def markdown(self, title: str, host: dict[str, str], chart: str) -> str:
-        """The report, with a chart in a file of that name."""
+        """The report as Markdown, with the chart in the file `chart`."""
         return "".join(self._report(title, host, chart))
 
     def _report(self, title: str, host: dict[str, str], chart: str) -> Iterator[str]:
@@ -134,7 +137,7 @@ class Comparison:
 
 
 def _listed(title: str, reasons: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """The last line of each reason: there errors say what they are."""
+    """A list with the last line of each reason, in which errors say what they are."""
     items = [f"- {name}: {reason.strip().splitlines()[-1]}\n" for name, reason in reasons]
     if items:
         yield f"\n## {title}\n\n"

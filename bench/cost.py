@@ -1,7 +1,8 @@
-"""What lockd costs on this host under a mixed load: `sudo .venv/bin/python -m bench.cost` writes
-bench/build/cost.json and .md, a table.
+"""Measure what lockd costs on this host under a mixed load.
 
-All figures are lockd's own metrics, and beside them what /proc says about its processes. The load is
+`sudo .venv/bin/python -m bench.cost` writes bench/build/cost.json and .md, a table.
+
+The figures are lockd's own metrics, and beside them what /proc says about its processes. The load is
 tests/workloads/load.c: threads that share a contended mutex, play ping-pong on condition variables and
 through pipes, and sleep, each with a pause between its operations. Run it on an otherwise idle host.
 """
@@ -26,9 +27,9 @@ from tests.support.workload import Workload
 ROOT = Path(__file__).resolve().parents[1]
 
 FINE = {"histogram": {"buckets_us": [2**power for power in range(27)]}}
-"""Every slot a bucket: quantiles are twice as fine as with the default buckets."""
+"""A bucket for every slot, so that quantiles are twice as fine as with the default buckets."""
 CHILDREN = {"lockd.export": "exporter", "lockd.names": "namer"}
-"""What lockd's metrics call each child of the sampler, by a part of its command line."""
+"""The name of each child of the sampler in lockd's metrics, by a part of its command line."""
 CHILDREN_SECONDS = 30.0
 FORBIDDEN = ("libclang", "libbcc", "libLLVM")
 """Libraries that the loader alone may have in memory."""
@@ -37,13 +38,13 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a process, by /proc/PID/smaps_rollup."""
+    """The memory of a process in bytes, by /proc/PID/smaps_rollup."""
 
     resident: int
     share: int
-    """Proportional (PSS): shared pages count in part."""
+    """The proportional set size (PSS), in which shared pages count in part."""
     anonymous: int
-    """Of the share: of no file."""
+    """The part of `share` that belongs to no file."""
 
 
 @dataclass
@@ -51,15 +52,15 @@ class Process:
     """One process of lockd: its own figures and the kernel's."""
 
     name: str
-    """As in the label `process`."""
+    """The name of the process, as in the label `process`."""
     pid: int
     cpu_told: float = 0.0
     cpu_stat: tuple[float, float] = (0.0, 0.0)
-    """CPU seconds under load, by lockd's metrics and, at least and at most, by /proc/PID/stat."""
+    """CPU seconds under load: by lockd's metrics, and the least and the most that /proc/PID/stat allows."""
     resident_told: float = 0.0
     resident_smaps: float = 0.0
     pss: float = 0.0
-    """Bytes, by lockd's metrics and by /proc/PID/smaps_rollup."""
+    """Memory in bytes: resident by lockd's metrics, and resident and PSS by /proc/PID/smaps_rollup."""
     forbidden: list[str] = field(default_factory=list)
     """Mapped libraries that it should not have."""
 
@@ -74,10 +75,10 @@ class Figures:
     work: dict[float, float]
     """Seconds by quantile: how late ticks began, how long their work took."""
     scrapes: list[float]
-    """Seconds each scrape took."""
+    """The seconds that each scrape took."""
     lines: int
     events: dict[str, float]
-    """Counted per second, by program."""
+    """The number of events counted per second, by program."""
     dropped: float
     overflowed: float
     load: dict[str, Any]
@@ -87,7 +88,7 @@ class Figures:
 
 
 def measure(seconds: float, threads: int, pause_us: int, scrape_every: float) -> Figures:
-    """Run a daemon with its default configuration but for finer buckets, put load on it, look at it."""
+    """Measure a daemon under load. Its configuration is the default one but for finer buckets."""
     with tempfile.TemporaryDirectory() as directory:
         daemon = Lockd(Path(directory), FINE)
         try:
@@ -149,7 +150,7 @@ def _measure(daemon: Lockd, load: Workload, scrape_every: float) -> Figures:
 
 def look(daemon: Lockd, processes: list[Process]) -> tuple[Metrics, list[tuple[float, float]]]:
     """A scrape, and the CPU seconds of each process right before and after it."""
-    time.sleep(REPEATED_SECONDS)  # or it could be answered from before
+    time.sleep(REPEATED_SECONDS)  # otherwise the exporter could repeat an answer from before
     low = [cpu_seconds(one.pid) for one in processes]
     text = daemon.get("/metrics").decode()
     high = [cpu_seconds(one.pid) for one in processes]
@@ -161,7 +162,7 @@ def since(before: Metrics, after: Metrics, name: str, **labels: str) -> float:
 
 
 def quantiles(before: Metrics, after: Metrics, name: str) -> dict[float, float]:
-    """Of what a histogram counted between two scrapes, by linear interpolation in a bucket."""
+    """Quantiles of what a histogram counted between two scrapes, by linear interpolation within a bucket."""
     edges = sorted(float(labels["le"]) for labels in after.labels(f"{name}_bucket"))
     counts = {float(labels["le"]): labels["le"] for labels in after.labels(f"{name}_bucket")}
     cumulative = [since(before, after, f"{name}_bucket", le=counts[edge]) for edge in edges]
@@ -169,7 +170,7 @@ def quantiles(before: Metrics, after: Metrics, name: str) -> dict[float, float]:
 
 
 def quantile(edges: list[float], cumulative: list[float], share: float) -> float:
-    """The value below which `share` of all lie; in the last bucket, which has no end, its beginning."""
+    """The value below which `share` of all lie. In the last bucket, which has no end, it is its beginning."""
     wanted = share * cumulative[-1]
     low, below = 0.0, 0.0
     for edge, count in zip(edges, cumulative, strict=True):
@@ -204,7 +205,7 @@ def pids_of(sampler: int) -> dict[str, int]:
 def named_children(sampler: int) -> dict[str, int]:
     """The process ids of the exporter and the namer of a sampler, by name, as far as they run now.
 
-    A child has the command line of its parent until it calls exec, and is left out so long.
+    A child has the command line of its parent until it calls exec, and is left out until then.
     """
     return {
         name: pid

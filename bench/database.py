@@ -1,4 +1,4 @@
-"""A MariaDB of our own, for a load with its own load generator: no network, its data gone with it."""
+"""A MariaDB server of our own for a load generator. It has no network, and its data is removed with it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 SERVER = "/usr/sbin/mariadbd"
 READY_SECONDS = 300.0
-# Durability would measure the disk.
+# With durable writes, a load would measure the disk.
 QUICK = ("--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=0")
 
 
 @contextlib.contextmanager
 def database(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that listens there. It ends with this process in any case."""
+    """Run a server that listens on this socket. It ends with this process in any case."""
     with tempfile.TemporaryDirectory(prefix="lockd-bench-mariadb-", dir="/var/tmp") as name:
         directory = Path(name)
         options = ("--no-defaults", "--user=root", f"--datadir={directory / 'data'}")

@@ -1,14 +1,16 @@
-"""How large a host one lockd serves: `sudo .venv/bin/python -m bench.hosts [--quick] [--profile]` writes
-bench/build/hosts.json and .md.
+"""Measure how large a host one lockd serves, by a real sampler on simulated hosts.
 
-What the programs leave in the maps in each period is recorded here, under a load. A large host is made of
-copies of this one: each copy has threads, processes and locks of its own, and is at another place of the
-recording; further copies only sleep. The windows are written to real maps, as large as `auto` makes them on
-that host, and a real sampler ticks on them.
+`sudo .venv/bin/python -m bench.hosts [--quick] [--profile]` writes bench/build/hosts.json and .md.
 
-The clock is simulated. It stands still while a window is written, and goes on by the processor time that a
-tick takes. So a tick that is longer than a period makes the next window longer, as on a real host. No program
-runs: programs take for each switch what they took while that was recorded, and less under restraint.
+What the BPF programs leave in the maps in each period is recorded on this host, under a load. A large host is
+made of copies of this host. Each copy has threads, processes and locks of its own, and is at another place of
+the recording; further copies only sleep. The windows are written to real maps, as large as `auto` makes them
+on the large host, and a real sampler ticks on them.
+
+The clock is simulated. It stands still while a window is written, and advances by the processor time that a
+tick takes. So a tick that is longer than a period makes the next window longer, as on a real host. No BPF
+program runs on the simulated hosts. The time of programs for each switch is taken from the recording, and is
+less under restraint.
 """
 
 from __future__ import annotations
@@ -45,13 +47,13 @@ from lockd.service.start import load_settings
 from tests.support.workload import Workload
 
 PAIRS = {"futex": ("calls", "uaddr"), "offcpu": ("count", "waker"), "kernel_locks": ("waits", "lock")}
-"""By pair, the value that counts events, and the part of the key that is left out under restraint."""
+"""For each pair, the value that counts events, and the part of the key that is left out under restraint."""
 PERIOD = 0.05
 THREADS, FIRST_ID = 100_000, 5_000_000
 OF_PROCESS = 0x80000000
-"""Flag of a key's thread id (bpf/include/common.bpf.h)."""
+"""The flag that marks the thread id of a key as a process id (bpf/include/common.bpf.h)."""
 SAVES = (1.0, 0.78, 0.60, 0.59)
-"""What programs take at each restraint level, of what they take at level 0 (docs/restraint.md)."""
+"""The time that programs take at each restraint level, as a share of that at level 0 (docs/restraint.md)."""
 HOSTS = (
     (2, 8, (50_000, 100_000)),
     (16, 64, (250_000, 500_000)),
@@ -59,26 +61,27 @@ HOSTS = (
     (192, 768, (250_000, 1_000_000, 5_000_000)),
     (512, 2048, (1_000_000, 5_000_000)),
 )
-"""Processors, GB of memory, and switches a second."""
+"""The simulated hosts: processors, GB of memory, and the numbers of switches a second to measure."""
 RECORDED, QUICK_RECORDED = 10.0, 3.0
 SECONDS, QUICK_SECONDS = 40.0, 10.0
 LOAD_THREADS, LOAD_PAUSE_US = 200, 1000
-"""A thousand switches a second of each thread, or two, as of a database's under load."""
+"""The threads of the recorded load, and the pause of each between two operations. Each thread makes one
+thousand or two thousand switches a second, as those of a database under load do."""
 
 
 @dataclass
 class Recording:
-    """What the programs left here in each period."""
+    """What the programs left in the maps of this host in each period."""
 
     windows: list[dict[str, Entries]]
     threads: Entries
     switches: float
     """Switches a second."""
     program_seconds: float
-    """Of the programs' time, for each switch."""
+    """The time of the programs for each switch, in seconds."""
 
     def __post_init__(self) -> None:
-        """Number all processes and threads from 1; 0 stays 0."""
+        """Replace the ids of all processes and threads by numbers from 1; 0 stays 0."""
         found: list[Any] = [self.threads[0], self.threads[1]["tgid"]]
         for window in self.windows:
             for keys, values in window.values():
@@ -130,7 +133,7 @@ def record(seconds: float) -> Recording:
 
 
 class Copies:
-    """A host of `count` copies of the recorded one that do something, and of copies that sleep."""
+    """A host made of `count` copies of the recorded host that do something, and of copies that sleep."""
 
     def __init__(self, recording: Recording, count: int) -> None:
         self._recording, self._count = recording, count
@@ -142,7 +145,7 @@ class Copies:
         )
 
     def threads(self) -> Entries:
-        """The table of threads, THREADS of them or all that do something."""
+        """The entries of the map of threads: at least THREADS, and those of all copies that do something."""
         tids, threads = self._recording.threads
         copies = max(self._count, -(-THREADS // len(tids)))
         parts = [self._own(tids, copy) for copy in range(copies)], [threads.copy() for _ in range(copies)]
@@ -154,7 +157,7 @@ class Copies:
         return np.where(ids > 0, ids + FIRST_ID + copy * self._recording.ids, 0)
 
     def window(self, periods: int, level: int) -> dict[str, Entries]:
-        """What the programs leave in so many periods, at a restraint level, if there is room for all."""
+        """What the programs leave in a number of periods at a restraint level, if there is room for all."""
         self._at += periods
         return {name: self._window(name, periods, level) for name in PAIRS}
 
@@ -184,14 +187,14 @@ class Copies:
 
 
 def once(keys: Any, values: Any) -> Entries:
-    """Each key once. What the sums are makes no difference to what they cost."""
+    """Return each key once. The values are not added up, since their sums make no difference to the cost."""
     words = np.ascontiguousarray(keys).view(np.uint64).reshape(-1, 2)
     _, first = np.unique(mix(words[:, 0], words[:, 1]), return_index=True)
     return keys[first], values[first]
 
 
 def nobodys(name: str, keys: Any, values: Any) -> Entries:
-    """The same events without processes, as in an overflow map."""
+    """Return the same events without their processes, as they are in an overflow map."""
     keys, values = keys.copy(), values.copy()
     keys["tid"] = keys[PAIRS[name][1]] = 0
     values["who"] = 0
@@ -199,7 +202,7 @@ def nobodys(name: str, keys: Any, values: Any) -> Entries:
 
 
 class Clock:
-    """Time that passes only in ticks, by the processor time that they take."""
+    """A clock that by itself advances only in ticks, by the processor time that they take."""
 
     def __init__(self) -> None:
         self._processor = time.process_time
@@ -213,7 +216,7 @@ class Clock:
         return self.taken + (0.0 if self._began is None else self._processor() - self._began)
 
     def time(self, what: Callable[[], object]) -> float:
-        """Run `what`; the seconds that it took."""
+        """Run `what`, and return the seconds of processor time that it took."""
         self._began = self._processor()
         what()
         took, self._began = self._processor() - self._began, None
@@ -233,26 +236,26 @@ class Clock:
 
 @dataclass
 class Service:
-    """How lockd fared on one host. Ticks are of the first seconds, without restraint, and of the last."""
+    """How lockd fared on one host. Each list has a value for each tick."""
 
     cpus: int
     switches: int
     entries: int
     threads: int
     rows: list[int] = field(default_factory=list)
-    """Entries of each window, whether or not there is room for them."""
+    """The number of entries of each window, whether or not there is room for them."""
     work_ms: list[float] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
-    """How late each tick began. A tick that would begin while another works is left out: see times."""
+    """How late each tick began. A tick that would begin while another one works is skipped: see `times`."""
     levels: list[int] = field(default_factory=list)
-    """At each tick."""
+    """The restraint level at each tick."""
     overflowed: list[float] = field(default_factory=list)
     """The share of each window's entries that found no room."""
     times: list[float] = field(default_factory=list)
     """Seconds from the beginning to each tick."""
 
     def row(self) -> str:
-        """Of the report: at level 0, and in the last quarter."""
+        """The row of the report, with figures at level 0 and figures in the last quarter of the time."""
         levels, work = np.array(self.levels), np.array(self.work_ms)
         times, over = np.array(self.times), np.array(self.overflowed)
         windows = np.diff(times, prepend=-PERIOD) * 1e3
@@ -281,7 +284,7 @@ HEAD = (
 
 
 class Host:
-    """A real sampler with the maps of a host of so many processors and bytes of memory."""
+    """A real sampler with maps as large as on a host with this many processors and bytes of memory."""
 
     def __init__(self, cpus: int, memory_bytes: int, switches: int, recording: Recording) -> None:
         maps = default().maps.for_machine(cpus, memory_bytes)
@@ -292,7 +295,7 @@ class Host:
         self._copies = Copies(recording, max(1, round(switches / recording.switches)))
         self.service = Service(cpus, switches, maps.entries, maps.threads)
         tids, threads = self._copies.threads()
-        self._collector._threads.drain(self._collector._maps.buffers)  # those of this host
+        self._collector._threads.drain(self._collector._maps.buffers)  # remove the threads of this host
         self._write(self._collector._threads, tids[: maps.threads], threads[: maps.threads])
         self._clock = Clock()
 
@@ -310,7 +313,7 @@ class Host:
         return self.sampler.cpu_budget.restraint.level
 
     def run(self, seconds: float) -> None:
-        """Tick for so many seconds of the simulated time."""
+        """Tick for this many seconds of simulated time."""
         with self._clock.is_everybodys():
             began = due = last = self._clock.now
             while due < began + seconds:
@@ -345,7 +348,7 @@ class Host:
         self.service.overflowed.append(without_room / max(rows, 1))
 
     def _end_window(self, marks: Iterable[str]) -> None:
-        """End the window as one with these marks, so that the next tick drains what is now written."""
+        """End the window as one with these marks, so that the next tick drains what is then written."""
         for what in marks:
             self._collector._maps.written.mark(what)
         self._collector.drain()

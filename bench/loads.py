@@ -1,4 +1,4 @@
-"""The loads that overhead is measured with: programs of ours for single calls, and others' benchmarks."""
+"""The loads for measuring overhead: programs of ours for single calls, and benchmarks of others."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bench.database import SERVER, database
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 SECONDS = 60
-"""That a load may take: it is lost if it takes more."""
+"""The seconds that a load may take. One that takes longer has failed."""
 
 
 class Failed(Exception):
-    """A load gave no figure; says what it printed."""
+    """A load gave no figure. The message has what it printed."""
 
 
 @dataclass(frozen=True)
@@ -29,25 +29,25 @@ class Load:
     name: str
     command: tuple[str, ...]
     figure: str
-    """What the figure is, as `ns a call`."""
+    """What the figure is, for example `ns a call`."""
     pattern: str = r"^([\d.]+)\s*$"
-    """Where it stands in what the command prints."""
+    """A pattern for the figure in what the command prints."""
     is_rate: bool = False
     """Whether more is better."""
     is_free: bool = False
     """Whether nothing that lockd traces happens in it, so that it should cost nothing."""
     needs: tuple[str, ...] = ()
-    """Programs besides the command's."""
+    """The programs that the load needs besides that of its command."""
     beside: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
-    """A context in which is there what the command talks to."""
+    """A context in which the server that the command talks to is running."""
 
     def missing(self) -> str:
-        """Why it cannot run here; empty if it can."""
+        """The reason why the load cannot run here; empty if it can."""
         absent = [name for name in (self.command[0], *self.needs) if not shutil.which(name)]
         return f"{absent[0]} is not installed" if absent else ""
 
     def run(self) -> float:
-        """The figure. Raises Failed."""
+        """Run the command, and return its figure. Raises Failed."""
         words = " ".join(self.command)
         try:
             done = subprocess.run(self.command, capture_output=True, text=True, check=False, timeout=SECONDS)
@@ -78,8 +78,8 @@ def built(directory: Path, *flags: str) -> None:
 
 
 def ours(directory: Path, runs: int = 0) -> list[Load]:
-    """Our programs, which built() has put into `directory`; each the median of its usual number of short
-    runs, or of `runs`."""
+    """Our programs, which built() has put into `directory`. The figure of each is the median of its usual
+    number of short runs, or of `runs`."""
     more = (str(runs),) if runs else ()
 
     def load(name: str, program: str, what: str, figure: str, is_free: bool = False) -> Load:

@@ -1,9 +1,11 @@
-"""Whether naming delays sampling: `sudo .venv/bin/python -m bench.names`.
+"""Measure whether finding the names of locks delays sampling.
 
-One daemon, and by turns some seconds with and without 2,000 new processes a minute, each of which blocks
-once on a mutex of its own and is to be named (tests/programs/names_churn.c). How late ticks began is
-lockd's own metric; the turns are interleaved so that what else the host does is in both.
-Writes bench/build/names.json and .md.
+`sudo .venv/bin/python -m bench.names` writes bench/build/names.json and .md.
+
+Beside one daemon there are, by turns, 2,000 new processes a minute for some seconds and none for some
+seconds. Each of them blocks once on a mutex of its own, whose name lockd has to find
+(tests/programs/names_churn.c). How late ticks began is lockd's own metric. The turns alternate so that what
+else the host does is in both.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ NAMED = "names_churn:churned_mutex"
 
 
 class Lateness:
-    """How late ticks began, of several turns together."""
+    """How late ticks began, in several turns together."""
 
     def __init__(self) -> None:
         self._counts: dict[float, float] = {}
@@ -41,13 +43,13 @@ class Lateness:
         self.ticks += since(before, after, f"{LATE}_count")
 
     def quantile(self, share: float) -> float:
-        """In seconds."""
+        """The lateness in seconds that this share of the ticks did not exceed."""
         edges = sorted(self._counts)
         return quantile(edges, [self._counts[edge] for edge in edges], share)
 
 
 def measure(turns: int, seconds: int, per_minute: int, threads: int) -> tuple[str, dict[str, Any]]:
-    """Run the turns; a table and its figures."""
+    """Run the turns, and return a table and its figures."""
     quiet, churned = Lateness(), Lateness()
     processes = 0
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as ends:

@@ -1,9 +1,10 @@
-"""What a tick costs by the entries that it finds: `sudo .venv/bin/python -m bench.sampler` writes
-bench/build/sampler.json and .md.
+"""Measure what a tick of the sampler costs, by the number of entries that it finds.
+
+`sudo .venv/bin/python -m bench.sampler` writes bench/build/sampler.json and .md.
 
 Real maps are filled with entries of futex waits, with keys that no window had before and then with the same
-ones again, and a real sampler ticks until all of them are folded. All times are the process's processor time.
-Nothing is attached: what there is to count is what was filled in.
+keys again. A real sampler ticks until all of them are folded. All times are processor time of the process. No
+program is attached, so that there is nothing to count but what was filled in.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ CONFIG = {
 
 
 class Filled:
-    """A sampler of its own whose programs are not attached, and what fills its maps; with `saved`, as under
-    systemd."""
+    """A sampler whose programs are not attached, and what fills its maps.
+
+    With `saved`, the sampler saves its counts as under systemd.
+    """
 
     def __init__(self, config: dict[str, object], saved: SavedState | None = None) -> None:
         settings = read_text(Config, json.dumps(config), "bench")
@@ -62,14 +65,14 @@ class Filled:
         self.sampler = Sampler(manifest, fds, sampler_settings(settings), saved=saved)
         self._collector = self.sampler._collector
         self._made = 0
-        for _ in range(2):  # what was counted while they were attached
+        for _ in range(2):  # fold what was counted while they were attached
             self.settle()
             self.drain()
             self.sampler.fold()
 
     def fill(self, count: int, is_fresh: bool = True, comms: int = COMMS) -> None:
-        """Write entries that the next tick drains, as programs do; if they are not fresh, with the last keys
-        again."""
+        """Write entries that the next tick drains, as programs do. If they are not fresh, they have the last
+        keys again."""
         maps = self._collector._maps
         for what in ("futex", "captures", "soon"):
             maps.written.mark(what)
@@ -91,7 +94,7 @@ class Filled:
             raise OSError(ctypes.get_errno(), "filling the map")
 
     def settle(self) -> None:
-        """Until the next tick can drain."""
+        """Wait until the next tick can drain."""
         while not self._collector._maps.is_settled:
             time.sleep(0.001)
 
@@ -99,19 +102,23 @@ class Filled:
         self._collector.drain()
 
     def end_second(self) -> None:
-        """A tick that folds what is left."""
+        """Tick, and fold what is left."""
         self.sampler.tick()
         self.sampler.fold()
 
     @property
     def unfolded_rows(self) -> int:
-        """Drained and not yet folded."""
+        """The number of rows that are drained and not yet folded."""
         return self._collector.unfolded_rows
 
 
 def begin(doc: str, quick: str) -> tuple[bool, dict[str, str]]:
-    """Read the command line of a bench that fills maps: whether to be `quick`, and the host. If asked to, be
-    scheduled before others' processes from now on, but for those that this one starts."""
+    """Read the command line of a bench that fills maps.
+
+    Return whether the bench is to be quick, and the facts about the host. `quick` is the help text of that
+    option. With the option --ahead, this process, but none that it starts, is scheduled before the processes
+    of others from now on.
+    """
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--ahead", action="store_true", help=AHEAD)
@@ -131,17 +138,17 @@ def cpu_ms(what: Callable[[], object]) -> float:
 
 @dataclass
 class Cost:
-    """Of so many entries in one window; milliseconds, one for each round."""
+    """The cost of a number of entries in one window: lists of milliseconds, with a value for each round."""
 
     entries: int
     is_fresh: bool
     drain: list[float] = field(default_factory=list)
     fold: list[float] = field(default_factory=list)
     ticks: list[list[float]] = field(default_factory=list)
-    """Until all of them were folded, the first with the draining."""
+    """The ticks of each round until all entries were folded. The first one also drains them."""
 
     def measure(self, filled: Filled) -> None:
-        """One round: draining and folding apart, then as ticks do it."""
+        """Measure one round: draining and folding by themselves, and then as ticks do both."""
         sampler = filled.sampler
         filled.settle()
         filled.fill(self.entries, self.is_fresh)
@@ -172,14 +179,14 @@ def middle(values: list[float]) -> str:
 
 @dataclass
 class Steady:
-    """Of a tick that finds nothing, one in a period."""
+    """The cost of a quiet tick, which finds nothing, at one tick in each period."""
 
     cpu_ms: float
-    """Of all threads, with what comes once a second."""
+    """CPU time of all threads, with the work that comes once a second."""
     blocks: float
-    """Of Python's memory, more after a tick than before it, on average."""
+    """By how many blocks of Python's memory there are more after a tick than before it, on average."""
     peak_bytes: float
-    """Allocated at most at a time within a tick, median."""
+    """The most bytes that are allocated at a time within a tick, as the median of the ticks."""
 
 
 def steady(sampler: Sampler, ticks: int) -> Steady:

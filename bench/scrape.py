@@ -1,10 +1,11 @@
-"""What a scrape costs by the lines that it has, and whether ticks are late for it:
+"""Measure what a scrape costs, by its number of lines, and whether scrapes make ticks late.
+
 `sudo .venv/bin/python -m bench.scrape [--quick] [--ahead]` writes bench/build/scrape.json and .md.
 
 Maps are filled as in bench/sampler.py. Costs are processor time: the sampler's for the block of numbers that
-it hands over, the exporter's for the text made of it, when all lines are new and when they are kept. Then a
-sampler ticks with LINES lines and with FRESH entries that are new in each second, in turn with and without a
-client that scrapes once a second.
+it hands over, and the exporter's for the text that it makes of the block, when all lines are new to it and
+when it has kept them. Then a sampler ticks with the most lines of LINES and with FRESH new entries in each
+second, by turns with and without a client that scrapes once a second.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from lockd.service.exporter import Exporter
 
 LINES = (500, 1000, 5000, 10_000)
 LINES_OF_PROCESS = 25
-"""That one process whose threads wait for mutexes has."""
+"""The number of lines of one process whose threads wait for mutexes."""
 ROUNDS = 15
 PERIOD_NS = 50_000_000
 SECOND = 20
-"""Ticks."""
+"""The number of ticks in a second."""
 FRESH = 10_000
 TURNS, TURN_SECONDS = 4, 10
 START_SECONDS = 1.5
-"""That a client may take to start and for its last scrape."""
+"""The seconds that a client may take for its start and for its last scrape."""
 SCRAPER = """
 import sys, time, urllib.request
 end = time.monotonic() + float(sys.argv[2])
@@ -56,17 +57,17 @@ while time.monotonic() < end:
 
 @dataclass
 class Cost:
-    """Of one scrape; milliseconds of processor time, medians."""
+    """The cost of one scrape, as medians of milliseconds of processor time."""
 
     lines: int
     block_bytes: int
     sampler: float
     under_systemd: float
-    """The same where what was counted is saved first for the next start."""
+    """The sampler's cost under systemd, where it first saves its counts for the next start."""
     save: float
-    """That alone."""
+    """The cost of saving the counts alone."""
     first: float
-    """Of the exporter, once: all lines are new to it."""
+    """The cost of the exporter's first scrape, when all lines are new to it."""
     exporter: float
     gzip: float
 
@@ -79,7 +80,7 @@ class Cost:
 
 
 def with_lines(lines: int, saved: SavedState | None = None) -> Filled:
-    """A sampler with about so many lines, and room for half as many more."""
+    """A sampler with about this number of lines, and room for half as many more."""
     filled = Filled({**CONFIG, "series": {"max": max(lines * 3 // 2, 1000)}}, saved)
     filled.settle()
     filled.fill(FRESH, comms=lines // LINES_OF_PROCESS)
@@ -110,7 +111,7 @@ def cost_of(lines: int) -> Cost:
     text = render()
     shrink = functools.partial(gzip.compress, text, 1, mtime=0)
     parts = answer, answer_under_systemd, kept.sampler.save, render_first, render, shrink
-    rounds = [[cpu_ms(part) for part in parts] for _ in range(ROUNDS)]  # in turn: the host changes
+    rounds = [[cpu_ms(part) for part in parts] for _ in range(ROUNDS)]  # by turns, as the host changes
     cost = Cost(_lines(text), len(block), *map(statistics.median, zip(*rounds, strict=True)))
     filled.sampler.close()
     kept.sampler.close()
@@ -123,16 +124,16 @@ def _lines(text: bytes) -> int:
 
 @dataclass
 class Lateness:
-    """Milliseconds that ticks began too late, and that they took (not processor time), by turn."""
+    """By how many milliseconds ticks began late, and how many they took by the clock, for each turn."""
 
     late: list[list[float]]
     work: list[list[float]]
     scrapes: list[float]
-    """Milliseconds that the client waited, when there was one."""
+    """The milliseconds that the client waited for each scrape."""
 
 
 class Recorder(TickTimes):
-    """Keeps each one: the sampler itself counts by powers of two."""
+    """Keeps each time of a tick, by turn. The sampler itself only counts times by powers of two."""
 
     def __init__(self, slots: int) -> None:
         super().__init__(slots)
@@ -144,7 +145,7 @@ class Recorder(TickTimes):
 
 
 def lateness(lines: int, turns: int, seconds: float) -> Lateness:
-    """In each second turn a client scrapes."""
+    """Measure how late ticks are. In every second turn a client scrapes."""
     filled = with_lines(lines)
     sampler = filled.sampler
     slots = len(sampler.own_cost.late.slots)

@@ -1,4 +1,4 @@
-"""What single steps of BPF programs take, each by itself: test runs in the kernel (BPF_PROG_TEST_RUN)."""
+"""The time of single steps of BPF programs, each by itself, in test runs of the kernel (BPF_PROG_TEST_RUN)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockd.load.source import HEADERS
 
 SOURCE = Path(__file__).with_name("steps.bpf.c")
 TIMES = 64
-"""That each program there does its step."""
+"""The number of times that each program of steps.bpf.c does its step."""
 STEPS = {
     "clock_read": "a clock read",
     "thread_id": "the thread's id",
@@ -25,13 +25,13 @@ STEPS = {
     "hash_overwrite": "overwrite a hash entry",
     "hash_insert_delete": "insert and delete a hash entry",
 }
-"""Functions there, in words."""
+"""The functions of steps.bpf.c, and their steps in words."""
 NOTHING = "nothing"
 BPF_PROG_TEST_RUN, REPEAT = 10, 20_000
 
 
 class TestRun(ctypes.Structure):
-    """What BPF_PROG_TEST_RUN reads and writes of union bpf_attr."""
+    """The part of union bpf_attr that BPF_PROG_TEST_RUN reads and writes."""
 
     _fields_ = (
         ("prog_fd", ctypes.c_uint32), ("retval", ctypes.c_uint32), ("data_size_in", ctypes.c_uint32),
@@ -41,7 +41,7 @@ class TestRun(ctypes.Structure):
 
 
 def steps(rounds: int) -> tuple[dict[str, float], dict[str, str]]:
-    """Nanoseconds of each of STEPS, by its words; and why one has none here."""
+    """The nanoseconds of each of STEPS, by its words, and the reasons why others of them cannot run here."""
     from bcc import BPF  # type: ignore[import-untyped,unused-ignore]
 
     os.environ["BCC_KERNEL_SOURCE"] = str(HEADERS)
@@ -60,14 +60,14 @@ def steps(rounds: int) -> tuple[dict[str, float], dict[str, str]]:
     each = [{name: _test_run(fd) for name, fd in programs.items()} for _ in range(rounds)]
     module.cleanup()
     medians = {name: statistics.median(one[name] for one in each) for name in programs}
-    if NOTHING not in medians:  # no step can be told from the run of its program
+    if NOTHING not in medians:  # the time of a step cannot be told from that of its program
         return {}, refused
     nothing = medians.pop(NOTHING)
     return {STEPS[name]: (run - nothing) / TIMES for name, run in medians.items()}, refused
 
 
 def _test_run(program: int) -> int:
-    """Nanoseconds of a run, the mean of REPEAT."""
+    """The nanoseconds of a run of a program, as the mean of REPEAT runs."""
     packet = ctypes.create_string_buffer(64)
     attr = TestRun(program, data_size_in=64, data_in=ctypes.addressof(packet), repeat=REPEAT)
     if bpf(BPF_PROG_TEST_RUN, attr) < 0:

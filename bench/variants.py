@@ -24,14 +24,15 @@ PROGRAMS = ("futex", "offcpu", "kernel_locks")
 DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 NO_HOLDERS = {"profile": {"samples_per_second": 0}}
 NO_WAIT_SAMPLES = {"profile": {"waits_per_second": 0}}
-"""Configurations without one sort of samples."""
+"""Two configurations: one without samples of holders, and one without samples of waits."""
 LOCKTRACE_LIKE = Path(__file__).resolve().parent / "locktrace_like.bpf.c"
 KPROBES = Path("/sys/bus/event_source/devices/kprobe")
 START_SECONDS = 60.0
 SETTLE_SECONDS = 1.0
-"""After it said that it is attached: it looks at what was there before, or attaches only now."""
+"""Seconds to wait after a tool has said that it is attached. Some tools attach only then, or first look at
+what was there before."""
 REST_SECONDS, AT_REST = 30.0, 0.1
-"""How long to wait for a daemon to take no more than this share of a processor."""
+"""The most seconds to wait until a daemon is at rest: it takes less than this share of a processor."""
 FUTEX_BPFTRACE = """
 tracepoint:syscalls:sys_enter_futex { @since[tid] = nsecs; }
 tracepoint:syscalls:sys_exit_futex /@since[tid]/ {
@@ -48,12 +49,12 @@ BEGIN { printf("attached\\n"); }
 
 
 class NotHere(Exception):
-    """This host cannot run the variant; says why."""
+    """This host cannot run the variant. The message says why."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """`attached` is a context in which it is. Raises NotHere."""
+    """What can be attached. `attached` returns a context in which it is, and raises NotHere."""
 
     name: str
     attached: Callable[[], contextlib.AbstractContextManager[None]]
@@ -61,7 +62,7 @@ class Variant:
 
 @contextlib.contextmanager
 def floor(mechanism: str = "auto", futex_mode: str = "blocked") -> Iterator[None]:
-    """Programs that do nothing at the hooks that lockd would take here. Raises NotHere."""
+    """Attach programs that do nothing to the hooks that lockd would take here. Raises NotHere."""
     from lockd.kernel.btf import KernelTypes
     from lockd.load import programs as loading
     from lockd.load.choose import choices_for
@@ -89,7 +90,7 @@ def floor(mechanism: str = "auto", futex_mode: str = "blocked") -> Iterator[None
 def settings(
     programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", futex_mode: str = "blocked"
 ) -> Any:
-    """What the loader is told of config()."""
+    """The settings of the loader that follow from config()."""
     from lockd.config.reader import read_text
     from lockd.config.schema import Config
     from lockd.service.start import load_settings
@@ -102,8 +103,8 @@ def config(
     programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", futex_mode: str = "blocked",
     lock_mode: str = "contention", samples: Mapping[str, Any] = DEFAULTS,
 ) -> dict[str, Any]:  # fmt: skip
-    """The defaults, with these programs, by this mechanism only, with these modes of futex and kernel_locks,
-    and with what is said of samples."""
+    """The default configuration with these programs only, by this mechanism only, with these modes of futex
+    and kernel_locks, and with `samples`, further settings."""
     asked: dict[str, dict[str, object]] = {name: {"enabled": name in programs} for name in PROGRAMS}
     asked["futex"].update(mechanism=mechanism, mode=futex_mode)
     asked["kernel_locks"].update(mechanism=mechanism, mode=lock_mode)
@@ -115,7 +116,7 @@ def lockd(
     programs: tuple[str, ...] = PROGRAMS, mechanism: str = "auto", futex_mode: str = "blocked",
     lock_mode: str = "contention", samples: Mapping[str, Any] = DEFAULTS,
 ) -> Iterator[None]:  # fmt: skip
-    """The daemon, so configured. Raises NotHere."""
+    """Run a daemon with the configuration that config() returns. Raises NotHere."""
     asked = config(programs, mechanism, futex_mode, lock_mode, samples)
     with tempfile.TemporaryDirectory() as directory:
         daemon = lockd_or_reason(Path(directory), asked)
@@ -129,8 +130,10 @@ def lockd(
 
 
 def _wait_for_rest(daemon: int) -> None:
-    """Until its processes do hardly anything: the namer is still starting when the daemon is ready, and would
-    share the processor with the load."""
+    """Wait until the daemon's processes do hardly anything, but not longer than REST_SECONDS.
+
+    When the daemon is ready, the namer is still starting, and would share the processor with the load.
+    """
     deadline = time.monotonic() + REST_SECONDS
     while time.monotonic() < deadline:
         before = _cpu_seconds(daemon)
@@ -145,7 +148,7 @@ def _cpu_seconds(daemon: int) -> float:
 
 @contextlib.contextmanager
 def locktrace_like() -> Iterator[None]:
-    """See locktrace_like.bpf.c."""
+    """Attach the programs of locktrace_like.bpf.c, which do what a locktrace does."""
     from bcc import BPF  # type: ignore[import-untyped,unused-ignore]
 
     from lockd.load.source import HEADERS
@@ -160,8 +163,8 @@ def locktrace_like() -> Iterator[None]:
 
 @contextlib.contextmanager
 def command(*words: str, says: str) -> Iterator[None]:
-    """A tool that traces until SIGINT. It is attached once it has printed a line with `says`. bcc's find
-    the kernel headers that they need, whether the host has them or not."""
+    """Run a tool that traces until SIGINT. It is attached once it has printed a line with `says`. Tools of
+    bcc find the kernel headers that they need, whether the host has them or not. Raises NotHere."""
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile("w+") as out:
         environment = {**os.environ, **bcc_headers(Path(directory)), "PYTHONUNBUFFERED": "1"}
         try:
@@ -197,7 +200,7 @@ def _text(file: Any) -> str:
 
 @contextlib.contextmanager
 def bcc(name: str) -> Iterator[None]:
-    """One of bcc's tools, where Debian's package has it. Raises NotHere."""
+    """Run one of bcc's tools, by its name in Debian's package. Raises NotHere."""
     if not KPROBES.exists():
         raise NotHere("this kernel has no kprobes, which bcc's tools need")
     with command(f"{name}-bpfcc", says="Tracing"):
@@ -228,7 +231,7 @@ VARIANTS = (
     _bcc("offwaketime"),
     _bcc("klockstat"),
 )
-"""UNTRACED is among them to be measured against itself: what chance makes of a ratio."""
+"""The variants for every kernel. UNTRACED, measured against itself, shows what chance makes of a ratio."""
 BY_MECHANISM = (
     *(
         Variant(
@@ -240,4 +243,4 @@ BY_MECHANISM = (
     ),
     Variant("lockd: kernel_locks, all", lambda: lockd(("kernel_locks",), lock_mode="all")),
 )
-"""Besides, where a kernel has these."""
+"""Further variants, for kernels that have these mechanisms."""

@@ -1,11 +1,11 @@
-"""The daemon's sampled profile of waits off the CPU beside `lockd trace offcpu`, which counts every wait:
-`python -m bench.wait_profiles` writes bench/build/wait_profiles.json and .md.
+"""Compare the daemon's sampled profile of waits off the CPU with a trace that counts every wait.
 
-Both look at the same minute of each load. Said are the shares of the stacks with most time in the trace, as
-both see them, the largest difference between the two, and the time in all.
+`python -m bench.wait_profiles` writes bench/build/wait_profiles.json and .md. The daemon and
+`lockd trace offcpu` look at the same minute of each load. The report has the shares of the stacks with most
+time in the trace, as both see them, the largest difference between the two, and the total time in both.
 
 The trace captures more of each stack. So a stack of the daemon that ends before one of the trace counts as
-that one, and several frames of code without names in a row count as one: how many there are is a guess.
+that one. Several frames in a row of code without names count as one, because how many there are is a guess.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tests.support.lockd_process import CHECKOUT, Lockd
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 20
-"""Stacks that are compared: those with most time in the trace."""
+"""The number of stacks that are compared: those with most time in the trace."""
 NAMELESS = "[jit]"
 SETTLE_SECONDS = 5.0
 BUILDERS = 4
 THREADS = 16
-"""Connections of the database."""
+"""The number of connections to the database."""
 
 Stack = tuple[str, ...]
 Times = dict[Stack, float]
@@ -63,7 +63,7 @@ def java(directory: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def build(directory: Path) -> Iterator[str]:
-    """The workloads of the tests are compiled again and again."""
+    """A build: the workloads of the tests are compiled again and again."""
     shutil.copytree(ROOT / "tests/workloads", directory / "source", ignore=shutil.ignore_patterns("build"))
     command = f"while :; do make -s -j{BUILDERS} -C {directory / 'source'} clean all; done"
     with running(["bash", "-c", command]):
@@ -90,7 +90,10 @@ def running(command: list[str | Path]) -> Iterator[None]:
 
 
 def stacks_of(source: str | Path, comm: str) -> Times:
-    """The stacks in a pprof profile, at a path or URL; of samples with this comm, unless it is empty."""
+    """Return the stacks in a pprof profile at a path or URL.
+
+    Only samples with this comm count, unless it is empty.
+    """
     focus = [f"-tagfocus=comm=^{comm}$"] if comm else []
     with tempfile.TemporaryDirectory() as kept:
         done = subprocess.run(
@@ -108,7 +111,10 @@ def stacks_of(source: str | Path, comm: str) -> Times:
 
 
 def of_daemon(lockd: Lockd, comm: str, seconds: int) -> Times:
-    """What the daemon says of the next seconds. The comm and the reason are no frames of the trace."""
+    """Return the daemon's profile of the next `seconds`.
+
+    Its first and last frames are left out: the trace has no frames for the comm and the reason.
+    """
     address = f"http://{lockd.address}/debug/pprof/offcpu?seconds={seconds}&comm={comm}"
     times: Times = defaultdict(float)
     for frames, us in stacks_of(address, "").items():
@@ -117,7 +123,7 @@ def of_daemon(lockd: Lockd, comm: str, seconds: int) -> Times:
 
 
 def of_trace(path: Path, comm: str) -> Times:
-    """What the trace says: of threads with this comm, unless it is empty."""
+    """Return the profile of the trace, of threads with this comm only, or of all if it is empty."""
     times: Times = defaultdict(float)
     for frames, us in stacks_of(path, comm).items():
         times[without_repeats(frames)] += us
@@ -133,7 +139,7 @@ def without_repeats(frames: Stack) -> Stack:
 def matched(sampled: Times, traced: Times) -> Times:
     """The times of the daemon by the stacks of the trace.
 
-    A shorter one counts as the one with most time that goes on from it.
+    A shorter stack counts as one that begins with it: the one with most time in the trace.
     """
     times: Times = defaultdict(float)
     for stack, us in sampled.items():
@@ -143,7 +149,7 @@ def matched(sampled: Times, traced: Times) -> Times:
 
 
 def compare(name: str, seconds: int, per_second: int) -> dict[str, object]:
-    """Run a load, and look at it in both ways."""
+    """Run a load, and compare what the daemon and the trace see of it."""
     with (
         tempfile.TemporaryDirectory(prefix="lockd-bench-", dir="/var/tmp") as own,
         contextlib.ExitStack() as ends,
