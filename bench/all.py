@@ -1,4 +1,4 @@
-"""Measure all that is measured about what lockd costs, and write one report.
+"""Measure what lockd costs in all parts of the bench, and write one report.
 
 `sudo make bench` runs every part, a program in this directory that writes bench/build/PART.json and .md. It
 joins what they wrote to bench/build/report.json and report.md. Run it on an otherwise idle host.

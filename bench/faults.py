@@ -130,7 +130,7 @@ def events_of(truth: dict[str, Any]) -> Counter[Event]:
         found["lockd_futex_wakes_total", "", ""] = truth["wakes"]
     for error, count in truth.get("errors", {}).items():
         found["lockd_futex_errors_total", "error", error] = count
-    if "kernel" in truth:  # it does not know of most waits for the other types
+    if "kernel" in truth:  # of the other types a workload knows only some waits
         count = truth["kernel"]["mutex"]["waits"]
         found["lockd_kernel_lock_wait_seconds_count", "lock_type", "mutex"] = count
     return found

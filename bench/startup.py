@@ -129,7 +129,7 @@ def started(cache: Path, is_first: bool) -> Iterator[tuple[Lockd, Start]]:
         waiting = threading.Thread(target=lambda: moments.append(said.ready()), daemon=True)
         waiting.start()
         environment = {**os.environ, "NOTIFY_SOCKET": str(said.path), "CACHE_DIRECTORY": str(cache)}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed lockd has been compiled
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed lockd has compiled Python files
         began, wall = time.monotonic(), time.time()
         daemon = Lockd(Path(directory), env=environment)
         try:

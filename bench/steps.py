@@ -1,4 +1,4 @@
-"""The time of single steps of BPF programs, each by itself, in test runs of the kernel (BPF_PROG_TEST_RUN)."""
+"""Times of single steps of BPF programs, each by itself, in test runs in the kernel (BPF_PROG_TEST_RUN)."""
 
 from __future__ import annotations
 
