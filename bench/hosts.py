@@ -371,7 +371,7 @@ class Host:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a sixth of the time")
+    parser.add_argument("--quick", action="store_true", help="simulate a quarter of the time")
     parser.add_argument("--profile", action="store_true", help="print what ticks without restraint call")
     parser.add_argument("--only", type=int, help="the host with so many processors")
     args = parser.parse_args()
