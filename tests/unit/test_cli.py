@@ -126,7 +126,7 @@ def test_a_wrong_config_says_everything_and_starts_nothing(command: str, tmp_pat
 
 
 def test_a_quiet_check_says_only_what_is_wrong(tmp_path: Path) -> None:
-    """Nothing about this host, which may well lack what the configuration asks for."""
+    """`check --quiet` says nothing about this host, which may well lack what the configuration asks for."""
     file = tmp_path / "lockd.yaml"
     file.write_text("period: 1s\nprograms: {futex: {mode: calls, mechanism: kprobe}}\n")
     done = lockd("check", "--quiet", f"--config.file={file}")
@@ -154,7 +154,7 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
 
 
 def with_output(output: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """A run of lockd with a redirection of the shell."""
+    """Run lockd with `output`, a redirection of the shell, and return the result."""
     command = f'exec "$0" -m lockd "$@" {output}'
     return subprocess.run(
         ["sh", "-c", command, PYTHON, *args],
@@ -206,7 +206,7 @@ def test_a_result_for_a_file_needs_no_output(output: str, tmp_path: Path) -> Non
 
 
 def test_a_library_writes_to_a_file_without_any_output(tmp_path: Path) -> None:
-    """The tools may be called by other programs, too, which have closed theirs."""
+    """Other programs may call the tools, too, and may have closed their standard output."""
     code = "import sys; sys.stdout = None; from pathlib import Path; from lockd.trace.core import output; "
     code += "output.write_text(Path(sys.argv[1]), ['result'])"
     file = tmp_path / "file"
@@ -221,7 +221,7 @@ def test_ctrl_c_is_silent(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         try:
             writer = _open_once_read(fifo)  # nothing is written: lockd waits for records
-            _wait_until_asleep(child.pid)  # between open() and read() Python would be deaf to it
+            _wait_until_asleep(child.pid)  # between open() and read() Python would not act on the signal
             child.send_signal(signal.SIGINT)
             assert child.communicate(timeout=60) == (b"", b"")
             assert child.returncode == 130
@@ -238,7 +238,7 @@ def _wait_until_asleep(pid: int) -> None:
 
 
 def _open_once_read(fifo: Path) -> int:
-    """A FIFO cannot be opened for writing without waiting before it is open for reading."""
+    """Open a FIFO for writing, without blocking; this fails until lockd has it open for reading."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         try:

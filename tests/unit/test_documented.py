@@ -37,7 +37,7 @@ def test_every_metric_is_documented_with_its_definition(metric: Metric) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_no_page_names_a_metric_that_is_not(page: Path) -> None:
     text = page.read_text()
-    for recorded in RECORDED:  # the names of recording rules have those of metrics in them
+    for recorded in RECORDED:  # the names of recording rules contain names of metrics
         text = text.replace(recorded, "")
     for name in NAME.findall(text):
         whole = next((name.removesuffix(part) for part in PARTS if name.endswith(part)), name)

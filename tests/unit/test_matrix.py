@@ -1,4 +1,4 @@
-"""The support matrix: read from what doctor and a run say, and in the README as last seen."""
+"""The support matrix: how it is read from a test run and from `lockd doctor`, and that the README has it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ kernel_locks waits:  by fentry (not by tracepoint: it has none)
 """
 TESTS = Path(__file__).resolve().parents[1]
 PARAMETERS = re.compile("parametrize|mode_calls_is_thorough")
-"""In decorators, each of which gives a test one parameter."""
+"""Matches the decorators that give a test one parameter each."""
 FUTEX, WAITS = "futex calls", "kernel_locks waits"
 
 
@@ -110,7 +110,8 @@ def strings(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("entry", sorted({*kernels.LEFT_OUT, *kernels.ONLY_ON, *kernels.ONLY_THOROUGH}))
 def test_what_is_left_out_is_a_whole_test_or_file(entry: str) -> None:
-    """pytest says nothing of a test that it does not find, and leaves out all whose names begin so."""
+    """pytest does not report an entry for which it finds no test, and leaves out every test whose name begins
+    with the entry."""
     file, _, test = entry.partition("::")
     tree = ast.parse((TESTS / "kernel" / file).read_text())
     if not test:

@@ -1,4 +1,4 @@
-"""What `make test` installs has every program that tests ask for: a fresh machine lacks nothing."""
+"""`make test` installs every program that tests ask for, so that a fresh machine lacks nothing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ESSENTIAL = {
     "bash", "cat", "cp", "dpkg", "dpkg-query", "getconf", "id", "kill", "ldd", "mount", "nsenter", "printf",
     "setpriv", "sh", "sleep", "sync", "true", "umount", "unshare", "apt-cache", "apt-config", "apt-get",
 }  # fmt: skip
-"""Programs that every Debian and Ubuntu has, however small."""
+"""Programs that every Debian and Ubuntu has, however small the installation is."""
 OF_A_MACHINE = {"bpftool", "insmod", "rmmod", "systemctl"}
-"""What runs in the emulated machines, which tests/machine/base.py furnishes."""
+"""Programs that run in the emulated machines, where tests/machine/base.py installs them."""
 STARTS = {"run", "Popen", "check_output", "check_call"}
 
 
@@ -38,7 +38,7 @@ def test_every_package_is_installed_by_make_test() -> None:
 
 
 def test_servers_are_unpacked_where_only_others_were(tmp_path: Path) -> None:
-    """A list that has grown: what a machine keeps of an older one must not hide what it lacks."""
+    """The list of servers may grow: the marks of an older list on a machine must not hide what it lacks."""
     (tmp_path / "servers").mkdir()
     for of_another_list in ("made", "memcached.made"):
         (tmp_path / "servers" / of_another_list).touch()
@@ -50,7 +50,8 @@ def test_servers_are_unpacked_where_only_others_were(tmp_path: Path) -> None:
 
 
 def programs(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """What a module starts under a name that stands there, and what it asks shutil.which() for."""
+    """Yield the line and the name of each program that a module starts by a literal name, or looks up with
+    shutil.which()."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
             continue
@@ -74,7 +75,7 @@ def test_every_program_that_tests_start_is_of_such_a_package() -> None:
 
 
 def test_no_skip_for_a_missing_program_but_by_needs() -> None:
-    """Such a skip would be excused as one of the host, on which nobody would see what is not installed."""
+    """Such a skip would be excused as the host's fault, and nobody would see what is not installed."""
     written = [
         f"{path.relative_to(ROOT)}: {text}"
         for path in sorted((ROOT / "tests").rglob("*.py"))
@@ -86,7 +87,8 @@ def test_no_skip_for_a_missing_program_but_by_needs() -> None:
 
 @pytest.mark.parametrize("program", [*PACKAGES, *MADE])
 def test_every_program_is_there(program: str) -> None:
-    """`make test` has installed them and allows no such skip; without it the skip says what is missing."""
+    """`make test` installs every program and allows no skip for a missing one. Without `make test` the skip
+    says what is missing."""
     need(program)
 
 

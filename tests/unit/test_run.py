@@ -1,4 +1,4 @@
-"""The last words of `make test`: what passed, failed and was skipped, and how often it was tried."""
+"""The summary of `make test`: how many tests passed, failed and were skipped, and which were tried again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_summary(result: Result, tmp_path: Path) -> None:
 
 
 def test_every_directory_of_tests_is_a_tier() -> None:
-    """Nothing is left out by being forgotten."""
+    """No directory of tests can be forgotten in the tiers or in `testpaths`."""
     found = {path.parent.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").rglob("test_*.py")}
     assert found == {tier.directory for tier in TIERS}
     listed = re.search(r"^testpaths = (.*)$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
@@ -60,6 +60,6 @@ def test_every_directory_of_tests_is_a_tier() -> None:
 
 @pytest.mark.parametrize("gate", [True, False])
 def test_no_tier_may_skip_what_is_not_the_hosts_fault(gate: bool) -> None:
-    """By hand as in CI: a tool that is missing would else be seen by nobody."""
+    """Runs by hand are as strict as CI, because otherwise nobody would notice a missing tool."""
     for tier in TIERS:
         assert "--no-skips-allowed" in tier.command(gate)

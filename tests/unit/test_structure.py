@@ -1,4 +1,4 @@
-"""Imports go one way (docs/architecture.md): read from the syntax trees, so that no line escapes.
+"""Imports go one way (docs/architecture.md). They are read from the syntax trees, so that none escapes.
 
 A room is a folder of lockd/, or a module that lies in it directly. The rules below say which rooms each room
 may import. Only load imports bcc. Neither load nor export imports numpy, which costs 25 MB of memory.
@@ -34,7 +34,7 @@ MAY = {
     "columns": set(),
     "views": set(),
     "config": set(),
-    "process": {"?"},  # the parts of numpy that are left out, and the module that a process is to run
+    "process": {"?"},  # names known only at run time: unused parts of numpy, and the module a process runs
 }
 """The rooms that each room may import besides itself and COMMON, from the top of the house to its foundation.
 
@@ -72,12 +72,12 @@ def _is_allowed(importer: str, module: str) -> bool:
 
 
 def _room(names: tuple[str, ...]) -> str:
-    """`sample` for lockd.kernel.maps, `lockd` for the package itself."""
+    """Return the room of a module: `kernel` for lockd.kernel.maps, `lockd` for the package itself."""
     return names[1] if len(names) > 1 and names[1] != "__init__" else names[0]
 
 
 def _imports(root: Path, path: Path) -> Iterator[tuple[int, str]]:
-    """The line and the full name of every module that a file imports, inside functions as well."""
+    """Yield the line and the full name of every module that a file imports, inside functions as well."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -196,7 +196,7 @@ def test_a_violation_is_seen(tmp_path: Path, file: str, text: str, says: str) ->
 
 
 UNUSED_OF_NUMPY = {"numpy.fft._pocketfft", "numpy.ma.core", "numpy.random.mtrand", "numpy._typing"}
-"""What they would load, if they were (lockd/process/memory.py)."""
+"""Modules that are loaded only with the unused parts of numpy (`UNUSED` in lockd/process/memory.py)."""
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ UNUSED_OF_NUMPY = {"numpy.fft._pocketfft", "numpy.ma.core", "numpy.random.mtrand
     ],
 )
 def test_nothing_comes_in_by_the_way(module: str, forbidden: set[str]) -> None:
-    """What a process has loaded in the end, through other libraries as well."""
+    """No process loads a module that it must not have, neither directly nor through other libraries."""
     code = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert forbidden & set(done.stdout.split()) == set()

@@ -1,4 +1,4 @@
-"""What holds for all tiers (tests/conftest.py): tries are counted and limited, and a marker says why."""
+"""Rules for all tiers (tests/conftest.py): tries are counted and limited, and `thorough` needs a reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_other():
 
 
 def run(directory: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """A pytest of its own that runs this module."""
+    """Run a test module with the text `text` in a pytest process of its own."""
     (directory / "test_it.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", ROOT / "pyproject.toml"]
     return subprocess.run(
@@ -47,7 +47,7 @@ def run(directory: Path, text: str, *options: str) -> subprocess.CompletedProces
 
 @pytest.mark.parametrize("further", [ALWAYS, ALWAYS + 1])
 def test_as_many_tries_as_may_be_and_one_more(tmp_path: Path, further: int) -> None:
-    """Each test has one further try in its fixture; the second has all others."""
+    """Each of two tests has one further try in its fixture; the second test has all the others."""
     done = run(tmp_path, RETRYING.format(numbers=[1, further - 1]), f"--junitxml={tmp_path}/report.xml")
     assert "2 passed" in done.stdout
     assert "further tries: 1: test_it.py::test_one[1]" in done.stdout

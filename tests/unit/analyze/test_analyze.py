@@ -1,4 +1,4 @@
-"""`lockd analyze`: known records, known numbers, and pictures that show them."""
+"""`lockd analyze` prints the right numbers for known records, and its pictures show them."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def test_time_has_no_gaps(records: Records) -> None:
 def test_threads_that_wait_do_so_before_the_period_in_which_the_wait_ends(records: Records) -> None:
     pipe = records.where(records.rows["lock"] == 0)
     threads, waiting = statistics.waiting_threads(pipe, statistics.period_starts(records))
-    # One of 120 ms and one of 60 ms end by the end of the fifth period, the first in which each is for 50 ms.
+    # A wait of 120 ms and a wait of 60 ms end by the end of the fifth period, the only one that both fill.
     assert threads.tolist() == [2, 0, 1, 2, 2, 0]
     assert (waiting * 50).tolist() == pytest.approx([50, 0, 20, 60, 100, 0])
 
 
 def test_a_thread_waits_but_once_at_a_time(tmp_path: Path) -> None:
-    """Each wait of two in a row is put before the next, so that the thread never waits twice over."""
+    """Of two waits of a thread in a row, the first is placed before the second: they do not overlap."""
     line = "s,x,P1_T1,mutex,0xffff888100000040,{},{},1,0\n"
     path = tmp_path / "records"
     path.write_text("t,0,f+0x1\n" + line.format(START, 40 * MS) + line.format(START + 50 * MS, 70 * MS))
@@ -131,7 +131,7 @@ def test_waiting_adds_up_whatever_the_records(tmp_path: Path) -> None:
 
 
 def test_records_of_milli_klockstat(tmp_path: Path) -> None:
-    """It has swapped the two ids, and calls what releases an rwsem a semaphore."""
+    """milli-klockstat swaps the ids of process and thread, and calls a release of an rwsem a semaphore."""
     path = tmp_path / "old"
     path.write_text(
         "t,-14,[Stack Trace Not Obtained]\nt,7,mutex_lock+0x1,do_work+0x20\n"
@@ -163,7 +163,7 @@ def test_calls_of_lockd_trace_futex(tmp_path: Path) -> None:
 
 
 def test_files_are_put_together(file: Path, tmp_path: Path) -> None:
-    """Each has its own numbers of stacks."""
+    """Each file numbers its stacks on its own."""
     other = tmp_path / "other"
     other.write_text(f"t,0,iterate_dir+0x86\ns,c,P9_T9,rwsem_read,{RWSEM:#x},{START},{5 * MS},2,0\n")
     records = read([file, other])
@@ -255,7 +255,7 @@ def test_periods_that_are_too_many_to_be_drawn_are_told(
         ((0, 1000, 3000), 1000, False),
         ((0, 500, 1000), 500, False),
         ((0, 50, 200), 50, False),
-        ((0, 100, 200, 300, 400), 50, True),  # of periods of 50 ms, each of which may have had no wait
+        ((0, 100, 200, 300, 400), 50, True),  # could be periods of 50 ms, some of which had no wait
         (range(0, 1000, 100), 100, False),
         ((0, 7, 14), 7, False),
     ],
@@ -281,7 +281,7 @@ def test_the_length_of_periods(
         (["--exclude", "writer"], "2.00 ms"),
         (["--from", "0.05", "--to", "0.2"], "2.00 ms"),
         (["--min-threads", "2"], "232.00 ms"),
-        (["--min-threads", "2", "--to", "0.15"], "50.00 ms"),  # of `idle`, which comes later, nothing counts
+        (["--min-threads", "2", "--to", "0.15"], "50.00 ms"),  # `idle` waits later, so does not count
         (["--min-threads", "2", "--from", "0.15"], "180.00 ms"),
     ],
 )
@@ -342,7 +342,7 @@ def test_png_and_page_are_written(file: Path, tmp_path: Path, capfd: pytest.Capt
     content = png.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", content[16:24]) == (1200, 1100)
-    assert len(content) > 20_000  # a blank one of that size has a fifth of it
+    assert len(content) > 20_000  # a blank picture of that size has a fifth of these bytes
     page = html.read_text()
     assert page.count("<svg") == 1
     assert page.count("<table>") == 5
@@ -357,7 +357,7 @@ def test_without_matplotlib_the_package_is_named(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert cli.main(["analyze", "--png", str(tmp_path / "x.png"), str(file)]) == 3
     assert "install the package python3-matplotlib" in capsys.readouterr().err
-    assert cli.main(["analyze", str(file)]) == 0  # text needs none
+    assert cli.main(["analyze", str(file)]) == 0  # text needs no matplotlib
 
 
 def test_text_loads_no_matplotlib(file: Path) -> None:
@@ -373,7 +373,7 @@ def test_text_loads_no_matplotlib(file: Path) -> None:
 
 
 def test_the_notebook_runs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cells in order, as a notebook would run them, on the records of this test."""
+    """The cells run in their order, as in a notebook, on the records of this test."""
     need("python3:matplotlib")
     notebook = json.loads((ROOT / "docs/trace/klock.ipynb").read_text())
     names: dict[str, object] = {"display": lambda _: None}

@@ -1,4 +1,4 @@
-"""Look-ups by hash and sums by row against plain dictionaries."""
+"""Look-ups by hash and sums by row, compared with plain dictionaries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockd.columns.index import Groups, Index, distinct_positions, mix
 
 U64 = st.integers(0, 2**64 - 1)
 FEW = st.integers(0, 20)
-"""Few values, so that keys meet."""
+"""Few values, so that the same key comes up several times."""
 
 
 def hashes(values: list[int]) -> np.ndarray:

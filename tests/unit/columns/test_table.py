@@ -1,4 +1,4 @@
-"""A bounded table against a dictionary that gives up its longest unseen entries."""
+"""A bounded table, compared with a dictionary that drops the entries that were unseen for longest."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_it_is_a_dict_while_there_is_room(calls: list[list[int]]) -> None:
         assert len(set(found.tolist())) == len(keys)
         checked.table["sum"][found] += 1
         for key, row in zip(keys, found.tolist(), strict=True):
-            assert known.setdefault(key, row) == row  # a row is a key's for good
+            assert known.setdefault(key, row) == row  # a key keeps its row for good
             model[key] = model.get(key, 0) + 1
         assert dict(zip(keys, checked.table["sum"][found].tolist(), strict=True)) == {
             k: model[k] for k in keys
@@ -97,7 +97,8 @@ def test_what_was_unseen_since_is_forgotten(calls: list[list[int]], before: int)
 
 
 def test_rows_that_were_just_handed_out_stay() -> None:
-    """Keys of one call, and of the calls of one moment, need not be half of the table to be safe."""
+    """A full table keeps the keys of one call, and of calls at the same time, even if they are more than half
+    of its rows."""
     checked = Checked(10)
     checked.rows([1, 2, 3, 4, 5, 6], 1.0)
     found = checked.rows([3, 4, 5, 6, 11, 12, 13, 14, 15], 2.0)

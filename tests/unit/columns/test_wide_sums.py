@@ -1,4 +1,4 @@
-"""Sums with more than 64 bits against the integers of Python."""
+"""Sums with more than 64 bits, compared with the integers of Python."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_the_shipped_file_is_up_to_date() -> None:
 
 
 def test_every_shipped_value_can_be_changed_on_its_own() -> None:
-    """Each key reaches the field it is described by, and no other."""
+    """Each key changes the field of its own name, and no other."""
     of_calls = {"programs.futex.mode": "calls"}
     others = of_calls | {
         "period": "100ms",
@@ -119,7 +119,7 @@ def test_every_shipped_value_can_be_changed_on_its_own() -> None:
 
 
 def yaml_of(keys: dict[str, str]) -> str:
-    """The keys, by their dotted names, as a file has them."""
+    """Return the text of a configuration with these values, which are given by dotted names of keys."""
     tree: dict[str, Any] = {}
     for name, value in keys.items():
         *sections, last = name.split(".")

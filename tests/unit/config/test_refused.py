@@ -1,4 +1,4 @@
-"""Configurations that are refused: messages that say all that is wrong, where, and the rule of the key."""
+"""Configurations that are refused: the messages say all that is wrong, where, and the rule of each key."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_a_file_of_somebody_else(tmp_path: Path) -> None:
     file.chmod(0o600)
     os.chmod(tmp_path, 0o755)
     child = os.fork()
-    if child == 0:  # as nobody: root may read everything
+    if child == 0:  # the child becomes the user nobody, since root may read everything
         os.setresuid(65534, 65534, 65534)
         try:
             load(file)

@@ -1,4 +1,4 @@
-"""What programs mark in `written`, as the sampler understands it: by window, and whatever its number is."""
+"""The marks that programs make in the map `written`, as the sampler reads them: each is about one window."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONTROL = [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4"), ("sampler"
 
 
 def words(*numbers: int) -> Words:
-    """Memory as of an array map."""
+    """Return memory like that of an array map."""
     return memoryview(np.array(numbers, np.uint32))
 
 
@@ -25,7 +25,7 @@ def control(request: pytest.FixtureRequest) -> Control:
 
 @pytest.fixture
 def written(control: Control) -> Written:
-    """Marked long ago, as by programs that have run for a while."""
+    """Return marks of ten windows ago, as of programs that have run for a while."""
     long_ago = (control.number - 10) % NUMBERS
     return Written(words(*[long_ago] * 2 * ELEMENT_WORDS * len(MEMBERS)), MEMBERS, control)
 
@@ -75,8 +75,8 @@ def test_each_has_its_own_mark(what: str, control: Control, written: Written) ->
 
 
 def test_a_wait_is_no_entry_and_is_known_for_a_while(control: Control, written: Written) -> None:
-    """A survey in the window of the wait may have come before it, and so may one in the next: the mark of a
-    program that is held up comes late."""
+    """A survey in the window of the wait may have come before the wait. So may a survey in the next window,
+    because the mark of a program that is held up comes late."""
     surveyed = control.number
     assert not written.has_wait_since(surveyed)
     written.mark("wait")

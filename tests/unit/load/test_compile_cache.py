@@ -1,4 +1,4 @@
-"""What was compiled, in files: found again whole, and nothing that is wrong with them is an error."""
+"""The cache of compiled programs: what is found in it is whole, and nothing wrong with a file is an error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COMPILED = Compiled(
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """With one result in it."""
+    """Return the directory of a cache that has one result in it."""
     place = tmp_path / "cache"
     CompileCache(place).add(KEY, COMPILED)
     assert CompileCache(place).find(KEY) == COMPILED
@@ -91,7 +91,7 @@ def nest_deeply(file: Path) -> None:
 
 
 def put_another_result(file: Path) -> None:
-    """One that is whole, but of another key."""
+    """Replace the file with a whole result of another key."""
     other = key_of(("another source",))
     CompileCache(file.parent).add(other, COMPILED)
     os.replace(file.with_name(other), file)
@@ -102,7 +102,7 @@ def grow(file: Path) -> None:
 
 
 def link_it(file: Path) -> None:
-    """To what would be right."""
+    """Replace the file with a symbolic link to a file that has the right content."""
     file.rename(file.with_name("elsewhere"))
     file.symlink_to("elsewhere")
 
@@ -206,14 +206,14 @@ def test_only_the_newest_are_kept_and_other_files_are_left_alone(tmp_path: Path)
     for age, key in enumerate(keys):
         CompileCache(tmp_path).add(key, COMPILED)
         os.utime(tmp_path / key, (1000 + age, 1000 + age))
-        if age == 2:  # of a process that was killed
+        if age == 2:  # left by a process that was killed
             (tmp_path / f"{key}.0123abcd").write_text("half")
             os.utime(tmp_path / f"{key}.0123abcd", (0, 0))
     assert {file.name for file in tmp_path.iterdir()} == {"notes", *keys[-compiled.FILES :]}
 
 
 def test_several_at_the_same_time(tmp_path: Path) -> None:
-    """Every one that is found is whole."""
+    """Every result that is found is whole, while several threads add it and look for it."""
     found: list[Compiled | None] = []
     go = threading.Barrier(8)
 
@@ -241,7 +241,7 @@ def test_the_directory_is_systemds_or_roots(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_only_descriptors_of_maps_are_replaced() -> None:
     load, other = "1811000005000000 0000000000000000", "1801000005000000 1811000005000000"
-    """A load of the map 5, and one of a number whose second half looks like the first."""
+    """A load of map 5, and a load of a number whose second half looks like the start of a load of map 5."""
     exit_ = "9500000000000000"
     code = bytes.fromhex(load + other + exit_)
     replaced = with_maps(code, {5: 700})
@@ -250,7 +250,7 @@ def test_only_descriptors_of_maps_are_replaced() -> None:
 
 
 def test_only_numbers_that_stand_for_an_address_are_replaced() -> None:
-    """Their upper half is 0x6c; the lower one is the offset in the map's element."""
+    """The upper half of such a number is 0x6c here; the lower half is an offset in the element of the map."""
     place, other = "1803000008000000 000000006c000000", "1803000008000000 000000006d000000"
     map_ = "181300006c000000 000000006c000000"
     code = bytes.fromhex(place + other + map_)

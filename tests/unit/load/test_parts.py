@@ -1,4 +1,4 @@
-"""Which parts of the work, and which code, the programs need to know who releases locks."""
+"""The parts and the source files that the programs need to know who releases locks."""
 
 from __future__ import annotations
 
