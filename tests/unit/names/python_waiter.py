@@ -1,7 +1,8 @@
-"""Threads of a Python program that each wait for something else for ever; run by any Python from 3.8 on.
+"""A Python program whose threads wait for something for ever. Any Python from 3.8 on can run it.
 
-`python_waiter.py waits` or `python_waiter.py gil`. A thread's comm is what it does. Prints `ready` when all
-that have to happen before have happened; ends when its stdin does, or when it is killed.
+In `python_waiter.py waits`, each thread waits for something else; in `python_waiter.py gil`, one wants the
+interpreter and another keeps it. The comm of a thread says what it does. The program prints `ready` when it
+is set up. `waits` ends with its standard input, `gil` with its parent.
 """
 
 from __future__ import annotations
@@ -105,9 +106,9 @@ def wait_for_all() -> None:
 
 
 def calls_for_ever(waits: Iterable[threading.Thread]) -> list[str]:
-    """The calls that these threads are in, once each is in a futex call without a time limit.
+    """Return the system calls that these threads are in, once each is in a futex call without a time limit.
 
-    For the interpreter they wait with one.
+    A thread that waits for the interpreter has a time limit.
     """
     while True:
         calls = [call_of(thread.native_id or 0) for thread in waits]

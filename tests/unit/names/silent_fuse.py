@@ -1,8 +1,8 @@
 """A file system whose server answers everything but reads, and a process that has a file of it mapped.
 
-`silent_fuse.py DIRECTORY` mounts it there, for itself and that process alone, whose id and the memory's
-address it prints. Whoever reads that memory waits until the server ends, however often it is killed: from
-when the server has the request, of which it prints a line.
+`silent_fuse.py DIRECTORY` mounts the file system at DIRECTORY, for itself and that process alone. It prints
+the id of the process and the address of the mapped memory. Whoever reads this memory waits until the server
+ends. Once the server has the request, which it tells with a line of output, no signal ends the wait.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def serve(device: int) -> None:
 def map_file(path: Path) -> None:
     file = os.open(path, os.O_RDONLY)
     mapped = mmap.mmap(file, SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
-    mapped.madvise(mmap.MADV_RANDOM)  # a read ahead would not be waited for in the same way
+    mapped.madvise(mmap.MADV_RANDOM)  # nobody would wait for a read-ahead in the same way
     line = next(one for one in Path("/proc/self/maps").read_text().splitlines() if one.endswith(f"{path}"))
     print(os.getpid(), line.partition("-")[0], flush=True)
     time.sleep(600)

@@ -1,4 +1,4 @@
-"""What answers of the namer tell of whole processes: Java machines, programs in Go, what has to be known."""
+"""What the namer's answers say about whole processes: places in runtimes, advice, and waits in Go."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FRAMES = CPythonPlaces(*range(1, 8))
 
 
 class Namer:
-    """A resolver that is asked, and answers nothing by itself."""
+    """A resolver that takes questions and gives no answers."""
 
     room = 1000
 
@@ -44,10 +44,10 @@ class Namer:
         return True
 
     def watch(self, tgids: list[int]) -> None:
-        """Which processes there are is nothing to it."""
+        """Do nothing: this resolver need not know which processes there are."""
 
     def forget_ended(self, alive: set[int]) -> None:
-        """Nor is which have ended."""
+        """Do nothing: this resolver need not know which processes have ended."""
 
 
 class Told:
@@ -77,7 +77,7 @@ class Told:
         self.locks.note_answer(replace(named, **about))
 
     def forget_ended(self, alive: set[int]) -> None:
-        """As the sampler does."""
+        """Forget ended processes as the sampler does."""
         self.locks.forget_ended(alive, LATER)
         for _ in range(2):
             self._hotspots.keep(alive)
@@ -90,7 +90,7 @@ class Told:
 
 
 def exported(block: Block) -> dict[tuple[str, ...], float]:
-    """Of the one metric in it."""
+    """Return the values of the one metric in the block, by label set."""
     head, arrays = messages.unpack(memoryview(block.pack()))
     (metric,) = head["metrics"]
     return dict(zip(map(tuple, metric["labels"]), arrays[metric["name"]], strict=True))
@@ -101,7 +101,7 @@ def test_programs_are_told_where_a_java_machine_has_its_waits() -> None:
     told.answer(7, hotspot=astuple(PLACES))
     (held,) = told.hotspots.held.values()
     assert tuple(held.tolist()) == astuple(PLACES)
-    told.answer(7, hotspot=astuple(replace(PLACES, generation=1)))  # its names have come to be known
+    told.answer(7, hotspot=astuple(replace(PLACES, generation=1)))  # names of its functions have become known
     (held,) = told.hotspots.held.values()
     assert held["generation"] == 1
     told.forget_ended(set())
@@ -113,8 +113,8 @@ def test_programs_are_told_where_cpython_has_its_frames() -> None:
     told.answer(7, cpython=astuple(FRAMES))
     (held,) = told.cpythons.held.values()
     assert tuple(held.tolist()) == astuple(FRAMES)
-    told.answer(7)  # an answer that does not say it takes nothing back
-    told.cpythons.held.clear()  # as the kernel does that needs the room
+    told.answer(7)  # an answer without places takes none back
+    told.cpythons.held.clear()  # as the kernel does when it needs the room
     told.answer(7, cpython=astuple(FRAMES))
     assert len(told.cpythons.held) == 1 and not told.hotspots.held
     told.forget_ended(set())
@@ -132,7 +132,7 @@ def test_programs_are_told_where_cpython_has_its_frames() -> None:
     ids=["object", "word", "monitor", "address"],
 )
 def test_numbers_that_stand_for_waits_again_are_named_anew(number: int, generation: int) -> None:
-    """There are few generations: what a lock was called four readings of a perf map ago is of no use."""
+    """There are only four generations: the name of a lock from four readings of a perf map ago is no use."""
     told = Told(7, number=number)
     wait = np.array([7]), np.array([number], np.uint64), np.array([KINDS.index("cond")])
     told.answer(7, hotspot=astuple(replace(PLACES, generation=generation - 1 & 3)))
@@ -149,7 +149,8 @@ def test_numbers_that_stand_for_waits_again_are_named_anew(number: int, generati
 
 @pytest.mark.parametrize("is_many", [False, True], ids=["a kind", "a class whose objects are told apart"])
 def test_programs_that_forgot_what_a_lock_is_are_told_again(is_many: bool) -> None:
-    """Its entry may have made room for another one. When the lock is captured again, the namer may rest."""
+    """The entry of the lock may have made room for another one. When the lock is captured again, there may be
+    no namer."""
     told = Told(7)
     told.answer(7, is_many=is_many, kind="lock")
     told.known.held.clear()
@@ -164,7 +165,7 @@ def test_advice_lasts_until_it_has_been_taken() -> None:
     told = Told(7, 8)
     told.answer(7, advice=JAVA, hotspot=astuple(PLACES))
     told.answer(8, advice=GO)
-    for tgid in (7, 8):  # of what was not captured nothing is known
+    for tgid in (7, 8):  # without a capture nothing is known about advice
         told.answer(tgid, is_provisional=True)
     assert told.advised() == {("", "comm7", JAVA): 1, ("", "comm8", GO): 1}
     told.answer(7, hotspot=astuple(PLACES))
@@ -191,13 +192,13 @@ def test_what_go_has_counted_since_it_was_first_read() -> None:
         return exported(block)
 
     waits.note_answer(GoWaitsAnswer((7, 8), (10**9, -1)), 0.0)
-    assert seconds() == {("", "comm7"): 0}  # of what cannot be read there is none
+    assert seconds() == {("", "comm7"): 0}  # process 8, which cannot be read, has no series
     waits.note_answer(GoWaitsAnswer((7, 8), (3 * 10**9, -1)), 10.0)
     waits.note_answer(GoWaitsAnswer((7, 8), (-1, -1)), 20.0)
     waits.note_answer(GoWaitsAnswer((7,), (4 * 10**9,)), 30.0)
     assert seconds() == {("", "comm7"): 3}
     waits.forget_ended(set())
-    waits.note_answer(GoWaitsAnswer((7,), (10**9,)), 40.0)  # another process of that name
+    waits.note_answer(GoWaitsAnswer((7,), (10**9,)), 40.0)  # another process with the same id and name
     waits.note_answer(GoWaitsAnswer((7,), (2 * 10**9,)), 50.0)
     assert seconds() == {("", "comm7"): 4}
 
@@ -213,7 +214,8 @@ def test_a_program_that_says_that_it_waited_for_ever_takes_no_total_back() -> No
 
 
 def test_a_program_that_has_waited_for_longer_than_the_world_waits_no_more() -> None:
-    """So that no program can fill a total that it shares with others."""
+    """A total that has reached the largest sum stays there, since a program can claim any wait, and other
+    programs may share the total."""
     waits = GoMutexWaits(LineBudget(Limits()), lambda tgid: ("", "made-up"))
     for waited in (0, 2**200, 0, 2**200):
         waits.note_answer(GoWaitsAnswer((7,), (waited,)), 0.0)

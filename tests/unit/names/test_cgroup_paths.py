@@ -1,4 +1,4 @@
-"""The units in paths of cgroups, and what the paths say of them: services and containers of every runtime."""
+"""The units in paths of cgroups, and what paths say about them: services, and containers of every runtime."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.container_paths import CONTAINERS, ID, MONITORS, OTHER_ID, PO
         ),
         ("/system.slice/run-rc0ffee.scope", "run-rc0ffee.scope"),
         ("/user.slice/user-1000.slice/session-3.scope", "session-3.scope"),
-        # what a service makes of the part that is its own
+        # cgroups that a service makes below its own
         ("/system.slice/nginx.service/worker/1", "nginx.service"),
         ("/system.slice/delegated.service/mariadb.service", "delegated.service"),
         ("/system.slice/postgresql.slice/pg@14-main.service/supervisor", "pg@14-main.service"),
@@ -52,7 +52,7 @@ from tests.support.container_paths import CONTAINERS, ID, MONITORS, OTHER_ID, PO
         ("/.service", ""),
         ("/service", ""),
         ("/nginx.service.d", ""),
-        # docker, containerd, CRI-O, Kubernetes: systemd's cgroups and their own
+        # docker, containerd, CRI-O, Kubernetes: cgroups made by systemd, and by the runtimes themselves
         (f"/system.slice/docker-{ID}.scope", SHORT),
         (f"/docker/{ID}", SHORT),
         (f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-{POD}.slice/crio-{ID}.scope", SHORT),
@@ -77,7 +77,7 @@ from tests.support.container_paths import CONTAINERS, ID, MONITORS, OTHER_ID, PO
         (f"/system.slice/{ID}-61b0c2a7e9d4f518.service", SHORT),
         (f"/system.slice/shop.service/libpod-payload-{ID}", "shop.service"),
         ("/system.slice/shop.service/runtime", "shop.service"),
-        # whole systems
+        # containers of whole systems
         ("/lxc.payload.web", "lxc:web"),
         ("/lxc.payload.web/system.slice/nginx.service", "lxc:web"),
         ("/lxc.monitor.web", "lxc:web"),
@@ -139,7 +139,8 @@ def test_what_is_no_uid_of_a_pod(path: str) -> None:
 
 
 def test_a_cgroup_that_somebody_calls_as_he_likes() -> None:
-    """Names of other people's cgroups are label values: one line, and no longer than a name may be."""
+    """Names of cgroups that anybody makes become label values: they have one line, and are no longer than the
+    name of a file may be."""
     long = "x" * 249 + ".slice"
     assert unit_of(f"/{long}/a.service").slice == long
     for name in ("a\nb.slice", 'a"b.slice', "a\\b.slice", "a{b}.slice", "\u2028.slice"):

@@ -1,4 +1,4 @@
-"""Names of locks, asked of a real namer process and fetched later."""
+"""Names of locks: a real namer process is asked for them, and its answers are fetched later."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ KALLSYMS = "ffffffff82000000 D init_task\nffffffffc0000000 d other_lock\t[other]
 MakeResolver = Callable[..., Resolver]
 QUIET = 0.2
 LONGEST_SYMBOL = 511
-"""Characters of a function's name in the kernel (KSYM_NAME_LEN)."""
+"""The largest number of characters in the name of a kernel function (KSYM_NAME_LEN)."""
 MOST_KERNEL_FRAMES = 127
-"""Return addresses of a stack that the kernel finds (sysctl kernel.perf_event_max_stack)."""
+"""The largest number of return addresses in a stack of the kernel (sysctl kernel.perf_event_max_stack)."""
 
 
 @pytest.fixture
 def make() -> Iterator[MakeResolver]:
-    """Resolvers whose namers are ended with the test."""
+    """Return a function that makes resolvers, whose namers are ended with the test."""
     made: list[Resolver] = []
 
     def make(procfs: Path, **more: Any) -> Resolver:
@@ -169,12 +169,12 @@ def test_owners_of_locks_are_asked_for_however_many_names_wait(tmp_path: Path, m
     while not any(isinstance(answer, OwnersAnswer) for answer in found):
         assert time.monotonic() < until
         found += resolver.answers()
-        assert resolver.room == 0  # more are waiting than it takes
+        assert resolver.room == 0  # more questions wait than it takes
         time.sleep(0.01)
 
 
 def test_processes_that_come_and_go_meanwhile_take_no_room(tmp_path: Path, make: MakeResolver) -> None:
-    """Or a namer that falls behind would be asked about them for ever, and about no lock again."""
+    """Otherwise a namer that falls behind would be asked about such processes for ever, and about no lock."""
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     resolver = make(tmp_path)
     resolver.is_paused = True
@@ -260,13 +260,13 @@ data = re.findall(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())
 server.MEMORY_BYTES = 1024 * int(data[0]) + MAX_MAPS // 2
 sys.exit(server.main())
 """.replace("ROOT", isolation.ROOT).replace("MAX_MAPS", str(MAX_MAPS))
-"""A namer with too little memory to read what a process has mapped."""
+"""The code of a namer with too little memory to read what a process has mapped."""
 
 
 def test_a_namer_without_memory_is_replaced(
     make: MakeResolver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Or it would answer every further question in vain: what takes the memory may stay for ever."""
+    """Otherwise the namer would fail at all later questions: what takes the memory may stay for ever."""
     resolver = make(Path("/proc"))
     monkeypatch.setattr(isolation, "command", lambda _: [sys.executable, "-c", SMALL])
     resolver.answers()
@@ -286,7 +286,7 @@ def test_a_namer_without_memory_is_replaced(
 
 
 def until_it_rests(resolver: Resolver) -> None:
-    """As the sampler does when it has nothing to ask."""
+    """Fetch answers until there is no namer, as the sampler does when it has nothing to ask."""
     deadline = time.monotonic() + 30
     while resolver.pid:
         assert time.monotonic() < deadline
@@ -343,7 +343,7 @@ def test_what_needs_no_namer_neither_starts_nor_keeps_one(tmp_path: Path, make: 
 def test_a_lock_whose_name_follows_from_earlier_answers_needs_no_namer(
     tmp_path: Path, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is a namer, an old name is asked for as well: a module may have come and gone."""
+    """If there is a namer, it is still asked for a name that is old: a module may have come and gone."""
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     first, second = (KernelLock(key, HEAP + key, "mutex") for key in (2, 3))
     fresh = make(tmp_path)
@@ -386,7 +386,8 @@ def test_another_namer_remembers_processes_anew(tmp_path: Path, make: MakeResolv
 def test_programs_tell_of_blocked_processes_in_vain_while_it_rests(
     tmp_path: Path, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next namer would read all of them before it answered anything."""
+    """The ring of blocked processes is emptied meanwhile, or the next namer would read what all of them have
+    mapped before it answered anything."""
     emptied: list[Ring] = []
     reader = SimpleNamespace(read=lambda: None)
     monkeypatch.setattr(resolver_module, "BlockedProcesses", lambda ring: emptied.append(ring) or reader)
@@ -394,7 +395,7 @@ def test_programs_tell_of_blocked_processes_in_vain_while_it_rests(
     ring = Ring(os.memfd_create("ring"), mmap.PAGESIZE)
     resolver.answers()
     until_it_rests(resolver)
-    resolver._blocked = ring  # from now on: no namer could read what is no ring
+    resolver._blocked = ring  # only from now on, since a namer could not read this: it is no ring
     resolver.answers()
     assert emptied == [ring]
     assert resolver.ask(KernelLock(1, LOCK, "mutex"))
@@ -407,13 +408,13 @@ def test_programs_tell_of_blocked_processes_in_vain_while_it_rests(
 class Silent(NamedTuple):
     tgid: int
     address: int
-    requests: IO[str]  # a line for each that the server has and does not answer
-    end: Callable[[], None]  # of the server, and of whoever waits for it
+    requests: IO[str]  # a line for each request that the server has and does not answer
+    end: Callable[[], None]  # ends the server, and whatever waits for it
 
 
 @pytest.fixture
 def silent(tmp_path: Path) -> Iterator[Silent]:
-    """A process and its memory that nobody can read, nor be killed while he tries."""
+    """Yield a process with memory that nobody can read; whoever tries cannot be killed meanwhile."""
     if os.geteuid():
         pytest.skip("needs root: mounts a file system whose server is silent")
     if not Path("/dev/fuse").exists():
@@ -428,12 +429,13 @@ def silent(tmp_path: Path) -> Iterator[Silent]:
 
 
 def is_stuck(pid: int) -> bool:
-    """In a wait for the server; once it was killed, one that no signal ends."""
+    """Whether a process waits for the silent server. After SIGKILL this is a wait that no signal ends."""
     return Path(f"/proc/{pid}/wchan").read_text() == "request_wait_answer"
 
 
 def stick(resolver: Resolver, token: int, silent: Silent, page: int = 0) -> int:
-    """Have a namer stuck with a question about the owner of a lock there; its id."""
+    """Have a namer hang at a question about the owner of a lock in the memory of `silent`; return the namer's
+    process id."""
     address = silent.address + page * mmap.PAGESIZE
     assert resolver.ask(Owners(token, (OwnedLock(silent.tgid, address, "lock", "mutex"),)))
     deadline = time.monotonic() + 30
@@ -441,19 +443,19 @@ def stick(resolver: Resolver, token: int, silent: Silent, page: int = 0) -> int:
         assert time.monotonic() < deadline
         assert resolver.answers() == []
         time.sleep(0.01)
-    assert silent.requests.readline() == "read\n"  # a signal takes a request back that the server has not got
+    assert silent.requests.readline() == "read\n"  # a signal takes back a request that the server has not got
     return resolver.pid
 
 
 def hang(resolver: Resolver, token: int, silent: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a namer stuck, and killed, and no end of it."""
-    # Whoever waits for the same page as another is second, and can be killed.
+    """Have a namer hang and be killed, after which it does not end."""
+    # A page for each namer: a second reader of a page waits only for the first one, and can be killed.
     namer = stick(resolver, token, silent, page=token)
     with monkeypatch.context() as patched:
         patched.setattr(resolver_module, "ANSWER_SECONDS", 0.0)
         assert answers(resolver) == [OwnersAnswer(token, (0,))]
     deadline = time.monotonic() + 30
-    while not is_stuck(namer):  # between the wait that the signal has ended and the next
+    while not is_stuck(namer):  # it may be between the wait that the signal ended and the next
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -461,16 +463,17 @@ def hang(resolver: Resolver, token: int, silent: Silent, monkeypatch: pytest.Mon
 def test_who_has_a_namer_hang_has_no_other_one_hang(
     silent: Silent, make: MakeResolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The namer's time that they owe is paid off after a while, whether the killed namer has ended or not."""
+    """The namer's time that a process owes is paid off after a while, whether the killed namer has ended or
+    not. The process is refused until the killed namer has ended."""
     resolver = make(Path("/proc"))
     hang(resolver, 1, silent, monkeypatch)
-    resolver._owing.clear()  # so long after that
+    resolver._owing.clear()  # as if enough time had passed
     silents = OwnedLock(silent.tgid, silent.address + 2 * mmap.PAGESIZE, "lock", "mutex")
     assert resolver.ask(Owners(2, (silents,)))
     assert answers(resolver) == [OwnersAnswer(2, (0,))]
     assert (resolver.refused, resolver.restarts) == (1, 1)
     namer = resolver.pid
-    resolver.reload(0.5)  # which ends it for nobody
+    resolver.reload(0.5)  # this makes no namer end, and nobody is let off
     assert resolver.ask(Owners(3, (silents,)))
     assert answers(resolver) == [OwnersAnswer(3, (0,))]
     assert (resolver.refused, resolver.restarts) == (2, 1)
@@ -487,8 +490,8 @@ def test_who_has_a_namer_hang_has_no_other_one_hang(
 def test_a_namer_that_cannot_die_is_left_behind(
     silent: Silent, make: MakeResolver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Until the server ends it waits for a page of a file, whatever signal it gets: who waited for its end
-    would not come back."""
+    """Until the server ends, the namer waits for a page of a file, whatever signal it gets. Whoever waited
+    for the end of the namer would not come back."""
     resolver = make(Path("/proc"))
     for token in range(1, MOST_ENDING + 1):
         resolver._owing.clear()  # as if it were another user's process each time
@@ -498,7 +501,7 @@ def test_a_namer_that_cannot_die_is_left_behind(
     time.sleep(2 * RESTART_SECONDS)
     for _ in range(3):
         assert resolver.answers() == []
-    assert resolver.pid == 0  # that many are enough
+    assert resolver.pid == 0  # with so many hanging, no namer is started
     assert resolver.cpu_seconds() > 0
     assert caplog.text.count("3 namers were killed and have not ended") == 1
     assert f"with process {silent.tgid}" in caplog.text
@@ -568,7 +571,7 @@ def test_without_a_ring_it_holds_its_socket_and_what_tells_whose_turn_it_is(
 
 
 HELD = ctypes.c_uint32(os.getpid())
-"""A PI mutex of this process, by its own thread."""
+"""The word of a PI mutex that the main thread of this process holds."""
 CAPTURE = Capture(tuple(range(17)), bytes(range(256)) * 3, (1 << 63, 5), 7)
 
 
@@ -632,7 +635,7 @@ NAMED = LockAnswer(
 
 
 def test_a_namer_says_nothing_but_answers_to_what_it_was_asked(tmp_path: Path) -> None:
-    """Whatever it reads can make it say anything: that may cost its life, and never that of who asked."""
+    """What a namer reads can make it say anything. That may cost the namer its life, but not the sampler."""
     good = json.loads(encode_answer(NAMED))
     for wrong in (
         1, [], {}, {**good, "a": "other"}, {**good, "key": -1}, {**good, "key": "1"}, {**good, "key": 2**64},
@@ -696,7 +699,7 @@ def test_the_functions_of_a_stack_are_taken_only_as_they_were_agreed(tmp_path: P
 
 
 def said(procfs: Path, question: UserLockSeen | Owners | GoWaits | ThreadCaptured, message: bytes) -> bool:
-    """Whether a resolver takes this from its namer, as an answer to the question, and keeps the namer."""
+    """Whether a resolver takes `message` from its namer as an answer to the question, and keeps the namer."""
     resolver = Resolver(procfs)
     resolver._namer = talker = Talker()  # type: ignore[assignment]  # no process
     assert resolver.ask(question) and resolver.answers() == []
@@ -724,7 +727,7 @@ def test_the_places_in_a_runtime_are_as_wide_as_the_programs_have_them(
 
 
 def stack_label() -> str:
-    """The label of a Python function with the longest of names."""
+    """Return the label of a Python function whose file and name are as long as possible."""
     return label(PythonFrame("/srv/" + "\U00020000" * 1000 + ".py", "\U00020000" * 1023))
 
 
@@ -750,7 +753,7 @@ SLOW = [doubled(60).replace("1f", f"3f{number}", 1) for number in range(10, 30)]
 
 
 def slow_variables(directory: Path) -> list[int]:
-    """Addresses of variables with whose names a child of the namer is busy until it is stopped."""
+    """Return the addresses of variables whose names keep a child of the namer busy until it is stopped."""
     source, library = directory / "slow.c", directory / "libslow.so"
     source.write_text("".join(f'int v{at} __asm__("{name}") = 1;' for at, name in enumerate(SLOW)))
     subprocess.run(["gcc", "-shared", "-o", library, source], check=True)
@@ -770,7 +773,7 @@ def test_what_its_children_take_counts_as_its_own_while_they_live(tmp_path: Path
             seconds.append(resolver.cpu_seconds())
             most = max(most, seconds[-1] - (cpu_seconds(resolver.pid) if resolver.pid else 0.0))
             time.sleep(0.01)
-    assert most > 0.05  # that is of those that live
+    assert most > 0.05  # this is the time of living children
     assert seconds == sorted(seconds)
 
 

@@ -1,4 +1,4 @@
-"""What threads of Python wait for, by the memory of real interpreters, and of what is none."""
+"""What threads of Python wait for, read from the memory of real interpreters, and from broken memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRAM = Path(__file__).parent / "python_waiter.py"
 HOLDERS = Path(__file__).parents[2] / "programs" / "holders.py"
 VERSIONS = range(8, 16)
 SECONDS = 60.0
-"""How long a busy host may take."""
+"""Seconds that a busy host may take."""
 WAITS = {
     "with_lock": "lock",
     "acquire": "lock",
@@ -44,11 +44,11 @@ WAITS = {
     "pool": "cond",
     "take_back": "lock",
 }
-"""Threads of the program, by the kinds of their waits."""
+"""The kind of the wait of each thread of the program, by comm."""
 
 
 def interpreter(minor: int) -> str:
-    """Of that version on this machine; by the system, or by pyenv, which builds others beside it."""
+    """Return the path of a Python 3.`minor` on this machine: the system's, or else one that pyenv built."""
     version = f"3.{minor}"
     found = [*(Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python{version}")]
     if system := shutil.which(f"python{version}", path="/usr/bin:/usr/local/bin"):
@@ -75,7 +75,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="module", params=VERSIONS, ids=lambda minor: f"3.{minor}")
 def waiter(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
-    """The minor version, and the process of the program."""
+    """Yield the minor version of Python and the process id of the program."""
     process = start(request.param, "waits")
     yield request.param, process.pid
     stop(process)
@@ -111,7 +111,10 @@ def test_a_wait_is_told_later_without_stopping_its_thread(waiter: tuple[int, int
 
 
 def code_objects(pid: int, places: CPythonPlaces, capture: Capture) -> tuple[int, ...]:
-    """Those of the functions that the thread with the interpreter is in, as the programs read them."""
+    """Return the code objects of the functions that a thread is in, read as the BPF programs read them.
+
+    There are none unless the thread is the last that got the interpreter.
+    """
     file = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
 
     def word(address: int) -> int:
@@ -154,7 +157,7 @@ def test_functions_are_told_of_a_thread_that_releases_a_lock_and_goes_on(minor: 
         while len(seen) < 3 and time.monotonic() < until:
             capture, codes = releasing_capture(pid, pid, lambda at: code_objects(pid, where, at))
             site, stack = names.name_holder(pid, capture, codes)
-            if stack[0].endswith(":sem_post"):  # which only releases a lock of Python's threading
+            if stack[0].endswith(":sem_post"):  # it only releases a lock of Python's threading
                 assert codes and stack[-1] == "holders.py:<module>", stack
                 seen.add(site)
                 known, functions = capture, codes
@@ -180,7 +183,7 @@ def test_who_wants_the_interpreter_is_told(minor: int) -> None:
 
 
 class Broken:
-    """Memory of a process of which some words are others; counts what is read."""
+    """The memory of a process with some of its words replaced at random. Counts the reads."""
 
     def __init__(self, pid: int, chance: float, seed: int = 0) -> None:
         self._file = Path(f"/proc/{pid}/mem")
@@ -200,7 +203,7 @@ class Broken:
 
 
 class Alike:
-    """Memory of which every word says the same."""
+    """Memory in which every word has the same value. Counts the reads."""
 
     def __init__(self, word: int) -> None:
         self._word = word
@@ -228,7 +231,7 @@ def test_broken_memory_has_no_frames(waiter: tuple[int, int]) -> None:
 
 
 def runtime_of(pid: int, space: AddressSpace) -> int:
-    """Where `_PyRuntime` is: in what has the instruction that some thread is at, or in its callers."""
+    """Return the address of `_PyRuntime`, which is in an object file that has code on a thread's stack."""
     capture = blocked_capture(pid, "get")[2]
     for word in struct.unpack(f"={len(capture.stack) // 8}Q", capture.stack):
         located = space.locate(word) if space.is_executable(word) else None
@@ -247,7 +250,7 @@ def test_memory_that_is_all_alike_has_no_frames(word: int) -> None:
 @pytest.mark.parametrize("slot", [-5, -4, -3, -2, -1])
 @pytest.mark.parametrize("offset", [0, 152, 157, 160, 1 << 20])
 def test_an_interpreter_may_say_that_its_texts_are_anywhere(slot: int, offset: int) -> None:
-    """From 3.13 on it tells itself where in a text its type, its length, its state and its characters are."""
+    """From 3.13 on, the interpreter says where in a text its type, length, state and characters are."""
     for data in memory.pythons_with_tables({slot: offset}):
         runtime, thread_pointer = memory.HEAD.unpack_from(data)
         assert len(Interpreter(runtime).frames(memory.Memory(data), thread_pointer)) in (0, 2)
@@ -269,7 +272,7 @@ def test_an_exported_variable_is_found_by_its_name() -> None:
 
 
 def frames(*texts: str) -> list[PythonFrame]:
-    """From `file:function`, with `~/` for the standard library."""
+    """Return the frames of texts `file:function`, in which `~/` stands for the standard library."""
     pairs = (text.replace("~/", "/usr/lib/python3.11/").rsplit(":", 1) for text in texts)
     return [PythonFrame(file, function) for file, function in pairs]
 

@@ -1,4 +1,4 @@
-"""Names of C++ and Rust functions, by binutils' library."""
+"""Names of C++ and Rust functions, demangled by binutils' library."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_without_binutils_symbols_stay_mangled(caplog: pytest.LogCaptureFixture)
 
 
 def test_as_cppfilt_has_them() -> None:
-    """Which is made of the same library: every name of the C++ runtime."""
+    """Every name in the C++ runtime library is demangled as by c++filt, which is made of the same library."""
     library = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
     path = next(line.split(" => ")[1] for line in library.splitlines() if "libstdc++.so.6" in line)
     listed = subprocess.run(["nm", "-D", path], capture_output=True, text=True, check=True).stdout
@@ -162,7 +162,7 @@ def test_a_child_dies_with_its_parent_however_busy_it_is() -> None:
     def has_ended() -> bool:
         try:
             return ") Z " in stat.read_text()
-        except (FileNotFoundError, ProcessLookupError):  # the second if it goes while it is read
+        except (FileNotFoundError, ProcessLookupError):  # the second if it ends while the file is read
             return True
 
     deadline = time.monotonic() + 20

@@ -1,4 +1,4 @@
-"""Object files: names and rules of real ones, and bounds for those that were made to do harm."""
+"""Object files: names and unwinding rules in real ones, and bounds for those that were made to do harm."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def test_symbols_that_a_file_brings_along_compressed(program: Path, tmp_path: Pa
 
 
 def go_table(names: tuple[str, ...], at: int, magic: int = 0xFFFFFFF1) -> bytes:
-    """As the Go linker writes it, for functions of these names one after the other from `at` on."""
+    """Return a table as the Go linker writes it, for functions with these names, one after the other from
+    address `at` on."""
     texts = b"".join(name.encode() + b"\0" for name in names)
     about = [struct.pack("<Ii", 16 * i, texts.index(name.encode())) for i, name in enumerate(names)]
     first = 8 * len(names) + 4
@@ -117,7 +118,7 @@ def test_functions_of_a_stripped_go_program(
     table.write_bytes(go_table(("main.main", "main.(*Shop).Sell"), at, magic))
     subprocess.run(["objcopy", "-S", "--add-section", f".gopclntab={table}", program, go], check=True)
     file = opened(go)
-    found = [file.function(at + offset) for offset in (-1, 0, 15, 16, 32)]  # the last one is of C
+    found = [file.function(at + offset) for offset in (-1, 0, 15, 16, 32)]  # the last address is in C code
     names = ["", "main.main", "main.main", "main.(*Shop).Sell", ""] if is_known else [""] * 5
     assert [symbol.name if symbol else "" for symbol in found] == names
     assert (file.function_start(at + 20) == at + 16) == is_known
@@ -129,7 +130,7 @@ def test_functions_of_a_stripped_go_program(
 
 @pytest.mark.parametrize("told_by", ["symbol", "module", "linker", ""])
 def test_where_the_code_of_a_go_program_begins(program: Path, tmp_path: Path, told_by: str) -> None:
-    """Since Go 1.26 the table does not say, and code of C comes first if the linker of C made the program."""
+    """Since Go 1.26 the table does not say it. C code comes first if the linker of C made the program."""
     table, module, go = tmp_path / "table", tmp_path / "module", tmp_path / "go"
     at = addresses(program)["main"]
     table.write_bytes(go_table(("main.main",), 0))
@@ -158,7 +159,7 @@ def test_what_is_no_elf(data: bytes) -> None:
 
 
 TABLES_ELSEWHERE = ("-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
-"""Options by which the rules are in `.debug_frame`, as in Go programs."""
+"""Options of gcc by which the unwinding rules are in `.debug_frame`, as in Go programs."""
 BOMB = 64 << 20
 STRUCT = "struct shop { long first, second; } shop; int unwound(int n) { return n + shop.first; }\n"
 
@@ -168,7 +169,7 @@ def resident_bytes() -> int:
 
 
 def with_bombs(directory: Path, *options: str) -> Path:
-    """A program whose debugging information takes 100 kB in the file, and 192 MiB unpacked."""
+    """Compile a program whose debugging information takes 100 kB in the file, and 192 MiB unpacked."""
     source, plain, bombs = directory / "shop.c", directory / "plain", directory / "bombs"
     source.write_text(STRUCT + "int main(int n) { return unwound(n); }\n")
     subprocess.run(["gcc", "-O1", "-g", *options, "-o", plain, source], check=True)
@@ -206,13 +207,13 @@ def test_members_of_structs_leave_nothing_in_memory(tmp_path: Path, monkeypatch:
 
 
 def frames(count: int) -> bytes:
-    """A `.debug_frame` with an entry for each 16 bytes of code from 0x500000 on."""
+    """Return a `.debug_frame` with an entry for each 16 bytes of code from 0x500000 on."""
     common = struct.pack("<II10s6x", 20, 2**32 - 1, bytes((1, 0, 1, 0x78, 16, 0x0C, 7, 8, 0x90, 1)))
     return common + b"".join(struct.pack("<IIQQ", 20, 0, 0x500000 + 16 * i, 16) for i in range(count))
 
 
 def test_rules_without_a_search_table_are_in_the_estimate(program: Path, tmp_path: Path) -> None:
-    """libdw remembers all entries that it has passed on its way to one."""
+    """libdw remembers all entries that it has passed on its way to the one it looks for."""
     count = elfutils.MAX_SCANNED // 24 - 1
     for entries in (count, count + 2):
         table, large = tmp_path / "table", tmp_path / "large"
@@ -236,7 +237,7 @@ def test_the_tables_of_rules_are_in_the_estimate(program: Path) -> None:
 
 
 def test_headers_take_no_memory_without_end(program: Path) -> None:
-    """libelf keeps some of what it reads, and a file can be large that takes nearly no room on its disk."""
+    """libelf keeps some of what it reads, and a file that takes nearly no room on disk can be large."""
     content = bytearray(program.read_bytes())
     for at, size, most in ((54, 56, MAX_SEGMENTS), (58, 64, MAX_SECTIONS)):
         changed = content + bytes(size * (most + 1))

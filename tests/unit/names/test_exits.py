@@ -1,4 +1,4 @@
-"""Where functions are left, as objdump lists them, of x86-64 and arm64; and of a library that is here."""
+"""The exits of functions, read from listings of objdump for x86-64 and arm64, and found in a real library."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_function_that_is_too_long_is_not_sure(monkeypatch: pytest.MonkeyPatch
 
 
 def test_objdump_runs_without_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell is in its place, which is given what objdump is."""
+    """A shell runs in place of objdump, with the same input and in the same way, and shows its limits."""
     shown = "cat /proc/self/status /proc/self/limits; od -An -tx1"
     monkeypatch.setattr(function_exits, "OBJDUMP", ("sh", "-c", shown))
     monkeypatch.setattr(function_exits, "parse_exits", lambda listing, *_: listing)
@@ -73,7 +73,7 @@ def test_objdump_runs_without_privileges(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_of_a_program(tmp_path: Path) -> None:
-    """Each address is one that the assembler says a return is at."""
+    """The one return of a function is found at an address inside of the function."""
     source = tmp_path / "it.s"
     source.write_text(
         ".globl one\n.type one, @function\none: nop\nret\n.globl two\n.type two, @function\ntwo: nop\n"

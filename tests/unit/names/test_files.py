@@ -1,4 +1,4 @@
-"""What the namer reads by paths that processes choose: of real processes of several users."""
+"""Files that the namer reads by paths that processes choose: real processes of several users."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ Start = Callable[..., Path]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a process as a user with a perf map of a kind; gives its directory in procfs."""
+    """Return a function that starts a process of a user, with a perf map of some kind, and returns the
+    directory of the process in procfs."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(user: int, kind: str, target: object, *before: str, **more: str) -> Path:
@@ -77,7 +78,8 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture
 def secret() -> Iterator[Path]:
-    """A file that only root may read, where everybody may look; not so where pytest has its directories."""
+    """Yield a file that only root may read, in a directory that is open to everybody; pytest's directories
+    are not."""
     with tempfile.TemporaryDirectory(prefix="lockd-secret-", dir="/var/tmp") as directory:
         os.chmod(directory, 0o755)
         path = Path(directory) / "secret"
@@ -114,14 +116,15 @@ def test_what_another_user_wrote_is_not_believed_of_roots_process(start: Start) 
 
 
 def test_a_file_that_has_other_names_is_not_believed(start: Start, tmp_path: Path) -> None:
-    """A user may have made one of root's where the kernel lets him (fs.protected_hardlinks=0)."""
+    """A user may have made a link to a file of root's where the kernel allows it
+    (fs.protected_hardlinks=0)."""
     process = start(0, "written", LINE)
     os.link(f"/tmp/perf-{process.name}.map", tmp_path / "other")
     assert told(process) == ""
 
 
 def test_a_process_between_two_users_has_no_files(start: Start) -> None:
-    """As one that a setuid program has become."""
+    """A process that runs a setuid program has the ids of two users."""
     between = f"import os, sys; os.setresuid({USER}, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
     process = start(0, "written", LINE, os.path.realpath(sys.executable), "-I", "-c", between)
     assert Path(f"/tmp/perf-{process.name}.map").stat().st_uid == 0
@@ -130,7 +133,7 @@ def test_a_process_between_two_users_has_no_files(start: Start) -> None:
 
 @pytest.mark.parametrize("user", [0, USER])
 def test_no_file_of_procfs_is_read(start: Start, user: int) -> None:
-    """Its own environment has lines as of a perf map."""
+    """The environment of the process has a line like those of a perf map."""
     process = start(user, "bound", "/proc/self/environ", "/usr/bin/env", f"X=\n{LINE}")
     assert LINE.encode() in (process / "environ").read_bytes()
     assert told(process) == ""
@@ -144,7 +147,7 @@ def test_no_file_of_the_kernel_is_opened_whoever_asks(path: str) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root directory with a file, beside one that is outside of it."""
+    """Return a root directory with a file in it, and another file outside of it."""
     (tmp_path / "file").write_text("outside")
     (tmp_path / "root/usr/lib").mkdir(parents=True)
     (tmp_path / "root/usr/lib/file").write_text("inside")

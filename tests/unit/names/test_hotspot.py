@@ -1,4 +1,4 @@
-"""HotSpot's structures in memory that a process has made itself."""
+"""HotSpot's structures, in memory that a process has made up."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.fuzz import memory
 def test_a_number_that_fits_into_no_map_of_the_programs_is_not_told(
     number: int, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any process can have a libjvm.so: what its memory says is put into a map by the sampler."""
+    """Any process can have a libjvm.so, and the sampler puts numbers from its memory into a map."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     memory.made_up_process.cache_clear()
     (machine,) = memory.java_machines()
-    shift = struct.pack("<QH", memory.BIAS + 0x500, 0x20)  # the part of the memory that has it, at 8
+    shift = struct.pack("<QH", memory.BIAS + 0x500, 0x20)  # the part of memory with the number, at 8
     at = machine.index(shift) + len(shift) + 8
     changed = machine[:at] + struct.pack("<I", number) + machine[at + 4 :]
     places = memory.machine_of(changed).places(memory.THREAD_POINTER)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def process(tmp_path: Path) -> Path:
-    """A process 7 that is number 3 in its own namespace."""
+    """Return the directory in procfs of process 7, which has the id 3 in its own PID namespace."""
     directory = tmp_path / "7"
     (directory / "root/tmp").mkdir(parents=True)
     (directory / "status").write_text("Name:\tjava\nUid:\t0\t0\t0\t0\nNSpid:\t7\t3\n")
@@ -39,7 +39,7 @@ def named(names: JitNames, address: int) -> str:
 
 
 class Clock:
-    """Is set by the test, and goes on by `step` whenever it is asked."""
+    """A clock that the test sets, and that goes on by `step` seconds whenever it is read."""
 
     def __init__(self) -> None:
         self.now = self.step = 0.0
@@ -135,7 +135,7 @@ def test_what_takes_long_to_read_is_not_read_all_the_time(process: Path) -> None
     path = process / "root/tmp/perf-3.map"
     path.write_text("1000 20 one\n")
     clock = Clock()
-    clock.step = 1.0  # so long it takes to read it
+    clock.step = 1.0  # reading the file takes so long
     names = JitNames(process, clock)
     for _ in range(READING_SHARE - 1):
         assert named(names, 0x3000) == ""
@@ -196,7 +196,7 @@ OVERLAPPING = [
     (0xF00, 0x300, "new"),
     (0x5100, 0x10, "inside"),
 ]
-"""Address, size and name, in the order in which they were written."""
+"""Address, size and name of functions, in the order in which they are written."""
 
 
 @pytest.mark.parametrize("kind", ["map", "dump"])

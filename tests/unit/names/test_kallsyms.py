@@ -1,4 +1,4 @@
-"""Kernel symbols: functions of a stack, static locks, and the place that locks."""
+"""Kernel symbols: the functions of a stack, static locks, and the site of a lock."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_of_a_release_without_names_nothing_is_known(symbols: KernelSymbols) -> 
 
 
 def woken_by(stack: tuple[str, ...]) -> tuple[int, ...]:
-    """The stack of a thread that wakes another one, as the programs see it."""
+    """Return the stack of a thread that wakes another one, as the programs see it."""
     traced = ("bpf_prog_0123456789abcdef_on_contention_begin", "bpf_trace_run2", "__traceiter_sched_waking")
     return tuple(address_of(name) + 4 for name in (*traced, "try_to_wake_up", *stack))
 
@@ -234,7 +234,7 @@ def test_a_stack_is_shown_without_the_tracing(symbols: KernelSymbols) -> None:
 
 
 def test_hidden_addresses_are_nobodys(tmp_path: Path) -> None:
-    """kptr_restrict shows every symbol at 0."""
+    """With kptr_restrict the kernel shows every symbol at address 0."""
     path = tmp_path / "kallsyms"
     path.write_text("".join(f"{0:016x} T {line.split()[2]}\n" for line in TEXT.splitlines()))
     symbols = KernelSymbols(path, tmp_path / "none")

@@ -1,4 +1,4 @@
-"""Locks that are members of structures: each rule can be applied, and the documentation tells them all."""
+"""Locks that are members of structures: each rule can be applied, and the documentation has all rules."""
 
 from __future__ import annotations
 

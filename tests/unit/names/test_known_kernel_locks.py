@@ -1,4 +1,4 @@
-"""Names of kernel locks that follow from earlier answers, against what the namer would answer."""
+"""Names of kernel locks that follow from earlier answers, compared with what the namer would answer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_name_of_a_static_lock_is_its_own(names: KernelNames) -> None:
 
 
 def test_what_is_known_is_what_the_namer_answers(names: KernelNames) -> None:
-    """Whatever came before, and at all borders of what is static."""
+    """This holds whatever was asked before, and at all borders of static memory."""
     chance, found = random.Random(1), 0
     locks = KnownKernelLocks()
     for _ in range(5000):

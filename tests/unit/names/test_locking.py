@@ -1,4 +1,4 @@
-"""Families, kinds and sites by the names of functions: stacks as they were seen in real programs."""
+"""Families, kinds and sites of locks, told by the names of functions in stacks of real programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ WAIT = "libc.so.6:__futex_abstimed_wait_common libc.so.6:"
 
 
 def frames(text: str) -> list[Frame]:
-    """`object:function` or, for one without a name, `object+0x1`; spaces inside are written as ~."""
+    """Return the frames of a text with a word for each: `object:function` or, for a function without a name,
+    `object+0x1`. A ~ stands for a space."""
     made = []
     for short, full in (("THREAD", THREAD), ("PARK", PARK), ("WAIT ", WAIT), ("AQS", AQS)):
         text = text.replace(short, full)
@@ -125,7 +126,7 @@ lwlock lock postgres:ReadBuffer: libc.so.6:do_futex_wait postgres:PGSemaphoreLoc
 - - app+0x1: app+0x1 app+0x2
 mutex lock libc.so.6:pthread_mutex_lock: libc.so.6:pthread_mutex_lock THREAD
 """
-"""Family, kind and site, then the stack: `-` for what is not told."""
+"""Cases: family, kind and site, then the stack. `-` stands for what is not known."""
 
 
 def cases() -> list[list[str]]:
@@ -175,7 +176,7 @@ def test_locks_of_the_c_library_have_one_name_whoever_waits_for_them() -> None:
     ],
 )
 def test_latches_of_a_server_without_symbols(stack: str, value: int, kind: str) -> None:
-    """MariaDB's semaphore of group commits waits for 0, and what other code does is not known."""
+    """MariaDB's semaphore of group commits waits while the word is 0. What other code does is not known."""
     found = judge(frames(stack), value)
     assert found.kind == kind
     assert found.site == ("mariadbd+0xd7b2a0" if kind else frames(stack)[1].label)
@@ -198,7 +199,7 @@ shop:Unlocker::run: libc.so.6:pthread_mutex_unlock shop:Unlocker::run
 shop:unlock_the_door: libc.so.6:pthread_mutex_unlock shop:unlock_the_door
 libc.so.6:pthread_mutex_unlock: libc.so.6:pthread_mutex_unlock
 """
-"""What releases a lock, and the stack of the thread that does."""
+"""Cases: the site that releases a lock, and the stack of the thread that does it."""
 
 
 def test_what_releases_a_lock() -> None:
@@ -262,7 +263,7 @@ def test_what_is_not_locking(name: str) -> None:
     "name", ["a" + "<" * 2000 + ">" * 2000, "boost::" + "mutex" * 800, "std::sys" + "::" * 2000]
 )
 def test_names_that_were_made_to_take_long_are_not_judged(name: str) -> None:
-    """A library can have a million of them."""
+    """A library can have a million such names."""
     began = time.process_time()
     for number in range(1000):
         assert family_of(f"{number}{name}") == ""
@@ -308,7 +309,7 @@ def test_what_is_shared_or_left() -> None:
 
 
 def test_locks_that_threads_park_on() -> None:
-    """Of an array of locks all, by the array's name."""
+    """The name of an array of locks stands for all locks in it."""
     assert is_parked_on("redis-check-rdb:io_threads_mutex+0x28", ()) and is_parked_on(
         "valkey-server:io_threads_mutex", ()
     )

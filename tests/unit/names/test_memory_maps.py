@@ -27,7 +27,7 @@ PT_LOAD = 1
 
 
 def libc() -> Mapping:
-    """The C library of this process, from its beginning."""
+    """Return the first mapping of the C library in this process."""
     found = Mappings((SELF / "maps").read_bytes())
     return next(
         image.first for image in found.images_with_code() if image.name.startswith(("libc.so", "libc-"))
@@ -39,7 +39,7 @@ def opened(path: bytes) -> ObjectFile:
 
 
 def test_many_mappings_side_by_side_belong_to_no_file_far_before_them() -> None:
-    """A process can have a million of them, and each question about one would go through all."""
+    """A process can have a million mappings, and each question about one would go through all of them."""
     page = 0x1000
     lines = [f"{page:x}-{2 * page:x} rw-p 00000000 08:01 7 /usr/lib/libx.so"]
     for n in range(2, 5000):
@@ -101,7 +101,7 @@ def test_a_file_of_another_device_is_remembered_for_its_own_mounts_alone(tmp_pat
 
 
 def program() -> Mapping:
-    """The program of this process, from its beginning."""
+    """Return the first mapping of the program in this process."""
     path = os.fsencode(os.readlink(SELF / "exe"))
     found = Mappings((SELF / "maps").read_bytes())
     return next(image.first for image in found.images_with_code() if image.first.path == path)
@@ -109,7 +109,7 @@ def program() -> Mapping:
 
 @pytest.mark.parametrize("address", [0, 2**64 - 1])
 def test_no_address_in_a_file_that_says_it_is_at_none_leaves_64_bits(address: int, tmp_path: Path) -> None:
-    """Some would be below zero, or too large; there the file is not taken for mapped."""
+    """Some addresses would be below zero or too large; there the file is not taken for mapped."""
     content = bytearray(libc().path and Path(os.fsdecode(libc().path)).read_bytes())
     headers, size, count = struct.unpack_from("<Q14xHH", content, 32)
     for at in range(headers, headers + size * count, size):
@@ -139,7 +139,7 @@ def test_no_address_in_a_file_that_says_it_is_at_none_leaves_64_bits(address: in
 
 
 def test_a_process_that_grows_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not only one that is new: a perf map of 16 MB comes when the process is known already."""
+    """Not only a new process makes room: a perf map of 16 MB may come when the process is known already."""
     monkeypatch.setattr(user_locks, "MAX_PROCESS_BYTES", 1)
     names = UserNames()
     first, second = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
@@ -169,7 +169,7 @@ class Opened(ObjectCache):
 
 
 def test_another_mapping_does_not_have_the_files_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The map changes with each growth of the heap."""
+    """The memory map changes with each growth of the heap."""
     monkeypatch.setattr(address_space, "READING_SHARE", 0)
     objects, address = Opened(), libc().start
     space = AddressSpace(SELF, objects)

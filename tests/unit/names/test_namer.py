@@ -51,11 +51,11 @@ KERNEL = (
 """Functions of a kernel, 256 bytes each."""
 AT = {name: 0xFFFFFFFF81000000 + 0x100 * number for number, name in enumerate(KERNEL)}
 FRAMES = Capture((), b"", tuple(range(0x400000, 0x400000 + 2 * MOST_FUNCTIONS)), 0)
-"""A capture of a machine whose registers are unknown: there are the frames that the kernel found."""
+"""A capture on a machine whose registers are not known: it has only the frames that the kernel found."""
 
 
 class Host:
-    """Names of processes of a procfs of its own, at times of its own."""
+    """The names that a namer knows, with a procfs and a clock of its own."""
 
     def __init__(self, procfs: Path) -> None:
         self._procfs = procfs
@@ -64,7 +64,7 @@ class Host:
         self.names = Names(procfs, self._shares, lambda: self._now)
 
     def owes(self, tgid: int) -> None:
-        """It has taken more of the namer's time than it may."""
+        """Have a process owe the namer more time than it may take."""
         self._shares._charge((tgid, NOBODY), 1000.0)
 
     def blocks_and_ends(self, tgid: int) -> None:
@@ -120,7 +120,7 @@ def test_what_the_sampler_speaks_of_is_known_until_it_says_otherwise(tmp_path: P
 def test_what_it_remembers_has_a_bound_that_is_not_looked_at_for_every_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How much it is, is a sum over thousands."""
+    """The amount of memory is a sum over thousands of processes."""
     most, weighed = 50 * len(MAPS), 0
 
     def memory(process: Any) -> int:
@@ -147,7 +147,8 @@ def java(directory: Path) -> user_locks._Process:
 
 
 def test_locks_of_java_are_named_anew_soon_and_then_more_and_more_rarely(tmp_path: Path) -> None:
-    """A perf map is read as it is being written, and then there is more in it; one may also change always."""
+    """A perf map may be read while it is being written, and have more in it soon after. It may also change
+    all the time."""
     process = java(tmp_path)
     process.note_names(0.0)
     assert process.generation == 0
@@ -190,7 +191,7 @@ def with_symbols(procfs: Path) -> Path:
 
 
 def returns_to(*functions: str) -> tuple[int, ...]:
-    """Return addresses in functions of KERNEL."""
+    """Give return addresses that are in these functions of KERNEL."""
     return tuple(AT[name] + 0x10 for name in functions)
 
 
@@ -233,7 +234,7 @@ def test_an_interrupt_is_seen_however_deep_the_stack_is(tmp_path: Path) -> None:
 
 
 def test_a_stack_in_user_space_has_a_bound_too(tmp_path: Path) -> None:
-    """The symbols of the kernel, which there are none of here, are not asked for."""
+    """The symbols of the kernel are not asked for; there are none here."""
     host = Host(tmp_path)
     host.blocks_and_ends(FIRST)
     found = stack_of(host.names, ThreadCaptured(7, FIRST, (), FRAMES))
@@ -258,9 +259,9 @@ def compiled(output: Path, *arguments: str | Path) -> Path:
 
 @contextmanager
 def compiling(program: Path) -> Iterator[tuple[int, int, Path]]:
-    """A process whose thread `jit` waits in code that is compiled at run time.
+    """Run a process whose thread `jit` waits in code that is compiled at run time.
 
-    Yields its id, the address of that code, and the file for its name.
+    Yields the id of the process, the address of that code, and the path of the perf map for its name.
     """
     child = subprocess.Popen([program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     perf_map = Path(f"/tmp/perf-{child.pid}.map")
@@ -292,7 +293,7 @@ def test_the_stack_of_a_real_thread_is_what_the_tools_show(tmp_path: Path) -> No
 
 
 def compiled_machine(directory: Path) -> Path:
-    """A program that is like the launcher of a Java machine, whose library has the code of the machine."""
+    """Compile a program like the launcher of a Java machine, whose library has the code of the machine."""
     library = compiled(directory / "libjvm.so", COMPILER, "-shared", "-fPIC", "-Dmain=start_machine")
     source = directory / "launcher.c"
     source.write_text("int start_machine(void);\nint main(void) { return start_machine(); }\n")
@@ -301,7 +302,7 @@ def compiled_machine(directory: Path) -> Path:
 
 @needs("gcc")
 def test_a_process_that_became_another_java_machine_is_looked_at_anew(tmp_path: Path) -> None:
-    """By exec it keeps its id and its program, and the library is at another address."""
+    """After an exec the process has the same id and program, but the library is at another address."""
     launcher = compiled_machine(tmp_path)
     names = UserNames()
     with compiling(launcher) as (tgid, _, _):
@@ -321,7 +322,7 @@ def test_a_process_that_became_another_java_machine_is_looked_at_anew(tmp_path: 
 
 @needs("gcc")
 def test_a_java_machine_that_writes_its_map_again_gets_the_new_names(tmp_path: Path) -> None:
-    """They are there at once, and not after the seconds for which other names are believed."""
+    """The new names are there at once, and not only after the seconds for which other names are believed."""
     launcher = compiled_machine(tmp_path)
     names = Names(Path("/proc"), Shares(Path("/proc"), 1.0))
     with compiling(launcher) as (tgid, start, perf_map):

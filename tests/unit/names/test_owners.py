@@ -1,4 +1,4 @@
-"""Owners of locks in user space: those of this process's own libc, and memory that is anything."""
+"""Owners of locks in user space: locks of this process's own libc, and memory with any content."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def owner(address: int, kind: str = "lock", family: str = "", tgid: int = 0) -> 
 
 
 class Other:
-    """A thread that does what it is told to, and lives meanwhile."""
+    """A thread that runs the functions that it is given, and lives until end() is called."""
 
     def __init__(self) -> None:
         self.tid = 0
@@ -145,7 +145,7 @@ def test_rwlocks(other: Other, futex: int) -> None:
 
 
 def word(*fields: int) -> int:
-    """The address of these 32-bit fields, for as long as the process runs."""
+    """Return the address of memory with these 32-bit fields, which stays for as long as the process runs."""
     memory = (ctypes.c_uint32 * max(16, len(fields)))(*fields)
     KEPT.append(memory)
     return ctypes.addressof(memory)
@@ -168,7 +168,7 @@ def test_a_mutex_of_musl(other: Other) -> None:
     "fields",
     [
         (2, 0, "tid", 0, 0),  # nobody uses it
-        (2, 0, "tid", 1, 4),  # of no kind that there is
+        (2, 0, "tid", 1, 4),  # a kind that does not exist
         (2, 0, "tid", 1, 0xFFFF_FFFF),  # destroyed
         (2, 1, "tid", 1, 0),  # taken once more than it can be
         (2, 0, "tid", 1, 1),  # recursive, and not taken
@@ -205,7 +205,7 @@ input()
 
 
 def test_an_owner_in_another_process_must_have_the_memory_of_the_lock(tmp_path: Path) -> None:
-    """A lock of a process can have the id of any thread in it."""
+    """A process can write the id of any thread into its lock."""
     path = tmp_path / "shared"
     path.write_bytes(bytes(4096))
     with path.open("r+") as file:
@@ -244,7 +244,7 @@ def test_any_memory() -> None:
 
 
 def test_a_process_in_a_pid_namespace_of_its_own(tmp_path: Path) -> None:
-    """It knows its threads by other ids than we do."""
+    """The process knows its threads by other ids than the host does."""
     lines = """
 import ctypes, os, sys
 lock = (ctypes.c_uint64 * 8)()
@@ -291,7 +291,7 @@ os._exit(0)
 
 
 class Counted:
-    """What it is called like _ids(), and how often it was."""
+    """Takes the place of _ids() in the module of owners, and counts the calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls, self._ids = 0, owners_module._ids
@@ -309,7 +309,7 @@ class Counted:
 def test_the_threads_of_a_pid_namespace_are_not_all_read_for_every_question(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """There may be ten thousand of them, and a question about the same locks every second."""
+    """There may be ten thousand threads, and a question about the same locks every second."""
     script = IN_NAMESPACE.replace("MANY", str(MANY_THREADS))
     command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", sys.executable, "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""Names of processes: told by the kernel, else asked of procfs; processes come, rename themselves and go."""
+"""Names of processes: the kernel tells them, or else procfs. Processes come, rename themselves and go."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_kernel_tells_names(procfs: Procfs, processes: Processes) -> None:
     procfs.add(7, b"server", cgroup=SERVICE)
     assert processes.learn(7, 1, b"server\0", kernel_thread=False) == ("a.service", "server")
     procfs.remove(7)
-    assert processes.name(7) == ("a.service", "server")  # it is dead; its events are not
+    assert processes.name(7) == ("a.service", "server")  # the process has ended, but its events still count
     assert processes.comm(7) == "server"
 
 
@@ -56,8 +56,8 @@ def test_a_process_that_is_gone_keeps_the_unit_it_had(procfs: Procfs, processes:
     procfs.add(7, b"sh", cgroup=SERVICE)
     assert processes.learn(7, 1, b"sh", kernel_thread=False) == ("a.service", "sh")
     procfs.remove(7)
-    assert processes.learn(7, 1, b"server", kernel_thread=False) == ("a.service", "server")  # by exec
-    procfs.add(7, b"server")  # and one that is there is believed
+    assert processes.learn(7, 1, b"server", kernel_thread=False) == ("a.service", "server")  # renamed by exec
+    procfs.add(7, b"server")  # the cgroup of a process that is there counts
     assert processes.learn(7, 1, b"server", kernel_thread=False) == ("", "server")
 
 
@@ -105,7 +105,7 @@ def test_a_kernel_thread_that_renamed_itself(procfs: Procfs, processes: Processe
 
 def test_a_user_process_is_no_kernel_thread_whatever_its_name(procfs: Procfs, processes: Processes) -> None:
     assert processes.learn(7, 1, b"kworker/0:1", kernel_thread=False) == ("", "kworker/0:1")
-    procfs.add(8, b"kworker/0:1")  # as what kthreadd starts for the kernel
+    procfs.add(8, b"kworker/0:1")  # like a program that kthreadd starts for the kernel
     assert processes.name(8) == ("", "kworker/0:1")
     procfs.add(9, b"a) S 2 (")
     assert processes.name(9) == ("", "a) S 2 (")
@@ -127,7 +127,7 @@ def test_a_process_that_is_gone_has_no_name(processes: Processes) -> None:
 
 
 def test_any_bytes_are_a_name(procfs: Procfs, processes: Processes) -> None:
-    """A process chooses its own; if its leader is a zombie there is no command line."""
+    """A process chooses its own name. If its leader is a zombie, there is no command line."""
     procfs.add(7, b"\xff\xfe")
     assert processes.name(7) == ("", "\ufffd\ufffd")
     procfs.add(8, b"\xff", cgroup=b"4:memory:/\xff.service\n")
@@ -149,7 +149,7 @@ def test_a_renamed_process_is_asked_again(procfs: Procfs, processes: Processes) 
 def test_an_event_of_long_ago_does_not_bring_an_old_name_back(procfs: Procfs, processes: Processes) -> None:
     procfs.add(7, b"server")
     processes.learn(7, 1, b"server", kernel_thread=False)
-    # The event is of the name it had then; the process has the other one.
+    # The event has the name that the process had then; by now the process has the other name.
     assert processes.learn(7, 1, b"sh", kernel_thread=False) == ("", "sh")
     assert processes.name(7) == ("", "server")
     procfs.add(7, b"worker")
@@ -160,7 +160,7 @@ def test_an_event_of_long_ago_does_not_bring_an_old_name_back(procfs: Procfs, pr
 def test_asking_again_is_limited(
     procfs: Procfs, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "NS", 10**30)  # one second for ever
+    monkeypatch.setattr(module, "NS", 10**30)  # one second lasts for ever
     for tgid in range(1000, 1000 + 2 * module.ASKS_PER_SECOND):
         procfs.add(tgid, b"old")
         assert processes.comm(tgid) == "old"

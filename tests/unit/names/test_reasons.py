@@ -1,4 +1,4 @@
-"""Why a thread is off the CPU: every combination that the programs can note has one reason of the list."""
+"""Why a thread is off the CPU: whatever the programs can note has one reason from the list."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def clone(name: str) -> int:
         (73, INTERRUPTIBLE, False, 0, "file_lock"),
         (65, INTERRUPTIBLE, False, 0, "ipc"),
         (IO_URING, INTERRUPTIBLE, False, 0, "io_uring"),
-        (IO_URING, INTERRUPTIBLE, True, 0, "io_uring"),  # requests are pending, be they for sockets
+        (IO_URING, INTERRUPTIBLE, True, 0, "io_uring"),  # requests are pending, even if only for sockets
         (IO_URING, UNINTERRUPTIBLE, True, 0, "disk"),
         (9999, INTERRUPTIBLE, False, 0, "other"),
         (35, OTHER, False, 0, "stopped"),
@@ -119,7 +119,7 @@ def test_without_the_futex_program_there_are_no_kinds() -> None:
 
 
 def numbers(machine: str) -> dict[str, int]:
-    """Of all system calls, by name, as the C library's headers have them."""
+    """Return the numbers of all system calls, by name, from the headers of the C library."""
     header = {
         "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
         "aarch64": Path("/usr/include/asm-generic/unistd.h"),
@@ -139,7 +139,7 @@ def test_numbers_are_those_of_the_headers(machine: str) -> None:
     assert {name: headers.get(name, nr) for name, nr in known.items()} == known
     newer = {"futex_waitv", "futex_wait", "fchmodat2", "quotactl_fd"}
     assert known.keys() - headers.keys() <= newer
-    # What the other machine has by that name this one has too, unless the list says that it has not.
+    # A call that is listed for the other machine is listed for this one, too, if the headers have it.
     everywhere = {name for other in MACHINES for _, name in calls(other).values()}
     assert not headers.keys() & (everywhere - known.keys())
 
@@ -169,8 +169,8 @@ NO_REASON = """
     timer_settime timerfd_create timerfd_gettime timerfd_settime times tkill tuxcall umask uname unshare
     uselib userfaultfd ustat vhangup vserver
 """
-"""Calls that return at once, or sleep uninterruptibly only, or are rare and like no other: ptrace, keys,
-modules, exit (of a namespace's init), and what no kernel has any more."""
+"""System calls that need no reason. They return at once, or sleep only uninterruptibly, or are rare and like
+no other (ptrace, keys, modules, the exit of a namespace's init), or no kernel has them any more."""
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -184,7 +184,7 @@ def test_every_call_has_a_reason_or_needs_none(machine: str) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_programs_look_at_the_file_of_the_same_calls(machine: str) -> None:
-    """is_read_or_write() in arch.bpf.h has the numbers as C: first those of arm64."""
+    """is_read_or_write() in arch.bpf.h has the numbers in C, those of arm64 first."""
     text = (ROOT / "lockd/bpf/include/arch.bpf.h").read_text()
     body = text[text.index("bool is_read_or_write") :]
     conditions = re.findall(r"return ([^;]+);", body)

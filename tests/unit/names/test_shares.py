@@ -1,4 +1,4 @@
-"""What one process, or one user, may take of the namer's time."""
+"""How much of the namer's time one process, or one user, may take."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Host:
         return tgid
 
     def work(self, tgid: int, seconds: float) -> bool:
-        """Whether it may be done."""
+        """Work for a process for `seconds`, if that is allowed, and return whether it is."""
         with self.shares.turn(tgid) as is_left:
             if is_left:
                 self.now += seconds
@@ -110,13 +110,13 @@ def test_what_fails_has_taken_its_time(host: Host) -> None:
 
 
 def stolen_seconds(cpu: int) -> float:
-    """For how long the hypervisor took this processor, which counts as time that the process ran."""
+    """Return for how many seconds the hypervisor took this CPU, which count as time that the process ran."""
     lines = map(str.split, Path("/proc/stat").read_text().splitlines())
     return next(int(line[8]) for line in lines if line[0] == f"cpu{cpu}") / TICKS
 
 
 def test_waiting_for_a_cpu_is_nobodys_fault() -> None:
-    """Two on one CPU have half of it each."""
+    """Two busy processes on one CPU have half of its time each."""
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})
     rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])

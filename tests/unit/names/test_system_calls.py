@@ -1,4 +1,4 @@
-"""Numbers of system calls, as the headers of the C library and the list of reasons have them."""
+"""Names and numbers of system calls, compared with the C library's headers and with the list of reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cgroups to units: by /proc/PID/cgroup, and by the kernel's own id on this host."""
+"""The units of cgroups: told by /proc/PID/cgroup, and by the kernel's id of a cgroup of this host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_with_v1_controllers_the_process_is_asked(tmp_path: Path) -> None:
     units = Units(tmp_path)
     assert units.unit(1, 7) == "a.service"
     assert units.unit(1, 8) == ""
-    # One id, the root's, for all of them: it is not the id that is remembered.
+    # All processes have one id here, that of the root: the unit must not be remembered by this id.
     procfs.add(8, b"b", cgroup=b"4:memory:/system.slice/b.service\n0::/\n")
     assert units.unit(1, 8) == "b.service"
 
@@ -48,14 +48,14 @@ def test_names_need_not_be_text(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cgroup2() -> Iterator[Path]:
-    """The unified hierarchy of this host."""
+    """Yield the directory of this host's unified hierarchy."""
     with unified_hierarchy() as place:
         yield place
 
 
 @pytest.fixture
 def own(cgroup2: Path) -> Iterator[Path]:
-    """A cgroup of this host for one test, which makes others in it; all of them are removed."""
+    """Yield a cgroup of this host for one test, which makes others in it; all of them are removed."""
     directory = cgroup2 / f"lockd-test-{os.getpid()}"
     try:
         directory.mkdir()
@@ -86,13 +86,13 @@ def test_the_kernels_id_is_a_unit(own: Path, name: str | bytes) -> None:
 
 @pytest.fixture
 def only_v2(tmp_path: Path, cgroup2: Path) -> Procfs:
-    """A host that has this host's unified hierarchy alone."""
+    """Return the procfs of a host that has only the unified hierarchy of this host."""
     return Procfs(tmp_path, mountinfo=f"41 31 0:38 / {cgroup2} rw - cgroup2 cgroup2 rw\n")
 
 
 @pytest.fixture
 def cgroups(own: Path) -> list[Path]:
-    """Three services' cgroups of this host."""
+    """Return cgroups of three services on this host."""
     made = [own / f"lockd-test-{number}.service" for number in range(3)]
     for directory in made:
         directory.mkdir()
@@ -115,7 +115,7 @@ def test_a_removed_cgroup_keeps_its_name_and_its_successor_has_its_own(
     assert unit_by_id(units, inner) == cgroups[0].name
     inner.rmdir()
     assert units.unit(ids[0], 0) == cgroups[0].name
-    # The process went elsewhere before its cgroup was removed: what it did there it did there.
+    # The process went elsewhere before its cgroup was removed: what it did before counts for the old unit.
     only_v2.add(7, b"a", cgroup=b"0::/system.slice/elsewhere.service\n")
     assert units.unit(ids[0], 7) == cgroups[0].name
     inner.mkdir()
@@ -147,7 +147,7 @@ def test_the_cgroups_asked_for_last_are_remembered(only_v2: Procfs, cgroups: lis
 def test_where_both_versions_are_in_use_the_process_knows_more(
     tmp_path: Path, cgroup2: Path, cgroups: list[Path]
 ) -> None:
-    """A container of v1 is, in the unified hierarchy, in the cgroup of what started it."""
+    """In the unified hierarchy, a container of v1 is in the cgroup of what started it."""
     both = V1_MOUNTS + f"41 1 0:38 / {cgroup2} rw - cgroup2 cgroup2 rw\n"
     procfs, number = Procfs(tmp_path, mountinfo=both), cgroups[0].stat().st_ino
     procfs.add(7, b"a", cgroup=f"1:name=systemd:/docker/{ID}\n0::/{cgroups[0].name}\n".encode())

@@ -1,4 +1,4 @@
-"""Stacks from captured bytes, where no rule tells how: a small machine whose code and functions are given."""
+"""Stacks from captured bytes where no unwinding rule tells how, on a small machine with given code."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def capture(words: list[int], ip: int = 0x1010, frame: int = 0, frames: tuple[in
 
 
 def test_the_caller_is_who_calls_the_very_function() -> None:
-    """Not what is left on the stack from earlier calls."""
+    """A return address that earlier calls have left on the stack is not that of the caller."""
     text = Text()
     stale, caller = text.call(0x3050, 0x4000), text.call(0x2050, 0x1000)
     assert unwind(text, capture([7, stale, 0x1234, caller])) == (0x1010, 0x204F)
@@ -110,7 +110,7 @@ def test_a_frame_pointer_counts_only_if_the_function_keeps_one() -> None:
 
 
 def test_compiled_code_by_frame_pointers_that_lead_outwards() -> None:
-    """Behind no call, as HotSpot's interpreter returns."""
+    """The return addresses are behind no call, as when HotSpot's interpreter returns."""
     text = Text()
     text.named = range(0x3000, 0x5000)
     stale = text.put(0x3050, INDIRECT)
@@ -180,7 +180,7 @@ def test_arm64(signature: int) -> None:
 
 
 def test_the_expression_of_linkage_tables() -> None:
-    """Of gcc's for .plt: rsp + 8 + ((rip & 15) >= 11) * 8."""
+    """The expression that gcc has for .plt is rsp + 8 + ((rip & 15) >= 11) * 8."""
     expression = [
         (0x77, 8, 0),
         (0x80, 0, 0),

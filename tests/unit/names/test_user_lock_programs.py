@@ -31,7 +31,7 @@ COMPILED = {
     "musl": ("musl-gcc", "-O2"),
     "static-musl": ("musl-gcc", "-O2", "-static"),
 }
-C = {  # the lock, or none for the site; the kind
+C = {  # by comm: the lock, or none if its name is the site, and the kind
     "global": (":global_mutex", "lock"),
     "file": (":static_mutex", "lock"),
     "inside": (":large+0xa0", "lock"),
@@ -47,10 +47,10 @@ C = {  # the lock, or none for the site; the kind
     "pi": (":pi", "pi"),
     "join": ("", "cond"),
     "tls": (":own", "lock"),
-    "back": (":back_mutex", "lock"),  # from a condition variable, and waits for its mutex
+    "back": (":back_mutex", "lock"),  # back from a condition variable, it waits for the mutex
 }
-GUESSED = {"pi": "pi", "back": "lock"}  # by the call; what the others look like does not matter
-MUSL = {  # whose waits for these are in memory of the waiters, and whose functions have no names
+GUESSED = {"pi": "pi", "back": "lock"}  # kinds that the call suggests; for the others it does not matter
+MUSL = {  # in musl, these waits are for words in memory of the waiters, and functions have no names
     "wait": ("", "cond"), "incond": ("", "cond"), "barrier": ("", "cond"), "once": (":once", None),
 }  # fmt: skip
 CPP = {
@@ -76,7 +76,7 @@ CPP = {
 
 @contextmanager
 def running(*command: object, **options: object) -> Iterator[int]:
-    """The process id of a program that is killed in the end."""
+    """Run a program that is killed in the end, and yield its process id."""
     child = subprocess.Popen([str(part) for part in command], **options)  # type: ignore[call-overload]
     try:
         yield child.pid
@@ -124,7 +124,7 @@ def test_a_handler_of_a_signal_was_called_by_what_was_interrupted(tmp_path: Path
 
 
 def test_a_condition_variable_of_newer_glibc_begins_eight_bytes_later(tmp_path: Path) -> None:
-    """By a function that this glibc does not have."""
+    """A newer glibc is told by a function that this glibc does not have; the linker adds it here."""
     way = (*COMPILED["static"], "-Wl,--defsym,sched_setattr=main")
     with running(compiled(tmp_path, "waits", way)) as tgid:
         assert named(UserNames(), tgid, "incond").lock == "waits:large+0x108"
@@ -134,7 +134,7 @@ def test_a_condition_variable_of_newer_glibc_begins_eight_bytes_later(tmp_path: 
 
 @pytest.mark.parametrize("has_debug_files", [True, False])
 def test_callers_of_wrappers_and_of_functions_without_names(has_debug_files: bool, tmp_path: Path) -> None:
-    """The program exports what is not static, and nothing else has a name."""
+    """The program exports its functions that are not static; nothing else in it has a name."""
     way = ("gcc", "-O2", "-pthread", "-rdynamic", "-s")
     program = compiled(tmp_path, "wrappers", way, "user_wrappers.c")
     names = UserNames() if has_debug_files else UserNames(debug_files=os.fsencode(tmp_path / "none"))
@@ -185,7 +185,7 @@ def test_a_stripped_program_has_offsets_of_its_functions(tmp_path: Path) -> None
 
 
 def test_debug_files(tmp_path: Path) -> None:
-    """What was stripped lies beside the program, and is told by a checksum where there is no build id."""
+    """The symbols are in a file beside the program, which is told by a checksum if there is no build id."""
     for build_id in ("sha1", "none"):
         program = compiled(tmp_path, f"linked-{build_id}", (*COMPILED["plain"], f"-Wl,--build-id={build_id}"))
         debug = program.with_suffix(".debug")
@@ -196,7 +196,7 @@ def test_debug_files(tmp_path: Path) -> None:
             assert named(UserNames(), tgid, "file").site == f"{program.name}:file_caller"
             with debug.open(
                 "ab"
-            ) as file:  # no longer the one that belongs to it, if there is only the checksum
+            ) as file:  # without a build id, the file no longer belongs to the program
                 file.write(b"more")
             assert named(UserNames(), tgid, "file").lock.startswith(f"{program.name}:") == (
                 build_id == "sha1"
@@ -204,13 +204,13 @@ def test_debug_files(tmp_path: Path) -> None:
 
 
 FORGED = "pthread_cond_wait"
-"""What a forged debug file calls a function of a program: threads in it seem to wait for work."""
+"""The name that a forged debug file gives to a function, so that threads in it seem to wait for work."""
 OTHER_USER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: has root directories and files of others")
 
 
 def stripped_and_forged(tmp: Path, *options: str) -> tuple[Path, Path]:
-    """A program without symbols, and a debug file that fits it and has a false name in it."""
+    """Compile a program without symbols, and a debug file that fits it and has a false name in it."""
     program, forged = compiled(tmp, "shop", (*COMPILED["static"], *options)), tmp / "shop.debug"
     rename = f"--redefine-sym=file_caller={FORGED}"
     subprocess.run(["objcopy", "--only-keep-debug", rename, program, forged], check=True)
@@ -284,7 +284,8 @@ print(found.lock, found.kind, found.site)
 
 @pytest.mark.parametrize("dropped", ["-sys_resource", "-sys_admin,-checkpoint_restore"])
 def test_a_library_that_was_deleted(dropped: str, tmp_path: Path) -> None:
-    """With the right to open what is mapped, and without it, from the memory of the process."""
+    """The library is read by way of its mapping with the right to open that, and otherwise from the memory of
+    the process."""
     (tmp_path / "library.c").write_text(LIBRARY)
     (tmp_path / "user.c").write_text(USER)
     library = tmp_path / "libshop.so.1"
@@ -330,7 +331,7 @@ int main(void) {
 }
 """
 OTHERS = "".join(f"void other_{number}(void) {{ }}\n" for number in range(300))
-"""So many functions that their names lie behind the first page of a library."""
+"""The code of so many functions that their names lie behind the first page of a library."""
 NAME_ALL = """
 import sys
 from tests.support.ptraced import blocked_capture
@@ -343,7 +344,8 @@ for tgid in map(int, sys.argv[1:]):
 
 
 def test_what_a_process_changed_in_its_copy_of_a_library_names_its_own_locks_alone(tmp_path: Path) -> None:
-    """A deleted library is read from the memory of processes. Those that left it as it was share one."""
+    """A deleted library is read from the memory of processes. Processes that have not changed it share one
+    object."""
     (tmp_path / "library.c").write_text(LIBRARY + OTHERS)
     (tmp_path / "user.c").write_text(USER)
     (tmp_path / "forger.c").write_text(FORGER)
@@ -373,7 +375,7 @@ def test_what_a_process_changed_in_its_copy_of_a_library_names_its_own_locks_alo
 
 
 def test_a_process_in_a_mount_namespace_of_its_own(tmp_path: Path) -> None:
-    """Where its path leads to another file, or to none."""
+    """Outside of the namespace, the path of its program leads to another file, or to none."""
     program = compiled(tmp_path, "hidden", COMPILED["static"])
     place = tmp_path / "place"
     place.mkdir()
@@ -399,9 +401,10 @@ def test_a_process_that_ended_has_what_was_seen(tmp_path: Path) -> None:
 
 
 def named_as(names: UserNames, tgid: int, comm: str, family: str) -> UserLock:
-    """A thread of CPython waits for the GIL again and again, also on its way to another lock.
+    """Return the lock of a thread of CPython, once the thread waits for a lock of this family.
 
-    Where such a wait ends while it is read, the answer is provisional, and the daemon captures another.
+    The thread waits for the GIL again and again, also on its way to another lock. Where such a wait ends
+    while it is read, the answer is provisional, and the daemon captures another wait.
     """
     until = time.monotonic() + 60
     while (found := named(names, tgid, comm)).family != family and time.monotonic() < until:
@@ -426,7 +429,7 @@ for _ in range(4):
 
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="host: no Python of the distribution")
 def test_cpython() -> None:
-    """Its GIL, which is a condition variable, and threading.Lock, which is a semaphore."""
+    """CPython's GIL is a condition variable, and its threading.Lock is a semaphore."""
     names = UserNames()
     with running("/usr/bin/python3", "-c", PYTHON) as tgid:
         spins = named_as(names, tgid, "spins", "gil")
@@ -439,9 +442,9 @@ def test_cpython() -> None:
 
 @pytest.mark.parametrize("owner", [0, 12345])
 def test_the_map_of_a_compiler_at_run_time(owner: int, tmp_path: Path) -> None:
-    """Code in memory without a file, that calls a C function: the map has its name, if it can be believed.
+    """Code in memory without a file calls a C function. The perf map has its name, if it can be believed.
 
-    The process was looked at a moment before there was such code.
+    The namer has looked at the process a moment before there was such code.
     """
     program = compiled(tmp_path, "jitted", ("gcc", "-O2", "-pthread"), "user_jit.c")
     names = UserNames()
@@ -473,7 +476,7 @@ def test_the_map_of_a_compiler_at_run_time(owner: int, tmp_path: Path) -> None:
 
 
 def test_this_process_itself() -> None:
-    """A variable of the real C library of this process, and memory of the real heap."""
+    """A lock in a variable of the C library of this process has a name, and one in its heap has none."""
     stderr = ctypes.c_void_p.in_dll(ctypes.CDLL("libc.so.6"), "_IO_2_1_stderr_")
     names = UserNames()
     found = names.name_lock(os.getpid(), os.getpid(), ctypes.addressof(stderr) + 8, "other", None)
@@ -486,7 +489,7 @@ def test_this_process_itself() -> None:
 
 
 def test_files_that_are_no_elf_delay_and_break_nothing(tmp_path: Path) -> None:
-    """A mapped text file; and one that is cut short while it is mapped."""
+    """A process has mapped a text file, and a file that is cut short while it is mapped."""
     script = (
         "import mmap, sys, time\n"
         "files = [open(path, 'r+b') for path in sys.argv[1:]]\n"

@@ -1,4 +1,4 @@
-"""User-space locks are called by the object and the offset that their address has in it."""
+"""User-space locks are named by the object and the offset that their address has in it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAPS = """\
 
 
 def name_of(procfs: Path, address: int) -> str:
-    """In process 7, of which nothing was captured."""
+    """Return the name of a lock of process 7, of which nothing was captured."""
     return UserNames(procfs).name_lock(7, 7, address, "other", None).lock
 
 
@@ -97,7 +97,7 @@ def test_file_names_can_be_anything(tmp_path: Path, file: bytes, name: str) -> N
 
 
 def test_a_lock_of_java_behind_code_that_no_map_names_is_called_by_its_class() -> None:
-    """That code may be where it is waited for, and its caller is not."""
+    """The code without a name may be where the thread waits for the lock; the caller of that code is not."""
     wait = JavaWait("com.shop.Registry", "lock", "monitor")
     method, caller = (Frame("[jit]", name, f"[jit]:{name}") for name in ("Shop.add", "Shop.main"))
     assert java_lock(wait, [method, NAMELESS, caller]).lock == "[jit]:Shop.add"
