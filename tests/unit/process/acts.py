@@ -1,7 +1,7 @@
-"""What somebody would do who had taken a process over: each act says what came of it, in `ACTS`.
+"""Acts of somebody who has taken over a process of lockd.
 
-`python3 acts.py PROCESS PLAN` runs the real main() of that process, with one thing in place of its work: it
-does what the plan (JSON) says, a list of acts with their arguments, and prints what came of each: "done", or
+`python3 acts.py PROCESS PLAN` runs the real main() of that process, with a plan in place of the work. The
+plan is a list in JSON of acts from `ACTS` with their arguments. What comes of each act is printed: "done", or
 the name of the error.
 """
 
@@ -42,11 +42,11 @@ CALLS = {
     "name_to_handle_at": 303, "ioprio_set": 251, "shmget": 29, "msgget": 68, "mq_open": 240,
     "timer_create": 222,
 }  # fmt: skip
-"""Numbers of x86_64, which is what lockd runs on."""
+"""Numbers of system calls on x86_64, the architecture on which the tests run."""
 
 
 def raw(call: str, *arguments: int) -> None:
-    """A system call with these arguments, and zeros for the rest."""
+    """Make a system call with these arguments, and zeros for the rest."""
     values = [ctypes.c_long(one) for one in (*arguments, *[0] * (6 - len(arguments)))]
     if LIBC.syscall(ctypes.c_long(CALLS[call]), *values) < 0:
         raise OSError(ctypes.get_errno(), call)
@@ -57,7 +57,7 @@ def open_file(path: str, flags: int, mode: int = 0o600) -> None:
 
 
 def write_memory(path: str, address: int) -> None:
-    """By the file of procfs."""
+    """Write to the memory of a process by its file `mem` in procfs."""
     file = os.open(path, os.O_RDWR)
     os.pwrite(file, b"changed!", address)
 
@@ -131,7 +131,7 @@ def demangle(symbol: str, expected: str) -> None:
 
 
 def foreign_call() -> None:
-    """A call of the 32-bit kind, whose numbers are others: it ends the process."""
+    """Make a 32-bit system call. Such calls have other numbers; the call ends a confined process."""
     code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     code.write(b"\xb8\x14\x00\x00\x00\xcd\x80\xc3")  # mov $20 (getpid), %eax; int $0x80; ret
     ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()
@@ -213,7 +213,7 @@ def namer(plan: list[list[Any]]) -> int:
 
 
 def unfiltered(plan: list[list[Any]]) -> int:
-    """The namer, if it had no filter."""
+    """Run the namer without its filter of system calls."""
     from lockd.process import confinement
 
     confinement.confine = lambda *_, **__: None

@@ -1,4 +1,4 @@
-"""What whoever took over a process of lockd could do: acts in its real confinement, see acts.py."""
+"""What somebody who has taken over a process of lockd can do in its real confinement: the acts of acts.py."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ print(text.value.decode(), flush=True)
 
 
 class Victim:
-    """A process of root's, and what is in its memory at an address."""
+    """A process that is root's, unless the options say otherwise, with a text at an address in its memory."""
 
     def __init__(self, **options: Any) -> None:
         self._process = subprocess.Popen(
@@ -63,13 +63,13 @@ class Victim:
         self.pid, self.address = self._process.pid, int(self._process.stdout.readline())
 
     def text(self) -> str:
-        """What it is at the end."""
+        """End the process and return what its text is at the end."""
         return self._process.communicate()[0].strip()
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A file that everybody may write, in a directory that everybody may write."""
+    """Yield a file that everybody may write, in a directory that everybody may write."""
     with tempfile.TemporaryDirectory(prefix="lockd-acts-", dir="/var/tmp") as name:
         os.chmod(name, 0o777)
         path = Path(name) / "file"
@@ -87,7 +87,7 @@ def namers_user() -> str:
 
 @pytest.fixture(params=["root", namers_user()])
 def victim(request: pytest.FixtureRequest) -> Iterator[Victim]:
-    """Root's, or of the very user that the namer runs as."""
+    """Yield a process of root's, or of the very user that the namer runs as."""
     user = pwd.getpwnam(request.param)
     one = Victim(user=user.pw_uid, group=user.pw_gid, extra_groups=[], cwd="/")
     yield one
@@ -102,14 +102,14 @@ def run(who: str, *plan: tuple[Any, ...], **environment: str) -> subprocess.Comp
 
 
 def come_of(who: str, *plan: tuple[Any, ...], code: int = 0) -> list[str]:
-    """What came of each act in the confinement of that process."""
+    """Return what came of each act of the plan in the confinement of that process."""
     done = run(who, *plan)
     assert done.returncode == code, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def succeed(who: str, *plan: tuple[Any, ...]) -> set[tuple[Any, ...]]:
-    """Those that did."""
+    """Return the acts of the plan that succeeded."""
     return {act for act, come in zip(plan, come_of(who, *plan), strict=True) if come == DONE}
 
 
@@ -172,7 +172,7 @@ def test_no_socket_is_made_whatever_it_is_for(who: str) -> None:
 
 @CONFINED
 def test_what_no_process_of_lockds_needs_is_not_there(who: str) -> None:
-    """Each would fail for other reasons too, as they have no arguments: then with another error."""
+    """Each call would also fail without a filter, since it has no arguments, but with another error."""
     plan = [("raw", call) for call in CALLS]
     assert dict(zip(CALLS, come_of(who, *plan), strict=True)) == dict.fromkeys(CALLS, NOT_THERE)
 
@@ -213,8 +213,8 @@ def test_the_namer_reads_what_anybody_has_and_can_do_its_work(victim: Victim) ->
 
 
 def test_even_without_its_filter_the_namer_could_not_write_to_roots_files(place: Path) -> None:
-    """Its user and capabilities are enough for that. The rest takes the filter: CAP_SYS_PTRACE is enough to
-    write to another process's memory by ptrace() or process_vm_writev()."""
+    """The namer's user and capabilities are enough to prevent that. The rest takes the filter: CAP_SYS_PTRACE
+    is enough to write to another process's memory by ptrace() or process_vm_writev()."""
     place.chmod(0o644)
     victim = Victim()
     memory = f"/proc/{victim.pid}/mem"
@@ -260,7 +260,8 @@ def test_without_the_library_it_does_not_run(who: str, tmp_path: Path) -> None:
 
 
 def test_a_call_that_the_library_does_not_know_is_left_out() -> None:
-    """Of a list that is newer than the library. That no other is, shows that it has no misspelled name."""
+    """A list may be newer than the library. The library knows all other calls, so no name in the lists is
+    misspelled."""
     script = """
 from lockd.process.confinement import COMPUTING, EXPORTER, NAMER, is_known, confine
 print([call for call in NAMER | EXPORTER if not is_known(call)], flush=True)
@@ -275,7 +276,7 @@ print("confined")
 
 @CONFINED
 def test_where_the_kernel_takes_no_filter_it_does_not_run(who: str) -> None:
-    """Neither by its own call nor by prctl()."""
+    """The kernel refuses the filter both by seccomp() and by prctl()."""
     refusing = [sys.executable, str(REFUSING), "EINVAL", "317", "--"]
     refusing += [sys.executable, str(REFUSING), "EINVAL", "157", "22", "--"]
     done = subprocess.run(
@@ -288,7 +289,7 @@ def test_where_the_kernel_takes_no_filter_it_does_not_run(who: str) -> None:
 
 @CONFINED
 def test_prctl_will_do(who: str) -> None:
-    """For systemd's filter may not know the call that is newer."""
+    """prctl() sets the filter where seccomp() is refused: systemd's filter may not know this newer call."""
     command = [sys.executable, str(REFUSING), "EPERM", "317", "--", sys.executable, ACTS, who]
     plan = json.dumps([["exec", "/bin/true"]])
     done = subprocess.run([*command, plan], capture_output=True, text=True, check=True, timeout=60)
@@ -297,7 +298,8 @@ def test_prctl_will_do(who: str) -> None:
 
 @CONFINED
 def test_the_journal_is_told_from_within(who: str) -> None:
-    """Its socket is open by then. This is one in the place of journald's, in a mount namespace of its own."""
+    """The socket of the journal is opened before the process is confined. Here another socket takes the place
+    of journald's, in a mount namespace of its own."""
     script = f"""
 import ctypes, os, socket, subprocess, sys
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""What lockd leaves out of numpy comes in as soon as somebody asks for it."""
+"""The parts of numpy that lockd leaves out are loaded as soon as somebody asks for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(code: str) -> str:
 
 
 def test_numpy_starts_no_thread() -> None:
-    """It would keep capabilities that its process gives up."""
+    """A thread of numpy would keep capabilities that its process gives up."""
     assert run("import os; print(len(os.listdir('/proc/self/task')))") == "1"
 
 

@@ -16,7 +16,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives pri
 
 
 def run(script: str, *before: str) -> dict[str, str]:
-    """The /proc/self/status of a process after it has run `script`."""
+    """Return the fields of /proc/self/status of a process after it has run `script`."""
     text = f"from lockd.process.privileges import *\n{script}\nprint(open('/proc/self/status').read())"
     done = subprocess.run(
         [*before, sys.executable, "-c", text],

@@ -110,7 +110,8 @@ def test_shares_of_bottlenecks_of_one_name_add_up(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("locks", [1, MAX_ROWS["locks"]])
 def test_a_holder_that_made_room_for_another_makes_no_rate(daemon: Daemon, locks: int) -> None:
-    """It moves into `other` with all that it ever had, whether or not the table of locks is full."""
+    """A holder that makes room moves into `other` with all its counts, whether or not the table of locks is
+    full."""
 
     def holder(site: str, seconds: float, samples: int) -> dict[str, Any]:
         return {"site": site, "seconds": seconds, "share": 0.1, "samples": samples, "stack": []}
@@ -128,7 +129,7 @@ def test_a_holder_that_made_room_for_another_makes_no_rate(daemon: Daemon, locks
     assert {row.holder_site: (row.blocked_rate, row.count_rate) for row in table.rows} == {
         "flush": (0.5, 5.0), "other": (0.25, 2.0), "load": (0.125, 1.0),
     }  # fmt: skip
-    assert {row.held_rate for row in table.rows} == {0.0}  # that of the lock, to which nothing came
+    assert {row.held_rate for row in table.rows} == {0.0}  # the rate of the lock, to which nothing was added
 
 
 def kernel_lock(comm: str, site: str, seconds: float, count: int, **changes: Any) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def kernel_lock(comm: str, site: str, seconds: float, count: int, **changes: Any
 
 
 def looked(daemon: Daemon, read: Callable[[Client], Table], *looks: list[dict[str, Any]]) -> Table:
-    """The table with rates after the last of these looks at locks, each a second after the one before."""
+    """Return the table with rates after the last of these looks at locks, which are a second apart."""
     daemon.locks = lambda n: looks[n]
     client, rates = Client(daemon.url), Rates()
     *_, table = [rates.feed(read(client)) for _ in looks]
@@ -153,16 +154,16 @@ def looked(daemon: Daemon, read: Callable[[Client], Table], *looks: list[dict[st
 
 
 MANY = [lock(f"{number:#x}") for number in range(MAX_ROWS["locks"])]
-"""As many as the daemon returns at most."""
+"""As many locks as the daemon returns at most."""
 
 
 @pytest.mark.parametrize(
     ("before", "after", "rates"),
     [
-        # The row of a process is forgotten, and so is that of a place.
+        # The daemon forgets the row of a process, or of a site.
         ([("kubelet", "f", 1200, 400), ("runc", "f", 1, 30)], [("kubelet", "f", 1200.5, 405)], (0.5, 5)),
         ([("cp", "f", 1200, 400), ("cp", "g", 1, 30)], [("cp", "f", 1200.5, 405)], (0.5, 5)),
-        # A place gets its name: what it had before is not new.
+        # A site gets its name: what its row had before is not new.
         ([("cp", "f", 90, 9), ("cp", "", 7, 7)], [("cp", "f", 90, 9), ("cp", "g", 7.5, 12)], (0.5, 5)),
         ([("cp", "", 7, 7), ("cp", "", 3, 3)], [("cp", "", 7.25, 8), ("cp", "g", 3.25, 7)], (0.5, 5)),
     ],
@@ -183,7 +184,7 @@ def test_a_row_of_a_lock_that_had_no_room_before_is_not_new(daemon: Daemon) -> N
 
 
 def test_a_wait_for_a_kernel_lock_counts_while_it_lasts_and_not_when_it_ends(daemon: Daemon) -> None:
-    """Then it is in the row of its place."""
+    """A wait that has ended is in the row of its site."""
     waits = kernel_lock("cp", "unknown", 0, 0, stack=[], waiting=1, waiting_us=30 * SECOND)
     ended = kernel_lock("cp", "f", 30.5, 1)
     (row,) = looked(daemon, Client.locks, [waits], [ended]).rows
@@ -191,7 +192,7 @@ def test_a_wait_for_a_kernel_lock_counts_while_it_lasts_and_not_when_it_ends(dae
 
 
 def test_holds_of_a_kernel_lock_that_another_row_has(daemon: Daemon) -> None:
-    """The row of a lock and process that waited most has them."""
+    """Of the rows of one lock and process, the row that waited most has the holds."""
     looks = (
         [kernel_lock("cp", "f", 2, 2, held_us=70 * SECOND, acquisitions=700), kernel_lock("cp", "g", 1, 1)],
         [kernel_lock("cp", "g", 3, 3, held_us=70.5 * SECOND, acquisitions=705), kernel_lock("cp", "f", 2, 2)],
@@ -230,7 +231,7 @@ def test_a_kernel_lock_keeps_its_names_while_a_thread_waits(daemon: Daemon) -> N
 
 
 def test_what_bottlenecks_move_to_others_is_not_new(daemon: Daemon) -> None:
-    """A holder that makes room moves into `other`. Of the sum of a process only what is new makes a rate."""
+    """A holder that makes room moves into `other`. Only what is new in the sum of a process makes a rate."""
 
     def look(**seconds: float) -> list[dict[str, Any]]:
         return [bottleneck(holder, 0.1) | {"seconds": one} for holder, one in seconds.items()]

@@ -107,7 +107,7 @@ def test_kinds(daemon: Daemon, flag: list[str], expected: set[str]) -> None:
     daemon.threads = threads
     done = top("--once", f"--url={daemon.url}", *flag)
     assert {row["KIND"] for row in tables(done.stdout)["threads"]} == expected
-    # The waits are in the off-CPU time once more: it is no part of the totals.
+    # The off-CPU time has the waits once more, so it is no part of the totals.
     assert f"waits: {len(expected - {'interruptible'})}.0 per second" in done.stdout
 
 
@@ -185,7 +185,7 @@ def test_how_long_kernel_locks_are_held(daemon: Daemon) -> None:
 
 
 def test_a_daemon_that_does_not_say_how_long_locks_are_held(daemon: Daemon) -> None:
-    assert top("--once", f"--url={daemon.url}", "--sort=held").returncode == 0  # there are none
+    assert top("--once", f"--url={daemon.url}", "--sort=held").returncode == 0  # there are no locks
     daemon.locks = lambda n: [lock()]
     message = fails(f"--url={daemon.url}", "--sort=held")
     assert (

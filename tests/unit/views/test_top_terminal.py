@@ -40,7 +40,7 @@ class Terminal:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def wait_for(self, words: str) -> str:
-        """What was written up to `words`, which may have been written already."""
+        """Return what was written before `words`, once they are there; they may be there already."""
         end = time.monotonic() + 60
         while words not in self.text:
             assert time.monotonic() < end, f"{words!r} not in {self.text!r}"
@@ -50,7 +50,7 @@ class Terminal:
         return before
 
     def end(self) -> tuple[int, str]:
-        """The exit code and what was still to be read."""
+        """Wait for the end of the program; return its exit code and the output that was not read yet."""
         rest = self.text
         while True:
             try:
@@ -88,7 +88,7 @@ def test_live_gives_the_screen_back_when_ended(daemon: Daemon) -> None:
 
 
 def test_live_goes_on_while_the_daemon_restarts(daemon: Daemon) -> None:
-    # After its restart the daemon counts from nought: less than before is all new.
+    # After its restart the daemon counts from 0: a count that is less than before is all new.
     daemon.threads = lambda n: [
         thread(blocked_count=1000 + n if n < 5 else n, blocked_us=100 * SECOND if n < 5 else SECOND)
     ]
