@@ -1,4 +1,4 @@
-"""The support matrix: how it is read from a test run and from `lockd doctor`, and that the README has it."""
+"""The support matrix: it is read from doctor and from a test run, and the README has what was last seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The marks that programs make in the map `written`, as the sampler reads them: each is about one window."""
+"""The marks of programs in the map `written`, as the sampler reads them: by window, whatever its number
+is."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_owners_of_locks_are_asked_for_however_many_names_wait(tmp_path: Path, m
 
 
 def test_processes_that_come_and_go_meanwhile_take_no_room(tmp_path: Path, make: MakeResolver) -> None:
-    """Otherwise a namer that falls behind would be asked about such processes for ever, and about no lock."""
+    """A namer that falls behind must not be asked about such processes for ever, and about no lock again."""
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     resolver = make(tmp_path)
     resolver.is_paused = True
@@ -266,7 +266,7 @@ sys.exit(server.main())
 def test_a_namer_without_memory_is_replaced(
     make: MakeResolver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Otherwise the namer would fail at all later questions: what takes the memory may stay for ever."""
+    """Such a namer would fail at all later questions, since what takes the memory may stay for ever."""
     resolver = make(Path("/proc"))
     monkeypatch.setattr(isolation, "command", lambda _: [sys.executable, "-c", SMALL])
     resolver.answers()
@@ -473,7 +473,7 @@ def test_who_has_a_namer_hang_has_no_other_one_hang(
     assert answers(resolver) == [OwnersAnswer(2, (0,))]
     assert (resolver.refused, resolver.restarts) == (1, 1)
     namer = resolver.pid
-    resolver.reload(0.5)  # this makes no namer end, and nobody is let off
+    resolver.reload(0.5)  # new settings end the refusal for nobody
     assert resolver.ask(Owners(3, (silents,)))
     assert answers(resolver) == [OwnersAnswer(3, (0,))]
     assert (resolver.refused, resolver.restarts) == (2, 1)

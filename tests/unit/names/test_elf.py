@@ -130,7 +130,8 @@ def test_functions_of_a_stripped_go_program(
 
 @pytest.mark.parametrize("told_by", ["symbol", "module", "linker", ""])
 def test_where_the_code_of_a_go_program_begins(program: Path, tmp_path: Path, told_by: str) -> None:
-    """Since Go 1.26 the table does not say it. C code comes first if the linker of C made the program."""
+    """Since Go 1.26 the table does not say where the code begins, and C code comes first if the linker of C
+    made the program."""
     table, module, go = tmp_path / "table", tmp_path / "module", tmp_path / "go"
     at = addresses(program)["main"]
     table.write_bytes(go_table(("main.main",), 0))

@@ -58,7 +58,7 @@ def test_a_function_that_is_too_long_is_not_sure(monkeypatch: pytest.MonkeyPatch
 
 
 def test_objdump_runs_without_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell runs in place of objdump, with the same input and in the same way, and shows its limits."""
+    """A shell runs in place of objdump, in the same way and with the same input, and shows what it may do."""
     shown = "cat /proc/self/status /proc/self/limits; od -An -tx1"
     monkeypatch.setattr(function_exits, "OBJDUMP", ("sh", "-c", shown))
     monkeypatch.setattr(function_exits, "parse_exits", lambda listing, *_: listing)

@@ -170,7 +170,7 @@ def test_a_mutex_of_musl(other: Other) -> None:
         (2, 0, "tid", 0, 0),  # nobody uses it
         (2, 0, "tid", 1, 4),  # a kind that does not exist
         (2, 0, "tid", 1, 0xFFFF_FFFF),  # destroyed
-        (2, 1, "tid", 1, 0),  # taken once more than it can be
+        (2, 1, "tid", 1, 0),  # taken more often than this kind can be
         (2, 0, "tid", 1, 1),  # recursive, and not taken
         (0, 0, "tid", 1, 0),  # free
         (3, 0, "tid", 1, 0),

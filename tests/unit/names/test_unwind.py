@@ -175,7 +175,7 @@ def test_arm64(signature: int) -> None:
     registers[29], registers[30], registers[31], registers[32] = STACK + 16, 0x2050 | signature, STACK, 0x1010
     stack = struct.pack("<4Q", 0, 0, 0, 0x3050 | signature)
     assert unwind(text, Capture(tuple(registers), stack, (0x1010,), 0)) == (0x1010, 0x204F, 0x304F)
-    text.rules[0x1010] = UnwindRule(((0x8F, 0, 0),), {}, 30, False)  # by a rule: it is in the register
+    text.rules[0x1010] = UnwindRule(((0x8F, 0, 0),), {}, 30, False)  # a rule says that it is in the register
     assert unwind(text, Capture(tuple(registers), stack, (0x1010,), 0)) == (0x1010, 0x204F, 0x304F)
 
 

@@ -124,7 +124,7 @@ def test_a_handler_of_a_signal_was_called_by_what_was_interrupted(tmp_path: Path
 
 
 def test_a_condition_variable_of_newer_glibc_begins_eight_bytes_later(tmp_path: Path) -> None:
-    """A newer glibc is told by a function that this glibc does not have; the linker adds it here."""
+    """A newer glibc is recognised by a function that this glibc does not have; the linker adds it here."""
     way = (*COMPILED["static"], "-Wl,--defsym,sched_setattr=main")
     with running(compiled(tmp_path, "waits", way)) as tgid:
         assert named(UserNames(), tgid, "incond").lock == "waits:large+0x108"
@@ -284,8 +284,8 @@ print(found.lock, found.kind, found.site)
 
 @pytest.mark.parametrize("dropped", ["-sys_resource", "-sys_admin,-checkpoint_restore"])
 def test_a_library_that_was_deleted(dropped: str, tmp_path: Path) -> None:
-    """The library is read by way of its mapping with the right to open that, and otherwise from the memory of
-    the process."""
+    """With the right to open mapped files, the library is read from its mapping; without it, from the memory
+    of the process."""
     (tmp_path / "library.c").write_text(LIBRARY)
     (tmp_path / "user.c").write_text(USER)
     library = tmp_path / "libshop.so.1"
@@ -403,8 +403,8 @@ def test_a_process_that_ended_has_what_was_seen(tmp_path: Path) -> None:
 def named_as(names: UserNames, tgid: int, comm: str, family: str) -> UserLock:
     """Return the lock of a thread of CPython, once the thread waits for a lock of this family.
 
-    The thread waits for the GIL again and again, also on its way to another lock. Where such a wait ends
-    while it is read, the answer is provisional, and the daemon captures another wait.
+    The thread waits for the GIL again and again, also on its way to another lock. If such a wait ends while
+    it is read, the answer is provisional, and the daemon captures another wait.
     """
     until = time.monotonic() + 60
     while (found := named(names, tgid, comm)).family != family and time.monotonic() < until:

@@ -213,8 +213,8 @@ def test_the_namer_reads_what_anybody_has_and_can_do_its_work(victim: Victim) ->
 
 
 def test_even_without_its_filter_the_namer_could_not_write_to_roots_files(place: Path) -> None:
-    """The namer's user and capabilities are enough to prevent that. The rest takes the filter: CAP_SYS_PTRACE
-    is enough to write to another process's memory by ptrace() or process_vm_writev()."""
+    """The namer's user and capabilities are enough to prevent that. For the rest the filter is needed:
+    CAP_SYS_PTRACE is enough to write to another process's memory by ptrace() or process_vm_writev()."""
     place.chmod(0o644)
     victim = Victim()
     memory = f"/proc/{victim.pid}/mem"
