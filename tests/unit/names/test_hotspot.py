@@ -15,7 +15,7 @@ from tests.fuzz import memory
 def test_a_number_that_fits_into_no_map_of_the_programs_is_not_told(
     number: int, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any process can have a libjvm.so, and the sampler puts numbers from its memory into a map."""
+    """Any process can have a libjvm.so, and the sampler puts numbers from its memory into a BPF map."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     memory.made_up_process.cache_clear()
     (machine,) = memory.java_machines()
