@@ -1,4 +1,4 @@
-"""What benchmarks conclude from their figures: ratios of neighbours, chance, targets."""
+"""Tests of what benchmarks conclude from figures: ratios of neighbouring runs, effects of chance, targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALL, RATE, MUTEX = "futex wake", "perf bench futex hash", "mutex, kernel (pipe)
 
 @pytest.fixture
 def found() -> Comparison:
-    """Three rounds, in the second of which the host is half as fast."""
+    """Return a comparison of three rounds. In the second round the host is half as fast."""
     one = Comparison([(CALL, "ns a call", False, False), (RATE, "operations/s", True, False),
                       (MUTEX, "ns a pair", False, True)])  # fmt: skip
     for pace in (1.0, 2.0, 1.0):

@@ -1,4 +1,4 @@
-"""What bench/faults.py concludes from what it sees."""
+"""Tests of what bench/faults.py concludes from metrics, and of what makes its run fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The large hosts of bench/hosts.py are copies of the recorded one, which share nothing."""
+"""Tests of bench/hosts.py: each copy of the recorded host has threads and processes of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TGIDS = (10, 10, 20)
 
 @pytest.fixture
 def recording() -> Recording:
-    """Two processes of two threads and one, each with an entry in each window."""
+    """Return a recording of two processes, of two threads and of one. Each thread is in both windows."""
     windows = []
     for slot in (1, 2):
         window = {}

@@ -1,4 +1,4 @@
-"""The report that joins all benchmarks, and the code that the anatomy of a call leaves out."""
+"""Tests of the report that joins all benchmarks, and of the anatomy of a call, which leaves code out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def call(helper: int) -> bytes:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with programs in bench, and what they write in place of bench/build."""
+    """Return a directory with `bench`, for programs, and with `build` in place of bench/build."""
     monkeypatch.setattr(everything, "ROOT", tmp_path)
     (tmp_path / "bench").mkdir()
     monkeypatch.setattr(results, "BUILD", tmp_path / "build")
@@ -32,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def program(here: Path, name: str, figure: int, code: int = 0) -> everything.Part:
-    """A part that writes its arguments and a figure, unless it fails."""
+    """Make a part whose program writes its arguments and `figure`, or exits with `code` if that is not 0."""
     (here / f"bench/{name}.py").write_text(
         f"import sys, pathlib\nif {code}: sys.exit({code})\nbuild = pathlib.Path({str(here)!r}) / 'build'\n"
         f"(build / '{name}.json').write_text('{{\"figure\": {figure}}}')\n"

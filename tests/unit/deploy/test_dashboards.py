@@ -1,4 +1,4 @@
-"""The Grafana dashboards: they are what grafana/ makes, no panel lies on another, links lead somewhere."""
+"""Tests of the Grafana dashboards: grafana/ generates them, no panel lies on another, links have targets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.watch_files import (
 SOURCE = {"uid": "${datasource}", "type": "prometheus"}
 BUILT_IN = {"__rate_interval", "__range"}
 BURN_WINDOWS = {"1h:1m", "6h:1m"}
-"""Of the alert LockdObjectiveBurn."""
+"""The ranges of subqueries in the alert LockdObjectiveBurn, and so in the panel that belongs to it."""
 
 
 def test_the_files_are_what_the_code_makes():
@@ -43,7 +43,7 @@ def test_the_files_are_what_the_code_makes():
 
 @pytest.mark.parametrize("uid", BOARDS)
 def test_the_types_that_grafana_publishes_have_all_that_is_in_them(uid):
-    """Read into these types and written again, nothing is lost, and nothing has another type."""
+    """A dashboard that is read into the SDK's types and written again loses nothing and changes no type."""
     if importlib.util.find_spec("grafana_foundation_sdk") is None:
         pytest.skip("host: grafana_foundation_sdk needs Python 3.11 or later")
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -60,7 +60,7 @@ def test_the_types_that_grafana_publishes_have_all_that_is_in_them(uid):
 
 
 def differences(one, other, where=()):
-    """Where they differ, without places in lists."""
+    """Yield the path of each difference between two JSON values: its keys, without positions in lists."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in one.keys() | other.keys():
             if key in one and key in other:
@@ -96,7 +96,7 @@ def test_panels_are_told_apart_and_do_not_overlap(uid):
 
 @pytest.mark.parametrize("uid", BOARDS)
 def test_every_line_of_panels_is_full(uid):
-    """A hole looks as if something were missing."""
+    """The panels of a line leave no hole, which would look as if something were missing."""
     lines = {}
     for board, row, p in PANELS:
         if board == uid:
@@ -206,9 +206,9 @@ def test_panel_query(uid, panel, target):
 
 
 def check_choice(uid, name, pairs):
-    """A query asks for what was chosen, and for nothing else."""
+    """Check that a query selects what the user has chosen in the variables, and nothing else."""
     if name.startswith("unit:"):
-        assert pairs == {"unit": "$unit"}  # an objective is one of the unit, wherever it runs
+        assert pairs == {"unit": "$unit"}  # an objective is for a unit, wherever that runs
         return
     assert (pairs["cluster"], pairs["job"]) == ("$cluster", "$job"), name
     labels = labels_of(name)
@@ -255,7 +255,7 @@ def test_provisioning_finds_the_dashboards():
 
 
 def test_texts_are_as_people_read_them():
-    """Not \\u00b5s, where a change of a text could not be read."""
+    """The files have µs and not \\u00b5s, so that the diff of a changed text can be read."""
     for path in GRAFANA.glob("*.json"):
         text = path.read_text(encoding="utf-8")
         assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"

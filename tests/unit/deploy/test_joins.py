@@ -1,4 +1,4 @@
-"""The queries of docs/kubernetes.md, on what kube-state-metrics and cAdvisor say of the pods of a node."""
+"""Tests of the queries in docs/kubernetes.md, on what kube-state-metrics and cAdvisor tell about a node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATHS = {
 }
 SERVICE = "/system.slice/nginx.service"
 FAKE = f"/user.slice/user-1000.slice/user@1000.service{PATHS[SHOP]}"
-"""What a user may make, to have waits counted as somebody's."""
+"""A cgroup that a user may make in order to have waits counted as those of somebody else's container."""
 MINUTES = 10
 
 
@@ -39,7 +39,7 @@ def series(metric: str, values: str, /, **labels: str) -> dict[str, str]:
 
 
 def grows(each_second: float) -> str:
-    """A counter that grows so much in each second; a step is a minute."""
+    """Return the values of a counter that grows by `each_second` in each second. A step is a minute."""
     return f"0+{each_second * 60:g}x{MINUTES}"
 
 
@@ -47,7 +47,10 @@ STAYS = f"1x{MINUTES}"
 
 
 def of_lockd() -> list[dict[str, str]]:
-    """Each unit is blocked 1, 2, 4, ... ms in each second, in two processes, and as long on the run queue."""
+    """Return series of lockd for units that are blocked for 1, 2, 4, ... ms in each second.
+
+    Each unit has two processes, which share that time, and is on the run queue for as long.
+    """
     found = []
     paths = [*PATHS.values(), SERVICE, FAKE]
     target = {"job": "lockd", "instance": "node-1:9776"}
@@ -91,7 +94,7 @@ def of_kube_state_metrics(instance: str) -> list[dict[str, str]]:
 
 
 def of_cadvisor() -> list[dict[str, str]]:
-    """All use a tenth of a processor. Paths above containers have series of their own."""
+    """Return series of containers that use a tenth of a processor each, and of the cgroups above them."""
     found = []
     target = {"job": "cadvisor", "instance": "node-1:10250"}
     names = {SHOP: ("shop-1", "shop"), SIDECAR: ("shop-1", "sidecar"), ETCD: ("etcd-node-1", "etcd")}
@@ -106,7 +109,7 @@ def of_cadvisor() -> list[dict[str, str]]:
 
 
 def check(tmp_path: Path, query: str, input_series: list[dict[str, str]], expected: dict[str, float]) -> None:
-    """At the end of the series the query returns this, and nothing else."""
+    """Check that the query returns `expected` at the end of the series, and nothing else."""
     need("promtool")
     rounded = {"expr": f"round({query}, 0.000001)", "eval_time": f"{MINUTES}m"}
     samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
@@ -122,7 +125,7 @@ def check(tmp_path: Path, query: str, input_series: list[dict[str, str]], expect
 EVERYTHING = [
     *of_lockd(),
     *of_kube_state_metrics("a:8080"),
-    *of_kube_state_metrics("b:8080"),  # two of them say the same
+    *of_kube_state_metrics("b:8080"),  # a second instance, which reports the same
     *of_cadvisor(),
 ]
 

@@ -1,4 +1,4 @@
-"""mixin.libsonnet gives what is committed, with the user's own addresses."""
+"""Tests of mixin.libsonnet: it gives the committed files, or these with the user's own addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Prometheus that converts lockd's histograms to native ones has both: the rules read the classic ones."""
+"""A Prometheus that converts histograms of lockd to native ones keeps the classic ones, which rules read."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def exporter() -> Iterator[str]:
 
 
 def scrape_job() -> dict[str, Any]:
-    """The job of scrape.yml with what its comment on native histograms says."""
+    """Return the job of scrape.yml with the two options that its comment on native histograms gives."""
     text = SCRAPE.read_text(encoding="utf-8")
     lines = re.findall(r"^    # (\w+_histograms\w*: true)$", text, re.MULTILINE)
     (job,) = yaml.safe_load(text)["scrape_configs"]

@@ -1,4 +1,4 @@
-"""What watches lockd, as Prometheus itself reads it: metrics, rules, and every query of the dashboards.
+"""Tests of what watches lockd, with promtool and amtool: metrics, rules, every query of the dashboards.
 
 Every panel must show something when lockd exports something, and no idle worker may appear as contention.
 """
@@ -80,7 +80,7 @@ def test_promtool_rule_tests_pass(promtool, path):
 
 
 def test_metrics_are_named_by_the_conventions_except_for_maxima(promtool):
-    """Maxima in microseconds are the contract: names of metrics do not change (CONTRIBUTING.md)."""
+    """Maxima keep names with `_us`, because names of metrics do not change (CONTRIBUTING.md)."""
     block = full_block()
     text = Exposition(choose_encoder("")[0], Path("/proc")).text(*unpack(memoryview(block))).decode()
     complaints = promtool("check", "metrics", given=text, code=3).splitlines()
@@ -105,7 +105,7 @@ def test_amtool_accepts_the_inhibition():
 
 
 def test_every_query_parses(promtool, tmp_path):
-    """Also those of annotations; those of variables are label_values() of a selector."""
+    """Queries of annotations are parsed too, and the selectors in label_values() of variables."""
     rules = [{"record": f"query:{n}", "expr": asked(expr)} for n, (_, expr) in enumerate(EXPRESSIONS)]
     path = tmp_path / "all.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
@@ -113,7 +113,7 @@ def test_every_query_parses(promtool, tmp_path):
 
 
 def test_a_lock_on_few_of_many_hosts_is_no_alert(promtool, tmp_path):
-    """Three of sixty hosts are 5%; the alert is about more."""
+    """Three of sixty hosts are 5%, for which there is no alert: it needs more."""
     series = []
     for host in range(60):
         target = f'job="lockd", instance="{host}"'
@@ -136,7 +136,7 @@ EMPTY = {
     ("lockd-fleet", "Hooks that are missing"): "none is missing",
     ("lockd-fleet", "Configurations not in force"): "no reload found an error",
 }
-"""Panels that show nothing of a host that is well, by dashboard and title, and why."""
+"""The panels that show nothing if a host is well, by dashboard and title, and the reason."""
 OBJECTIVE = {
     "record": "unit:lockd_blocked_objective:ratio",
     "expr": "vector(0.05)",
@@ -169,7 +169,7 @@ def synthetic(metric, **values):
 
 
 def check(promtool, tmp_path, rule_files, series, queries):
-    """Has promtool compare each query's result at a time with the samples expected."""
+    """Have promtool compare the result of each query, at its time, with the expected samples."""
     test = {
         "rule_files": [str(path) for path in rule_files],
         "evaluation_interval": "15s",
@@ -189,7 +189,7 @@ def check(promtool, tmp_path, rule_files, series, queries):
 
 
 def check_panels(promtool, tmp_path, series, expected, objectives=(OBJECTIVE,)):
-    """Evaluates every query of the dashboards over the series; exactly `expected` have a result."""
+    """Check that of all queries of the dashboards exactly `expected` have a result on the series."""
     queries = [
         {"record": record(uid, panel, target), "expr": asked(target["expr"])}
         for uid, _, panel, target in panel_queries()

@@ -18,7 +18,7 @@ from tests.support.watch_files import RUNBOOKS, commands
 
 PARTS = ["Look", "Usual causes", "Tune"]
 OTHERS = {"cat", "dmesg", "gdb", "grep", "journalctl", "python3", "sort", "systemctl", "tail"}
-"""Programs that any host has, or that are usually installed for debugging."""
+"""The other programs in commands: any host has them, or they are usually installed for debugging."""
 PARAMETERS = {"by", "limit", "program", *FILTERS}
 ALL = [(page, command) for page in sorted(RUNBOOKS) for command in commands(RUNBOOKS[page])]
 
@@ -49,7 +49,7 @@ def test_a_page_has_its_parts(page: Path) -> None:
 
 @pytest.mark.parametrize("page", RUNBOOKS.values(), ids=list(RUNBOOKS))
 def test_a_page_shows_what_its_commands_print(page: Path) -> None:
-    """At least one command has output. That of journalctl is what lockd logs."""
+    """At least one command is shown with its output. In place of that of journalctl is the log of lockd."""
     blocks = re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert any(not line.startswith("$ ") for block in blocks for line in block.splitlines())
     assert len(commands(page)) == 3

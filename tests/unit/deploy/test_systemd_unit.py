@@ -1,4 +1,4 @@
-"""The systemd unit: systemd accepts it, every line says why, and it stays as closed as it is."""
+"""Tests of the systemd unit: systemd accepts it, each setting has a reason, the sandbox gets no weaker."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ needs_systemd = needs("systemd-analyze")
 
 @pytest.fixture
 def runnable(tmp_path: Path) -> Path:
-    """The unit with a program that this host has: systemd looks whether it exists."""
+    """Return the unit with a program that this host has, because systemd checks that the program exists."""
     unit = tmp_path / "lockd.service"
     unit.write_text(UNIT.read_text().replace("=/usr/bin/lockd", "=/bin/true"))
     return unit
 
 
 def settings() -> dict[str, list[str]]:
-    """Every setting of the unit, in all its lines."""
+    """Return the values of each setting of the unit, one for each line that sets it."""
     found: dict[str, list[str]] = {}
     for line in UNIT.read_text().splitlines():
         if "=" in line and not line.startswith("#"):
@@ -42,7 +42,7 @@ def test_systemd_accepts_it(runnable: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert "lockd.service" not in done.stderr  # other units of this host may have their troubles
+    assert "lockd.service" not in done.stderr  # other units of this host may cause messages
     assert done.returncode == 0, done.stderr
 
 

@@ -1,4 +1,4 @@
-"""What watches lockd: the Prometheus rules, the Alertmanager's and the scrape configuration.
+"""Tests of what watches lockd: rules of Prometheus and of Alertmanager, and the scrape configuration.
 
 Every metric and label in these files and in the dashboards must exist in the catalogue or a recording rule.
 """
@@ -111,13 +111,14 @@ def test_counters_are_rated_and_gauges_are_not(where, expr):
     for m in SELECTOR.finditer(expr):
         name, before = m[1], expr[: m.start()]
         rated = re.search(r"\b(?:rate|increase)\($", before) is not None
-        if where.startswith("variable") or " unless " in expr or " offset " in expr:  # its first value counts
+        # Variables read only labels. `unless` and `offset` are for the first value of a counter.
+        if where.startswith("variable") or " unless " in expr or " offset " in expr:
             continue
         assert rated == is_counter(name), f"{where}: {name}"
 
 
 def test_contention_is_about_locks_only():
-    """Outside the row that says so, and in every rule, a wait has kind lock or pi."""
+    """In every rule, and outside of the rows for all futex waits, only waits of kind lock or pi count."""
     queries = [(p["title"], t["expr"]) for _, row, p, t in panel_queries() if row not in ALL_FUTEX_ROWS]
     queries += [(r["alert"], r["expr"]) for r in ALERTS] + [(r["record"], r["expr"]) for r in RECORDINGS]
     for where, expr in queries:
@@ -127,7 +128,7 @@ def test_contention_is_about_locks_only():
 
 
 def test_what_only_mode_calls_counts_is_asked_for_where_it_is_said():
-    """By default these metrics are absent: no rule needs them, and a panel of them says why it is empty."""
+    """Metrics of mode `calls` are absent by default: no rule needs them, and a panel says why it is empty."""
     only = {name for name, metric in CATALOG.items() if MODE_CALLS in metric.help}
     assert len(only) == 5
     asked = {f"panel {uid} {p['title']!r} {t['refId']}": p["description"] for uid, _, p, t in panel_queries()}
@@ -155,7 +156,7 @@ def test_alerts_say_what_to_do():
         assert rule["annotations"]["runbook_url"] == f"{RUNBOOKS}{rule['alert']}.md"
         assert "Next: " in rule["annotations"]["description"]
         text = " ".join(rule["annotations"].values())
-        # Panels, rows and dashboards that a text sends the reader to.
+        # The panels, rows and dashboards to which a text sends the reader exist.
         assert set(re.findall(r'"([A-Z][^"{]*)"', text)) <= titles, rule["alert"]
         boards = {board["title"] for board in BOARDS.values()}
         assert set(re.findall(r'"(lockd: [^"{]*)"', text)) <= boards, rule["alert"]
@@ -202,7 +203,7 @@ def test_every_alert_fires_in_one_test_and_is_silent_in_another():
         quiet = {c["alertname"] for c in test["alert_rule_test"] if not c["exp_alerts"]}
         fires |= loud
         silent |= quiet - {name for name, _, _ in loud}
-    # LockdHookMissing has a label `program` of its own.
+    # LockdHookMissing gets its label `program` from the metric, not from the rule.
     rules = {(r["alert"], r["labels"]["severity"], r["labels"].get("program", "")) for r in ALERTS}
     assert {(a, s, "" if a == "LockdHookMissing" else p) for a, s, p in fires} == rules
     assert silent == {r["alert"] for r in ALERTS}
@@ -232,7 +233,7 @@ def test_every_recording_rule_has_a_value_on_busy_hosts_and_says_nothing_of_idle
 
 
 def test_what_a_large_fleet_may_drop_is_read_by_one_panel_only():
-    """docs/sizing.md says so, and how to drop it."""
+    """docs/sizing.md says that one panel reads this metric, and how to drop it."""
     bucket = "lockd_offcpu_blocked_seconds_bucket"
     assert f"regex: {bucket}\n" in (ROOT / "docs/sizing.md").read_text()
     asking = [where for where, expr in EXPRESSIONS if bucket in expr]
