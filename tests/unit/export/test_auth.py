@@ -1,4 +1,4 @@
-"""Who gets passwords checked, in which order, and how many: with real bcrypt, without HTTP."""
+"""Tests of which passwords are checked, how many, and in which order: with real bcrypt, without HTTP."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def auth() -> Iterator[BasicAuth]:
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
-    """The hashes and passwords that bcrypt has been given."""
+    """Return the list of the hashes and passwords that bcrypt is given."""
     given: list[tuple[str, bytes]] = []
     really = basic_auth._matches
 
@@ -63,7 +63,7 @@ def test_a_right_password_does_not_wait_for_the_wrong_ones_from_elsewhere(
         assert sum(isinstance(each, TooManyPasswords) for each in results) == 500 - MOST_CHECKS
 
     asyncio.run(run())
-    # Its turn came after those that had begun, and not after all that waited.
+    # The right password had its turn after the checks that had begun, and not after all that waited.
     assert [password for _, password in checked].index(b"secret") <= 2
 
 
@@ -95,15 +95,16 @@ def test_who_has_tried_too_many_waits_and_keeps_nobody_else_waiting(
             waiting = asyncio.gather(*guesses)
             while len(checked) < 2:
                 await asyncio.sleep(0.001)
-            # Known to be right: whoever shares an address with somebody who guesses is not kept out.
+            # A password that is known to be right does not wait, even if somebody at that address guesses.
             assert await one.allows(dict(known), basic("alice", "secret"), "here")
             assert await one.allows(known, basic("alice", "secret"), "elsewhere")
             assert await one.allows(known, basic("bob", "other"), "elsewhere")
             assert [password for _, password in checked] == [b"secret", b"0", b"other"]
-            # Not known yet: it waits as well, and has its turn.
+            # A password that is not known yet waits like the guesses, and has its turn.
             assert await one.allows(known, basic("carol", "third"), "here")
             assert not any(await waiting)
-            assert time.monotonic() - began > 0.1  # a hundred times what eight checks take
+            # With this WRONG_SHARE, eight checks take a hundred times as long.
+            assert time.monotonic() - began > 0.1
 
     asyncio.run(run())
 
@@ -120,7 +121,8 @@ def test_unknown_users_cost_what_known_ones_do(checked: list[tuple[str, bytes]])
     asyncio.run(run())
     hashes = [bcrypt_hash for bcrypt_hash, _ in checked]
     assert set(hashes) == set(known.values())
-    assert hashes[:40] == hashes[40:]  # always the same for a name, as for one that is known
+    # A name is always checked against the same hash, whether or not it is known.
+    assert hashes[:40] == hashes[40:]
 
 
 def test_a_password_of_before_does_not_count_when_it_has_changed() -> None:

@@ -1,4 +1,4 @@
-"""A block's values come out of both exposition formats as they went in."""
+"""Tests of the exposition: both formats have the values of a block as they are in the block."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_wrong_block_is_an_error_that_names_what_is_wrong(
 
 
 class AsIs:
-    """Families as they are."""
+    """A collector of given families."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -182,7 +182,7 @@ COUNTER, HISTOGRAM = CATALOG["lockd_futex_wakes_total"], CATALOG["lockd_offcpu_r
 def test_block_after_block_the_text_is_what_prometheus_client_writes(
     accept: str, blocks: list[dict[tuple[str, str], tuple[list[int], float]]]
 ) -> None:
-    """Rows come, stay with other numbers, and go."""
+    """From block to block, rows are added, keep their labels with other numbers, and disappear."""
     encode, _ = choose_encoder(accept)
     exposition = Exposition(encode, Path("/proc"))
     for rows in blocks:
@@ -197,7 +197,7 @@ def test_block_after_block_the_text_is_what_prometheus_client_writes(
             edges = [*(repr(edge) for edge in EDGES), "+Inf"]
             histogram.add_metric(labels, list(zip(edges, up_to, strict=True)), number)
         registry = CollectorRegistry()
-        registry.register(AsIs([counter, histogram]))  # type: ignore[arg-type]  # all that is asked of it
+        registry.register(AsIs([counter, histogram]))  # type: ignore[arg-type]  # only collect() is called
         metrics = [{"name": one.name, "labels": [list(row) for row in rows]} for one in (COUNTER, HISTOGRAM)]
         arrays = {
             COUNTER.name: sums,

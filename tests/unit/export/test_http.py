@@ -263,7 +263,7 @@ def test_two_hundred_scrapes_at_once_share_snapshots(running: Exporter) -> None:
 
 
 def _slow_clients(running: Exporter) -> list[socket.socket]:
-    """More than there are connections; each has begun to ask."""
+    """Return more clients than connections are allowed, each of which has sent a part of a request."""
     slow = []
     for _ in range(300):
         slow.append(running.connect())
@@ -286,7 +286,7 @@ def test_slow_clients_do_not_stay() -> None:
         while time.monotonic() < gone_at and not _gone(slow[-1]):
             time.sleep(0.5)
             try:
-                slow[-1].sendall(b"a")  # a byte now and then does not help
+                slow[-1].sendall(b"a")  # a byte now and then gives it no more time
             except OSError:
                 break
         assert all(_gone(client) for client in slow)
@@ -308,13 +308,13 @@ IMPATIENT = (
     "import sys; from lockd.export import __main__ as main, handlers;"
     "handlers.REPLY_TIMEOUT = 0.5; sys.exit(main.main())"
 )
-"""An exporter that waits for half a second until an answer is read."""
+"""The code of an exporter that gives a client half a second to read an answer."""
 
 
 def test_a_client_that_asks_and_never_reads_does_not_stay() -> None:
-    """Nearly all bytes of short answers are headers, for which there must be a limit too."""
+    """The time limit must include the headers, which are nearly all bytes of a short answer."""
     with exporter(run=("-c", IMPATIENT)) as running, socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)  # before it has a window
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)  # before connect() sets the window
         client.connect(("127.0.0.1", running.port))
         client.setblocking(False)
         poll = select.poll()
@@ -331,7 +331,7 @@ DEAR = (
     "import sys; from lockd.export import __main__ as main, handlers;"
     "handlers.SETTLED_SECONDS = 1e6; sys.exit(main.main())"
 )
-"""An exporter for which one question is too much."""
+"""The code of an exporter for which one question uses up the allowance of its source."""
 
 
 def test_who_asks_for_too_much_is_told_to_wait() -> None:
@@ -363,13 +363,14 @@ def test_each_source_has_an_allowance_of_its_own(monkeypatch: pytest.MonkeyPatch
         allowance.spend("a", 0.11)
     assert allowance.seconds_until_allowed("a") == pytest.approx(0.9)
     assert not allowance.seconds_until_allowed("b")
-    now[0] += 1.0  # in which 0.1 s came to it
+    now[0] += 1.0  # adds 0.1 s to the allowance
     assert not allowance.seconds_until_allowed("a")
     allowance.spend("a", 0.2)
     assert allowance.seconds_until_allowed("a") == pytest.approx(1.9)
     for number in range(2 * MOST_SOURCES):
         allowance.spend(str(number), 3.0)
-    assert not allowance.seconds_until_allowed("a")  # forgotten: that many cannot be told apart
+    # So many sources are not remembered: the debt of "a" is forgotten.
+    assert not allowance.seconds_until_allowed("a")
     assert allowance.seconds_until_allowed(str(2 * MOST_SOURCES - 1))
 
 
@@ -417,12 +418,12 @@ server.HEADER_TIMEOUT = handlers.REPLY_TIMEOUT = link.TIMEOUT = 1e6
 basic_auth.WRONG_SHARE = basic_auth.WRONG_SAVED = 1e-6
 runpy.run_module("lockd.export", run_name="__main__", alter_sys=True)
 """
-"""It ends soon, unless it waits for something that takes days.
+"""The code of an exporter that ends soon, unless it waits for a timeout, which takes days here.
 
-After one wrong password it checks the next one in minutes.
+After one wrong password it waits for minutes before it checks the next one.
 """
 ENDED_SECONDS = 30
-"""How long it may take to end on a busy host."""
+"""Seconds that the exporter may take to end on a busy host."""
 
 
 def test_sampler_gone_is_503_and_then_the_end() -> None:
@@ -458,7 +459,7 @@ def test_the_daemon_waits_for_longer_than_an_exporter_takes_to_end() -> None:
 
 
 def test_who_guesses_passwords_cannot_delay_the_end() -> None:
-    """The daemon kills an exporter that takes more than three seconds."""
+    """Guesses that wait for their check must not delay the end: after three seconds the daemon kills it."""
     wrong = {"Authorization": "Basic " + base64.b64encode(b"alice:guess").decode()}
     with shared_directory() as directory:
         config = directory / "web.yml"
@@ -547,7 +548,7 @@ runpy.run_module("lockd.export", run_name="__main__", alter_sys=True)
 
 
 def test_without_descriptors_for_connections() -> None:
-    """It waits for some, says so now and then, and answers once there are."""
+    """The exporter waits for free descriptors, logs that now and then, and answers once there are some."""
     words = "no connection can be accepted: Too many open files"
     with exporter(run=("-c", FEW_DESCRIPTORS)) as running:
         began, said = time.monotonic(), ""

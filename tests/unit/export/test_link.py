@@ -34,7 +34,7 @@ def play(test: Test) -> None:
 
     before = os.listdir("/proc/self/fd")
     asyncio.run(run())
-    assert len(os.listdir("/proc/self/fd")) <= len(before)  # no descriptor of an answer stays
+    assert len(os.listdir("/proc/self/fd")) <= len(before)  # no descriptor of an answer stays open
 
 
 def answer(sampler: socket.socket, block: bytes) -> None:
@@ -44,7 +44,7 @@ def answer(sampler: socket.socket, block: bytes) -> None:
 
 
 def waiting(sampler: socket.socket) -> bytes:
-    """The request that has been sent, if there is one."""
+    """Return the next message that was sent to the sampler, empty if there is none."""
     try:
         return sampler.recv(16, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -64,7 +64,7 @@ def test_same_requests_share_one_answer_and_others_wait(monkeypatch: pytest.Monk
         answer(sampler, b"detail")
         answers = [(await each).block.tobytes() for each in asked]
         assert answers == [b"metrics", b"detail", b"metrics", b"detail", b"metrics"]
-        assert await link.ask(b"m") is await asked[0]  # still young
+        assert await link.ask(b"m") is await asked[0]  # still young enough
 
     play(test)
 
@@ -91,8 +91,8 @@ def test_late_answers_are_not_taken_for_others(monkeypatch: pytest.MonkeyPatch) 
         for what in (b"m", b"d", b"m"):
             with pytest.raises(SamplerError, match="no answer on the control socket within"):
                 await link.ask(what)
-        assert (waiting(sampler), waiting(sampler)) == (b"m", b"")  # asked once, however often
-        monkeypatch.setattr(sampler_link, "TIMEOUT", 60.0)  # this one is answered
+        assert (waiting(sampler), waiting(sampler)) == (b"m", b"")  # only the first request was sent
+        monkeypatch.setattr(sampler_link, "TIMEOUT", 60.0)  # the next request is answered in time
         detail = asyncio.ensure_future(link.ask(b"d"))
         await asyncio.sleep(0)
         answer(sampler, b"metrics")
@@ -198,7 +198,7 @@ def test_what_is_new_after_it_settled_is_shared_for_as_long_as_any(monkeypatch: 
         sampler.send(SETTLED)
         await settled
         last = await answered(b"after", reuse=60.0)
-        await asyncio.sleep(0.4)  # the time of the answer of before is over, that of this one is not
+        await asyncio.sleep(0.4)  # longer than the first answer is reused, shorter than the second
         assert await link.ask(b"m") is last
 
     play(test)
@@ -210,9 +210,9 @@ def test_what_never_settles(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(link: SamplerLink, sampler: socket.socket) -> None:
         with pytest.raises(SamplerError, match=r"not everything is counted after 0\.05 s; rule: three"):
             await link.wait_until_settled()
-        monkeypatch.setattr(sampler_link, "SETTLED_TIMEOUT", 60.0)  # the next one is answered
+        monkeypatch.setattr(sampler_link, "SETTLED_TIMEOUT", 60.0)  # the next request is answered in time
         later = asyncio.ensure_future(link.wait_until_settled())
-        sampler.send(SETTLED)  # which answers the one that gave up
+        sampler.send(SETTLED)  # answers the request that gave up
         await asyncio.sleep(0.01)
         assert not later.done()
         sampler.send(SETTLED)
@@ -222,7 +222,7 @@ def test_what_never_settles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_time_limit_as_before_python_3_11(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What asyncio raised then was not the builtin TimeoutError."""
+    """Before Python 3.11, asyncio raised a TimeoutError of its own, not the builtin one."""
 
     class OldTimeoutError(Exception):
         pass

@@ -72,5 +72,6 @@ def test_what_clients_do_to_tornado_is_a_short_line_now_and_then() -> None:
     assert ours.endswith(" error ours")
     assert "Uncaught exception: ValueError(" in theirs[0]
     assert "Uncaught one: ValueError(" in theirs[1]
-    assert 2 <= len(theirs) <= 10  # a busy host may take seconds for them
+    # A busy host may take seconds to log all of them, so that more than one of each comes through.
+    assert 2 <= len(theirs) <= 10
     assert all(len(line) < 200 for line in theirs)

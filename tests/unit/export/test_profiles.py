@@ -49,15 +49,18 @@ HOLDERS = [
     },
     {"site": "(no release)", "seconds": 0.001, "share": 0.25, "samples": 1, "stack": []},
 ]
-"""Of the first lock."""
+"""The holders of the first lock in LOCKS."""
 KERNEL_HOLDERS = [
     {"site": "vfs_write", "seconds": 0.002, "share": 1.0, "samples": 2, "stack": ["up_write", "vfs_write"]}
 ]
-"""Of the last one."""
+"""The holders of the last lock in LOCKS."""
 
 
 def block(later: float = 0.0, more: int = 0, clock_set: float = 0.0) -> bytes:
-    """What the sampler tells; `later` seconds later, with `more` waits of 100 us on each row."""
+    """Return the sampler's block of details, `later` seconds after the first one.
+
+    Each row has `more` further waits of 100 us. `clock_set`: seconds by which the wall clock was set.
+    """
     held = [
         {**one, "seconds": one["seconds"] + more * 1e-4, "samples": one["samples"] + more}  # type: ignore[operator]
         for one in HOLDERS
@@ -99,14 +102,14 @@ def go_pprof(running: Exporter, path: str, *how: str) -> str:
     go = need("go")
     url = f"http://127.0.0.1:{running.port}{path}"
     command = [go, "tool", "pprof", "-nodefraction=0", *how, url]
-    with tempfile.TemporaryDirectory() as kept:  # what it fetches
+    with tempfile.TemporaryDirectory() as kept:  # go keeps what it fetches there
         environment = {**os.environ, "PPROF_TMPDIR": kept}
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return done.stdout
 
 
 def rows(top: str) -> dict[str, list[str]]:
-    """Of `-top`: flat, share, sum, cumulated, share; by name."""
+    """Return the columns of `go tool pprof -top` by name: flat, flat%, sum%, cum and cum%."""
     lines = [line.split(maxsplit=5) for line in top.splitlines() if re.match(r"\s+\S+\s+[\d.]+%", line)]
     return {fields[5]: fields[:5] for fields in lines}
 
@@ -118,7 +121,7 @@ def test_go_reads_the_profile_of_locks(running: Exporter) -> None:
         "3000us",
         "1000us",
     )
-    assert (found["shop"][0], found["shop"][3]) == ("0", "4000us")  # the process is the outermost
+    assert (found["shop"][0], found["shop"][3]) == ("0", "4000us")  # the process is the outermost frame
     assert found["0x4000"][0] == "10us"
     assert "idle:queue" not in found
     waits = rows(go_pprof(running, "/debug/pprof/futex", "-top", "-sample_index=waits"))
@@ -173,7 +176,7 @@ def test_servers_get_what_they_make_the_type_of_a_profile_of(
     raw = go_pprof(running, f"/debug/pprof/{profile}", "-raw")
     assert f"blocked/nanoseconds[dflt] waiting/nanoseconds {counted}/count" in raw
     assert f"PeriodType: {counted} count\nPeriod: 1\n" in raw
-    assert "Duration:" not in raw  # it has none, so that servers take it for a total
+    assert "Duration:" not in raw  # without it, servers take the profile for a total
     assert "Time: 2023-11-14" in raw
 
 
@@ -186,7 +189,7 @@ def test_kernel_locks(running: Exporter) -> None:
 
 
 def test_waits_off_the_cpu(running: Exporter) -> None:
-    """The 600 us of `disk` are divided as the weights of its two stacks are."""
+    """The 600 us of `disk` are divided between its two stacks in proportion to their weights."""
     found = rows(go_pprof(running, "/debug/pprof/offcpu", "-top", "-unit=us"))
     assert (found["sleep"][0], found["disk"][0], found["poll"][0]) == ("4000us", "600us", "90us")
     assert (found["shop"][3], found["main"][3], found["load"][3]) == ("4600us", "4600us", "400us")
@@ -216,7 +219,7 @@ def test_who_ended_the_waits_off_the_cpu(running: Exporter) -> None:
 
 @pytest.mark.parametrize(("path", "shown"), [("offcpu", "1000us"), ("wakers?unit=db.service", "500us")])
 def test_waits_off_the_cpu_of_some_seconds(running: Exporter, path: str, shown: str) -> None:
-    """5 waits of 100 us in each group: those of `disk` at one stack, and those of others not sampled."""
+    """Each group gets 5 waits of 100 us. Those of `disk` are sampled at one stack, the others are not."""
     running.sampler.later[REQUEST_WAITS] = waits_block(later=1.0, more=5, clock_set=-3600.0)
     path = f"/debug/pprof/{path}{'&' if '?' in path else '?'}seconds=1"
     top = go_pprof(running, path, "-top", "-unit=us")
@@ -231,19 +234,19 @@ def test_a_profile_of_some_seconds_is_what_came_to_it(running: Exporter) -> None
     began = time.monotonic()
     top = go_pprof(running, "/debug/pprof/futex?seconds=2", "-top", "-unit=us")
     assert time.monotonic() - began >= 2
-    assert rows(top)["shop:stock"][0] == "1000us"  # 5 of 100 us on each of its two stacks
+    assert rows(top)["shop:stock"][0] == "1000us"  # 5 waits of 100 us at each of its two stacks
     assert "Duration: 2s" in top
 
 
 def of_mutexes(*rows: tuple[int, int]) -> Profile:
-    """Of mutexes with one name and one stack, at these addresses, blocked for so many microseconds."""
+    """Return a profile of mutexes with one name and stack. A row is an address and the blocked us."""
     about = "shop", 10, 0, ("main", "lock")
     samples = [LockSample(*about, (us, 0, 1), {}, address) for address, us in rows]
     return Profile("test", VALUES, list(samples), 0.0)
 
 
 def test_what_came_to_locks_of_one_name() -> None:
-    """The mutexes of many objects have one name: what one waited before must not count as another's."""
+    """The mutexes of many objects have one name: the earlier waits for one must not count for another."""
     earlier = of_mutexes((0x1000, 100), (0x2000, 1))
     assert between(earlier, of_mutexes((0x1000, 100), (0x2000, 1)), 1.0).samples == []
     (sample,) = between(earlier, of_mutexes((0x1000, 100), (0x2000, 8)), 1.0).samples
@@ -251,7 +254,7 @@ def test_what_came_to_locks_of_one_name() -> None:
 
 
 def test_a_row_that_may_have_been_left_out_before_is_not_new() -> None:
-    """With more locks than the table shows, one can come into it with all that it ever waited."""
+    """If the table does not show all locks, a lock can enter it with the time of all earlier waits for it."""
     earlier, later = of_mutexes((0x1000, 100)), of_mutexes((0x1000, 100), (0x2000, 12_000))
     assert [one.values for one in between(earlier, later, 1.0).samples] == [(12_000, 0, 1)]
     assert between(earlier, later, 1.0, is_cut=True).samples == []
@@ -260,7 +263,7 @@ def test_a_row_that_may_have_been_left_out_before_is_not_new() -> None:
 @pytest.mark.parametrize("by", ["waiter", "holder"])
 @pytest.mark.parametrize("named", ["f", ""])
 def test_what_came_to_places_of_one_name(by: str, named: str) -> None:
-    """Two places in one function have the same callers, and a place has no name at first."""
+    """Two places in one function must not be mixed up: they have the same callers, and at first no name."""
 
     def profile(name: str, *waited_s: float) -> Profile:
         about = {"program": "kernel_locks", "unit": "", "comm": "cp", "kind": "mutex", "address": "0x1000"}
@@ -279,13 +282,13 @@ def test_what_came_to_places_of_one_name(by: str, named: str) -> None:
 
 
 class Contended:
-    """A lock whose holders the sampler keeps, as a row of its table."""
+    """A lock with its holders, as the sampler keeps them in a row of its table."""
 
     def __init__(self) -> None:
         self.holders = HoldersOfLock()
 
     def release(self, site: str, us: int) -> None:
-        """Add a sample of a release by the code at this site, for which others have waited so long."""
+        """Add a sample of a release by the code at `site`, for which others have waited `us` microseconds."""
         self.holders.add(
             Release(
                 10, ("shop.service", "shop"), 0x1000, 0, False, us * 1000, 0.0, 0,
@@ -312,7 +315,10 @@ def of_sites(profile: Profile) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_holder_that_made_room_for_another_is_nothing_new(is_cut: bool) -> None:
-    """It moves into `other` with all that it ever had, where the one that gets its place was before."""
+    """A holder that loses its place is added to `other`, with all that it ever had. That is no growth.
+
+    The holder that gets the place was in `other` before.
+    """
     lock = Contended()
     for number in range(MOST_HOLDERS):
         lock.release(f"f{number}", 1000 + number)
@@ -321,7 +327,7 @@ def test_a_holder_that_made_room_for_another_is_nothing_new(is_cut: bool) -> Non
     lock.release("f5", 30)
     later = lock.profile()
     assert of_sites(between(before, later, 1.0, is_cut)) == {"other": (70, 1), "f5": (30, 1)}
-    lock.release("late", 2000)  # in place of `f0`
+    lock.release("late", 2000)  # takes the place of `f0`
     lock.release("f0", 5)
     latest = lock.profile()
     assert of_sites(latest)["other"] == (70 + 1000 + 5, 3)
@@ -345,7 +351,7 @@ def test_what_came_to_holders_is_neither_more_nor_less_than_what_was_sampled() -
 
 @pytest.mark.parametrize(("program", "samples"), [("futex", 1), ("kernel_locks", 0)])
 def test_what_nothing_came_to_is_left_out(running: Exporter, program: str, samples: int) -> None:
-    """Of `futex`, the wait that goes on is left."""
+    """In the profile of `futex`, one sample stays: that of the wait that goes on."""
     running.sampler.later[REQUEST_DETAIL] = block(later=1.0)
     raw = go_pprof(running, f"/debug/pprof/{program}?seconds=1", "-raw")
     assert "Duration: 1s" in raw
@@ -359,7 +365,8 @@ def test_a_clock_that_is_set_meanwhile_does_not_matter(running: Exporter, clock_
     assert "Duration: 2s" in raw
     samples = re.findall(r"^ +(-?\d+) +(-?\d+) +(-?\d+): ", raw, re.MULTILINE)
     assert len(samples) == 3
-    assert max(int(waiting) for _, waiting, _ in samples) == 2_000_000_000  # of 5 s, as long as it took
+    # The wait has gone on for 5 s, and counts with the 2 s between the two blocks.
+    assert max(int(waiting) for _, waiting, _ in samples) == 2_000_000_000
     assert min(int(value) for sample in samples for value in sample) >= 0
 
 
@@ -367,7 +374,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def frames(body: bytes) -> dict[str, str]:
-    """What is told of each frame of a page, by its name."""
+    """Return what a flame graph tells about each frame, by the name of the frame."""
     text = body.decode()
     svg = ET.fromstring(text[text.index("<svg") : text.index("</svg>\n") + 6])
     titles = [group.findtext(f"{SVG}title") or "" for group in svg.findall(f"{SVG}g[@id='frames']/{SVG}g")]
@@ -379,7 +386,7 @@ def test_the_flame_graph(running: Exporter) -> None:
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     found = frames(body)
     assert found["shop:sell"] == "3.000 ms, 0.06%"
-    assert found["shop:buy"] == "5.001 s, 99.94%"  # the wait that goes on, and what ended
+    assert found["shop:buy"] == "5.001 s, 99.94%"  # 5 s of a wait that goes on, and 1 ms that ended
     kernel = frames(running.ask("/flamegraph?program=kernel_locks")[2])
     assert {"cp", "do_truncate", "down_write", "inode->i_rwsem"} <= set(kernel)
     waits = frames(running.ask("/flamegraph?program=offcpu")[2])
@@ -408,7 +415,7 @@ def test_the_script_and_the_style_are_allowed_by_a_browser(running: Exporter, tm
     done = subprocess.run([*command, url], capture_output=True, text=True, check=True, timeout=120)
     width = re.search(r'<svg class="flamegraph"[^>]* width="(\d+)"', done.stdout)
     assert width
-    assert int(width[1]) < 800  # fitted to the window, by the script
+    assert int(width[1]) < 800  # the script has fitted it to the window
     assert "Content Security Policy" not in done.stderr
 
 
@@ -479,7 +486,7 @@ def test_one_address_cannot_have_all_of_them(tmp_path: Path) -> None:
 
     service = Service(Never(), WebConfig(None), tmp_path, 1.0)  # type: ignore[arg-type]
     try:
-        for _ in range(2):  # those that went have left their places
+        for _ in range(2):  # the second time, the places of the first are free
             wanted = ["192.0.2.1"] * 10 + ["192.0.2.2"] * 4 + ["192.0.2.3"] * 5
             assert asyncio.run(refused(service, wanted)) == ["192.0.2.1"] * 2 + ["192.0.2.3"]
     finally:

@@ -26,7 +26,7 @@ PATIENCE = 120
 
 
 def certificate(directory: Path, name: str, *options: str) -> Path:
-    """A self-signed certificate for localhost, readable by everybody, and its key."""
+    """Make a self-signed certificate for `name` and its key, which everybody can read. Return its path."""
     subprocess.run(
         [
             "openssl",
@@ -177,7 +177,7 @@ def test_changes_are_taken_up_and_mistakes_are_not(shared: Path) -> None:
         (shared / "second").mkdir(mode=0o755)
         second = certificate(shared / "second", "localhost")
         (shared / "second" / "localhost.key").rename(shared / "localhost.key")
-        assert running.ask("/metrics")[0] == 200  # the old pair, while the files do not match
+        assert running.ask("/metrics")[0] == 200  # the old pair is used while the files do not match
         second.rename(first)
         running.tls = trusting(first)
         assert running.ask("/metrics")[0] == 200
@@ -250,7 +250,7 @@ def test_a_right_password_gets_its_turn_among_wrong_ones_from_the_same_address(s
     with exporter(f"--web-config={config}") as running, ThreadPoolExecutor(20) as pool:
         guessing = [pool.submit(guess, number) for number in range(20)]
         try:
-            while len(refused) < 100:  # what is saved is used up soon after
+            while len(refused) < 100:  # soon after, the saved time for wrong passwords is used up
                 time.sleep(0.01)
             assert running.ask("/-/healthy", headers=basic("alice", "secret"), timeout=PATIENCE)[0] == 200
         finally:
@@ -261,7 +261,7 @@ def test_a_right_password_gets_its_turn_among_wrong_ones_from_the_same_address(s
 
 
 def _processor_seconds(running: Exporter, password: str) -> float:
-    """Of the exporter, for an answer to who knows the password."""
+    """Return the CPU seconds that the exporter takes to answer a request with the right password."""
     before = cpu_seconds(running.process.pid)
     assert running.ask("/-/healthy", headers=basic("alice", password), timeout=PATIENCE)[0] == 200
     return cpu_seconds(running.process.pid) - before

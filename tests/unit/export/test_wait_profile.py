@@ -1,4 +1,4 @@
-"""The profile of waits off the CPU, made of the blocks that the sampler's own code writes."""
+"""Tests of the profile of waits off the CPU, made of blocks that the sampler's own code writes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Head = dict[str, Any]
 
 
 class Host:
-    """The waits of a host, and the blocks that tell of them."""
+    """The waits of a host, and the blocks that the sampler writes about them."""
 
     def __init__(self) -> None:
         self.stacks = WaitStacks()
 
     def wait(self, us: int, reason: str = "disk", process: Name = SHOP, count: int = 1) -> None:
-        """Count waits that took so long in all."""
+        """Add `count` waits that took `us` microseconds together."""
         names = np.empty(1, object)
         names[:] = [process]
         self.stacks.count(
@@ -54,13 +54,16 @@ class Host:
         self, us: int, stack: CallStack = READ, reason: str = "disk", process: Name = SHOP,
         waker: str = "kswapd0", waker_stack: CallStack = WAKER,
     ) -> None:  # fmt: skip
-        """Add a sample of a wait, with such a weight."""
+        """Add a sample of a wait with a weight of `us` microseconds."""
         self.stacks.add([WaitSample(process, reason, us * 1000, stack, waker, waker_stack)])
 
     def head(
         self, second: float = 0.0, waiting: dict[tuple[str, str, str], tuple[int, int]] | None = None
     ) -> Head:
-        """The block in that second; `waiting` is the time in us and the number of threads, by group."""
+        """Return the block at that second.
+
+        `waiting` has the time of the waits that go on, in us, and the number of their threads, by group.
+        """
         head = self.stacks.block_head(ContentionTables(lambda tgid, tid: "", 1).threads)
         lines = {tuple(line[:3]): line for line in head["groups"]}
         for group, (us, threads) in (waiting or {}).items():
@@ -79,14 +82,14 @@ def profile(later: Head, earlier: Head | None = None, **arguments: str) -> Profi
 
 
 def values(found: Profile) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Blocked us, waiting us and samples, by the process and the frames."""
+    """Return blocked us, waiting us and samples, by process and frames."""
     by_frames = {(one.comm, *one.frames): one.values for one in found.samples}
     assert len(by_frames) == len(found.samples)
     return by_frames
 
 
 def sums(found: Profile) -> Counter[tuple[str, str, str]]:
-    """The blocked time of each group."""
+    """Return the blocked time of each group, in microseconds."""
     times: Counter[tuple[str, str, str]] = Counter()
     for one in found.samples:
         times[one.labels["unit"], one.comm, one.labels["kind"]] += one.values[0]
@@ -97,7 +100,8 @@ def test_the_time_of_a_group_is_divided_as_its_samples_are() -> None:
     host = Host()
     host.wait(1000)
     host.sample(600)
-    host.sample(150, waker="shop")  # they weigh 1,200 us in all, as it happens
+    # The samples weigh 1,200 us together: weights are estimates, only their shares count.
+    host.sample(150, waker="shop")
     host.sample(450, WRITE)
     host.wait(77, "poll")
     found = profile(host.head(3.0, {(*SHOP, "disk"): (40, 1)}))
@@ -154,7 +158,7 @@ def test_a_thread_without_a_stack() -> None:
 
 
 def test_stacks_for_which_there_was_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows their wakers either."""
+    """Stacks without room share one sample, and their wakers are not known either."""
     monkeypatch.setattr(module, "MOST_SENT", 1)
     host = Host()
     host.wait(1000)
@@ -169,7 +173,7 @@ def test_stacks_for_which_there_was_no_room(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("by", ["waiter", "waker"])
 def test_the_time_of_each_group_is_exact(by: str) -> None:
-    """Whatever the weights are, and however many stacks share a microsecond."""
+    """The time is exact whatever the weights are, and however many stacks share a microsecond."""
     chance = random.Random(3)
     host, truth = Host(), Counter[tuple[str, str, str]]()
     for number in range(40):
@@ -221,7 +225,7 @@ def test_a_difference_has_only_what_came_in_between() -> None:
 
 
 def test_time_to_which_no_sample_came_is_not_sampled() -> None:
-    """That of other waits tells nothing of these."""
+    """The samples of earlier waits tell nothing about the stacks of later ones."""
     host = Host()
     host.wait(1000)
     host.sample(900)
@@ -263,7 +267,7 @@ def test_what_was_added_to_others_in_between_is_nothing_new(monkeypatch: pytest.
     before = host.head()
     for number in range(8, 13):
         host.wait(40, process=(f"unit{number}", "sh"))
-    host.wait(3, process=("unit0", "sh"))  # which comes back
+    host.wait(3, process=("unit0", "sh"))  # unit0 was added to the others, and comes back
     later = host.head(1.0)
     assert ["other", "other"] in [group[:2] for group in later["groups"]]
     found = profile(later, before)
@@ -274,7 +278,7 @@ def test_what_was_added_to_others_in_between_is_nothing_new(monkeypatch: pytest.
 
 
 def test_stacks_that_were_merged_in_between_are_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait of a second that was sampled long ago would hide what came of late."""
+    """Merged weights must not count as new: a wait of a second, sampled long ago, would hide the latest."""
     monkeypatch.setattr(module, "MOST_STACKS", 8)
     host = Host()
     host.wait(10**7)
@@ -285,8 +289,8 @@ def test_stacks_that_were_merged_in_between_are_nothing_new(monkeypatch: pytest.
         host.sample(10**6 + 1, stack)
     before = host.head()
     host.wait(100)
-    host.sample(24 * 10**5, WRITE)  # so that light ones are merged
-    host.sample(8 * 10**5, light[0])  # which is known no more
+    host.sample(24 * 10**5, WRITE)  # one stack more than there may be: light ones are merged
+    host.sample(8 * 10**5, light[0])  # this stack was merged, and is not known any more
     later = host.head(1.0)
     assert "f1" not in later["functions"]
     assert values(profile(later, before)) == {
@@ -314,7 +318,7 @@ def test_new_samples_among_those_for_which_there_is_no_room(monkeypatch: pytest.
 def test_a_stack_that_finds_room_does_not_come_with_what_it_weighed_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """How much of its weight was in the other stacks, nobody knows: all that came is theirs."""
+    """Nobody knows how much of the stack's weight was in the other stacks: all that came counts as theirs."""
     monkeypatch.setattr(module, "MOST_SENT", 1)
     host = Host()
     host.wait(10**6)
@@ -322,7 +326,7 @@ def test_a_stack_that_finds_room_does_not_come_with_what_it_weighed_before(
     host.sample(899_000, WRITE)
     before = host.head()
     host.wait(100)
-    host.sample(2500, WRITE)  # which is the heaviest now
+    host.sample(2500, WRITE)  # this stack is the heaviest now
     host.sample(500)
     later = host.head(1.0)
     assert {("shop", *WRITING, "disk"), ("shop", "[other stacks]", "disk")} == set(values(profile(later)))
@@ -330,7 +334,7 @@ def test_a_stack_that_finds_room_does_not_come_with_what_it_weighed_before(
 
 
 def test_what_came_is_neither_more_nor_less_than_what_was_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever stacks find room, lose it, or are merged for good."""
+    """The sums are exact whichever stacks find room, lose it, or are merged for good."""
     monkeypatch.setattr(module, "MOST_SENT", 5)
     monkeypatch.setattr(module, "MOST_STACKS", 12)
     chance, host = random.Random(5), Host()

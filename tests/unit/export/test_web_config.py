@@ -1,4 +1,4 @@
-"""What the web configuration file may say, and what is said about mistakes in it."""
+"""Tests of what the web configuration file may say, and of the errors about mistakes in it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_files_that_are_not_certificates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pipe", "/dev/zero", "."])
 def test_a_certificate_is_a_regular_file(tmp_path: Path, name: str) -> None:
-    """Opening a pipe would wait for who writes into it."""
+    """A file of another sort is refused: opening a pipe, for instance, would wait until somebody writes."""
     os.mkfifo(tmp_path / "pipe")
     (says,) = problems(tmp_path, f"tls_server_config: {{cert_file: {name}, key_file: {name}}}")
     assert "tls_server_config.cert_file: cannot read " in says
@@ -158,7 +158,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def test_a_file_that_is_being_written_opens_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever beginning of it is there: the users, TLS and who must have a certificate stay."""
+    """Any beginning of the file leaves users, TLS and the need for client certificates as they were."""
     certificate(tmp_path, "localhost")
     (tmp_path / "ca.crt").write_bytes((tmp_path / "localhost.crt").read_bytes())
     whole = (
@@ -211,7 +211,7 @@ def test_users_and_tls_are_never_lost_while_it_runs(
 def test_a_file_is_read_again_when_its_mode_or_owner_has_changed(
     change: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error of a file that lockd may not read says how to change them."""
+    """Mode and owner matter: the error about a file that lockd may not read says how to change them."""
     if os.geteuid():
         pytest.skip("host: only root can give a file to somebody else")
     path, reads = tmp_path / "web.yml", [0]
