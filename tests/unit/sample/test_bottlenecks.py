@@ -1,4 +1,4 @@
-"""Chains of locks: each ends where the time comes from, and no time is lost on the way."""
+"""Tests of chains of locks: each ends at the code that causes the waits, and no time is lost on the way."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from lockd.sample.locks.releases import LOCK, NextLock, Release
 SHOP = ("shop.service", "shop")
 TGID = 7
 Did = dict[str | int, int]
-"""Nanoseconds by cause; by the number of a lock where the holder waited for it."""
+"""What a holder did: nanoseconds by cause. A number is the lock for which the holder waited."""
 
 
 def locks_of(*held: dict[str, Did]) -> Table:
-    """A table with these locks, each with what its holders did, by site. The address of lock i is i + 1."""
+    """Return a table of locks, each with what its holders did, by site. The address of lock i is i + 1."""
     locks = ContentionTables(lambda tgid, tid: "", 64).locks
     process = np.empty(1, object)
     process[0] = SHOP
@@ -47,7 +47,7 @@ def locks_of(*held: dict[str, Did]) -> Table:
 
 
 def ends_of(locks: Table) -> dict[tuple[str, str], float]:
-    """Nanoseconds by the code at the ends and by cause."""
+    """Return the nanoseconds by cause and by the code at which chains end."""
     found: dict[tuple[str, str], float] = {}
     for one in find_bottlenecks(locks):
         found[one.end.site, one.cause] = found.get((one.end.site, one.cause), 0.0) + one.waited_ns

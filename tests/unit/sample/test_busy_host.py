@@ -1,6 +1,6 @@
 """A day on a busy host: thousands of comms come and go, and every service that waits has its series.
 
-All that is real but the clock and the processes: the aggregates, their series, and what they share.
+The clock and the processes are simulated. The aggregates, their series, and what they share are real.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CALLS = {
     "lockd_futex_wakes_total": "wakes",
     "lockd_futex_errors_total": "errors",
 }
-"""What only mode calls counts."""
+"""The metrics that only mode `calls` counts, each with the key of its total in BusyHost.truth."""
 TRUTH = {
     "lockd_futex_blocked_seconds_count": "blocked",
     "lockd_futex_blocked_seconds_sum": "blocked_ns",
@@ -39,7 +39,7 @@ TRUTH = {
 
 
 def lacking(exported: dict[str, dict[tuple[str, ...], float]], service: Process) -> set[str]:
-    """The metrics in which a service has not a series of its own for each thing it waits for."""
+    """Return the metrics in which a service lacks a series of its own for something that it waits for."""
     wanted = dict.fromkeys(FAMILIES, 1)
     if "lockd_futex_waits_total" in exported:
         wanted |= {"lockd_futex_waits_total": 2, "lockd_futex_wakes_total": 1}
@@ -69,7 +69,7 @@ def is_exact(host: BusyHost) -> None:
 
 
 def live(host: BusyHost, seed: int, seconds: int) -> Crowd:
-    """So many seconds of it; every service must have its series a minute after its start, and keep them."""
+    """Run the host for `seconds`. A service must have its series a minute after its start, and keep them."""
     tgids, random = numbers(), np.random.default_rng(seed)
     crowd, starts = Crowd(seed, tgids), services(random, tgids, seconds)
     running: list[Process] = []
@@ -88,7 +88,7 @@ def live(host: BusyHost, seed: int, seconds: int) -> Crowd:
             exported = host.exported()
             for service in old:
                 assert not lacking(exported, service), (lacking(exported, service), service, step * STEP)
-            for metric in truth_of(host):  # no series goes back
+            for metric in truth_of(host):  # no value goes back
                 for labels, value in exported[metric].items():
                     assert value >= before.get(metric, {}).get(labels, 0), (metric, labels)
             before = exported
@@ -121,7 +121,7 @@ def test_a_whole_day(tmp_path: Path, seed: int) -> None:
 
 
 def test_a_lock_that_had_no_name_has_it_once_it_is_known(tmp_path: Path) -> None:
-    """Who waited for it first was not captured: what is counted until another is, stays `anon`."""
+    """The stack of the first waiter was not captured. What counts until another one is stays with `anon`."""
     host = BusyHost(tmp_path)
     service = Process(next(numbers()), "shop.service", "shop")
     anon, named = (("shop.service", "shop", "lock", lock) for lock in ("anon", "app:mutex_0"))
@@ -142,7 +142,7 @@ def test_a_lock_that_had_no_name_has_it_once_it_is_known(tmp_path: Path) -> None
 
 
 def test_what_is_not_counted_is_absent_and_takes_no_line(tmp_path: Path) -> None:
-    """Not zero: nobody may take it for a host without failed calls."""
+    """Such a metric is not zero, because that would look like a host without failed calls."""
     by_mode = {mode: BusyHost(tmp_path, mode=mode) for mode in ("blocked", "calls")}
     service = Process(next(numbers()), "shop.service", "shop")
     for host in by_mode.values():
@@ -159,7 +159,7 @@ def test_what_is_not_counted_is_absent_and_takes_no_line(tmp_path: Path) -> None
 
 
 def test_counts_of_one_mode_are_not_those_of_the_other(tmp_path: Path) -> None:
-    """By their form the sampler tells whether it can go on with what the last start has left."""
+    """By the forms of its series, the sampler tells whether it can go on with what the last start left."""
     forms = [
         {series.family: series.form for series in BusyHost(tmp_path, mode=mode).series}
         for mode in ("blocked", "calls")

@@ -1,4 +1,4 @@
-"""Which thread waited for which lock, when there are more locks than the tables have rows."""
+"""Tests of which thread waited for which lock, when there are more locks than the tables have rows."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_lock_that_comes_back_is_the_one_that_it_was(detail: ContentionTables)
 
 
 def test_a_thread_counts_once_for_locks_of_one_name(detail: ContentionTables) -> None:
-    """Objects that each have a mutex give all these mutexes one name."""
+    """If many objects each have a mutex, all these mutexes have one name."""
     series = Series(
         "futex_lock", {"count": np.int64, "blocked_ns": WIDE}, counters={"count": "c"}, names=(0, 1, 3),
         lines=1, budget=LineBudget(Limits()), others=1,

@@ -1,4 +1,4 @@
-"""Deadlocks among waits: each that is one is found and told once, and nothing that is none."""
+"""Tests of deadlocks: each real one is found and told once, and nothing else is told."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def wait(tid: int, address: int, since: int = START, kind: str = "lock", **more:
 
 @dataclass
 class Bench:
-    """The deadlocks of a world in which thread `owners[lock]` holds a lock."""
+    """Deadlocks with a stand-in for the namer, which knows that thread `owners[lock]` holds a lock."""
 
     owners: dict[tuple[int, int], int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Bench:
     asked: list[Owners] = field(default_factory=list)
     described: list[Wait] = field(default_factory=list)
     is_resting: bool = False
-    """Whether there is no namer for questions that do not need one."""
+    """Whether the namer rests: it takes only questions that are needed."""
 
     def __post_init__(self) -> None:
         self.deadlocks = Deadlocks(
@@ -82,14 +82,14 @@ class Bench:
         return False
 
     def answer(self) -> None:
-        """Who holds what was asked for, now."""
+        """Answer all questions with the threads that hold the locks now."""
         while self.asked:
             question = self.asked.pop()
             tids = tuple(self.owners.get((lock.tgid, lock.address), 0) for lock in question.locks)
             self.deadlocks.take_holders(OwnersAnswer(question.token, tids))
 
     def look(self, clock: int, *waits: Wait) -> None:
-        """Once a second, and then as soon as the answer is there."""
+        """Check the waits as in each second, and again at once if the answer to a question calls for it."""
         self.deadlocks.check_waits(waits_of(*waits), clock)
         self.answer()
         if self.deadlocks.next_check == 0:
@@ -111,7 +111,10 @@ class Bench:
 
 
 def ring(size: int, since: int = START) -> tuple[dict[tuple[int, int], int], list[Wait]]:
-    """Thread 1 waits for 2, and so on; each began a millisecond after the one before."""
+    """Return the owners and the waits of a ring in which thread 1 waits for thread 2, and so on.
+
+    Each wait began a millisecond after the one before.
+    """
     owners = {(TGID, 10 * tid): tid for tid in range(1, size + 1)}
     return owners, [wait(tid, 10 * (tid % size + 1), since + tid * MS) for tid in range(1, size + 1)]
 
@@ -141,7 +144,7 @@ def test_many_rings_are_one_pass_over_the_waits_and_a_description_of_each_lock()
             passes.append(self)
             return super().count_waiters(*args)
 
-    waits = [wait(tid, tid ^ 1) for tid in range(2, 42)]  # 2 and 3 wait for each other, 4 and 5, and so on
+    waits = [wait(tid, tid ^ 1) for tid in range(2, 42)]  # 2 and 3 wait for each other, as do 4 and 5, ...
     bench = Bench({(TGID, tid): tid for tid in range(2, 42)}, dict.fromkeys(range(2, 42), "app:lock"))
     bench.look(START + 2 * LASTING_NS, *waits)
     assert len(bench.tids) == 20
@@ -166,7 +169,7 @@ def test_it_is_found_within_two_seconds_wherever_the_looks_fall() -> None:
                 there = [w for w in waits if w.since <= clock]
                 bench.deadlocks.check_waits(waits_of(*there), clock)
             clock += 50 * MS  # a tick
-            if clock % (200 * MS) < 50 * MS:  # the namer takes its time
+            if clock % (200 * MS) < 50 * MS:  # the namer answers only every 200 ms
                 bench.answer()
         assert LASTING_NS <= clock - formed < 1.5 * LASTING_NS
 
@@ -245,7 +248,8 @@ def test_a_thread_that_went_on_ends_it() -> None:
     clock = START + 2 * LASTING_NS
     bench.look(clock, *waits)
     assert bench.tids == [[1, 2, 3]]
-    again = waits[1]._replace(since=clock)  # interrupted, and asked once more: the same threads, another call
+    # An interrupted thread makes its call again: that is another wait of the same thread.
+    again = waits[1]._replace(since=clock)
     bench.look(clock + LASTING_NS // 2, waits[0], again, waits[2])
     assert bench.tids == []
     bench.look(clock + 2 * LASTING_NS, waits[0], again, waits[2])
@@ -253,14 +257,15 @@ def test_a_thread_that_went_on_ends_it() -> None:
 
 
 def test_what_was_read_while_a_thread_ran_is_not_believed() -> None:
-    # When it is asked, 2 holds what 1 waits for; then it lets go and waits for what 1 holds.
+    # When the question is answered, thread 2 holds the lock for which thread 1 waits. Then thread 2 releases
+    # it and waits for the lock that thread 1 holds.
     owners, (first, second) = ring(2)
     bench = Bench(owners)
     bench.deadlocks.check_waits(waits_of(first), START + 20 * MS)
     bench.answer()
     assert bench.deadlocks.next_check == NEVER
     bench.deadlocks.check_waits(waits_of(first, second), START + 2000 * MS)
-    bench.deadlocks.take_holders(OwnersAnswer(0, (1, 2)))  # to another question
+    bench.deadlocks.take_holders(OwnersAnswer(0, (1, 2)))  # answers another question
     assert bench.deadlocks.next_check == NEVER
     bench.answer()
     bench.deadlocks.check_waits(waits_of(first, second._replace(since=START + 2001 * MS)), START + 4000 * MS)
@@ -283,14 +288,15 @@ def test_rings_with_locks_of_the_kernel_and_of_several_processes() -> None:
     waits = [in_kernel, wait(1, 999, START - MS), wait(2, 10, START + MS), wait(3, 5, START + MS, tgid=200)]
     bench.look(START + 2 * LASTING_NS, *waits)
     assert bench.tids == [[1, 2, 3]]
-    bench = Bench({(0, 77): 2, (0, 88): 1})  # nobody needs to be asked
+    bench = Bench({(0, 77): 2, (0, 88): 1})  # no question: locks of the kernel
     bench.look(START + 2 * LASTING_NS, in_kernel, wait(2, 88, START + MS, "rwsem"))
     assert bench.tids == [[1, 2]]
 
 
 def test_a_ring_of_pi_locks_which_the_kernel_has_refused_to_make() -> None:
     owners = {(TGID, 10): 1, (TGID, 20): 2}
-    first, second = wait(1, 20, START, "pi"), wait(2, 0x7FFF0000, START + 5 * MS)  # on its stack
+    # A libc has the refused thread wait for ever, for a word on its own stack.
+    first, second = wait(1, 20, START, "pi"), wait(2, 0x7FFF0000, START + 5 * MS)
     clock = START + 2 * LASTING_NS
     bench = Bench(owners)
     bench.look(clock, first, second)
@@ -304,7 +310,7 @@ def test_a_ring_of_pi_locks_which_the_kernel_has_refused_to_make() -> None:
         bench.look(clock, first, other)
         assert bench.tids == []
     bench = Bench(owners)
-    bench.deadlocks.note_refused([1], [10], START + 100 * MS)  # it has that one itself
+    bench.deadlocks.note_refused([1], [10], START + 100 * MS)  # thread 1 holds that lock itself
     bench.look(clock, wait(1, 0x7FFF0000))
     assert bench.tids == [[1]]
 
@@ -393,7 +399,7 @@ def test_more_locks_than_are_asked_about_at_once_take_turns() -> None:
 
 @pytest.mark.parametrize(("locks", "ring_at"), [(600, (450, 550)), (1202, (1100, 1201)), (1202, (100, 1201))])
 def test_a_ring_is_found_whose_locks_are_never_in_one_question(locks: int, ring_at: tuple[int, int]) -> None:
-    """Of so many locks, each waited for by one thread; two of these threads hold each other's lock."""
+    """Each of many locks is waited for by one thread, and two of these threads hold each other's lock."""
     waits = [wait(1000 + i, 100_000 + i, START - LASTING_NS + i * 1000) for i in range(locks)]
     first, second = (waits[at] for at in ring_at)
     bench = Bench({first.lock: second.tid, second.lock: first.tid})
@@ -403,7 +409,7 @@ def test_a_ring_is_found_whose_locks_are_never_in_one_question(locks: int, ring_
 
 
 def test_an_older_answer_does_not_count_once_its_holder_has_gone_on() -> None:
-    """The holder of a lock gets what it waits for, lets go of all, and waits for what is read later."""
+    """The holder of a lock gets what it waits for, releases all, and waits for a lock that is read later."""
     older = [wait(1000 + i, 100_000 + i, START - 3 * LASTING_NS) for i in range(MOST_ASKED - 1)]
     younger = [wait(3000 + i, 200_000 + i, START - LASTING_NS) for i in range(MOST_ASKED - 1)]
     first, third = wait(1, 10, START - 2 * LASTING_NS), wait(3, 20, START - LASTING_NS)
@@ -424,7 +430,8 @@ def test_a_lock_has_its_turn_however_many_others_come_and_go() -> None:
     for search in range(2, 6):
         clock = START + search * LASTING_NS
         crowd = [wait(1000 + i, search << 20 | i, clock - 500 * MS) for i in range(MOST_ASKED)]
-        bench.look(clock, *crowd, waits[0], *waits[1:][: search > 2])  # asked about while 2 does not wait yet
+        # The first question is asked while thread 2 does not wait yet.
+        bench.look(clock, *crowd, waits[0], *waits[1:][: search > 2])
     assert bench.tids == [[1, 2]]
 
 
@@ -443,7 +450,7 @@ THREADS, LOCKS = 4, 2
 
 
 class World:
-    """Threads that lock and unlock at will, one step at a time, as a libc's mutexes do."""
+    """Threads that lock and unlock at will, one step at a time. Their locks behave like a libc's mutexes."""
 
     def __init__(self) -> None:
         self.clock = START
@@ -451,7 +458,7 @@ class World:
         self.wants: dict[int, Wait] = {}
 
     def step(self, thread: int, lock: int) -> None:
-        """Let go of a lock that it holds, else ask for it; a thread that is blocked does nothing."""
+        """Have a thread release the lock if it holds it, else ask for it. A blocked thread does nothing."""
         self.clock += 400 * MS
         if thread in self.wants:
             return
@@ -466,7 +473,7 @@ class World:
                 break
 
     def stuck(self) -> set[int]:
-        """Threads of rings."""
+        """Return the threads that are in rings."""
         found = set()
         for start in self.wants:
             tid = start
@@ -490,11 +497,14 @@ HOLDER_CHANGES = [
     *((2, 2), (3, 1), (2, 1), (1, 1), (4, 2), "look", "answer one"),
     *((3, 1), (3, 2), "look", "answer all", "look"),
 ]
-"""3 is read as the holder of lock 1, gives it to 1, and only then waits for what 2 holds, who waits for 1."""
+"""Events that must not be taken for a ring. Thread 2 holds lock 2 and waits for lock 1.
+
+Thread 3 is read as the holder of lock 1. It releases lock 1 to thread 1, and only then waits for lock 2.
+"""
 
 
 def test_threads_that_go_on_waiting_need_no_namer() -> None:
-    """As the main thread of many programs does, which waits for another to end."""
+    """In many programs, the main thread waits all the time for another thread to end."""
     bench = Bench(owners={(TGID, 10): 9}, is_resting=True)
     waits = [wait(1, 10), wait(2, 10, family="join")]
     bench.deadlocks.check_waits(waits_of(*waits), START + LASTING_NS)
@@ -514,9 +524,9 @@ def test_threads_that_go_on_waiting_need_no_namer() -> None:
 @given(events=EVENTS)
 @example(events=HOLDER_CHANGES)
 def test_whatever_threads_do_meanwhile(is_resting: bool, most_asked: int, events: list[Any]) -> None:
-    """Owners are read one by one while threads go on: what is found is true, and in the end all is found.
+    """Owners are read one by one while threads go on. Each ring found is real, and in the end all are found.
 
-    That is so also if the namer rests whenever no question needs it, and if only one lock can be asked about
+    This also holds if the namer rests whenever no question needs it, and if only one lock can be asked about
     at a time.
     """
     with pytest.MonkeyPatch.context() as patch:

@@ -1,6 +1,7 @@
-"""Windows end when something was written and are drained once: nothing is lost, whoever writes when.
+"""Windows end when something was written, and are drained once. Nothing is lost, whoever writes when.
 
-The programs are made up, step by step as those in lockd/bpf/include/common.bpf.h; the collector is real.
+The collector is real. The programs are simulated step by step, as they are in
+lockd/bpf/include/common.bpf.h.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lockd.sample.drain import LONGEST_OWN_WINDOW, LONGEST_WINDOW, Collector
 PAIRS = ("futex", "offcpu")
 MEMBERS = (*PAIRS, "soon", "processes", "wait", "writtens")
 OF_LOCKD, OF_PROCESS, ONE_OF_MANY = (), ("processes",), ("processes", "soon")
-"""What a program marks besides the pair, for an entry of each sort."""
+"""What a program marks besides the pair, for an entry about lockd, about a process, and one of many."""
 CONTROL = [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4"), ("sampler", "u4"), ("exporter", "u4")]
 MANIFEST = SimpleNamespace(maps=(), constants={"TIMED_RUNS": 8})
 
@@ -57,7 +58,7 @@ class Kernel:
         self.made = 0
 
     def begin(self, pair: str, marks: tuple[str, ...]) -> None:
-        """Begin a run that adds an entry."""
+        """Begin a run of a program that adds an entry."""
         self.made += 1
         run = self._add((pair, *marks), self.made)
         next(run)
@@ -180,7 +181,7 @@ def test_every_entry_is_drained_once_whatever_comes_between(steps: list[Any], nu
                 collector.drain()
             elif what == "second":
                 clock.now += LONGEST_OWN_WINDOW
-            else:  # another sampler takes over; rows of the one before are not what this test is about
+            else:  # another sampler takes over; the rows that this one has drained count as folded
                 seen += taken(collector)
                 collector, _ = collector_of(kernel)
         kernel.end_all()
@@ -247,7 +248,7 @@ def test_nothing_is_done_until_no_program_can_write_to_the_idle_maps(clock: Cloc
     collector, maps = begun(kernel)
     kernel.begin("futex", ONE_OF_MANY)
     for _ in range(6):
-        kernel.advance(0)  # marked, and the entry is still to come
+        kernel.advance(0)  # sets the marks; the entry is still to come
     assert collector.drain()
     assert maps.flips == 2
     assert not collector.drain()
@@ -260,7 +261,10 @@ class KernelWaits:
     """Stands for the map of waits for kernel locks; notes what is deleted."""
 
     def __init__(self, *waits: tuple[int, float]) -> None:
-        """Of each wait the CPU that spins plus 1, or 0 for a thread that sleeps, and its seconds so far."""
+        """Make the map. A wait is a number and its seconds so far.
+
+        The number is that of the CPU that spins plus 1, or 0 for a thread that sleeps.
+        """
         now = time.monotonic_ns()
         self.keys = np.zeros(len(waits), [("lock", "u8"), ("tid", "u4"), ("cpu", "u4")])
         self.values = np.zeros(len(waits), [("since", "u8")])
@@ -276,7 +280,10 @@ class KernelWaits:
 
 
 def test_a_spin_whose_end_was_not_seen_does_not_go_on_for_ever() -> None:
-    """The kernel skips a program that its CPU is running already. A thread may sleep as long as it likes."""
+    """The kernel skips the program for the end of a spin if the CPU is running a program already.
+
+    A thread that sleeps may do so for as long as it likes.
+    """
     collector, _ = collector_of(Kernel())
     waits = KernelWaits((1, 0.001), (2, 3600.0), (0, 3600.0))
     collector._kernel_waits = cast(Any, waits)

@@ -1,4 +1,4 @@
-"""Acquisitions of kernel locks that programs learn of when the lock is released: counted ahead, and once."""
+"""Tests of early acquisitions: kernel locks that count as taken before their release, and only once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.small_procfs import Procfs
 def test_what_is_held_for_long_is_counted_once(host: Host, procfs: Procfs) -> None:
     procfs.add(7, b"shop")
     host.look(host.held(7, 0.9, asked=True))
-    assert host.acquired() == {}  # perhaps it is about to wait
+    assert host.acquired() == {}  # the thread may be about to wait
     held = host.held(7, 1.0, asked=True)
     for _ in range(3):
         host.look(held)
@@ -54,7 +54,7 @@ def test_taken_back_where_a_full_map_lost_the_names(host: Host, procfs: Procfs) 
     procfs.add(7, b"shop")
     host.look(host.held(7, 5.0, asked=True), host.held(8, 5.0, asked=True, lock=LOCK + 64, tgid=7))
     host.clock += NS
-    host.look(host.held(8, 6.0, asked=True, lock=LOCK + 64, tgid=7))  # the other was released
+    host.look(host.held(8, 6.0, asked=True, lock=LOCK + 64, tgid=7))  # the first lock was released
     nameless = {"lock": 0, "comm": b"", "cgroup": 0}
     host.fold(entry(0, lock_type=READ, acquired=5, **nameless), overflowed=True)
     host.fold(entry(0, acquired=4, **nameless), overflowed=True)
@@ -81,11 +81,11 @@ def test_what_is_counted_ahead_is_bounded_and_forgotten() -> None:
 
 
 class Kernel:
-    """Programs that count as with kprobes, and the truth."""
+    """Programs that count as with kprobes, and the true number of acquisitions."""
 
     def __init__(self) -> None:
         self.holding: dict[tuple[int, int], tuple[int, bool]] = {}
-        """Since when, and whether it was only asked for, by lock and thread."""
+        """By lock and thread: since when, and whether the programs only know that the lock was asked for."""
         self.waiting: set[tuple[int, int]] = set()
         self.counted: list[Entry] = []
         self.taken = 0
@@ -100,7 +100,7 @@ class Kernel:
             self.taken += 1
 
     def go_on(self, lock: int, tid: int, clock: int, gives_up: bool) -> None:
-        """The end of a wait, or of a hold."""
+        """End the wait of a thread, or its hold."""
         since, asked = self.holding.get((lock, tid), (0, False))
         if (lock, tid) in self.waiting:
             self.waiting.remove((lock, tid))
@@ -158,7 +158,7 @@ def test_totals_are_exact_whatever_happens_in_which_order(
         now = sum(host.acquired().values())
         assert before <= now <= kernel.taken
         before = now
-    # What is held for long is in the totals, whether it is ever released or not.
+    # A lock that is held for long is in the totals, whether or not it is ever released.
     host.clock += 2 * NS
     fold()
     look()

@@ -1,4 +1,4 @@
-"""Drained rows on their way to the aggregates: each once, in its order, so many at a time, none kept long."""
+"""Tests of folding: drained rows are folded once, in their order, so many at a time, and none waits long."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VALUE = np.dtype([("calls", "u8"), ("number", "u8"), ("who", WHO)])
 
 
 class Table:
-    """As a map that programs have filled; rows are numbered through."""
+    """A stand-in for a map that programs have filled. All its rows are numbered, from the first one ever."""
 
     entries, key, value = MAP_ENTRIES, KEY, VALUE
 
@@ -54,7 +54,7 @@ class Table:
 
 
 class Aggregates:
-    """Remembers what was folded, by whether it was of an overflow map."""
+    """The numbers of the folded rows: False has those of overflow maps, True has all others."""
 
     series: tuple[()] = ()
 
@@ -66,7 +66,7 @@ class Aggregates:
 
 
 class Collector:
-    """What was drained."""
+    """A stand-in for the collector: the maps, and the backlogs of drained rows."""
 
     def __init__(self) -> None:
         self.tables = {pair: Table() for pair in PAIRS}
@@ -81,7 +81,7 @@ class Collector:
 
 
 class OddOnes:
-    """Looks up the locks at odd addresses, until it is told that all are known."""
+    """A stand-in for UserLocks that asks for the names of locks at odd addresses until `are_known`."""
 
     are_known = False
 
@@ -92,7 +92,7 @@ class OddOnes:
 
 
 class Bench:
-    """A Folding, and what is around it."""
+    """A Folding with stand-ins for all that it works with."""
 
     def __init__(self, locks: OddOnes | None = None) -> None:
         self.collector, self.futex, self.offcpu = Collector(), Aggregates(), Aggregates()

@@ -1,6 +1,6 @@
-"""Housekeeping of a real sampler: what it forgets of processes, and what it goes on with.
+"""Tests of the housekeeping of a real sampler: what it forgets about processes, and what it keeps.
 
-The maps of the kernel are made up; there is no namer.
+The maps of the kernel are made up, and there is no namer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TGID, OTHER = 70, 80
 
 
 class Threads(HashMap):
-    """The map of threads, with a made-up content. Threads that are `busy` are switched between any reads."""
+    """A map of threads with made-up content. Those of `busy` processes are switched between any two reads."""
 
     def __init__(self) -> None:
         self.name, self.entries = "threads", 1024
@@ -47,7 +47,7 @@ class Threads(HashMap):
         self.reads = 0
 
     def add(self, tgid: int, address: int = 0) -> None:
-        """Add the only thread of a process, which sleeps, for a lock if that has an address."""
+        """Add the only thread of a process. It sleeps, for the lock at `address` if that is not 0."""
         thread = np.zeros(1, THREAD)
         thread["tgid"], thread["off_since"] = tgid, time.monotonic_ns() - NS
         thread["state"] = SOURCE.enums["state"].index("interruptible")
@@ -80,7 +80,7 @@ class Maps:
 
 @pytest.fixture(params=["asleep", "busy"])
 def threads(request: pytest.FixtureRequest) -> Threads:
-    """Of processes that sleep, or that are switched so often that no two reads find them the same."""
+    """Return threads that sleep, or that are switched so often that no two reads find them the same."""
     threads = Threads()
     if request.param == "busy":
         threads.busy = {TGID, OTHER}
@@ -106,7 +106,7 @@ def keep_house(sampler: Sampler) -> None:
 
 
 def waited_seconds(sampler: Sampler, tgid: int, says: int) -> float:
-    """What is counted once a Go program says that it has waited for so many seconds."""
+    """Return the seconds that count once a Go program `says` for how many seconds it has waited."""
     assert sampler._go_waits
     assert sampler._go_waits.is_asked
     sampler._go_waits.note_answer(GoWaitsAnswer((tgid,), (says * NS,)), time.monotonic())
@@ -114,7 +114,7 @@ def waited_seconds(sampler: Sampler, tgid: int, says: int) -> float:
 
 
 def test_waits_of_go_before_a_restart_are_known_after_it(sampler: Sampler) -> None:
-    """The namer says a while later which processes have Go."""
+    """After a restart it takes a while until the namer says which processes have Go."""
     assert sampler._go_waits
     assert sampler._user_locks
     sampler._go_waits.restore([(TGID, 5 * NS)])

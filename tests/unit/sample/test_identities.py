@@ -1,4 +1,4 @@
-"""The process of a single event, against what is known of many events at once."""
+"""Tests of the process of a single event: the event gets the same one as it would among many."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_event_without_a_name_has_the_one_that_its_process_has_now() -> None:
         process.stdin.write(comm + b"\n")
         process.stdin.flush()
         process.stdout.readline()
-        known._processes.keep(set())  # as if it was long ago
+        known._processes.keep(set())  # the name is forgotten, as after a while
         assert known.identify_thread(event)[0][1] == comm.decode()
     process.communicate(timeout=10)
 

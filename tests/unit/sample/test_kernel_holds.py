@@ -1,4 +1,4 @@
-"""Holds of kernel locks from what programs count to what is exported: totals, names, series."""
+"""Tests of holds of kernel locks, from what programs count to what is exported: totals, names, series."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_processes_that_are_not_wanted(procfs: Procfs) -> None:
 
 
 def released_by_another(tid: int, tgid: int, **about: Any) -> Entry:
-    """The program knows the holder's ids and nothing else."""
+    """Return an entry of a hold that another thread ended: the program knows only the holder's ids."""
     return entry(tid, tgid=tgid, comm=b"", cgroup=0, **about)
 
 
@@ -66,7 +66,7 @@ def test_a_hold_that_another_thread_ended_is_its_holders(host: Host, procfs: Pro
     host.fold(
         released_by_another(8, 7, lock_type=SEMAPHORE, acquired=0, held=10),
         released_by_another(70, 70, lock_type=SEMAPHORE, acquired=0, held=10),
-        released_by_another(99, 99, lock_type=SEMAPHORE, acquired=0, held=10),  # gone
+        released_by_another(99, 99, lock_type=SEMAPHORE, acquired=0, held=10),  # this process is gone
         entry(20, lock_type=SEMAPHORE, held=10),
     )
     assert set(host.exported()[0]["holds"]) == {
@@ -78,7 +78,7 @@ def test_a_hold_that_another_thread_ended_is_its_holders(host: Host, procfs: Pro
 
 
 def test_it_has_the_name_of_now(host: Host, procfs: Procfs) -> None:
-    """No event tells when a process is called something else: another one has its id by now."""
+    """The name is that of the process with this id now, as no event tells when another one gets the id."""
     procfs.add(7, b"shop")
     host.fold(released_by_another(7, 7))
     host.holds._processes.keep(set())

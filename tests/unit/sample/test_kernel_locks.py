@@ -1,4 +1,4 @@
-"""Kernel locks that threads have waited for so long that they have a row before the wait has ended."""
+"""Tests of kernel locks for which threads wait so long that the lock has a row before the wait ends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Host:
 
     asked: list[KernelLock] = field(default_factory=list)
     known: dict[tuple[int, ...], LockAnswer] = field(default_factory=dict)
-    """What earlier answers tell, by stack."""
+    """The answers that are known already, by stack."""
     is_quiet: bool = False
     """Whether the namer rests."""
 
@@ -62,7 +62,7 @@ class Host:
         )
 
     def ask(self, question: KernelLock, is_needed: bool) -> bool:
-        """What a resolver does with a question."""
+        """Take a question as a resolver does: a namer that rests gets only questions that are needed."""
         if self.is_quiet and not is_needed:
             return False
         self.is_quiet = False
@@ -104,7 +104,7 @@ class Host:
         return {label[3:]: int(count) for label, count in zip(labels, sites["count"][rows], strict=True)}
 
     def add_ended(self, lock: str, site: str, address: int = LOCK, number: int = 0) -> None:
-        """A row of waits that have ended."""
+        """Add a row of waits for a lock that have ended."""
         process = np.empty(1, object)
         process[0] = SHOP
         about = {"address": address, "kind_number": number, "kind": TYPES[number], "process": process}
@@ -114,7 +114,7 @@ class Host:
         self.aggregates.sites.set_name(int(row), lock, site, ())
 
     def rows(self, holders: dict[tuple[int, int], int] | None = None) -> list[dict[str, Any]]:
-        """What /api/v1/locks has of locks that are waited for."""
+        """Return the rows of /api/v1/locks whose locks are waited for now."""
         tables, arrays = self.contention.tables(NOW, holders or {}, {})
         table = tables["locks"]
         columns = {**table["text"], **{name: arrays[f"locks.{name}"] for name in table["numbers"]}}
@@ -140,7 +140,7 @@ def test_a_lock_has_a_row_as_soon_as_a_thread_has_waited_for_a_second(host: Host
 
 
 def test_the_row_is_dropped_when_no_thread_waits_any_longer(host: Host) -> None:
-    """Then the wait is counted in a row with its site."""
+    """Once the wait has ended, it is counted in another row, which has its site."""
     host.look((LOCK, 1, 100, 0, 5.0), (LOCK + 64, 2, 100, 0, 5.0))
     host.look((LOCK, 1, 100, 0, 6.0))
     assert [row["address"] for row in host.rows()] == [f"{LOCK:#x}"]
@@ -162,7 +162,7 @@ def test_the_namer_is_asked_once(host: Host) -> None:
 
 
 def test_it_has_the_name_that_earlier_waits_told(host: Host) -> None:
-    """The namer would know it only with a stack. The site is not taken over: this wait may be elsewhere."""
+    """The namer would need a stack for the name. The site is not taken over: this wait may be elsewhere."""
     host.add_ended("inode->i_rwsem", "vfs_read")
     host.look((LOCK, 1, 100, 0, 2.0), (LOCK, 2, 100, 1, 2.0))
     names = {row["kind"]: (row["lock"], row["site"]) for row in host.rows()}
@@ -181,7 +181,7 @@ def test_a_new_lock_whose_name_follows_from_its_stack_counts_under_it_at_once(ho
 
 
 def test_short_waits_do_not_wake_the_namer(host: Host) -> None:
-    """It is asked for the names of their locks when it runs for something else."""
+    """The namer is asked for the names of their locks when it runs for something else."""
     host.is_quiet = True
     host.known[1, 2] = LockAnswer(0, False, "pipe->mutex", "pipe_write")
     short, other = (LOCK, 1, (1, 3)), (LOCK + 64, 2, (1, 4))
@@ -213,7 +213,7 @@ def test_under_restraint_no_lock_has_a_row(host: Host) -> None:
 
 
 def test_a_wait_of_a_thread_that_is_gone_is_found(host: Host) -> None:
-    """The program for its end was skipped: it would go on for ever, and somebody would be paged."""
+    """The program for its end was skipped: it would seem to go on for ever, and somebody would be paged."""
     ended, mine, processes = subprocess.Popen(["true"]), os.getpid(), Processes(Units())
     waits = (LOCK, mine, mine, 0, 61.0), (LOCK, ended.pid, ended.pid, 0, 61.0), (LOCK, 5, 5, 0, 59.0)
     assert host.aggregates.find_ended(processes) is None

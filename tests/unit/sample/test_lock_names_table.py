@@ -1,4 +1,4 @@
-"""docs/lock-names.md: as the tests last saw it."""
+"""Tests of docs/lock-names.md: it has the names that the tests of programs last found."""
 
 from __future__ import annotations
 

@@ -32,7 +32,10 @@ from tests.support.kernel_hold_host import Host as HoldHost
 from tests.support.small_procfs import Procfs
 
 LONG_MS = 2**62 // MS
-"""146 years, that of all threads of one entry. With three entries even one fold is more than an int64."""
+"""How long all threads of one entry wait together: 146 years.
+
+With three entries, even the sum of one fold is too large for an int64.
+"""
 POOL = ("pool.service", "pool")
 LOCKS = 3
 
@@ -46,7 +49,7 @@ class Pool:
         self.have_locks_named()
 
     def have_locks_named(self) -> None:
-        """Until then waits count as those of other locks."""
+        """Let time pass until the locks have names. Before that, waits count as those of other locks."""
         for _ in range(2):
             self.wait(0)
 
@@ -70,7 +73,7 @@ class Pool:
         return found
 
     def check(self) -> None:
-        """Every value is the nearest one to what it should be; so it does not fall either."""
+        """Check that every value is the nearest float to the true one. So no value falls either."""
         exposed = self.exposed()
         for name, times in {
             "lockd_futex_blocked_seconds_sum": LOCKS,
@@ -114,7 +117,7 @@ def test_tables_of_threads_and_locks(tmp_path: Path) -> None:
 
 
 def test_groups_of_flame_graphs(tmp_path: Path) -> None:
-    """To the microsecond, also of what came between two moments."""
+    """The times are right to the microsecond, and so are those of what came between two moments."""
     pool = Pool(tmp_path)
     heads, query = [], ProfileQuery("offcpu", {})
     for ms in (LONG_MS, LONG_MS, 7):

@@ -1,4 +1,4 @@
-"""The loop of the sampler beside an exporter that does not behave: ticks go on, whatever that one does."""
+"""Tests of the sampler's loop beside an exporter that misbehaves: ticks go on, whatever the exporter does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BLOCK = b"m" * 100_000
 
 
 class Ticking:
-    """Stands for a sampler, which nobody can have without BPF; counts what it is asked for."""
+    """Stands for a sampler, which would need BPF, and counts the blocks that it is asked for."""
 
     def __init__(self) -> None:
         self.own_cost = SimpleNamespace(late=TickTimes(28), work=TickTimes(28), ticks=0)
@@ -35,7 +35,7 @@ class Ticking:
         self.blocks = 0
         self.since_tick = 0
         self.most = 0
-        """Blocks between two ticks."""
+        """The largest number of blocks between two ticks."""
 
     def tick(self) -> None:
         self.own_cost.ticks += 1
@@ -57,7 +57,7 @@ class Ticking:
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], Exporter]]:
-    """An exporter that runs these lines."""
+    """Return a function that starts an exporter which runs the given lines."""
     started: list[Exporter] = []
 
     def run(lines: str) -> Exporter:
@@ -72,7 +72,10 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
 
 
 def ticks_beside(exporter: Exporter, last: bytes) -> tuple[Ticking, list[bytes]]:
-    """Until the exporter has said `last`, and TICKS more; what it said besides requests."""
+    """Tick until the exporter has sent `last`, and TICKS times after that.
+
+    Returns the sampler, and the messages of the exporter that are no requests.
+    """
     sampler, said, left = Ticking(), list[bytes](), [TICKS]
     wakeup, _other = socket.socketpair()
 
@@ -144,7 +147,7 @@ time.sleep(300)
 
 
 def test_no_answer_is_lost_by_one_that_reads_late(start: Callable[[str], Exporter]) -> None:
-    """It would wait for it, and ask for nothing else, for ever."""
+    """The exporter would wait for a lost answer for ever, and ask for nothing else."""
     asks = """
 for _ in range(40): control.send(b"s")
 control.send(b"m")

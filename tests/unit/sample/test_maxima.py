@@ -1,4 +1,4 @@
-"""A sliding maximum is the largest of the last so many seconds, and of hardly any more."""
+"""Tests of sliding maxima: each is the largest value of the last LENGTH seconds, and of hardly any more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lockd.sample.series.maxima import PARTS, Maxima
 
 LENGTH = 60.0
 ROWS = 200
-"""More than the 64 that memory is made for at first."""
+"""The number of rows, more than the 64 for which there is memory at first."""
 
 STEPS = st.lists(
     st.tuples(
@@ -18,7 +18,7 @@ STEPS = st.lists(
         st.dictionaries(st.integers(0, ROWS - 1), st.integers(0, 1000), max_size=5),
     )
 )
-"""Seconds that pass, then values by row."""
+"""Steps: the seconds that pass, and then the values by row."""
 
 
 def note(maxima: Maxima, values: dict[int, int]) -> None:

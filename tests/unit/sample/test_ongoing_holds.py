@@ -1,4 +1,4 @@
-"""Holds of kernel locks that go on, their rows in the API, and holders that are gone."""
+"""Tests of holds of kernel locks that go on, of their rows in the API, and of holders that are gone."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_the_longest_hold_in_progress(host: Host, procfs: Procfs) -> None:
     host.fold(entry(7, acquired=2, held=2 * NS))
     host.look(
         host.held(7, 3.0),
-        host.held(8, 5.0, 0.5, tgid=7),  # the outer of two
-        host.held(9, 0.01, asked=True, tgid=7),  # by no means yet
+        host.held(8, 5.0, 0.5, tgid=7),  # the outer of two nested holds
+        host.held(9, 0.01, asked=True, tgid=7),  # too short ago to count as held
         host.held(7, 0.25, 4.0, lock=LOCK + 64, lock_type=READ, asked=True),
     )
     mutex, rwsem = sorted(host.api(), key=lambda row: str(row["kind"]))
@@ -41,7 +41,7 @@ def test_the_longest_hold_in_progress(host: Host, procfs: Procfs) -> None:
 
 
 def test_four_nested_and_one_more_asked_for(host: Host, procfs: Procfs) -> None:
-    """There is room for four times: the first has given way to the one that was asked for."""
+    """There is room for four times. That of the first hold has given way to that of the fifth, asked for."""
     procfs.add(7, b"shop")
     (key, (since, *rest)) = host.held(7, 0.01, 8.0, 7.0, 6.0, lock_type=SEMAPHORE)
     host.look((key, (since, *rest[:-2], True, False)))
@@ -75,7 +75,7 @@ def test_the_api_shows_holds_beside_the_waits_for_the_same_lock(host: Host) -> N
     rows = host.api()
     told = [(r["address"], r["comm"], r["lock"], r["site"], r["acquisitions"], r["held_us"]) for r in rows]
     assert told == [
-        (hex(LOCK), "shop", "named", "there", 4, 40.0),  # once, where most time was lost
+        (hex(LOCK), "shop", "named", "there", 4, 40.0),  # only in the row with most blocked time
         (hex(LOCK + 64), "shop", "", "here", 0, 0.0),
         (hex(LOCK), "shop", "named", "here", 0, 0.0),
         (hex(LOCK + 128), "shop", "", "", 1, 50.0),
@@ -133,7 +133,7 @@ def test_locks_held_longest_get_names(procfs: Procfs) -> None:
 
 @pytest.fixture
 def worker() -> Iterator[tuple[int, threading.Event]]:
-    """A thread of this process, and what ends it."""
+    """Return the id of a thread of this process, and the event that ends the thread."""
     end, started = threading.Event(), threading.Event()
     ids: list[int] = []
 
@@ -153,7 +153,7 @@ def worker() -> Iterator[tuple[int, threading.Event]]:
 def test_a_lock_whose_holder_is_gone_is_given_up(worker: tuple[int, threading.Event]) -> None:
     tid, end = worker
     host = Host(Path("/proc"))
-    host.clock += 2 * ABANDONED_NS  # the thread has held it since it was there
+    host.clock += 2 * ABANDONED_NS  # so that it began all holds after its start
     held = [
         host.held(tid, 70.0, asked=True, tgid=os.getpid()),
         host.held(tid, 70.0, 65.0, lock=LOCK + 1, lock_type=READ, tgid=os.getpid()),
@@ -173,7 +173,7 @@ def test_a_lock_whose_holder_is_gone_is_given_up(worker: tuple[int, threading.Ev
     keys, holds = gone
     assert sorted(keys["lock"].tolist()) == [LOCK, LOCK + 1]
     assert holds == 3
-    assert sum(host.acquired().values()) == 1  # it was taken, and will not be counted again
+    assert sum(host.acquired().values()) == 1  # it was taken, and the programs will not count it
     host.fold(entry(tid, acquired=1))
     assert sum(host.acquired().values()) == 2
 

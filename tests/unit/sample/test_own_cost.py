@@ -1,4 +1,4 @@
-"""What lockd exports of its own cost: never more than what the next start would go on with."""
+"""Tests of lockd's own cost: it exports never more than what the next start would go on with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Block:
 
 
 def own_cost(seconds: Any) -> OwnCost:
-    """Of a namer and exporters whose CPU time is more each time that it is asked for."""
+    """Return the cost with a namer and exporters whose CPU time is more each time that it is asked for."""
     resolver = SimpleNamespace(restarts=0, refused=0, pid=os.getpid(), cpu_seconds=lambda: next(seconds))
     exporter = SimpleNamespace(ended_seconds=0.0, cpu_seconds=lambda: next(seconds))
     no_losses = SimpleNamespace(read=lambda: np.zeros(0, np.int64))
@@ -48,7 +48,7 @@ def test_the_next_start_goes_on_with_what_was_exported() -> None:
     saved = cost.save()
     sampler, namer = exported(cost)
 
-    # The CPU time of this process is that of both samplers here, so that the second one has its own besides.
+    # This process is both samplers: the second one adds all its CPU time to what the first one saved.
     following = own_cost(count(0))
     following.restore(saved, is_end=False)
     sampler_then, namer_then = exported(following)

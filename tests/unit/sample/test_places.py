@@ -1,4 +1,4 @@
-"""Who has series where there is not room for all: the hot locks, the services that last."""
+"""Tests of who has series where there is not room for all: the hot locks, and the services that last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.sample.test_series import IDLE, Labels, Model, budget, make, rea
 
 SECOND = 10**9
 LOOK = 10.0
-"""How often the sampler gives rows anew."""
+"""Seconds from one time at which the sampler gives out rows anew to the next."""
 
 
 def locks(most: int = 50) -> Model:
@@ -32,7 +32,7 @@ def locks(most: int = 50) -> Model:
 
 
 def wait_on(model: Model, waits: list[tuple[Labels, float]]) -> None:
-    """Threads that wait at this moment, and for how many seconds they have."""
+    """Note the waits that go on at this moment: label sets, and for how many seconds each has lasted."""
     series = model.series
     series.clear_waiting()
     keys = np.array([hash_labels(labels) for labels, _ in waits], np.uint64)
@@ -41,7 +41,7 @@ def wait_on(model: Model, waits: list[tuple[Labels, float]]) -> None:
 
 
 def own(model: Model) -> set[Labels]:
-    """The label sets that count in a series of their own, by asking."""
+    """Return the label sets that count in a series of their own now. Some others still show theirs."""
     entries = model.series._entries
     return {
         labels
@@ -54,7 +54,7 @@ HOT: Labels = ("db", "dbd", "lock")
 
 
 def test_a_hot_lock_takes_the_place_of_idle_waits_for_work() -> None:
-    """60 threads wait for work, each on a condition variable of its own, before 8 threads want one mutex."""
+    """60 threads wait for work, each on a condition variable of its own, before threads want one mutex."""
     model = locks()
     idle: list[Labels] = [("db", f"cond{i}", "cond") for i in range(60)]
     for now in range(100, 200, 10):
@@ -86,7 +86,7 @@ def test_a_lock_that_was_hot_gives_way_to_one_that_is() -> None:
 
 
 def test_what_lost_its_place_shows_its_last_numbers_for_a_while() -> None:
-    """Else nobody who scrapes would ever see what was counted since his last look."""
+    """Otherwise no scrape would ever see what was counted since the scrape before."""
     model = locks(most=1)
     before: Labels = ("web", "httpd", "lock")
     model.count([(before, 7, SECOND)], 0)
@@ -105,7 +105,7 @@ def test_what_lost_its_place_shows_its_last_numbers_for_a_while() -> None:
     rearrange(model, now=SHOWN_SECONDS + 2)
     assert own(model) == {before}
     model.count([(before, 5, SECOND)], SHOWN_SECONDS + 3)
-    assert model.counts()[before] == 12  # what was counted meanwhile stays where it is
+    assert model.counts()[before] == 12  # what counted as `other` meanwhile stays there
     model.check()
 
 
@@ -117,14 +117,14 @@ def test_a_wait_that_goes_on_counts_while_it_lasts() -> None:
     rearrange(model, now=0)
     assert own(model) == {stuck}
     for now in (300, 310):
-        wait_on(model, [])  # it has ended, long ago
+        wait_on(model, [])  # the wait has ended, long ago
         model.count([(busy, 1, SECOND)], now)
         rearrange(model, now=now)
     assert own(model) == {busy}
 
 
 def test_locks_that_are_as_hot_as_each_other_do_not_flap() -> None:
-    """Which of them is ahead changes all the time."""
+    """They keep their places although the one that is ahead changes all the time."""
     model, random = locks(most=5), np.random.default_rng(1)
     even: list[Labels] = [("db", str(i), "lock") for i in range(10)]
     changes, before = 0, set[Labels]()
@@ -185,7 +185,7 @@ def test_floors_without_units_are_by_comm() -> None:
 
 
 def processes(lines: int = 1000) -> Model:
-    """A family that has 200 lines of its own, and 800 that are nobody's."""
+    """Return a family that has 200 lines of its own, beside 800 that are nobody's share."""
     return Model(make(budget(lines), "futex"))
 
 
@@ -199,7 +199,7 @@ def test_a_service_gets_its_series_when_helpers_have_taken_all() -> None:
     for now in range(10, 100, 10):
         model.count([(labels, 1, 0) for labels in late], now)
         rearrange(model, comms, now=now)
-        if now == 10:  # at once there is what is kept for them
+        if now == 10:  # at once they get the lines that are kept for them
             assert len(set(late) & own(model)) >= (1 - OPEN_SHARE) * 1000 / 2 - 5
     assert set(late) <= own(model)
     assert model.series.exported_lines <= 1000
@@ -220,7 +220,7 @@ def test_those_that_have_ended_go_smallest_and_oldest_first() -> None:
     left = [int(comm) for unit, comm, _ in own(model) if unit == "cron"]
     assert 0 in left
     assert 150 < len(left) < 250
-    assert min(set(left) - {0}) >= 300 - len(left) - 10  # ten each were as old as each other
+    assert min(set(left) - {0}) >= 300 - len(left) - 10  # ten at a time are equally old
     model.check()
 
 

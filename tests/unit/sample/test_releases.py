@@ -1,4 +1,4 @@
-"""Sampled releases of locks: how many are taken, what they sum up to, and how many holders are told apart."""
+"""Tests of sampled releases of locks: their number, their sum, and how many holders are told apart."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ KINDS = ("lock", "pi", "cond")
 WAITER = ("shop.service", "shop")
 PER_SECOND = 20
 LEAST_NS = 50_000_000
-"""A second divided by that."""
+"""A second divided by PER_SECOND, in nanoseconds."""
 TICK = 0.05
 
 
 def sampled(pace: SamplePace, waits_ns: list[int], chance: random.Random) -> tuple[int, int]:
-    """The number of samples of these waits and the sum of their weights, as the programs take them."""
+    """Sample these waits as the programs do. Return the number of samples and the sum of their weights."""
     taken = weights = 0
     for waited in waits_ns:
         if waited >= pace.wait_ns or chance.random() < waited / pace.wait_ns:
@@ -68,7 +68,7 @@ def test_the_pace_keeps_to_so_many_samples_and_the_sum_is_right(waited_ns: int, 
 
 def test_a_burst_is_over_within_a_second() -> None:
     pace, now = SamplePace(PER_SECOND, 0.0), 0.0
-    for _ in range(20):  # as many in a tick as the ring has room for
+    for _ in range(20):  # in each tick, as many samples as the ring has room for
         now += TICK
         pace.note(28 if pace.wait_ns < 100 * LEAST_NS else 0, now)
     assert pace.wait_ns >= 64 * LEAST_NS
@@ -82,14 +82,14 @@ def release(
     holder: str, weight_ns: int = 1, address: int = 0x10, kind: int = 0, taken: float = 0.0,
     causes: dict[str, int] | None = None,
 ) -> Release:  # fmt: skip
-    """A sample of a release, of which `weight_ns` is `running` unless there are other causes."""
+    """Return a sample of a release. All of its weight is `running`, unless there are other causes."""
     causes = causes or {"running": weight_ns}
     described = {"causes": causes, "holder": holder, "stack": (holder, "main")}
     return Release(7, WAITER, address, kind, False, weight_ns, taken, 0, **described)
 
 
 def rows_of(contention: ContentionTables, named: int, nameless: int = 0) -> np.ndarray:
-    """Rows of so many locks with names, and without."""
+    """Add so many locks with names, and so many without. Return their rows."""
     process = np.empty(1, object)
     process[0] = ("shop.service", "shop")
     keys = np.arange(1, 1 + named + nameless, dtype=np.uint64)
@@ -128,7 +128,7 @@ def shown_seconds(holders: HoldersOfLock) -> dict[str, float]:
 
 
 def test_holders_that_come_by_turns_take_the_places_of_old_ones() -> None:
-    """However many others come once and never again."""
+    """They get the places however many others come once and never again."""
     holders = HoldersOfLock()
     for number in range(MOST_HOLDERS):
         holders.add(release(f"old{number}", 60 * 10**9))
@@ -187,8 +187,8 @@ NANOSLEEP, FSYNC = 35, 74
         (100, (100, 20, 50), (NANOSLEEP, 1, 0), {"running": 900, "runqueue": 600, "sleep": 1500}),
         (100, (60, 0, 60), (FSYNC, 2, 1), {"disk": 1800, "unknown": 1200}),
         (100, (0, 0, 0), (0, 0, 0), {"unknown": 3000}),
-        (0, (0, 0, 0), (0, 0, 0), {"unknown": 3000}),  # no release
-        (90, (100, 0, 100), (NANOSLEEP, 1, 0), {"sleep": 3000}),  # a timeout has taken its part of `waited`
+        (0, (0, 0, 0), (0, 0, 0), {"unknown": 3000}),  # no thread released it
+        (90, (100, 0, 100), (NANOSLEEP, 1, 0), {"sleep": 3000}),  # a timeout took a part of `waited` away
         (7, (7, 2, 3), (NANOSLEEP, 1, 0), {"running": 857, "runqueue": 857, "sleep": 1286}),
     ],
 )
@@ -224,7 +224,7 @@ def test_a_lock_without_a_name_counts_as_other() -> None:
     contention, holders = holders_of()
     rows = rows_of(contention, 0, 1)
     holders.add(rows, [release("shop:refill", 5)], 1.0)
-    holders.add(np.array([-1]), [release("shop:refill", 5)], 1.0)  # it has no row either
+    holders.add(np.array([-1]), [release("shop:refill", 5)], 1.0)  # this lock has no row either
     by_holder, _ = holders.series
     live, labels = by_holder.live()
     assert labels == [("other", "other", "lock", "other", "other")]
@@ -238,7 +238,7 @@ def kernel_row(
     contention: ContentionTables, key: int, address: int, kind: int, blocked_ns: int, lock: str,
     process: tuple[str, str] = WAITER,
 ) -> int:  # fmt: skip
-    """A row of a lock of the kernel, with waits at some site."""
+    """Add a row of a kernel lock with waits at some site, and return its number."""
     of_row = np.empty(1, object)
     of_row[0] = process
     (row,) = contention.locks.find_or_add(

@@ -1,4 +1,4 @@
-"""The budget of CPU time: when lockd restrains itself, when it stops, and what it takes."""
+"""Tests of the budget of CPU time: when lockd restrains itself, when it stops that, and what lockd takes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LAST = len(STEPS) - 1
 
 
 def seconds_until(restraint: Restraint, level: int, used: float, at_most: int = 10_000) -> int:
-    """How often a second has to be judged that took `used` of the budget."""
+    """Return after how many seconds the level is reached, if each second takes `used` of the budget."""
     for seconds in itertools.count():
         if restraint.level == level:
             return seconds
@@ -65,7 +65,7 @@ def seconds_until(restraint: Restraint, level: int, used: float, at_most: int = 
 
 
 def spend(restraint: Restraint, used: float, seconds: float) -> int:
-    """The level after so many seconds."""
+    """Return the level after some seconds, each of which takes `used` of the budget."""
     for _ in range(round(seconds)):
         restraint.judge(Spent(programs=used * BUDGET), 1.0)
     return restraint.level
@@ -133,7 +133,7 @@ def test_a_step_has_the_longer_to_show_what_it_saves_the_less_is_too_much(restra
 
 
 def test_what_came_before_a_step_is_no_reason_for_the_next(restraint: Restraint) -> None:
-    """What was drained before it is folded after it."""
+    """Rows that were drained before a step are folded after it."""
     seconds_until(restraint, 1, 20.0)
     assert spend(restraint, 20.0, 1) == 1
     assert spend(restraint, 1.0, 1000) == 1
@@ -163,7 +163,7 @@ def test_a_moment_of_calm_is_not_enough(restraint: Restraint) -> None:
 
 
 def test_it_comes_down_if_all_is_saved_again(restraint: Restraint) -> None:
-    """Of a budget that lockd needs nearly all of, nothing is clearly less."""
+    """If lockd needs nearly all of the budget, it never takes clearly less than that."""
     seconds_until(restraint, 1, 20.0)
     used = (1 + CALM) / 2
     saved = SAVED_SECONDS - STEP_SECONDS
@@ -171,7 +171,7 @@ def test_it_comes_down_if_all_is_saved_again(restraint: Restraint) -> None:
 
 
 def test_a_step_down_that_does_not_last_makes_it_more_patient(restraint: Restraint) -> None:
-    """A storm that costs the budget at level 1, and twenty times as much without restraint."""
+    """The storm costs a tenth of the budget at level 1, and twenty times the budget without restraint."""
     seconds_until(restraint, 1, 20.0)
     patience = []
     for _ in range(10):
@@ -247,7 +247,10 @@ def test_each_step_is_said_once_with_its_figures(
 
 
 def with_namer(restraint: Restraint, namer: float, used: float, seconds: float) -> list[int]:
-    """The level at each second in which the namer would take so much of the budget, if it is not stopped."""
+    """Return the level in each second.
+
+    The namer takes `namer` of the budget unless it is stopped; programs and sampler take `used`.
+    """
     levels = []
     for _ in range(round(seconds)):
         takes = namer if restraint.level < STACKS else 0.0
@@ -257,13 +260,13 @@ def with_namer(restraint: Restraint, namer: float, used: float, seconds: float) 
 
 
 def test_symbols_that_are_read_for_seconds_are_no_reason(restraint: Restraint) -> None:
-    for _ in range(10):  # a large program is new every ten minutes: ten times the budget for ten seconds
+    for _ in range(10):  # every ten minutes, a new program takes ten times the budget for ten seconds
         assert max(with_namer(restraint, 10.0, 0.6, 10)) == 0
         assert max(with_namer(restraint, 0.1, 0.6, 590)) == 0
 
 
 def test_for_the_namer_no_more_is_done_than_to_stop_it(restraint: Restraint) -> None:
-    """A mean over a minute would go on for long after it was stopped, and take every step."""
+    """A mean over a minute would stay high long after the namer was stopped, and cause every step."""
     levels = with_namer(restraint, 10.0, 0.7, 10_000)
     assert set(levels) == {0, STACKS}
 
@@ -289,7 +292,7 @@ def test_the_namer_has_a_share_where_hardly_anything_is_left(restraint: Restrain
 
 
 def test_who_scrapes_takes_no_names_away(restraint: Restraint) -> None:
-    """No step makes a scrape cheaper."""
+    """The cost of scrapes causes no step, because no step makes a scrape cheaper."""
     for _ in range(10_000):
         assert not restraint.judge(Spent(0.4 * BUDGET, 0.4 * BUDGET, 0.1 * BUDGET, 50 * BUDGET), 1.0)
     assert restraint.level == 0
@@ -299,7 +302,7 @@ CONTROL = np.dtype([(name, "u4") for name in ("window", "restraint", "is_timed",
 
 
 def control_at(level: int) -> Control:
-    """The map by which the programs learn the level, as another sampler may have left it."""
+    """Return the map by which the programs learn the level, as another sampler may have left it."""
     words = np.zeros(1, CONTROL)
     words["restraint"] = level
     return Control(memoryview(words.view(np.uint32)), CONTROL)
@@ -318,7 +321,7 @@ def test_what_the_sampler_takes_to_answer_counts_for_who_asks(monkeypatch: pytes
     resolver = SimpleNamespace(cpu_seconds=lambda: 0.0)
     now = [1000.0]
     monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(cpu_budget.time, "process_time", lambda: now[0] - 999.0)  # it never sleeps
+    monkeypatch.setattr(cpu_budget.time, "process_time", lambda: now[0] - 999.0)  # always on a CPU
     times = ProgramTimes(lambda: 0, 8)
     one = cpu_budget.CpuBudget(0.2, control_at(0), times, cast(Any, resolver))
     for _ in range(1000):
@@ -333,9 +336,10 @@ def test_what_the_sampler_takes_to_answer_counts_for_who_asks(monkeypatch: pytes
 
 
 class Load:
-    """What each second costs, in shares of the machine: at level 0, and what is left of it at each level.
+    """The cost of each second: in shares of the machine at level 0, and what is left of that at each level.
 
-    As measured in docs/restraint.md, for each wait: a storm makes no more of them for what lockd saves.
+    What is left is as measured for each wait in docs/restraint.md. A storm does not make more waits because
+    lockd saves time.
     """
 
     PROGRAMS, SAMPLER = (1.0, 0.78, 0.60, 0.59), (1.0, 0.78, 0.28, 0.07)
@@ -359,15 +363,17 @@ def levels_under(restraint: Restraint, load: Load, seconds: int) -> list[int]:
 
 
 DATABASE = Load(0.035, 0.025, 0.015, 0.001)
-"""Means of a MariaDB with 32 sysbench threads on two processors, 56,000 switches a second. The host did other
-work too: with all of it for themselves it would be more."""
+"""The mean cost beside a MariaDB with 32 sysbench threads on two processors, at 56,000 switches a second.
+
+The host did other work too. With the whole host for themselves, MariaDB and sysbench would cost lockd more.
+"""
 NAMER_BY_SECOND = (8, 9, 3, 2, 2, 3, 5, 4, 3, 2, 2, 5, 4, 2, 4, 2, 2, 4, 1, 2, 2, 7, 2, 3, 1, 3, 2, 3, 4, 2)
-"""Of one processor, in per cent, as recorded beside it from its start."""
+"""What the namer took of one processor in each second from its start beside DATABASE, in per cent."""
 
 
 @pytest.mark.parametrize("more", [1.0, 1.5])
 def test_a_database_at_work_keeps_its_names(more: float) -> None:
-    """With the default budget of two processors."""
+    """The default budget for two processors is enough."""
     restraint = Restraint(schema.Budget().share(2), 2)
     load = DATABASE.at(0)
     for second in range(3600):
@@ -377,7 +383,10 @@ def test_a_database_at_work_keeps_its_names(more: float) -> None:
 
 
 def test_where_programs_take_little_and_the_namer_much_nothing_but_names_is_left_out() -> None:
-    """As seen beside a contended database: programs at 0.3%, and lockd at the last step in seconds."""
+    """The load was seen beside a contended database: programs take 0.3%, and the namer takes 30%.
+
+    It must not bring lockd to the last step within seconds.
+    """
     restraint = Restraint(0.05, CPUS)
     levels = levels_under(restraint, Load(0.003, 0.01, 0.3, 0.02), 3600)
     assert max(levels) == STACKS
@@ -385,7 +394,7 @@ def test_where_programs_take_little_and_the_namer_much_nothing_but_names_is_left
 
 
 def test_a_sampler_that_needs_a_whole_processor_is_relieved(caplog: pytest.LogCaptureFixture) -> None:
-    """Of 192 processors it can never take 2%."""
+    """The sampler is one thread: of 192 processors it can never take 2%."""
     cpus = 192
     restraint = Restraint(schema.Budget().share(cpus), cpus)
     busy = Spent(programs=0.005, sampler=1.0 / cpus)
@@ -421,12 +430,12 @@ def test_without_a_budget_the_sampler_may_take_a_whole_processor() -> None:
 
 
 def levels_until_change(restraint: Restraint, spent: Spent) -> int:
-    """How many seconds of this it takes."""
+    """Return how many such seconds it takes until the level changes."""
     return next(seconds for seconds in itertools.count(1) if restraint.judge(spent, 1.0))
 
 
 def test_no_step_is_taken_whose_saving_is_not_needed(restraint: Restraint) -> None:
-    """What is too much by a quarter, the first step saves."""
+    """The load exceeds the budget by a quarter, which the first step saves."""
     assert max(levels_under(restraint, Load(0.9 * BUDGET, 0.35 * BUDGET, 0.3 * BUDGET), 10_000)) == 1
 
 
@@ -440,7 +449,7 @@ def test_a_storm_of_ten_budgets_is_at_the_last_step_within_ten_seconds(restraint
 
 
 class Clock:
-    """Windows of a given length, in which programs take a share of one CPU."""
+    """A simulated clock, with windows in which programs take a share of one CPU."""
 
     def __init__(self, share: float, timed_runs: int) -> None:
         self.ns = 0
@@ -497,7 +506,7 @@ def test_shares_are_of_the_whole_machine() -> None:
 
 
 def test_what_is_stopped_takes_nothing_from_then_on_and_its_mean_is_told() -> None:
-    """A second in which symbols are read is one of many; a minute of it is not."""
+    """The mean hardly shows a single second in which the namer reads symbols, but it shows a minute of it."""
     namer = [0.0]
     spending = Spending(Clock(0, 1).times, lambda: 0.0, lambda: namer[0], lambda: 0.0, cpus=1)
     namer[0] += 1.0
@@ -513,7 +522,7 @@ def test_what_is_stopped_takes_nothing_from_then_on_and_its_mean_is_told() -> No
 
 @pytest.fixture
 def busy() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that never sleep."""
+    """Return two processes that never sleep."""
     started = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2)]
     yield started
     for one in started:

@@ -1,4 +1,4 @@
-"""What one sampler leaves to the next in a file in memory: whole, at whatever moment the first one ends."""
+"""Tests of the saved state that a sampler leaves to the next: it is whole, whenever the first one ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_was_written_last_is_read(file: int) -> None:
 
 
 def test_a_write_that_does_not_end_leaves_the_last_one(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by SIGKILL: nothing is run after it."""
+    """The write ends as by SIGKILL: no code runs after it."""
     saved = SavedState(file)
     saved.write(b"whole")
     pwritev = os.pwritev
@@ -56,7 +56,7 @@ def test_a_write_that_does_not_end_leaves_the_last_one(file: int, monkeypatch: p
 
 
 def test_what_cannot_be_written_leaves_nothing(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was told meanwhile may be more than was written before."""
+    """The block before is not used: metrics that were exported meanwhile may be higher than in it."""
     saved = SavedState(file)
     saved.write(b"old")
     with monkeypatch.context() as patch, pytest.raises(OSError, match="only 10 bytes"):
@@ -82,7 +82,7 @@ def test_damage_is_seen(file: int) -> None:
 
 
 class Table:
-    """As a map that programs have filled."""
+    """A stand-in for a map that programs have filled."""
 
     entries, key, value = ENTRIES, KEY, KEY
 
@@ -110,7 +110,7 @@ class Table:
     )
 )
 def test_every_row_is_counted_once_whenever_it_ends(steps: list[tuple[str, int]]) -> None:
-    """Rows are taken, and what was taken is written now and then; the next one goes on from there."""
+    """Rows are counted, and the counts are written now and then. The next sampler goes on from there."""
     file = os.memfd_create("saved")
     table = Table()
     written: tuple[list[int], int] | None = None
@@ -151,7 +151,7 @@ NEAR = st.builds(
 
 @given(st.tuples(ANY, ANY) | NEAR)
 def test_rows_of_another_form_are_refused_or_fit(words: tuple[int, int]) -> None:
-    """What is where the numbers of the rows should be says never to write elsewhere than there."""
+    """Whatever is in place of the numbers of rows, it never makes a backlog write outside of its memory."""
     file = os.memfd_create("saved")
     os.pwrite(file, np.array(words, np.int64).tobytes(), 3 * PLACE)
     table = Table()
@@ -201,7 +201,7 @@ def told(of: Series, now: float) -> dict[tuple[str, ...], Any]:
 
 
 def test_series_go_on_as_they_were() -> None:
-    """Those that had rows, those that share one, and what is remembered of those that went."""
+    """That goes for series with rows, for those that share one, and for what is known of retired ones."""
     first = series()
     count(first, range(100), 1000.0)
     assert first.overflowed, "there was no room for all"

@@ -1,6 +1,6 @@
-"""Series: nothing is lost, nothing jumps, and there are never more lines than allowed.
+"""Tests of series: nothing is lost, nothing jumps, and there are never more lines than allowed.
 
-Which label sets have one, where there is not room for all, is in test_places.py.
+Which label sets have a series, where there is not room for all, is tested in test_places.py.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LABELS = st.tuples(st.sampled_from(["a", "b", ""]), st.integers(0, 30).map(str),
 EVENTS = st.lists(
     st.tuples(LABELS, st.integers(0, 10**6), st.sampled_from([0, 1000, EARNED_NS, 10**9])), max_size=20
 )
-"""Label set, what is counted, and the waiting that it showed."""
+"""Events: the label set, the number that is counted, and the waiting that it showed, in nanoseconds."""
 PRESENT = st.none() | st.sets(st.integers(0, 30), max_size=20)
-"""The comms that have processes when rows are given anew, if they are."""
+"""The comms that have processes when rows are given out anew; None if rows are not given out."""
 STEPS = st.lists(st.tuples(EVENTS, EVENTS, PRESENT, st.sampled_from([1, 10, 70, 4000])), max_size=30)
 
 
 def budget(lines: int) -> LineBudget:
-    """One that has so many lines for series."""
+    """Return a budget with so many lines for series."""
     return LineBudget(Limits(max_lines=lines + RESERVED_LINES))
 
 
@@ -47,7 +47,7 @@ def make(shared: LineBudget, family: str = "futex", lines: int = 2, most: int | 
 
 
 class Model:
-    """What was put into a family, by label set."""
+    """A family of series, and what was put into it, by label set."""
 
     def __init__(self, series: Series) -> None:
         self.series = series
@@ -76,11 +76,11 @@ class Model:
         return dict(zip(labels, self.series["count"][rows].tolist(), strict=True))
 
     def check(self) -> None:
-        """Nothing is lost, nothing is counted twice, and no series ever goes back, not when it returns."""
+        """Check that nothing is lost or counted twice. No series ever goes back, not even when it returns."""
         counts = self.counts()
         for retired in self.series.retired_values().values():
             assert sum(counts.values()) + retired == sum(self.put.values())
-        for kind in KINDS:  # what a label says besides names is never lost
+        for kind in KINDS:  # a label that is no name is never lost
             mine = sum(count for labels, count in counts.items() if labels[2] == kind)
             assert mine <= sum(amount for labels, amount in self.put.items() if labels[2] == kind)
         for labels, count in counts.items():
@@ -90,7 +90,7 @@ class Model:
 
 
 def presence(comms: Iterable[object], *, lasting: bool = True, now: float = 0.0) -> Presence:
-    """These comms have processes, in every unit."""
+    """Return the presence of processes with these comms, in every unit."""
     one, names = (
         Presence(),
         [(unit, str(comm)) for unit in ("a", "b", "", "unit", "late", "db", "cron") for comm in comms],
@@ -110,7 +110,7 @@ def test_totals_are_exact_and_lines_bounded(
     steps: list[tuple[list[tuple[Labels, int, int]], list[tuple[Labels, int, int]], set[int] | None, int]],
     lines: int, most: int | None,
 ) -> None:  # fmt: skip
-    """Two families share what there is, whatever is asked of them in which order, and whoever lives."""
+    """Two families share the lines, whatever they count in whichever order, and whoever lives."""
     shared = budget(lines)
     models = [Model(make(shared, "futex", lines=2, most=most)), Model(make(shared, "offcpu", lines=3))]
     now, there = 0.0, Presence()
@@ -141,7 +141,7 @@ def test_refused_ask_again_when_there_is_room() -> None:
     assert refused not in model.counts()
     rearrange(model, now=2 * IDLE)
     model.count([(refused, 7, 10**9)], 2 * IDLE)
-    assert model.counts()[refused] == 7  # what was counted before stays where it is
+    assert model.counts()[refused] == 7  # what counted as `other` before stays there
     model.check()
 
 
@@ -159,7 +159,7 @@ def test_a_series_without_processes_goes_when_it_is_idle() -> None:
 
 
 def test_one_that_comes_back_goes_on_where_it_was() -> None:
-    """Else rate() takes it for one that goes on if it is past the old value when it is next seen."""
+    """If it began at zero and passed its old value before the next scrape, rate() would not see the reset."""
     model = Model(make(budget(1000)))
     old = ("a", "old", "lock")
     model.count([(old, 3, 0)], 0)
@@ -190,7 +190,7 @@ def test_never_more_than_most() -> None:
 
 
 def test_names_that_were_refused_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million short-lived processes with names of their own."""
+    """A host may have a million short-lived processes with names of their own."""
     monkeypatch.setattr(module, "MOST_REFUSED", 1000)
     model = Model(make(budget(100)))
     for now in range(20):
@@ -269,7 +269,7 @@ def test_what_has_ended_gives_way_to_another_family() -> None:
 
 
 def test_other_windows_begin_when_they_are_asked_for() -> None:
-    """Those that stay go on, and there are as many lines as before."""
+    """Windows that stay go on, and there are as many lines as before."""
     series = make(budget(1000))
     row = series.row(("unit", "comm", "lock"), 1000.0)
     for now, longest in ((1000.0, 9), (1100.0, 5)):

@@ -1,4 +1,4 @@
-"""lockd_unit_info: a line for each unit that has series, within a share of all lines, for any names."""
+"""Tests of lockd_unit_info: a line for each unit with series, within a share of all lines, for any name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INFO = "lockd_unit_info"
 
 
 class Host:
-    """Units with a series each, in a family of one line a series."""
+    """Units, each with a series in a family that has one line for each series."""
 
     def __init__(self, max_lines: int = 10_000) -> None:
         self.budget = LineBudget(Limits(max_lines=max_lines))
@@ -128,7 +128,7 @@ def test_hostile_names_are_label_values_in_both_formats() -> None:
 
 
 def test_a_process_tells_what_its_unit_is(tmp_path: Path) -> None:
-    """From /proc/PID/cgroup to the labels."""
+    """The labels follow from /proc/PID/cgroup."""
     procfs, units = Procfs(tmp_path, mountinfo=""), Units(tmp_path)
     processes, host = Processes(units, tmp_path), Host()
     host.known = units.known

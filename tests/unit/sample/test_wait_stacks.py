@@ -1,4 +1,4 @@
-"""The stacks of waits off the CPU: exact times by process and reason, and samples in bounded memory."""
+"""Tests of stacks of waits off the CPU: exact times by process and reason, samples in bounded memory."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_samples_of_one_stack_and_waker_are_one() -> None:
 
 
 def note_threads(threads: Table, waits: list[tuple[str, Name, str, int]]) -> None:
-    """Add threads: of which program, process and kind each is, and for how many ns it has waited."""
+    """Add threads, each with its program, process and kind, and with the ns for which it has waited."""
     names = np.empty(len(waits), object)
     names[:] = [name for _, name, _, _ in waits]
     threads.find_or_add(
@@ -216,7 +216,7 @@ def test_groups_that_had_no_waits_for_longest_count_as_others(monkeypatch: pytes
     monkeypatch.setattr(module, "MOST_GROUPS", 8)
     monkeypatch.setattr(module, "KEPT_GROUPS", 6)
     stacks = WaitStacks()
-    count(stacks, [((OTHER, OTHER), "disk", 7, 1)])  # of a map that was full
+    count(stacks, [((OTHER, OTHER), "disk", 7, 1)])  # from an overflow map
     truth: Counter[str] = Counter(disk=7)
     for number in range(100):
         reason = ("disk", "sleep")[number % 2]
@@ -236,14 +236,14 @@ def test_groups_that_had_no_waits_for_longest_count_as_others(monkeypatch: pytes
         sums[reason] += blocked_ns
     assert sums == truth
     assert sum(waits for _, waits, *_ in found.values()) == 301
-    # The samples go with their groups.
+    # The samples have been added to `other` with their groups.
     assert {one.stack for one in samples(head)} == {READ}
     for group, weight_ns in weights(head).items():
         assert weight_ns == found[group][0] - (7 if group == (OTHER, OTHER, "disk") else 0)
 
 
 def test_more_groups_at_a_time_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that waited longest stay."""
+    """The groups that waited longest stay."""
     monkeypatch.setattr(module, "MOST_GROUPS", 8)
     monkeypatch.setattr(module, "KEPT_GROUPS", 6)
     stacks = WaitStacks()
@@ -254,7 +254,7 @@ def test_more_groups_at_a_time_than_there_is_room_for(monkeypatch: pytest.Monkey
 
 
 def test_memory_is_bounded_and_weights_are_kept() -> None:
-    """Many stacks that each occur once, and one that does now and then."""
+    """Many stacks occur once each, and one occurs now and then."""
     chance = random.Random(2)
     truth: Counter[Group] = Counter()
     wanted: Counter[Group] = Counter()
@@ -278,7 +278,7 @@ def test_memory_is_bounded_and_weights_are_kept() -> None:
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # 20,000 stacks of 9 functions, and the functions themselves, of which most are still used.
+    # The memory is for 20,000 stacks of 9 functions, and for the functions, most of which are still used.
     assert held < 25e6
     head = block(stacks)
     assert len(samples(head)) <= module.MOST_SENT + 50
@@ -291,7 +291,7 @@ def test_memory_is_bounded_and_weights_are_kept() -> None:
 
 
 def test_equal_stacks_share_memory() -> None:
-    """Each sample comes with objects of its own, as messages are decoded one by one."""
+    """Equal stacks come as different objects, because messages are decoded one by one."""
     stacks = WaitStacks()
 
     def stack(name: str) -> CallStack:
@@ -306,7 +306,8 @@ def test_equal_stacks_share_memory() -> None:
     finally:
         tracemalloc.stop()
     assert len(block(stacks)["samples"]) == 5000
-    assert held < 5e6  # the functions of each alone would take twice as much: 2 * 100 * 8 bytes
+    # Without that, the pointers of each sample to its functions would take 2 * 100 * 8 bytes, 8 MB in all.
+    assert held < 5e6
 
 
 def test_the_lightest_stacks_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
