@@ -1,4 +1,4 @@
-"""The processes that the daemon starts: what they may do to it, and that none is left."""
+"""Tests of the processes that the daemon starts: what they can do to it, and that none of them is left."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_no_host_is_every_interface() -> None:
 
 
 def test_no_host_where_ipv6_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "has_ipv6", False)  # as on a kernel that was started without it
+    monkeypatch.setattr(socket, "has_ipv6", False)  # as on a kernel that was started without IPv6
     (listening,) = listen([("", 0)])
     with listening:
         assert listening.family == socket.AF_INET
@@ -66,7 +66,7 @@ send_result(socket.socket(fileno=int(sys.argv[1])), Manifest(0, (), (), (), (), 
 def test_a_loader_with_much_to_say_hands_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """More than a pipe has room for."""
+    """The loader writes more to standard error than a pipe has room for."""
     script = tmp_path / "loader.py"
     script.write_text(TALKATIVE.format(root=str(ROOT)))
     monkeypatch.setattr(isolation, "command", lambda module: [sys.executable, str(script)])
@@ -168,9 +168,12 @@ privileges.keep_only(start.NAMING | start.KILLING, dormant=start.RESTARTING)
     ],
 )
 def test_and_so_it_is_by_a_sampler_that_has_given_up_its_privileges(ends: str, code: int) -> None:
-    """By its end as well, whatever that is: one that is stopped would keep the port."""
+    """Such a sampler can kill an exporter that does not end. The exporter also ends with the sampler.
+
+    That is so however the sampler ends: an exporter that is stopped would keep the port.
+    """
     lines = textwrap.dedent(KILLING).format(root=str(ROOT), ends=ends)
-    done = subprocess.run(  # until the exporter too has closed the pipes
+    done = subprocess.run(  # lasts until the exporter too has closed the pipes
         [sys.executable, "-c", lines], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == code, done.stderr

@@ -1,4 +1,4 @@
-"""An exporter that hangs, fails or does not end is noticed, replaced and told of; nobody waits for it."""
+"""An exporter that hangs, fails or does not end is noticed, logged and replaced. Nobody waits for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALIVE = "while control.recv(64): control.send(b'alive')\n"
 
 
 class Supervised:
-    """A supervisor, looking at every tick as the daemon's loop does, and when each exporter was started."""
+    """A supervisor that looks at every tick, as in the daemon's loop, and when its exporters started."""
 
     def __init__(self) -> None:
         self.started: list[float] = []
@@ -41,7 +41,7 @@ class Supervised:
         if control and select.select([control], [], [], TICK)[0]:
             try:
                 message = control.recv(64)
-            except ConnectionResetError:  # ended with a question unread: the loop takes it as an end
+            except ConnectionResetError:  # it ended with a question unread; to the loop it has ended
                 message = b""
             self.supervisor.handle_message(message)
         elif not control:
@@ -129,7 +129,7 @@ def test_one_that_fails_at_each_start_is_started_less_and_less(
         running.until(lambda: running.supervisor.trouble == "ended with code 1")
         runs_instead(monkeypatch, tmp_path, SERVING + ALIVE)
         running.until(lambda: not running.supervisor.trouble)
-        time.sleep(0.6)  # for which it serves, longer than any pause
+        time.sleep(0.6)  # it serves for longer than any pause
         os.kill(running.all[-1].pid, signal.SIGKILL)
         restarts = running.supervisor.restarts
         running.until(lambda: running.supervisor.restarts == restarts + 1)
@@ -152,7 +152,7 @@ def test_one_that_fails_at_each_start_is_started_less_and_less(
 def test_the_first_one_has_to_serve(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: str, code: int, says: str
 ) -> None:
-    """Whether to start lockd again, its exit code tells."""
+    """The exit code of the first exporter tells whether to start lockd again."""
     if "sleep(300)" in lines:
         monkeypatch.setattr(exporters, "LONGEST_START", 20)
     runs_instead(monkeypatch, tmp_path, lines)
@@ -172,7 +172,7 @@ def test_a_pause_of_this_process_is_no_silence(monkeypatch: pytest.MonkeyPatch, 
         running.until(lambda: running.supervisor.has_served)
         for _ in range(3):
             running.supervisor.check_exporter()
-            time.sleep(1)  # in all longer than the longest silence
+            time.sleep(1)  # three times: longer than the longest silence
         running.tick()
         assert not running.supervisor.trouble
     finally:

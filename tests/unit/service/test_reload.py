@@ -1,4 +1,4 @@
-"""A changed configuration: which keys a daemon takes while it runs, and what becomes of the rest."""
+"""Tests of a changed configuration: the keys that a running daemon takes, and what becomes of the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TAKEN = {
     "budget.requests": "50%",
     "log.level": "debug",
 }
-"""What can change without attaching anew, each key with another value."""
+"""The keys that can change without attaching programs anew, each with a value other than the default."""
 WAITING = {
     "programs.futex.enabled": "false",
     "programs.futex.mechanism": "kprobe",
@@ -54,11 +54,11 @@ WAITING = {
     "web.listen": '["127.0.0.1:1"]',
     "web.config_file": "/etc/lockd/web.yml",
 }
-"""What only a restart can take."""
+"""The keys that take effect only at a restart, each with a value other than the default."""
 
 
 class Answering:
-    """The end of an exporter that the daemon has."""
+    """A stand-in for the daemon's end of an exporter. It keeps what the exporter is told."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, float | None]] = []
@@ -71,7 +71,7 @@ class Answering:
 
 
 class Daemon:
-    """What reloads need of one, with a configuration in a file."""
+    """What reloads need of a daemon, with a configuration in a file."""
 
     def __init__(self, path: Path, keys: dict[str, str] | None = None) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class Daemon:
         )
 
     def reload(self, text: str) -> None:
-        """As far as the exporter's answer."""
+        """Reload the configuration `text`, up to the answer of the exporter."""
         self.path.write_text(text)
         self.reloads.request()
         self.look()
@@ -104,7 +104,7 @@ def daemon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Daemon:
 
 
 def yaml_of(keys: dict[str, str]) -> str:
-    """The keys, by their dotted names, as a file has them."""
+    """Return the text of a configuration file with these keys, which have dotted names."""
     tree: dict[str, Any] = {}
     for name, value in keys.items():
         *sections, last = name.split(".")
@@ -227,7 +227,7 @@ def test_it_ends_with_the_exporters_answer(daemon: Daemon, message: bytes) -> No
 
 
 def test_an_exporter_that_is_lost_is_not_waited_for(daemon: Daemon) -> None:
-    """The next begins with what is in force."""
+    """The next exporter begins with the configuration that is in force."""
     daemon.reload("log: {level: debug}")
     daemon.reloads.advance(None)
     assert daemon.steps == ["begins", "ends"]

@@ -1,4 +1,4 @@
-"""What one start leaves to the next in systemd's descriptor store, and when that is not believed any more."""
+"""Tests of what one start leaves to the next in systemd's descriptor store, and when it is not adopted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MANIFEST = Manifest(1, (), (), (), (), {}, {})
 
 
 class Keeper(Systemd):
-    """Keeps for the next start, in this process."""
+    """A stand-in for systemd that keeps descriptors for the next start, in this process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def keeper() -> Iterator[Keeper]:
 
 
 def adopted(keeper: Keeper, key: str = "key") -> Store | None:
-    """The store of a start, if that takes what was kept."""
+    """Return the store of the next start, or None if that start does not adopt what was kept."""
     store = Store(keeper, key)
     return store if store.adopt() else None
 
@@ -80,7 +80,7 @@ def test_kills_after_the_start_are_no_failures(keeper: Keeper) -> None:
 
 
 def test_errors_after_the_start_are_failures_unless_it_has_lasted(keeper: Keeper) -> None:
-    """What a sampler finds in its maps, or in what was left to it, may be what it fails with each time."""
+    """A sampler may fail each time because of what it finds in its maps, or in what was left to it."""
     for _ in range(2 * TRIES):
         store = adopted(keeper)
         assert store
@@ -130,7 +130,7 @@ def test_the_key_tells_settings() -> None:
 
 
 def test_the_key_tells_what_the_kernel_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hook that was missing may be there after a restart."""
+    """If the kernel allows more, a hook that was missing may be attached after a restart."""
     values = {BOOT: "boot", "sys/kernel/kptr_restrict": "2"}
     keys = set()
     for name, value in ((BOOT, "boot"), ("sys/kernel/kptr_restrict", "1"), (BOOT, "another")):
