@@ -46,7 +46,7 @@ SENT = np.dtype(
      *((name, "i4") for name in ("number", "code", "result")), ("to_process", "u4"),
      ("running_comm", "S16"), ("comm", "S16")]
 )  # fmt: skip
-"""As struct signal_sent of lockd/bpf/trace/signals.bpf.c."""
+"""A record of the ring, as struct signal_sent of lockd/bpf/trace/signals.bpf.c."""
 BY_PROCESS, BY_KERNEL = 0, 0x80
 HOUR_NS = 3600 * 10**9
 
@@ -57,7 +57,7 @@ def signals_of(rows: Any, monkeypatch: pytest.MonkeyPatch, *pids: int) -> signal
 
 
 def test_a_signal_is_of_a_process_that_sends_or_receives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not of one that an interrupt came upon, in which the kernel sent a signal to another."""
+    """It is not of a process that was only interrupted when the kernel sent a signal to another process."""
     rows = [
         (at, running, running, receiver, receiver, 15, code, 0, 1, b"a", b"b")
         for at, (running, receiver, code) in enumerate(

@@ -1,4 +1,4 @@
-"""What profiles are written as, read back: by parsers of other people, or made for these tests."""
+"""Tests of the formats of profiles. Parsers of other people, or made for these tests, read them back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.needs import need
 from tests.support.pprof_decoder import Decoded, fields
 
 NASTY = "operator<<&\"';x\n\x1b[31m\x00\udc80\u202e]]>"
-"""A function of a program that wants to do harm."""
+"""The name of a function in a program that wants to do harm."""
 SAMPLES = [
     Sample("mysqld", 10, 11, ("main", "lock", KernelFrame("futex_wait")), (1_500_000, 3)),
     Sample("mysqld", 10, 12, ("main", "lock", KernelFrame("futex_wait")), (500_000, 1)),
@@ -66,7 +66,7 @@ def test_pprof_by_a_decoder_of_its_own() -> None:
 
 
 def test_pprof_values_stay_at_the_most_that_it_has_room_for() -> None:
-    """Readers would take the time of many threads, if it has 64 bits, for a negative one."""
+    """Readers would take a time of many threads that needs all 64 bits for a negative one."""
     long = Sample("pool", 1, 1, ("main",), (2**63 // 1000 + 1, 1))
     ((_, values, _),) = Decoded(pprof.encode(replace(PROFILE, samples=[long]))).samples
     assert values == [2**63 - 1, 1]
@@ -97,7 +97,7 @@ def test_pprof_by_go(tmp_path: Path) -> None:
 
 
 def test_folded_by_the_rule_of_its_readers() -> None:
-    """The last blank divides the value from the stack, semicolons its frames; a line is a stack."""
+    """A line is a stack, a blank and a value. The last blank counts, and semicolons divide the frames."""
     stacks: Counter[tuple[str, ...]] = Counter()
     for line in "".join(FORMATS["folded"](PROFILE)).splitlines():
         stack, _, value = line.rpartition(" ")

@@ -1,4 +1,4 @@
-"""What lockd trace futex makes of what it drains, and of what /proc tells of threads that wait."""
+"""Tests of what lockd trace futex makes of drained calls, and of what /proc tells about waiting threads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def names_of(number: int) -> tuple[str, ...]:
 
 @given(WINDOWS, st.integers(0, 5), st.booleans())
 def test_no_count_and_no_time_is_lost(windows: list[list[dict[str, int]]], most: int, often: bool) -> None:
-    """Whenever they are merged, and with room for a few sorts only."""
+    """That is so whenever calls are merged, and even if there is room for only a few sorts of calls."""
     found = FutexCalls(MANIFEST, most)
     for window in windows:
         found.add_rows(part_of(window))

@@ -8,7 +8,7 @@ from lockd.trace.core.grouping import columns_of
 
 
 def test_the_name_of_a_thread_ends_at_the_first_nul_and_controls_no_terminal() -> None:
-    """Before Linux 5.17 the end of an older, longer name may stand behind it (06c5088aeedd)."""
+    """Before Linux 5.17 (06c5088aeedd), the end of an older, longer name may stand behind the NUL."""
     stacks = [("user", "u4"), ("kernel", "u4")]
     rows = np.zeros(3, [("id", "u8"), ("comm", "S16"), ("stacks", stacks)])
     rows["comm"] = [b"ls\0h", b"ls", b"\x1b[2J"]

@@ -36,7 +36,7 @@ scales = st.just(LOG2) | st.builds(
 
 
 def read(word: str) -> int | None:
-    """A bound: 512, 4K, `...`."""
+    """Return the bound that a word such as 512 or 4K stands for, None for `...`."""
     word = word.strip("[(")
     if word == "...":
         return None
@@ -44,7 +44,7 @@ def read(word: str) -> int | None:
 
 
 def read_bars(printed: str) -> dict[tuple[int | None, int | None], tuple[int, int]]:
-    """Count and length of the bar by bounds."""
+    """Return the count and the length of each bar, by its bounds."""
     found: dict[tuple[int | None, int | None], tuple[int, int]] = {}
     for line in printed.splitlines():
         match = LINE.fullmatch(line)
@@ -86,7 +86,7 @@ def test_printed_bars_read_back(scale: Scale, some: list[int]) -> None:
 
 
 def test_bars_are_those_of_bpftrace() -> None:
-    """As bpftrace 0.17 printed them for these values."""
+    """bpftrace 0.17 printed the expected lines for these values."""
     printed = "".join(bars(filled(LOG2, [-3, 0, 1, 3, 1500]))).splitlines()
     full = "@" * 52
     assert printed[0] == f"(..., 0)               1 |{full}|"

@@ -53,10 +53,10 @@ def test_an_access_is_a_wait_or_a_taking_that_needed_none() -> None:
     accesses = Accesses(True)
     found = accesses.counts(
         rows(
-            {"waits": 3, "given_up": 1, "acquired": 6},  # two waits got it, four takings were free
+            {"waits": 3, "given_up": 1, "acquired": 6},  # 2 waits got the lock, 4 acquisitions needed no wait
             {"tid": 8, "acquired": 4},
             {"tid": 9, "waits": 2, "given_up": 2},
-            {"tid": 10, "waits": 2, "type": RTMUTEX},  # of which no takings are counted
+            {"tid": 10, "waits": 2, "type": RTMUTEX},  # acquisitions of this type are not traced
         )
     )
     assert found.tolist() == [7, 4, 2, 2]
@@ -67,14 +67,14 @@ def test_the_taking_after_a_wait_may_be_counted_in_the_next_period() -> None:
     accesses = Accesses(True)
     straddling = rows(
         {"period": 1, "waits": 1},
-        {"period": 2, "acquired": 3},  # one of them was counted as a wait
+        {"period": 2, "acquired": 3},  # one of these was counted as a wait in period 1
         {"period": 3, "acquired": 1},
     )
     assert accesses.counts(straddling).tolist() == [1, 2, 1]
     assert accesses.counts(rows({"period": 4, "waits": 1})).tolist() == [1]
-    assert accesses.counts(rows({"period": 5, "acquired": 1})).tolist() == [0]  # and so across windows
+    assert accesses.counts(rows({"period": 5, "acquired": 1})).tolist() == [0]  # across windows too
     assert accesses.counts(rows({"period": 6, "waits": 1})).tolist() == [1]
-    assert accesses.counts(rows({"period": 9, "acquired": 1})).tolist() == [1]  # but not for ever
+    assert accesses.counts(rows({"period": 9, "acquired": 1})).tolist() == [1]  # only the next period
 
 
 KEY = np.dtype([("lock", np.uint64), ("tid", np.uint32), ("cpu", np.uint32)])
@@ -99,10 +99,10 @@ def test_what_still_waits_or_is_held_counts_until_the_end() -> None:
     keys = np.array([(64, 7, 0), (70, 7, 0), (71, 7, 0), (72, 7, 0)], KEY)
     holding = np.array(
         [
-            ([long_ago] * 4, 5, 0, MUTEX, 1, [9] * 4, b"app"),  # is waited for
+            ([long_ago] * 4, 5, 0, MUTEX, 1, [9] * 4, b"app"),  # the thread waits for it
             ([long_ago, END - 20, 0, 0], 5, 2, 1, 0, [1, 2, 0, 0], b"app"),  # held twice
-            ([long_ago, 0, 0, 0], 5, 0, MUTEX, 1, [3, 0, 0, 0], b"app"),  # asked for, and so held
-            ([END - 10, 0, 0, 0], 5, 0, MUTEX, 1, [4, 0, 0, 0], b"app"),  # perhaps about to wait
+            ([long_ago, 0, 0, 0], 5, 0, MUTEX, 1, [3, 0, 0, 0], b"app"),  # asked for long ago, and so held
+            ([END - 10, 0, 0, 0], 5, 0, MUTEX, 1, [4, 0, 0, 0], b"app"),  # asked for just now, may wait
         ],
         HOLDING,
     )

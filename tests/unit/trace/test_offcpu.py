@@ -1,4 +1,4 @@
-"""The result of lockd trace offcpu and offwake, of made-up waits."""
+"""Tests of the results of lockd trace offcpu and offwake, on made-up waits."""
 
 from __future__ import annotations
 

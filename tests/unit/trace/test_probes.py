@@ -133,7 +133,10 @@ def running(program: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextlib.contextmanager
 def run(program: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Until its input is closed. A process that has just become a program has nothing mapped for a moment."""
+    """Run the program until its input is closed, and wait for its first line.
+
+    A process that has just become a program has nothing mapped for a moment.
+    """
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout
         assert child.stdout.readline() == b"running\n"
@@ -141,7 +144,7 @@ def run(program: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def offsets(program: Path) -> dict[str, int]:
-    """By objdump, which knows how a file is laid out."""
+    """Return the offsets of the functions in the file, from objdump, which knows how a file is laid out."""
     done = subprocess.run(["objdump", "-tF", "-d", program], check=True, capture_output=True, text=True)
     found = re.findall(r"^[0-9a-f]+ <(\w+)> \(File Offset: (0x[0-9a-f]+)\):", done.stdout, re.MULTILINE)
     return {{"another": "plain"}.get(name, name): int(offset, 16) for name, offset in found}
@@ -180,7 +183,7 @@ def test_a_function_that_is_chosen_when_the_program_starts_is_refused(program: P
 def test_a_wildcard_passes_over_what_is_mapped_as_code_and_is_no_program(
     program: Path, tmp_path: Path
 ) -> None:
-    """As runtimes map a jitdump, or memory that they fill with code."""
+    """Runtimes map a jitdump in this way, or memory that they fill with code."""
     other = tmp_path / "code"
     other.write_bytes(b"no ELF" * 1000)
 
@@ -258,7 +261,7 @@ def test_libraries_of_this_host() -> None:
 
 
 def test_the_function_that_strlen_stands_for_here() -> None:
-    """As the linker has chosen for this very process."""
+    """It must be the function that the dynamic linker has chosen for this very process."""
     import ctypes
 
     libc = ctypes.CDLL(None)

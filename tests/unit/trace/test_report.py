@@ -27,7 +27,7 @@ HEAD = PLAIN.read_text().splitlines()[0]
 
 
 def report(*arguments: object, code: int = 0, given: str = "") -> tuple[str, str]:
-    """Standard output and standard error of the command."""
+    """Run the command, and return its standard output and standard error."""
     done = subprocess.run(
         [sys.executable, "-m", "lockd", "trace", "report", *map(str, arguments)],
         cwd=ROOT, capture_output=True, text=True, check=False, input=given,
@@ -42,7 +42,7 @@ def objects(*arguments: object) -> list[dict[str, Any]]:
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    """By a reader of its own."""
+    """Return the rows of a file, by a reader that is not lockd's."""
     with path.open() as file:
         return list(csv.DictReader(file, strict=True))
 
@@ -73,7 +73,8 @@ def test_sums_of_all_groups_are_those_of_the_file(column: str, of: str, group: s
     with path.open("w") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
-        writer.writerows({**row, "errors": number} for number, row in enumerate(rows))  # it had none
+        # The recorded file has no errors.
+        writer.writerows({**row, "errors": number} for number, row in enumerate(rows))
     found = objects("-e", "all", "-g", group, "-s", column, "-c", column, "-n", 1000, path)
     assert sum(one[column] for one in found) == sum(int(row[of]) for row in rows_of(path)) > 0
     assert [one[column] for one in found] == sorted((one[column] for one in found), reverse=True)
@@ -137,7 +138,7 @@ def test_standard_input_and_a_file_of_the_result(tmp_path: Path) -> None:
 
 
 def test_standard_input_is_read_as_a_file_is(tmp_path: Path) -> None:
-    """Whatever a comm has for bytes, and whatever the locale says of them."""
+    """That is so whatever bytes a comm has, and whatever the locale makes of them."""
     content = f"{HEAD}\n1,2,0x10,5,1,5,1,1,1,0,0,".encode() + b"\xff\xfe;f\n"
     (tmp_path / "trace.csv").write_bytes(content)
     command = [sys.executable, "-m", "lockd", "trace", "report", "--format", "csv", "-e", "all"]
@@ -222,7 +223,7 @@ ROWS = st.lists(
 
 @given(ROWS)
 def test_whatever_is_written_is_read_back(rows: list[LockRow]) -> None:
-    """By the csv module, by the report, and as JSON: names may be anything."""
+    """The csv module reads the rows back, and JSON has the same numbers. Names may be anything."""
     lines = list(as_csv(rows, with_names=True))
     assert all(line.count("\n") == 1 and line.endswith("\n") for line in lines)
     by_module = list(csv.DictReader(io.StringIO("".join(lines)), strict=True))

@@ -1,4 +1,4 @@
-"""Each one-shot tool: its help, its page in docs/trace, and the examples in both, which its parser takes."""
+"""Tests of each one-shot tool: its help, its page in docs/trace, and the examples, which its parser takes."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def options_of(tool: str) -> list[argparse.Action]:
 
 
 def examples_of_help(tool: str) -> list[str]:
-    """What is said of an example is two or more blanks behind it."""
+    """Return the examples in a help text. Two or more blanks divide an example from what is said about it."""
     lines = getattr(TOOLS[tool], "EPILOG", "").splitlines()
     found = [line.strip() for line in lines if line.startswith("  ") and " trace " in line]
     return [re.split(r"\s{2,}", line)[0] for line in found]
 
 
 def examples_of_page(text: str) -> Iterator[str]:
-    """The lines of blocks that begin with a prompt, and go on where they end in a backslash."""
+    """Yield the commands in blocks: lines that begin with a prompt. A backslash continues a line."""
     for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             if found := re.match(r"[$#] (?:sudo )?(lockd trace .*)", line):
@@ -97,7 +97,7 @@ def test_records_end_by_themselves(
 
 
 class Lasts(Exception):
-    """For so many seconds, or without a limit."""
+    """Raised with the duration of a trace: a number of seconds, or None for no limit."""
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -130,7 +130,7 @@ def test_the_page_names_every_option(tool: str) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_page_names_no_option_that_is_not(tool: str) -> None:
-    """Of any tool: pages speak of each other's."""
+    """An option may be that of any tool, because pages speak of the options of other tools."""
     known = {name for tool in TOOLS for action in options_of(tool) for name in action.option_strings}
     own = PAGES[tool].partition("## Differences")[0]
     synopsis_and_options = re.sub(r"^```.*?^```$", "", own, flags=re.MULTILINE | re.DOTALL)
@@ -166,7 +166,7 @@ def test_the_overview_tells_its_formats(tool: str) -> None:
 
 @pytest.mark.parametrize(("where", "example"), ALL_EXAMPLES)
 def test_every_example_is_a_command(where: str, example: str) -> None:
-    line = shlex.split(re.sub(r"\$\(.*?\)", "1234", example), comments=True)  # $(pgrep -x shop)
+    line = shlex.split(re.sub(r"\$\(.*?\)", "1234", example), comments=True)  # such as $(pgrep -x shop)
     words = list(itertools.takewhile(lambda word: not SHELL.fullmatch(word), line))
     args = cli._parser(words[1:]).parse_args(words[1:])
     assert args.tool in TOOLS
@@ -255,7 +255,7 @@ def test_a_process_that_is_not_there_costs_no_results_of_before(
 COUNTS = Profile(
     "", (Value("count", "count"),), [Sample("sh", pid, pid, ("main", "read"), (pid,)) for pid in (10, 20)]
 )
-"""Of two processes of one name."""
+"""The counts of two processes with one name."""
 
 
 @pytest.mark.parametrize(

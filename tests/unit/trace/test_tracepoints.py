@@ -90,7 +90,7 @@ def test_range(name: str, least: int, most: int) -> None:
 
 
 def test_arguments_of_system_calls_are_as_wide_as_their_types(tracefs: Path) -> None:
-    """AT_FDCWD is -100, and the upper half of the eight bytes is whatever the register had."""
+    """AT_FDCWD is -100 in four bytes. The upper half of the eight bytes is whatever the register had."""
     fields = {field.name: field for field in find(tracefs, "syscalls:sys_enter_openat").fields}
     assert (fields["dfd"].bytes, fields["dfd"].signed) == (4, True)
     assert (fields["mode"].bytes, fields["mode"].signed) == (2, False)
@@ -132,7 +132,7 @@ def test_what_is_no_field(tracefs: Path, name: str, says: str) -> None:
 
 @pytest.mark.parametrize("name", ["EAGAIN", "EDEADLK", "EOPNOTSUPP"])
 def test_errors_have_the_names_of_the_manual_pages(name: str) -> None:
-    """Some numbers have two names, of which Python's errno.errorcode may have the other."""
+    """Some numbers have two names, and Python's errno.errorcode may have the one that the pages do not."""
     result = -getattr(errno, name)
     assert hist.result_name(result) == latency.result_name(result) == name
 
