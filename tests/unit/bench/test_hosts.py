@@ -23,7 +23,7 @@ TGIDS = (10, 10, 20)
 
 @pytest.fixture
 def recording() -> Recording:
-    """Return a recording of two processes, of two threads and of one. Each thread is in both windows."""
+    """Return a recording of two threads of a process and one of another. Each is in both windows."""
     windows = []
     for slot in (1, 2):
         window = {}

@@ -1,4 +1,4 @@
-"""What bench/services.py concludes from the alerts that fired."""
+"""Tests of what bench/services.py concludes from the alerts that fired."""
 
 from __future__ import annotations
 

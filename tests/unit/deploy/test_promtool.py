@@ -80,7 +80,7 @@ def test_promtool_rule_tests_pass(promtool, path):
 
 
 def test_metrics_are_named_by_the_conventions_except_for_maxima(promtool):
-    """Maxima keep names with `_us`, because names of metrics do not change (CONTRIBUTING.md)."""
+    """Maxima in microseconds keep their names, because names of metrics do not change (CONTRIBUTING.md)."""
     block = full_block()
     text = Exposition(choose_encoder("")[0], Path("/proc")).text(*unpack(memoryview(block))).decode()
     complaints = promtool("check", "metrics", given=text, code=3).splitlines()

@@ -49,7 +49,7 @@ def test_a_page_has_its_parts(page: Path) -> None:
 
 @pytest.mark.parametrize("page", RUNBOOKS.values(), ids=list(RUNBOOKS))
 def test_a_page_shows_what_its_commands_print(page: Path) -> None:
-    """At least one command is shown with its output. In place of that of journalctl is the log of lockd."""
+    """At least one command is shown with its output. For journalctl it is the log of lockd."""
     blocks = re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert any(not line.startswith("$ ") for block in blocks for line in block.splitlines())
     assert len(commands(page)) == 3

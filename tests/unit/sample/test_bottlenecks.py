@@ -21,7 +21,7 @@ from lockd.sample.locks.releases import LOCK, NextLock, Release
 SHOP = ("shop.service", "shop")
 TGID = 7
 Did = dict[str | int, int]
-"""What a holder did: nanoseconds by cause. A number is the lock for which the holder waited."""
+"""What a holder did: nanoseconds by cause. A number stands for the lock for which the holder waited."""
 
 
 def locks_of(*held: dict[str, Did]) -> Table:

@@ -142,7 +142,7 @@ def test_a_lock_that_had_no_name_has_it_once_it_is_known(tmp_path: Path) -> None
 
 
 def test_what_is_not_counted_is_absent_and_takes_no_line(tmp_path: Path) -> None:
-    """Such a metric is not zero, because that would look like a host without failed calls."""
+    """A metric that is not counted is not zero, which would look like a host without failed calls."""
     by_mode = {mode: BusyHost(tmp_path, mode=mode) for mode in ("blocked", "calls")}
     service = Process(next(numbers()), "shop.service", "shop")
     for host in by_mode.values():

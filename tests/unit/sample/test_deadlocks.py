@@ -144,7 +144,7 @@ def test_many_rings_are_one_pass_over_the_waits_and_a_description_of_each_lock()
             passes.append(self)
             return super().count_waiters(*args)
 
-    waits = [wait(tid, tid ^ 1) for tid in range(2, 42)]  # 2 and 3 wait for each other, as do 4 and 5, ...
+    waits = [wait(tid, tid ^ 1) for tid in range(2, 42)]  # 2 and 3 wait for each other, as do 4 and 5 etc.
     bench = Bench({(TGID, tid): tid for tid in range(2, 42)}, dict.fromkeys(range(2, 42), "app:lock"))
     bench.look(START + 2 * LASTING_NS, *waits)
     assert len(bench.tids) == 20
@@ -168,7 +168,7 @@ def test_it_is_found_within_two_seconds_wherever_the_looks_fall() -> None:
                 next_second += 1000 * MS * (clock >= next_second)
                 there = [w for w in waits if w.since <= clock]
                 bench.deadlocks.check_waits(waits_of(*there), clock)
-            clock += 50 * MS  # a tick
+            clock += 50 * MS  # the next tick
             if clock % (200 * MS) < 50 * MS:  # the namer answers only every 200 ms
                 bench.answer()
         assert LASTING_NS <= clock - formed < 1.5 * LASTING_NS
@@ -257,8 +257,8 @@ def test_a_thread_that_went_on_ends_it() -> None:
 
 
 def test_what_was_read_while_a_thread_ran_is_not_believed() -> None:
-    # When the question is answered, thread 2 holds the lock for which thread 1 waits. Then thread 2 releases
-    # it and waits for the lock that thread 1 holds.
+    # When the namer is asked, thread 2 holds the lock for which thread 1 waits. Then thread 2 releases it and
+    # waits for the lock that thread 1 holds.
     owners, (first, second) = ring(2)
     bench = Bench(owners)
     bench.deadlocks.check_waits(waits_of(first), START + 20 * MS)
@@ -288,7 +288,7 @@ def test_rings_with_locks_of_the_kernel_and_of_several_processes() -> None:
     waits = [in_kernel, wait(1, 999, START - MS), wait(2, 10, START + MS), wait(3, 5, START + MS, tgid=200)]
     bench.look(START + 2 * LASTING_NS, *waits)
     assert bench.tids == [[1, 2, 3]]
-    bench = Bench({(0, 77): 2, (0, 88): 1})  # no question: locks of the kernel
+    bench = Bench({(0, 77): 2, (0, 88): 1})  # kernel locks: nobody is asked
     bench.look(START + 2 * LASTING_NS, in_kernel, wait(2, 88, START + MS, "rwsem"))
     assert bench.tids == [[1, 2]]
 

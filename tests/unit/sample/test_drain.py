@@ -24,7 +24,7 @@ from lockd.sample.drain import LONGEST_OWN_WINDOW, LONGEST_WINDOW, Collector
 PAIRS = ("futex", "offcpu")
 MEMBERS = (*PAIRS, "soon", "processes", "wait", "writtens")
 OF_LOCKD, OF_PROCESS, ONE_OF_MANY = (), ("processes",), ("processes", "soon")
-"""What a program marks besides the pair, for an entry about lockd, about a process, and one of many."""
+"""What a program marks besides the pair, by sort of entry: about lockd, about a process, one of many."""
 CONTROL = [("window", "u4"), ("restraint", "u4"), ("is_timed", "u4"), ("sampler", "u4"), ("exporter", "u4")]
 MANIFEST = SimpleNamespace(maps=(), constants={"TIMED_RUNS": 8})
 

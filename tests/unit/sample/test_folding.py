@@ -54,7 +54,7 @@ class Table:
 
 
 class Aggregates:
-    """The numbers of the folded rows: False has those of overflow maps, True has all others."""
+    """Keeps the numbers of folded rows: under False those of overflow maps, under True all others."""
 
     series: tuple[()] = ()
 

@@ -38,7 +38,7 @@ TGID, OTHER = 70, 80
 
 
 class Threads(HashMap):
-    """A map of threads with made-up content. Those of `busy` processes are switched between any two reads."""
+    """A map of threads with made-up content. Threads of `busy` processes switch between any two reads."""
 
     def __init__(self) -> None:
         self.name, self.entries = "threads", 1024
@@ -47,7 +47,7 @@ class Threads(HashMap):
         self.reads = 0
 
     def add(self, tgid: int, address: int = 0) -> None:
-        """Add the only thread of a process. It sleeps, for the lock at `address` if that is not 0."""
+        """Add the only thread of a process. It waits for the lock at `address`, or only sleeps."""
         thread = np.zeros(1, THREAD)
         thread["tgid"], thread["off_since"] = tgid, time.monotonic_ns() - NS
         thread["state"] = SOURCE.enums["state"].index("interruptible")

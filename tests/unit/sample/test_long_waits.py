@@ -32,7 +32,7 @@ from tests.support.kernel_hold_host import Host as HoldHost
 from tests.support.small_procfs import Procfs
 
 LONG_MS = 2**62 // MS
-"""How long all threads of one entry wait together: 146 years.
+"""Milliseconds for which all threads of one entry wait together: 146 years.
 
 With three entries, even the sum of one fold is too large for an int64.
 """

@@ -41,7 +41,7 @@ def test_the_longest_hold_in_progress(host: Host, procfs: Procfs) -> None:
 
 
 def test_four_nested_and_one_more_asked_for(host: Host, procfs: Procfs) -> None:
-    """There is room for four times. That of the first hold has given way to that of the fifth, asked for."""
+    """An entry has room for four times: that of the first hold gave way to that of the fifth, asked for."""
     procfs.add(7, b"shop")
     (key, (since, *rest)) = host.held(7, 0.01, 8.0, 7.0, 6.0, lock_type=SEMAPHORE)
     host.look((key, (since, *rest[:-2], True, False)))

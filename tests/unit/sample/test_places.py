@@ -86,7 +86,7 @@ def test_a_lock_that_was_hot_gives_way_to_one_that_is() -> None:
 
 
 def test_what_lost_its_place_shows_its_last_numbers_for_a_while() -> None:
-    """Otherwise no scrape would ever see what was counted since the scrape before."""
+    """If it went at once, no scrape would ever see what was counted since the scrape before."""
     model = locks(most=1)
     before: Labels = ("web", "httpd", "lock")
     model.count([(before, 7, SECOND)], 0)
@@ -124,7 +124,7 @@ def test_a_wait_that_goes_on_counts_while_it_lasts() -> None:
 
 
 def test_locks_that_are_as_hot_as_each_other_do_not_flap() -> None:
-    """They keep their places although the one that is ahead changes all the time."""
+    """Such locks keep their places although the one that is ahead changes all the time."""
     model, random = locks(most=5), np.random.default_rng(1)
     even: list[Labels] = [("db", str(i), "lock") for i in range(10)]
     changes, before = 0, set[Labels]()

@@ -89,7 +89,7 @@ def release(
 
 
 def rows_of(contention: ContentionTables, named: int, nameless: int = 0) -> np.ndarray:
-    """Add so many locks with names, and so many without. Return their rows."""
+    """Add `named` locks with names and `nameless` locks without. Return their rows."""
     process = np.empty(1, object)
     process[0] = ("shop.service", "shop")
     keys = np.arange(1, 1 + named + nameless, dtype=np.uint64)
@@ -128,7 +128,7 @@ def shown_seconds(holders: HoldersOfLock) -> dict[str, float]:
 
 
 def test_holders_that_come_by_turns_take_the_places_of_old_ones() -> None:
-    """They get the places however many others come once and never again."""
+    """Such holders get the places however many others come once and never again."""
     holders = HoldersOfLock()
     for number in range(MOST_HOLDERS):
         holders.add(release(f"old{number}", 60 * 10**9))

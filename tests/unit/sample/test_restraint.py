@@ -133,7 +133,7 @@ def test_a_step_has_the_longer_to_show_what_it_saves_the_less_is_too_much(restra
 
 
 def test_what_came_before_a_step_is_no_reason_for_the_next(restraint: Restraint) -> None:
-    """Rows that were drained before a step are folded after it."""
+    """Rows that were drained before a step are folded after it, and must not cause the next step."""
     seconds_until(restraint, 1, 20.0)
     assert spend(restraint, 20.0, 1) == 1
     assert spend(restraint, 1.0, 1000) == 1
@@ -163,7 +163,7 @@ def test_a_moment_of_calm_is_not_enough(restraint: Restraint) -> None:
 
 
 def test_it_comes_down_if_all_is_saved_again(restraint: Restraint) -> None:
-    """If lockd needs nearly all of the budget, it never takes clearly less than that."""
+    """A lockd that needs nearly all of the budget never takes clearly less: full savings bring it down."""
     seconds_until(restraint, 1, 20.0)
     used = (1 + CALM) / 2
     saved = SAVED_SECONDS - STEP_SECONDS
@@ -373,7 +373,7 @@ NAMER_BY_SECOND = (8, 9, 3, 2, 2, 3, 5, 4, 3, 2, 2, 5, 4, 2, 4, 2, 2, 4, 1, 2, 2
 
 @pytest.mark.parametrize("more", [1.0, 1.5])
 def test_a_database_at_work_keeps_its_names(more: float) -> None:
-    """The default budget for two processors is enough."""
+    """The default budget of two processors is enough for lockd to keep the names."""
     restraint = Restraint(schema.Budget().share(2), 2)
     load = DATABASE.at(0)
     for second in range(3600):
@@ -430,7 +430,7 @@ def test_without_a_budget_the_sampler_may_take_a_whole_processor() -> None:
 
 
 def levels_until_change(restraint: Restraint, spent: Spent) -> int:
-    """Return how many such seconds it takes until the level changes."""
+    """Return after how many seconds the level changes, if each of them takes `spent`."""
     return next(seconds for seconds in itertools.count(1) if restraint.judge(spent, 1.0))
 
 

@@ -201,7 +201,7 @@ def told(of: Series, now: float) -> dict[tuple[str, ...], Any]:
 
 
 def test_series_go_on_as_they_were() -> None:
-    """That goes for series with rows, for those that share one, and for what is known of retired ones."""
+    """All series go on: those with rows, those that share one, and the retired ones that are remembered."""
     first = series()
     count(first, range(100), 1000.0)
     assert first.overflowed, "there was no room for all"

@@ -80,7 +80,7 @@ class Model:
         counts = self.counts()
         for retired in self.series.retired_values().values():
             assert sum(counts.values()) + retired == sum(self.put.values())
-        for kind in KINDS:  # a label that is no name is never lost
+        for kind in KINDS:  # a label other than a name is never lost
             mine = sum(count for labels, count in counts.items() if labels[2] == kind)
             assert mine <= sum(amount for labels, amount in self.put.items() if labels[2] == kind)
         for labels, count in counts.items():
@@ -159,7 +159,7 @@ def test_a_series_without_processes_goes_when_it_is_idle() -> None:
 
 
 def test_one_that_comes_back_goes_on_where_it_was() -> None:
-    """If it began at zero and passed its old value before the next scrape, rate() would not see the reset."""
+    """If a returning series began at zero, and passed its old value unseen, rate() would miss the reset."""
     model = Model(make(budget(1000)))
     old = ("a", "old", "lock")
     model.count([(old, 3, 0)], 0)

@@ -168,9 +168,9 @@ privileges.keep_only(start.NAMING | start.KILLING, dormant=start.RESTARTING)
     ],
 )
 def test_and_so_it_is_by_a_sampler_that_has_given_up_its_privileges(ends: str, code: int) -> None:
-    """Such a sampler can kill an exporter that does not end. The exporter also ends with the sampler.
+    """A sampler that has given up its privileges can still kill an exporter that does not end.
 
-    That is so however the sampler ends: an exporter that is stopped would keep the port.
+    The exporter also ends with the sampler, however that ends. A stopped exporter would keep the port.
     """
     lines = textwrap.dedent(KILLING).format(root=str(ROOT), ends=ends)
     done = subprocess.run(  # lasts until the exporter too has closed the pipes

@@ -41,7 +41,7 @@ class Supervised:
         if control and select.select([control], [], [], TICK)[0]:
             try:
                 message = control.recv(64)
-            except ConnectionResetError:  # it ended with a question unread; to the loop it has ended
+            except ConnectionResetError:  # it ended with a question unread, which counts as its end
                 message = b""
             self.supervisor.handle_message(message)
         elif not control:

@@ -57,7 +57,7 @@ def signals_of(rows: Any, monkeypatch: pytest.MonkeyPatch, *pids: int) -> signal
 
 
 def test_a_signal_is_of_a_process_that_sends_or_receives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not of a process that was only interrupted when the kernel sent a signal to another process."""
+    """A signal is not of a process that was only interrupted when the kernel sent it to another process."""
     rows = [
         (at, running, running, receiver, receiver, 15, code, 0, 1, b"a", b"b")
         for at, (running, receiver, code) in enumerate(

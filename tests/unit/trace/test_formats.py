@@ -97,7 +97,7 @@ def test_pprof_by_go(tmp_path: Path) -> None:
 
 
 def test_folded_by_the_rule_of_its_readers() -> None:
-    """A line is a stack, a blank and a value. The last blank counts, and semicolons divide the frames."""
+    """A line is a stack and its value, divided by the last blank. Semicolons divide the frames."""
     stacks: Counter[tuple[str, ...]] = Counter()
     for line in "".join(FORMATS["folded"](PROFILE)).splitlines():
         stack, _, value = line.rpartition(" ")

@@ -44,7 +44,7 @@ def names_of(number: int) -> tuple[str, ...]:
 
 @given(WINDOWS, st.integers(0, 5), st.booleans())
 def test_no_count_and_no_time_is_lost(windows: list[list[dict[str, int]]], most: int, often: bool) -> None:
-    """That is so whenever calls are merged, and even if there is room for only a few sorts of calls."""
+    """Nothing is lost whenever calls are merged, even if there is room for only a few sorts of calls."""
     found = FutexCalls(MANIFEST, most)
     for window in windows:
         found.add_rows(part_of(window))

@@ -183,7 +183,7 @@ def test_a_function_that_is_chosen_when_the_program_starts_is_refused(program: P
 def test_a_wildcard_passes_over_what_is_mapped_as_code_and_is_no_program(
     program: Path, tmp_path: Path
 ) -> None:
-    """Runtimes map a jitdump in this way, or memory that they fill with code."""
+    """Runtimes map such files: a jitdump, or memory that they fill with code."""
     other = tmp_path / "code"
     other.write_bytes(b"no ELF" * 1000)
 

@@ -138,7 +138,7 @@ def test_standard_input_and_a_file_of_the_result(tmp_path: Path) -> None:
 
 
 def test_standard_input_is_read_as_a_file_is(tmp_path: Path) -> None:
-    """That is so whatever bytes a comm has, and whatever the locale makes of them."""
+    """The results are the same whatever bytes a comm has, and whatever the locale makes of them."""
     content = f"{HEAD}\n1,2,0x10,5,1,5,1,1,1,0,0,".encode() + b"\xff\xfe;f\n"
     (tmp_path / "trace.csv").write_bytes(content)
     command = [sys.executable, "-m", "lockd", "trace", "report", "--format", "csv", "-e", "all"]
