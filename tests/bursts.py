@@ -1,9 +1,9 @@
-"""Takes a third of every processor away in bursts, until it is ended: to see which tests a busy host fails.
+"""Takes a third of every processor away in bursts until it is ended, to show which tests fail on a busy host.
 
 Usage: python3 -m tests.bursts [SHARE]        (root; SHARE is 0.33 by default)
 
-A burst lasts 20 to 400 ms, at a real-time priority: nothing else runs on that processor meanwhile, as where a
-hypervisor gives it to another guest.
+A burst lasts 20 to 400 ms and has a real-time priority. Nothing else runs on that processor meanwhile, just
+as when a hypervisor gives it to another guest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 
 LEAST, MOST = 0.02, 0.4
-"""Seconds of a burst."""
+"""The shortest and the longest burst, in seconds."""
 
 
 def burst(processor: int, share: float) -> None:

@@ -1,4 +1,4 @@
-"""What holds for all tiers: which tests belong to one, and when a test may be skipped or tried again."""
+"""Rules for the tests of all tiers: which tier a test belongs to, when it may be skipped or tried again."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ TIERS = {"kernel", "system", "vm"}
 THOROUGH = "thorough"
 HERE = Path(__file__).parent
 
-# Exactly, and however slow the machine is at the moment.
+# Tests with Hypothesis have no deadline: the machine may be slow at the moment.
 settings.register_profile("lockd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("lockd")
 
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # Started in the background of a script. The programs under test would inherit it, deaf to Ctrl-C.
+    # A script that starts this in the background has SIGINT ignored. The programs under test would inherit
+    # that, and Ctrl-C would not end them.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Python's own settings, as PYTHONUNBUFFERED of a container's image, hide faults that users meet.
+# Python's own settings, such as PYTHONUNBUFFERED in a container's image, hide faults that users meet.
 for variable in [name for name in os.environ if name.startswith("PYTHON")]:
     del os.environ[variable]
 
@@ -54,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Every test of a tier has its marker, for `pytest -m 'not system'`; --gate leaves some out."""
+    """Give each test the marker of its tier, for `pytest -m 'not system'`; obey --gate and --without."""
     for item in items:
         if HERE in item.path.parents and (tier := item.path.relative_to(HERE).parts[0]) in TIERS:
             item.add_marker(tier)
@@ -82,7 +83,7 @@ class FurtherTries:
 
     def __init__(self) -> None:
         self._may = 0
-        """Tests that may try again."""
+        """The number of tests that may try again."""
         self._by_test: dict[str, int] = {}
 
     @property
@@ -115,11 +116,12 @@ class FurtherTries:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # of xdist, whose reports come to the one process that started it
+    if not hasattr(config, "workerinput"):  # in a worker of xdist: its reports come to the first process
         config.pluginmanager.register(FurtherTries())
 
 
-# Wrappers of the old kind, which pytest 7 of Debian 12 knows too: the tier vm runs under it.
+# These wrappers are of the old kind (hookwrapper), which pytest 7 of Debian 12 knows too: the tier vm runs
+# under that pytest.
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     outcome = yield

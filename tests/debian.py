@@ -1,6 +1,6 @@
-"""Root directories of Debian's releases with what a test needs, kept in LOCKD_CACHE.
+"""Root directories of Debian's releases with the packages that a test needs, kept in LOCKD_CACHE.
 
-A root is made anew once a month, for what is new in the release, and when the list of packages changes.
+A root is made anew once a month, to have the updates of the release, and when the list of packages changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.machine.cache import NoSource, proxies, sources
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("LOCKD_CACHE", "/var/cache/lockd-tests")) / "roots"
 USELESS = ("doc", "locale", "man")
-"""Parts of /usr/share."""
+"""The directories of /usr/share that a root is made without."""
 
 ENTER = """
 for part in usr etc; do mount -o bind,ro "$1/$part" "/$part"; done
@@ -34,18 +34,19 @@ exec "$@"
 
 
 def inside(root: Path) -> list[str | Path]:
-    """What to put before a command so that it runs on the programs and libraries of `root`.
+    """Return the words to put before a command so that it runs on the programs and libraries of `root`.
 
-    It sees its /usr and /etc in place of this host's, in mounts of its own; all else, as /proc, /sys and
-    /tmp, is this host's. Its directory is the checkout, read-only.
+    In a mount namespace of its own, the command sees /usr and /etc of the root in place of this host's.
+    Everything else, such as /proc, /sys and /tmp, is this host's. The command's working directory is the
+    checkout, read-only.
     """
     return ["unshare", "--mount", "sh", "-ec", ENTER, "-", root, ROOT]
 
 
 def root_of(suite: str, packages: Sequence[str] = (), place: Path = CACHE) -> Path:
-    """A root of `suite` with these packages, by default those lockd needs; `place` keeps one a suite.
+    """Return a root of `suite` with these packages, by default with those that lockd needs.
 
-    Skips where there is no mirror of Debian.
+    `place` keeps one root for each suite. Skips the test where there is no mirror of Debian.
     """
     packages = packages or _packages()
     recipe = hashlib.sha256(repr((packages, USELESS)).encode()).hexdigest()[:16]
@@ -60,7 +61,7 @@ def root_of(suite: str, packages: Sequence[str] = (), place: Path = CACHE) -> Pa
                 _make(suite, packages, Path(new, "root"))
             except subprocess.CalledProcessError:
                 if older := sorted(place.glob(f"{suite}-{recipe}-*")):
-                    return older[-1]  # without the network last month's will do
+                    return older[-1]  # without the network, last month's root will do
                 raise
             Path(new, "root").rename(wanted)
         for old in place.glob(f"{suite}-*"):
@@ -77,7 +78,7 @@ def _packages() -> list[str]:
 def _make(suite: str, packages: Sequence[str], root: Path) -> None:
     command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(packages)}"]
     command += [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in USELESS]
-    # A mirror that stands still is signed all the same.
+    # A mirror that is no longer updated is outdated, but its signature is still good.
     command += ['--aptopt=Acquire::Check-Valid-Until "false"']
     command += [f"--aptopt={line}" for line in proxies()]
     try:

@@ -1,6 +1,6 @@
-"""The programs that tests ask for, and the packages that have them: `make test` installs those.
+"""The programs that tests ask for, and the packages that have them, which `make test` installs.
 
-A test that asks for another one is refused by tests/unit/test_needs.py, which compares with the Makefile.
+tests/unit/test_needs.py fails if a test asks for another program. It compares these lists with the Makefile.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PACKAGES = {
     "openssl": "openssl",
     "qemu-system-x86_64": "qemu-system-x86",
     "redis-benchmark": "redis-tools",
-    "redis-check-rdb": "redis-tools",  # the server, by any other name; the package redis-server starts one
+    "redis-check-rdb": "redis-tools",  # a server, by any other name; the package redis-server starts one
     "rustc": "rustc",
     "stackcount-bpfcc": "bpfcc-tools",
     "strip": "binutils",
@@ -52,14 +52,14 @@ PACKAGES = {
     "zstd": "zstd",
     "python3:matplotlib": "python3-matplotlib",
 }
-"""By program, or by module of Python. Of `a|b` in the Makefile, the first."""
+"""The package of each program or Python module. Where the Makefile has a choice, `a|b`, it is the first."""
 PLACES = {
-    "cargo": ("/usr/bin/cargo",),  # Debian's, whatever comes first on PATH: only it has crates
+    "cargo": ("/usr/bin/cargo",),  # Debian's, whatever PATH has first: only Debian's has crates
     "rustc": ("/usr/bin/rustc",),
     "mariadbd": ("/usr/sbin/mariadbd",),
-    "chromium": ("chromium", "chromium-browser"),  # as Ubuntu calls it
+    "chromium": ("chromium", "chromium-browser"),  # Ubuntu's is chromium-browser
 }
-"""Of those that are not simply on PATH under their names."""
+"""The places of the programs that may not be on PATH under the names above."""
 SERVERS = Path(os.environ.get("LOCKD_CACHE", "/var/cache/lockd-tests")) / "servers"
 """Where the Makefile unpacks packages that must not be installed, as that would start their servers."""
 UNPACKED = {
@@ -71,19 +71,22 @@ UNPACKED = {
     "prometheus": "usr/bin/prometheus",
     "prometheus-alertmanager": "usr/bin/prometheus-alertmanager",
 }
-"""Where the programs of these packages lie there, or on a host that has them installed."""
+"""The paths of programs below SERVERS, or below / on a host that has their packages installed."""
 MADE = dict.fromkeys(("promtool", *UNPACKED), "tests/unpack")
-"""Programs that the Makefile gets in other ways."""
+"""Programs that the Makefile does not install as packages, and the script with which it gets them."""
 
 
 def libraries() -> dict[str, str]:
-    """The environment of unpacked programs."""
+    """Return the environment for unpacked programs, with the directories of their libraries."""
     paths = [str(path) for path in SERVERS.glob("usr/lib/*-linux-gnu*")]
     return {**os.environ, "LD_LIBRARY_PATH": ":".join(paths)} if paths else dict(os.environ)
 
 
 def found(program: str) -> str:
-    """Where the program or module is; empty if it is not installed. Raises KeyError if no package has it."""
+    """Return the path of a program, or the name of a module; empty if it is not installed.
+
+    Raises KeyError if no package is known to have it.
+    """
     assert program in MADE or PACKAGES[program]
     if program.startswith("python3:"):
         spec = importlib.util.find_spec(program.removeprefix("python3:"))
@@ -94,20 +97,20 @@ def found(program: str) -> str:
 
 
 def absence(*programs: str) -> str:
-    """Why a test that needs these cannot run; empty if it can."""
+    """Return why a test that needs these programs cannot run; empty if it can."""
     absent = [program for program in programs if not found(program)]
     where = ", ".join(sorted({MADE.get(program) or PACKAGES[program] for program in absent}))
     return f"not installed: {', '.join(absent)} (of {where}); `make test` installs it" if absent else ""
 
 
 def need(*programs: str) -> str:
-    """Skip where one of them is not installed; else where the first is."""
+    """Skip the test if one of these programs is not installed. Return the path of the first one."""
     if reason := absence(*programs):
         pytest.skip(reason)
     return found(programs[0])
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
-    """The same for a whole test or module."""
+    """Return a mark that skips a test, or a module, if one of these programs is not installed."""
     reason = absence(*programs)
     return pytest.mark.skipif(bool(reason), reason=reason or "nothing is missing")

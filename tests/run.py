@@ -1,21 +1,22 @@
-"""Runs every tier of the tests and says in the end what came of them.
+"""Runs the tests of all tiers and prints a summary of their results at the end.
 
 Usage: python3 -m tests.run [--all]
 
 By default it leaves out the tests that are marked `thorough`, as `make test` does; with --all it is
-`make test-all`. What a tier in the background prints is in tests/build/TIER.log, and comes at the end.
+`make test-all`. The output of a tier in the background is in tests/build/TIER.log, and is printed at the end.
 
-The tests of tests/kernel that measure times come first, and alone. Those that are marked `untimed` run beside
-the unit tests afterwards.
+The tests of tests/kernel that measure times run first, and alone. The tests that are marked `untimed` run
+beside the unit tests afterwards.
 
-The tiers in machines (vm, system) only compute, for as long as everything else together. They run in the
-background, in a session of their own with a low weight and in the scheduling class SCHED_IDLE. So they get
-the time in which the tests of the tier kernel wait, which is most of it, and those measure as if they were
-alone. What is measured in a machine is measured by its own clock, which counts instructions.
+The tiers in emulated machines (vm, system) only compute, and take as long as all other tiers together. They
+run in the background, in a session of their own with a low weight and in the scheduling class SCHED_IDLE. So
+they get the time in which the tests of the tier kernel wait, which is most of it, and the tests of the tier
+kernel measure as if they were alone. Tests in a machine measure by its clock, which counts instructions.
 
-The session matters. Linux shares processors among sessions first (sched_autogroup). A session with busy
-threads and idle ones has hardly any weight on a processor where only an idle one runs. Beside such a session,
-Linux 6.18 let ready threads of other sessions wait for 10 s and longer.
+The machines need a session of their own because Linux shares processors among sessions first
+(sched_autogroup). A session with both normal threads and threads of SCHED_IDLE has hardly any weight on a
+processor where only one of the latter runs. Beside such a session, Linux 6.18 let ready threads of other
+sessions wait for 10 s and longer.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from tests.vm.kernels import KERNELS
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(__file__).with_name("build")
 GATE, STRICT = "--gate", "--no-skips-allowed"
-"""Options of tests/conftest.py. What the tests need is installed by `make test`, here as in CI."""
+"""Options of tests/conftest.py. `make test` installs all that tests need: only the host excuses a skip."""
 LOW_WEIGHT = 'echo 19 2>/dev/null >/proc/self/autogroup || true; exec "$@"'
 """A script that gives its session the nice value 19 and runs a command. A kernel without
-CONFIG_SCHED_AUTOGROUP has no such file, and no sessions that share processors."""
+CONFIG_SCHED_AUTOGROUP has no such file, and does not share processors among sessions."""
 # The tiers in the background end when this process ends.
 IN_THE_BACKGROUND = (
     "setsid", "sh", "-c", LOW_WEIGHT, "sh", "chrt", "--idle", "0", "setpriv", "--pdeathsig", "TERM",
@@ -53,7 +54,7 @@ IN_THE_BACKGROUND = (
 
 @dataclass(frozen=True)
 class Tier:
-    """The tests below a directory of tests/ that one pytest runs, with these options of it."""
+    """The tests of a directory below tests/ that one pytest process runs, with these options."""
 
     name: str
     directory: str
@@ -82,37 +83,38 @@ IN_MACHINES = (
     Tier("system", "system", is_logged=True, is_in_machines=True),
 )
 KERNEL = Tier("kernel", "kernel", ("-m", "not untimed", "--durations=30"))
-# The programs of these two wait more than they compute. The tests of a module share what its fixtures start.
+# In the tiers untimed and unit, several tests run at a time: their programs wait more than they compute. The
+# tests of a module stay in one process (loadfile), since they share what the fixtures of the module start.
 BY_MODULE = ("--dist", "loadfile", "--durations=10")
 UNTIMED = Tier("untimed", "kernel", ("-m", "untimed", "-n", "2", *BY_MODULE), is_logged=True)
 UNIT = Tier("unit", "unit", ("-n", "4", *BY_MODULE))
 TIERS = (*IN_MACHINES, KERNEL, UNTIMED, UNIT)
-"""In the order in which they are started."""
+"""All tiers, in the order in which they are started."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a tier. `code` is pytest's exit code."""
+    """The result of a tier. `code` is pytest's exit code."""
 
     name: str
     code: int
     minutes: float
     outcomes: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
-    """By reason."""
+    """The number of skipped tests, by reason."""
     tries: dict[str, list[int]] = field(default_factory=dict)
-    """How many were used, by test, of those that may try again."""
+    """The numbers of tries used, by test, of the tests that may try again."""
     lost: dict[str, str] = field(default_factory=dict)
-    """By test, the words of a machine that was lost: what made another one a further try."""
+    """The file with the output of a lost machine, by the test that took another machine as a further try."""
 
     @property
     def failed(self) -> int:
-        """Tests; where pytest itself failed, that counts as one."""
+        """The number of failed tests; at least 1 if pytest itself failed."""
         return max(self.outcomes["failed"], self.code != 0)
 
 
 def result_of(name: str, code: int, minutes: float, report: Path) -> Result:
-    """Of a tier that has ended, by its report in JUnit's format."""
+    """Return the result of a tier that has ended, from its report in JUnit's format."""
     result = Result(name, code, minutes)
     for case in ET.parse(report).iter("testcase") if report.exists() else ():
         test = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
@@ -135,7 +137,7 @@ def outcome_of(case: ET.Element) -> str:
 
 
 def summary(results: Iterable[Result], minutes: float) -> str:
-    """Passed, failed and skipped, by tier, with reasons, tries, and minutes."""
+    """Return the text about all tiers: passed, failed and skipped tests, reasons, tries, and minutes."""
     results = list(results)
     lines = [f"{'tier':8} {'passed':>7} {'failed':>7} {'skipped':>8} {'minutes':>8}"]
     for one in results:
@@ -159,7 +161,7 @@ def summary(results: Iterable[Result], minutes: float) -> str:
 
 
 def prepare(gate: bool) -> None:
-    """What the machines need of the network and of compilers, which would disturb the tests of the kernel."""
+    """Download and compile what the machines need. Later, that would disturb the tests of the kernel."""
     if reason := why_no_emulator():
         print(f"no machines: {reason}")
         return

@@ -1,4 +1,4 @@
-"""Modules that nobody must import, under names that lockd imports, in a directory and in its .local."""
+"""Modules that must never be imported, with names that lockd imports, in a directory and in its .local."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = (
 
 
 class Traps:
-    """Each says so in a file when it is imported."""
+    """The trap modules. Each writes its name to a file when it is imported, and ends the program."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -29,7 +29,7 @@ class Traps:
 
     @property
     def environment(self) -> dict[str, str]:
-        """As of a person who happens to be there."""
+        """The environment of a person whose home is the directory, and who has it in PYTHONPATH."""
         return {"HOME": str(self.directory), "PYTHONPATH": str(self.directory)}
 
     @property
